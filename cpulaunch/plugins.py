@@ -13,6 +13,7 @@ from cpulaunch.wording import did_you_mean
 
 LAUNCHERS = "cpulaunch.launchers"
 ENGINES = "cpulaunch.engines"
+QUEUES = "cpulaunch.queues"
 
 BUILT_IN = {
     LAUNCHERS: {
@@ -21,6 +22,10 @@ BUILT_IN = {
         "mpich": "cpulaunch.launchers.hydra:MPICH",
         "openmpi": "cpulaunch.launchers.openmpi:OPENMPI",
         "slurm": "cpulaunch.launchers.srun:SRUN",
+    },
+    QUEUES: {
+        "slurm": "cpulaunch.queues.slurm.queue:SLURM",
+        "kubernetes": "cpulaunch.queues.kubernetes.queue:KUBERNETES",
     },
     ENGINES: {
         "ipex": "cpulaunch.runtime.change.engines.ipex:ENGINE",
@@ -56,6 +61,11 @@ def load(group: str, name: str) -> Any:
         return entries[name].load()
     except (ImportError, AttributeError) as error:
         raise UsageError(f"{name!r} of {group} ({entries[name].value}) can't be imported: {error}") from error
+
+
+def names(group: str) -> list[str]:
+    """All names in ``group``, the built-in ones first."""
+    return list(dict.fromkeys([*BUILT_IN[group], *(entry.name for entry in entry_points(group))]))
 
 
 def entry_points(group: str) -> list[Any]:

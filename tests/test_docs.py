@@ -16,7 +16,7 @@ from test_house import RULES
 from cpulaunch.cli.habits import TABLE, Refused
 from cpulaunch.cli.main import COMMANDS, main
 from cpulaunch.config.settings import SETTINGS
-from cpulaunch.manifests import sbatch_options
+from cpulaunch.queues.slurm.options import OPTIONS
 
 PAGES = [
     REPOSITORY / "README.md",
@@ -74,7 +74,7 @@ def options_of() -> dict[str, set[str]]:
             with redirect_stdout(printed), redirect_stderr(io.StringIO()), suppress(SystemExit):
                 main([*words, "--help-all"])  # those that take settings have one
             found[" ".join(words)] = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", printed.getvalue()))
-    found["submit"].update((*sbatch_options.VALUES, *sbatch_options.SWITCHES))
+    found["submit"].update(option.name for option in OPTIONS)
     # No help shows what is typed by habit.
     found["run"].update(name for row in TABLE if not isinstance(row, Refused) for name in row.spellings)
     return found

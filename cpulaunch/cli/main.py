@@ -18,7 +18,7 @@ from cpulaunch.wording import did_you_mean
 
 COMMANDS = {
     "run": "run a program on every rank",
-    "submit": "submit a job to Slurm or Kubernetes",
+    "submit": "submit a job to a queue: Slurm, Kubernetes",
     "config": "write a settings file by answering questions; show, check or import one",
     "topology": "show this machine's cores and where ranks would be placed",
     "hosts": "check that the hosts are ready",

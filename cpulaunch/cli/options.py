@@ -29,13 +29,13 @@ class Parser(argparse.ArgumentParser):
 
     ``rare``: what ``--help`` leaves out, and ``--help-all`` shows.  ``foreign``: options of other launchers
     that are refused.  ``shown_elsewhere``: options for a queue, whose own help shows them; ``elsewhere`` says
-    which.  ``refused``: those of them that aren't taken, and what to do instead.
+    which.  ``passes_through``: whether unknown options with a = are the queue's, too.
     """
 
     foreign: Mapping[str, habits.Refused] = MappingProxyType({})
     shown_elsewhere: frozenset[str] = frozenset()
     elsewhere = ""
-    refused: Mapping[str, str] = MappingProxyType({})
+    passes_through = False
 
     def __init__(self, prog: str, description: str, epilog: str, usage: str | None = None) -> None:
         super().__init__(
@@ -107,7 +107,7 @@ class Parser(argparse.ArgumentParser):
             words = arguments[i + 1 :][:wanted]
             i += 1 + len(words)
             if name not in known:
-                options.append(word)  # a letter with its value attached
+                options.append(name + equals + value)  # a letter with its value, or an option of a queue
                 continue
             needs = f"{name} needs a value: {_expected(known[name])}"
             if stray := next(filter(_LIKE_AN_OPTION.match, words), None):
@@ -136,10 +136,10 @@ class Parser(argparse.ArgumentParser):
             name = "-" + name
         if name in known:
             return name, equals, value
+        if self.passes_through and equals and name.startswith("--"):
+            return name, equals, value
         if name in self.foreign:
             self.foreign[name].refuse(name)
-        if name in self.refused:
-            raise UsageError(f"{name} is not taken here", hint=self.refused[name])
         visible = {o for o in known if known[o].help != argparse.SUPPRESS} | self.shown_elsewhere
         if not name.startswith(("--", "-h")) and name[:2] in visible and _values(known[name[:2]]):
             return word, "", ""

@@ -16,6 +16,7 @@ from support.marks import repeat
 from support.namespaces import until
 
 from cluster.conftest import HOSTS, need_cluster
+from cpulaunch.model.hosts import fold_hosts
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +27,6 @@ OPTIONS = ("--heartbeat-timeout", "5", "--grace-period", "1", "--max-restarts", 
 PROGRAM = """
 import json, os, time
 from cpulaunch import ledger
-from cpulaunch.model.hosts import fold_hosts
 header = ledger.MAGIC, ledger.HAS_OPTIMIZER, 5, 0, time.monotonic_ns(), 0, 0
 ledger.PROGRESS.pack_into(ledger.of_this_process, 0, *header)
 if os.environ["CPULAUNCH_RESTART_COUNT"] == "0":

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.command import REPOSITORY, TIMEOUT
 
-from cpulaunch.manifests import mpijob
+from cpulaunch.queues.kubernetes import mpijob
 
 IMAGE = REPOSITORY / "examples" / "kubernetes"
 DOCKERFILE = (IMAGE / "Dockerfile").read_text()

@@ -98,7 +98,6 @@ def test_a_follower_shows_both_logs_and_nothing_of_what_was_in_them_before(
             f"--ntasks={4 * CPUS + 1}: {4 * CPUS + 1} CPUs, and 4 nodes of partition batch have {4 * CPUS}",
         ),
         (("-c", 64), f"64 CPUs of a node, and those of partition batch have {CPUS} at most"),
-        (("-p", "spaer"), "no partition spaer; did you mean 'spare'?"),
     ],
 )
 def test_what_no_node_can_give_is_refused_before_it_waits(
@@ -110,6 +109,41 @@ def test_what_no_node_can_give_is_refused_before_it_waits(
     assert job.returncode == 2, error
     assert why in error
     assert queue.jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("-p", "spaer"), "invalid partition specified: spaer"),
+        (("--nodes", "abc"), "abc"),
+        (("--invented-in-2030=a",), "unrecognized option '--invented-in-2030=a'"),
+    ],
+)
+def test_what_slurm_refuses_sbatch_says(
+    options: tuple[object, ...], why: str, submit: Submit, queue: Queue, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch()
+    with bounded(submit(*options, "train.py"), LIMIT) as job:
+        _, error = job.communicate()
+    assert job.returncode == 3, error
+    assert "cpulaunch: error: sbatch: " in error
+    assert why in error
+    assert queue.jobs() == []
+
+
+def test_newer_options_and_patterns_in_the_logs_directory_reach_slurm(
+    submit: Submit, queue: Queue, tmp_path: Path
+) -> None:
+    """sbatch takes what cpulaunch doesn't read, and --wait ends with the job's exit code."""
+    (tmp_path / "fails.py").write_text("import sys\nprint('here', flush=True)\nsys.exit(3)\n")
+    (tmp_path / "root").mkdir()
+    options = ("--nodes", 1, "-ppn", 1, "--output=%u/slurm-%j.out", "--propagate=NOFILE", "--wait")
+    run = ("--launcher", "slurm", "--skip-preflight")
+    with bounded(submit(*options, "--distribution", "block", *run, "fails.py"), LIMIT) as job:
+        _, error = job.communicate()
+    assert job.returncode == 3, error
+    (log,) = (tmp_path / "root").iterdir()
+    assert "here" in log.read_text()
 
 
 def test_ctrl_c_leaves_the_job_running_and_scancel_ends_it_for_good(

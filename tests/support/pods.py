@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cpulaunch.manifests import mpijob
+from cpulaunch.queues.kubernetes import mpijob
 from support.command import REPOSITORY, bounded, clean_environment
 from support.faults import Cluster
 from support.namespaces import TIMEOUT

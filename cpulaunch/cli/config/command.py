@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from shutil import which
 from typing import TYPE_CHECKING, Any
 
-from cpulaunch import variables
+from cpulaunch import queues, variables
 from cpulaunch.cli.main import say, say_error
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.config.config import Config
@@ -166,7 +165,7 @@ def _write(draft: Draft, old: str | None, tell: Any) -> None:
         tell(f"Next:    cpulaunch hosts check -f {shlex.quote(hostfile)}")
         tell(f"then:    cpulaunch run {option}{script}")
         return
-    submits = which("sbatch") and "SLURM_JOB_ID" not in os.environ
+    submits = queues.load("slurm").available() and "SLURM_JOB_ID" not in os.environ
     if submits and draft.values.get(Table.launcher) == "slurm":
         tell(f"Next:    cpulaunch submit --nodes 4 {option}{script}")
         return

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from ipaddress import ip_address
 from pathlib import Path
-from shutil import which
 
-from cpulaunch import launchers
+from cpulaunch import launchers, queues
 from cpulaunch.discovery.batch.allocation import Allocation, allocation, read_hostfile
 from cpulaunch.discovery.host.files import read_file
 from cpulaunch.discovery.host.interfaces import interfaces_here
@@ -92,7 +91,7 @@ def look(environ: Mapping[str, str]) -> Machine:
         ipex=_version(ENGINE_PACKAGES["ipex"]),
         ccl_missing=missing,
         ccl_note=" ".join(notes),
-        submits=which("sbatch") is not None,
+        submits=queues.load("slurm").available(),
     )
 
 

@@ -1,167 +1,211 @@
-"""``cpulaunch submit``: writes a batch script that calls ``cpulaunch run``, and hands it to the queue."""
+"""``cpulaunch submit``: writes a document that calls ``cpulaunch run``, and hands it to a queue."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
+from cpulaunch import queues
+from cpulaunch.cli.files import keep
+from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, load_config
 from cpulaunch.cli.run.command import MODULE, is_program, program_of, run_parser
+from cpulaunch.cli.run.each import read_each
 from cpulaunch.cli.run.misuse import refuse_launcher
-from cpulaunch.cli.submit import kubernetes, slurm
-from cpulaunch.config.config import Config
+from cpulaunch.cli.submit.job_plan import check_job, planned_lines
 from cpulaunch.errors import UsageError
-from cpulaunch.manifests.sbatch_options import LOG, REFUSED, SWITCHES, VALUES
+from cpulaunch.plan.instances import as_instances
+from cpulaunch.queues.base import Job, Queue
 
-QUEUES = (slurm.NAME, kubernetes.NAME)
+OWN = ("--to", "--output", "--dry-run", "--follow", "--facts", "--lscpu")
+"""Options that are neither the queue's nor those of `cpulaunch run` in the job."""
 
-DIRECTORY = "--chdir"
-"""sbatch's option for the directory that the job runs in."""
-
-USAGE = """cpulaunch submit [--to slurm] [SBATCH OPTIONS] [RUN OPTIONS] train.py [ARGS…]
-       cpulaunch submit --to kubernetes --image I [--nodes N] [RUN OPTIONS] train.py [ARGS…]"""
-EPILOG = """\
-Options of sbatch, such as --nodes, --time, -p, --requeue, become #SBATCH lines; options of `cpulaunch run`
-stay those of the job.  Without --cpus-per-task, --ntasks, --mem or --exclusive, the job takes whole nodes.
-With --requeue, it is warned before its time limit, saves (cpulaunch.Checkpoint), is queued anew and goes on.
-For Kubernetes, --nodes is the number of workers and --job-name the job's name; a script without a leading /
-travels with the job.
-
-examples:
-  cpulaunch submit --nodes 4 --time 2:00:00 -p batch train.py --lr 0.1
-  cpulaunch submit --nodes 4 --time 12:00:00 --requeue --checkpoint-every 10m train.py
-  cpulaunch submit --nodes 4 -ppn 2 --follow train.py             show what the job prints
-  cpulaunch submit --nodes 4 -ppn 2 --dry-run train.py            only show the plan, and print the script
-  cpulaunch submit --to kubernetes --image I --nodes 4 --cpu 16 --memory 64Gi train.py
-
-exit code: 0, with --follow the job's; 2 usage or settings; 3 sbatch or kubectl refused it; 130 --follow
-interrupted
+USAGE = "cpulaunch submit [--to QUEUE] [QUEUE'S OPTIONS] [RUN OPTIONS] train.py [ARGS…]"
+EXIT_CODES = """\
+exit code: 0, with --follow the job's; 2 usage or settings; 3 the queue refused it; 130 --follow interrupted
 """
-
-
-class Typed(NamedTuple):
-    """A command line: our own options, and the settings; sbatch's options as words such as ``--nodes=4``,
-    those of `run`, and the program with its arguments."""
-
-    ours: argparse.Namespace
-    config: Config
-    sbatch: list[str]
-    run: list[str]
-    program: list[str]
 
 
 def main(arguments: list[str]) -> int:
     try:
-        start = os.getcwd()
+        start = Path.cwd()
     except FileNotFoundError:
         raise UsageError("the working directory has been deleted", hint="cd to one that exists") from None
     try:
-        return _submit(arguments)
+        return _submit(arguments, start)
     finally:
         os.chdir(start)  # from where the job runs
 
 
-def _submit(arguments: list[str]) -> int:
-    typed = read(arguments)
-    if typed.ours.to == kubernetes.NAME:
-        return kubernetes.submit(*typed)
-    return slurm.submit(*typed)
+def _submit(arguments: list[str], start: Path) -> int:
+    """Show the plan, and print the document, keep it or hand it to the queue; returns the exit code."""
+    queue, options, job = _read(arguments)
+    each = read_each(options.each) if options.each else ()
+    program = program_of([*job.words], job.no_python, options.wdir) if queue.shares_files else None
+    job = queue.prepare(replace(job, config=as_instances(job.config, len(each))))
+    if program:
+        check_job(queue, job, options)
+    document = queue.render(job)
+    if program:
+        program = replace(program, each=each)
+        for line in planned_lines(queue, job, program, options.facts, options.lscpu):
+            say(line)
+    if options.output:
+        keep(options.output, document)
+    if options.dry_run:
+        print(document, end="")
+        return 0
+    submitted = queue.submit(document, say)
+    os.chdir(start)  # to which paths are shown
+    how, *more = queue.watch(submitted) or ("",)
+    for line in (f"{submitted.title}: {how}" if how else f"{submitted.title} is submitted", *more):
+        say(line)
+    if not options.follow:
+        return submitted.exit_code
+    try:
+        return queue.follow(submitted, say)
+    except KeyboardInterrupt:
+        say(f"{submitted.title} goes on: {how}")
+        return 130
 
 
-def read(arguments: list[str]) -> Typed:
-    """The command line's parts.  Raises UsageError, also for what `cpulaunch run` would refuse.
+def _read(arguments: list[str]) -> tuple[Queue, argparse.Namespace, Job]:
+    """The queue, our own options and those of `run`, and the job.
 
-    The process is then in the directory where the job will run, so that paths mean what they will there.
+    Raises UsageError, also for what `cpulaunch run` would refuse.  The process is then in the directory where
+    the job will run, so that paths mean what they will there.
     """
-    parser, own = _parser()
+    queue, parser, others = _parser_of(arguments)
     words, rest = parser.split(arguments, ends=MODULE)
-    options = parser.parse_args(words)
-    for_slurm = options.to == slurm.NAME
-    if for_slurm:
-        if not rest or (rest[0] in MODULE and len(rest) < 2):
-            raise UsageError("no script to run", hint="cpulaunch submit [OPTIONS] train.py [ARGS…]")
-        _enter(options)
-    if rest and not options.no_python and is_program(options.wdir / rest[0]):
+    of_queue, run, own = _sorted(words, queue, parser, others)
+    options = parser.parse_args([*own, *run])
+    if not rest or (rest[0] in MODULE and len(rest) < 2):
+        raise UsageError("no script to run", hint="cpulaunch submit [OPTIONS] train.py [ARGS…]")
+    for name in () if queue.follows else ("follow",):
+        _refuse(name, options, queue)
+    for name in () if queue.shares_files else ("facts", "lscpu"):
+        _refuse(name, options, queue)
+    if options.output and "%" in str(options.output) and queue.log_option:
+        of_queue.append((queue.log_option, str(options.output)))
+        options.output = None
+    if directory := dict(of_queue).get(queue.directory_option):
+        _enter(directory, options, queue)
+    if not options.no_python and is_program(options.wdir / rest[0]):
         refuse_launcher(words, rest, partial(parser.split, ends=MODULE), "submit")
-    if options.output and rest and (options.wdir / rest[0]).resolve() == options.output.resolve():
+    if options.output and (options.wdir / rest[0]).resolve() == options.output.resolve():
         raise UsageError(f"--output {options.output} would overwrite what the job is to run")
     config = load_config(options)
     if options.format:
         parser.error("--format is for `cpulaunch run --dry-run`")
-    sbatch, run = _sorted(words, own, parser)
-    if not for_slurm:
-        slurm.refuse_options(options, options.to)
-        return Typed(options, config, sbatch, run, rest)
-    kubernetes.refuse_options(options, options.to)
-    if "%" in str(options.output):
-        why = f"--output {options.output} keeps the script, and sbatch's patterns are for the job's log"
-        raise UsageError(why, hint=f"{LOG[0]} {options.output} names the log")
-    program_of(rest, options.no_python, options.wdir)
-    if options.job_name is None:
-        sbatch.insert(0, f"--job-name={Path(rest[1] if rest[0] in MODULE else rest[0]).stem}")
-    if options.directory:
-        sbatch = [word for word in sbatch if not word.startswith(f"{DIRECTORY}=")]
-        sbatch.append(f"{DIRECTORY}={Path.cwd()}")
-    return Typed(options, config, sbatch, run, rest)
+    job = Job(config, tuple(of_queue), tuple(run), tuple(rest), options.no_python, options.follow)
+    return queue, options, job
 
 
-def _parser() -> tuple[Parser, set[str]]:
-    """The parser, and the options that are neither the job's nor sbatch's."""
+def _refuse(name: str, options: argparse.Namespace, queue: Queue) -> None:
+    if getattr(options, name):
+        raise UsageError(f"--{name} is not for jobs of {queue.title}", hint="leave it out")
+
+
+def _parser_of(arguments: Sequence[str]) -> tuple[Queue, Parser, Mapping[str, str]]:
+    """The queue that --to names, its parser, and the options of other queues with those queues' names."""
+    default, *_ = names = queues.names()
+    queue = queues.load(default)
+    parser, others = _parser(queue, names)
+    parser.passes_through = True
+    words, _ = parser.split(arguments, ends=MODULE)
+    to = next((word[len("--to=") :] for word in reversed(words) if word.startswith("--to=")), default)
+    if to != default and to in names:
+        queue = queues.load(to)
+        parser, others = _parser(queue, names)
+    parser.passes_through = queue.passes_through
+    return queue, parser, others
+
+
+def _parser(chosen: Queue, names: Sequence[str]) -> tuple[Parser, Mapping[str, str]]:
+    """The parser for one of the queues ``names``, and the options of the others."""
     parser = run_parser()
-    parser.prog, parser.usage, parser.epilog = "cpulaunch submit", USAGE, EPILOG
-    parser.description = "Submit a job to a queue: sbatch's options, and those of `cpulaunch run`."
-    parser.conflict_handler = parser._optionals.conflict_handler = "resolve"  # --exclude is sbatch's here
-    own = {"--to", "--output", "--dry-run"}
-    own |= slurm.add_options(parser) | kubernetes.add_options(parser)
-    parser.add_argument("--to", choices=QUEUES, default=QUEUES[0], help="the queue")
+    parser.prog, parser.usage = "cpulaunch submit", USAGE
+    parser.epilog = "\n".join(filter(None, (chosen.help, EXIT_CODES)))
+    parser.description = "Submit a job to a queue: the queue's options, and those of `cpulaunch run`."
+    parser.conflict_handler = parser._optionals.conflict_handler = "resolve"  # the queue's options count
+    parser.add_argument("--to", choices=names, default=names[0], help="the queue")
     parser.add_argument("--output", metavar="F", type=Path, help="keep the script, or the job, in this file")
-    kept = {"--job-name": "job_name", DIRECTORY: "directory"}
-    for name, letter in VALUES.items():
-        letters = [letter] if letter else []
-        parser.add_argument(name, *letters, dest=kept.get(name, "_"), metavar="V", help=argparse.SUPPRESS)
-    parser.add_argument(LOG[0], dest="_", metavar="V", help=argparse.SUPPRESS)
-    for name in SWITCHES:
-        parser.add_argument(name, dest="_", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--follow", action="store_true", help="show what the job prints until it ends, and end as it does"
+    )
     parser.add_argument("--format", help=argparse.SUPPRESS)
-    parser.shown_elsewhere = frozenset((*VALUES, *VALUES.values(), LOG[0], *SWITCHES)) - {""}
-    parser.refused = REFUSED
-    parser.elsewhere = ", and sbatch(1) those of Slurm"
-    return parser, own
+    taken = {
+        name for name, action in parser._option_string_actions.items() if action.help != argparse.SUPPRESS
+    }
+    taken |= {name for option in chosen.options for name in option.spellings}
+    hidden, others = set[str](), dict[str, str]()
+    for queue in (chosen, *_all_but(chosen, names)):
+        group = parser.add_argument_group(f"{queue.title} (--to {queue.name})")
+        for option in queue.options:
+            new = [
+                name
+                for name in option.spellings
+                if name not in OWN and (queue is chosen or name not in taken)
+            ]
+            if not new:
+                continue
+            value = {"metavar": option.metavar} if option.metavar else {"action": "store_true"}
+            group.add_argument(*new, dest="_", help=option.help or argparse.SUPPRESS, **value)  # type: ignore[arg-type]
+            hidden |= set() if option.help else {*new}
+            others |= {} if queue is chosen else dict.fromkeys(new, queue.name)
+    parser.shown_elsewhere = frozenset(hidden)
+    parser.elsewhere = f", and {chosen.program}(1) those of {chosen.title}"
+    return parser, others
 
 
-def _enter(options: argparse.Namespace) -> None:
+def _all_but(chosen: Queue, names: Sequence[str]) -> Iterator[Queue]:
+    for name in names:
+        with suppress(UsageError):  # a package's that can't be imported, for which this job isn't
+            if name != chosen.name:
+                yield queues.load(name)
+
+
+def _enter(directory: str, options: argparse.Namespace, queue: Queue) -> None:
     """Go to where the job will run, with the paths of our own options as they are here."""
-    options.start = Path.cwd()
-    if not options.directory:
-        return
     for name in ("output", "facts", "lscpu"):
         if path := getattr(options, name):
-            setattr(options, name, options.start / path)
+            setattr(options, name, path.absolute())
     try:
-        os.chdir(options.directory)
+        os.chdir(directory)
     except OSError as e:
-        why = f"{DIRECTORY} {options.directory}: {e.strerror}"
+        why = f"{queue.directory_option} {directory}: {e.strerror}"
         raise UsageError(why, hint="the job runs there, and looks for its script there") from None
 
 
-def _sorted(words: Sequence[str], own: set[str], parser: Parser) -> tuple[list[str], list[str]]:
-    """Those of sbatch, by their long names, and those of `cpulaunch run`; not our ``own``."""
-    long_names = dict([LOG, *((letter, name) for name, letter in VALUES.items() if letter)])
-    sbatch, run = [], []
+def _sorted(
+    words: Sequence[str], queue: Queue, parser: Parser, others: Mapping[str, str]
+) -> tuple[list[tuple[str, str]], list[str], list[str]]:
+    """The queue's options by their long names, those of `cpulaunch run`, and our own.
+
+    ``others``: the options of other queues, with their queues' names.
+    """
+    its = {spelling: option for option in queue.options for spelling in option.spellings}
+    of_queue, run, own = list[tuple[str, str]](), list[str](), list[str]()
     left = list(words)
     while left:
         word = left.pop(0)
         name, equals, value = word.partition("=")
-        if name in long_names:
-            sbatch.append(f"{long_names[name]}={left.pop(0)}")
-        elif word[:2] in long_names and not parser.has(name):  # with its value attached
-            sbatch.append(f"{long_names[word[:2]]}={word[2:]}")
-        elif name in VALUES or name in SWITCHES:
-            sbatch.append(name + equals + value)
-        elif name not in own:
-            run.append(name + equals + value)
-    return sbatch, run
+        if name in OWN:
+            own.append(word)
+        elif option := its.get(name):
+            of_queue.append((option.name, value if equals or not option.metavar else left.pop(0)))
+        elif equals and word.startswith("--") and not parser.has(name):  # the parser lets no others through
+            of_queue.append((name, value))
+        elif other := others.get(name):
+            why = f"{name} is for --to {other}, and this job is for {queue.name}"
+            raise UsageError(why, hint=f"leave it out, or add --to {other}")
+        elif not parser.has(name) and (option := its.get(word[:2])):  # a letter with its value attached
+            of_queue.append((option.name, word[2:]))
+        else:
+            run.append(word)
+    return of_queue, run, own

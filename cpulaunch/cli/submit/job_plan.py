@@ -1,65 +1,87 @@
-"""The plan of a job that is yet to be submitted to Slurm: what its nodes are like is assumed."""
+"""What `cpulaunch run` would make of a job that is yet to be submitted: its plan, or an error."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import argparse
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from cpulaunch.cli.backend import ensure_ccl
+from cpulaunch.cli.options import refuse_restricted
 from cpulaunch.cli.run.facts import gather
 from cpulaunch.cli.run.plan_text import notes_of, placement_as_text, sentence
 from cpulaunch.config.config import Config
-from cpulaunch.discovery.batch.slurm import facts_of, nodes_of_partition
 from cpulaunch.discovery.collect import listed_hosts
-from cpulaunch.errors import CpulaunchError, HostError
-from cpulaunch.manifests.sbatch_options import SHARES, Share, share
+from cpulaunch.errors import CpulaunchError, HostError, UsageError
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import Host
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Program
+from cpulaunch.plan.select import check_restarts, ranks_per_host
+from cpulaunch.queues.base import Job, Queue
+from cpulaunch.wording import counted
+
+
+def check_job(queue: Queue, job: Job, options: argparse.Namespace) -> None:
+    """Raise UsageError, ConfigError or PlanError for what `cpulaunch run` would refuse in the job.
+
+    ``options``: those of `run`, parsed.
+    """
+    config = job.config
+    check_restarts(config)
+    hosts = queue.hosts(job, None)
+    if len(hosts) > 1:
+        refuse_restricted(options)
+        if config.launcher == "local":
+            where = config.where(Config.launcher)
+            why = f"{where}: all ranks would be on the first of {len(hosts)} nodes"
+            raise UsageError(why, hint="leave it out")
+    tasks, total = sum(host.slots or 0 for host in hosts), config.hosts.nproc
+    if tasks and total != "auto" and total != tasks and config.hosts.nproc_per_node == "auto":
+        raise UsageError(
+            f"{config.where(Config.hosts.nproc)}: {counted(total, 'rank')}, and "
+            f"{queue.program}'s options make {counted(tasks, 'task')}, each of which is a rank",
+            hint="leave one of the two out",
+        )
+    ranks_per_host(config, hosts)
 
 
 def planned_lines(
-    config: Config, program: Program, options: Mapping[str, str], facts: Path | None, lscpu: Path | None
+    queue: Queue, job: Job, program: Program, facts: Path | None, lscpu: Path | None
 ) -> Iterator[str]:
-    """The plan on the nodes that sbatch's ``options`` lead to, or why none can be shown.
+    """The plan on the nodes that the job would get, or why none can be shown.
 
-    ``facts`` or ``lscpu`` is a file that describes the nodes; without, Slurm does.  Raises ConfigError where
-    such a file is wrong, and PlanError where no plan can be made from it.
+    ``facts`` or ``lscpu`` is a file that describes the nodes; without, the queue does.  Raises ConfigError
+    where such a file is wrong, and PlanError where no plan can be made from it.
     """
+    config = job.config
     if facts or lscpu:
         recorded = gather(config, facts_file=facts, lscpu_file=lscpu)
-        asked = share(options, len(recorded.like.topology.cpus))
-        yield from _lines(config, program, replace(recorded, hosts={}), asked)
+        hosts = queue.hosts(job, len(recorded.like.topology.cpus))
+        yield from _lines(config, program, replace(recorded, hosts={}), hosts)
         return
     try:
-        nodes = nodes_of_partition(options)
+        nodes = queue.nodes(job)
     except HostError as e:
-        yield f"no plan is shown, as Slurm doesn't describe the nodes ({e}); --facts F does"
+        yield f"no plan is shown, as {queue.title} doesn't describe the nodes ({e}); --facts F does"
         return
-    asked = share(options, nodes.cpus)
-    if asked.cpus and asked.cpus < nodes.cpus and "--cpus-per-task" not in options:
-        part = " and ".join(name for name in SHARES if name in options)
-        given = f"with {part}, Slurm gives the job {asked.cpus} of {nodes.cpus} CPUs of a node"
-        yield f"warning: {given}: --exclusive gives it whole nodes, and --cpus-per-task more of each"
-    described = Facts(
-        facts_of(nodes, asked.cpus),
-        ccl_missing=ensure_ccl(config, build=False, tell=lambda line: None),
-        like_what=f"the nodes of {nodes}",
-    )
+    if nodes is None:
+        return
+    if nodes.warning:
+        yield f"warning: {nodes.warning}"
+    ccl_missing = ensure_ccl(config, build=False, tell=lambda line: None)
+    described = Facts(nodes.facts, ccl_missing=ccl_missing, like_what=nodes.what)
     try:
-        yield from _lines(config, program, described, asked)
+        yield from _lines(config, program, described, queue.hosts(job, nodes.cpus))
     except CpulaunchError as e:
-        # They may be others than Slurm says, so let the job find out.
-        yield f"warning: on the nodes of {nodes}, it would end at once: {e}"
+        # They may be others than the queue says, so let the job find out.
+        yield f"warning: on {nodes.what}, it would end at once: {e}"
 
 
-def _lines(config: Config, program: Program, facts: Facts, asked: Share) -> Iterator[str]:
+def _lines(config: Config, program: Program, facts: Facts, hosts: tuple[Host, ...]) -> Iterator[str]:
     if config.hosts.list or config.hosts.hostfile:
         hosts = listed_hosts(config, lambda line: None)
-    else:
-        hosts = tuple(Host(f"node{number}", tasks or None) for number, tasks in enumerate(asked.tasks, 1))
     facts = replace(facts, listed=hosts)
     plan = make_plan(config, facts, program)
     yield sentence(plan)

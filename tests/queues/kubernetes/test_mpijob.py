@@ -10,8 +10,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from cpulaunch.manifests.mpijob import Job, as_yaml, bytes_of, documents, half_of, why_not_a_name
-from manifests.fields import problems, templates
+from cpulaunch.queues.kubernetes.mpijob import Job, as_yaml, bytes_of, documents, half_of, why_not_a_name
+from queues.kubernetes.fields import problems, templates
 
 GOLDEN = Path(__file__).parent / "golden"
 SCRIPT = 'import torch\n\nprint("it\'s done", "\\t", torch.__version__)  # ünd\n'

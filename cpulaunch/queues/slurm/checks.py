@@ -1,25 +1,21 @@
-"""What a job in Slurm's queue would refuse once it runs is refused before it is submitted.
+"""What a job in Slurm's queue would fail for once it runs is refused before it is submitted.
 
 What Slurm itself refuses, sbatch says.
 """
 
 from __future__ import annotations
 
-import argparse
+import re
 from collections.abc import Mapping
+from getpass import getuser
 from pathlib import Path
 
-from cpulaunch.cli.options import refuse_restricted
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.batch.allocation import read_hostfile
-from cpulaunch.errors import ConfigError, PlanError, UsageError
-from cpulaunch.manifests.sbatch_options import number, share
-from cpulaunch.model.hosts import Host, fold_hosts, parse_hosts
-from cpulaunch.plan.select import check_restarts, ranks_per_host
+from cpulaunch.errors import ConfigError, UsageError
+from cpulaunch.model.hosts import fold_hosts, parse_hosts
+from cpulaunch.queues.slurm.options import number
 from cpulaunch.wording import counted
-
-MANY = 1 << 20
-"""CPUs of a node of which nothing is known: any number of tasks fits."""
 
 
 def missing_nodes(config: Config, options: Mapping[str, str]) -> dict[str, str]:
@@ -40,13 +36,12 @@ def missing_nodes(config: Config, options: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_logs(options: Mapping[str, str]) -> None:
-    """UsageError where the job's log is to be in a directory that isn't there: Slurm makes none."""
+    """UsageError where the job's log is to be in a directory that doesn't exist: Slurm makes none."""
+    known = {"%u": getuser(), "%x": options.get("--job-name", ""), "%%": "%"}
     for name in ("--output", "--error"):
-        directory = Path(options.get(name, "")).parent
-        if "%" in str(directory):
-            why = f"{name}={options[name]}: Slurm makes no directories, and the job would end without a word"
-            raise UsageError(why, hint="take patterns such as %j for the file's name alone")
-        if not directory.is_dir():
+        path = re.sub("%[ux%]", lambda found: known[found[0]], options.get(name, ""))
+        directory = Path(path).parent
+        if "%" not in str(directory) and not directory.is_dir():  # other patterns are known to the job alone
             raise UsageError(
                 f"{name}={options[name]}: there is no directory {directory}, and Slurm doesn't make it: "
                 "the job would end without a word",
@@ -54,42 +49,17 @@ def check_logs(options: Mapping[str, str]) -> None:
             )
 
 
-def check_job(options: argparse.Namespace, config: Config, asked: Mapping[str, str]) -> None:
-    """UsageError or ConfigError for what `cpulaunch run` would refuse in the job, whatever its nodes.
-
-    ``asked`` are the options of sbatch.
-    """
-    check_restarts(config)
-    tasks = share(asked, MANY).tasks
-    if len(tasks) > 1:
-        refuse_restricted(options)
-    _check_hosts(config, asked)
+def check_environment(config: Config) -> None:
+    """UsageError where ranks are to get a variable of this environment that isn't set."""
     for name in config.forward:
         if name not in config.environ:
             raise UsageError(
                 f"{config.where(Config.forward)}: {name} is not set in this environment, which the job gets",
                 hint=f"--env {name}=VALUE sets a variable, and --exclude={name} has Slurm avoid a node",
             )
-    if config.launcher == "local" and len(tasks) > 1:
-        where = config.where(Config.launcher)
-        raise UsageError(
-            f"{where}: all ranks would be on the first of {len(tasks)} nodes", hint="leave it out"
-        )
-    total = config.hosts.nproc
-    if sum(tasks) and total != "auto" and total != sum(tasks) and config.hosts.nproc_per_node == "auto":
-        raise UsageError(
-            f"{config.where(Config.hosts.nproc)}: {counted(total, 'rank')}, and sbatch's options make "
-            f"{counted(sum(tasks), 'task')}, of which each is a rank",
-            hint="leave one of the two out",
-        )
-    try:
-        ranks_per_host(config, [Host(f"node {n}", count or None) for n, count in enumerate(tasks, 1)])
-    except PlanError as e:
-        hint = f"--ntasks={total} --exclusive has Slurm divide them" if total != "auto" else e.hint
-        raise UsageError(str(e), hint=hint) from None
 
 
-def _check_hosts(config: Config, asked: Mapping[str, str]) -> None:
+def check_hosts(config: Config, asked: Mapping[str, str]) -> None:
     """UsageError where hosts are named that Slurm may not give the job."""
     if config.hosts.exclude:
         where = config.where(Config.hosts.exclude)

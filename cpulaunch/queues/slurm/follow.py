@@ -1,4 +1,4 @@
-"""``cpulaunch submit --follow``: what a Slurm job prints, until it has ended."""
+"""What a Slurm job prints and what becomes of it, until it has ended."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from cpulaunch.cli.main import say
-from cpulaunch.discovery.batch.slurm import ask_slurm
 from cpulaunch.errors import NODE_LOST_EXIT_CODE, HostError
+from cpulaunch.queues.base import Tell
+from cpulaunch.queues.slurm.nodes import ask_slurm
 from cpulaunch.wording import shown_path
 
 LOOK = 2.0
@@ -73,7 +73,7 @@ def logs_before(options: Mapping[str, str]) -> dict[Path, os.stat_result]:
     return {path: path.stat() for path in paths if path.is_file()}
 
 
-def follow(job: str, before: Mapping[Path, os.stat_result], *, appends: bool) -> int:
+def follow(job: str, before: Mapping[Path, os.stat_result], tell: Tell, *, appends: bool) -> int:
     """Show what the job prints, and what becomes of it, until it has ended; returns its exit code.
 
     ``before`` are logs as they were before the job, which it ``appends`` to, or else empties.
@@ -86,7 +86,7 @@ def follow(job: str, before: Mapping[Path, os.stat_result], *, appends: bool) ->
     while True:
         _show(logs)
         if (line := _in_words(job, info)) != said:
-            say(line)
+            tell(line)
             said = line
         if info.state in ENDED:
             return info.exit_code
@@ -94,17 +94,17 @@ def follow(job: str, before: Mapping[Path, os.stat_result], *, appends: bool) ->
         while time.monotonic() < due:
             time.sleep(READ)
             _show(logs)
-        info = _look_again(job, info)
+        info = _look_again(job, info, tell)
 
 
-def _look_again(job: str, last: JobInfo) -> JobInfo:
+def _look_again(job: str, last: JobInfo, tell: Tell) -> JobInfo:
     """What has become of the job; where Slurm's controller doesn't answer, what it said last."""
     try:
         return described(job)
     except HostError as e:
         if UNKNOWN in str(e):
             raise
-        say(f"warning: {e}")
+        tell(f"warning: {e}")
         return last
 
 

@@ -3,52 +3,38 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from subprocess import CompletedProcess
 from typing import NamedTuple
 
 from cpulaunch.errors import HostError, UsageError
-from cpulaunch.manifests.sbatch_options import number
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.model.topology import Cpu, Topology
-from cpulaunch.wording import cannot_run, counted, did_you_mean
+from cpulaunch.queues.base import call
+from cpulaunch.queues.slurm.options import number
+from cpulaunch.wording import counted
 
-TIMEOUT = 60.0
-"""Seconds that Slurm's daemon may take for an answer."""
 
-
-def ask_slurm(
-    argv: Sequence[str],
-    *,
-    text: str = "",
-    hint: str | None = None,
-    tell: Callable[[str], None] = lambda line: None,
-) -> str:
-    """What the program prints that is given ``text`` to read.  ``tell`` gets the lines of its warnings.
-
-    Raises HostError where it fails, and with ``hint`` where it isn't there.
-    """
-    program = argv[0]
-    try:
-        done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=TIMEOUT)
-    except OSError as e:
-        raise HostError(cannot_run(program, e), hint=hint) from None
-    except subprocess.TimeoutExpired:
-        raise HostError(f"{program} has not answered within {TIMEOUT:.0f} s") from None
+def ask_slurm(argv: Sequence[str]) -> str:
+    """What a program of Slurm's prints.  Raises HostError."""
+    done = call(argv)
     if done.returncode:
-        said = re.findall(rf"(?:{program}: )?(?:error|fatal): (.+)", done.stderr) or done.stderr.split("\n")
-        raise HostError(f"{program}: {'; '.join(filter(None, said)) or f'exit code {done.returncode}'}")
-    for line in done.stderr.splitlines():
-        tell(line)
+        raise failure(argv[0], done)
     return done.stdout
+
+
+def failure(program: str, done: CompletedProcess[str]) -> HostError:
+    """Why a program of Slurm's has failed, in its own words."""
+    said = re.findall(rf"(?:{program}: )?(?:error|fatal): (.+)", done.stderr) or done.stderr.split("\n")
+    return HostError(f"{program}: {'; '.join(filter(None, said)) or f'exit code {done.returncode}'}")
 
 
 # Partition, sockets, cores of each, threads of each, MB, how many such nodes, their features.
 _FORMAT = "%P|%X|%Y|%Z|%m|%D|%f"
 
 
-class Nodes(NamedTuple):
+class PartitionNodes(NamedTuple):
     """Nodes that are alike.  ``memory`` is in bytes; ``cores`` of each socket, ``threads`` of each core."""
 
     partition: str
@@ -72,7 +58,7 @@ class Nodes(NamedTuple):
         return f"partition {self.partition} ({' × '.join(parts)}, {self.memory / 2**30:.0f} GiB)"
 
 
-def nodes_of_partition(options: Mapping[str, str]) -> Nodes:
+def nodes_of_partition(options: Mapping[str, str]) -> PartitionNodes:
     """The nodes that sbatch's ``options`` lead to; of several kinds, that of which there are most.
 
     Raises HostError where Slurm can't say, and UsageError where it has no such nodes.
@@ -83,29 +69,15 @@ def nodes_of_partition(options: Mapping[str, str]) -> Nodes:
         chosen.append(f"--clusters={options['--clusters']}")
     said = ask_slurm(["sinfo", "--noheader", "--exact", f"--format={_FORMAT}", *chosen])
     if "--clusters" not in options:
-        if "--partition" in options:
-            _demand_partitions(said, options["--partition"])
         demand_room(said, options)
     return most_nodes(said, options)
 
 
-def _demand_partitions(said: str, wanted: str) -> None:
-    """UsageError where Slurm has none of the partitions ``wanted``, of which sinfo has ``said`` something."""
-    described = {kind.partition.removesuffix("*") for kind in _kinds(said)}
-    missing = [name for name in wanted.split(",") if name not in described]
-    if not missing:
-        return
-    there = sorted({*ask_slurm(["sinfo", "--all", "--noheader", "--format=%R"]).split()})
-    for name in missing:
-        if name not in there:
-            raise UsageError(
-                f"--partition={wanted}: Slurm has no partition {name}{did_you_mean(name, there)}",
-                hint=f"it has {', '.join(there)}",
-            )
-
-
 def demand_room(text: str, options: Mapping[str, str]) -> None:
-    """UsageError where no partition in sinfo's ``text`` has what sbatch's ``options`` ask for, even idle."""
+    """UsageError where no partition in sinfo's ``text`` has what sbatch's ``options`` ask for, even idle.
+
+    Slurm itself lets such a job wait for ever, unless the site has set EnforcePartLimits (slurm.conf).
+    """
     kinds = _kinds(text)
     if "--partition" not in options:
         kinds = [kind for kind in kinds if kind.partition.endswith("*")]
@@ -145,11 +117,10 @@ def demand_room(text: str, options: Mapping[str, str]) -> None:
 
 def _most_nodes(options: Mapping[str, str]) -> int:
     """How many nodes a job may get: 4 of ``--nodes=2-4``; 0 where it doesn't say."""
-    least, _, most = options.get("--nodes", "").partition("-")
-    return int(most or least or 0)
+    return number({"most": options.get("--nodes", "").rpartition("-")[2]}, "most")
 
 
-def most_nodes(text: str, options: Mapping[str, str]) -> Nodes:
+def most_nodes(text: str, options: Mapping[str, str]) -> PartitionNodes:
     """Of the nodes in sinfo's ``text``, those of the kind that there are most of.  Raises HostError."""
     kinds = [kind for kind in _kinds(text) if kind.cpus]
     if "--partition" not in options:
@@ -162,20 +133,22 @@ def most_nodes(text: str, options: Mapping[str, str]) -> Nodes:
     return most._replace(partition=most.partition.removesuffix("*"))
 
 
-def _kinds(text: str) -> list[Nodes]:
+def _kinds(text: str) -> list[PartitionNodes]:
     return [kind for line in text.splitlines() if (kind := _kind(line))]
 
 
-def _kind(line: str) -> Nodes | None:
+def _kind(line: str) -> PartitionNodes | None:
     partition, *numbers, features = line.split("|") if line.count("|") == 6 else ("", "", "")
     try:
         sockets, cores, threads, memory, number = (int(text.rstrip("+")) for text in numbers)
     except ValueError:
         return None  # --clusters puts a cluster's name before its lines
-    return Nodes(partition, sockets, cores, threads, memory * 2**20, number, frozenset(features.split(",")))
+    return PartitionNodes(
+        partition, sockets, cores, threads, memory * 2**20, number, frozenset(features.split(","))
+    )
 
 
-def facts_of(nodes: Nodes, cpus: int | None = None) -> HostFacts:
+def facts_of(nodes: PartitionNodes, cpus: int | None = None) -> HostFacts:
     """One of ``nodes``, of which a job gets so many CPUs: whole cores, taken to be the first ones.
 
     A socket is taken for a NUMA node, of which Slurm knows nothing.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from cpulaunch.discovery.batch.slurm import demand_room, facts_of, most_nodes, nodes_of_partition
 from cpulaunch.errors import HostError, UsageError
+from cpulaunch.queues.slurm.nodes import demand_room, facts_of, most_nodes
 
 # Partition, sockets, cores, threads, MB, number, features.
 SINFO = """\
@@ -63,17 +62,6 @@ def test_a_job_for_which_there_is_no_room_even_if_nothing_runs(
         return
     with pytest.raises(UsageError, match=re.escape(why)):
         demand_room(SINFO, options)
-
-
-def test_an_unknown_partition_is_an_error_with_those_that_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (sinfo := tmp_path / "sinfo").write_text('#!/bin/sh\ncase "$*" in *--all*) echo big; echo batch;; esac\n')
-    sinfo.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    with pytest.raises(UsageError, match="no partition bacth; did you mean 'batch'") as error:
-        nodes_of_partition({"--partition": "bacth"})
-    assert error.value.hint == "it has batch, big"
 
 
 def test_cores_of_a_socket_are_a_numa_node_and_threads_are_numbered_as_linux_does() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpulaunch.cli.submit.follow import job_info
+from cpulaunch.queues.slurm.follow import job_info
 
 SHOWN = """\
 JobId=7 JobName=train

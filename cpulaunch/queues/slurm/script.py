@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from cpulaunch.manifests.sbatch_options import says_share
+from cpulaunch.queues.slurm.options import says_share
 
 _REQUEUING = """\
 {command} &
@@ -19,10 +19,13 @@ exit $code
 """
 
 
-def batch_script(options: Sequence[str], command: Sequence[str]) -> str:
-    """The script that runs ``command`` with ``options`` of sbatch, each a word such as ``--time=2:00:00``."""
-    named = dict(option.partition("=")[::2] for option in options)
-    lines = ["#!/bin/bash", *(f"#SBATCH {_quoted(option)}" for option in options)]
+def batch_script(options: Sequence[tuple[str, str]], command: Sequence[str]) -> str:
+    """The script that runs ``command`` with ``options`` of sbatch, such as ``("--time", "2:00:00")``."""
+    named = dict(options)
+    lines = ["#!/bin/bash"]
+    lines += [
+        f"#SBATCH {name}={shlex.quote(value)}" if value else f"#SBATCH {name}" for name, value in options
+    ]
     if not says_share(named):
         lines.append("#SBATCH --exclusive")
     if "--requeue" not in named:
@@ -32,11 +35,12 @@ def batch_script(options: Sequence[str], command: Sequence[str]) -> str:
     return "\n".join([*lines, _REQUEUING.format(command=shlex.join(command))])
 
 
+def options_of(script: str) -> dict[str, str]:
+    """The options of sbatch in a script of ours, by name."""
+    words = (shlex.split(line)[1] for line in script.splitlines() if line.startswith("#SBATCH "))
+    return dict(word.partition("=")[::2] for word in words)
+
+
 def appends(options: Mapping[str, str]) -> bool:
     """Whether what a job with sbatch's ``options`` prints comes after what is in its log already."""
     return options.get("--open-mode", "append" if "--requeue" in options else "").startswith("a")
-
-
-def _quoted(option: str) -> str:
-    name, equals, value = option.partition("=")
-    return f"{name}={shlex.quote(value)}" if equals else name

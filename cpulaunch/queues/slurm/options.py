@@ -1,6 +1,6 @@
-"""The options of sbatch: which there are, what they ask for, and which can't be meant.
+"""The options of sbatch: how they are written, and what those ask for that cpulaunch has to read.
 
-Sources: sbatch(1) of Slurm 22.05.
+sbatch itself checks their values.  Source: sbatch(1) of Slurm 22.05.
 """
 
 from __future__ import annotations
@@ -11,52 +11,34 @@ from math import ceil
 from typing import NamedTuple
 
 from cpulaunch.errors import UsageError
+from cpulaunch.queues.base import Option
 
-VALUES = {
-    "--account": "-A", "--acctg-freq": "", "--array": "-a", "--batch": "", "--bb": "", "--bbf": "",
-    "--begin": "-b", "--chdir": "-D", "--cluster-constraint": "", "--clusters": "-M", "--comment": "",
-    "--constraint": "-C", "--core-spec": "-S", "--cores-per-socket": "", "--cpu-freq": "",
-    "--cpus-per-task": "-c", "--deadline": "", "--delay-boot": "", "--dependency": "-d", "--error": "-e",
-    "--exclude": "", "--export": "", "--gres": "", "--hint": "", "--job-name": "-J",
-    "--kill-on-invalid-dep": "", "--licenses": "-L", "--mail-type": "", "--mail-user": "", "--mem": "",
-    "--mem-per-cpu": "", "--network": "", "--nice": "", "--nodefile": "-F", "--nodelist": "-w",
-    "--nodes": "-N", "--ntasks": "", "--ntasks-per-core": "", "--ntasks-per-node": "",
-    "--ntasks-per-socket": "", "--open-mode": "", "--partition": "-p", "--prefer": "", "--priority": "",
-    "--qos": "-q", "--reservation": "", "--signal": "", "--sockets-per-node": "", "--switches": "",
-    "--thread-spec": "", "--threads-per-core": "", "--time": "-t", "--time-min": "", "--tmp": "",
-    "--wait-all-nodes": "", "--wckey": "",
-}  # fmt: skip
-"""Options of sbatch that take a value, each with its letter, where that isn't one of `cpulaunch run`."""
+_VALUES = """
+--account/-A --acctg-freq --array/-a --batch --bb --bbf --begin/-b --chdir/-D --cluster-constraint
+--clusters/-M --comment --constraint/-C --container --core-spec/-S --cores-per-socket --cpu-freq
+--cpus-per-gpu --cpus-per-task/-c --deadline --delay-boot --dependency/-d --distribution --error/-e --exclude
+--export --export-file --extra-node-info --gid --gpu-bind --gpu-freq --gpus --gpus-per-node --gpus-per-socket
+--gpus-per-task --gres --gres-flags --hint --input --job-name/-J --kill-on-invalid-dep --licenses/-L
+--mail-type --mail-user --mcs-label --mem --mem-bind --mem-per-cpu --mem-per-gpu --mincpus --network
+--nodefile/-F --nodelist/-w --nodes/-N --ntasks --ntasks-per-core --ntasks-per-gpu --ntasks-per-node
+--ntasks-per-socket --open-mode --output/-o --partition/-p --power --prefer --priority --qos/-q --reservation
+--segment --signal --sockets-per-node --switches --thread-spec --threads-per-core --time/-t --time-min --tmp
+--uid --wait-all-nodes --wckey --wrap
+"""
+_SWITCHES = """
+--contiguous --exclusive --get-user-env --hold --ignore-pbs --nice --no-kill --no-requeue --overcommit
+--oversubscribe --propagate --reboot --requeue --spread-job --test-only --use-min-nodes --wait
+"""
 
-SWITCHES = (
-    "--contiguous", "--exclusive", "--hold", "--no-kill", "--no-requeue", "--overcommit", "--reboot",
-    "--requeue", "--spread-job", "--use-min-nodes",
-)  # fmt: skip
-"""Options of sbatch that take none."""
-
-REFUSED = {
-    "--wait": "--follow waits for the job, and shows what it prints",
-    "--test-only": "--dry-run shows the plan and the script",
-    "--wrap": "name the script: cpulaunch submit [OPTIONS] train.py [ARGS…]",
-    **dict.fromkeys(
-        ("--cpus-per-gpu", "--gpu-bind", "--gpu-freq", "--gpus", "--gpus-per-node", "--gpus-per-socket",
-         "--gpus-per-task", "--mem-per-gpu"), "leave it out: cpulaunch trains on CPUs",
-    ),
-}  # fmt: skip
-"""Options of sbatch that `submit` doesn't take, and what to do instead."""
-
-LOG = ("-o", "--output")
-"""How sbatch calls the job's log, by a letter, which stays, and by a name, which `submit` has for itself."""
+OPTIONS = (
+    *(Option(*word.split("/")) for word in _VALUES.split()),
+    *(Option(name, metavar="") for name in _SWITCHES.split()),
+)
+"""Options whose value may be the next word, with their letters where those aren't of `cpulaunch run`; and
+options that need none, but may have one after a =."""
 
 SHARES = ("--exclusive", "--cpus-per-task", "--mem", "--mem-per-cpu", "--ntasks", "--ntasks-per-node")
 """With any of these, the user has said how much of a node the job takes."""
-
-COUNTS = {
-    "--nodes": "nodes", "--ntasks": "tasks", "--ntasks-per-node": "tasks", "--cpus-per-task": "CPUs",
-    "--ntasks-per-core": "tasks", "--ntasks-per-socket": "tasks", "--cores-per-socket": "cores",
-    "--sockets-per-node": "sockets", "--threads-per-core": "threads",
-}  # fmt: skip
-"""Options whose value is a number, of what; that of --nodes may be MIN-MAX."""
 
 SAVING = 120
 """Seconds before its time limit in which a job saves, where the user hasn't said."""
@@ -140,7 +122,7 @@ def warned(options: Mapping[str, str], grace: float | None, *, by_srun: bool = F
         seconds = SAVING if grace is None else ceil(grace) + LEFT_TO_SLURM
         return Warned(f"B:TERM@{seconds}", seconds, seconds - LEFT_TO_SLURM if grace is None else grace)
     if not (found := _SIGNAL.fullmatch(text)):
-        raise UsageError(f"--signal={text}: not a signal and seconds", hint="such as --signal=B:TERM@120")
+        return None  # sbatch will say what is wrong with it
     signal, seconds = found["signal"], int(found["seconds"] or 60)  # Slurm's default
     if f"SIG{found['name'].upper()}" not in SAVED_AT and found["name"] not in map(str, SAVED_AT.values()):
         if not requeued:
@@ -176,22 +158,6 @@ def demand_time(options: Mapping[str, str], warning: Warned) -> None:
         f"--time={options['--time']}: Slurm may warn the job {before} s before its end, so at its start",
         hint=hint,
     )
-
-
-def check_counts(options: Mapping[str, str]) -> None:
-    """UsageError where a value isn't the number that it has to be."""
-    for name, what in COUNTS.items():
-        text = options.get(name)
-        if text is None:
-            continue
-        least, dash, most = text.partition("-")
-        good = re.fullmatch("0*[1-9][0-9]{0,5}", least) is not None
-        if dash and good:
-            good = (
-                name == "--nodes" and re.fullmatch("[0-9]{1,6}", most) is not None and int(least) <= int(most)
-            )
-        if not good:
-            raise UsageError(f"{name}={text}: not a number of {what}", hint=f"such as {name}=4")
 
 
 def number(options: Mapping[str, str], name: str) -> int:

@@ -2,7 +2,7 @@
 
 Sources: kubeflow/mpi-operator, pkg/apis/kubeflow/v2beta1/types.go (the fields) and
 pkg/controller/mpi_job_controller.go (what the operator makes of them); kubernetes.io, "Control CPU Management
-Policies on the Node" (who gets cores of his own) and "Volumes: emptyDir" (/dev/shm).
+Policies on the Node" (which pods get cores of their own) and "Volumes: emptyDir" (/dev/shm).
 """
 
 from __future__ import annotations

@@ -1,144 +1,127 @@
-"""``cpulaunch submit --to kubernetes``: an MPIJob that calls ``cpulaunch run``, for kubectl to create."""
+"""The queue Kubernetes: an MPIJob that calls ``cpulaunch run``, for kubectl to create."""
 
 from __future__ import annotations
 
-import argparse
-import ast
 import re
-import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from cpulaunch.cli.files import keep
-from cpulaunch.cli.main import say
-from cpulaunch.cli.options import Parser
 from cpulaunch.config.config import Config
 from cpulaunch.config.setting import Setting
 from cpulaunch.errors import HostError, UsageError
-from cpulaunch.manifests import mpijob
-from cpulaunch.manifests.mpijob import FILES_AT, IMPLEMENTATIONS, MAX_FILES, Job
 from cpulaunch.plan.instances import are_wanted
-from cpulaunch.wording import cannot_run, counted
-
-NAME = "kubernetes"
-"""What --to calls it."""
-
-TIMEOUT = 60.0
-"""Seconds that kubectl may take."""
+from cpulaunch.queues.base import Job, Option, Queue, Submitted, Tell, call
+from cpulaunch.queues.kubernetes import mpijob
+from cpulaunch.queues.kubernetes.mpijob import FILES_AT, IMPLEMENTATIONS, MAX_FILES
+from cpulaunch.wording import counted
 
 LEAST_MEMORY = 1 << 28
 """Bytes below which a worker's memory is a slip, such as ``64`` for ``64Gi``."""
 
-LONGEST_IMAGE = 255
-"""Characters of an image's name."""
-
 SETTINGS = "cpulaunch.yaml"
-_LABEL = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_SUBDOMAIN = re.compile("[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")  # what claims and secrets can be called
-_IMAGE = re.compile(
-    r"([a-zA-Z0-9][-.a-zA-Z0-9]*(:[0-9]+)?/)?"  # the registry
-    r"[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)*"
-    r"(:[a-zA-Z0-9_][-.\w]{0,127})?(@[a-zA-Z0-9+._-]+:[0-9a-fA-F]{32,})?",
-    re.ASCII,
-)
-"""What pods' images can be called (github.com/distribution/reference, reference.go)."""
+_SUBDOMAIN = re.compile("[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")  # what claims can be called
 _TAKEN = ("/dev/shm", "/etc/mpi", FILES_AT, f"{mpijob.HOME}/.ssh")
 _OF_THE_IMAGE = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr", "/usr/local")
 
 
-def add_options(parser: Parser) -> set[str]:
-    """The options that are for Kubernetes alone, and their names."""
-    group = parser.add_argument_group("Kubernetes (--to kubernetes)")
-    options = {
-        "--image": ("I", "image of all pods: examples/kubernetes/Dockerfile makes one"),
-        "--namespace": ("N", "namespace of the job; default: kubectl's"),
-        "--cpu": ("N", "whole CPUs of each worker, which are its own where kubelets have the static policy"),
-        "--memory": ("Q", "memory of each worker, such as 64Gi, of which /dev/shm may take half"),
-        "--volume": ("CLAIM:/PATH", "mount a persistent volume claim in all pods (repeat)"),
-        "--secret": ("NAME", "environment variables for the job, from a secret (repeat)"),
-    }
-    for name, (metavar, text) in options.items():
-        repeated = {"action": "append", "default": []} if name in ("--volume", "--secret") else {}
-        group.add_argument(name, metavar=metavar, help=text, **repeated)  # type: ignore[arg-type]
-    return set(options)
+@dataclass(frozen=True, kw_only=True)
+class _Submitted(Submitted):
+    """``namespace``: empty for kubectl's.  ``files``: whether a ConfigMap goes with the job."""
+
+    namespace: str
+    files: bool
 
 
-def refuse_options(options: argparse.Namespace, queue: str) -> None:
-    """Raise UsageError where an option for Kubernetes was given for another queue."""
-    for name in ("image", "namespace", "cpu", "memory", "volume", "secret"):
-        if getattr(options, name):
-            why = f"--{name} is for --to {NAME}, and this job is for {queue}"
-            raise UsageError(why, hint=f"leave it out, or add --to {NAME}")
+class Kubernetes(Queue):
+    """An MPIJob, and a ConfigMap with its files, for kubectl."""
 
+    name = "kubernetes"
+    title = "Kubernetes"
+    program = "kubectl"
+    shares_files = False
+    help = """\
+A script without a leading / travels with the job.
 
-def submit(
-    options: argparse.Namespace, config: Config, sbatch: Sequence[str], run: list[str], rest: list[str]
-) -> int:
-    """Print the job, keep it or have kubectl create it.
+example:
+  cpulaunch submit --to kubernetes --image I --nodes 4 --cpu 16 --memory 64Gi train.py
+"""
+    options = (
+        Option("--nodes", "-N", "N", "number of workers, one on each node; default: 1"),
+        Option("--job-name", "-J", "NAME", "name of the job; default: the script's"),
+        Option("--image", "", "I", "image of all pods: examples/kubernetes/Dockerfile makes one"),
+        Option("--namespace", "", "N", "namespace of the job; default: kubectl's"),
+        Option("--cpu", "", "N",
+               "whole CPUs of each worker, which are its own where kubelets have the static policy"),
+        Option("--memory", "", "Q", "memory of each worker, such as 64Gi, of which /dev/shm may take half"),
+        Option("--volume", "", "CLAIM:/PATH", "mount a persistent volume claim in all pods (repeat)"),
+        Option("--secret", "", "NAME", "environment variables for the job, from a secret (repeat)"),
+    )  # fmt: skip
 
-    ``sbatch`` are options that Slurm shares, ``run`` those of `cpulaunch run`, and ``rest`` the program.
-    """
-    job = _job(options, config, sbatch, run, rest)
-    documents = mpijob.documents(job)
-    text = mpijob.as_yaml(documents)
-    if options.output:
-        keep(options.output, text)
-    if options.dry_run:
-        print(text, end="")
-        return 0
-    for document in documents:
-        _create(document, job)
-    where = f" -n {job.namespace}" if job.namespace else ""
-    files = f" configmap/{mpijob.files_of(job.name)}" if job.files else ""
-    say(f"MPIJob {job.name}: `kubectl get pods{where} -l {mpijob.JOB_LABEL}={job.name}` shows its pods")
-    say(f"`kubectl logs -f{where} job/{job.name}-launcher` shows what it prints, once its workers are ready")
-    say(f"`kubectl delete{where} mpijob/{job.name}{files}` ends and removes it")
-    return 0
+    def prepare(self, job: Job) -> Job:
+        _refuse_settings(job.config)
+        return job
 
+    def render(self, job: Job) -> str:
+        return mpijob.as_yaml(mpijob.documents(_mpijob(job)))
 
-def _job(
-    options: argparse.Namespace, config: Config, sbatch: Sequence[str], run: list[str], rest: list[str]
-) -> Job:
-    if not rest or (rest[0] in ("-m", "--module") and len(rest) < 2):
-        raise UsageError(
-            "no script to run", hint="cpulaunch submit --to kubernetes [OPTIONS] train.py [ARGS…]"
+    def submit(self, document: str, tell: Tell) -> Submitted:
+        import yaml  # costs 15 ms
+
+        job, *files = yaml.safe_load_all(document)
+        name, namespace = job["metadata"]["name"], job["metadata"].get("namespace", "")
+        submitted = _Submitted(name, f"MPIJob {name}", namespace=namespace, files=bool(files))
+        _kubectl(["create", "-f", "-"], submitted, mpijob.as_yaml([job]))
+        try:
+            for each in files:
+                _kubectl(["create", "-f", "-"], submitted, mpijob.as_yaml([each]))
+        except HostError:  # leaves no half of a job
+            where = ["-n", namespace] if namespace else []
+            _kubectl(["delete", *where, "--ignore-not-found", f"mpijob/{name}"], submitted)
+            raise
+        return submitted
+
+    def watch(self, job: Submitted) -> Sequence[str]:
+        assert isinstance(job, _Submitted)
+        where = f" -n {job.namespace}" if job.namespace else ""
+        files = f" configmap/{mpijob.files_of(job.id)}" if job.files else ""
+        return (
+            f"`kubectl get pods{where} -l {mpijob.JOB_LABEL}={job.id}` shows its pods",
+            f"`kubectl logs -f{where} job/{job.id}-launcher` shows what it prints, once its workers are "
+            "ready",
+            f"`kubectl delete{where} mpijob/{job.id}{files}` ends and removes it",
         )
-    if not options.image:
+
+
+KUBERNETES = Kubernetes()
+
+
+def _mpijob(job: Job) -> mpijob.Job:
+    asked, config, run = job.asked, job.config, job.run
+    image = asked.get("--image")
+    if not image:
         raise UsageError(
             "--image is missing: which image do the pods run?",
             hint="examples/kubernetes/Dockerfile makes one; docs/kubernetes.md shows how",
         )
-    if not _IMAGE.fullmatch(options.image) or len(options.image) > LONGEST_IMAGE:
-        raise UsageError(
-            f"--image {options.image!r} is not an image's name", hint="such as registry.example/me/train:1"
-        )
-    if options.namespace is not None and not _LABEL.fullmatch(options.namespace):
-        raise UsageError(
-            f"--namespace {options.namespace!r} is not a namespace's name",
-            hint="up to 63 of a-z, 0-9 and -; `kubectl get namespaces` lists them",
-        )
-    _refuse_settings(config)
-    workers = _workers(config, sbatch)
-    cpus, memory = _resources(options)
+    workers = _workers(job)
+    cpus, memory = _resources(asked.get("--cpu"), asked.get("--memory"))
     slots = _slots(config, workers)
     if cpus is not None:
         _demand_cpus(config, workers, slots, cpus)
-    files, program = _program(rest, options.no_python)
+    files, program = _program(job)
     if config.file:
-        run = [
-            "--config-file",
-            f"{FILES_AT}/{SETTINGS}",
-            *(w for w in run if not w.startswith("--config-file=")),
-        ]
+        run = tuple(word for word in run if not word.startswith("--config-file="))
+        run = ("--config-file", f"{FILES_AT}/{SETTINGS}", *run)
         files[SETTINGS] = _text(config.file)
     _check_size(files, sum(len(name) + len(text.encode()) for name, text in files.items()))
-    return Job(
-        name=_name(sbatch, rest, workers),
-        image=options.image,
+    return mpijob.Job(
+        name=_name(job, workers),
+        image=image,
         command=["cpulaunch", "run", *run, *program],
-        namespace=options.namespace,
+        namespace=asked.get("--namespace"),
         workers=workers,
         mpi=IMPLEMENTATIONS.get(config.mpi.flavour, IMPLEMENTATIONS["intel"]),
         slots=slots,
@@ -146,8 +129,8 @@ def _job(
         memory=memory,
         files=files,
         variables=_variables(config),
-        secrets=_secrets(options.secret),
-        volumes=_volumes(options.volume),
+        secrets=[value for name, value in job.options if name == "--secret"],
+        volumes=_volumes([value for name, value in job.options if name == "--volume"]),
     )
 
 
@@ -165,15 +148,9 @@ def _refuse_settings(config: Config) -> None:
         )
 
 
-def _workers(config: Config, sbatch: Sequence[str]) -> int:
-    given = {name: value for name, _, value in (word.partition("=") for word in sbatch)}
-    for name in given:
-        if name not in ("--nodes", "--job-name"):
-            raise UsageError(
-                f"{name} is for --to slurm", hint="--output F keeps the job's YAML, for `kubectl create -f F`"
-            )
-    nnodes = config.hosts.nnodes
-    text = given.get("--nodes") or ("1" if nnodes == "all" else str(nnodes.most))
+def _workers(job: Job) -> int:
+    config, nnodes = job.config, job.config.hosts.nnodes
+    text = job.asked.get("--nodes") or ("1" if nnodes == "all" else str(nnodes.most))
     if not re.fullmatch("[1-9][0-9]{0,4}", text):
         raise UsageError(f"--nodes {text!r} is not a number of workers", hint="such as --nodes 4")
     if nnodes != "all" and nnodes.least > int(text):
@@ -224,8 +201,7 @@ def _demand_cpus(config: Config, workers: int, slots: int | None, cpus: int) -> 
         )
 
 
-def _resources(options: argparse.Namespace) -> tuple[int | None, str | None]:
-    cpu, memory = options.cpu, options.memory
+def _resources(cpu: str | None, memory: str | None) -> tuple[int | None, str | None]:
     if cpu is None and memory is None:
         return None, None
     if cpu is None or memory is None:
@@ -248,19 +224,18 @@ def _resources(options: argparse.Namespace) -> tuple[int | None, str | None]:
     return int(cpu), memory
 
 
-def _name(sbatch: Sequence[str], rest: Sequence[str], workers: int) -> str:
+def _name(job: Job, workers: int) -> str:
     """The job's name: the user's, else the script's."""
-    given = next((word.partition("=")[2] for word in sbatch if word.startswith("--job-name=")), None)
-    program = rest[1] if rest[0] in ("-m", "--module") else Path(rest[0]).stem
-    name = re.sub("[^a-z0-9]+", "-", program.lower()).strip("-") if given is None else given
+    name = job.asked.get("--job-name", re.sub("[^a-z0-9]+", "-", job.title.lower()).strip("-"))
     if why := mpijob.why_not_a_name(name, workers):
         raise UsageError(f"no job can be called {name!r}: {why}", hint="--job-name gives it a name")
     return name
 
 
-def _program(rest: list[str], no_python: bool) -> tuple[dict[str, str], list[str]]:
+def _program(job: Job) -> tuple[dict[str, str], Sequence[str]]:
     """The files that go with the job, and its program with its arguments, as `cpulaunch run` takes them."""
-    if no_python or rest[0] in ("-m", "--module") or rest[0].startswith("/"):
+    rest = job.words
+    if job.no_python or rest[0] in ("-m", "--module") or rest[0].startswith("/"):
         return {}, rest  # in the image
     script = Path(rest[0])
     if not script.is_file():
@@ -271,23 +246,7 @@ def _program(rest: list[str], no_python: bool) -> tuple[dict[str, str], list[str
             f"{script.name!r}: a ConfigMap takes files only whose names have letters, digits, -, _ and .",
             hint="rename it, or put it in the image",
         )
-    text = _text(script)
-    if left := sorted(_beside(text, script.parent)):
-        say(f"warning: {rest[0]} imports {', '.join(left)}, which the pods don't get: put it in the image")
-    return {script.name: text}, [f"{FILES_AT}/{script.name}", *rest[1:]]
-
-
-def _beside(text: str, directory: Path) -> Iterator[str]:
-    """The modules in ``directory`` that the script imports."""
-    try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError):
-        return  # which Python says better
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    for name in {name.partition(".")[0] for name in names}:
-        if (directory / f"{name}.py").is_file() or (directory / name / "__init__.py").is_file():
-            yield name
+    return {script.name: _text(script)}, [f"{FILES_AT}/{script.name}", *rest[1:]]
 
 
 def _text(path: Path) -> str:
@@ -315,15 +274,6 @@ def _variables(config: Config) -> dict[str, str]:
     return {name: config.environ[name] for name in sorted(names) if name in config.environ}
 
 
-def _secrets(names: Sequence[str]) -> Sequence[str]:
-    for name in names:
-        if not _SUBDOMAIN.fullmatch(name):
-            raise UsageError(
-                f"--secret {name!r} is not a secret's name", hint="`kubectl get secrets` lists them"
-            )
-    return names
-
-
 def _volumes(given: Sequence[str]) -> dict[str, str]:
     volumes: dict[str, str] = {}
     for text in given:
@@ -343,29 +293,9 @@ def _volumes(given: Sequence[str]) -> dict[str, str]:
     return volumes
 
 
-def _create(document: Mapping[str, Any], job: Job) -> None:
-    """Have kubectl create one object.  Raises HostError, and leaves no half of a job."""
-    try:
-        _kubectl(["create", "-f", "-"], job, mpijob.as_yaml([document]))
-    except HostError:
-        if document["kind"] != "MPIJob":
-            where = ["-n", job.namespace] if job.namespace else []
-            _kubectl(["delete", *where, "--ignore-not-found", f"mpijob/{job.name}"], job)
-        raise
-
-
-def _kubectl(words: Sequence[str], job: Job, text: str = "") -> None:
-    try:
-        done = subprocess.run(
-            ["kubectl", *words], input=text, capture_output=True, text=True, timeout=TIMEOUT
-        )
-    except OSError as e:
-        hint = "--dry-run prints the job, and --output F keeps it, for `kubectl create -f F` elsewhere"
-        raise HostError(cannot_run("kubectl", e), hint=hint) from None
-    except subprocess.TimeoutExpired:
-        raise HostError(
-            f"kubectl has not answered within {TIMEOUT:.0f} s", hint="`kubectl version` asks the cluster"
-        ) from None
+def _kubectl(words: Sequence[str], job: _Submitted, text: str = "") -> None:
+    hint = "--dry-run prints the job, and --output F keeps it, for `kubectl create -f F` elsewhere"
+    done = call(["kubectl", *words], text=text, hint=hint)
     if done.returncode:
         lines = [
             line for line in done.stderr.splitlines() if not re.match(r"[EWI][0-9]{4} ", line)
@@ -374,12 +304,12 @@ def _kubectl(words: Sequence[str], job: Job, text: str = "") -> None:
         raise HostError(f"kubectl: {said}", hint=_remedy(said, job))
 
 
-def _remedy(said: str, job: Job) -> str | None:
+def _remedy(said: str, job: _Submitted) -> str | None:
     """What to do about an error of kubectl."""
     if "no matches for kind" in said:
         return "the MPI operator is not installed: docs/kubernetes.md shows how"
     if "already exists" in said:
-        left = f"mpijob/{job.name} configmap/{mpijob.files_of(job.name)}"
+        left = f"mpijob/{job.id} configmap/{mpijob.files_of(job.id)}"
         return f"--job-name gives this one another name; `kubectl delete {left}` removes the other"
     if "unknown field" in said:
         return "the MPI operator there is older than version 0.6"

@@ -1,1 +1,0 @@
-"""Documents for queues, as text.  Pure."""

@@ -1,0 +1,1 @@
+"""Kubernetes: kubectl creates an MPIJob that calls ``cpulaunch run``."""

@@ -1,0 +1,1 @@
+"""Slurm: sbatch submits a batch script that calls ``cpulaunch run``."""

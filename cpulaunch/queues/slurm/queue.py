@@ -1,0 +1,131 @@
+"""The queue Slurm: which options are sbatch's, what a job needs besides them, and what becomes of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cpulaunch.config.config import Config
+from cpulaunch.discovery.batch.step import NAME as SRUN
+from cpulaunch.errors import UsageError
+from cpulaunch.model.hosts import Host
+from cpulaunch.queues.base import Job, Nodes, Queue, Submitted, Tell, call
+from cpulaunch.queues.slurm.checks import check_environment, check_hosts, check_logs, missing_nodes
+from cpulaunch.queues.slurm.follow import follow, how_to_watch, logs_before
+from cpulaunch.queues.slurm.nodes import facts_of, failure, nodes_of_partition
+from cpulaunch.queues.slurm.options import OPTIONS, SHARES, demand_time, share, warned
+from cpulaunch.queues.slurm.script import appends, batch_script, options_of
+
+HELP = """\
+Options of sbatch, such as --nodes, --time, -p, --requeue, become #SBATCH lines; options of `cpulaunch run`
+stay those of the job.  An option of sbatch that cpulaunch doesn't know is written --name=value.
+Without --cpus-per-task, --ntasks, --mem or --exclusive, the job takes whole nodes.
+With --requeue, it is warned before its time limit, saves (cpulaunch.Checkpoint), is queued anew and goes on.
+
+examples:
+  cpulaunch submit --nodes 4 --time 2:00:00 -p batch train.py --lr 0.1
+  cpulaunch submit --nodes 4 --time 12:00:00 --requeue --checkpoint-every 10m train.py
+  cpulaunch submit --nodes 4 -ppn 2 --follow train.py             show what the job prints
+  cpulaunch submit --nodes 4 -ppn 2 --dry-run train.py            only show the plan, and print the script
+"""
+
+MANY = 1 << 20
+"""CPUs of a node that nothing is known about: any number of tasks fits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Submitted(Submitted):
+    """``asked``: the options of sbatch.  ``before``: logs as they were before the job."""
+
+    asked: Mapping[str, str]
+    before: Mapping[Path, os.stat_result]
+
+
+class Slurm(Queue):
+    """A batch script with lines of #SBATCH, for sbatch."""
+
+    name = "slurm"
+    title = "Slurm"
+    program = "sbatch"
+    options = OPTIONS
+    help = HELP
+    passes_through = True
+    follows = True
+    directory_option = "--chdir"
+    log_option = "--output"
+
+    def prepare(self, job: Job) -> Job:
+        """With the job's name, the nodes that --nnodes asks for, and the warning before its time limit."""
+        asked, config, run = dict(job.asked), job.config, job.run
+        for name in ("--wrap", "--test-only"):
+            if name in asked:
+                hint = "name the script, as in cpulaunch submit train.py; --dry-run shows the plan"
+                raise UsageError(f"{name} is not for submit", hint=hint)
+        if job.follow and "--array" in asked:
+            why = "--follow is for one job, and --array makes several"
+            raise UsageError(why, hint="leave out one of them")
+        options = list(job.options)
+        if "--job-name" not in asked:
+            options.insert(0, ("--job-name", job.title))
+        if "--chdir" in asked:  # where we are by now
+            options = [*(o for o in options if o[0] != "--chdir"), ("--chdir", str(Path.cwd()))]
+        added = missing_nodes(config, asked)
+        grace = config.watch.grace_period if config.is_set(Config.watch.grace_period) else None
+        if warning := warned(asked, grace, by_srun=config.launcher == SRUN):
+            added |= {} if "--signal" in asked else {"--signal": warning.signal}
+            run = run if grace is not None else (f"--grace-period={warning.grace:g}", *run)
+        if "--requeue" in asked:
+            run = ("--set=watch.restartable=true", *run)
+            if warning:
+                demand_time(asked, warning)
+        job = replace(job, options=(*options, *added.items()), run=run)
+        check_logs(job.asked)
+        check_hosts(config, job.asked)
+        check_environment(config)
+        return job
+
+    def hosts(self, job: Job, cpus: int | None) -> tuple[Host, ...]:
+        tasks = share(job.asked, MANY if cpus is None else cpus).tasks
+        return tuple(Host(f"node{number}", count or None) for number, count in enumerate(tasks, 1))
+
+    def nodes(self, job: Job) -> Nodes:
+        nodes = nodes_of_partition(job.asked)
+        cpus, warning = share(job.asked, nodes.cpus).cpus, ""
+        if cpus and cpus < nodes.cpus and "--cpus-per-task" not in job.asked:
+            part = " and ".join(name for name in SHARES if name in job.asked)
+            warning = (
+                f"with {part}, Slurm gives the job {cpus} of {nodes.cpus} CPUs of a node: --exclusive gives "
+                "it whole nodes, and --cpus-per-task more of each"
+            )
+        return Nodes(nodes.cpus, facts_of(nodes, cpus), f"the nodes of {nodes}", warning)
+
+    def render(self, job: Job) -> str:
+        return batch_script(job.options, [sys.executable, "-m", "cpulaunch", "run", *job.run, *job.words])
+
+    def submit(self, document: str, tell: Tell) -> Submitted:
+        asked = options_of(document)
+        before = logs_before(asked)
+        waits = "--wait" in asked  # then its exit code is the job's
+        hint = "--dry-run prints the script, to be submitted elsewhere"
+        argv = ["sbatch", "--parsable"]
+        done = call(argv, text=document, hint=hint, **({"timeout": None} if waits else {}))
+        if done.returncode and not (waits and done.stdout):
+            raise failure("sbatch", done)
+        for line in done.stderr.splitlines():
+            tell(line)
+        number = done.stdout.strip().partition(";")[0]  # the cluster's name may follow
+        return _Submitted(number, f"Slurm job {number}", done.returncode, asked=asked, before=before)
+
+    def watch(self, job: Submitted) -> Sequence[str]:
+        assert isinstance(job, _Submitted)
+        return (how_to_watch(job.id, array=job.asked if "--array" in job.asked else None),)
+
+    def follow(self, job: Submitted, tell: Tell) -> int:
+        assert isinstance(job, _Submitted)
+        return follow(job.id, job.before, tell, appends=appends(job.asked))
+
+
+SLURM = Slurm()

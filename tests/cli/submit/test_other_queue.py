@@ -1,0 +1,159 @@
+"""A queue that cpulaunch has never heard of, in one module of an installed package."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command import TIMEOUT, clean_environment
+from support.packages import install
+
+from cpulaunch.plugins import QUEUES
+
+# The module of a package that adds PBS.
+PBS = """\
+import re, shlex, sys
+from cpulaunch.errors import HostError
+from cpulaunch.model.hosts import Host
+from cpulaunch.queues.base import Option, Queue, Submitted, call
+
+
+class Pbs(Queue):
+    name, title, program = "pbs", "PBS", "qsub"
+    options = (Option("-q", help="destination"), Option("-l", help="resources"), Option("-N"), Option("-h", metavar=""))
+    follows = True
+    log_option = "-o"
+
+    def hosts(self, job, cpus):
+        chunk = dict(word.split("=") for word in job.asked.get("-l", "select=1").split(":"))
+        slots = int(chunk.get("mpiprocs", 0)) or None
+        return tuple(Host(f"node{n + 1}", slots) for n in range(int(chunk["select"])))
+
+    def render(self, job):
+        options = [("-N", job.title), *job.options]
+        lines = [f"#PBS {name} {value}".rstrip() for name, value in options]
+        command = [sys.executable, "-m", "cpulaunch", "run", *job.run, *job.words]
+        return "\\n".join(["#!/bin/sh", *lines, 'cd "$PBS_O_WORKDIR"', f"exec {shlex.join(command)}", ""])
+
+    def submit(self, document, tell):
+        done = call(["qsub"], text=document)
+        if done.returncode:
+            raise HostError(f"qsub: {done.stderr.strip()}")
+        id = done.stdout.strip()
+        return Submitted(id, f"PBS job {id}")
+
+    def watch(self, job):
+        return (f"`qstat {job.id}` shows its state",)
+
+    def follow(self, job, tell):
+        done = call(["qstat", "-fx", job.id])
+        tell(f"{job.title} has ended")
+        return int(re.search(r"Exit_status = (\\d+)", done.stdout)[1])
+
+
+QUEUE = Pbs()
+"""
+
+# Runs the job at once, as a queue without other jobs would.
+QSUB = """\
+#!/bin/sh
+cat >"$SPOOL/job.sh"
+grep -q '^#PBS -q closed' "$SPOOL/job.sh" && { echo 'Queue is not enabled' >&2; exit 1; }
+PBS_O_WORKDIR="$PWD" sh "$SPOOL/job.sh" >"$SPOOL/out" 2>&1
+echo $? >"$SPOOL/code"
+echo 7.server
+"""
+QSTAT = """\
+#!/bin/sh
+echo "Job Id: $2"
+echo "    Exit_status = $(cat "$SPOOL/code")"
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """With the package and PBS's programs installed; scripts are in ``tmp_path``, jobs in ``spool``."""
+    (site := tmp_path / "site").mkdir()
+    found = install(site, "theirs", PBS, {QUEUES: "pbs = theirs:QUEUE"})
+    (programs := tmp_path / "bin").mkdir()
+    for name, text in (("qsub", QSUB), ("qstat", QSTAT)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    (spool := tmp_path / "spool").mkdir()
+    (tmp_path / "train.py").write_text(
+        "import os, sys\nprint('rank', os.environ['RANK'], sys.argv)\nsys.exit(5)\n"
+    )
+    return clean_environment(PATH=f"{programs}:{os.environ['PATH']}", SPOOL=str(spool), **found)
+
+
+def submit(environment: dict[str, str], directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "cpulaunch", "submit", *words]
+    return subprocess.run(
+        argv, cwd=directory, env=environment, capture_output=True, text=True, timeout=TIMEOUT
+    )
+
+
+def test_a_job_is_submitted_and_followed(environment: dict[str, str], tmp_path: Path) -> None:
+    words = ("--to", "pbs", "-q", "batch", "-l", "select=1:mpiprocs=1", "-h", "--follow", "--skip-preflight")
+    done = submit(environment, tmp_path, *words, "train.py", "-q", "x")
+    assert done.returncode == 5, done.stderr
+    assert done.stderr.splitlines() == [
+        "cpulaunch: PBS job 7.server: `qstat 7.server` shows its state",
+        "cpulaunch: PBS job 7.server has ended",
+    ]
+    assert "rank 0 ['train.py', '-q', 'x']" in (tmp_path / "spool" / "out").read_text()
+
+
+def test_the_plan_and_the_script_are_shown(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "lscpu").write_text("# CPU,CORE,SOCKET,NODE\n" + "".join(f"{i},{i},0,0\n" for i in range(8)))
+    words = ("--to=pbs", "-l", "select=4:mpiprocs=2", "-N", "bert", "--threads", "1", "--lscpu", "lscpu")
+    done = submit(environment, tmp_path, "--dry-run", *words, "--output", "job.sh", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "8 ranks on 4 hosts (node[1-4])" in done.stderr
+    assert done.stdout.splitlines()[1:5] == [
+        "#PBS -N train",
+        "#PBS -l select=4:mpiprocs=2",
+        "#PBS -N bert",
+        'cd "$PBS_O_WORKDIR"',
+    ]
+    assert done.stdout.endswith(" -m cpulaunch run --threads=1 train.py\n")
+    assert (tmp_path / "job.sh").read_text() == done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ("--to pbs -q closed train.py", 3, "qsub: Queue is not enabled"),
+        ("--to pbs --time 3 train.py", 2, "--time is for --to slurm, and this job is for pbs"),
+        ("--to pbs --resuorces=1 train.py", 2, "unknown option --resuorces"),
+        ("--to pbs -l select=4:mpiprocs=2 -n 3 train.py", 2, "3 ranks, and qsub's options make 8 tasks"),
+        ("--to pbs -l select=4 --machine_rank 0 train.py", 2, "a queue's job"),
+        ("--to pbs --image i train.py", 2, "--image is for --to kubernetes, and this job is for pbs"),
+        ("-l select=4 train.py", 2, "-l is for --to pbs, and this job is for slurm"),
+        ("--to psb train.py", 2, "invalid choice: 'psb' (choose from 'slurm', 'kubernetes', 'pbs')"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    words: str, code: int, says: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    done = submit(environment, tmp_path, *words.split())
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+
+
+def test_an_object_that_is_no_queue(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "site" / "theirs.py").write_text("QUEUE = 3\n")
+    done = submit(environment, tmp_path, "--to", "pbs", "train.py")
+    assert done.returncode == 2
+    assert "'pbs' of cpulaunch.queues is not a Queue, but of type int" in done.stderr
+    assert submit(environment, tmp_path, "--dry-run", "train.py").returncode == 0
+
+
+def test_help_shows_its_options(environment: dict[str, str], tmp_path: Path) -> None:
+    done = submit(environment, tmp_path, "--to", "pbs", "--help")
+    group = done.stdout.partition("PBS (--to pbs):")[2].partition("\n\n")[0]
+    assert "-q V" in group
+    assert "destination" in group
