@@ -195,7 +195,7 @@ def test_instances_are_offered_and_run(wizard: Start, cpulaunch: Run, tmp_path: 
     terminal.answers(CORES, "1")
     terminal.sees("each number is a core's instance")
     accept(terminal, [PRECISION, ENGINE, LOGS])
-    terminal.sees("independent programs without a process group")
+    terminal.sees("no process group, precision")
     terminal.answers(NOW)
     terminal.sees("Next:    cpulaunch run infer.py")
     assert terminal.ends() == 0
@@ -221,7 +221,7 @@ def test_more_instances_than_cores_are_refused_at_once(wizard: Start) -> None:
 def test_for_instances_nothing_is_asked_about_ranks(wizard: Start, tmp_path: Path) -> None:
     terminal = wizard("--set", "instances.count=auto")
     accept(terminal, [WHERE, CORES, PRECISION, ENGINE, LOGS])
-    terminal.sees("independent programs without a process group")
+    terminal.sees("no process group, precision")
     terminal.answers(NOW)
     assert terminal.ends() == 0
     written = said(tmp_path)
