@@ -296,10 +296,10 @@ def writable_by_others(path: Path) -> Path | None:
         if each == end:
             break
         try:
-            status = each.lstat()
+            own, target = each.lstat(), each.stat()  # the mode of a link says nothing
         except OSError:
             return each
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+        if not {own.st_uid, target.st_uid} <= {0, os.geteuid()} or target.st_mode & 0o022:
             return each
     return None
 

@@ -276,7 +276,7 @@ def chosen_master_addr(
     found, assumed = facts.of(first)
     # A name may mean something else on the next host.
     address = found.address if found.address and not assumed else first
-    if not is_loopback(address):
+    if not is_loopback(address) or all(is_loopback(host.name) for host in hosts):  # this machine alone
         return MasterAddress(address)
     own = sorted(name for name in found.names if not assumed and not is_loopback(name))
     if not own:
