@@ -101,4 +101,4 @@ def test_the_build_names_what_it_is_for(intel: str) -> None:
         [Path(intel).with_name("cpulaunch"), "ccl", "info"], capture_output=True, text=True, timeout=60
     )
     used = next(line for line in done.stdout.splitlines() if line.startswith("used for ccl"))
-    assert "/torch-2.8.0" in used
+    assert "/torch-2.8-" in used

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(state().built is None, reason="not built: cpulaunch ccl build"),
 ]
 
-PROGRAMS = Path(__file__).parent.parent / "runtime" / "programs_telemetry.py"
+PROGRAMS = Path(__file__).parent.parent / "runtime" / "observe" / "programs_telemetry.py"
 
 
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
