@@ -45,6 +45,7 @@ CCL_TRANSPORT = "CPULAUNCH_RANK_CCL_TRANSPORT"
 CHECKPOINT_EVERY = "CPULAUNCH_CHECKPOINT_EVERY"
 GRACE_PERIOD = "CPULAUNCH_GRACE_PERIOD"
 TELEMETRY = "CPULAUNCH_TELEMETRY"
+TUNING = "CPULAUNCH_TUNING"
 
 # What the command line reads.
 CONFIG = "CPULAUNCH_CONFIG"
@@ -93,7 +94,7 @@ TABLE = (
     Variable(LOCAL_IDENTITY[3], "launchers", "agent", "integer", "identity of a local rank"),
     Variable(BACKEND, "config plan", "config cli runtime <script>", _SETTING, "backend of torch.distributed"),
     Variable(PRECISION, "config", "config runtime <script>", _SETTING, "precision of a training step"),
-    Variable(PRECISION_IS_PLANNED, "plan", "runtime", "1", "the plan has chosen the precision, and not the user"),
+    Variable(PRECISION_IS_PLANNED, "plan", "runtime tune", "1", "the plan has chosen the precision, and not the user"),
     Variable(ENGINE, "config", "config runtime", _SETTING, "bf16 engine"),
     Variable(COMPILE, "config", "config runtime", _SETTING, "whether prepare compiles models"),
     Variable(COMPRESS_GRADIENTS, "config", "config runtime", _SETTING, "precision of gradients on the wire"),
@@ -105,6 +106,7 @@ TABLE = (
     Variable(CHECKPOINT_EVERY, "config", "config runtime", _SETTING, "how often cpulaunch.Checkpoint saves"),
     Variable(GRACE_PERIOD, "config", "config runtime", _SETTING, "how long ranks get to end by themselves"),
     Variable(TELEMETRY, "config", "config runtime", _SETTING, "what is written down of each step"),
+    Variable(TUNING, "tune", "runtime <script>", "1", "a short run of `cpulaunch tune`"),
     Variable(CONFIG, "<user>", "cli config", "path", "the YAML file to read"),
     # ---- torch.distributed
     Variable("RANK", "agent", "runtime <torch>", "integer", "rank"),

@@ -94,6 +94,8 @@ RULES: dict[str, tuple[str, str]] = {
         "",
     ),
     "report.read": ("config.setting model.names report supervise.job supervise.output.record", "files"),
+    "tune": ("config launchers model plan", "pure"),
+    "tune.trial": ("config supervise tune", "clock files processes"),
     "cli": ("*", "clock environment files processes terminal"),
     "__main__": ("cli", ""),
     "__init__": ("runtime", ""),

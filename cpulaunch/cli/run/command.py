@@ -176,7 +176,10 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
             "--facts and --lscpu describe other machines: only a dry run can plan for them",
             hint="add --dry-run",
         )
-    plan = make_plan(config, facts, program) if options.dry_run else measured_plan(config, facts, program)
+    if options.dry_run:
+        plan = make_plan(config, facts, program)
+    else:
+        plan, facts = measured_plan(config, facts, program)
     if ask and (missing := ensure_oneccl(config, plan)):
         say(f"warning: the hosts' fast cards stay unused: {missing}")
         config = config.put(Config.ccl.transport, "tcp")

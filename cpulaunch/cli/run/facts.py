@@ -61,23 +61,27 @@ def gather(
         raise
 
 
-def measured_plan(config: Config, facts: Facts, program: Program, tell: Callable[[str], None] = say) -> Plan:
+def measured_plan(
+    config: Config, facts: Facts, program: Program, tell: Callable[[str], None] = say
+) -> tuple[Plan, Facts]:
     """The plan of a job that is about to start: where the precision is ``auto``, it has been measured.
+
+    Returned with the facts that it was made from, which hold the rates.
 
     Hosts whose CPU was measured before are not measured again, and neither are those of programs that are
     not Python or that decide the precision themselves.
     """
     plan = make_plan(config, facts, program)
     if config.training.precision != "auto" or config.training.as_written or not program.python:
-        return plan
+        return plan, facts
     from cpulaunch.discovery.probe.rates import measure_rates, unmeasured  # takes 20 ms, once per CPU
 
     hosts = unmeasured(facts, plan.hosts)
     if not hosts:
-        return plan
+        return plan, facts
     reach = launchers.load(plan.launcher).reach
     limits = limits_of_ranks({**config.environ, **config.env})
     measured = measure_rates(facts, hosts, program.interpreter, reach, limits, tell)
     for host, why in measured.errors.items():
         tell(f"warning: {host}: bf16 and fp32 could not be measured: {why}")
-    return make_plan(config, measured.facts, program)
+    return make_plan(config, measured.facts, program), measured.facts

@@ -53,7 +53,7 @@ class Checkpoint:
     time such as ``"10m"``, which is the default.  ``keep``: how many are kept.
 
     Every rank makes it, and calls its methods at the same steps.  Raises UsageError for other arguments, and
-    for a directory that some rank doesn't see.
+    for a directory that some rank doesn't see.  In a trial of ``cpulaunch tune`` it reads and writes nothing.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Checkpoint:
         self._every_steps, self._every_seconds = interval.steps, interval.seconds
         distributed.init()
         self._rank, self._ranks = distributed.rank(), distributed.world_size()
+        self._is_trial = variables.TUNING in os.environ
         self._root, self._loader = Path(directory).absolute(), loader
         self._group, meetings = _new_group(), _new_group()
         self._saver = Saver(self._root, self._group, self._rank, keep)
@@ -95,7 +96,8 @@ class Checkpoint:
         self._optimizer_steps = self._uncounted_from = 0
         for each in self._optimizers:
             each.register_step_post_hook(self._count_step)
-        self._make_root()
+        if not self._is_trial:
+            self._make_root()
 
     # ---- going on
 
@@ -105,6 +107,8 @@ class Checkpoint:
         ``steps`` calls it.  A loop of your own does, once, before its first step: each call of
         ``save_if_due`` then counts as a step.
         """
+        if self._is_trial:
+            return self._step
         self._signals.watch()
         if self._resumed:
             return self._step
@@ -162,6 +166,8 @@ class Checkpoint:
 
         After SIGTERM, SIGUSR1 or SIGUSR2, it saves at once, and ends the program with exit code 75.
         """
+        if self._is_trial:
+            return
         self._signals.watch()
         self._tell_of_unread()
         if not self._iterates:
@@ -180,6 +186,8 @@ class Checkpoint:
 
         ``step``: how many steps were made, in a loop of your own that doesn't call ``save_if_due``.
         """
+        if self._is_trial:
+            return
         self._tell_of_unread()
         if step is not None:
             self._step = step

@@ -202,13 +202,18 @@ _libc = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 
 
+def signal_when_orphaned(number: int) -> None:
+    """Get the signal ``number`` when our parent dies; for a child, before it runs its command."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
 def _in_child(when_orphaned: int | None, tells: int | None) -> None:
     """Before the command is run: get a signal when our parent dies, and tell our guard who we are.
 
     A launcher that is killed can end nobody any more.
     """
     if when_orphaned:
-        _libc.prctl(_PR_SET_PDEATHSIG, when_orphaned, 0, 0, 0)
+        signal_when_orphaned(when_orphaned)
     if tells is not None:
         os.write(tells, str(os.getpid()).encode())
 

@@ -1,0 +1,185 @@
+"""``cpulaunch tune``: short runs of the user's script with different settings; writes the fastest ones."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from cpulaunch.cli.files import keep
+from cpulaunch.cli.main import say
+from cpulaunch.cli.options import Parser, add_settings, load_config
+from cpulaunch.cli.run.command import MODULE, program_of
+from cpulaunch.config.config import Config
+from cpulaunch.errors import UsageError
+from cpulaunch.plan.instances import are_wanted
+from cpulaunch.plan.plan import Program
+from cpulaunch.plugins import ENGINE_PACKAGES
+from cpulaunch.tune import table
+from cpulaunch.tune.search import CONFIRMATIONS, FINE, Found, Trial, confirm, search
+from cpulaunch.tune.space import Space, Values
+from cpulaunch.tune.trial import Runner
+
+USAGE = """cpulaunch tune [OPTIONS] train.py [ARGS…]
+       cpulaunch tune [OPTIONS] -m module [ARGS…]"""
+EPILOG = """\
+Options of `cpulaunch run` that you give are used in every trial; the others are tried.
+
+examples:
+  cpulaunch tune train.py
+  cpulaunch tune --budget 30m -f hostfile -o four-nodes.yaml train.py --lr 0.1
+
+exit code: 0; 1 if no trial made steps; 2 wrong usage or settings; 3 a host is
+not ready; 130 interrupted
+"""
+
+OWN = ("--budget", "--output", "-o", "--force", "--format", "--wdir")
+"""Options that `cpulaunch run` doesn't get."""
+
+FIRST_SHARE, SHARE = 0.5, 0.2
+"""Parts of the budget that the first trial and each other one may take."""
+
+
+def main(arguments: list[str]) -> int:
+    parser = _parser()
+    words, rest = parser.split(arguments, ends=MODULE)
+    options = parser.parse_args(words)
+    if options.output.exists() and not options.force:
+        raise UsageError(
+            f"{options.output} is there already", hint="-o names another file; --force replaces it"
+        )
+    config = load_config(options)
+    if are_wanted(config):
+        raise UsageError("instances make no steps in common to tune", hint="leave out --instances")
+    program = program_of(rest, False, options.wdir)
+    say("warning: the script is run many times: what it writes itself, such as checkpoints, it overwrites")
+    say("warning: (--wdir names a copy of the directory to run in; scripts see CPULAUNCH_TUNING=1)")
+    tuning = Tuning(_space(config, program), _runner(words, rest, options.wdir), options.budget)
+    return _report(tuning, options, config)
+
+
+def _report(tuning: Tuning, options: argparse.Namespace, config: Config) -> int:
+    """Tune, and show what came of it, also where it was interrupted."""
+    from cpulaunch.supervise.attempts.attempt import let_signals_raise
+
+    let_signals_raise()
+    found, code = None, 0
+    try:
+        found = tuning.find()
+    except SystemExit as e:
+        say("interrupted: these trials were made")
+        code = e.code if isinstance(e.code, int) else 1
+    if options.format == "json":
+        print(json.dumps(table.as_json(tuning.trials, found), indent=1))
+    else:
+        print("\n".join(table.text(tuning.trials)))
+    if found is None:
+        return code or 1
+    if not found.is_faster:
+        say("the settings as they are were not beaten: nothing is written")
+        return 0
+    keep(options.output, table.as_yaml(tuning.trials, found.winner.values, config))
+    each = ", ".join(f"{ratio:.2f}" for ratio in found.ratios)
+    say(f"{table.named(found.winner.values)}: {found.ratio:.2f} times as fast as before, in turn: {each}")
+    say(f"{options.output} is written; `cpulaunch run` " + _how_used(options.output))
+    return 0
+
+
+def _how_used(output: Path) -> str:
+    if output.absolute() == Path("cpulaunch.yaml").absolute():
+        return "in this directory uses it"
+    return f"--config-file {output} uses it"
+
+
+class Tuning:
+    """One tuning: what may be tried, and the trials so far.  ``budget`` is in seconds."""
+
+    def __init__(self, space: Space, runner: Runner, budget: float) -> None:
+        self.trials: list[Trial] = []
+        self._space, self._runner, self._budget = space, runner, budget
+        self._deadline = time.monotonic() + budget
+        self._reserve = 0.0  # seconds to be kept for confirming the winner
+
+    def find(self) -> Found | None:
+        """The fastest settings; None where no trial made steps."""
+        default = self._run({}, FINE, 0.0, FIRST_SHARE * self._budget)
+        if default.rate and default.rate.unit == "steps":
+            say("warning: the batches can't be seen, so steps of all ranks are counted: "
+                "this compares settings only if the batch per rank is always the same")  # fmt: skip
+        self._reserve = 2 * CONFIRMATIONS * default.seconds
+        winner = search(default, self._space.stages, self._measure)
+        if winner.rate is None:
+            return None
+        self._reserve = 0.0
+        return confirm(winner, default, self._measure)
+
+    def _measure(self, values: Values, tolerance: float, to_beat: float = 0.0) -> Trial | None:
+        left = self._deadline - time.monotonic() - self._reserve
+        if left < self.trials[0].seconds:
+            return None
+        return self._run(values, tolerance, to_beat, min(left, SHARE * self._budget))
+
+    def _run(self, values: Values, tolerance: float, to_beat: float, limit: float) -> Trial:
+        ranks = self._space.plan(values).world_size
+        trial = self._runner.run(values, ranks, tolerance, to_beat, limit)
+        self.trials.append(trial)
+        came = f"{trial.rate.per_second:,.1f} {trial.rate.unit}/s" if trial.rate else f"failed: {trial.why}"
+        say(f"trial {len(self.trials)}: {table.named(values)}: {came}")
+        return trial
+
+
+def _parser() -> Parser:
+    parser = Parser("cpulaunch tune", "Find the fastest settings by short runs of a script.", EPILOG, USAGE)
+    own = parser.add_argument_group("Tuning")
+    own.add_argument("--budget", metavar="TIME", type=_seconds, default="10m",
+                     help="how long it may take, such as 90s, 10m or 2h; default: 10m")  # fmt: skip
+    own.add_argument("-o", "--output", metavar="F", type=Path, default=Path("cpulaunch.yaml"),
+                     help="YAML file to write; default: cpulaunch.yaml")  # fmt: skip
+    own.add_argument("--force", action="store_true", help="replace that file if it is there")
+    own.add_argument("--format", choices=("text", "json"), default="text", help="how the trials are printed")
+    own.add_argument(
+        "--wdir", metavar="DIR", type=Path, default=Path(), help="working directory of the ranks"
+    )
+    add_settings(parser)
+    return parser
+
+
+def _seconds(text: str) -> float:
+    matched = re.fullmatch(r"([1-9]\d{0,5})([smh])", text, re.ASCII)
+    if not matched:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 10m or 2h")
+    return float(matched[1]) * {"s": 1, "m": 60, "h": 3600}[matched[2]]
+
+
+def _space(config: Config, program: Program) -> Space:
+    """Ask the hosts, as a run does, and measure the precisions."""
+    from cpulaunch.ccl.installed import state
+    from cpulaunch.cli.run.facts import gather, measured_plan
+
+    _, facts = measured_plan(config, gather(config, program=program), program)
+
+    def installed(engine: str) -> bool:
+        package = ENGINE_PACKAGES.get(engine)
+        return package is None or find_spec(package) is not None
+
+    return Space(config, facts, program, installed, state().oneccl_problem is None)
+
+
+def _runner(words: Sequence[str], rest: Sequence[str], wdir: Path) -> Runner:
+    before = [sys.executable, "-m", "cpulaunch", "run", *_of_run(words), f"--wdir={wdir.absolute()}"]
+    return Runner(before, rest, dict(os.environ))
+
+
+def _of_run(words: Sequence[str]) -> Iterator[str]:
+    """The options of `cpulaunch run` among ``words``, in which long ones are joined with their values."""
+    skipped = False
+    for word in words:
+        if not skipped and word.partition("=")[0] not in OWN:
+            yield word
+        skipped = word == "-o"

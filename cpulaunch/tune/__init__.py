@@ -1,0 +1,1 @@
+"""`cpulaunch tune`: find the fastest settings for a script by short runs of it."""

@@ -1,0 +1,76 @@
+"""How fast a trial is, by the rows of its telemetry.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+WARM_UP = 5
+"""Steps of each rank that are not counted: the first ones allocate memory, compile, and count FLOPs."""
+
+MIN_ROWS = 5
+"""Rows of a rank from which its rate is known at all."""
+
+CONFIDENCE = 2.0
+"""Standard errors on each side of a mean: about 95 %."""
+
+
+class Rate(NamedTuple):
+    """What all ranks together do in a second.
+
+    ``unit``: ``samples``, or ``steps`` of ranks where the batches could not be seen.  ``spread``: half of
+    the interval in which the true rate is with 95 % confidence, as a part of ``per_second``.
+    """
+
+    per_second: float
+    spread: float
+    unit: str
+
+    @property
+    def least(self) -> float:
+        """The lower end of the interval."""
+        return self.per_second * (1 - self.spread)
+
+    @property
+    def most(self) -> float:
+        """The upper end of the interval."""
+        return self.per_second * (1 + self.spread)
+
+
+class Meter:
+    """Takes the rows of one trial's telemetry as they arrive."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, list[tuple[float, float, float]]] = {}  # seconds, steps, samples
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Take rows of ``telemetry.jsonl``; those that are not about steps change nothing."""
+        for row in rows:
+            if "step" in row and "seconds" in row and row["step"] - row.get("steps", 1) >= WARM_UP:
+                steps = row.get("steps", 1)
+                values = row["seconds"] * steps, float(steps), row.get("samples", 0) * steps
+                self._rows.setdefault(row["rank"], []).append(values)
+
+    def rate(self, ranks: int) -> Rate | None:
+        """The rate of a job of ``ranks``; None until there are `MIN_ROWS` rows of each."""
+        if len(self._rows) < ranks or any(len(rows) < MIN_ROWS for rows in self._rows.values()):
+            return None
+        unit = "samples" if all(sum(row[2] for row in rows) for rows in self._rows.values()) else "steps"
+        rates = [_mean(rows, 2 if unit == "samples" else 1) for rows in self._rows.values()]
+        total = sum(mean for mean, _ in rates)
+        # The ranks wait for each other, so that their errors add up instead of cancelling out.
+        return Rate(total, CONFIDENCE * sum(error for _, error in rates) / total, unit)
+
+    @property
+    def seconds(self) -> float:
+        """How long the rank was measured that was measured for the shortest time."""
+        return min((sum(row[0] for row in rows) for rows in self._rows.values()), default=0.0)
+
+
+def _mean(rows: list[tuple[float, float, float]], amount: int) -> tuple[float, float]:
+    """The mean amount per second, and its standard error."""
+    mean = sum(row[amount] for row in rows) / sum(row[0] for row in rows)
+    seconds = [row[0] / row[1] for row in rows]
+    return mean, mean * stdev(seconds) / fmean(seconds) / sqrt(len(seconds))

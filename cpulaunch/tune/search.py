@@ -1,0 +1,94 @@
+"""Successive halving: coarse trials of all candidates, then finer ones of the faster half.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import NamedTuple, Protocol
+
+from cpulaunch.tune.rate import Rate
+from cpulaunch.tune.space import Values
+
+COARSE, FINE = 0.1, 0.03
+"""How exactly a rate has to be known, as a part of it: to leave out the slower half, and to choose."""
+
+CONFIRMATIONS = 3
+"""How often the winner and the default settings are run in turn at the end."""
+
+
+class Trial(NamedTuple):
+    """One run with the settings ``values``: its rate, or else why there is none."""
+
+    values: Values
+    rate: Rate | None
+    why: str = ""
+    seconds: float = 0.0
+
+
+class Measure(Protocol):
+    """Runs a trial until its rate is known within ``tolerance``, or is surely below ``to_beat``.
+
+    Returns None where no time is left for it.
+    """
+
+    def __call__(self, values: Values, tolerance: float, to_beat: float = 0.0) -> Trial | None: ...
+
+
+class Found(NamedTuple):
+    """The ``winner`` and, for each confirmation, its rate divided by that of the default settings."""
+
+    winner: Trial
+    ratios: tuple[float, ...]
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the winner was faster than the default in each confirmation."""
+        return len(self.ratios) == CONFIRMATIONS and min(self.ratios) > 1
+
+    @property
+    def ratio(self) -> float:
+        """The median of the ratios; 1 where nothing was compared."""
+        return median(self.ratios) if self.ratios else 1.0
+
+
+def search(default: Trial, stages: Sequence[Callable[[Values], Iterator[Values]]], measure: Measure) -> Trial:
+    """The best candidate of all stages; the ``default`` where none is faster beyond the spread of both."""
+    best = default
+    for candidates in stages:
+        best = _halve(best, list(candidates(best.values)), measure)
+    return best
+
+
+def _halve(best: Trial, candidates: list[Values], measure: Measure) -> Trial:
+    """The best of one stage."""
+    trials: list[Trial] = []
+    for values in candidates:
+        trial = measure(values, COARSE, best.rate.least if best.rate else 0.0)
+        if trial and trial.rate and (best.rate is None or trial.rate.most > best.rate.least):
+            trials.append(trial)
+    tolerance = COARSE
+    while trials and tolerance > FINE:
+        tolerance = max(FINE, tolerance / 2)
+        trials = sorted(trials, key=_per_second, reverse=True)[: -(-len(trials) // 2)]
+        finer = [
+            each if each.rate and each.rate.spread <= tolerance else measure(each.values, tolerance)
+            for each in trials
+        ]
+        trials = [each for each in finer if each and each.rate]
+    winner = max(trials, key=_per_second, default=best)
+    return winner if best.rate is None or (winner.rate and winner.rate.least > best.rate.most) else best
+
+
+def _per_second(trial: Trial) -> float:
+    return trial.rate.per_second if trial.rate else 0.0
+
+
+def confirm(winner: Trial, default: Trial, measure: Measure) -> Found:
+    """Run the winner and the default in turn."""
+    ratios: list[float] = []
+    while winner.values != default.values and len(ratios) < CONFIRMATIONS:
+        before, after = measure(default.values, FINE), measure(winner.values, FINE)
+        if not (before and before.rate and after and after.rate):
+            break
+        ratios.append(after.rate.per_second / before.rate.per_second)
+    return Found(winner, tuple(ratios))

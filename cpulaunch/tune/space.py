@@ -1,0 +1,146 @@
+"""The settings that a tuning tries, in stages.  Pure.
+
+The settings of one stage influence each other, so all their combinations are tried.  Those of different
+stages hardly do: each stage starts from the best of the one before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+from cpulaunch import plugins, variables
+from cpulaunch.config.config import Config
+from cpulaunch.config.origin import Origin, Source
+from cpulaunch.config.setting import Setting
+from cpulaunch.errors import CpulaunchError
+from cpulaunch.model.facts import Facts
+from cpulaunch.plan.make import make_plan
+from cpulaunch.plan.plan import Plan, Program
+
+Values = Mapping[Setting[Any], Any]
+"""Values of settings: one candidate, or a part of it."""
+
+MIN_CORES_OF_COMMUNICATION = 4
+"""Cores of a rank from which one of them may be taken for communication."""
+
+_TRIED = Origin.of_option("--set")
+
+BUCKETS_MB = (10, 100)
+"""Sizes of DDP's buckets that are tried beside torch's own, in MB."""
+
+
+Stage = Callable[["Space", Plan], Iterator[Values]]
+"""The values that a stage tries, by the plan of the best candidate so far."""
+
+
+class Space:
+    """What may be tried for ``program`` with the settings ``config`` on the hosts of ``facts``.
+
+    Settings of the command line and of the environment are fixed.  ``installed`` says whether an engine's
+    package is installed, by the engine's name; ``has_oneccl`` whether the oneCCL module is.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        facts: Facts,
+        program: Program,
+        installed: Callable[[str], bool],
+        has_oneccl: bool,
+    ) -> None:
+        self.config, self.facts, self.program = config, facts, program
+        self.installed, self.has_oneccl = installed, has_oneccl
+
+    @property
+    def stages(self) -> Sequence[Callable[[Values], Iterator[Values]]]:
+        """For each stage, a function from the best candidate so far to the candidates that it tries."""
+        return [partial(self._candidates, each) for each in (_placements, _memory, _communication)]
+
+    def plan(self, values: Values) -> Plan:
+        """The plan with ``values``.  Raises PlanError."""
+        config = self.config
+        for setting, value in values.items():
+            config = config.put(setting, value, _TRIED)
+        return make_plan(config, self.facts, self.program)
+
+    def is_fixed(self, setting: Setting[Any]) -> bool:
+        """Whether the user has chosen its value for all trials."""
+        return self.config.origin(setting).source >= Source.ENVIRONMENT
+
+    def _candidates(self, stage: Stage, best: Values) -> Iterator[Values]:
+        """Those that give different plans: values that change nothing are left out."""
+        known = {self._essence(best)}
+        for values in stage(self, self.plan(best)):
+            candidate = {**best, **{s: v for s, v in values.items() if not self.is_fixed(s)}}
+            essence = self._essence(candidate)
+            if essence and essence not in known:
+                known.add(essence)
+                yield self._needed(candidate, essence)
+
+    def _needed(self, candidate: Values, essence: str) -> Values:
+        """The candidate without the values that change nothing."""
+        for setting in candidate:
+            fewer = {s: v for s, v in candidate.items() if s is not setting}
+            if self._essence(fewer) == essence:
+                return self._needed(fewer, essence)
+        return candidate
+
+    def _essence(self, values: Values) -> str:
+        """What ranks are given with ``values``, whoever decides it; empty if that cannot be planned."""
+        try:
+            plan = self.plan(values)
+        except CpulaunchError:
+            return ""
+        env = {name: value for name, value in plan.env.items() if name != variables.PRECISION_IS_PLANNED}
+        return repr((plan.launcher, plan.transport, env, [host.to_json() for host in plan.hosts]))
+
+
+def _placements(space: Space, plan: Plan) -> Iterator[Values]:
+    """Ranks per host, precision, hyperthreads, engine."""
+    hosts = [space.facts.of(host.host)[0].topology for host in plan.hosts]
+    cores = min(len(host.cores) for host in hosts)
+    nodes = max(len({core.node for core in host.cores}) for host in hosts)
+    counts = sorted({1, *(nodes << n for n in range(cores.bit_length()) if nodes << n <= cores)})
+    siblings = any(len(core.cpus) > 1 for host in hosts for core in host.cores)
+    engines = [name for name in plugins.BUILT_IN[plugins.ENGINES] if space.installed(name)]
+    for count, precision, logical, engine in product(
+        counts,
+        ("bf16", "fp32"),
+        (False, True) if siblings else (False,),
+        ("auto", *engines) if len(engines) > 1 else ("auto",),
+    ):
+        yield {
+            **_ranks(space, count, len(hosts)),
+            Config.training.precision: precision,
+            Config.cpu.logical_cores: logical,
+            Config.training.engine: engine,
+        }
+
+
+def _ranks(space: Space, per_host: int, hosts: int) -> Values:
+    """The setting by which the user has said the number of ranks, or else the ranks per host."""
+    nproc, per = Config.hosts.nproc, Config.hosts.nproc_per_node
+    if space.is_fixed(nproc) or space.is_fixed(per):
+        return {}
+    return {nproc: per_host * hosts} if space.config.is_set(nproc) else {per: per_host}
+
+
+def _memory(space: Space, plan: Plan) -> Iterator[Values]:
+    """Allocator and OpenMP runtime."""
+    for allocator, openmp in product(("auto", "tcmalloc", "jemalloc", "glibc", "default"), ("auto", "intel")):
+        yield {Config.cpu.allocator: allocator, Config.cpu.openmp: openmp}
+
+
+def _communication(space: Space, plan: Plan) -> Iterator[Values]:
+    """Backend, transport, communication cores, buckets."""
+    if plan.world_size == 1:
+        return
+    yield {Config.training.backend: "gloo"}
+    if len(plan.hosts) > 1 and space.has_oneccl:
+        yield {Config.ccl.transport: "ofi"}
+    if min(len(rank.cores) for host in plan.hosts for rank in host.ranks) >= MIN_CORES_OF_COMMUNICATION:
+        yield from ({Config.ccl.worker_count: count} for count in (0, 1, 2))
+    yield from ({Config.training.bucket_mb: size} for size in BUCKETS_MB)

@@ -1,0 +1,147 @@
+"""Runs a trial: `cpulaunch run` as a child, which is ended when its rate is known."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cpulaunch import variables
+from cpulaunch.config.config import Config
+from cpulaunch.config.setting import Setting
+from cpulaunch.supervise.attempts.start import signal_when_orphaned
+from cpulaunch.supervise.output.record import OUTCOME, read_document, why_failed
+from cpulaunch.tune.rate import Meter, Rate
+from cpulaunch.tune.search import Trial
+from cpulaunch.tune.space import Values
+
+OUTPUT = "output"
+"""The file in a trial's directory that takes what it prints."""
+
+POLL = 0.2
+"""Seconds between two looks at a trial's telemetry."""
+
+MIN_SECONDS = 2.0
+"""Seconds for which each rank is measured at least."""
+
+GRACE = 3.0
+"""Seconds that the ranks have to end, once a trial's rate is known."""
+
+LAST_WORDS = 20.0
+"""Seconds that the launcher has to end after that, before it is killed."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs trials of one job.
+
+    ``before`` and ``after`` are the words of the command line before and after the options of a trial.
+    """
+
+    before: Sequence[str]
+    after: Sequence[str]
+    environ: dict[str, str]
+
+    def run(self, values: Values, ranks: int, tolerance: float, to_beat: float, limit: float) -> Trial:
+        """Run ``values`` on ``ranks`` ranks for at most ``limit`` seconds.
+
+        It ends when the rate is known within ``tolerance``, or is below ``to_beat`` with 95 % confidence.
+        Nothing of it is left running, nor on disk.
+        """
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="cpulaunch-tune-") as name:
+            directory = Path(name)
+            # A file instead of pipes, as nobody reads while the trial runs.
+            with (directory / OUTPUT).open("wb") as output:
+                process = subprocess.Popen(
+                    [*self.before, *self._options(values, directory), *self.after],
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self.environ,
+                    start_new_session=True,  # Ctrl-C is ours, and we end the trial then
+                    preexec_fn=partial(signal_when_orphaned, signal.SIGTERM),
+                )  # fmt: skip
+            try:
+                rate = _watch(process, directory, ranks, tolerance, to_beat, began + limit)
+            finally:
+                _end(process)
+            why = "" if rate else _why(process.returncode, directory, limit)
+        return Trial(values, rate, why, time.monotonic() - began)
+
+    def _options(self, values: Values, directory: Path) -> Iterator[str]:
+        own: dict[Setting[Any], Any] = {
+            Config.output.log_dir: str(directory / "runs"),
+            Config.watch.max_restarts: 0,
+            Config.watch.grace_period: GRACE,
+        }
+        for setting, value in {**values, **own}.items():
+            yield f"--set={setting.key}={setting.kind.to_text(value)}"
+        yield f"--env={variables.TUNING}=1"
+
+
+def _watch(
+    process: subprocess.Popen[bytes],
+    directory: Path,
+    ranks: int,
+    tolerance: float,
+    to_beat: float,
+    until: float,
+) -> Rate | None:
+    """Wait until the rate is known well enough, the trial has ended, or its time is up."""
+    meter, rows = Meter(), _Rows(directory / "runs")
+    while True:
+        ended = process.poll() is not None
+        meter.add(rows.new())
+        rate = meter.rate(ranks)
+        if ended or time.monotonic() > until:
+            return rate if not ended or process.returncode == 0 else None
+        if rate and meter.seconds >= MIN_SECONDS and (rate.spread <= tolerance or rate.most < to_beat):
+            return rate
+        time.sleep(POLL)
+
+
+class _Rows:
+    """The rows that a trial's telemetry has got since the last look."""
+
+    def __init__(self, runs: Path) -> None:
+        self._runs, self._rest = runs, b""
+        self._at = 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        for path in self._runs.glob("*/telemetry.jsonl"):
+            with path.open("rb") as file:
+                file.seek(self._at)
+                text = file.read()
+            self._at += len(text)
+            *lines, self._rest = (self._rest + text).split(b"\n")
+            yield from (json.loads(line) for line in lines)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the trial as a user would, and at last by force: agents end when their launcher is gone."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(GRACE + LAST_WORDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+
+
+def _why(code: int, directory: Path, limit: float) -> str:
+    """Why a trial has no rate, in a line."""
+    if code == 0:
+        return "it ended before its rate was known: it needs more steps"
+    if code == 128 + signal.SIGTERM:
+        return f"too few steps in {limit:.0f} s"
+    for path in (directory / "runs").glob(f"*/{OUTCOME}"):
+        if why := why_failed(read_document(path) or {}):
+            return why
+    lines = (directory / OUTPUT).read_text(errors="replace").strip().splitlines()
+    errors = [line.partition("error: ")[2] for line in lines if line.startswith("cpulaunch: error: ")]
+    return (errors or lines[-1:] or [f"exit code {code}"])[0]

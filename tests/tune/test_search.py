@@ -1,0 +1,93 @@
+"""Successive halving, with rates that are made up for each candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cpulaunch.config.config import Config
+from cpulaunch.tune.rate import Rate
+from cpulaunch.tune.search import COARSE, CONFIRMATIONS, FINE, Trial, confirm, search
+from cpulaunch.tune.space import Values
+
+RANKS, ALLOCATOR = Config.hosts.nproc_per_node, Config.cpu.allocator
+NAMES = ("tcmalloc", "glibc", "jemalloc", "default")
+
+
+class Machine:
+    """Candidates with known rates: so many samples a second for each value; ``trials`` were run."""
+
+    def __init__(self, speeds: dict[str, float], trials: int = 1000) -> None:
+        self.speeds, self.left = speeds, trials
+        self.run: list[tuple[Values, float]] = []
+
+    def __call__(self, values: Values, tolerance: float, to_beat: float = 0.0) -> Trial | None:
+        if not self.left:
+            return None
+        self.left -= 1
+        self.run.append((values, tolerance))
+        speed = 100.0
+        for value in values.values():
+            speed *= self.speeds[str(value)]
+        return Trial(values, Rate(speed, tolerance, "samples") if speed else None, "" if speed else "died")
+
+
+def ranks(best: Values) -> Iterator[Values]:
+    return ({**best, RANKS: count} for count in (1, 2, 4, 8))
+
+
+def allocators(best: Values) -> Iterator[Values]:
+    return ({**best, ALLOCATOR: name} for name in NAMES)
+
+
+def found(machine: Machine) -> Trial:
+    default = machine({}, FINE)
+    assert default is not None
+    return search(default, [ranks, allocators], machine)
+
+
+SPEEDS = {"1": 0.5, "2": 1.5, "4": 2.0, "8": 0.0, **dict.fromkeys(NAMES, 1.0), "glibc": 1.2}
+
+
+def test_each_stage_starts_from_the_best_of_the_one_before() -> None:
+    machine = Machine(SPEEDS)
+    assert found(machine).values == {RANKS: 4, ALLOCATOR: "glibc"}
+    assert all(values.get(RANKS) == 4 for values, _ in machine.run if ALLOCATOR in values)
+
+
+def test_only_the_faster_half_is_measured_again() -> None:
+    machine = Machine(SPEEDS)
+    found(machine)
+    again = [
+        values[RANKS] for values, tolerance in machine.run if values.keys() == {RANKS} and tolerance < COARSE
+    ]
+    assert set(again) == {4}
+    assert len(machine.run) < 16
+
+
+def test_what_is_not_faster_beyond_the_spread_does_not_win() -> None:
+    assert found(Machine({**dict.fromkeys(SPEEDS, 1.0), "4": 1.02})).values == {}
+
+
+def test_candidates_that_fail_lose() -> None:
+    assert found(Machine(dict.fromkeys(SPEEDS, 0.0))).values == {}
+
+
+def test_the_best_so_far_is_found_where_the_time_is_up() -> None:
+    assert found(Machine(SPEEDS, trials=5)).values == {}
+    assert found(Machine(SPEEDS, trials=8)).values == {RANKS: 4}
+
+
+def test_a_default_that_fails_loses_to_anything_that_runs() -> None:
+    default = Trial({}, None, "out of memory")
+    assert search(default, [ranks], Machine(SPEEDS)).values == {RANKS: 4}
+
+
+def test_a_winner_has_to_be_faster_each_time() -> None:
+    default = Trial({}, Rate(100.0, FINE, "samples"))
+    winner = Trial({RANKS: 4}, Rate(200.0, FINE, "samples"))
+    machine = Machine(SPEEDS)
+    confirmed = confirm(winner, default, machine)
+    assert (confirmed.is_faster, confirmed.ratio, len(machine.run)) == (True, 2.0, 2 * CONFIRMATIONS)
+    assert not confirm(winner, default, Machine({**SPEEDS, "4": 0.99})).is_faster
+    assert not confirm(winner, default, Machine(SPEEDS, trials=5)).is_faster
+    assert not confirm(default, default, machine).is_faster

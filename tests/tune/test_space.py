@@ -1,0 +1,78 @@
+"""What is tried on which machine."""
+
+from __future__ import annotations
+
+import pytest
+from support.plans import BIG, INTEL, PROGRAM, SMALL
+
+from cpulaunch.config.config import Config
+from cpulaunch.config.load import load
+from cpulaunch.model.facts import Facts, HostFacts
+from cpulaunch.model.hosts import parse_hosts
+from cpulaunch.tune.space import Space, Values
+
+
+def space(
+    *settings: str, host: HostFacts = BIG, hosts: str = "", oneccl: bool = False, **environ: str
+) -> Space:
+    given = [(*setting.split("=", 1), "--" + setting.split("=")[0]) for setting in settings]
+    config = load(given, environ={"HOME": "/nowhere", **environ})
+    listed = parse_hosts(hosts, "--hosts") if hosts else ()
+    facts = Facts(like=host, listed=listed, here=frozenset({"localhost"}), mpis=(INTEL,))
+    return Space(config, facts, PROGRAM, lambda name: name == "native", oneccl)
+
+
+def tried(space: Space, stage: int) -> list[dict[str, object]]:
+    return [{s.key: value for s, value in values.items()} for values in space.stages[stage]({})]
+
+
+def test_ranks_are_tried_from_one_to_one_per_core_by_powers_of_two_of_the_numa_nodes() -> None:
+    counts = {values.get("hosts.nproc_per_node", 2) for values in tried(space(), 0)}
+    assert counts == {1, 2, 4, 8, 16, 32}  # two sockets of 28 cores; the default is one per node
+
+
+def test_values_that_change_nothing_are_left_out() -> None:
+    placements = tried(space(host=SMALL), 0)
+    assert placements == [
+        {"training.precision": "bf16"},
+        {"hosts.nproc_per_node": 2, "training.precision": "bf16"},
+        {"hosts.nproc_per_node": 2},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ"), [(["hosts.nproc=4"], {}), ([], {"CPULAUNCH_HOSTS_NPROC_PER_NODE": "4"})]
+)
+def test_what_the_user_has_chosen_is_not_varied(settings: list[str], environ: dict[str, str]) -> None:
+    placements = tried(space(*settings, "training.precision=fp32", **environ), 0)
+    assert placements
+    assert all(values.keys() == {"cpu.logical_cores"} for values in placements)
+
+
+def test_allocators_that_are_not_installed_are_not_tried() -> None:
+    assert not any(
+        values.get("cpu.allocator") == "jemalloc" for values in tried(space(host=without_libraries()), 1)
+    )
+
+
+def without_libraries() -> HostFacts:
+    return HostFacts(BIG.topology, libraries={}, libc="glibc 2.36")
+
+
+def test_communication_is_tried_where_there_are_several_ranks() -> None:
+    def keys(where: Space) -> set[str]:
+        return {key for values in tried(where, 2) for key in values}
+
+    assert keys(space("hosts.nproc=1", host=SMALL)) == set()
+    assert "ccl.transport" not in keys(space(oneccl=True))
+    four = space(hosts="a,b", oneccl=True)
+    assert {"ccl.transport", "ccl.worker_count", "training.bucket_mb", "training.backend"} <= keys(four)
+
+
+def test_each_candidate_can_be_planned() -> None:
+    where = space(hosts="a:2,b:2")
+    for stage in where.stages:
+        values: Values
+        for values in stage({}):
+            assert where.plan(values).world_size >= 2
+    assert not where.is_fixed(Config.hosts.nproc)
