@@ -54,10 +54,8 @@ def connected(state: State, rank: Rank, hello: messages.Hello, here: bool) -> No
 def said(state: State, rank: Rank, message: AgentMessage | Unknown) -> None:
     state.heartbeats.heard(rank, state.now)
     if isinstance(message, messages.Dump):
-        state.dumps.said(rank.rank, message)
-        if state.sides:
-            state.sides.dumped(rank, message)
-        about_stalls(state, state.stalls.dumped(rank, message, state.now))
+        state.inquiry.answered(rank.rank, message, state.now)
+        about_stalls(state, state.stalls.answered(rank, state.now))
         return
     if isinstance(message, messages.Beat):
         rank.beats(message, state.now)
@@ -139,8 +137,7 @@ def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
 
 def ask_for_dumps(state: State, native: bool) -> None:
     running = (rank.rank for rank in state.ranks if rank.state is RankState.RUNNING)
-    _, sends = state.dumps.ask(running, native, state.now)
-    state.actions += sends
+    state.actions += state.rounds.ask(running, native, state.now)
 
 
 def ask_time(state: State, rank: Rank) -> None:
@@ -186,8 +183,8 @@ def _program_failed(state: State, rank: Rank) -> None:
 
 def _ask_for_sides(state: State, first: Rank) -> None:
     if not state.watching.independent and not state.sides and not state.ending:
-        state.sides = Sides(state.ranks, first, state.now)
-        state.actions += state.sides.ask()
+        state.sides = Sides(state.ranks, first, state.now, state.inquiry)
+        state.actions += state.sides.asked
 
 
 def disconnected(state: State, rank: Rank, error: str) -> None:

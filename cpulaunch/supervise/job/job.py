@@ -16,7 +16,6 @@ from cpulaunch.supervise.job.events import (
     AgentConnected,
     AgentDisconnected,
     AgentSaid,
-    Dumped,
     DumpWanted,
     Event,
     NotStarted,
@@ -53,9 +52,7 @@ class JobState:
         self._happens(event)
         if state.sides and not state.ending:
             ending.end_others(state, spare=state.sides.first.rank)
-        state.actions += state.dumps.look_closer(now)
-        for over in state.dumps.take(now):
-            state.actions.append(Dumped(over.native, over.answers, over.silent))
+        state.actions += state.rounds.look(now)
         if not state.running:
             ending.finish(state)
         actions, state.actions = state.actions, []
@@ -140,8 +137,8 @@ class JobState:
             moments.append(state.stalls.wake_at)
         if state.sides and not state.ending:
             moments.append(state.sides.due)
-        if (dumps_due := state.dumps.due) is not None:
-            moments.append(dumps_due)
+        if (round_due := state.rounds.due) is not None:
+            moments.append(round_due)
         if state.processes.ended_at is not None and not state.ranks_end_by_themselves:
             moments.append(state.processes.ended_at + SETTLE)
         if state.may_be_missing and state.arrivals.wake_at is not None:

@@ -37,7 +37,7 @@ def differs() -> Played:
 def dump(rank: int, kind: str = "all_reduce", state: int = STARTED, backend: str = "ccl") -> Dump:
     frames = [["step", "/home/me/train.py", 13]]
     main = {"id": 1, "name": "MainThread", "gil": False, "idle": True, "frames": frames, "left_out": 0}
-    return Dump(0, 1.0, groups(rank, kind, state, backend), [{"pid": 9, "threads": [main]}], "")
+    return Dump(1, 1.0, groups(rank, kind, state, backend), [{"pid": 9, "threads": [main]}], "")
 
 
 def note(job: Played) -> list[str]:
