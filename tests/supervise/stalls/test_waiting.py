@@ -54,32 +54,34 @@ def _from_zero() -> None:
     Number.compared = 0
 
 
-def ledgers(first: Any) -> dict[int, list[dict[str, Any]]]:
-    """Of many ranks, each with all its records under way, from the collective that is ``first`` for a rank."""
+def ledgers(*numbers: int, apart: int = 0) -> dict[int, list[dict[str, Any]]]:
+    """Of many ranks that wait in collectives with these numbers, each of them ``apart`` from the rank before's.
+
+    The last record of all is that of one which all wait in.
+    """
+    last = operation(Number(1_000_000))
     return {
-        rank: [
-            group(rank, *(operation(Number(first(rank) + n)) for n in range(OPERATIONS)), size=RANKS),
-        ]
+        rank: [group(rank, *(operation(Number(n + apart * rank)) for n in numbers), last, size=RANKS)]
         for rank in range(RANKS)
     }
 
 
 def test_many_ranks_in_the_same_collectives_are_compared_once_each() -> None:
-    (wait,) = waits(ledgers(lambda rank: 7), RANKS)
+    (wait,) = waits(ledgers(*range(7, 7 + OPERATIONS - 1)), RANKS)
     assert (wait.sequence, len(wait.waiting), wait.missing) == (7, RANKS, ())
 
 
-def test_many_ranks_in_collectives_of_their_own_are_compared_once_each() -> None:
-    """Those that are behind are known to have completed what they called, as their records lie in the past."""
-    (wait,) = waits(ledgers(lambda rank: 100 * rank), RANKS)
-    assert wait.sequence == 100 * (RANKS - 1)
-    assert wait.waiting == (RANKS - 1,)
-    assert disagreements(ledgers(lambda rank: 100 * rank), RANKS) == []
+def test_many_ranks_that_are_behind_in_collectives_of_their_own_are_compared_once_each() -> None:
+    """By the other ranks' ledgers, all of these lie in the past."""
+    groups = ledgers(*range(OPERATIONS - 1), apart=OPERATIONS)
+    (wait,) = waits(groups, RANKS)
+    assert (wait.sequence, len(wait.waiting)) == (1_000_000, RANKS)
+    assert disagreements(groups, RANKS) == []
 
 
 def test_many_ranks_that_wait_for_messages_of_their_neighbours_are_compared_once_each() -> None:
     groups = {
-        rank: [
+        Number(rank): [
             group(
                 rank,
                 operation(Number(0), "recv", peer=Number((rank + 1) % RANKS)),
