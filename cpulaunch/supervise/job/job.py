@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cpulaunch.errors import HostError
+from cpulaunch.cause import Cause, Kind
 from cpulaunch.supervise.job import agents, ending, launch
 from cpulaunch.supervise.job import outcome as kinds
 from cpulaunch.supervise.job.events import (
@@ -75,7 +75,8 @@ class JobState:
                 launch.process_ended(state, event.number, event.code)
             case StartFailed():
                 rank = state.ranks[event.number]
-                ending.mark_failed(state, rank, kinds.START_FAILED, HostError.exit_code, event.error)
+                cause = Cause(Kind.REFUSED, host=rank.host, detail=event.error)
+                ending.mark_failed(state, rank, cause)
             case NotStarted():
                 launch.not_started(state, event.first)
             case UserSignal():

@@ -13,8 +13,8 @@ from dataclasses import replace
 from signal import SIGABRT
 
 from cpulaunch import messages
+from cpulaunch.cause import Cause, Kind
 from cpulaunch.messages import Dump
-from cpulaunch.supervise.job.causes import is_consequence, of_other_sizes, says_ranks_differ
 from cpulaunch.supervise.job.outcome import Failure
 from cpulaunch.supervise.job.rank import Rank, RankState
 from cpulaunch.supervise.stalls.inquiry import Inquiry
@@ -28,13 +28,10 @@ DISAGREE = "ranks make different calls"
 WITHIN = 2.0
 """Seconds in which the others have to say theirs."""
 
-_TIMED_OUT = re.compile(r"\bwas not completed within its timeout\b")
-"""What ccl says of an operation in which a rank has waited in vain."""
 
-
-def is_about_others(error: str) -> bool:
-    """Whether an exception can come of what other ranks do: they call something else, or have left."""
-    return says_ranks_differ(error) or is_consequence(error)
+def is_about_others(cause: Cause) -> bool:
+    """Whether it can come of what other ranks do: they call something else, or have left."""
+    return cause.differ or cause.is_consequence
 
 
 def aborted_by_gloo(end: messages.Exit) -> bool:
@@ -69,22 +66,31 @@ class Sides:
 
         Of a timeout that doesn't, with what was waited for.
         """
-        error = failure.error or ""
-        if failure.signal != SIGABRT and not is_about_others(error):
+        cause = failure.cause
+        if failure.signal != SIGABRT and not is_about_others(cause):
             return failure
         seen = [_seen(rank, self.dumps.get(rank.rank)) for rank in self._ranks]
-        said = says_ranks_differ(error)
-        lines, those = sides(seen, said=said, pair=of_other_sizes(error))
+        said = cause.differ
+        lines, those = sides(seen, said=said, pair=_pair(failure))
         if said or lines:
             note = "\n".join(lines or without(seen)) or failure.note
             return replace(failure, note=note, disagree=True, ranks=tuple(those), text=DISAGREE)
         if lines := without(seen):
             return replace(failure, note="\n".join(lines))
-        if failure.rank is None or not _TIMED_OUT.search(error):
+        if failure.rank is None or cause.timeout is None or cause.operation is None:
             return failure
         if found := timed_out(seen, failure.rank):
             return replace(failure, text=found.headline, note="\n".join(found.lines), ranks=found.ranks)
         return failure
+
+
+def _pair(failure: Failure) -> tuple[int, ...]:
+    """The two ranks of which one sends another size than the other expects."""
+    cause = failure.cause
+    finder = failure.rank if cause.finder is None else cause.finder
+    if cause.kind is not Kind.SIZES_DIFFER or finder is None or cause.rank is None:
+        return ()
+    return finder, cause.rank
 
 
 def behind_others(failure: Failure, ranks: Sequence[Rank], sides: Sides | None) -> Failure:
