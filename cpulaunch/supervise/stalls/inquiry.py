@@ -116,13 +116,17 @@ class Inquiry:
 
     def answered(self, rank: int, dump: Dump, now: float) -> None:
         """An answer has come; one that comes too late is dropped."""
-        self._open = {number: each for number, each in self._open.items() if not each.is_over(now)}
         question = self._open.get(dump.request)
-        if question and rank in question.waiting:
-            question.waiting.discard(rank)
+        if question is None or rank not in question.waiting:
+            return
+        if not question.is_over(now):
             question.answers.keep(rank, dump if question.ledgers else dump._replace(groups=[]))
+        question.waiting.discard(rank)
+        if not question.waiting:
+            del self._open[dump.request]
 
     def gone(self, rank: int) -> None:
         """No answer will come from a rank any more."""
         for question in self._open.values():
             question.waiting.discard(rank)
+        self._open = {number: each for number, each in self._open.items() if each.waiting}
