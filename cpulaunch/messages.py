@@ -23,8 +23,9 @@ Agents import this module when they start.  So it imports little, and evaluates 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-VERSION = 10
-"""Of all this.  It changes with any kind or field; ``Hello`` keeps its fields in every version."""
+VERSION = 11
+"""Of all this.  It changes with any kind, and any field that has no default.  ``Hello`` keeps its fields in
+every version."""
 
 BEATS_PER_TIMEOUT = 3
 """A rank is lost when as many beats in a row haven't come."""
@@ -58,7 +59,8 @@ class Torch(NamedTuple):
 class Raised(NamedTuple):
     """An exception that nobody has caught: ``Type: message``, where in the user's code, and its traceback.
 
-    An error of cpulaunch's own that the user can mend has no traceback, and may have a hint.
+    An error of cpulaunch's own that the user can mend has no traceback, and may have a hint.  ``cause`` are
+    the known fields of a `Cause`, where the program knows it.
     """
 
     error: str
@@ -66,6 +68,7 @@ class Raised(NamedTuple):
     line: int | None
     traceback: str
     hint: str
+    cause: dict[str, Any] | None
 
 
 class Aborts(NamedTuple):
@@ -237,6 +240,7 @@ class Failure(NamedTuple):
     line: int | None
     traceback: str
     hint: str
+    cause: dict[str, Any] | None
     at: float
     by_launcher: bool
     groups: list[dict[str, Any]]
@@ -313,7 +317,7 @@ class Exit(NamedTuple):
 
     ``by_launcher``: the launcher had wanted it to end by then, so that this is no failure of its own, unless
     it had ``finished``: its script had ended before, with this code, at this time.  ``by_signal`` is the
-    signal by which somebody else did, or 0.  ``note`` is what is known of the cause.
+    signal by which somebody else did, or 0.  ``cause`` are the known fields of a `Cause`.
     ``unexplained``: its Python has not said that it would (``Leaving``).  ``groups`` are as those of
     ``Failure``, if it was a signal of its own, and ``threads`` what its ``Aborts`` said, if it did.  If it
     has ended by itself otherwise, ``groups`` are those of ``ccl`` whose last collective was completed, with
@@ -325,7 +329,7 @@ class Exit(NamedTuple):
     at: float
     by_launcher: bool
     by_signal: int
-    note: str | None
+    cause: dict[str, Any] | None
     unexplained: bool = False
     groups: list[dict[str, Any]] | None = None
     threads: list[dict[str, Any]] | None = None

@@ -41,7 +41,8 @@ def encode(message: NamedTuple, kinds: Mapping[Any, str] = KINDS) -> bytes:
 def decode(line: bytes, kinds: Mapping[str, type[M]]) -> M | Unknown:
     """The message of one line, which is one of ``kinds``, or ``Unknown``.
 
-    Fields that the kind doesn't have are passed over.  Raises MessageError.
+    Fields that the kind doesn't have are passed over, and those that it lacks have their defaults.  Raises
+    MessageError where there is none.
     """
     try:
         raw = json.loads(line)
@@ -57,6 +58,8 @@ def decode(line: bytes, kinds: Mapping[str, type[M]]) -> M | Unknown:
     values = {}
     for name, expected in cls.__annotations__.items():
         if name not in raw:
+            if name in getattr(cls, "_field_defaults", ()):
+                continue
             raise MessageError(f"{kind} without {name}")
         if not _is(raw[name], expected):
             raise MessageError(f"{kind} whose {name} is {str(raw[name])[:MAX_KIND]!r}")

@@ -14,8 +14,8 @@ from cpulaunch.wire import MAX_LINE, MAX_OUTPUT, MAX_TEXT, Lines, MessageError, 
 ALL: list[tuple[Message, Any]] = [
     (messages.Ready([0, 2]), FROM_RANK),
     (messages.Torch(4, "4"), FROM_RANK),
-    (messages.Raised("ValueError: x", "train.py", 5, "Traceback …", ""), FROM_RANK),
-    (messages.Raised("ValueError: x", None, None, "", "Do this."), FROM_RANK),
+    (messages.Raised("ValueError: x", "train.py", 5, "Traceback …", "", {"kind": "exception"}), FROM_RANK),
+    (messages.Raised("ValueError: x", None, None, "", "Do this.", None), FROM_RANK),
     (messages.Aborts([{"id": 1, "name": "MainThread", "frames": [["f", "train.py", 5]]}]), FROM_RANK),
     (messages.Leaving(3), FROM_RANK),
     (messages.Resumes(300), FROM_RANK),
@@ -30,7 +30,7 @@ ALL: list[tuple[Message, Any]] = [
     (messages.Beat(7, 140, 0.5, 1.25, True, 4096, 12.5, True, 12.25, True), FROM_AGENT),
     (messages.Dump(3, 12.5, [{"name": "0"}], [{"pid": 4711}], ""), FROM_AGENT),
     (messages.Time(1.5), FROM_AGENT),
-    (messages.Failure("ValueError: x", "train.py", 5, "T", "Do this.", 1.5, True, []), FROM_AGENT),
+    (messages.Failure("ValueError: x", "train.py", 5, "T", "Do this.", None, 1.5, True, []), FROM_AGENT),
     (messages.Found("0", None, ["/lib/x.so"], None), FROM_AGENT),
     (messages.Found("0", "default", None, 4), FROM_AGENT),
     (messages.Note("mind the gap"), FROM_AGENT),
@@ -41,7 +41,7 @@ ALL: list[tuple[Message, Any]] = [
     (messages.Traced(1, 12, 14, 4096, ""), FROM_AGENT),
     (messages.TracePiece(1, "H4sI" * 10_000, True, ""), FROM_AGENT),
     (messages.Refused("no such CPU"), FROM_AGENT),
-    (messages.Exit(None, 9, 1.5, False, 15, "killed"), FROM_AGENT),
+    (messages.Exit(None, 9, 1.5, False, 15, {"kind": "killed"}), FROM_AGENT),
     (messages.Exit(3, None, 1.5, False, 0, None, True, [{"name": "0"}]), FROM_AGENT),
     (messages.Challenge("salt"), FROM_LAUNCHER),
     (messages.Welcome("proof"), FROM_LAUNCHER),
@@ -115,6 +115,11 @@ def test_fields_of_later_versions_are_passed_over() -> None:
     assert decode(b'{"type":"note","note":"x","urgent":true}', FROM_AGENT) == messages.Note("x")
 
 
+def test_fields_that_an_earlier_version_lacks_have_their_defaults() -> None:
+    assert decode(b'{"type":"beat","steps":3}', FROM_AGENT) == messages.Beat(3)
+    assert decode(b'{"type":"end","signal":15,"grace":1.0}', FROM_LAUNCHER) == messages.End(15, 1.0)
+
+
 def test_an_int_will_do_where_a_float_is_meant() -> None:
     assert decode(b'{"type":"end","signal":15,"grace":10,"failed":false}', FROM_LAUNCHER) == messages.End(
         15, 10
@@ -124,7 +129,9 @@ def test_an_int_will_do_where_a_float_is_meant() -> None:
 @pytest.mark.parametrize("character", ["x", "é", "\U0001f600", "\udcff", "\0"])
 def test_no_text_is_too_long_for_a_line(character: str) -> None:
     long = character * (1 << 20)
-    failure = decode(encode(messages.Failure(long, long, 1, long + "end", "", 0.0, False, [])), FROM_AGENT)
+    failure = decode(
+        encode(messages.Failure(long, long, 1, long + "end", "", None, 0.0, False, [])), FROM_AGENT
+    )
     assert isinstance(failure, messages.Failure)
     assert len(failure.traceback) == MAX_TEXT
     assert failure.traceback.endswith("end")

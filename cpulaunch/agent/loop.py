@@ -23,6 +23,7 @@ from cpulaunch.agent.link import Link, LinkState
 from cpulaunch.agent.observe.out_of_memory import oom_kills, why_killed
 from cpulaunch.agent.output import REPORTS, Pipes, Printer, Reports
 from cpulaunch.agent.program import ledger_file
+from cpulaunch.cause import Cause, Kind
 from cpulaunch.errors import CpulaunchError, HostError
 from cpulaunch.messages import BEATS_PER_TIMEOUT, UNREACHED, AgentMessage, LauncherMessage, Report, Unknown
 from cpulaunch.plan.placement import Placement, unguard
@@ -407,18 +408,19 @@ class Agent:
         if number == signal.SIGKILL and not self.killed:
             # It was dying already: its peers see closed connections before we can see its end.
             by_launcher = False
-        note = None
+        cause = None
         if self.by_signal and not by_launcher:
-            note = f"its agent got signal {self.by_signal}, from mpiexec or a batch system, not from us"
+            cause = Cause(Kind.AGENT_SIGNALED, signal=self.by_signal)
         elif number == signal.SIGKILL and not by_launcher:
-            note = why_killed(running.program.pid, self.oom_kills)
+            cause = why_killed(running.program.pid, self.oom_kills)
         unexplained = self.placement.python and self.exiting is None
         groups = None
         if finished or not by_launcher:
             groups = self._unfinished() if number else ledger_file.last_calls(running.ledger)
         threads = self.aborting if number == signal.SIGABRT and not by_launcher else None
+        said = cause and cause.document()
         return messages.Exit(
-            code, number, at, by_launcher, self.by_signal, note, unexplained, groups, threads, finished
+            code, number, at, by_launcher, self.by_signal, said, unexplained, groups, threads, finished
         )
 
 

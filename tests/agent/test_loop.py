@@ -79,7 +79,7 @@ def test_a_program_that_does_not_listen_is_killed_after_its_grace(tmp_path: Path
         launcher.wait_for_output("ready")
         launcher.say(messages.End(signal.SIGTERM, 0.1))
         end = launcher.next(messages.Exit)
-        assert (end.code, end.signal, end.by_launcher, end.note) == (None, signal.SIGKILL, True, None)
+        assert (end.code, end.signal, end.by_launcher, end.cause) == (None, signal.SIGKILL, True, None)
 
 
 SAVING = """
@@ -132,7 +132,7 @@ def test_somebody_elses_signal_is_named(tmp_path: Path) -> None:
         launcher.agent.send_signal(signal.SIGTERM)
         end = launcher.next(messages.Exit)
         assert (end.signal, end.by_launcher, end.by_signal) == (signal.SIGTERM, False, signal.SIGTERM)
-        assert end.note == "its agent got signal 15, from mpiexec or a batch system, not from us"
+        assert end.cause == {"kind": "agent_signaled", "signal": 15}
 
 
 def test_an_agent_says_at_once_what_its_clock_shows(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_report_of_an_unknown_kind_is_told_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        b'{"type":"exit","code":0,"signal":null,"at":0,"by_launcher":true,"by_signal":0,"note":null}',
+        b'{"type":"exit","code":0,"signal":null,"at":0,"by_launcher":true,"by_signal":0,"cause":null}',
         b'{"type":"release"}',
         b'{"type":"end","signal":9,"grace":0}',
         b'{"type":"torch","threads":"many","requested":""}',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from ranks import run_script
 from support.marks import repeat
 from support.namespaces import until
+
+from cpulaunch.cause import Kind
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built")]
 
@@ -96,6 +99,28 @@ def test_who_asks_a_group_what_is_wrong_learns_the_kind() -> None:
         "finally: print(group.get_error().name)",
     ))  # fmt: skip
     assert (first.stdout, second.stdout) == ("TIMEOUT\n", "REMOTE_ERROR\n"), first.stderr + second.stderr
+
+
+def test_the_cause_of_an_exception_is_known_as_data() -> None:
+    """Also of an error that another one came of; each rank says who has found it, if that is another one."""
+    calls = (
+        "from cpulaunch.agent.program import bootstrap",
+        "import json",
+        "try:",
+        "    try: dist.all_reduce(torch.ones(10 * (rank + 1)))",
+        "    except RuntimeError as error: raise ValueError from error",
+        "except ValueError as error:",
+        "    print(json.dumps([bootstrap._cause(error), sys.modules['cpulaunch.ccl._group'].CAUSES]))",
+    )
+    for rank, result in enumerate(run_script(2, script(*calls, seconds=10))):
+        cause, kinds = json.loads(result.stdout)
+        finder, other = cause.pop("finder", rank), cause.pop("rank")
+        assert {finder, other} == {0, 1}
+        assert cause == {
+            "kind": "calls_differ", "operation": "all_reduce", "sequence": 1, "operations": ["all_reduce"] * 2,
+            "sizes": [40 * (other + 1), 40 * (finder + 1)], "reductions": ["sum"] * 2,
+        }  # fmt: skip
+        assert set(kinds) <= {kind.value for kind in Kind}
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,10 @@ def test_ccl_itself_finds_operations_that_differ(
     result = outcome(tmp_path)
     assert (done.returncode, result["kind"], result["stalls"]) == (1, "error", []), done.stderr
     assert result["first_failure"]["disagree"]
+    cause = result["first_failure"]["cause"]
+    assert cause["kind"] == "calls_differ"
+    differs = "operations" if case == "other_operation" else "sizes"
+    assert set(cause[differs]) == ({"all_reduce", "broadcast"} if differs == "operations" else {4000, 8000})
     usual = f"all_reduce #3 of group 0, 4 kB float32, at train.py:{line_of('dist.all_reduce(tensor)')} step"
     sides = [
         f"rank 0 on localhost: {usual}",
@@ -78,6 +82,10 @@ def test_a_part_or_a_message_of_another_size_is_shown_with_both_its_ends(
     hang(case, "--stall-timeout", "30", "-n", "3", "--oversubscribe")
     first = outcome(tmp_path)["first_failure"]
     assert (first["disagree"], first["ranks"]) == (True, [0, 1])
+    cause = first["cause"]
+    assert cause["kind"] == "sizes_differ"
+    assert {cause["rank"], cause.get("finder", first["rank"])} == {0, 1}
+    assert cause["sizes"] in ([2400, 2000], [8000, 4000])
     at = f"train.py:{line_of(line)} {case}"
     sides = [f"rank {rank} on localhost: {called.format(at)}" for rank, called in enumerate((on_0, on_1))]
     assert first["note"].splitlines() == sides
@@ -112,6 +120,7 @@ def test_a_timeout_of_the_groups_own_is_explained_by_what_the_others_do(
     first = result["first_failure"]
     assert (done.returncode, result["kind"], result["stalls"]) == (1, "error", []), done.stderr
     assert (first["text"], first["ranks"], first["disagree"]) == (who, ranks, False)
+    assert first["cause"]["timeout"] == 3.0
     title, lines = box(done.stderr)
     assert title == who
     assert set(first["note"].splitlines()) <= set(lines)

@@ -123,7 +123,7 @@ class Played:
     def raises(self, rank: int, error: str, **different: Any) -> None:
         """The program has raised ``error`` just now."""
         raised = messages.Failure(
-            error, "train.py", 5, f"Traceback …\n{error}", "", self.clock(rank), False, []
+            error, "train.py", 5, f"Traceback …\n{error}", "", None, self.clock(rank), False, []
         )
         self.says(rank, raised._replace(**different))
 

@@ -9,6 +9,7 @@ from cpulaunch.messages import AskDump, AskProgress, Beat, Dump, Exit, LauncherM
 from cpulaunch.supervise.job.events import Action, ReportStall, Send, Tell
 from cpulaunch.supervise.job.rank import Rank, RankState
 from cpulaunch.supervise.stalls.detection import Stalls
+from cpulaunch.supervise.stalls.inquiry import Inquiry
 from cpulaunch.supervise.stalls.progress import StallSettings
 
 AUTO = StallSettings()
@@ -25,7 +26,8 @@ class Job:
     def __init__(self, settings: StallSettings = AUTO, steps: int = 0, ahead: float = 0.0) -> None:
         self.ranks = [Rank(0, "node0", RankState.RUNNING), Rank(1, "node1", RankState.RUNNING, clock=-ahead)]
         self.now, self.ahead = 0.0, ahead
-        self.stalls = Stalls(self.ranks, settings, 0.0)
+        self.inquiry = Inquiry()
+        self.stalls = Stalls(self.ranks, settings, 0.0, self.inquiry)
         self.beats = [Beat(expects_steps=True) for _ in self.ranks]
         self.answering, self.dumping = {0, 1}, {0, 1}
         self.slow = 0.0
@@ -120,7 +122,8 @@ class Job:
                 "threads": [thread],
             }
             dump = Dump(message.request, self.now, groups, [program], "")
-            self._act(self.stalls.dumped(rank, dump, self.now))
+            self.inquiry.answered(rank.rank, dump, self.now)
+            self._act(self.stalls.answered(rank, self.now))
 
     def sent(self, kind: type[LauncherMessage]) -> list[float]:
         return [

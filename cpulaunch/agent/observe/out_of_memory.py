@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from signal import SIGKILL
+
+from cpulaunch.cause import Cause, Kind
 
 
 def oom_kills() -> int | None:
@@ -20,20 +23,18 @@ def oom_kills() -> int | None:
     return None
 
 
-def why_killed(pid: int, kills_before: int | None) -> str:
-    """What is known of the SIGKILL that ended the child ``pid``, in words."""
+def why_killed(pid: int, kills_before: int | None) -> Cause:
+    """What is known of the SIGKILL that ended the child ``pid``."""
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / (1 << 20)  # in KiB, says getrusage(2)
-    had = f"peak {peak:.2f} GiB"
+    killed = Cause(Kind.KILLED, signal=int(SIGKILL), memory=round(peak, 3))
     if record := _kernels_record(pid):
-        return f"the kernel ran out of memory and says: {record}"
+        return killed._replace(kind=Kind.OUT_OF_MEMORY, detail=record)
     kills = oom_kills()
     if kills is None or kills_before is None:
-        return f"perhaps out of memory ({had})"
-    if kills > kills_before:
-        return f"probably out of memory: the kernel has just killed a process for that ({had})"
-    return f"not out of memory ({had}): a person, the batch system or another program sent it"
+        return killed
+    return killed._replace(kind=Kind.OUT_OF_MEMORY if kills > kills_before else Kind.KILLED_BY_OTHERS)
 
 
 def _kernels_record(pid: int) -> str | None:

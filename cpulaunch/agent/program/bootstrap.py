@@ -82,8 +82,8 @@ def main() -> None:
         raise
     except BaseException as error:
         last.status = 1
-        if "gloo/" in str(error):  # a source file of its; the launcher will ask what was called
-            _keep_last_collectives()
+        # The launcher asks whether it is about others.  "gloo/" is a source file of gloo's.
+        _keep_last_collectives(failed="gloo/" in str(error))
         report(_raised(error))
         raise
     report(leaving(0))
@@ -205,12 +205,12 @@ def _run_file(path: str) -> None:
     exec(code, module.__dict__)
 
 
-def _keep_last_collectives() -> None:
-    """Have them in the ledger, where they are copied to once in a while."""
+def _keep_last_collectives(*, failed: bool) -> None:
+    """Have them in the ledger, where they are copied to once in a while; ``failed``: the last one has."""
     kept = sys.modules.get("cpulaunch.runtime.observe.ledger")
     for mirror in getattr(kept, "mirrors", ()):
         try:
-            mirror.look(failed=True)
+            mirror.look(failed=True) if failed else mirror.look_before_end()
         except Exception:
             pass  # the exception itself is what is to be told
 
@@ -239,7 +239,26 @@ def _raised(error: BaseException) -> bytes:
         name = f"{module}.{name}"
     first_line = str(error).partition("\n")[0]
     said = f"{name}: {first_line}"[:MAX_ERROR] if first_line else name
-    return encode(Raised(said, file, line, text, hint))
+    return encode(Raised(said, file, line, text, hint, _cause(error)))
+
+
+def _cause(error: BaseException | None) -> dict[str, Any] | None:
+    """What the error, or one that it came of, says of its cause: those of ``ccl`` do."""
+    from cpulaunch.errors import UsageError
+
+    if isinstance(error, UsageError):
+        return {"kind": "usage_error"}
+    ccl: Any = sys.modules.get("cpulaunch.ccl._group")
+    seen: set[int] = set()
+    while ccl is not None and error is not None and id(error) not in seen:
+        seen.add(id(error))
+        try:
+            if cause := ccl.cause_of(str(error)):
+                return dict(cause)
+        except Exception:
+            pass  # an error that can't be shown
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _write(fd: int, line: bytes) -> None:

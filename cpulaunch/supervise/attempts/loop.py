@@ -57,6 +57,7 @@ SHOWN_FIELDS = (
     "signal",
     "by_launcher",
     "error",
+    "cause",
     "note",
 )
 """What ``-v`` shows of an event."""
@@ -382,7 +383,8 @@ class AttemptLoop:
     def _log(self, entry: Mapping[str, Any]) -> None:
         self.output.keep("events.jsonl", json.dumps(entry, separators=(",", ":")).encode() + b"\n")
         if self.console.verbose:
-            values = (f"{k}={entry[k]}" for k in SHOWN_FIELDS if entry.get(k) is not None)
+            shown = {**entry, "cause": (entry.get("cause") or {}).get("kind")}
+            values = (f"{k}={shown[k]}" for k in SHOWN_FIELDS if shown.get(k) is not None)
             number = entry["rank"]
             names = self.attempt.plan.names
             who = f"no {names.noun}"

@@ -7,14 +7,16 @@ from dataclasses import asdict, replace
 from signal import SIGKILL, SIGTERM
 
 from cpulaunch import messages, wire
-from cpulaunch.errors import STALLED_EXIT_CODE, HostError
+from cpulaunch.cause import Cause, Kind
+from cpulaunch.errors import STALLED_EXIT_CODE
 from cpulaunch.messages import KINDS, AgentMessage, Unknown
 from cpulaunch.supervise.job import ending, launch
 from cpulaunch.supervise.job import outcome as kinds
-from cpulaunch.supervise.job.causes import Candidate, says_host_is_lost
+from cpulaunch.supervise.job.causes import Candidate
 from cpulaunch.supervise.job.events import Action, ActOnStall, HideStderr, Record, ReportStall, Write
-from cpulaunch.supervise.job.outcome import WITHOUT_A_WORD, Failure
+from cpulaunch.supervise.job.outcome import Failure
 from cpulaunch.supervise.job.rank import Rank, RankState
+from cpulaunch.supervise.job.sentences import sentence
 from cpulaunch.supervise.job.state import State
 from cpulaunch.supervise.stalls.mismatch import Sides, aborted_by_gloo, is_about_others
 
@@ -42,11 +44,8 @@ def connected(state: State, rank: Rank, hello: messages.Hello, here: bool) -> No
     if hello.version != messages.VERSION:
         # The loop closes the connection, whereupon the agent ends its program.
         state.move(rank, RankState.FAILED_TO_START)
-        error = (
-            f"the agent on {rank.host} speaks version {hello.version} of the control protocol, the "
-            f"launcher version {messages.VERSION}: install the same cpulaunch on all hosts"
-        )
-        ending.mark_failed(state, rank, kinds.START_FAILED, HostError.exit_code, error)
+        versions = f"version {hello.version} of the control protocol, the launcher version {messages.VERSION}"
+        ending.mark_failed(state, rank, Cause(Kind.VERSIONS_DIFFER, host=rank.host, detail=versions))
     elif state.end:
         state.send(rank, state.end)  # which it has missed
 
@@ -54,10 +53,8 @@ def connected(state: State, rank: Rank, hello: messages.Hello, here: bool) -> No
 def said(state: State, rank: Rank, message: AgentMessage | Unknown) -> None:
     state.heartbeats.heard(rank, state.now)
     if isinstance(message, messages.Dump):
-        state.dumps.said(rank.rank, message)
-        if state.sides:
-            state.sides.dumped(rank, message)
-        about_stalls(state, state.stalls.dumped(rank, message, state.now))
+        state.inquiry.answered(rank.rank, message, state.now)
+        about_stalls(state, state.stalls.answered(rank, state.now))
         return
     if isinstance(message, messages.Beat):
         rank.beats(message, state.now)
@@ -116,13 +113,13 @@ def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
         rank.saved = rank.saved or message.leaves
         rank.has_made(message.step - (rank.resumed_from or 0))
     elif isinstance(message, messages.Failure):
-        rank.raised = rank.raised or message
+        rank.raises(message)
         # Its traceback is shown at the end if it is the cause.
         state.actions.append(HideStderr(rank.rank))
-        if says_host_is_lost(message.error):  # which may well be back before it counts as lost for us
+        if rank.cause.kind is Kind.HOST_SILENT:  # which may well be back before it counts as lost for us
             for silent in state.silent(state.two_beats):
                 ending.lose(state, silent)
-        elif is_about_others(message.error):
+        elif is_about_others(rank.cause):
             _ask_for_sides(state, rank)
         # The others needn't wait until it has printed its traceback and exited.
         if not state.watching.go_on:
@@ -130,7 +127,7 @@ def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
     elif isinstance(message, messages.Refused):
         rank.tidy = True
         state.move(rank, RankState.FAILED_TO_START)
-        ending.mark_failed(state, rank, kinds.START_FAILED, HostError.exit_code, message.error)
+        ending.mark_failed(state, rank, Cause(Kind.REFUSED, host=rank.host, detail=message.error))
         state.send(rank, messages.Release())
     elif isinstance(message, messages.Exit):
         _exited(state, rank, message)
@@ -139,8 +136,7 @@ def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
 
 def ask_for_dumps(state: State, native: bool) -> None:
     running = (rank.rank for rank in state.ranks if rank.state is RankState.RUNNING)
-    _, sends = state.dumps.ask(running, native, state.now)
-    state.actions += sends
+    state.actions += state.rounds.ask(running, native, state.now)
 
 
 def ask_time(state: State, rank: Rank) -> None:
@@ -186,8 +182,8 @@ def _program_failed(state: State, rank: Rank) -> None:
 
 def _ask_for_sides(state: State, first: Rank) -> None:
     if not state.watching.independent and not state.sides and not state.ending:
-        state.sides = Sides(state.ranks, first, state.now)
-        state.actions += state.sides.ask()
+        state.sides = Sides(state.ranks, first, state.now, state.inquiry)
+        state.actions += state.sides.asked
 
 
 def disconnected(state: State, rank: Rank, error: str) -> None:
@@ -198,11 +194,11 @@ def disconnected(state: State, rank: Rank, error: str) -> None:
         return
     state.move(rank, RankState.LOST)
     if error:
-        why = f"the launcher can't understand its agent: {error}"
-        ending.mark_failed(state, rank, kinds.ERROR, 1, why)
+        ending.mark_failed(state, rank, Cause(Kind.AGENT_MALFORMED, host=rank.host, detail=error))
         return
     # The kernel closed the connection, so the host is alive and the agent is not.
-    failure = Failure(rank.rank, rank.host, signal=int(SIGKILL), error=WITHOUT_A_WORD)
+    cause = Cause(Kind.AGENT_KILLED, host=rank.host)
+    failure = Failure(rank.rank, rank.host, signal=int(SIGKILL), error=sentence(cause), cause=cause)
     rank.failed = Candidate(state.now, kinds.SIGNAL, 128 + SIGKILL, failure)
     launch.blame(state)
     if state.watching.go_on:
@@ -235,10 +231,20 @@ def about_stalls(state: State, actions: Sequence[Action]) -> None:
 def _end_stalled(state: State, action: ActOnStall) -> None:
     stall, explanation = action
     first = None if explanation.mutual else next(iter(stall.ranks), None)
+    cause = Cause(
+        Kind.STALLED,
+        first,
+        None if first is None else stall.host,
+        operation=stall.operation,
+        sequence=stall.sequence,
+        seconds=stall.seconds,
+        detail=stall.text,
+    )
     failure = Failure(
         first,
         None if first is None else stall.host,
-        error=f"no progress for {stall.seconds:.0f} s: {stall.text}",
+        error=sentence(cause),
+        cause=cause,
         file=None if explanation.mutual else stall.file,
         line=None if explanation.mutual else stall.line,
         note="\n".join(explanation.lines) or None,

@@ -1,4 +1,9 @@
-"""Which of several failures came first: by time, and by kind."""
+"""Which of several failures came first: by time, and by cause.  Pure.
+
+Errors of other libraries say only by their text that a peer is gone.  As a program may use sockets for much
+else, such as an upload, that counts only if torch has raised the error, or if the rank has not completed an
+operation of a process group.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +12,27 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
+from cpulaunch.cause import Cause, Kind
+from cpulaunch.ledger import COMPLETED
+from cpulaunch.messages import Failure as Raised
 from cpulaunch.model.names import RANKS
 from cpulaunch.supervise.job.outcome import Failure
 
-_PEER_HAS_GONE = re.compile(
+_PEER_IS_GONE = re.compile(
     r"""
     ^(\w+\.)*(Connection(Reset|Aborted|Refused)Error|BrokenPipeError|Dist(Backend|Network|Store)Error)\b
     | (closed|reset|refused|aborted)\ by\ peer | Broken\ pipe | Connection\ (closed|reset|refused)
     | [Tt]imed\ out\ waiting | Socket\ Timeout
-    | \brank\ \d+(\ on\ \S+)?\ (has\ ended|is\ lost|has\ left\ the\ group)
-    | group's\ store\ cannot\ be\ reached | a\ rank\ did\ not\ call\ it
     """,
     re.VERBOSE,
 )
-"""What a rank says when another has left: torch's stores, gloo's pairs, our ccl group, plain sockets."""
+"""What torch's stores, gloo's pairs, oneCCL and sockets say."""
 
-_CALLS_OTHER = re.compile(r"\brank \d+(?: on \S+)? calls |\bis ahead: it calls ")
-"""What our ccl group says of ranks that call different operations."""
+_TORCHS = re.compile(r"^torch\.distributed\.\w+Error\b|\bgloo/")
+"""A class of torch's, or a source file of gloo's."""
 
-_HEARD = re.compile(r"\bcannot complete: rank \d+(?: on \S+)? failed: ")
-"""What our ccl group says of what another rank has found."""
-
-_SIZES_DIFFER = re.compile(
-    r"\brank (\d+): .*? failed: .*?\brank (\d+)(?: on \S+)? sends \d+ bytes? to this rank, "
-)
-"""What it says of a rank that was sent more than it expects, or less, by another one."""
-
-_HOST_IS_SILENT = re.compile(r"\bhost .* has given no sign of life for ")
-"""What our ccl group says of a host that it has lost."""
+_FRAME = re.compile(r'^  File "([^"]*)"', re.MULTILINE)
+"""The file of a frame in a traceback."""
 
 SLACK = 1.0
 """Seconds by which an end may be noted later than what follows from it: a process that ends closes its
@@ -54,25 +52,29 @@ class Candidate(NamedTuple):
     by_signal: bool = False
 
 
-def says_host_is_lost(error: str) -> bool:
-    """Whether an exception says that a host has fallen silent."""
-    return bool(_HOST_IS_SILENT.search(error))
+def cause_of(raised: Raised) -> Cause:
+    """Why a program has raised an exception: as it says itself, or by the text of another library's error."""
+    if said := Cause.from_document(raised.cause):
+        return said
+    return Cause(Kind.PEER_GONE if _peer_is_gone(raised) else Kind.EXCEPTION)
 
 
-def says_ranks_differ(error: str) -> bool:
-    """Whether an exception says that ranks call different operations, or with different sizes."""
-    return bool(_CALLS_OTHER.search(error) or _SIZES_DIFFER.search(error))
+def _peer_is_gone(raised: Raised) -> bool:
+    """Whether an exception is about a peer that is gone, or has not answered."""
+    if not _PEER_IS_GONE.search(raised.error):
+        return False
+    return bool(_TORCHS.search(raised.error)) or _raised_by_torch(raised.traceback) or _is_unfinished(raised)
 
 
-def of_other_sizes(error: str) -> tuple[int, ...]:
-    """The two ranks of which an exception says that one sends another size than the other expects."""
-    found = _SIZES_DIFFER.search(error)
-    return (int(found[1]), int(found[2])) if found else ()
+def _raised_by_torch(traceback: str) -> bool:
+    """Whether the innermost frame is of torch, which has called its C++ there."""
+    files = _FRAME.findall(traceback)
+    return bool(files) and "/torch/" in files[-1]
 
 
-def is_consequence(error: str | None) -> bool:
-    """Whether an exception says no more than that somebody else has gone."""
-    return bool(error and _PEER_HAS_GONE.search(error) and not says_ranks_differ(error))
+def _is_unfinished(raised: Raised) -> bool:
+    operations = (operation for group in raised.groups for operation in group["operations"])
+    return any(operation["state"] != COMPLETED for operation in operations)
 
 
 def root_cause(
@@ -95,10 +97,10 @@ def root_cause(
     causes = [
         candidate
         for candidate in ordered
-        if not candidate.by_signal and (independent or not is_consequence(candidate.failure.error))
+        if not candidate.by_signal and (independent or not candidate.failure.cause.is_consequence)
     ]
     if causes:
-        own = (each for each in causes if not _HEARD.search(each.failure.error or ""))
+        own = (each for each in causes if each.failure.cause.finder is None)
         return next(own, causes[0])
     first = ordered[0]
     before = [(at, rank) for at, rank in sorted(succeeded) if at < first.at + SLACK]

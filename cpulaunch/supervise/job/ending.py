@@ -8,13 +8,15 @@ from signal import SIGINT, SIGKILL, SIGTERM
 from typing import Any
 
 from cpulaunch import messages
-from cpulaunch.errors import NODE_LOST_EXIT_CODE, SAVED_EXIT_CODE
+from cpulaunch.cause import Cause, Kind
+from cpulaunch.errors import NODE_LOST_EXIT_CODE, SAVED_EXIT_CODE, HostError
 from cpulaunch.supervise.job import outcome as kinds
 from cpulaunch.supervise.job.causes import Candidate, root_cause
 from cpulaunch.supervise.job.events import EndProcesses, Finish
 from cpulaunch.supervise.job.outcome import Failure, Outcome, RankOutcome, Stall, signal_name
 from cpulaunch.supervise.job.processes import SETTLE
 from cpulaunch.supervise.job.rank import Rank, RankState, attempt_outcome, slow_to_end
+from cpulaunch.supervise.job.sentences import sentence
 from cpulaunch.supervise.job.state import State
 from cpulaunch.supervise.stalls.mismatch import behind_others
 
@@ -31,20 +33,29 @@ def interrupt(state: State, number: int) -> None:
         end_ranks(state, SIGKILL)
 
 
-def mark_failed(state: State, rank: Rank, kind: str, code: int, error: str, at: float | None = None) -> None:
+_ENDS = {
+    Kind.HOST_LOST: (kinds.NODE_LOST, NODE_LOST_EXIT_CODE),
+    Kind.HOST_FAILED: (kinds.NODE_LOST, NODE_LOST_EXIT_CODE),
+    Kind.AGENT_MALFORMED: (kinds.ERROR, 1),
+}
+"""What causes that the launcher sees itself make of a job; others are failed starts, or signals."""
+
+
+def mark_failed(state: State, rank: Rank, cause: Cause, at: float | None = None) -> None:
     """The rank has failed, though its agent doesn't say so itself."""
-    failure = Failure(rank.rank, rank.host, error=error)
+    failure = Failure(rank.rank, rank.host, error=sentence(cause), cause=cause)
+    kind, code = _ENDS.get(cause.kind, (kinds.START_FAILED, HostError.exit_code))
+    if cause.signal is not None:
+        kind, code = kinds.SIGNAL, 128 + cause.signal
     rank.failed = Candidate(state.now if at is None else at, kind, code, failure)
     end_ranks(state, SIGTERM)
 
 
 def lose(state: State, rank: Rank) -> None:
     """Its host has fallen silent."""
-    silence = state.now - rank.heard_at
     state.move(rank, RankState.LOST)
-    why = "it, its network or its agents have stopped"
-    error = f"no sign of life from host {rank.host} for {silence:.0f} s: {why}"
-    mark_failed(state, rank, kinds.NODE_LOST, NODE_LOST_EXIT_CODE, error, rank.heard_at)
+    silence = round(state.now - rank.heard_at, 3)
+    mark_failed(state, rank, Cause(Kind.HOST_LOST, rank.rank, rank.host, seconds=silence), rank.heard_at)
 
 
 def end_others(state: State, spare: int | None = None) -> None:
@@ -155,7 +166,7 @@ def _is_over(state: State, failure: Candidate) -> bool:
 def _as_cancelled(state: State, cause: Candidate) -> Failure:
     """What a batch system has ended can't say so, or says only by which signal."""
     if cause.failure.signal in (SIGTERM, SIGKILL) and (why := state.processes.cancellation):
-        return replace(cause.failure, error=why, note=None)
+        return replace(cause.failure, error=why, note=None, cause=Cause(Kind.CANCELLED, detail=why))
     return cause.failure
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cpulaunch.errors import HostError
+from cpulaunch.cause import Cause, Kind
 from cpulaunch.supervise.job import agents, ending, launch
 from cpulaunch.supervise.job import outcome as kinds
 from cpulaunch.supervise.job.events import (
@@ -16,7 +16,6 @@ from cpulaunch.supervise.job.events import (
     AgentConnected,
     AgentDisconnected,
     AgentSaid,
-    Dumped,
     DumpWanted,
     Event,
     NotStarted,
@@ -53,9 +52,7 @@ class JobState:
         self._happens(event)
         if state.sides and not state.ending:
             ending.end_others(state, spare=state.sides.first.rank)
-        state.actions += state.dumps.look_closer(now)
-        for over in state.dumps.take(now):
-            state.actions.append(Dumped(over.native, over.answers, over.silent))
+        state.actions += state.rounds.look(now)
         if not state.running:
             ending.finish(state)
         actions, state.actions = state.actions, []
@@ -78,7 +75,8 @@ class JobState:
                 launch.process_ended(state, event.number, event.code)
             case StartFailed():
                 rank = state.ranks[event.number]
-                ending.mark_failed(state, rank, kinds.START_FAILED, HostError.exit_code, event.error)
+                cause = Cause(Kind.REFUSED, host=rank.host, detail=event.error)
+                ending.mark_failed(state, rank, cause)
             case NotStarted():
                 launch.not_started(state, event.first)
             case UserSignal():
@@ -140,8 +138,8 @@ class JobState:
             moments.append(state.stalls.wake_at)
         if state.sides and not state.ending:
             moments.append(state.sides.due)
-        if (dumps_due := state.dumps.due) is not None:
-            moments.append(dumps_due)
+        if (round_due := state.rounds.due) is not None:
+            moments.append(round_due)
         if state.processes.ended_at is not None and not state.ranks_end_by_themselves:
             moments.append(state.processes.ended_at + SETTLE)
         if state.may_be_missing and state.arrivals.wake_at is not None:

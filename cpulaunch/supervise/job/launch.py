@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from cpulaunch.errors import NODE_LOST_EXIT_CODE, HostError
+from cpulaunch.cause import Cause, Kind
 from cpulaunch.supervise.job import ending
 from cpulaunch.supervise.job import outcome as kinds
-from cpulaunch.supervise.job.outcome import WITHOUT_A_WORD, Failure, signal_name
+from cpulaunch.supervise.job.outcome import Failure
 from cpulaunch.supervise.job.processes import SETTLE
 from cpulaunch.supervise.job.rank import RankState
+from cpulaunch.supervise.job.sentences import sentence
 from cpulaunch.supervise.job.state import State
 
 
@@ -17,9 +18,8 @@ def look_for_a_failed_start(state: State, *, ended: bool = False) -> None:
         return
     rank = state.arrivals.first(found.host)
     if rank.failed is None:
-        where = f" on {found.host}" if found.host else ""
-        error = f"it couldn't be started{where}: {found.why}"
-        ending.mark_failed(state, rank, kinds.START_FAILED, HostError.exit_code, error, state.started)
+        cause = Cause(Kind.NOT_STARTED, host=found.host or None, detail=found.why)
+        ending.mark_failed(state, rank, cause, state.started)
 
 
 def look_for_lost_hosts(state: State) -> None:
@@ -27,8 +27,7 @@ def look_for_lost_hosts(state: State) -> None:
     for host in state.processes.lost_hosts:
         for rank in state.ranks:
             if rank.host == host and (rank.failed is None or rank.failed.kind != kinds.NODE_LOST):
-                error = f"the batch system says that {host} has failed, or was set down"
-                ending.mark_failed(state, rank, kinds.NODE_LOST, NODE_LOST_EXIT_CODE, error, state.started)
+                ending.mark_failed(state, rank, Cause(Kind.HOST_FAILED, host=host), state.started)
 
 
 def process_ended(state: State, number: int, code: int) -> None:
@@ -44,13 +43,13 @@ def blame(state: State) -> None:
     if signal is None or state.watching.launcher.agents_are_children:
         return
     mpiexec = state.watching.command.rpartition("/")[2]
-    error = f"{mpiexec} got {signal_name(signal)}, not from us, and its agent ended with it"
     for rank in state.ranks:
         found = rank.candidate()
         if not found or state.now > found.at + SETTLE:
             continue
-        if found.by_signal or found.failure.error == WITHOUT_A_WORD:
-            failure = Failure(rank.rank, rank.host, signal=signal, error=error)
+        if found.by_signal or found.failure.cause.kind is Kind.AGENT_KILLED:
+            cause = Cause(Kind.LAUNCHER_KILLED, rank.rank, program=mpiexec, signal=signal)
+            failure = Failure(rank.rank, rank.host, signal=signal, error=sentence(cause), cause=cause)
             rank.failed = found._replace(exit_code=128 + signal, failure=failure)
 
 
@@ -82,14 +81,16 @@ def _processes_ended_early(state: State) -> None:
         for rank in there:
             state.move(rank, RankState.NOT_WATCHED)
     elif there and (signal := state.processes.killed_by) and state.watching.launcher.ranks_outlive_it:
-        error = f"{state.watching.command.rpartition('/')[2]} got {signal_name(signal)}, not from us"
-        ending.mark_failed(state, there[0], kinds.SIGNAL, 128 + signal, error)
+        mpiexec = state.watching.command.rpartition("/")[2]
+        ending.mark_failed(state, there[0], Cause(Kind.LAUNCHER_KILLED, program=mpiexec, signal=signal))
     elif there:
-        error = (
-            f"{state.watching.command} ended with code {state.processes.exit_code} "
-            f"before {len(there)} of {len(state.ranks)} ranks had reported"
+        cause = Cause(
+            Kind.LAUNCHER_ENDED,
+            program=state.watching.command,
+            exit_code=state.processes.exit_code,
+            detail=f"{len(there)} of {len(state.ranks)} ranks",
         )
-        ending.mark_failed(state, there[0], kinds.START_FAILED, HostError.exit_code, error)
+        ending.mark_failed(state, there[0], cause)
 
 
 def look_for_the_missing(state: State) -> None:
@@ -98,10 +99,9 @@ def look_for_the_missing(state: State) -> None:
         return
     if rank := state.arrivals.without_agent(state.now):
         state.move(rank, RankState.FAILED_TO_START)
-        why = "its agent ended before it said hello"
-        ending.mark_failed(state, rank, kinds.START_FAILED, HostError.exit_code, why)
+        ending.mark_failed(state, rank, Cause(Kind.AGENT_ENDED, host=rank.host))
         return
     timeout = state.watching.heartbeat_timeout
     if state.arrivals.overdue(timeout, state.now):
-        why = f"no sign of life within {timeout:.0f} s of the last rank's that has come"
-        ending.mark_failed(state, state.arrivals.first(), kinds.START_FAILED, HostError.exit_code, why)
+        rank = state.arrivals.first()
+        ending.mark_failed(state, rank, Cause(Kind.AGENT_SILENT, host=rank.host, seconds=timeout))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from cpulaunch.model.hosts import fold_hosts
-from cpulaunch.model.names import INSTANCE, RANKS, Names
+from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.job.rank import Rank
 
 MOMENT = 0.5
@@ -14,8 +13,6 @@ MOMENT = 0.5
 
 START = 5.0
 """The same while ranks have yet to start: those of a thousand hosts do so one after the other."""
-
-_OF_RANK = re.compile(rf"(?:{RANKS.noun}|{INSTANCE}) \d+\b(?P<what>.*)", re.DOTALL)
 
 
 class Notes:
@@ -30,8 +27,8 @@ class Notes:
         """A note that begins with the name of its rank is the same as another's that goes on alike."""
         if not self._waiting:
             self._since = now
-        of_rank = _OF_RANK.fullmatch(note)
-        self._waiting.setdefault((True, of_rank["what"]) if of_rank else (False, note), []).append(rank)
+        what = note.removeprefix(self._names.one(rank.rank))
+        self._waiting.setdefault((what != note, what), []).append(rank)
 
     def take(self, now: float, *, starting: bool = False) -> list[str]:
         """The lines for those that have waited long enough."""

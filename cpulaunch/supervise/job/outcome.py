@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from cpulaunch.cause import EXCEPTION, Cause
 from cpulaunch.errors import SAVED_EXIT_CODE
 from cpulaunch.model.names import RANKS, Names
 
@@ -22,9 +23,6 @@ WARNING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 MAX_SIDES = 2
 """Lines on what ranks have called that are told in one line."""
 
-WITHOUT_A_WORD = "its agent ended without a word"
-"""The error of a rank whose agent was killed."""
-
 
 @dataclass(frozen=True)
 class Failure:
@@ -32,9 +30,8 @@ class Failure:
 
     ``error`` is ``Type: message`` of a Python exception (``file`` and ``line``: where the user's code
     was; ``traceback``: its text), or why a rank couldn't be started.  ``note`` is what else is known of
-    the cause, and ``advice`` what to do.  ``rank`` and ``host`` are None where none is to blame.
-    ``unexplained``: it is an exit code of a Python program that neither an exception nor ``sys.exit``
-    explains.
+    it, and ``advice`` what to do.  ``rank`` and ``host`` are None where none is to blame.  ``cause`` is what
+    decisions are made by.
 
     ``ranks`` are those whom it is about, where these aren't ``rank`` alone, and ``text`` is what has happened
     then: ranks have called different operations (``disagree``), as ``note`` says, have left without calling
@@ -50,7 +47,7 @@ class Failure:
     line: int | None = None
     traceback: str | None = None
     note: str | None = None
-    unexplained: bool = False
+    cause: Cause = EXCEPTION
     disagree: bool = False
     ranks: tuple[int, ...] = ()
     text: str | None = None
@@ -231,6 +228,8 @@ class Outcome:
 
     def to_text(self) -> str:
         document: dict[str, Any] = {"schema": SCHEMA, **asdict(self), "seconds": round(self.seconds, 3)}
+        if self.first_failure:
+            document["first_failure"]["cause"] = self.first_failure.cause.document()
         return json.dumps(document, indent=1) + "\n"
 
 

@@ -8,11 +8,13 @@ from enum import Enum, auto
 from math import inf
 
 from cpulaunch import messages
+from cpulaunch.cause import EXCEPTION, Cause, Kind
 from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.model.names import Names
 from cpulaunch.supervise.job import outcome as kinds
-from cpulaunch.supervise.job.causes import Candidate
+from cpulaunch.supervise.job.causes import Candidate, cause_of
 from cpulaunch.supervise.job.outcome import AttemptOutcome, Failure
+from cpulaunch.supervise.job.sentences import sentence
 
 
 class RankState(Enum):
@@ -54,11 +56,11 @@ class Rank:
     ``clock`` is what to add to its host's time to get ours: it was measured at ``measured_at``, by a question
     that took ``round_trip`` with its answer; the last one was asked at ``asked_at``, and where its answer was
     no good, the next one is ``ask_again`` seconds later.  ``beat`` came last, at ``beat_at``, and ``rates``
-    are steps and collectives per second up to the one that was ``rated``.  ``raised`` and ``exit``
-    are what its agent has said, ``resumed_from`` and ``saved`` what its program has; ``failed`` is a failure
-    that the launcher has seen itself.  ``tidy``: its agent says that nothing of it is left.
-    ``over_at``: it came to a final state then.  ``steps`` of an optimizer are known to have been made; None
-    where none could be seen.
+    are steps and collectives per second up to the one that was ``rated``.  ``raised`` and ``exit`` are what
+    its agent has said, with the ``cause`` of the first, ``resumed_from`` and ``saved`` what its program has;
+    ``failed`` is a failure that the launcher has seen itself.  ``tidy``: its agent says that nothing of it is
+    left.  ``over_at``: it came to a final state then.  ``steps`` of an optimizer are known to have been made;
+    None where none could be seen.
     """
 
     rank: int
@@ -77,6 +79,7 @@ class Rank:
     pid: int | None = None
     cores: str | None = None
     raised: messages.Failure | None = None
+    cause: Cause = EXCEPTION
     exit: messages.Exit | None = None
     resumed_from: int | None = None
     saved: bool = False
@@ -84,6 +87,11 @@ class Rank:
     tidy: bool = False
     over_at: float | None = None
     steps: int | None = None
+
+    def raises(self, message: messages.Failure) -> None:
+        """Its program has raised an exception.  The first one counts."""
+        if self.raised is None:
+            self.raised, self.cause = message, cause_of(message)
 
     def has_made(self, steps: int) -> None:
         """Its program is known to have made so many steps, or more."""
@@ -142,18 +150,21 @@ class Rank:
             line=raised.line,
             traceback=raised.traceback or None,
             advice=raised.hint or None,
+            cause=self.cause,
         )
         return Candidate(raised.at + self.clock, kinds.ERROR, code, failure)
 
     def _end(self, own: messages.Exit) -> Candidate | None:
         at, by_signal = own.at + self.clock, own.by_signal != 0
+        said = Cause.from_document(own.cause)
+        note = (sentence(said) if said else "") or None
         if own.signal is not None:
-            failure = Failure(self.rank, self.host, signal=own.signal, note=own.note)
+            cause = said or Cause(Kind.SIGNAL, signal=own.signal)
+            failure = Failure(self.rank, self.host, signal=own.signal, note=note, cause=cause)
             return Candidate(at, kinds.SIGNAL, 128 + own.signal, failure, by_signal)
         if own.code:
-            failure = Failure(
-                self.rank, self.host, exit_code=own.code, note=own.note, unexplained=own.unexplained
-            )
+            cause = Cause(Kind.UNEXPLAINED_EXIT if own.unexplained else Kind.EXIT, exit_code=own.code)
+            failure = Failure(self.rank, self.host, exit_code=own.code, note=note, cause=cause)
             return Candidate(at, kinds.EXIT, own.code, failure, by_signal)
         return None
 

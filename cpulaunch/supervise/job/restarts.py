@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from cpulaunch.errors import UsageError
+from cpulaunch.cause import Kind
 from cpulaunch.supervise.job import outcome as kinds
-from cpulaunch.supervise.job.causes import is_consequence
 from cpulaunch.supervise.job.outcome import Failure, Outcome
 
 ON_FAILURE, ON_ERROR, ON_NEVER = "failure", "error", "never"
@@ -16,9 +15,6 @@ LOST = "lost"
 """The status of a rank whose host is gone."""
 
 EXCEPTION = "its script raised an exception; --restart-on error restarts it after that, too"
-
-USAGE_ERROR = f"{UsageError.__module__}.{UsageError.__qualname__}: "
-"""How a traceback begins the line of what the script can't do with cpulaunch."""
 
 TWICE = 2
 """A host that has brought the job down so often is avoided."""
@@ -127,14 +123,14 @@ class Restarts:
             return "" if self.count else "what can't be started couldn't be the next time"
         if failure is None:
             return "its ranks were not watched"
-        if kind == kinds.ERROR and (failure.error or "").startswith(USAGE_ERROR):
+        if failure.cause.kind is Kind.USAGE_ERROR:
             return "this error would come back"
         if kind in (kinds.SIGNAL, kinds.NODE_LOST) or self.rules.on == ON_ERROR:
             return ""
         if kind == kinds.ERROR:
             return "" if _is_network(failure) else EXCEPTION
         shells = not self.rules.python and failure.exit_code in SHELLS_SIGNALS
-        if failure.unexplained or shells:
+        if failure.cause.kind is Kind.UNEXPLAINED_EXIT or shells:
             return ""
         return f"a rank chose exit code {failure.exit_code}; --restart-on error restarts it after that, too"
 
@@ -142,10 +138,10 @@ class Restarts:
 def _is_the_hosts(kind: str, failure: Failure) -> bool:
     """Whether the rank's host may have to do with it, which isn't so where mpiexec got the signal."""
     if kind == kinds.SIGNAL:
-        return failure.error in (None, kinds.WITHOUT_A_WORD)
+        return failure.cause.kind not in (Kind.LAUNCHER_KILLED, Kind.CANCELLED)
     return kind in (kinds.EXIT, kinds.STALLED)
 
 
 def _is_network(failure: Failure) -> bool:
-    """Whether an exception says that connections failed, though no other rank had ended before."""
-    return is_consequence(failure.error) and failure.note is None and failure.advice is None
+    """Whether connections failed, though no other rank had ended before."""
+    return failure.cause.is_consequence and failure.note is None and failure.advice is None

@@ -18,10 +18,11 @@ from cpulaunch.supervise.job.processes import Processes
 from cpulaunch.supervise.job.rank import Rank, RankState
 from cpulaunch.supervise.job.status import Up
 from cpulaunch.supervise.stalls.detection import Stalls
-from cpulaunch.supervise.stalls.inquiry import Dumps
+from cpulaunch.supervise.stalls.inquiry import Inquiry
 from cpulaunch.supervise.stalls.instances import InstanceStalls
 from cpulaunch.supervise.stalls.mismatch import Sides
 from cpulaunch.supervise.stalls.progress import StallSettings
+from cpulaunch.supervise.stalls.rounds import Rounds
 from cpulaunch.supervise.telemetry.metrics import Metrics
 from cpulaunch.supervise.telemetry.rows import Telemetry
 
@@ -72,8 +73,9 @@ class State:
         self.arrivals, self.clocks, self.heartbeats = Arrivals(self.ranks), Clocks(), Heartbeats()
         self.processes = Processes(watching.processes, watching.launcher)
         kind = InstanceStalls if watching.independent else Stalls
-        self.stalls = kind(self.ranks, watching.stalls, now, watching.names)
-        self.dumps = Dumps()
+        self.inquiry = Inquiry()
+        self.stalls = kind(self.ranks, watching.stalls, now, self.inquiry, watching.names)
+        self.rounds = Rounds(self.inquiry)
         self.sides: Sides | None = None  # once ranks may call different operations, or have left
         self.notes = Notes(watching.names)
         self.failures = Failures(self.ranks, watching.names)
@@ -123,7 +125,7 @@ class State:
             return  # a word that comes late changes nothing
         if state.final and not rank.state.final:
             self.running -= 1
-            self.dumps.gone(rank.rank)
+            self.inquiry.gone(rank.rank)
             self.heartbeats.expect_no_more(rank)
             rank.over_at = self.now
         self.up.moves(rank.host, rank.state is RankState.RUNNING, state is RankState.RUNNING)

@@ -201,11 +201,9 @@ class Output:
 
     def _log(self, rank: int, stream: int, data: bytes) -> None:
         """Append to the rank's log, and to the list that says in which order all of them were written."""
-        if self._logs.append(self._names.log(rank), data, droppable=True):
+        if self._logs.append(self._names.log(rank), data):
             seconds, number = time.monotonic() - self._began, self._names.number(rank)
-            self._logs.append(
-                ORDER, b"%.3f %d %d %d\n" % (seconds, number, stream, len(data)), droppable=True
-            )
+            self._logs.append(ORDER, b"%.3f %d %d %d\n" % (seconds, number, stream, len(data)))
 
     def _show(self, rank: int, stream: int, lines: list[bytes]) -> None:
         if not self._fold:

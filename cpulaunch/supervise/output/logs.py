@@ -15,7 +15,7 @@ MAX_WAITING = 16 << 20
 """Bytes that may wait for the disk; ranks with more to say have to wait then."""
 
 HUNG = 5.0
-"""Seconds in which a disk that works takes something.  Of what another one should get, much is dropped."""
+"""Seconds in which a disk that works takes something.  For any other, ``MAX_WAITING`` bytes are kept."""
 
 AT_ONCE = 1 << 18
 """Bytes that are written at once, so that a disk which is only slow isn't taken for one that hangs."""
@@ -52,16 +52,16 @@ class Logs:
         self._open: dict[str, BinaryIO] = {}  # those written last, the longest ago first
         self._unwritable: set[str] = set()
 
-    def append(self, name: str, data: bytes, *, private: bool = False, droppable: bool = False) -> bool:
-        """Append to the file ``name``, soon; False where that is dropped.
+    def append(self, name: str, data: bytes, *, private: bool = False) -> bool:
+        """Append to the file ``name``, soon; False where that is dropped, as too much waits for the disk.
 
-        ``private``: nobody else may read it.  ``droppable``: there may be more than the disk takes.
+        ``private``: nobody else may read it.
         """
         hung = self._hangs_for(HUNG)
         if hung:
             self._warn_once("hung", "does not answer; the job goes on without logs until it does")
-        if droppable and self._bytes > MAX_WAITING and (hung or self._dropping):
-            self._warn_once("dropped", "took too little; some of the ranks' output is not in their logs")
+        if self._bytes > MAX_WAITING and (hung or self._dropping):
+            self._warn_once("dropped", "took too little; its logs are not complete")
             return False
         self._put(_Piece(name, data, 0o600 if private else 0o666))
         return True

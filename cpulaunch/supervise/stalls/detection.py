@@ -5,20 +5,19 @@ Pure: like the job's state machine, it is told of what happens with the time, on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from math import inf
 from typing import Any
 
-from cpulaunch import messages
-from cpulaunch.messages import AskDump, AskProgress, Beat, Dump
+from cpulaunch.messages import AskProgress, Beat, Dump
 from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.job.events import Action, ActOnStall, ReportStall, Send, Tell
 from cpulaunch.supervise.job.outcome import Stall, with_sides
 from cpulaunch.supervise.job.rank import Rank, RankState
 from cpulaunch.supervise.stalls.first_step import SecondLook, computes
-from cpulaunch.supervise.stalls.inquiry import Answers
+from cpulaunch.supervise.stalls.inquiry import Inquiry, Question
 from cpulaunch.supervise.stalls.location import THROTTLED
 from cpulaunch.supervise.stalls.progress import ANSWERS, REPORT, Pauses, StallSettings
 from cpulaunch.supervise.stalls.report import Explanation, explain
@@ -55,7 +54,7 @@ class Phase(Enum):
 
 
 class Stalls:
-    """Told of beats, output and dumps; ``look`` regularly, and at ``wake_at``.
+    """Told of beats, output and answers to the ``inquiry``; ``look`` regularly, and at ``wake_at``.
 
     Each returns what is to be done.  ``who`` is what makes no progress, in words.
     """
@@ -65,25 +64,25 @@ class Stalls:
         ranks: Sequence[Rank],
         settings: StallSettings,
         now: float,
+        inquiry: Inquiry,
         names: Names = RANKS,
         who: str = "the job",
     ) -> None:
-        self.settings, self._names, self._who = settings, names, who
+        self.settings, self._inquiry, self._names, self._who = settings, inquiry, names, who
         self._ranks = {rank.rank: rank for rank in ranks}
         self.stalls: list[Stall] = []
         self._phase = Phase.WATCHING
         self._pauses = Pauses(self._ranks, settings, now)
         self._until = inf
-        self._waiting: set[int] = set()  # ranks that haven't answered
-        self._dumps = Answers()
+        self._waiting: set[int] = set()  # ranks that haven't said how far they are
+        self._question: Question | None = None  # what they do, and
+        self._closer: Question | None = None  # what suspects do
+        self._dumps: Mapping[int, Dump] = {}  # what is known of it
         self._second: SecondLook | None = None  # of a stall that was reported before the first step
         self._explained: Explanation | None = None  # the last one that was
         self._suspects: Sequence[int] = ()  # who is looked at closer
-        self._first: dict[int, Dump] = {}  # what all had answered before
-        # The last request, and the one whose answers are waited for; those of ``Dumps`` are positive.
-        self._request = self._expected = 0
         self._stragglers = Stragglers([rank.host for rank in ranks])
-        self._slow: dict[int, Straggler] = {}  # request → who is asked why
+        self._slow: list[tuple[Straggler, Question]] = []  # who is asked why
 
     # ---- what is heard
 
@@ -113,19 +112,15 @@ class Stalls:
         self._pauses.look_at = now
         return self.look(now)
 
-    def dumped(self, rank: Rank, dump: Dump, now: float) -> list[Action]:
-        """A rank says what its program does."""
-        if straggler := self._slow.pop(dump.request, None):
-            return [Tell(f"{straggler}{_why_slow(dump)}")]
-        if self._second and dump.request == self._expected:
-            self._second.heard(rank.rank, dump)
-            return self.look(now)
-        if dump.request != self._expected or self._phase not in (Phase.LOOKING, Phase.LOOKING_CLOSER):
-            return []
-        self._waiting.discard(rank.rank)
-        if self._phase is Phase.LOOKING or dump.processes:
-            self._dumps.keep(rank.rank, dump)
-        return self.look(now)
+    def answered(self, rank: Rank, now: float) -> list[Action]:
+        """A rank has answered a question of the inquiry."""
+        actions: list[Action] = []
+        for straggler, question in self._slow:
+            if dump := question.answers.get(straggler.rank):
+                actions.append(Tell(f"{straggler}{_why_slow(dump)}"))
+        if actions:
+            self._slow = [each for each in self._slow if not each[1].answers]
+        return actions + self.look(now)
 
     def forgive(self, asleep: float, now: float) -> None:
         """The launcher, or the terminal, was stopped: nobody knows what has happened meanwhile."""
@@ -168,10 +163,14 @@ class Stalls:
             return self._look_at_finished(self._second, now)
         if self._phase is Phase.STALLED:
             return self._look_again(self._second, now) if self._second else self._ask_whether_on(now)
-        if self._waiting and now < self._until:
-            return []
         if self._phase is Phase.ASKING:
+            if self._waiting and now < self._until:
+                return []
             return self._dump(now) if self._pauses.is_due(now) else self._watch()
+        question = self._closer or self._question
+        if question and not question.is_over(now):
+            return []
+        self._dumps = _merged(self._question, self._closer)
         return self._look_closer(now) if self._phase is Phase.LOOKING else self._report(now)
 
     def _running(self) -> list[int]:
@@ -190,12 +189,15 @@ class Stalls:
 
     def _ask(self, now: float) -> list[Action]:
         self._phase = Phase.ASKING
-        return self._send(self._running(), AskProgress(), max(self._pauses.due + ANSWERS, now + LEAST))
+        running = self._running()
+        self._waiting, self._until = set(running), max(self._pauses.due + ANSWERS, now + LEAST)
+        return [Send(rank, AskProgress()) for rank in running]
 
     def _dump(self, now: float) -> list[Action]:
-        self._phase, self._dumps = Phase.LOOKING, Answers()
-        until = max(self._pauses.due + DUE - MIN_NATIVE, now + LEAST)
-        return self._send(self._running(), self._ask_dump(native=False), until)
+        self._phase, self._closer = Phase.LOOKING, None
+        self._until = max(self._pauses.due + DUE - MIN_NATIVE, now + LEAST)
+        self._question, sends = self._inquiry.ask(self._running(), self._until)
+        return [*sends]
 
     def _look_closer(self, now: float) -> list[Action]:
         found = explain(self._seen(now))
@@ -207,15 +209,9 @@ class Stalls:
         due = self._pauses.due + DUE
         if not suspects or found.disagree or due < now + MIN_NATIVE / 2:
             return self._report(now)
-        self._phase, self._first, self._suspects = Phase.LOOKING_CLOSER, dict(self._dumps), suspects
-        asked = self._ask_dump(native=True)
-        self._waiting, self._until = set(suspects), due
-        return [Send(rank, asked._replace(native=rank in native)) for rank in suspects]
-
-    def _ask_dump(self, *, native: bool) -> AskDump:
-        self._request -= 1
-        self._expected = self._request
-        return AskDump(self._expected, native)
+        self._phase, self._suspects, self._until = Phase.LOOKING_CLOSER, suspects, due
+        self._closer, sends = self._inquiry.ask(suspects, due, native=native)
+        return [*sends]
 
     def _report(self, now: float) -> list[Action]:
         paused = round(now - self._pauses.since, 1)
@@ -243,7 +239,8 @@ class Stalls:
         """Whether those that are waited for compute, and the job may be before its first step."""
         if explanation.certain or explanation.mutual or not self._pauses.may_yet_begin or self._finished():
             return False
-        return any(computes(self._first.get(rank), self._dumps.get(rank)) for rank in self._suspects)
+        before = self._question.answers if self._question else {}
+        return any(computes(before.get(rank), self._dumps.get(rank)) for rank in self._suspects)
 
     def _say(
         self, explanation: Explanation, seen: Sequence[Seen], paused: float, *, acts: bool
@@ -274,7 +271,7 @@ class Stalls:
 
     def _look_again(self, second: SecondLook, now: float) -> list[Action]:
         """Who is waited for by now, and whether they do anything."""
-        if not second.asked:
+        if not second.question:
             return self._ask_again(second, now)
         all_answered = second.has_heard(self._running())
         if now < self._until and not all_answered:
@@ -306,7 +303,7 @@ class Stalls:
 
     def _look_at_finished(self, second: SecondLook, now: float) -> list[Action]:
         """A program has exit handlers, threads and processes to wait for: it hangs if it does nothing."""
-        if not second.asked:
+        if not second.question:
             return self._ask_again(second, now)
         if now < self._until and not second.has_heard(self._running()):
             return []
@@ -321,8 +318,9 @@ class Stalls:
     def _ask_again(self, second: SecondLook, now: float) -> list[Action]:
         if now < second.due:
             return []
-        second.asked, self._until, asked = True, now + DUE, self._ask_dump(native=False)
-        return [Send(rank, asked) for rank in self._running()]
+        self._until = now + DUE
+        second.question, sends = self._inquiry.ask(self._running(), self._until)
+        return [*sends]
 
     def _ask_whether_on(self, now: float) -> list[Action]:
         """Some ranks, as they wait for each other: what one of them does shows that all can go on."""
@@ -339,10 +337,6 @@ class Stalls:
         if found.operation is None:
             actions.append(Tell(f"{self._who} continues, after {lasted:.0f} s without progress"))
         return actions
-
-    def _send(self, ranks: Sequence[int], message: messages.LauncherMessage, until: float) -> list[Action]:
-        self._waiting, self._until = set(ranks), until
-        return [Send(rank, message) for rank in ranks]
 
     def _progress(self, at: float, now: float) -> list[Action]:
         stalled_since, waited_since = self._pauses.progressed_at, self._pauses.since
@@ -394,9 +388,15 @@ class Stalls:
 
     def _ask_why(self, found: Sequence[Straggler]) -> Iterator[Action]:
         for straggler in found:
-            self._request -= 1
-            self._slow[self._request] = straggler
-            yield Send(straggler.rank, AskDump(self._request, native=False))
+            question, sends = self._inquiry.ask([straggler.rank], inf)
+            self._slow.append((straggler, question))
+            yield from sends
+
+
+def _merged(first: Question | None, closer: Question | None) -> Mapping[int, Dump]:
+    """The last answers of the ranks, if they show the program."""
+    dumps = dict(first.answers) if first else {}
+    return dumps | {rank: dump for rank, dump in (closer.answers if closer else {}).items() if dump.processes}
 
 
 def _is_part(found: Explanation, before: Explanation) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from cpulaunch.messages import Dump
 from cpulaunch.model.cores import CoreSet
-from cpulaunch.supervise.stalls.inquiry import Answers
+from cpulaunch.supervise.stalls.inquiry import Question
 from cpulaunch.supervise.stalls.location import held
 
 AT_WORK = 0.005
@@ -21,7 +21,7 @@ kernel counts hundredths."""
 
 
 class SecondLook:
-    """At ``due``, all are asked; ``heard`` has their answers, and ``idle`` says what came of it."""
+    """At ``due``, all are asked the ``question``, and ``idle`` says what came of it."""
 
     def __init__(self, ranks: Sequence[int], dumps: Mapping[int, Dump], period: float, now: float) -> None:
         """``ranks`` are those that are waited for, if any, ``dumps`` those of the first look."""
@@ -29,19 +29,20 @@ class SecondLook:
         self.found = ""  # by the last look, in words
         self._before = dict(dumps)
         self.has_told = False
+        self.question: Question | None = None
         self.again(now)
 
     def again(self, now: float) -> None:
         """Look again when the time has passed once more."""
-        self.due, self.asked = now + self._period, False
-        self.answers = Answers()
+        self.due, self.question = now + self._period, None
 
-    def heard(self, rank: int, dump: Dump) -> None:
-        """A rank has answered."""
-        self.answers.keep(rank, dump)
+    @property
+    def answers(self) -> Mapping[int, Dump]:
+        """Those to the question."""
+        return self.question.answers if self.question else {}
 
     def has_heard(self, ranks: Sequence[int]) -> bool:
-        """Whether all of these have."""
+        """Whether all of these have answered."""
         return self.answers.keys() >= set(ranks)
 
     def idle(self) -> bool:

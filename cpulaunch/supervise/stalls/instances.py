@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf
 
-from cpulaunch.messages import Beat, Dump
+from cpulaunch.messages import Beat
 from cpulaunch.model.names import Names
 from cpulaunch.supervise.job.events import Action, ActOnStall, ReportStall
 from cpulaunch.supervise.job.outcome import Stall
 from cpulaunch.supervise.job.rank import Rank
 from cpulaunch.supervise.stalls.detection import Stalls
+from cpulaunch.supervise.stalls.inquiry import Inquiry
 from cpulaunch.supervise.stalls.progress import StallSettings
 
 
@@ -21,12 +22,14 @@ class InstanceStalls:
     have no optimizer, and none has others to wait for.
     """
 
-    def __init__(self, ranks: Sequence[Rank], settings: StallSettings, now: float, names: Names) -> None:
+    def __init__(
+        self, ranks: Sequence[Rank], settings: StallSettings, now: float, inquiry: Inquiry, names: Names
+    ) -> None:
         if settings.timeout is not None:
             settings = settings._replace(ledgers=False)
         self._ranks = ranks
         self._watched = {
-            rank.rank: Stalls([rank], settings, now, names, names.one(rank.rank)) for rank in ranks
+            rank.rank: Stalls([rank], settings, now, inquiry, names, names.one(rank.rank)) for rank in ranks
         }
         self._each = dict(self._watched)  # those too that nobody has to watch any more
         self._wake_at = {number: stalls.wake_at for number, stalls in self._watched.items()}
@@ -44,8 +47,8 @@ class InstanceStalls:
     def ended(self, rank: Rank, now: float) -> list[Action]:
         return self._of(rank.rank, lambda its: its.ended(rank, now))
 
-    def dumped(self, rank: Rank, dump: Dump, now: float) -> list[Action]:
-        return self._of(rank.rank, lambda its: its.dumped(rank, dump, now))
+    def answered(self, rank: Rank, now: float) -> list[Action]:
+        return self._of(rank.rank, lambda its: its.answered(rank, now))
 
     def look(self, now: float) -> list[Action]:
         due = [number for number, at in self._wake_at.items() if at is not None and at <= now]

@@ -8,16 +8,16 @@ and all that the others hear of it is that a connection is gone: what they have 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from signal import SIGABRT
 
 from cpulaunch import messages
-from cpulaunch.messages import AskDump, Dump
-from cpulaunch.supervise.job.causes import is_consequence, of_other_sizes, says_ranks_differ
-from cpulaunch.supervise.job.events import Send
+from cpulaunch.cause import Cause, Kind
+from cpulaunch.messages import Dump
 from cpulaunch.supervise.job.outcome import Failure
 from cpulaunch.supervise.job.rank import Rank, RankState
+from cpulaunch.supervise.stalls.inquiry import Inquiry
 from cpulaunch.supervise.stalls.report import gone, has_left, sides, timed_out, without
 from cpulaunch.supervise.stalls.snapshot import Seen
 from cpulaunch.supervise.stalls.stacks import BACKWARD
@@ -28,16 +28,10 @@ DISAGREE = "ranks make different calls"
 WITHIN = 2.0
 """Seconds in which the others have to say theirs."""
 
-REQUEST = 0
-"""The question's number, which is nobody else's: those of ``Dumps`` are positive, of ``Stalls`` negative."""
 
-_TIMED_OUT = re.compile(r"\bwas not completed within its timeout\b")
-"""What ccl says of an operation in which a rank has waited in vain."""
-
-
-def is_about_others(error: str) -> bool:
-    """Whether an exception can come of what other ranks do: they call something else, or have left."""
-    return says_ranks_differ(error) or is_consequence(error)
+def is_about_others(cause: Cause) -> bool:
+    """Whether it can come of what other ranks do: they call something else, or have left."""
+    return cause.differ or cause.is_consequence
 
 
 def aborted_by_gloo(end: messages.Exit) -> bool:
@@ -49,50 +43,54 @@ def aborted_by_gloo(end: messages.Exit) -> bool:
 class Sides:
     """What is heard of them since the ``first`` rank has raised its error."""
 
-    def __init__(self, ranks: Sequence[Rank], first: Rank, now: float) -> None:
+    def __init__(self, ranks: Sequence[Rank], first: Rank, now: float, inquiry: Inquiry) -> None:
         self.first, self.due = first, now + WITHIN
         self._ranks = ranks
-        self._waiting = {r.rank for r in ranks if r.state is RankState.RUNNING and not r.raised}
-        self.dumps: dict[int, Dump] = {}
+        others = (each.rank for each in ranks if each.state is RankState.RUNNING and not each.raised)
+        self._question, self.asked = inquiry.ask(others, self.due, fresh=True)
 
-    def ask(self) -> list[Send]:
-        """The question to the others."""
-        return [Send(rank, AskDump(REQUEST, native=False, fresh=True)) for rank in sorted(self._waiting)]
-
-    def dumped(self, rank: Rank, dump: Dump) -> None:
-        """An answer to it, or to another one."""
-        if dump.request == REQUEST:
-            self.dumps[rank.rank] = dump
-            self._waiting.discard(rank.rank)
+    @property
+    def dumps(self) -> Mapping[int, Dump]:
+        """What they have answered."""
+        return self._question.answers
 
     def over(self, now: float) -> bool:
         """Whether all have spoken or ended, a rank was killed, which explains it, or it takes too long."""
-        waiting = [self._ranks[rank] for rank in self._waiting]
-        if now >= self.due or any(r.exit and r.exit.signal not in (None, SIGABRT) for r in waiting):
+        asked = [self._ranks[rank] for rank in self._question.ranks]
+        if any(each.exit and each.exit.signal not in (None, SIGABRT) for each in asked):
             return True
-        return all(rank.raised or rank.state is not RankState.RUNNING for rank in waiting)
+        return self._question.is_over(now) or all(self._ranks[rank].raised for rank in self._question.waiting)
 
     def noted(self, failure: Failure) -> Failure:
         """``failure`` with a line for each side, if it may come of it, and more than one is known.
 
         Of a timeout that doesn't, with what was waited for.
         """
-        error = failure.error or ""
-        if failure.signal != SIGABRT and not is_about_others(error):
+        cause = failure.cause
+        if failure.signal != SIGABRT and not is_about_others(cause):
             return failure
         seen = [_seen(rank, self.dumps.get(rank.rank)) for rank in self._ranks]
-        said = says_ranks_differ(error)
-        lines, those = sides(seen, said=said, pair=of_other_sizes(error))
+        said = cause.differ
+        lines, those = sides(seen, said=said, pair=_pair(failure))
         if said or lines:
             note = "\n".join(lines or without(seen)) or failure.note
             return replace(failure, note=note, disagree=True, ranks=tuple(those), text=DISAGREE)
         if lines := without(seen):
             return replace(failure, note="\n".join(lines))
-        if failure.rank is None or not _TIMED_OUT.search(error):
+        if failure.rank is None or cause.timeout is None or cause.operation is None:
             return failure
         if found := timed_out(seen, failure.rank):
             return replace(failure, text=found.headline, note="\n".join(found.lines), ranks=found.ranks)
         return failure
+
+
+def _pair(failure: Failure) -> tuple[int, ...]:
+    """The two ranks of which one sends another size than the other expects."""
+    cause = failure.cause
+    finder = failure.rank if cause.finder is None else cause.finder
+    if cause.kind is not Kind.SIZES_DIFFER or finder is None or cause.rank is None:
+        return ()
+    return finder, cause.rank
 
 
 def behind_others(failure: Failure, ranks: Sequence[Rank], sides: Sides | None) -> Failure:
@@ -117,7 +115,7 @@ def _seen(rank: Rank, dump: Dump | None) -> Seen:
     if raised is None:
         left = rank.status if rank.exit and rank.exit.own and rank.exit.code == 0 else ""
         return Seen(rank.rank, rank.host, left, dump or rank.last_dump)
-    own = Dump(REQUEST, raised.at, raised.groups, [], "")
+    own = Dump(0, raised.at, raised.groups, [], "")
     return Seen(rank.rank, rank.host, dump=own, raised_at=_place(raised))
 
 

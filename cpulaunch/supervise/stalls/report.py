@@ -249,9 +249,9 @@ class _Case:
 
     def _unmet(self) -> Explanation | None:
         """Ranks make a group, and others, which would have to come, wait elsewhere."""
-        for wait in self.waits:
+        for wait in filter(lambda wait: wait.meets, self.waits):
             elsewhere = [other for other in self.waits if wait.absent & set(other.waiting)]
-            if not (wait.meets and elsewhere):
+            if not elsewhere:
                 continue
             those = {id(each): sorted(wait.absent & set(each.waiting)) for each in elsewhere}
             most = max(elsewhere, key=lambda each: len(those[id(each)]))
@@ -292,12 +292,14 @@ class _Case:
         for wait in self.waits:
             for rank in self.words.waiting(wait) if wait.absent else ():
                 edges.setdefault(rank, (wait, min(wait.absent)))
+        seen: set[int] = set()
         for start in sorted(edges):
             path: dict[int, tuple[Wait, int]] = {}
             rank = start
-            while rank in edges and rank not in path:
+            while rank in edges and rank not in path and rank not in seen:
                 path[rank] = edges[rank]
                 rank = edges[rank][1]
+            seen |= path.keys()
             if rank in path:
                 ranks = list(path)
                 return {each: path[each] for each in ranks[ranks.index(rank) :]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -42,11 +43,6 @@ class Member(NamedTuple):
     def made(self) -> bool:
         """Whether the group is there, and not just being made."""
         return bool(self.group.backend)
-
-    def has_completed(self, sequence: int) -> bool:
-        """Whether it is known to have completed the collective with this number, be it long ago."""
-        op = self.record(sequence)
-        return self.reached > sequence if op is None else op.state == COMPLETED
 
 
 class Wait(NamedTuple):
@@ -182,11 +178,11 @@ def disagreements(groups: Mapping[int, Iterable[Mapping[str, Any]]], world_size:
     """Of each group the first collective that ranks have called in different ways, be it completed by now."""
     found = []
     for members in _by_group(groups):
-        for sequence in sorted({op.sequence for member in members for op in member.collectives}):
-            wait = _wait(members, _names(members, world_size), sequence, (ENQUEUED, STARTED, FAILED))
-            if len(wait.kinds()) > 1:
-                found.append(wait)
-                break
+        calls = _by_sequence(members)
+        differing = [sequence for sequence, called in calls.items() if len(_kinds(called)) > 1]
+        if differing:
+            names = _names(members, world_size)
+            found.append(_wait(members, names, min(differing), (ENQUEUED, STARTED, FAILED)))
     return found
 
 
@@ -219,12 +215,22 @@ def _collective(
     members: list[Member], names: Mapping[int, int], states: tuple[int, ...], there: Collection[int]
 ) -> Iterator[Wait]:
     """``there``: numbers in the group of those who are known to have made it."""
-    open_ones = {member.rank: [op for op in member.collectives if op.state in states] for member in members}
-    sequences = [op.sequence for ops in open_ones.values() for op in ops]
+    calls = _by_sequence(members)
+    sequences = [n for n, called in calls.items() if any(op.state in states for op in called.values())]
     if not sequences:
         return
-    sequence = min([n for n in sequences if not _is_behind(n, members, open_ones)] or sequences)
-    yield _wait(members, names, sequence, states, there)
+    progress = _Progress(members, states)
+    first = next((n for n in sorted(sequences) if not progress.is_past(n, calls[n])), min(sequences))
+    yield _wait(members, names, first, states, there)
+
+
+def _by_sequence(members: list[Member]) -> dict[int, dict[int, Operation]]:
+    """Sequence number → rank → the collective with this number that the rank has called."""
+    found: dict[int, dict[int, Operation]] = {}
+    for member in members:
+        for op in member.collectives:
+            found.setdefault(op.sequence, {}).setdefault(member.rank, op)
+    return found
 
 
 def _wait(
@@ -251,29 +257,45 @@ def _wait(
     )
 
 
-def _is_behind(sequence: int, members: list[Member], open_ones: Mapping[int, list[Operation]]) -> bool:
-    """Whether all others have completed this collective, which was the same one for all and has failed for
-    none, and wait in a later one, so that it isn't the cause.
+class _Progress:
+    """How far the members of a group are.  A question costs as much as the ranks that it is about."""
 
-    gloo's completions are noted up to a second late, and not at all once a rank is stopped.
-    """
-    calls = {member.rank: op for member in members if (op := member.record(sequence))}
-    if any(op.state == FAILED for op in calls.values()):
-        return False
-    others = [member for member in members if all(op.sequence != sequence for op in open_ones[member.rank])]
-    later = any(op.sequence > sequence for member in others for op in open_ones[member.rank])
-    return later and len(_kinds(calls)) == 1 and all(member.has_completed(sequence) for member in others)
+    def __init__(self, members: list[Member], states: tuple[int, ...]) -> None:
+        self._states = states
+        self._reached = {member.rank: member.reached for member in members}
+        self._open = {  # the last operation that a rank waits in
+            member.rank: max((op.sequence for op in member.collectives if op.state in states), default=-1)
+            for member in members
+        }
+        self._all_reached, self._all_open = sorted(self._reached.values()), sorted(self._open.values())
+
+    def is_past(self, sequence: int, calls: Mapping[int, Operation]) -> bool:
+        """Whether all that don't wait in this collective have completed it, and some wait in a later one.
+
+        Then it is not the cause, if it was the same one for all of its ``calls`` and has failed for none:
+        gloo's completions are noted up to a second late, and not at all once a rank is stopped.
+        """
+        if any(op.state == FAILED for op in calls.values()):
+            return False
+        waiting = [rank for rank, op in calls.items() if op.state in self._states]
+        behind = bisect_right(self._all_reached, sequence)
+        if behind > sum(self._reached[rank] <= sequence for rank in calls):
+            return False  # some have not called it
+        later = len(self._all_open) - bisect_right(self._all_open, sequence)
+        some_wait_later = later > sum(self._open[rank] > sequence for rank in waiting)
+        return some_wait_later and len(_kinds(calls)) == 1
 
 
 def _messages(members: list[Member], names: Mapping[int, int], states: tuple[int, ...]) -> Iterator[Wait]:
     """Of each member the first message that doesn't complete."""
+    by_rank = {member.rank: member for member in members}
     for member in members:
         pending = [op for op in member.group.operations if op.is_message and op.state in states]
         if not pending:
             continue
         first = min(pending, key=lambda op: op.sequence)
         peer = names.get(first.peer)
-        there = peer is not None and any(_answers(first, m.group, member) for m in members if m.rank == peer)
+        there = peer in by_rank and _answers(first, by_rank[peer].group, member)
         yield Wait(
             member.group,
             first.sequence,
@@ -281,7 +303,7 @@ def _messages(members: list[Member], names: Mapping[int, int], states: tuple[int
             (member.rank,),
             () if there or peer is None else (peer,),
             (first.peer,) if peer is None and first.peer >= 0 else (),
-            {each.rank: each for each in members},
+            by_rank,
             names,
             message=True,
         )

@@ -22,7 +22,7 @@ def test_reports_that_are_written_by_hand_are_as_they_would_be_encoded(report: R
     assert [type(found) for found in Reports().feed(by_hand)] == [type(report)]
 
 
-RAISED = Raised("ValueError: x", "train.py", 5, "Traceback …", "")
+RAISED = Raised("ValueError: x", "train.py", 5, "Traceback …", "", None)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ void Running::wait(std::chrono::milliseconds limit) const {
   while (!test()) {
     sched_yield();
     auto& any = *transfers_.front();  // they are of one group, which answers for all of them
-    if (const auto lost = any.lost(); !lost.empty()) throw std::runtime_error(name_ + ": " + lost);
+    if (const auto lost = any.lost(); !lost.empty()) throw std::runtime_error(name_ + ": " + lost.text());
     if (std::chrono::steady_clock::now() < until) continue;
     throw std::runtime_error(name_ + " is not done, waits for rank " + any.stragglers());
   }
@@ -90,7 +90,7 @@ Numbers Rank::numbers(const Source& source, size_t count) const {
 }
 
 Running Rank::run(const Call& call, std::vector<OperationPtr> operations, std::function<void()> check) {
-  auto name = operations[0]->signature.text(Members{});
+  std::string name = operations[0]->signature.call(Members{}).kind;
   if (call.kind == Call::Kind::all_gather) name += " (" + std::to_string(call.count) + " from a rank)";
   Running::Transfers transfers;
   for (auto& each : operations) transfers.push_back(own_->start(std::move(each)));

@@ -33,7 +33,7 @@ def first_error(job: Played) -> str | None:
 )
 def test_a_cancelled_step_is_the_reason_for_its_ranks_signals(why: str, said: str) -> None:
     job = under_srun()
-    job.exits(1, None, 15, by_signal=15, note="its agent got signal 15")
+    job.exits(1, None, 15, by_signal=15, cause={"kind": "agent_signaled", "signal": 15})
     job.process_says(CANCELLED.format(why))
     job.obeys(0, 2, 3)
     assert first_error(job) == said

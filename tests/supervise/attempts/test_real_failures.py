@@ -14,7 +14,7 @@ import psutil
 import pytest
 from support.chaos import PROGRAM
 from support.command import TIMEOUT, Run, bounded, clean_environment, mpi_options, processes_with
-from support.jobs import job, outcome
+from support.jobs import box, job, outcome
 from support.marks import repeat
 from support.programs import UNTIL_TOLD
 
@@ -130,3 +130,34 @@ def test_the_cause_is_named_though_the_others_wait_in_a_collective(
         assert launcher.wait(TIMEOUT) == code
     result = outcome(tmp_path)
     assert (result["kind"], result["first_failure"]["rank"]) == (kind, 1)
+
+
+UPLOADS = """
+import os, pathlib, time, urllib.request
+import torch, torch.distributed as dist
+backend = {backend!r}
+dist.init_process_group(backend)
+dist.all_reduce(torch.ones(1000))
+if os.environ["RANK"] == "1":
+    dist.destroy_process_group()
+    raise SystemExit(0)
+while "exit" not in pathlib.Path({directory!r}, "events.jsonl").read_text():
+    time.sleep(0.01)
+urllib.request.urlopen("http://127.0.0.1:9/upload")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+def test_a_failed_connection_of_a_rank_of_its_own_is_not_blamed_on_those_that_have_left(
+    cpulaunch: Run, backend: str, marked, tmp_path: Path
+) -> None:
+    code = UPLOADS.format(backend=backend, directory="DIRECTORY").replace("'DIRECTORY'", "next(iter(runs()))")
+    runs = "def runs(): return pathlib.Path('runs').iterdir()\n"
+    (tmp_path / "train.py").write_text("import pathlib\n" + runs + code)
+    done = cpulaunch("run", "-n", "2", "--backend", backend, "train.py", env=marked)
+    first = outcome(tmp_path)["first_failure"]
+    assert "Connection refused" in first["error"]
+    assert (done.returncode, first["rank"], first["ranks"], first["note"]) == (1, 0, [], None)
+    assert first["cause"] == {"kind": "exception"}
+    assert box(done.stderr)[0] == "rank 0 on localhost failed first"

@@ -2,73 +2,125 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from cpulaunch.supervise.job.causes import Candidate, is_consequence, root_cause
+import pytest
+from support.command import REPOSITORY
+
+from cpulaunch.cause import EXCEPTION, Cause, Kind
+from cpulaunch.ledger import COMPLETED, STARTED
+from cpulaunch.messages import Failure as Raised
+from cpulaunch.supervise.job.causes import Candidate, cause_of, root_cause
 from cpulaunch.supervise.job.outcome import Failure
 
-GLOO = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:14554."
+GONE, DIFFER = Cause(Kind.PEER_GONE), Cause(Kind.CALLS_DIFFER, rank=0, host="a")
+HEARD = DIFFER._replace(finder=3)
 
-CANNOT_COMPLETE = "DistBackendError: rank 1: broadcast of group '0' of 4 ranks cannot complete: "
-CALLS_OTHER = "all_reduce (sequence number 2) failed: rank 0 on a calls broadcast, this rank all_reduce"
+USERS = '  File "/home/me/train.py", line 7, in upload\n    put(file)\n'
+TORCHS = (
+    '  File "/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 5, in barrier\n'
+)
+REQUESTS = '  File "/venv/lib/python3.12/site-packages/requests/adapters.py", line 700, in send\n'
+
+
+def raised(error: str, traceback: str = USERS, state: int | None = None, **cause: Any) -> Raised:
+    """With ``state``, an operation is in the ledger."""
+    groups = [] if state is None else [{"name": "0", "operations": [{"sequence": 1, "state": state}]}]
+    return Raised(error, "train.py", 7, traceback, "", cause or None, 1.0, False, groups)
 
 
 def failed(
-    rank: int, at: float, error: str | None = None, signal: int | None = None, by_signal: bool = False
+    rank: int, at: float, cause: Cause = EXCEPTION, signal: int | None = None, by_signal: bool = False
 ) -> Candidate:
-    return Candidate(at, "error", 1, Failure(rank, "a", signal=signal, error=error), by_signal)
+    return Candidate(at, "error", 1, Failure(rank, "a", signal=signal, cause=cause), by_signal)
 
 
 @pytest.mark.parametrize(
-    ("error", "consequence"),
+    "error",
     [
-        (GLOO, True),
-        ("RuntimeError: [pair.cc:446] Connection reset by peer", True),
-        ("ConnectionResetError: [Errno 104] Connection reset by peer", True),
-        ("BrokenPipeError: [Errno 32] Broken pipe", True),
-        ("torch.distributed.DistNetworkError: Failed to recv, got 0 bytes", True),
-        ("torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients", True),
-        ("torch.distributed.DistBackendError: ccl: all_reduce number 7 failed", True),
-        ("RuntimeError: ccl: rank 1 has ended", True),
-        ("RuntimeError: ccl: the connection to rank 1 on node-1.c is lost: reset", True),
-        ("ValueError: no such luck", False),
-        ("FileNotFoundError: [Errno 2] No such file or directory: 'shard-1.npz'", False),
-        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", False),
-        (None, False),
+        "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:14554.",
+        "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes",
+        "torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients",
+        "torch.distributed.DistBackendError: ccl: all_reduce number 7 failed",
+    ],
+)
+def test_errors_of_torch_and_gloo_are_about_a_peer(error: str) -> None:
+    assert cause_of(raised(error)).kind is Kind.PEER_GONE
+
+
+UPLOAD = "requests.exceptions.ConnectionError: HTTPSConnectionPool: [Errno 111] Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("error", "traceback", "state", "kind"),
+    [
+        (UPLOAD, USERS, None, Kind.EXCEPTION),
+        (UPLOAD, USERS + REQUESTS, COMPLETED, Kind.EXCEPTION),
+        (UPLOAD, TORCHS + REQUESTS, COMPLETED, Kind.EXCEPTION),
+        ("RuntimeError: Connection reset by peer", USERS, COMPLETED, Kind.EXCEPTION),
+        ("RuntimeError: Connection reset by peer", USERS + TORCHS, COMPLETED, Kind.PEER_GONE),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", USERS, STARTED, Kind.PEER_GONE),
+        ("BrokenPipeError: [Errno 32] Broken pipe", USERS, STARTED, Kind.PEER_GONE),
+        ("ValueError: no such luck", USERS + TORCHS, STARTED, Kind.EXCEPTION),
         (
-            "torch.distributed.DistBackendError: rank 0: all_to_all_single of group '0' of 4 ranks failed: rank 3 "
-            "sends 44 bytes to this rank, which expects 40",
-            False,
-        ),
-        (
-            "torch.distributed.DistBackendError: rank 1: recv of group '0' of 2 ranks failed: rank 0 sends 40 bytes to this rank, which expects 80; "
-            "the group's store cannot be reached: the process that holds it, usually rank 0, has ended",
-            False,
+            "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.",
+            TORCHS,
+            None,
+            Kind.EXCEPTION,
         ),
     ],
 )
-def test_what_is_a_consequence(error: str | None, consequence: bool) -> None:
-    assert is_consequence(error) is consequence
+def test_other_errors_of_connections_are_about_a_peer_only_of_torch_or_within_an_operation(
+    error: str, traceback: str, state: int | None, kind: Kind
+) -> None:
+    assert cause_of(raised(error, traceback, state)).kind is kind
+
+
+def test_what_a_program_says_of_the_cause_counts_and_its_text_does_not() -> None:
+    found = cause_of(
+        raised("torch.distributed.DistBackendError: …", kind="sizes_differ", rank=3, sizes=[44, 40])
+    )
+    assert found == Cause(Kind.SIZES_DIFFER, rank=3, sizes=(44, 40))
+    assert not found.is_consequence
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"kind": "what is that"}, None),
+        ({"kind": ["peer_ended"]}, None),
+        ({"rank": 1}, None),
+        ({"kind": "peer_ended", "rank": "1", "host": 7, "sizes": [1]}, Cause(Kind.PEER_ENDED)),
+        ({"kind": "peer_ended", "rank": True, "more": 1}, Cause(Kind.PEER_ENDED)),
+    ],
+)
+def test_a_cause_that_makes_no_sense_is_passed_over(said: dict[str, Any], found: Cause | None) -> None:
+    assert Cause.from_document(said) == found
+
+
+def test_every_kind_is_documented() -> None:
+    docs = (REPOSITORY / "docs/reliability.md").read_text().partition("## Causes")[2]
+    assert [kind.value for kind in Kind if f"`{kind.value}`" not in docs] == []
+
+
+def test_every_cause_is_read_as_it_was_written() -> None:
+    for kind in Kind:
+        cause = Cause(kind, 3, "a", 1, "all_reduce", 7, ("a", "b"), (1, 2), (0, 1), ("sum", "max"), 3.0)
+        assert Cause.from_document(cause.document()) == cause
 
 
 @pytest.mark.parametrize(
     ("candidates", "cause"),
     [
-        ([failed(3, 1.0, "ValueError: x")], 3),
-        ([failed(0, 2.0, "ValueError: x"), failed(1, 1.0, "KeyError: y")], 1),
-        ([failed(0, 1.0, GLOO), failed(2, 1.4, "ValueError: x")], 2),
-        ([failed(0, 1.0, GLOO), failed(2, 1.4, None, 9)], 2),
-        (
-            [
-                failed(1, 1.0, f"{CANNOT_COMPLETE}rank 3 on b failed: {CALLS_OTHER}"),
-                failed(3, 1.1, CALLS_OTHER),
-            ],
-            3,
-        ),
-        ([failed(1, 1.0, f"{CANNOT_COMPLETE}rank 3 on b failed: {CALLS_OTHER}"), failed(0, 1.1, GLOO)], 1),
-        ([failed(0, 1.2, GLOO), failed(1, 1.1, GLOO)], 1),
-        ([failed(0, 1.0, None, 15, by_signal=True), failed(1, 1.1, None, 9)], 1),
-        ([failed(0, 1.0, None, 15, by_signal=True)], 0),
+        ([failed(3, 1.0)], 3),
+        ([failed(0, 2.0), failed(1, 1.0)], 1),
+        ([failed(0, 1.0, GONE), failed(2, 1.4)], 2),
+        ([failed(0, 1.0, GONE), failed(2, 1.4, Cause(Kind.SIGNAL), 9)], 2),
+        ([failed(1, 1.0, HEARD), failed(3, 1.1, DIFFER)], 3),
+        ([failed(1, 1.0, HEARD), failed(0, 1.1, GONE)], 1),
+        ([failed(0, 1.2, GONE), failed(1, 1.1, GONE)], 1),
+        ([failed(0, 1.0, signal=15, by_signal=True), failed(1, 1.1, signal=9)], 1),
+        ([failed(0, 1.0, signal=15, by_signal=True)], 0),
     ],
 )
 def test_the_cause_is_the_earliest_that_is_no_consequence(candidates: list[Candidate], cause: int) -> None:
@@ -82,16 +134,16 @@ def test_without_a_failure_there_is_no_cause() -> None:
 
 
 def test_consequences_alone_name_those_who_left_before() -> None:
-    found = root_cause([failed(0, 5.0, GLOO)], [(6.0, 1), (3.5, 2), (4.0, 3)])
+    found = root_cause([failed(0, 5.0, GONE)], [(6.0, 1), (3.5, 2), (4.0, 3)])
     assert found
     assert found.failure.note == "ranks 2-3 had exited with code 0, 1.5 s earlier"
     assert found.failure.ranks == (2, 3)
-    found = root_cause([failed(0, 5.0, GLOO)], [(4.99, 1)])
+    found = root_cause([failed(0, 5.0, GONE)], [(4.99, 1)])
     assert found
     assert found.failure.note == "rank 1 had exited with code 0, just before"
-    found = root_cause([failed(0, 5.0, GLOO)], [(5.4, 1)])  # its connections were closed before it was over
+    found = root_cause([failed(0, 5.0, GONE)], [(5.4, 1)])  # its connections were closed before it was over
     assert found
     assert found.failure.note == "rank 1 had exited with code 0, just before"
-    found = root_cause([failed(0, 5.0, "ValueError: x")], [(3.5, 2)])
+    found = root_cause([failed(0, 5.0)], [(3.5, 2)])
     assert found
     assert found.failure.note is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from signal import SIGABRT, SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGTERM
+from typing import Any
 
 import pytest
 from support.played import GLOO, SSH, TIMEOUT, Played, running
@@ -18,7 +19,6 @@ from cpulaunch.supervise.job.outcome import (
     SIGNAL,
     STALLED,
     START_FAILED,
-    WITHOUT_A_WORD,
     Failure,
 )
 from cpulaunch.supervise.output.record import why_failed
@@ -46,7 +46,8 @@ def raises_in_collective(consequence: str) -> Callable[[], Played]:
     def play() -> Played:
         job = running(ahead=(0.0, 5.0, -3.0, 0.0))
         job.until(3.0)
-        cause = messages.Failure("ValueError: no such luck", "train.py", 5, "T", "", job.clock(2), False, [])
+        own = "ValueError: no such luck"
+        cause = messages.Failure(own, "train.py", 5, "T", "", None, job.clock(2), False, [])
         job.until(3.1)
         job.raises(0, consequence)
         job.raises(1, consequence)
@@ -79,18 +80,18 @@ def leaves_while_others_wait() -> Played:
     return job
 
 
-def dies_of(number: int, note: str | None = None, consequence: str = "") -> Callable[[], Played]:
+def dies_of(number: int, cause: dict[str, Any] | None = None, consequence: str = "") -> Callable[[], Played]:
     def play() -> Played:
         job = running()
         if consequence:
             at = job.clock(2)
             job.until(2.1)
             job.raises(0, consequence)
-            job.exits(2, None, int(number), at=at, note=note)
+            job.exits(2, None, int(number), at=at, cause=cause)
             job.exits(0, 1)
             job.obeys(1, 3)
         else:
-            job.exits(2, None, int(number), note=note)
+            job.exits(2, None, int(number), cause=cause)
             job.obeys(0, 1, 3)
         return job
 
@@ -111,7 +112,7 @@ def all_fail_at_once() -> Played:
     for rank, at in ((2, 2.00), (0, 2.02), (3, 2.04), (1, 2.06)):
         job.until(at)
         failures[rank] = messages.Failure(
-            f"ValueError: {rank}", None, None, "T", "", job.clock(rank), False, []
+            f"ValueError: {rank}", None, None, "T", "", None, job.clock(rank), False, []
         )
     for rank in (0, 1, 3, 2):
         job.says(rank, failures[rank])
@@ -135,7 +136,7 @@ def group_loses_host_first() -> Played:
     job = running()
     job.falls_silent(2)
     job.until(6.0)
-    job.raises(0, LOST)
+    job.raises(0, LOST, cause={"kind": "host_silent", "host": "node2"})
     job.beating.add(2)
     job.obeys(0, 1, 3)
     job.to_the_end()
@@ -180,16 +181,17 @@ def user_sends(number: int) -> Callable[[], Played]:
     return play
 
 
-OOM = "not out of memory"
+KILL = {"kind": "killed_by_others", "memory": 1.5}
+NOT_OOM = "not out of memory (peak 1.50 GiB)"
 ROWS = [
     # the event, what happens, kind, exit code, and what is said of the first failure
     ("raises while the others sleep, or compute", raises_alone, "error", 1, "ValueError: no such luck"),
     ("raises while the others wait (gloo)", raises_in_collective(GLOO), "error", 1, "ValueError: no such luck"),
     ("raises while the others wait (ccl)", raises_in_collective(CCL), "error", 1, "ValueError: no such luck"),
     ("exits with 5", exits_with_5, "exit", 5, ""),
-    ("is killed", dies_of(SIGKILL, OOM), "signal", 137, OOM),
-    ("is killed while the others wait (gloo)", dies_of(SIGKILL, OOM, GLOO), "signal", 137, OOM),
-    ("is killed while the others wait (ccl)", dies_of(SIGKILL, OOM, CCL), "signal", 137, OOM),
+    ("is killed", dies_of(SIGKILL, KILL), "signal", 137, NOT_OOM),
+    ("is killed while the others wait (gloo)", dies_of(SIGKILL, KILL, GLOO), "signal", 137, NOT_OOM),
+    ("is killed while the others wait (ccl)", dies_of(SIGKILL, KILL, CCL), "signal", 137, NOT_OOM),
     ("segfaults", dies_of(SIGSEGV), "signal", 139, ""),
     ("aborts", dies_of(SIGABRT), "signal", 134, ""),
     ("loses its agent", agent_is_killed, "signal", 137, "its agent ended without a word"),
@@ -260,7 +262,7 @@ def test_a_job_whose_ranks_end_well_ends_well() -> None:
         (Failure(3, "b", exit_code=2), EXIT, "rank 3 on b ended with exit code 2"),
         (Failure(3, "b", signal=9), SIGNAL, "rank 3 on b got SIGKILL"),
         (
-            Failure(3, "b", signal=9, error=WITHOUT_A_WORD, note="out of memory"),
+            Failure(3, "b", signal=9, error="its agent ended without a word", note="out of memory"),
             SIGNAL,
             "rank 3 on b got SIGKILL: its agent ended without a word: out of memory",
         ),

@@ -229,7 +229,7 @@ class TestMessages:
     def test_of_somebody_elses_signal_are_no_cause_where_there_is_another(self) -> None:
         """mpiexec ends all ranks when one has died."""
         job = running()
-        job.exits(0, None, 15, by_signal=15, note="its agent got signal 15")
+        job.exits(0, None, 15, by_signal=15, cause={"kind": "agent_signaled", "signal": 15})
         job.exits(2, None, 9)
         job.obeys(1, 3)
         first = job.outcome().first_failure
@@ -291,13 +291,13 @@ class TestMessages:
         job.says(1, messages.Beat())
         job.says(1, messages.Output(1, "x"))
         job.now = 0.25
-        job.exits(1, 3, note="n")
+        job.exits(1, 3, cause={"kind": "killed"})
         hello, end = (dict(action.entry) for _, action in job.of(Log))
         assert hello.keys() == {"seconds", "rank", "type", "version", "at", "pid", "host"}
         assert end.pop("at") == job.clock(1)
         assert end == {
             "seconds": 0.25, "rank": 1, "type": "exit", "code": 3, "signal": None, "by_launcher": False,
-            "by_signal": 0, "note": "n", "unexplained": False, "groups": None, "threads": None,
+            "by_signal": 0, "cause": {"kind": "killed"}, "unexplained": False, "groups": None, "threads": None,
             "finished": False,
         }  # fmt: skip
 

@@ -10,6 +10,7 @@ import pytest
 from support.command import TIMEOUT
 from support.jobs import outcome, run_changed
 
+from cpulaunch.cause import Cause, Kind
 from cpulaunch.supervise.job import outcome as kinds
 from cpulaunch.supervise.job.outcome import AttemptOutcome, Failure, Outcome, RankOutcome
 from cpulaunch.supervise.job.restarts import EXCEPTION, Restarts, Rules
@@ -19,7 +20,7 @@ from cpulaunch.supervise.output.lines import Output
 from cpulaunch.supervise.output.terminal import Screen
 
 ENTRY = "from cpulaunch.cli.main import entry; entry()"
-RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
+PEER_GONE = Cause(Kind.PEER_GONE)
 
 
 def ended(
@@ -51,15 +52,15 @@ RAISED: dict[str, Any] = {"kind": kinds.ERROR, "error": "ValueError: x"}
         (RAISED, {}, "--restart-on error"),
         (RAISED, {"on": "error"}, None),
         (
-            RAISED | {"error": "cpulaunch.errors.UsageError: ckpt is in use"},
+            RAISED | {"error": "E", "cause": Cause(Kind.USAGE_ERROR)},
             {"on": "error"},
             "would come back",
         ),
-        (RAISED | {"error": RESET}, {}, None),
-        (RAISED | {"error": RESET, "note": "rank 1 had exited with code 0"}, {}, "--restart-on error"),
+        (RAISED | {"cause": PEER_GONE}, {}, None),
+        (RAISED | {"cause": PEER_GONE, "note": "rank 1 had exited with code 0"}, {}, "--restart-on error"),
         ({"kind": kinds.EXIT, "exit_code": 3}, {}, "exit code 3"),
         ({"kind": kinds.EXIT, "exit_code": 3}, {"on": "error"}, None),
-        ({"kind": kinds.EXIT, "exit_code": 3, "unexplained": True}, {}, None),
+        ({"kind": kinds.EXIT, "exit_code": 3, "cause": Cause(Kind.UNEXPLAINED_EXIT)}, {}, None),
         ({"kind": kinds.EXIT, "exit_code": 137}, {}, "exit code 137"),
         ({"kind": kinds.EXIT, "exit_code": 137}, {"python": False}, None),
         ({"kind": kinds.STALLED}, {}, "--stall-action abort"),
@@ -101,7 +102,7 @@ def test_a_host_that_is_lost_or_fails_twice_is_avoided() -> None:
     rules = Restarts(Rules(max_restarts=9))
     assert rules.judge(ended(**KILLED)).avoid == set()
     assert rules.judge(ended(**KILLED, host="b")).avoid == set()
-    assert rules.judge(ended(**KILLED, error="mpiexec got SIGKILL, not from us")).avoid == set()
+    assert rules.judge(ended(**KILLED, cause=Cause(Kind.LAUNCHER_KILLED))).avoid == set()
     assert rules.judge(ended(**KILLED)).avoid == {"a"}
     assert rules.judge(ended(kinds.NODE_LOST, lost="b")).avoid == {"a", "b"}
     failed = rules.judge(ended(kinds.START_FAILED, host="b"))

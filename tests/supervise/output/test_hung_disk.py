@@ -136,13 +136,13 @@ def test_what_waits_is_limited_and_nobody_waits_for_a_disk_that_hangs(
     assert logs.full
     monkeypatch.setattr("cpulaunch.supervise.output.logs.HUNG", 0.0)
     assert not logs.full
-    for _ in range(10):
-        logs.append("log", b"x" * MAX_WAITING, droppable=True)
-    logs.append("outcome", b"ended")
+    for name in ("log", "launcher.log", "events.jsonl") * 3:
+        assert not logs.append(name, b"x" * MAX_WAITING)
+    logs.write_whole("outcome", b"ended")
     assert logs._bytes == MAX_WAITING + 1 + len(b"ended")
     assert warnings == [
         f"{tmp_path} does not answer; the job goes on without logs until it does",
-        f"{tmp_path} took too little; some of the ranks' output is not in their logs",
+        f"{tmp_path} took too little; its logs are not complete",
     ]
     assert not logs.close(0.1)
     with open(tmp_path / "log", "rb") as reader:  # it answers again

@@ -13,6 +13,7 @@ from cpulaunch.messages import AskDump, AskProgress, Beat, Dump, End
 from cpulaunch.supervise.job.events import Action, ActOnStall, ReportStall, Send, Tell
 from cpulaunch.supervise.job.rank import Rank, RankState
 from cpulaunch.supervise.stalls.detection import AGAIN, DUE, LEAST, MIN_NATIVE, Stalls
+from cpulaunch.supervise.stalls.inquiry import Inquiry
 from cpulaunch.supervise.stalls.progress import ABORT, StallSettings
 
 
@@ -110,7 +111,8 @@ def test_answers_have_a_moment_though_the_launcher_comes_very_late() -> None:
 
 def test_a_straggler_that_its_cgroup_throttles_is_said_to_be() -> None:
     ranks = [Rank(n, f"node{n}", RankState.RUNNING) for n in range(2)]
-    stalls = Stalls(ranks, StallSettings(0), 0.0)
+    inquiry = Inquiry()
+    stalls = Stalls(ranks, StallSettings(0), 0.0, inquiry)
     actions: list[Action] = []
     for window in range(3):
         for rank, waiting in zip(ranks, (1.0, 0.0), strict=True):
@@ -122,7 +124,8 @@ def test_a_straggler_that_its_cgroup_throttles_is_said_to_be() -> None:
     assert asked.rank == 1
     process = {"pid": 7, "throttled": {"share": 0.47, "seconds": 3.0, "quota": 0.5}}
     dump = Dump(asked.message.request, 4.0, [], [process], "")
-    assert stalls.dumped(ranks[1], dump, 4.0) == [
+    inquiry.answered(1, dump, 4.0)
+    assert stalls.answered(ranks[1], 4.0) == [
         Tell(
             "node1 is slower than the others: 20 ms of computing per step, the others 10 ms, over 200 steps; "
             "its cgroup throttled it 47 % of the time"

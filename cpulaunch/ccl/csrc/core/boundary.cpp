@@ -47,7 +47,7 @@ constexpr cl_transfer_functions kTransferFunctions = {
       return static_cast<int>(needed->size());
     },
     [](cl_transfer* self) { return copy_text(transfer_of(self).missing()); },
-    [](cl_transfer* self) { return copy_text(transfer_of(self).lost()); },
+    [](cl_transfer* self, cl_cause* cause) { *cause = transfer_of(self).lost(); },
     [](const cl_transfer* self, uint64_t* steps) -> int {
       const auto done = transfer_of(self).steps();
       if (done) *steps = *done;
@@ -83,7 +83,11 @@ class ImportedTransfer final : public Transfer {
     return all;
   }
   std::string missing() override { return take_text(c_->functions->missing(c_)); }
-  std::string lost() override { return take_text(c_->functions->lost(c_)); }
+  Cause lost() override {
+    Cause cause;
+    c_->functions->lost(c_, &cause);
+    return cause;
+  }
   std::optional<uint64_t> steps() const override {
     uint64_t steps;
     return c_->functions->steps(c_, &steps) ? std::optional<uint64_t>(steps) : std::nullopt;
@@ -234,10 +238,13 @@ std::string take_text(char* text) {
   return copy;
 }
 
+std::string Cause::text() const { return take_text(cl_cause_text(this)); }
+
 void set_error(cl_error* error, const std::exception& what) {
   error->text = copy_text(what.what());
   if (const auto* mismatch = dynamic_cast<const Mismatch*>(&what)) {
-    error->is_mismatch = 1;
+    error->cause = static_cast<cl_cause*>(std::malloc(sizeof(cl_cause)));
+    *error->cause = mismatch->cause;
     error->has_sequence = mismatch->sequence.has_value();
     error->sequence = mismatch->sequence.value_or(0);
   }
@@ -247,8 +254,11 @@ void throw_error(cl_error& error) {
   if (!error.text) return;
   const auto text = take_text(error.text);
   error.text = nullptr;
-  if (!error.is_mismatch) throw std::runtime_error(text);
-  throw Mismatch(text, error.has_sequence ? std::optional<uint64_t>(error.sequence) : std::nullopt);
+  if (!error.cause) throw std::runtime_error(text);
+  const Cause cause(*error.cause);
+  std::free(error.cause);
+  error.cause = nullptr;
+  throw Mismatch(cause, error.has_sequence ? std::optional<uint64_t>(error.sequence) : std::nullopt);
 }
 
 Transfer::Transfer() : cl_transfer{&kTransferFunctions} {}

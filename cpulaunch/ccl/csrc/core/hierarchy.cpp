@@ -25,7 +25,7 @@ class Hierarchy::Progress final : public Transfer {
     if (hierarchy_->fabric_) return std::nullopt;
     return hierarchy_->needed();
   }
-  std::string lost() override { return hierarchy_->lost(); }
+  Cause lost() override { return hierarchy_->lost(); }
   // What moves within a fabric is not counted.
   std::optional<uint64_t> steps() const override {
     if (hierarchy_->fabric_) return std::nullopt;
@@ -174,14 +174,14 @@ std::vector<int> Hierarchy::behind(Counter counter) const {
   return ranks;
 }
 
-std::string Hierarchy::lost() {
+Cause Hierarchy::lost() {
   std::lock_guard<std::mutex> lock(mutex_);
   for (int local = 0; slots_ && local < layout.locals; ++local) {
     const auto& theirs = slots_->counters(local);
     if (!theirs.has_left.load(std::memory_order_acquire) || theirs.taken >= put_.number) continue;
-    return layout.members.name(layout.ranks_of[layout.host][local]) + " has left the group";
+    return Cause(CauseKind::peer_left, layout.members, layout.ranks_of[layout.host][local]);
   }
-  return network_ ? network_->lost() : "";
+  return network_ ? network_->lost() : Cause();
 }
 
 std::set<int> Hierarchy::lane_peers() const {

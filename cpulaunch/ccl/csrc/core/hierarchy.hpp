@@ -175,7 +175,7 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   // The local ranks that have put, or taken, less than this one has put.
   std::vector<int> behind(Counter counter) const;
   std::set<int> needed();
-  std::string lost();
+  Cause lost();
   // The ranks of other hosts that have a lane of this rank's.
   std::set<int> lane_peers() const;
 

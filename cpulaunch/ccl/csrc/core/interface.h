@@ -5,7 +5,7 @@
  *     libcpulaunch_oneccl.so   oneCCL as a transport; optional
  *
  * Each may have another C++ library and another compiler than the others, so that only what is declared here passes.
- * Texts that a function returns, or leaves in a cl_error, are the caller's to free().  No exception passes.
+ * What a function leaves in a cl_error, and texts that it returns, are the caller's to free().  No exception passes.
  */
 #ifndef CPULAUNCH_CCL_INTERFACE_H
 #define CPULAUNCH_CCL_INTERFACE_H
@@ -19,11 +19,36 @@ extern "C" {
 
 #define CL_EXPORT __attribute__((visibility("default")))
 
+/* --- what a rank calls, of which the ranks of a group must call the same */
+typedef struct cl_call {
+  char kind[16], type[12], reduction[12]; /* "" where that doesn't matter */
+  int32_t root;                           /* its number in the job; -1: there is none */
+  int32_t compressed;                     /* between hosts */
+  int64_t bytes;                          /* -1: they may differ */
+  uint64_t sequence;
+} cl_call;
+
+/* --- why something failed (cause.hpp) */
+typedef struct cl_cause {
+  uint32_t kind;          /* 0: nothing did */
+  int32_t rank;           /* which it is about; -1: none.  All ranks are numbers in the job */
+  int32_t finder;         /* another rank, which has found it; -1: this one */
+  int32_t parts_differ;   /* only what `theirs` and `own` don't have */
+  int64_t milliseconds;   /* of silence */
+  int64_t timeout;        /* in milliseconds; 0: it was not over */
+  int64_t bytes, expected;
+  uint64_t sequence;      /* of the finder's operation */
+  cl_call theirs, own;
+  char operation[32];     /* the finder's */
+  char host[64];          /* of the rank; "" where there is one */
+  char detail[400];
+} cl_cause;
+
 /* --- what went wrong: `text` is null where nothing did. */
 typedef struct cl_error {
   char* text;
-  int is_mismatch;      /* the ranks call different operations, */
-  int has_sequence;     /* and it is known which one of this rank's is meant */
+  cl_cause* cause;      /* where the ranks call different operations, else null; */
+  int has_sequence;     /* it is known which one of this rank's is meant */
   uint64_t sequence;
 } cl_error;
 
@@ -36,7 +61,7 @@ typedef struct cl_transfer_functions {
   int (*peer)(cl_transfer*, int32_t* rank);        /* 0: no message */
   int (*needed)(cl_transfer*, int32_t** ranks);    /* how many; -1: all.  The ranks are the caller's to free() */
   char* (*missing)(cl_transfer*);
-  char* (*lost)(cl_transfer*);
+  void (*lost)(cl_transfer*, cl_cause*);
   int (*steps)(const cl_transfer*, uint64_t* steps); /* 0: they aren't counted */
   const void* (*moved_with)(const cl_transfer*);
   void (*destroy)(cl_transfer*);
@@ -104,6 +129,9 @@ struct cl_fabric {
 };
 
 /* === what the core exports */
+
+/* The sentence about a cause. */
+CL_EXPORT char* cl_cause_text(const cl_cause*);
 
 /* --- who is where */
 typedef struct cl_layout cl_layout;

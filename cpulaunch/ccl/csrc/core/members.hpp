@@ -21,6 +21,8 @@ class Members {
 
   // Of what is no rank of the group, that number itself: it may have come over the network.
   int number_of(int rank) const { return static_cast<size_t>(rank) < ranks_.size() ? ranks_[rank] : rank; }
+  // "" where all are on one.
+  std::string host_of(int rank) const { return hosts_.empty() ? "" : hosts_.at(rank); }
   // Such as "rank 3 on node1".
   std::string name(int rank) const {
     const auto name = "rank " + std::to_string(number_of(rank));

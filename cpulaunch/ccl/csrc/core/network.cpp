@@ -105,7 +105,7 @@ std::vector<int> Network::awaited() const {
   return {earliest.begin(), earliest.end()};
 }
 
-const std::string& Network::lost() {
+const Cause& Network::lost() {
   for (size_t i = 0; i < receiving_.size() && lost_.empty(); ++i) {
     const int from = receiving_[i];
     try {
@@ -154,7 +154,7 @@ bool Network::answer(int from) {
 }
 
 void Network::lose(int peer, const std::string& what) {
-  if (lost_.empty()) lost_ = "the connection to " + members_.name(peer) + " is lost: " + what;
+  if (lost_.empty()) lost_ = Cause(CauseKind::connection_lost, members_, peer).with(what);
 }
 
 // --- sending

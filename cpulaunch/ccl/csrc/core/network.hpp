@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "cause.hpp"
 #include "connector.hpp"
 #include "layout.hpp"
 #include "shared_slots.hpp"
@@ -63,10 +64,10 @@ class Network {
   // Whether such a message may still be on its way: this rank has just called an operation that has a root.
   bool may_get_unasked() const { return current_ && current_->root >= 0 && Clock::now() - entered_ < kLongestWay; }
 
-  // What has become of a connection that is still needed; "" when all is well.  Looks after the ranks that have not
+  // What has become of a connection that is still needed; empty when all is well.  Looks after the ranks that have not
   // opened theirs, and asks those that are waited for whether they call the same: two that each take themselves for
   // the root of a gather send nothing otherwise.
-  const std::string& lost();
+  const Cause& lost();
   // The ranks from which something is expected next; where there are none, those that have not taken what is sent to
   // them.
   std::vector<int> awaited() const;
@@ -136,7 +137,7 @@ class Network {
   Clock::time_point entered_;  // when that was called, if it has a root
   unsigned idle_calls_ = 0;  // of progress(), since something has moved
   int questions_ = 0;        // under way
-  std::string lost_;
+  Cause lost_;
 };
 
 }  // namespace cpulaunch

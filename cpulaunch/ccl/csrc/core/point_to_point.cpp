@@ -139,7 +139,7 @@ class PointToPoint::Progress final : public Transfer {
     return std::string(request_->sends ? "received" : "sent") + (request_->begun ? " all of" : "") +
            " a message with tag " + std::to_string(request_->tag) + all_->instead_of(*request_);
   }
-  std::string lost() override {
+  Cause lost() override {
     std::lock_guard<std::mutex> lock(all_->mutex_);
     return all_->lost(*request_);
   }
@@ -204,12 +204,12 @@ void PointToPoint::enqueue(int to, const Frame& frame, RequestPtr request) {
 }
 
 void PointToPoint::lose(int rank, const ConnectionLost& error) {
-  peers_[rank].lost = "the connection to " + layout_.members.name(rank) + " is lost: " + error.what();
+  peers_[rank].lost = Cause(CauseKind::connection_lost, layout_.members, rank).with(error.what());
 }
 
 // A rank that has sent what it had to send may leave; others still come.
-std::string PointToPoint::lost(const Request& request) {
-  std::string last;
+Cause PointToPoint::lost(const Request& request) {
+  Cause last;
   for (int rank = 0; rank < layout_.size; ++rank) {
     if (rank == layout_.rank || (request.peer != rank && request.peer != kAnySource)) continue;
     auto& peer = peers_[rank];
@@ -218,7 +218,7 @@ std::string PointToPoint::lost(const Request& request) {
     } catch (const ConnectionLost& error) {
       lose(rank, error);
     }
-    if (peer.lost.empty()) return "";
+    if (peer.lost.empty()) return Cause();
     last = peer.lost;
   }
   return last;
@@ -255,7 +255,7 @@ bool PointToPoint::match_unexpected(int from, const RequestPtr& request) {
 void PointToPoint::deliver(int from, const RequestPtr& request, std::deque<Unexpected>::iterator message) {
   auto& peer = peers_[from];
   take(from, request, message->frame);
-  if (request->error.empty() && message->frame.kind == Frame::Kind::eager) {
+  if (!request->mismatch && message->frame.kind == Frame::Kind::eager) {
     if (request->bytes) std::memcpy(request->data, message->data.data(), request->bytes);
     request->done = true;
   }
@@ -269,7 +269,8 @@ void PointToPoint::take(int from, const RequestPtr& request, const Frame& frame)
   if (request->source) *request->source = from;
   request->peer = from;
   if (frame.bytes != request->bytes) {
-    request->error = mismatch_of_sizes(layout_.members, from, frame.bytes, request->bytes).what();
+    const auto mismatch = mismatch_of_sizes(layout_.members, from, frame.bytes, request->bytes);
+    request->mismatch = std::make_unique<const Mismatch>(mismatch);
   } else if (frame.kind == Frame::Kind::request) {
     peers_[from].cleared[frame.id] = request;
     enqueue(from, {Frame::Kind::clear, frame.tag, frame.bytes, frame.id}, nullptr);
@@ -299,13 +300,13 @@ bool PointToPoint::expects_from(int rank) const {
 
 bool PointToPoint::test(Request& request) {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (size_t moved = 0; !request.done && request.error.empty() && !aborted_ && moved < kMaxStep;) {
+  for (size_t moved = 0; !request.done && !request.mismatch && !aborted_ && moved < kMaxStep;) {
     const size_t bytes = progress();
     if (bytes == 0) break;
     moved += bytes;
     steps_.fetch_add(1, std::memory_order_relaxed);
   }
-  if (!request.error.empty()) throw Mismatch(request.error);
+  if (request.mismatch) throw Mismatch(*request.mismatch);
   return request.done;
 }
 
@@ -399,7 +400,7 @@ void PointToPoint::begin_frame(int from) {
   } else if (auto request = match_posted(from, frame.tag)) {
     take(from, request, frame);
     if (frame.kind != Frame::Kind::eager) return;
-    if (request->error.empty()) {
+    if (!request->mismatch) {
       peer.receiving = std::move(request);
     } else {
       peer.discarded.resize(frame.bytes);

@@ -63,7 +63,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     int32_t* source = nullptr;
     bool begun = false;  // the two ranks know of each other's
     bool done = false;
-    std::string error = {};
+    std::unique_ptr<const Mismatch> mismatch{};
   };
   using RequestPtr = std::shared_ptr<Request>;
   struct Queued {
@@ -81,7 +81,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     ~Peer();
 
     std::unique_ptr<Pipe> pipe;
-    std::string lost;  // what has become of it; "" while all is well
+    Cause lost;  // what has become of it; empty while all is well
     // To the peer.
     std::deque<Queued> queue;
     size_t written = 0;  // bytes of the first frame and its data
@@ -99,7 +99,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   };
 
   void lose(int rank, const ConnectionLost& error);
-  std::string lost(const Request& request);
+  Cause lost(const Request& request);
   std::string instead_of(const Request& request) const;
   void enqueue(int to, const Frame& frame, RequestPtr request);
   bool match_unexpected(int from, const RequestPtr& request);

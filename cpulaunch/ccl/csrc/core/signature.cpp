@@ -12,52 +12,50 @@ namespace {
 struct Call {
   const char* name;
   bool reduces = false, has_size = false;  // the same on all ranks
-  const char* before_root = nullptr;
+  bool has_root = false;
 };
 
 constexpr Call kCalls[] = {
     {"all_reduce", true, true},
-    {"reduce", true, true, " to rank "},
+    {"reduce", true, true, true},
     {"reduce_scatter", true, true},
     {"all_gather", false, true},
-    {"broadcast", false, true, " from rank "},
+    {"broadcast", false, true, true},
     {"all_to_all"},
-    {"gather", false, false, " to rank "},
-    {"scatter", false, false, " from rank "},
+    {"gather", false, false, true},
+    {"scatter", false, false, true},
     {"barrier"},
 };
 
 }  // namespace
-
-std::string in_bytes(uint64_t count) { return std::to_string(count) + (count == 1 ? " byte" : " bytes"); }
 
 bool Signature::operator==(const Signature& other) const {
   return kind == other.kind && type == other.type && reduction == other.reduction && wire == other.wire &&
          root == other.root && bytes == other.bytes && sequence == other.sequence && sizes == other.sizes;
 }
 
-std::string Signature::text(const Members& members) const {
+cl_call Signature::call(const Members& members) const {
   const auto number = static_cast<size_t>(kind);
-  const Call call = number < std::size(kCalls) ? kCalls[number] : Call{"unknown"};
-  std::string text = call.name;
-  if (call.reduces) text += std::string(" (") + name_of(reduction) + ")";
-  if (call.has_size) text += " of " + in_bytes(bytes);
-  if (call.reduces) text += std::string(" ") + name_of(type);
-  if (wire != Wire::exact) text += ", sent between hosts as bfloat16";
-  if (call.before_root) text += call.before_root + std::to_string(members.number_of(root));
-  return text;
+  const Call its = number < std::size(kCalls) ? kCalls[number] : Call{"unknown"};
+  cl_call call{};
+  write_text(call.kind, its.name);
+  if (its.reduces) write_text(call.reduction, name_of(reduction));
+  if (its.reduces) write_text(call.type, name_of(type));
+  call.bytes = its.has_size ? static_cast<int64_t>(bytes) : -1;
+  call.root = its.has_root ? members.number_of(root) : -1;
+  call.compressed = wire != Wire::exact;
+  call.sequence = sequence;
+  return call;
 }
 
 Mismatch Signature::mismatch(const Members& members, int rank, const Signature& own) const {
   auto alike = own;
   alike.sizes = sizes;
-  if (alike == *this) {
-    return Mismatch(members.name(rank) + " calls " + text(members) + " in parts of other sizes than this rank",
-                    own.sequence);
-  }
-  const char* when = sequence < own.sequence ? " as an earlier operation" : " as a later operation";
-  return Mismatch(members.name(rank) + " calls " + text(members) + (sequence == own.sequence ? "" : when) +
-                  ", this rank " + own.text(members), own.sequence);
+  Cause cause(CauseKind::calls_differ, members, rank);
+  cause.theirs = call(members);
+  cause.own = own.call(members);
+  cause.parts_differ = alike == *this;
+  return Mismatch(cause, own.sequence);
 }
 
 // FNV-1a over the numbers.
@@ -69,8 +67,10 @@ uint64_t digest_of(const std::vector<size_t>& sizes) {
 }
 
 Mismatch mismatch_of_sizes(const Members& members, int rank, uint64_t sent, uint64_t expected) {
-  return Mismatch(members.name(rank) + " sends " + in_bytes(sent) + " to this rank, which expects " +
-                  std::to_string(expected));
+  Cause cause(CauseKind::sizes_differ, members, rank);
+  cause.bytes = static_cast<int64_t>(sent);
+  cause.expected = static_cast<int64_t>(expected);
+  return Mismatch(cause);
 }
 
 }  // namespace cpulaunch

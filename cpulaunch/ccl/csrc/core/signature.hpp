@@ -14,9 +14,6 @@
 
 namespace cpulaunch {
 
-// "1 byte", "4000 bytes".
-std::string in_bytes(uint64_t count);
-
 // What a rank calls.  The ranks of a group have to call the same.
 struct Signature {
   using Kind = cpulaunch::Kind;
@@ -35,7 +32,7 @@ struct Signature {
   // What the sum over `ranks` ranks is divided by.
   int divisor(int ranks) const { return reduction == Reduction::average ? ranks : 1; }
   // It may have come over the network: no value is taken for granted.
-  std::string text(const Members& members) const;
+  cl_call call(const Members& members) const;
   // What is wrong where `rank` calls this while this rank calls `own`.
   Mismatch mismatch(const Members& members, int rank, const Signature& own) const;
 };

@@ -14,15 +14,17 @@
 #include <utility>
 #include <vector>
 
+#include "cause.hpp"
 #include "interface.h"
 
 namespace cpulaunch {
 
-// The ranks call different operations, or with different sizes; it says which.
+// The ranks call different operations, or with different sizes; the cause says which.
 struct Mismatch : std::runtime_error {
-  explicit Mismatch(const std::string& what, std::optional<uint64_t> sequence = std::nullopt)
-      : std::runtime_error(what), sequence(sequence) {}
+  explicit Mismatch(const Cause& cause, std::optional<uint64_t> sequence = std::nullopt)
+      : std::runtime_error(cause.text()), cause(cause), sequence(sequence) {}
 
+  Cause cause;
   std::optional<uint64_t> sequence;  // of this rank's operation, among its transport's, where that is known
 };
 
@@ -56,8 +58,8 @@ class Transfer : public cl_transfer {
   // What that rank has not done yet, such as "sent a message"; "" where there is no such rank.
   virtual std::string missing() { return ""; }
 
-  // What tells that a peer which the transfer still needs is gone; "" while all is well.
-  virtual std::string lost() { return ""; }
+  // What tells that a peer which the transfer still needs is gone; empty while all is well.
+  virtual Cause lost() { return Cause(); }
 
   // The number of steps done so far; nullopt where the transfer doesn't count them.  While it grows, the peers are at
   // work, too.
@@ -105,11 +107,11 @@ class CombinedTransfer final : public Transfer {
 
   std::string missing() override { return parts_.size() == 1 ? parts_[0]->missing() : ""; }
 
-  std::string lost() override {
+  Cause lost() override {
     for (const auto& part : parts_) {
       if (auto what = part->lost(); !what.empty()) return what;
     }
-    return "";
+    return Cause();
   }
 
   std::optional<uint64_t> steps() const override {

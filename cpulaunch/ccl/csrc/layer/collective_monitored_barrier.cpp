@@ -30,23 +30,29 @@ void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
     store_->set(c10::str(prefix, getRank()), to_bytes(""));
     while (!store_->check({answer})) {
       if (Clock::now() > until) {
-        C10_THROW_ERROR(DistBackendError, c10::str("this rank reached monitoredBarrier, which ", members.name(0),
-                                                   " did not confirm within ", seconds, " s"));
+        throw_for(Cause(CauseKind::peer_late, members, 0),
+                  c10::str("this rank reached monitoredBarrier, which ", members.name(0), " did not confirm within ",
+                           seconds, " s"));
       }
       std::this_thread::sleep_for(kBarrierInterval);
     }
     const auto missing = store_->get(answer);
     store_->add(readers, 1);  // the last that this rank asks of the store
-    TORCH_CHECK_WITH(DistBackendError, missing.empty(), std::string(missing.begin(), missing.end()));
-    return;
+    if (missing.empty()) return;
+    Cause cause(CauseKind::peer_late);
+    cause.finder = members.number_of(0);
+    throw_for(cause, std::string(missing.begin(), missing.end()));
   }
   if (getSize() == 1) return;
   std::vector<std::string> keys, late;
+  Cause cause;
   for (int rank = 1; rank < getSize(); ++rank) keys.push_back(c10::str(prefix, rank));
   bool all = store_->check(keys);
   for (; !all && Clock::now() < until; all = store_->check(keys)) std::this_thread::sleep_for(kBarrierInterval);
   for (int rank = 1; rank < getSize() && !all; ++rank) {
-    if (!store_->check({keys[rank - 1]})) late.push_back(members.name(rank));
+    if (store_->check({keys[rank - 1]})) continue;
+    if (late.empty()) cause = Cause(CauseKind::peer_late, members, rank);
+    late.push_back(members.name(rank));
   }
   std::string missing;
   if (!late.empty()) {
@@ -58,7 +64,7 @@ void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
   const auto expected = static_cast<int64_t>(keys.size() - late.size());
   const auto read_until = Clock::now() + kReadTime;
   while (store_->add(readers, 0) < expected && Clock::now() < read_until) std::this_thread::sleep_for(kBarrierInterval);
-  TORCH_CHECK_WITH(DistBackendError, missing.empty(), missing);
+  if (!missing.empty()) throw_for(cause, missing);
   keys.insert(keys.end(), {answer, readers});
   for (const auto& key : keys) store_->deleteKey(key);
 }

@@ -102,16 +102,17 @@ void ProcessGroupCCL::connect(Carrier carrier) {
     const auto now = Clock::now();
     if (now > alert_from) Watchdog::instance().alert(state_);
     if (state_->failed() || now > until) {
-      C10_THROW_ERROR(DistBackendError, c10::str("ccl: the ", getSize(), " ranks of group '", state_->name,
-                                                 "' did not come together", state_->failed() ? ": " : " in time",
-                                                 state_->reason()));
+      auto cause = state_->failed() ? state_->cause() : Cause(CauseKind::peer_late);
+      if (!state_->failed()) cause.timeout = timeout_.count();
+      throw_for(cause, c10::str("ccl: the ", getSize(), " ranks of group '", state_->name, "' did not come together",
+                                state_->failed() ? ": " : " in time", state_->reason()));
     }
   }
   try {
     transport_ = result.get();
   } catch (const std::exception& error) {
-    C10_THROW_ERROR(DistBackendError, c10::str("ccl: the ", getSize(), " ranks of group '",
-                                               state_->name, "' could not be connected: ", error.what()));
+    throw_for(Cause(CauseKind::transport_failed), c10::str("ccl: the ", getSize(), " ranks of group '", state_->name,
+                                                           "' could not be connected: ", error.what()));
   }
 }
 
@@ -120,9 +121,9 @@ void ProcessGroupCCL::check_calls() {
   try {
     transport_->check_calls();
   } catch (const Mismatch& mismatch) {
-    state_->fail(c10::str("ranks have called different collectives: ", mismatch.what()));
+    state_->fail(c10::str("ranks have called different collectives: ", mismatch.what()), mismatch.cause);
     Watchdog::instance().alert(state_);  // which reports that to the other ranks
-    C10_THROW_ERROR(DistBackendError, c10::str(state_->describe("a collective"), " failed: ", mismatch.what()));
+    throw_for(mismatch.cause, c10::str(state_->describe("a collective"), " failed: ", mismatch.what()));
   }
 }
 
@@ -200,7 +201,7 @@ bool ProcessGroupCCL::share_memory(const at::Tensor& tensor) {
 }
 
 void ProcessGroupCCL::abort() {
-  state_->fail("the group was aborted");
+  state_->fail("the group was aborted", Cause(CauseKind::aborted));
   if (gloo_fallback_) gloo_fallback_->abort();
 }
 
@@ -228,8 +229,8 @@ ProcessGroupCCL::Ptr<CclWork> ProcessGroupCCL::make_work(c10d::OpType type, cons
                                                          Milliseconds timeout, std::atomic<uint64_t>& sequence,
                                                          int peer) {
   if (state_->failed()) {
-    C10_THROW_ERROR(DistBackendError, c10::str(name, ": group '", state_->name,
-                                               "' cannot be used any more: ", state_->reason()));
+    throw_for(state_->cause(), c10::str(name, ": group '", state_->name, "' cannot be used any more: ",
+                                        state_->reason()));
   }
   static_cast<void>(transport(name));
   const auto limit = timeout > kNoTimeout ? timeout : timeout_;
@@ -248,7 +249,8 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run(const Ptr<CclWork>& work, 
     ++state_->in_flight;
     for (size_t i = 0; i < count; ++i) transfers.add(transport_->start(collectives[i]));
   } catch (const std::exception& error) {
-    work->fail(c10::str("could not be started: ", error.what()));  // its other tensors may be under way
+    // Its other tensors may be under way.
+    work->fail(c10::str("could not be started: ", error.what()), Cause(CauseKind::transport_failed));
     work->wait();  // throws that
   }
   ProgressEngine::instance().run(work, asynchronous);

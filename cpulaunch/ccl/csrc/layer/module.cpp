@@ -3,6 +3,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
+
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -14,6 +17,42 @@ using namespace cpulaunch;
 // torch keeps its objects in this holder; the group is registered as a subclass of its Backend.
 template <class T>
 using Holder = c10::intrusive_ptr<T>;
+
+namespace {
+
+template <size_t size>
+py::object text_in(const char (&field)[size]) {
+  return py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(field, strnlen(field, size), "replace"));
+}
+
+// The fields of cpulaunch.cause.Cause that are known.
+py::dict in_python(const Cause& cause) {
+  py::dict fields;
+  const auto add = [&](const char* name, bool is_known, const auto& value) {
+    if (is_known) fields[name] = value;
+  };
+  const auto &theirs = cause.theirs, &own = cause.own;
+  fields["kind"] = kCauseNames[std::min<size_t>(cause.kind, std::size(kCauseNames) - 1)];
+  add("rank", cause.rank >= 0, cause.rank);
+  add("finder", cause.finder >= 0, cause.finder);
+  add("host", cause.host[0] != 0, text_in(cause.host));
+  add("operation", cause.operation[0] != 0, text_in(cause.operation));
+  add("sequence", cause.operation[0] != 0, cause.sequence);
+  add("timeout", cause.timeout != 0, cause.timeout / 1e3);
+  add("seconds", cause.milliseconds != 0, cause.milliseconds / 1e3);
+  add("detail", cause.detail[0] != 0, text_in(cause.detail));
+  if (own.kind[0]) {
+    add("operations", true, py::make_tuple(text_in(theirs.kind), text_in(own.kind)));
+    add("sizes", theirs.bytes >= 0 && own.bytes >= 0, py::make_tuple(theirs.bytes, own.bytes));
+    add("roots", theirs.root >= 0 && own.root >= 0, py::make_tuple(theirs.root, own.root));
+    add("reductions", theirs.reduction[0] && own.reduction[0],
+        py::make_tuple(text_in(theirs.reduction), text_in(own.reduction)));
+  }
+  add("sizes", cause.is(CauseKind::sizes_differ), py::make_tuple(cause.bytes, cause.expected));
+  return fields;
+}
+
+}  // namespace
 
 PYBIND11_MODULE(_group, module) {
   module.doc() = "cpulaunch's process group for torch.";
@@ -104,6 +143,15 @@ PYBIND11_MODULE(_group, module) {
         ledger::open(buffer->ptr);
       },
       py::arg("mapping"), "Begin to write this process's ledger (cpulaunch/ledger.py).");
+  module.attr("CAUSES") = py::cast(std::vector<std::string>(std::begin(kCauseNames) + 1, std::end(kCauseNames)));
+  module.def(
+      "cause_of",
+      [](const std::string& error) {
+        const auto cause = cause_of(error);
+        return cause.empty() ? py::object(py::none()) : py::object(in_python(cause));
+      },
+      py::arg("error"), "What an exception with this text was raised for: known fields of cpulaunch.cause.Cause.\n"
+                        "None where it is none of this process's last ones.");
   module.def("in_flight", [] { return ProgressEngine::instance().in_flight(); },
              "One line for each asynchronous collective that is not completed.");
   module.def("check_calls", &ProcessGroupCCL::check_all_calls, py::call_guard<py::gil_scoped_release>(),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <deque>
 #include <sstream>
 #include <stdexcept>
@@ -28,7 +29,7 @@ constexpr auto kHeartbeatInterval = std::chrono::seconds(1);
 constexpr int kMissingHeartbeats = 5;
 // Whoever waits hears of a failure within this time: it looks after its peers by then, and often enough.
 constexpr auto kLingerTime = std::chrono::seconds(1);
-constexpr char kFailureKey[] = "failure";
+constexpr char kFailureKey[] = "failure";  // a cl_cause, and the sentence of the rank that has found it
 // The time between two questions who waits for whom, and the most ranks that are asked.
 constexpr auto kAskInterval = std::chrono::seconds(1);
 constexpr size_t kMaxAsked = 16;
@@ -86,23 +87,23 @@ struct Watchdog::Watched {
   std::optional<RemoteProcess> next_process;  // that writes it, once that has not come for long
   Clock::time_point next_asked{};
   Clock::time_point alerted{};
-  std::string callers_suspicion;          // under the watchdog's lock, as all up to `ended_since`
+  Cause callers_suspicion;                // under the watchdog's lock, as all up to `ended_since`
   Clock::time_point callers_suspected{};
   Alert alert;
   Need need;
   Clock::time_point looked_after_peers{};
-  std::string ended;                      // a local peer that is needed
+  Cause ended;                            // a local peer that is needed
   Clock::time_point ended_since{};
   std::atomic<bool> has_ended{false};     // there is one
   Clock::time_point asked{};              // who is late
   std::optional<uint64_t> said_last;      // the operation in which this rank has last said that it waits
-  std::string suspicion;
+  Cause suspicion;
   Clock::time_point suspected{};
   std::atomic<bool> reported{false};  // this rank's failure, in the store
 
-  void suspect(std::string what) {
-    if (what.empty() || !suspicion.empty()) return;
-    suspicion = std::move(what);
+  void suspect(const Cause& what) {
+    if (!suspicion.empty()) return;
+    suspicion = what;
     suspected = Clock::now();
   }
 
@@ -132,18 +133,18 @@ struct Watchdog::Watched {
     if (took > intervals.timeout / CL_SILENT_PARTS) last_change = Clock::now();
   }
 
-  // Says which local peer has ended, of those that are needed; "" when all live.
-  std::string ended_peer(const Need& need, const GroupState& state) const {
+  // Says which local peer has ended, of those that are needed; empty when all live.
+  Cause ended_peer(const Need& need, const GroupState& state) const {
     size_t ended = 0;
-    std::string last;
+    Cause last;
     for (const auto& peer : local_peers) {
       if (!peer.process.has_ended()) continue;
-      last = c10::str(state.members.name(peer.rank), " has ended");
+      last = Cause(CauseKind::peer_ended, state.members, peer.rank);
       if (need.all || need.peers.count(peer.rank)) return last;
       ++ended;
     }
     // Whoever waits for any rank can do so until all are gone.
-    return need.peers.count(-1) && static_cast<int>(ended) == state.size - 1 ? last : "";
+    return need.peers.count(-1) && static_cast<int>(ended) == state.size - 1 ? last : Cause();
   }
 
   // A peer that has ended may have left behind what is needed: that is seen within the grace period.  Callers do this,
@@ -151,8 +152,8 @@ struct Watchdog::Watched {
   void look_after_peers(GroupState& state, Clock::time_point now) {
     if (now - looked_after_peers < kInterval) return;
     looked_after_peers = now;
-    if (auto peer = ended_peer(std::exchange(need, {}), state); peer != ended) {
-      ended = std::move(peer);
+    if (const auto peer = ended_peer(std::exchange(need, {}), state); peer.rank != ended.rank) {
+      ended = peer;
       ended_since = now;
       has_ended = !ended.empty();
     }
@@ -198,8 +199,10 @@ struct Watchdog::Watched {
         next_process && (now - next_asked <= part || next_process->is_there(intervals.timeout));
     const bool may_end = !needs_all && next_process && next_process->has_ended();
     if (silence > intervals.timeout && !may_be_there && !may_end) {
-      suspect(c10::str("host ", heartbeat.next_host, " has given no sign of life for ", intervals.timeout.count() / 1e3,
-                       " s"));
+      Cause cause(CauseKind::host_silent);
+      write_text(cause.host, heartbeat.next_host);
+      cause.milliseconds = intervals.timeout.count();
+      suspect(cause);
     }
   }
 
@@ -216,7 +219,8 @@ struct Watchdog::Watched {
     if (!own.asks) return;
     auto suspects = suspects_of(own.ranks, state.size);
     std::set<int> known{state.rank};
-    std::string late, ahead;
+    std::string late;
+    Cause ahead;
     for (; !suspects.empty() && known.size() < kMaxAsked; suspects.pop_front()) {
       const int rank = suspects.front();
       if (!known.insert(rank).second) continue;
@@ -228,11 +232,12 @@ struct Watchdog::Watched {
       if (colon == std::string::npos || sequence < own.sequence) {
         late += (late.empty() ? "" : ", ") + std::to_string(rank);
       } else if (sequence == own.sequence && must_agree != own.said.must_agree) {
-        state.set_cause(own.sequence, c10::str(state.members.name(rank), " calls ", text));
+        state.set_delay(own.sequence, Cause(CauseKind::calls_differ, state.members, rank).with(text));
         return;
       } else {
         if (sequence > own.sequence && ahead.empty()) {
-          ahead = c10::str(state.members.name(rank), " is ahead: it calls ", text, " (sequence number ", sequence, ")");
+          ahead = Cause(CauseKind::peer_ahead, state.members, rank).with(text);
+          ahead.theirs.sequence = sequence;
         }
         const auto next = suspects_of(waits.substr(colon + 1), state.size);
         suspects.insert(suspects.end(), next.begin(), next.end());
@@ -240,9 +245,10 @@ struct Watchdog::Watched {
     }
     const auto is_known = [&](int rank) { return known.count(rank) > 0; };
     if (late.empty() && ahead.empty() && std::all_of(suspects.begin(), suspects.end(), is_known)) {
-      state.set_cause(own.sequence, "the ranks that it waits for have called it, too, but not all data came in time");
+      state.set_delay(own.sequence, Cause(CauseKind::data_missing));
     } else {
-      state.set_cause(own.sequence, late.empty() && !ahead.empty() ? ahead : state.are_late(late));
+      state.set_delay(own.sequence,
+                      late.empty() && !ahead.empty() ? ahead : state.about(CauseKind::peer_late, late));
     }
   }
 
@@ -259,15 +265,17 @@ struct Watchdog::Watched {
       looked = Clock::now();
       ask([&] {
         read_heartbeat(alert.needs_all);
-        if (const auto text = read_key(store(), kFailureKey); !text.empty()) {
+        if (const auto said = read_key(store(), kFailureKey); said.size() > sizeof(cl_cause)) {
           reported = true;  // by another rank
-          state.fail(text, c10d::ErrorType::REMOTE_ERROR);
+          cl_cause cause;
+          std::memcpy(&cause, said.data(), sizeof(cause));
+          state.fail(said.substr(sizeof(cause)), Cause(cause), c10d::ErrorType::REMOTE_ERROR);
         }
         if (alert.waiting) find_late(state, *alert.waiting);
       });
     }
     if (store_is_lost && alert.needs_all) {
-      suspect("the group's store cannot be reached: the process that holds it, usually rank 0, has ended");
+      suspect(Cause(CauseKind::store_gone));
     }
     if (!suspicion.empty() && Clock::now() - suspected > kGracePeriod) state.fail(suspicion);
   }
@@ -276,7 +284,11 @@ struct Watchdog::Watched {
     if (reported) return;
     reported = true;
     try {
-      store().set(kFailureKey, as_bytes(c10::str(state.members.name(state.rank), " failed: ", state.reason())));
+      auto cause = state.cause();
+      if (cause.finder < 0) cause.finder = state.members.number_of(state.rank);
+      const std::string record(reinterpret_cast<const char*>(static_cast<cl_cause*>(&cause)), sizeof(cl_cause));
+      const auto text = c10::str(state.members.name(state.rank), " failed: ", state.reason());
+      store().set(kFailureKey, as_bytes(record + text));
     } catch (const std::exception&) {
       // Nobody is left who could read it.
     }
@@ -320,7 +332,7 @@ void Watchdog::linger() {
   while (failed && Clock::now() - *failed < kLingerTime) std::this_thread::sleep_for(kInterval / 10);
 }
 
-void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspicion,
+void Watchdog::alert(const std::shared_ptr<GroupState>& group, const Cause& suspicion,
                      std::optional<std::set<int>> needed) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = groups_.find(group.get());
@@ -336,14 +348,15 @@ void Watchdog::alert(const std::shared_ptr<GroupState>& group, std::string suspi
   watched.look_after_peers(*group, now);
   if (group->failed() && !failed_) failed_ = now;
   if (watched.callers_suspicion.empty()) {
-    watched.callers_suspicion = std::move(suspicion);
+    watched.callers_suspicion = suspicion;
     watched.callers_suspected = now;
   } else if (now - watched.callers_suspected > kGracePeriod) {
     group->fail(watched.callers_suspicion);
   }
   if (watched.server.is_silent_for(watched.intervals.timeout)) {
-    group->fail(c10::str("the group's store has not answered for ", watched.intervals.timeout.count() / 1e3,
-                         " s: the host that holds it, usually rank 0's, cannot be reached"));
+    Cause cause(CauseKind::store_silent);
+    cause.milliseconds = watched.intervals.timeout.count();
+    group->fail(cause);
   }
   wake();
 }
@@ -365,10 +378,10 @@ void Watchdog::wake() {
   wake_.notify_one();
 }
 
-std::string Watchdog::ended_peer(const GroupState* group) {
+Cause Watchdog::ended_peer(const GroupState* group) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = groups_.find(group);
-  return found == groups_.end() ? "" : found->second->ended_peer({{}, true}, *group);
+  return found == groups_.end() ? Cause() : found->second->ended_peer({{}, true}, *group);
 }
 
 void Watchdog::run() {

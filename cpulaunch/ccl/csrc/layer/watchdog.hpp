@@ -62,11 +62,11 @@ class Watchdog {
   // A failure of the group is reported nevertheless.
   void remove(const GroupState* group);
 
-  // Has the watchdog look after this group for the next second: an operation of it has taken long.  `suspicion` says
-  // what tells the caller that a peer is gone; "" when nothing does.  `needed` are the ranks of this host without which
-  // it can't go on, or -1 where any one will do; nullopt: all of the group.  Whoever waits calls this every few
+  // Has the watchdog look after this group for the next second: an operation of it has taken long.  `suspicion` is
+  // what tells the caller that a peer is gone; empty when nothing does.  `needed` are the ranks of this host without
+  // which it can't go on, or -1 where any one will do; nullopt: all of the group.  Whoever waits calls this every few
   // milliseconds.
-  void alert(const std::shared_ptr<GroupState>& group, std::string suspicion = "",
+  void alert(const std::shared_ptr<GroupState>& group, const Cause& suspicion = Cause(),
              std::optional<std::set<int>> needed = std::nullopt);
 
   // Has the watchdog tell the others what this rank calls, while it waits for `ranks`, such as "1, 3", or "" where it
@@ -76,8 +76,8 @@ class Watchdog {
   // For the end of the process: gives the other ranks time to learn of a failure, as the store may end with it.
   void linger();
 
-  // Says which local peer of the group has ended; "" when none has.
-  std::string ended_peer(const GroupState* group);
+  // Says which local peer of the group has ended; empty when none has.
+  Cause ended_peer(const GroupState* group);
 
  private:
   struct Watched;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <deque>
 #include <sstream>
 
 #include <c10/util/Exception.h>
@@ -77,7 +78,25 @@ std::string reason_of(const std::exception& error) {
   return torchs ? torchs->what_without_backtrace() : error.what();
 }
 
-std::exception_ptr distributed_error(const std::string& what) {
+// How many causes of exceptions are kept: of those that come of one failure, any may be what ends the program.
+constexpr size_t kCausesKept = 64;
+
+struct Raised {
+  std::mutex mutex;
+  std::deque<std::pair<std::string, Cause>> last;
+};
+
+Raised& raised() {
+  static auto* all = new Raised;
+  return *all;
+}
+
+std::exception_ptr distributed_error(const std::string& what, const Cause& cause) {
+  {
+    std::lock_guard<std::mutex> lock(raised().mutex);
+    raised().last.emplace_front(what, cause);
+    if (raised().last.size() > kCausesKept) raised().last.pop_back();
+  }
   return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, 0}, what));
 }
 
@@ -96,10 +115,22 @@ class Counted {
 
 }  // namespace
 
-void GroupState::fail(const std::string& reason, c10d::ErrorType kind) {
+// torch may have put something before or after the text.
+Cause cause_of(const std::string& error) {
+  std::lock_guard<std::mutex> lock(raised().mutex);
+  for (const auto& [text, cause] : raised().last) {
+    if (error.find(text) != std::string::npos) return cause;
+  }
+  return Cause();
+}
+
+void throw_for(const Cause& cause, const std::string& text) { std::rethrow_exception(distributed_error(text, cause)); }
+
+void GroupState::fail(const std::string& reason, const Cause& cause, c10d::ErrorType kind) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (reason_.empty()) {
     reason_ = reason;
+    cause_ = cause;
     error_ = kind;
   }
   failed_.store(true, std::memory_order_release);
@@ -110,15 +141,20 @@ std::string GroupState::reason() const {
   return reason_;
 }
 
-void GroupState::set_cause(uint64_t sequence, std::string cause) {
+Cause GroupState::cause() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  cause_sequence_ = sequence;
-  cause_ = std::move(cause);
+  return cause_;
 }
 
-std::string GroupState::cause(uint64_t sequence) const {
+void GroupState::set_delay(uint64_t sequence, const Cause& cause) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return cause_sequence_ == sequence ? cause_ : "";
+  delayed_ = sequence;
+  delay_ = cause;
+}
+
+Cause GroupState::delay(uint64_t sequence) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return delayed_ == sequence ? delay_ : Cause();
 }
 
 std::string GroupState::describe(const std::string& call) const {
@@ -126,14 +162,12 @@ std::string GroupState::describe(const std::string& call) const {
                   size == 1 ? " rank" : " ranks");
 }
 
-std::string GroupState::names_of(const std::string& ranks) const {
+Cause GroupState::about(CauseKind kind, const std::string& ranks) const {
+  const auto numbers = numbers_in(ranks);
+  if (numbers.empty()) return Cause(kind);
   std::string all;
-  for (const int each : numbers_in(ranks)) all += (all.empty() ? "" : ", ") + members.name(each);
-  return all;
-}
-
-std::string GroupState::are_late(const std::string& ranks) const {
-  return (ranks.empty() ? "a rank" : names_of(ranks)) + " did not call it in time, called something else, or ended";
+  for (const int each : numbers) all += (all.empty() ? "" : ", ") + members.name(each);
+  return Cause(kind, members, numbers[0]).with(numbers.size() > 1 ? all : "");
 }
 
 std::vector<int> numbers_in(const std::string& text) {
@@ -178,18 +212,22 @@ bool CclWork::claim() {
     return transfer_->test() && take();
   } catch (const std::exception& error) {
     const auto peer = Watchdog::instance().ended_peer(group_.get());
+    const auto* mismatch = dynamic_cast<const Mismatch*>(&error);
+    const auto cause = mismatch ? mismatch->cause : Cause(CauseKind::transport_failed);
     if (peer.empty() && group_->size > 1) {
-      broke(reason_of(error), dynamic_cast<const Mismatch*>(&error) != nullptr);
+      broke(reason_of(error), cause, mismatch != nullptr);
     } else {
-      fail(c10::str("failed: ", peer.empty() ? "" : peer + "; ", reason_of(error)));
+      fail(c10::str("failed: ", peer.empty() ? "" : peer.text() + "; ", reason_of(error)),
+           mismatch || peer.empty() ? cause : peer);
     }
     return false;
   }
 }
 
-void CclWork::broke(std::string reason, bool explained) {
+void CclWork::broke(std::string reason, const Cause& cause, bool explained) {
   if (breaks_.exchange(true)) return;
   broken_reason_ = std::move(reason);
+  broken_cause_ = std::make_unique<const Cause>(cause);
   is_explained_ = explained;
   broken_at_ = Clock::now();
   broken_.store(true, std::memory_order_release);
@@ -216,21 +254,30 @@ void CclWork::complete() {
     // This rank's results are wrong, and its caller gets the error.  What the caller does next may differ from what
     // the other ranks do, which would wait for it until their timeout: so the group fails in all ranks.
     const auto what = c10::str(" could not be completed: ", reason_of(failure));
-    group_->fail(call() + what);
+    const auto cause = own(Cause(CauseKind::callback_failed));
+    group_->fail(call() + what, cause);
     Watchdog::instance().alert(group_);
-    error = distributed_error(describe() + what);
+    error = distributed_error(describe() + what, cause);
   }
   finish_with(error);
 }
 
-void CclWork::fail(const std::string& what, bool tell, c10d::ErrorType kind) {
+Cause CclWork::own(Cause cause) const {
+  if (cause.finder >= 0) return cause;  // which has said that of its own operation
+  cause.sequence = sequence_;
+  write_text(cause.operation, name_);
+  return cause;
+}
+
+void CclWork::fail(const std::string& what, Cause cause, bool tell, c10d::ErrorType kind) {
   if (!take()) return;  // another thread has completed it
-  group_->fail(c10::str(call(), " ", what), kind);
+  cause = own(cause);
+  group_->fail(c10::str(call(), " ", what), cause, kind);
   transfer_->abort();
   // The transport may still write to the buffers: this operation, which holds them, lives until the process ends.
   new auto(c10::intrusive_ptr<CclWork>::unsafe_reclaim_from_nonowning(this));
   if (tell) Watchdog::instance().alert(group_);  // which reports the failure to the other ranks
-  finish_with(distributed_error(c10::str(describe(), " ", what)));
+  finish_with(distributed_error(c10::str(describe(), " ", what), cause));
 }
 
 void CclWork::finish_with(std::exception_ptr error) {
@@ -256,15 +303,18 @@ void CclWork::check(Clock::time_point now) {
   const auto waited = now - started_at_;
   const bool broken = broken_.load(std::memory_order_acquire);
   if (waited > timeout_) {
-    fail(c10::str("was not completed within its timeout of ", timeout_.count() / 1e3, " s: ", cause()), /*tell=*/true,
-         c10d::ErrorType::TIMEOUT);
+    auto cause = delay();
+    cause.timeout = timeout_.count();
+    fail(c10::str("was not completed within its timeout of ", timeout_.count() / 1e3, " s: ", cause.text()), cause,
+         /*tell=*/true, c10d::ErrorType::TIMEOUT);
   } else if (group_->failed() && !(broken && is_explained_)) {
     const auto missing = missing_message();
     fail(c10::str(broken ? "failed: " + broken_reason_ + "; " : "cannot complete: ", group_->reason(),
-                  missing.empty() ? "" : "; ", missing));
+                  missing.empty() ? "" : "; ", missing.text()), group_->cause());
   } else if (broken && (group_->failed() || now - broken_at_ > kExplainTime)) {
-    const auto others = is_explained_ ? "" : group_->cause(sequence_);
-    fail(c10::str("failed: ", others, others.empty() ? "" : "; ", broken_reason_));
+    const auto others = is_explained_ ? Cause() : group_->delay(sequence_);
+    fail(c10::str("failed: ", others.text(), others.empty() ? "" : "; ", broken_reason_),
+         others.empty() ? *broken_cause_ : others);
   } else if (broken || waited > kAlertAfter) {
     const auto ranks = transfer_->stragglers();
     entry_.waits_for(ranks);
@@ -288,25 +338,27 @@ void CclWork::handle_signals(Clock::time_point now) {
   } catch (...) {
     // The watchdog tells the others, if this process goes on.  One that ends needn't wait for that: they see its end.
     Watchdog::instance().alert(group_);
-    fail("was left by a signal handler's exception", /*tell=*/false);
+    fail("was left by a signal handler's exception", Cause(CauseKind::signal_handler), /*tell=*/false);
     throw;
   }
 }
 
-std::string CclWork::missing_message() const {
+Cause CclWork::missing_message() const {
   const auto missing = transfer_->missing();
-  if (missing.empty()) return "";
+  if (missing.empty()) return Cause();
   const auto peer = transfer_->peer().value_or(-1);
-  return c10::str(peer < 0 ? "no rank has " : group_->members.name(peer) + " has not ", missing);
+  const Cause cause = peer < 0 ? Cause(CauseKind::message_missing)
+                               : Cause(CauseKind::message_missing, group_->members, peer);
+  return cause.with(missing);
 }
 
-std::string CclWork::cause() const {
+Cause CclWork::delay() const {
   if (auto missing = missing_message(); !missing.empty()) return missing;
-  const auto found = group_->cause(sequence_);
+  const auto found = group_->delay(sequence_);
   if (!found.empty()) return found;
   // Nobody could be asked.
   const auto ranks = transfer_->stragglers();
-  return ranks.empty() ? group_->are_late("") : "it waited for " + group_->names_of(ranks);
+  return group_->about(ranks.empty() ? CauseKind::peer_late : CauseKind::peer_awaited, ranks);
 }
 
 Said CclWork::said() const {
@@ -363,8 +415,10 @@ bool CclWork::wait(Milliseconds timeout) {
   const ProgressEngine::Visit visit(ProgressEngine::instance(), is_message());
   const Counted driver(drivers_, 1);
   if (!drive(until)) {
-    C10_THROW_ERROR(DistBackendError, c10::str(describe(), " was not completed within the ",
-                                               timeout.count() / 1e3, " s that wait() was given: ", cause()));
+    auto cause = own(delay());
+    cause.timeout = timeout.count();
+    throw_for(cause, c10::str(describe(), " was not completed within the ", timeout.count() / 1e3,
+                              " s that wait() was given: ", cause.text()));
   }
   std::unique_lock<std::mutex> lock(mutex_);
   // Another thread may be about to complete it.

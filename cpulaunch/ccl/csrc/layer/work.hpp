@@ -14,6 +14,7 @@
 #include <ATen/ThreadLocalState.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "cause.hpp"
 #include "clock.hpp"
 #include "ledger.hpp"
 #include "members.hpp"
@@ -47,19 +48,21 @@ class GroupState {
         ledger("ccl", this->name, rank, size, in_ledger) {}
 
   // After a failure the ranks no longer agree on what comes next: everything after it fails too.  The first one counts.
-  void fail(const std::string& reason, c10d::ErrorType kind = c10d::ErrorType::COMM_ERROR);
+  void fail(const std::string& reason, const Cause& cause, c10d::ErrorType kind = c10d::ErrorType::COMM_ERROR);
+  // For one whose cause says it all.
+  void fail(const Cause& cause) { fail(cause.text(), cause); }
   c10d::ErrorType error() const { return error_.load(std::memory_order_relaxed); }
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   std::string reason() const;
+  Cause cause() const;
 
-  // What has kept this rank waiting in the operation with this sequence number; "" where nobody has found out.
-  void set_cause(uint64_t sequence, std::string cause);
-  std::string cause(uint64_t sequence) const;
+  // What has kept this rank waiting in the operation with this sequence number; empty where nobody has found out.
+  void set_delay(uint64_t sequence, const Cause& cause);
+  Cause delay(uint64_t sequence) const;
   // How an error begins that this rank raises about `call`: "rank 1: all_reduce of group '0' of 2 ranks".
   std::string describe(const std::string& call) const;
-  // That ranks, such as "1, 3", have.
-  std::string are_late(const std::string& ranks) const;
-  std::string names_of(const std::string& ranks) const;
+  // About ranks of the group, such as "1, 3", or "" where they aren't known.
+  Cause about(CauseKind kind, const std::string& ranks) const;
 
   const std::string name;
   const int rank;
@@ -74,9 +77,15 @@ class GroupState {
   std::atomic<c10d::ErrorType> error_{c10d::ErrorType::SUCCESS};
   mutable std::mutex mutex_;
   std::string reason_;
-  uint64_t cause_sequence_ = 0;
-  std::string cause_;
+  Cause cause_;
+  uint64_t delayed_ = 0;
+  Cause delay_;
 };
+
+// What `error`, the text of an exception, was raised for; empty where it is none of the last ones of this process.
+Cause cause_of(const std::string& error);
+// Throws c10d's exception with this text, of which cause_of() knows the cause then.
+[[noreturn]] void throw_for(const Cause& cause, const std::string& text);
 
 // An operation in flight.  A thread that waits for it drives it, because no transport has a wait with a time limit.
 class CclWork final : public c10d::Work {
@@ -112,7 +121,8 @@ class CclWork final : public c10d::Work {
   void complete();
   // Fails the operation and its group; `what` continues the sentence that begins with describe().
   // `tell`: this process goes on for long enough to tell the other ranks.
-  void fail(const std::string& what, bool tell = true, c10d::ErrorType kind = c10d::ErrorType::COMM_ERROR);
+  void fail(const std::string& what, Cause cause, bool tell = true,
+            c10d::ErrorType kind = c10d::ErrorType::COMM_ERROR);
   // Polls until the operation is completed or the time is `until`; false when it is not completed by then.  Each
   // poll in which the transfer has done a step moves `until` to at least `more` after that poll: the peers are at
   // work too.
@@ -140,7 +150,7 @@ class CclWork final : public c10d::Work {
   bool isSuccess() const override;
   bool wait(Milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
-  void abort() override { fail("was aborted"); }
+  void abort() override { fail("was aborted", Cause(CauseKind::aborted)); }
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
   uint64_t getSequencenumber() const override { return sequence_; }
@@ -152,13 +162,15 @@ class CclWork final : public c10d::Work {
   // The part of describe() for those who know its group and rank.
   std::string call() const;
   bool poll_until(Clock::time_point until, Clock::duration more);
+  // Which message has not been sent or received; empty where this is none.
+  Cause missing_message() const;
   // Why it isn't completed, as far as is known.
-  // Which message has not been sent or received; "" where this is none.
-  std::string missing_message() const;
-  std::string cause() const;
-  // The transport has failed with `reason`: the operation fails, too, once the others could say what they call.
-  // `explained`: the reason says that.
-  void broke(std::string reason, bool explained);
+  Cause delay() const;
+  // The same cause, of this operation.
+  Cause own(Cause cause) const;
+  // The transport has failed: the operation fails, too, once the others could say what they call.
+  // `explained`: the cause says that.
+  void broke(std::string reason, const Cause& cause, bool explained);
   Said said() const;
   // True for the one thread that may complete or fail the operation.
   bool take();
@@ -181,8 +193,9 @@ class CclWork final : public c10d::Work {
   std::unique_ptr<Transfer> transfer_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::atomic<State> state_{State::running};
-  std::atomic<bool> breaks_{false};  // what the next three are is being noted
+  std::atomic<bool> breaks_{false};  // what the next four are is being noted
   std::string broken_reason_;
+  std::unique_ptr<const Cause> broken_cause_;
   bool is_explained_ = false;
   Clock::time_point broken_at_;
   std::atomic<bool> broken_{false};

@@ -1,0 +1,115 @@
+"""What ranks are doing, for those who ask: whose frames of C are shown for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cpulaunch.messages import AskDump, Dump
+from cpulaunch.supervise.job.events import Dumped, Send
+from cpulaunch.supervise.stalls.inquiry import ANSWER_WITHIN, Inquiry
+from cpulaunch.supervise.stalls.rounds import Rounds
+
+POLL = ["poll", "/usr/lib/libc.so.6", 0]
+
+
+class Asked:
+    """Agents that are asked for what their programs do, and answer with request numbers from 1 on."""
+
+    def __init__(self) -> None:
+        self.inquiry = Inquiry()
+        self.rounds = Rounds(self.inquiry)
+
+    def says(self, rank: int, dump: Dump, now: float = 1.0) -> list[Send | Dumped]:
+        self.inquiry.answered(rank, dump, now)
+        return self.rounds.look(now)
+
+
+def answer(request: int) -> Dump:
+    return Dump(request, 1.0, [], [], "")
+
+
+def test_a_round_is_over_when_all_have_answered() -> None:
+    asked = Asked()
+    assert asked.rounds.ask([0, 1], False, 1.0) == [Send(rank, AskDump(1, False)) for rank in (0, 1)]
+    assert asked.says(0, answer(1)) == []
+    assert asked.rounds.due == 1.0 + ANSWER_WITHIN
+    assert asked.says(1, answer(1)) == [Dumped(False, {0: answer(1), 1: answer(1)}, [])]
+    assert (asked.rounds.look(1.0), asked.rounds.due) == ([], None)
+
+
+def test_ranks_that_do_not_answer_in_time_are_named() -> None:
+    asked = Asked()
+    asked.rounds.ask([0, 1, 2], False, 0.0)
+    asked.says(0, answer(1))
+    asked.inquiry.gone(1)
+    assert asked.rounds.look(ANSWER_WITHIN - 1) == []
+    assert asked.rounds.look(ANSWER_WITHIN) == [Dumped(False, {0: answer(1)}, [1, 2])]
+
+
+def test_those_who_ask_the_same_share_a_round() -> None:
+    asked = Asked()
+    asked.rounds.ask([0], True, 0.0)
+    assert asked.rounds.ask([0], True, 1.0) == []
+    assert asked.rounds.ask([0], False, 1.0) == [Send(0, AskDump(2, False))]
+    assert asked.says(0, answer(2)) == [Dumped(False, {0: answer(2)}, [])]
+
+
+def test_nobody_to_ask_is_an_answer() -> None:
+    asked = Asked()
+    assert asked.rounds.ask([], True, 0.0) == []
+    assert asked.rounds.look(0.0) == [Dumped(True, {}, [])]
+
+
+def in_python(request: int, line: int, *inner: list[Any], wchan: str = "futex_wait") -> Dump:
+    """A rank that is at a line of train.py, and what that has called of C."""
+    main = {"id": 1, "name": "MainThread", "frames": [*inner, ["step", "train.py", line]]}
+    loader = {"id": 2, "name": "loader", "frames": [*inner, ["load", "data.py", 5]]}
+    program = {"pid": 7, "state": "S", "wchan": wchan, "threads": [main, loader]}
+    return Dump(request, 1.0, [], [program], "")
+
+
+def asked_closely(*answers: Dump) -> tuple[Asked, list[int]]:
+    """All ranks have said where they are in Python; who is asked for more, by a second request."""
+    asked, sends = Asked(), list[Send | Dumped]()
+    asked.rounds.ask(range(len(answers)), True, 0.0)
+    for rank, dump in enumerate(answers):
+        assert sends == []
+        sends = asked.says(rank, dump)
+    again = [each.rank for each in sends if isinstance(each, Send)]
+    assert sends == [Send(rank, AskDump(2, True)) for rank in again]
+    return asked, again
+
+
+def seen(found: Sequence[Send | Dumped]) -> Dumped:
+    (dumped,) = found
+    assert isinstance(dumped, Dumped)
+    return dumped
+
+
+def test_of_ranks_that_do_the_same_in_python_one_shows_the_frames_of_c() -> None:
+    at_5, at_9, elsewhere = in_python(1, 5), in_python(1, 9), in_python(1, 5, wchan="ep_poll")
+    asked, again = asked_closely(at_5, at_9, at_5, elsewhere, at_5)
+    assert again == [0, 1, 3]
+    asked.says(0, in_python(2, 5, POLL))
+    asked.says(1, in_python(2, 9, POLL))
+    found = seen(asked.says(3, in_python(2, 5, POLL)))
+    for rank in (2, 4):
+        (program,) = found.answers[rank].processes
+        assert program["native_of"] == 0
+        assert [thread["frames"][0] for thread in program["threads"]] == [POLL, POLL]
+    assert "native_of" not in found.answers[0].processes[0]
+
+
+def test_a_rank_that_has_gone_on_shows_no_frames_for_others() -> None:
+    asked, again = asked_closely(in_python(1, 5), in_python(1, 5))
+    assert again == [0]
+    found = seen(asked.says(0, in_python(2, 6, POLL)))
+    assert found.answers[1].processes == in_python(1, 5).processes
+    assert found.answers[1].error == "has shown no frames of C: rank 0, which did the same, has gone on since"
+
+
+def test_a_rank_whose_stack_is_not_known_shows_its_own() -> None:
+    """Such as a program that isn't Python."""
+    without = Dump(1, 1.0, [], [{"pid": 7, "state": "S", "wchan": "do_wait", "threads": []}], "")
+    assert asked_closely(without, without)[1] == [0, 1]

@@ -1,0 +1,105 @@
+"""How the ranks' last collectives and messages are matched, and what that costs for many ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.seen import group, operation
+
+from cpulaunch.ledger import FAILED, OPERATIONS, STARTED
+from cpulaunch.supervise.stalls.waiting import disagreements, waits
+
+RANKS = 1024
+PER_RECORD = 64
+"""Comparisons that a record of the ranks' ledgers may cost.  Without a limit, each one would be compared with
+those of all other ranks."""
+
+
+class Number(int):
+    """A number of a ledger that counts how often it is compared, and stops where that is too often."""
+
+    compared = 0
+
+    @classmethod
+    def _count(cls) -> None:
+        cls.compared += 1
+        assert cls.compared <= PER_RECORD * RANKS * OPERATIONS
+
+    def __eq__(self, other: object) -> bool:
+        self._count()
+        return int.__eq__(self, other)
+
+    def __lt__(self, other: int) -> bool:
+        self._count()
+        return int.__lt__(self, other)
+
+    def __le__(self, other: int) -> bool:
+        self._count()
+        return int.__le__(self, other)
+
+    def __gt__(self, other: int) -> bool:
+        self._count()
+        return int.__gt__(self, other)
+
+    def __ge__(self, other: int) -> bool:
+        self._count()
+        return int.__ge__(self, other)
+
+    __hash__ = int.__hash__
+
+
+@pytest.fixture(autouse=True)
+def _from_zero() -> None:
+    Number.compared = 0
+
+
+def ledgers(*numbers: int, apart: int = 0) -> dict[int, list[dict[str, Any]]]:
+    """Of many ranks that wait in collectives with these numbers, each of them ``apart`` from the rank before's.
+
+    The last record of all is that of one which all wait in.
+    """
+    last = operation(Number(1_000_000))
+    return {
+        rank: [group(rank, *(operation(Number(n + apart * rank)) for n in numbers), last, size=RANKS)]
+        for rank in range(RANKS)
+    }
+
+
+def test_many_ranks_in_the_same_collectives_are_compared_once_each() -> None:
+    (wait,) = waits(ledgers(*range(7, 7 + OPERATIONS - 1)), RANKS)
+    assert (wait.sequence, len(wait.waiting), wait.missing) == (7, RANKS, ())
+
+
+def test_many_ranks_that_are_behind_in_collectives_of_their_own_are_compared_once_each() -> None:
+    """By the other ranks' ledgers, all of these lie in the past."""
+    groups = ledgers(*range(OPERATIONS - 1), apart=OPERATIONS)
+    (wait,) = waits(groups, RANKS)
+    assert (wait.sequence, len(wait.waiting)) == (1_000_000, RANKS)
+    assert disagreements(groups, RANKS) == []
+
+
+def test_many_ranks_that_wait_for_messages_of_their_neighbours_are_compared_once_each() -> None:
+    groups = {
+        Number(rank): [
+            group(
+                rank,
+                operation(Number(0), "recv", peer=Number((rank + 1) % RANKS)),
+                size=RANKS,
+            )
+        ]
+        for rank in range(RANKS)
+    }
+    found = waits(groups, RANKS)
+    assert len(found) == RANKS
+    assert found[5].missing == (6,)
+
+
+def test_a_collective_that_has_failed_for_a_rank_is_not_in_the_past() -> None:
+    groups = {
+        0: [group(0, operation(6, state=FAILED), operation(7), size=3)],
+        1: [group(1, operation(6), size=3)],
+        2: [group(2, operation(6, done=9), operation(7, state=STARTED), size=3)],
+    }
+    (wait,) = waits(groups, 3)
+    assert (wait.sequence, wait.waiting) == (6, (1,))
