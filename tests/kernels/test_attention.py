@@ -37,11 +37,19 @@ def reference(
     probabilities = torch.nan_to_num(scores.softmax(3), nan=0.0)
     keys = key.size(2)
     ones = torch.ones(*scores.shape[:3], -(-keys // 32) * 32)
-    kept = (ops.dropout_replay(ones, seed, P)[..., :keys] != 0) / (1 - P)
+    kept = (ops.dropout(ones, seed, P)[..., :keys] != 0) / (1 - P)
     output = (probabilities * kept) @ value
     output.backward(wave(output))
     gradients = [each.grad for each in (query, key, value)]
     return [output.detach(), *(each for each in gradients if each is not None)]
+
+
+def next_seed() -> torch.Tensor:
+    """What the next operation draws from torch's generator, which stays as it is."""
+    state = torch.get_rng_state()
+    seed = torch.empty(1, dtype=torch.int64).random_(-(2**63), None)  # all 64 bits of one draw
+    torch.set_rng_state(state)
+    return seed
 
 
 def wave(output: torch.Tensor) -> torch.Tensor:
@@ -52,7 +60,7 @@ def assert_near(ours: torch.Tensor, expected: torch.Tensor, kind: torch.dtype) -
     """The error ÷ the size of the whole, as that of sums that are rounded."""
     limit = 1e-5 if kind == torch.float32 else 1.5e-2
     assert ours.dtype == kind
-    assert (ours.double() - expected).norm() <= limit * expected.norm() + 1e-6
+    assert (ours.double() - expected).norm() <= limit * (expected.norm() + 1)
 
 
 SHAPES = [
@@ -83,9 +91,7 @@ def test_values_and_gradients_are_those_of_fp64(
         "never": torch.zeros(queries, keys, dtype=torch.bool),
     }[mask_of]
     causal = mask_of == "causal"
-    torch.manual_seed(9)
-    _, _, seed = ops.attention(*inputs, mask, P, causal, 1 / math.sqrt(inputs[0].size(3)))
-    torch.manual_seed(9)
+    seed = next_seed()
     with Calls() as calls:
         output = functional.scaled_dot_product_attention(*inputs, mask, P, causal)
         output.backward(wave(output))
@@ -114,12 +120,10 @@ def test_second_derivatives_are_those_of_fp64(ops: Any) -> None:
         first = torch.autograd.grad(output.square().sum(), inputs, create_graph=True)
         return list(torch.autograd.grad(sum(each.square().sum() for each in first), inputs))
 
-    torch.manual_seed(9)
-    _, _, seed = ops.attention(*inputs, None, P, False, 0.25)
-    torch.manual_seed(9)
+    seed = next_seed()
     ours = penalty(functional.scaled_dot_product_attention(*inputs, dropout_p=P), inputs)
     wide = [each.detach().double().requires_grad_() for each in inputs]
-    kept = (ops.dropout_replay(torch.ones(1, 2, 5, 32), seed, P)[..., :7] != 0) / (1 - P)
+    kept = (ops.dropout(torch.ones(1, 2, 5, 32), seed, P)[..., :7] != 0) / (1 - P)
     output = ((wide[0] @ wide[1].transpose(2, 3) / 4).softmax(3) * kept) @ wide[2]
     for one, right in zip(ours, penalty(output, wide), strict=True):
         torch.testing.assert_close(one.double(), right, rtol=1e-3, atol=1e-3)
@@ -190,4 +194,6 @@ def test_a_compiled_model_has_attention(ops: Any) -> None:
 def test_torch_library_opcheck(ops: Any) -> None:
     inputs = make(1, 2, 8, 9, 16)
     tests = ("test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(ops.attention.default, (*inputs, None, P, False, 0.25), test_utils=tests)
+    torch.library.opcheck(
+        ops.attention.default, (*inputs, None, torch.tensor([7]), P, False, 0.25), test_utils=tests
+    )

@@ -62,11 +62,11 @@ def test_the_reference_has_the_known_answers_of_random123() -> None:
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 1000, 100_001])
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.999])
 def test_a_mask_is_that_of_the_reference(ops: Any, size: int, p: float) -> None:
-    kept, seed = ops.dropout(torch.ones(size), p)
-    unsigned = int(seed) % 2**64
-    expected = numbers(unsigned, size) >= round(p * 2**32)
-    assert torch.equal(kept != 0, torch.from_numpy(expected))
-    assert torch.equal(kept[kept != 0], torch.full_like(kept[kept != 0], 1 / (1 - p)))
+    for seed in (0, 1 << 40, -1):
+        kept = ops.dropout(torch.ones(size), torch.tensor([seed]), p)
+        expected = numbers(seed % 2**64, size) >= round(p * 2**32)
+        assert torch.equal(kept != 0, torch.from_numpy(expected))
+        assert torch.equal(kept[kept != 0], torch.full_like(kept[kept != 0], 1 / (1 - p)))
 
 
 MASKS = """
@@ -74,11 +74,10 @@ import hashlib, torch
 from cpulaunch.kernels import load
 ops = load.load()
 digest = hashlib.sha256()
-torch.manual_seed(3)
 for kind in (torch.float32, torch.bfloat16):
     for size in (5, 64, 70_001):
         x = (torch.arange(size) % 97 - 48) / 7  # torch's own random numbers differ by vector unit
-        digest.update(ops.dropout(x.to(kind), 0.3)[0].float().numpy().tobytes())
+        digest.update(ops.dropout(x.to(kind), torch.tensor([3]), 0.3).float().numpy().tobytes())
 print(ops.vector_unit(), digest.hexdigest())
 """
 
@@ -143,7 +142,7 @@ def test_masks_are_independent_across_positions_and_steps(ops: Any, p: float) ->
 def test_masks_of_neighbouring_seeds_are_independent(ops: Any) -> None:
     size = 1 << 18
     ones = torch.ones(size)
-    bits = [ops.dropout_replay(ones, torch.tensor([seed]), 0.5) - 1 for seed in (0, 1, 2, 1 << 32, -1)]
+    bits = [ops.dropout(ones, torch.tensor([seed]), 0.5) - 1 for seed in (0, 1, 2, 1 << 32, -1)]
     for i, one in enumerate(bits):
         for other in bits[:i]:
             assert abs((one * other).mean()) < 5 * size**-0.5
@@ -314,8 +313,6 @@ def test_functional_transforms_are_torchs(ops: Any) -> None:
     assert not torch.equal(rows[0], rows[1])
     rows = torch.vmap(torch.func.grad(loss), randomness="same")(x)
     assert torch.equal(rows[0], rows[1])
-    with pytest.raises(RuntimeError, match="randomness"):
-        torch.vmap(lambda x: ops.dropout(x, 0.5)[0])(x)
     _, tangent = torch.func.jvp(loss, (x,), (torch.ones_like(x),))
     assert tangent % 2 == 0
 
@@ -340,7 +337,6 @@ def test_a_compiled_graph_draws_a_new_mask_in_each_step(ops: Any) -> None:
         levels = (y.detach() / unit).round()
         assert set(levels.tolist()) == {0, 1, 8, 9}  # two masks in one graph
         masks.append(levels)
-    assert "cpulaunch.dropout" in graphs[0]
     assert not torch.equal(masks[0], masks[1])
     assert not torch.equal(masks[1], masks[2])
     torch.manual_seed(1)
@@ -366,8 +362,7 @@ def test_torch_library_opcheck(ops: Any) -> None:
     """torch's own check of schemas, fake tensors and autograd registrations."""
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     for x in (torch.randn(5, 3, requires_grad=True), torch.randn(6).bfloat16(), torch.randn(4, 6).t()):
-        torch.library.opcheck(ops.dropout_replay.default, (x, torch.tensor([3]), 0.5), test_utils=tests)
-        torch.library.opcheck(ops.dropout.default, (x, 0.5), test_utils=("test_autograd_registration", "test_faketensor"))  # fmt: skip
+        torch.library.opcheck(ops.dropout.default, (x, torch.tensor([3]), 0.5), test_utils=tests)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")

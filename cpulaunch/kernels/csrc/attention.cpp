@@ -32,7 +32,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<Tensor>;
-using Attended = std::tuple<Tensor, Tensor, Tensor>;   // the output, log(sum(exp(scores))), and the seed
+using Attended = std::tuple<Tensor, Tensor>;           // the output, and log(sum(exp(scores)))
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // of query, key, value
 
 constexpr int64_t most_scores = 1 << 16;  // of a block of queries: with as many gradients, they fit an L2 cache
@@ -307,16 +307,15 @@ void check(const Tensor& query, const Tensor& key, const Tensor& value, double p
 }
 
 Attended attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask,
-                   double p, bool causal, double scale) {
+                   const Tensor& seed, double p, bool causal, double scale) {
   check(query, key, value, p);
   const Tensor q = with_dense_rows(query), k = with_dense_rows(key), v = with_dense_rows(value);
   const Shape shape(q, k, p, causal, scale);
-  Tensor output = like(query), seed = at::empty({1}, query.options().dtype(at::kLong));
+  Tensor output = like(query);
   Tensor logsum = at::empty({shape.batch, shape.heads, shape.queries}, query.options().dtype(at::kFloat));
-  const int64_t drawn = *seed.mutable_data_ptr<int64_t>() = draw_seed();
   const auto run = q.scalar_type() == at::kFloat ? attend<float> : attend<at::BFloat16>;
-  run(shape, q, k, v, expanded(mask, q, k), drawn, output, logsum);
-  return {output, logsum, seed};
+  run(shape, q, k, v, expanded(mask, q, k), *seed.const_data_ptr<int64_t>(), output, logsum);
+  return {output, logsum};
 }
 
 Gradients attention_backward(const Tensor& gradient, const Tensor& query, const Tensor& key, const Tensor& value,
@@ -333,11 +332,11 @@ Gradients attention_backward(const Tensor& gradient, const Tensor& query, const 
 }
 
 Attended attention_meta(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask,
-                        double p, bool causal, double scale) {
+                        const Tensor& seed, double p, bool causal, double scale) {
   check(query, key, value, p);
   Tensor logsum = at::empty_symint({query.sym_size(0), query.sym_size(1), query.sym_size(2)},
                                    query.options().dtype(at::kFloat));
-  return {like_symbolic(query), logsum, at::empty({1}, query.options().dtype(at::kLong))};
+  return {like_symbolic(query), logsum};
 }
 
 Gradients attention_backward_meta(const Tensor& gradient, const Tensor& query, const Tensor& key,
@@ -347,10 +346,10 @@ Gradients attention_backward_meta(const Tensor& gradient, const Tensor& query, c
 }
 
 Attended call_attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask,
-                        double p, bool causal, double scale) {
+                        const Tensor& seed, double p, bool causal, double scale) {
   static const auto operation =
       c10::Dispatcher::singleton().findSchemaOrThrow("cpulaunch::attention", "").typed<decltype(attention)>();
-  return operation.call(query, key, value, mask, p, causal, scale);
+  return operation.call(query, key, value, mask, seed, p, causal, scale);
 }
 
 Gradients call_attention_backward(const Tensor& gradient, const Tensor& query, const Tensor& key,
@@ -377,22 +376,22 @@ Tensor attention_by_parts(const Tensor& query, const Tensor& key, const Tensor& 
   probabilities = at::where(scores.isneginf().all(-1, true), at::zeros({}, scores.options()), probabilities);
   const Tensor ones =
       at::ones({query.size(0), query.size(1), queries, round_up(keys, block_size)}, scores.options());
-  const Tensor kept = call_replay(ones, seed, p).narrow(3, 0, keys);
+  const Tensor kept = call_dropout(ones, seed, p).narrow(3, 0, keys);
   return at::matmul(probabilities * kept, value.to(at::kFloat)).to(query.scalar_type());
 }
 
 struct Attention : Function<Attention> {
   static variable_list forward(AutogradContext* context, const Tensor& query, const Tensor& key,
-                               const Tensor& value, const OptionalTensor& mask, double p, bool causal,
-                               double scale) {
+                               const Tensor& value, const OptionalTensor& mask, const Tensor& seed, double p,
+                               bool causal, double scale) {
     at::AutoDispatchBelowADInplaceOrView below;
-    auto [output, logsum, seed] = call_attention(query, key, value, mask, p, causal, scale);
+    auto [output, logsum] = call_attention(query, key, value, mask, seed, p, causal, scale);
     context->save_for_backward({query, key, value, mask.value_or(Tensor()), output, logsum, seed});
     context->saved_data["p"] = p;
     context->saved_data["causal"] = causal;
     context->saved_data["scale"] = scale;
-    context->mark_non_differentiable({logsum, seed});
-    return {output, logsum, seed};
+    context->mark_non_differentiable({logsum});
+    return {output, logsum};
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
@@ -401,7 +400,7 @@ struct Attention : Function<Attention> {
     const OptionalTensor mask = saved[3].defined() ? OptionalTensor(saved[3]) : std::nullopt;
     const double p = context->saved_data["p"].toDouble(), scale = context->saved_data["scale"].toDouble();
     const bool causal = context->saved_data["causal"].toBool();
-    variable_list result(7);
+    variable_list result(8);
     if (at::GradMode::is_enabled()) {  // for derivatives of derivatives
       variable_list inputs;
       for (int i = 0; i < 3; ++i)
@@ -419,9 +418,9 @@ struct Attention : Function<Attention> {
 };
 
 Attended attention_autograd(const Tensor& query, const Tensor& key, const Tensor& value,
-                            const OptionalTensor& mask, double p, bool causal, double scale) {
-  auto made = Attention::apply(query, key, value, mask, p, causal, scale);
-  return {made[0], made[1], made[2]};
+                            const OptionalTensor& mask, const Tensor& seed, double p, bool causal, double scale) {
+  auto made = Attention::apply(query, key, value, mask, seed, p, causal, scale);
+  return {made[0], made[1]};
 }
 
 bool is_taken(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask) {
@@ -453,16 +452,16 @@ Tensor aten_attention(const Tensor& query, const Tensor& key, const Tensor& valu
     return at::native::scaled_dot_product_attention(query, key, value, mask, p, causal, scale, grouped);
   attention_replaced = true;
   const double factor = scale.value_or(1 / std::sqrt(double(query.size(3))));
-  return std::get<0>(call_attention(query, key, value, mask, p, causal, factor));
+  return std::get<0>(call_attention(query, key, value, mask, draw_seed(), p, causal, factor));
 }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(cpulaunch, library) {
   library.def(
-      "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float p, bool causal, float scale)"
-      " -> (Tensor, Tensor, Tensor)",
-      {at::Tag::nondeterministic_seeded, at::Tag::pt2_compliant_tag});
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor seed, float p, bool causal,"
+      " float scale) -> (Tensor, Tensor)",
+      {at::Tag::pt2_compliant_tag});
   library.def(
       "attention_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor output,"
       " Tensor logsum, Tensor seed, float p, bool causal, float scale) -> (Tensor, Tensor, Tensor)",

@@ -4,7 +4,7 @@
 
 namespace cpulaunch::kernels {
 
-// The operation cpulaunch::dropout_replay: dropout as it was with this seed.  It has derivatives of every order.
-at::Tensor call_replay(const at::Tensor& input, const at::Tensor& seed, double p);
+// The operation cpulaunch::dropout: the seed, one int64, determines the mask.
+at::Tensor call_dropout(const at::Tensor& input, const at::Tensor& seed, double p);
 
 }  // namespace cpulaunch::kernels

@@ -7,6 +7,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/FuncTorchTLS.h>
 #include <ATen/Version.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 namespace cpulaunch::kernels {
@@ -62,11 +63,13 @@ const Vector& vector() {
 #endif
 }
 
-int64_t draw_seed() {
+at::Tensor draw_seed() {
+  at::Tensor seed = at::empty({1}, at::kLong);
   auto generator = at::get_generator_or_default<at::CPUGeneratorImpl>(
       std::nullopt, at::detail::getDefaultCPUGenerator());
   const std::lock_guard<std::mutex> lock(generator->mutex_);
-  return int64_t(generator->random64());
+  *seed.mutable_data_ptr<int64_t>() = int64_t(generator->random64());
+  return seed;
 }
 
 Mask Mask::of(uint64_t seed, double p) {

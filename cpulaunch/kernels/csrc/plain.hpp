@@ -21,7 +21,7 @@ bool is_plain(const at::Tensor& tensor);
 // The loops for this CPU, or for the lesser one that ATEN_CPU_CAPABILITY names.
 const Vector& vector();
 
-// A seed from torch's generator, as torch.manual_seed determines it.
-int64_t draw_seed();
+// A seed from torch's generator, which torch.manual_seed determines: one int64.
+at::Tensor draw_seed();
 
 }  // namespace cpulaunch::kernels

@@ -73,7 +73,8 @@ def _dropout(
     """As torch's, for torch.compile to put into its graphs: it would decompose torch's own."""
     if not torch.jit.is_scripting():  # noqa: SIM102
         if _is_for_graph(input, p, training, inplace):
-            return torch.ops.cpulaunch.dropout(input, p)[0]
+            seed = torch.randint(1 << 62, (1,))
+            return torch.ops.cpulaunch.dropout(input, seed, p)
     return _torchs_dropout(input, p, training, inplace)
 
 
@@ -81,5 +82,7 @@ def _is_for_graph(input: torch.Tensor, p: float, training: bool, inplace: bool) 
     """Whether a graph is being made, and may have our dropout: the conditions of csrc/dropout.cpp."""
     if type(input) not in (FakeTensor, FunctionalTensor) or torch.compiler.is_exporting():
         return False
+    if torch._C._functorch.maybe_current_level() is not None:
+        return False  # in a transform of functions
     dense = input.device.type == "cpu" and input.dtype in (torch.float32, torch.bfloat16)
     return training and not inplace and 0 < p < 1 and dense and input.is_contiguous() and input.numel() > 0
