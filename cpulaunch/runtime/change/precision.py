@@ -93,8 +93,7 @@ def _fastest_engine(flags: Flags, torch_version: str, load: Callable[[str], Engi
     best = flags[0] if flags else None
     reasons = [why]
     for name in plugins.BUILT_IN[plugins.ENGINES]:
-        engine = load(name)
-        if name in OF_TORCH or engine.version() is None:
+        if name in OF_TORCH or (engine := load(name)).version() is None:
             continue
         if problem := engine.unavailable(torch_version, flags):
             reasons.append(problem)
