@@ -8,8 +8,9 @@
 Stacks: (a) torchrun as a user types it; (b) torchrun with bf16 autocast and fused AdamW, unpinned;
 (c) `accelerate launch --cpu` with bf16, and (c mpi) the same script under mpiexec; (d) IPEX and AdamW as
 Intel's documentation writes it, on ccl; (e) `cpulaunch.prepare`, native; (f) the same with IPEX; (g) as (e),
-one rank alone on one core; (t) as (g), without cpulaunch's kernels; (e bf16) as (e), gradients compressed; (n) and (n1) as (e) and (g) with the torch
-of (d) and (f); (i) as (f), one rank alone (runtime/change/engines/ipex.py holds a step of (i) ÷ (n1)).
+one rank alone on one core; (t) as (g), by torch alone; (e bf16) as (e), gradients compressed; (n) and (n1) as
+(e) and (g) with the torch of (d) and (f); (i) as (f), one rank alone (runtime/change/engines/ipex.py holds a
+step of (i) ÷ (n1)).
 (d), (f), (n), (n1), (i) need `--intel` (default $CPULAUNCH_TEST_INTEL), the bin of a venv with torch 2.8,
 IPEX 2.8, transformers and scikit-learn.
 

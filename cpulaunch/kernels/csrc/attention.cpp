@@ -107,14 +107,12 @@ struct Right {
     constexpr bool is_float = std::is_same_v<T, float>;
     stride = is_float ? width : panel_of(width);
     fit(memory, width * depth);
+    if (rows < width) memset(static_cast<void*>(memory.data()), 0, memory.size() * sizeof(T));
     const int64_t units = depth * int64_t(sizeof(T)) / 4;  // of 32 bits: a pair of bf16 stays together
     auto* to = reinterpret_cast<uint32_t*>(memory.data());
-    for (int64_t panel = 0; panel < width; panel += stride)
-      for (int64_t column = 0; column < stride; ++column) {
-        uint32_t row[most_depth] = {};
-        if (panel + column < rows) memcpy(row, from.row(panel + column), depth * sizeof(T));
-        for (int64_t unit = 0; unit < units; ++unit) to[panel * units + unit * stride + column] = row[unit];
-      }
+    for (int64_t panel = 0; panel < rows; panel += stride)
+      vector().transpose32(from.row(panel), std::min(stride, rows - panel), from.stride * sizeof(T), units,
+                           to + panel * units, stride);
     data = memory.data();
   }
 
@@ -161,8 +159,33 @@ const float* as_left(const float* rows, int64_t, std::vector<float>&) { return r
 
 const at::BFloat16* as_left(const float* rows, int64_t count, std::vector<at::BFloat16>& memory) {
   fit(memory, count);
-  vector().narrow(rows, bits(memory.data()), count);
+  vector().scaled_bfloat16(rows, 1, bits(memory.data()), count);
   return memory.data();
+}
+
+void put(const float* from, float factor, float* to, int64_t count) {
+  vector().scaled_float(from, factor, to, count);
+}
+
+void put(const float* from, float factor, at::BFloat16* to, int64_t count) {
+  vector().scaled_bfloat16(from, factor, bits(to), count);
+}
+
+float inner(const float* one, const float* other, int64_t count) {
+  return vector().inner_float(one, other, count);
+}
+
+float inner(const at::BFloat16* one, const at::BFloat16* other, int64_t count) {
+  return vector().inner_bfloat16(bits(one), bits(other), count);
+}
+
+void transpose(const float* from, int64_t rows, int64_t stride, int64_t columns, float* to, int64_t to_stride) {
+  vector().transpose32(from, rows, stride * sizeof(float), columns, reinterpret_cast<uint32_t*>(to), to_stride);
+}
+
+void transpose(const at::BFloat16* from, int64_t rows, int64_t stride, int64_t columns, at::BFloat16* to,
+               int64_t to_stride) {
+  vector().transpose16(from, rows, stride * sizeof(at::BFloat16), columns, bits(to), to_stride);
 }
 
 // The transposed of `rows` rows, with an even number of columns.
@@ -172,10 +195,7 @@ const T* transposed(const Head<T>& from, int64_t first, int64_t rows, int64_t de
   fit(memory, depth * columns);
   if (columns > rows)
     for (int64_t i = 0; i < depth; ++i) memory[i * columns + rows] = T(0);
-  for (int64_t row = 0; row < rows; ++row) {
-    const T* data = from.row(first + row);
-    for (int64_t i = 0; i < depth; ++i) memory[i * columns + row] = data[i];
-  }
+  transpose(from.row(first), rows, from.stride, depth, memory.data(), columns);
   return memory.data();
 }
 
@@ -199,8 +219,7 @@ void attend(const Shape& shape, const Tensor& query, const Tensor& key, const Te
         const T* left = as_left(scores.data(), count * shape.width, memory);
         multiply(count, shape.depth, shape.keys, left, shape.width, values, product.data(), false);
         for (int64_t row = 0; row < count; ++row)
-          for (int64_t i = 0; i < shape.depth; ++i)
-            to.row(first + row)[i] = T(product[row * shape.depth + i] * factor[row]);
+          put(product.data() + row * shape.depth, factor[row], to.row(first + row), shape.depth);
       }
     }
     if (!std::is_same_v<T, float>) at::native::cpublas::brgemm_release(true);
@@ -211,7 +230,7 @@ template <typename T>
 struct BackwardMemory {
   Right<T> keys, values, whole_keys, probabilities, of_scores;
   std::vector<T> left, queries, gradients;
-  std::vector<float> scores, gradient, product, of_keys, of_values;
+  std::vector<float> scores, gradient, product, of_keys, of_values, whole;
 
   explicit BackwardMemory(const Shape& shape)
       : scores(shape.block * shape.width), gradient(shape.block * shape.width),
@@ -228,23 +247,29 @@ void attend_backward_block(const Shape& shape, const Rows& rows, const Head<T>& 
   const int64_t depth = shape.depth, width = shape.width;
   multiply(count, width, depth, q.row(first), q.stride, its.keys, its.scores.data(), false);
   multiply(count, width, depth, gradient.row(first), gradient.stride, its.values, its.gradient.data(), false);
-  float inner[most_queries];
-  for (int64_t row = 0; row < count; ++row) {
-    inner[row] = 0;
-    for (int64_t i = 0; i < depth; ++i)
-      inner[row] += float(output.row(first + row)[i]) * float(gradient.row(first + row)[i]);
-  }
-  vector().softmax_backward(rows, its.scores.data(), its.gradient.data(), logs + first, inner);
+  float products[most_queries];
+  for (int64_t row = 0; row < count; ++row)
+    products[row] = inner(output.row(first + row), gradient.row(first + row), depth);
+  vector().softmax_backward(rows, its.scores.data(), its.gradient.data(), logs + first, products);
   const T* left = as_left(its.gradient.data(), count * width, its.left);
   multiply(count, depth, shape.keys, left, width, its.whole_keys, its.product.data(), false);
   for (int64_t row = 0; row < count; ++row)
-    for (int64_t i = 0; i < depth; ++i) to.row(first + row)[i] = T(its.product[row * depth + i]);
+    put(its.product.data() + row * depth, 1, to.row(first + row), depth);
   its.probabilities.take(its.scores.data(), count, width);
   its.of_scores.take(its.gradient.data(), count, width);
   const T* gradients = transposed(gradient, first, count, depth, its.gradients);
   multiply(depth, width, count, gradients, pairs, its.probabilities, its.of_values.data(), first > 0);
   const T* queries = transposed(q, first, count, depth, its.queries);
   multiply(depth, width, count, queries, pairs, its.of_scores, its.of_keys.data(), first > 0);
+}
+
+// The gradient of a head's keys or values, from its transposed.
+template <typename T>
+void finish(const Shape& shape, const std::vector<float>& from, const Head<T>& to, std::vector<float>& memory) {
+  fit(memory, shape.width * shape.depth);
+  transpose(from.data(), shape.depth, shape.width, shape.keys, memory.data(), shape.depth);
+  for (int64_t row = 0; row < shape.keys; ++row)
+    put(memory.data() + row * shape.depth, 1, to.row(row), shape.depth);
 }
 
 template <typename T>
@@ -264,12 +289,8 @@ void attend_backward(const Shape& shape, const Tensor& gradient, const Tensor& q
                               Head<T>(output, head), Head<T>(gradient, head), Head<T>(std::get<0>(to), head),
                               logs, its);
       }
-      const Head<T> of_key(std::get<1>(to), head), of_value(std::get<2>(to), head);
-      for (int64_t row = 0; row < shape.keys; ++row)
-        for (int64_t i = 0; i < shape.depth; ++i) {
-          of_key.row(row)[i] = T(its.of_keys[i * shape.width + row]);
-          of_value.row(row)[i] = T(its.of_values[i * shape.width + row]);
-        }
+      finish(shape, its.of_keys, Head<T>(std::get<1>(to), head), its.whole);
+      finish(shape, its.of_values, Head<T>(std::get<2>(to), head), its.whole);
     }
     if (!std::is_same_v<T, float>) at::native::cpublas::brgemm_release(true);
   });

@@ -151,8 +151,38 @@ void softmax_backward(const Rows& rows, float* scores, float* gradient, const fl
   }
 }
 
-void narrow(const float* from, uint16_t* to, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) store(from[i], to + i);
+template <typename T>
+void scaled(const float* from, float factor, T* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) store(from[i] * factor, to + i);
+}
+
+template <typename T>
+float inner(const T* one, const T* other, int64_t count) {
+  float sum[accumulators] = {}, total = 0;
+  int64_t at = 0;
+  for (; at + accumulators <= count; at += accumulators)
+    for (int i = 0; i < accumulators; ++i) sum[i] += as_float(one[at + i]) * as_float(other[at + i]);
+  for (; at < count; ++at) total += as_float(one[at]) * as_float(other[at]);
+  for (int i = 0; i < accumulators; ++i) total += sum[i];
+  return total;
+}
+
+template <typename T>
+inline void transpose_rows(const char* from, int64_t rows, int64_t stride, int64_t columns, T* to,
+                           int64_t to_stride) {
+  for (int64_t column = 0; column < columns; ++column)
+    for (int64_t row = 0; row < rows; ++row)
+      memcpy(to + column * to_stride + row, from + row * stride + column * sizeof(T), sizeof(T));
+}
+
+template <typename T>
+void transpose(const void* from, int64_t rows, int64_t stride, int64_t columns, T* to, int64_t to_stride) {
+  constexpr int64_t together = 16;
+  const char* start = static_cast<const char*>(from);
+  int64_t row = 0;
+  for (; row + together <= rows; row += together)  // a constant count is faster
+    transpose_rows(start + row * stride, together, stride, columns, to + row, to_stride);
+  transpose_rows(start + row * stride, rows - row, stride, columns, to + row, to_stride);
 }
 
 inline uint32_t as_bits(uint16_t value) { return value; }
@@ -184,7 +214,12 @@ const Vector CPULAUNCH_VECTOR = {TEXT(CPULAUNCH_VECTOR),
                                  dropout<uint16_t>,
                                  softmax,
                                  softmax_backward,
-                                 narrow,
+                                 scaled<float>,
+                                 scaled<uint16_t>,
+                                 inner<float>,
+                                 inner<uint16_t>,
+                                 transpose<uint16_t>,
+                                 transpose<uint32_t>,
                                  panels<float>,
                                  panels<uint16_t>};
 

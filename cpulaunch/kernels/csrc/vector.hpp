@@ -54,8 +54,20 @@ struct Vector {
   // respect to the scores before they are scaled; `inner` is each row's sum of output · gradient of the output.
   void (*softmax_backward)(const Rows&, float* scores, float* gradient, const float* logsum, const float* inner);
 
-  // to[i] = from[i] in bf16.
-  void (*narrow)(const float* from, uint16_t* to, int64_t count);
+  // to[i] = from[i] · factor.
+  void (*scaled_float)(const float* from, float factor, float* to, int64_t count);
+  void (*scaled_bfloat16)(const float* from, float factor, uint16_t* to, int64_t count);
+
+  // The sum of one[i] · other[i].
+  float (*inner_float)(const float* one, const float* other, int64_t count);
+  float (*inner_bfloat16)(const uint16_t* one, const uint16_t* other, int64_t count);
+
+  // to[column][row] = from[row][column], for elements of 16 and 32 bits.  Strides are bytes between rows of `from`,
+  // and elements between those of `to`.
+  void (*transpose16)(const void* from, int64_t rows, int64_t stride, int64_t columns, uint16_t* to,
+                      int64_t to_stride);
+  void (*transpose32)(const void* from, int64_t rows, int64_t stride, int64_t columns, uint32_t* to,
+                      int64_t to_stride);
 
   // Rows of bf16 for oneDNN's matrix products: panels of `panel` columns, in each of which pairs of rows lie
   // element beside element.  An odd last row is paired with zeros.

@@ -26,7 +26,12 @@ class NoIpex(IpexEngine):
 
 
 def choice_of(settings: dict, flags: tuple[str, ...] | None, torch: str, ipex: Engine) -> Choice:
-    return choose(TrainingSettings(**settings), flags, torch, {"native": NATIVE, "torch": TORCH, "ipex": ipex}.__getitem__)
+    return choose(
+        TrainingSettings(**settings),
+        flags,
+        torch,
+        {"native": NATIVE, "torch": TORCH, "ipex": ipex}.__getitem__,
+    )
 
 
 @pytest.mark.parametrize(
