@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from plan.test_golden import CASES, dry_run
 from support.plans import make
 
 import cpulaunch
@@ -113,8 +114,8 @@ def test_no_variable_of_the_table_is_a_settings_own() -> None:
 def planned_names() -> set[str]:
     """The variables that the golden plans set: for all ranks, for a host's, for one."""
     found: set[str] = set()
-    for path in (Path(__file__).parent / "plan" / "golden").glob("*.json"):
-        plan = json.loads(path.read_text())
+    for options in CASES.values():
+        plan = json.loads(dry_run(*options, format="json"))
         hosts = plan["hosts"]
         envs = [
             plan["env"],
