@@ -354,7 +354,7 @@ class TrainingSection(Section):
         ask=Ask(
             10,
             "Which engine for bf16?",
-            "PyTorch with kernels (native), PyTorch alone (torch), Intel's (ipex).  auto: the faster one.",
+            "PyTorch with kernels (native) or alone (torch), or Intel's extension (ipex).",
         ),
         rank_variable=variables.ENGINE,
     )

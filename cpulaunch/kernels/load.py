@@ -22,7 +22,7 @@ def load() -> Any:
     if part is None:
         raise HostError(f"{there.kernels_problem}", hint="`cpulaunch ccl build` builds them.")
     try:
-        torch.ops.load_library(str(part.file))
+        torch.ops.load_library(str(part.file))  # type: ignore[no-untyped-call]
     except OSError as error:
         raise HostError(f"{error}", hint="Build them anew: `cpulaunch ccl build --force`.") from error
     return torch.ops.cpulaunch

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -15,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from cpulaunch.ccl import installed
 from kernels.conftest import Calls
 
 LIMIT = 300  # seconds
@@ -389,3 +392,35 @@ def test_the_parts_of_torch_that_call_dropout_have_ours(ops: Any) -> None:
         nn.MultiheadAttention(8, 2, dropout=0.5)(query, query, query)
         nn.LSTM(8, 8, num_layers=2, dropout=0.5)(torch.randn(5, 2, 8))
     assert calls.ours == ["cpulaunch.dropout.default"] * 2
+
+
+DROPS = """
+#include <cstdio>
+#include "vector.cpp"
+
+int main() {
+  float from[1000], to[1000];
+  for (int i = 0; i < 1000; ++i) from[i] = i;
+  cpulaunch::kernels::portable.dropout_float(from, to, 0, 32, 1000, {0x123456789abcdefu, 1u << 30, 1.5f});
+  for (float each : to) printf("%g ", each);
+}
+"""
+
+
+def test_aarch64_computes_the_same(tmp_path: Path) -> None:
+    compilers = {"g++": (), "aarch64-linux-gnu-g++": ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")}
+    missing = [tool for tool in ("qemu-aarch64", *compilers) if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"without {', '.join(missing)}")
+    (source := tmp_path / "drops.cpp").write_text(DROPS)
+    printed = []
+    for compiler, emulator in compilers.items():
+        program = tmp_path / f"drops-{compiler}"
+        flags = ("-O2", "-std=c++17", "-DCPULAUNCH_VECTOR=portable", f"-I{installed.KERNELS}")
+        subprocess.run([compiler, *flags, str(source), "-o", str(program)], check=True, timeout=LIMIT)
+        done = subprocess.run(
+            [*emulator, str(program)], check=True, timeout=LIMIT, capture_output=True, text=True
+        )
+        printed.append(done.stdout.split())
+    assert len(printed[0]) == 1000
+    assert printed[0] == printed[1]

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import torch
+from torch._jit_internal import is_scripting
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
@@ -71,10 +72,11 @@ def _dropout(
     input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> torch.Tensor:
     """As torch's, for torch.compile to put into its graphs: it would decompose torch's own."""
-    if not torch.jit.is_scripting():  # noqa: SIM102
+    if not is_scripting():  # noqa: SIM102
         if _is_for_graph(input, p, training, inplace):
             seed = torch.randint(1 << 62, (1,))
-            return torch.ops.cpulaunch.dropout(input, seed, p)
+            dropped: torch.Tensor = torch.ops.cpulaunch.dropout(input, seed, p)
+            return dropped
     return _torchs_dropout(input, p, training, inplace)
 
 
