@@ -7,9 +7,6 @@ import sys
 from typing import Any
 
 import torch
-from torch._jit_internal import is_scripting
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 
 from cpulaunch.errors import HostError
 from cpulaunch.kernels import load
@@ -67,24 +64,28 @@ def _announce() -> None:
         announce_with_step(f"{' and '.join(names)} by cpulaunch's kernels ({unit})")
 
 
-# torch.jit.script compiles its source: hence the types, two ifs, and no functools.wraps.
+# torch.jit.script compiles its source: hence the types, and no functools.wraps.
 def _dropout(
     input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> torch.Tensor:
     """As torch's, for torch.compile to put into its graphs: it would decompose torch's own."""
-    if not is_scripting():  # noqa: SIM102
-        if _is_for_graph(input, p, training, inplace):
-            seed = torch.randint(1 << 62, (1,))
-            dropped: torch.Tensor = torch.ops.cpulaunch.dropout(input, seed, p)
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        dropped = _dropout_of_graph(input, p, training, inplace)
+        if dropped is not None:
             return dropped
     return _torchs_dropout(input, p, training, inplace)
 
 
-def _is_for_graph(input: torch.Tensor, p: float, training: bool, inplace: bool) -> bool:
-    """Whether a graph is being made, and may have our dropout: the conditions of csrc/dropout.cpp."""
-    if type(input) not in (FakeTensor, FunctionalTensor) or torch.compiler.is_exporting():
-        return False
+def _dropout_of_graph(input: torch.Tensor, p: float, training: bool, inplace: bool) -> torch.Tensor | None:
+    """Our dropout, where a graph is being made and this can be in it: the conditions of csrc/dropout.cpp."""
+    if type(input).__name__ not in ("FakeTensor", "FunctionalTensor") or torch.compiler.is_exporting():
+        return None
     if torch._C._functorch.maybe_current_level() is not None:
-        return False  # in a transform of functions
+        return None  # in a transform of functions
     dense = input.device.type == "cpu" and input.dtype in (torch.float32, torch.bfloat16)
-    return training and not inplace and 0 < p < 1 and dense and input.is_contiguous() and input.numel() > 0
+    if not (training and not inplace and 0 < p < 1 and dense and input.is_contiguous() and input.numel() > 0):
+        return None
+    # torch.compile merges equal calls of a custom operation, and not those of randint.
+    seed = torch.randint(1 << 62, (1,))
+    dropped: torch.Tensor = torch.ops.cpulaunch.dropout(input, seed, p)
+    return dropped

@@ -219,7 +219,8 @@ CHANGES = (
     ),
     Change(
         (
-            "compiler.is_compiling",
+            "_C._functorch.maybe_current_level",
+            "compiler.is_exporting",
             "jit.is_scripting",
             "nn.functional.dropout",
             "ops.load_library",
