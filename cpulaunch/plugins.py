@@ -30,6 +30,7 @@ BUILT_IN = {
     ENGINES: {
         "ipex": "cpulaunch.runtime.change.engines.ipex:ENGINE",
         "native": "cpulaunch.runtime.change.engines.native:ENGINE",
+        "torch": "cpulaunch.runtime.change.engines.native:TORCH",
     },
 }
 """Group of entry points → name → where the object is.  Settings offer these names."""

@@ -95,7 +95,7 @@ TABLE = (
     Variable(BACKEND, "config plan", "config cli runtime <script>", _SETTING, "backend of torch.distributed"),
     Variable(PRECISION, "config", "config runtime <script>", _SETTING, "precision of a training step"),
     Variable(PRECISION_IS_PLANNED, "plan", "runtime tune", "1", "the plan has chosen the precision, and not the user"),
-    Variable(ENGINE, "config", "config runtime", _SETTING, "bf16 engine"),
+    Variable(ENGINE, "config", "config runtime", _SETTING, "engine"),
     Variable(COMPILE, "config", "config runtime", _SETTING, "whether prepare compiles models"),
     Variable(COMPRESS_GRADIENTS, "config", "config runtime", _SETTING, "precision of gradients on the wire"),
     Variable(BUCKET_MB, "config", "config runtime", _SETTING, "size of DDP's buckets"),

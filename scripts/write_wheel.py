@@ -1,7 +1,7 @@
-"""Writes a wheel with a part of the process group ccl; scripts/build_wheels.sh calls it.
+"""Writes a wheel with parts of the process group ccl; scripts/build_wheels.sh calls it.
 
 write_wheel.py core MACHINE OUT COMPILER...      compiles the core with that command
-write_wheel.py layer OUT                         packs the layer that is built for this Python
+write_wheel.py layer OUT                         packs the layer and the kernels built for this Python
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ OLDEST_GLIBC = "2_28"
 
 def main(kind: str, *arguments: str) -> None:
     if kind == "layer":
-        layer = installed.state().part("layer")
+        there = installed.state()
+        layer, kernels = there.part("layer"), there.part("kernels")
         assert layer is not None
-        print(write_wheel([layer], Path(arguments[0])))
+        assert kernels is not None
+        print(write_wheel([layer, kernels], Path(arguments[0])))
         return
     machine, out, *command = arguments
     with tempfile.TemporaryDirectory() as directory:

@@ -68,6 +68,7 @@ RULES: dict[str, tuple[str, str]] = {
         "config.rank_settings config.settings plan.communication psutil torch",
         ALL.replace("terminal", "").strip(),
     ),
+    "kernels": ("ccl.installed torch", ""),
     "runtime": (
         "ccl config.rank_settings config.settings discovery.host model plan.training torch",
         "clock environment files terminal",
@@ -80,10 +81,10 @@ RULES: dict[str, tuple[str, str]] = {
         "clock environment files libc",
     ),
     "runtime.change": (
-        "ccl config.rank_settings config.settings discovery.host model plan.training runtime torch",
+        "ccl config.rank_settings config.settings discovery.host kernels model plan.training runtime torch",
         "clock environment files processes",
     ),
-    "runtime.change.engines": ("intel_extension_for_pytorch torch", "files"),
+    "runtime.change.engines": ("intel_extension_for_pytorch runtime.change.kernels torch", "files"),
     "runtime.checkpoint": (
         "config.kinds config.rank_settings config.settings config.values runtime torch",
         "clock environment files network processes",

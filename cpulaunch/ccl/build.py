@@ -1,4 +1,7 @@
-"""Compiles the group for the installed torch.  Only the command line calls this, never a rank."""
+"""Compiles the group, and the kernels, for the installed torch.
+
+Only the command line calls this, never a rank.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,18 @@ _CORE_LINK = (
     f"-Wl,--version-script={SOURCES / 'core/exports.map'}",
 )
 _TICK = 1.0  # seconds between two looks at a terminal's last line
-_NAMES = {"core": "the core", "layer": "torch's layer", "oneccl": "the oneCCL module"}
+_NAMES = {
+    "core": "the core",
+    "layer": "torch's layer",
+    "oneccl": "the oneCCL module",
+    "kernels": "the kernels",
+}
+_VECTOR_FLAGS = {
+    "portable": (),
+    "avx2": ("-mavx2", "-mfma"),
+    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"),
+}
+"""Kind of vector unit → the instructions that torch, too, expects of CPUs of this `ATEN_CPU_CAPABILITY`."""
 
 
 @dataclass(frozen=True)
@@ -68,39 +82,54 @@ def build(
 
     Raises HostError where something is missing: torch, a compiler, Python's headers, the network.
     """
-    there = installed.state()
-    kinds = _missing(there, force=force, oneccl=oneccl)
-    if not kinds and there.built:
-        return there.built
-    compiler = check(there, oneccl=oneccl)
-    with _lock(progress):
-        there = installed.state()
-        kinds = _missing(there, force=force, oneccl=oneccl)  # another process may just have built it
-        if kinds:
-            _build(kinds, there, compiler, progress, patient=patient)
-    there = installed.state()
+    kinds = ("core", "layer", *(("oneccl",) if oneccl else ()))
+    there = _build_missing(kinds, progress, force=force, patient=patient)
     if there.built is None:
         raise HostError(f"the ccl process group was built, and yet cannot be used: {there.problem}")
     return there.built
 
 
-def _missing(there: installed.State, *, force: bool, oneccl: bool) -> list[str]:
-    kinds = ["core", "layer", *(["oneccl"] if oneccl else [])]
-    return [kind for kind in kinds if force or there.part(kind) is None]
+def build_kernels(progress: Progress = lambda step, detail: None, *, force: bool = False) -> Part:
+    """The kernels for the installed torch, in the same way.  Needs no network."""
+    there = _build_missing(("kernels",), progress, force=force)
+    kernels = there.part("kernels")
+    if kernels is None:
+        raise HostError(f"the kernels were built, and yet cannot be used: {there.kernels_problem}")
+    return kernels
 
 
-def check(there: installed.State, *, oneccl: bool = False) -> Compiler:
-    """What to build with.  Raises HostError where it can't be built."""
+def _build_missing(
+    wanted: Sequence[str], progress: Progress, *, force: bool, patient: bool = True
+) -> installed.State:
+    def missing(there: installed.State) -> list[str]:
+        return [kind for kind in wanted if force or there.part(kind) is None]
+
+    there = installed.state()
+    if not missing(there):
+        return there
+    compiler = check(there, wanted)
+    with _lock(progress):
+        there = installed.state()
+        if kinds := missing(there):  # another process may just have built it
+            _build(kinds, there, compiler, progress, patient=patient)
+    return installed.state()
+
+
+def check(there: installed.State, kinds: Sequence[str] = ("core", "layer")) -> Compiler:
+    """What to build these parts with.  Raises HostError where they can't be built."""
     if there.torch is None or not installed.is_supported(there.torch):
+        of_group = "layer" in kinds
         raise HostError(
-            f"the ccl process group cannot be built: {there.problem}", hint="Take `--backend gloo`."
+            f"{'the ccl process group' if of_group else 'the kernels'} cannot be built: {there.problem}",
+            hint="Take `--backend gloo`." if of_group else "Take `--engine torch`.",
         )
-    if oneccl and os.uname().machine != "x86_64":
+    if "oneccl" in kinds and os.uname().machine != "x86_64":
         raise HostError(
             f"oneCCL exists for x86_64 only, this is {os.uname().machine}", hint="Take `--ccl-transport tcp`."
         )
     found = _compiler()
-    _check_headers()
+    if "layer" in kinds:
+        _check_headers()
     return found
 
 
@@ -150,6 +179,8 @@ def _part(kind: str, there: installed.State, compiler: Compiler, directory: Path
 
 
 def _name(kind: str, part: Part) -> str:
+    if kind == "kernels":
+        return f"kernels-torch-{part.torch}-abi{part.abi}-{part.machine}-{part.sources}"
     if kind == "layer":
         return f"torch-{part.torch}-{part.python}-abi{part.abi}-{part.machine}-{part.sources}"
     return f"{kind}-{part.machine}-{part.sources}"
@@ -219,19 +250,38 @@ def _units(kind: str, there: installed.State, oneccl: Path) -> list[Unit]:
     own = tuple(sorted((SOURCES / kind).glob("*.cpp")))
     if kind == "oneccl":
         return [Unit(kind, (*own, boundary), ("-O2", "-std=c++17", *flags, f"-I{oneccl / 'include'}"))]
+    if kind == "kernels":
+        return _kernels_units(there)
+    assert there.torch is not None
+    of_layer = (*_pybind_names(there.torch), f"-I{SOURCES / 'layer'}", f"-I{sysconfig.get_path('include')}")
+    return [Unit(kind, (*own, boundary), ("-O1", *flags, *_torch_flags(there), *of_layer))]
+
+
+def _torch_flags(there: installed.State) -> tuple[str, ...]:
     assert there.torch is not None
     assert there.torch_directory is not None
     standard = "c++20" if installed.series(there.torch) >= (2, 10) else "c++17"
     include = there.torch_directory / "include"
-    of_torch = (
+    return (
+        f"-std={standard}",
         f"-D_GLIBCXX_USE_CXX11_ABI={installed.torch_abi(there.torch_directory)}",
-        *_pybind_names(there.torch),
-        f"-I{SOURCES / 'layer'}",
         f"-I{include}",
         f"-I{include / 'torch/csrc/api/include'}",
-        f"-I{sysconfig.get_path('include')}",
     )
-    return [Unit(kind, (*own, boundary), ("-O1", f"-std={standard}", *flags, *of_torch))]
+
+
+def _kernels_units(there: installed.State) -> list[Unit]:
+    """The operations, and their loops once for each kind of vector unit."""
+    loops = installed.KERNELS / "vector.cpp"
+    operations = tuple(path for path in sorted(installed.KERNELS.glob("*.cpp")) if path != loops)
+    flags = ("-fPIC", "-fvisibility=hidden", "-pthread", f"-I{installed.KERNELS}")
+    units = [Unit("kernels", operations, ("-O2", "-fopenmp", *flags, *_torch_flags(there)))]
+    for name in _VECTOR_FLAGS if os.uname().machine == "x86_64" else ("portable",):
+        best = ("-O3", "-fno-math-errno", "-fno-trapping-math", *_VECTOR_FLAGS[name])
+        units.append(
+            Unit(f"kernels-{name}", (loops,), (*best, "-std=c++17", *flags, f"-DCPULAUNCH_VECTOR={name}"))
+        )
+    return units
 
 
 def core_units() -> list[Unit]:
@@ -284,7 +334,7 @@ def _compile(
     all_units = [unit for kind in units for unit in units[kind]]
     all_objects = [path for kind in units for path in objects[kind]]
     missing = [(unit, to) for unit, to in zip(all_units, all_objects, strict=True) if not to.exists()]
-    missing.sort(key=lambda each: each[0].name != "layer")  # the longest first
+    missing.sort(key=lambda each: each[0].name not in ("layer", "kernels"))  # the longest first
     step = "compiling " + " and ".join(_NAMES[kind] for kind in units)
     stop = threading.Event()
 
@@ -363,18 +413,20 @@ def _link(
     if part.kind == "core":
         run_tool([*argv, *_CORE_LINK])
         return
-    assert core is not None
     assert there.torch_directory is not None
+    torch = [f"-L{there.torch_directory / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
+    if part.kind == "kernels":
+        # torch has loaded OpenMP, its own copy or another one: a second one would have threads of its own.
+        openmp = _ignored(compiler, objects, ("GOMP_", "omp_"))
+        run_tool([*argv, *openmp, *torch])
+        return
+    assert core is not None
     argv.append(str(core.file))  # by its soname: whichever file of that name is loaded first
     if part.kind == "oneccl":
         link_oneccl(argv, oneccl / "libccl.a")
         return
     # Python's own symbols come from the process that loads the module.
-    pythons = [
-        f"-Wl,--ignore-unresolved-symbol={name}" for name in _undefined_python_symbols(compiler, objects)
-    ]
-    torch = [f"-L{there.torch_directory / 'lib'}", "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
-    run_tool([*argv, *pythons, *torch])
+    run_tool([*argv, *_ignored(compiler, objects, ("Py", "_Py")), *torch, "-ltorch_python"])
 
 
 def link_oneccl(argv: list[str], archive: Path) -> None:
@@ -383,26 +435,28 @@ def link_oneccl(argv: list[str], archive: Path) -> None:
     run_tool([*argv, str(archive), "-Wl,--exclude-libs,ALL", "-lrt", "-ldl", "-lpthread"])
 
 
-def _undefined_python_symbols(compiler: Compiler, objects: Sequence[Path]) -> list[str]:
+def _ignored(compiler: Compiler, objects: Sequence[Path], prefixes: tuple[str, ...]) -> list[str]:
+    """Options that leave undefined symbols with these prefixes to the process that loads the library."""
     nm = run_tool([compiler.path, "-print-prog-name=nm"]).strip()  # a toolchain's own may have a prefix
     listed = run_tool([nm, "--undefined-only", "--format=posix", *map(str, objects)])
     names = {line.split()[0] for line in listed.splitlines() if line}
-    return sorted(name for name in names if name.startswith(("Py", "_Py")))
+    return [f"-Wl,--ignore-unresolved-symbol={name}" for name in sorted(names) if name.startswith(prefixes)]
 
 
 def _check_loading(made: dict[str, Part], there: installed.State) -> None:
     """Load what was linked, in a process of its own.  Raises HostError where that fails."""
     parts = [made.get(kind) or there.part(kind) for kind in installed.FILES]
-    core, layer, oneccl = (str(part.file) if part else "" for part in parts)
+    core, layer, oneccl, kernels = (str(part.file) if part else "" for part in parts)
     program = (
         "import sys, ctypes; from pathlib import Path; from cpulaunch.ccl import core, load\n"
-        "core.Core(Path(sys.argv[1]))\n"
+        "if sys.argv[1]: core.Core(Path(sys.argv[1]))\n"
         "if sys.argv[3]: ctypes.CDLL(sys.argv[3])\n"
-        "load.load_layer(Path(sys.argv[2]))"
+        "if sys.argv[1] and sys.argv[2]: load.load_layer(Path(sys.argv[2]))\n"
+        "if sys.argv[4]: import torch; torch.ops.load_library(sys.argv[4])"
     )
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     tried = subprocess.run(
-        [sys.executable, "-c", program, core, layer, oneccl],
+        [sys.executable, "-c", program, core, layer, oneccl, kernels],
         capture_output=True, text=True, env=environment, timeout=300,
     )  # fmt: skip
     if tried.returncode != 0:

@@ -3,7 +3,8 @@
 The launcher asks this before it starts ranks, and a rank before it loads the group.
 
 The group is two shared libraries: the core, which is the same for all versions of torch and Python, and a
-layer for one series of torch.  A third one, with oneCCL in it, is there where it was asked for.
+layer for one series of torch.  A third one, with oneCCL in it, is there where it was asked for.  The kernels
+of `cpulaunch.kernels` are a library for one series of torch, and any Python.
 """
 
 from __future__ import annotations
@@ -26,13 +27,20 @@ PACKAGES = ("cpulaunch_ccl", "cpulaunch_ccl_core")
 """What wheels contain: ``ccl build --wheel`` makes the former, ``scripts/build_wheels.sh`` both."""
 BINDINGS = "oneccl_bindings_for_pytorch"
 SOURCES = Path(__file__).with_name("csrc")
-FILES = {"core": "libcpulaunch_ccl.so", "layer": "_group.so", "oneccl": "libcpulaunch_oneccl.so"}
+KERNELS = Path(__file__).parents[1] / "kernels" / "csrc"
+FILES = {
+    "core": "libcpulaunch_ccl.so",
+    "layer": "_group.so",
+    "oneccl": "libcpulaunch_oneccl.so",
+    "kernels": "libcpulaunch_kernels.so",
+}
 """The parts, and the shared library that each is."""
 _COMMON = ("core/*.h", "core/*.hpp", "core/boundary.cpp")
 SOURCES_OF = {
     "core": ("core/*",),
     "layer": (*_COMMON, "layer/*"),
     "oneccl": (*_COMMON, "oneccl/*"),
+    "kernels": ("*",),
 }
 _RECORD = "build.json"
 _SYMBOL_VERSION = re.compile(rb"\0((?:GLIBC|GLIBCXX|CXXABI)_[0-9.]+)(?=\0)")
@@ -51,9 +59,9 @@ class Part:
     glibc: (
         str  # of the host on which it was compiled; "" where it needs no newer one than the wheel's tag says
     )
-    torch: str = ""  # of a layer, as torch_key() has it; so are the next two
-    python: str = ""
-    abi: str = ""  # 1: that of libstdc++ since GCC 5
+    torch: str = ""  # of a layer and of kernels, as torch_key() has it
+    python: str = ""  # of a layer
+    abi: str = ""  # of both; 1: that of libstdc++ since GCC 5
 
     @property
     def file(self) -> Path:
@@ -126,6 +134,13 @@ class State:
         """Why oneCCL can't carry the group's collectives, or None."""
         return self.problem or (self._why_missing("oneccl") if self.part("oneccl") is None else None)
 
+    @property
+    def kernels_problem(self) -> str | None:
+        """Why the kernels cannot be used as things are, or None."""
+        if self.torch is None or not is_supported(self.torch):
+            return self.problem
+        return None if self.part("kernels") else self._why_missing("kernels")
+
     @cached_property
     def wanted(self) -> dict[str, dict[str, str]]:
         """What each kind of part has to have been compiled for."""
@@ -133,7 +148,9 @@ class State:
         wanted = {kind: {"sources": sources_digest(kind), "machine": machine} for kind in FILES}
         if self.torch and self.torch_directory:
             abi = torch_abi(self.torch_directory)
-            wanted["layer"] |= {"torch": torch_key(self.torch), "python": python_tag(), "abi": abi}
+            of_torch = {"torch": torch_key(self.torch), "abi": abi}
+            wanted["kernels"] |= of_torch
+            wanted["layer"] |= {**of_torch, "python": python_tag()}
         return wanted
 
     def _fitting(self, kind: str) -> list[Part]:
@@ -153,7 +170,8 @@ class State:
             return obstacles[0]
         if kind == "oneccl":
             return "its oneCCL module is not built (`cpulaunch ccl build --oneccl`)"
-        others = sorted({f"torch {each.torch}" for each in self.candidates if each.kind == "layer"})
+        for_torch = "kernels" if kind == "kernels" else "layer"
+        others = sorted({f"torch {each.torch}" for each in self.candidates if each.kind == for_torch})
         return f"it is not built for torch {self.torch}" + (
             f" (only for {', '.join(others)})" if others else ""
         )
@@ -200,8 +218,11 @@ def describe(there: State, binding: str = "auto") -> list[tuple[str, str]]:
             "such a run builds it, and so does `cpulaunch ccl build --oneccl`"
         )
         lines.append(("oneCCL", f"{ONECCL_VERSION}, {oneccl.file}" if oneccl else needed))
+    kernels = there.part("kernels")
+    lines.append(("kernels", str(kernels.file) if kernels else f"none: {there.kernels_problem}"))
     for each in there.candidates:
-        what = f"layer for torch {each.torch}, {each.python}" if each.kind == "layer" else each.kind
+        what = f"{each.kind} for torch {each.torch}" if each.torch else each.kind
+        what += f", {each.python}" if each.python else ""
         why = obstacle(each)
         note = f" (not used: {why})" if why else ""
         if each.sources != there.wanted[each.kind]["sources"]:
@@ -227,7 +248,8 @@ def cache_directory() -> Path:
 
 def sources_of(kind: str) -> list[Path]:
     """The files that a part is made of, headers too."""
-    return sorted({path for pattern in SOURCES_OF[kind] for path in SOURCES.glob(pattern)})
+    root = KERNELS if kind == "kernels" else SOURCES
+    return sorted({path for pattern in SOURCES_OF[kind] for path in root.glob(pattern)})
 
 
 def sources_digest(kind: str) -> str:

@@ -1,4 +1,4 @@
-"""Can the ranks use ccl?  If need be, build it first."""
+"""Can the ranks use ccl, and the kernels?  If need be, build them first."""
 
 from __future__ import annotations
 
@@ -77,6 +77,27 @@ def ensure_oneccl(config: Config, plan: Plan) -> str | None:
         chosen = any(config.is_set(setting) for setting in ours)
         if chosen or any(config.environ.get(name) for name in ALGORITHMS):
             raise
+        return str(e)
+    return None
+
+
+def ensure_kernels(config: Config) -> str | None:
+    """Build the kernels of the native engine, where ranks would use them and this host has none.
+
+    Returns why they can't be had, or None.
+    """
+    if config.training.engine not in ("auto", "native") or config.training.as_written:
+        return None
+    from cpulaunch.ccl.build import build_kernels
+    from cpulaunch.ccl.installed import state
+    from cpulaunch.cli.progress import BuildProgress
+
+    if state().kernels_problem is None:
+        return None
+    try:
+        with BuildProgress("kernels") as progress:
+            build_kernels(progress)
+    except HostError as e:
         return str(e)
     return None
 

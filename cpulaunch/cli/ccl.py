@@ -1,4 +1,4 @@
-"""``cpulaunch ccl``: build the process group for the installed torch, and say what is built."""
+"""``cpulaunch ccl``: build the process group and the kernels for the installed torch, say what is built."""
 
 from __future__ import annotations
 
@@ -42,7 +42,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _build(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch ccl build", "Compile the process group ccl for the installed torch.", EPILOG)
+    parser = Parser(
+        "cpulaunch ccl build",
+        "Compile the process group ccl, and the kernels of --engine native, for the installed torch.",
+        EPILOG,
+    )
     parser.add_argument(
         "--oneccl",
         action="store_true",
@@ -51,16 +55,19 @@ def _build(arguments: list[str]) -> int:
     parser.add_argument("--wheel", type=Path, metavar="DIR", help="also write it as a wheel into DIR")
     parser.add_argument("--force", action="store_true", help="compile even if it is already built")
     options = parser.parse(arguments)
-    from cpulaunch.ccl.build import build
+    from cpulaunch.ccl.build import build, build_kernels
     from cpulaunch.cli.progress import BuildProgress
 
     with BuildProgress() as progress:
         built = build(progress, force=options.force, oneccl=options.oneccl)
     say(f"ccl is built for torch {built.torch}: {built.layer.directory}")
+    with BuildProgress("kernels") as progress:
+        kernels = build_kernels(progress, force=options.force)
+    say(f"the kernels are built for torch {kernels.torch}: {kernels.directory}")
     if options.wheel is not None:
         from cpulaunch.ccl.wheel import write_wheel
 
-        print(write_wheel(built.parts, options.wheel))
+        print(write_wheel([*built.parts, kernels], options.wheel))
     return 0
 
 

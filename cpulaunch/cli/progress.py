@@ -1,4 +1,4 @@
-"""Says how far something is that takes long: building the ccl group, asking many hosts."""
+"""Says how far something is that takes long: building the ccl group or the kernels, asking many hosts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ FIRST_LINE = 5.0
 
 
 class BuildProgress:
-    """In the terminal's last line, which stays when the context is left, else in a line for each step."""
+    """In the terminal's last line, which stays when the context is left, else in a line for each step.
 
-    def __init__(self) -> None:
+    ``what`` is built.
+    """
+
+    def __init__(self, what: str = "ccl") -> None:
+        self._what = what
         self._on_terminal = has_last_line()
         self._drawn = self._said = False
         self._began = time.monotonic()
@@ -40,9 +44,9 @@ class BuildProgress:
         if self._on_terminal:
             self._drawn = True
             seconds = f"{time.monotonic() - self._began:.0f} s"
-            _draw(f"cpulaunch: ccl, once: {f'{step}, {detail}' if detail else step} ({seconds})")
+            _draw(f"cpulaunch: {self._what}, once: {f'{step}, {detail}' if detail else step} ({seconds})")
         elif not detail:
-            say(f"ccl: {step}" + ("" if self._said else " (building it takes half a minute, once)"))
+            say(f"{self._what}: {step}" + ("" if self._said else " (building it takes half a minute, once)"))
             self._said = True
 
 

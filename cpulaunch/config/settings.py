@@ -349,12 +349,12 @@ class TrainingSection(Section):
     engine = Setting(
         ChoiceOrPlugin(plugins.ENGINES, "auto", *plugins.BUILT_IN[plugins.ENGINES]),
         "auto",
-        "what computes in bf16: Intel's extension (ipex), or PyTorch itself (native); auto: the faster one, where it was measured",
+        "what computes: PyTorch with cpulaunch's kernels (native), PyTorch alone (torch), or, in bf16, Intel's extension (ipex); auto: ipex where it was measured to be faster, else native",
         ("--engine",),
         ask=Ask(
             10,
             "Which engine for bf16?",
-            "PyTorch itself (native) or Intel's extension.  auto: the faster one.",
+            "PyTorch with kernels (native) or alone (torch), or Intel's extension (ipex).",
         ),
         rank_variable=variables.ENGINE,
     )

@@ -8,8 +8,9 @@
 Stacks: (a) torchrun as a user types it; (b) torchrun with bf16 autocast and fused AdamW, unpinned;
 (c) `accelerate launch --cpu` with bf16, and (c mpi) the same script under mpiexec; (d) IPEX and AdamW as
 Intel's documentation writes it, on ccl; (e) `cpulaunch.prepare`, native; (f) the same with IPEX; (g) as (e),
-one rank alone on one core; (e bf16) as (e), gradients compressed; (n) and (n1) as (e) and (g) with the torch
-of (d) and (f); (i) as (f), one rank alone (runtime/change/engines/ipex.py holds a step of (i) ÷ (n1)).
+one rank alone on one core; (t) as (g), by torch alone; (e bf16) as (e), gradients compressed; (n) and (n1) as
+(e) and (g) with the torch of (d) and (f); (i) as (f), one rank alone (runtime/change/engines/ipex.py holds a
+step of (i) ÷ (n1)).
 (d), (f), (n), (n1), (i) need `--intel` (default $CPULAUNCH_TEST_INTEL), the bin of a venv with torch 2.8,
 IPEX 2.8, transformers and scikit-learn.
 
@@ -78,6 +79,7 @@ STACKS = (
     Stack("e", "cpulaunch, native", "ours", "cpulaunch", options=("--engine", "native")),
     Stack("f", "cpulaunch, IPEX", "ours", "cpulaunch", options=("--engine", "ipex"), intel=True),
     Stack("g", "one rank alone", "ours", "cpulaunch", 1, ("--engine", "native")),
+    Stack("t", "one rank alone, torch's operations", "ours", "cpulaunch", 1, ("--engine", "torch")),
     Stack("e bf16", "cpulaunch, native, compressed", "ours", "cpulaunch",
           options=("--engine", "native", "--compress-gradients", "bf16")),
     Stack("n", "native, torch 2.8", "ours", "cpulaunch", options=("--engine", "native"), intel=True),
@@ -94,6 +96,7 @@ RATIOS = (  # label, one stack, the other, and by how much the other's speed is 
     ("e ÷ a", "e", "a", 1),
     ("e ÷ b", "e", "b", 1),
     ("e ÷ 2g", "e", "g", 2),
+    ("g ÷ t", "g", "t", 1),
     ("f ÷ d", "f", "d", 1),
     ("e bf16 ÷ e", "e bf16", "e", 1),
     ("f ÷ n", "f", "n", 1),

@@ -428,7 +428,7 @@ def test_a_toolchain_without_nm_is_named(tmp_path: Path) -> None:
     (compiler := tmp_path / "g++").write_text("#!/bin/sh\necho no-such-nm\n")
     compiler.chmod(0o755)
     with pytest.raises(HostError, match="no-such-nm can't be run: No such file"):
-        build._undefined_python_symbols(build.Compiler(str(compiler), ""), [])
+        build._ignored(build.Compiler(str(compiler), ""), [], ("Py",))
 
 
 def test_a_wheel_serves_a_node_without_compiler_and_network(tmp_path: Path, built: Built) -> None:

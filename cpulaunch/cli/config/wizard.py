@@ -201,7 +201,7 @@ class Wizard:
             return f"{chosen.precision} here: {chosen.why}" if chosen.why else chosen.warning
         if setting is Table.training.engine:
             ipex = f"IPEX {machine.ipex} is installed" if machine.ipex else "IPEX is not installed"
-            return {"native": "PyTorch itself, through oneDNN", "ipex": ipex}.get(word, "")
+            return {"native": "PyTorch with kernels", "torch": "PyTorch alone", "ipex": ipex}.get(word, "")
         return ""
 
     # ---- answers that are typed

@@ -162,7 +162,7 @@ def _may_come_back(exit_code: int) -> bool:
 def _plan_and_run(options: argparse.Namespace, config: Config, program: Program, alike: Sequence[str]) -> int:
     """``alike``: those of the script's options that `cpulaunch run` has, too."""
     from cpulaunch import launchers
-    from cpulaunch.cli.backend import ensure_oneccl, is_to_be_built
+    from cpulaunch.cli.backend import ensure_kernels, ensure_oneccl, is_to_be_built
     from cpulaunch.cli.run.facts import gather, measured_plan
     from cpulaunch.discovery.host.installation import installation_here
     from cpulaunch.plan.make import make_plan
@@ -183,6 +183,10 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
     if ask and (missing := ensure_oneccl(config, plan)):
         say(f"warning: the hosts' fast cards stay unused: {missing}")
         config = config.put(Config.ccl.transport, "tcp")
+        plan = make_plan(config, facts, program, plan.precision)
+    if ask and program.python and not are_wanted(config) and (missing := ensure_kernels(config)):
+        say(f"training steps are torch's alone, without cpulaunch's kernels: {missing}")
+        config = config.put(Config.training.engine, "torch")
         plan = make_plan(config, facts, program, plan.precision)
     if len(plan.hosts) > 1:
         refuse_restricted(options)

@@ -17,6 +17,7 @@ from cpulaunch.model.rates import ProductRates
 from cpulaunch.plan.training import HostSpeed, PrecisionDecision, decide_precision
 from cpulaunch.runtime.change import engines
 from cpulaunch.runtime.change.engines.base import Engine
+from cpulaunch.runtime.change.engines.native import OF_TORCH
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.product_rates import product_rates
 from cpulaunch.runtime.settings import TrainingSettings, training_settings
@@ -77,13 +78,13 @@ def choose(
     if settings.precision is not None:
         why = "as planned" if settings.in_job else f"{variables.PRECISION} says so"
     if precision == "fp32":
-        return Choice("native", "fp32", why)
+        return Choice("torch" if settings.engine == "torch" else "native", "fp32", why)
     if settings.engine == "auto":
         return _fastest_engine(flags, torch_version, load, why)
     engine = load(settings.engine)
     if problem := engine.unavailable(torch_version, flags):
         return Choice("native", "bf16", problem)
-    version = engine.version() if engine.name != "native" else ""
+    version = engine.version() if engine.name not in OF_TORCH else ""
     return Choice(settings.engine, "bf16", f"as asked, version {version}" if version else "as asked")
 
 
@@ -92,8 +93,7 @@ def _fastest_engine(flags: Flags, torch_version: str, load: Callable[[str], Engi
     best = flags[0] if flags else None
     reasons = [why]
     for name in plugins.BUILT_IN[plugins.ENGINES]:
-        engine = load(name)
-        if name == "native" or engine.version() is None:
+        if name in OF_TORCH or (engine := load(name)).version() is None:
             continue
         if problem := engine.unavailable(torch_version, flags):
             reasons.append(problem)
@@ -138,7 +138,7 @@ def keep_precision(saved: str, settings: TrainingSettings) -> None:
     if now == saved:
         return
     is_users = settings.precision is not None and not settings.precision_is_planned
-    if is_users or (now == "bf16" and chosen().engine != "native"):  # which has changed the weights
+    if is_users or (now == "bf16" and chosen().engine not in OF_TORCH):  # which has changed the weights
         log_once(f"the checkpoint was saved in {saved}, and this job computes in {now}")
         return
     _kept = saved

@@ -19,6 +19,7 @@ from cpulaunch.runtime.change.base import (
 )
 from cpulaunch.runtime.change.engines import native
 from cpulaunch.runtime.change.groups import replace_backend
+from cpulaunch.runtime.change.kernels import use_kernels
 from cpulaunch.runtime.change.precision import chosen, current_precision
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.settings import TrainingSettings
@@ -215,6 +216,18 @@ CHANGES = (
         ),
         "gradients of DDP models are sent as they are",
         _compress_gradients,
+    ),
+    Change(
+        (
+            "_C._functorch.maybe_current_level",
+            "compiler.is_exporting",
+            "jit.is_scripting",
+            "nn.functional.dropout",
+            "ops.load_library",
+            "optim.optimizer.register_optimizer_step_pre_hook",
+        ),
+        "training steps are torch's alone, without cpulaunch's kernels",
+        use_kernels,
     ),
     Change(
         ("optim.optimizer.register_optimizer_step_pre_hook",),

@@ -173,6 +173,8 @@ def _formulas(torch: Any) -> dict[Any, Any]:
         "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,
         "mkldnn_linear": linear,
     }
-    aten = torch.ops.aten
+    aten, kernels = torch.ops.aten, torch.ops.cpulaunch
     ours = {getattr(aten, name): formula for name, formula in found.items() if hasattr(aten, name)}
+    if hasattr(kernels, "attention"):  # the native engine's
+        ours |= {kernels.attention: attention, kernels.attention_backward: attention_backward}
     return {**ours, **flop_counter.flop_registry}

@@ -8,6 +8,7 @@ from support.command import HAS_BF16
 from cpulaunch.runtime.change.engines.base import Engine, Measured
 from cpulaunch.runtime.change.engines.ipex import IpexEngine
 from cpulaunch.runtime.change.engines.native import ENGINE as NATIVE
+from cpulaunch.runtime.change.engines.native import TORCH
 from cpulaunch.runtime.change.precision import Choice, check_precision, choose
 from cpulaunch.runtime.settings import TrainingSettings
 from runtime.conftest import Start
@@ -25,7 +26,12 @@ class NoIpex(IpexEngine):
 
 
 def choice_of(settings: dict, flags: tuple[str, ...] | None, torch: str, ipex: Engine) -> Choice:
-    return choose(TrainingSettings(**settings), flags, torch, {"native": NATIVE, "ipex": ipex}.__getitem__)
+    return choose(
+        TrainingSettings(**settings),
+        flags,
+        torch,
+        {"native": NATIVE, "torch": TORCH, "ipex": ipex}.__getitem__,
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,6 +56,8 @@ def choice_of(settings: dict, flags: tuple[str, ...] | None, torch: str, ipex: E
         ({"engine": "ipex"}, AMX, "2.13.0", "2.8.0", ("native", "bf16", "is for torch 2.8.*")),
         ({"engine": "ipex", "precision": "bf16"}, (), "2.8.0", "2.8.0", ("native", "bf16", "IPEX does bf16 only on CPUs")),
         ({"engine": "native"}, AMX, "2.8.0", "2.8.0", ("native", "bf16", "as asked")),
+        ({"engine": "torch"}, AMX, "2.8.0", "2.8.0", ("torch", "bf16", "as asked")),
+        ({"engine": "torch"}, AVX, "2.13.0+cpu", None, ("torch", "fp32", "not measured; the CPU has avx512_bf16")),
     ],
 )  # fmt: skip
 def test_the_choice(settings, flags, torch, ipex, expected) -> None:

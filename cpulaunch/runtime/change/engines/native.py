@@ -1,4 +1,7 @@
-"""bf16 by torch itself: autocast, fused optimizers, channels_last for convolutions."""
+"""Training by torch itself: autocast, fused optimizers, channels_last for convolutions.
+
+The engine native has cpulaunch's kernels compute in place of some of torch's operations, ``torch`` has not.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+from cpulaunch.runtime.change import kernels
 from cpulaunch.runtime.change.engines.base import Engine
 
 FUSED = (Adam, AdamW, SGD, Adagrad)
@@ -18,8 +22,8 @@ FUSED = (Adam, AdamW, SGD, Adagrad)
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 
 
-class NativeEngine(Engine):
-    name = "native"
+class TorchEngine(Engine):
+    name = "torch"
 
     def version(self) -> str:
         return torch.__version__
@@ -33,7 +37,19 @@ class NativeEngine(Engine):
         return model
 
 
+class NativeEngine(TorchEngine):
+    name = "native"
+
+    def apply(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
+        """As torch's, with kernels."""
+        kernels.enable()
+        return super().apply(model, optimizer)
+
+
 ENGINE = NativeEngine()
+TORCH = TorchEngine()
+OF_TORCH = (ENGINE.name, TORCH.name)
+"""The engines that leave weights as they are."""
 
 
 _fused_here: weakref.WeakSet[Optimizer] = weakref.WeakSet()

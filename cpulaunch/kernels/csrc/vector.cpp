@@ -1,0 +1,226 @@
+// The loops of vector.hpp for one kind of vector unit: CPULAUNCH_VECTOR, which the compiler's flags agree with.
+#include "vector.hpp"
+
+#include "philox.hpp"
+
+#define TEXT_OF(name) #name
+#define TEXT(name) TEXT_OF(name)
+
+namespace cpulaunch::kernels {
+namespace {
+
+inline float as_float(float value) { return value; }
+
+inline float as_float(uint16_t bfloat16) {
+  const uint32_t bits = uint32_t(bfloat16) << 16;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline void store(float value, float* to) { *to = value; }
+
+// Rounds to the nearest, to even in the middle, as torch does.
+inline void store(float value, uint16_t* to) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  *to = value == value ? rounded : 0x7fc0;
+}
+
+// As a product, so that NaN and infinity stay NaN where they are dropped, as in torch.
+template <typename T>
+inline void drop(const T* from, T* to, int64_t count, const uint32_t* numbers, const Mask& mask) {
+  for (int64_t i = 0; i < count; ++i)
+    store(as_float(from[i]) * (numbers[i] >= mask.threshold ? mask.scale : 0.0f), to + i);
+}
+
+template <typename T>
+void dropout(const T* from, T* to, int64_t begin, int64_t end, int64_t size, const Mask& shared) {
+  const Mask mask = shared;  // a copy, which the stores below can't change
+  alignas(64) uint32_t numbers[block_size];
+  for (int64_t block = begin; block < end; ++block) {
+    const int64_t at = block * block_size, left = size - at;
+    philox(mask.seed, block, numbers);
+    if (left >= block_size)
+      drop(from + at, to + at, block_size, numbers, mask);  // a constant count is faster
+    else
+      drop(from + at, to + at, left, numbers, mask);
+  }
+}
+
+constexpr int accumulators = 16;  // of a sum or a maximum: a vector of them
+constexpr float infinity = __builtin_inff();
+
+// e^x within 2 ulp (the polynomial of Cephes' expf, on [-ln 2 / 2, ln 2 / 2]); 0 below -87.3.
+inline float exponential(float x) {
+  constexpr float to_nearest = 12582912.0f;  // 1.5 · 2^23: adding it leaves an integer in the lowest bits
+  const float shifted = x * 1.44269504f + to_nearest, power = shifted - to_nearest;
+  const float rest = (x - power * 0.693359375f) + power * 2.12194440e-4f;
+  float value = 1.9875691500e-4f;
+  value = value * rest + 1.3981999507e-3f;
+  value = value * rest + 8.3334519073e-3f;
+  value = value * rest + 4.1665795894e-2f;
+  value = value * rest + 1.6666665459e-1f;
+  value = value * rest + 5.0000001201e-1f;
+  value = value * rest * rest + rest + 1.0f;
+  uint32_t bits, exponent;
+  memcpy(&bits, &value, sizeof bits);
+  memcpy(&exponent, &shifted, sizeof exponent);
+  bits += exponent << 23;
+  memcpy(&value, &bits, sizeof value);
+  return x < -87.3f ? 0.0f : x == x ? value : x;
+}
+
+inline float as_bias(float value) { return value; }
+inline float as_bias(uint16_t bfloat16) { return as_float(bfloat16); }
+inline float as_bias(uint8_t seen) { return seen ? 0.0f : -infinity; }
+
+template <typename T>
+void add_bias(const Bias& bias, int64_t query, int64_t keys, float* row) {
+  const T* from = static_cast<const T*>(bias.data) + query * bias.by_query;
+  if (bias.by_key == 1)
+    for (int64_t key = 0; key < keys; ++key) row[key] += as_bias(from[key]);
+  else
+    for (int64_t key = 0; key < keys; ++key) row[key] += as_bias(from[key * bias.by_key]);
+}
+
+// A row's scores, scaled and with its bias.
+void finish_row(const Rows& rows, int64_t index, float* row) {
+  const int64_t query = rows.first_query + index;
+  const float scale = rows.scale;
+  for (int64_t key = 0; key < rows.width; ++key) row[key] *= scale;
+  if (rows.bias.kind == Bias::boolean) add_bias<uint8_t>(rows.bias, query, rows.keys, row);
+  if (rows.bias.kind == Bias::fp32) add_bias<float>(rows.bias, query, rows.keys, row);
+  if (rows.bias.kind == Bias::bf16) add_bias<uint16_t>(rows.bias, query, rows.keys, row);
+  int64_t seen = rows.keys;
+  if (rows.causal && query + 1 < seen) seen = query + 1;
+  for (int64_t key = seen; key < rows.width; ++key) row[key] = -infinity;
+}
+
+void softmax(const Rows& rows, float* scores, float* factor, float* logsum) {
+  const Mask mask = rows.mask;
+  const int64_t width = rows.width;
+  alignas(64) uint32_t numbers[block_size];
+  uint64_t block = rows.first_block;
+  for (int64_t index = 0; index < rows.count; ++index) {
+    float* row = scores + index * width;
+    finish_row(rows, index, row);
+    float largest[accumulators], sum[accumulators];
+    for (int i = 0; i < accumulators; ++i) largest[i] = row[i], sum[i] = 0;
+    for (int64_t key = 0; key < width; key += accumulators)
+      for (int i = 0; i < accumulators; ++i) largest[i] = row[key + i] > largest[i] ? row[key + i] : largest[i];
+    float most = largest[0], total = 0;
+    for (int i = 1; i < accumulators; ++i) most = largest[i] > most ? largest[i] : most;
+    if (most == -infinity) most = 0;  // it sees no key: all become 0
+    for (int64_t key = 0; key < width; key += block_size, ++block) {
+      philox(mask.seed, block, numbers);
+      for (int half = 0; half < block_size; half += accumulators)
+        for (int i = 0; i < accumulators; ++i) {
+          const float value = exponential(row[key + half + i] - most);
+          sum[i] += value;
+          row[key + half + i] = numbers[half + i] >= mask.threshold ? value : 0.0f;
+        }
+    }
+    for (int i = 0; i < accumulators; ++i) total += sum[i];
+    factor[index] = total == 0 ? 0 : mask.scale / total;
+    logsum[index] = total == 0 ? infinity : most + __builtin_logf(total);
+  }
+}
+
+void softmax_backward(const Rows& rows, float* scores, float* gradient, const float* logsum,
+                      const float* inner) {
+  const Mask mask = rows.mask;
+  const float scale = rows.scale;
+  const int64_t width = rows.width;
+  alignas(64) uint32_t numbers[block_size];
+  uint64_t block = rows.first_block;
+  for (int64_t index = 0; index < rows.count; ++index) {
+    float *row = scores + index * width, *of_row = gradient + index * width;
+    finish_row(rows, index, row);
+    const float log = logsum[index], shared = inner[index];
+    for (int64_t key = 0; key < width; key += block_size, ++block) {
+      philox(mask.seed, block, numbers);
+      for (int i = 0; i < block_size; ++i) {
+        const float probability = exponential(row[key + i] - log);
+        const float kept = numbers[i] >= mask.threshold ? mask.scale : 0.0f;
+        of_row[key + i] = probability * (kept * of_row[key + i] - shared) * scale;
+        row[key + i] = probability * kept;
+      }
+    }
+  }
+}
+
+template <typename T>
+void scaled(const float* from, float factor, T* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) store(from[i] * factor, to + i);
+}
+
+template <typename T>
+float inner(const T* one, const T* other, int64_t count) {
+  float sum[accumulators] = {}, total = 0;
+  int64_t at = 0;
+  for (; at + accumulators <= count; at += accumulators)
+    for (int i = 0; i < accumulators; ++i) sum[i] += as_float(one[at + i]) * as_float(other[at + i]);
+  for (; at < count; ++at) total += as_float(one[at]) * as_float(other[at]);
+  for (int i = 0; i < accumulators; ++i) total += sum[i];
+  return total;
+}
+
+template <typename T>
+inline void transpose_rows(const char* from, int64_t rows, int64_t stride, int64_t columns, T* to,
+                           int64_t to_stride) {
+  for (int64_t column = 0; column < columns; ++column)
+    for (int64_t row = 0; row < rows; ++row)
+      memcpy(to + column * to_stride + row, from + row * stride + column * sizeof(T), sizeof(T));
+}
+
+template <typename T>
+void transpose(const void* from, int64_t rows, int64_t stride, int64_t columns, T* to, int64_t to_stride) {
+  constexpr int64_t together = 16;
+  const char* start = static_cast<const char*>(from);
+  int64_t row = 0;
+  for (; row + together <= rows; row += together)  // a constant count is faster
+    transpose_rows(start + row * stride, together, stride, columns, to + row, to_stride);
+  transpose_rows(start + row * stride, rows - row, stride, columns, to + row, to_stride);
+}
+
+inline uint32_t as_bits(uint16_t value) { return value; }
+
+inline uint32_t as_bits(float value) {
+  uint16_t bits;
+  store(value, &bits);
+  return bits;
+}
+
+template <typename T>
+void panels(const T* from, int64_t rows, int64_t stride, int64_t width, int64_t panel, uint16_t* to) {
+  for (int64_t column = 0; column < width; column += panel)
+    for (int64_t row = 0; row < rows; row += 2, to += 2 * panel) {
+      const T *first = from + row * stride + column, *second = first + stride;
+      uint32_t pairs[64];  // the widest panel
+      if (row + 1 < rows)
+        for (int64_t i = 0; i < panel; ++i) pairs[i] = as_bits(first[i]) | as_bits(second[i]) << 16;
+      else
+        for (int64_t i = 0; i < panel; ++i) pairs[i] = as_bits(first[i]);
+      memcpy(to, pairs, 4 * panel);
+    }
+}
+
+}  // namespace
+
+const Vector CPULAUNCH_VECTOR = {TEXT(CPULAUNCH_VECTOR),
+                                 dropout<float>,
+                                 dropout<uint16_t>,
+                                 softmax,
+                                 softmax_backward,
+                                 scaled<float>,
+                                 scaled<uint16_t>,
+                                 inner<float>,
+                                 inner<uint16_t>,
+                                 transpose<uint16_t>,
+                                 transpose<uint32_t>,
+                                 panels<float>,
+                                 panels<uint16_t>};
+
+}  // namespace cpulaunch::kernels

@@ -1,0 +1,86 @@
+// Loops over numbers, compiled once for each kind of vector unit.  They know nothing of torch: an inline function
+// of torch's headers, compiled for AVX-512, could be the one that the linker keeps for all of the library.
+#pragma once
+
+#include <cstdint>
+
+namespace cpulaunch::kernels {
+
+// Which elements of a tensor dropout keeps, as a pure function of their positions.
+struct Mask {
+  uint64_t seed;
+  uint32_t threshold;  // an element is kept where its random number is not below this
+  float scale;         // of what is kept
+
+  // Drops with probability p, 0 < p < 1, in steps of 2^-32.
+  static Mask of(uint64_t seed, double p);
+};
+
+constexpr int64_t block_size = 32;  // elements whose random numbers are made together
+
+// What is added to a score, of a head: at (query, key), `data` + query · by_query + key · by_key.
+struct Bias {
+  enum Kind { none, boolean, fp32, bf16 };  // boolean: false is -infinity
+
+  Kind kind;
+  const void* data;
+  int64_t by_query, by_key;  // elements
+};
+
+// Some rows of a head's scores: one for each query from `first_query` on, and `width` columns, of which `keys` count.
+// `width` is a multiple of block_size.
+struct Rows {
+  int64_t first_query, count, keys, width;
+  float scale;
+  bool causal;  // a query sees no key after its own position
+  Bias bias;
+  Mask mask;
+  uint64_t first_block;  // of the mask, for the first row
+};
+
+struct Vector {
+  const char* name;
+
+  // to[i] = from[i] masked and scaled, for all elements of blocks `begin` to `end` of a tensor of `size`.
+  void (*dropout_float)(const float* from, float* to, int64_t begin, int64_t end, int64_t size, const Mask&);
+  void (*dropout_bfloat16)(const uint16_t* from, uint16_t* to, int64_t begin, int64_t end, int64_t size,
+                           const Mask&);
+
+  // Softmax and dropout.  `scores` becomes exp(score - largest) where it is kept, else 0; `factor` is what
+  // makes probabilities of a row, and scales what dropout keeps; `logsum` is log(sum(exp(score))).
+  void (*softmax)(const Rows&, float* scores, float* factor, float* logsum);
+
+  // Its derivative.  `scores` becomes the masked probabilities, `gradient` (with respect to these) that with
+  // respect to the scores before they are scaled; `inner` is each row's sum of output · gradient of the output.
+  void (*softmax_backward)(const Rows&, float* scores, float* gradient, const float* logsum, const float* inner);
+
+  // to[i] = from[i] · factor.
+  void (*scaled_float)(const float* from, float factor, float* to, int64_t count);
+  void (*scaled_bfloat16)(const float* from, float factor, uint16_t* to, int64_t count);
+
+  // The sum of one[i] · other[i].
+  float (*inner_float)(const float* one, const float* other, int64_t count);
+  float (*inner_bfloat16)(const uint16_t* one, const uint16_t* other, int64_t count);
+
+  // to[column][row] = from[row][column], for elements of 16 and 32 bits.  Strides are bytes between rows of `from`,
+  // and elements between those of `to`.
+  void (*transpose16)(const void* from, int64_t rows, int64_t stride, int64_t columns, uint16_t* to,
+                      int64_t to_stride);
+  void (*transpose32)(const void* from, int64_t rows, int64_t stride, int64_t columns, uint32_t* to,
+                      int64_t to_stride);
+
+  // Rows of bf16 for oneDNN's matrix products: panels of `panel` columns, in each of which pairs of rows lie
+  // element beside element.  An odd last row is paired with zeros.
+  void (*panels_of_float)(const float* from, int64_t rows, int64_t stride, int64_t width, int64_t panel,
+                          uint16_t* to);
+  void (*panels_of_bfloat16)(const uint16_t* from, int64_t rows, int64_t stride, int64_t width, int64_t panel,
+                             uint16_t* to);
+};
+
+extern const Vector portable;
+#ifdef __x86_64__
+extern const Vector avx2;
+extern const Vector avx512;
+#endif
+
+}  // namespace cpulaunch::kernels

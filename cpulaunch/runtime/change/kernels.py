@@ -1,0 +1,91 @@
+"""The native engine's kernels: where they are built, they compute in place of some of torch's operations."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import torch
+
+from cpulaunch.errors import HostError
+from cpulaunch.kernels import load
+from cpulaunch.runtime.change.base import announce_with_step
+from cpulaunch.runtime.change.import_hook import after_import
+from cpulaunch.runtime.log import log_once
+from cpulaunch.runtime.settings import TrainingSettings
+
+IPEX = "intel_extension_for_pytorch"
+
+_torchs_dropout = torch.nn.functional.dropout
+
+
+def use_kernels(module: Any, settings: TrainingSettings) -> None:
+    """Replace operations where the native engine may train."""
+    if settings.engine in ("auto", "native"):
+        enable()
+
+
+def enable() -> None:
+    """Replace operations from now on; where that can't be, say so in one line.
+
+    IPEX has kernels of its own, and turns these off.
+    """
+    if IPEX in sys.modules:
+        return
+    try:
+        operations = load.load()
+    except HostError as error:
+        log_once(f"training steps are torch's alone, without cpulaunch's kernels: {error}")
+        return
+    operations.use(True)
+    torch.nn.functional.dropout = _dropout
+    _once_enabled()
+
+
+def _disable(ipex: Any) -> None:
+    load.load().use(False)
+    torch.nn.functional.dropout = _torchs_dropout
+
+
+@functools.cache
+def _once_enabled() -> None:
+    """Have IPEX's import undo it, and the first step say what was replaced, with all that is changed."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: _announce())
+    after_import(IPEX, _disable)
+
+
+@functools.cache
+def _announce() -> None:
+    if names := load.replaced():
+        unit = load.load().vector_unit()
+        announce_with_step(f"{' and '.join(names)} by cpulaunch's kernels ({unit})")
+
+
+# torch.jit.script compiles its source: hence the types, and no functools.wraps.
+def _dropout(
+    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> torch.Tensor:
+    """As torch's, for torch.compile to put into its graphs: it would decompose torch's own."""
+    if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+        dropped = _dropout_of_graph(input, p, training, inplace)
+        if dropped is not None:
+            return dropped
+    return _torchs_dropout(input, p, training, inplace)
+
+
+def _dropout_of_graph(input: torch.Tensor, p: float, training: bool, inplace: bool) -> torch.Tensor | None:
+    """Our dropout, where a graph is being made and this can be in it: the conditions of csrc/dropout.cpp."""
+    if type(input).__name__ not in ("FakeTensor", "FunctionalTensor") or torch.compiler.is_exporting():
+        return None
+    if torch._C._functorch.maybe_current_level() is not None:
+        return None  # in a transform of functions
+    dense = input.device.type == "cpu" and input.dtype in (torch.float32, torch.bfloat16)
+    if not (training and not inplace and 0 < p < 1 and dense and input.is_contiguous() and input.numel() > 0):
+        return None
+    # torch.compile merges equal calls of a custom operation, and not those of randint.
+    seed = torch.randint(1 << 62, (1,))
+    dropped: torch.Tensor = torch.ops.cpulaunch.dropout(input, seed, p)
+    return dropped

@@ -1,0 +1,199 @@
+"""Attention with dropout: values and derivatives against fp64, masks, memory, and what it leaves to torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from kernels.conftest import Calls
+
+P = 0.2
+
+
+def make(
+    batch: int, heads: int, queries: int, keys: int, depth: int, kind: torch.dtype = torch.float32
+) -> list[torch.Tensor]:
+    """Query, key and value as models make them: (batch, rows, heads, depth), transposed."""
+    torch.manual_seed(queries + keys)
+    shapes = [(batch, rows, heads, depth) for rows in (queries, keys, keys)]
+    return [torch.randn(shape).to(kind).transpose(1, 2).requires_grad_() for shape in shapes]
+
+
+def reference(
+    ops: Any, inputs: list[torch.Tensor], seed: torch.Tensor, mask: torch.Tensor | None, causal: bool
+) -> list[torch.Tensor]:
+    """Output and gradients in fp64, for a gradient of the output that is its index's sine."""
+    query, key, value = (each.detach().double().requires_grad_() for each in inputs)
+    scores = query @ key.transpose(2, 3) / math.sqrt(query.size(3))
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask.double()
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[2:], dtype=torch.bool).triu(1), -math.inf)
+    probabilities = torch.nan_to_num(scores.softmax(3), nan=0.0)
+    keys = key.size(2)
+    ones = torch.ones(*scores.shape[:3], -(-keys // 32) * 32)
+    kept = (ops.dropout(ones, seed, P)[..., :keys] != 0) / (1 - P)
+    output = (probabilities * kept) @ value
+    output.backward(wave(output))
+    gradients = [each.grad for each in (query, key, value)]
+    return [output.detach(), *(each for each in gradients if each is not None)]
+
+
+def next_seed() -> torch.Tensor:
+    """What the next operation draws from torch's generator, which stays as it is."""
+    state = torch.get_rng_state()
+    seed = torch.empty(1, dtype=torch.int64).random_(-(2**63), None)  # all 64 bits of one draw
+    torch.set_rng_state(state)
+    return seed
+
+
+def wave(output: torch.Tensor) -> torch.Tensor:
+    return torch.arange(output.numel()).sin().view(output.shape).to(output.dtype)
+
+
+def assert_near(ours: torch.Tensor, expected: torch.Tensor, kind: torch.dtype) -> None:
+    """The error ÷ the size of the whole, as that of sums that are rounded."""
+    limit = 1e-5 if kind == torch.float32 else 1.5e-2
+    assert ours.dtype == kind
+    assert (ours.double() - expected).norm() <= limit * (expected.norm() + 1)
+
+
+SHAPES = [
+    (2, 3, 128, 128, 64),
+    (1, 2, 7, 45, 16),
+    (2, 1, 200, 300, 32),
+    (1, 1, 1, 1, 16),
+    (1, 2, 33, 2100, 80),
+]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("mask_of", ["none", "causal", "keys", "whole", "float", "never"])
+def test_values_and_gradients_are_those_of_fp64(
+    ops: Any, shape: tuple[int, ...], kind: torch.dtype, mask_of: str
+) -> None:
+    inputs = make(*shape, kind)
+    batch, heads, queries, keys, _ = shape
+    if kind == torch.bfloat16 and not uses_ours(inputs):
+        pytest.skip("this CPU has no AMX")
+    mask = {
+        "none": None,
+        "causal": None,
+        "keys": torch.rand(batch, 1, 1, keys) < 0.7,
+        "whole": torch.rand(batch, heads, queries, keys) < 0.7,
+        "float": torch.randn(queries, keys).to(kind),
+        "never": torch.zeros(queries, keys, dtype=torch.bool),
+    }[mask_of]
+    causal = mask_of == "causal"
+    seed = next_seed()
+    with Calls() as calls:
+        output = functional.scaled_dot_product_attention(*inputs, mask, P, causal)
+        output.backward(wave(output))
+    assert calls.ours == ["cpulaunch.attention.default", "cpulaunch.attention_backward.default"]
+    expected = reference(ops, inputs, seed, mask, causal)
+    for ours, right in zip([output.detach(), *(each.grad for each in inputs)], expected, strict=True):
+        assert ours is not None
+        assert_near(ours, right, kind)
+
+
+def uses_ours(inputs: list[torch.Tensor], *arguments: Any, **options: Any) -> bool:
+    with Calls() as calls:
+        functional.scaled_dot_product_attention(*inputs, *arguments, **{"dropout_p": P, **options})
+    return "cpulaunch.attention.default" in calls.names
+
+
+def test_the_output_needs_no_copy_to_go_on(ops: Any) -> None:
+    output = functional.scaled_dot_product_attention(*make(2, 3, 5, 6, 16), dropout_p=P)
+    assert output.transpose(1, 2).is_contiguous()
+
+
+def test_second_derivatives_are_those_of_fp64(ops: Any) -> None:
+    inputs = make(1, 2, 5, 7, 16)
+
+    def penalty(output: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        first = torch.autograd.grad(output.square().sum(), inputs, create_graph=True)
+        return list(torch.autograd.grad(sum(each.square().sum() for each in first), inputs))
+
+    seed = next_seed()
+    ours = penalty(functional.scaled_dot_product_attention(*inputs, dropout_p=P), inputs)
+    wide = [each.detach().double().requires_grad_() for each in inputs]
+    kept = (ops.dropout(torch.ones(1, 2, 5, 32), seed, P)[..., :7] != 0) / (1 - P)
+    output = ((wide[0] @ wide[1].transpose(2, 3) / 4).softmax(3) * kept) @ wide[2]
+    for one, right in zip(ours, penalty(output, wide), strict=True):
+        torch.testing.assert_close(one.double(), right, rtol=1e-3, atol=1e-3)
+
+
+def test_seeds_are_torchs_and_threads_do_not_matter(ops: Any) -> None:
+    inputs = make(2, 4, 40, 50, 32)
+    outputs = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        torch.manual_seed(4)
+        outputs.append(functional.scaled_dot_product_attention(*inputs, dropout_p=P))
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+    assert not torch.equal(functional.scaled_dot_product_attention(*inputs, dropout_p=P), outputs[0])
+
+
+def test_checkpoint_replays_it(ops: Any) -> None:
+    inputs = make(1, 2, 30, 30, 16)
+    gradients = []
+    for through in (lambda f, *x: f(*x), lambda f, *x: checkpoint(f, *x, use_reentrant=False)):
+        torch.manual_seed(2)
+        output = through(lambda *x: functional.scaled_dot_product_attention(*x, dropout_p=P), *inputs)
+        gradients.append(torch.autograd.grad(output.square().sum(), inputs))
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_autocast_takes_it_in_bf16(ops: Any) -> None:
+    inputs = make(1, 2, 30, 30, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = functional.scaled_dot_product_attention(*inputs, dropout_p=P)
+    assert output.dtype == torch.bfloat16
+    output.float().sum().backward()
+    assert all(each.grad is not None and each.grad.dtype == torch.float32 for each in inputs)
+
+
+def test_it_leaves_the_rest_to_torch(ops: Any) -> None:
+    inputs = make(1, 2, 8, 8, 16)
+    assert uses_ours(inputs)
+    assert not uses_ours(inputs, dropout_p=0.0)
+    assert not uses_ours([each.double() for each in inputs])
+    assert not uses_ours([inputs[0], *(each.detach()[:, :1] for each in inputs[1:])], enable_gqa=True)
+    assert not uses_ours(inputs, torch.zeros(8, 8, requires_grad=True))
+    assert not uses_ours([each[0] for each in inputs])
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert not uses_ours(inputs)
+    with pytest.raises(RuntimeError, match=r"Explicit attn_mask should not be set when is_causal"):
+        uses_ours(inputs, torch.zeros(8, 8), is_causal=True)
+    gradient = torch.func.grad(
+        lambda q: functional.scaled_dot_product_attention(q, *inputs[1:], dropout_p=P).sum()
+    )
+    assert gradient(inputs[0].detach()).isfinite().all()
+
+
+@pytest.mark.slow
+def test_a_compiled_model_has_attention(ops: Any) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda *x: functional.scaled_dot_product_attention(*x, dropout_p=P), backend="aot_eager"
+    )
+    inputs = make(1, 2, 8, 8, 16)
+    first, second = compiled(*inputs), compiled(*inputs)
+    assert not torch.equal(first, second)
+    first.sum().backward()
+
+
+def test_torch_library_opcheck(ops: Any) -> None:
+    inputs = make(1, 2, 8, 9, 16)
+    tests = ("test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(
+        ops.attention.default, (*inputs, None, torch.tensor([7]), P, False, 0.25), test_utils=tests
+    )

@@ -1,0 +1,97 @@
+"""Which jobs use the kernels, what these are told, and what happens without a compiler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command import Run
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(30, 40), nn.Dropout(0.5), nn.Linear(40, 3))
+if "ddp" in sys.argv:
+    torch.distributed.init_process_group()
+    model = nn.parallel.DistributedDataParallel(model)
+if "fsdp" in sys.argv:
+    from torch.distributed.fsdp import fully_shard
+    torch.distributed.init_process_group()
+    for layer in (model[0], model[2], model):
+        fully_shard(layer)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.randn(64, 30)
+losses = []
+for _ in range(40):
+    loss = (model(x) - x[:, :3]).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    losses.append(loss.item())
+assert losses[-1] < losses[0]
+print("trained")
+"""
+LINE = "dropout by cpulaunch's kernels ("
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_job_says_at_its_first_step_what_was_replaced(cpulaunch: Run, script: Path) -> None:
+    done = cpulaunch("run", "-n", "1", "--precision", "fp32", script)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if LINE in line]
+    assert "changed in this script: " in line
+    assert "SGD takes its fused step" in line
+    assert "overriding" not in done.stderr.lower()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_parallel_training_has_it(cpulaunch: Run, script: Path, way: str) -> None:
+    done = cpulaunch("run", "-n", "2", "--oversubscribe", "--precision", "fp32", script, way)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained") == 2
+    assert LINE in done.stderr
+
+
+@pytest.mark.parametrize(
+    "options", [("--engine", "torch"), ("--engine", "ipex"), ("--as-written",)], ids=" ".join
+)
+def test_other_engines_leave_torch_alone(cpulaunch: Run, script: Path, options: tuple[str, ...]) -> None:
+    done = cpulaunch("run", "-n", "1", "--precision", "fp32", *options, script)
+    assert done.returncode == 0, done.stderr
+    assert "kernels" not in done.stderr
+
+
+def test_without_a_compiler_torch_trains_alone_and_one_line_says_so(
+    cpulaunch: Run, script: Path, tmp_path: Path
+) -> None:
+    done = cpulaunch(
+        "run", "-n", "1", "--backend", "gloo", "--precision", "fp32", script,
+        env={"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "trained" in done.stdout
+    (line,) = [line for line in done.stderr.splitlines() if "kernels" in line]
+    assert "training steps are torch's alone, without cpulaunch's kernels: no C++ compiler" in line
+
+
+def test_importing_ipex_turns_them_off(tmp_path: Path) -> None:
+    (tmp_path / "intel_extension_for_pytorch.py").write_text("")
+    program = (
+        "import sys, types, torch; from torch.nn import functional\n"
+        "from cpulaunch.runtime.change import kernels\n"
+        "own = functional.dropout; kernels.enable(); assert functional.dropout is not own\n"
+        "import intel_extension_for_pytorch\n"
+        "assert functional.dropout is own; kernels.enable(); assert functional.dropout is own\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
