@@ -11,13 +11,14 @@ import os
 import socket
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+import torch
 from torch import distributed
 
 from cpulaunch.errors import HostError
@@ -40,12 +41,13 @@ class Peer(NamedTuple):
     cpus: list[int]
     socket: int  # -1: on several, or unknown
     booted: float = 0.0  # when the machine was, in seconds; hosts that are simulated on one have the same
+    threads: int = 1  # with which it computes
 
     @classmethod
     def this_process(cls) -> Peer:
         """This rank's own."""
         cpus = sorted(os.sched_getaffinity(0))
-        return cls(_host(), os.getpid(), cpus, _socket(cpus), _booted())
+        return cls(_host(), os.getpid(), cpus, _socket(cpus), _booted(), torch.get_num_threads())
 
 
 def shares_cores(rank: int, peers: Sequence[Peer]) -> bool:
@@ -57,6 +59,22 @@ def shares_cores(rank: int, peers: Sequence[Peer]) -> bool:
     others = (peer for peer in peers if peer.host != own.host)
     beside = (peer for peer in others if abs(peer.booted - own.booted) < _SAME_BOOT)
     return any(set(peer.cpus) & set(own.cpus) for peer in beside)
+
+
+def is_crowded(own: Peer, peers: Iterable[Peer]) -> bool:
+    """Whether more ranks of ``own``'s host than there are CPUs run on those that it may use."""
+    beside = [peer for peer in peers if peer.host == own.host and set(peer.cpus) & set(own.cpus)]
+    within = [peer for peer in beside if set(peer.cpus) <= set(own.cpus)]
+    return any(len(ranks) > len({cpu for each in ranks for cpu in each.cpus}) for ranks in (beside, within))
+
+
+def threads_of_each(peers: Sequence[Peer]) -> int:
+    """With how many threads each rank computes, or more, where each of them has a CPU to itself."""
+    of_host: dict[str, list[Peer]] = {}
+    for peer in peers:
+        of_host.setdefault(peer.host, []).append(peer)
+    cpus = min(len({cpu for each in here for cpu in each.cpus}) // len(here) for here in of_host.values())
+    return max(1, min(cpus, *(peer.threads for peer in peers)))
 
 
 class Meeting:

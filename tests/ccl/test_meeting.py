@@ -17,7 +17,7 @@ import psutil
 import pytest
 from torch.distributed import DistBackendError, HashStore, TCPStore
 
-from cpulaunch.ccl.meeting import Meeting, Peer, own_address, shares_cores
+from cpulaunch.ccl.meeting import Meeting, Peer, is_crowded, own_address, shares_cores, threads_of_each
 from cpulaunch.errors import HostError
 
 LIMIT = timedelta(seconds=60)
@@ -178,6 +178,44 @@ def test_a_group_of_one_host_shares_none_however_many_hosts_its_job_has() -> Non
     everybody = peers(("a", 10.0, [0]), ("a", 10.0, [1]), ("b", 10.0, [0]), ("b", 10.0, [1]))
     assert shares_cores(0, everybody)
     assert not shares_cores(0, everybody[:2])
+
+
+@pytest.mark.parametrize(
+    ("cpus", "crowded"),
+    [
+        ([[0], [1]], False),
+        ([[0], [0]], True),
+        ([[0], [1], [1]], False),  # what the others share is not this one's
+        ([[1], [0], [1]], True),
+        ([[0, 1], [0, 1]], False),
+        ([[0, 1], [0, 1], [0, 1]], True),
+        ([[0], [0], [0, 1, 2, 3]], True),  # the third can go elsewhere
+        ([[0, 1, 2, 3], [0], [0]], False),
+    ],
+)
+def test_a_rank_yields_where_more_ranks_than_cores_run_on_its_own(
+    cpus: list[list[int]], crowded: bool
+) -> None:
+    everybody = peers(*[("a", 10.0, its) for its in cpus])
+    elsewhere = peers(("b", 10.0, cpus[0]))
+    assert is_crowded(everybody[0], [*everybody, *elsewhere]) is crowded
+
+
+@pytest.mark.parametrize(
+    ("ranks", "threads"),
+    [
+        ([("a", [0, 1, 2, 3], 4), ("a", [4, 5, 6, 7], 4)], 4),
+        ([("a", [0, 1, 2, 3], 4), ("a", [4, 5, 6, 7], 2)], 2),  # the fewest
+        ([("a", [0, 1, 2, 3], 4), ("a", [0, 1, 2, 3], 4)], 2),  # both on the same CPUs
+        ([("a", [0, 1, 2, 3], 4), ("b", [0, 1], 2), ("b", [0, 1], 2)], 1),
+        ([("a", [0], 1), ("a", [0], 1), ("a", [0], 1)], 1),
+    ],
+)
+def test_threads_that_have_a_cpu_each_are_counted(
+    ranks: list[tuple[str, list[int], int]], threads: int
+) -> None:
+    everybody = [Peer(host, 1, cpus, -1, 0.0, count) for host, cpus, count in ranks]
+    assert threads_of_each(everybody) == threads
 
 
 def test_ranks_of_a_machine_agree_on_when_it_was_booted() -> None:

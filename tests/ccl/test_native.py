@@ -171,6 +171,16 @@ def test_two_groups_at_once_over_a_fabric(program: Program, layout: str) -> None
     program.check(layout, seed=19, what="two groups over a fabric")
 
 
+@on_each_program("2", "8", "2,2", "1,3")
+def test_random_collectives_of_ranks_that_lend_their_threads(program: Program, layout: str) -> None:
+    program.check(layout, seed=20, what="teams", rounds=program.rounds // 2)
+
+
+@pytest.mark.parametrize("layout", ["2", "3", "2,2"])
+def test_each_of_a_ranks_threads_copies_and_sums_an_equal_part(plain: Program, layout: str) -> None:
+    plain.check(layout, seed=21, what="even parts")
+
+
 @on_each_program("2", "1,1,2")
 def test_results_that_are_larger_than_the_caches(program: Program, layout: str) -> None:
     program.check(layout, seed=13, what="large", rounds=1)

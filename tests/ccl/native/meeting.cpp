@@ -49,7 +49,7 @@ Meeting::Meeting(std::vector<int> hosts, size_t results)
 Meeting::~Meeting() { pthread_barrier_destroy(&barrier_); }
 
 std::shared_ptr<Hierarchy> Meeting::join(int rank) {
-  const Layout layout(host_of, rank, socket_of);
+  const Layout layout(host_of, rank, socket_of, {}, threads);
   const bool connects = layout.hosts > 1 && !fabrics;
   if (connects) {
     listeners_[rank] = Connector::listen("127.0.0.1");

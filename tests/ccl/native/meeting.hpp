@@ -34,6 +34,7 @@ class Meeting {
 
   const std::vector<int> host_of;
   std::vector<int> socket_of;  // empty: unknown
+  int threads = 1;             // of each rank
   // What happens when all ranks listen, and none has begun to connect.
   std::function<void(Addresses&)> before_connecting = [](Addresses&) {};
 

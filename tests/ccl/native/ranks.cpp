@@ -22,6 +22,7 @@
 
 #include "details.hpp"
 #include "intruders.hpp"
+#include "lent_threads.hpp"
 #include "rank.hpp"
 
 using namespace cpulaunch;
@@ -101,6 +102,64 @@ void run_sockets(const Arguments& given) {
   for (int rank = 0; rank < meeting.size(); ++rank) meeting.socket_of.push_back(rank % 2);
   if (Layout(given.host_of, 0, meeting.socket_of).counterparts.empty()) throw std::runtime_error("no sockets");
   run_ranks(meeting.size(), [&](int rank) { run_rounds(meeting, rank, given.rounds, std::mt19937_64(given.seed)); });
+}
+
+// --- ranks of several threads
+
+constexpr int kThreads = 4;
+
+// Each waits with its threads.  Where another thread waits, too, that one has none.
+void run_teams(const Arguments& given) {
+  Meeting meeting(given.host_of, given.rounds * kMostAtOnce);
+  meeting.threads = kThreads;
+  run_ranks(meeting.size(), [&](int rank) {
+    LentThreads threads(kThreads);
+    run_rounds(meeting, rank, given.rounds, std::mt19937_64(given.seed));
+  });
+}
+
+// What each of a rank's threads has moved in an operation of this kind.
+std::vector<Moved> moved_in(const Arguments& given, Call::Kind kind, int rank_to_look_at, int threads) {
+  Meeting meeting(given.host_of, 1);
+  meeting.threads = kThreads;
+  std::vector<Moved> moved;
+  run_ranks(meeting.size(), [&](int rank) {
+    Rank ranks(meeting, rank);
+    Call call{kind, {0, NumberType::float32}, 4'000'000};
+    call.root = kind == Call::Kind::broadcast ? 0 : -1;
+    const auto running = ranks.start(call);
+    LentThreads lent(threads);
+    running.wait(kLimit);
+    if (rank == rank_to_look_at) moved = lent.moved();
+    running.check();
+  });
+  return moved;
+}
+
+void expect_even(const std::string& what, const std::vector<Moved>& moved, uint64_t all, uint64_t Moved::*count) {
+  uint64_t total = 0;
+  for (const auto& each : moved) total += each.*count;
+  if (total != all) throw std::runtime_error(what + ": they move " + std::to_string(total) + " bytes");
+  for (const auto& each : moved) {
+    const double part = static_cast<double>(each.*count) * kThreads;
+    if (part < 0.9 * all || part > 1.1 * all) {
+      throw std::runtime_error(what + ": one moves " + std::to_string(each.*count) + " of " + std::to_string(all));
+    }
+  }
+}
+
+// Each of a rank's threads does as much, and together they do no more than one does alone.
+void run_even_parts(const Arguments& given) {
+  for (const auto kind : kKinds) {
+    for (int rank = 0; rank < 2; ++rank) {
+      const auto alone = moved_in(given, kind, rank, 1)[0];
+      const auto moved = moved_in(given, kind, rank, kThreads);
+      const auto what = Signature{kind}.text(Members{}) + " on rank " + std::to_string(rank);
+      expect_even(what + ", copies", moved, alone.copied, &Moved::copied);
+      expect_even(what + ", sums", moved, alone.summed, &Moved::summed);
+      if (alone.copied + alone.summed == 0) throw std::runtime_error(what + ": nothing is counted");
+    }
+  }
 }
 
 // Of each kind, one that is larger than the caches.
@@ -385,6 +444,8 @@ struct Program {
 constexpr Program kPrograms[] = {
     {"mix", run_mix},
     {"sockets", run_sockets},
+    {"teams", run_teams},
+    {"even parts", run_even_parts},
     {"large", run_large},
     {"narrow connections", run_narrow},
     {"two groups", run_two_groups},

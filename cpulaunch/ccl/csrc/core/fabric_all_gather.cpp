@@ -1,4 +1,3 @@
-#include "copy.hpp"
 #include "fabric_pieces.hpp"
 #include "operations.hpp"
 
@@ -14,6 +13,7 @@ class FabricAllGather final : public Operation {
                   std::vector<size_t> sizes)
       : Operation(signature, hierarchy.shape.slot_size),
         layout_(hierarchy.layout),
+        batch_(hierarchy.batch()),
         fabric_(*hierarchy.fabric()),
         pieces_(hierarchy),
         input_(input),
@@ -63,13 +63,15 @@ class FabricAllGather final : public Operation {
         const auto range = range_of(piece, lane, host);
         if (range.size() == 0) continue;
         char* to = outputs_[layout_.owner_of(lane, host)];
-        if (to != input_) copy_.run(to + range.begin, from, range.size());
+        if (to != input_) batch_.copy(to + range.begin, from, range.size(), copy_);
         from += range.size();
       }
     });
+    batch_.run();
   }
 
   const Layout& layout_;
+  Batch& batch_;
   Fabric& fabric_;
   FabricPieces pieces_;
   const char* const input_;

@@ -1,6 +1,3 @@
-#include <cstring>
-
-#include "copy.hpp"
 #include "fabric_pieces.hpp"
 #include "operations.hpp"
 
@@ -42,7 +39,8 @@ class FabricBroadcast final : public Operation {
   void put(uint64_t piece) override {
     const auto range = arriving(piece);
     if (layout_.locals > 1 && layout_.rank == signature.root) {
-      std::memcpy(hierarchy_.slot(layout_.local, piece), data_ + range.begin, range.size());
+      hierarchy_.batch().copy(hierarchy_.slot(layout_.local, piece), data_ + range.begin, range.size());
+      hierarchy_.batch().run();
     }
   }
 
@@ -50,7 +48,8 @@ class FabricBroadcast final : public Operation {
     const auto range = arriving(piece);
     if (!at_root_ || layout_.rank == signature.root) return;
     const char* slot = hierarchy_.slot(layout_.local_numbers[signature.root], piece);
-    std::memcpy(data_ + range.begin, slot, range.size());
+    hierarchy_.batch().copy(data_ + range.begin, slot, range.size());
+    hierarchy_.batch().run();
   }
 
   bool start(uint64_t piece) override {
@@ -77,8 +76,9 @@ class FabricBroadcast final : public Operation {
       layout_.for_each_lane(local, [&](int lane) {
         const auto part = part_of_lane(range, lane);
         char *in_slot = slot + part.begin - range.begin, *data = data_ + part.begin;
-        std::memcpy(own ? in_slot : data, own ? data : in_slot, part.size());
+        hierarchy_.batch().copy(own ? in_slot : data, own ? data : in_slot, part.size());
       });
+      hierarchy_.batch().run();
     });
   }
 

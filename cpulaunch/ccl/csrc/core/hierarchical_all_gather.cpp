@@ -1,7 +1,5 @@
-#include <cstring>
 #include <numeric>
 
-#include "copy.hpp"
 #include "operations.hpp"
 
 namespace cpulaunch {
@@ -52,13 +50,15 @@ class AllGather final : public Operation {
     const auto own = range_of(piece, layout_.rank);
     const bool copied = host_of(piece) == layout_.host && outputs_[layout_.rank] != input_;
     if (layout_.locals > 1) put_all(piece);
-    if (copied && own.size()) copy_.run(outputs_[layout_.rank] + own.begin, input_ + own.begin, own.size());
+    if (copied) hierarchy_.batch().copy(outputs_[layout_.rank] + own.begin, input_ + own.begin, own.size(), copy_);
+    hierarchy_.batch().run();
   }
 
   void take(uint64_t piece) override {
     for (int local = 0; local < layout_.locals; ++local) {
       if (local != layout_.local) take_from(local, piece);
     }
+    hierarchy_.batch().run();
   }
 
   bool is_drained() override { return sending_ == 0; }
@@ -82,7 +82,7 @@ class AllGather final : public Operation {
       if (!is_mine(rank)) continue;
       const auto range = range_of(piece, rank);
       const char* from = rank == layout_.rank ? input_ : outputs_[rank];
-      if (range.size()) std::memcpy(slot, from + range.begin, range.size());
+      hierarchy_.batch().copy(slot, from + range.begin, range.size());
       slot += stretch_;
     }
   }
@@ -92,7 +92,7 @@ class AllGather final : public Operation {
     for (const int rank : layout_.ranks_of[host_of(piece)]) {
       if (layout_.local_with(layout_.local_numbers[rank], layout_.host) != local) continue;
       const auto range = range_of(piece, rank);
-      if (range.size()) copy_.run(outputs_[rank] + range.begin, slot, range.size());
+      hierarchy_.batch().copy(outputs_[rank] + range.begin, slot, range.size(), copy_);
       slot += stretch_;
     }
   }

@@ -1,4 +1,3 @@
-#include <cstring>
 #include <numeric>
 
 #include "operations.hpp"
@@ -6,6 +5,9 @@
 namespace cpulaunch {
 
 namespace {
+
+// The most bytes of a stretch that a rank keeps, from all hosts.
+constexpr size_t kMostComing = 16 << 20;
 
 // A piece is a stretch of what the ranks of one host get.  The local ranks reduce it for that host, each for some of
 // those ranks, and send it there; the own host's comes last, and is reduced with what the other hosts have sent.
@@ -21,7 +23,8 @@ class ReduceScatter final : public Operation {
         sizes_(std::move(sizes)),
         reduce_(reduce_for(signature.type, signature.reduction)),
         divisor_(signature.divisor(layout_.size)),
-        stretch_(piece_bytes / std::max(layout_.lanes - 1, 1) / kSumGranule * kSumGranule) {}
+        stretch_(std::min(piece_bytes / std::max(layout_.lanes - 1, 1), kMostComing / layout_.hosts) / kSumGranule *
+                 kSumGranule) {}
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
@@ -37,25 +40,29 @@ class ReduceScatter final : public Operation {
     for (int local = 0; local < layout_.locals; ++local) {
       if (local == layout_.local) continue;
       for_each(piece, local, [&](int rank, Range range) {
-        std::memcpy(in_slot(layout_.local, piece, rank), inputs_[rank] + range.begin, range.size());
+        hierarchy_.batch().copy(in_slot(layout_.local, piece, rank), inputs_[rank] + range.begin, range.size());
       });
     }
+    hierarchy_.batch().run();
   }
 
   void take(uint64_t piece) override {
+    auto& batch = hierarchy_.batch();
     auto& state = states_[hierarchy_.index(piece)];
-    const bool ours = host_of(piece) == layout_.host;
+    const bool ours = host_of(piece) == layout_.host, alone = layout_.locals == 1;
     char* staging = state.staging;
     for_each(piece, layout_.local, [&](int rank, Range range) {
-      const char* reduced = inputs_[rank] + range.begin;
-      if (layout_.locals > 1) {
-        char* to = ours ? output_ + range.begin : staging;
-        reduce_locally(piece, to, reduced, rank, range.size());
-        reduced = to;
-      } else if (ours) {
-        std::memmove(output_ + range.begin, reduced, range.size());
-      }
-      if (!ours) hierarchy_.network().send(rank, tag(piece), signature, reduced, range.size(), state.sending);
+      char* to = ours ? output_ + range.begin : staging;
+      if (!alone) reduce_locally(piece, to, inputs_[rank] + range.begin, rank, range.size());
+      if (alone && ours) batch.copy(to, inputs_[rank] + range.begin, range.size());
+      staging += stretch_;
+    });
+    batch.run();
+    if (ours) return;
+    staging = state.staging;
+    for_each(piece, layout_.local, [&](int rank, Range range) {
+      const char* reduced = alone ? inputs_[rank] + range.begin : staging;
+      hierarchy_.network().send(rank, tag(piece), signature, reduced, range.size(), state.sending);
       staging += stretch_;
     });
   }
@@ -136,21 +143,22 @@ class ReduceScatter final : public Operation {
   }
 
   void reduce_locally(uint64_t piece, char* to, const char* own, int rank, size_t bytes) {
-    std::vector<const char*> from;
+    auto& batch = hierarchy_.batch();
     for (int local = 0; local < layout_.locals; ++local) {
-      from.push_back(local == layout_.local ? own : in_slot(local, piece, rank));
+      batch.add(local == layout_.local ? own : in_slot(local, piece, rank));
     }
-    reduce_(to, from.data(), from.size(), bytes, layout_.hosts == 1 ? divisor_ : 1);
+    batch.sum(reduce_, to, bytes, layout_.hosts == 1 ? divisor_ : 1);
   }
 
   void reduce_hosts(const char* coming, uint64_t piece) {
     const auto range = range_of(piece, layout_.rank);
-    std::vector<const char*> from;
+    auto& batch = hierarchy_.batch();
     for (int host = 0; host < layout_.hosts; ++host) {
-      from.push_back(host == layout_.host ? output_ + range.begin : coming);
+      batch.add(host == layout_.host ? output_ + range.begin : coming);
       if (host != layout_.host) coming += range.size();
     }
-    reduce_(output_ + range.begin, from.data(), from.size(), range.size(), divisor_);
+    batch.sum(reduce_, output_ + range.begin, range.size(), divisor_);
+    batch.run();
   }
 
   Hierarchy& hierarchy_;

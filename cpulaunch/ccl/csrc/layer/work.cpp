@@ -7,6 +7,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "lent_team.hpp"
 #include "progress.hpp"
 #include "watchdog.hpp"
 
@@ -339,7 +340,7 @@ bool CclWork::poll_until(Clock::time_point until, Clock::duration more) {
     const bool moved = steps_now != steps;
     steps = steps_now;
     idle.count(moved);
-    const bool due = polls % kPollsPerCheck == 0 || engine.options().yield;
+    const bool due = polls % kPollsPerCheck == 0 || group_->pace.crowded;
     if (due || limited) {
       const auto now = Clock::now();
       if (due) check(now);
@@ -348,7 +349,7 @@ bool CclWork::poll_until(Clock::time_point until, Clock::duration more) {
       if (now >= until) return done();
       if (engine.stopped()) return false;
     }
-    engine.pause(idle, group_->shares_cores);
+    engine.pause(idle, group_->pace);
   }
   return true;
 }
@@ -362,6 +363,7 @@ bool CclWork::wait(Milliseconds timeout) {
   const auto until = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
   const ProgressEngine::Visit visit(ProgressEngine::instance(), is_message());
   const Counted driver(drivers_, 1);
+  const LentTeam team(ProgressEngine::instance().lends_team(group_->pace));
   if (!drive(until)) {
     C10_THROW_ERROR(DistBackendError, c10::str(describe(), " was not completed within the ",
                                                timeout.count() / 1e3, " s that wait() was given: ", cause()));
