@@ -209,7 +209,7 @@ def reserve_descriptors(others: int) -> None:
 def _own_carrier(core: Core, meeting: Meeting, layout: Layout, slots: Handle | None) -> Carrier:
     if layout.hosts == 1:
         return core.own_carrier(layout, slots)
-    ip = own_address(_state.variables)
+    ip = own_address(_state.variables, layout.locals.index(meeting.rank))
     reserve_descriptors(layout.size - len(layout.locals))
     listener = core.listen(ip)
     token = secrets.token_hex(_TOKEN_SIZE) if meeting.rank == 0 else ""

@@ -157,14 +157,14 @@ class Meeting:
         )
 
 
-def own_address(variables: dict[str, str]) -> str:
+def own_address(variables: dict[str, str], local_rank: int = 0) -> str:
     """This host's address for the other hosts: of the interface that is named, else on the way to the master.
 
-    Raises HostError where there is none.
+    Where several are named, the host's ranks take them in turn.  Raises HostError where there is none.
     """
     for name in ("GLOO_SOCKET_IFNAME", "FI_TCP_IFACE", "CCL_KVS_IFACE"):
-        if interface := variables.get(name, "").split(",")[0]:
-            return _address_of(interface, name)
+        if interfaces := [each for each in variables.get(name, "").split(",") if each]:
+            return _address_of(interfaces[local_rank % len(interfaces)], name)
     master = variables.get("MASTER_ADDR", "localhost")
     address = _source_address(master)
     if not address.startswith("127.") or master in ("localhost", address):

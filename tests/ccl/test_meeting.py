@@ -126,6 +126,14 @@ def test_the_address_is_that_of_the_named_interface_or_on_the_way_to_the_master(
         own_address({"FI_TCP_IFACE": "eth99"})
 
 
+def test_the_ranks_of_a_host_take_its_interfaces_in_turn() -> None:
+    several = {"GLOO_SOCKET_IFNAME": "lo,eth99"}
+    assert own_address(several, 0) == own_address(several, 2) == "127.0.0.1"
+    for local_rank in (1, 3):
+        with pytest.raises(HostError, match="names the interface 'eth99'"):
+            own_address(several, local_rank)
+
+
 @pytest.mark.parametrize(
     "written",
     [
