@@ -28,6 +28,7 @@ JOBS = 2
 
 LAYOUTS = ("1", "2", "4", "1,1", "2,2", "1,3", "2,2,2,2", "3", "3,1", "1,2,3")
 SEVENTEEN_HOSTS = ",".join("1" * 17)  # a prime number: in one row
+SIXTY_FOUR_HOSTS = ",".join("1" * 64)
 TWENTY_HOSTS = ",".join("1" * 20)  # in a grid of 10 and 2
 OVER_A_FABRIC = ("1,1", "2,2", "3,1", "2,2,2,2", "1,2,3")
 PROGRAMS = ("plain", "addresses", "threads", "aarch64")
@@ -141,6 +142,11 @@ def test_random_collectives(program: Program, layout: str) -> None:
 @pytest.mark.parametrize("layout", [SEVENTEEN_HOSTS, TWENTY_HOSTS], ids=["17 hosts", "20 hosts"])
 def test_random_collectives_of_many_hosts(plain: Program, layout: str) -> None:
     plain.check(layout, seed=2, rounds=10)
+
+
+def test_small_collectives_of_many_hosts_take_few_messages(plain: Program) -> None:
+    """Of each host, all_gather 6 and the others 18: in a row of 16 and one of 4, whereas there are 63 others."""
+    plain.check(SIXTY_FOUR_HOSTS, seed=22, what="few messages")
 
 
 @on_each_program("8", "8,8", "12,12,12", "8,2")

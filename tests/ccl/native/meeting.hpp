@@ -53,6 +53,8 @@ class Meeting {
 // From now on the kernel's buffers of each connection hold so few bytes that a message is soon taken by the receiver's
 // memory only.
 void narrow_connections();
+// How often this process has asked the kernel to send something.
+uint64_t calls_to_send();
 // From now on groups have a fabric between their hosts instead of connections.
 void use_fabrics();
 

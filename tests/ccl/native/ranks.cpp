@@ -197,6 +197,42 @@ void run_two_groups(const Arguments& given) {
   });
 }
 
+// --- many hosts
+
+// What the ranks of these hosts, of which each has one, send in a small collective: they are connected already.
+uint64_t calls_in(const Arguments& given, Call::Kind kind) {
+  Meeting meeting(given.host_of, 2);
+  uint64_t calls = 0;
+  run_ranks(meeting.size(), [&](int rank) {
+    Rank ranks(meeting, rank);
+    const Call call{kind, {1, NumberType::int32}, 8};
+    for (int time = 0; time < 2; ++time) {
+      meeting.wait_for_all();
+      const auto before = calls_to_send();
+      meeting.wait_for_all();
+      const auto running = ranks.start(call);
+      while (!running.test()) std::this_thread::yield();
+      running.check();
+      meeting.wait_for_all();
+      if (rank == 0) calls = calls_to_send() - before;
+    }
+  });
+  return calls;
+}
+
+void run_few_messages(const Arguments& given) {
+  const auto hosts = given.host_of.size();
+  uint64_t rounds = 0, in_rows = 0;
+  while (uint64_t{1} << rounds < hosts) ++rounds;
+  for (const int row : Layout(given.host_of, 0).grid) in_rows += row - 1;
+  for (const auto& [kind, most] : {std::pair(Call::Kind::all_gather, rounds),
+                                   std::pair(Call::Kind::reduce_scatter, in_rows),
+                                   std::pair(Call::Kind::all_reduce, in_rows)}) {
+    const auto calls = calls_in(given, kind);
+    if (calls != hosts * most) throw std::runtime_error(Signature{kind}.text(Members{}) + ": " + std::to_string(calls));
+  }
+}
+
 // --- groups that come and go
 
 size_t open_descriptors() {
@@ -446,6 +482,7 @@ constexpr Program kPrograms[] = {
     {"sockets", run_sockets},
     {"teams", run_teams},
     {"even parts", run_even_parts},
+    {"few messages", run_few_messages},
     {"large", run_large},
     {"narrow connections", run_narrow},
     {"two groups", run_two_groups},

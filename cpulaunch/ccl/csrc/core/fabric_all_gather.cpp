@@ -1,4 +1,4 @@
-#include "fabric_pieces.hpp"
+#include "spread_pieces.hpp"
 #include "operations.hpp"
 
 namespace cpulaunch {
@@ -73,7 +73,7 @@ class FabricAllGather final : public Operation {
   const Layout& layout_;
   Batch& batch_;
   Fabric& fabric_;
-  FabricPieces pieces_;
+  SpreadPieces pieces_;
   const char* const input_;
   const std::vector<char*> outputs_;
   const std::vector<size_t> sizes_;

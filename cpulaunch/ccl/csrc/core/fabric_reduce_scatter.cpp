@@ -1,4 +1,4 @@
-#include "fabric_pieces.hpp"
+#include "spread_pieces.hpp"
 #include "operations.hpp"
 
 namespace cpulaunch {
@@ -115,7 +115,7 @@ class FabricReduceScatter final : public Operation {
 
   Hierarchy& hierarchy_;
   const Layout& layout_;
-  FabricPieces pieces_;
+  SpreadPieces pieces_;
   char* const output_;
   const std::vector<const char*> inputs_;
   const std::vector<size_t> sizes_;

@@ -1,3 +1,4 @@
+#include <cstring>
 #include <numeric>
 
 #include "operations.hpp"
@@ -5,6 +6,51 @@
 namespace cpulaunch {
 
 namespace {
+
+// The most bytes of all parts together that are summed as one, though a rank needs only its part of that.
+constexpr size_t kMostSmallScatter = 64 << 10;
+
+// One sum of all parts, in memory of its own, which takes far fewer messages than a sum for each host.
+class SmallReduceScatter final : public Operation {
+ public:
+  SmallReduceScatter(Hierarchy& hierarchy, const Signature& signature, char* output,
+                     const std::vector<const char*>& inputs, std::vector<size_t> sizes)
+      : Operation(signature, signature.bytes), output_(output), sizes_(std::move(sizes)), rank_(hierarchy.layout.rank) {
+    all_.reserve(signature.bytes);
+    for (size_t rank = 0; rank < sizes_.size(); ++rank) {
+      all_.insert(all_.end(), inputs[rank], inputs[rank] + sizes_[rank]);
+    }
+    sum_ = make_all_reduce(hierarchy, all_.data(), signature);
+  }
+
+  void begin() override {
+    sum_->signature.sequence = signature.sequence;
+    sum_->begin();
+  }
+  uint64_t pieces() const override { return sum_->pieces(); }
+  void enter(uint64_t piece) override { sum_->enter(piece); }
+  bool can_put(uint64_t piece) override { return sum_->can_put(piece); }
+  void put(uint64_t piece) override { sum_->put(piece); }
+  void take(uint64_t piece) override { sum_->take(piece); }
+  bool start(uint64_t piece) override { return sum_->start(piece); }
+  bool exchange(uint64_t piece) override { return sum_->exchange(piece); }
+  bool collects(uint64_t piece) const override { return sum_->collects(piece); }
+  void collect(uint64_t piece) override {
+    sum_->collect(piece);
+    if (piece + 1 < pieces() || sizes_[rank_] == 0) return;
+    const auto before = std::accumulate(sizes_.begin(), sizes_.begin() + rank_, size_t{0});
+    std::memcpy(output_, all_.data() + before, sizes_[rank_]);
+  }
+  bool is_drained() override { return sum_->is_drained(); }
+  std::vector<int> awaited() const override { return sum_->awaited(); }
+
+ private:
+  char* const output_;
+  const std::vector<size_t> sizes_;
+  const int rank_;
+  std::vector<char> all_;
+  OperationPtr sum_;
+};
 
 // The most bytes of a stretch that a rank keeps, from all hosts.
 constexpr size_t kMostComing = 16 << 20;
@@ -183,6 +229,9 @@ OperationPtr make_reduce_scatter(Hierarchy& hierarchy, char* output, std::vector
   if (all == 0) return make_all_reduce(hierarchy, nullptr, signature);
   if (hierarchy.fabric()) {
     return make_fabric_reduce_scatter(hierarchy, signature, output, std::move(inputs), std::move(sizes));
+  }
+  if (hierarchy.layout.hosts > 2 && all <= kMostSmallScatter) {
+    return std::make_shared<SmallReduceScatter>(hierarchy, signature, output, inputs, std::move(sizes));
   }
   return std::make_shared<ReduceScatter>(hierarchy, signature, output, std::move(inputs), std::move(sizes));
 }
