@@ -23,7 +23,8 @@ class _Error(ctypes.Structure):
 
 
 _FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
-    "cl_layout_make": (c_void_p, [c_int32, c_int32, *[POINTER(c_int32)] * 3, POINTER(c_char_p), c_int32]),
+    "cl_layout_make": (c_void_p, [c_int32, c_int32, *[POINTER(c_int32)] * 3, POINTER(c_char_p), c_int32,
+                                  c_uint64]),
     "cl_layout_free": (None, [c_void_p]),
     "cl_memory_offer": (c_int, [c_void_p, c_int]),
     "cl_memory_map": (c_void_p, [c_void_p, c_int, c_int, c_int]),
@@ -46,7 +47,8 @@ class Layout:
 
     ``host_of`` has for each rank the number of its host, and ``socket_of`` the socket of that host that it
     runs on, or -1.  ``numbers`` are the ranks' in the job, ``host_names`` the names of their hosts, empty
-    where there is one.  Each rank computes with ``threads``, or more.
+    where there is one.  Each rank computes with ``threads``, or more.  ``cache`` is how many bytes of the
+    last cache are this rank's.
     """
 
     rank: int
@@ -55,6 +57,7 @@ class Layout:
     numbers: Sequence[int]
     host_names: Sequence[str] = field(default=())
     threads: int = 1
+    cache: int = 0
 
     @property
     def size(self) -> int:
@@ -168,7 +171,7 @@ class Core:
         names = _texts(layout.host_names) if layout.host_names else None
         made = self._c.cl_layout_make(
             layout.size, layout.rank, _numbers(layout.host_of), _numbers(layout.socket_of),
-            _numbers(layout.numbers), names, layout.threads,
+            _numbers(layout.numbers), names, layout.threads, layout.cache,
         )  # fmt: skip
         return Handle(made, self._c.cl_layout_free)
 

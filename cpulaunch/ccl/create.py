@@ -22,7 +22,15 @@ from cpulaunch import ledger
 from cpulaunch.ccl import bindings, installed, load
 from cpulaunch.ccl.core import Carrier, Core, Handle, Layout
 from cpulaunch.ccl.load import Loaded, leave_mpi
-from cpulaunch.ccl.meeting import Meeting, Peer, is_crowded, own_address, shares_cores, threads_of_each
+from cpulaunch.ccl.meeting import (
+    Meeting,
+    Peer,
+    cache_of,
+    is_crowded,
+    own_address,
+    shares_cores,
+    threads_of_each,
+)
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.config.settings import Table
 from cpulaunch.errors import HostError
@@ -152,6 +160,7 @@ def _carrier(core: Core, meeting: Meeting, peers: list[Peer]) -> Carrier:
         meeting.numbers,
         names,
         threads_of_each(peers),
+        cache_of(peers[meeting.rank].cpus),
     )
     transport = _transport(layout.hosts, max(hosts.count(host) for host in set(hosts)))
     if transport in TRANSPORTS:

@@ -21,13 +21,17 @@ import psutil
 import torch
 from torch import distributed
 
-from cpulaunch.errors import HostError
+from cpulaunch.errors import ConfigError, HostError
+from cpulaunch.model.cores import CoreSet
 
 _MAX_SAID = 1 << 16
 """Bytes that a rank may say: 8,000 CPUs take less."""
 
 _SAME_BOOT = 0.005
 """Seconds between what ranks of one machine make of its boot, which the clock's adjustments change."""
+
+_MOST_CACHE = 4 << 20
+"""Bytes of the last cache for a CPU: those of an EPYC of 16 cores with 64 MB."""
 
 _NAMED = 20
 """The most missing ranks that a message names."""
@@ -195,6 +199,22 @@ def _source_address(master: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise HostError(f"the master's address {master} can't be reached from this host: {error}") from error
+
+
+def cache_of(cpus: Sequence[int], root: Path = Path("/sys/devices/system/cpu")) -> int:
+    """How many bytes of the last cache are theirs, as many for each CPU that shares it; 0: unknown.
+
+    A virtual machine of few CPUs may show the whole cache of its host: no CPU has more than `_MOST_CACHE`.
+    """
+    total = 0.0
+    for cpu in cpus:
+        cache = root / f"cpu{cpu}/cache/index3"
+        try:
+            size, shared = (cache / "size").read_text(), (cache / "shared_cpu_list").read_text()
+            total += min(int(size.strip().removesuffix("K")) * 1024 / len(CoreSet.parse(shared)), _MOST_CACHE)
+        except (OSError, ValueError, ZeroDivisionError, ConfigError):
+            return 0
+    return int(total)
 
 
 def _socket(cpus: list[int]) -> int:

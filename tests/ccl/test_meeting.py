@@ -9,15 +9,25 @@ import threading
 import tracemalloc
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from torch.distributed import DistBackendError, HashStore, TCPStore
 
-from cpulaunch.ccl.meeting import Meeting, Peer, is_crowded, own_address, shares_cores, threads_of_each
+from cpulaunch.ccl.meeting import (
+    Meeting,
+    Peer,
+    cache_of,
+    is_crowded,
+    own_address,
+    shares_cores,
+    threads_of_each,
+)
 from cpulaunch.errors import HostError
 
 LIMIT = timedelta(seconds=60)
@@ -224,6 +234,28 @@ def test_threads_that_have_a_cpu_each_are_counted(
 ) -> None:
     everybody = [Peer(host, 1, cpus, -1, 0.0, count) for host, cpus, count in ranks]
     assert threads_of_each(everybody) == threads
+
+
+@pytest.mark.parametrize(
+    ("size", "shared", "cpus", "megabytes"),
+    [
+        ("107520K", "0-55,112-167", range(56), 52),  # a socket of 2 x 56: half of its hyperthreads
+        ("32768K", "0-7", range(8), 32),  # of an EPYC, one of its caches
+        ("32768K", "0-7", [0], 4),
+        ("491520K", "0-1", [0], 4),  # a virtual machine of 2 CPUs, which shows the cache of 120
+        ("32768K", "", [0], 0),
+        ("huge", "0-7", [0], 0),
+    ],
+)
+def test_a_rank_has_its_cpus_part_of_the_last_cache(
+    size: str, shared: str, cpus: Sequence[int], megabytes: int, tmp_path: Path
+) -> None:
+    for cpu in cpus:
+        (cache := tmp_path / f"cpu{cpu}" / "cache" / "index3").mkdir(parents=True)
+        (cache / "size").write_text(f"{size}\n")
+        (cache / "shared_cpu_list").write_text(f"{shared}\n")
+    assert cache_of(cpus, tmp_path) >> 20 == megabytes
+    assert cache_of([999], tmp_path) == 0
 
 
 def test_ranks_of_a_machine_agree_on_when_it_was_booted() -> None:

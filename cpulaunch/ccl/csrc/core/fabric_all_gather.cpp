@@ -20,7 +20,7 @@ class FabricAllGather final : public Operation {
         outputs_(std::move(outputs)),
         sizes_(std::move(sizes)),
         stretch_(piece_bytes / (layout_.hosts * layout_.most_lanes()) / kCopyGranule * kCopyGranule),
-        copy_(signature.bytes) {}
+        copy_(signature.bytes, layout_.large) {}
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());

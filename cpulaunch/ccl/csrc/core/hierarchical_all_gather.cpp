@@ -141,7 +141,7 @@ class AllGather final : public Operation {
         sizes_(std::move(sizes)),
         // As many as a local rank may have to put.
         stretch_(piece_bytes / layout_.most_lanes() / kCopyGranule * kCopyGranule),
-        copy_(signature.bytes) {}
+        copy_(signature.bytes, layout_.large) {}
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());

@@ -92,7 +92,7 @@ class AllToAll final : public Operation {
         sent_(std::move(sent)),
         received_(std::move(received)),
         counts_(std::move(counts)),
-        copy_(total(received_)) {}
+        copy_(total(received_), layout_.large) {}
 
   bool is_ready() const override { return counts_->most().has_value(); }
   uint64_t pieces() const override { return (*counts_->most() + stretch() - 1) / stretch(); }

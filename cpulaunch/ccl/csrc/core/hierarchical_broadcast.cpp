@@ -22,7 +22,7 @@ class Broadcast final : public Operation {
         bytes_(signature.bytes),
         root_(signature.root),
         at_root_(layout_.host_numbers[root_] == layout_.host),
-        copy_(layout_.hosts == 1 ? bytes_ : 0) {  // what has come is sent on
+        copy_(layout_.hosts == 1 ? bytes_ : 0, layout_.large) {  // what has come is sent on
     // Its number counted from the root's host.
     const int host = (layout_.host - layout_.host_numbers[root_] + layout_.hosts) % layout_.hosts;
     if (pieces() >= kPiecesForChain * layout_.hosts) {

@@ -108,9 +108,11 @@ struct cl_fabric {
 /* --- who is where */
 typedef struct cl_layout cl_layout;
 /* `host_of` and `socket_of` (-1: unknown) are of each rank, `numbers` its number in the job, and `host_names` the name
- * of its host; null where there is one.  `threads`: each rank computes with this many, or more. */
+ * of its host; null where there is one.  `threads`: each rank computes with this many, or more; `cache`: bytes of the
+ * last cache that are this rank's. */
 CL_EXPORT cl_layout* cl_layout_make(int32_t size, int32_t rank, const int32_t* host_of, const int32_t* socket_of,
-                                    const int32_t* numbers, const char* const* host_names, int32_t threads);
+                                    const int32_t* numbers, const char* const* host_names, int32_t threads,
+                                    uint64_t cache);
 CL_EXPORT void cl_layout_free(cl_layout*);
 /* For libraries other than the core: what of it a fabric needs. */
 typedef struct cl_layout_facts {

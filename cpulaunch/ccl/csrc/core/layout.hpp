@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "copy.hpp"
 #include "members.hpp"
 
 namespace cpulaunch {
@@ -64,6 +65,7 @@ struct Layout {
   int hosts = 0, host = 0;    // their number, and this rank's
   int locals = 0, local = 0;  // the ranks of this host, and this rank's number among them
   int lanes = 0, least = 0;   // the most and the fewest ranks of a host
+  size_t large = Copy::kLarge;  // bytes of a result that is larger than this rank's caches
   std::vector<std::vector<int>> ranks_of;        // each host's
   std::vector<int> host_numbers, local_numbers;  // of each rank
   std::vector<int> grid;                         // its sizes: their product is the number of hosts
