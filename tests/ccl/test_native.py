@@ -149,6 +149,10 @@ def test_small_collectives_of_many_hosts_take_few_messages(plain: Program) -> No
     plain.check(SIXTY_FOUR_HOSTS, seed=22, what="few messages")
 
 
+def test_polls_of_connections_that_have_nothing_take_one_call_for_all(plain: Program) -> None:
+    plain.check(SIXTY_FOUR_HOSTS, seed=23, what="vain polls")
+
+
 @on_each_program("8", "8,8", "12,12,12", "8,2")
 def test_sockets_are_a_level_of_their_own(program: Program, layout: str) -> None:
     program.check(layout, seed=14, what="sockets", rounds=program.rounds // 4)

@@ -17,7 +17,7 @@ constexpr bool kMapsOnce = false;
 
 constexpr int kNarrow = 16 << 10;  // bytes
 std::atomic<bool> narrow{false}, fabrics{false};
-std::atomic<uint64_t> sent{0};
+std::atomic<uint64_t> sent{0}, received{0};
 
 }  // namespace
 
@@ -37,11 +37,20 @@ extern "C" ssize_t sendmsg(int descriptor, const msghdr* message, int flags) {
   ++sent;
   return syscall(SYS_sendmsg, descriptor, message, flags);
 }
+extern "C" ssize_t recv(int descriptor, void* data, size_t size, int flags) {
+  ++received;
+  return syscall(SYS_recvfrom, descriptor, data, size, flags, nullptr, nullptr);
+}
+extern "C" int accept4(int descriptor, sockaddr* address, socklen_t* length, int flags) {
+  ++received;
+  return static_cast<int>(syscall(SYS_accept4, descriptor, address, length, flags));
+}
 #endif
 
 namespace cpulaunch {
 
 uint64_t calls_to_send() { return sent; }
+uint64_t calls_to_receive() { return received; }
 void narrow_connections() { narrow = true; }
 void use_fabrics() { fabrics = true; }
 

@@ -233,6 +233,31 @@ void run_few_messages(const Arguments& given) {
   }
 }
 
+// One rank waits for all others, and polls while none of them has sent anything.
+void run_vain_polls(const Arguments& given) {
+  constexpr int kPolls = 100;
+  Meeting meeting(given.host_of, 0);
+  uint64_t calls = 0;
+  run_ranks(meeting.size(), [&](int rank) {
+    Rank ranks(meeting, rank);
+    const Call call{Call::Kind::all_to_all, {1, NumberType::int32}, 8};
+    ranks.start(call).wait(kLimit);
+    meeting.wait_for_all();
+    const auto before = calls_to_receive();
+    std::optional<Running> running;
+    if (rank == 0) {
+      running.emplace(ranks.start(call));
+      for (int i = 0; i < kPolls; ++i) running->test();
+      calls = calls_to_receive() - before;
+    }
+    meeting.wait_for_all();
+    if (rank != 0) running.emplace(ranks.start(call));
+    running->wait(kLimit);
+    running->check();
+  });
+  if (calls != 0) throw std::runtime_error(std::to_string(calls) + " calls of the kernel");
+}
+
 // --- groups that come and go
 
 size_t open_descriptors() {
@@ -483,6 +508,7 @@ constexpr Program kPrograms[] = {
     {"teams", run_teams},
     {"even parts", run_even_parts},
     {"few messages", run_few_messages},
+    {"vain polls", run_vain_polls},
     {"large", run_large},
     {"narrow connections", run_narrow},
     {"two groups", run_two_groups},
