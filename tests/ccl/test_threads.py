@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import programs_names as names
 import pytest
+from programs_threads import BYTES
 from ranks import Ranks
 
 from cpulaunch.ccl.installed import Built
@@ -26,7 +27,7 @@ def ranks_of_two(built: Built) -> Iterator[Ranks]:
 def test_a_waiting_thread_does_half_of_what_one_alone_does(
     two: Ranks, ranks_of_two: Ranks, kind: str, asynchronous: bool
 ) -> None:
-    """With what it has asynchronously done before it waits, somewhat more."""
+    """Of an asynchronous one, a background thread may have done some."""
     alone = two.call("moved", kind)
     shared = ranks_of_two.call("moved", kind, asynchronous=asynchronous)
     for (copied, summed, result), (all_copied, all_summed, expected) in zip(shared, alone, strict=True):
@@ -34,6 +35,13 @@ def test_a_waiting_thread_does_half_of_what_one_alone_does(
         if not asynchronous:
             assert 0.45 * all_copied <= copied <= 0.55 * all_copied
             assert 0.45 * all_summed <= summed <= 0.55 * all_summed
+
+
+def test_ranks_move_as_many_bytes_as_the_page_on_ccl_says(two: Ranks) -> None:
+    for copied, summed, _ in two.call("moved", "all_reduce"):
+        assert (copied, summed) == (1.5 * BYTES, BYTES)
+    for copied, summed, _ in two.call("moved", "all_reduce", in_shared_memory=True):
+        assert (copied, summed) == (0.5 * BYTES, BYTES)
 
 
 def test_tensors_in_shared_memory_are_summed_by_all_threads(two: Ranks, ranks_of_two: Ranks) -> None:
