@@ -65,7 +65,7 @@ RULES: dict[str, tuple[str, str]] = {
     "trace.files": ("trace", "files terminal"),
     "trace.run_merge": ("trace", "files"),
     "ccl": (
-        "config.rank_settings config.settings plan.communication psutil torch",
+        "config.rank_settings config.settings model.cores plan.communication psutil torch",
         ALL.replace("terminal", "").strip(),
     ),
     "kernels": ("ccl.installed torch", ""),

@@ -23,7 +23,8 @@ class _Error(ctypes.Structure):
 
 
 _FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
-    "cl_layout_make": (c_void_p, [c_int32, c_int32, *[POINTER(c_int32)] * 3, POINTER(c_char_p)]),
+    "cl_layout_make": (c_void_p, [c_int32, c_int32, *[POINTER(c_int32)] * 3, POINTER(c_char_p), c_int32,
+                                  c_uint64]),
     "cl_layout_free": (None, [c_void_p]),
     "cl_memory_offer": (c_int, [c_void_p, c_int]),
     "cl_memory_map": (c_void_p, [c_void_p, c_int, c_int, c_int]),
@@ -32,6 +33,7 @@ _FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
     "cl_own_carrier": (c_void_p, [c_void_p, c_void_p, c_int, c_int32, POINTER(c_char_p), POINTER(c_int32),
                                   c_char_p, c_size_t, POINTER(_Error)]),
     "cl_carrier_free": (None, [c_void_p]),
+    "cl_moved": (None, [POINTER(c_uint64)] * 2),
 }  # fmt: skip
 _ONECCL_FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
     "cl_oneccl_carrier": (c_void_p, [c_void_p]),
@@ -45,7 +47,8 @@ class Layout:
 
     ``host_of`` has for each rank the number of its host, and ``socket_of`` the socket of that host that it
     runs on, or -1.  ``numbers`` are the ranks' in the job, ``host_names`` the names of their hosts, empty
-    where there is one.
+    where there is one.  Each rank computes with ``threads``, or more.  ``cache`` is how many bytes of the
+    last cache are this rank's.
     """
 
     rank: int
@@ -53,6 +56,8 @@ class Layout:
     socket_of: Sequence[int]
     numbers: Sequence[int]
     host_names: Sequence[str] = field(default=())
+    threads: int = 1
+    cache: int = 0
 
     @property
     def size(self) -> int:
@@ -156,11 +161,17 @@ class Core:
         made = make(its.address, _address(slots))
         return Carrier(Handle(made, self._c.cl_carrier_free), has_messages=False)
 
+    def moved_by_this_thread(self) -> tuple[int, int]:
+        """The bytes that it has copied since it began, and those that it has read to sum them."""
+        copied, summed = c_uint64(), c_uint64()
+        self._c.cl_moved(byref(copied), byref(summed))
+        return copied.value, summed.value
+
     def _layout(self, layout: Layout) -> Handle:  # keep it while its address is used
         names = _texts(layout.host_names) if layout.host_names else None
         made = self._c.cl_layout_make(
             layout.size, layout.rank, _numbers(layout.host_of), _numbers(layout.socket_of),
-            _numbers(layout.numbers), names,
+            _numbers(layout.numbers), names, layout.threads, layout.cache,
         )  # fmt: skip
         return Handle(made, self._c.cl_layout_free)
 

@@ -10,6 +10,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,15 @@ from cpulaunch import ledger
 from cpulaunch.ccl import bindings, installed, load
 from cpulaunch.ccl.core import Carrier, Core, Handle, Layout
 from cpulaunch.ccl.load import Loaded, leave_mpi
-from cpulaunch.ccl.meeting import Meeting, Peer, own_address, shares_cores
+from cpulaunch.ccl.meeting import (
+    Meeting,
+    Peer,
+    cache_of,
+    is_crowded,
+    own_address,
+    shares_cores,
+    threads_of_each,
+)
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.config.settings import Table
 from cpulaunch.errors import HostError
@@ -59,7 +68,7 @@ def create(options: Any, backend_options: Any) -> Any:
     meeting = Meeting(store, rank, _numbers(options), timeout)
     peers = [Peer(*each) for each in meeting.exchange("peer", Peer.this_process())]
     if not _state.ready:
-        _state.variables = dict(os.environ)
+        _state.variables, _state.known = dict(os.environ), {}
         load.set_up(module, load.Neighbours.of(rank, peers))
         if ledger.of_this_process is not None:
             module.open_ledger(ledger.of_this_process)
@@ -81,6 +90,7 @@ def create(options: Any, backend_options: Any) -> Any:
         numbers=meeting.numbers,
         in_ledger=ledger.members_text(meeting.numbers),
         host_names=_host_names(peers),
+        crowded=_is_crowded(peers[rank], peers),
         shares_cores=shares_cores(rank, peers),
         local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
         heartbeat=_heartbeat(rank, peers, meeting.numbers),
@@ -114,6 +124,14 @@ def _numbers(options: Any) -> list[int]:
     return list(options.global_ranks_in_group) or list(range(options.group_size))
 
 
+def _is_crowded(own: Peer, peers: list[Peer]) -> bool:
+    """Whether this rank's cores are, by the ranks of all its groups so far; or what a user says of oneCCL."""
+    _state.known |= {(peer.host, peer.pid): peer for peer in peers}
+    if yields := _state.variables.get("CCL_YIELD"):
+        return yields == "sched_yield"
+    return is_crowded(own, _state.known.values())
+
+
 def _by_bindings(there: installed.State, options: Any, backend_options: Any) -> Any:
     """A group of Intel's bindings, whose oneCCL is set up when the first one is made."""
     if _state.bindings is None:
@@ -141,6 +159,8 @@ def _carrier(core: Core, meeting: Meeting, peers: list[Peer]) -> Carrier:
         [peer.socket for peer in peers],
         meeting.numbers,
         names,
+        threads_of_each(peers),
+        cache_of(peers[meeting.rank].cpus),
     )
     transport = _transport(layout.hosts, max(hosts.count(host) for host in set(hosts)))
     if transport in TRANSPORTS:
@@ -155,7 +175,7 @@ def _carrier(core: Core, meeting: Meeting, peers: list[Peer]) -> Carrier:
         os.environ["CCL_ATL_SHM"] = "0"
         return core.oneccl_carrier(oneccl, layout)
     if not memory:
-        layout = Layout(meeting.rank, list(range(len(peers))), [-1] * len(peers), meeting.numbers, names)
+        layout = replace(layout, host_of=list(range(len(peers))), socket_of=[-1] * len(peers))
     return _own_carrier(core, meeting, layout, slots)
 
 
@@ -198,7 +218,7 @@ def reserve_descriptors(others: int) -> None:
 def _own_carrier(core: Core, meeting: Meeting, layout: Layout, slots: Handle | None) -> Carrier:
     if layout.hosts == 1:
         return core.own_carrier(layout, slots)
-    ip = own_address(_state.variables)
+    ip = own_address(_state.variables, layout.locals.index(meeting.rank))
     reserve_descriptors(layout.size - len(layout.locals))
     listener = core.listen(ip)
     token = secrets.token_hex(_TOKEN_SIZE) if meeting.rank == 0 else ""
@@ -270,6 +290,7 @@ class _State:
     ready = False
     pid: int  # of the process that has made the first group
     variables: dict[str, str]  # as they were before ours were added
+    known: dict[tuple[str, int], Peer]  # the ranks of all groups so far, by their hosts and processes
 
 
 _state = _State()

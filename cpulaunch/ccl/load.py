@@ -145,7 +145,6 @@ def set_up(module: ModuleType, neighbours: Neighbours) -> None:
     module.configure(
         has_core=has_core,
         only_core=neighbours.cores == 1,
-        yield_cores=os.environ.get("CCL_YIELD") == "sched_yield",
         cores=_worker_cores(os.environ, neighbours) if has_core else [],
     )
 

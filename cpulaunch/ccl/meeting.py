@@ -11,22 +11,27 @@ import os
 import socket
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+import torch
 from torch import distributed
 
-from cpulaunch.errors import HostError
+from cpulaunch.errors import ConfigError, HostError
+from cpulaunch.model.cores import CoreSet
 
 _MAX_SAID = 1 << 16
 """Bytes that a rank may say: 8,000 CPUs take less."""
 
 _SAME_BOOT = 0.005
 """Seconds between what ranks of one machine make of its boot, which the clock's adjustments change."""
+
+_MOST_CACHE = 4 << 20
+"""Bytes of the last cache for a CPU: those of an EPYC of 16 cores with 64 MB."""
 
 _NAMED = 20
 """The most missing ranks that a message names."""
@@ -40,12 +45,13 @@ class Peer(NamedTuple):
     cpus: list[int]
     socket: int  # -1: on several, or unknown
     booted: float = 0.0  # when the machine was, in seconds; hosts that are simulated on one have the same
+    threads: int = 1  # with which it computes
 
     @classmethod
     def this_process(cls) -> Peer:
         """This rank's own."""
         cpus = sorted(os.sched_getaffinity(0))
-        return cls(_host(), os.getpid(), cpus, _socket(cpus), _booted())
+        return cls(_host(), os.getpid(), cpus, _socket(cpus), _booted(), torch.get_num_threads())
 
 
 def shares_cores(rank: int, peers: Sequence[Peer]) -> bool:
@@ -57,6 +63,22 @@ def shares_cores(rank: int, peers: Sequence[Peer]) -> bool:
     others = (peer for peer in peers if peer.host != own.host)
     beside = (peer for peer in others if abs(peer.booted - own.booted) < _SAME_BOOT)
     return any(set(peer.cpus) & set(own.cpus) for peer in beside)
+
+
+def is_crowded(own: Peer, peers: Iterable[Peer]) -> bool:
+    """Whether more ranks of ``own``'s host than there are CPUs run on those that it may use."""
+    beside = [peer for peer in peers if peer.host == own.host and set(peer.cpus) & set(own.cpus)]
+    within = [peer for peer in beside if set(peer.cpus) <= set(own.cpus)]
+    return any(len(ranks) > len({cpu for each in ranks for cpu in each.cpus}) for ranks in (beside, within))
+
+
+def threads_of_each(peers: Sequence[Peer]) -> int:
+    """With how many threads each rank computes, or more, where each of them has a CPU to itself."""
+    of_host: dict[str, list[Peer]] = {}
+    for peer in peers:
+        of_host.setdefault(peer.host, []).append(peer)
+    cpus = min(len({cpu for each in here for cpu in each.cpus}) // len(here) for here in of_host.values())
+    return max(1, min(cpus, *(peer.threads for peer in peers)))
 
 
 class Meeting:
@@ -139,14 +161,14 @@ class Meeting:
         )
 
 
-def own_address(variables: dict[str, str]) -> str:
+def own_address(variables: dict[str, str], local_rank: int = 0) -> str:
     """This host's address for the other hosts: of the interface that is named, else on the way to the master.
 
-    Raises HostError where there is none.
+    Where several are named, the host's ranks take them in turn.  Raises HostError where there is none.
     """
     for name in ("GLOO_SOCKET_IFNAME", "FI_TCP_IFACE", "CCL_KVS_IFACE"):
-        if interface := variables.get(name, "").split(",")[0]:
-            return _address_of(interface, name)
+        if interfaces := [each for each in variables.get(name, "").split(",") if each]:
+            return _address_of(interfaces[local_rank % len(interfaces)], name)
     master = variables.get("MASTER_ADDR", "localhost")
     address = _source_address(master)
     if not address.startswith("127.") or master in ("localhost", address):
@@ -177,6 +199,22 @@ def _source_address(master: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise HostError(f"the master's address {master} can't be reached from this host: {error}") from error
+
+
+def cache_of(cpus: Sequence[int], root: Path = Path("/sys/devices/system/cpu")) -> int:
+    """How many bytes of the last cache are theirs, as many for each CPU that shares it; 0: unknown.
+
+    A virtual machine of few CPUs may show the whole cache of its host: no CPU has more than `_MOST_CACHE`.
+    """
+    total = 0.0
+    for cpu in cpus:
+        cache = root / f"cpu{cpu}/cache/index3"
+        try:
+            size, shared = (cache / "size").read_text(), (cache / "shared_cpu_list").read_text()
+            total += min(int(size.strip().removesuffix("K")) * 1024 / len(CoreSet.parse(shared)), _MOST_CACHE)
+        except (OSError, ValueError, ZeroDivisionError, ConfigError):
+            return 0
+    return int(total)
 
 
 def _socket(cpus: list[int]) -> int:

@@ -9,15 +9,25 @@ import threading
 import tracemalloc
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from torch.distributed import DistBackendError, HashStore, TCPStore
 
-from cpulaunch.ccl.meeting import Meeting, Peer, own_address, shares_cores
+from cpulaunch.ccl.meeting import (
+    Meeting,
+    Peer,
+    cache_of,
+    is_crowded,
+    own_address,
+    shares_cores,
+    threads_of_each,
+)
 from cpulaunch.errors import HostError
 
 LIMIT = timedelta(seconds=60)
@@ -126,6 +136,14 @@ def test_the_address_is_that_of_the_named_interface_or_on_the_way_to_the_master(
         own_address({"FI_TCP_IFACE": "eth99"})
 
 
+def test_the_ranks_of_a_host_take_its_interfaces_in_turn() -> None:
+    several = {"GLOO_SOCKET_IFNAME": "lo,eth99"}
+    assert own_address(several, 0) == own_address(several, 2) == "127.0.0.1"
+    for local_rank in (1, 3):
+        with pytest.raises(HostError, match="names the interface 'eth99'"):
+            own_address(several, local_rank)
+
+
 @pytest.mark.parametrize(
     "written",
     [
@@ -178,6 +196,66 @@ def test_a_group_of_one_host_shares_none_however_many_hosts_its_job_has() -> Non
     everybody = peers(("a", 10.0, [0]), ("a", 10.0, [1]), ("b", 10.0, [0]), ("b", 10.0, [1]))
     assert shares_cores(0, everybody)
     assert not shares_cores(0, everybody[:2])
+
+
+@pytest.mark.parametrize(
+    ("cpus", "crowded"),
+    [
+        ([[0], [1]], False),
+        ([[0], [0]], True),
+        ([[0], [1], [1]], False),  # what the others share is not this one's
+        ([[1], [0], [1]], True),
+        ([[0, 1], [0, 1]], False),
+        ([[0, 1], [0, 1], [0, 1]], True),
+        ([[0], [0], [0, 1, 2, 3]], True),  # the third can go elsewhere
+        ([[0, 1, 2, 3], [0], [0]], False),
+    ],
+)
+def test_a_rank_yields_where_more_ranks_than_cores_run_on_its_own(
+    cpus: list[list[int]], crowded: bool
+) -> None:
+    everybody = peers(*[("a", 10.0, its) for its in cpus])
+    elsewhere = peers(("b", 10.0, cpus[0]))
+    assert is_crowded(everybody[0], [*everybody, *elsewhere]) is crowded
+
+
+@pytest.mark.parametrize(
+    ("ranks", "threads"),
+    [
+        ([("a", [0, 1, 2, 3], 4), ("a", [4, 5, 6, 7], 4)], 4),
+        ([("a", [0, 1, 2, 3], 4), ("a", [4, 5, 6, 7], 2)], 2),  # the fewest
+        ([("a", [0, 1, 2, 3], 4), ("a", [0, 1, 2, 3], 4)], 2),  # both on the same CPUs
+        ([("a", [0, 1, 2, 3], 4), ("b", [0, 1], 2), ("b", [0, 1], 2)], 1),
+        ([("a", [0], 1), ("a", [0], 1), ("a", [0], 1)], 1),
+    ],
+)
+def test_threads_that_have_a_cpu_each_are_counted(
+    ranks: list[tuple[str, list[int], int]], threads: int
+) -> None:
+    everybody = [Peer(host, 1, cpus, -1, 0.0, count) for host, cpus, count in ranks]
+    assert threads_of_each(everybody) == threads
+
+
+@pytest.mark.parametrize(
+    ("size", "shared", "cpus", "megabytes"),
+    [
+        ("107520K", "0-55,112-167", range(56), 52),  # a socket of 2 x 56: half of its hyperthreads
+        ("32768K", "0-7", range(8), 32),  # of an EPYC, one of its caches
+        ("32768K", "0-7", [0], 4),
+        ("491520K", "0-1", [0], 4),  # a virtual machine of 2 CPUs, which shows the cache of 120
+        ("32768K", "", [0], 0),
+        ("huge", "0-7", [0], 0),
+    ],
+)
+def test_a_rank_has_its_cpus_part_of_the_last_cache(
+    size: str, shared: str, cpus: Sequence[int], megabytes: int, tmp_path: Path
+) -> None:
+    for cpu in cpus:
+        (cache := tmp_path / f"cpu{cpu}" / "cache" / "index3").mkdir(parents=True)
+        (cache / "size").write_text(f"{size}\n")
+        (cache / "shared_cpu_list").write_text(f"{shared}\n")
+    assert cache_of(cpus, tmp_path) >> 20 == megabytes
+    assert cache_of([999], tmp_path) == 0
 
 
 def test_ranks_of_a_machine_agree_on_when_it_was_booted() -> None:

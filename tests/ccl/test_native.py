@@ -28,6 +28,7 @@ JOBS = 2
 
 LAYOUTS = ("1", "2", "4", "1,1", "2,2", "1,3", "2,2,2,2", "3", "3,1", "1,2,3")
 SEVENTEEN_HOSTS = ",".join("1" * 17)  # a prime number: in one row
+SIXTY_FOUR_HOSTS = ",".join("1" * 64)
 TWENTY_HOSTS = ",".join("1" * 20)  # in a grid of 10 and 2
 OVER_A_FABRIC = ("1,1", "2,2", "3,1", "2,2,2,2", "1,2,3")
 PROGRAMS = ("plain", "addresses", "threads", "aarch64")
@@ -143,6 +144,15 @@ def test_random_collectives_of_many_hosts(plain: Program, layout: str) -> None:
     plain.check(layout, seed=2, rounds=10)
 
 
+def test_small_collectives_of_many_hosts_take_few_messages(plain: Program) -> None:
+    """Of each host, all_gather 6 and the others 18: in a row of 16 and one of 4, whereas there are 63 others."""
+    plain.check(SIXTY_FOUR_HOSTS, seed=22, what="few messages")
+
+
+def test_polls_of_connections_that_have_nothing_take_one_call_for_all(plain: Program) -> None:
+    plain.check(SIXTY_FOUR_HOSTS, seed=23, what="vain polls")
+
+
 @on_each_program("8", "8,8", "12,12,12", "8,2")
 def test_sockets_are_a_level_of_their_own(program: Program, layout: str) -> None:
     program.check(layout, seed=14, what="sockets", rounds=program.rounds // 4)
@@ -169,6 +179,16 @@ def test_large_results_over_a_fabric(program: Program, layout: str) -> None:
 @on_each_program("1,2", "2,2")
 def test_two_groups_at_once_over_a_fabric(program: Program, layout: str) -> None:
     program.check(layout, seed=19, what="two groups over a fabric")
+
+
+@on_each_program("2", "8", "2,2", "1,3")
+def test_random_collectives_of_ranks_that_lend_their_threads(program: Program, layout: str) -> None:
+    program.check(layout, seed=20, what="teams", rounds=program.rounds // 2)
+
+
+@pytest.mark.parametrize("layout", ["2", "3", "2,2"])
+def test_each_of_a_ranks_threads_copies_and_sums_an_equal_part(plain: Program, layout: str) -> None:
+    plain.check(layout, seed=21, what="even parts")
 
 
 @on_each_program("2", "1,1,2")

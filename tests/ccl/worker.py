@@ -22,13 +22,14 @@ import programs_shared  # noqa: E402
 import programs_state  # noqa: E402
 import programs_store  # noqa: E402
 import programs_sums  # noqa: E402
+import programs_threads  # noqa: E402
 import programs_torch  # noqa: E402
 
 from cpulaunch.agent.program.gloo import let_gloo_finish  # noqa: E402
 
 MODULES = (
     programs_torch, programs_state, programs_store, programs_mixed, programs_compressed, programs_shared,
-    programs_sums, programs,
+    programs_sums, programs_threads, programs,
 )  # fmt: skip
 KNOWN = {name: value for module in MODULES for name, value in vars(module).items()}
 

@@ -181,7 +181,7 @@ void check_endless_message() {
   struct {
     uint32_t kind = 0;
     int32_t tag = 7;
-    uint64_t bytes = uint64_t{1} << 60, id = 0;
+    uint64_t bytes = uint64_t{1} << 60, id = 0, address = 0;
   } frame;
   auto& ring = slots->ring(1, 0);
   std::memcpy(ring.data, &frame, sizeof(frame));

@@ -34,6 +34,7 @@ class Meeting {
 
   const std::vector<int> host_of;
   std::vector<int> socket_of;  // empty: unknown
+  int threads = 1;             // of each rank
   // What happens when all ranks listen, and none has begun to connect.
   std::function<void(Addresses&)> before_connecting = [](Addresses&) {};
 
@@ -52,6 +53,9 @@ class Meeting {
 // From now on the kernel's buffers of each connection hold so few bytes that a message is soon taken by the receiver's
 // memory only.
 void narrow_connections();
+// How often this process has asked the kernel to send something, or for something to receive.
+uint64_t calls_to_send();
+uint64_t calls_to_receive();
 // From now on groups have a fabric between their hosts instead of connections.
 void use_fabrics();
 

@@ -22,6 +22,7 @@
 
 #include "details.hpp"
 #include "intruders.hpp"
+#include "lent_threads.hpp"
 #include "rank.hpp"
 
 using namespace cpulaunch;
@@ -103,6 +104,64 @@ void run_sockets(const Arguments& given) {
   run_ranks(meeting.size(), [&](int rank) { run_rounds(meeting, rank, given.rounds, std::mt19937_64(given.seed)); });
 }
 
+// --- ranks of several threads
+
+constexpr int kThreads = 4;
+
+// Each waits with its threads.  Where another thread waits, too, that one has none.
+void run_teams(const Arguments& given) {
+  Meeting meeting(given.host_of, given.rounds * kMostAtOnce);
+  meeting.threads = kThreads;
+  run_ranks(meeting.size(), [&](int rank) {
+    LentThreads threads(kThreads);
+    run_rounds(meeting, rank, given.rounds, std::mt19937_64(given.seed));
+  });
+}
+
+// What each of a rank's threads has moved in an operation of this kind.
+std::vector<Moved> moved_in(const Arguments& given, Call::Kind kind, int rank_to_look_at, int threads) {
+  Meeting meeting(given.host_of, 1);
+  meeting.threads = kThreads;
+  std::vector<Moved> moved;
+  run_ranks(meeting.size(), [&](int rank) {
+    Rank ranks(meeting, rank);
+    Call call{kind, {0, NumberType::float32}, 4'000'000};
+    call.root = kind == Call::Kind::broadcast ? 0 : -1;
+    const auto running = ranks.start(call);
+    LentThreads lent(threads);
+    running.wait(kLimit);
+    if (rank == rank_to_look_at) moved = lent.moved();
+    running.check();
+  });
+  return moved;
+}
+
+void expect_even(const std::string& what, const std::vector<Moved>& moved, uint64_t all, uint64_t Moved::*count) {
+  uint64_t total = 0;
+  for (const auto& each : moved) total += each.*count;
+  if (total != all) throw std::runtime_error(what + ": they move " + std::to_string(total) + " bytes");
+  for (const auto& each : moved) {
+    const double part = static_cast<double>(each.*count) * kThreads;
+    if (part < 0.9 * all || part > 1.1 * all) {
+      throw std::runtime_error(what + ": one moves " + std::to_string(each.*count) + " of " + std::to_string(all));
+    }
+  }
+}
+
+// Each of a rank's threads does as much, and together they do no more than one does alone.
+void run_even_parts(const Arguments& given) {
+  for (const auto kind : kKinds) {
+    for (int rank = 0; rank < 2; ++rank) {
+      const auto alone = moved_in(given, kind, rank, 1)[0];
+      const auto moved = moved_in(given, kind, rank, kThreads);
+      const auto what = Signature{kind}.text(Members{}) + " on rank " + std::to_string(rank);
+      expect_even(what + ", copies", moved, alone.copied, &Moved::copied);
+      expect_even(what + ", sums", moved, alone.summed, &Moved::summed);
+      if (alone.copied + alone.summed == 0) throw std::runtime_error(what + ": nothing is counted");
+    }
+  }
+}
+
 // Of each kind, one that is larger than the caches.
 void run_large(const Arguments& given) {
   Meeting meeting(given.host_of, std::size(kKinds));
@@ -136,6 +195,67 @@ void run_two_groups(const Arguments& given) {
     run_rounds(first, rank, given.rounds, std::mt19937_64(given.seed));
     beside.get();
   });
+}
+
+// --- many hosts
+
+// What the ranks of these hosts, of which each has one, send in a small collective: they are connected already.
+uint64_t calls_in(const Arguments& given, Call::Kind kind) {
+  Meeting meeting(given.host_of, 2);
+  uint64_t calls = 0;
+  run_ranks(meeting.size(), [&](int rank) {
+    Rank ranks(meeting, rank);
+    const Call call{kind, {1, NumberType::int32}, 8};
+    for (int time = 0; time < 2; ++time) {
+      meeting.wait_for_all();
+      const auto before = calls_to_send();
+      meeting.wait_for_all();
+      const auto running = ranks.start(call);
+      while (!running.test()) std::this_thread::yield();
+      running.check();
+      meeting.wait_for_all();
+      if (rank == 0) calls = calls_to_send() - before;
+    }
+  });
+  return calls;
+}
+
+void run_few_messages(const Arguments& given) {
+  const auto hosts = given.host_of.size();
+  uint64_t rounds = 0, in_rows = 0;
+  while (uint64_t{1} << rounds < hosts) ++rounds;
+  for (const int row : Layout(given.host_of, 0).grid) in_rows += row - 1;
+  for (const auto& [kind, most] : {std::pair(Call::Kind::all_gather, rounds),
+                                   std::pair(Call::Kind::reduce_scatter, in_rows),
+                                   std::pair(Call::Kind::all_reduce, in_rows)}) {
+    const auto calls = calls_in(given, kind);
+    if (calls != hosts * most) throw std::runtime_error(Signature{kind}.text(Members{}) + ": " + std::to_string(calls));
+  }
+}
+
+// One rank waits for all others, and polls while none of them has sent anything.
+void run_vain_polls(const Arguments& given) {
+  constexpr int kPolls = 100;
+  Meeting meeting(given.host_of, 0);
+  uint64_t calls = 0;
+  run_ranks(meeting.size(), [&](int rank) {
+    Rank ranks(meeting, rank);
+    const Call call{Call::Kind::all_to_all, {1, NumberType::int32}, 8};
+    ranks.start(call).wait(kLimit);
+    meeting.wait_for_all();
+    const auto before = calls_to_receive();
+    std::optional<Running> running;
+    if (rank == 0) {
+      running.emplace(ranks.start(call));
+      for (int i = 0; i < kPolls; ++i) running->test();
+      calls = calls_to_receive() - before;
+    }
+    meeting.wait_for_all();
+    if (rank != 0) running.emplace(ranks.start(call));
+    running->wait(kLimit);
+    running->check();
+  });
+  if (calls != 0) throw std::runtime_error(std::to_string(calls) + " calls of the kernel");
 }
 
 // --- groups that come and go
@@ -385,6 +505,10 @@ struct Program {
 constexpr Program kPrograms[] = {
     {"mix", run_mix},
     {"sockets", run_sockets},
+    {"teams", run_teams},
+    {"even parts", run_even_parts},
+    {"few messages", run_few_messages},
+    {"vain polls", run_vain_polls},
     {"large", run_large},
     {"narrow connections", run_narrow},
     {"two groups", run_two_groups},

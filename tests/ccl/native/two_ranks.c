@@ -24,7 +24,9 @@ int main(void) {
   cl_transport* transports[kRanks];
   cl_transfer* transfers[kRanks];
   cl_error error = {0};
-  for (int rank = 0; rank < kRanks; ++rank) layouts[rank] = cl_layout_make(kRanks, rank, hosts, sockets, numbers, NULL);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    layouts[rank] = cl_layout_make(kRanks, rank, hosts, sockets, numbers, NULL, 1, 0);
+  }
   const int memory = cl_memory_offer(layouts[0], 0);
   check(memory >= 0, "no memory");
   for (int rank = 0; rank < kRanks; ++rank) {

@@ -55,6 +55,7 @@ class Receiver {
   ~Receiver();
 
   bool is_open() const { return descriptor_ >= 0; }
+  int descriptor() const { return descriptor_; }
   // Returns how many bytes have been read; 0: none have come.  A `patient` reader, once it has read all that was there,
   // lets more of it come for a moment, and gets 0 meanwhile.  The kernel acknowledges what is read, and the sender's
   // processor spends time on each acknowledgement.
@@ -115,8 +116,8 @@ class Connector {
   // Throws ConnectionLost where the rank can't be reached.
   Sender connect(int to, Channel channel);
   // The connection that another rank has opened; not open while there is none.  Throws ConnectionLost where this rank
-  // may not open more of them.
-  Receiver accept(int from, Channel channel);
+  // may not open more of them.  Who has just asked for another one's needn't have the kernel asked again (`looks`).
+  Receiver accept(int from, Channel channel, bool looks = true);
   void close();
 
  private:

@@ -15,8 +15,10 @@ namespace cpulaunch {
 // first, and leaves the caches to the slots.
 class Copy {
  public:
-  // For a result of `bytes` in all.
-  explicit Copy(size_t bytes) : past_caches_(bytes >= kLarge) {}
+  // For a result of `bytes` in all, where those that are `large` or more are larger than the caches.
+  explicit Copy(size_t bytes, size_t large = kLarge) : past_caches_(bytes >= large) {}
+
+  static constexpr size_t kLarge = 8 << 20;  // bytes: at least
 
   void run(char* to, const char* from, size_t bytes) const {
 #if defined(__x86_64__)
@@ -29,8 +31,6 @@ class Copy {
   }
 
  private:
-  static constexpr size_t kLarge = 8 << 20;  // bytes
-
 #if defined(__x86_64__)
   static void stream(char* to, const char* from, size_t bytes) {
     constexpr size_t kVector = sizeof(__m128i), kLine = 4 * kVector;

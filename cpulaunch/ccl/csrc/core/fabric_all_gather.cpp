@@ -1,5 +1,4 @@
-#include "copy.hpp"
-#include "fabric_pieces.hpp"
+#include "spread_pieces.hpp"
 #include "operations.hpp"
 
 namespace cpulaunch {
@@ -14,13 +13,14 @@ class FabricAllGather final : public Operation {
                   std::vector<size_t> sizes)
       : Operation(signature, hierarchy.shape.slot_size),
         layout_(hierarchy.layout),
+        batch_(hierarchy.batch()),
         fabric_(*hierarchy.fabric()),
         pieces_(hierarchy),
         input_(input),
         outputs_(std::move(outputs)),
         sizes_(std::move(sizes)),
         stretch_(piece_bytes / (layout_.hosts * layout_.most_lanes()) / kCopyGranule * kCopyGranule),
-        copy_(signature.bytes) {}
+        copy_(signature.bytes, layout_.large) {}
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
@@ -63,15 +63,17 @@ class FabricAllGather final : public Operation {
         const auto range = range_of(piece, lane, host);
         if (range.size() == 0) continue;
         char* to = outputs_[layout_.owner_of(lane, host)];
-        if (to != input_) copy_.run(to + range.begin, from, range.size());
+        if (to != input_) batch_.copy(to + range.begin, from, range.size(), copy_);
         from += range.size();
       }
     });
+    batch_.run();
   }
 
   const Layout& layout_;
+  Batch& batch_;
   Fabric& fabric_;
-  FabricPieces pieces_;
+  SpreadPieces pieces_;
   const char* const input_;
   const std::vector<char*> outputs_;
   const std::vector<size_t> sizes_;

@@ -1,7 +1,4 @@
-#include <cstring>
-
-#include "copy.hpp"
-#include "fabric_pieces.hpp"
+#include "spread_pieces.hpp"
 #include "operations.hpp"
 
 namespace cpulaunch {
@@ -12,7 +9,7 @@ constexpr size_t kLeastFabricLanePart = 128 << 10;  // bytes of a lane's part of
 constexpr size_t kFabricBroadcastPieces = 16;
 // With this many pieces for each host, the hosts form a chain, in which each sends the data once.  With fewer, the
 // root's sends it to all.
-constexpr size_t kFabricPiecesForChain = 2;
+constexpr size_t kSpreadPiecesForChain = 2;
 // How many steps after the one in which a part has come a host of the chain sends it on: some are under way then.
 constexpr uint64_t kLag = 2;
 static_assert(kLag < SharedSlots::kMaxSlots, "what has come is still there");
@@ -35,14 +32,15 @@ class FabricBroadcast final : public Operation {
         root_host_(layout_.host_numbers[signature.root]),
         at_root_(root_host_ == layout_.host),
         place_((layout_.host - root_host_ + layout_.hosts) % layout_.hosts),
-        chain_(layout_.hosts > 2 && parts_ >= kFabricPiecesForChain * layout_.hosts) {}
+        chain_(layout_.hosts > 2 && parts_ >= kSpreadPiecesForChain * layout_.hosts) {}
 
   uint64_t pieces() const override { return parts_ + (chain_ ? kLag * (layout_.hosts - 2) : 0); }
 
   void put(uint64_t piece) override {
     const auto range = arriving(piece);
     if (layout_.locals > 1 && layout_.rank == signature.root) {
-      std::memcpy(hierarchy_.slot(layout_.local, piece), data_ + range.begin, range.size());
+      hierarchy_.batch().copy(hierarchy_.slot(layout_.local, piece), data_ + range.begin, range.size());
+      hierarchy_.batch().run();
     }
   }
 
@@ -50,7 +48,8 @@ class FabricBroadcast final : public Operation {
     const auto range = arriving(piece);
     if (!at_root_ || layout_.rank == signature.root) return;
     const char* slot = hierarchy_.slot(layout_.local_numbers[signature.root], piece);
-    std::memcpy(data_ + range.begin, slot, range.size());
+    hierarchy_.batch().copy(data_ + range.begin, slot, range.size());
+    hierarchy_.batch().run();
   }
 
   bool start(uint64_t piece) override {
@@ -77,8 +76,9 @@ class FabricBroadcast final : public Operation {
       layout_.for_each_lane(local, [&](int lane) {
         const auto part = part_of_lane(range, lane);
         char *in_slot = slot + part.begin - range.begin, *data = data_ + part.begin;
-        std::memcpy(own ? in_slot : data, own ? data : in_slot, part.size());
+        hierarchy_.batch().copy(own ? in_slot : data, own ? data : in_slot, part.size());
       });
+      hierarchy_.batch().run();
     });
   }
 
@@ -103,7 +103,7 @@ class FabricBroadcast final : public Operation {
 
   Range part_of_lane(Range range, int lane) const { return part_of(range, lane, layout_.lanes, kCopyGranule); }
 
-  void start_step(uint64_t piece, int lane, FabricPieces::Transfers& transfers) {
+  void start_step(uint64_t piece, int lane, SpreadPieces::Transfers& transfers) {
     const auto comes = at_root_ ? Range{0, 0} : part_of_lane(arriving(piece), lane);
     const auto goes = part_of_lane(leaving(piece), lane);
     Fabric::Sizes sent(layout_.hosts), received(layout_.hosts);
@@ -115,7 +115,7 @@ class FabricBroadcast final : public Operation {
 
   Hierarchy& hierarchy_;
   const Layout& layout_;
-  FabricPieces pieces_;
+  SpreadPieces pieces_;
   char* const data_;
   const size_t bytes_;
   const uint64_t parts_;

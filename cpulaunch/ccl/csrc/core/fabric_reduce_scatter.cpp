@@ -1,6 +1,4 @@
-#include <cstring>
-
-#include "fabric_pieces.hpp"
+#include "spread_pieces.hpp"
 #include "operations.hpp"
 
 namespace cpulaunch {
@@ -32,26 +30,28 @@ class FabricReduceScatter final : public Operation {
   void put(uint64_t piece) override {
     for (int local = 0; local < layout_.locals; ++local) {
       if (local != layout_.local) for_each(piece, local, [&](int rank, Range range) {
-        std::memcpy(in_slot(layout_.local, piece, rank), inputs_[rank] + range.begin, range.size());
+        hierarchy_.batch().copy(in_slot(layout_.local, piece, rank), inputs_[rank] + range.begin, range.size());
       });
     }
+    hierarchy_.batch().run();
   }
 
   void take(uint64_t piece) override {
     char* next = sent(piece);
+    auto& batch = hierarchy_.batch();
     for_each(piece, layout_.local, [&](int rank, Range range) {
-      std::vector<const char*> from;
-      for (int local = 0; local < layout_.locals; ++local) {
-        from.push_back(local == layout_.local ? inputs_[rank] + range.begin : in_slot(local, piece, rank));
-      }
       char* to = rank == layout_.rank ? output_ + range.begin : next;
       if (rank != layout_.rank) next += range.size();
-      if (from.size() > 1) {
-        reduce_(to, from.data(), from.size(), range.size(), 1);
-      } else {
-        std::memmove(to, from[0], range.size());
+      if (layout_.locals == 1) {
+        batch.copy(to, inputs_[rank] + range.begin, range.size());
+        return;
       }
+      for (int local = 0; local < layout_.locals; ++local) {
+        batch.add(local == layout_.local ? inputs_[rank] + range.begin : in_slot(local, piece, rank));
+      }
+      batch.sum(reduce_, to, range.size(), 1);
     });
+    batch.run();
   }
 
   bool start(uint64_t piece) override {
@@ -79,12 +79,13 @@ class FabricReduceScatter final : public Operation {
     if (!pieces_.is_here(piece)) return false;
     const auto range = range_of(piece, layout_.rank);
     const char* next = received(piece);
-    std::vector<const char*> from;
+    auto& batch = hierarchy_.batch();
     for (int host = 0; host < layout_.hosts; ++host) {
-      from.push_back(host == layout_.host ? output_ + range.begin : next);
+      batch.add(host == layout_.host ? output_ + range.begin : next);
       if (host != layout_.host) next += range.size();
     }
-    reduce_(output_ + range.begin, from.data(), from.size(), range.size(), divisor_);
+    batch.sum(reduce_, output_ + range.begin, range.size(), divisor_);
+    batch.run();
     return true;
   }
 
@@ -114,7 +115,7 @@ class FabricReduceScatter final : public Operation {
 
   Hierarchy& hierarchy_;
   const Layout& layout_;
-  FabricPieces pieces_;
+  SpreadPieces pieces_;
   char* const output_;
   const std::vector<const char*> inputs_;
   const std::vector<size_t> sizes_;

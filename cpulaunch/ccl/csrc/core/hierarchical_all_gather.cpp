@@ -1,12 +1,131 @@
-#include <cstring>
 #include <numeric>
 
-#include "copy.hpp"
 #include "operations.hpp"
+#include "spread_pieces.hpp"
 
 namespace cpulaunch {
 
 namespace {
+
+// The most bytes of all inputs together that go in few messages, in which most of them travel several times.
+constexpr size_t kMostSmallGather = 64 << 10;
+
+// One piece, of all inputs.  In each lane, the hosts double what they have in each round, until they have all:
+//
+//     round 0    host h has the input of h                   and gets those of h + 1
+//     round 1                       of h and h + 1                          of h + 2 and h + 3
+//     round 2                       of h to h + 3                           of h + 4 to h + 7, and so on
+//
+// What it gets lies behind what it has, and all that it has goes to another host as it is.
+class SmallAllGather final : public Operation {
+ public:
+  SmallAllGather(Hierarchy& hierarchy, const Signature& signature, const char* input, std::vector<char*> outputs,
+                 std::vector<size_t> sizes)
+      : Operation(signature, signature.bytes),
+        hierarchy_(hierarchy),
+        layout_(hierarchy.layout),
+        pieces_(hierarchy),
+        input_(input),
+        outputs_(std::move(outputs)),
+        sizes_(std::move(sizes)) {
+    layout_.for_each_lane(layout_.local, [&](int lane) { lanes_.push_back({lane}); });
+  }
+
+  uint64_t pieces() const override { return 1; }
+
+  bool start(uint64_t piece) override {
+    char* to = pieces_.of(layout_.local, piece, piece_bytes);
+    for (auto& lane : lanes_) {
+      lane.data = to;
+      to += size_of(lane.number, layout_.host, layout_.hosts);
+      if (layout_.owner_of(lane.number, layout_.host) == layout_.rank) {
+        hierarchy_.batch().copy(lane.data, input_, sizes_[layout_.rank]);
+        hierarchy_.batch().run();
+      }
+      for (int round = 0; has_round(round); ++round) receive(lane, round);
+      send(lane);
+    }
+    return true;
+  }
+
+  bool exchange(uint64_t piece) override {
+    bool all = true;
+    for (auto& lane : lanes_) all = progress(lane) && all;
+    return all && pieces_.spread(piece, [&](int local) { take_from(local, piece); });
+  }
+
+ private:
+  static constexpr int kMostRounds = 31;
+
+  struct Lane {
+    int number;
+    char* data = nullptr;
+    int round = 0;
+    std::array<int, kMostRounds> coming{};  // messages of each round
+    int going = 0;
+  };
+
+  bool has_round(int round) const { return (1 << round) < layout_.hosts; }
+  // How many hosts' inputs go in a round: as many as there are, or fewer in the last one.
+  int hosts_in(int round) const { return std::min(1 << round, layout_.hosts - (1 << round)); }
+  int host_at(int distance) const { return (layout_.host + distance + layout_.hosts) % layout_.hosts; }
+
+  // Of the inputs in a lane of so many hosts, from the first one on.
+  size_t size_of(int lane, int first, int hosts) const {
+    size_t size = 0;
+    for (int i = 0; i < hosts; ++i) {
+      const int rank = layout_.owner_of(lane, (first + i) % layout_.hosts);
+      if (rank >= 0) size += sizes_[rank];
+    }
+    return size;
+  }
+
+  void receive(Lane& lane, int round) {
+    const int distance = 1 << round;
+    const size_t bytes = size_of(lane.number, host_at(distance), hosts_in(round));
+    if (bytes == 0) return;
+    hierarchy_.network().receive(layout_.rank_with(lane.number, host_at(distance)), tag(lane, round), signature,
+                                 lane.data + size_of(lane.number, layout_.host, distance), bytes, lane.coming[round]);
+  }
+
+  void send(Lane& lane) {
+    const size_t bytes = size_of(lane.number, layout_.host, hosts_in(lane.round));
+    if (bytes == 0) return;
+    hierarchy_.network().send(layout_.rank_with(lane.number, host_at(-(1 << lane.round))), tag(lane, lane.round),
+                              signature, lane.data, bytes, lane.going);
+  }
+
+  // Goes on with what has come.  True when all is here, and what goes is on its way.
+  bool progress(Lane& lane) {
+    while (has_round(lane.round) && lane.coming[lane.round] == 0) {
+      if (has_round(++lane.round)) send(lane);
+    }
+    return !has_round(lane.round) && lane.going == 0;
+  }
+
+  Tag tag(const Lane& lane, int round) const { return hierarchy_.tag(*this, 0, round, lane.number); }
+
+  void take_from(int local, uint64_t piece) {
+    const char* from = pieces_.of(local, piece, piece_bytes);
+    layout_.for_each_lane(local, [&](int lane) {
+      for (int i = 0; i < layout_.hosts; ++i) {
+        const int rank = layout_.owner_of(lane, host_at(i));
+        if (rank < 0) continue;
+        if (outputs_[rank] != input_) hierarchy_.batch().copy(outputs_[rank], from, sizes_[rank]);
+        from += sizes_[rank];
+      }
+    });
+    hierarchy_.batch().run();
+  }
+
+  Hierarchy& hierarchy_;
+  const Layout& layout_;
+  SpreadPieces pieces_;
+  const char* const input_;
+  const std::vector<char*> outputs_;
+  const std::vector<size_t> sizes_;
+  std::vector<Lane> lanes_;
+};
 
 // A piece is a stretch of the inputs of one host's ranks.  For those of another host, each input is received by one
 // local rank, which puts it into its slot for the others.
@@ -22,7 +141,7 @@ class AllGather final : public Operation {
         sizes_(std::move(sizes)),
         // As many as a local rank may have to put.
         stretch_(piece_bytes / layout_.most_lanes() / kCopyGranule * kCopyGranule),
-        copy_(signature.bytes) {}
+        copy_(signature.bytes, layout_.large) {}
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
@@ -52,13 +171,15 @@ class AllGather final : public Operation {
     const auto own = range_of(piece, layout_.rank);
     const bool copied = host_of(piece) == layout_.host && outputs_[layout_.rank] != input_;
     if (layout_.locals > 1) put_all(piece);
-    if (copied && own.size()) copy_.run(outputs_[layout_.rank] + own.begin, input_ + own.begin, own.size());
+    if (copied) hierarchy_.batch().copy(outputs_[layout_.rank] + own.begin, input_ + own.begin, own.size(), copy_);
+    hierarchy_.batch().run();
   }
 
   void take(uint64_t piece) override {
     for (int local = 0; local < layout_.locals; ++local) {
       if (local != layout_.local) take_from(local, piece);
     }
+    hierarchy_.batch().run();
   }
 
   bool is_drained() override { return sending_ == 0; }
@@ -82,7 +203,7 @@ class AllGather final : public Operation {
       if (!is_mine(rank)) continue;
       const auto range = range_of(piece, rank);
       const char* from = rank == layout_.rank ? input_ : outputs_[rank];
-      if (range.size()) std::memcpy(slot, from + range.begin, range.size());
+      hierarchy_.batch().copy(slot, from + range.begin, range.size());
       slot += stretch_;
     }
   }
@@ -92,7 +213,7 @@ class AllGather final : public Operation {
     for (const int rank : layout_.ranks_of[host_of(piece)]) {
       if (layout_.local_with(layout_.local_numbers[rank], layout_.host) != local) continue;
       const auto range = range_of(piece, rank);
-      if (range.size()) copy_.run(outputs_[rank] + range.begin, slot, range.size());
+      hierarchy_.batch().copy(outputs_[rank] + range.begin, slot, range.size(), copy_);
       slot += stretch_;
     }
   }
@@ -118,6 +239,9 @@ OperationPtr make_all_gather(Hierarchy& hierarchy, const char* input, std::vecto
   if (all == 0) return make_all_reduce(hierarchy, nullptr, signature);
   if (hierarchy.fabric()) {
     return make_fabric_all_gather(hierarchy, signature, input, std::move(outputs), std::move(sizes));
+  }
+  if (hierarchy.layout.hosts > 2 && all <= kMostSmallGather) {
+    return std::make_shared<SmallAllGather>(hierarchy, signature, input, std::move(outputs), std::move(sizes));
   }
   return std::make_shared<AllGather>(hierarchy, signature, input, std::move(outputs), std::move(sizes));
 }

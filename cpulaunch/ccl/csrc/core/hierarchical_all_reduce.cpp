@@ -1,5 +1,3 @@
-#include <cstring>
-
 #include "host_exchange.hpp"
 #include "operations.hpp"
 
@@ -11,7 +9,9 @@ namespace {
 constexpr size_t kMaxWholeSum = 64 << 10;
 // ... and with other hosts less, because each of these ranks then sends all of it.
 constexpr size_t kMaxWholeSumOfHosts = 8 << 10;
-constexpr size_t kLeastLanePart = 64 << 10;  // bytes of a lane's part of a piece, but for the last piece
+// Bytes of a lane's part of a piece, but for the last piece: within a host for each of a rank's threads; with other
+// hosts at least, and for each of a row, which gets a share of it.
+constexpr size_t kLeastLanePart = 64 << 10, kLeastShare = 16 << 10;
 constexpr size_t kLeastPartOfFabric = 256 << 10;  // as it takes longer to start something
 constexpr size_t kSumPieces = 16;
 
@@ -27,6 +27,7 @@ class AllReduce final : public Operation {
       : Operation(signature, piece_size(hierarchy, signature.bytes)),
         hierarchy_(hierarchy),
         layout_(hierarchy.layout),
+        batch_(hierarchy.batch()),
         data_(signature.bytes ? data : nothing_),
         bytes_(signature.bytes ? signature.bytes : size_of(signature.type)),
         reduce_(reduce_for(signature.type, signature.reduction)),
@@ -41,10 +42,11 @@ class AllReduce final : public Operation {
     const auto range = range_of(piece);
     char* to = hierarchy_.slot(layout_.local, piece);
     if (is_whole(range)) {
-      std::memcpy(to, data_ + range.begin, range.size());
+      batch_.copy(to, data_ + range.begin, range.size());
     } else if (!tensor) {
       copy_others(to - range.begin, data_, range);
     }
+    batch_.run();
   }
 
   void take(uint64_t piece) override {
@@ -53,6 +55,7 @@ class AllReduce final : public Operation {
       reduce_on_socket(piece, range);
     } else if (layout_.locals > 1) {
       for_each_lane(range, [&](int, Range part) { reduce_on_host(piece, range, part); });
+      batch_.run();
     }
   }
 
@@ -75,14 +78,18 @@ class AllReduce final : public Operation {
   void collect(uint64_t piece) override {
     const auto range = range_of(piece);
     if (collects(piece) && !tensor) copy_others(data_, hierarchy_.slot(layout_.local, piece) - range.begin, range);
+    batch_.run();
     states_[hierarchy_.index(piece)] = {};
   }
 
  private:
   // Between hosts, large pieces take fewer calls of the kernel; yet there should be some, to work on several at a time.
   static size_t piece_size(Hierarchy& hierarchy, size_t bytes) {
-    const size_t part = hierarchy.fabric() ? kLeastPartOfFabric : kLeastLanePart;
-    const size_t least = std::min(hierarchy.layout.lanes * part, hierarchy.shape.slot_size);
+    const auto& layout = hierarchy.layout;
+    size_t part = layout.hosts == 1 ? layout.threads * kLeastLanePart
+                                    : std::max(kLeastLanePart, layout.longest_row() * kLeastShare);
+    if (hierarchy.fabric()) part = kLeastPartOfFabric;
+    const size_t least = std::min(layout.lanes * part, hierarchy.shape.slot_size);
     const size_t even = (bytes / kSumPieces + kSumGranule - 1) / kSumGranule * kSumGranule;
     return std::clamp(even, least, hierarchy.shape.slot_size);
   }
@@ -122,10 +129,10 @@ class AllReduce final : public Operation {
   }
 
   // Copies what other local ranks reduce, or others of the socket.
-  void copy_others(char* to, const char* from, Range range) const {
+  void copy_others(char* to, const char* from, Range range) {
     size_t at = range.begin;
     const auto copy_before = [&](int, Range own) {
-      std::memcpy(to + at, from + at, own.begin - at);
+      batch_.copy(to + at, from + at, own.begin - at);
       at = own.end;
     };
     if (has_sockets(range)) {
@@ -133,7 +140,7 @@ class AllReduce final : public Operation {
     } else {
       for_each_lane(range, copy_before);
     }
-    std::memcpy(to + at, from + at, range.end - at);
+    batch_.copy(to + at, from + at, range.end - at);
   }
 
   // Where the others find a local rank's numbers of a piece, and leave their sums: in its tensor, or in its slot.
@@ -144,27 +151,25 @@ class AllReduce final : public Operation {
   }
 
   void reduce_on_host(uint64_t piece, Range range, Range part) {
-    sources_.clear();
     for (int local = 0; local < layout_.locals; ++local) {
-      sources_.push_back(memory_of(local, piece, range) + part.begin - range.begin);
+      batch_.add(memory_of(local, piece, range) + part.begin - range.begin);
     }
-    reduce_last(part);
+    sum_last(part);
   }
 
-  // From `sources_`, which is the last step of one host's.
-  void reduce_last(Range part) {
-    const int divisor = layout_.hosts == 1 ? divisor_ : 1;
-    reduce_(data_ + part.begin, sources_.data(), sources_.size(), part.size(), divisor);
+  // What has been added, which is the last step of one host's.
+  void sum_last(Range part) {
+    batch_.sum(reduce_, data_ + part.begin, part.size(), layout_.hosts == 1 ? divisor_ : 1);
   }
 
   void reduce_on_socket(uint64_t piece, Range range) {
     for_each_counterpart(range, [&](int lane, Range part) {
       const size_t at = part.begin - range.begin;
-      sources_.clear();
-      for (const int local : layout_.neighbors) sources_.push_back(memory_of(local, piece, range) + at);
-      char* to = lane == layout_.local ? data_ + part.begin : hierarchy_.slot(layout_.local, piece) + at;
-      reduce_(to, sources_.data(), sources_.size(), part.size(), 1);
+      for (const int local : layout_.neighbors) batch_.add(memory_of(local, piece, range) + at);
+      batch_.sum(reduce_, lane == layout_.local ? data_ + part.begin : hierarchy_.slot(layout_.local, piece) + at,
+                 part.size(), 1);
     });
+    batch_.run();
     hierarchy_.set_mark(&SharedSlots::Counters::on_socket, piece);
   }
 
@@ -177,12 +182,12 @@ class AllReduce final : public Operation {
     if (!has_sockets(range)) return true;
     if (!counterparts_have(&SharedSlots::Counters::on_socket, piece)) return false;
     const auto part = part_of_lane(range, layout_.local);
-    sources_.clear();
     for (const int local : layout_.counterparts) {
       const char* whole = local == layout_.local ? data_ + range.begin : hierarchy_.slot(local, piece);
-      sources_.push_back(whole + part.begin - range.begin);
+      batch_.add(whole + part.begin - range.begin);
     }
-    reduce_last(part);
+    sum_last(part);
+    batch_.run();
     return true;
   }
 
@@ -192,14 +197,20 @@ class AllReduce final : public Operation {
     for (auto& each : state.exchanges) all = each.progress() && all;
     for (auto& each : state.reductions) all = all && each->test();
     if (!all) return false;
-    for_each_lane(range, [&](int, Range part) {
-      char* data = data_ + part.begin;
-      if (layout_.hosts > 1 && divisor_ > 1) divide(data, part.size(), signature.type, divisor_);
-      if (!is_whole(range)) give(piece, range, part);
-    });
+    if (layout_.hosts > 1 && divisor_ > 1) {
+      for_each_lane(range, [&](int, Range part) {
+        batch_.add(data_ + part.begin);
+        batch_.sum(reduce_, data_ + part.begin, part.size(), divisor_);
+      });
+      batch_.run();
+    }
+    if (!is_whole(range)) for_each_lane(range, [&](int, Range part) { give(piece, range, part); });
+    if (has_sockets(range)) {
+      const auto part = part_of_lane(range, layout_.local);
+      batch_.copy(hierarchy_.slot(layout_.local, piece) + part.begin - range.begin, data_ + part.begin, part.size());
+    }
+    batch_.run();
     if (!has_sockets(range)) return true;
-    const auto part = part_of_lane(range, layout_.local);
-    std::memcpy(hierarchy_.slot(layout_.local, piece) + part.begin - range.begin, data_ + part.begin, part.size());
     hierarchy_.set_mark(&SharedSlots::Counters::everywhere, piece);
     return true;
   }
@@ -208,7 +219,7 @@ class AllReduce final : public Operation {
   void give(uint64_t piece, Range range, Range part) {
     const auto give_to = [&](int local) {
       if (local == layout_.local) return;
-      std::memcpy(memory_of(local, piece, range) + part.begin - range.begin, data_ + part.begin, part.size());
+      batch_.copy(memory_of(local, piece, range) + part.begin - range.begin, data_ + part.begin, part.size());
     };
     if (has_sockets(range)) {
       for (const int local : layout_.neighbors) give_to(local);
@@ -222,9 +233,13 @@ class AllReduce final : public Operation {
     if (!counterparts_have(&SharedSlots::Counters::everywhere, piece)) return false;
     for_each_counterpart(range, [&](int lane, Range part) {
       if (lane == layout_.local) return;
-      std::memcpy(data_ + part.begin, hierarchy_.slot(lane, piece) + part.begin - range.begin, part.size());
-      give(piece, range, part);
+      batch_.copy(data_ + part.begin, hierarchy_.slot(lane, piece) + part.begin - range.begin, part.size());
     });
+    batch_.run();
+    for_each_counterpart(range, [&](int lane, Range part) {
+      if (lane != layout_.local) give(piece, range, part);
+    });
+    batch_.run();
     return true;
   }
 
@@ -255,13 +270,13 @@ class AllReduce final : public Operation {
 
   Hierarchy& hierarchy_;
   const Layout& layout_;
+  Batch& batch_;
   char nothing_[sizeof(double)] = {};  // where there is no data, the ranks reduce a number without a meaning
   char* const data_;
   const size_t bytes_;
   Reduce* const reduce_;
   const int divisor_;
   std::array<State, SharedSlots::kMaxSlots> states_;
-  std::vector<const char*> sources_;
 };
 
 }  // namespace

@@ -2,7 +2,6 @@
 #include <limits>
 #include <optional>
 
-#include "copy.hpp"
 #include "operations.hpp"
 
 namespace cpulaunch {
@@ -93,7 +92,7 @@ class AllToAll final : public Operation {
         sent_(std::move(sent)),
         received_(std::move(received)),
         counts_(std::move(counts)),
-        copy_(total(received_)) {}
+        copy_(total(received_), layout_.large) {}
 
   bool is_ready() const override { return counts_->most().has_value(); }
   uint64_t pieces() const override { return (*counts_->most() + stretch() - 1) / stretch(); }
@@ -121,23 +120,26 @@ class AllToAll final : public Operation {
       const auto range = range_of(part, piece);
       if (counts_->goes_directly(part.bytes) || range.size() == 0) continue;
       char* slot = hierarchy_.slot(layout_.local, piece) + place_of(local, layout_.local) * stretch();
-      std::memcpy(slot, part.data + range.begin, range.size());
+      hierarchy_.batch().copy(slot, part.data + range.begin, range.size());
     }
+    hierarchy_.batch().run();
   }
 
   void take(uint64_t piece) override {
+    auto& batch = hierarchy_.batch();
     for (int step = 1; step < layout_.locals; ++step) {  // each rank begins with another one
       const int local = (layout_.local + step) % layout_.locals;
       const auto& part = received_[layout_.ranks_of[layout_.host][local]];
       const auto range = range_of(part, piece);
       if (range.size() == 0) continue;
       if (const auto address = counts_->address(local)) {
-        hierarchy_.read(local, part.data + range.begin, address + range.begin, range.size());
+        batch.read(hierarchy_.slots(), local, part.data + range.begin, address + range.begin, range.size());
       } else {
         const char* slot = hierarchy_.slot(local, piece) + place_of(layout_.local, local) * stretch();
-        copy_.run(part.data + range.begin, slot, range.size());
+        batch.copy(part.data + range.begin, slot, range.size(), copy_);
       }
     }
+    batch.run();
   }
 
   // In the end, the others have read what this rank sends.
@@ -172,7 +174,8 @@ class AllToAll final : public Operation {
   void copy_own(size_t begin, size_t end) const {
     const auto &from = sent_[layout_.rank], &to = received_[layout_.rank];
     end = std::min(end, to.bytes);
-    if (begin < end) copy_.run(to.data + begin, from.data + begin, end - begin);
+    if (begin < end) hierarchy_.batch().copy(to.data + begin, from.data + begin, end - begin, copy_);
+    hierarchy_.batch().run();
   }
 
   // The place, in a slot of `from`, of what is for `to`: it has none for itself.

@@ -1,6 +1,3 @@
-#include <cstring>
-
-#include "copy.hpp"
 #include "operations.hpp"
 
 namespace cpulaunch {
@@ -25,7 +22,7 @@ class Broadcast final : public Operation {
         bytes_(signature.bytes),
         root_(signature.root),
         at_root_(layout_.host_numbers[root_] == layout_.host),
-        copy_(layout_.hosts == 1 ? bytes_ : 0) {  // what has come is sent on
+        copy_(layout_.hosts == 1 ? bytes_ : 0, layout_.large) {  // what has come is sent on
     // Its number counted from the root's host.
     const int host = (layout_.host - layout_.host_numbers[root_] + layout_.hosts) % layout_.hosts;
     if (pieces() >= kPiecesForChain * layout_.hosts) {
@@ -57,18 +54,24 @@ class Broadcast final : public Operation {
     if (layout_.locals == 1) return;
     const auto whole = range_of(piece);
     char* slot = hierarchy_.slot(layout_.local, piece) - whole.begin;
-    if (layout_.rank == root_) std::memcpy(slot + whole.begin, data_ + whole.begin, whole.size());
-    if (at_root_) return;
-    for_each_lane(piece, layout_.local, [&](int, Range range) {
-      std::memcpy(slot + range.begin, data_ + range.begin, range.size());
-    });
+    auto& batch = hierarchy_.batch();
+    if (layout_.rank == root_) {
+      batch.copy(slot + whole.begin, data_ + whole.begin, whole.size());
+    } else if (!at_root_) {
+      for_each_lane(piece, layout_.local, [&](int, Range range) {
+        batch.copy(slot + range.begin, data_ + range.begin, range.size());
+      });
+    }
+    batch.run();
   }
 
   void take(uint64_t piece) override {
     if (layout_.rank == root_) return;
+    auto& batch = hierarchy_.batch();
     if (at_root_) {
       const int local = layout_.local_numbers[root_];
-      copy_.run(data_ + piece * piece_bytes, hierarchy_.slot(local, piece), range_of(piece).size());
+      batch.copy(data_ + piece * piece_bytes, hierarchy_.slot(local, piece), range_of(piece).size(), copy_);
+      batch.run();
       send_on(piece);
       return;
     }
@@ -76,9 +79,10 @@ class Broadcast final : public Operation {
       if (local == layout_.local) continue;
       const char* slot = hierarchy_.slot(local, piece) - piece * piece_bytes;
       for_each_lane(piece, local, [&](int, Range range) {
-        copy_.run(data_ + range.begin, slot + range.begin, range.size());
+        batch.copy(data_ + range.begin, slot + range.begin, range.size(), copy_);
       });
     }
+    batch.run();
   }
 
   bool is_drained() override { return sending_ == 0; }

@@ -7,6 +7,54 @@ namespace cpulaunch {
 
 namespace {
 
+// The most bytes of all parts together that are summed as one, though a rank needs only its part of that.
+constexpr size_t kMostSmallScatter = 64 << 10;
+
+// One sum of all parts, in memory of its own, which takes far fewer messages than a sum for each host.
+class SmallReduceScatter final : public Operation {
+ public:
+  SmallReduceScatter(Hierarchy& hierarchy, const Signature& signature, char* output,
+                     const std::vector<const char*>& inputs, std::vector<size_t> sizes)
+      : Operation(signature, signature.bytes), output_(output), sizes_(std::move(sizes)), rank_(hierarchy.layout.rank) {
+    all_.reserve(signature.bytes);
+    for (size_t rank = 0; rank < sizes_.size(); ++rank) {
+      all_.insert(all_.end(), inputs[rank], inputs[rank] + sizes_[rank]);
+    }
+    sum_ = make_all_reduce(hierarchy, all_.data(), signature);
+  }
+
+  void begin() override {
+    sum_->signature.sequence = signature.sequence;
+    sum_->begin();
+  }
+  uint64_t pieces() const override { return sum_->pieces(); }
+  void enter(uint64_t piece) override { sum_->enter(piece); }
+  bool can_put(uint64_t piece) override { return sum_->can_put(piece); }
+  void put(uint64_t piece) override { sum_->put(piece); }
+  void take(uint64_t piece) override { sum_->take(piece); }
+  bool start(uint64_t piece) override { return sum_->start(piece); }
+  bool exchange(uint64_t piece) override { return sum_->exchange(piece); }
+  bool collects(uint64_t piece) const override { return sum_->collects(piece); }
+  void collect(uint64_t piece) override {
+    sum_->collect(piece);
+    if (piece + 1 < pieces() || sizes_[rank_] == 0) return;
+    const auto before = std::accumulate(sizes_.begin(), sizes_.begin() + rank_, size_t{0});
+    std::memcpy(output_, all_.data() + before, sizes_[rank_]);
+  }
+  bool is_drained() override { return sum_->is_drained(); }
+  std::vector<int> awaited() const override { return sum_->awaited(); }
+
+ private:
+  char* const output_;
+  const std::vector<size_t> sizes_;
+  const int rank_;
+  std::vector<char> all_;
+  OperationPtr sum_;
+};
+
+// The most bytes of a stretch that a rank keeps, from all hosts.
+constexpr size_t kMostComing = 16 << 20;
+
 // A piece is a stretch of what the ranks of one host get.  The local ranks reduce it for that host, each for some of
 // those ranks, and send it there; the own host's comes last, and is reduced with what the other hosts have sent.
 class ReduceScatter final : public Operation {
@@ -21,7 +69,8 @@ class ReduceScatter final : public Operation {
         sizes_(std::move(sizes)),
         reduce_(reduce_for(signature.type, signature.reduction)),
         divisor_(signature.divisor(layout_.size)),
-        stretch_(piece_bytes / std::max(layout_.lanes - 1, 1) / kSumGranule * kSumGranule) {}
+        stretch_(std::min(piece_bytes / std::max(layout_.lanes - 1, 1), kMostComing / layout_.hosts) / kSumGranule *
+                 kSumGranule) {}
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
@@ -37,25 +86,29 @@ class ReduceScatter final : public Operation {
     for (int local = 0; local < layout_.locals; ++local) {
       if (local == layout_.local) continue;
       for_each(piece, local, [&](int rank, Range range) {
-        std::memcpy(in_slot(layout_.local, piece, rank), inputs_[rank] + range.begin, range.size());
+        hierarchy_.batch().copy(in_slot(layout_.local, piece, rank), inputs_[rank] + range.begin, range.size());
       });
     }
+    hierarchy_.batch().run();
   }
 
   void take(uint64_t piece) override {
+    auto& batch = hierarchy_.batch();
     auto& state = states_[hierarchy_.index(piece)];
-    const bool ours = host_of(piece) == layout_.host;
+    const bool ours = host_of(piece) == layout_.host, alone = layout_.locals == 1;
     char* staging = state.staging;
     for_each(piece, layout_.local, [&](int rank, Range range) {
-      const char* reduced = inputs_[rank] + range.begin;
-      if (layout_.locals > 1) {
-        char* to = ours ? output_ + range.begin : staging;
-        reduce_locally(piece, to, reduced, rank, range.size());
-        reduced = to;
-      } else if (ours) {
-        std::memmove(output_ + range.begin, reduced, range.size());
-      }
-      if (!ours) hierarchy_.network().send(rank, tag(piece), signature, reduced, range.size(), state.sending);
+      char* to = ours ? output_ + range.begin : staging;
+      if (!alone) reduce_locally(piece, to, inputs_[rank] + range.begin, rank, range.size());
+      if (alone && ours) batch.copy(to, inputs_[rank] + range.begin, range.size());
+      staging += stretch_;
+    });
+    batch.run();
+    if (ours) return;
+    staging = state.staging;
+    for_each(piece, layout_.local, [&](int rank, Range range) {
+      const char* reduced = alone ? inputs_[rank] + range.begin : staging;
+      hierarchy_.network().send(rank, tag(piece), signature, reduced, range.size(), state.sending);
       staging += stretch_;
     });
   }
@@ -136,21 +189,22 @@ class ReduceScatter final : public Operation {
   }
 
   void reduce_locally(uint64_t piece, char* to, const char* own, int rank, size_t bytes) {
-    std::vector<const char*> from;
+    auto& batch = hierarchy_.batch();
     for (int local = 0; local < layout_.locals; ++local) {
-      from.push_back(local == layout_.local ? own : in_slot(local, piece, rank));
+      batch.add(local == layout_.local ? own : in_slot(local, piece, rank));
     }
-    reduce_(to, from.data(), from.size(), bytes, layout_.hosts == 1 ? divisor_ : 1);
+    batch.sum(reduce_, to, bytes, layout_.hosts == 1 ? divisor_ : 1);
   }
 
   void reduce_hosts(const char* coming, uint64_t piece) {
     const auto range = range_of(piece, layout_.rank);
-    std::vector<const char*> from;
+    auto& batch = hierarchy_.batch();
     for (int host = 0; host < layout_.hosts; ++host) {
-      from.push_back(host == layout_.host ? output_ + range.begin : coming);
+      batch.add(host == layout_.host ? output_ + range.begin : coming);
       if (host != layout_.host) coming += range.size();
     }
-    reduce_(output_ + range.begin, from.data(), from.size(), range.size(), divisor_);
+    batch.sum(reduce_, output_ + range.begin, range.size(), divisor_);
+    batch.run();
   }
 
   Hierarchy& hierarchy_;
@@ -175,6 +229,9 @@ OperationPtr make_reduce_scatter(Hierarchy& hierarchy, char* output, std::vector
   if (all == 0) return make_all_reduce(hierarchy, nullptr, signature);
   if (hierarchy.fabric()) {
     return make_fabric_reduce_scatter(hierarchy, signature, output, std::move(inputs), std::move(sizes));
+  }
+  if (hierarchy.layout.hosts > 2 && all <= kMostSmallScatter) {
+    return std::make_shared<SmallReduceScatter>(hierarchy, signature, output, inputs, std::move(sizes));
   }
   return std::make_shared<ReduceScatter>(hierarchy, signature, output, std::move(inputs), std::move(sizes));
 }

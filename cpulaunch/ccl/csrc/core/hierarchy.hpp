@@ -71,6 +71,7 @@
 #include "layout.hpp"
 #include "network.hpp"
 #include "shared_slots.hpp"
+#include "team.hpp"
 #include "transfer.hpp"
 
 namespace cpulaunch {
@@ -136,9 +137,8 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   char* slot(int local, uint64_t piece) const { return slots_->slot(local, first_ + piece); }
   // The index of a piece among those that are under way: below SharedSlots::kMaxSlots.
   size_t index(uint64_t piece) const { return (first_ + piece) % shape.slots; }
-  // For a piece that this rank takes: whether all local ranks may read each other's memory, and what one has there.
+  // For a piece that this rank takes: whether all local ranks may read each other's memory.
   bool reads_directly() const;
-  void read(int local, char* to, uint64_t address, size_t bytes) const { slots_->read(local, to, address, bytes); }
   // The tensor of a local rank that has put this piece, of `bytes`; null where it isn't shared.  It is this
   // rank's from when it takes the piece until it has exchanged it.
   char* tensor(int local, uint64_t piece, size_t bytes);
@@ -149,6 +149,9 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   bool has_mark(Mark mark, int local, uint64_t piece) const;
   // Memory for a piece from its entry until it is collected.
   char* staging(uint64_t piece, size_t bytes);
+  // For what a stage copies and sums.  A stage leaves nothing in it.
+  Batch& batch() { return batch_; }
+  const SharedSlots& slots() const { return *slots_; }
   Network& network() { return *network_; }
   Fabric* fabric() const { return fabric_.get(); }  // null: the network carries all
   Tag tag(const Operation& operation, uint64_t piece, size_t phase = 0, size_t lane = 0) const;
@@ -202,6 +205,7 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
     size_t bytes = 0;
   };
   std::array<Staging, SharedSlots::kMaxSlots> staging_;
+  Batch batch_;
 
   // Relaxed: it orders nothing, and a poller that reads an old value polls once more.
   std::atomic<uint64_t> steps_{0};

@@ -115,11 +115,12 @@ void HostExchange::send(size_t phase) {
 }
 
 void HostExchange::reduce(const Dimension& dimension) {
-  std::vector<const char*> from;
+  auto& batch = hierarchy_->batch();
   for (int place = 0; place < dimension.hosts; ++place) {
-    from.push_back(place == dimension.own ? data_ + dimension.share.begin : staging_for(dimension, place));
+    batch.add(place == dimension.own ? data_ + dimension.share.begin : staging_for(dimension, place));
   }
-  reduce_(data_ + dimension.share.begin, from.data(), from.size(), dimension.share.size(), 1);
+  batch.sum(reduce_, data_ + dimension.share.begin, dimension.share.size(), 1);
+  batch.run();
 }
 
 }  // namespace cpulaunch

@@ -2,10 +2,12 @@
 
 #include "interface.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "boundary.hpp"
 #include "liveness.hpp"
+#include "team.hpp"
 #include "transport_own.hpp"
 
 using namespace cpulaunch;
@@ -49,11 +51,14 @@ cl_transport* connect(cl_carrier* self, const cl_store*, cl_error* error) {
 }  // namespace
 
 cl_layout* cl_layout_make(int32_t size, int32_t rank, const int32_t* host_of, const int32_t* socket_of,
-                          const int32_t* numbers, const char* const* host_names) {
+                          const int32_t* numbers, const char* const* host_names, int32_t threads,
+                          uint64_t cache) {
   const std::vector<int> hosts(host_of, host_of + size), sockets(socket_of, socket_of + size);
   std::vector<std::string> names;
   for (int each = 0; host_names && each < size; ++each) names.emplace_back(host_names[each]);
-  return new cl_layout{Layout(hosts, rank, sockets, Members({numbers, numbers + size}, std::move(names)))};
+  Layout layout(hosts, rank, sockets, Members({numbers, numbers + size}, std::move(names)), threads);
+  layout.large = std::max<size_t>(layout.large, cache / 2);  // beside what it is made of
+  return new cl_layout{std::move(layout)};
 }
 void cl_layout_free(cl_layout* layout) { delete layout; }
 cl_layout* cl_layout_copy(const cl_layout* layout) { return new cl_layout(*layout); }
@@ -117,6 +122,12 @@ cl_transport* cl_fabric_transport(const cl_layout* layout, const cl_slots* slots
 }
 void cl_divide(char* data, size_t bytes, uint8_t type, int divisor) {
   divide(data, bytes, static_cast<NumberType>(type), divisor);
+}
+
+const cl_team* cl_lend_team(const cl_team* team) { return lend_team(team); }
+void cl_moved(uint64_t* copied, uint64_t* summed) {
+  const auto moved = moved_by_this_thread();
+  *copied = moved.copied, *summed = moved.summed;
 }
 
 char* cl_block_copy(const char* from, size_t bytes) { return SharedBlocks::copy(from, bytes); }

@@ -136,9 +136,11 @@ CL_EXPORT char* cl_cause_text(const cl_cause*);
 /* --- who is where */
 typedef struct cl_layout cl_layout;
 /* `host_of` and `socket_of` (-1: unknown) are of each rank, `numbers` its number in the job, and `host_names` the name
- * of its host; null where there is one. */
+ * of its host; null where there is one.  `threads`: each rank computes with this many, or more; `cache`: bytes of the
+ * last cache that are this rank's. */
 CL_EXPORT cl_layout* cl_layout_make(int32_t size, int32_t rank, const int32_t* host_of, const int32_t* socket_of,
-                                    const int32_t* numbers, const char* const* host_names);
+                                    const int32_t* numbers, const char* const* host_names, int32_t threads,
+                                    uint64_t cache);
 CL_EXPORT void cl_layout_free(cl_layout*);
 /* For libraries other than the core: what of it a fabric needs. */
 typedef struct cl_layout_facts {
@@ -171,6 +173,18 @@ CL_EXPORT void cl_divide(char* data, size_t bytes, uint8_t type, int divisor);
 /* Copies of what a layout, or the memory, is: for who keeps them. */
 CL_EXPORT cl_layout* cl_layout_copy(const cl_layout*);
 CL_EXPORT cl_slots* cl_slots_copy(const cl_slots*);
+
+/* --- threads that help the calling one to copy and to sum (team.hpp) */
+typedef struct cl_team cl_team;
+struct cl_team {
+  int32_t size; /* the most that work at the same time, with the one that lends them */
+  /* Calls part(argument, i) for each i below `parts` on these threads, and returns when all calls have. */
+  void (*run)(const cl_team*, int32_t parts, void (*part)(void* argument, int32_t index), void* argument);
+};
+/* From now on the calling thread lends these; null: none.  Returns those that it lent before. */
+CL_EXPORT const cl_team* cl_lend_team(const cl_team*);
+/* Bytes that the calling thread has copied since it began, and those that it has read to sum them. */
+CL_EXPORT void cl_moved(uint64_t* copied, uint64_t* summed);
 
 /* --- tensors in memory that the host's ranks share (shared_blocks.hpp) */
 CL_EXPORT char* cl_block_copy(const char* from, size_t bytes);

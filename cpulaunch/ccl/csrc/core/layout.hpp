@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "copy.hpp"
 #include "members.hpp"
 
 namespace cpulaunch {
@@ -17,9 +18,10 @@ namespace cpulaunch {
 // one local rank sends and receives what belongs to a lane.
 struct Layout {
   // `host_of` has for each rank whatever identifies its host, and `socket_of` the socket of that host that it runs on,
-  // or -1; empty: unknown.  `members` is how messages name the ranks.
-  Layout(const std::vector<int>& host_of, int rank, const std::vector<int>& socket_of = {}, Members members = {})
-      : members(std::move(members)), rank(rank), size(static_cast<int>(host_of.size())) {
+  // or -1; empty: unknown.  `members` is how messages name the ranks.  Each rank computes with `threads`, or more.
+  Layout(const std::vector<int>& host_of, int rank, const std::vector<int>& socket_of = {}, Members members = {},
+         int threads = 1)
+      : members(std::move(members)), rank(rank), size(static_cast<int>(host_of.size())), threads(threads) {
     std::map<int, int> numbers;
     for (int each = 0; each < size; ++each) {
       const auto [entry, first] = numbers.try_emplace(host_of[each], static_cast<int>(ranks_of.size()));
@@ -56,12 +58,14 @@ struct Layout {
   }
   int most_lanes() const { return (lanes + least - 1) / least; }  // of one rank
   bool is_even() const { return lanes == least; }
+  size_t longest_row() const { return *std::max_element(grid.begin(), grid.end()); }  // of hosts, in the grid
 
   Members members;
-  int rank, size;
+  int rank, size, threads;
   int hosts = 0, host = 0;    // their number, and this rank's
   int locals = 0, local = 0;  // the ranks of this host, and this rank's number among them
   int lanes = 0, least = 0;   // the most and the fewest ranks of a host
+  size_t large = Copy::kLarge;  // bytes of a result that is larger than this rank's caches
   std::vector<std::vector<int>> ranks_of;        // each host's
   std::vector<int> host_numbers, local_numbers;  // of each rank
   std::vector<int> grid;                         // its sizes: their product is the number of hosts

@@ -56,19 +56,31 @@ void Network::receive(int from, const Tag& tag, const Signature& signature, char
   peer.expected.push_back({tag, signature, data, bytes, &pending});
 }
 
-size_t Network::progress() {
+// Where there are many connections, those with nothing to read take no call of the kernel; neither do those that have
+// not been opened, but for one of them.
+size_t Network::read_from_ready() {
   size_t moved = 0;
-  // A peer's turn may end its place in these lists, or come again in a later call.
+  bool looks = true;
+  const auto* ready = readiness_.is_asked() && !receiving_.empty() ? &readiness_.ask(incoming_.size()) : nullptr;
+  // A peer's turn may end its place in this list, or come again in a later call.
   for (size_t i = 0; i < receiving_.size();) {
     const int from = receiving_[i];
-    moved += read_from(from);
-    if (incoming_[from].expected.empty()) {
+    const auto& peer = incoming_[from];
+    const bool is_known = peer.receiver.is_open(), has_rest = peer.in_header || peer.begin < peer.end;
+    if (!ready || !is_known || has_rest || (*ready)[from]) moved += read_from(from, looks);
+    looks = looks && is_known;
+    if (peer.expected.empty()) {
       receiving_[i] = receiving_.back();
       receiving_.pop_back();
     } else {
       ++i;
     }
   }
+  return moved;
+}
+
+size_t Network::progress() {
+  size_t moved = read_from_ready();
   for (size_t i = 0; i < sending_.size();) {
     const int to = sending_[i];
     moved += write_to(to);
@@ -222,12 +234,14 @@ size_t Network::fill(int from) {
 }
 
 // True when the connection that the rank has opened is there.
-bool Network::open_receiver(int from) {
+bool Network::open_receiver(int from, bool looks) {
   auto& peer = incoming_[from];
   if (peer.receiver.is_open()) return true;
-  peer.receiver = connector_->accept(from, Channel::collectives);
-  if (peer.receiver.is_open()) peer.buffer.resize(Incoming::kRoom);
-  return peer.receiver.is_open();
+  peer.receiver = connector_->accept(from, Channel::collectives, looks);
+  if (!peer.receiver.is_open()) return false;
+  peer.buffer.resize(Incoming::kRoom);
+  readiness_.add(peer.receiver.descriptor(), from);
+  return true;
 }
 
 // Takes the next message's header from the buffer, past questions that are answered; true when there is one.
@@ -266,10 +280,10 @@ bool Network::begin_message(int from) {
   return true;
 }
 
-size_t Network::read_from(int from) {
+size_t Network::read_from(int from, bool looks) {
   if (!lost_.empty()) return 0;
   try {
-    return read_expected(from);
+    return open_receiver(from, looks) ? read_expected(from) : 0;
   } catch (const ConnectionLost& error) {
     lose(from, error.what());
     return 0;
@@ -277,7 +291,6 @@ size_t Network::read_from(int from) {
 }
 
 size_t Network::read_expected(int from) {
-  if (!open_receiver(from)) return 0;
   size_t moved = 0;
   auto& peer = incoming_[from];
   while (!peer.expected.empty() && moved < kTurn) {

@@ -21,6 +21,7 @@
 #include "cause.hpp"
 #include "connector.hpp"
 #include "layout.hpp"
+#include "readiness.hpp"
 #include "shared_slots.hpp"
 
 namespace cpulaunch {
@@ -118,9 +119,10 @@ class Network {
   void enqueue(int to, const Sent& message, bool more_follow);
   size_t write_to(int to);
   size_t write_some(Outgoing& peer);
-  size_t read_from(int from);
+  size_t read_from(int from, bool looks);
   size_t read_expected(int from);
-  bool open_receiver(int from);
+  bool open_receiver(int from, bool looks = true);
+  size_t read_from_ready();
   bool read_header(int from);
   bool begin_message(int from);
   size_t fill(int from);
@@ -133,6 +135,7 @@ class Network {
   std::vector<Outgoing> outgoing_;  // of each rank, as incoming_
   std::vector<Incoming> incoming_;
   std::vector<int> sending_, receiving_;  // ranks with messages to send, and those from which some are expected
+  Readiness readiness_;
   std::optional<Signature> current_;
   Clock::time_point entered_;  // when that was called, if it has a root
   unsigned idle_calls_ = 0;  // of progress(), since something has moved

@@ -13,6 +13,9 @@ namespace {
 
 // The most bytes of a message that goes before it is asked for: announcing it would take longer than copying it twice.
 constexpr size_t kMaxEager = 16 << 10;
+// The size of a message of the own host that is read from its sender's memory.  For a small one, the kernel's work
+// takes longer than copying it twice; so it does for a large one, by one thread, as the ring stays in the caches.
+constexpr size_t kLeastRead = 128 << 10, kMostRead = 16 << 20;
 // A rank stops reading from a peer of which it keeps so much.
 constexpr size_t kMaxKept = 16 << 20;
 constexpr size_t kMostNamed = 4;  // of the messages that nobody has asked for
@@ -174,8 +177,11 @@ std::unique_ptr<Transfer> PointToPoint::send(int to, int tag, const char* data, 
     enqueue(to, {Frame::Kind::eager, tag, bytes, 0}, request);
   } else {
     auto& peer = peers_[to];
+    const bool is_near = layout_.host_numbers[to] == layout_.host;
+    const bool is_read = is_near && bytes >= kLeastRead && (bytes <= kMostRead || layout_.threads > 1);
     peer.announced[peer.next_id] = request;
-    enqueue(to, {Frame::Kind::request, tag, bytes, peer.next_id++}, nullptr);
+    enqueue(to, {Frame::Kind::request, tag, bytes, peer.next_id++,
+                 is_read ? reinterpret_cast<uint64_t>(data) : 0}, nullptr);
   }
   return std::make_unique<Progress>(shared_from_this(), std::move(request));
 }
@@ -271,6 +277,8 @@ void PointToPoint::take(int from, const RequestPtr& request, const Frame& frame)
   if (frame.bytes != request->bytes) {
     const auto mismatch = mismatch_of_sizes(layout_.members, from, frame.bytes, request->bytes);
     request->mismatch = std::make_unique<const Mismatch>(mismatch);
+  } else if (frame.kind == Frame::Kind::request && frame.address && is_readable(from)) {
+    peers_[from].reading.push_back({request, frame});
   } else if (frame.kind == Frame::Kind::request) {
     peers_[from].cleared[frame.id] = request;
     enqueue(from, {Frame::Kind::clear, frame.tag, frame.bytes, frame.id}, nullptr);
@@ -285,6 +293,11 @@ PointToPoint::RequestPtr PointToPoint::match_posted(int from, int tag) {
   auto request = *found;
   posted_.erase(found);
   return request;
+}
+
+// Only memory of the own host's ranks, whichever address another one may send.
+bool PointToPoint::is_readable(int from) const {
+  return layout_.host_numbers[from] == layout_.host && slots_->counters(layout_.local).reads_others;
 }
 
 bool PointToPoint::expects_from(int rank) const {
@@ -317,6 +330,7 @@ size_t PointToPoint::progress() {
     try {
       moved += write_to(rank);
       if (expects_from(rank)) moved += read_from(rank);
+      moved += read_memory(rank);
     } catch (const ConnectionLost& error) {
       lose(rank, error);
     }
@@ -329,7 +343,7 @@ size_t PointToPoint::write_to(int to) {
   size_t moved = 0;
   while (!peer.queue.empty()) {
     auto& [frame, request] = peer.queue.front();
-    const size_t data = request ? request->bytes : 0;
+    const size_t data = peer.queue.front().data();
     iovec parts[2];
     size_t count = 0;
     if (peer.written < sizeof(Frame)) {
@@ -346,6 +360,26 @@ size_t PointToPoint::write_to(int to) {
     peer.written = 0;
   }
   return moved;
+}
+
+size_t PointToPoint::read_memory(int from) {
+  auto& peer = peers_[from];
+  if (peer.reading.empty()) return 0;
+  auto& its = peer.reading.front();
+  auto& request = its.request;
+  const size_t bytes = std::min(kMaxStep * layout_.threads, request->bytes - its.done);
+  try {
+    batch_.read(*slots_, layout_.local_numbers[from], request->data + its.done, its.frame.address + its.done, bytes);
+    batch_.run();
+  } catch (const std::runtime_error& error) {
+    throw ConnectionLost(error.what());
+  }
+  its.done += bytes;
+  if (its.done < request->bytes) return bytes;
+  const auto whole = std::move(its);
+  peer.reading.pop_front();
+  enqueue(from, {Frame::Kind::taken, whole.frame.tag, whole.frame.bytes, whole.frame.id}, whole.request);
+  return bytes;
 }
 
 // Where the data of the frame that is being read goes; null for none.
@@ -391,6 +425,11 @@ void PointToPoint::begin_frame(int from) {
     if (found == peer.announced.end()) throw ConnectionLost("what it sends makes no sense");
     found->second->begun = true;
     enqueue(from, {Frame::Kind::data, frame.tag, frame.bytes, frame.id}, found->second);
+    peer.announced.erase(found);
+  } else if (frame.kind == Frame::Kind::taken) {
+    const auto found = peer.announced.find(frame.id);
+    if (found == peer.announced.end()) throw ConnectionLost("what it sends makes no sense");
+    found->second->done = true;
     peer.announced.erase(found);
   } else if (frame.kind == Frame::Kind::data) {
     const auto found = peer.cleared.find(frame.id);

@@ -3,12 +3,15 @@
 // Between ranks of a host they go through a ring in shared memory, between hosts over connections of their own.  Either
 // is a stream of frames.  What is small goes at once, and the receiver keeps it until somebody asks for it.  What is
 // large is announced, and goes when the receiver has asked for it: so it is copied to where it belongs, and memory that
-// nobody has asked for stays small.
+// nobody has asked for stays small.  Where the kernel allows that, the receiver reads a large message of the own host
+// from its sender's memory.
 //
 //     small    sender ── eager(tag, bytes), data ──► receiver
 //     large    sender ── request(tag, bytes, id) ──► receiver
 //              sender ◄── clear(id) ──────────────── receiver
 //              sender ── data(id, bytes), data ────► receiver
+//     read     sender ── request(…, address) ──────► receiver, which reads what is there
+//              sender ◄── taken(id) ──────────────── receiver
 
 #pragma once
 
@@ -23,6 +26,7 @@
 #include "connector.hpp"
 #include "layout.hpp"
 #include "shared_slots.hpp"
+#include "team.hpp"
 #include "transfer.hpp"
 
 namespace cpulaunch {
@@ -47,12 +51,13 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   class Progress;  // the transfer of one message
 
   struct Frame {
-    enum class Kind : uint32_t { eager, request, clear, data };
+    enum class Kind : uint32_t { eager, request, clear, data, taken };
 
     Kind kind;
     int32_t tag;
-    uint64_t bytes;  // of the message
-    uint64_t id;     // which the sender gives a large message
+    uint64_t bytes;        // of the message
+    uint64_t id;           // which the sender gives a large message
+    uint64_t address = 0;  // of a message that may be read; else 0
   };
   struct Request {
     int peer;  // or kAnySource
@@ -68,7 +73,14 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   using RequestPtr = std::shared_ptr<Request>;
   struct Queued {
     Frame frame;
-    RequestPtr request;  // whose data follows the frame; null for none
+    RequestPtr request;  // which is done once this has been written; null for none
+
+    size_t data() const { return request && frame.kind != Frame::Kind::taken ? request->bytes : 0; }  // that follows
+  };
+  struct Reading {  // from the sender's memory
+    RequestPtr request;
+    Frame frame;
+    size_t done = 0;
   };
   struct Unexpected {  // what nobody has asked for yet
     Frame frame;
@@ -96,6 +108,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     std::deque<Unexpected> unexpected;
     size_t kept = 0;              // bytes in `unexpected`
     std::map<uint64_t, RequestPtr> cleared;
+    std::deque<Reading> reading;
   };
 
   void lose(int rank, const ConnectionLost& error);
@@ -105,12 +118,14 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   bool match_unexpected(int from, const RequestPtr& request);
   void deliver(int from, const RequestPtr& request, std::deque<Unexpected>::iterator message);
   void take(int from, const RequestPtr& request, const Frame& frame);
+  bool is_readable(int from) const;
   bool expects_from(int peer) const;
 
   bool test(Request& request);
   size_t progress();
   size_t write_to(int to);
   size_t read_from(int from);
+  size_t read_memory(int from);
   void begin_frame(int from);
   void end_frame(int from);
   RequestPtr match_posted(int from, int tag);
@@ -123,6 +138,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   std::mutex mutex_;
   std::vector<Peer> peers_;
   std::deque<RequestPtr> posted_;  // receives without a message
+  Batch batch_;
   bool aborted_ = false;
 };
 

@@ -19,16 +19,22 @@ namespace {
 // The most bytes of a piece: few enough that two slots, of which one is filled while the other is read, stay
 // in the caches beside the tensor, and enough that a step costs more than the wait for it.  Of two hosts, one or two
 // ranks that share a host keep the network busier with smaller ones.  More hosts divide a sum's pieces among them once
-// more, and smaller ones cost too many calls of the kernel.  All this is measured.
+// more, and smaller ones cost too many calls of the kernel.  All this is measured, with ranks of one thread.
 constexpr size_t kSlotSize = 512 << 10, kSlotSizeOfFew = 256 << 10, kSlotSizeOfManyHosts = 1 << 20;
+// The threads of a rank have caches of their own, and each is to have enough of a piece to be worth waking.  Nor are
+// the shares of the hosts of a row to become smaller than this, where there are many.
+constexpr size_t kLeastRowShare = 64 << 10;
+constexpr size_t kMostSlotSize = 8 << 20;
 constexpr size_t kFabricSlotSize = 1 << 20;  // a fabric takes longer to start something than the network
 constexpr size_t kLeastPart = 256;  // bytes: of all the local ranks that a machine may ever have, each has a part
 constexpr size_t kLeastFabricPart = 1 << 10;  // and of all lanes of all hosts, where one rank may have several
 constexpr size_t kPage = 4096;      // bytes
 
-size_t measured_size(const Layout& layout) {
-  if (layout.hosts > 2) return kSlotSizeOfManyHosts;
-  return layout.hosts == 1 || layout.lanes > 2 ? kSlotSize : kSlotSizeOfFew;
+size_t size_of_slots(const Layout& layout) {
+  const size_t measured = layout.hosts > 2 ? kSlotSizeOfManyHosts
+                          : layout.hosts == 1 || layout.lanes > 2 ? kSlotSize : kSlotSizeOfFew;
+  const size_t for_shares = layout.hosts > 2 ? layout.lanes * layout.longest_row() * kLeastRowShare : 0;
+  return std::min(std::max(measured * layout.threads, for_shares), kMostSlotSize);
 }
 
 size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
@@ -49,7 +55,7 @@ size_t memory_size(int locals, SharedSlots::Shape shape) {
 // at the same time, each at another stage.
 SharedSlots::Shape::Shape(const Layout& layout, bool fabric)
     : slots(layout.hosts == 1 ? 2 : kMaxSlots),
-      slot_size(fabric ? kFabricSlotSize : measured_size(layout)) {
+      slot_size(fabric ? kFabricSlotSize : size_of_slots(layout)) {
   const size_t parts = std::max(layout.size, layout.hosts * layout.most_lanes());
   slot_size = std::max(slot_size, fabric ? parts * kLeastFabricPart : layout.lanes * kLeastPart);
 }

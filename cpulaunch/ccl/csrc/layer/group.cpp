@@ -54,12 +54,11 @@ OpenGroups& open_groups() {
 }  // namespace
 
 ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout,
-                                 std::string name, Members members, const std::string& in_ledger, bool shares_cores,
+                                 std::string name, Members members, const std::string& in_ledger, Pace pace,
                                  std::vector<Peer> local_peers, Heartbeat heartbeat, StoreIntervals intervals,
                                  Carrier carrier, MakeGloo make_gloo)
     : Backend(rank, size),
-      state_(std::make_shared<GroupState>(std::move(name), rank, size, std::move(members), in_ledger,
-                                          shares_cores)),
+      state_(std::make_shared<GroupState>(std::move(name), rank, size, std::move(members), in_ledger, pace)),
       store_(store),
       options_(c10::make_intrusive<Options>("ccl", timeout)),
       make_gloo_(std::move(make_gloo)),

@@ -23,10 +23,10 @@ class ProcessGroupCCL final : public c10d::Backend {
   // Makes what carries the collectives, which may be waiting for the other ranks.
   using Carrier = std::shared_ptr<cl_carrier>;
 
-  // `in_ledger` is how the ledger has the members' numbers, `shares_cores` as in pace.hpp.  Throws DistBackendError
+  // `in_ledger` is how the ledger has the members' numbers, `pace` is how it waits.  Throws DistBackendError
   // when the ranks do not meet within `timeout`.
   ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout, std::string name,
-                  Members members, const std::string& in_ledger, bool shares_cores, std::vector<Peer> local_peers,
+                  Members members, const std::string& in_ledger, Pace pace, std::vector<Peer> local_peers,
                   Heartbeat heartbeat, StoreIntervals intervals, Carrier carrier, MakeGloo make_gloo);
   ~ProcessGroupCCL() override;
 

@@ -6,10 +6,16 @@
 
 namespace cpulaunch {
 
-// What is known of the cores that ranks run on.
+// What the ranks of a group know of the cores that this rank runs on.
 struct Pace {
-  bool crowded = false;       // this host has more ranks than cores: each poll that finds nothing gives up the core
-  bool shares_cores = false;  // ranks of other hosts, simulated on this machine, run on this rank's cores
+  bool crowded = false;       // more ranks of its host than cores run on them: each vain poll gives up the core
+  bool shares_cores = false;  // ranks of other hosts, simulated on this machine, run on them
+
+  // Of a thread that polls for several groups.
+  void add(const Pace& other) {
+    crowded = crowded || other.crowded;
+    shares_cores = shares_cores || other.shares_cores;
+  }
 };
 
 enum class Rest {

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <set>
 
+#include "lent_team.hpp"
 #include "watchdog.hpp"
 
 namespace cpulaunch {
@@ -24,7 +25,7 @@ constexpr auto kInlineDriveTime = std::chrono::microseconds(200);
 constexpr auto kIdleRoundTime = std::chrono::microseconds(3);
 // The background thread checks timeouts and failed groups once in this many rounds (13 ms while it naps).
 constexpr unsigned kRoundsPerCheck = 64;
-// Naps, and what the kernel may add to those of the background thread.
+// Naps, and what the kernel may add to them.
 constexpr auto kPollerNap = std::chrono::microseconds(50);
 constexpr auto kBackgroundNap = std::chrono::microseconds(20);
 constexpr auto kLongNap = std::chrono::microseconds(200);
@@ -54,6 +55,19 @@ void relax() {
 [[noreturn]] void stay() {
   for (;;) ::pause();
 }
+
+// While it lives, the kernel adds no more than kTimerSlack to this thread's naps: by default it adds as much as a nap
+// takes.  The thread is the program's, whose own naps stay as they are.
+class ExactTimers {
+ public:
+  ExactTimers() { prctl(PR_SET_TIMERSLACK, kTimerSlack, 0, 0, 0); }
+  ~ExactTimers() { prctl(PR_SET_TIMERSLACK, before_, 0, 0, 0); }
+  ExactTimers(const ExactTimers&) = delete;
+  ExactTimers& operator=(const ExactTimers&) = delete;
+
+ private:
+  const int before_ = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+};
 
 thread_local bool is_background_thread = false;
 thread_local int visits = 0;  // of this thread, one within the other: callbacks communicate, too
@@ -90,8 +104,10 @@ ProgressEngine& ProgressEngine::instance() {
 
 void ProgressEngine::configure(ProgressOptions options) { options_ = std::move(options); }
 
-std::chrono::nanoseconds ProgressEngine::yielding(const Idle& idle) const {
-  return idle.yields_since == Clock::time_point{} ? std::chrono::nanoseconds(0) : Clock::now() - idle.yields_since;
+// How long it has yielded, where that matters: asking for the time takes as long as a poll.
+std::chrono::nanoseconds ProgressEngine::yielding(const Idle& idle, const Pace& pace) const {
+  if (!pace.shares_cores || idle.yields_since == Clock::time_point{}) return std::chrono::nanoseconds(0);
+  return Clock::now() - idle.yields_since;
 }
 
 void ProgressEngine::rest(Rest rest, Idle& idle) const {
@@ -100,17 +116,24 @@ void ProgressEngine::rest(Rest rest, Idle& idle) const {
   } else if (rest == Rest::yield) {
     if (idle.yields_since == Clock::time_point{}) idle.yields_since = Clock::now();
     sched_yield();
+  } else if (is_background_thread) {
+    std::this_thread::sleep_for(rest == Rest::nap ? kBackgroundNap : kLongNap);
   } else {
-    std::this_thread::sleep_for(is_background_thread ? kBackgroundNap : kPollerNap);
+    const ExactTimers exact;
+    std::this_thread::sleep_for(kPollerNap);
   }
 }
 
-void ProgressEngine::pause(Idle& idle, bool shares_cores) const {
-  const auto time = shares_cores ? yielding(idle) : std::chrono::nanoseconds(0);
-  rest(rest_of_poller({options_.yield, shares_cores}, idle.polls, time), idle);
+void ProgressEngine::pause(Idle& idle, const Pace& pace) const {
+  rest(rest_of_poller(pace, idle.polls, yielding(idle, pace)), idle);
+}
+
+bool ProgressEngine::lends_team(const Pace& pace) const {
+  return !options_.only_core && !pace.crowded && !pace.shares_cores && !is_background_thread;
 }
 
 void ProgressEngine::run(const c10::intrusive_ptr<CclWork>& work, bool asynchronous) {
+  const LentTeam team(lends_team(work->pace()));
   if (!asynchronous) {
     work->drive(Clock::time_point::max());
     return;
@@ -179,14 +202,15 @@ void ProgressEngine::lead() {
       if (work->is_driven()) driven.insert(work->moved_with());
     }
     uint64_t steps_now = 0;
-    bool leads = false, shares_cores = false;
+    bool leads = false;
+    Pace pace;
     counted = true;
     for (const auto& work : polled) {
       if (work->is_driven()) continue;
       if (work->claim()) completed.push_back(work);
       if (driven.count(work->moved_with())) continue;
       leads = true;
-      shares_cores = shares_cores || work->shares_cores();
+      pace.add(work->pace());
       const auto its_steps = work->steps();
       steps_now += its_steps.value_or(0);
       counted = counted && its_steps;
@@ -198,13 +222,7 @@ void ProgressEngine::lead() {
       if (idle.polls % kRoundsPerCheck == 0) {
         for (const auto& work : polled) work->check(before);
       }
-      const auto rests = rest_in_background({options_.yield, shares_cores}, !options_.cores.empty(), leads, idle.polls,
-                                            shares_cores ? yielding(idle) : std::chrono::nanoseconds(0));
-      if (rests == Rest::long_nap) {
-        std::this_thread::sleep_for(kLongNap);
-      } else {
-        rest(rests, idle);
-      }
+      rest(rest_in_background(pace, !options_.cores.empty(), leads, idle.polls, yielding(idle, pace)), idle);
     }
     lock.lock();
     pending_.remove_if([](const auto& work) { return !work->running(); });

@@ -21,7 +21,6 @@ namespace cpulaunch {
 
 struct ProgressOptions {
   bool has_core = false;   // communication has cores of its own: the background thread's, or those of oneCCL's workers
-  bool yield = false;      // there are more ranks than cores (Pace::crowded)
   bool only_core = false;  // the rank has one core, so nothing is computed while its caller drives
   std::vector<int> cores;  // those of the background thread alone; empty: it runs anywhere
 };
@@ -79,15 +78,19 @@ class ProgressEngine {
   bool shutdown(bool has_failed);
   bool stopped() const { return stopping_.load(std::memory_order_acquire); }
 
-  // Lets time pass between two polls of operations, of which some are of a group that `shares_cores`.
-  void pause(Idle& idle, bool shares_cores) const;
+  // Whether the calling thread, while it waits, lends its OpenMP team: not where other ranks need the cores, nor a
+  // background thread, which has no team yet.
+  bool lends_team(const Pace& pace) const;
+
+  // Lets time pass between two polls.
+  void pause(Idle& idle, const Pace& pace) const;
 
   // One line for each operation that the background thread drives.
   std::vector<std::string> in_flight();
 
  private:
   void rest(Rest rest, Idle& idle) const;
-  std::chrono::nanoseconds yielding(const Idle& idle) const;
+  std::chrono::nanoseconds yielding(const Idle& idle, const Pace& pace) const;
   void watch(c10::intrusive_ptr<CclWork> work);
   void lead();
   void background();

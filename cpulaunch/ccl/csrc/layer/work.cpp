@@ -8,6 +8,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "lent_team.hpp"
 #include "progress.hpp"
 #include "watchdog.hpp"
 
@@ -391,7 +392,7 @@ bool CclWork::poll_until(Clock::time_point until, Clock::duration more) {
     const bool moved = steps_now != steps;
     steps = steps_now;
     idle.count(moved);
-    const bool due = polls % kPollsPerCheck == 0 || engine.options().yield;
+    const bool due = polls % kPollsPerCheck == 0 || group_->pace.crowded;
     if (due || limited) {
       const auto now = Clock::now();
       if (due) check(now);
@@ -400,7 +401,7 @@ bool CclWork::poll_until(Clock::time_point until, Clock::duration more) {
       if (now >= until) return done();
       if (engine.stopped()) return false;
     }
-    engine.pause(idle, group_->shares_cores);
+    engine.pause(idle, group_->pace);
   }
   return true;
 }
@@ -414,6 +415,7 @@ bool CclWork::wait(Milliseconds timeout) {
   const auto until = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
   const ProgressEngine::Visit visit(ProgressEngine::instance(), is_message());
   const Counted driver(drivers_, 1);
+  const LentTeam team(ProgressEngine::instance().lends_team(group_->pace));
   if (!drive(until)) {
     auto cause = own(delay());
     cause.timeout = timeout.count();

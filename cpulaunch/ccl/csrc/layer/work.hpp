@@ -18,6 +18,7 @@
 #include "clock.hpp"
 #include "ledger.hpp"
 #include "members.hpp"
+#include "pace.hpp"
 #include "transfer.hpp"
 
 namespace cpulaunch {
@@ -38,13 +39,12 @@ std::vector<int> numbers_in(const std::string& text);
 class GroupState {
  public:
   // `in_ledger` is how the ledger has the members' numbers.
-  // `shares_cores`: pace.hpp.
-  GroupState(std::string name, int rank, int size, Members members, const std::string& in_ledger, bool shares_cores)
+  GroupState(std::string name, int rank, int size, Members members, const std::string& in_ledger, Pace pace)
       : name(std::move(name)),
         rank(rank),
         size(size),
         members(std::move(members)),
-        shares_cores(shares_cores),
+        pace(pace),
         ledger("ccl", this->name, rank, size, in_ledger) {}
 
   // After a failure the ranks no longer agree on what comes next: everything after it fails too.  The first one counts.
@@ -68,7 +68,7 @@ class GroupState {
   const int rank;
   const int size;
   const Members members;
-  const bool shares_cores;
+  const Pace pace;
   std::atomic<int> in_flight{0};  // operations started and not completed
   LedgerGroup ledger;
 
@@ -136,7 +136,7 @@ class CclWork final : public c10d::Work {
   std::optional<uint64_t> steps() const { return transfer_->steps(); }
   const void* moved_with() const { return transfer_->moved_with(); }
   bool is_message() const;
-  bool shares_cores() const { return group_->shares_cores; }
+  const Pace& pace() const { return group_->pace; }
   // Whether a thread that waits for it polls it.
   bool is_driven() const { return drivers_.load(std::memory_order_relaxed) > 0; }
   bool running() const { return state_.load(std::memory_order_acquire) == State::running; }

@@ -1,4 +1,5 @@
-// What the pieces of an operation over a fabric have in common: what is under way, and its way to the host's ranks.
+// Pieces that come from other hosts to a slot, and from there to all ranks of the host.  Over a fabric, this also has
+// what is under way.
 
 #pragma once
 
@@ -11,11 +12,11 @@
 
 namespace cpulaunch {
 
-class FabricPieces {
+class SpreadPieces {
  public:
   using Transfers = std::vector<std::unique_ptr<Transfer>>;
 
-  explicit FabricPieces(Hierarchy& hierarchy) : hierarchy_(hierarchy), layout_(hierarchy.layout) {}
+  explicit SpreadPieces(Hierarchy& hierarchy) : hierarchy_(hierarchy), layout_(hierarchy.layout) {}
 
   // Where what is under way of a piece goes; there is none yet.
   Transfers& begin(uint64_t piece) {

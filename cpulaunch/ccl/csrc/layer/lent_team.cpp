@@ -1,0 +1,46 @@
+#include "lent_team.hpp"
+
+#include <ATen/Parallel.h>
+
+// Of the OpenMP library that torch is linked with, or of one that is loaded in its place: whichever it is, they are
+// found where torch finds them.  A library that this one is linked with would have threads of its own.
+extern "C" {
+#define CPULAUNCH_OPENMP __attribute__((weak, visibility("default")))
+CPULAUNCH_OPENMP void GOMP_parallel(void (*work)(void*), void* data, unsigned threads, unsigned flags);
+CPULAUNCH_OPENMP int omp_get_thread_num();
+CPULAUNCH_OPENMP int omp_get_num_threads();
+}
+
+namespace cpulaunch {
+
+namespace {
+
+struct Division {
+  int32_t count;
+  void (*run)(void* argument, int32_t index);
+  void* argument;
+};
+
+// All threads of the team start, also where there are fewer parts: it would end those of a smaller one.
+void run_parts(const cl_team*, int32_t count, void (*run)(void*, int32_t), void* argument) {
+  Division parts{count, run, argument};
+  const auto work = [](void* data) {
+    const auto& its = *static_cast<Division*>(data);
+    for (int32_t i = omp_get_thread_num(); i < its.count; i += omp_get_num_threads()) its.run(its.argument, i);
+  };
+  GOMP_parallel(work, &parts, /*threads=*/0, /*flags=*/0);
+}
+
+int threads_to_lend(bool lends) {
+  const bool has_openmp = AT_PARALLEL_OPENMP && GOMP_parallel && omp_get_thread_num && omp_get_num_threads;
+  return lends && has_openmp && !at::in_parallel_region() ? at::get_num_threads() : 1;
+}
+
+}  // namespace
+
+LentTeam::LentTeam(bool lends)
+    : team_{threads_to_lend(lends), run_parts}, before_(cl_lend_team(team_.size > 1 ? &team_ : nullptr)) {}
+
+LentTeam::~LentTeam() { cl_lend_team(before_); }
+
+}  // namespace cpulaunch

@@ -1,0 +1,77 @@
+"""A rank of several threads: the thread that waits has them all copy and sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import programs_names as names
+import pytest
+from programs_threads import BYTES
+from ranks import Ranks
+
+from cpulaunch.ccl.installed import Built
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+
+
+@pytest.fixture(scope="module")
+def ranks_of_two(built: Built) -> Iterator[Ranks]:
+    """Two ranks of two threads, on two cores and more."""
+    ranks = Ranks(2, OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive")
+    yield ranks
+    assert ranks.close() == [0, 0]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_waiting_thread_does_half_of_what_one_alone_does(
+    two: Ranks, ranks_of_two: Ranks, kind: str, asynchronous: bool
+) -> None:
+    """Of an asynchronous one, a background thread may have done some."""
+    alone = two.call("moved", kind)
+    shared = ranks_of_two.call("moved", kind, asynchronous=asynchronous)
+    for (copied, summed, result), (all_copied, all_summed, expected) in zip(shared, alone, strict=True):
+        assert result == expected
+        if not asynchronous:
+            assert 0.45 * all_copied <= copied <= 0.55 * all_copied
+            assert 0.45 * all_summed <= summed <= 0.55 * all_summed
+
+
+def test_ranks_move_as_many_bytes_as_the_page_on_ccl_says(two: Ranks) -> None:
+    for copied, summed, _ in two.call("moved", "all_reduce"):
+        assert (copied, summed) == (1.5 * BYTES, BYTES)
+    for copied, summed, _ in two.call("moved", "all_reduce", in_shared_memory=True):
+        assert (copied, summed) == (0.5 * BYTES, BYTES)
+
+
+def test_tensors_in_shared_memory_are_summed_by_all_threads(two: Ranks, ranks_of_two: Ranks) -> None:
+    alone = two.call("moved", "all_reduce", in_shared_memory=True)
+    shared = ranks_of_two.call("moved", "all_reduce", in_shared_memory=True)
+    for (copied, summed, result), (all_copied, all_summed, expected) in zip(shared, alone, strict=True):
+        assert result == expected
+        assert 0.45 * (all_copied + all_summed) <= copied + summed <= 0.55 * (all_copied + all_summed)
+
+
+@pytest.mark.parametrize("kind", names.REDUCTIONS)
+@pytest.mark.parametrize("late", [False, True])
+def test_reductions_of_ranks_with_threads_equal_gloos(ranks_of_two: Ranks, kind: str, late: bool) -> None:
+    for dtype in ("float32", "bfloat16", "int64"):
+        ranks_of_two.call("reduction", kind, "SUM", dtype, [1_000_003], "plain", 1, 5, late)
+
+
+@pytest.mark.parametrize("kind", names.MOVEMENTS)
+def test_movements_of_ranks_with_threads_deliver_what_was_sent(ranks_of_two: Ranks, kind: str) -> None:
+    ranks_of_two.call("movement", kind, "float32", [1_000_003], "plain", 1, 5, False)
+
+
+def test_background_threads_have_no_teams(built: Built) -> None:
+    ranks = Ranks(2, OMP_NUM_THREADS="4", OMP_WAIT_POLICY="passive")
+    try:
+        assert max(ranks.call("background_threads")) <= 2  # one leads, and one completes
+    finally:
+        assert ranks.close() == [0, 0]
+
+
+def test_a_program_keeps_its_own_timers(two: Ranks) -> None:
+    for before, after in two.call("timer_slack"):
+        assert before == after
