@@ -12,11 +12,13 @@ import os
 import time
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cpulaunch import ledger
-from cpulaunch.runtime.observe.communication import Communication
-from cpulaunch.runtime.observe.flops import Flops
+
+if TYPE_CHECKING:
+    from cpulaunch.runtime.observe.communication import Communication
+    from cpulaunch.runtime.observe.flops import Flops
 
 OTHERS = 20
 """Steps of other optimizers after which one of them is counted in the place of the one that was."""
@@ -45,19 +47,16 @@ def log(*, loss: Any) -> None:
         recorder.log(float(detach() if detach else loss))
 
 
-def record(torch: Any, memory: Any) -> Recorder:
+def record(memory: Any) -> Recorder:
     """Have the steps of this process recorded from now on."""
     global recorder
-    recorder = Recorder(memory, Flops(torch))
-    _watch_loaders(torch, recorder)
+    recorder = Recorder(memory)
     return recorder
 
 
-def _watch_loaders(torch: Any, recorder: Recorder) -> None:
-    """Iterators of ``torch.utils.data.DataLoader`` tell of their batches."""
-    kind = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
-    if kind is None:
-        return
+def watch_loaders(torch: Any, recorder: Recorder) -> None:
+    """Have iterators of ``torch.utils.data.DataLoader`` tell of their batches."""
+    kind = torch.utils.data.dataloader._BaseDataLoaderIter
     original = kind.__next__
     now = time.monotonic_ns
     tensor = torch.Tensor
@@ -99,9 +98,9 @@ def sizes(batch: Any, tensor: type, depth: int = DEPTH) -> tuple[int, int]:
 
 
 class Recorder:
-    """Writes the steps of one optimizer into a ledger, and has their FLOPs counted now and then."""
+    """Writes the steps of one optimizer into a ledger; ``flops`` counts those of some."""
 
-    def __init__(self, memory: Any, flops: Flops) -> None:
+    def __init__(self, memory: Any, flops: Flops | None = None) -> None:
         self._memory = memory
         self._traffic = memoryview(memory)[ledger.TRAFFIC_AT : ledger.RECORDED_AT].cast("Q")
         self._waiting = memoryview(memory)[ledger.PROGRESS.size - 8 : ledger.PROGRESS.size].cast("Q")
@@ -167,10 +166,10 @@ class Recorder:
             self._samples += samples
             self._tokens += tokens
             self._batches.clear()
-        flops = self.flops.stepped(self._number)
+        flops = self.flops.stepped(self._number) if self.flops else None
         self._write(now, self._loss, NAN if flops is None else flops)
         self._loss = NAN
-        if self.flops.precision and not self.flops.peak:
+        if self.flops and self.flops.precision and not self.flops.peak:
             self.flops.measure_peak()
             peak = self.flops.peak, self.flops.precision.encode()
             ledger.PEAK.pack_into(self._memory, ledger.RECORDED_AT + 8, *peak)
@@ -227,4 +226,5 @@ class Recorder:
         """A forked process is not the rank: what it does goes nowhere."""
         self._memory = nowhere = bytearray(ledger.SIZE)
         self._last = self._waiting = memoryview(nowhere)[:8].cast("Q")
-        self.flops.leave()
+        if self.flops:
+            self.flops.leave()

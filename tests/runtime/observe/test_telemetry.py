@@ -10,7 +10,6 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +18,8 @@ from support.command import clean_environment, intel_python, needs_bf16
 
 from cpulaunch import ledger
 from cpulaunch.ccl.installed import cache_directory
-from cpulaunch.runtime import reports
 from cpulaunch.runtime.observe import telemetry
-from cpulaunch.runtime.observe.flops import EVERY, FIRST, Flops
+from cpulaunch.runtime.observe.flops import FIRST, Flops
 from cpulaunch.runtime.observe.telemetry import OTHERS, Recorder, sizes
 from cpulaunch.runtime.product_rates import measure
 from runtime.observe.programs_telemetry import BATCH, STEPS, TOKENS, WIDTHS
@@ -90,10 +88,10 @@ def test_a_plain_script(tmp_path: Path, backend: str) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_models_are_counted_too(tmp_path: Path) -> None:
+def test_compiled_models_are_not_counted(tmp_path: Path) -> None:
+    """They would have to run eagerly, which changes their numbers."""
     head, *rows = run(tmp_path, "compiled", "gloo")
-    assert head["flops_per_step"] == 2 * flops_by_hand()
-    assert head["precision"] == "fp32"
+    assert (head["flops_per_step"], head["precision"]) == (None, None)
     assert steps_of(rows, 1)[-1]["step"] == STEPS
 
 
@@ -295,21 +293,19 @@ def test_a_mode_of_the_scripts_own_is_left_alone() -> None:
     assert _get_current_dispatch_mode() is None
 
 
-@pytest.mark.parametrize(("resumed", "counted"), [(0, True), (300, False)])
-def test_a_compiled_step_is_not_made_eager_where_the_run_was_interrupted(
-    resumed: int, counted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its numbers would not be those of an uninterrupted run."""
-    dynamo = SimpleNamespace(counters={"frames": {"ok": 1}})
-    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", dynamo)
-    monkeypatch.setattr(reports, "resumed_step", resumed)
-    flops = Flops(torch)
-    flops.stepped(FIRST - 1)
-    torch.ones(2, 3) @ torch.ones(3, 4)
-    assert (flops.stepped(FIRST) is not None) == counted
-    flops.stepped(EVERY - 1)
-    torch.ones(2, 3) @ torch.ones(3, 4)
-    assert flops.stepped(EVERY) is None
+def test_a_program_that_has_called_torch_compile_is_not_counted() -> None:
+    """What that has returned may run for the first time in the step that would be counted."""
+    code = (
+        "import torch\nfrom cpulaunch.runtime.observe.flops import EVERY, FIRST, Flops\n"
+        "double = torch.compile(lambda x: 2 * x, backend='eager')\nflops = Flops(torch)\n"
+        "for last in (FIRST, EVERY):\n"
+        "    flops.stepped(last - 1)\n"
+        "    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None\n"
+        "    double(torch.ones(2, 3) @ torch.ones(3, 4))\n"
+        "    assert flops.stepped(last) is None\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_step_that_is_traced_is_not_counted_but_the_next_one_that_is_not() -> None:
