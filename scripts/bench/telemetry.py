@@ -309,7 +309,7 @@ def launcher() -> None:
     from cpulaunch.wire import decode, encode
 
     rows = [
-        list(StepRow(n, 1, 1e5 + n / 7, 0.1234567, 0.01, 0.01, 1e6, 0.001, 8, 1024, None, None))
+        list(StepRow(n, 1, 1e5 + n / 7, [0.1234567, 0.01, 0.01, 1e6, 0.001, 8, 1024, None, None]))
         for n in range(32)
     ]
     line = encode(Steps(1e5, rows, {}, None, "")).strip()
