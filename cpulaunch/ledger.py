@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from cpulaunch.model.cores import CoreSet
+from cpulaunch.telemetry import OF_STEPS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,12 +107,14 @@ FIRST_GROUP = HEADER_SIZE
 STEPS = 256
 """Steps that are kept: that with number n is in record n % ``STEPS``."""
 
-STEP = struct.Struct("=QQQQQQQQQdd8x")
-"""Of an optimizer step, 96 bytes: the fields of ``Step``.  Number 0 is where the first step begins."""
+STEP = struct.Struct("=QQ" + "".join("Q" if field.is_sum else "d" for field in OF_STEPS))
+"""Of an optimizer step: its number, when it ended, and the fields of ``telemetry.OF_STEPS``.  Number 0 is
+where the first step begins."""
 
 FIRST_STEP = FIRST_GROUP + GROUPS * GROUP_BYTES
 
-LOSS, LOSS_AT = struct.Struct("=d"), 72
+LOSS = struct.Struct("=d")
+LOSS_AT = 8 * (2 + [field.name for field in OF_STEPS].index("loss"))
 """Of a step, its loss alone."""
 
 PEAK = struct.Struct("=d8s")
@@ -145,23 +148,13 @@ NONE = Progress(0, 0, 0, 0, 0, False)
 class Step(NamedTuple):
     """Where a rank stood at the end of an optimizer step.
 
-    ``number`` counts from 1, ``ended_at`` is when.  These are sums from the program's start: ``seconds`` of
-    all steps, in which collectives were under way (``communication``), in which threads waited for them, in
-    which the program waited for its ``input`` (all in nanoseconds), ``bytes`` of collectives, ``samples``
-    and ``tokens``.  ``loss`` and ``flops`` are the step's own, or NaN.
+    ``number`` counts from 1, ``ended_at`` is when.  ``fields`` are those of ``telemetry.OF_STEPS``: sums from
+    the program's start, times in nanoseconds; of others the step's own value, or NaN.
     """
 
     number: int
     ended_at: int
-    seconds: int
-    communication: int
-    waiting: int
-    bytes: int
-    input: int
-    samples: int
-    tokens: int
-    loss: float
-    flops: float
+    fields: dict[str, float]
 
 
 class Recorded(NamedTuple):
@@ -267,8 +260,9 @@ def recorded(ledger: bytes | memoryview | mmap.mmap) -> Recorded:
 
 def step(ledger: bytes | memoryview | mmap.mmap, number: int) -> Step | None:
     """The step with this number; None where another one has its place by now, or has not ended."""
-    found = Step._make(STEP.unpack_from(ledger, FIRST_STEP + number % STEPS * STEP.size))
-    return found if found.number == number and found.ended_at else None
+    there, ended_at, *values = STEP.unpack_from(ledger, FIRST_STEP + number % STEPS * STEP.size)
+    fields = {field.name: value for field, value in zip(OF_STEPS, values, strict=True)}
+    return Step(number, ended_at, fields) if there == number and ended_at else None
 
 
 def looked_at(ledger: bytes | memoryview | mmap.mmap) -> int:

@@ -173,23 +173,16 @@ class Beat(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """``steps`` optimizer steps, up to that with ``number``, which ``ended_at``; the other numbers are means.
+    """``steps`` optimizer steps, up to that with ``number``, which ``ended_at``.
 
-    As in docs/telemetry.md; None where nobody knows.
+    ``fields`` are those of ``telemetry.OF_STEPS`` for all of these steps, in its order; None where nobody
+    knows.
     """
 
     number: int
     steps: int
     ended_at: float
-    seconds: float
-    communication: float | None
-    waiting: float | None
-    bytes: float | None
-    input: float
-    samples: float
-    tokens: float
-    loss: float | None
-    flops: float | None
+    fields: list[float | None]
 
 
 class Steps(NamedTuple):

@@ -66,7 +66,7 @@ RULES: dict[str, tuple[str, str]] = {
     "trace.run_merge": ("trace", "files"),
     "ccl": (
         "config.rank_settings config.settings model.cores plan.communication psutil torch",
-        ALL.replace("terminal", "").strip(),
+        ALL,
     ),
     "kernels": ("ccl.installed torch", ""),
     "runtime": (
@@ -76,7 +76,7 @@ RULES: dict[str, tuple[str, str]] = {
     "runtime.measure_rates": ("discovery.host model runtime torch", "environment files processes terminal"),
     "runtime.instances": ("", "environment terminal"),
     "runtime.observe": (
-        "config.rank_settings config.settings discovery.host model.cores runtime.change.groups runtime.log "
+        "config.rank_settings config.settings discovery.host model.cores runtime.hooks runtime.log "
         "runtime.product_rates runtime.reports torch",
         "clock environment files libc",
     ),

@@ -36,7 +36,7 @@ ALL: list[tuple[Message, Any]] = [
     (messages.Note("mind the gap"), FROM_AGENT),
     (messages.Resumed(300), FROM_AGENT),
     (messages.Saved(300, leaves=False), FROM_AGENT),
-    (messages.Steps(12.5, [[7, 1, 12.25, 0.084]], {"rss": 4096}, 1e12, "bf16"), FROM_AGENT),
+    (messages.Steps(12.5, [[7, 1, 12.25, [0.084]]], {"rss": 4096}, 1e12, "bf16"), FROM_AGENT),
     (messages.Tracing(1, 12), FROM_AGENT),
     (messages.Traced(1, 12, 14, 4096, ""), FROM_AGENT),
     (messages.TracePiece(1, "H4sI" * 10_000, True, ""), FROM_AGENT),

@@ -357,11 +357,18 @@ class Agent:
             if number == signal.SIGKILL:
                 self.kill_at = time.monotonic()
             return
+        if number == signal.SIGINT and self._meets_others(self.running):
+            number = signal.SIGTERM  # torch waits in C++, where Python can't raise KeyboardInterrupt
         deadline = time.monotonic() + (0 if number == signal.SIGKILL else grace)
         self.kill_at = deadline if self.kill_at is None else min(self.kill_at, deadline)
         self.killed = self.killed or number == signal.SIGKILL
         self.running.program.signal_group(number)
         self.running.program.signal_group(signal.SIGCONT)  # one that is stopped gets no signal before
+
+    def _meets_others(self, running: Running) -> bool:
+        """Whether the program waits for the other ranks in ``init_process_group``."""
+        groups = ledger.groups(running.ledger) if running.ledger else ()
+        return any(each.kind == ledger.MEETING for group in groups for each in group.operations)
 
     def _kill(self, running: Running) -> None:
         for left in running.program.kill():

@@ -5,13 +5,22 @@ It only registers a name.  Nothing is loaded before a ccl group is made.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 BACKEND = "ccl"
 
 
 def autoload() -> None:
-    """Called by torch at the end of its import (entry point ``torch.backends``)."""
+    """Called by torch at the end of its import (entry point ``torch.backends``).  Raises nothing."""
+    try:
+        _register()
+    except Exception as e:
+        error = f"{type(e).__name__}: {e}"
+        print(f"cpulaunch: warning: there is no backend ccl: {error}", file=sys.stderr)
+
+
+def _register() -> None:
     from torch import distributed
 
     if distributed.is_available():
@@ -32,4 +41,4 @@ def take_name_back() -> None:
     from cpulaunch.ccl import bindings
 
     bindings.replaced = distributed.Backend._plugins[BACKEND.upper()]
-    autoload()
+    _register()

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cpulaunch.report.processes import Processes
 from cpulaunch.report.processes import is_number as _is_number
+from cpulaunch.telemetry import SUMS
 
 BUCKETS = 320
 """Buckets at most; from so many on, each is twice as long."""
@@ -17,13 +18,11 @@ BUCKETS = 320
 MAX_RANK = 1 << 16
 """Ranks that are counted: a file may say anything."""
 
-SUMS = ("steps", "seconds", "communication", "waiting", "input", "samples", "tokens", "loss", "losses")
+ADDED = ("steps", *SUMS, "loss", "losses")
 """What is added up in a bucket: of the steps that ended in it, and the losses that were given."""
 
 MOST = ("rss",)
 """Of what the largest counts: bytes of memory that are resident."""
-
-PARTS = ("communication", "waiting", "input", "samples", "tokens")
 
 Floats = NDArray[np.float64]
 Row = Mapping[str, Any]
@@ -39,7 +38,7 @@ class Buckets:
 
     def __init__(self, ranks: int = 1) -> None:
         self.width = 1 / 64
-        self.of: dict[str, Floats] = {name: np.zeros((ranks, BUCKETS)) for name in (*SUMS, *MOST)}
+        self.of: dict[str, Floats] = {name: np.zeros((ranks, BUCKETS)) for name in (*ADDED, *MOST)}
         self.known: set[str] = set()  # fields that rows have had
         self.last_step = 0
         self.processes = Processes()
@@ -72,20 +71,17 @@ class Buckets:
         if _is_number(row.get("time")):
             return float(row["time"])
         rank = row["rank"]
-        self._ended[rank] = self._ended.get(rank, 0.0) + row["seconds"] * (row.get("steps") or 1)
+        self._ended[rank] = self._ended.get(rank, 0.0) + row["seconds"]
         return self._ended[rank]
 
     def _add_steps(self, where: tuple[NDArray[np.int64], NDArray[np.int64]], rows: list[Row]) -> None:
-        """Rows that stand for several steps have the mean of one."""
         steps = np.maximum(np.nan_to_num(_column(rows, "steps"), nan=1.0), 1.0)
         np.add.at(self.of["steps"], where, steps)
-        seconds = _column(rows, "seconds")
-        np.add.at(self.of["seconds"], where, seconds * steps)
-        for name in PARTS:
+        for name in SUMS:
             column = _column(rows, name)
             if not np.isnan(column).all():
                 self.known.add(name)
-                np.add.at(self.of[name], where, np.nan_to_num(column) * steps)
+                np.add.at(self.of[name], where, np.nan_to_num(column))
         losses = _column(rows, "loss")
         if (given := np.isfinite(losses)).any():
             self.known.add("loss")

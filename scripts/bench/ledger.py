@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 
-from cpulaunch import ledger
+from cpulaunch import ledger, variables
 
 STEP, COLLECTIVES = 5e6, 20
 """Nanoseconds of the step, and its collectives."""
@@ -98,6 +98,7 @@ def be_rank(backend: str, calls: int, how: str) -> int:
     import torch
     import torch.distributed as dist
 
+    from cpulaunch.runtime.install import install
     from cpulaunch.runtime.observe import ledger as of_runtime
 
     def way() -> tuple[object, object]:
@@ -106,7 +107,8 @@ def be_rank(backend: str, calls: int, how: str) -> int:
     bare = way()
     if how != "without":
         ledger.of_this_process = mmap.mmap(-1, ledger.SIZE)
-        of_runtime.keep(torch)
+        os.environ.setdefault(variables.JOB_ID, "bench")
+        install()
     dist.init_process_group(backend)
     clock = time.thread_time_ns if how == "both" else time.perf_counter_ns
     ways = {"with": way()}

@@ -209,8 +209,7 @@ class Switch:
         places = [(torch.utils.data.dataloader._BaseDataLoaderIter, "__next__")]
         if recorder.communication:  # of another group than ccl's
             groups = torch._C._distributed_c10d
-            operations = (*communication.TAKES_OUTPUT_FIRST, *communication.OTHERS)
-            places += [(groups.Work, "wait"), *((groups.ProcessGroup, name) for name in operations)]
+            places += [(groups.Work, "wait"), *((groups.ProcessGroup, name) for name in communication.CALLS)]
         self._places = [
             (place, name, getattr(place, name), getattr(place, name).__wrapped__)
             for place, name in places
@@ -256,13 +255,10 @@ def parts() -> int:
     from cpulaunch.agent.observe.usage import Usage
     from cpulaunch.discovery.host.far_memory import far_share
     from cpulaunch.model.cores import CoreSet
-    from cpulaunch.runtime.observe.flops import Flops
     from cpulaunch.runtime.observe.telemetry import Recorder, sizes
 
     memory = mmap.mmap(-1, ledger.SIZE)
-    flops = Flops(torch)
-    flops.give_up()  # what is counted once in 10,000 steps isn't the question
-    recorder = Recorder(memory, flops)
+    recorder = Recorder(memory)  # without FLOPs: what is counted once in 10,000 steps isn't the question
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
     batch = {"input_ids": torch.ones(8, 128), "labels": torch.ones(8)}
 
@@ -297,6 +293,7 @@ def gloo(torch: Any) -> float:
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     watched = Communication(torch)
+    watched.watch_parallel(torch.nn.parallel.DistributedDataParallel)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
     for _ in range(3):
         model(torch.ones(1, 8)).sum().backward()
@@ -312,7 +309,7 @@ def launcher() -> None:
     from cpulaunch.wire import decode, encode
 
     rows = [
-        list(StepRow(n, 1, 1e5 + n / 7, 0.1234567, 0.01, 0.01, 1e6, 0.001, 8, 1024, None, None))
+        list(StepRow(n, 1, 1e5 + n / 7, [0.1234567, 0.01, 0.01, 1e6, 0.001, 8, 1024, None, None]))
         for n in range(32)
     ]
     line = encode(Steps(1e5, rows, {}, None, "")).strip()

@@ -40,7 +40,7 @@ def test_nothing_is_lost_when_buckets_are_made_wider() -> None:
 def test_rows_of_several_steps_count_as_many() -> None:
     one, other = Buckets(), Buckets()
     one.add([{"rank": 0, "step": n, "time": 2.0, "seconds": 0.5, "samples": 4} for n in (1, 2, 3, 4)])
-    other.add([{"rank": 0, "step": 4, "steps": 4, "time": 2.0, "seconds": 0.5, "samples": 4}])
+    other.add([{"rank": 0, "step": 4, "steps": 4, "time": 2.0, "seconds": 2.0, "samples": 16}])
     for name in ("steps", "seconds", "samples"):
         assert one.of[name].tolist() == other.of[name].tolist()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import time
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from cpulaunch import ledger
 from cpulaunch.agent.observe.usage import Usage
 from cpulaunch.messages import StepRow, Steps
+from cpulaunch.telemetry import OF_STEPS, SUMS, Field
 
 MAX_ROWS = 32
 """Rows of a message at most."""
@@ -22,6 +24,8 @@ SETTLED = 0.5
 PROCESS_PERIOD = 5.0
 """Seconds between two looks at the process, at least."""
 
+_LATEST = tuple(field.name for field in OF_STEPS if not field.is_sum)
+
 
 class Telemetry:
     """Reads one program's ledger, and looks at its process.  ``due`` is when, on the monotonic clock."""
@@ -33,8 +37,7 @@ class Telemetry:
         self.due = time.monotonic() + self._period
         self._process_due = self.due + PROCESS_PERIOD - self._period
         self._before: ledger.Step | None = None  # the last one that was told
-        self._loss: float | None = None  # of steps after that one
-        self._flops: float | None = None
+        self._latest: dict[str, float] = {}  # of steps after that one, what isn't added
         self._peak_told = False
 
     def look(self, now: float) -> Steps | None:
@@ -70,7 +73,7 @@ class Telemetry:
         if not kept or not (last := ledger.recorded(kept).last):
             return []
         if self._before is None:
-            self._before = ledger.step(kept, 0) or ledger.Step(0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+            self._before = ledger.step(kept, 0) or ledger.Step(0, 0, dict.fromkeys(SUMS, 0))
         stride = 1
         while last - self._before.number > MAX_ROWS * stride:
             stride *= 2
@@ -82,35 +85,18 @@ class Telemetry:
                 continue
             if until is not None and step.ended_at > until:
                 break
-            self._loss, self._flops = _finite(step.loss, self._loss), _finite(step.flops, self._flops)
+            self._latest |= {name: step.fields[name] for name in _LATEST if math.isfinite(step.fields[name])}
             if number % stride == 0 or (until is None and number == last):
                 rows.append(self._row(self._before, step))
-                self._before, self._loss, self._flops = step, None, None
+                self._before, self._latest = step, {}
         return rows
 
     def _row(self, before: ledger.Step, step: ledger.Step) -> list[Any]:
-        count = step.number - before.number
+        fields = [self._value(field, before, step) for field in OF_STEPS]
+        return list(StepRow(step.number, step.number - before.number, step.ended_at / 1e9, fields))
 
-        def mean(field: str, unit: float = 1e9, digits: int = 7) -> float:
-            more: int = getattr(step, field) - getattr(before, field)
-            return round(more / count / unit, digits)
-
-        row = StepRow(
-            number=step.number,
-            steps=count,
-            ended_at=step.ended_at / 1e9,
-            seconds=mean("seconds"),
-            communication=mean("communication"),
-            waiting=mean("waiting"),
-            bytes=mean("bytes", 1, 1),
-            input=mean("input"),
-            samples=mean("samples", 1, 3),
-            tokens=mean("tokens", 1, 3),
-            loss=self._loss,
-            flops=self._flops,
-        )
-        return list(row)
-
-
-def _finite(value: float, otherwise: float | None) -> float | None:
-    return value if abs(value) < float("inf") else otherwise
+    def _value(self, field: Field, before: ledger.Step, step: ledger.Step) -> float | None:
+        if not field.is_sum:
+            return self._latest.get(field.name)
+        more = step.fields[field.name] - before.fields[field.name]
+        return more / 1e9 if field.unit == "s" else more

@@ -62,7 +62,8 @@ class KeptPort:
 
     def torch_is_loaded(self, _: object) -> None:
         """Let the port go where torch's store can't join us."""
-        if "cpulaunch.runtime.change.torch" not in sys.modules:
+        changes = sys.modules.get("cpulaunch.runtime.change.torch")
+        if not getattr(changes, "listens_on_kept_port", False):
             self.release()
 
     def socket_is_loaded(self, module: Any) -> None:

@@ -10,8 +10,9 @@ import os
 from typing import Any
 
 from cpulaunch.runtime.change.accelerate_resume import resume_own_states
-from cpulaunch.runtime.change.base import Change, announced_with_group, precision_owners
+from cpulaunch.runtime.change.base import announced_with_group, precision_owners
 from cpulaunch.runtime.change.groups import is_replaced
+from cpulaunch.runtime.hooks import Change
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.settings import TrainingSettings
 
@@ -92,51 +93,44 @@ def _run_fsdp_on_cpus(state: Any, settings: TrainingSettings) -> None:
     state.AcceleratorState.__init__ = __init__
 
 
-def warn_of_separate_copies(state: Any) -> None:
-    """For scripts as they are written: have accelerate's state, once made, say if each rank trains alone.
-
-    It makes a group then, and doesn't use it.
-    """
-    original = state.PartialState.__init__
-
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        if ranks > 1 and getattr(self, "num_processes", ranks) == 1:
-            log_once(
-                f"warning: accelerate runs in each of the {ranks} ranks by itself, so they train {ranks} "
-                "separate models; Accelerator(cpu=True), or no --as-written, trains one"
-            )
-
-    state.PartialState.__init__ = __init__
-
-
 CHANGES = (
-    Change((), "", _set_defaults),
     Change(
+        (),
+        (),
+        "sets the variables `ACCELERATE_USE_CPU` and `ACCELERATE_MIXED_PRECISION` where the user has not",
+        "accelerate's own defaults hold",
+        _set_defaults,
+    ),
+    Change(
+        (),
         ("PartialState._shared_state",),
+        "knows that accelerate sees to its models' precision",
         "its models without mixed precision are trained in the planned precision nevertheless",
         _own_precision,
     ),
     Change(
         ("PartialState.__init__",),
+        (),
+        "trains on the CPU, on the planned backend",
         "scripts have to choose the CPU themselves, by ACCELERATE_USE_CPU or cpu=True",
         _train_on_cpus,
     ),
     Change(
         ("AcceleratorState.__init__",),
+        (),
+        "lets DeepSpeed train on CPUs",
         "scripts that ask for DeepSpeed train with DDP",
         _run_deepspeed_on_cpus,
     ),
     Change(
+        ("AcceleratorState.__init__",),
         (
-            "AcceleratorState.__init__",
             "AcceleratorState.mixed_precision",
             "DistributedType.FSDP",
             "DistributedType.MULTI_CPU",
             "PartialState._shared_state",
         ),
+        "lets FSDP train on CPUs",
         "scripts that ask for FSDP may train with DDP",
         _run_fsdp_on_cpus,
     ),
@@ -144,12 +138,10 @@ CHANGES = (
 
 OF_ACCELERATOR = (
     Change(
-        (
-            "Accelerator.backward",
-            "Accelerator.load_state",
-            "Accelerator.save_state",
-            "Accelerator.save_iteration",
-        ),
+        tuple(f"Accelerator.{name}" for name in ("__init__", "backward", "load_state", "save_state")),
+        ("Accelerator.save_iteration",),
+        "goes on from the last saved state in a restarted job; of `accelerate.data_loader`, "
+        "`DataLoaderShard.__iter__` leaves out the batches before it",
         "a restarted job trains from the start unless the script goes on itself",
         resume_own_states,
     ),

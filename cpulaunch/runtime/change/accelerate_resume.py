@@ -45,14 +45,13 @@ def resume_own_states(module: Any, settings: TrainingSettings) -> None:
     """Patch ``accelerate.accelerator``."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    register_optimizer_step_post_hook(_count_step)
     load_state = module.Accelerator.load_state
+    loaders = import_module(f"{module.__package__}.data_loader")
+    _leave_out_batches(loaders.DataLoaderShard, load_state, getattr(loaders, "synchronize_rng_states", None))
     _note_accelerators(module.Accelerator)
     _note_training(module.Accelerator)
     _note_states(module.Accelerator)
-    loaders = import_module(f"{module.__package__}.data_loader")
-    synchronize = getattr(loaders, "synchronize_rng_states", None)
-    _leave_out_batches(loaders.DataLoaderShard, load_state, synchronize)
+    register_optimizer_step_post_hook(_count_step)
 
 
 def leave_to_script(accelerator: Any) -> None:

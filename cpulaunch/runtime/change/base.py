@@ -1,63 +1,12 @@
-"""What a patch of a library is, and what patches tell people."""
+"""What is changed in a script, as people are told."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import metadata
-from operator import attrgetter
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.settings import TrainingSettings
-
-
-class Change(NamedTuple):
-    """One change of a library's module.
-
-    ``needs``: names in the module, with dots, that ``apply`` replaces or uses.  ``without`` is what happens
-    where one of them is missing, and completes "so …".  ``apply`` gets the module and the settings of this
-    rank, whose ``backend`` and ``precision`` are not None.
-    """
-
-    needs: tuple[str, ...]
-    without: str
-    apply: Callable[[Any, TrainingSettings], None]
-
-
-def apply_changes(
-    library: str, changes: Iterable[Change], module: ModuleType, settings: TrainingSettings
-) -> None:
-    """Make those changes of ``module`` for which all names are there; log one line for each of the others."""
-    for change in changes:
-        if missing := [name for name in change.needs if not _has(module, name)]:
-            log_once(
-                f"{library} {_version(library)} has no {', '.join(missing)} in {module.__name__}, "
-                f"so {change.without}"
-            )
-        else:
-            change.apply(module, settings)
-
-
-def _has(module: ModuleType, name: str) -> bool:
-    """Whether ``module`` has a name; a submodule counts even where its package has deleted its name."""
-    try:
-        attrgetter(name)(module)
-    except AttributeError:
-        parent, _, last = name.rpartition(".")
-        submodule = sys.modules.get(f"{module.__name__}.{parent}")
-        return submodule is not None and hasattr(submodule, last)
-    return True
-
-
-def _version(library: str) -> str:
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return "(of unknown version)"
-
 
 precision_owners: list[Callable[[Any], bool]] = []
 """Functions that tell whether a library, or ``cpulaunch.prepare``, sees to the precision of a model."""

@@ -7,15 +7,13 @@ for gloo or nccl.  So a group that is of another backend than its script named g
 from __future__ import annotations
 
 import functools
-import inspect
-import sys
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from cpulaunch.discovery.host.this_host import cpu_flags
 from cpulaunch.runtime.change.base import announce, pending_changes
 from cpulaunch.runtime.change.precision import check_precision
+from cpulaunch.runtime.hooks import replace_everywhere
 from cpulaunch.runtime.settings import TrainingSettings
 
 _OF_CPUS = (None, "gloo", "mpi", "ccl", "cpu:gloo")
@@ -81,27 +79,6 @@ def replace_backend(torch: Any, settings: TrainingSettings) -> None:
 
     for original, replacement in ((init, init_process_group), (new, new_group), (ask, get_backend)):
         replace_everywhere(original, replacement)
-
-
-def replace_everywhere(original: Callable[..., Any], replacement: Callable[..., Any]) -> None:
-    """Replace a function of torch.distributed in all modules that have it.
-
-    ``torch.distributed.device_mesh`` has imported some by their names.
-    """
-    name = original.__name__
-    for path, module in list(sys.modules.items()):
-        if path.startswith("torch.distributed") and vars(module).get(name) is original:
-            setattr(module, name, replacement)
-
-
-def arguments_given(
-    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any] | None:
-    """The arguments of a call by their names; None where the call is wrong, which torch explains."""
-    try:
-        return signature.bind_partial(*args, **kwargs).arguments
-    except TypeError:
-        return None
 
 
 def _name(group: Any) -> str | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from cpulaunch.runtime.change.base import Change, announce, precision_owners
+from cpulaunch.runtime.change.base import announce, precision_owners
+from cpulaunch.runtime.hooks import Change
 from cpulaunch.runtime.settings import TrainingSettings
 
 TRIED = ("2.6.6",)
@@ -45,7 +46,10 @@ def _of_trainer(module: Any, settings: TrainingSettings) -> None:
     _choose_precision(module._AcceleratorConnector, "_precision_flag", "_precision_plugin_flag", settings)
 
 
+_WHAT = "trains in the planned precision where the script names none"
 _WITHOUT = "its models are in bf16 where the plan says so, whatever precision the script names"
 
-OF_FABRIC = (Change(("_Connector._check_config_and_set_final_flags",), _WITHOUT, _of_fabric),)
-OF_TRAINER = (Change(("_AcceleratorConnector._check_config_and_set_final_flags",), _WITHOUT, _of_trainer),)
+OF_FABRIC = (Change(("_Connector._check_config_and_set_final_flags",), (), _WHAT, _WITHOUT, _of_fabric),)
+OF_TRAINER = (
+    Change(("_AcceleratorConnector._check_config_and_set_final_flags",), (), _WHAT, _WITHOUT, _of_trainer),
+)

@@ -10,21 +10,19 @@ from typing import Any
 
 from cpulaunch import variables
 from cpulaunch.discovery.host import master_port
-from cpulaunch.runtime.change.base import (
-    Change,
-    announce,
-    announce_with_step,
-    precision_owners,
-    step_changes,
-)
+from cpulaunch.runtime.change.base import announce, announce_with_step, precision_owners, step_changes
 from cpulaunch.runtime.change.engines import native
 from cpulaunch.runtime.change.groups import replace_backend
 from cpulaunch.runtime.change.kernels import use_kernels
 from cpulaunch.runtime.change.precision import chosen, current_precision
+from cpulaunch.runtime.hooks import Change
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.settings import TrainingSettings
 
 TRIED = ("2.8.0", "2.13.0")
+
+listens_on_kept_port = False
+"""Whether torch's store can listen on a port that is kept; else `agent.program.master_port` lets it go."""
 
 _data_parallel: weakref.WeakSet[Any] = weakref.WeakSet()  # DDP models that have run
 
@@ -101,7 +99,7 @@ def _is_fp32(torch: Any, model: Any) -> bool:
 def _watch_steps(torch: Any, settings: TrainingSettings) -> None:
     """At its first step, an optimizer takes its fused step, where torch has one and the script no choice.
 
-    All that is changed in training is told then, and whether each rank trains by itself.
+    All that is changed in training is told then.
     """
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -115,7 +113,6 @@ def _watch_steps(torch: Any, settings: TrainingSettings) -> None:
             native.keep_layouts(optimizer)
             announce_with_step(f"{type(optimizer).__name__} takes its fused step")
         announce(*step_changes())
-        _warn_of_separate_copies(torch)
         if current_precision(settings) == "bf16" and not _has_precision(optimizer):
             log_once(
                 "this script's precision is its own: the planned bf16 is for DDP models, accelerate, "
@@ -123,24 +120,6 @@ def _watch_steps(torch: Any, settings: TrainingSettings) -> None:
             )
 
     register_optimizer_step_pre_hook(before_step)
-
-
-def warn_at_first_step(torch: Any) -> None:
-    """For scripts as they are written: only say if each rank trains by itself."""
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-    register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: _warn_of_separate_copies(torch))
-
-
-def _warn_of_separate_copies(torch: Any) -> None:
-    ranks, on_host = os.environ.get("WORLD_SIZE", "1"), os.environ.get("LOCAL_WORLD_SIZE", "1")
-    if ranks == "1" or torch.distributed.is_initialized():
-        return
-    log_once(
-        f"warning: there is no process group: the ranks train by themselves, so they train {ranks} separate "
-        "models, and write the same files; one model takes DistributedDataParallel, cpulaunch.prepare, "
-        f"Accelerator(cpu=True) or Lightning's Trainer(strategy='ddp', devices={on_host})"
-    )
 
 
 def _has_precision(optimizer: Any) -> bool:
@@ -154,6 +133,7 @@ def _has_precision(optimizer: Any) -> bool:
 
 def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
     """The store that is to listen on the port that the job keeps gets a socket there to listen on."""
+    global listens_on_kept_port
     kept = os.environ.get(variables.KEPT_PORT)
     if kept is None:
         return
@@ -177,60 +157,62 @@ def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
             original(self, host_name, port, world_size, is_master, *args, **kwargs)
 
     store.__init__ = init
+    listens_on_kept_port = True
 
 
 CHANGES = (
     Change(
-        (
-            "distributed.group",
-            "distributed.get_rank",
-            "distributed.Backend",
-            "distributed.distributed_c10d.init_process_group",
-            "distributed.distributed_c10d.new_group",
-            "distributed.distributed_c10d.get_backend",
+        tuple(
+            f"distributed.distributed_c10d.{name}"
+            for name in ("init_process_group", "new_group", "get_backend")
         ),
+        ("distributed.group", "distributed.get_rank", "distributed.Backend"),
+        "makes groups of the planned backend, which answer the name that the script knows",
         "process groups have the backend that the script names",
         replace_backend,
     ),
     Change(
         ("distributed.TCPStore.__init__",),
-        "a store can't listen on a MASTER_PORT that is kept from other users",
+        (),
+        "listens on the `MASTER_PORT` that is kept from other users",
+        "MASTER_PORT is not kept from other users until the store listens there",
         _listen_on_kept_port,
     ),
     Change(
-        (
-            "nn.parallel.DistributedDataParallel.forward",
-            "utils._pytree.tree_map",
-            "autocast_increment_nesting",
-            "autocast_decrement_nesting",
-        ),
+        ("nn.parallel.DistributedDataParallel.forward",),
+        ("utils._pytree.tree_map", "autocast_increment_nesting", "autocast_decrement_nesting"),
+        "computes in the planned precision, where the script has no autocast",
         "DDP models are in the precision that the script names",
         _autocast_ddp,
     ),
     Change(
+        ("nn.parallel.DistributedDataParallel.__init__",),
         (
             "distributed.group",
-            "nn.parallel.DistributedDataParallel.__init__",
             "nn.parallel.DistributedDataParallel._check_comm_hook",
             "nn.parallel.DistributedDataParallel.register_comm_hook",
         ),
+        "sends gradients in bf16, if `--compress-gradients` asks for it",
         "gradients of DDP models are sent as they are",
         _compress_gradients,
     ),
     Change(
+        ("nn.functional.dropout",),
         (
             "_C._functorch.maybe_current_level",
             "compiler.is_exporting",
             "jit.is_scripting",
-            "nn.functional.dropout",
             "ops.load_library",
             "optim.optimizer.register_optimizer_step_pre_hook",
         ),
+        "computes dropout, and attention with dropout, by compiled kernels (`--engine native`)",
         "training steps are torch's alone, without cpulaunch's kernels",
         use_kernels,
     ),
     Change(
+        (),
         ("optim.optimizer.register_optimizer_step_pre_hook",),
+        "has optimizers take their fused step, and says what was changed",
         "optimizers take the step that the script names",
         _watch_steps,
     ),

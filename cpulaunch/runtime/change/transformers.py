@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cpulaunch.runtime.change import accelerate_resume, resume
-from cpulaunch.runtime.change.base import Change
+from cpulaunch.runtime.hooks import Change
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.reports import resumed_from, saved
 from cpulaunch.runtime.settings import TrainingSettings
@@ -71,7 +71,9 @@ def _last_whole(arguments: Any) -> tuple[int, str | None]:
 
 CHANGES = (
     Change(
-        ("TrainingArguments.__post_init__", "TrainingArguments.use_cpu"),
+        ("TrainingArguments.__post_init__",),
+        ("TrainingArguments.use_cpu",),
+        "trains on the CPU (`use_cpu`), where bf16 is refused otherwise",
         "scripts have to choose the CPU themselves, for example by TrainingArguments(use_cpu=True)",
         _use_cpu,
     ),
@@ -79,7 +81,9 @@ CHANGES = (
 
 OF_TRAINER = (
     Change(
-        ("Trainer.train", "TrainerCallback.on_save"),
+        ("Trainer.train",),
+        ("TrainerCallback.on_save",),
+        "goes on from the last checkpoint in a restarted job",
         "a restarted job trains from the start unless the script goes on itself",
         _resume,
     ),

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from cpulaunch.messages import Aborts
+from cpulaunch.runtime.hooks import Change, apply_changes
 from cpulaunch.wire import encode
 
 MAX_FRAMES = 64
@@ -31,6 +32,8 @@ MAX_THREADS = 16
 report: Callable[[bytes], object] | None = None
 """Writes a line to this rank's agent; the bootstrap puts it here when this module is loaded."""
 
+LIBRARY = "libstdc++.so.6"
+
 PATIENCE = 2.0
 """Seconds that the last look may take."""
 
@@ -39,18 +42,34 @@ _Handler = ctypes.CFUNCTYPE(None)
 _words: _LastWords | None = None
 
 
-def say_before_abort(look: Callable[[], object]) -> None:
+def watch(look: Callable[[], object]) -> None:
     """From now on, ``look`` brings the ledger up to date before C++ aborts the process."""
-    global _words
     try:
-        set_terminate = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
-    except (OSError, AttributeError):  # another library of C++
+        library = ctypes.CDLL(LIBRARY)
+    except OSError:  # another library of C++
         return
+    apply_changes(LIBRARY, [(change, look) for change in CHANGES], library)
+
+
+def _say_before_abort(library: Any, look: Callable[[], object]) -> None:
+    global _words
+    set_terminate = library._ZSt13set_terminatePFvvE
     set_terminate.restype, set_terminate.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
     _words = _LastWords(look, set_terminate)
     _words.listen(True)
     # While Python ends, it lets no other thread in.
     atexit.register(_words.end)
+
+
+CHANGES = (
+    Change(
+        ("_ZSt13set_terminatePFvvE",),
+        (),
+        "C++'s terminate handler: says what the rank was doing, before it calls the former one",
+        "nobody knows what a rank was doing that gloo aborts",
+        _say_before_abort,
+    ),
+)
 
 
 @contextlib.contextmanager

@@ -22,36 +22,31 @@ TAKES_OUTPUT_FIRST = (
 )  # fmt: skip
 """Methods of a process group whose second argument is what this rank gives."""
 
-OTHERS = (
-    "allreduce",
-    "allreduce_coalesced",
-    "broadcast",
-    "reduce",
-    "send",
-    "recv",
-    "recv_anysource",
-    "barrier",
-)
+CALLS = (
+    *TAKES_OUTPUT_FIRST,
+    "allreduce", "allreduce_coalesced", "broadcast", "reduce", "send", "recv", "recv_anysource", "barrier",
+)  # fmt: skip
+"""All methods of a process group that start an operation."""
 
 
 class Communication:
     """Sums from the program's start, in nanoseconds and bytes; what is under way is added when it is over.
 
-    Of methods of groups that somebody else wraps (``but``), that one counts the calls: ``pending`` operations
-    were called, and not waited for, ``since`` the first of them was, or the last one before that was over.
+    ``pending`` operations were called, and not waited for, ``since`` the first of them was, or the last one
+    before that was over.
     """
 
-    def __init__(self, torch: Any, but: Collection[str] = ()) -> None:
+    def __init__(self, torch: Any) -> None:
         self.busy = self.waiting = self.bytes = 0
         self._parallel: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.pending = self.since = 0
         self._tensor = torch.Tensor
-        c10d = torch._C._distributed_c10d
-        for name in (*TAKES_OUTPUT_FIRST, *OTHERS):
-            if hasattr(c10d.ProcessGroup, name) and name not in but:
-                self._watch_calls(c10d.ProcessGroup, name, int(name in TAKES_OUTPUT_FIRST))
-        self._watch_waits(c10d.Work)
-        self._watch_parallel(torch.nn.parallel.DistributedDataParallel)
+
+    def watch_calls(self, process_group: Any, but: Collection[str] = ()) -> None:
+        """Count what a class of groups is given, except in methods (``but``) that the mirror counts."""
+        for name in CALLS:
+            if name not in but:
+                self._watch_calls(process_group, name, int(name in TAKES_OUTPUT_FIRST))
 
     def stepped(self) -> None:
         """An optimizer step has ended: add what DistributedDataParallel took, and begin anew."""
@@ -100,7 +95,8 @@ class Communication:
             return int(given.nbytes)
         return sum(map(self._bytes, given)) if isinstance(given, (list, tuple)) else 0
 
-    def _watch_waits(self, work: Any) -> None:
+    def watch_waits(self, work: Any) -> None:
+        """Measure how long the program waits for operations, which then are over."""
         original = work.wait
         now = time.monotonic_ns
 
@@ -118,7 +114,8 @@ class Communication:
 
         work.wait = wait
 
-    def _watch_parallel(self, parallel: Any) -> None:
+    def watch_parallel(self, parallel: Any) -> None:
+        """Have each DistributedDataParallel take the times of every step."""
         original = parallel.__init__
 
         @functools.wraps(original)

@@ -1,9 +1,9 @@
 """The model's FLOPs in a step, counted by torch's own formulas, in one step of many.
 
 A counted step runs under a dispatch mode: torch hands it every operation, with the shapes and types that
-arrive below autograd and autocast.  What torch.compile has compiled runs eagerly meanwhile, since a compiled
-graph would show none of them.  Eager numbers are rounded in another way, so that is done once, and not in a
-program that goes on from a saved state: its numbers are to be those of a run that was never interrupted.
+arrive below autograd and autocast, and computes what it would compute otherwise.  What torch.compile has
+compiled shows no operations, and making it run eagerly would change its numbers.  So in a program that
+compiles anything, nothing is counted.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from cpulaunch.runtime import reports
 from cpulaunch.runtime.log import log_once
 
 FIRST, EVERY = 3, 10_000
-"""The steps that are counted: the third one, as the first ones differ, and, of programs without
-torch.compile, one in so many.  Where such a step is traced, the next one that isn't takes its place."""
+"""The steps that are counted: the third one, as the first ones differ, and one in so many.  Where such a step
+is traced, the next one that isn't takes its place."""
 
 PRECISIONS = {
     "torch.bfloat16": "bf16",
@@ -41,7 +40,6 @@ class Flops:
         self.peak: float | None = None
         self._torch = torch
         self._counting: Any = None  # the mode
-        self._stance: Any = None  # torch.compile's
         self._gave_up = False
         self._due = False
         self.traced: Callable[[], bool] = lambda: False
@@ -54,9 +52,7 @@ class Flops:
             self._due = True
         if self._due and not self.traced():
             self._due = False
-            compiled = _has_compiled()
-            if not compiled or (number + 1 < EVERY and not reports.resumed_step):
-                self._begin(eagerly=compiled)
+            self._begin()
         return flops
 
     def measure_peak(self) -> None:
@@ -75,16 +71,17 @@ class Flops:
         if self._counting:
             self._end()
 
-    def _begin(self, *, eagerly: bool) -> None:
+    def _begin(self) -> None:
         modes = self._torch.utils._python_dispatch
         if self._gave_up or modes._get_current_dispatch_mode() is not None:
             return  # a mode of the script's own might end before ours
+        if _compiles():
+            self.give_up()
+            return
         if "intel_extension_for_pytorch" in sys.modules:
             return  # under a mode, it computes other gradients: its layer_norm has no autograd kernel then
         try:
             counting = _counting_mode(self._torch)
-            if eagerly:
-                self._stance = self._torch.compiler.set_stance("force_eager")
             counting.__enter__()
         except Exception as e:  # of a torch that has changed what this builds on
             self._failed(e)
@@ -93,9 +90,6 @@ class Flops:
 
     def _end(self) -> int | None:
         counting, self._counting = self._counting, None
-        if stance := self._stance:
-            self._stance = None
-            stance.__exit__(None, None, None)
         if self._torch.utils._python_dispatch._get_current_dispatch_mode() is not counting:
             self.give_up()  # it was ended by a mode of the script's own, or that one is still there
             return None
@@ -113,10 +107,11 @@ class Flops:
         log_once(f"the model's FLOPs can't be counted, so there is no MFU: {type(error).__name__}: {error}")
 
 
-def _has_compiled() -> bool:
-    """Whether torch.compile has compiled anything in this program."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return bool(dynamo and dynamo.counters.get("frames"))
+def _compiles() -> bool:
+    """Whether this program has called torch.compile, or has run what that returned."""
+    frames = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {}).get("frames")
+    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
+    return bool(frames) or any(map(callable, backends.values()))
 
 
 def _counting_mode(torch: Any) -> Any:

@@ -1,55 +1,88 @@
-"""What this rank writes into its ledger beside the process group ccl: optimizer steps, and other groups."""
+"""What this rank writes into its ledger beside the process group ccl: its optimizer steps, at least."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import inspect
 import os
-import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from cpulaunch import ledger
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.config.settings import Table
-from cpulaunch.runtime.change.groups import arguments_given, replace_everywhere
-from cpulaunch.runtime.observe import records, telemetry, tracing
-from cpulaunch.runtime.observe.communication import Communication
+from cpulaunch.runtime.hooks import Change
+from cpulaunch.runtime.log import log_once
+from cpulaunch.runtime.observe import telemetry, tracing
+from cpulaunch.runtime.observe.copies import warn_of_separate_copies
 from cpulaunch.runtime.observe.records import Header
 
-_OF_GROUP = ("group_size", "group_rank", "global_ranks_in_group", "group_name")
-"""Parameters of the function of torch's that makes groups."""
+if TYPE_CHECKING:
+    from cpulaunch.runtime.observe.mirror import Mirror
 
-mirrors: list[Any] = []
+mirrors: list[Mirror] = []
 """The thread that copies other groups, once there is one."""
 
 
-def keep(torch: Any) -> None:
-    """Have this rank's ledger written, if it has one."""
-    memory = ledger.of_this_process
-    if memory is None:
-        return
-    header = Header(memory)
-    recorder = telemetry.record(torch, memory) if _is_recorded() else None
-    _count_steps(torch, header, recorder)
-    _note_meeting(torch, memory)
-    _note_new_groups(torch, memory)
-    _watch_groups(torch, header, memory, recorder)
-    tracer = tracing.watch(torch, memory)
-    if recorder:
-        recorder.flops.traced = tracer.wants_next
+class Observers:
+    """The observers of this process, which is a rank with a ledger; the context of their changes."""
+
+    def __init__(self, torch: Any, memory: Any) -> None:
+        self.memory = memory
+        self.header = Header(memory)
+        recorded = rank_setting(Table.watch.telemetry, os.environ) != "none"
+        self.recorder = telemetry.record(memory) if recorded else None
+        self.tracer = tracing.watch(torch, memory)
+        self._begin: list[Callable[[], object]] = []
+
+    def at_other_group(self, begin: Callable[[], object]) -> None:
+        """Call ``begin`` once the first group of another backend than ccl has been made."""
+        self._begin.append(begin)
+
+    def group_was_made(self, groups: Mapping[Any, Any]) -> None:
+        """torch's table of groups has one more."""
+        try:
+            if any(backend != "ccl" for backend, _ in groups.values()):
+                waiting, self._begin = self._begin, []
+                for begin in waiting:
+                    begin()
+        except Exception as e:  # which is no reason for the script to fail
+            log_once(f"warning: other groups than ccl's are not watched: {type(e).__name__}: {e}")
 
 
-def _is_recorded() -> bool:
-    return rank_setting(Table.watch.telemetry, os.environ) != "none"
+def observers(torch: Any) -> Observers | None:
+    """Those of this process; None if it has no ledger."""
+    return None if ledger.of_this_process is None else Observers(torch, ledger.of_this_process)
 
 
-def _count_steps(torch: Any, header: Header, recorder: telemetry.Recorder | None) -> None:
+def _count_steps(torch: Any, observers: Observers) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
+    header, recorder, tracer = observers.header, observers.recorder, observers.tracer
+
+    def count(optimizer: Any) -> None:
+        if not header.steps:
+            warn_of_separate_copies(torch)
+        header.add_step()
+        if recorder:
+            recorder.stepped(optimizer)
+        tracer.after_step()
+
+    uncompiled = torch._disable_dynamo(count)  # which loads dynamo when it is called
+    is_compiling = torch.compiler.is_compiling
+
+    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if is_compiling():
+            uncompiled(optimizer)
+        else:
+            count(optimizer)
+
+    register_optimizer_step_post_hook(after_step)
+
+
+def _expect_steps(torch: Any, observers: Observers) -> None:
     original = torch.optim.Optimizer.__init__
+    header, recorder = observers.header, observers.recorder
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -58,121 +91,56 @@ def _count_steps(torch: Any, header: Header, recorder: telemetry.Recorder | None
         if recorder:
             recorder.begins(time.monotonic_ns())
 
-    def count(optimizer: Any) -> None:
-        header.add_step()
-        if recorder:
-            recorder.stepped(optimizer)
-
-    uncompiled = torch._disable_dynamo(count)  # which loads dynamo when it is called
-
-    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
-            uncompiled(optimizer)
-        else:
-            count(optimizer)
-
     torch.optim.Optimizer.__init__ = init
-    register_optimizer_step_post_hook(after_step)
 
 
-def _note_meeting(torch: Any, memory: Any) -> None:
-    """The ledger says that this rank waits for the others in ``init_process_group``."""
-    init = torch.distributed.distributed_c10d.init_process_group
-
-    @functools.wraps(init)
-    def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        rank = _number(kwargs.get("rank"), "RANK", 0)
-        size = _number(kwargs.get("world_size"), "WORLD_SIZE", 1)
-        with _meeting(memory, ledger.MEETING, ledger.Group("", "", size, rank, 1, ())):
-            return init(*args, **kwargs)
-
-    replace_everywhere(init, init_process_group)
+def _watch_loaders(torch: Any, observers: Observers) -> None:
+    if observers.recorder:
+        telemetry.watch_loaders(torch, observers.recorder)
 
 
-def _note_new_groups(torch: Any, memory: Any) -> None:
-    """The same in ``new_group``, and what calls it."""
-    make = getattr(torch.distributed.distributed_c10d, "_new_process_group_helper", None)
-    signature = inspect.signature(make) if make else None
-    if make is None or signature is None or not signature.parameters.keys() >= set(_OF_GROUP):
-        return
+def _count_flops(torch: Any, observers: Observers) -> None:
+    if observers.recorder:
+        from cpulaunch.runtime.observe.flops import Flops
 
-    @functools.wraps(make)
-    def make_group(*args: Any, **kwargs: Any) -> Any:
-        given = arguments_given(signature, args, kwargs) or {}
-        size, rank, ranks, name = (given.get(each) for each in _OF_GROUP)
-        if size is None or rank is None or not ranks or not name:  # not a member, or the group of all ranks
-            return make(*args, **kwargs)
-        members = ledger.members_text(ranks)
-        with _meeting(memory, ledger.NEW_GROUP, ledger.Group(name, "", size, rank, 1, (), members)):
-            return make(*args, **kwargs)
-
-    replace_everywhere(make, make_group)
+        observers.recorder.flops = Flops(torch)
+        observers.recorder.flops.traced = observers.tracer.wants_next
 
 
-@contextlib.contextmanager
-def _meeting(memory: Any, kind: str, group: ledger.Group) -> Iterator[None]:
-    """The group is in the ledger, as one that is being made."""
-    is_rank = ledger.of_this_process is not None  # and not a process that was forked from it
-    # The group itself is to have a place, too.
-    slot = records.free_slot(memory, spare=1) if is_rank and group.size > 1 else -1
-    if slot < 0:
-        yield
-        return
-    now, thread = time.monotonic_ns(), threading.get_native_id()
-    waits = ledger.Operation(0, ledger.STARTED, kind, "", 0, now, now, 0, -1, "", thread=thread)
-    records.write(memory, slot, group._replace(operations=(waits,)))
-    try:
-        yield
-    finally:
-        records.clear(memory, slot)
+STEPS = Change(
+    (),
+    ("optim.optimizer.register_optimizer_step_post_hook", "compiler.is_compiling", "_disable_dynamo"),
+    "counts optimizer steps, in which telemetry, traces and stall detection are expressed",
+    "optimizer steps are not counted: there is no telemetry, and no trace can be taken",
+    _count_steps,
+)
+"""The only change of a script `--as-written`: a hook that torch calls after a step."""
 
-
-def _number(value: Any, variable: str, otherwise: int) -> int:
-    if isinstance(value, int) and value >= 0:
-        return value
-    said = os.environ.get(variable, "")
-    return int(said) if said.isdecimal() else otherwise
-
-
-def _watch_groups(torch: Any, header: Header, memory: Any, recorder: telemetry.Recorder | None) -> None:
-    """Groups of other backends than ccl are in the ledger, too, from when the first one is made."""
-    c10d = torch.distributed.distributed_c10d
-    make = getattr(c10d, "_new_process_group_helper", None)
-    if make is None or not hasattr(torch._C._distributed_c10d, "_dump_fr_trace_json"):
-        return
-    # torch's flight recorder, which gloo has, too, looks at it when the first collective is called.
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(4 * ledger.OPERATIONS))
-
-    @functools.wraps(make)
-    def make_group(*args: Any, **kwargs: Any) -> Any:
-        made = make(*args, **kwargs)
-        is_rank = ledger.of_this_process is not None  # and not a process that was forked from it
-        if is_rank and not mirrors and any(backend != "ccl" for backend, _ in c10d._world.pg_map.values()):
-            from cpulaunch.runtime.observe.abort import say_before_abort
-            from cpulaunch.runtime.observe.mirror import OF_ONE_SIZE, Mirror
-
-            communication = Communication(torch, but=OF_ONE_SIZE) if recorder else None
-            mirrors.append(Mirror(torch, header, memory, communication))
-            mirrors[0].start()
-            say_before_abort(mirrors[0].look)
-            if recorder:
-                recorder.communication = communication
-        return made
-
-    destroy = c10d.destroy_process_group
-
-    @functools.wraps(destroy)
-    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
-        from cpulaunch.runtime.observe.abort import nothing_said
-
-        for mirror in mirrors:
-            mirror.look_before_end()
-        try:
-            with nothing_said():
-                return destroy(*args, **kwargs)
-        finally:
-            for mirror in mirrors:
-                mirror.forget_destroyed()
-
-    replace_everywhere(make, make_group)
-    replace_everywhere(destroy, destroy_process_group)
+CHANGES = (
+    STEPS,
+    Change(
+        ("optim.Optimizer.__init__",),
+        (),
+        "knows that steps are to be expected, and when the first one begins",
+        "a job is expected to make optimizer steps only once it has made one",
+        _expect_steps,
+    ),
+    Change(
+        ("utils.data.dataloader._BaseDataLoaderIter.__next__",),
+        (),
+        "measures how long a step waits for its input, and counts samples and tokens",
+        "input, samples and tokens are missing in telemetry",
+        _watch_loaders,
+    ),
+    Change(
+        (),
+        (
+            "utils._python_dispatch.TorchDispatchMode",
+            "utils._python_dispatch._get_current_dispatch_mode",
+            "nn.Buffer",
+        ),
+        "counts the model's FLOPs in one eager step of ten thousand",
+        "FLOPs are not counted, and there is no MFU",
+        _count_flops,
+    ),
+)

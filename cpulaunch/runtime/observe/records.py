@@ -27,8 +27,14 @@ class Header:
         """There is an optimizer."""
         self._halves[1] |= ledger.HAS_OPTIMIZER
 
+    @property
+    def steps(self) -> int:
+        """Those of all optimizers."""
+        return self._numbers[_STEPS]
+
     def add_step(self) -> None:
         """An optimizer has made a step."""
+        self.expect_steps()
         self._add(_STEPS, 1, time.monotonic_ns())
 
     def add_collectives(self, count: int, at: int) -> None:

@@ -12,11 +12,14 @@ import os
 import time
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cpulaunch import ledger
-from cpulaunch.runtime.observe.communication import Communication
-from cpulaunch.runtime.observe.flops import Flops
+from cpulaunch.telemetry import OF_STEPS
+
+if TYPE_CHECKING:
+    from cpulaunch.runtime.observe.communication import Communication
+    from cpulaunch.runtime.observe.flops import Flops
 
 OTHERS = 20
 """Steps of other optimizers after which one of them is counted in the place of the one that was."""
@@ -25,6 +28,8 @@ DEPTH = 3
 """Lists within lists that are looked into for a batch's first tensor."""
 
 NAN = math.nan
+
+_UNKNOWN = {field.name: NAN for field in OF_STEPS if not field.is_sum}
 
 _GROUP, _COUNT, _FIRST = ledger.GROUP_BYTES // 8, 9, ledger.GROUP.size // 8
 _OPERATION, _ENQUEUED, _COMPLETED = ledger.OPERATION.size // 8, 8, 10
@@ -45,19 +50,16 @@ def log(*, loss: Any) -> None:
         recorder.log(float(detach() if detach else loss))
 
 
-def record(torch: Any, memory: Any) -> Recorder:
+def record(memory: Any) -> Recorder:
     """Have the steps of this process recorded from now on."""
     global recorder
-    recorder = Recorder(memory, Flops(torch))
-    _watch_loaders(torch, recorder)
+    recorder = Recorder(memory)
     return recorder
 
 
-def _watch_loaders(torch: Any, recorder: Recorder) -> None:
-    """Iterators of ``torch.utils.data.DataLoader`` tell of their batches."""
-    kind = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
-    if kind is None:
-        return
+def watch_loaders(torch: Any, recorder: Recorder) -> None:
+    """Have iterators of ``torch.utils.data.DataLoader`` tell of their batches."""
+    kind = torch.utils.data.dataloader._BaseDataLoaderIter
     original = kind.__next__
     now = time.monotonic_ns
     tensor = torch.Tensor
@@ -99,9 +101,9 @@ def sizes(batch: Any, tensor: type, depth: int = DEPTH) -> tuple[int, int]:
 
 
 class Recorder:
-    """Writes the steps of one optimizer into a ledger, and has their FLOPs counted now and then."""
+    """Writes the steps of one optimizer into a ledger; ``flops`` counts those of some."""
 
-    def __init__(self, memory: Any, flops: Flops) -> None:
+    def __init__(self, memory: Any, flops: Flops | None = None) -> None:
         self._memory = memory
         self._traffic = memoryview(memory)[ledger.TRAFFIC_AT : ledger.RECORDED_AT].cast("Q")
         self._waiting = memoryview(memory)[ledger.PROGRESS.size - 8 : ledger.PROGRESS.size].cast("Q")
@@ -115,10 +117,10 @@ class Recorder:
         self._counted: weakref.ref[Any] | None = None  # the optimizer
         self._others = 0  # steps of others since its last one
         self._base = 0  # since when the first step lasts; later by what is no part of any
-        self._input = self._samples = self._tokens = 0
+        # What the next record has: sums from the program's start, and what else is known of its step.
+        self.fields: dict[str, float] = {field.name: 0 if field.is_sum else NAN for field in OF_STEPS}
         self._batches: dict[int, list[int]] = {}  # an iterator's samples and tokens, since the last step
         self._latest = 0  # the iterator that was asked last
-        self._loss = NAN
         self.begins(time.monotonic_ns())
         os.register_at_fork(after_in_child=self._forget)
 
@@ -129,12 +131,12 @@ class Recorder:
         """
         self._batches.pop(iterator, None)
         if not self._number:
-            self._base, self._input, self._batches = now, 0, {}
-            self._write(now, NAN, NAN)
+            self._base, self.fields["input"], self._batches = now, 0, {}
+            self._write(now)
 
     def took(self, iterator: int, nanoseconds: int, samples: int, tokens: int) -> None:
         """An iterator has handed out a batch."""
-        self._input += nanoseconds
+        self.fields["input"] += nanoseconds
         self._latest = iterator
         if (sums := self._batches.get(iterator)) is None:
             self._batches[iterator] = [samples, tokens]
@@ -148,7 +150,7 @@ class Recorder:
             at = ledger.FIRST_STEP + self._number % ledger.STEPS * ledger.STEP.size
             ledger.LOSS.pack_into(self._memory, at + ledger.LOSS_AT, loss)
         else:
-            self._loss = loss
+            self.fields["loss"] = loss
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has made a step."""
@@ -164,13 +166,14 @@ class Recorder:
         if self._batches:
             # Of several loaders that of the step: the others were for an evaluation, or for other inputs.
             samples, tokens = self._batches.get(self._latest, (0, 0))
-            self._samples += samples
-            self._tokens += tokens
+            self.fields["samples"] += samples
+            self.fields["tokens"] += tokens
             self._batches.clear()
-        flops = self.flops.stepped(self._number)
-        self._write(now, self._loss, NAN if flops is None else flops)
-        self._loss = NAN
-        if self.flops.precision and not self.flops.peak:
+        if self.flops and (counted := self.flops.stepped(self._number)) is not None:
+            self.fields["flops"] = counted
+        self._write(now)
+        self.fields |= _UNKNOWN
+        if self.flops and self.flops.precision and not self.flops.peak:
             self.flops.measure_peak()
             peak = self.flops.peak, self.flops.precision.encode()
             ledger.PEAK.pack_into(self._memory, ledger.RECORDED_AT + 8, *peak)
@@ -200,26 +203,17 @@ class Recorder:
             seen = self._waiting[0] - self._waited
             self._waiting[0] += max(0, ended - called - seen)
 
-    def _write(self, now: int, loss: float, flops: float) -> None:
-        number = self._number
+    def _write(self, now: int) -> None:
+        number, fields = self._number, self.fields
         under_way, since, busy, size = self._traffic
         if under_way and now > since:
             busy += now - since
-        ledger.STEP.pack_into(
-            self._memory,
-            ledger.FIRST_STEP + number % ledger.STEPS * ledger.STEP.size,
-            number,
-            now,
-            now - self._base,
-            busy + self._others_busy,
-            self._waiting[0],
-            size + self._others_bytes,
-            self._input,
-            self._samples,
-            self._tokens,
-            loss,
-            flops,
-        )
+        fields["seconds"] = now - self._base
+        fields["communication"] = busy + self._others_busy
+        fields["waiting"] = self._waiting[0]
+        fields["bytes"] = size + self._others_bytes
+        at = ledger.FIRST_STEP + number % ledger.STEPS * ledger.STEP.size
+        ledger.STEP.pack_into(self._memory, at, number, now, *fields.values())
         self._last[0] = number
         self._ended_at, self._waited = now, self._waiting[0]
 
@@ -227,4 +221,5 @@ class Recorder:
         """A forked process is not the rank: what it does goes nowhere."""
         self._memory = nowhere = bytearray(ledger.SIZE)
         self._last = self._waiting = memoryview(nowhere)[:8].cast("Q")
-        self.flops.leave()
+        if self.flops:
+            self.flops.leave()

@@ -38,22 +38,11 @@ _SILENT = "6"
 
 
 def watch(torch: Any, memory: Any) -> Tracer:
-    """From now on, trace what is asked for."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
+    """What traces this process if its agent asks; its ``after_step`` is to be called after each step."""
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
     tracer = Tracer(torch, memory)
     os.register_at_fork(after_in_child=tracer.forget)
     atexit.register(tracer.close)
-    uncompiled = torch._disable_dynamo(tracer.after_step)
-
-    def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
-            uncompiled()
-        else:
-            tracer.after_step()
-
-    register_optimizer_step_post_hook(after_step)
     return tracer
 
 

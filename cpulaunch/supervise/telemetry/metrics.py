@@ -33,7 +33,14 @@ MAX_METRICS = 1000
 """Metrics of a job, by names and units, that are kept."""
 
 MAX_VALUES = 10_000
-"""Values of a rank and metric kept for median and percentile; of more, so many that chance has chosen."""
+"""Values of a rank and metric that are kept for median and percentile.  Of more, chance chooses a sample."""
+
+MAX_ALL_VALUES = 250_000
+"""Values of all ranks and metrics that are kept, so that the end of a big job takes neither long nor much
+memory.  Where there are more, each sample is cut to half of what it may have."""
+
+MIN_VALUES = 16
+"""Values to which samples are cut at most."""
 
 _TIME = r"([nuµμm]?s|([nµμum]|nano|micro|milli)?sec(ond)?s?|min(ute)?s?|h|hrs?|hours?)"
 _TIMES = re.compile(_TIME, re.IGNORECASE)
@@ -50,8 +57,8 @@ class Values:
     makes it the same one in another run.
     """
 
-    def __init__(self, seed: int) -> None:
-        self.count, self.sum = 0, 0.0
+    def __init__(self, seed: int, limit: int = MAX_VALUES) -> None:
+        self.count, self.sum, self._limit = 0, 0.0, limit
         self.least, self.most = float("inf"), float("-inf")
         self.sample = array("d")
         self._seed = seed
@@ -61,13 +68,20 @@ class Values:
         self.count += 1
         self.sum += value
         self.least, self.most = min(self.least, value), max(self.most, value)
-        if self.count <= MAX_VALUES:
+        if self.count <= self._limit:
             self.sample.append(value)
             return
         self._chance = self._chance or Random(self._seed)
         at = int(self._chance.random() * self.count)  # Vitter's Algorithm R
-        if at < MAX_VALUES:
+        if at < self._limit:
             self.sample[at] = value
+
+    def cut(self, limit: int) -> None:
+        """Keep at most ``limit`` values, which chance chooses among those that it has chosen before."""
+        self._limit = limit
+        if len(self.sample) > limit:
+            self._chance = self._chance or Random(self._seed)
+            self.sample = array("d", self._chance.sample(self.sample, limit))
 
     @property
     def weight(self) -> float:
@@ -82,6 +96,7 @@ class Metrics:
         self._found: dict[tuple[str, str], dict[int, Values]] = {}
         self._rest: dict[int, bytes] = {}  # of each rank's last line, which has no end yet
         self._told: dict[int, set[tuple[str, str]]] = {}
+        self._limit, self._kept = MAX_VALUES, 0  # of each sample, and of all together
 
     def feed(self, rank: int, data: bytes) -> Iterator[str]:
         """A piece of what ``rank`` has printed.  What is wrong with a line completes "rank N …"."""
@@ -117,7 +132,20 @@ class Metrics:
             said = f" stated more than {MAX_METRICS} metrics, of which no more are kept"
             yield from self._tell(rank, "", said, said)
             return
-        self._found.setdefault(key, {}).setdefault(rank, Values(rank)).add(stated.value)
+        ranks = self._found.setdefault(key, {})
+        values = ranks.get(rank) or ranks.setdefault(rank, Values(rank, self._limit))
+        had = len(values.sample)
+        values.add(stated.value)
+        self._kept += len(values.sample) - had
+        if self._kept > MAX_ALL_VALUES and self._limit > MIN_VALUES:
+            self._cut_samples()
+
+    def _cut_samples(self) -> None:
+        self._limit //= 2
+        found = [values for ranks in self._found.values() for values in ranks.values()]
+        for values in found:
+            values.cut(self._limit)
+        self._kept = sum(len(values.sample) for values in found)
 
     def _tell(self, rank: int, name: str, cause: str, said: str) -> Iterator[str]:
         """Once for each name and cause."""

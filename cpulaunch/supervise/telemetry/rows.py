@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from cpulaunch.messages import StepRow, Steps
 from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.job.rank import Rank
+from cpulaunch.telemetry import OF_STEPS
 
 RECENT = 16
 """Rows of each rank that the summary is about."""
@@ -49,7 +50,7 @@ class Telemetry:
 
     def __init__(self, world_size: int, began: float, names: Names = RANKS) -> None:
         self._size, self._began, self._names = world_size, began, names
-        self._rows: dict[int, deque[StepRow]] = {}
+        self._rows: dict[int, deque[Row]] = {}
         self._recent: dict[int, Recent] = {}
         self._flops: dict[int, float] = {}
         self._peaks: dict[int, float] = {}
@@ -62,17 +63,17 @@ class Telemetry:
         steps = [StepRow._make(row) for row in said.rows]
         for step in steps:
             rows.append(self._step(rank, step))
-            if step.flops is not None:
-                self._flops[rank.rank] = step.flops
+            if (flops := rows[-1].get("flops")) is not None:
+                self._flops[rank.rank] = flops
         if steps:
-            self._remember(rank, steps)
+            self._remember(rank, steps[-1].number, rows)
         if said.process:
             rows.append({"rank": rank.rank, "time": self._time(rank, said.at), **said.process})
         if said.peak is not None:
             self._peaks[rank.rank], self._precision = said.peak, said.precision
             row = {"peak_flops": round(said.peak), "precision": said.precision}
             rows.append({"rank": rank.rank, "time": self._time(rank, said.at), **row})
-        if said.peak is not None or any(step.flops is not None for step in steps):
+        if said.peak is not None or any("flops" in row for row in rows):
             rows.append(self.head())
         return rows
 
@@ -96,28 +97,30 @@ class Telemetry:
         if step.steps > 1:
             row["steps"] = step.steps
         row["time"] = self._time(rank, step.ended_at)
-        for name in ("seconds", "communication", "waiting", "input", "bytes", "loss", "flops"):
-            if (value := getattr(step, name)) is not None:
-                row[name] = value
-        for name in ("samples", "tokens"):
-            if value := getattr(step, name):
-                row[name] = value
+        for field, value in zip(OF_STEPS, step.fields, strict=True):
+            if value or (value is not None and not field.where_any):
+                row[field.name] = round(value, 7)
         return {name: _whole(value) for name, value in row.items()}
 
     def _time(self, rank: Rank, at: float) -> float:
         return round(at + rank.clock - self._began, 4)
 
-    def _remember(self, rank: Rank, steps: list[StepRow]) -> None:
-        rank.has_made(steps[-1].number)
+    def _remember(self, rank: Rank, made: int, new: Sequence[Row]) -> None:
+        rank.has_made(made)
         rows = self._rows.setdefault(rank.rank, deque(maxlen=RECENT))
-        rows.extend(steps)
-        own = [row.seconds - row.waiting for row in rows if row.waiting is not None]
+        rows.extend(new)
+        counts = [row.get("steps", 1) for row in rows]
+        own = [
+            (row["seconds"] - row["waiting"]) / count
+            for row, count in zip(rows, counts, strict=True)
+            if "waiting" in row
+        ]
         self._recent[rank.rank] = Recent(
-            step=rows[-1].number + (rank.resumed_from or 0),
-            seconds=median(row.seconds for row in rows),
+            step=rows[-1]["step"],
+            seconds=median(row["seconds"] / count for row, count in zip(rows, counts, strict=True)),
             own=median(own) if own else None,
-            samples=fmean(row.samples for row in rows),
-            tokens=fmean(row.tokens for row in rows),
+            samples=sum(row.get("samples", 0) for row in rows) / sum(counts),
+            tokens=sum(row.get("tokens", 0) for row in rows) / sum(counts),
         )
         self._summary = None
 

@@ -1,12 +1,11 @@
-"""Fewer rows of telemetry: several steps of a rank become one row, with their means."""
+"""Fewer rows of telemetry: several steps of a rank become one row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from cpulaunch.supervise.telemetry.rows import Row
-
-MEANS = ("seconds", "communication", "waiting", "input", "bytes", "samples", "tokens")
+from cpulaunch.telemetry import added
 
 
 class Thinning:
@@ -55,17 +54,4 @@ def merged(rows: list[Row]) -> Row:
     """One row for all steps of several rows of a rank, in their order."""
     if len(rows) == 1:
         return rows[0]
-    steps = [row.get("steps", 1) for row in rows]
-    result = dict(rows[-1])
-    result["steps"] = sum(steps)
-    for name in MEANS:
-        known = [(row[name], count) for row, count in zip(rows, steps, strict=True) if name in row]
-        if known:
-            total = sum(value * count for value, count in known)
-            # What a row doesn't have of samples and tokens is none of them.
-            of = sum(steps) if name in ("samples", "tokens") else sum(count for _, count in known)
-            result[name] = round(total / of, 7)
-    for name in ("loss", "flops"):
-        if last := next((row[name] for row in reversed(rows) if name in row), None):
-            result[name] = last
-    return result
+    return {**rows[-1], "steps": sum(row.get("steps", 1) for row in rows), **added(rows)}

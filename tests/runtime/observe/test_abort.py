@@ -34,7 +34,7 @@ def aborted(program: str) -> str:
 
 def test_the_threads_are_told_as_they_were() -> None:
     said = aborted(
-        "abort.say_before_abort(lambda: None)\n"
+        "abort.watch(lambda: None)\n"
         "def fails():\n    terminate()\n"
         "threading.Thread(target=fails, name='worker').start()\n"
         "threading.Event().wait()\n"
@@ -46,12 +46,12 @@ def test_the_threads_are_told_as_they_were() -> None:
 
 @pytest.mark.parametrize("where", ["terminate()", "abort_in_a_thread_of_c(); threading.Event().wait()"])
 def test_a_look_that_takes_for_ever_is_given_up(where: str) -> None:
-    aborted(f"abort.say_before_abort(threading.Event().wait)\n{where}\n")
+    aborted(f"abort.watch(threading.Event().wait)\n{where}\n")
 
 
 def test_nothing_is_waited_for_while_a_group_is_destroyed_which_may_keep_the_gil() -> None:
     said = aborted(
-        "abort.say_before_abort(lambda: None)\n"
+        "abort.watch(lambda: None)\n"
         "with abort.nothing_said():\n"
         "    abort_in_a_thread_of_c()\n"
         "    with_the_gil.pause()\n"
@@ -60,7 +60,5 @@ def test_nothing_is_waited_for_while_a_group_is_destroyed_which_may_keep_the_gil
 
 
 def test_afterwards_it_is_said_again() -> None:
-    said = aborted(
-        "abort.say_before_abort(lambda: None)\nwith abort.nothing_said():\n    pass\nterminate()\n"
-    )
+    said = aborted("abort.watch(lambda: None)\nwith abort.nothing_said():\n    pass\nterminate()\n")
     assert '"type":"aborts"' in said

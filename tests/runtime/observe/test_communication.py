@@ -20,6 +20,9 @@ rank, port = int(sys.argv[1]), int(sys.argv[2])
 store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
 dist.init_process_group("gloo", rank=rank, world_size=2, store=store)
 watched = Communication(torch)
+watched.watch_calls(dist.ProcessGroup)
+watched.watch_waits(dist.Work)
+watched.watch_parallel(DistributedDataParallel)
 found = {}
 def step(name, work):
     dist.barrier()

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +18,8 @@ from support.command import clean_environment, intel_python, needs_bf16
 
 from cpulaunch import ledger
 from cpulaunch.ccl.installed import cache_directory
-from cpulaunch.runtime import reports
 from cpulaunch.runtime.observe import telemetry
-from cpulaunch.runtime.observe.flops import EVERY, FIRST, Flops
+from cpulaunch.runtime.observe.flops import FIRST, Flops
 from cpulaunch.runtime.observe.telemetry import OTHERS, Recorder, sizes
 from cpulaunch.runtime.product_rates import measure
 from runtime.observe.programs_telemetry import BATCH, STEPS, TOKENS, WIDTHS
@@ -78,22 +76,22 @@ def test_a_plain_script(tmp_path: Path, backend: str) -> None:
     for rank in (0, 1):
         steps = steps_of(rows, rank)
         assert steps[-1]["step"] == sum(row.get("steps", 1) for row in steps) == 2 * STEPS
-        assert {row["samples"] for row in steps} == {BATCH}
+        assert {row["samples"] / row.get("steps", 1) for row in steps} == {BATCH}
         assert [row["flops"] for row in steps if "flops" in row] == [flops_by_hand()]
         assert all(0 < row["input"] < row["seconds"] for row in steps)
         times = [row["time"] for row in steps]
         assert times == sorted(times)
         gradients = 4 * sum(a * b + b for a, b in itertools.pairwise(WIDTHS))
-        assert steps[-1]["bytes"] == gradients
+        assert steps[-1]["bytes"] == gradients * steps[-1].get("steps", 1)
         assert all(0 < row["communication"] < row["seconds"] for row in steps[1:])
         assert all(0 <= row["waiting"] <= row["communication"] for row in steps[1:])
 
 
 @pytest.mark.slow
-def test_compiled_models_are_counted_too(tmp_path: Path) -> None:
+def test_compiled_models_are_not_counted(tmp_path: Path) -> None:
+    """They would have to run eagerly, which changes their numbers."""
     head, *rows = run(tmp_path, "compiled", "gloo")
-    assert head["flops_per_step"] == 2 * flops_by_hand()
-    assert head["precision"] == "fp32"
+    assert (head["flops_per_step"], head["precision"]) == (None, None)
     assert steps_of(rows, 1)[-1]["step"] == STEPS
 
 
@@ -104,7 +102,7 @@ def test_accelerate(tmp_path: Path) -> None:
     steps = steps_of(rows, 0)
     assert steps[-1]["step"] == STEPS
     # It loads a batch ahead, so that the first step takes two, and the last one none.
-    assert sum(row["samples"] * row.get("steps", 1) for row in steps if "samples" in row) == BATCH * STEPS
+    assert sum(row.get("samples", 0) for row in steps) == BATCH * STEPS
 
 
 @pytest.mark.slow
@@ -113,7 +111,7 @@ def test_trainer(tmp_path: Path) -> None:
     steps = steps_of(rows, 0)
     assert steps[-1]["step"] == STEPS
     # Two batches for a step, and one is loaded ahead.
-    assert sum(row["samples"] * row.get("steps", 1) for row in steps) == 2 * 4 * STEPS
+    assert sum(row["samples"] for row in steps) == 2 * 4 * STEPS
     assert all(row["tokens"] == TOKENS * row["samples"] for row in steps)
     assert head["precision"] == "bf16"
     assert head["flops_per_step"] > 0
@@ -188,11 +186,11 @@ def test_samples_are_those_of_the_loader_that_the_step_used() -> None:
     for iterator, samples in ((1, 8), (2, 100), (1, 8), (3, 16)):
         script.recorder.took(iterator, 10, samples, 2 * samples)
     script.recorder.stepped(trained)
-    assert (script.step(1).samples, script.step(1).tokens, script.step(1).input) == (16, 32, 40)
+    assert [script.step(1).fields[name] for name in ("samples", "tokens", "input")] == [16, 32, 40]
     for _ in range(2):
         script.recorder.took(1, 10, 8, 0)
     script.recorder.stepped(trained)
-    assert script.step(2).samples == 16 + 16
+    assert script.step(2).fields["samples"] == 16 + 16
 
 
 def test_an_iterator_with_the_number_of_one_that_is_gone_is_another_one() -> None:
@@ -202,7 +200,7 @@ def test_an_iterator_with_the_number_of_one_that_is_gone_is_another_one() -> Non
     script.recorder.begins(1, iterator=1)
     script.recorder.took(1, 10, 8, 0)
     script.recorder.stepped(optimizer())
-    assert script.step(1).samples == 8
+    assert script.step(1).fields["samples"] == 8
 
 
 def test_a_loss_is_that_of_the_last_step_until_a_batch_is_taken() -> None:
@@ -211,11 +209,11 @@ def test_a_loss_is_that_of_the_last_step_until_a_batch_is_taken() -> None:
     script.recorder.stepped(trained)
     script.recorder.stepped(trained)
     script.recorder.log(3.0)
-    assert (script.step(1).loss, script.step(2).loss) == (4.0, 3.0)
+    assert (script.step(1).fields["loss"], script.step(2).fields["loss"]) == (4.0, 3.0)
     script.recorder.took(1, 10, 8, 0)
     script.recorder.log(2.0)
     script.recorder.stepped(trained)
-    assert (script.step(2).loss, script.step(3).loss) == (3.0, 2.0)
+    assert (script.step(2).fields["loss"], script.step(3).fields["loss"]) == (3.0, 2.0)
 
 
 def test_a_loss_with_a_gradient_is_no_reason_to_warn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +224,9 @@ def test_a_loss_with_a_gradient_is_no_reason_to_warn(monkeypatch: pytest.MonkeyP
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         telemetry.log(loss=(torch.ones(3, requires_grad=True) / 2).sum())
-        assert script.step(1).loss == 1.5
+        assert script.step(1).fields["loss"] == 1.5
         telemetry.log(loss=2)
-    assert script.step(1).loss == 2.0
+    assert script.step(1).fields["loss"] == 2.0
 
 
 def test_outside_of_a_job_a_loss_goes_nowhere() -> None:
@@ -243,7 +241,7 @@ def test_what_a_script_does_before_it_trains_is_no_part_of_its_first_step() -> N
     assert script.step(0).ended_at == now
     script.recorder.took(1, 10, 8, 0)
     script.recorder.stepped(optimizer())
-    assert (script.step(1).samples, script.step(1).input) == (8, 10)
+    assert (script.step(1).fields["samples"], script.step(1).fields["input"]) == (8, 10)
 
 
 @pytest.mark.parametrize(
@@ -295,21 +293,19 @@ def test_a_mode_of_the_scripts_own_is_left_alone() -> None:
     assert _get_current_dispatch_mode() is None
 
 
-@pytest.mark.parametrize(("resumed", "counted"), [(0, True), (300, False)])
-def test_a_compiled_step_is_not_made_eager_where_the_run_was_interrupted(
-    resumed: int, counted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its numbers would not be those of an uninterrupted run."""
-    dynamo = SimpleNamespace(counters={"frames": {"ok": 1}})
-    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", dynamo)
-    monkeypatch.setattr(reports, "resumed_step", resumed)
-    flops = Flops(torch)
-    flops.stepped(FIRST - 1)
-    torch.ones(2, 3) @ torch.ones(3, 4)
-    assert (flops.stepped(FIRST) is not None) == counted
-    flops.stepped(EVERY - 1)
-    torch.ones(2, 3) @ torch.ones(3, 4)
-    assert flops.stepped(EVERY) is None
+def test_a_program_that_has_called_torch_compile_is_not_counted() -> None:
+    """What that has returned may run for the first time in the step that would be counted."""
+    code = (
+        "import torch\nfrom cpulaunch.runtime.observe.flops import EVERY, FIRST, Flops\n"
+        "double = torch.compile(lambda x: 2 * x, backend='eager')\nflops = Flops(torch)\n"
+        "for last in (FIRST, EVERY):\n"
+        "    flops.stepped(last - 1)\n"
+        "    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None\n"
+        "    double(torch.ones(2, 3) @ torch.ones(3, 4))\n"
+        "    assert flops.stepped(last) is None\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_step_that_is_traced_is_not_counted_but_the_next_one_that_is_not() -> None:

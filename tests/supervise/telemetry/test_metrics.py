@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import tracemalloc
 
 import pytest
 
@@ -11,6 +12,7 @@ from cpulaunch.errors import UsageError
 from cpulaunch.metric_line import Stated, metric_line, read_metric
 from cpulaunch.supervise.job.outcome import Metric
 from cpulaunch.supervise.telemetry.metrics import (
+    MAX_ALL_VALUES,
     MAX_LINE,
     MAX_METRICS,
     MAX_VALUES,
@@ -226,6 +228,32 @@ def test_the_line_says_that_they_are_of_a_sample_and_another_run_says_the_same()
         " (10,016 values of 2 instances, 0 to 10,007; percentiles of a sample of 10,008)\n"
     )
     assert once() == metric
+
+
+def test_many_values_of_many_ranks_take_little_memory_at_the_end() -> None:
+    """With a tuple for each value, 1,024 ranks with 10,000 each took a gigabyte for each metric."""
+    ranks, count = 128, 4000
+    metrics = Metrics()
+    for rank in range(ranks):
+        lines = b"".join(b"CPULAUNCH_METRIC x=%d ms\n" % (7919 * n % count) for n in range(count))
+        assert list(metrics.feed(rank, lines)) == []
+    tracemalloc.start()
+    try:
+        metric = only(metrics)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 40e6
+    assert (metric.values, metric.mean, metric.least, metric.most) == (
+        ranks * count,
+        (count - 1) / 2,
+        0,
+        count - 1,
+    )
+    assert metric.median == pytest.approx(count / 2, rel=0.02)
+    assert metric.p99 == pytest.approx(0.99 * count, rel=0.002)
+    assert metric.sample is not None
+    assert metric.sample <= MAX_ALL_VALUES
 
 
 def test_a_rank_with_few_values_weighs_as_much_as_they_are() -> None:

@@ -14,17 +14,18 @@ from cpulaunch.supervise.output.directory import JobDirectory
 from cpulaunch.supervise.telemetry.rows import Row, Telemetry, duration, rounded
 from cpulaunch.supervise.telemetry.sinks.file import TelemetryFile
 from cpulaunch.supervise.telemetry.thinning import Thinning, merged
+from cpulaunch.telemetry import OF_STEPS
 
 PATIENCE = 30.0
 
 
 def step(number: int, **different: Any) -> StepRow:
-    usual: dict[str, Any] = {
-        "number": number, "steps": 1, "ended_at": 100.0 + number, "seconds": 0.1, "communication": 0.03,
-        "waiting": 0.01, "bytes": 1000.0, "input": 0.002, "samples": 8.0, "tokens": 1024.0, "loss": None,
-        "flops": None,
+    steps = different.pop("steps", 1)
+    fields: dict[str, Any] = {
+        "seconds": 0.1, "communication": 0.03, "waiting": 0.01, "bytes": 1000.0, "input": 0.002,
+        "samples": 8.0, "tokens": 1024.0, **different,
     }  # fmt: skip
-    return StepRow(**{**usual, **different})
+    return StepRow(number, steps, 100.0 + number, [fields.get(field.name) for field in OF_STEPS])
 
 
 def said(*steps: StepRow, process: dict[str, Any] | None = None, peak: float | None = None) -> Steps:
@@ -83,6 +84,13 @@ def test_the_summary_names_the_rank_that_waits_least() -> None:
     assert " · MFU 0.2 % · " in telemetry.summary()
 
 
+def test_the_summary_is_of_one_step_where_a_row_stands_for_several() -> None:
+    one, several = Telemetry(1, 0.0), Telemetry(1, 0.0)
+    one.heard(Rank(0, "here"), said(step(8)))
+    several.heard(Rank(0, "here"), said(step(8, steps=4, seconds=0.4, waiting=0.04, tokens=4096.0)))
+    assert one.summary() == several.summary() == "step 8 · 100 ms · 10,200 tokens/s"
+
+
 def test_the_summary_of_what_little_is_known() -> None:
     telemetry = Telemetry(1, 0.0)
     telemetry.heard(Rank(0, "here"), said(step(1, tokens=0.0)))
@@ -122,10 +130,10 @@ def row(number: int, rank: int = 0, **more: Any) -> Row:
     return {"rank": rank, "step": number, "time": number / 10, "seconds": 0.1, "samples": 8, **more}
 
 
-def test_merged_rows_have_the_means_of_their_steps() -> None:
-    rows = [row(2, steps=2, seconds=0.2, loss=3.0), row(3, seconds=0.5, loss=2.0), {**row(4), "samples": 0}]
-    assert merged(rows) == {
-        "rank": 0, "step": 4, "steps": 4, "time": 0.4, "seconds": 0.25, "samples": 6, "loss": 2.0,
+def test_merged_rows_have_the_sums_of_their_steps() -> None:
+    first = row(2, steps=2, seconds=0.4, samples=16, loss=3.0)
+    assert merged([first, row(3, seconds=0.5, loss=2.0), row(4, samples=0)]) == {
+        "rank": 0, "step": 4, "steps": 4, "time": 0.4, "seconds": 1.0, "samples": 24, "loss": 2.0,
     }  # fmt: skip
 
 
@@ -182,7 +190,7 @@ def test_a_full_file_keeps_every_second_step_and_goes_on(tmp_path: Path) -> None
         mine = [each for each in rest if each["rank"] == rank]
         assert sum(each.get("steps", 1) for each in mine) == 1000
         assert mine[-1]["step"] == 1000
-        assert {each["seconds"] for each in mine} == {0.1}
+        assert sum(each["seconds"] for each in mine) == pytest.approx(100)
     assert not list(tmp_path.glob("*.part"))
 
 

@@ -35,7 +35,7 @@ ROWS: list[dict[str, Any]] = [
     {"attempt": 0, "time": 0.0, "world_size": 2, "hosts": {"a": 1, 'b"\\': 1}},
     {"rank": 0, "step": 1, "time": 1.0, "seconds": 0.5, "waiting": 0.25, "samples": 4, "loss": 2.0},
     {"rank": 1, "step": 1, "time": 1.0, "seconds": 0.7, "waiting": 0.0, "samples": 4, "loss": 4.0},
-    {"rank": 0, "step": 5, "steps": 4, "time": 3.0, "seconds": 0.5, "waiting": 0.25, "samples": 4},
+    {"rank": 0, "step": 5, "steps": 4, "time": 3.0, "seconds": 2.0, "waiting": 1.0, "samples": 16},
     {"rank": 0, "time": 3.0, "rss": 2**30, "cpu_seconds": 7.5, "cycles": 9, "far_memory": 0.5},
     {"schema": 1, "peak_flops": 1e12, "flops_per_step": 3e11, "precision": "bf16"},
 ]
@@ -97,8 +97,8 @@ def test_a_steps_rows_become_scalars_of_the_job() -> None:
     scalars = Scalars(2)
     at_once = list(scalars.take(ROWS))
     assert at_once == [
-        ("time/step", 0.6, 1),
         ("time/longest_of_a_rank", 0.7, 1),
+        ("time/step", 0.6, 1),
         ("time/waiting", 0.125, 1),
         ("loss", 3.0, 1),
     ]

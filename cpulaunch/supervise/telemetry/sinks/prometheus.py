@@ -12,6 +12,7 @@ from typing import Any
 
 from cpulaunch.errors import HostError
 from cpulaunch.supervise.telemetry.rows import Row
+from cpulaunch.telemetry import LAST, OF_PROCESSES, OF_STEPS, SUM, Field
 
 PATIENCE = 5.0
 """Seconds that a client has to ask, and to take the answer."""
@@ -24,29 +25,12 @@ MAX_CLIENTS = 16
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# Name, type where it isn't a counter, what it is, and the field of a row.
-_OF_STEPS = (
-    ("step_seconds_total", "Seconds that optimizer steps took.", "seconds"),
-    ("communication_seconds_total", "Seconds in which a collective was under way.", "communication"),
-    ("waiting_seconds_total", "Seconds in which the program stood still for a collective.", "waiting"),
-    ("input_seconds_total", "Seconds in which the program waited for a batch.", "input"),
-    ("communicated_bytes_total", "Bytes that were given to collectives.", "bytes"),
-    ("samples_total", "Samples that were trained on.", "samples"),
-    ("tokens_total", "Tokens that were trained on.", "tokens"),
-)
-_OF_PROCESSES = (
-    ("cpu_seconds_total", "counter", "CPU seconds that the program has used.", "cpu_seconds"),
-    ("resident_memory_bytes", "gauge", "Memory of the program that is resident.", "rss"),
-    ("throttled_seconds_total", "counter", "Seconds that its cgroup was held back.", "throttled_seconds"),
-    ("cycles_total", "counter", "CPU cycles in user mode.", "cycles"),
-    ("instructions_total", "counter", "Instructions in user mode.", "instructions"),
-    ("amx_busy_cycles_total", "counter", "Cycles in which the AMX unit was busy.", "amx_busy"),
-    ("far_memory_ratio", "gauge", "Part of its memory on other NUMA nodes than its cores.", "far_memory"),
-)
-_LATEST = (
-    ("step", "gauge", "The optimizer step that was made last.", "step"),
-    ("loss", "gauge", "The loss that the script gave last.", "loss"),
-)
+_STEPS = Field("steps", "", SUM, "Optimizer steps that were made", "steps_total")
+_STEP = Field("step", "", LAST, "The optimizer step that was made last", "step")
+
+_ADDED = (_STEPS, *(field for field in OF_STEPS if field.is_sum))
+_LATEST = (_STEP, *(field for field in OF_STEPS if not field.is_sum), *OF_PROCESSES)
+"""Fields of which the row before is forgotten: sums of processes are from their start."""
 
 
 class Metrics:
@@ -78,17 +62,17 @@ class Metrics:
         return "\n".join([*self._of_job(), *self._of_ranks()]) + "\n"
 
     def _add_step(self, row: Row) -> None:
-        steps, rank = row.get("steps", 1), row["rank"]
-        for name, value in (("steps", 1), *((field, row.get(field)) for _, _, field in _OF_STEPS)):
-            if value is not None:
-                totals = self._totals.setdefault(name, {})
-                totals[rank] = totals.get(rank, 0.0) + value * steps
+        rank = row["rank"]
+        for field in _ADDED:
+            if (value := row.get(field.name, 1 if field is _STEPS else None)) is not None:
+                totals = self._totals.setdefault(field.name, {})
+                totals[rank] = totals.get(rank, 0.0) + value
         self._keep(row)
 
     def _keep(self, row: Row) -> None:
-        for *_, name in (*_LATEST, *_OF_PROCESSES):
-            if (value := row.get(name)) is not None:
-                self._latest.setdefault(name, {})[row["rank"]] = value
+        for field in _LATEST:
+            if (value := row.get(field.name)) is not None:
+                self._latest.setdefault(field.name, {})[row["rank"]] = value
 
     def _of_job(self) -> Iterator[str]:
         values = (
@@ -107,16 +91,16 @@ class Metrics:
                 yield f"cpulaunch_{name}{_labels({'job': self._job})} {_number(value)}"
 
     def _of_ranks(self) -> Iterator[str]:
-        steps = ("steps_total", "Optimizer steps that were made.", "steps")
-        for name, what, field in (steps, *_OF_STEPS):
-            yield from self._family(name, "counter", what, self._totals.get(field, {}))
-        for name, kind, what, field in (*_LATEST, *_OF_PROCESSES):
-            yield from self._family(name, kind, what, self._latest.get(field, {}))
+        for fields, known in ((_ADDED, self._totals), (_LATEST, self._latest)):
+            for field in fields:
+                yield from self._family(field, known.get(field.name, {}))
 
-    def _family(self, name: str, kind: str, what: str, values: Mapping[int, float]) -> Iterator[str]:
-        if not values:
+    def _family(self, field: Field, values: Mapping[int, float]) -> Iterator[str]:
+        name = field.counter
+        if not values or not name:
             return
-        yield from _heading(name, kind, what)
+        what = field.about.partition(". ")[0] + "."
+        yield from _heading(name, "counter" if field.is_sum else "gauge", what)
         for rank, value in sorted(values.items()):
             host = self._hosts[rank] if rank < len(self._hosts) else ""
             labels = _labels({"job": self._job, "rank": str(rank), "host": host})

@@ -9,6 +9,7 @@ from cpulaunch.errors import UsageError
 from cpulaunch.supervise.output.directory import JobDirectory
 from cpulaunch.supervise.telemetry.rows import Row
 from cpulaunch.supervise.telemetry.sinks.writer import RowsThread
+from cpulaunch.telemetry import OF_STEPS, SUMS
 
 DIRECTORY = "tensorboard"
 """Where its files are, in the job's directory."""
@@ -60,22 +61,19 @@ class Scalars:
     def _joined(self, step: int) -> Iterator[Scalar]:
         rows = self._open.pop(step)
         seconds = _mean(rows, "seconds") or 0.0
-        yield "time/step", seconds, step
-        yield "time/longest_of_a_rank", max(row["seconds"] for row in rows), step
-        for name in ("communication", "waiting", "input"):
-            if (mean := _mean(rows, name)) is not None:
-                yield f"time/{name}", mean, step
-        if (loss := _mean(rows, "loss")) is not None:
-            yield "loss", loss, step
+        yield "time/longest_of_a_rank", max(map(_step_seconds, rows)), step
+        for field in OF_STEPS:
+            if field.scalar and not field.is_rate and (mean := _mean(rows, field.name)) is not None:
+                yield field.scalar, mean, step
         if step != self._first:  # that one has the start in it
             yield from self._rates(rows, seconds, step)
         if self._memory:
             yield "memory/largest_rank_in_GiB", max(self._memory.values()) / 2**30, step
 
     def _rates(self, rows: Sequence[Row], seconds: float, step: int) -> Iterator[Scalar]:
-        for name in ("tokens", "samples"):
-            if seconds and (each := _mean(rows, name)):
-                yield f"throughput/{name}_per_second", each * self._ranks / seconds, step
+        for field in OF_STEPS:
+            if field.scalar and field.is_rate and seconds and (each := _mean(rows, field.name)):
+                yield field.scalar, each * self._ranks / seconds, step
         peak, flops = self._head.get("peak_flops"), self._head.get("flops_per_step")
         if peak and flops and seconds:
             yield "MFU", flops / seconds / peak, step
@@ -129,6 +127,14 @@ class TensorBoardSink:
             self._writer.close()
 
 
+def _step_seconds(row: Row) -> float:
+    return float(row["seconds"] / row.get("steps", 1))
+
+
 def _mean(rows: Sequence[Row], name: str) -> float | None:
-    values = [row[name] for row in rows if row.get(name) is not None]
-    return sum(values) / len(values) if values else None
+    """Of a step: of the rows that have such a value."""
+    known = [row for row in rows if row.get(name) is not None]
+    if not known:
+        return None
+    steps = sum(row.get("steps", 1) for row in known) if name in SUMS else len(known)
+    return float(sum(row[name] for row in known) / steps)

@@ -114,10 +114,6 @@ def test_one_line_says_that_each_rank_starts_processes(
     assert "start the script with -n 1, or have `cpulaunch run` start all of its processes" in line
 
 
-def test_scripts_that_run_as_they_are_written_are_told_too(cpulaunch: Run, tmp_path: Path) -> None:
-    assert len(run(cpulaunch, tmp_path, SPAWN, 2, "--as-written")[1]) == 1
-
-
 # As Intel's examples begin.
 OF_MPI = """
 import os, torch.distributed as dist

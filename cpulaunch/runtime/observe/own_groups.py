@@ -1,9 +1,9 @@
-"""Process groups that are not the job's, and the making of all.
+"""Process groups that are not the job's.
 
 A script that starts its own processes (``torch.multiprocessing.spawn``, torchrun, accelerate's
 ``notebook_launcher``) does so in each rank, and each of them then trains a model of its own.  One that takes
 its rank from an MPI's variables believes each rank to be alone where no MPI started it.  That is hardly what
-was meant, so one line says it.  Instances get a group of one each.
+was meant, so one line says it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from cpulaunch import variables
-from cpulaunch.runtime.change.groups import arguments_given, replace_everywhere
+from cpulaunch.runtime.hooks import Change, arguments_given, replace_everywhere
 from cpulaunch.runtime.log import log_once
 
 _WANTS_MPI = (
@@ -26,7 +23,7 @@ _WANTS_MPI = (
 )
 
 
-def tell_of_own_launcher(api: Any) -> None:
+def _tell_of_own_launcher(api: Any, _: object) -> None:
     """Have ``torch.distributed.launcher.api`` say that each rank starts processes."""
     original = api.launch_agent
 
@@ -40,8 +37,8 @@ def tell_of_own_launcher(api: Any) -> None:
     api.launch_agent = launch_agent
 
 
-def watch_groups(torch: Any) -> None:
-    """Have ``init_process_group`` say that a group is not the job's, and end with SIGINT."""
+def _tell_of_own_groups(torch: Any, _: object) -> None:
+    """Have ``init_process_group`` say that a group is not the job's."""
     original = torch.distributed.distributed_c10d.init_process_group
     signature = inspect.signature(original)
 
@@ -52,27 +49,9 @@ def watch_groups(torch: Any) -> None:
         if ranks and (size := _own_group(given, os.environ)):
             more = "" if size > 1 else _WANTS_MPI
             _tell(ranks, f"makes a process group of {size} of its own", more)
-        with _ended_by_interrupts():
-            return original(*args, **kwargs)
+        return original(*args, **kwargs)
 
     replace_everywhere(original, init_process_group)
-
-
-@contextmanager
-def _ended_by_interrupts() -> Iterator[None]:
-    """Let SIGINT end this process at once, where it would raise KeyboardInterrupt.
-
-    torch waits for the other ranks in C++, where Python raises nothing until that wait is over.
-    """
-    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not raises or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _tell(ranks: int, what: str, more: str = "") -> None:
@@ -108,28 +87,18 @@ def _number(given: Mapping[str, Any], environ: Mapping[str, str], name: str) -> 
     return int(text) if by_environment and text.isdecimal() else None
 
 
-def make_groups_of_one(torch: Any) -> None:
-    """Where a script makes the group of all ranks, the instance is alone in it; one line says so."""
-    original = torch.distributed.distributed_c10d.init_process_group
-    signature = inspect.signature(original)
+_WITHOUT = "nobody says that ranks start processes, and train separate models"
 
-    @functools.wraps(original)
-    def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        given = arguments_given(signature, args, kwargs)
-        if given is None or _is_the_scripts_own(given, os.environ):
-            return original(*args, **kwargs)
-        log_once(
-            "instances are independent programs: the process group of each has no other member; "
-            "-n N in place of --instances N starts the ranks of one job"
-        )
-        alone = {"backend": "gloo", "store": torch.distributed.HashStore(), "rank": 0, "world_size": 1}
-        return original(**{**given, **alone, "init_method": None})
+CHANGES = (
+    Change(
+        ("distributed.distributed_c10d.init_process_group",),
+        (),
+        "says that the script makes process groups of its own in each rank",
+        _WITHOUT,
+        _tell_of_own_groups,
+    ),
+)
 
-    replace_everywhere(original, init_process_group)
-
-
-def _is_the_scripts_own(given: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
-    """Whether the script itself says who is in the group."""
-    by_argument = any(given.get(name, -1) not in (-1, None) for name in ("rank", "world_size", "store"))
-    by_url = given.get("init_method") not in (None, "env://")
-    return by_argument or by_url or {"RANK", "WORLD_SIZE"} <= environ.keys()
+OF_LAUNCHER = (
+    Change(("launch_agent",), (), "says that each rank starts torchrun", _WITHOUT, _tell_of_own_launcher),
+)

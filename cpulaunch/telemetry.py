@@ -1,0 +1,151 @@
+"""The fields of telemetry: what each is, how it adds up, and who shows it.
+
+A field of optimizer steps is a row in OF_STEPS, and a line in `runtime.observe` that measures it.  The
+ledger, the agent's messages, telemetry.jsonl, Prometheus, TensorBoard, reports and the tables of
+docs/telemetry.md (`scripts/telemetry_page.py`) follow from the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+SUM, LAST = "sum", "last"
+"""How values of several steps become one: they are added, or the last one counts."""
+
+
+class Field(NamedTuple):
+    """One field.
+
+    ``unit`` is that of telemetry.jsonl; in the ledger, seconds are nanoseconds.  ``about`` explains it in
+    docs/telemetry.md, and its first sentence in Prometheus.  ``counter`` is its name for Prometheus, where a
+    field of ``LAST`` is a gauge, and ``scalar`` that for TensorBoard; none where it is empty.  TensorBoard
+    shows the mean of a step, or, with ``is_rate``, what the job makes in a second.  ``where_any``: it is left
+    out where it is 0.
+    """
+
+    name: str
+    unit: str
+    adds_up: str
+    about: str
+    counter: str = ""
+    scalar: str = ""
+    is_rate: bool = False
+    where_any: bool = False
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether values are added."""
+        return self.adds_up == SUM
+
+
+OF_STEPS = (
+    Field(
+        "seconds",
+        "s",
+        SUM,
+        "Seconds from the end of the step before to the end of this one. Whatever the program did meanwhile "
+        "is in it. The first step begins with the first batch that a `DataLoader` was asked for, or where "
+        "there is none, with the optimizer",
+        "step_seconds_total",
+        "time/step",
+    ),
+    Field(
+        "communication",
+        "s",
+        SUM,
+        "Seconds in which at least one collective or message of this rank was under way. Of gloo, see below",
+        "communication_seconds_total",
+        "time/communication",
+    ),
+    Field(
+        "waiting",
+        "s",
+        SUM,
+        "Seconds in which the program stood still for collectives and messages. The rest of `communication` "
+        "was hidden behind computing. It is the time of the threads that waited, so that two that wait at "
+        "once count twice. For DistributedDataParallel, which waits where `ccl` can't see it, it is the time "
+        "from the call of the last bucket's reduction to its end, as nothing is left to compute by then",
+        "waiting_seconds_total",
+        "time/waiting",
+    ),
+    Field(
+        "bytes",
+        "B",
+        SUM,
+        "Bytes of the tensors that this rank gave to collectives and messages",
+        "communicated_bytes_total",
+    ),
+    Field(
+        "input",
+        "s",
+        SUM,
+        "Seconds in which the program waited for a `DataLoader`'s next batch",
+        "input_seconds_total",
+        "time/input",
+    ),
+    Field(
+        "samples",
+        "",
+        SUM,
+        "Samples of the step: the first dimension of the batches that it took from a `DataLoader`. Absent "
+        "without one",
+        "samples_total",
+        "throughput/samples_per_second",
+        is_rate=True,
+        where_any=True,
+    ),
+    Field(
+        "tokens",
+        "",
+        SUM,
+        "Tokens of the step: elements of these batches' `input_ids`, with padding. Absent where they have "
+        "none",
+        "tokens_total",
+        "throughput/tokens_per_second",
+        is_rate=True,
+        where_any=True,
+    ),
+    Field(
+        "loss",
+        "",
+        LAST,
+        "The loss for which the script has called `cpulaunch.log(loss=…)` last",
+        "loss",
+        "loss",
+    ),
+    Field(
+        "flops",
+        "",
+        LAST,
+        "The model's FLOPs on this rank, of a step in which they were counted. Such a step takes longer",
+    ),
+)
+"""Of each rank's optimizer steps."""
+
+SUMS = tuple(field.name for field in OF_STEPS if field.is_sum)
+
+OF_PROCESSES = (
+    Field("cpu_seconds", "s", SUM, "CPU seconds that the program has used", "cpu_seconds_total"),
+    Field("rss", "B", LAST, "Memory of the program that is resident", "resident_memory_bytes"),
+    Field(
+        "throttled_seconds", "s", SUM, "Seconds in which its cgroup was held back", "throttled_seconds_total"
+    ),
+    Field("cycles", "", SUM, "CPU cycles in user mode", "cycles_total"),
+    Field("instructions", "", SUM, "Instructions in user mode", "instructions_total"),
+    Field("amx_busy", "", SUM, "Cycles in which the AMX unit was busy", "amx_busy_cycles_total"),
+    Field(
+        "far_memory", "", LAST, "Part of its memory on other NUMA nodes than its cores", "far_memory_ratio"
+    ),
+)
+"""Of each rank's program, as its agent sees it.  A row has sums from the program's start."""
+
+
+def added(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The fields of OF_STEPS of several rows of one rank, in their order, as those of one row."""
+    found: dict[str, Any] = {}
+    for row in rows:
+        for field in OF_STEPS:
+            if (value := row.get(field.name)) is not None:
+                found[field.name] = found.get(field.name, 0) + value if field.is_sum else value
+    return {name: round(value, 7) for name, value in found.items()}

@@ -1,0 +1,74 @@
+"""Write the list of what is changed in docs/scripts.md from the tables of changes.
+
+A test holds the page to the tables.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cpulaunch.runtime.hooks import Change
+from cpulaunch.runtime.install import CHANGED, OBSERVED, OF_STEPS, Patched
+from cpulaunch.runtime.observe.abort import CHANGES as OF_CPP
+from cpulaunch.runtime.observe.abort import LIBRARY
+
+PAGE = Path(__file__).parent.parent / "docs" / "scripts.md"
+
+HEAD = """\
+## What is changed
+
+`scripts/hooks_page.py` generates these tables from those in the code. Where a library has renamed one of the
+names, its change is left out, one line says what follows, and the job runs. A function of `torch.distributed`
+is replaced in each module of that package that has it.
+
+`--as-written` leaves all of it out but the hook that counts steps. The program's process differs from plain
+Python's in four more things, which are none of the script's objects: `sys.excepthook` leaves cpulaunch's
+frames out of tracebacks; a finder in `sys.meta_path` notices imports; `socket.socket.bind` lets go of a
+`MASTER_PORT` that is kept for the job if a script binds that port itself (not `--as-written`, where none is
+kept); and `faulthandler` is on.
+"""
+
+WATCHES = "These watch, and change no result:"
+ALTERS = "These alter what a script does:"
+COLUMNS = "| module | replaced | also used | what for | if a name is missing |\n|---|---|---|---|---|"
+
+
+def page() -> str:
+    """The page's text, whose first part is kept."""
+    before, _, _ = PAGE.read_text().partition(HEAD.partition("\n")[0])
+    first, *others = OBSERVED
+    assert first is OF_STEPS
+    watching = [*_rows([first, *others]), *(_row(LIBRARY, change) for change in OF_CPP)]
+    altering = _rows(CHANGED)
+    return before + "\n".join([HEAD, WATCHES, "", COLUMNS, *watching, "", ALTERS, "", COLUMNS, *altering, ""])
+
+
+def _rows(tables: Sequence[Patched]) -> Iterator[str]:
+    for table in tables:
+        for change in table.changes:
+            yield _row(table.module, change)
+
+
+def _row(module: str, change: Change) -> str:
+    what, without = (text.replace("|", r"\|") for text in (change.what, change.without))
+    return f"| `{module}` | {_names(change.replaces)} | {_names(change.uses)} | {what} | {without} |"
+
+
+def _names(names: Sequence[str]) -> str:
+    """The names, of which those of one class or module stand behind it."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        place, _, last = name.rpartition(".")
+        found.setdefault(place, []).append(last)
+    return "; ".join(
+        f"`{place}`: {', '.join(f'`{last}`' for last in lasts)}" if place and len(lasts) > 1
+        else ", ".join(f"`{place}.{last}`" if place else f"`{last}`" for last in lasts)
+        for place, lasts in found.items()
+    ) or "–"  # fmt: skip
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    sys.exit(0)
