@@ -107,6 +107,7 @@ def make_plan(
         found={**decided, **_found(config, chosen, job)},
         notes=tuple(filter(None, dict.fromkeys(notes))),
         egress_interface=facts.egress_interface,
+        here=tuple(host.name for host in listed if host.name in facts.here),
         user_mpi_variables=tuple(sorted(n for n in launcher.users_variables if n in config.environ)),
         instances=instances,
         precision=precision,

@@ -45,7 +45,7 @@ class Instances:
 
 # The document's names are part of the interface; within the program, a launcher is a launcher.
 _JSON_NAMES = {"launcher_setting": "launcher", "launcher": "starter"}
-_ONLY_IF_THERE = ("instances", "each")  # what most plans don't have
+_ONLY_IF_THERE = ("instances", "each", "here")  # what most plans don't have
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class Plan:
     ``request`` is what every host was planned by.  ``settings`` are those of the job, and ``found`` is what
     was found or decided for some of them, in the types of JSON: a list where it differs by host.
     ``egress_interface`` is the launching host's interface to the others, where it is known.
+    ``here`` are the names of hosts that are the launching one.
     ``user_mpi_variables`` are names of variables by which the user has told mpiexec how to reach hosts.
     ``instances``: the plan's ranks are independent programs.  ``precision``: the one of all ranks, and why.
     """
@@ -87,6 +88,7 @@ class Plan:
     found: Mapping[Setting[Any], Any]
     notes: tuple[str, ...] = ()
     egress_interface: Interface | None = None
+    here: tuple[str, ...] = ()
     user_mpi_variables: tuple[str, ...] = ()
     instances: Instances | None = None
 

@@ -1,4 +1,4 @@
-"""Real jobs on four hosts, started by the real mpiexec of three MPIs."""
+"""Real jobs on four hosts, started by the real mpiexec of three MPIs, and by ssh alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command import REPOSITORY, clean_environment, mpi_options, needs_two_cores
+from support.chaos import LAUNCHERS
+from support.command import REPOSITORY, clean_environment, launcher_options, mpi_options, needs_two_cores
 from support.faults import Cluster
 from support.jobs import outputs
 from support.marks import repeat
@@ -21,7 +22,6 @@ import cpulaunch as package
 from cluster.conftest import HOSTS, Run
 from cpulaunch.ccl.installed import state
 from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
-from cpulaunch.launchers import MPIS
 
 pytestmark = pytest.mark.slow
 
@@ -35,16 +35,18 @@ print(json.dumps(seen))
 """
 
 
-@pytest.fixture(params=MPIS)
+@pytest.fixture(params=LAUNCHERS)
 def mpi(request: pytest.FixtureRequest) -> list[str]:
-    """The options for each MPI in turn."""
-    return mpi_options(request.param)
+    """The options for each MPI in turn, and for ssh."""
+    return launcher_options(request.param)
 
 
 # What agents do by themselves is alike under all.
 under_one = pytest.mark.parametrize("mpi", ["intel", repeat("mpich"), repeat("openmpi")], indirect=True)
 from_each = pytest.mark.parametrize(
-    ("on", "mpi"), [("node0", "intel"), *(("login", mpi) for mpi in MPIS)], indirect=["mpi"]
+    ("on", "mpi"),
+    [("node0", "intel"), *(("login", mpi) for mpi in LAUNCHERS), ("node0", "ssh")],
+    indirect=["mpi"],
 )
 
 
@@ -236,7 +238,7 @@ def test_without_preflight_agents_find_out(
 @pytest.mark.parametrize(
     ("fault", "mpi"),
     [
-        *(("unknown_key", mpi) for mpi in MPIS),
+        *(("unknown_key", mpi) for mpi in LAUNCHERS),
         ("without_sshd", "mpich"),
         ("dropping", "openmpi"),
         *(repeat("without_sshd", mpi) for mpi in ("intel", "openmpi")),

@@ -26,7 +26,7 @@ def mpiexec(
     """The command for a job on ``hosts``, of the mpiexec in ``directory`` and the cpulaunch in ``venv``."""
     mpis = (Mpi(mpi, f"{directory}/{mpi}", "1.0"),)
     made = make(hosts=hosts, facts=SMALL, mpis=mpis, egress_interface=egress, environ=environ)
-    installation = Installation(f"{venv}/run_agent.py", f"{venv}/ssh.sh")
+    installation = Installation(f"{venv}/run_agent.py", f"{venv}/ssh.sh", f"{venv}/run_spawner.py")
     (command,) = launchers.load(made.launcher).commands(made, installation)
     return command
 

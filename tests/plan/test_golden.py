@@ -34,13 +34,18 @@ CASES = {
     "uneven.openmpi": ["--hosts", "a:3,b:1", "--mpi", "openmpi", "--env", "SECRET=s"],
     "uneven-over-psm3.intel": ["--hosts", "a:3,b:1", "--provider", "psm3"],
     "uneven.slurm": ["--hosts", "a:3,b:1", "--launcher", "slurm", "--env", "SECRET=s"],
+    "uneven.ssh": ["--hosts", "a:3,b:1", "--launcher", "ssh", "--env", "SECRET=s", "-x", "HF_TOKEN"],
     "gloo-on-addresses.intel": [
         "--hosts", "10.0.0.1,10.0.0.2", "-n", "4", "--backend", "gloo", "--interface", "ib0",
     ],
 }  # fmt: skip
 
 ENVIRON = {"HF_TOKEN": "hunter2", "LC_ALL": "C.UTF-8", "XDG_CONFIG_HOME": "/nowhere"}
-INSTALLATION = Installation("/venv/cpulaunch/agent/run_agent.py", "/venv/cpulaunch/launchers/ssh.sh")
+INSTALLATION = Installation(
+    "/venv/cpulaunch/agent/run_agent.py",
+    "/venv/cpulaunch/launchers/ssh.sh",
+    "/venv/cpulaunch/agent/run_spawner.py",
+)
 PROGRAM = Program(("/venv/bin/python", "train.py", "--lr", "0.1"), True, "/home/me", "/venv/bin/python")
 
 
@@ -104,7 +109,7 @@ def test_masks_are_shown_to_those_who_think_in_them() -> None:
 
 
 def test_secrets_are_not_in_argument_lists() -> None:
-    for case in ("uneven.intel", "uneven.openmpi", "uneven.slurm"):
+    for case in ("uneven.intel", "uneven.openmpi", "uneven.slurm", "uneven.ssh"):
         document = json.loads(dry_run(*CASES[case], format="json"))
         assert not any("SECRET" in word for command in document["commands"] for word in command["argv"])
 
