@@ -48,6 +48,7 @@ from cpulaunch.plan.plan import Instances, Plan, Program
 from cpulaunch.plan.request import HostRequest
 from cpulaunch.plan.select import (
     LauncherDecision,
+    MasterAddress,
     check_restarts,
     checked_world_size,
     chosen_hosts,
@@ -79,16 +80,13 @@ def make_plan(
     hidden = foreign_claims(() if instances else launcher.identity, config.forward)
     warning = "" if config.training.as_written else precision.warning
     master = chosen_master_addr(config, facts, launcher, listed)
-    notes = (chosen.note, master.note, backend.note, warning, *job.notes, _hidden_note(config, hidden))
-    decided: dict[Setting[Any], Any] = {Config.training.precision: precision.precision}
-    if not instances:
-        decided |= {Config.hosts.master_addr: master.address, Config.training.backend: backend.backend}
-    if job.transport.name:
-        decided[Config.ccl.transport] = job.transport.name
+    notes = (master.note, backend.note, warning, *job.notes, _hidden_note(config, hidden))
+    decided = _decided(job, precision) | ({} if instances else _decided_of_ranks(master, backend.backend))
     env = _environment(config, job, decided)
     return Plan(
         launcher_setting=chosen.setting,
         launcher=chosen.name,
+        launcher_why=chosen.why,
         world_size=checked_world_size(config, sum(len(host.ranks) for host in job.hosts)),
         master_addr=master.address,
         transport=job.transport.name,
@@ -112,6 +110,17 @@ def make_plan(
         instances=instances,
         precision=precision,
     )
+
+
+def _decided(job: _PlannedHosts, precision: PrecisionDecision) -> dict[Setting[Any], Any]:
+    """The decisions that ranks and instances are told, by their settings."""
+    transport = {Config.ccl.transport: job.transport.name} if job.transport.name else {}
+    return {Config.training.precision: precision.precision, **transport}
+
+
+def _decided_of_ranks(master: MasterAddress, backend: str) -> dict[Setting[Any], Any]:
+    """Those that ranks alone are told."""
+    return {Config.hosts.master_addr: master.address, Config.training.backend: backend}
 
 
 def _speeds(job: _PlannedHosts) -> list[HostSpeed]:

@@ -45,7 +45,7 @@ class Instances:
 
 # The document's names are part of the interface; within the program, a launcher is a launcher.
 _JSON_NAMES = {"launcher_setting": "launcher", "launcher": "starter"}
-_ONLY_IF_THERE = ("instances", "each", "here")  # what most plans don't have
+_ONLY_IF_THERE = ("instances", "each", "here", "launcher_why")  # what most plans don't have
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,9 @@ class Plan:
     """Everything about a job but what differs at each start.
 
     ``launcher`` is the name of the launcher that starts the ranks; ``launcher_setting`` is the setting's
-    value, which may stand for several.  ``transport``, of `decide_transport`, carries ccl's collectives; it
-    is empty with another backend.  ``allocator`` says which allocator the hosts' ranks get, and why.
+    value, which may stand for several; ``launcher_why`` is that of `LauncherDecision`.  ``transport``, of
+    `decide_transport`, carries ccl's collectives; it is empty with another backend.  ``allocator`` says which
+    allocator the hosts' ranks get, and why.
     ``env`` reaches every rank; ``private`` are those of its names that must not show in argument lists;
     ``forward`` are names of the user's own variables that the launcher has to hand on.  ``hidden`` are names
     that no rank gets: they would tell it that it is another rank.
@@ -86,6 +87,7 @@ class Plan:
     precision: PrecisionDecision
     settings: Settings
     found: Mapping[Setting[Any], Any]
+    launcher_why: str = ""
     notes: tuple[str, ...] = ()
     egress_interface: Interface | None = None
     here: tuple[str, ...] = ()

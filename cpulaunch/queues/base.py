@@ -119,6 +119,9 @@ class Queue(ABC):
     follows = False
     """Whether `follow` works."""
 
+    starts_steps = False
+    """Whether its jobs are allocations in which srun starts the ranks of several hosts."""
+
     shares_files = True
     """Whether jobs see this machine's files: `submit` then checks the script, and shows the plan."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support import chaos
-from support.command import TIMEOUT, bounded, clean_environment
+from support.command import REPOSITORY, TIMEOUT, bounded, clean_environment
 from support.faults import Cluster
 from support.jobs import outcome, outputs
 from support.namespaces import until
@@ -34,13 +35,54 @@ def configured(cluster: Cluster, host: str, lines: str) -> str:
     return lines + cluster.run(host, ["cat", str(CONFIG)]).stdout
 
 
+@pytest.fixture
+def base_install(tmp_path: Path) -> Path:
+    """The Python of an environment that has what cpulaunch needs, and no MPI."""
+    (home := tmp_path / "venv").mkdir()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=TIMEOUT)
+    (packages,) = home.glob("lib/python3*/site-packages")
+    ours = [str(REPOSITORY), *(path for path in sys.path if path.endswith("-packages"))]
+    (packages / "ours.pth").write_text("\n".join(ours))
+    return home / "bin" / "python"
+
+
+def run_without_mpi(
+    cluster: Cluster, python: Path, *words: object, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """``cpulaunch run`` on the login host, where no MPI is on PATH."""
+    environ = clean_environment(PATH="/usr/sbin:/usr/bin:/sbin:/bin", PYTHONPATH="", **env)
+    argv = [str(python), "-m", "cpulaunch", "run", *map(str, words)]
+    return cluster.run("login", argv, directory=python.parents[2], env=environ)
+
+
+def test_the_base_install_starts_ranks_on_several_hosts(
+    cluster: Cluster, base_install: Path, four: Path, where: Path
+) -> None:
+    done = run_without_mpi(cluster, base_install, "-f", four, "-ppn", 1, where)
+    assert outputs(done) == list(HOSTS)
+    assert "started by ssh (no MPI was found here)" in done.stderr
+
+
+def test_an_mpi_that_a_host_lacks_is_left_alone(
+    cluster: Cluster, base_install: Path, four: Path, where: Path, tmp_path: Path
+) -> None:
+    (mpi := tmp_path / "mpi" / "bin").mkdir(parents=True)
+    (mpiexec := mpi / "mpiexec.hydra").write_text("#!/bin/sh\necho 'Intel(R) MPI Library, Version 2021.18'\n")
+    mpiexec.chmod(0o755)
+    root = str(mpi.parent)
+    with cluster.hidden("node2", mpi):
+        done = run_without_mpi(cluster, base_install, "-f", four, "-ppn", 1, where, I_MPI_ROOT=root)
+    assert outputs(done) == list(HOSTS)
+    assert f"started by ssh (node2: there is no {mpiexec})" in done.stderr
+
+
 def test_a_job_survives_the_loss_of_an_ssh_connection(cluster: Cluster, tmp_path: Path) -> None:
     job = chaos.Job(cluster, tmp_path, BY_SSH, "sleep", "leave", "all")
     job.start()
     job.ready()
 
     def connected() -> bool:
-        return any("ssh" in line and "node1" in line for line in cluster.processes("login"))
+        return any(" ssh -o" in line and " node1 " in line for line in cluster.processes("login"))
 
     assert connected()
     with cluster.without_sshd("node1", sessions=True):
@@ -48,7 +90,7 @@ def test_a_job_survives_the_loss_of_an_ssh_connection(cluster: Cluster, tmp_path
         job.trigger()
         result = job.end()
     assert (result.exit_code, result.left) == (0, []), result.stderr
-    assert {rank["status"] for rank in outcome(tmp_path)["ranks"]} == {"exited with code 0"}
+    assert {rank["status"] for rank in outcome(tmp_path)["ranks"]} == {"exit 0"}
 
 
 def test_argument_lists_show_no_variable(cluster: Cluster, tmp_path: Path) -> None:
@@ -58,7 +100,7 @@ def test_argument_lists_show_no_variable(cluster: Cluster, tmp_path: Path) -> No
     job.start()
     job.ready()
     shown = cluster.processes()
-    assert sum("run_agent.py" in line for line in shown) == len(HOSTS)
+    assert sum("run_agent.py" in line and "run_spawner" not in line for line in shown) == len(HOSTS)
     assert not any("hunter2" in line or "CPULAUNCH_" in line for line in shown)
     job.trigger()
     assert job.end().exit_code == 0
@@ -102,7 +144,7 @@ def test_a_spawner_that_is_killed_is_named_and_its_ranks_are_ended(cluster: Clus
     job.start()
     job.ready()
     (pid,) = [
-        line.split()[1] for line in cluster.processes("login") if "run_spawner.py" in line and "hosts" in line
+        line.split()[1] for line in cluster.processes("login") if "run_spawner.py" in line and " -- " in line
     ]
     cluster.run("login", ["kill", "-KILL", pid])
     result = job.end()

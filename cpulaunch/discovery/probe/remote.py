@@ -84,7 +84,7 @@ def probe(request: ProbeRequest) -> ProbeAnswer:
         },
         digests={file: _digest(file) for file in request.identical},
         directory=os.path.isdir(request.directory),
-        missing=[file for file in request.files if not os.path.exists(file)],
+        missing=[file for file in (*request.files, *request.optional) if not os.path.exists(file)],
         shm=_size("/dev/shm"),
         reached_at=connection[2] if by_ssh else None,
         reached_from=connection[0] if by_ssh else None,

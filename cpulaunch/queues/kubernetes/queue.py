@@ -141,7 +141,7 @@ def _refuse_settings(config: Config) -> None:
             raise UsageError(
                 f"{config.where(setting)}: the MPI operator names the hosts", hint="--nodes says how many"
             )
-    if config.launcher not in ("auto", "mpirun"):
+    if config.launcher not in ("auto", "mpirun", "ssh"):
         raise UsageError(
             f"{config.where(Config.launcher)}: {config.launcher} starts nothing on the workers",
             hint="leave it out",

@@ -263,7 +263,7 @@ def test_the_plan_is_shown_from_a_description_of_the_nodes(
     out, error = capsys.readouterr()
     assert error.splitlines() == [
         "cpulaunch: 7 ranks on 4 hosts (node[1-4]), 4 to 8 threads each · planned: gloo, precision fp32 (not measured; "
-        "the CPU's flags are not known) · started by Intel MPI",
+        "the CPU's flags are not known) · started by srun (in an allocation of Slurm)",
         "cpulaunch:   node[1-3] (3 hosts), assumed to match the one in lscpu",
         "cpulaunch:     local rank 0: cores 0-3, NUMA 0, 4 threads",
         "cpulaunch:     local rank 1: cores 4-7, NUMA 0, 4 threads",
