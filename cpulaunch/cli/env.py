@@ -15,6 +15,7 @@ from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.config.config import Config
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.model.facts import Mpi
+from cpulaunch.model.hosts import all_here
 from cpulaunch.wording import counted
 
 EPILOG = """\
@@ -117,7 +118,7 @@ def _settings(config: Config) -> Iterator[tuple[str, str]]:
 def _hosts(config: Config) -> int:
     from cpulaunch.cli.preflight import complaints, table
     from cpulaunch.cli.progress import AskingProgress
-    from cpulaunch.discovery.collect import listed_hosts
+    from cpulaunch.discovery.collect import has_step, listed_hosts
     from cpulaunch.discovery.host.this_host import names_here
     from cpulaunch.discovery.probe.check_hosts import Required, check_hosts
 
@@ -126,6 +127,7 @@ def _hosts(config: Config) -> int:
         return 0
     required = Required(sys.executable, os.getcwd(), identical=ccl_files(config))
     here = names_here()
-    found = check_hosts(config, hosts, here, required, AskingProgress())
+    step = not all_here(hosts, here) and has_step(config, hosts, say)
+    found = check_hosts(config, hosts, here, required, AskingProgress(), step=step)
     print("\n" + "\n".join([*table(found.reports), *complaints(found.reports)]))
     return 3 if any(report.problems for report in found.reports) else 0

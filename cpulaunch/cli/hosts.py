@@ -80,11 +80,6 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     required = Required(sys.executable, os.getcwd(), tuple(map(str, scripts)), ccl_files(config))
     found = check_hosts(config, hosts, here, required, AskingProgress(), mpis, step)
     print("\n".join(table(found.reports)))
-    chosen = decide_launcher(
-        config, here_alone=here_alone, mpis=mpis, step=step, without_mpi=found.without_mpi
-    )
-    if not here_alone:
-        print(f"ranks would be started by {chosen.shown}")
     for warning in warnings(found.reports):
         say(warning)
     if config.ccl.provider == "auto":
@@ -93,7 +88,13 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
             say(f"warning: {host}: {complaint}")
     for line in complaints(found.reports):
         say(line)
+    ready = not any(report.problems for report in found.reports)
+    if ready and not here_alone:
+        chosen = decide_launcher(
+            config, here_alone=False, mpis=mpis, step=step, without_mpi=found.without_mpi
+        )
+        print(f"ranks would be started by {chosen.shown}")
     if options.facts_out:
         known = {report.host: report.facts for report in found.reports if report.facts}
         write_file(options.facts_out, record(known))
-    return 3 if any(report.problems for report in found.reports) else 0
+    return 0 if ready else 3

@@ -114,7 +114,7 @@ class Queue(ABC):
     """What ``submit --to NAME --help`` says below the options: what is special, and examples."""
 
     passes_through = False
-    """Whether any other option, written ``--name=value``, is the queue's as well."""
+    """Whether any other option, written ``--name=value`` or ``--name``, is the queue's as well."""
 
     follows = False
     """Whether `follow` works."""
