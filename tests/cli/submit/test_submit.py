@@ -235,10 +235,6 @@ def test_the_script_is_kept_where_that_is_asked_for(
         ("-o %x/out train.py", "--output=%x/out: there is no directory train, and Slurm"),
         ("--stall-action restart train.py", "no restart is allowed"),
         ("--nodes 4 --follow -a 1-5%1 train.py", "--follow is for one job, and --array makes several"),
-        (
-            "--to kubernetes --image i --follow train.py",
-            "--follow is not for jobs of Kubernetes",
-        ),
         ("--time 3 --requeue train.py", "--time=3: Slurm may warn the job 180 s before its end"),
         ("--nodes 4 -ppn 9 --lscpu lscpu train.py", "9 ranks"),
         ("--nodes 4 --output ./train.py train.py", "would overwrite what the job is to run"),
