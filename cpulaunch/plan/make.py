@@ -6,7 +6,7 @@ launcher of another package is found by its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -80,7 +80,9 @@ def make_plan(
     hidden = foreign_claims(() if instances else launcher.identity, config.forward)
     warning = "" if config.training.as_written else precision.warning
     master = chosen_master_addr(config, facts, launcher, listed)
-    notes = (master.note, backend.note, warning, *job.notes, _hidden_note(config, hidden))
+    left_out = _set_by(config, launcher.left_out)
+    hiding = _hidden_note(config, hidden), _left_out_note(chosen, left_out)
+    notes = (master.note, backend.note, warning, *job.notes, *hiding)
     decided = _decided(job, precision) | ({} if instances else _decided_of_ranks(master, backend.backend))
     env = _environment(config, job, decided)
     return Plan(
@@ -106,7 +108,8 @@ def make_plan(
         notes=tuple(filter(None, dict.fromkeys(notes))),
         egress_interface=facts.egress_interface,
         here=tuple(host.name for host in listed if host.name in facts.here),
-        user_mpi_variables=tuple(sorted(n for n in launcher.users_variables if n in config.environ)),
+        user_mpi_variables=_set_by(config, launcher.users_variables),
+        left_out=left_out,
         instances=instances,
         precision=precision,
     )
@@ -273,6 +276,19 @@ def _hidden_note(config: Config, hidden: Sequence[str]) -> str:
         return ""
     programs = "instances" if are_wanted(config) else "ranks"
     return f"hidden from the {programs}, as they name other ranks: {shortened(found)} (-x NAME keeps one)"
+
+
+def _set_by(config: Config, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of the variables ``names`` that the user has set."""
+    return tuple(sorted(name for name in names if name in config.environ))
+
+
+def _left_out_note(chosen: LauncherDecision, names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return (
+        f"{chosen.launcher.title} doesn't get {shortened(list(names))}: cpulaunch places and starts the ranks"
+    )
 
 
 def _found(config: Config, chosen: LauncherDecision, job: _PlannedHosts) -> dict[Setting[Any], Any]:

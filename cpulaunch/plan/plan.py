@@ -45,7 +45,7 @@ class Instances:
 
 # The document's names are part of the interface; within the program, a launcher is a launcher.
 _JSON_NAMES = {"launcher_setting": "launcher", "launcher": "starter"}
-_ONLY_IF_THERE = ("instances", "each", "here", "launcher_why")  # what most plans don't have
+_ONLY_IF_THERE = ("instances", "each", "here", "launcher_why", "left_out")  # what most plans don't have
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class Plan:
     was found or decided for some of them, in the types of JSON: a list where it differs by host.
     ``egress_interface`` is the launching host's interface to the others, where it is known.
     ``here`` are the names of hosts that are the launching one.
-    ``user_mpi_variables`` are names of variables by which the user has told mpiexec how to reach hosts.
+    ``user_mpi_variables`` are names of variables by which the user has told mpiexec how to reach hosts, and
+    ``left_out`` those that it doesn't get.
     ``instances``: the plan's ranks are independent programs.  ``precision``: the one of all ranks, and why.
     """
 
@@ -92,6 +93,7 @@ class Plan:
     egress_interface: Interface | None = None
     here: tuple[str, ...] = ()
     user_mpi_variables: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     instances: Instances | None = None
 
     @property

@@ -169,6 +169,24 @@ def test_environment_reaches_every_rank(
     assert {(r["GIVEN"], r["FORWARDED"], r["SECRET"]) for r in ranks} == {("two words", "a $b", "ünsaid")}
 
 
+@pytest.mark.parametrize(
+    ("mpi", "name", "value"),
+    [
+        ("intel", "I_MPI_PIN_DOMAIN", "core"),
+        ("mpich", "HYDRA_BINDING", "core"),
+        ("openmpi", "PRTE_MCA_plm", "slurm"),
+        repeat("openmpi", "PRTE_MCA_hwloc_default_binding_policy", "core"),
+    ],
+    indirect=["mpi"],
+)
+def test_variables_that_pin_ranks_or_pick_their_starter_do_not_reach_mpiexec(
+    mpi: list[str], name: str, value: str, cluster: Cluster, cpulaunch: Run, four: Path, show: Path
+) -> None:
+    done = cpulaunch("run", *mpi, "-f", four, "-ppn", "2", "-v", show, on="login", **{name: value})
+    assert [r["host"] for r in outputs(done)] == [host for host in HOSTS for _ in range(2)]
+    assert f"doesn't get {name}: cpulaunch places and starts the ranks" in done.stderr
+
+
 def test_directory_and_python_are_the_planned_ones(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:

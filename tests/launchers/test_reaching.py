@@ -55,6 +55,20 @@ def test_mpiexec_is_told_our_ssh_and_our_interface(mpi: str, ssh: str, interface
     assert not {ssh, name} & set(users)
 
 
+@pytest.mark.parametrize(
+    ("mpi", "name"),
+    [
+        ("intel", "I_MPI_PIN_DOMAIN"),
+        ("mpich", "HYDRA_BINDING"),
+        ("openmpi", "PRTE_MCA_plm"),
+        ("openmpi", "PRTE_MCA_hwloc_default_binding_policy"),
+    ],
+)
+def test_mpiexec_does_not_get_what_pins_ranks_or_picks_their_starter(mpi: str, name: str) -> None:
+    assert mpiexec(mpi, **{name: "x"}).unset == (name,)
+    assert mpiexec(mpi).unset == ()
+
+
 def test_hydra_does_not_study_the_machine_unless_the_user_says_so() -> None:
     assert mpiexec().watched_env == {"I_MPI_HYDRA_TOPOLIB": "ipl"}
     assert mpiexec(I_MPI_HYDRA_TOPOLIB="hwloc").watched_env == {}
