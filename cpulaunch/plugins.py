@@ -22,6 +22,7 @@ BUILT_IN = {
         "mpich": "cpulaunch.launchers.hydra:MPICH",
         "openmpi": "cpulaunch.launchers.openmpi:OPENMPI",
         "slurm": "cpulaunch.launchers.srun:SRUN",
+        "ssh": "cpulaunch.launchers.ssh:SSH",
     },
     QUEUES: {
         "slurm": "cpulaunch.queues.slurm.queue:SLURM",

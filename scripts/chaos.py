@@ -1,6 +1,6 @@
 """What befalls jobs, and what becomes of them: the table of docs/reliability.md, run for real.
 
-    python scripts/chaos.py [--rounds N] [--mpi intel] [--only "link cut"]
+    python scripts/chaos.py [--rounds N] [--launcher ssh] [--only "link cut"]
     python scripts/chaos.py --restarts [--blows 50] [--backend gloo]
 
 With --restarts, one training job is struck down 50 times, and must end with the weights of a calm run.

@@ -331,7 +331,10 @@ def test_lines_of_cpp_have_120_characters_at_most() -> None:
 
 def test_those_that_start_and_watch_jobs_know_no_launcher_by_name() -> None:
     """But for the one decision, and the module on steps of Slurm."""
-    names = {*plugins.BUILT_IN[plugins.LAUNCHERS], "mpirun"} - {"intel"}  # which is an OpenMP runtime, too
+    names = {*plugins.BUILT_IN[plugins.LAUNCHERS], "mpirun"} - {
+        "intel",
+        "ssh",
+    }  # which are an OpenMP runtime and a program, too
     knowing = set()
     for module in MODULES:
         if module.split(".")[0] in ("plan", "discovery", "supervise", "agent", "runtime", "model", "report"):

@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from cpulaunch import ledger, messages, variables, wire
-from cpulaunch.agent.launch.child import Ended, adopt_orphans_and_die_with, set_open_files
+from cpulaunch.agent.launch.child import Ended, adopt_orphans_and_die_with, set_open_files, signal_pipe
 from cpulaunch.agent.launch.environment import Identity, identify
 from cpulaunch.agent.launch.start import Running, start_program
 from cpulaunch.agent.link import Link, LinkState
@@ -94,7 +94,7 @@ class Agent:
         self.unknown: set[str] = set()
         self.printed, self.printed_at = 0, 0.0  # bytes that the program has printed, and when it last did
         self.oom_kills = oom_kills()
-        self.signals = _signal_pipe()
+        self.signals = signal_pipe((*_ENDING, *_HANDED_ON, signal.SIGCHLD))
         self.selector.register(self.signals, selectors.EVENT_READ)
         self.period = placement.heartbeat_timeout / BEATS_PER_TIMEOUT
         control, token = os.environ.get(variables.CONTROL), os.environ.get(variables.TOKEN, "")
@@ -435,14 +435,3 @@ def _raise_open_files() -> int:
     """Let us have as many open files as may be.  Returns the program's limit: what it had been without us."""
     former = set_open_files(None)
     return int(os.environ.get(variables.OPEN_FILES, former))
-
-
-def _signal_pipe() -> int:
-    """A file descriptor from which the numbers of signals can be read."""
-    ours, theirs = os.pipe()
-    os.set_blocking(ours, False)
-    os.set_blocking(theirs, False)
-    signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
-    for number in (*_ENDING, *_HANDED_ON, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)
-    return ours

@@ -101,7 +101,27 @@ def oneccl_module() -> Path:
             f"oneCCL cannot carry the collectives: {there.oneccl_problem}. "
             "Run `cpulaunch ccl build --oneccl` on this host, or take `--ccl-transport tcp`."
         )
+    _demand_library(os.environ)
     return part.file
+
+
+def _demand_library(environ: Mapping[str, str]) -> None:
+    """HostError where the library is missing that oneCCL's transport sends through."""
+    transport = environ.get("CCL_ATL_TRANSPORT", "ofi")
+    what, name, variable = (
+        ("Intel MPI", "libmpi.so.12", "CCL_MPI_LIBRARY_PATH")
+        if transport == "mpi"
+        else ("libfabric", "libfabric.so.1", "CCL_OFI_LIBRARY_PATH")
+    )
+    if environ.get(variable) or installed_library(name):
+        return
+    try:
+        ctypes.CDLL(name)  # the system's
+    except OSError:
+        raise HostError(
+            f"oneCCL's transport {transport} needs {what}, and there is no {name} here. "
+            "`pip install 'cpulaunch[mpi]'` brings it, or take `--ccl-transport tcp`."
+        ) from None
 
 
 def settings(neighbours: Neighbours, environ: Mapping[str, str], *, bindings: bool = False) -> dict[str, str]:

@@ -14,6 +14,8 @@ from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.config.config import Config
 from cpulaunch.config.settings import SETTINGS
+from cpulaunch.model.facts import Mpi
+from cpulaunch.model.hosts import all_here
 from cpulaunch.wording import counted
 
 EPILOG = """\
@@ -76,10 +78,28 @@ def _machine(config: Config) -> Iterator[tuple[str, str]]:
     yield "memory", f"{(facts.memory or 0) / 2**30:.0f} GiB"
     yield "interfaces", ", ".join(f"{one.name} {one.address}" for one in interfaces_here())
     found = all_mpis(config.mpi.path)
+    used = next((mpi for mpi in found if config.mpi.flavour in ("auto", mpi.flavour)), None)
+    if used:
+        yield "MPI", f"{_named(used, config)}, used for several hosts if all have it"
+    else:
+        what = "none" if config.mpi.flavour == "auto" else f"none of {config.mpi.flavour}"
+        yield "MPI", f"{what} found; --launcher ssh needs none"
     for mpi in found:
-        yield "MPI", f"{launchers.load(mpi.flavour).title} {mpi.version}, {mpi.path}"
-    if not found:
-        yield "MPI", "none found"
+        if mpi != used:
+            yield "another MPI", _named(mpi, config)
+
+
+def _named(mpi: Mpi, config: Config) -> str:
+    """An MPI with its version, its path, and where it was looked for."""
+    if config.is_set(Config.mpi.path):
+        place = f"by {config.origin(Config.mpi.path)}"
+    elif mpi.path.startswith(sys.prefix + "/"):
+        place = "in this environment"
+    elif (root := os.environ.get("I_MPI_ROOT")) and mpi.path.startswith(root):
+        place = "by I_MPI_ROOT"
+    else:
+        place = "on PATH"
+    return f"{launchers.load(mpi.flavour).title} {mpi.version}, {mpi.path}, {place}"
 
 
 def _variables() -> Iterator[tuple[str, str]]:
@@ -98,7 +118,7 @@ def _settings(config: Config) -> Iterator[tuple[str, str]]:
 def _hosts(config: Config) -> int:
     from cpulaunch.cli.preflight import complaints, table
     from cpulaunch.cli.progress import AskingProgress
-    from cpulaunch.discovery.collect import listed_hosts
+    from cpulaunch.discovery.collect import has_step, listed_hosts
     from cpulaunch.discovery.host.this_host import names_here
     from cpulaunch.discovery.probe.check_hosts import Required, check_hosts
 
@@ -107,6 +127,7 @@ def _hosts(config: Config) -> int:
         return 0
     required = Required(sys.executable, os.getcwd(), identical=ccl_files(config))
     here = names_here()
-    found = check_hosts(config, hosts, here, required, AskingProgress())
+    step = not all_here(hosts, here) and has_step(config, hosts, say)
+    found = check_hosts(config, hosts, here, required, AskingProgress(), step=step)
     print("\n" + "\n".join([*table(found.reports), *complaints(found.reports)]))
     return 3 if any(report.problems for report in found.reports) else 0

@@ -11,11 +11,12 @@ from cpulaunch.cli.backend import ccl_files
 from cpulaunch.cli.files import write_file
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
-from cpulaunch.discovery.collect import listed_hosts, once_each, uses_mpi
+from cpulaunch.discovery.collect import has_step, listed_hosts, mpis_for, once_each
 from cpulaunch.errors import UsageError
 from cpulaunch.model.fabrics import common_provider
 from cpulaunch.model.facts import record
-from cpulaunch.model.hosts import LOCALHOST, Host
+from cpulaunch.model.hosts import LOCALHOST, Host, all_here
+from cpulaunch.plan.select import decide_launcher
 from cpulaunch.wording import did_you_mean
 
 EPILOG = """\
@@ -64,7 +65,6 @@ def main(arguments: list[str]) -> int:
 def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     from cpulaunch.cli.preflight import complaints, table
     from cpulaunch.cli.progress import AskingProgress
-    from cpulaunch.discovery.host.installation import find_mpis
     from cpulaunch.discovery.host.this_host import names_here
     from cpulaunch.discovery.probe.check_hosts import Required, check_hosts
     from cpulaunch.discovery.probe.preflight import warnings
@@ -75,12 +75,10 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     here = names_here()
     hosts = listed_hosts(config, say) or (Host(LOCALHOST),)
     once_each(hosts, here)
-    mpis = find_mpis(config.mpi.flavour, config.mpi.path) if uses_mpi(config, hosts, here) else ()
-    files = (*map(str, scripts), *(mpi.path for mpi in mpis[:1]))
-    required = Required(sys.executable, os.getcwd(), files, ccl_files(config))
-    found = check_hosts(config, hosts, here, required, AskingProgress())
-    if found.step:
-        say(f"asked by srun: {found.step.unreached}")
+    here_alone, mpis = all_here(hosts, here), mpis_for(config, hosts, here)
+    step = not here_alone and has_step(config, hosts, say)
+    required = Required(sys.executable, os.getcwd(), tuple(map(str, scripts)), ccl_files(config))
+    found = check_hosts(config, hosts, here, required, AskingProgress(), mpis, step)
     print("\n".join(table(found.reports)))
     for warning in warnings(found.reports):
         say(warning)
@@ -90,7 +88,13 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
             say(f"warning: {host}: {complaint}")
     for line in complaints(found.reports):
         say(line)
+    ready = not any(report.problems for report in found.reports)
+    if ready and not here_alone:
+        chosen = decide_launcher(
+            config, here_alone=False, mpis=mpis, step=step, without_mpi=found.without_mpi
+        )
+        print(f"ranks would be started by {chosen.shown}")
     if options.facts_out:
         known = {report.host: report.facts for report in found.reports if report.facts}
         write_file(options.facts_out, record(known))
-    return 3 if any(report.problems for report in found.reports) else 0
+    return 0 if ready else 3

@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
 
     ``rare``: what ``--help`` leaves out, and ``--help-all`` shows.  ``foreign``: options of other launchers
     that are refused.  ``shown_elsewhere``: options for a queue, whose own help shows them; ``elsewhere`` says
-    which.  ``passes_through``: whether unknown options with a = are the queue's, too.
+    which.  ``passes_through``: whether long options that look like none of these are the queue's, too.
     """
 
     foreign: Mapping[str, habits.Refused] = MappingProxyType({})
@@ -136,8 +136,6 @@ class Parser(argparse.ArgumentParser):
             name = "-" + name
         if name in known:
             return name, equals, value
-        if self.passes_through and equals and name.startswith("--"):
-            return name, equals, value
         if name in self.foreign:
             self.foreign[name].refuse(name)
         visible = {o for o in known if known[o].help != argparse.SUPPRESS} | self.shown_elsewhere
@@ -145,6 +143,8 @@ class Parser(argparse.ArgumentParser):
             return word, "", ""
         ours = {option.lstrip("-"): option for option in sorted(visible)}
         close = closest(name.lstrip("-"), ours, CLOSE)
+        if self.passes_through and name.startswith("--") and not close:
+            return name, equals, value
         meant = f"; did you mean {ours[close]!r}?" if close else ""
         raise UsageError(f"unknown option {name}{meant}", hint=self._where_listed())
 

@@ -521,7 +521,7 @@ class Table(Section):
     launcher = Setting(
         ChoiceOrPlugin(plugins.LAUNCHERS, "auto", *_OTHER_LAUNCHERS, "mpirun"),
         "auto",
-        "local: cpulaunch itself starts the ranks; mpirun: mpiexec; slurm: srun in an allocation; auto: local if all ranks run on this machine, else mpirun, or slurm in an allocation whose nodes take no ssh",
+        "local: cpulaunch itself starts the ranks; ssh: agents over ssh, without an MPI; mpirun: mpiexec; slurm: srun in an allocation; auto: local if all ranks run on this machine, else slurm in an allocation, mpirun if the same MPI is on all hosts, and otherwise ssh",
         ("--launcher",),
         common=True,
     )

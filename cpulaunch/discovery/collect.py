@@ -19,10 +19,10 @@ from cpulaunch.discovery.host.interfaces import interfaces_here
 from cpulaunch.discovery.host.lscpu import topology_from_lscpu
 from cpulaunch.discovery.host.this_host import facts_here, names_here
 from cpulaunch.errors import ConfigError
-from cpulaunch.model.facts import Facts, HostFacts, Step, read_record
+from cpulaunch.model.facts import Facts, HostFacts, Mpi, read_record
 from cpulaunch.model.hosts import Host, all_here, parse_hosts, without
 from cpulaunch.plan.plan import Program
-from cpulaunch.plan.select import decide_launcher, first_hosts, ranks_per_host
+from cpulaunch.plan.select import decide_launcher, first_hosts, may_use_mpi, ranks_per_host
 from cpulaunch.user_file import FACTS_LIMIT, read_user_file
 from cpulaunch.wording import counted
 
@@ -64,9 +64,8 @@ def collect_facts(
     demand_inside(config, listed, names)
     if program:
         demand_step(config, listed)
-    by_mpi = uses_mpi(config, listed, names)
-    mpis = find_mpis(config.mpi.flavour, config.mpi.path) if by_mpi else ()
-    step = _step(config, listed, tell) if by_mpi and elsewhere else None
+    mpis = mpis_for(config, listed, names)
+    step = elsewhere and has_step(config, listed, tell)
     chosen = decide_launcher(config, here_alone=not elsewhere, mpis=mpis, step=step)
     facts = Facts(
         like=here,
@@ -86,14 +85,22 @@ def collect_facts(
     return ask_hosts(config, facts, program, ccl.files, tell, progress) if program else facts
 
 
-def _step(config: Config, listed: Sequence[Host], tell: Tell) -> Step | None:
-    """The allocation whose steps can start ranks on the ``listed`` hosts, whether or not ssh leads there."""
-    part, can = part_of_nodes(config, listed), can_start(config, listed)
-    if part and not can:
+def mpis_for(config: Config, listed: Sequence[Host], here: frozenset[str]) -> tuple[Mpi, ...]:
+    """The MPIs of this host, where one may start the ranks on the ``listed`` hosts."""
+    if not may_use_mpi(config, here_alone=all_here(listed, here)):
+        return ()
+    return find_mpis(config.mpi.flavour, config.mpi.path)
+
+
+def has_step(config: Config, listed: Sequence[Host], tell: Tell) -> bool:
+    """Whether a step of a Slurm allocation can start ranks on the ``listed`` hosts, and is free to."""
+    if can_start(config, listed):
+        return True
+    if decide_launcher(config, here_alone=False).name != BY_STEP and (part := part_of_nodes(config, listed)):
         tell(
             f"warning: {part}, and ranks that ssh starts can use all of them: --launcher slurm keeps to those"
         )
-    return Step(part) if can else None
+    return False
 
 
 def ask_hosts(
@@ -119,16 +126,16 @@ def ask_hosts(
 
     ranks_per_host(config, listed)  # numbers that don't fit needn't wait for any host
     script = program.argv[1] if program.python and program.argv[1] != "-m" else program.argv[0]
-    files = (str(Path(program.directory, script)), *(mpi.path for mpi in (facts.mpis or ())[:1]))
+    files = (str(Path(program.directory, script)),)
     required = Required(program.interpreter, program.directory, files, ccl_files())
-    preflight = check_hosts(config, listed, names, required, progress, facts.mpis, facts.step)
+    preflight = check_hosts(config, listed, names, required, progress, facts.mpis or (), facts.step)
     demand_ready(preflight.reports, tell)
     return replace(
         facts,
         hosts={report.host: report.facts for report in preflight.reports if report.facts},
         egress_interface=preflight.egress_interface,
         free_port=preflight.free_port,
-        step=preflight.step,
+        without_mpi=preflight.without_mpi,
     )
 
 
@@ -211,11 +218,6 @@ def once_each(listed: Sequence[Host], here: frozenset[str]) -> None:
             hint="name it once, and say how many ranks it takes with -ppn N or slots=N",
             part=ours[1],
         )
-
-
-def uses_mpi(config: Config, listed: Sequence[Host], here: frozenset[str]) -> bool:
-    """Whether an MPI will start the ranks."""
-    return decide_launcher(config, here_alone=all_here(listed, here)).by_mpi
 
 
 def _named(config: Config) -> tuple[Host, ...]:

@@ -57,6 +57,10 @@ class Launcher(ABC):
     ranks_outlive_it = False
     """Whether the ranks go on when its process is killed, as a step of Slurm does."""
 
+    left_out: tuple[str, ...] = ()
+    """The user's variables that it doesn't get: they pin or place ranks, which cpulaunch does, or have
+    another program start them."""
+
     passes_environment = True
     """Whether remote processes get the environment that its command has."""
 

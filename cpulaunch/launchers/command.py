@@ -85,8 +85,10 @@ def _shared_env(commands: Sequence[Command]) -> dict[str, str]:
 class Installation(NamedTuple):
     """Absolute paths, which are the same on all hosts of a job.
 
-    ``agent``: the file that every launcher runs, ``agent/run_agent.py``.  ``ssh``: the ssh for mpiexec.
+    ``agent``: the file that every launcher runs, ``agent/run_agent.py``.  ``ssh``: the ssh of all launchers
+    that use it.  ``spawner``: the file that the launcher ssh runs on each host, ``agent/run_spawner.py``.
     """
 
     agent: str
     ssh: str
+    spawner: str

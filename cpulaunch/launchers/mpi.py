@@ -79,6 +79,7 @@ class Mpiexec(Launcher):
     ssh: str
     interface: tuple[str, str]
     count_variables: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     called_by_script: str = ""
     wheel: str = ""
     always: tuple[str, ...] = ()
@@ -128,7 +129,7 @@ class Mpiexec(Launcher):
             when_orphaned=self.when_orphaned,
             orphaned_for=0 if self.when_orphaned else plan.settings.watch.grace_period + ORPHAN_MARGIN,
             leaves=self.leaves,
-            unset=() if per_host else self.count_variables,
+            unset=(*plan.left_out, *(() if per_host else self.count_variables)),
         )
         return (command,)
 

@@ -21,6 +21,15 @@ OPENMPI = Mpiexec(
     hostfile=("--hostfile", HOSTFILE),
     # Version 5's, and that of version 4, which version 5 doesn't know.
     hostfile_variables=("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile"),
+    # Of version 5, and of version 4.
+    left_out=(
+        "PRTE_MCA_plm",
+        "PRTE_MCA_hwloc_default_binding_policy",
+        "PRTE_MCA_rmaps_default_mapping_policy",
+        "OMPI_MCA_plm",
+        "OMPI_MCA_hwloc_base_binding_policy",
+        "OMPI_MCA_rmaps_base_mapping_policy",
+    ),
     host_line="{host} slots={slots}",
     ranks_per_host=("--map-by", "ppr:{slots}:node"),
     directory=("--wdir", "{path}"),

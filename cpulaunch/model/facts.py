@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.fabrics import Fabric
@@ -100,18 +100,6 @@ class Mpi:
     version: str
 
 
-class Step(NamedTuple):
-    """A Slurm allocation by whose steps the job's ranks can be started, where the user leaves that to us.
-
-    ``part`` is what the allocation has of a node of which it hasn't all CPUs, in words; empty where it has
-    whole nodes.  ``unreached`` says that ssh doesn't reach its nodes; empty where it does, or nobody has
-    tried.
-    """
-
-    part: str = ""
-    unreached: str = ""
-
-
 @dataclass(frozen=True)
 class Facts:
     """All that planning needs to know.
@@ -123,10 +111,11 @@ class Facts:
     ``shares``: how many CPUs of a host the job has been given, where ranks are kept to these.
     ``here``: this host's names; empty where the facts describe other machines.
     ``mpis``: the MPIs found here, best first; None where the facts describe other machines.
+    ``without_mpi``: the job's hosts that lack the first of them; None where no host was asked.
     ``ccl_missing``: why the ccl backend can't be used; None where it can.
     ``egress_interface``: this host's interface to the others, where it was looked for.
     ``free_port``: a port that is free on the first host, likewise.
-    ``step``: the Slurm allocation whose steps can start the ranks; None where there is none.
+    ``step``: a step of a Slurm allocation can start the ranks.
     """
 
     like: HostFacts
@@ -136,11 +125,12 @@ class Facts:
     shares: Mapping[str, int] = field(default_factory=dict)
     here: frozenset[str] = frozenset()
     mpis: tuple[Mpi, ...] | None = None
+    without_mpi: tuple[str, ...] | None = None
     ccl_missing: str | None = None
     egress_interface: Interface | None = None
     free_port: int | None = None
     like_what: str = "this machine"
-    step: Step | None = None
+    step: bool = False
 
     def of(self, name: str) -> tuple[HostFacts, bool]:
         """The facts of the host ``name``, and whether they are only assumed."""

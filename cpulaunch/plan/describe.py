@@ -26,9 +26,10 @@ def size(plan: Plan) -> str:
 
 
 def started(plan: Plan) -> str:
-    """How the ranks are started."""
+    """How the ranks are started, and why so where that was left to us."""
     launcher = launchers.load(plan.launcher)
-    return "started directly" if launcher.agents_are_children else f"started by {launcher.title}"
+    why = f" ({plan.launcher_why})" if plan.launcher_why else ""
+    return "started directly" if launcher.agents_are_children else f"started by {launcher.title}{why}"
 
 
 def _threads(plan: Plan) -> str:

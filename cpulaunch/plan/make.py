@@ -6,7 +6,7 @@ launcher of another package is found by its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -48,6 +48,7 @@ from cpulaunch.plan.plan import Instances, Plan, Program
 from cpulaunch.plan.request import HostRequest
 from cpulaunch.plan.select import (
     LauncherDecision,
+    MasterAddress,
     check_restarts,
     checked_world_size,
     chosen_hosts,
@@ -79,16 +80,15 @@ def make_plan(
     hidden = foreign_claims(() if instances else launcher.identity, config.forward)
     warning = "" if config.training.as_written else precision.warning
     master = chosen_master_addr(config, facts, launcher, listed)
-    notes = (chosen.note, master.note, backend.note, warning, *job.notes, _hidden_note(config, hidden))
-    decided: dict[Setting[Any], Any] = {Config.training.precision: precision.precision}
-    if not instances:
-        decided |= {Config.hosts.master_addr: master.address, Config.training.backend: backend.backend}
-    if job.transport.name:
-        decided[Config.ccl.transport] = job.transport.name
+    left_out = _set_by(config, launcher.left_out)
+    hiding = _hidden_note(config, hidden), _left_out_note(chosen, left_out)
+    notes = (master.note, backend.note, warning, *job.notes, *hiding)
+    decided = _decided(job, precision) | ({} if instances else _decided_of_ranks(master, backend.backend))
     env = _environment(config, job, decided)
     return Plan(
         launcher_setting=chosen.setting,
         launcher=chosen.name,
+        launcher_why=chosen.why,
         world_size=checked_world_size(config, sum(len(host.ranks) for host in job.hosts)),
         master_addr=master.address,
         transport=job.transport.name,
@@ -107,10 +107,23 @@ def make_plan(
         found={**decided, **_found(config, chosen, job)},
         notes=tuple(filter(None, dict.fromkeys(notes))),
         egress_interface=facts.egress_interface,
-        user_mpi_variables=tuple(sorted(n for n in launcher.users_variables if n in config.environ)),
+        here=tuple(host.name for host in listed if host.name in facts.here),
+        user_mpi_variables=_set_by(config, launcher.users_variables),
+        left_out=left_out,
         instances=instances,
         precision=precision,
     )
+
+
+def _decided(job: _PlannedHosts, precision: PrecisionDecision) -> dict[Setting[Any], Any]:
+    """The decisions that ranks and instances are told, by their settings."""
+    transport = {Config.ccl.transport: job.transport.name} if job.transport.name else {}
+    return {Config.training.precision: precision.precision, **transport}
+
+
+def _decided_of_ranks(master: MasterAddress, backend: str) -> dict[Setting[Any], Any]:
+    """Those that ranks alone are told."""
+    return {Config.hosts.master_addr: master.address, Config.training.backend: backend}
 
 
 def _speeds(job: _PlannedHosts) -> list[HostSpeed]:
@@ -263,6 +276,19 @@ def _hidden_note(config: Config, hidden: Sequence[str]) -> str:
         return ""
     programs = "instances" if are_wanted(config) else "ranks"
     return f"hidden from the {programs}, as they name other ranks: {shortened(found)} (-x NAME keeps one)"
+
+
+def _set_by(config: Config, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of the variables ``names`` that the user has set."""
+    return tuple(sorted(name for name in names if name in config.environ))
+
+
+def _left_out_note(chosen: LauncherDecision, names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return (
+        f"{chosen.launcher.title} doesn't get {shortened(list(names))}: cpulaunch places and starts the ranks"
+    )
 
 
 def _found(config: Config, chosen: LauncherDecision, job: _PlannedHosts) -> dict[Setting[Any], Any]:

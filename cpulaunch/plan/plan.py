@@ -45,7 +45,7 @@ class Instances:
 
 # The document's names are part of the interface; within the program, a launcher is a launcher.
 _JSON_NAMES = {"launcher_setting": "launcher", "launcher": "starter"}
-_ONLY_IF_THERE = ("instances", "each")  # what most plans don't have
+_ONLY_IF_THERE = ("instances", "each", "here", "launcher_why", "left_out")  # what most plans don't have
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,9 @@ class Plan:
     """Everything about a job but what differs at each start.
 
     ``launcher`` is the name of the launcher that starts the ranks; ``launcher_setting`` is the setting's
-    value, which may stand for several.  ``transport``, of `decide_transport`, carries ccl's collectives; it
-    is empty with another backend.  ``allocator`` says which allocator the hosts' ranks get, and why.
+    value, which may stand for several; ``launcher_why`` is that of `LauncherDecision`.  ``transport``, of
+    `decide_transport`, carries ccl's collectives; it is empty with another backend.  ``allocator`` says which
+    allocator the hosts' ranks get, and why.
     ``env`` reaches every rank; ``private`` are those of its names that must not show in argument lists;
     ``forward`` are names of the user's own variables that the launcher has to hand on.  ``hidden`` are names
     that no rank gets: they would tell it that it is another rank.
@@ -62,7 +63,9 @@ class Plan:
     ``request`` is what every host was planned by.  ``settings`` are those of the job, and ``found`` is what
     was found or decided for some of them, in the types of JSON: a list where it differs by host.
     ``egress_interface`` is the launching host's interface to the others, where it is known.
-    ``user_mpi_variables`` are names of variables by which the user has told mpiexec how to reach hosts.
+    ``here`` are the names of hosts that are the launching one.
+    ``user_mpi_variables`` are names of variables by which the user has told mpiexec how to reach hosts, and
+    ``left_out`` those that it doesn't get.
     ``instances``: the plan's ranks are independent programs.  ``precision``: the one of all ranks, and why.
     """
 
@@ -85,9 +88,12 @@ class Plan:
     precision: PrecisionDecision
     settings: Settings
     found: Mapping[Setting[Any], Any]
+    launcher_why: str = ""
     notes: tuple[str, ...] = ()
     egress_interface: Interface | None = None
+    here: tuple[str, ...] = ()
     user_mpi_variables: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     instances: Instances | None = None
 
     @property

@@ -10,7 +10,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.config.values import HostCount
 from cpulaunch.errors import ConfigError, HostError, PlanError
 from cpulaunch.launchers.base import Launcher
-from cpulaunch.model.facts import Facts, Mpi, Step
+from cpulaunch.model.facts import Facts, Mpi
 from cpulaunch.model.hosts import LOCALHOST, MAX_RANKS, Host, all_here, fold_hosts
 from cpulaunch.model.network import is_loopback
 from cpulaunch.plan.environment import to_forward
@@ -158,8 +158,8 @@ class LauncherDecision(NamedTuple):
     """What starts the ranks.
 
     ``setting`` is the setting's value that was chosen, ``name`` the launcher's name, ``mpiexec`` the path of
-    its program: empty where it isn't an MPI, or none was found.  ``why`` says why srun starts the ranks where
-    the user leaves it to us.
+    its program: empty where it isn't an MPI, or none was found.  ``why`` says why it is this one where the
+    user leaves that to us and ranks run on other hosts.
     """
 
     setting: str
@@ -173,23 +173,30 @@ class LauncherDecision(NamedTuple):
         return launchers.load(self.name)
 
     @property
+    def shown(self) -> str:
+        """What people call it, with the path of an MPI's program, and why it is this one."""
+        path = f", {self.mpiexec}" if self.mpiexec else ""
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.launcher.title}{path}{why}"
+
+    @property
     def by_mpi(self) -> bool:
         """Whether an MPI's mpiexec starts them."""
         return self.setting == "mpirun"
 
-    @property
-    def note(self) -> str:
-        """What the user should know of it."""
-        return f"started by srun: {self.why}" if self.why else ""
-
 
 def decide_launcher(
-    config: Config, *, here_alone: bool, mpis: Sequence[Mpi] | None = None, step: Step | None = None
+    config: Config,
+    *,
+    here_alone: bool,
+    mpis: Sequence[Mpi] | None = None,
+    step: bool = False,
+    without_mpi: Sequence[str] | None = None,
 ) -> LauncherDecision:
     """The one decision on what starts the ranks, by as much as is known.
 
-    ``here_alone``: all ranks are on this host.  ``mpis`` and ``step`` are those of `Facts`; None also where
-    nobody has looked yet.
+    ``here_alone``: all ranks are on this host.  ``mpis``, ``step`` and ``without_mpi`` are those of `Facts`;
+    ``mpis`` is None also where nobody has looked yet.
     """
     setting, why = config.launcher, ""
     if setting == "auto":
@@ -197,17 +204,38 @@ def decide_launcher(
             setting = "mpirun"
         elif here_alone:
             setting = "local"
+        elif step:
+            setting, why = "slurm", "in an allocation of Slurm"
         else:
-            why = _why_step(step, mpis)
-            setting = "slurm" if why else "mpirun"
+            setting, why = _mpi_or_ssh(mpis, without_mpi)
     if setting != "mpirun":
         return LauncherDecision(setting, setting, why=why)
     flavour = config.mpi.flavour
     for mpi in mpis or ():
         if flavour in ("auto", mpi.flavour):
-            return LauncherDecision(setting, mpi.flavour, mpi.path)
+            return LauncherDecision(setting, mpi.flavour, mpi.path, why)
     preferred = launchers.load_mpi(flavour)
     return LauncherDecision(setting, preferred.name, preferred.executables[0] if mpis is None else "")
+
+
+def _mpi_or_ssh(mpis: Sequence[Mpi] | None, without_mpi: Sequence[str] | None) -> tuple[str, str]:
+    """The setting's value, and why: an MPI where all hosts have it, by what this host knows of them."""
+    if mpis is None:
+        return "ssh", "whether there is an MPI is unknown"
+    if not mpis:
+        return "ssh", "no MPI was found here"
+    if without_mpi:
+        return "ssh", f"{fold_hosts(without_mpi)}: there is no {mpis[0].path}"
+    if without_mpi is None:
+        return "mpirun", "found here; the other hosts were not asked"
+    return "mpirun", "found on all hosts"
+
+
+def may_use_mpi(config: Config, *, here_alone: bool) -> bool:
+    """Whether an MPI starts the ranks, or does if there is one."""
+    if leaves_launcher_to_us(config):
+        return not here_alone
+    return decide_launcher(config, here_alone=here_alone).by_mpi
 
 
 def leaves_launcher_to_us(config: Config) -> bool:
@@ -215,24 +243,19 @@ def leaves_launcher_to_us(config: Config) -> bool:
     return config.launcher == "auto" and config.mpi.flavour == "auto" and config.mpi.path == "auto"
 
 
-def _why_step(step: Step | None, mpis: Sequence[Mpi] | None) -> str:
-    """Why a step of the Slurm allocation has to start the ranks; empty where it can't, or needn't."""
-    if step is None:
-        return ""
-    return "no MPI was found" if mpis is not None and not mpis else step.part or step.unreached
-
-
 def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> LauncherDecision:
     """The decision for ``hosts``.  Raises PlanError where the launcher isn't there, or can't reach them."""
     here_alone = all_here(hosts, facts.here)
-    decision = decide_launcher(config, here_alone=here_alone, mpis=facts.mpis, step=facts.step)
+    decision = decide_launcher(
+        config, here_alone=here_alone, mpis=facts.mpis, step=facts.step, without_mpi=facts.without_mpi
+    )
     if decision.by_mpi and not decision.mpiexec:
         raise _no_mpi(config, facts.mpis or ())
     if not here_alone and decision.launcher.this_host_only:
         raise PlanError(
             f"{config.where(Config.launcher)}: {decision.setting} starts ranks on this machine only, but the "
             f"hosts are {fold_hosts(host.name for host in hosts)}",
-            hint="--launcher mpirun, or slurm in an allocation",
+            hint="--launcher ssh, mpirun, or slurm in an allocation",
         )
     return decision
 
@@ -244,7 +267,8 @@ def _no_mpi(config: Config, mpis: Sequence[Mpi]) -> PlanError:
     what = "no MPI" if flavour == "auto" else f"no mpiexec of {flavour} ({config.origin(Config.mpi.flavour)})"
     return PlanError(
         f"{what} was found{place}{found}",
-        hint=f"{launchers.load_mpi(flavour).install_hint}; --mpi-path names its directory",
+        hint=f"{launchers.load_mpi(flavour).install_hint}; --mpi-path names the directory of one; "
+        "--launcher ssh needs none",
     )
 
 

@@ -114,10 +114,13 @@ class Queue(ABC):
     """What ``submit --to NAME --help`` says below the options: what is special, and examples."""
 
     passes_through = False
-    """Whether any other option, written ``--name=value``, is the queue's as well."""
+    """Whether any other option, written ``--name=value`` or ``--name``, is the queue's as well."""
 
     follows = False
     """Whether `follow` works."""
+
+    starts_steps = False
+    """Whether its jobs are allocations in which srun starts the ranks of several hosts."""
 
     shares_files = True
     """Whether jobs see this machine's files: `submit` then checks the script, and shows the plan."""

@@ -1,4 +1,4 @@
-"""What befalls jobs on four hosts: each event under one MPI here, under all of them by scripts/chaos.py."""
+"""What befalls jobs on four hosts: each event by one launcher here, by all of them in scripts/chaos.py."""
 
 from __future__ import annotations
 
@@ -6,43 +6,47 @@ from pathlib import Path
 
 import pytest
 from support import chaos
-from support.command import mpi_options
+from support.command import launcher_options
 from support.faults import Cluster
 from support.marks import repeat
-
-from cpulaunch.launchers import MPIS
 
 pytestmark = pytest.mark.slow
 
 
-# The MPIs differ most in these.
+# The launchers differ most in these.
 EACH = ("raises while the others sleep", "Python missing, no preflight", "Ctrl-C")
+# Where ssh is the launcher, its own processes matter in these.
+BY_SSH = ("link cut", "packets dropped at start, no preflight", "SIGTERM", "launcher killed")
 # Each is like another one: computing like sleeping, to be killed by one signal like by another.
 REPEATS = ("raises while the others compute", "is killed while the others wait (gloo)", "aborts", "SIGHUP")
 CASES = [
-    (name, mpi)
+    (name, launcher)
     for number, name in enumerate(chaos.EVENTS)
-    for mpi in (MPIS if name in EACH else (MPIS[number % len(MPIS)],))
+    for launcher in chaos.LAUNCHERS
+    if name in EACH
+    or (launcher == "ssh" and name in BY_SSH)
+    or launcher == chaos.LAUNCHERS[number % len(chaos.LAUNCHERS)]
 ]
 
 
 @pytest.mark.parametrize(
-    ("name", "mpi"),
+    ("name", "launcher"),
     [repeat(*case) if case[0] in REPEATS else case for case in CASES],
-    ids=[f"{name}-{mpi}" for name, mpi in CASES],
+    ids=[f"{name}-{launcher}" for name, launcher in CASES],
 )
 def test_what_befalls_a_job_is_named_and_leaves_nothing(
-    name: str, mpi: str, cluster: Cluster, tmp_path: Path
+    name: str, launcher: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    rank = CASES.index((name, mpi)) % 4
-    result = chaos.run(cluster, tmp_path, mpi_options(mpi), name, rank)
+    rank = CASES.index((name, launcher)) % 4
+    result = chaos.run(cluster, tmp_path, launcher_options(launcher), name, rank)
     assert not chaos.problems(chaos.EVENTS[name], rank, result), result.stderr
 
 
-def test_a_host_that_loses_its_power(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["intel", "ssh"])
+def test_a_host_that_loses_its_power(launcher: str, tmp_path: Path) -> None:
     """There is no way back for it, so it gets a cluster of its own."""
     with Cluster(("login", *chaos.HOSTS)) as cluster:
-        result = chaos.power_off(cluster, tmp_path, mpi_options("intel"), 2)
+        result = chaos.power_off(cluster, tmp_path, launcher_options(launcher), 2)
     assert result.exit_code == 4, result.stderr
     assert "host node2 was lost" in result.stderr
     assert result.outcome["kind"] == "node_lost"

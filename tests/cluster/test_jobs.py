@@ -1,4 +1,4 @@
-"""Real jobs on four hosts, started by the real mpiexec of three MPIs."""
+"""Real jobs on four hosts, started by the real mpiexec of three MPIs, and by ssh alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command import REPOSITORY, clean_environment, mpi_options, needs_two_cores
+from support.chaos import LAUNCHERS
+from support.command import REPOSITORY, clean_environment, launcher_options, mpi_options, needs_two_cores
 from support.faults import Cluster
 from support.jobs import outputs
 from support.marks import repeat
@@ -21,7 +22,6 @@ import cpulaunch as package
 from cluster.conftest import HOSTS, Run
 from cpulaunch.ccl.installed import state
 from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
-from cpulaunch.launchers import MPIS
 
 pytestmark = pytest.mark.slow
 
@@ -35,16 +35,18 @@ print(json.dumps(seen))
 """
 
 
-@pytest.fixture(params=MPIS)
+@pytest.fixture(params=LAUNCHERS)
 def mpi(request: pytest.FixtureRequest) -> list[str]:
-    """The options for each MPI in turn."""
-    return mpi_options(request.param)
+    """The options for each MPI in turn, and for ssh."""
+    return launcher_options(request.param)
 
 
 # What agents do by themselves is alike under all.
 under_one = pytest.mark.parametrize("mpi", ["intel", repeat("mpich"), repeat("openmpi")], indirect=True)
 from_each = pytest.mark.parametrize(
-    ("on", "mpi"), [("node0", "intel"), *(("login", mpi) for mpi in MPIS)], indirect=["mpi"]
+    ("on", "mpi"),
+    [("node0", "intel"), *(("login", mpi) for mpi in LAUNCHERS), ("node0", "ssh")],
+    indirect=["mpi"],
 )
 
 
@@ -167,6 +169,24 @@ def test_environment_reaches_every_rank(
     assert {(r["GIVEN"], r["FORWARDED"], r["SECRET"]) for r in ranks} == {("two words", "a $b", "ünsaid")}
 
 
+@pytest.mark.parametrize(
+    ("mpi", "name", "value"),
+    [
+        ("intel", "I_MPI_PIN_DOMAIN", "core"),
+        ("mpich", "HYDRA_BINDING", "core"),
+        ("openmpi", "PRTE_MCA_plm", "slurm"),
+        repeat("openmpi", "PRTE_MCA_hwloc_default_binding_policy", "core"),
+    ],
+    indirect=["mpi"],
+)
+def test_variables_that_pin_ranks_or_pick_their_starter_do_not_reach_mpiexec(
+    mpi: list[str], name: str, value: str, cluster: Cluster, cpulaunch: Run, four: Path, show: Path
+) -> None:
+    done = cpulaunch("run", *mpi, "-f", four, "-ppn", "2", "-v", show, on="login", **{name: value})
+    assert [r["host"] for r in outputs(done)] == [host for host in HOSTS for _ in range(2)]
+    assert f"doesn't get {name}: cpulaunch places and starts the ranks" in done.stderr
+
+
 def test_directory_and_python_are_the_planned_ones(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
@@ -236,7 +256,7 @@ def test_without_preflight_agents_find_out(
 @pytest.mark.parametrize(
     ("fault", "mpi"),
     [
-        *(("unknown_key", mpi) for mpi in MPIS),
+        *(("unknown_key", mpi) for mpi in LAUNCHERS),
         ("without_sshd", "mpich"),
         ("dropping", "openmpi"),
         *(repeat("without_sshd", mpi) for mpi in ("intel", "openmpi")),

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 from support import chaos
-from support.command import clean_environment, mpi_options
+from support.command import clean_environment, launcher_options, mpi_options
 from support.faults import Cluster
 from support.jobs import outputs
 from support.marks import repeat
 from support.namespaces import until
 
 from cluster.conftest import HOSTS, Run
-from cpulaunch.launchers import MPIS
 
 pytestmark = pytest.mark.slow
 
@@ -47,12 +46,14 @@ def other_shell(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[No
         yield
 
 
-@pytest.mark.parametrize("mpi", MPIS)
+@pytest.mark.parametrize("launcher", chaos.LAUNCHERS)
 def test_jobs_run_on_hosts_with_another_login_shell(
-    mpi: str, other_shell: None, cpulaunch: Run, four: Path, tmp_path: Path
+    launcher: str, other_shell: None, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
     (show := tmp_path / "show.py").write_text("import json, socket; print(json.dumps(socket.gethostname()))")
-    done = cpulaunch("run", *mpi_options(mpi), "-f", four, "-ppn", "1", "--tee", "all", show, on="login")
+    done = cpulaunch(
+        "run", *launcher_options(launcher), "-f", four, "-ppn", "1", "--tee", "all", show, on="login"
+    )
     assert outputs(done) == list(HOSTS)
 
 

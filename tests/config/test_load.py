@@ -180,7 +180,7 @@ BAD_FILES = [
     ),
     (
         "launcher: slurn\n",
-        "cpulaunch.yaml:1: 'slurn' is not valid for launcher: expected one of auto, local, slurm, mpirun, or the "
+        "cpulaunch.yaml:1: 'slurn' is not valid for launcher: expected one of auto, local, slurm, ssh, mpirun, or the "
         "name of a plug-in (an entry point of cpulaunch.launchers); installed: none",
         "",
     ),

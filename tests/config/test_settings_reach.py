@@ -71,7 +71,9 @@ def placement(name: str) -> Callable[[Config], Any]:
 
     def seen(config: Config) -> Any:
         plan = planned(config)
-        (command, *_) = launchers.load(plan.launcher).commands(plan, Installation("/agent.py", "/ssh.sh"))
+        (command, *_) = launchers.load(plan.launcher).commands(
+            plan, Installation("/agent.py", "/ssh.sh", "/spawner.py")
+        )
         return getattr(Placement.from_variables(command.env), name)
 
     return seen
@@ -79,7 +81,11 @@ def placement(name: str) -> Callable[[Config], Any]:
 
 def arguments(config: Config) -> tuple[str, ...]:
     plan = planned(config)
-    return launchers.load(plan.launcher).commands(plan, Installation("/agent.py", "/ssh.sh"))[0].argv
+    return (
+        launchers.load(plan.launcher)
+        .commands(plan, Installation("/agent.py", "/ssh.sh", "/spawner.py"))[0]
+        .argv
+    )
 
 
 def goes_on(config: Config) -> bool:

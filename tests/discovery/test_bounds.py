@@ -67,7 +67,7 @@ def test_hosts_are_asked_so_many_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(probe, "AT_ONCE", 4)
     (tmp_path / "answer").write_bytes(MARK.encode() + encode(answer(1), KINDS))
     reach = Counting(tmp_path, f"read request; cat {tmp_path}/answer; cat >/dev/null")
-    request = ProbeRequest("python", "/", [], [], [], [], HOSTS[0], 0, None, {})
+    request = ProbeRequest("python", "/", [], [], [], [], [], HOSTS[0], 0, None, {})
     responses = probe.probe_hosts(HOSTS[:40], frozenset(), request, reach, print)
     assert all(response.answer for response in responses.values())
     total, most = reach.counts()
@@ -91,7 +91,7 @@ def test_hosts_that_take_long_keep_no_others_waiting(tmp_path: Path, monkeypatch
     """As those do that are down: with only so many at once, a thousand of them would take minutes."""
     monkeypatch.setattr(probe, "AT_ONCE", 4)
     monkeypatch.setattr(probe, "LONG", 0.1)
-    request = ProbeRequest("python", "/", [], [], [], [], HOSTS[0], 0, None, {})
+    request = ProbeRequest("python", "/", [], [], [], [], [], HOSTS[0], 0, None, {})
     responses = probe.probe_hosts(HOSTS[:40], frozenset(), request, Holding(tmp_path), print)
     assert {response.exit_code for response in responses.values()} == {255}  # None: it took too long
 
@@ -100,7 +100,7 @@ def test_however_long_they_take_there_is_a_bound(tmp_path: Path, monkeypatch: py
     for name, value in (("AT_ONCE", 2), ("MOST", 6), ("LONG", 0.0)):
         monkeypatch.setattr(probe, name, value)
     reach = Counting(tmp_path, "sleep 0.05")
-    request = ProbeRequest("python", "/", [], [], [], [], HOSTS[0], 0, None, {})
+    request = ProbeRequest("python", "/", [], [], [], [], [], HOSTS[0], 0, None, {})
     probe.probe_hosts(HOSTS[:40], frozenset(), request, reach, print)
     total, most = reach.counts()
     assert total == 40
@@ -109,7 +109,7 @@ def test_however_long_they_take_there_is_a_bound(tmp_path: Path, monkeypatch: py
 
 def test_asking_hosts_leaves_the_limit_of_open_files_as_it_was(tmp_path: Path) -> None:
     """It is raised meanwhile, but a job's programs get what the launcher was started with."""
-    request = ProbeRequest("python", "/", [], [], [], [], HOSTS[0], 0, None, {})
+    request = ProbeRequest("python", "/", [], [], [], [], [], HOSTS[0], 0, None, {})
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
     try:

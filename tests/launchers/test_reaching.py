@@ -26,7 +26,7 @@ def mpiexec(
     """The command for a job on ``hosts``, of the mpiexec in ``directory`` and the cpulaunch in ``venv``."""
     mpis = (Mpi(mpi, f"{directory}/{mpi}", "1.0"),)
     made = make(hosts=hosts, facts=SMALL, mpis=mpis, egress_interface=egress, environ=environ)
-    installation = Installation(f"{venv}/run_agent.py", f"{venv}/ssh.sh")
+    installation = Installation(f"{venv}/run_agent.py", f"{venv}/ssh.sh", f"{venv}/run_spawner.py")
     (command,) = launchers.load(made.launcher).commands(made, installation)
     return command
 
@@ -53,6 +53,20 @@ def test_mpiexec_is_told_our_ssh_and_our_interface(mpi: str, ssh: str, interface
     (name,) = interface
     users = own_variables(mpiexec(mpi, **{ssh: "/usr/bin/rsh", name: "x"}))
     assert not {ssh, name} & set(users)
+
+
+@pytest.mark.parametrize(
+    ("mpi", "name"),
+    [
+        ("intel", "I_MPI_PIN_DOMAIN"),
+        ("mpich", "HYDRA_BINDING"),
+        ("openmpi", "PRTE_MCA_plm"),
+        ("openmpi", "PRTE_MCA_hwloc_default_binding_policy"),
+    ],
+)
+def test_mpiexec_does_not_get_what_pins_ranks_or_picks_their_starter(mpi: str, name: str) -> None:
+    assert mpiexec(mpi, **{name: "x"}).unset == (name,)
+    assert mpiexec(mpi).unset == ()
 
 
 def test_hydra_does_not_study_the_machine_unless_the_user_says_so() -> None:

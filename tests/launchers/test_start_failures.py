@@ -47,6 +47,12 @@ SLURM = [
 ]
 
 
+SPAWNER = [
+    ("cpulaunch: ssh: node2: connect to host node2 port 22: No route to host\n", "node2", "No route to host"),
+    ("x\ncpulaunch: ssh: ::1: there is no /v/python\n", "::1", "there is no /v/python"),
+]
+
+
 @pytest.mark.parametrize(
     ("mpi", "text", "host", "why"),
     [
@@ -55,6 +61,7 @@ SLURM = [
         ("mpich", *HYDRA),
         ("openmpi", *OPENMPI),
         *(("slurm", *row) for row in SLURM),
+        *(("ssh", *row) for row in SPAWNER),
     ],
 )
 def test_the_host_and_the_reason_are_found(mpi: str, text: str, host: str, why: str) -> None:

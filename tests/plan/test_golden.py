@@ -27,20 +27,27 @@ FOUR = "hostfiles/four-nodes"
 
 CASES = {
     # the canonical case: 4 hosts x 4 ranks
-    "four-by-four.intel": ["-f", FOUR],
+    "four-by-four.ssh": ["-f", FOUR],
+    "four-by-four.intel": ["-f", FOUR, "--mpi", "intel"],
     "four-by-four.mpich": ["-f", FOUR, "--mpi", "mpich"],
     "four-by-four.openmpi": ["-f", FOUR, "--mpi", "openmpi", "-x", "HF_TOKEN"],
-    "uneven.intel": ["--hosts", "a:3,b:1", "--env", "SECRET=s", "--mpi-args=-print-rank-map"],
+    "uneven.intel": ["--hosts", "a:3,b:1", "--mpi", "intel", "--env", "SECRET=s", "--mpi-args=-print-rank-map",
+    ],
     "uneven.openmpi": ["--hosts", "a:3,b:1", "--mpi", "openmpi", "--env", "SECRET=s"],
-    "uneven-over-psm3.intel": ["--hosts", "a:3,b:1", "--provider", "psm3"],
+    "uneven-over-psm3.intel": ["--hosts", "a:3,b:1", "--mpi", "intel", "--provider", "psm3"],
     "uneven.slurm": ["--hosts", "a:3,b:1", "--launcher", "slurm", "--env", "SECRET=s"],
+    "uneven.ssh": ["--hosts", "a:3,b:1", "--launcher", "ssh", "--env", "SECRET=s", "-x", "HF_TOKEN"],
     "gloo-on-addresses.intel": [
-        "--hosts", "10.0.0.1,10.0.0.2", "-n", "4", "--backend", "gloo", "--interface", "ib0",
+        "--hosts", "10.0.0.1,10.0.0.2", "--mpi", "intel", "-n", "4", "--backend", "gloo", "--interface", "ib0",
     ],
 }  # fmt: skip
 
 ENVIRON = {"HF_TOKEN": "hunter2", "LC_ALL": "C.UTF-8", "XDG_CONFIG_HOME": "/nowhere"}
-INSTALLATION = Installation("/venv/cpulaunch/agent/run_agent.py", "/venv/cpulaunch/launchers/ssh.sh")
+INSTALLATION = Installation(
+    "/venv/cpulaunch/agent/run_agent.py",
+    "/venv/cpulaunch/launchers/ssh.sh",
+    "/venv/cpulaunch/agent/run_spawner.py",
+)
 PROGRAM = Program(("/venv/bin/python", "train.py", "--lr", "0.1"), True, "/home/me", "/venv/bin/python")
 
 
@@ -86,7 +93,7 @@ def test_a_dry_run_is_the_golden_one(case: str, format: str) -> None:
 
 
 def test_the_clusters_page_shows_what_is_really_planned() -> None:
-    golden = (HERE / "golden" / "four-by-four.intel.txt").read_text()
+    golden = (HERE / "golden" / "four-by-four.ssh.txt").read_text()
     typed = f"$ cpulaunch run -f {FOUR} --lscpu {BIG} --dry-run train.py --lr 0.1\n"
     quoted = golden.partition("\nSettings that")[0]
     assert typed + quoted + "…\n" in (REPOSITORY / "docs" / "clusters.md").read_text()
@@ -104,7 +111,7 @@ def test_masks_are_shown_to_those_who_think_in_them() -> None:
 
 
 def test_secrets_are_not_in_argument_lists() -> None:
-    for case in ("uneven.intel", "uneven.openmpi", "uneven.slurm"):
+    for case in ("uneven.intel", "uneven.openmpi", "uneven.slurm", "uneven.ssh"):
         document = json.loads(dry_run(*CASES[case], format="json"))
         assert not any("SECRET" in word for command in document["commands"] for word in command["argv"])
 
@@ -112,7 +119,7 @@ def test_secrets_are_not_in_argument_lists() -> None:
 def test_the_documented_keys_are_there() -> None:
     document = json.loads(dry_run("-f", FOUR, format="json"))
     assert document["schema"] == 1
-    assert (document["launcher"], document["starter"], document["world_size"]) == ("mpirun", "intel", 16)
+    assert (document["launcher"], document["starter"], document["world_size"]) == ("ssh", "ssh", 16)
     assert document["program"] == ["/venv/bin/python", "train.py", "--lr", "0.1"]
     host = document["hosts"][0]
     assert (host["host"], host["assumed"], host["env"]) == (

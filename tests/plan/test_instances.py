@@ -33,7 +33,9 @@ def cores(plan: Plan) -> list[str]:
 
 def told(plan: Plan) -> Placement:
     """What the agents are told."""
-    commands = launchers.load(plan.launcher).commands(plan, Installation("/agent.py", "/ssh.sh"))
+    commands = launchers.load(plan.launcher).commands(
+        plan, Installation("/agent.py", "/ssh.sh", "/spawner.py")
+    )
     return Placement.from_variables(commands[0].env)
 
 

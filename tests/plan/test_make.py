@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 from support.plans import BIG, MPICH, PROGRAM, SMALL, make, setting
 
+from cpulaunch import launchers
 from cpulaunch.config.load import load
 from cpulaunch.errors import CpulaunchError, HostError, PlanError
+from cpulaunch.launchers.command import Installation
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.facts import Facts, Mpi
 from cpulaunch.model.hosts import Host
 from cpulaunch.model.rates import ProductRates
+from cpulaunch.plan.describe import describe
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.malloc import tunables
 from cpulaunch.plan.plan import Plan
@@ -98,6 +101,7 @@ def test_ranks_by_the_hosts_topologies_are_no_more_than_a_job_may_have() -> None
         ([], "localhost:2", "local", "local"),
         ([], "a", "mpirun", "intel"),
         ([], "head,a", "mpirun", "intel"),
+        (["launcher=ssh"], "", "ssh", "ssh"),
         (["launcher=mpirun"], "", "mpirun", "intel"),
         (["mpi.flavour=intel"], "", "mpirun", "intel"),
         (["launcher=local", "mpi.flavour=intel"], "", "local", "local"),
@@ -109,6 +113,29 @@ def test_who_starts_the_ranks(settings, hosts, setting, launcher) -> None:
 
 
 @pytest.mark.parametrize(
+    ("known", "setting", "why"),
+    [
+        ({"mpis": None}, "ssh", "whether there is an MPI is unknown"),
+        ({"mpis": ()}, "ssh", "no MPI was found here"),
+        ({"without_mpi": ("a", "b")}, "ssh", "a, b: there is no /i/mpiexec.hydra"),
+        ({}, "mpirun", "found here; the other hosts were not asked"),
+        ({"without_mpi": ()}, "mpirun", "found on all hosts"),
+        ({"step": True}, "slurm", "in an allocation of Slurm"),
+    ],
+)
+def test_what_starts_ranks_on_several_hosts_is_chosen_by_what_is_there(known, setting, why) -> None:
+    made = make(hosts="a,b", **known)
+    assert (made.launcher_setting, made.launcher_why) == (setting, why)
+    assert describe(made).endswith(f" · started by {launchers.load(made.launcher).title} ({why})")
+
+
+def test_ssh_takes_no_arguments_of_an_mpi() -> None:
+    plan = make("launcher=ssh", "mpi.args=-verbose", hosts="a,b")
+    with pytest.raises(PlanError, match="--launcher ssh takes no arguments of an MPI: -verbose"):
+        launchers.load("ssh").commands(plan, Installation("/agent.py", "/ssh.sh", "/spawner.py"))
+
+
+@pytest.mark.parametrize(
     ("hosts", "here_alone"),
     [("", True), ("head", True), ("localhost:2", True), ("a", False), ("head,a", False)],
 )
@@ -117,10 +144,11 @@ def test_a_job_stays_here_by_whatever_name_this_host_is_called(hosts: str, here_
 
 
 class TestMpi:
-    def test_without_any_the_error_says_how_to_install_one(self) -> None:
+    def test_without_any_the_error_names_both_ways_out(self) -> None:
         with pytest.raises(PlanError, match="no MPI was found") as e:
-            make(hosts="a,b", mpis=())
-        assert "pip install 'impi-rt" in (e.value.hint or "")
+            make("launcher=mpirun", hosts="a,b", mpis=())
+        assert "pip install 'cpulaunch[mpi]'" in (e.value.hint or "")
+        assert "--launcher ssh" in (e.value.hint or "")
 
     def test_one_asked_for_and_not_there_is_told_from_those_that_are(self) -> None:
         with pytest.raises(
@@ -130,7 +158,7 @@ class TestMpi:
         assert "openmpi" in (e.value.hint or "")
 
     def test_recorded_facts_need_none_here(self) -> None:
-        assert make(hosts="a,b", mpis=None).mpiexec == "mpiexec.hydra"
+        assert make("launcher=mpirun", hosts="a,b", mpis=None).mpiexec == "mpiexec.hydra"
         assert make("mpi.flavour=openmpi", hosts="a,b", mpis=None).mpiexec == "mpiexec"
 
 

@@ -27,7 +27,9 @@ from cpulaunch.plan.plan import Plan
 
 def travelling(plan: Plan) -> dict[str, str]:
     """The variables that tell the agents of ``plan``."""
-    commands = launchers.load(plan.launcher).commands(plan, Installation("/agent.py", "/ssh.sh"))
+    commands = launchers.load(plan.launcher).commands(
+        plan, Installation("/agent.py", "/ssh.sh", "/spawner.py")
+    )
     return {name: value for name, value in commands[0].env.items() if name in variables.PLACEMENT}
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -157,36 +155,15 @@ def test_a_dry_run_knows_how_many_cpus_the_job_has_of_each_node(salloc: Run, sho
 
 class TestAuto:
     @needs_two_cores
-    def test_takes_srun_where_the_job_has_a_part_of_its_nodes(self, salloc: Run, show: Path) -> None:
+    def test_takes_srun_and_what_goes_by_ssh_warns_where_the_job_has_a_part_of_its_nodes(
+        self, salloc: Run, show: Path
+    ) -> None:
         done = salloc("-N2", "run", "--tee", "all", show)
         assert [len(r["cores"]) for r in outputs(done)] == [1, 1]
         part = f"Slurm has given this job 1 of the {CPUS} CPUs of node0"
-        assert f"started by srun: {part}" in done.stderr
+        assert "started by srun (in an allocation of Slurm)" in done.stderr
         by_ssh = salloc("-N2", "run", "--launcher", "mpirun", "--tee", "all", show)
         assert f"warning: {part}, and ranks that ssh starts can use all of them" in by_ssh.stderr
-
-    def test_takes_srun_where_ssh_leads_nowhere(self, queue: Queue, salloc: Run, show: Path) -> None:
-        with queue.without_sshd("node1"), queue.refusing_users("node0"):
-            done = salloc("-N2 --exclusive", "run", "--tee", "all", show)
-        assert [r["host"] for r in outputs(done)] == ["node0", "node1"]
-        why = "started by srun: ssh doesn't reach the allocation's nodes (Permission denied"
-        assert f"cpulaunch: {why}" in done.stderr.replace("root@node0: ", "")
-
-    def test_takes_mpirun_where_ssh_works(self, salloc: Run, show: Path) -> None:
-        done = salloc("-N2 --exclusive", "run", "--tee", "all", show)
-        assert [r["SLURM_PROCID"] for r in outputs(done)] == [None, None]
-        assert "started by Intel MPI" in done.stderr
-
-    def test_takes_srun_where_there_is_no_mpi(self, salloc: Run, show: Path) -> None:
-        (home := show.parent / "venv").mkdir()
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=60)
-        (packages,) = home.glob("lib/python3*/site-packages")
-        ours = [str(REPOSITORY), *(path for path in sys.path if path.endswith("-packages"))]
-        (packages / "ours.pth").write_text("\n".join(ours))
-        words = [home / "bin" / "python", "-m", "cpulaunch", "run", "--tee", "all", show]
-        done = salloc("-N2", *words, program=(), PATH="/usr/sbin:/usr/bin:/sbin:/bin", PYTHONPATH="")
-        assert [r["host"] for r in outputs(done)] == ["node0", "node1"]
-        assert "started by srun: no MPI was found" in done.stderr
 
 
 def test_a_heterogeneous_job_runs_on_the_component_that_is_named(salloc: Run, show: Path) -> None:

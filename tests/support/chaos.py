@@ -21,10 +21,12 @@ from pathlib import Path
 
 from cpulaunch.launchers import MPIS
 from support import chaos_restarts
-from support.command import clean_environment, mpi_options
+from support.command import clean_environment, launcher_options
 from support.faults import Cluster
 
 HOSTS = ("node0", "node1", "node2", "node3")
+LAUNCHERS = (*MPIS, "ssh")
+"""What can start ranks on them."""
 GRACE, HEARTBEAT = 1.0, 6
 TIMEOUT = 90.0
 """Seconds in which anything at all has to have ended."""
@@ -313,7 +315,7 @@ def main() -> int:
         description="Let things befall jobs on four hosts, and see what is said."
     )
     parser.add_argument("--rounds", type=int, default=1, help="how often; default 1")
-    parser.add_argument("--mpi", action="append", choices=MPIS, help="default: all")
+    parser.add_argument("--launcher", action="append", choices=LAUNCHERS, help="default: all")
     parser.add_argument("--only", default="", help="only events with this in their name")
     parser.add_argument("--seed", type=int, default=None, help="for the ranks that are hit, and the moments")
     parser.add_argument("--restarts", action="store_true", help="one job that is struck down again and again")
@@ -323,8 +325,8 @@ def main() -> int:
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.randrange(10**6)
     if arguments.restarts:
-        backends, flavours = arguments.backend or ("ccl", "gloo"), arguments.mpi or ("intel",)
-        codes = [chaos_restarts.main(backends, mpi, arguments.blows, seed) for mpi in flavours]
+        backends, launchers = arguments.backend or ("ccl", "gloo"), arguments.launcher or ("intel",)
+        codes = [chaos_restarts.main(backends, launcher, arguments.blows, seed) for launcher in launchers]
         return max(codes)
     dice = random.Random(seed)
     print(
@@ -337,15 +339,15 @@ def main() -> int:
     wrong = 0
     with Cluster(("login", *HOSTS)) as cluster:
         for name in (each for each in EVENTS if arguments.only in each):
-            for flavour in arguments.mpi or MPIS:
-                options = mpi_options(flavour)
+            for launcher in arguments.launcher or LAUNCHERS:
+                options = launcher_options(launcher)
 
                 def once(
                     directory: Path, rank: int, name: str = name, options: Sequence[str] = options
                 ) -> Result:
                     return run(cluster, directory, options, name, rank, dice.random())
 
-                wrong += timed(name, EVENTS[name], flavour, arguments.rounds, dice, once)
+                wrong += timed(name, EVENTS[name], launcher, arguments.rounds, dice, once)
     return 1 if wrong else 0
 
 

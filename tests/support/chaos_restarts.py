@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support.command import REPOSITORY, clean_environment, mpi_options
+from support.command import REPOSITORY, clean_environment, launcher_options
 from support.faults import Cluster
 
 RANKS = 4
@@ -151,6 +151,7 @@ class Job:
                 line.split()[1]
                 for line in self.cluster.processes("login")
                 if Path(line.split()[2]).name.startswith("mpiexec")
+                or ("run_spawner.py" in line and " -- " in line)
             ]
             self.cluster.run("login", ["kill", "-KILL", pid])
         else:
@@ -221,8 +222,8 @@ def run(backend: str, mpi: Sequence[str], count: int, seed: int) -> bool:
         return same and done == count
 
 
-def main(backends: Sequence[str], flavour: str, count: int, seed: int) -> int:
+def main(backends: Sequence[str], launcher: str, count: int, seed: int) -> int:
     print(
         f"seed {seed}; {RANKS} ranks on {RANKS} hosts, {STEPS} steps, a checkpoint every {EVERY}", flush=True
     )
-    return 0 if all(run(backend, mpi_options(flavour), count, seed) for backend in backends) else 1
+    return 0 if all(run(backend, launcher_options(launcher), count, seed) for backend in backends) else 1

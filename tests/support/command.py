@@ -43,6 +43,11 @@ def mpi_options(flavour: str) -> list[str]:
     return ["--mpi", flavour, "--mpi-path", directory]
 
 
+def launcher_options(name: str) -> list[str]:
+    """Options that choose what starts the ranks on several hosts: an MPI, or ssh."""
+    return ["--launcher", "ssh"] if name == "ssh" else mpi_options(name)
+
+
 def mpiexec_after(directory: Path, command: str, flavour: str = "intel") -> list[str]:
     """Options for an mpiexec that is run by, or after, a shell ``command``."""
     path = directory / "mpiexec"

@@ -364,7 +364,7 @@ class Hosts:
             return [line for each in self.names for line in self.processes(each)]
         if name not in self._init:
             return []
-        command = self._nsenter(name, "ps", "-eo", "pid=,stat=,args=")
+        command = self._nsenter(name, "ps", "-ww", "-eo", "pid=,stat=,args=")
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
         lines = []
         for line in done.stdout.splitlines():
@@ -372,7 +372,7 @@ class Hosts:
             if (
                 pid != "1"
                 and state[0] != "Z"
-                and not args.startswith(("sleep 86400", "ps -eo", "sshd: /", "sshd: ["))
+                and not args.startswith(("sleep 86400", "ps -ww", "sshd: /", "sshd: ["))
             ):
                 lines.append(f"{name}: {pid} {args}")
         return lines

@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from cpulaunch.model.cores import CoreSet
@@ -157,26 +157,38 @@ def _start(
     stdin: bool,
     open_files: int,
 ) -> int:
-    """The pid of a new process that runs ``argv``.  Importing subprocess would cost every agent 3 ms."""
+    """The pid of a new process that runs ``argv``."""
     agent = os.getpid()
+
+    def prepare() -> None:
+        os.setpgid(0, 0)
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        # The agent's py-spy may look at it, though it isn't an ancestor (Yama's ptrace_scope 1).
+        _libc.prctl(_PR_SET_PTRACER, agent, 0, 0, 0)
+        os.sched_setaffinity(0, cores)
+        set_open_files(open_files)
+        if not stdin:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(streams[0], 1)
+        os.dup2(streams[1], 2)
+
+    return fork_and_exec(argv, env, prepare)
+
+
+def fork_and_exec(argv: Sequence[str], env: Mapping[str, str], prepare: Callable[[], None]) -> int:
+    """The pid of a new process that calls ``prepare``, and then runs ``argv``.  Raises OSError.
+
+    Python's own changes to signals are undone.  Importing subprocess would cost every agent 3 ms.
+    """
     outcome, tell_outcome = os.pipe()  # closed by a successful exec, else the child says why it failed
     pid = os.fork()
     if pid == 0:
         try:
-            os.setpgid(0, 0)
-            _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-            # The agent's py-spy may look at it, though it isn't an ancestor (Yama's ptrace_scope 1).
-            _libc.prctl(_PR_SET_PTRACER, agent, 0, 0, 0)
-            os.sched_setaffinity(0, cores)
-            set_open_files(open_files)
             signal.set_wakeup_fd(-1)
+            prepare()
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python itself
                 signal.signal(ignored, signal.SIG_DFL)
-            if not stdin:
-                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.dup2(streams[0], 1)
-            os.dup2(streams[1], 2)
             os.execve(argv[0], list(argv), env)
         except BaseException as e:
             os.write(tell_outcome, b"%d" % (getattr(e, "errno", None) or errno.EINVAL))
@@ -204,6 +216,24 @@ def adopt_orphans_and_die_with(parent_signal: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, int(parent_signal), 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), parent_signal)
+
+
+def signal_pipe(numbers: Sequence[int]) -> int:
+    """A file descriptor from which the numbers of these signals can be read once they have come."""
+    ours, theirs = os.pipe()
+    os.set_blocking(ours, False)
+    os.set_blocking(theirs, False)
+    signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+    return ours
+
+
+def die_with(parent: int, number: int) -> None:
+    """In a new process: get a signal when ``parent`` dies, which may have happened already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
 
 
 def _children() -> list[int]:

@@ -199,7 +199,7 @@ def _sorted(
             own.append(word)
         elif option := its.get(name):
             of_queue.append((option.name, value if equals or not option.metavar else left.pop(0)))
-        elif equals and word.startswith("--") and not parser.has(name):  # the parser lets no others through
+        elif word.startswith("--") and not parser.has(name):  # the parser lets no others through
             of_queue.append((name, value))
         elif other := others.get(name):
             why = f"{name} is for --to {other}, and this job is for {queue.name}"

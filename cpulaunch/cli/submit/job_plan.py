@@ -59,7 +59,7 @@ def planned_lines(
     if facts or lscpu:
         recorded = gather(config, facts_file=facts, lscpu_file=lscpu)
         hosts = queue.hosts(job, len(recorded.like.topology.cpus))
-        yield from _lines(config, program, replace(recorded, hosts={}), hosts)
+        yield from _lines(queue, config, program, replace(recorded, hosts={}), hosts)
         return
     try:
         nodes = queue.nodes(job)
@@ -73,16 +73,18 @@ def planned_lines(
     ccl_missing = ensure_ccl(config, build=False, tell=lambda line: None)
     described = Facts(nodes.facts, ccl_missing=ccl_missing, like_what=nodes.what)
     try:
-        yield from _lines(config, program, described, queue.hosts(job, nodes.cpus))
+        yield from _lines(queue, config, program, described, queue.hosts(job, nodes.cpus))
     except CpulaunchError as e:
         # They may be others than the queue says, so let the job find out.
         yield f"warning: on {nodes.what}, it would end at once: {e}"
 
 
-def _lines(config: Config, program: Program, facts: Facts, hosts: tuple[Host, ...]) -> Iterator[str]:
+def _lines(
+    queue: Queue, config: Config, program: Program, facts: Facts, hosts: tuple[Host, ...]
+) -> Iterator[str]:
     if config.hosts.list or config.hosts.hostfile:
         hosts = listed_hosts(config, lambda line: None)
-    facts = replace(facts, listed=hosts)
+    facts = replace(facts, listed=hosts, step=queue.starts_steps)
     plan = make_plan(config, facts, program)
     yield sentence(plan)
     yield from placement_as_text(plan, facts.like_what)

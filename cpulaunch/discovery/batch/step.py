@@ -10,7 +10,6 @@ from shutil import which
 
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.batch.allocation import allocated_nodes, cpus_of_nodes, nodes_for_steps
-from cpulaunch.discovery.probe.preflight import Report
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.hosts import Host, fold_hosts
 from cpulaunch.plan.select import decide_launcher, leaves_launcher_to_us
@@ -21,17 +20,6 @@ NAME = "slurm"
 
 TIMEOUT = 10.0
 """Seconds that scontrol may take."""
-
-
-def why_instead_of_ssh(config: Config, hosts: Sequence[Host], reports: Iterable[Report]) -> str:
-    """Why a step has to start the ranks, where the user leaves that to us and ssh leads nowhere; else empty.
-
-    ``reports`` are those on the hosts that were asked over ssh.
-    """
-    obstacles = [report.problems[0] for report in reports if report.unreached]
-    if not obstacles or not can_start(config, hosts):
-        return ""
-    return f"ssh doesn't reach the allocation's nodes ({obstacles[0].what.removeprefix('ssh: ')})"
 
 
 def part_of_nodes(config: Config, hosts: Sequence[Host]) -> str:

@@ -18,7 +18,8 @@ from cpulaunch.model.facts import Mpi
 
 def installation_here() -> Installation:
     """The paths of the cpulaunch that is running."""
-    return Installation(agent=str(Path(cpulaunch.__file__).parent / "agent" / "run_agent.py"), ssh=SSH)
+    agent = Path(cpulaunch.__file__).parent / "agent"
+    return Installation(str(agent / "run_agent.py"), SSH, str(agent / "run_spawner.py"))
 
 
 _VERSION_TIMEOUT = 10.0  # seconds

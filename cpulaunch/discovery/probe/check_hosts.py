@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from cpulaunch.config.config import Config
-from cpulaunch.discovery.batch.step import why_instead_of_ssh
 from cpulaunch.discovery.host.interfaces import interfaces_here, route_to
 from cpulaunch.discovery.host.libraries import import_directories, library_directories
 from cpulaunch.discovery.host.rate_cache import limits_of_ranks
-from cpulaunch.discovery.probe.messages import ProbeRequest
+from cpulaunch.discovery.probe.messages import ProbeRequest, ProbeResponse
 from cpulaunch.discovery.probe.preflight import Report, egress_interface, report_on_hosts
 from cpulaunch.discovery.probe.probe import Progress, probe_hosts
-from cpulaunch.launchers.reach import Reach
-from cpulaunch.model.facts import Mpi, Step
+from cpulaunch.model.facts import Mpi
 from cpulaunch.model.hosts import Host, all_here
 from cpulaunch.model.network import Interface
-from cpulaunch.plan.select import decide_launcher
+from cpulaunch.plan.select import decide_launcher, leaves_launcher_to_us
 
 
 @dataclass(frozen=True)
@@ -37,13 +35,13 @@ class Required:
 class Preflight:
     """A report on each host, this host's interface to the others, and a free port on the first host.
 
-    ``step`` is that of `Facts`, with what the asking has shown of ssh.
+    ``without_mpi`` is that of `Facts`.
     """
 
     reports: tuple[Report, ...]
     egress_interface: Interface | None
     free_port: int | None
-    step: Step | None = None
+    without_mpi: tuple[str, ...] | None = None
 
 
 def check_hosts(
@@ -52,34 +50,25 @@ def check_hosts(
     here: frozenset[str],
     required: Required,
     progress: Progress,
-    mpis: Sequence[Mpi] | None = None,
-    step: Step | None = None,
+    mpis: Sequence[Mpi] = (),
+    step: bool = False,
 ) -> Preflight:
     """Ask ``hosts``, of whom the first will be the master, in the way that the launcher will take.
 
-    Where ssh doesn't reach them and a step of a Slurm allocation can start the ranks, steps ask them again.
-    ``here`` are this host's names; ``mpis`` and ``step`` are those of `Facts`.
+    ``here`` are this host's names; ``mpis`` and ``step`` are those of `Facts`.  The first MPI must be on all
+    hosts, unless the launcher is left to us.
     """
     chosen = decide_launcher(config, here_alone=all_here(hosts, here), mpis=mpis, step=step)
-    found = _ask(config, hosts, here, required, chosen.launcher.reach, progress)
-    if not chosen.why and (unreached := why_instead_of_ssh(config, hosts, found.reports)):
-        return check_hosts(config, hosts, here, required, progress, mpis, Step(unreached=unreached))
-    return replace(found, step=step)
-
-
-def _ask(
-    config: Config,
-    hosts: Sequence[Host],
-    here: frozenset[str],
-    required: Required,
-    reach: Reach,
-    progress: Progress,
-) -> Preflight:
+    reach = chosen.launcher.reach
+    mpi = [mpi.path for mpi in mpis[:1]]
+    optional = mpi if leaves_launcher_to_us(config) else []
+    files = [*required.files, *(path for path in mpi if path not in optional)]
     address, port, interface = config.hosts.master_addr, config.hosts.master_port, config.ccl.interface
     request = ProbeRequest(
         python=required.python,
         directory=required.directory,
-        files=list(dict.fromkeys(required.files)),
+        files=list(dict.fromkeys(files)),
+        optional=optional,
         identical=list(required.identical),
         packages=list(import_directories()),
         libraries=list(library_directories()),
@@ -95,7 +84,14 @@ def _ask(
         reports,
         egress_interface(responses, interfaces_here()) or _interface_to(reports, here),
         first.listening if first else None,
+        _lacking(responses, optional) if optional else None,
     )
+
+
+def _lacking(responses: Mapping[str, ProbeResponse], optional: Sequence[str]) -> tuple[str, ...]:
+    """The hosts that have answered, and lack one of these files."""
+    answers = {host: response.answer for host, response in responses.items() if response.answer}
+    return tuple(host for host, answer in answers.items() if set(optional) & set(answer.missing))
 
 
 def _interface_to(reports: Sequence[Report], here: frozenset[str]) -> Interface | None:

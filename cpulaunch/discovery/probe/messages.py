@@ -25,14 +25,16 @@ class ProbeRequest(NamedTuple):
 
     ``master``: a name or address of the first host, which alone opens ``port`` (0: a free one; None: none)
     for the others to try.  ``interface``: the one that the user chose.  ``directory`` and ``files`` should be
-    there, ``identical`` are files that must have the same content on all hosts.  ``packages`` are the
-    directories that ``python`` imports from, ``libraries`` those with shared libraries to look at before the
-    system's.  ``limits``: the ranks' values of `rate_cache.INSTRUCTION_LIMITS`, where they are set.
+    there, ``optional`` may be missing, too, ``identical`` are files that must have the same content on all
+    hosts.  ``packages`` are the directories that ``python`` imports from, ``libraries`` those with shared
+    libraries to look at before the system's.  ``limits``: the ranks' values of
+    `rate_cache.INSTRUCTION_LIMITS`, where they are set.
     """
 
     python: str
     directory: str
     files: list[str]
+    optional: list[str]
     identical: list[str]
     packages: list[str]
     libraries: list[str]
@@ -57,11 +59,11 @@ class ProbeAnswer(NamedTuple):
 
     ``time`` is its clock, in seconds since 1970.  ``versions`` are those of packages, ``digests`` of the
     identical files: SHA-256 in hexadecimal.  None is what is not there.  ``directory``: whether it is there;
-    ``missing`` are files that aren't.  ``shm``: bytes of /dev/shm.  ``reached_at`` and ``reached_from`` are
-    the two addresses of the ssh connection, None where there is none.  ``interfaces`` are rows of name,
-    address and prefix length.  ``master`` are the addresses that the master's name has there, ``source`` is
-    the host's own address that leads to it.  ``facts`` are `model.facts.HostFacts` as JSON data.
-    ``listening`` is the port that the master has opened.
+    ``missing`` are files that aren't, optional ones among them.  ``shm``: bytes of /dev/shm.  ``reached_at``
+    and ``reached_from`` are the two addresses of the ssh connection, None where there is none.
+    ``interfaces`` are rows of name, address and prefix length.  ``master`` are the addresses that the
+    master's name has there, ``source`` is the host's own address that leads to it.  ``facts`` are
+    `model.facts.HostFacts` as JSON data.  ``listening`` is the port that the master has opened.
     """
 
     name: str

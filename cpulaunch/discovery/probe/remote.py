@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
+import cpulaunch
 from cpulaunch import __version__
 from cpulaunch.discovery.host.fabrics import find_fabrics
 from cpulaunch.discovery.host.interfaces import interfaces_here, route_to
@@ -79,12 +80,12 @@ def probe(request: ProbeRequest) -> ProbeAnswer:
         time=time.time(),
         versions={
             "Python": ".".join(map(str, sys.version_info[:3])),
-            "cpulaunch": __version__,
+            "cpulaunch": f"{__version__}, code {_digest_of_code()}",
             **{name: version_in(request.packages, name) for name in VERSION_FILES},
         },
         digests={file: _digest(file) for file in request.identical},
         directory=os.path.isdir(request.directory),
-        missing=[file for file in request.files if not os.path.exists(file)],
+        missing=[file for file in (*request.files, *request.optional) if not os.path.exists(file)],
         shm=_size("/dev/shm"),
         reached_at=connection[2] if by_ssh else None,
         reached_from=connection[0] if by_ssh else None,
@@ -104,6 +105,19 @@ def _digest(file: str) -> str | None:
             return hashlib.sha256(f.read()).hexdigest()
     except OSError:
         return None
+
+
+def _digest_of_code() -> str:
+    """Of cpulaunch's own modules and scripts: one version may have been edited on one of the hosts."""
+    package = os.path.dirname(cpulaunch.__file__)
+    digest = hashlib.sha256()
+    for directory, _, names in sorted(os.walk(package)):
+        for name in sorted(names):
+            if name.endswith((".py", ".sh")):
+                file = os.path.join(directory, name)
+                content = _digest(file) or "unreadable"
+                digest.update(f"{os.path.relpath(file, package)} {content}\n".encode())
+    return digest.hexdigest()[:12]
 
 
 def _size(mounted: str) -> int | None:

@@ -27,10 +27,21 @@ LONGEST_NAME = 63
 USER, HOME, SSH_PORT = 1000, "/home/mpiuser", 2222
 """The images' user, who is not root, his home, and the port of his sshd: those of examples/kubernetes."""
 
+POD_SECURITY = {
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "runAsNonRoot": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+"""Of each container; with that of its pod, what a namespace of the level "restricted" demands (kubernetes.io,
+"Pod Security Standards")."""
+
 LAUNCHER_MEMORY, MEMORY_PER_WORKER = 1024, 8
 """MiB for the launcher: for itself, and for each worker whose ssh it may have open (6 MB)."""
 
-JOB_LABEL, _ROLE_LABEL = "training.kubeflow.org/job-name", "training.kubeflow.org/job-role"
+JOB_LABEL, ROLE_LABEL = "training.kubeflow.org/job-name", "training.kubeflow.org/job-role"
 """Labels by which the operator's pods say whose they are, and what."""
 
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTPE]i|[kMGTPE])?")
@@ -154,7 +165,7 @@ def _worker(job: Job) -> dict[str, Any]:
             "maxSkew": 1,
             "topologyKey": "kubernetes.io/hostname",
             "whenUnsatisfiable": "DoNotSchedule",
-            "labelSelector": {"matchLabels": {JOB_LABEL: job.name, _ROLE_LABEL: "worker"}},
+            "labelSelector": {"matchLabels": {JOB_LABEL: job.name, ROLE_LABEL: "worker"}},
         }
     ]
     return pod
@@ -190,8 +201,10 @@ def _pod(
         volumes.append({"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": claim}})
         mounts.append({"name": f"volume-{number}", "mountPath": path})
     pod: dict[str, Any] = {
-        "securityContext": {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER},
-        "containers": [container | ({"volumeMounts": mounts} if mounts else {})],
+        "securityContext": POD_SECURITY,
+        "containers": [
+            container | {"securityContext": SECURITY} | ({"volumeMounts": mounts} if mounts else {})
+        ],
     }
     return pod | ({"volumes": volumes} if volumes else {})
 

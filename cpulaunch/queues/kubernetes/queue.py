@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -15,11 +16,16 @@ from cpulaunch.errors import HostError, UsageError
 from cpulaunch.plan.instances import are_wanted
 from cpulaunch.queues.base import Job, Option, Queue, Submitted, Tell, call
 from cpulaunch.queues.kubernetes import mpijob
+from cpulaunch.queues.kubernetes.follow import follow
 from cpulaunch.queues.kubernetes.mpijob import FILES_AT, IMPLEMENTATIONS, MAX_FILES
+from cpulaunch.queues.kubernetes.patch import merged, read_patch
 from cpulaunch.wording import counted
 
 LEAST_MEMORY = 1 << 28
 """Bytes below which a worker's memory is a slip, such as ``64`` for ``64Gi``."""
+
+SUFFIX = 3
+"""Random bytes in the name of a job that the user has not named."""
 
 SETTINGS = "cpulaunch.yaml"
 _SUBDOMAIN = re.compile("[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")  # what claims can be called
@@ -41,6 +47,7 @@ class Kubernetes(Queue):
     name = "kubernetes"
     title = "Kubernetes"
     program = "kubectl"
+    follows = True
     shares_files = False
     help = """\
 A script without a leading / travels with the job.
@@ -50,7 +57,7 @@ example:
 """
     options = (
         Option("--nodes", "-N", "N", "number of workers, one on each node; default: 1"),
-        Option("--job-name", "-J", "NAME", "name of the job; default: the script's"),
+        Option("--job-name", "-J", "NAME", "name of the job; default: the script's, with a random suffix"),
         Option("--image", "", "I", "image of all pods: examples/kubernetes/Dockerfile makes one"),
         Option("--namespace", "", "N", "namespace of the job; default: kubectl's"),
         Option("--cpu", "", "N",
@@ -58,6 +65,7 @@ example:
         Option("--memory", "", "Q", "memory of each worker, such as 64Gi, of which /dev/shm may take half"),
         Option("--volume", "", "CLAIM:/PATH", "mount a persistent volume claim in all pods (repeat)"),
         Option("--secret", "", "NAME", "environment variables for the job, from a secret (repeat)"),
+        Option("--patch", "", "FILE", "change the job as this YAML says, a JSON merge patch (repeat)"),
     )  # fmt: skip
 
     def prepare(self, job: Job) -> Job:
@@ -65,7 +73,11 @@ example:
         return job
 
     def render(self, job: Job) -> str:
-        return mpijob.as_yaml(mpijob.documents(_mpijob(job)))
+        found, *files = mpijob.documents(_mpijob(job))
+        for name, value in job.options:
+            if name == "--patch":
+                found = merged(found, read_patch(value))
+        return mpijob.as_yaml([found, *files])
 
     def submit(self, document: str, tell: Tell) -> Submitted:
         import yaml  # costs 15 ms
@@ -73,6 +85,9 @@ example:
         job, *files = yaml.safe_load_all(document)
         name, namespace = job["metadata"]["name"], job["metadata"].get("namespace", "")
         submitted = _Submitted(name, f"MPIJob {name}", namespace=namespace, files=bool(files))
+        context = _kubectl(["config", "current-context"], submitted).strip()
+        place = f"namespace {namespace}" if namespace else "kubectl's namespace"
+        tell(f"creating MPIJob {name} in {place} of the cluster that kubectl calls {context}")
         _kubectl(["create", "-f", "-"], submitted, mpijob.as_yaml([job]))
         try:
             for each in files:
@@ -93,6 +108,10 @@ example:
             "ready",
             f"`kubectl delete{where} mpijob/{job.id}{files}` ends and removes it",
         )
+
+    def follow(self, job: Submitted, tell: Tell) -> int:
+        assert isinstance(job, _Submitted)
+        return follow(job.id, job.namespace, tell)
 
 
 KUBERNETES = Kubernetes()
@@ -141,7 +160,7 @@ def _refuse_settings(config: Config) -> None:
             raise UsageError(
                 f"{config.where(setting)}: the MPI operator names the hosts", hint="--nodes says how many"
             )
-    if config.launcher not in ("auto", "mpirun"):
+    if config.launcher not in ("auto", "mpirun", "ssh"):
         raise UsageError(
             f"{config.where(Config.launcher)}: {config.launcher} starts nothing on the workers",
             hint="leave it out",
@@ -225,8 +244,9 @@ def _resources(cpu: str | None, memory: str | None) -> tuple[int | None, str | N
 
 
 def _name(job: Job, workers: int) -> str:
-    """The job's name: the user's, else the script's."""
-    name = job.asked.get("--job-name", re.sub("[^a-z0-9]+", "-", job.title.lower()).strip("-"))
+    """The job's name: the user's, else the script's with a suffix that no other job has."""
+    called = re.sub("[^a-z0-9]+", "-", job.title.lower()).strip("-")
+    name = job.asked.get("--job-name") or f"{called}-{secrets.token_hex(SUFFIX)}"
     if why := mpijob.why_not_a_name(name, workers):
         raise UsageError(f"no job can be called {name!r}: {why}", hint="--job-name gives it a name")
     return name
@@ -293,7 +313,7 @@ def _volumes(given: Sequence[str]) -> dict[str, str]:
     return volumes
 
 
-def _kubectl(words: Sequence[str], job: _Submitted, text: str = "") -> None:
+def _kubectl(words: Sequence[str], job: _Submitted, text: str = "") -> str:
     hint = "--dry-run prints the job, and --output F keeps it, for `kubectl create -f F` elsewhere"
     done = call(["kubectl", *words], text=text, hint=hint)
     if done.returncode:
@@ -302,6 +322,7 @@ def _kubectl(words: Sequence[str], job: _Submitted, text: str = "") -> None:
         ]  # its log
         said = "\n".join(lines).strip().removeprefix("error: ")
         raise HostError(f"kubectl: {said}", hint=_remedy(said, job))
+    return done.stdout
 
 
 def _remedy(said: str, job: _Submitted) -> str | None:

@@ -54,6 +54,7 @@ class Slurm(Queue):
     help = HELP
     passes_through = True
     follows = True
+    starts_steps = True
     directory_option = "--chdir"
     log_option = "--output"
 

@@ -422,7 +422,8 @@ class AttemptLoop:
         ``thorough``: agents of hosts that aren't ``swept`` have said that nothing is left there; make sure.
         """
         lost = any(rank.state is RankState.LOST for rank in untidy)
-        await self._timed("mpiexec", self._end_processes(PROCESS_EXIT_LOST if lost else PROCESS_EXIT))
+        what = "its agents" if self.launcher.agents_are_children else self.launcher.title
+        await self._timed(what, self._end_processes(PROCESS_EXIT_LOST if lost else PROCESS_EXIT))
         if not thorough:
             return
         sweep(self.attempt.job_id)

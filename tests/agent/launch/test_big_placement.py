@@ -22,7 +22,7 @@ def test_the_agent_of_the_last_of_a_thousand_different_hosts_starts_its_program(
     """By a real execve with the variables, which Linux refuses where one of them is too long."""
     here = HostFacts(topology_from_lscpu(f"# CPU,Core,Socket,Node\n{FIRST_CPU},0,0,0\n"), cpu_flags=())
     plan = thousand_different_hosts(here)
-    (command,) = load_mpi("intel").commands(plan, Installation("/agent.py", "/ssh.sh"))
+    (command,) = load_mpi("intel").commands(plan, Installation("/agent.py", "/ssh.sh", "/spawner.py"))
     placement = Placement.from_variables(command.env)._replace(directory=str(tmp_path))
     assert len(placement.to_variables()) > 1
     last = plan.world_size - 1

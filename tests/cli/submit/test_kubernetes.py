@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from queues.kubernetes.fields import problems
 from support.command import REPOSITORY
 
 from cpulaunch.cli.main import main
@@ -19,6 +21,13 @@ BASE = ["submit", "--to", "kubernetes", "--image", "train:1"]
 
 KUBECTL = """#!/bin/sh
 # Notes what it is called with, and what it is to create; FAILS names a kind that it refuses.
+# What it says of pods are the lines of the file PODS, one after the other.
+case "$1 $2" in
+  "config current-context") echo "the-cluster"; exit;;
+  "get pods") head -n 1 "$PODS"; sed -i '1{$!d}' "$PODS"; exit;;
+  "logs -f") echo "epoch 1"; exit;;
+  get*) [ -e "$PODS.deleted" ] && { echo 'Error: mpijobs "train" not found' >&2; exit 1; }; echo '{}'; exit;;
+esac
 text=$(cat)
 printf '%s\\n' "$*" "$text" >>"$NOTES"
 case $text in *"kind: ${FAILS:-nothing}"*) echo "error: $SAYS" >&2; exit 1;; esac
@@ -128,8 +137,11 @@ def test_settings_of_yaml_and_environment_go_with_the_job(
 
 def test_a_job_is_called_like_its_script(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "Train_my-BERT.v2.py").touch()
-    job, _ = printed(capsys, "Train_my-BERT.v2.py")
-    assert job["metadata"] == {"name": "train-my-bert-v2"}
+    names = [printed(capsys, "Train_my-BERT.v2.py")[0]["metadata"]["name"] for _ in range(2)]
+    assert all(re.fullmatch("train-my-bert-v2-[0-9a-f]{6}", name) for name in names)
+    assert names[0] != names[1]
+    job, _ = printed(capsys, "--job-name", "bert", "Train_my-BERT.v2.py")
+    assert job["metadata"] == {"name": "bert"}
 
 
 @pytest.mark.parametrize(
@@ -154,6 +166,8 @@ def test_a_job_is_called_like_its_script(here: Path, capsys: pytest.CaptureFixtu
         ("--nodes 2-4 train.py", "--nodes '2-4' is not a number of workers"),
         ("--nodes 4 -n 6 train.py", "6 ranks can't be divided evenly over 4 workers"),
         ("--job-name My_Job train.py", "no job can be called 'My_Job'"),
+        ("--patch gone.yaml train.py", "--patch gone.yaml: cannot be read: No such file"),
+        ("--patch train.py train.py", "--patch train.py: it is no mapping"),
         ("--volume data train.py", "--volume 'data' is not like CLAIM:/PATH"),
         ("--volume data:/d --volume other:/d train.py", "--volume other:/d: data is mounted there already"),
         ("--volume data:/usr/ train.py", "--volume data:/usr/: it would hide the image's own /usr"),
@@ -169,7 +183,7 @@ def test_a_job_is_called_like_its_script(here: Path, capsys: pytest.CaptureFixtu
         ("big.py", "big.py: 1,048,577 bytes are too many for a ConfigMap, which takes 1,048,576"),
         ("whole.py", "whole.py: 1,048,584 bytes are too many for a ConfigMap"),  # with its name
         ("ünder.py", "a ConfigMap takes files only whose names"),
-        ("4.py", "no job can be called '4'"),
+        ("4.py", "no job can be called '4-"),
         ("", "no script to run"),
         ("-m", "no script to run"),
         ("submit --image train:1 train.py", "--image is for --to kubernetes, and this job is for slurm"),
@@ -194,7 +208,7 @@ def test_what_can_not_become_a_job_is_an_error_with_a_hint(
 def test_kubectl_creates_the_job_and_then_its_files(
     kubectl: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*BASE, "--namespace", "ml", "--output", "job.yaml", "train.py"]) == 0
+    assert main([*BASE, "--namespace", "ml", "-J", "train", "--output", "job.yaml", "train.py"]) == 0
     first, second = kubectl.read_text().split("create -f -\n")[1:]
     assert yaml.safe_load(first)["kind"] == "MPIJob"
     assert yaml.safe_load(second)["data"] == {"train.py": "import torch\n"}
@@ -203,6 +217,7 @@ def test_kubectl_creates_the_job_and_then_its_files(
         yaml.safe_load(second),
     ]
     said = capsys.readouterr().err
+    assert "creating MPIJob train in namespace ml of the cluster that kubectl calls the-cluster\n" in said
     assert "`kubectl get pods -n ml -l training.kubeflow.org/job-name=train`" in said
     assert "`kubectl logs -f -n ml job/train-launcher`" in said
     assert "`kubectl delete -n ml mpijob/train configmap/train-files`" in said
@@ -224,12 +239,72 @@ def test_what_kubectl_refuses_leaves_no_half_of_a_job(
 ) -> None:  # fmt: skip
     monkeypatch.setenv("FAILS", kind)
     monkeypatch.setenv("SAYS", says)
-    assert main([*BASE, "train.py"]) == 3
+    assert main([*BASE, "-J", "train", "train.py"]) == 3
     error = capsys.readouterr().err
     assert f"kubectl: {says}" in error
     assert hint in error
     calls = [line for line in kubectl.read_text().splitlines() if line.startswith(("create", "delete"))]
     assert calls[-1] == last
+
+
+def pod(phase: str, **more: Any) -> str:
+    """The launcher's pod as kubectl prints it, in a line."""
+    ended = {"state": {"terminated": {"exitCode": more.pop("code")}}} if "code" in more else {"state": {}}
+    status = {"phase": phase, "containerStatuses": [{"name": "launcher", **ended}], **more}
+    return json.dumps({"items": [{"metadata": {"name": "train-launcher-x"}, "status": status}]})
+
+
+@pytest.mark.parametrize(
+    ("pods", "code", "says"),
+    [
+        (['{"items": []}', pod("Pending"), pod("Running"), pod("Succeeded", code=0)], 0, "exit code 0\n"),
+        ([pod("Running"), pod("Failed", code=5)], 5, "MPIJob train has ended with exit code 5\n"),
+        ([pod("Running"), pod("Failed", reason="Evicted")], 1, "has ended with exit code 1 (Evicted)\n"),
+        ([pod("Running"), '{"items": []}'], 3, "the launcher of MPIJob train has been deleted"),
+    ],
+)
+def test_a_job_is_followed_to_its_end(
+    pods: list[str], code: int, says: str, kubectl: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("cpulaunch.queues.kubernetes.follow.LOOK", 0.01)
+    (answers := kubectl.parent / "pods").write_text("\n".join(pods) + "\n")
+    monkeypatch.setenv("PODS", str(answers))
+    assert main([*BASE, "--follow", "-J", "train", "train.py"]) == code
+    out, error = capfd.readouterr()
+    assert "epoch 1\n" in out
+    assert says in error
+    assert ("MPIJob train waits: its workers are not ready" in error) == ("[]" in pods[0])
+
+
+def test_a_job_that_is_deleted_while_it_waits_is_followed_no_more(
+    kubectl: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (answers := kubectl.parent / "pods").write_text('{"items": []}\n')
+    Path(f"{answers}.deleted").touch()
+    monkeypatch.setenv("PODS", str(answers))
+    assert main([*BASE, "--follow", "-J", "train", "train.py"]) == 3
+    assert 'kubectl: Error: mpijobs "train" not found' in capsys.readouterr().err
+
+
+def test_a_patch_reaches_what_no_option_does(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    patch = re.search(r"```yaml\n(.*?)```", (REPOSITORY / "docs" / "kubernetes.md").read_text(), re.S)
+    assert patch
+    (here / "site.yaml").write_text(patch[1])
+    job, files = printed(capsys, "-J", "train", "--patch", "site.yaml", "train.py")
+    assert job["metadata"] == {"name": "train", "labels": {"kueue.x-k8s.io/queue-name": "training"}}
+    worker = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]
+    assert worker["nodeSelector"] == {"node.kubernetes.io/instance-type": "m7i.metal"}
+    (container,) = worker["containers"]
+    assert container["command"] == ["/usr/sbin/sshd", "-De"]
+    assert container["imagePullPolicy"] == "Always"
+    assert job["spec"]["runPolicy"] == {
+        "cleanPodPolicy": "Running",
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": 86400,
+    }
+    assert problems(job) == []
+    assert list(files) == ["train.py"]
 
 
 def test_where_there_is_no_kubectl(
@@ -259,7 +334,8 @@ def test_the_page_shows_what_is_said(kubectl: Path, capsys: pytest.CaptureFixtur
     shown = re.findall(r"^cpulaunch: .*\n", page, re.M)
     Path("digits.py").touch()
     assert main([*BASE, "digits.py"]) == 0
-    assert capsys.readouterr().err == "".join(shown)
+    said = capsys.readouterr().err
+    assert re.sub("digits-[0-9a-f]{6}", "digits-1a2b3c", said) == "".join(shown)
 
 
 def test_the_page_has_every_option(capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,6 +136,7 @@ def test_paths_are_those_of_the_directory_that_the_job_runs_in(
         ("--container /images/train", "#SBATCH --container=/images/train"),
         ("--segment 4", "#SBATCH --segment=4"),
         ("--invented-in-2030=a,b", "#SBATCH --invented-in-2030=a,b"),
+        ("--invented-in-2031", "#SBATCH --invented-in-2031"),
         ("--gpus 2", "#SBATCH --gpus=2"),
         ("--rdzv-backend static", f"exec {RUN} --rdzv-backend=static train.py"),
     ],
@@ -204,6 +205,7 @@ def test_the_script_is_kept_where_that_is_asked_for(
         ("--nodes 4 --format json train.py", "--format is for `cpulaunch run --dry-run`"),
         ("", "hint: cpulaunch submit [OPTIONS] train.py"),
         ("--patition batch train.py", "unknown option --patition; did you mean '--partition'?"),
+        ("--patition=batch train.py", "unknown option --patition; did you mean '--partition'?"),
         ("--nodse 4 train.py", "submit --help-all` lists the options, and sbatch(1) those of Slurm"),
         ("--wrap hostname train.py", "--wrap is not for submit"),
         ("-f missing train.py", "hostfile missing: cannot be read: No such file"),
@@ -233,10 +235,6 @@ def test_the_script_is_kept_where_that_is_asked_for(
         ("-o %x/out train.py", "--output=%x/out: there is no directory train, and Slurm"),
         ("--stall-action restart train.py", "no restart is allowed"),
         ("--nodes 4 --follow -a 1-5%1 train.py", "--follow is for one job, and --array makes several"),
-        (
-            "--to kubernetes --image i --follow train.py",
-            "--follow is not for jobs of Kubernetes",
-        ),
         ("--time 3 --requeue train.py", "--time=3: Slurm may warn the job 180 s before its end"),
         ("--nodes 4 -ppn 9 --lscpu lscpu train.py", "9 ranks"),
         ("--nodes 4 --output ./train.py train.py", "would overwrite what the job is to run"),
@@ -263,7 +261,7 @@ def test_the_plan_is_shown_from_a_description_of_the_nodes(
     out, error = capsys.readouterr()
     assert error.splitlines() == [
         "cpulaunch: 7 ranks on 4 hosts (node[1-4]), 4 to 8 threads each · planned: gloo, precision fp32 (not measured; "
-        "the CPU's flags are not known) · started by Intel MPI",
+        "the CPU's flags are not known) · started by srun (in an allocation of Slurm)",
         "cpulaunch:   node[1-3] (3 hosts), assumed to match the one in lscpu",
         "cpulaunch:     local rank 0: cores 0-3, NUMA 0, 4 threads",
         "cpulaunch:     local rank 1: cores 4-7, NUMA 0, 4 threads",

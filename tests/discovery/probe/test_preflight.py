@@ -28,7 +28,7 @@ from cpulaunch.wording import PORT_IS_TAKEN
 
 SSH = Ssh()
 REQUEST = ProbeRequest(
-    python="/venv/bin/python", directory="/home/me", files=["/home/me/train.py"],
+    python="/venv/bin/python", directory="/home/me", files=["/home/me/train.py"], optional=["/opt/mpi/mpiexec"],
     identical=[], packages=[], libraries=[], master="node0", port=0, interface=None, limits={},
 )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ def ask(
     directory: Path, *, python: str = sys.executable, files: list[str], port: int | None
 ) -> ProbeResponse:
     request = ProbeRequest(
-        python=python, directory=str(directory), files=files, identical=files, packages=[], libraries=[],
+        python=python, directory=str(directory), files=files, optional=[], identical=files, packages=[], libraries=[],
         master="localhost", port=port, interface=None, limits={},
     )  # fmt: skip
     return probe_hosts(["here"], frozenset({"here"}), request, NoReach(), print)["here"]
@@ -31,7 +32,7 @@ def test_a_host_tells_what_is_asked_for(tmp_path: Path) -> None:
     answer = response.answer
     assert answer
     assert (answer.name, answer.directory) == (socket.gethostname(), True)
-    assert answer.versions["cpulaunch"] == __version__
+    assert re.fullmatch(f"{re.escape(__version__)}, code [0-9a-f]{{12}}", answer.versions["cpulaunch"])
     assert answer.missing == [str(tmp_path / "b")]
     assert [digest and len(digest) for digest in answer.digests.values()] == [64, None]
     assert response.sent <= answer.time <= response.received

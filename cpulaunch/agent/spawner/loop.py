@@ -1,0 +1,333 @@
+"""A spawner: starts the agents of its host, and by ssh the spawners of others; stays until all have ended."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from cpulaunch import variables
+from cpulaunch.agent.launch.child import set_open_files, signal_pipe
+from cpulaunch.agent.spawner import messages
+from cpulaunch.agent.spawner.agents import Agents, Input
+from cpulaunch.agent.spawner.connection import PIECE, STDERR, STDIN, STDOUT, Connection, pass_on
+from cpulaunch.agent.spawner.messages import FAN_OUT, MARK, TO_CHILD, Host, Start, decode, encode, grouped
+from cpulaunch.errors import HostError
+from cpulaunch.wire import Lines, MessageError, pack, unpack
+
+FAILED = "cpulaunch: ssh: "
+"""How a line begins that says on which host nothing could be started, and why."""
+
+LOST_CODE = 255
+"""The exit code of a host whose connection was lost, where nobody watches the job; it is ssh's own."""
+
+REACH_TIMEOUT = 5.0
+"""Seconds that the launcher's port has to answer."""
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Spawner:
+    """The spawner of one host, and the way to those that it has started itself.
+
+    What becomes of a host is reported to whoever has started this one: `First` and `Child` differ in that.
+    """
+
+    def __init__(self, start: Start, environ: Mapping[str, str], mine: Host | None) -> None:
+        """``environ`` is that of the agents, and ``mine`` our own host, where it has ranks."""
+        hosts = [Host(*row) for row in start.hosts]
+        self.start, self.environ = start, environ
+        self.selector = selectors.DefaultSelector()
+        self.waiting = {host.name: host for host in hosts}  # those that haven't ended
+        self.queue = grouped([host for host in hosts if host != mine])
+        self.running: set[str] = set()  # those whose agents are started
+        self.connections: dict[int, Connection] = {}  # by the pid of ssh
+        self.ending = False
+        self.watched = variables.CONTROL in environ
+        self.mine = mine
+        open_files = set_open_files(None)
+        self.agents = Agents(mine, start.agent, start.size, open_files) if mine else None
+        self.signals = signal_pipe((*_ENDING, signal.SIGCHLD))
+        self.selector.register(self.signals, selectors.EVENT_READ, self._take_signals)
+
+    def report(self, message: Any) -> None:
+        """Something has become of a host, which is in a message of TO_PARENT."""
+        raise NotImplementedError
+
+    def none_started(self, hosts: list[Host], why: str) -> None:
+        """Nothing was started on ``hosts``, as the first of them could not be reached from here."""
+        raise NotImplementedError
+
+    def start_agents(self, first_stdin: int = STDIN) -> None:
+        """Start those of this host; ssh takes longer, and is running by now."""
+        if self.agents is None or self.mine is None:
+            return
+        self._heard(messages.Started(self.mine.name))
+        try:
+            self.agents.start(self.environ, first_stdin)
+        except OSError as e:
+            self.agents.signal(signal.SIGKILL)
+            why = f"{self.start.agent[0]}: {e.strerror or e}"
+            self._heard(messages.NotStarted(list(self.mine), why))
+
+    def wait(self) -> None:
+        """Return when all hosts have ended."""
+        while self.waiting:
+            for key, _ in self.selector.select():
+                current = self.selector.get_map().get(key.fd)
+                if current is None or current.data is not key.data:
+                    continue  # it was closed meanwhile
+                if isinstance(key.data, Connection):
+                    for message in key.data.ready(key.fd):
+                        self._heard(message, key.data)
+                else:
+                    key.data()
+            self.connect()
+
+    # ---- other hosts
+
+    def connect(self) -> None:
+        """Connect to hosts, of which only so many may be connecting at the same time."""
+        while self.queue:
+            if sum(not connection.started for connection in self.connections.values()) >= FAN_OUT:
+                return
+            hosts = self.queue.pop(0)
+            try:
+                connection = Connection(hosts, self.start, os.environ, self.selector)
+            except OSError as e:
+                self.none_started(hosts, f"ssh can't be started: {e.strerror or e}")
+            else:
+                self.connections[connection.pid] = connection
+
+    def _heard(self, message: Any, source: Connection | None = None) -> None:
+        """A host has said something: ours, or one behind the connection ``source``."""
+        self.watched = self.watched and not (source and source.unwatched)
+        if isinstance(message, messages.Started):
+            self.running.add(message.host)
+            if source and message.host == source.hosts[0].name:
+                source.has_started()
+        elif isinstance(message, messages.Ended):
+            self.waiting.pop(message.host, None)
+        elif isinstance(message, messages.NotStarted):
+            self.waiting.pop(Host(*message.host).name, None)
+        elif isinstance(message, messages.Unreached) and source:
+            unreached = Host(*message.host)  # which is no longer this one's to tell of
+            source.hosts = [host for host in source.hosts if host != unreached]
+        self.report(message)
+
+    def _connection_ended(self, connection: Connection, code: int) -> None:
+        for message in connection.end():
+            self._heard(message, connection)
+        left = [host for host in connection.hosts if host.name in self.waiting]
+        if not connection.started:
+            if left:
+                self.none_started(left, connection.why(code))
+            return
+        if unknown := [host for host in left if host.name not in self.running]:
+            self.none_started(unknown, f"the connection to {connection.hosts[0].name} was lost")
+        for host in left:
+            if host.name in self.running:
+                self.report(messages.Lost(host.name))
+
+    # ---- the end
+
+    def end(self, number: int) -> None:
+        """Send a signal to all agents, wherever they are; start no more."""
+        if self.ending:
+            number = signal.SIGKILL
+        self.ending = True
+        queued, self.queue = self.queue, []
+        for hosts in queued:
+            self.none_started(hosts, "the job has ended before")
+        if self.agents:
+            self.agents.signal(number)
+        for connection in self.connections.values():
+            connection.send(messages.End(int(number)))
+            if number == signal.SIGKILL and not connection.started:
+                os.kill(connection.pid, signal.SIGTERM)
+
+    def _take_signals(self) -> None:
+        for number in set(os.read(self.signals, 512)):
+            if number == signal.SIGCHLD:
+                self._reap()
+            else:
+                self.end(number)
+
+    def _agent_ended(self, agents: Agents, host: str, code: int) -> None:
+        if host not in self.waiting:
+            return  # they could not all be started
+        if (first_code := agents.exit_code) is not None:
+            self._heard(messages.Ended(host, first_code))
+        elif code:
+            self._heard(messages.Failed(host, code))
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            if self.agents and self.mine and pid in self.agents:
+                self._agent_ended(self.agents, self.mine.name, self.agents.ended(pid, status))
+            elif connection := self.connections.pop(pid, None):
+                self._connection_ended(connection, os.waitstatus_to_exitcode(status))
+
+
+class First(Spawner):
+    """The spawner on the launching host.
+
+    Hosts that others could not reach are tried from here.  ``exit_code`` is that of the first host to fail,
+    or 128 + the signal that has ended us before.
+    """
+
+    def __init__(self, start: Start, environ: Mapping[str, str]) -> None:
+        super().__init__(start, environ, next((Host(*row) for row in start.hosts if row[-1]), None))
+        self.exit_code = 0
+        self._starts_no_more = False
+        self._lost: set[str] = set()
+        self._input: Connection | None = None  # to the first rank's host, which waits for our stdin
+
+    def run(self) -> int:
+        self.connect()
+        self.start_agents()
+        self.wait()
+        return self.exit_code
+
+    def _heard(self, message: Any, source: Connection | None = None) -> None:
+        if isinstance(message, messages.InputWanted):
+            self._input = source
+            self._wait_for_input()
+        else:
+            super()._heard(message, source)
+
+    def report(self, message: Any) -> None:
+        if isinstance(message, messages.Ended | messages.Failed):
+            self._failed_with(message.code)
+        elif isinstance(message, messages.Lost):
+            self._is_lost(message.host)
+        elif isinstance(message, messages.NotStarted):
+            self.none_started([Host(*message.host)], message.why)
+        elif isinstance(message, messages.Unreached):
+            host = Host(*message.host)
+            if self._starts_no_more:
+                self.waiting.pop(host.name, None)
+            else:
+                self.queue.append([host])
+
+    def none_started(self, hosts: list[Host], why: str) -> None:
+        self._starts_no_more = True
+        dropped, self.queue = self.queue, []
+        for host in (*hosts, *(host for group in dropped for host in group)):
+            self.waiting.pop(host.name, None)
+        if not self.ending:
+            pass_on(STDERR, f"{FAILED}{hosts[0].name}: {why}\n".encode())
+            self._failed_with(HostError.exit_code)
+
+    def end(self, number: int) -> None:
+        self.exit_code = self.exit_code or 128 + number
+        self._starts_no_more = True
+        super().end(number)
+        for name in self._lost:
+            self.waiting.pop(name, None)
+
+    def _failed_with(self, code: int) -> None:
+        self.exit_code = self.exit_code or code
+        if code and not self.watched and not self.ending:
+            self.end(signal.SIGTERM)  # the others would wait for it
+
+    def _is_lost(self, name: str) -> None:
+        """Its agents go on if they reach the launcher, which ends us when they have ended."""
+        self._lost.add(name)
+        if not self.watched or self.ending:
+            self.waiting.pop(name, None)
+            self._failed_with(LOST_CODE)
+
+    def _wait_for_input(self) -> None:
+        try:
+            self.selector.register(STDIN, selectors.EVENT_READ, self._send_input)
+        except PermissionError:  # a file, or nothing, which needs no waiting
+            self._send_input()
+
+    def _send_input(self) -> None:
+        if STDIN in self.selector.get_map():
+            self.selector.unregister(STDIN)
+        data = os.read(STDIN, PIECE)
+        if self._input:
+            self._input.send(messages.Input(pack(data) if data else None))
+
+
+class Child(Spawner):
+    """A spawner that another one has started by ssh: its stdin and stdout lead there."""
+
+    def __init__(self, start: Start, environ: Mapping[str, str]) -> None:
+        super().__init__(start, environ, Host(*start.hosts[0]))
+        self._lines = Lines(limit=1 << 40)
+        self._input: Input | None = None
+
+    def run(self, received: bytes) -> int:
+        """``received``: what the parent has said after its first message."""
+        self.connect()
+        if self.mine and self.mine.first == 0:
+            self._input = Input(self.selector, self._want_input)
+            self.start_agents(self._input.end)
+            os.close(self._input.end)
+            self._want_input()
+        else:
+            self.start_agents()
+        self.selector.register(STDIN, selectors.EVENT_READ, self._hear_parent)
+        self._parent_says(received)
+        self.wait()
+        return 0
+
+    def report(self, message: Any) -> None:
+        if isinstance(message, messages.Unreached):
+            self.waiting.pop(Host(*message.host).name, None)
+        elif isinstance(message, messages.Lost):
+            self.waiting.pop(message.host, None)
+        pass_on(STDOUT, MARK + encode(message))
+
+    def none_started(self, hosts: list[Host], why: str) -> None:
+        for host in hosts:
+            self.report(messages.Unreached(list(host), why))
+
+    def _want_input(self) -> None:
+        self.report(messages.InputWanted())
+
+    def _hear_parent(self) -> None:
+        try:
+            data = os.read(STDIN, PIECE)
+        except OSError:
+            data = b""
+        if data:
+            self._parent_says(data)
+            return
+        self.selector.unregister(STDIN)
+        if self._input:
+            self._input.close()
+        if not self._launcher_answers():
+            self.end(signal.SIGTERM)
+
+    def _parent_says(self, data: bytes) -> None:
+        for line in self._lines.feed(data):
+            try:
+                message = decode(line, TO_CHILD)
+            except MessageError:
+                continue
+            if isinstance(message, messages.End):
+                self.end(message.signal)
+            elif isinstance(message, messages.Input) and self._input:
+                self._input.give(unpack(message.data or ""))
+
+    def _launcher_answers(self) -> bool:
+        """Whether the agents can still reach the launcher, which then knows when they are to end."""
+        host, _, port = self.environ.get(variables.CONTROL, "").rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), REACH_TIMEOUT).close()
+        except (OSError, ValueError):
+            return False
+        return True

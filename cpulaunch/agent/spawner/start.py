@@ -1,0 +1,88 @@
+"""What a spawner is to start: by its command line on the launching host, elsewhere by its parent's word."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+
+from cpulaunch.agent.spawner.loop import Child, First
+from cpulaunch.agent.spawner.messages import TO_CHILD, Host, Start, decode
+from cpulaunch.errors import HostError
+from cpulaunch.wire import MessageError
+
+HERE = "here"
+"""The word that marks the launching host in the file of hosts."""
+
+
+def main(argv: list[str]) -> int:
+    """Start what there is to start, stay until it has ended, and return the exit code to end with."""
+    if argv:
+        return First(_from_command_line(argv), os.environ).run()
+    line, rest = _first_line()
+    if not line:
+        return HostError.exit_code  # the parent has ended before it said anything
+    try:
+        start = decode(line, TO_CHILD)
+        if not isinstance(start, Start):
+            raise MessageError("the first message is no start")
+    except MessageError as e:
+        print(f"the spawner here is of another cpulaunch: {e}", file=sys.stderr, flush=True)
+        return HostError.exit_code
+    return Child(start, {**os.environ, **start.env}).run(rest)
+
+
+def _from_command_line(argv: list[str]) -> Start:
+    options, agent = argv[: (end := argv.index("--"))], argv[end + 1 :]
+    ssh, file, *forward = options
+    hosts = read_hosts(file)
+    elsewhere = not all(host.here for host in hosts)
+    command = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0])]
+    return Start(
+        hosts=[list(host) for host in hosts],
+        size=sum(host.ranks for host in hosts),
+        agent=agent,
+        ssh=[ssh, "-T", "-x"],
+        remote=remote_line(command),
+        env=_environment(forward[1::2]) if elsewhere else {},
+    )
+
+
+def read_hosts(file: str) -> list[Host]:
+    """The hosts of a file that has ``NAME RANKS`` in each line, and HERE after that of the launching host."""
+    hosts: list[Host] = []
+    first = 0
+    with open(file) as lines:
+        for line in lines:
+            name, ranks, *here = line.split()
+            hosts.append(Host(name, first, int(ranks), here == [HERE]))
+            first += int(ranks)
+    return hosts
+
+
+def remote_line(command: list[str]) -> str:
+    """A line of sh that runs ``command``, an interpreter with our file last, or says what is missing."""
+    checks = "; ".join(
+        f"test -{kind} {shlex.quote(path)} || {{ echo {shlex.quote(f'there is no {path}')} >&2; exit 127; }}"
+        for kind, path in (("x", command[0]), ("r", command[-1]))
+    )
+    return f"{checks}; exec {shlex.join(command)}"
+
+
+def _environment(names: list[str]) -> dict[str, str]:
+    """The variables of our environment that all agents get: those ``names``, and what fits on any host."""
+    from cpulaunch.plan.environment import to_forward  # which only the launching host needs
+
+    return {name: os.environ[name] for name in (*to_forward(os.environ), *names) if name in os.environ}
+
+
+def _first_line() -> tuple[bytes, bytes]:
+    """The first line of stdin, and what has come after it."""
+    data = bytearray()
+    while b"\n" not in data:
+        piece = os.read(0, 1 << 16)
+        if not piece:
+            return b"", b""
+        data += piece
+    line, _, rest = bytes(data).partition(b"\n")
+    return line, rest

@@ -1,0 +1,70 @@
+"""The launcher ssh: agents on several hosts, without any MPI.
+
+Its one command is a spawner (``agent/spawner``): it starts the agents of this host, and by ssh a spawner on
+each other one.  Environment and placement travel over ssh's stdin, as argument lists show in every ``ps``.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from cpulaunch import variables
+from cpulaunch.errors import PlanError
+from cpulaunch.launchers.agent_command import agent_argv, placement_variables
+from cpulaunch.launchers.base import Launcher, StartFailure
+from cpulaunch.launchers.command import Command, Installation
+from cpulaunch.launchers.reach import Ssh as SshReach
+from cpulaunch.plan.placement import IdentityVariables
+from cpulaunch.plan.plan import Plan
+
+HOSTS = "hosts"
+"""The file with a line for each host: its name, its number of ranks, and ``here`` where it is this one."""
+
+_FAILED = "cpulaunch: ssh: "
+_FAILURE = re.compile(
+    rf"^{_FAILED}(?P<host>\S+): (?:connect to host \S+ port \d+: )?(?P<why>[^\r\n]+)", re.MULTILINE
+)
+
+
+class Ssh(Launcher):
+    name = "ssh"
+    title = "ssh"
+    identity = IdentityVariables(*variables.LOCAL_IDENTITY)
+    # At the first, the spawner has all agents end; at the second, it kills them.
+    stop_signals = (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL)
+    reach = SshReach()
+    noise = (_FAILED,)
+    ranks_outlive_it = True
+
+    def commands(self, plan: Plan, installation: Installation) -> tuple[Command, ...]:
+        """The one command of a plan."""
+        if plan.mpi_args:
+            raise PlanError(
+                f"--launcher ssh takes no arguments of an MPI: {' '.join(plan.mpi_args)}",
+                hint="ssh's own options belong in ~/.ssh/config; --launcher mpirun takes --mpi-args",
+            )
+        python = plan.program.interpreter
+        argv = [python, "-I", "-S", installation.spawner, installation.ssh, HOSTS]
+        for name in plan.forward:
+            argv += ["-x", name]
+        argv += ["--", *agent_argv(plan, installation)]
+        shared = {name: value for name, value in plan.env.items() if name not in plan.private}
+        lines = (
+            f"{host.host} {len(host.ranks)}{' here' if host.host in plan.here else ''}\n"
+            for host in plan.hosts
+        )
+        command = Command(
+            tuple(argv),
+            {**shared, **placement_variables(plan, self)},
+            {HOSTS: "".join(lines)},
+            when_orphaned=signal.SIGTERM,
+        )
+        return (command,)
+
+    def start_failure(self, text: str, *, ended: bool = False) -> StartFailure | None:
+        match = _FAILURE.search(text)
+        return StartFailure(match["host"], match["why"]) if match else None
+
+
+SSH = Ssh()

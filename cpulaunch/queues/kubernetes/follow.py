@@ -1,0 +1,83 @@
+"""What a job on Kubernetes prints and what becomes of it, until it has ended."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from typing import Any
+
+from cpulaunch.errors import HostError
+from cpulaunch.queues.base import Tell, call
+from cpulaunch.queues.kubernetes.mpijob import JOB_LABEL, ROLE_LABEL
+from cpulaunch.wording import cannot_run
+
+LOOK = 2.0
+"""Seconds after which the API server is asked once more."""
+
+FAILED = 1
+"""The exit code of a job whose launcher has none, as its pod was evicted or deleted."""
+
+
+def follow(name: str, namespace: str, tell: Tell) -> int:
+    """Show what the job's launcher prints until it has ended, and return its exit code.
+
+    Raises HostError where the job is gone, or kubectl fails.
+    """
+    where = ["-n", namespace] if namespace else []
+    said = ""
+    while (pod := _launcher(name, where)) is None or pod["status"].get("phase") in (None, "Pending"):
+        state = "its launcher is Pending" if pod else "its workers are not ready"
+        if state != said:
+            tell(f"MPIJob {name} waits: {state}")
+            said = state
+        time.sleep(LOOK)
+    _show_log(pod["metadata"]["name"], where)
+    while True:
+        pod = _launcher(name, where)
+        if pod is None:
+            raise HostError(f"the launcher of MPIJob {name} has been deleted")
+        if pod["status"].get("phase") in ("Succeeded", "Failed"):
+            code = _exit_code(pod)
+            tell(f"MPIJob {name} has ended with exit code {code}{_reason(pod)}")
+            return code
+        time.sleep(LOOK)
+
+
+def _launcher(name: str, where: list[str]) -> dict[str, Any] | None:
+    """The launcher's pod; None where the operator has not made it yet.  HostError where there is no job."""
+    labels = f"{JOB_LABEL}={name},{ROLE_LABEL}=launcher"
+    found = _asked(["get", "pods", *where, "-l", labels, "-o", "json"])["items"]
+    if not found:
+        _asked(["get", f"mpijob/{name}", *where, "-o", "json"])  # or it will never be there
+        return None
+    last: dict[str, Any] = found[-1]
+    return last
+
+
+def _asked(words: list[str]) -> dict[str, Any]:
+    done = call(["kubectl", *words])
+    if done.returncode:
+        raise HostError(f"kubectl: {done.stderr.strip().removeprefix('error: ')}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def _show_log(pod: str, where: list[str]) -> None:
+    try:
+        subprocess.run(["kubectl", "logs", "-f", *where, f"pod/{pod}"], stdin=subprocess.DEVNULL)
+    except OSError as e:
+        raise HostError(cannot_run("kubectl", e)) from None
+
+
+def _exit_code(pod: dict[str, Any]) -> int:
+    for status in pod["status"].get("containerStatuses", ()):
+        if (ended := status.get("state", {}).get("terminated")) and status["name"] == "launcher":
+            return int(ended["exitCode"])
+    return FAILED
+
+
+def _reason(pod: dict[str, Any]) -> str:
+    """Why Kubernetes has ended it, where it says so."""
+    reason = pod["status"].get("reason")
+    return f" ({reason})" if reason else ""

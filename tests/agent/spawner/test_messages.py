@@ -1,0 +1,57 @@
+"""How hosts are divided among spawners, and what these say to each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpulaunch.agent.spawner.messages import (
+    FAN_OUT,
+    TO_CHILD,
+    TO_PARENT,
+    Ended,
+    Host,
+    Start,
+    decode,
+    encode,
+    grouped,
+)
+from cpulaunch.wire import MessageError
+
+
+def hosts(count: int) -> list[Host]:
+    return [Host(f"node{number}", 2 * number, 2) for number in range(count)]
+
+
+def depth(group: list[Host]) -> int:
+    """Connections in a row until the last of the hosts, of which the first is reached by one."""
+    return 1 + max(map(depth, grouped(group[1:])), default=0)
+
+
+@pytest.mark.parametrize(
+    ("count", "deepest"), [(0, 0), (1, 1), (FAN_OUT, 1), (FAN_OUT + 1, 2), (1024, 2), (1057, 3)]
+)
+def test_hosts_beyond_the_fan_out_are_reached_by_way_of_others(count: int, deepest: int) -> None:
+    groups = grouped(hosts(count))
+    assert len(groups) <= FAN_OUT
+    assert [host for group in groups for host in group] == hosts(count)
+    assert max(map(depth, groups), default=0) == deepest
+
+
+def test_any_environment_travels_unchanged() -> None:
+    env = {"LONG": "x" * 3_000_000, "BYTES": "\udcff", "LINES": "a\nb"}
+    start = Start([list(host) for host in hosts(1)], 2, ["agent"], ["ssh"], "exec agent", env)
+    line = encode(start)
+    assert line.index(b"\n") == len(line) - 1
+    assert decode(line, TO_CHILD) == start
+
+
+@pytest.mark.parametrize("line", [b"hello", b'{"type": "ended", "host": 1, "code": 0}', b'{"type": "later"}'])
+def test_other_lines_are_no_messages(line: bytes) -> None:
+    with pytest.raises(MessageError):
+        decode(line, TO_PARENT)
+
+
+def test_a_message_to_a_child_is_none_to_the_parent() -> None:
+    assert decode(encode(Ended("a", 3)), TO_PARENT) == Ended("a", 3)
+    with pytest.raises(MessageError):
+        decode(encode(Ended("a", 3)), TO_CHILD)

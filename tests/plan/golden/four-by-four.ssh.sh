@@ -1,0 +1,28 @@
+(
+set -e
+export MASTER_PORT=29500
+directory=$(mktemp -d)
+trap 'rm -r "$directory"' EXIT
+cd "$directory"
+cat > hosts <<'END OF FILE'
+node1 4
+node2 4
+node3 4
+node4 4
+END OF FILE
+export CCL_ATL_SHM=1
+export CCL_ATL_TRANSPORT=ofi
+export CCL_LOG_LEVEL=error
+export CCL_PROCESS_LAUNCHER=torchrun
+export CCL_WORKER_COUNT=1
+export CCL_WORKER_OFFLOAD=1
+export CPULAUNCH_BACKEND=ccl
+export CPULAUNCH_PLACEMENT='{"version":2,"launcher":"ssh","identity":["CPULAUNCH_RANK","CPULAUNCH_SIZE","CPULAUNCH_LOCAL_RANK","CPULAUNCH_LOCAL_SIZE"],"agents_are_children":false,"daemon_outlives_link":false,"python":true,"directory":"/home/me","hosts":[["node1",0],["node2",0],["node3",0],["node4",0]],"host_specs":[{"assumed":true,"env":{"CCL_WORKER_AFFINITY":"0,14,28,42"},"ranks":[{"cores":"1-13","comm_cores":"0","numa_nodes":"0","threads":13,"memory_policy":"prefer:0","env":{"OMP_PLACES":"{1:13},{2}:12"}},{"cores":"15-27","comm_cores":"14","numa_nodes":"0","threads":13,"memory_policy":"prefer:0","env":{"OMP_PLACES":"{15:13},{16}:12"}},{"cores":"29-41","comm_cores":"28","numa_nodes":"1","threads":13,"memory_policy":"prefer:1","env":{"OMP_PLACES":"{29:13},{30}:12"}},{"cores":"43-55","comm_cores":"42","numa_nodes":"1","threads":13,"memory_policy":"prefer:1","env":{"OMP_PLACES":"{43:13},{44}:12"}}]}],"request":{"binding":{"worker_count":1},"libraries":{"allocator":"auto","openmp":"auto"}},"env":{},"hidden":["SLURM_PROCID","SLURM_LOCALID","SLURM_NODEID","SLURM_NTASKS","SLURM_NPROCS","SLURM_GTIDS","SLURM_NTASKS_PER_NODE","SLURM_TASKS_PER_NODE","SLURM_STEP_NUM_TASKS","SLURM_STEP_TASKS_PER_NODE","PMI_RANK","PMI_SIZE","PMI_ID","PMI_LOCAL_RANK","PMI_LOCAL_SIZE","MPI_LOCALRANKID","MPI_LOCALNRANKS","OMPI_COMM_WORLD_RANK","OMPI_COMM_WORLD_SIZE","OMPI_COMM_WORLD_LOCAL_RANK","OMPI_COMM_WORLD_LOCAL_SIZE","OMPI_COMM_WORLD_NODE_RANK","PMIX_RANK","MV2_COMM_WORLD_RANK","MV2_COMM_WORLD_SIZE","MV2_COMM_WORLD_LOCAL_RANK","MV2_COMM_WORLD_LOCAL_SIZE","PALS_RANKID","PALS_NODEID","PALS_LOCAL_RANKID","ALPS_APP_PE","JSM_NAMESPACE_RANK","JSM_NAMESPACE_SIZE","JSM_NAMESPACE_LOCAL_RANK","JSM_NAMESPACE_LOCAL_SIZE","FLUX_TASK_RANK","FLUX_TASK_LOCAL_ID"],"heartbeat_timeout":30,"grace_period":10,"lenient":false,"telemetry":true,"instances":0,"first_instance":0,"each":[]}'
+export CPULAUNCH_PRECISION=fp32
+export CPULAUNCH_RANK_CCL_TRANSPORT=shm+tcp
+export CPULAUNCH_RANK_PRECISION_IS_PLANNED=1
+export FI_PROVIDER=tcp
+export MASTER_ADDR=node1
+export OMP_NUM_THREADS=13
+/venv/bin/python -I -S /venv/cpulaunch/agent/run_spawner.py /venv/cpulaunch/launchers/ssh.sh hosts -- /venv/bin/python -I -S /venv/cpulaunch/agent/run_agent.py -- /venv/bin/python train.py --lr 0.1
+)
