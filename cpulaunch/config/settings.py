@@ -394,6 +394,13 @@ class TrainingSection(Section):
         ("--as-written",),
         rank_variable=variables.AS_WRITTEN,
     )
+    strict = Setting(
+        Switch(),
+        False,
+        "end the job at the first optimizer step if there is no process group, so that each rank would train a model of its own",
+        ("--strict",),
+        rank_variable=variables.STRICT,
+    )
 
 
 class WatchSection(Section):

@@ -2,8 +2,8 @@
 
 torch calls ``autoload`` at the end of its own import (entry point ``torch.backends``).  In ranks of a
 cpulaunch job, and unless ``training.as_written`` is set, it has libraries changed: torch at once, the others
-when a script has imported them.  With ``training.as_written``, it only has one line warn of ranks that train
-separate models.  Programs that don't import torch pay nothing for this.
+when a script has imported them.  With ``training.as_written``, it only tells of ranks that train separate
+models.  Programs that don't import torch pay nothing for this.
 
 Patching another library takes a module of its name in `change`, which holds its changes and ``TRIED``, the
 versions of the library that it was tried with, and a line in MODULES.  A change is made with any version that
@@ -59,10 +59,10 @@ def autoload() -> None:
     if not torch.distributed.is_available():
         return
     from cpulaunch.discovery.host.this_host import cpu_flags
-    from cpulaunch.runtime.change.accelerate import warn_of_separate_copies
+    from cpulaunch.runtime.change.accelerate import tell_of_separate_copies
     from cpulaunch.runtime.change.own_groups import make_groups_of_one, tell_of_own_launcher, watch_groups
     from cpulaunch.runtime.change.precision import rank_precision
-    from cpulaunch.runtime.change.torch import warn_at_first_step
+    from cpulaunch.runtime.change.torch import watch_first_step
     from cpulaunch.runtime.observe import ledger
 
     settings = training_settings()
@@ -70,8 +70,8 @@ def autoload() -> None:
     ledger.keep(torch)
     after_import("torch.distributed.launcher.api", tell_of_own_launcher)
     if settings.as_written:
-        warn_at_first_step(torch)
-        after_import("accelerate.state", warn_of_separate_copies)
+        watch_first_step(torch, settings)
+        after_import("accelerate.state", partial(tell_of_separate_copies, settings))
         return
     if variables.INSTANCE in os.environ:
         make_groups_of_one(torch)

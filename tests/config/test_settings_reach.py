@@ -169,6 +169,7 @@ TOLD = {
     "training.bucket_mb": 7,
     "training.static_graph": True,
     "training.as_written": True,
+    "training.strict": True,
     "watch.checkpoint_every": Interval(90, "s"),
     "watch.grace_period": 3,
     "watch.telemetry": "none",

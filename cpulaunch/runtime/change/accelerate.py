@@ -9,6 +9,7 @@ import functools
 import os
 from typing import Any
 
+from cpulaunch.errors import UsageError
 from cpulaunch.runtime.change.accelerate_resume import resume_own_states
 from cpulaunch.runtime.change.base import Change, announced_with_group, precision_owners
 from cpulaunch.runtime.change.groups import is_replaced
@@ -92,10 +93,10 @@ def _run_fsdp_on_cpus(state: Any, settings: TrainingSettings) -> None:
     state.AcceleratorState.__init__ = __init__
 
 
-def warn_of_separate_copies(state: Any) -> None:
-    """For scripts as they are written: have accelerate's state, once made, say if each rank trains alone.
+def tell_of_separate_copies(settings: TrainingSettings, state: Any) -> None:
+    """For scripts as they are written: have accelerate's state, once made, tell if each rank trains alone.
 
-    It makes a group then, and doesn't use it.
+    It makes a group then, and doesn't use it.  A warning, or with ``--strict`` UsageError.
     """
     original = state.PartialState.__init__
 
@@ -104,10 +105,12 @@ def warn_of_separate_copies(state: Any) -> None:
         original(self, *args, **kwargs)
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
         if ranks > 1 and getattr(self, "num_processes", ranks) == 1:
-            log_once(
-                f"warning: accelerate runs in each of the {ranks} ranks by itself, so they train {ranks} "
-                "separate models; Accelerator(cpu=True), or no --as-written, trains one"
-            )
+            alone = f"accelerate runs in each of the {ranks} ranks by itself"
+            what = f"{alone}, so they train {ranks} separate models"
+            remedy = "Accelerator(cpu=True), or no --as-written, trains one"
+            if settings.strict:
+                raise UsageError(what, hint=remedy)
+            log_once(f"warning: {what}; {remedy}")
 
     state.PartialState.__init__ = __init__
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import weakref
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from cpulaunch import variables
 from cpulaunch.discovery.host import master_port
+from cpulaunch.errors import UsageError
 from cpulaunch.runtime.change.base import (
     Change,
     announce,
@@ -114,7 +116,7 @@ def _watch_steps(torch: Any, settings: TrainingSettings) -> None:
             native.keep_layouts(optimizer)
             announce_with_step(f"{type(optimizer).__name__} takes its fused step")
         announce(*step_changes())
-        _warn_of_separate_copies(torch)
+        _tell_of_separate_copies(torch, settings)
         if current_precision(settings) == "bf16" and not _has_precision(optimizer):
             log_once(
                 "this script's precision is its own: the planned bf16 is for DDP models, accelerate, "
@@ -124,22 +126,42 @@ def _watch_steps(torch: Any, settings: TrainingSettings) -> None:
     register_optimizer_step_pre_hook(before_step)
 
 
-def warn_at_first_step(torch: Any) -> None:
-    """For scripts as they are written: only say if each rank trains by itself."""
+def watch_first_step(torch: Any, settings: TrainingSettings) -> None:
+    """For scripts as they are written: only tell if each rank trains by itself."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: _warn_of_separate_copies(torch))
+    register_optimizer_step_pre_hook(
+        lambda optimizer, args, kwargs: _tell_of_separate_copies(torch, settings)
+    )
 
 
-def _warn_of_separate_copies(torch: Any) -> None:
+def _tell_of_separate_copies(torch: Any, settings: TrainingSettings) -> None:
+    """A warning where there are several ranks, and no process group; with ``--strict`` UsageError."""
     ranks, on_host = os.environ.get("WORLD_SIZE", "1"), os.environ.get("LOCAL_WORLD_SIZE", "1")
     if ranks == "1" or torch.distributed.is_initialized():
         return
-    log_once(
-        f"warning: there is no process group: the ranks train by themselves, so they train {ranks} separate "
-        "models, and write the same files; one model takes DistributedDataParallel, cpulaunch.prepare, "
+    remedy = (
+        "one model takes DistributedDataParallel, cpulaunch.prepare, "
         f"Accelerator(cpu=True) or Lightning's Trainer(strategy='ddp', devices={on_host})"
     )
+    if settings.strict:
+        raise UsageError(
+            f"{_calling_line()}: the first optimizer step, and there is no process group: each of the "
+            f"{ranks} ranks would train a model of its own",
+            hint=remedy,
+        )
+    log_once(
+        f"warning: there is no process group: the ranks train by themselves, so they train {ranks} separate "
+        f"models, and write the same files; {remedy}"
+    )
+
+
+def _calling_line() -> str:
+    """``file:line`` of the innermost call that is neither torch's nor cpulaunch's."""
+    frame = sys._getframe()
+    while frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "cpulaunch") and frame.f_back:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _has_precision(optimizer: Any) -> bool:
