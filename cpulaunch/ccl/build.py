@@ -66,18 +66,25 @@ def build(
     is used by the next one.  Only ``oneccl``, the module with oneCCL in it, needs the network; without
     ``patient``, it fails soon where that does not answer, or did not within the last hour.
 
-    Raises HostError where something is missing: torch, a compiler, Python's headers, the network.
+    Raises HostError where something is missing: torch, a compiler, Python's headers, the network, or a cache
+    that can be written.
     """
     there = installed.state()
     kinds = _missing(there, force=force, oneccl=oneccl)
     if not kinds and there.built:
         return there.built
     compiler = check(there, oneccl=oneccl)
-    with _lock(progress):
-        there = installed.state()
-        kinds = _missing(there, force=force, oneccl=oneccl)  # another process may just have built it
-        if kinds:
-            _build(kinds, there, compiler, progress, patient=patient)
+    try:
+        with _lock(progress):
+            there = installed.state()
+            kinds = _missing(there, force=force, oneccl=oneccl)  # another process may just have built it
+            if kinds:
+                _build(kinds, there, compiler, progress, patient=patient)
+    except OSError as e:
+        raise HostError(
+            f"what is compiled can't be kept in {installed.cache_directory()}: {e.strerror or e}",
+            hint="Name a directory of yours in XDG_CACHE_HOME.",
+        ) from None
     there = installed.state()
     if there.built is None:
         raise HostError(f"the ccl process group was built, and yet cannot be used: {there.problem}")

@@ -27,7 +27,7 @@ from cpulaunch.cli.run.misuse import refuse_launcher, refuse_shell_script, refus
 from cpulaunch.config.config import Config
 from cpulaunch.config.setting import Setting
 from cpulaunch.config.values import HostCount
-from cpulaunch.errors import SAVED_EXIT_CODE, UsageError
+from cpulaunch.errors import SAVED_EXIT_CODE, HostError, UsageError
 from cpulaunch.launchers.command import Command, shell
 from cpulaunch.model.facts import Facts
 from cpulaunch.plan.instances import are_wanted
@@ -399,10 +399,23 @@ def _job_directory(log_dir: Path, job_id: str) -> JobDirectory:
     try:
         return JobDirectory.make(log_dir / job_id)
     except OSError as e:
-        import tempfile
-
-        directory = JobDirectory(Path(tempfile.mkdtemp(prefix=f"cpulaunch-{job_id}-")))
+        directory = _temporary_directory(job_id, log_dir, e.strerror)
         say(f"warning: {log_dir} can't be written ({e.strerror}); logs are in {directory.path}")
         return directory
     finally:
         waiting.cancel()
+
+
+def _temporary_directory(job_id: str, log_dir: Path, why_not_there: str) -> JobDirectory:
+    """A job's directory where ``log_dir`` can't have it.  Raises HostError if nothing can."""
+    import tempfile
+
+    from cpulaunch.supervise.output.directory import JobDirectory
+
+    for parent in (None, "/dev/shm"):  # None: where temporary files are
+        with suppress(OSError):
+            return JobDirectory(Path(tempfile.mkdtemp(prefix=f"cpulaunch-{job_id}-", dir=parent)))
+    raise HostError(
+        f"{log_dir} can't be written ({why_not_there}), and neither can a temporary directory",
+        hint="--log-dir names a directory for the job's files",
+    )
