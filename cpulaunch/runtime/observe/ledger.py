@@ -36,6 +36,7 @@ def keep(torch: Any) -> None:
     _count_steps(torch, header, recorder)
     _note_meeting(torch, memory)
     _note_new_groups(torch, memory)
+    _look_through_wrappers(torch)
     _watch_groups(torch, header, memory, recorder)
     tracer = tracing.watch(torch, memory)
     if recorder:
@@ -109,6 +110,25 @@ def _note_new_groups(torch: Any, memory: Any) -> None:
     replace_everywhere(make, make_group)
 
 
+def _look_through_wrappers(torch: Any) -> None:
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch's wrapper calls a group once all ranks have come.
+
+    ccl says itself who is late, and whose calls differ, so torch gets its groups without one.
+    """
+    c10d = torch.distributed.distributed_c10d
+    wrap = getattr(c10d, "_create_process_group_wrapper", None)
+    if wrap is None:
+        return
+
+    @functools.wraps(wrap)
+    def wrapper(wrapped_pg: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(wrapped_pg).__name__ == "ProcessGroupCCL":
+            return wrapped_pg
+        return wrap(wrapped_pg, *args, **kwargs)
+
+    c10d._create_process_group_wrapper = wrapper
+
+
 @contextlib.contextmanager
 def _meeting(memory: Any, kind: str, group: ledger.Group) -> Iterator[None]:
     """The group is in the ledger, as one that is being made."""
@@ -147,9 +167,10 @@ def _watch_groups(torch: Any, header: Header, memory: Any, recorder: telemetry.R
     def make_group(*args: Any, **kwargs: Any) -> Any:
         made = make(*args, **kwargs)
         is_rank = ledger.of_this_process is not None  # and not a process that was forked from it
-        if is_rank and not mirrors and any(backend != "ccl" for backend, _ in c10d._world.pg_map.values()):
+        from cpulaunch.runtime.observe.mirror import OF_ONE_SIZE, Mirror, is_mirrored
+
+        if is_rank and not mirrors and any(is_mirrored(name) for name, _ in c10d._world.pg_map.values()):
             from cpulaunch.runtime.observe.abort import say_before_abort
-            from cpulaunch.runtime.observe.mirror import OF_ONE_SIZE, Mirror
 
             communication = Communication(torch, but=OF_ONE_SIZE) if recorder else None
             mirrors.append(Mirror(torch, header, memory, communication))
