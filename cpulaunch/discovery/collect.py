@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.batch.allocation import allocation, cpus_of_nodes, operators_hostfile, read_hostfile
 from cpulaunch.discovery.batch.step import NAME as BY_STEP
-from cpulaunch.discovery.batch.step import can_start, demand_inside, demand_step, part_of_nodes
+from cpulaunch.discovery.batch.step import (
+    addresses_of,
+    can_start,
+    demand_inside,
+    demand_step,
+    part_of_nodes,
+)
 from cpulaunch.discovery.host.files import read_file
 from cpulaunch.discovery.host.installation import find_mpis
 from cpulaunch.discovery.host.interfaces import interfaces_here
@@ -22,7 +28,13 @@ from cpulaunch.errors import ConfigError
 from cpulaunch.model.facts import Facts, HostFacts, Step, read_record
 from cpulaunch.model.hosts import Host, all_here, parse_hosts, without
 from cpulaunch.plan.plan import Program
-from cpulaunch.plan.select import decide_launcher, first_hosts, ranks_per_host
+from cpulaunch.plan.select import (
+    decide_launcher,
+    demand_master_addr,
+    first_hosts,
+    master_elsewhere,
+    ranks_per_host,
+)
 from cpulaunch.user_file import FACTS_LIMIT, read_user_file
 from cpulaunch.wording import counted
 
@@ -60,6 +72,9 @@ def collect_facts(
         _demand_interface(config)
         if program:
             _demand_master_address(config)
+    elif program:
+        demand_master_addr(config, listed)
+        _demand_master_on_first(config, listed)
     once_each(listed, names)
     demand_inside(config, listed, names)
     if program:
@@ -183,6 +198,19 @@ def _demand_master_address(config: Config) -> None:
             return
     own = ", ".join(dict.fromkeys(interface.address for interface in interfaces_here()))
     raise ConfigError(f"{where}: {chosen} is not an address of this machine", hint=f"it has {own}")
+
+
+def _demand_master_on_first(config: Config, listed: Sequence[Host]) -> None:
+    """ConfigError where the address at which the ranks are to meet is known to be another listed host's."""
+    chosen, (first, *others) = config.hosts.master_addr, listed
+    if chosen == "auto" or chosen == first.name:
+        return
+    addresses = addresses_of(chosen)
+    if not addresses or addresses & addresses_of(first.name):
+        return
+    for host in others:
+        if addresses & addresses_of(host.name):
+            raise master_elsewhere(config, host.name, first.name)
 
 
 def listed_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from cpulaunch import variables
 from cpulaunch.errors import HostError
 from cpulaunch.launchers.command import Command
-from cpulaunch.model.hosts import LOCALHOST
+from cpulaunch.model.network import is_loopback
 from cpulaunch.plan.plan import Plan
 from cpulaunch.supervise.output.directory import JobDirectory
 from cpulaunch.wording import cannot_run
@@ -240,20 +240,35 @@ def start_guard(patience: float, job_id: str, leaves: str) -> tuple[subprocess.P
 
 
 def _own_address(plan: Plan) -> str:
-    """The address at which the plan's hosts reach us: that of the interface that routes to them."""
-    remote = next((host.host for host in plan.hosts if host.host != LOCALHOST), None)
-    if remote is None:
-        return "127.0.0.1"
+    """The address at which the plan's hosts reach us: that of the interface that routes to them.
+
+    One of loopback only where all of them are this machine: /etc/hosts may have one for its name.
+    """
     if plan.egress_interface:
         return plan.egress_interface.address
-    try:
-        kind, _, _, _, address = socket.getaddrinfo(remote, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(kind, socket.SOCK_DGRAM) as s:
-            s.connect(address)  # sends nothing
-            own: str = s.getsockname()[0]
+    failed = None
+    for host in dict.fromkeys(host.host for host in plan.hosts):
+        try:
+            own = _address_towards(host)
+        except OSError as e:
+            failed = failed or HostError(
+                f"host {host}: {e.strerror or e}", hint="check the name, and /etc/hosts"
+            )
+            continue
+        if not is_loopback(own):
             return own
-    except OSError as e:
-        raise HostError(f"host {remote}: {e.strerror or e}", hint="check the name, and /etc/hosts") from None
+    if failed:
+        raise failed
+    return "127.0.0.1"
+
+
+def _address_towards(host: str) -> str:
+    """The address that this host sends from to reach ``host``.  Raises OSError."""
+    kind, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(kind, socket.SOCK_DGRAM) as s:
+        s.connect(address)  # sends nothing
+        own: str = s.getsockname()[0]
+        return own
 
 
 def _stdin_can_be_shared() -> bool:
