@@ -510,6 +510,12 @@ class OutputSection(Section):
         ("--tee",),
         common=True,
     )
+    stdin: Setting[int] = Setting(
+        Number(0, metavar="RANK"),
+        0,
+        "rank that reads this terminal, or what is piped in; the others have no stdin",
+        ("--stdin",),
+    )
     verbose = Setting(
         Switch(),
         False,

@@ -142,7 +142,7 @@ def _instances_on(config: Config, hosts: Sequence[Host]) -> dict[str, int | None
 
 
 def checked_world_size(config: Config, world_size: int) -> int:
-    """``world_size``; PlanError where it is too large, or the user wants another number of ranks."""
+    """``world_size``; PlanError where it is too large, or doesn't have the ranks that the user names."""
     _check_total(world_size, "planned, by the hosts' topologies")
     total = config.hosts.nproc
     if total != "auto" and total != world_size:
@@ -150,6 +150,11 @@ def checked_world_size(config: Config, world_size: int) -> int:
         raise PlanError(
             f"{wanted}, but slots and topologies make {world_size}",
             hint="give every host its slots, or use -ppn N",
+        )
+    if (reader := config.output.stdin) >= world_size:
+        raise PlanError(
+            f"{config.where(Config.output.stdin)}: there is no rank {reader}, as there are {world_size}",
+            hint="the first rank is 0, which reads stdin unless --stdin says otherwise",
         )
     return world_size
 

@@ -154,6 +154,7 @@ EFFECTS = {
     "watch.restartable": Effect("true", lambda config: planned(config).settings.watch.restartable, True),
     "watch.profile": Effect("10-14", lambda config: profiled_steps(planned(config)), (10, 14)),
     "watch.restart_always": Effect("true", lambda config: restart_rules(planned(config)).always, True),
+    "output.stdin": Effect("1", placement("stdin"), 1, {"hosts.nproc": "2"}),
     "env": Effect("THEIRS=1", shared_env("THEIRS"), "1"),
     "forward": Effect("SECRET", lambda config: planned(config).forward, ("SECRET",)),
 }  # fmt: skip

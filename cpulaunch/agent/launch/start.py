@@ -98,8 +98,8 @@ def start_program(
         kept = _keep_port(env, host) if identity.rank == 0 and not placement.instances else None
     preloads = planned_preloads(placement, assigned.host, os.environ)
     try:
-        # Rank 0 alone has a stdin; under hydra, that of the others never ends.
-        program = Program(argv, env, rank.cores, streams, identity.rank == 0, open_files)
+        # One rank alone has a stdin; under hydra, that of the others never ends.
+        program = Program(argv, env, rank.cores, streams, identity.rank == placement.stdin, open_files)
     except OSError as e:
         raise HostError(cannot_run(f"{argv[0]} on {host}", e)) from None
     finally:

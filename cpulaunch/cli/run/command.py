@@ -334,6 +334,8 @@ def _run(
     output = Output(directory, shown, screen, tell, fold=not everything, names=plan.names)
     if sys.stdout is not None and sys.stdout.isatty() and not everything:
         output.leave_out_figures()  # as the end shows what they come to; a pipe gets all
+    if sys.stdin is not None and sys.stdin.isatty():
+        output.reader = config.output.stdin
 
     sinks = make_sinks(plan, directory, attempt.job_id, tell)
     console = Console(directory, output, tell, verbose, sinks)

@@ -123,6 +123,10 @@ class ShownLines:
         self._rest[rank, stream] = rest
         return [_last_state(line) for line in lines]
 
+    def rest(self, rank: int, stream: int) -> bytes:
+        """What has no line end yet."""
+        return self._rest.get((rank, stream), b"")
+
     def forget(self, rank: int, stream: int) -> None:
         """Drop what has no line end yet."""
         self._rest.pop((rank, stream), None)
