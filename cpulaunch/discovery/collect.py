@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.batch.allocation import allocation, cpus_of_nodes, operators_hostfile, read_hostfile
+from cpulaunch.discovery.batch.slurm_job import restricted_to_job, slurm_job, without_ended_job
 from cpulaunch.discovery.batch.step import NAME as BY_STEP
 from cpulaunch.discovery.batch.step import (
     addresses_of,
@@ -63,10 +64,13 @@ def collect_facts(
     Those are asked over ssh, unless the user skips that; HostError where they aren't ready.  ``tell`` gets
     lines for the user, and ``progress`` is told how far the asking is.
     """
+    job = slurm_job(config.environ)
+    config = without_ended_job(config, job, tell)
     named = named_hosts(config, tell)
     listed = first_hosts(config, named) if named else ()
     here = facts_here(environ={**config.environ, **config.env})
-    names = names_here() if listed else here.names
+    names = names_here() if listed or job else here.names
+    here = replace(here, topology=restricted_to_job(here.topology, job, names))
     elsewhere = any(host.name not in names for host in listed)
     if not elsewhere:  # else preflight asks all hosts
         _demand_interface(config)
@@ -215,7 +219,7 @@ def _demand_master_on_first(config: Config, listed: Sequence[Host]) -> None:
 
 def listed_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:
     """The hosts that the user named, or else those of the allocation that we are in; the first ``nnodes``."""
-    named = named_hosts(config, tell)
+    named = named_hosts(without_ended_job(config, slurm_job(config.environ), tell), tell)
     return first_hosts(config, named) if named else ()
 
 
