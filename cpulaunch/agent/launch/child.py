@@ -42,6 +42,10 @@ class Ended(NamedTuple):
         return self.code if self.code is not None else 128 + (self.signal or 0)
 
 
+class AffinityError(OSError):
+    """The kernel, or a filter of system calls, refuses to put the program on its cores."""
+
+
 class Program:
     """A running program, leader of its own process group."""
 
@@ -58,7 +62,9 @@ class Program:
         none, and a soft limit of ``open_files``.
 
         The third of the streams keeps its number, and file descriptors that this process inherited (the
-        MPI's, for its PMI) are handed on.  Raises OSError where ``argv[0]`` can't be run.
+        MPI's, for its PMI) are handed on.  Without ``cores``, it may run wherever we may.
+
+        Raises OSError where ``argv[0]`` can't be run, and AffinityError where its cores are refused.
         """
         os.set_inheritable(streams[2], True)
         self.pid = _start(argv, env, cores, streams, stdin, open_files)
@@ -167,7 +173,9 @@ def _start(
             _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
             # The agent's py-spy may look at it, though it isn't an ancestor (Yama's ptrace_scope 1).
             _libc.prctl(_PR_SET_PTRACER, agent, 0, 0, 0)
-            os.sched_setaffinity(0, cores)
+            if cores and (refused := _pin(cores)):
+                os.write(tell_outcome, b"-%d" % refused)
+                os._exit(127)
             set_open_files(open_files)
             signal.set_wakeup_fd(-1)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -186,8 +194,19 @@ def _start(
     with open(outcome, "rb") as pipe:
         if failure := pipe.read():
             os.waitpid(pid, 0)
-            raise OSError(int(failure), os.strerror(int(failure)))
+            number = abs(int(failure))
+            kind = AffinityError if failure.startswith(b"-") else OSError
+            raise kind(number, os.strerror(number))
     return pid
+
+
+def _pin(cores: Collection[int]) -> int:
+    """Put this process on ``cores``; returns the error's number, or 0."""
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as e:
+        return e.errno or errno.EINVAL
+    return 0
 
 
 def set_open_files(soft: int | None) -> int:

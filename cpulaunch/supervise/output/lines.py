@@ -125,6 +125,11 @@ class Output:
         if rank == self.reader and (rest := self._lines.rest(rank, stream)):
             asyncio.get_running_loop().call_later(MOMENT, self._prompt, rank, stream, rest)
 
+    def fold_pairs(self, stream: int) -> None:
+        """Equal lines of two ranks on this stream become one, too: somebody reads them."""
+        if self._fold:
+            self._fold.many[stream] = 2
+
     def _prompt(self, rank: int, stream: int, text: bytes) -> None:
         """Show ``text``, if it still waits for its line end."""
         if self._lines.rest(rank, stream) == text:
