@@ -1,4 +1,7 @@
-"""Reading a file that the user has named, whatever that is: never more of it than such a file can be."""
+"""The user's files: reading one that they have named, and where theirs are that we keep.
+
+Of a named file, whatever it is, never more is read than such a file can be.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,15 @@ def read_user_file(path: Path, limit: int) -> bytes:
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"it has more than {limit >> 20} MiB")
     return content
+
+
+def cache_home() -> Path:
+    """Where the user's caches are; nothing says that it is there, or can be written.
+
+    XDG_CACHE_HOME, else ~/.cache.  A user without a home, as in a container, has "/" for one.
+    """
+    home = os.path.expanduser("~")
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.join("/" if home == "~" else home, ".cache"))
 
 
 def _read_pipe(fd: int, limit: int) -> bytes:

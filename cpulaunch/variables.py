@@ -46,6 +46,10 @@ CHECKPOINT_EVERY = "CPULAUNCH_CHECKPOINT_EVERY"
 GRACE_PERIOD = "CPULAUNCH_GRACE_PERIOD"
 TELEMETRY = "CPULAUNCH_TELEMETRY"
 TUNING = "CPULAUNCH_TUNING"
+STRICT = "CPULAUNCH_STRICT"
+
+# What a script reads that no cpulaunch has started.
+SEPARATE = "CPULAUNCH_SEPARATE"
 
 # What the command line reads.
 CONFIG = "CPULAUNCH_CONFIG"
@@ -107,12 +111,14 @@ TABLE = (
     Variable(GRACE_PERIOD, "config", "config runtime", _SETTING, "how long ranks get to end by themselves"),
     Variable(TELEMETRY, "config", "config runtime", _SETTING, "what is written down of each step"),
     Variable(TUNING, "tune", "runtime <script>", "1", "a short run of `cpulaunch tune`"),
+    Variable(STRICT, "config", "config runtime", _SETTING, "whether ranks that train separate models fail"),
+    Variable(SEPARATE, "<user>", "launchers runtime", "1 or 0", "whether processes that another launcher starts stay apart"),
     Variable(CONFIG, "<user>", "cli config", "path", "the YAML file to read"),
     # ---- torch.distributed
-    Variable("RANK", "agent", "runtime <torch>", "integer", "rank"),
-    Variable("WORLD_SIZE", "agent", "runtime <torch>", "integer", "number of ranks"),
-    Variable("LOCAL_RANK", "agent", "ccl <torch> <oneCCL>", "integer", "rank among those of its host"),
-    Variable("LOCAL_WORLD_SIZE", "agent", "ccl runtime <torch> <oneCCL>", "integer", "number of ranks on the host"),
+    Variable("RANK", "agent runtime", "runtime <torch>", "integer", "rank"),
+    Variable("WORLD_SIZE", "agent runtime", "runtime <torch>", "integer", "number of ranks"),
+    Variable("LOCAL_RANK", "agent runtime", "ccl <torch> <oneCCL>", "integer", "rank among those of its host"),
+    Variable("LOCAL_WORLD_SIZE", "agent runtime", "ccl runtime <torch> <oneCCL>", "integer", "number of ranks on the host"),
     Variable("GROUP_RANK", "agent", "<script>", "integer", "number of the host"),
     Variable("GROUP_WORLD_SIZE", "agent", "<script>", "integer", "number of hosts"),
     Variable("ROLE_NAME", "agent", "<script>", "default", "torchrun's role, of which there is one"),
@@ -122,8 +128,8 @@ TABLE = (
     Variable("TORCHELASTIC_RESTART_COUNT", "agent", "<script>", "integer", "how often the job was restarted"),
     Variable("TORCHELASTIC_MAX_RESTARTS", "agent", "<script>", "integer", "how often it may be"),
     Variable("TORCHELASTIC_USE_AGENT_STORE", "agent", "<torch>", "False", "whether the ranks' store is torchrun's"),
-    Variable("MASTER_ADDR", "<user> plan", "config agent ccl <torch>", "name or address", "where ranks meet"),
-    Variable("MASTER_PORT", "<user> supervise launchers", "config agent <torch>", "integer", "port where ranks meet"),
+    Variable("MASTER_ADDR", "<user> plan runtime", "config agent ccl <torch>", "name or address", "where ranks meet"),
+    Variable("MASTER_PORT", "<user> supervise launchers runtime", "config agent <torch>", "integer", "port where ranks meet"),
     Variable("PMI_RANK", "<Hydra>", "launchers ccl plan", "integer", "rank; tells that Hydra started this process"),
     Variable("TORCH_DEVICE_BACKEND_AUTOLOAD", "ccl runtime", "agent <torch>", "1 or 0", "whether torch calls our entry points"),
     # ---- oneCCL, libfabric, gloo, Intel MPI as a transport
@@ -201,7 +207,7 @@ TABLE = (
     Variable("ONEDNN_MAX_CPU_ISA", "<user>", "discovery <oneDNN>", "name", "the newest instructions that oneDNN may use"),
     Variable("ATEN_CPU_CAPABILITY", "<user>", "discovery <torch>", "name", "the newest instructions that torch's own kernels may use"),
     Variable("MKL_ENABLE_INSTRUCTIONS", "<user>", "discovery <MKL>", "name", "the newest instructions that MKL may use"),
-    Variable("XDG_CACHE_HOME", "<user>", "ccl discovery", "path", "where ccl is built, and the rates of matrix products are kept"),
+    Variable("XDG_CACHE_HOME", "<user>", "user_file", "path", "where ccl is built, and the rates of matrix products are kept"),
     Variable("XDG_CONFIG_HOME", "<user>", "config", "path", "where the user's settings are"),
     Variable("XDG_RUNTIME_DIR", "<user>", "supervise", "path", "where the user's running jobs are listed"),
     Variable("XDG_STATE_HOME", "<user>", "supervise", "path", "the same, where that isn't set"),
@@ -212,14 +218,14 @@ TABLE = (
     Variable("PBS_NODEFILE", "<PBS>", "discovery", "path", "its hosts"),
     Variable("LSB_JOBID", "<LSF>", "discovery", "text", "the allocation"),
     Variable("LSB_DJOB_HOSTFILE", "<LSF>", "discovery", "path", "its hosts"),
-    Variable("SLURM_JOB_ID", "<Slurm>", "cli discovery plan", "integer", "the allocation"),
+    Variable("SLURM_JOB_ID", "<Slurm>", "cli discovery plan launchers", "integer", "the allocation"),
     Variable("SLURM_JOB_NODELIST", "<Slurm>", "discovery", "hosts, folded", "its hosts"),
     Variable("SLURM_NTASKS", "<Slurm>", "discovery launchers plan", "integer", "whether the user asked for tasks"),
     Variable("SLURM_NTASKS_PER_NODE", "<Slurm>", "discovery launchers plan", "integer", "the same"),
     Variable("SLURM_PROCID", "<Slurm>", "cli launchers plan", "integer", "which process of a step this is"),
     Variable("SLURM_PTY_PORT", "<Slurm>", "cli", "integer", "whether it is the step of a terminal"),
     Variable("SLURM_RESTART_COUNT", "<Slurm>", "discovery", "integer", "how often the job was queued anew"),
-    Variable("SLURM_STEP_ID", "<Slurm>", "cli discovery", "integer", "whether this process is one of a step"),
+    Variable("SLURM_STEP_ID", "<Slurm>", "cli discovery launchers", "integer", "whether this process is one of a step"),
     Variable("SLURM_STEP_NUM_TASKS", "<Slurm>", "cli launchers plan", "integer", "the number of the step's processes"),
     Variable("SLURM_TASKS_PER_NODE", "<Slurm>", "discovery plan", "such as 2(x3),1", "tasks of each host"),
 )

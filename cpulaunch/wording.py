@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from errno import EAGAIN
 from pathlib import Path
 
-PORT_IS_TAKEN = "another job may have it: without --master-port, each takes a free one"
+PORT_IS_TAKEN = "another job may have it: without --master-port and $MASTER_PORT, each takes a free one"
 """What to do about a MASTER_PORT that is in use."""
 
 

@@ -42,7 +42,7 @@ ALL = "clock environment files libc network processes terminal"
 # touch nothing, and neither does what they import.
 RULES: dict[str, tuple[str, str]] = {
     "top": ("model.cores", "pure"),
-    "user_file": ("", "files"),
+    "user_file": ("", "environment files"),
     "config": ("model.cores yaml", "pure"),
     "config.load": ("config yaml", "environment files"),
     "model": ("", "pure"),
@@ -73,8 +73,9 @@ RULES: dict[str, tuple[str, str]] = {
         "ccl config.rank_settings config.settings discovery.host model plan.training torch",
         "clock environment files terminal",
     ),
+    "runtime.join": ("launchers.other psutil", "environment"),
     "runtime.measure_rates": ("discovery.host model runtime torch", "environment files processes terminal"),
-    "runtime.instances": ("", "environment terminal"),
+    "runtime.instances": ("runtime.join", "environment terminal"),
     "runtime.observe": (
         "config.rank_settings config.settings discovery.host model.cores runtime.hooks runtime.log "
         "runtime.product_rates runtime.reports torch",

@@ -80,7 +80,8 @@ def build(
     is used by the next one.  Only ``oneccl``, the module with oneCCL in it, needs the network; without
     ``patient``, it fails soon where that does not answer, or did not within the last hour.
 
-    Raises HostError where something is missing: torch, a compiler, Python's headers, the network.
+    Raises HostError where something is missing: torch, a compiler, Python's headers, the network, or a cache
+    that can be written.
     """
     kinds = ("core", "layer", *(("oneccl",) if oneccl else ()))
     there = _build_missing(kinds, progress, force=force, patient=patient)
@@ -108,10 +109,16 @@ def _build_missing(
     if not missing(there):
         return there
     compiler = check(there, wanted)
-    with _lock(progress):
-        there = installed.state()
-        if kinds := missing(there):  # another process may just have built it
-            _build(kinds, there, compiler, progress, patient=patient)
+    try:
+        with _lock(progress):
+            there = installed.state()
+            if kinds := missing(there):  # another process may just have built it
+                _build(kinds, there, compiler, progress, patient=patient)
+    except OSError as e:
+        raise HostError(
+            f"what is compiled can't be kept in {installed.cache_directory()}: {e.strerror or e}",
+            hint="Name a directory of yours in XDG_CACHE_HOME.",
+        ) from None
     return installed.state()
 
 

@@ -21,6 +21,8 @@ from functools import cached_property
 from importlib import machinery
 from pathlib import Path
 
+from cpulaunch.user_file import cache_home
+
 ONECCL_VERSION = "2022.2.0"
 OLDEST_TORCH = (2, 8)
 PACKAGES = ("cpulaunch_ccl", "cpulaunch_ccl_core")
@@ -242,8 +244,7 @@ def describe(there: State, binding: str = "auto") -> list[tuple[str, str]]:
 
 def cache_directory() -> Path:
     """Where parts are built, one directory each."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "cpulaunch" / "ccl"
+    return cache_home() / "cpulaunch" / "ccl"
 
 
 def sources_of(kind: str) -> list[Path]:
@@ -399,8 +400,10 @@ def _from_wheels() -> list[Part]:
 
 
 def _from_cache() -> list[Part]:
-    root = cache_directory()
-    return _read(sorted(root.iterdir()), "cache") if root.is_dir() else []
+    try:
+        return _read(sorted(cache_directory().iterdir()), "cache")
+    except OSError:
+        return []
 
 
 def _read(directories: Iterable[Path], origin: str) -> list[Part]:

@@ -325,8 +325,7 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
             why=f"{_OUTPUT}, and is shown", instead=_OUTPUT_OPTIONS),
     Refused(MPIS, "-outfile-pattern -errfile-pattern --output-filename",
             why=_OUTPUT, instead=_OUTPUT_OPTIONS),
-    Refused(MPIS, "-s --stdin",
-            why="rank 0 reads stdin, and no other", instead="give the ranks a file's name"),
+    Means(HYDRA, "-s", key="output.stdin"),
     # ---- watching
     Means(TORCHRUN, "--shutdown-timeout", key="watch.grace_period"),
     Ignored(f"{TORCHRUN}, {ACCELERATE}", "--monitor-interval",

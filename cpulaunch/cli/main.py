@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import io
 import os
@@ -13,7 +14,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from cpulaunch import __version__
-from cpulaunch.errors import CpulaunchError, UsageError
+from cpulaunch.errors import CpulaunchError, HostError, UsageError
 from cpulaunch.wording import did_you_mean
 
 COMMANDS = {
@@ -39,6 +40,12 @@ MODULES = {
     **{name: f"jobs.{name}" for name in ("jobs", "logs", "report", "stacks", "profile")},
 }
 """Command → its module in this package, where that has another name."""
+
+_OF_FILES = (
+    errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENOTDIR,
+    errno.ESTALE, errno.EIO,
+)  # fmt: skip
+"""Errors of the machine's file systems, which are no bugs of ours."""
 
 MAX_ERROR = 4000
 """Characters of an error that are shown, as it may quote a whole file."""
@@ -69,6 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains again when it flushes at exit
         return 141
+    except OSError as e:
+        if e.errno not in _OF_FILES:
+            raise
+        error = _unusable(e)
+        say_error(error)
+        return error.exit_code
 
 
 def entry() -> NoReturn:
@@ -86,8 +99,13 @@ def entry() -> NoReturn:
     code = main()
     if not sys.stdout or not sys.stderr:
         os._exit(code)
-    with contextlib.suppress(BrokenPipeError):
+    try:
         sys.stdout.flush()
+    except BrokenPipeError:
+        pass
+    except OSError as e:  # full
+        say_error(HostError(f"stdout: {e.strerror}"))
+        code = code or HostError.exit_code
     with contextlib.suppress(OSError):  # full, or its terminal is gone
         sys.stderr.flush()
     os._exit(code)
@@ -106,6 +124,18 @@ def say_error(error: CpulaunchError) -> None:
     say("error: " + (text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}..."))
     if error.hint:
         say(f"hint: {error.hint}")
+
+
+def _unusable(error: OSError) -> HostError:
+    """A file or directory that no command can do without."""
+    if error.filename is None and isinstance(error, FileNotFoundError):  # of getcwd(2)
+        return HostError("the working directory has been deleted", hint="cd to one that exists")
+    what = f"{error.filename}: " if error.filename is not None else ""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return HostError(
+        f"{what}{error.strerror}",
+        hint="`df -h` and `df -i` show which file system is full" if full else None,
+    )
 
 
 def _command(arguments: list[str]) -> int:

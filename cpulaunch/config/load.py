@@ -318,7 +318,7 @@ def find_file(environ: Mapping[str, str]) -> Path | None:
         return Path(named)
     home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
     for path in (Path("cpulaunch.yaml"), home / "cpulaunch" / "config.yaml"):
-        if path.is_file():
+        if os.path.isfile(path):  # not where it can't be looked at
             return path
     return None
 

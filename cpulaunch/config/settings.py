@@ -394,6 +394,13 @@ class TrainingSection(Section):
         ("--as-written",),
         rank_variable=variables.AS_WRITTEN,
     )
+    strict = Setting(
+        Switch(),
+        False,
+        "end the job at the first optimizer step if there is no process group, so that each rank would train a model of its own",
+        ("--strict",),
+        rank_variable=variables.STRICT,
+    )
 
 
 class WatchSection(Section):
@@ -499,9 +506,15 @@ class OutputSection(Section):
     tee: Setting[CoreSet | AllOrNone] = Setting(
         Numbers("RANKS|all|none", "0,4-7", *get_args(AllOrNone)),
         "all",
-        "ranks whose output is shown; identical lines from three or more ranks are folded into one, unless all is set explicitly",
+        "ranks whose output is shown; identical lines from three or more ranks (on a terminal, two) are folded into one, unless all is set explicitly",
         ("--tee",),
         common=True,
+    )
+    stdin: Setting[int] = Setting(
+        Number(0, metavar="N"),
+        0,
+        "rank that reads this terminal, or what is piped in; the others have no stdin",
+        ("--stdin",),
     )
     verbose = Setting(
         Switch(),

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.batch.allocation import allocation, cpus_of_nodes, operators_hostfile, read_hostfile
+from cpulaunch.discovery.batch.slurm_job import restricted_to_job, slurm_job, without_ended_job
 from cpulaunch.discovery.batch.step import NAME as BY_STEP
-from cpulaunch.discovery.batch.step import can_start, demand_inside, demand_step, part_of_nodes
+from cpulaunch.discovery.batch.step import (
+    addresses_of,
+    can_start,
+    demand_inside,
+    demand_step,
+    part_of_nodes,
+)
 from cpulaunch.discovery.host.files import read_file
 from cpulaunch.discovery.host.installation import find_mpis
 from cpulaunch.discovery.host.interfaces import interfaces_here
@@ -22,7 +29,14 @@ from cpulaunch.errors import ConfigError
 from cpulaunch.model.facts import Facts, HostFacts, Mpi, read_record
 from cpulaunch.model.hosts import Host, all_here, parse_hosts, without
 from cpulaunch.plan.plan import Program
-from cpulaunch.plan.select import decide_launcher, first_hosts, may_use_mpi, ranks_per_host
+from cpulaunch.plan.select import (
+    decide_launcher,
+    demand_master_addr,
+    first_hosts,
+    master_elsewhere,
+    may_use_mpi,
+    ranks_per_host,
+)
 from cpulaunch.user_file import FACTS_LIMIT, read_user_file
 from cpulaunch.wording import counted
 
@@ -51,15 +65,21 @@ def collect_facts(
     Those are asked over ssh, unless the user skips that; HostError where they aren't ready.  ``tell`` gets
     lines for the user, and ``progress`` is told how far the asking is.
     """
+    job = slurm_job(config.environ)
+    config = without_ended_job(config, job, tell)
     named = named_hosts(config, tell)
     listed = first_hosts(config, named) if named else ()
     here = facts_here(environ={**config.environ, **config.env})
-    names = names_here() if listed else here.names
+    names = names_here() if listed or job else here.names
+    here = replace(here, topology=restricted_to_job(here.topology, job, names))
     elsewhere = any(host.name not in names for host in listed)
     if not elsewhere:  # else preflight asks all hosts
         _demand_interface(config)
         if program:
             _demand_master_address(config)
+    elif program:
+        demand_master_addr(config, listed)
+        _demand_master_on_first(config, listed)
     once_each(listed, names)
     demand_inside(config, listed, names)
     if program:
@@ -192,9 +212,22 @@ def _demand_master_address(config: Config) -> None:
     raise ConfigError(f"{where}: {chosen} is not an address of this machine", hint=f"it has {own}")
 
 
+def _demand_master_on_first(config: Config, listed: Sequence[Host]) -> None:
+    """ConfigError where the address at which the ranks are to meet is known to be another listed host's."""
+    chosen, (first, *others) = config.hosts.master_addr, listed
+    if chosen == "auto" or chosen == first.name:
+        return
+    addresses = addresses_of(chosen)
+    if not addresses or addresses & addresses_of(first.name):
+        return
+    for host in others:
+        if addresses & addresses_of(host.name):
+            raise master_elsewhere(config, host.name, first.name)
+
+
 def listed_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:
     """The hosts that the user named, or else those of the allocation that we are in; the first ``nnodes``."""
-    named = named_hosts(config, tell)
+    named = named_hosts(without_ended_job(config, slurm_job(config.environ), tell), tell)
     return first_hosts(config, named) if named else ()
 
 

@@ -35,6 +35,7 @@ def placement_variables(plan: Plan, launcher: Launcher) -> dict[str, str]:
         grace_period=plan.settings.watch.grace_period,
         lenient=plan.settings.cpu.lenient,
         telemetry=plan.settings.watch.telemetry != "none",
+        stdin=plan.settings.output.stdin,
         instances=count,
         first_instance=first,
         each=plan.program.each[first : first + plan.world_size],

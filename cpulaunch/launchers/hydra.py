@@ -15,6 +15,7 @@ _Hydra = partial(
     host_line="{host}:{slots}",
     ranks_per_host=("-ppn", "{slots}"),
     directory=("-wdir", "{path}"),
+    stdin=("-s", "{rank}"),
     set_variable=("-genv", "{name}", "{value}"),
     when_orphaned=signal.SIGTERM,
     # MPICH's goes on waiting for ranks after this.

@@ -48,9 +48,9 @@ class Mpiexec(Launcher):
     the preferred first.  ``called_by_script``: the program that its mpirun, a shell script, calls; killing
     the script would leave the whole job behind.  ``wheel``: the distribution that has it on PyPI.
 
-    ``always``: arguments of every job.  ``hostfile_variables`` name the hostfile where no option does.
-    ``ranks_per_host`` is said where all hosts have as many; else the hostfile's counts do, which any of
-    ``count_variables`` would beat.
+    ``always``: arguments of every job.  ``stdin``: those that give its stdin to another rank than 0.
+    ``hostfile_variables`` name the hostfile where no option does.  ``ranks_per_host`` is said where all hosts
+    have as many; else the hostfile's counts do, which any of ``count_variables`` would beat.
     ``forward_variable`` hands on a variable by name, for an MPI that hands on nothing by itself.  ``env``
     is for mpiexec itself: it switches the MPI's own pinning off, and its hosts are ours, not those of a
     Slurm allocation around us.  ``watched_env`` is added where a launcher reads what mpiexec prints, and
@@ -75,6 +75,7 @@ class Mpiexec(Launcher):
     host_line: str
     ranks_per_host: tuple[str, ...]
     directory: tuple[str, ...]
+    stdin: tuple[str, ...]
     set_variable: tuple[str, ...]
     ssh: str
     interface: tuple[str, str]
@@ -115,6 +116,8 @@ class Mpiexec(Launcher):
             argv += self.hostfile
         argv += ["-n", str(plan.world_size), *(per_host := self._ranks_per_host(plan))]
         argv += [word.format(path=plan.program.directory) for word in self.directory]
+        if reader := plan.settings.output.stdin:
+            argv += [word.format(rank=reader) for word in self.stdin]
         for name, value in plan.env.items():
             if name not in plan.private:
                 argv += [word.format(name=name, value=value) for word in self.set_variable]

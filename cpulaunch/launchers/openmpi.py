@@ -33,6 +33,7 @@ OPENMPI = Mpiexec(
     host_line="{host} slots={slots}",
     ranks_per_host=("--map-by", "ppr:{slots}:node"),
     directory=("--wdir", "{path}"),
+    stdin=("--stdin", "{rank}"),
     set_variable=("-x", "{name}={value}"),
     ssh="PRTE_MCA_plm_ssh_agent",
     # Named by its network, as the interface may have another name on the next host.

@@ -119,7 +119,8 @@ class Srun(Launcher):
                 hint="without --hosts and --hostfile, the allocation's nodes are taken",
             )
         placement = placement_variables(plan, self)
-        argv = ["srun", *OWN_STEP, "--kill-on-bad-exit=0", "--wait=0", "--input=0"]
+        argv = ["srun", *OWN_STEP, "--kill-on-bad-exit=0", "--wait=0"]
+        argv += [f"--input={plan.settings.output.stdin}"]
         argv += [f"--chdir={plan.program.directory}", f"--ntasks={plan.world_size}"]
         # The only way to say which rank runs where: srun has an order of its own for nodes otherwise.
         argv += ["--distribution=arbitrary", f"--nodelist=./{HOSTS}"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from cpulaunch.errors import ConfigError
 
 # Linux's largest build has 8192 CPUs; a bound keeps a mistyped number from becoming a huge set.
-LARGEST_CPU = 65535
+LARGEST_CPU = (1 << 20) - 1
 
 
 class CoreSet:

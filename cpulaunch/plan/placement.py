@@ -16,7 +16,7 @@ from cpulaunch.errors import HostError, PlanError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import INSTANCE, RANKS, Names
 
-VERSION = 2
+VERSION = 3
 """Of the text.  It changes with any field, so that an agent of another cpulaunch says so and ends."""
 
 MAX_PART = 120 * 1024
@@ -115,7 +115,7 @@ class Placement(NamedTuple):
     ``hosts`` are in the order of ranks.  ``request`` is what an assumed host is planned by
     (`plan.request.HostRequest`, as JSON data).  ``env`` are variables that must not show
     in argument lists; ``hidden`` are names that the program doesn't get.  ``telemetry``: the launcher
-    wants to know what steps take.  Periods are in seconds.
+    wants to know what steps take.  ``stdin`` is the rank that has the agents' stdin.  Periods are in seconds.
 
     ``instances``: so many independent programs in all, of which rank 0 is number ``first_instance``; 0 where
     there are ranks.  ``each`` are the ranks' further arguments, or nothing.
@@ -135,6 +135,7 @@ class Placement(NamedTuple):
     grace_period: float
     lenient: bool
     telemetry: bool
+    stdin: int = 0
     instances: int = 0
     first_instance: int = 0
     each: Sequence[Sequence[str]] = ()

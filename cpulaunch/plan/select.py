@@ -142,7 +142,7 @@ def _instances_on(config: Config, hosts: Sequence[Host]) -> dict[str, int | None
 
 
 def checked_world_size(config: Config, world_size: int) -> int:
-    """``world_size``; PlanError where it is too large, or the user wants another number of ranks."""
+    """``world_size``; PlanError where it is too large, or doesn't have the ranks that the user names."""
     _check_total(world_size, "planned, by the hosts' topologies")
     total = config.hosts.nproc
     if total != "auto" and total != world_size:
@@ -150,6 +150,11 @@ def checked_world_size(config: Config, world_size: int) -> int:
         raise PlanError(
             f"{wanted}, but slots and topologies make {world_size}",
             hint="give every host its slots, or use -ppn N",
+        )
+    if (reader := config.output.stdin) >= world_size:
+        raise PlanError(
+            f"{config.where(Config.output.stdin)}: there is no rank {reader}, as there are {world_size}",
+            hint="the first rank is 0, which reads stdin unless --stdin says otherwise",
         )
     return world_size
 
@@ -284,18 +289,15 @@ def chosen_master_addr(
 ) -> MasterAddress:
     """Where the ranks meet: at the user's address, else at the first host's.
 
-    Raises PlanError where a job of several hosts has only a loopback address, which no other host can reach.
+    Raises PlanError where a job of several hosts has only a loopback address, which no other host can reach,
+    and what `demand_master_addr` does.
     """
+    demand_master_addr(config, hosts)
     chosen, first = config.hosts.master_addr, hosts[0].name
     if len(hosts) == 1 or are_wanted(config):
         here = launcher.this_host_only or first == LOCALHOST
         return MasterAddress(("127.0.0.1" if here else first) if chosen == "auto" else chosen)
     if chosen != "auto":
-        if is_loopback(chosen):
-            raise ConfigError(
-                f"{config.where(Config.hosts.master_addr)}: {chosen} is another host on each of {len(hosts)}",
-                hint=f"leave it out, or name an address by which the others reach {first}",
-            )
         return MasterAddress(chosen)
     found, assumed = facts.of(first)
     # A name may mean something else on the next host.
@@ -309,6 +311,35 @@ def chosen_master_addr(
             hint="name it as they do, or set hosts.master_addr (--master-addr)",
         )
     return MasterAddress(own[0], f"the ranks meet at {own[0]}, as {address} means another host to the others")
+
+
+def demand_master_addr(config: Config, hosts: Sequence[Host]) -> None:
+    """ConfigError where the user's address can't be the first host's, by what its name says alone.
+
+    Ranks would wait there for minutes: the first rank listens on the first host.
+    """
+    chosen, (first, *others) = config.hosts.master_addr, hosts
+    if not others or are_wanted(config):
+        return
+    where = config.where(Config.hosts.master_addr)
+    if is_loopback(chosen):
+        raise ConfigError(
+            f"{where}: {chosen} is another host on each of {len(hosts)}",
+            hint=f"leave it out, or name an address by which the others reach {first.name}",
+        )
+    if chosen != first.name and any(chosen == host.name for host in others):
+        raise master_elsewhere(config, chosen, first.name)
+
+
+def master_elsewhere(config: Config, host: str, first: str) -> ConfigError:
+    """The user's address is that of ``host``, and not of the ``first`` one."""
+    chosen = config.hosts.master_addr
+    where = config.where(Config.hosts.master_addr)
+    what = chosen if chosen == host else f"{chosen}, which is {host},"
+    return ConfigError(
+        f"{where}: {what} is not the first host, {first}, where the ranks meet",
+        hint=f"leave it out, or name {host} first",
+    )
 
 
 def forwarded_names(config: Config, facts: Facts, launcher: Launcher, hosts: tuple[Host, ...]) -> list[str]:

@@ -13,9 +13,12 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import get_backend_config
 from torch.nn.parallel import DistributedDataParallel
 
+from cpulaunch import variables
 from cpulaunch.ccl import installed
 from cpulaunch.errors import UsageError
 from cpulaunch.runtime.change import comm_hooks
+from cpulaunch.runtime.join import environment_to_join, other_launchers_rank
+from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.settings import training_settings
 
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
@@ -25,16 +28,25 @@ def init(backend: str | None = None, **options: Any) -> None:
     """Make the process group of all ranks; does nothing where there is one.
 
     ``backend``: else the planned one; outside of cpulaunch, ccl where it is built, else gloo.  ``options``
-    go to ``torch.distributed.init_process_group``.  A process that was not started as a rank (no
-    ``WORLD_SIZE``) gets a group of its own, so that the same script runs alone.
+    go to ``torch.distributed.init_process_group``.  Ranks that srun or an mpiexec started without cpulaunch
+    join each other.  A process that was not started as a rank gets a group of its own, so that the same
+    script runs alone.
 
-    Raises HostError where ccl is asked for and not built, and torch's errors where ranks don't meet.
+    Raises HostError where ccl is asked for and not built, UsageError where another launcher started several
+    ranks and doesn't say where rank 0 is, and torch's errors where ranks don't meet.
     """
     if dist.is_initialized():
         return
     if "WORLD_SIZE" not in os.environ and not {"rank", "world_size", "store", "init_method"} & set(options):
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-        return
+        started = other_launchers_rank()
+        if started is None:
+            dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+            return
+        os.environ.update(environment_to_join(started))
+        log_once(
+            f"{started.launcher.title} started {started.size} ranks: they train one model "
+            f"({variables.SEPARATE}=1 has each train its own)"
+        )
     dist.init_process_group(backend or training_settings().backend or _fastest_backend(), **options)
 
 
@@ -55,12 +67,18 @@ def backend() -> str | None:
 
 def rank() -> int:
     """This process's rank, from 0; 0 where there is only this process."""
-    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+    if dist.is_initialized():
+        return dist.get_rank()
+    started = other_launchers_rank()
+    return started.rank if started else int(os.environ.get("RANK", "0"))
 
 
 def world_size() -> int:
     """The number of ranks; 1 where there is only this process."""
-    return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    if dist.is_initialized():
+        return dist.get_world_size()
+    started = other_launchers_rank()
+    return started.size if started else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_main() -> bool:

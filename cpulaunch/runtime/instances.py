@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from cpulaunch import variables
 from cpulaunch.errors import UsageError
 from cpulaunch.metric_line import Stated, metric_line
+from cpulaunch.runtime.join import other_launchers_rank
 
 Items = TypeVar("Items")
 
@@ -19,7 +20,8 @@ def shard(items: Items) -> Items:
 
     ``items`` is anything that can be sliced with a step: a list, a tuple, a range, an array.  The shares of
     all instances together are ``items``, and differ by one in length at most.  The ranks of a job share them
-    in the same way, and a program that runs by itself gets all.  Raises UsageError for what can't be sliced.
+    in the same way, also those that srun or an mpiexec started; a program that runs by itself gets all.
+    Raises UsageError for what can't be sliced.
     """
     number, count = _place()
     try:
@@ -35,7 +37,8 @@ def _place() -> tuple[int, int]:
     for number, count in ((variables.INSTANCE, variables.INSTANCES), ("RANK", "WORLD_SIZE")):
         if number in os.environ and count in os.environ:
             return int(os.environ[number]), int(os.environ[count])
-    return 0, 1
+    started = other_launchers_rank()
+    return (started.rank, started.size) if started else (0, 1)
 
 
 def metric(name: str, value: Any, unit: str = "") -> None:

@@ -30,6 +30,7 @@ class TrainingSettings:
     static_graph: bool = False
     as_written: bool = False
     precision_is_planned: bool = False
+    strict: bool = False
 
 
 def training_settings(environ: Mapping[str, str] = os.environ) -> TrainingSettings:
@@ -46,5 +47,6 @@ def training_settings(environ: Mapping[str, str] = os.environ) -> TrainingSettin
         bucket_mb=None if bucket == "auto" else bucket,
         static_graph=rank_setting(Table.training.static_graph, environ),
         as_written=rank_setting(Table.training.as_written, environ),
+        strict=rank_setting(Table.training.strict, environ),
         precision_is_planned=variables.PRECISION_IS_PLANNED in environ,
     )

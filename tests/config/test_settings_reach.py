@@ -160,6 +160,7 @@ EFFECTS = {
     "watch.restartable": Effect("true", lambda config: planned(config).settings.watch.restartable, True),
     "watch.profile": Effect("10-14", lambda config: profiled_steps(planned(config)), (10, 14)),
     "watch.restart_always": Effect("true", lambda config: restart_rules(planned(config)).always, True),
+    "output.stdin": Effect("1", placement("stdin"), 1, {"hosts.nproc": "2"}),
     "env": Effect("THEIRS=1", shared_env("THEIRS"), "1"),
     "forward": Effect("SECRET", lambda config: planned(config).forward, ("SECRET",)),
 }  # fmt: skip
@@ -175,6 +176,7 @@ TOLD = {
     "training.bucket_mb": 7,
     "training.static_graph": True,
     "training.as_written": True,
+    "training.strict": True,
     "watch.checkpoint_every": Interval(90, "s"),
     "watch.grace_period": 3,
     "watch.telemetry": "none",

@@ -22,7 +22,7 @@ def test_a_group_is_of_the_planned_backend(job: Start, said: tuple[str, ...]) ->
     assert len(lines) == (said != ("ccl",))
     if lines:
         assert (f"backend ccl (not {said[0]}) (" if said else "backend ccl (") in lines[0]
-    assert [result["answered"] for result in done.results] == [said[0] if said else "gloo"] * 2
+    assert [result["answered"] for result in done.results] == [said[0] if said else "undefined"] * 2
 
 
 def test_a_data_parallel_model_of_the_scripts_own_is_in_the_planned_precision(job: Start) -> None:

@@ -43,7 +43,7 @@ def test_groups_answer_the_name_that_the_script_knows(start: Start) -> None:
     for result in ours.results:
         for name in names:
             answered, real, total = result[name]
-            assert answered == [{"none": "gloo", "nccl": "gloo"}.get(name, name)] * 3
+            assert answered == [{"none": "undefined", "nccl": "gloo"}.get(name, name)] * 3
             assert (real, total) == ("ccl", 8.0)
     assert any("backend ccl (not nccl)" in line for line in ours.ours())
 

@@ -42,6 +42,10 @@ class Ended(NamedTuple):
         return self.code if self.code is not None else 128 + (self.signal or 0)
 
 
+class AffinityError(OSError):
+    """The kernel, or a filter of system calls, refuses to put the program on its cores."""
+
+
 class Program:
     """A running program, leader of its own process group."""
 
@@ -58,7 +62,9 @@ class Program:
         none, and a soft limit of ``open_files``.
 
         The third of the streams keeps its number, and file descriptors that this process inherited (the
-        MPI's, for its PMI) are handed on.  Raises OSError where ``argv[0]`` can't be run.
+        MPI's, for its PMI) are handed on.  Without ``cores``, it may run wherever we may.
+
+        Raises OSError where ``argv[0]`` can't be run, and AffinityError where its cores are refused.
         """
         os.set_inheritable(streams[2], True)
         self.pid = _start(argv, env, cores, streams, stdin, open_files)
@@ -165,7 +171,8 @@ def _start(
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         # The agent's py-spy may look at it, though it isn't an ancestor (Yama's ptrace_scope 1).
         _libc.prctl(_PR_SET_PTRACER, agent, 0, 0, 0)
-        os.sched_setaffinity(0, cores)
+        if cores:
+            _pin(cores)
         set_open_files(open_files)
         if not stdin:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -191,15 +198,26 @@ def fork_and_exec(argv: Sequence[str], env: Mapping[str, str], prepare: Callable
                 signal.signal(ignored, signal.SIG_DFL)
             os.execve(argv[0], list(argv), env)
         except BaseException as e:
-            os.write(tell_outcome, b"%d" % (getattr(e, "errno", None) or errno.EINVAL))
+            number = getattr(e, "errno", None) or errno.EINVAL
+            os.write(tell_outcome, b"%d" % (-number if isinstance(e, AffinityError) else number))
         finally:
             os._exit(127)
     os.close(tell_outcome)
     with open(outcome, "rb") as pipe:
         if failure := pipe.read():
             os.waitpid(pid, 0)
-            raise OSError(int(failure), os.strerror(int(failure)))
+            number = abs(int(failure))
+            kind = AffinityError if failure.startswith(b"-") else OSError
+            raise kind(number, os.strerror(number))
     return pid
+
+
+def _pin(cores: Collection[int]) -> None:
+    """Put this process on ``cores``.  Raises AffinityError."""
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as e:
+        raise AffinityError(e.errno, e.strerror) from None
 
 
 def set_open_files(soft: int | None) -> int:

@@ -6,10 +6,12 @@ import fcntl
 import mmap
 import os
 import signal
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from cpulaunch import variables
-from cpulaunch.agent.launch.child import Program, set_memory_policy
+from cpulaunch.agent.launch.child import AffinityError, Program, set_memory_policy
 from cpulaunch.agent.launch.environment import (
     Assignment,
     Identity,
@@ -97,9 +99,11 @@ def start_program(
         stacks, (ledger_fd, ledger) = _stacks_handler(env), ledger_file.offer(env)
         kept = _keep_port(env, host) if identity.rank == 0 and not placement.instances else None
     preloads = planned_preloads(placement, assigned.host, os.environ)
+    # One rank alone has a stdin; under hydra, that of the others never ends.
+    reads = identity.rank == placement.stdin
+    start = partial(Program, argv, env, streams=streams, stdin=reads, open_files=open_files)
     try:
-        # Rank 0 alone has a stdin; under hydra, that of the others never ends.
-        program = Program(argv, env, rank.cores, streams, identity.rank == 0, open_files)
+        program = _start_on_cores(start, rank.cores, name, placement.lenient, notes)
     except OSError as e:
         raise HostError(cannot_run(f"{argv[0]} on {host}", e)) from None
     finally:
@@ -115,6 +119,23 @@ def start_program(
     planned = Planned(rank.cores, rank.comm_cores, policy, env.get("OMP_NUM_THREADS", ""), preloads)
     message = Started(program.pid, str(actual or rank.cores), str(rank.comm_cores), rank.threads, notes)
     return Running(program, planned, message, ledger, stacks)
+
+
+def _start_on_cores(
+    start: Callable[..., Program], cores: CoreSet, name: str, lenient: bool, notes: list[str]
+) -> Program:
+    """The program; with one of the ``notes`` where it can't be put on its ``cores``.
+
+    HostError if that is no warning.
+    """
+    try:
+        return start(cores=cores)
+    except AffinityError as e:
+        notes.append(f"{name} can't be put on CPUs {cores}: {e.strerror}")
+        if not lenient:
+            hint = "a filter of system calls (seccomp) may forbid it; --lenient runs without"
+            raise HostError(notes[-1], hint=hint) from None
+        return start(cores=())
 
 
 def _keep_port(env: dict[str, str], host: str) -> socket.socket | None:

@@ -13,7 +13,13 @@ from cpulaunch.report.read import program_in
 from cpulaunch.report.secrets import masked_command
 from cpulaunch.supervise.control.client import Observer
 from cpulaunch.supervise.control.observer_messages import Status
-from cpulaunch.supervise.control.registry import is_gone, is_here, is_stopped, read_contact
+from cpulaunch.supervise.control.registry import (
+    has_other_network,
+    is_gone,
+    is_here,
+    is_stopped,
+    read_contact,
+)
 from cpulaunch.supervise.job.outcome import INTERRUPTED, OK, STALLED, START_FAILED
 from cpulaunch.supervise.job.status import duration
 from cpulaunch.supervise.output.lines import ORDER
@@ -86,7 +92,8 @@ def _running(running: Running) -> Iterator[str]:
         if status.stalled:
             yield f"    {status.stalled}"
     except HostError as e:
-        yield f"{contact.job}  does not answer: {e.hint}"
+        what = "can't be reached from here" if has_other_network(contact) else "does not answer"
+        yield f"{contact.job}  {what}: {e.hint}"
     yield from _what(running)
 
 

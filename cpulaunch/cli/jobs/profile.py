@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from cpulaunch.cli.jobs.selection import NEWEST, WHICH, find_job, printable
+from cpulaunch.cli.jobs.selection import ONLY, ONLY_WHICH, find_job, only_job, printable
 from cpulaunch.cli.options import Parser
 from cpulaunch.errors import ConfigError, HostError, UsageError
 from cpulaunch.model.cores import CoreSet
@@ -15,7 +15,7 @@ from cpulaunch.supervise.control.client import Observer
 from cpulaunch.supervise.profiling.request import MAX_STEPS
 
 EPILOG = f"""\
-{WHICH}
+{ONLY_WHICH}
 The job goes on, and is slower while it is traced. {MAX_STEPS} steps can be traced at most.
 The trace stays in the job's directory. Perfetto shows it: https://ui.perfetto.dev, "Open trace file".
 
@@ -27,7 +27,7 @@ examples:
 
 def main(arguments: list[str]) -> int:
     parser = Parser("cpulaunch profile", "Trace steps of a running job, and say what they show.", EPILOG)
-    parser.add_argument("job", metavar="JOB", nargs="?", help=NEWEST)
+    parser.add_argument("job", metavar="JOB", nargs="?", help=ONLY)
     parser.add_argument("--steps", metavar="N", default="5", help="optimizer steps to trace (default: 5)")
     parser.add_argument("--ranks", metavar="LIST", help="ranks to trace, such as 0-3 (default: all)")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="also copy the trace to this file")
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     steps, ranks = _steps(options.steps), _ranks(options.ranks)
     if options.output:
         _check_output(options.output)
-    directory, contact = find_job(options.job)
+    directory, contact = only_job() if options.job is None else find_job(options.job)
     if options.job is None:
         _tell(f"profile of {directory}")
     try:

@@ -28,6 +28,13 @@ the setting output.log_dir here (runs/), or where there is none, the newest that
 
 NEWEST = "the job; default: your newest one here"
 
+ONLY = "the job; default: the only one of yours that runs here"
+"""For a command that does something to the job: no job is slowed down that nobody has named."""
+
+ONLY_WHICH = """\
+JOB is an id or a prefix of it, or a directory (of the job, or of jobs).  Without it, it is the only job of
+yours that runs of those in the setting output.log_dir here (runs/)."""
+
 _NOT_RUNNING = {
     State.KILLED: "the launcher of this job was killed, and its agents have ended the ranks",
     State.ENDED: "this job has ended",
@@ -104,6 +111,22 @@ def find_job(named: str | None) -> Running:
     for place in _ended(named):
         raise _not_running(named, place)
     raise UsageError(f"{named}: no such running job", hint="`cpulaunch jobs` lists those that are running")
+
+
+def only_job() -> Running:
+    """The only job of ``usual_places()`` that runs and can be asked.  Raises UsageError."""
+    places = usual_places()
+    running = [each for each in running_jobs(places) if not is_gone(each[1])]
+    ours = [each for each in running if _is_of(each[0], places)]
+    asked = [(place, contact) for place, contact in ours if is_here(contact) or _answers(contact)]
+    if len(asked) == 1:
+        return asked[0]
+    jobs = [contact.job for _, contact in asked or running]
+    shown = ", ".join(jobs[:MAX_NAMED]) + (", …" if len(jobs) > MAX_NAMED else "")
+    if asked:
+        raise UsageError(f"several jobs of yours are running here: {shown}", hint="name one of them")
+    hint = f"name one of those that run elsewhere: {shown}" if jobs else "`cpulaunch jobs` lists your jobs"
+    raise UsageError(f"no job of yours is running in {runs()}/", hint=hint)
 
 
 def _newest(places: Sequence[Path]) -> Running:

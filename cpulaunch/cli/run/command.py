@@ -23,11 +23,16 @@ from cpulaunch.cli.options import (
     tell_of_restricted,
 )
 from cpulaunch.cli.run.each import add_each, instances_of
-from cpulaunch.cli.run.misuse import refuse_launcher, refuse_shell_script, refuse_within_a_launcher
+from cpulaunch.cli.run.misuse import (
+    refuse_launcher,
+    refuse_several_programs,
+    refuse_shell_script,
+    refuse_within_a_launcher,
+)
 from cpulaunch.config.config import Config
 from cpulaunch.config.setting import Setting
 from cpulaunch.config.values import HostCount
-from cpulaunch.errors import SAVED_EXIT_CODE, UsageError
+from cpulaunch.errors import SAVED_EXIT_CODE, HostError, UsageError
 from cpulaunch.launchers.command import Command, shell
 from cpulaunch.model.facts import Facts
 from cpulaunch.plan.instances import are_wanted
@@ -36,6 +41,7 @@ from cpulaunch.plugins import ENGINE_PACKAGES
 
 if TYPE_CHECKING:
     from cpulaunch.supervise.output.directory import JobDirectory
+    from cpulaunch.supervise.output.lines import Output
 
 SLOW_DISK = 2.0
 """Seconds after which a line says that we wait for the disk to make the job's directory."""
@@ -81,6 +87,7 @@ def main(arguments: list[str]) -> int:
         words, typed = [*words, *more], [*typed, *rest[1 : len(rest) - len(after)]]
         rest = [rest[0], *after]
     options = parser.parse_args(words)
+    refuse_several_programs(rest)
     if rest and not options.no_python and is_program(options.wdir / rest[0]):
         refuse_launcher(typed, rest, split)
     if not options.dry_run:
@@ -304,6 +311,9 @@ def _check_script(directory: Path, shown: str) -> None:
             return  # Python runs those, too
         raise UsageError(f"{shown} is a directory, not a script", hint="name the script in it") from None
     except FileNotFoundError:
+        if shown == "-":
+            what = "stdin holds no script for several ranks, as only one of them reads it"
+            raise UsageError(what, hint="write the script to a file first") from None
         hint = f"did you mean -m {shown}?" if path.suffix != ".py" and "/" not in shown else None
         raise UsageError(f"{shown}: no such script in {directory}", hint=hint) from None
     except OSError as e:
@@ -341,6 +351,7 @@ def _run(
     output = Output(directory, shown, screen, tell, fold=not everything, names=plan.names)
     if sys.stdout is not None and sys.stdout.isatty() and not everything:
         output.leave_out_figures()  # as the end shows what they come to; a pipe gets all
+    _suit_terminals(output, config.output.stdin)
 
     sinks = make_sinks(plan, directory, attempt.job_id, tell)
     console = Console(directory, output, tell, verbose, sinks)
@@ -392,6 +403,15 @@ def _run(
     return outcome.exit_code
 
 
+def _suit_terminals(output: Output, reader: int) -> None:
+    """Show what the rank prints that reads our terminal, and let equal lines take little room there."""
+    if sys.stdin is not None and sys.stdin.isatty():
+        output.reader = reader
+    for number, stream in enumerate((sys.stdout, sys.stderr), 1):
+        if stream is not None and stream.isatty():
+            output.fold_pairs(number)
+
+
 def _job_directory(log_dir: Path, job_id: str) -> JobDirectory:
     from threading import Timer
 
@@ -406,10 +426,23 @@ def _job_directory(log_dir: Path, job_id: str) -> JobDirectory:
     try:
         return JobDirectory.make(log_dir / job_id)
     except OSError as e:
-        import tempfile
-
-        directory = JobDirectory(Path(tempfile.mkdtemp(prefix=f"cpulaunch-{job_id}-")))
+        directory = _temporary_directory(job_id, log_dir, str(e.strerror))
         say(f"warning: {log_dir} can't be written ({e.strerror}); logs are in {directory.path}")
         return directory
     finally:
         waiting.cancel()
+
+
+def _temporary_directory(job_id: str, log_dir: Path, why_not_there: str) -> JobDirectory:
+    """A job's directory where ``log_dir`` can't have it.  Raises HostError if nothing can."""
+    import tempfile
+
+    from cpulaunch.supervise.output.directory import JobDirectory
+
+    for parent in (None, "/dev/shm"):  # None: where temporary files are
+        with suppress(OSError):
+            return JobDirectory(Path(tempfile.mkdtemp(prefix=f"cpulaunch-{job_id}-", dir=parent)))
+    raise HostError(
+        f"{log_dir} can't be written ({why_not_there}), and neither can a temporary directory",
+        hint="--log-dir names a directory for the job's files",
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import PurePath
 
 from cpulaunch import launchers, plugins, variables
@@ -51,6 +52,20 @@ def refuse_shell_script(shown: str, text: bytes) -> None:
         f"{shown} is a script of {found[1].decode()}, and ranks run Python",
         hint="name the Python script that it starts; --no-python runs any program",
     )
+
+
+def refuse_several_programs(words: Sequence[str]) -> None:
+    """Raise UsageError where a lone ``:`` and an option of mpiexec begin another program (MPMD)."""
+    for word, option in pairwise(words):
+        if word == ":" and option.lstrip("-").replace("_", "-") in _OF_PROGRAMS and option.startswith("-"):
+            raise UsageError(
+                f"`: {option}` would be arguments of {words[0]}: a job has one program, unlike mpiexec's",
+                hint="the script itself can do one thing or another by its rank ($RANK)",
+            )
+
+
+_OF_PROGRAMS = ("n", "np", "c", "host", "hosts", "ppn", "env", "wdir", "H", "x", "nproc-per-node")
+"""Options with which another program may begin after mpiexec's ``:``."""
 
 
 def refuse_launcher(options: Sequence[str], words: Sequence[str], split: Split, command: str = "run") -> None:

@@ -70,6 +70,7 @@ def plan_as_text(plan: Plan, commands: Sequence[Command], picture: str, *, like:
     """
     lines = [f"{size(plan)}, {started(plan)}"]
     lines += [f"transport: {_transport(plan)}"] if plan.transport else []
+    lines += _meeting(plan)
     lines += [] if plan.settings.training.as_written else [str(plan.precision)]
     lines.append(f"allocator: {plan.allocator}")
     lines += ["", "Placement", *placement_as_text(plan, like)]
@@ -91,6 +92,16 @@ def plan_as_text(plan: Plan, commands: Sequence[Command], picture: str, *, like:
     lines += ["", "Settings" if verbose else "Settings that differ from the defaults (-v: all)"]
     lines += _settings_as_text(plan, verbose)
     return "\n".join(lines) + "\n"
+
+
+def _meeting(plan: Plan) -> list[str]:
+    """Where the ranks of several hosts meet, and whether that is known before the hosts are asked."""
+    if len(plan.hosts) == 1 or plan.instances:
+        return []
+    first = plan.hosts[0].host
+    unknown = plan.master_addr == first and not plan.settings.hosts.skip_preflight
+    asked = f" (a run takes the address of {first} that leads to the others)" if unknown else ""
+    return [f"the ranks meet at {plan.master_addr}{asked}"]
 
 
 def _transport(plan: Plan) -> str:

@@ -64,7 +64,7 @@ def demand_inside(config: Config, hosts: Sequence[Host], here: Collection[str]) 
     ours = nodes | {name.partition(".")[0] for name in nodes} | (set(here) if nodes & set(here) else set())
     outside = [host.name for host in hosts if not {host.name, host.name.partition(".")[0]} & ours]
     if any(map(_is_address, outside)):
-        addresses = {address for node in sorted(nodes) for address in _addresses(node)}
+        addresses = {address for node in sorted(nodes) for address in addresses_of(node)}
         outside = [name for name in outside if name not in addresses]
     if outside:
         where = config.where(Config.hosts.hostfile if config.hosts.hostfile else Config.hosts.list)
@@ -86,8 +86,8 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _addresses(node: str) -> set[str]:
-    """What the name server and /etc/hosts know of a node."""
+def addresses_of(node: str) -> set[str]:
+    """What the name server and /etc/hosts know of a host."""
     try:
         return {str(found[4][0]) for found in socket.getaddrinfo(node, None)}
     except (OSError, UnicodeError):

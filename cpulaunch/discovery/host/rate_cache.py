@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cpulaunch.model.rates import Cpu, ProductRates
+from cpulaunch.user_file import cache_home
 
 INSTRUCTION_LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 """Variables that limit which instructions torch and its libraries use."""
@@ -50,8 +51,7 @@ class RateCache:
         """``environ`` is the environment of the ranks."""
         key = json.dumps([cpu, torch_version, limits_of_ranks(environ)], sort_keys=True)
         name = hashlib.sha256(key.encode()).hexdigest()[:24]
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        return cls(Path(base) / "cpulaunch" / "rates" / f"{name}.json")
+        return cls(cache_home() / "cpulaunch" / "rates" / f"{name}.json")
 
     def rate(self, threads: int, precision: str) -> Rate | None:
         """What was measured with so many threads in ``precision``, such as ``"bf16"``."""

@@ -16,14 +16,17 @@ from cpulaunch.runtime.change.precision import check_precision
 from cpulaunch.runtime.hooks import replace_everywhere
 from cpulaunch.runtime.settings import TrainingSettings
 
-_OF_CPUS = (None, "gloo", "mpi", "ccl", "cpu:gloo")
-_OF_GPUS = ("nccl", "cuda:nccl", "cpu:gloo,cuda:nccl")  # sorted by device
+_OF_CPUS = ("gloo", "mpi", "ccl")
+"""Backends for CPUs that the planned one takes the place of."""
 
-_GLOO = {None: "gloo", "cpu:gloo": "gloo"}
-"""Names by which torch takes gloo on CPUs."""
+_DEVICES = {"nccl": "cuda", "xccl": "xpu", **dict.fromkeys(_OF_CPUS, "cpu")}
+"""Backend → the device that it is for, where a name says none.
 
-_ANSWERED = {None: "gloo", "nccl": "gloo", "cuda:nccl": "gloo"}
-"""What a group answers for a name that it can't answer: scripts move tensors to a GPU where it is nccl."""
+torch takes gloo and ccl for GPUs, too, where it is told no other backend for them.
+"""
+
+_UNDEFINED = "undefined"
+"""What torch answers for a group that was made without naming a backend."""
 
 _names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """Group of another backend than its script named → the name that it answers."""
@@ -31,8 +34,12 @@ _names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 def is_replaced(torch: Any, backend: str | None) -> bool:
     """Whether the planned backend is taken where a script names this one."""
-    named = _by_device(backend)
-    return named in _OF_CPUS or (named in _OF_GPUS and not torch.cuda.is_available())
+    if backend in (None, _UNDEFINED):
+        return True
+    pairs = _by_device(backend)
+    others = [device for device in pairs if device != "cpu"]
+    known = all(name in _DEVICES for name in pairs.values()) and pairs.get("cpu", "ccl") in _OF_CPUS
+    return bool(pairs) and known and not any(_is_there(torch, device) for device in others)
 
 
 def replace_backend(torch: Any, settings: TrainingSettings) -> None:
@@ -53,7 +60,7 @@ def replace_backend(torch: Any, settings: TrainingSettings) -> None:
         if not is_replaced(torch, backend):
             return init(backend, *args, **kwargs)
         made = init(settings.backend, *args, **kwargs)
-        _announce_group(_by_device(backend), settings)
+        _announce_group(backend, settings)
         remember(of_all_ranks(), _answer(backend))
         return made
 
@@ -64,8 +71,8 @@ def replace_backend(torch: Any, settings: TrainingSettings) -> None:
         usual = _name(of_all_ranks())
         name = usual if backend is None else _answer(backend)
         # What the group of all ranks answers stands for the backend that it has.
-        planned = backend is None or name == usual or _by_device(backend) in _OF_GPUS
-        planned = planned and is_replaced(torch, backend)
+        same = _of_cpus(backend) == _of_cpus(usual or str(ask()))
+        planned = (backend is None or same or _is_of_gpus(backend)) and is_replaced(torch, backend)
         group = new(ranks, timeout, settings.backend if backend and planned else backend, *args, **kwargs)
         if planned:
             remember(group, name)
@@ -85,18 +92,45 @@ def _name(group: Any) -> str | None:
     return None if group is None else _names.get(group)
 
 
-def _by_device(backend: str | None) -> str | None:
-    """A backend's name in one of its spellings: ``cuda:nccl,cpu:gloo`` is ``cpu:gloo,cuda:nccl``."""
-    return ",".join(sorted(backend.lower().split(","))) if isinstance(backend, str) else backend
+def _by_device(backend: str) -> dict[str, str]:
+    """Device → backend, of a name such as ``gloo`` or ``cpu:gloo,cuda:nccl``; empty if torch refuses it."""
+    name = str(backend).lower()
+    if name in _DEVICES:
+        return {_DEVICES[name]: name}
+    pairs = [pair.split(":") for pair in name.split(",")]
+    if any(len(pair) != 2 for pair in pairs) or len({pair[0] for pair in pairs}) < len(pairs):
+        return {}
+    return {pair[0]: pair[1] for pair in pairs}
+
+
+def _of_cpus(backend: str | None) -> str | None:
+    """The backend for tensors on the CPU; without a name it is gloo."""
+    return "gloo" if backend in (None, _UNDEFINED) else _by_device(str(backend)).get("cpu")
+
+
+def _is_there(torch: Any, device: str) -> bool:
+    """Whether this host has such a device; one that isn't known to be missing may be there."""
+    module = getattr(torch, device, None)
+    return module is None or not hasattr(module, "is_available") or bool(module.is_available())
+
+
+def _is_of_gpus(backend: str) -> bool:
+    return any(device != "cpu" for device in _by_device(backend))
 
 
 def _answer(backend: str | None) -> str:
-    named = _by_device(backend)
-    return _ANSWERED.get(named) or str(backend).lower()
+    """What a group answers that was asked for by this name.
+
+    Not one that only a GPU's group has: scripts move tensors to a GPU then.
+    """
+    if backend in (None, _UNDEFINED):
+        return _UNDEFINED
+    pairs = _by_device(backend)
+    return str(backend).lower() if "cpu" in pairs else "gloo"
 
 
-def _announce_group(named: str | None, settings: TrainingSettings) -> None:
+def _announce_group(backend: str | None, settings: TrainingSettings) -> None:
     changes = list(pending_changes())
-    if settings.backend not in (named, _GLOO.get(named)):
-        changes.insert(0, f"backend {settings.backend}{f' (not {named})' if named else ''}")
+    if settings.backend != _of_cpus(backend):
+        changes.insert(0, f"backend {settings.backend}{f' (not {str(backend).lower()})' if backend else ''}")
     announce(*changes)

@@ -160,7 +160,31 @@ def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
     listens_on_kept_port = True
 
 
+def _leave_ccl_unwrapped(torch: Any, settings: TrainingSettings) -> None:
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch's wrapper calls a group once all ranks have come.
+
+    ccl says itself who is late, and whose calls differ, so torch gets its groups without one.
+    """
+    c10d = torch.distributed.distributed_c10d
+    wrap = c10d._create_process_group_wrapper
+
+    @functools.wraps(wrap)
+    def wrapper(wrapped_pg: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(wrapped_pg).__name__ == "ProcessGroupCCL":
+            return wrapped_pg
+        return wrap(wrapped_pg, *args, **kwargs)
+
+    c10d._create_process_group_wrapper = wrapper
+
+
 CHANGES = (
+    Change(
+        ("distributed.distributed_c10d._create_process_group_wrapper",),
+        (),
+        "leaves groups of ccl as they are with `TORCH_DISTRIBUTED_DEBUG=DETAIL`, as ccl checks calls itself",
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL makes ranks wait outside of ccl, which then names no late rank",
+        _leave_ccl_unwrapped,
+    ),
     Change(
         tuple(
             f"distributed.distributed_c10d.{name}"

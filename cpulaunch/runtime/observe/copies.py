@@ -1,4 +1,4 @@
-"""Ranks that train without a process group, and so train separate models: one line says so."""
+"""Ranks that train without a process group, and so train separate models: a warning, or an error."""
 
 from __future__ import annotations
 
@@ -6,26 +6,44 @@ import os
 import sys
 from typing import Any
 
+from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.config.settings import Table
+from cpulaunch.errors import UsageError
 from cpulaunch.runtime.log import log_once
 
 
 def warn_of_separate_copies(torch: Any) -> None:
-    """To be called at the first step of an optimizer."""
+    """To be called at the first step of an optimizer.  With ``--strict``, raises UsageError instead."""
     ranks, on_host = os.environ.get("WORLD_SIZE", "1"), os.environ.get("LOCAL_WORLD_SIZE", "1")
     if ranks == "1":
         return
     if not torch.distributed.is_initialized():
-        log_once(
-            f"warning: there is no process group: the ranks train by themselves, so they train {ranks} "
-            "separate models, and write the same files; one model takes DistributedDataParallel, "
-            "cpulaunch.prepare, Accelerator(cpu=True) or Lightning's Trainer(strategy='ddp', "
-            f"devices={on_host})"
+        what = (
+            f"there is no process group: the ranks train by themselves, so they train {ranks} separate "
+            "models, and write the same files"
+        )
+        remedy = (
+            "one model takes DistributedDataParallel, cpulaunch.prepare, Accelerator(cpu=True) or "
+            f"Lightning's Trainer(strategy='ddp', devices={on_host})"
         )
     elif _accelerate_is_alone():
-        log_once(
-            f"warning: accelerate runs in each of the {ranks} ranks by itself, so they train {ranks} "
-            "separate models; Accelerator(cpu=True), or no --as-written, trains one"
+        what = (
+            f"accelerate runs in each of the {ranks} ranks by itself, so they train {ranks} separate models"
         )
+        remedy = "Accelerator(cpu=True), or no --as-written, trains one"
+    else:
+        return
+    if rank_setting(Table.training.strict, os.environ):
+        raise UsageError(f"{_calling_line()}: at the first optimizer step, {what}", hint=remedy)
+    log_once(f"warning: {what}; {remedy}")
+
+
+def _calling_line() -> str:
+    """``file:line`` of the innermost call that is neither torch's nor cpulaunch's."""
+    frame = sys._getframe()
+    while frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "cpulaunch") and frame.f_back:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _accelerate_is_alone() -> bool:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from cpulaunch import ledger
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.observe import records
-from cpulaunch.runtime.observe.communication import Communication
+from cpulaunch.runtime.observe.communication import TAKES_OUTPUT_FIRST, Communication
 from cpulaunch.runtime.observe.records import Header
 
 INTERVAL = 1.0
@@ -55,6 +55,16 @@ OWN = "cpulaunch."
 OF_ONE_SIZE = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce"}
 """Methods of a process group whose tensors have one size on all ranks → what the ledger calls them."""
 
+_KINDS = {
+    **OF_ONE_SIZE, "allreduce_coalesced": "all_reduce", "allgather": "all_gather",
+    "_allgather_base": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather", "gather": "gather", "scatter": "scatter",
+    "reduce_scatter": "reduce_scatter", "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter", "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all", "barrier": "barrier",
+}  # fmt: skip
+"""Methods of a process group that are collectives → what the ledger calls them."""
+
 _UNSET = object()
 
 
@@ -82,16 +92,29 @@ class _Barrier:
     state: int = ledger.STARTED
 
 
-class _Group:
-    """A group's part of the ledger, and what was seen of it.  ``number`` is its ``id`` in Python."""
+def is_mirrored(backend: str) -> bool:
+    """Whether operations of a group of this backend are copied: ccl writes its own into the ledger.
 
-    def __init__(self, name: str, number: int) -> None:
-        self.name, self.number = name, number
+    ``cpu:ccl`` is ccl, too, and ``cpu:gloo,cuda:nccl`` is not.
+    """
+    return not any(pair.rpartition(":")[::2] in (("", "ccl"), ("cpu", "ccl")) for pair in backend.split(","))
+
+
+class _Group:
+    """A group's part of the ledger, and what was seen of it.
+
+    ``number`` is its ``id`` in Python.  ``counts``: torch says how many operations it has made, which it
+    doesn't of one that has several backends, such as ``cpu:gloo,cuda:gloo``.
+    """
+
+    def __init__(self, name: str, number: int, *, counts: bool) -> None:
+        self.name, self.number, self.counts = name, number, counts
         self.take(-1)
         self.collectives = 0  # that were called
         self.completed = 0  # of them
         self.seen: dict[tuple[bool, int], int] = {}  # message?, sequence → when it was found completed
         self.roots: dict[int, int] = {}  # sequence → the root that was named
+        self.calling: ledger.Operation | None = None  # what torch's wrapper may hold back
 
     def take(self, slot: int) -> None:
         """Have this place in the ledger; -1 is none."""
@@ -142,6 +165,10 @@ class Mirror(threading.Thread):
         self._note_barriers(torch.distributed.ProcessGroup)
         for name, kind in OF_ONE_SIZE.items():
             self._note_last(torch.distributed.ProcessGroup, name, kind)
+        if torch.distributed.get_debug_level() == torch.distributed.DebugLevel.DETAIL:
+            for name, kind in _KINDS.items():
+                if hasattr(torch.distributed.ProcessGroup, name):
+                    self._note_calls(torch.distributed.ProcessGroup, name, kind)
         os.register_at_fork(after_in_child=self._forget)
 
     def run(self) -> None:
@@ -190,7 +217,9 @@ class Mirror(threading.Thread):
         recorded = json.loads(self._recorder._dump_fr_trace_json(True, False)).get("entries", ())
         known = set(self._groups)  # before the next line, as a program's thread may make one
         world = self._c10d._world
-        backends = {pg: backend for pg, (backend, _) in dict(world.pg_map).items() if backend != "ccl"}
+        backends = {
+            pg: str(backend) for pg, (backend, _) in dict(world.pg_map).items() if is_mirrored(backend)
+        }
         named = {name: pg for pg, name in dict(world.pg_names).items() if pg in backends}
         for name in known - named.keys():
             self._forget_group(name)
@@ -226,7 +255,7 @@ class Mirror(threading.Thread):
 
     def _place(self, name: str, pg: Any, backend: str) -> _Group:
         with self._lock:
-            group = self._groups.get(name) or _Group(name, id(pg))
+            group = self._groups.get(name) or _Group(name, id(pg), counts=_counts(pg))
             if group.slot < 0:  # there may be room by now
                 group.take(records.free_slot(self._memory))
                 if group.slot >= 0:
@@ -238,7 +267,9 @@ class Mirror(threading.Thread):
         """Write one group.  Returns how many of its operations were completed since the last time."""
         seen, before = {}, group.completed
         operations = []
-        collectives = (*recorded, *_barriers(self._barriers.get(name, ())))
+        collectives = [*recorded, *_barriers(self._barriers.get(name, ()))]
+        if (held := group.calling) and all(key != (False, held.sequence) for key, _ in collectives):
+            collectives.append(((False, held.sequence), held))
         for key, operation in (*collectives, *_messages(self._messages.get(name, ()))):
             if operation.state == ledger.COMPLETED:
                 seen[key] = group.seen.get(key, now)
@@ -275,7 +306,7 @@ class Mirror(threading.Thread):
         @functools.wraps(original)
         def call(pg: Any, tensors: Any, opts: Any = _UNSET, *rest: Any, **kwargs: Any) -> Any:
             group = groups.get(id(pg))
-            if group is None and (backend := world.pg_map.get(pg, ("ccl",))[0]) != "ccl":
+            if group is None and is_mirrored(backend := world.pg_map.get(pg, ("ccl",))[0]):
                 group = self._place(pg.group_name, pg, backend)
             if group is not None:
                 tensor = tensors[0] if tensors.__class__ is list else tensors
@@ -285,7 +316,7 @@ class Mirror(threading.Thread):
                     watched.bytes += size
                     if not watched.since:
                         watched.since = now()
-                if group.slot >= 0:
+                if group.slot >= 0 and group.counts:
                     number = sequence_of(pg) - (self._others(group.name) if counts or inside else 0)
                     dtype = tensor.dtype
                     thread = this_thread()
@@ -311,11 +342,47 @@ class Mirror(threading.Thread):
 
         setattr(process_group, method, call)
 
+    def _note_calls(self, process_group: Any, method: str, kind: str) -> None:
+        """With TORCH_DISTRIBUTED_DEBUG=DETAIL, a wrapper around the group calls it, and so the recorder, only
+        once all ranks have come.
+        """
+        original = getattr(process_group, method)
+        world = self._c10d._world
+
+        @functools.wraps(original)
+        def call(pg: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_mirrored(backend := world.pg_map.get(pg, ("ccl",))[0]):
+                return original(pg, *args, **kwargs)
+            group = self._place(pg.group_name, pg, backend)
+            now, given = time.monotonic_ns(), _tensors(args[int(method in TAKES_OUTPUT_FIRST) :])
+            group.calling = ledger.Operation(
+                sequence=self._next(pg, group.name),
+                state=ledger.STARTED,
+                kind=kind,
+                type=str(given[0].dtype).removeprefix("torch.") if given else "",
+                bytes=sum(each.nbytes for each in given),
+                enqueued=now,
+                started=now,
+                completed=0,
+                peer=-1,
+                waits_for="",
+                thread=threading.get_native_id(),
+            )
+            try:
+                return original(pg, *args, **kwargs)
+            finally:
+                group.calling = None
+
+        setattr(process_group, method, call)
+
     def _next(self, pg: Any, name: str) -> int:
         """The recorder's number of the next collective.
 
         The group counts its messages, too; ``monitored_barrier`` takes two numbers of both.
         """
+        if not _counts(pg):
+            group = self._groups.get(name)
+            return group.collectives if group else 0
         return int(pg._get_sequence_number_for_group()) - self._others(name)
 
     def _others(self, name: str) -> int:
@@ -368,6 +435,26 @@ class Mirror(threading.Thread):
             return result
 
         process_group.monitored_barrier = call
+
+
+def _tensors(args: tuple[Any, ...]) -> list[Any]:
+    """The tensors that the first argument is or holds."""
+    waiting, found = list(args[:1]), []
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, (list, tuple)):
+            waiting.extend(each)
+        elif hasattr(each, "nbytes"):
+            found.append(each)
+    return found
+
+
+def _counts(pg: Any) -> bool:
+    try:
+        pg._get_sequence_number_for_group()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _root(opts: Any, kwargs: dict[str, Any]) -> int:

@@ -111,7 +111,9 @@ def start_attempt(attempt: Attempt, console: Console) -> RunningAttempt:
     listener, address = listen(plan)
     try:
         agents = launchers.load(plan.launcher).agents_are_children
-        starter = Starter(attempt.commands, attempt.variables(address), console.directory, agents=agents)
+        reader = plan.settings.output.stdin if agents else 0
+        told = attempt.variables(address)
+        starter = Starter(attempt.commands, told, console.directory, agents=agents, stdin=reader)
         early_signals = _keep_for_the_loop()
         starter.start_first()
     except BaseException:

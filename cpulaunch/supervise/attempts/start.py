@@ -18,7 +18,7 @@ from pathlib import Path
 from cpulaunch import variables
 from cpulaunch.errors import HostError
 from cpulaunch.launchers.command import Command
-from cpulaunch.model.hosts import LOCALHOST
+from cpulaunch.model.network import is_loopback
 from cpulaunch.plan.plan import Plan
 from cpulaunch.supervise.output.directory import JobDirectory
 from cpulaunch.wording import cannot_run
@@ -87,15 +87,22 @@ class Starter:
     """Starts a job's commands in its directory, each in a session of its own, with ``env`` on top of ours.
 
     ``agents``: each is an agent, which gets our limit of open files, and gives its program the former one.
-    All have one pipe for their stdout and one for their stderr: ``pipes`` are the ends to read from.
+    ``stdin`` is the number of the command that gets our stdin, if that can be shared.  All have one pipe for
+    their stdout and one for their stderr: ``pipes`` are the ends to read from.
     """
 
     def __init__(
-        self, commands: Sequence[Command], env: Mapping[str, str], directory: JobDirectory, *, agents: bool
+        self,
+        commands: Sequence[Command],
+        env: Mapping[str, str],
+        directory: JobDirectory,
+        *,
+        agents: bool,
+        stdin: int = 0,
     ) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
         self._guards: list[subprocess.Popen[bytes]] = []
-        self._commands, self._directory, self._agents = commands, directory, agents
+        self._commands, self._directory, self._agents, self._stdin = commands, directory, agents, stdin
         self._env = {**os.environ, **env}
         if agents:
             self._env[variables.OPEN_FILES] = str(FILES_AT_START)
@@ -129,7 +136,8 @@ class Starter:
         """Start one more.  Raises HostError."""
         command = self._commands[len(self.processes)]
         _write_files(command.files, self._directory)
-        stdin = None if not self.processes and _stdin_can_be_shared() else subprocess.DEVNULL
+        shared = len(self.processes) == self._stdin and stdin_can_be_shared()
+        stdin = None if shared else subprocess.DEVNULL
         with contextlib.nullcontext() if self._agents else _former_limit():
             self.processes.append(self._start(command, stdin))
         if not self.left:
@@ -245,25 +253,45 @@ def start_guard(patience: float, job_id: str, leaves: str) -> tuple[subprocess.P
 
 
 def _own_address(plan: Plan) -> str:
-    """The address at which the plan's hosts reach us: that of the interface that routes to them."""
-    remote = next((host.host for host in plan.hosts if host.host != LOCALHOST), None)
-    if remote is None:
-        return "127.0.0.1"
+    """The address at which the plan's hosts reach us: that of the interface that routes to them.
+
+    One of loopback only where all of them are this machine: /etc/hosts may have one for its name.
+    """
     if plan.egress_interface:
         return plan.egress_interface.address
-    try:
-        kind, _, _, _, address = socket.getaddrinfo(remote, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(kind, socket.SOCK_DGRAM) as s:
-            s.connect(address)  # sends nothing
-            own: str = s.getsockname()[0]
+    failed = None
+    for host in dict.fromkeys(host.host for host in plan.hosts):
+        try:
+            own = _address_towards(host)
+        except OSError as e:
+            failed = failed or HostError(
+                f"host {host}: {e.strerror or e}", hint="check the name, and /etc/hosts"
+            )
+            continue
+        if not is_loopback(own):
             return own
-    except OSError as e:
-        raise HostError(f"host {remote}: {e.strerror or e}", hint="check the name, and /etc/hosts") from None
+    if failed:
+        raise failed
+    return "127.0.0.1"
 
 
-def _stdin_can_be_shared() -> bool:
-    """A file or a pipe goes to rank 0.  A terminal can't: its ranks are no foreground job of it."""
+def _address_towards(host: str) -> str:
+    """The address that this host sends from to reach ``host``.  Raises OSError."""
+    kind, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(kind, socket.SOCK_DGRAM) as s:
+        s.connect(address)  # sends nothing
+        own: str = s.getsockname()[0]
+        return own
+
+
+def stdin_can_be_shared() -> bool:
+    """Whether a rank may read it: a file, a pipe, or a terminal of which we are the foreground job.
+
+    Ranks have sessions of their own, to which the terminal's job control does not apply.
+    """
     try:
-        return stat.S_ISREG(mode := os.fstat(0).st_mode) or stat.S_ISFIFO(mode)
+        if stat.S_ISREG(mode := os.fstat(0).st_mode) or stat.S_ISFIFO(mode):
+            return True
+        return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
         return False

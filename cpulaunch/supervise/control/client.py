@@ -10,7 +10,13 @@ from typing import TypeVar
 from cpulaunch.errors import HostError
 from cpulaunch.messages import VERSION, Challenge, Welcome
 from cpulaunch.supervise.control import observer_messages as protocol
-from cpulaunch.supervise.control.registry import CONTROL_FILE, Contact, is_here, is_stopped
+from cpulaunch.supervise.control.registry import (
+    CONTROL_FILE,
+    Contact,
+    has_other_network,
+    is_here,
+    is_stopped,
+)
 from cpulaunch.supervise.stalls.inquiry import ANSWER_WITHIN, Stacks
 from cpulaunch.wire import Lines, MessageError, same
 
@@ -88,8 +94,11 @@ class Observer:
             host, _, port = address.rpartition(":")
             self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_WITHIN)
         except ConnectionRefusedError:
-            unseen = address.startswith("@") and not is_here(self._contact)
-            raise (self._elsewhere() if unseen else self._gone()) from None
+            if not address.startswith("@"):
+                raise self._gone() from None
+            if not is_here(self._contact):
+                raise self._elsewhere() from None
+            raise (self._in_container() if has_other_network(self._contact) else self._gone()) from None
         except (OSError, ValueError) as e:
             raise self._error(getattr(e, "strerror", None) or str(e)) from None
 
@@ -140,6 +149,11 @@ class Observer:
         why = f"nothing listens at {self._contact.address} any more"
         hint = f"it was probably killed: {why}; {CONTROL_FILE} in the job's directory was left behind"
         return HostError(f"{self._launcher} is gone", hint=hint)
+
+    def _in_container(self) -> HostError:
+        enter = f"nsenter --net --target {self._contact.pid} cpulaunch …"
+        hint = f"it is in another network namespace, as in a container: `{enter}` asks it there"
+        return HostError(f"{self._launcher} can't be reached from here", hint=hint)
 
     def _elsewhere(self) -> HostError:
         host = self._contact.host

@@ -135,6 +135,16 @@ def is_gone(contact: Contact) -> bool:
     return bool(contact.machine == here["machine"] and contact.start != here["start"])
 
 
+def has_other_network(contact: Contact) -> bool:
+    """Whether the launcher, which was started on this host, runs in another network namespace than we."""
+    if is_gone(contact):
+        return False
+    try:
+        return os.readlink(f"/proc/{contact.pid}/ns/net") != os.readlink("/proc/self/ns/net")
+    except OSError:
+        return False
+
+
 def is_stopped(contact: Contact) -> bool:
     """Whether the launcher is known to be stopped, by Ctrl-Z for instance, so that it answers nobody."""
     if not is_here(contact) or is_gone(contact):

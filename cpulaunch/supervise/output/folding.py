@@ -21,7 +21,7 @@ MOMENT = 0.1
 """Seconds in which equal lines of several ranks are taken for one."""
 
 MANY = 3
-"""Equal lines of at least so many ranks are taken for one."""
+"""Equal lines of at least so many ranks are taken for one; on a terminal, those of two are."""
 
 MAX_FOLDED = 1 << 18
 """Bytes that wait for their like at most."""
@@ -43,6 +43,8 @@ class Fold:
 
     def __init__(self) -> None:
         self.size = 0
+        self.many = dict.fromkeys((1, 2), MANY)
+        """Stream → how many ranks' equal lines are taken for one."""
         self._queues: dict[int, deque[tuple[int, Line]]] = {}
         self._count = 0
 
@@ -123,6 +125,10 @@ class ShownLines:
         self._rest[rank, stream] = rest
         return [_last_state(line) for line in lines]
 
+    def rest(self, rank: int, stream: int) -> bytes:
+        """What has no line end yet."""
+        return self._rest.get((rank, stream), b"")
+
     def forget(self, rank: int, stream: int) -> None:
         """Drop what has no line end yet."""
         self._rest.pop((rank, stream), None)
@@ -150,7 +156,7 @@ def folded(fold: Fold) -> Shown:
             b"".join(
                 b"[%s] %s\n" % (str(prefix).encode(), line)
                 for (_, line), ranks in group
-                for prefix in ([ranks] if len(ranks) >= MANY else ranks)
+                for prefix in ([ranks] if len(ranks) >= fold.many[stream] else ranks)
             ),
         )
 

@@ -80,6 +80,9 @@ class Output:
     that is drawn over and over the last state is shown.  Those of a single shown rank pass as they are.
     """
 
+    reader: int | None = None
+    """The rank that reads the terminal: what it prints without a line end is a prompt, and is shown, too."""
+
     def __init__(
         self,
         directory: JobDirectory,
@@ -119,6 +122,20 @@ class Output:
             return
         lines = self._lines.feed(rank, stream, data, time.monotonic())
         self._show(rank, stream, lines)
+        if rank == self.reader and (rest := self._lines.rest(rank, stream)):
+            asyncio.get_running_loop().call_later(MOMENT, self._prompt, rank, stream, rest)
+
+    def fold_pairs(self, stream: int) -> None:
+        """Equal lines of two ranks on this stream become one, too: somebody reads them."""
+        if self._fold:
+            self._fold.many[stream] = 2
+
+    def _prompt(self, rank: int, stream: int, text: bytes) -> None:
+        """Show ``text``, if it still waits for its line end."""
+        if self._lines.rest(rank, stream) == text:
+            self._lines.forget(rank, stream)
+            self.flush()
+            self.screen.put(stream, b"[%d] %s" % (rank, text))
 
     def leave_out_figures(self) -> None:
         """Lines on stdout that state figures go into the logs alone."""

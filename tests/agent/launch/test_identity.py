@@ -53,7 +53,7 @@ def test_an_identity_that_is_not_told_is_an_error(environ: dict[str, str], why: 
         ('{"launcher":"lo', "the launcher's plan hasn't reached it whole"),
         (
             '{"version":0}',
-            "the launcher's plan has version 0, and this agent reads version 2; install the same",
+            "the launcher's plan has version 0, and this agent reads version 3; install the same",
         ),
     ],
 )

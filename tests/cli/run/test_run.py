@@ -254,7 +254,9 @@ class TestLauncherInOddPlaces:
             assert launcher.wait(TIMEOUT) == 0
 
     def test_a_closed_terminal_ends_the_job(self, marked, tmp_path) -> None:
-        (tmp_path / "sleep.py").write_text("import time; print('ready'); time.sleep(300)")
+        (tmp_path / "sleep.py").write_text(
+            "import os, time; print('ready', os.environ['RANK']); time.sleep(300)"
+        )
         launcher = pexpect.spawn(
             sys.executable,
             ["-m", "cpulaunch", "run", "-n", "2", "--grace-period", "1", "sleep.py"],

@@ -94,7 +94,7 @@ def test_groups_for_gpus_are_left_alone_where_there_is_one(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     for name in ("nccl", "cuda:nccl", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo"):
         assert groups.is_replaced(torch, name) is not gpu
-    for name in (None, "gloo", "mpi", "ccl", "cpu:gloo"):
+    for name in (None, "undefined", "gloo", "mpi", "ccl", "cpu:gloo", "cpu:ccl", "CPU:mpi"):
         assert groups.is_replaced(torch, name)
 
 

@@ -38,7 +38,7 @@ def test_a_status_line_says_how_it_goes_and_goes_itself(marked, tmp_path: Path) 
     terminal = waiting(tmp_path, marked)
     terminal.expect(r"cpulaunch: 2 of 2 ranks up · \d+ s")
     (tmp_path / "go").touch()
-    terminal.expect(r"\r\x1b\[K\[[01]\] done")
+    terminal.expect(r"\r\x1b\[K\[(0-1|[01])\] done")
     terminal.expect(pexpect.EOF)
     terminal.close()
     assert terminal.exitstatus == 0

@@ -1,0 +1,1 @@
+"""Tests of what users ran into: one module per kind."""

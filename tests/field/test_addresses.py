@@ -1,0 +1,140 @@
+"""Hosts are given addresses by which they reach each other, whatever /etc/hosts and the user's variables say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cluster.conftest import cluster, the_cluster
+from support.command import Run, clean_environment
+from support.faults import Cluster
+from support.jobs import outcome
+
+__all__ = ["cluster", "the_cluster"]
+
+FAILS = """
+import os, sys, time
+import torch.distributed as dist
+dist.init_process_group()
+dist.barrier()
+print("met", flush=True)
+if os.environ["RANK"] == "1":
+    sys.exit(7)
+time.sleep(300)
+"""
+
+On = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def on_node0(cluster: Cluster, tmp_path: Path) -> On:
+    """Run ``cpulaunch run`` with options and FAILS on the host node0."""
+    (tmp_path / "fails.py").write_text(FAILS)
+
+    def run(*options: str, **env: str) -> subprocess.CompletedProcess[str]:
+        argv = [
+            sys.executable,
+            "-m",
+            "cpulaunch",
+            "run",
+            "-ppn",
+            "1",
+            "--precision",
+            "fp32",
+            *options,
+            "fails.py",
+        ]
+        environ = clean_environment(**{"LC_ALL": "C.UTF-8", **env})
+        return cluster.run("node0", argv, timeout=90.0, directory=tmp_path, env=environ)
+
+    return run
+
+
+def own_name_first(cluster: Cluster, name: str) -> str:
+    """/etc/hosts as Debian's installer leaves it: the host's own name is on loopback."""
+    others = "".join(f"{address} {other}\n" for other, address in cluster.addresses.items() if other != name)
+    return f"127.0.0.1 localhost\n127.0.1.1 {name}\n{others}"
+
+
+def check_rank_1_failed(done: subprocess.CompletedProcess[str], directory: Path) -> None:
+    assert done.returncode == 7, done.stderr
+    assert done.stdout.count("met") == 2
+    found = outcome(directory)
+    assert (found["first_failure"]["rank"], found["first_failure"]["exit_code"]) == (1, 7)
+    assert [rank["status"] for rank in found["ranks"]] == ["ended by launcher", "exit 7"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+def test_a_host_that_has_its_own_name_on_loopback_is_reached(
+    backend: str, cluster: Cluster, on_node0: On, built, tmp_path: Path
+) -> None:
+    with cluster.replaced("node0", "/etc/hosts", own_name_first(cluster, "node0")):
+        done = on_node0("--hosts", "node0,node1", "--skip-preflight", "--backend", backend)
+    check_rank_1_failed(done, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("--skip-preflight",), ()], ids=["unasked", "asked"])
+def test_a_hostfile_may_call_this_host_localhost(
+    options: tuple[str, ...], on_node0: On, tmp_path: Path
+) -> None:
+    done = on_node0("--hosts", "localhost,node1", "--backend", "gloo", *options)
+    check_rank_1_failed(done, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_second_host_may_have_its_own_name_on_loopback(
+    cluster: Cluster, on_node0: On, tmp_path: Path
+) -> None:
+    with cluster.replaced("node1", "/etc/hosts", own_name_first(cluster, "node1")):
+        done = on_node0("--hosts", "node0,node1", "--skip-preflight", "--backend", "gloo")
+    check_rank_1_failed(done, tmp_path)
+
+
+@pytest.mark.slow
+def test_an_address_of_another_host_is_refused_before_anything_is_started(
+    cluster: Cluster, on_node0: On
+) -> None:
+    for address in ("node1", cluster.addresses["node1"]):
+        for options in (("--skip-preflight",), ()):
+            done = on_node0("--hosts", "node0,node1", *options, MASTER_ADDR=address)
+            assert done.returncode == 2, done.stderr
+            assert "is not the first host, node0, where the ranks meet" in done.stderr
+            assert "$MASTER_ADDR" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("b", "($MASTER_ADDR): b is not the first host, a, where the ranks meet"),
+        ("localhost", "($MASTER_ADDR): localhost is another host on each of 2"),
+        ("127.0.1.1", "($MASTER_ADDR): 127.0.1.1 is another host on each of 2"),
+    ],
+)
+def test_a_dry_run_refuses_an_address_by_its_name(
+    address: str, words: str, cpulaunch: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    done = cpulaunch("run", "--hosts", "a,b", "--dry-run", "train.py", env={"MASTER_ADDR": address})
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--hosts", "a,b"), "the ranks meet at a (a run takes the address of a that leads to the others)"),
+        (("--hosts", "a,b", "--skip-preflight"), "the ranks meet at a"),
+        (("--hosts", "a,b", "--master-addr", "10.0.0.7"), "the ranks meet at 10.0.0.7"),
+    ],
+)
+def test_a_dry_run_shows_the_address_or_that_it_is_not_known_yet(
+    options: tuple[str, ...], line: str, cpulaunch: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    done = cpulaunch("run", *options, "--dry-run", "train.py")
+    assert line in done.stdout.splitlines(), done.stdout + done.stderr

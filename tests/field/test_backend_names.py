@@ -1,0 +1,77 @@
+"""Every form in which torch takes a backend's name, and groups that torch wraps, behave as the plain name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.command import Run
+from support.marks import repeat
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import json, sys
+import torch, torch.distributed as dist, cpulaunch
+name, of_group = (word if word != "none" else None for word in sys.argv[1:])
+dist.init_process_group(name)
+group = dist.new_group(backend=of_group)
+total = torch.ones(3)
+for each in (None, group):
+    dist.all_reduce(total, group=each)
+    dist.broadcast(total, 0, group=each)
+    gathered = [torch.zeros(3) for _ in range(2)]
+    dist.all_gather(gathered, total, group=each)
+print("RESULT", json.dumps([cpulaunch.backend(), dist.get_backend(), total[0].item()]), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def results(stdout: str) -> list[object]:
+    return [json.loads(line.partition("RESULT ")[2]) for line in stdout.splitlines() if "RESULT " in line]
+
+
+@pytest.mark.parametrize("planned", ["ccl", "gloo"])
+@pytest.mark.parametrize(
+    ("name", "of_group", "answered"),
+    [
+        ("cpu:ccl", "none", "cpu:ccl"),
+        ("cpu:ccl,cuda:gloo", "none", "cpu:ccl,cuda:gloo"),
+        ("cuda:nccl,cpu:gloo", "cpu:gloo", "cuda:nccl,cpu:gloo"),
+        repeat("CPU:Gloo", "cpu:ccl", "cpu:gloo"),
+        ("cpu:mpi", "none", "cpu:mpi"),
+        ("ccl", "cpu:ccl,xpu:ccl", "ccl"),
+        ("none", "gloo", "undefined"),
+    ],
+)
+def test_each_form_of_a_name_is_the_planned_backend(
+    planned: str, name: str, of_group: str, answered: str, cpulaunch: Run, built, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = cpulaunch(
+        "run", "-n", "2", "--oversubscribe", "--tee", "all", "--backend", planned, "script.py", name, of_group
+    )
+    assert results(done.stdout) == [[planned, answered, 4.0]] * 2, done.stderr
+    assert "warning" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["cpu:ccl", "cpu:gloo,cuda:gloo"])
+def test_each_form_of_a_name_works_in_a_script_as_it_is_written(
+    name: str, cpulaunch: Run, built, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = cpulaunch(
+        "run", "-n", "2", "--oversubscribe", "--tee", "all", "--as-written", "script.py", name, "none"
+    )
+    backend = name.partition(",")[0].partition(":")[2]
+    assert results(done.stdout) == [[backend, name, 4.0]] * 2, done.stderr
+    assert "warning" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["cpu:gloo,cpu:ccl", "cpu:", "tcp", "cpu:tcp"])
+def test_a_name_that_torch_refuses_is_refused(name: str, cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = cpulaunch("run", "-n", "1", "--backend", "gloo", "script.py", name, "none")
+    assert done.returncode == 1
+    assert "RESULT" not in done.stdout

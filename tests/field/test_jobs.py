@@ -1,0 +1,60 @@
+"""Commands about jobs: none acts on a job that nobody has named, and what can't be reached isn't called dead."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli.conftest import ask, env
+from support.command import TIMEOUT, clean_environment
+from support.jobs import job
+from support.namespaces import until
+from support.running_jobs import SLEEPS, Ask, directory_of
+
+__all__ = ["ask", "env"]
+
+
+def test_a_profile_is_of_the_only_job_of_this_directory(
+    env: dict[str, str], ask: Ask, tmp_path: Path
+) -> None:
+    (project := tmp_path / "project").mkdir()
+    (other := tmp_path / "other").mkdir()
+    with job(other, env, [], SLEEPS) as elsewhere:
+        there = directory_of(other)
+        none = ask("profile", cwd=project)
+        assert none.returncode == 2
+        assert "no job of yours is running in runs/" in none.stderr
+        assert there.name in none.stderr
+        with job(project, env, [], SLEEPS) as launcher:
+            assert f"cpulaunch: profile of {directory_of(project)}\n" in ask("profile", cwd=project).stderr
+            with job(project, env, [], SLEEPS) as second:
+                several = ask("profile", cwd=project)
+                assert several.returncode == 2
+                assert "several jobs of yours are running here" in several.stderr
+                assert ask("stacks", cwd=project).returncode == 0  # which changes nothing
+                (project / "go").touch()
+                assert second.wait(TIMEOUT) == launcher.wait(TIMEOUT) == 0
+        (other / "go").touch()
+        assert elsewhere.wait(TIMEOUT) == 0
+
+
+@pytest.mark.parametrize("command", ["jobs", "stacks", "profile"])
+def test_a_job_of_another_network_namespace_is_not_called_dead(
+    command: str, env: dict[str, str], tmp_path: Path
+) -> None:
+    inside = ["unshare", "--net", sys.executable, "-m", "cpulaunch", command]
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode:
+        pytest.skip("only root can make network namespaces")
+    with job(tmp_path, env, [], SLEEPS) as launcher:
+        until(lambda: (directory_of(tmp_path) / "control.json").exists(), "the job to be announced")
+        done = subprocess.run(
+            inside, cwd=tmp_path, env=clean_environment(**env), capture_output=True, text=True,
+            timeout=TIMEOUT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert "can't be reached from here" in done.stdout + done.stderr
+        assert "another network namespace" in done.stdout + done.stderr
+        assert "left behind" not in done.stdout + done.stderr
+        (tmp_path / "go").touch()
+        assert launcher.wait(TIMEOUT) == 0

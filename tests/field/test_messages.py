@@ -1,0 +1,93 @@
+"""What is typed by habit, or refused by the machine, is answered by what is wrong and what to do."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support.command import TIMEOUT, Run, clean_environment
+from support.terminal import Terminal
+
+GLOO = ("--backend", "gloo", "--precision", "fp32")
+
+
+@pytest.mark.parametrize(
+    "more", [(":", "-n", "2", "b.py"), ("x", ":", "-np", "2"), (":", "--host", "b", "b.py")]
+)
+def test_a_second_program_is_refused(more: Sequence[str], cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("")
+    done = cpulaunch("run", "-n", "2", "--dry-run", "a.py", *more)
+    assert done.returncode == 2
+    assert "would be arguments of a.py: a job has one program" in done.stderr
+
+
+@pytest.mark.parametrize("more", [(":",), (":", "x"), ("a:b", "-n", "2")])
+def test_a_colon_may_be_an_argument(more: Sequence[str], cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("")
+    assert cpulaunch("run", "-n", "1", *GLOO, "--dry-run", "a.py", *more).returncode == 0
+
+
+def test_a_script_on_stdin_is_refused(cpulaunch: Run) -> None:
+    done = cpulaunch("run", "-n", "2", "-")
+    assert done.returncode == 2
+    assert "only one of them reads it" in done.stderr
+
+
+@pytest.mark.parametrize("last", [9999, 70000, 1000000])
+def test_cores_that_are_not_there_are_named_with_those_that_are(
+    last: int, cpulaunch: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "a.py").write_text("")
+    done = cpulaunch("run", "--cores", f"0-{last}", *GLOO, "--dry-run", "a.py")
+    assert done.returncode == 2
+    there = max(os.sched_getaffinity(0))
+    assert str(there) in done.stderr
+    assert "is not valid" not in done.stderr
+
+
+# Installs a filter that refuses the system call sched_setaffinity, as containers do, and runs a command.
+FILTERED = """
+import ctypes, os, struct, sys
+number = {"x86_64": 203, "aarch64": 122}[os.uname().machine]
+load, equal, give = 0x20, 0x15, 0x06  # BPF_LD|BPF_W|BPF_ABS, BPF_JMP|BPF_JEQ|BPF_K, BPF_RET|BPF_K
+steps = [(load, 0, 0, 0), (equal, 0, 1, number), (give, 0, 0, 0x00050000 | 1), (give, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+assert libc.prctl(22, 2, program, 0, 0) == 0, os.strerror(ctypes.get_errno())  # PR_SET_SECCOMP, a filter
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="numbers of system calls")
+@pytest.mark.parametrize("lenient", [False, True])
+def test_a_refused_affinity_is_named_and_lenient_runs_without(lenient: bool, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("print('ran')")
+    words = ["run", "-n", "1", *GLOO, *(["--lenient"] if lenient else []), "a.py"]
+    done = subprocess.run(
+        [sys.executable, "-c", FILTERED, sys.executable, "-m", "cpulaunch", *words],
+        cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=TIMEOUT,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert "can't be put on CPUs" in done.stderr
+    assert (done.returncode == 0, "ran" in done.stdout) == (lenient, lenient), done.stderr
+    assert "--lenient" in done.stderr or lenient
+
+
+def test_equal_lines_of_two_ranks_are_one_on_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("print('the same line', flush=True)")
+    job = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", *GLOO, "a.py"]
+    shown = Terminal(tmp_path, clean_environment(TERM="dumb"), job)
+    try:
+        assert shown.ends() == 0
+    finally:
+        shown.close()
+    assert shown.text.count("the same line") in (1, 2)  # two where one rank came much later
+    if shown.text.count("the same line") == 1:
+        assert "[0-1] the same line" in shown.text

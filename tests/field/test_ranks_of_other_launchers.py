@@ -1,0 +1,240 @@
+"""Scripts that call cpulaunch, in processes that another launcher started: one training, or an error."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command import TIMEOUT, Run, clean_environment, mpi_options
+
+from cpulaunch.errors import UsageError
+from cpulaunch.launchers.other import started_as
+from cpulaunch.runtime.join import environment_to_join, other_launchers_rank
+
+SCRIPT = """
+import json, os, sys, torch, torch.distributed as dist, cpulaunch
+early = [cpulaunch.rank(), cpulaunch.world_size(), cpulaunch.shard([0, 1])]
+model = torch.nn.Linear(2, 2)
+if sys.argv[1] == "init":
+    cpulaunch.init()
+elif sys.argv[1] == "prepare":
+    cpulaunch.prepare(model)
+else:
+    cpulaunch.Checkpoint("checkpoints", model=model)
+total = torch.ones(1)
+dist.all_reduce(total)
+result = json.dumps([*early, dist.get_rank(), dist.get_world_size(), total.item()])
+os.write(1, f"RESULT {result}\\n".encode())  # whole, beside other ranks' lines
+dist.destroy_process_group()
+"""
+
+ONE_TRAINING = [[0, 2, [0], 0, 2, 2.0], [1, 2, [1], 1, 2, 2.0]]
+TWO_TRAININGS = [[0, 1, [0, 1], 0, 1, 1.0]] * 2
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def results(stdout: str) -> list[Any]:
+    """What the processes have printed, in the order of ranks, whatever a launcher put before it."""
+    lines = [line.partition("RESULT ")[2] for line in stdout.splitlines() if "RESULT " in line]
+    return sorted(map(json.loads, lines))
+
+
+def mpiexec(flavour: str) -> list[str]:
+    if flavour == "intel":
+        return [str(Path(sys.prefix, "bin", "mpiexec.hydra"))]
+    options = ["--allow-run-as-root", "--oversubscribe"] if flavour == "openmpi" else []
+    return [str(Path(mpi_options(flavour)[-1], "mpiexec")), *options]
+
+
+def start(argv: Sequence[object], directory: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*map(str, argv)], cwd=directory, env=clean_environment(**env), capture_output=True, text=True,
+        timeout=TIMEOUT, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flavour", "call"), [("intel", "init"), ("mpich", "prepare"), ("openmpi", "Checkpoint")]
+)
+def test_ranks_of_an_mpiexec_train_one_model(flavour: str, call: str, script: Path, tmp_path: Path) -> None:
+    done = start([*mpiexec(flavour), "-n", "2", sys.executable, script, call], tmp_path)
+    assert results(done.stdout) == ONE_TRAINING, done.stderr
+    assert done.stderr.count("started 2 ranks: they train one model") == 1
+
+
+@pytest.mark.slow
+def test_ranks_behind_a_shell_of_their_own_train_one_model(script: Path, tmp_path: Path) -> None:
+    line = f"{sys.executable} {script} init; exit $?"
+    done = start([*mpiexec("intel"), "-n", "2", "sh", "-c", line], tmp_path)
+    assert results(done.stdout) == ONE_TRAINING, done.stderr
+
+
+@pytest.mark.slow
+def test_processes_of_a_sweep_stay_separate(script: Path, tmp_path: Path) -> None:
+    argv = [*mpiexec("intel"), "-n", "2", sys.executable, script, "init"]
+    assert results(start(argv, tmp_path, CPULAUNCH_SEPARATE="1").stdout) == TWO_TRAININGS
+
+
+FLUX = {"FLUX_JOB_ID": "f2Xz", "FLUX_JOB_SIZE": "2", "FLUX_JOB_NNODES": "1"}
+JSRUN = {"JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_LOCAL_SIZE": "2"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shared", "own"),
+    [
+        (FLUX, ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID")),
+        (JSRUN, ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK")),
+    ],
+    ids=["flux", "jsrun"],
+)
+def test_ranks_with_the_variables_of_other_launchers_train_one_model(
+    shared: Mapping[str, str], own: Sequence[str], script: Path, tmp_path: Path
+) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, "init"],
+            cwd=tmp_path,
+            env=clean_environment(**shared, **dict.fromkeys(own, str(rank))),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        printed = "".join(rank.communicate(timeout=TIMEOUT)[0] for rank in ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait(TIMEOUT)
+    assert results(printed) == ONE_TRAINING
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ["-N1 -n2", "-N2 -n2"])
+def test_tasks_of_a_step_train_one_model(
+    options: str, salloc: Callable[..., Any], script: Path, tmp_path: Path
+) -> None:
+    step = ["srun", "--overlap", *options.split(), sys.executable, str(script), "init"]
+    done = salloc("-N2 -n2 --overcommit", program=step)
+    assert results(done.stdout) == ONE_TRAINING, done.stderr
+
+
+@pytest.mark.slow
+def test_a_step_of_one_task_and_the_shell_of_an_allocation_are_one_process(
+    salloc: Callable[..., Any], script: Path
+) -> None:
+    for step in ([], ["srun", "-n1"]):
+        done = salloc("-N1 -n2", program=[*step, sys.executable, str(script), "init"])
+        assert results(done.stdout) == TWO_TRAININGS[:1], done.stderr
+
+
+def test_without_an_address_it_is_an_error(script: Path, tmp_path: Path) -> None:
+    on_two_hosts = {"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+    done = start([sys.executable, script, "init"], tmp_path, **on_two_hosts)
+    assert done.returncode == 1
+    assert (
+        "mpiexec of Intel MPI or MPICH started this process as rank 0 of 4, on several hosts, and doesn't say "
+        "where rank 0 listens" in done.stderr
+    )
+    assert "`cpulaunch run` starts the ranks itself" in done.stderr
+
+
+STEP = {
+    "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "node[2-3]", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0",
+}  # fmt: skip
+
+
+def test_a_steps_first_node_is_where_ranks_meet() -> None:
+    started = started_as(STEP)
+    assert started is not None
+    joining = environment_to_join(started, STEP)
+    assert (joining["MASTER_ADDR"], joining["RANK"], joining["WORLD_SIZE"]) == ("node2", "1", "4")
+    assert "LOCAL_WORLD_SIZE" not in joining
+    assert (
+        environment_to_join(started, STEP | {"SLURM_STEP_ID": "1"})["MASTER_PORT"] != joining["MASTER_PORT"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "rank"),
+    [
+        # A batch shell, an interactive one, and a step of one task.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", "SLURM_LOCALID": "0"}, None),
+        (STEP | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, None),
+        # mpiexec that reaches its hosts by srun, one task per host.
+        (STEP | {"PMI_RANK": "5", "PMI_SIZE": "8"}, (5, 8)),
+        # Slurm's own PMI.
+        (STEP | {"PMI_RANK": "1", "PMI_SIZE": "4"}, (1, 4)),
+        ({"PALS_RANKID": "3", "PMI_SIZE": "4", "PMI_RANK": "3"}, (3, 4)),
+        ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2"}, (1, 2)),
+        (STEP | {"WORLD_SIZE": "4"}, None),  # torchrun's
+        (STEP | {"CPULAUNCH_JOB_ID": "j"}, None),  # an instance
+        (STEP | {"CPULAUNCH_SEPARATE": "1"}, None),
+    ],
+)  # fmt: skip
+def test_variables_of_a_step_make_a_rank_and_those_of_an_allocation_do_not(
+    given: Mapping[str, str], rank: tuple[int, int] | None
+) -> None:
+    started = other_launchers_rank(given)
+    assert (started and (started.rank, started.size)) == rank
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"PMIX_RANK": "1"}, "nothing says how many"),
+        ({"PMI_RANK": "4", "PMI_SIZE": "4"}, "contradict each other"),
+        ({"CPULAUNCH_SEPARATE": "maybe"}, "valid: 0, 1"),
+    ],
+)
+def test_half_a_rank_is_an_error(given: Mapping[str, str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        other_launchers_rank(given)
+
+
+def test_an_address_of_the_users_is_taken() -> None:
+    given = {"PMI_RANK": "0", "PMI_SIZE": "4", "MASTER_ADDR": "node7"}
+    started = started_as(given)
+    assert started is not None
+    assert environment_to_join(started, given)["MASTER_ADDR"] == "node7"
+
+
+ALONE = """
+import os, torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters())
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()  # line 6
+print("stepped")
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--as-written",)], ids=["changed", "as written"])
+def test_ranks_without_a_group_are_warned_of_or_an_error_where_that_is_asked_for(
+    options: Sequence[str], cpulaunch: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "alone.py").write_text(ALONE)
+    job = ("run", "-n", "2", "--oversubscribe", "--backend", "gloo", "--precision", "fp32", *options)
+    done = cpulaunch(*job, "alone.py")
+    assert (done.returncode, "they train 2 separate models" in done.stderr) == (0, True), done.stderr
+    done = cpulaunch(*job, "--strict", "--log-dir", "strict", "alone.py")
+    assert (done.returncode, "stepped" in done.stdout) == (1, False), done.stderr
+    (path,) = tmp_path.glob("strict/*/outcome.json")
+    first = json.loads(path.read_text())["first_failure"]
+    assert f"UsageError: {tmp_path}/alone.py:6: the first optimizer step" in first["error"]
+    assert (first["file"], first["line"]) == ("alone.py", 6)
