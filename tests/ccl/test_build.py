@@ -456,9 +456,7 @@ def test_a_wheel_serves_a_node_without_compiler_and_network(tmp_path: Path, buil
     source = (
         "import shutil; assert not shutil.which('g++')\n"
         "from cpulaunch.ccl.installed import state; from cpulaunch.kernels import load; load.load()\n"
-        "print(state().built.layer.origin, state().part('kernels').origin, flush=True)\n"
-        + HELLO
-        % "ccl"
+        "print(state().built.layer.origin, state().part('kernels').origin, flush=True)\n" + HELLO % "ccl"
     )
     for result in run_script(2, source, python=str(venv / "bin" / "python"), **alone):
         assert result.returncode == 0, result.stderr
