@@ -85,7 +85,7 @@ def test_a_missing_precision_is_measured(cache: RateCache) -> None:
 
 def own_cache(directory: Path) -> dict[str, str]:
     """The environment for a cache below ``directory``, without compiling kernels into it."""
-    return {"XDG_CACHE_HOME": str(directory / "cache"), "CPULAUNCH_ENGINE": "torch"}
+    return {"XDG_CACHE_HOME": str(directory / "cache"), "CPULAUNCH_TRAINING_ENGINE": "torch"}
 
 
 def test_a_job_computes_in_the_precision_that_was_faster(
