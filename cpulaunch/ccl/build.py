@@ -452,7 +452,10 @@ def _ignored(compiler: Compiler, objects: Sequence[Path], prefixes: tuple[str, .
 
 def _check_loading(made: dict[str, Part], there: installed.State) -> None:
     """Load what was linked, in a process of its own.  Raises HostError where that fails."""
-    parts = [made.get(kind) or there.part(kind) for kind in installed.FILES]
+    known = (
+        made if "kernels" in made else {kind: there.part(kind) for kind in ("core", "layer", "oneccl")} | made
+    )
+    parts = [known.get(kind) for kind in installed.FILES]
     core, layer, oneccl, kernels = (str(part.file) if part else "" for part in parts)
     program = (
         "import sys, ctypes; from pathlib import Path; from cpulaunch.ccl import core, load\n"

@@ -455,13 +455,12 @@ def test_a_wheel_serves_a_node_without_compiler_and_network(tmp_path: Path, buil
     alone = {"PATH": "/nowhere", "XDG_CACHE_HOME": str(tmp_path)}
     source = (
         "import shutil; assert not shutil.which('g++')\n"
-        "from cpulaunch.ccl.installed import state; print(state().built.layer.origin, flush=True)\n"
-        + HELLO
-        % "ccl"
+        "from cpulaunch.ccl.installed import state; from cpulaunch.kernels import load; load.load()\n"
+        "print(state().built.layer.origin, state().part('kernels').origin, flush=True)\n" + HELLO % "ccl"
     )
     for result in run_script(2, source, python=str(venv / "bin" / "python"), **alone):
         assert result.returncode == 0, result.stderr
-        assert result.stdout.split()[:3] == ["wheel", "sum", "2.0"]
+        assert result.stdout.split()[:4] == ["wheel", "wheel", "sum", "2.0"]
 
 
 @pytest.mark.parametrize("directory", ["missing", "a file"])

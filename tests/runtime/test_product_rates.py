@@ -83,12 +83,17 @@ def test_a_missing_precision_is_measured(cache: RateCache) -> None:
     assert 1e8 < rate.layer <= rate.best < 1e14
 
 
+def own_cache(directory: Path) -> dict[str, str]:
+    """The environment for a cache below ``directory``, without compiling kernels into it."""
+    return {"XDG_CACHE_HOME": str(directory / "cache"), "CPULAUNCH_TRAINING_ENGINE": "torch"}
+
+
 def test_a_job_computes_in_the_precision_that_was_faster(
     cpulaunch: Run, tmp_path: Path, cache: RateCache
 ) -> None:
     cache.keep(1, SLOW_BF16)
     (tmp_path / "script.py").write_text(SCRIPT)
-    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env = own_cache(tmp_path)
     options = ("-n", 1, "--cores-per-rank", 1, "--backend", "gloo")
     done = cpulaunch("run", *options, "script.py", env=env)
     assert done.stdout == "rank 0 fp32\n"
@@ -112,7 +117,7 @@ def test_a_job_computes_in_the_precision_that_was_faster(
 
 def test_recorded_facts_hold_the_rates(cpulaunch: Run, tmp_path: Path, cache: RateCache) -> None:
     cache.keep(1, SLOW_BF16)
-    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env = own_cache(tmp_path)
     assert cpulaunch("hosts", "check", "--facts-out", "facts.json", env=env).returncode == 0
     (tmp_path / "script.py").write_text(SCRIPT)
     dry = cpulaunch("run", "-n", 1, "--cores-per-rank", 1, "--facts", "facts.json", "--dry-run", "script.py")
@@ -122,7 +127,7 @@ def test_recorded_facts_hold_the_rates(cpulaunch: Run, tmp_path: Path, cache: Ra
 @pytest.mark.slow
 def test_the_first_job_measures_with_one_line(cpulaunch: Run, tmp_path: Path, cache: RateCache) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env = own_cache(tmp_path)
     options = ("-n", 1, "--backend", "gloo")
     done = cpulaunch("run", *options, "script.py", env=env)
     lines = done.stderr.splitlines()
@@ -139,7 +144,7 @@ def test_the_first_job_measures_with_one_line(cpulaunch: Run, tmp_path: Path, ca
 def test_a_measurement_that_fails_leaves_the_flags(cpulaunch: Run, tmp_path: Path, cache: RateCache) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "torch.py").write_text("raise ImportError('no such torch')\n")
-    env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path)}
+    env = own_cache(tmp_path) | {"PYTHONPATH": str(tmp_path)}
     done = cpulaunch("run", "-n", 1, "--backend", "gloo", "script.py", env=env)
     assert done.returncode == 0
     assert "bf16 and fp32 could not be measured: ImportError: no such torch" in done.stderr
@@ -167,7 +172,7 @@ def test_a_training_keeps_the_precision_of_its_checkpoint(
     cpulaunch: Run, tmp_path: Path, cache: RateCache
 ) -> None:
     (tmp_path / "script.py").write_text(TRAINING)
-    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env = own_cache(tmp_path)
     options = ("-n", 1, "--cores-per-rank", 1, "--backend", "gloo")
     cache.keep(1, SLOW_BF16)
     assert cpulaunch("run", *options, "script.py", env=env).stdout == "step 0 torch.float32\n"

@@ -192,7 +192,10 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
         config = config.put(Config.ccl.transport, "tcp")
         plan = make_plan(config, facts, program, plan.precision)
     if ask and program.python and not are_wanted(config) and (missing := ensure_kernels(config)):
-        say(f"training steps are torch's alone, without cpulaunch's kernels: {missing}")
+        say(
+            f"training steps are torch's alone, without cpulaunch's kernels: {missing} "
+            "(--engine torch leaves them out)"
+        )
         config = config.put(Config.training.engine, "torch")
         plan = make_plan(config, facts, program, plan.precision)
     if len(plan.hosts) > 1:
