@@ -108,6 +108,7 @@ Tag Hierarchy::tag(const Operation& operation, uint64_t piece, size_t phase, siz
 bool Hierarchy::advance(Operation& operation) {
   std::lock_guard<std::mutex> lock(mutex_);
   const PlainNumbers plain;
+  batch_.clear();  // an error may have left something
   const auto done = [&] { return operation.collected_ && operation.is_drained(); };
   try {
     // Many small pieces at a time, but only one large one, so that a waiting caller can look at the clock.

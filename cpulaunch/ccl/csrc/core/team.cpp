@@ -79,10 +79,14 @@ void Batch::run() {
   } else {
     lent_team->run(lent_team, shared.parts, run_one, &shared);
   }
+  clear();
+  if (shared.failure) std::rethrow_exception(shared.failure);
+}
+
+void Batch::clear() {
   jobs_.clear();
   sources_.clear();
   summed_ = 0;
-  if (shared.failure) std::rethrow_exception(shared.failure);
 }
 
 // The jobs lie in a row, by what they read and write, and each part is a stretch of that.

@@ -1,9 +1,9 @@
 // Copies and sums, in which the thread that drives operations is helped by those that it lends.
 //
-// A thread that waits has no use for its OpenMP threads meanwhile, which are as many as its rank has cores.  It lends
-// them (cl_lend_team in interface.h), and each of them does an equal part of what a stage of an operation copies and
-// sums.  Nothing that they do waits for another rank.  Where nobody lends any, as in a background thread, which would
-// get a team of its own, the thread does all by itself.
+// A thread of the program that moves data has no use for its OpenMP threads meanwhile, which are as many as its rank
+// has cores.  It lends them (cl_lend_team in interface.h), and each of them does an equal part of what a stage of an
+// operation copies and sums.  Nothing that they do waits for another rank.  Where nobody lends any, as in a background
+// thread, which would get a team of its own, the thread does all by itself.
 
 #pragma once
 
@@ -40,6 +40,8 @@ class Batch {
   // Copies what another local rank has in its memory.  run() throws std::runtime_error as SharedSlots::read() does.
   void read(const SharedSlots& slots, int local, char* to, uint64_t address, size_t bytes);
   void run();
+  // Forgets what has not been done.
+  void clear();
 
  private:
   struct Job {

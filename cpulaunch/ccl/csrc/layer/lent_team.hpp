@@ -1,4 +1,4 @@
-// The threads that a waiting thread lends to the core: OpenMP's, with which torch computes.
+// The threads that a thread of the program lends to the core: OpenMP's, with which torch computes.
 
 #pragma once
 

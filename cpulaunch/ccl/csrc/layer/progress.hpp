@@ -78,7 +78,7 @@ class ProgressEngine {
   bool shutdown(bool has_failed);
   bool stopped() const { return stopping_.load(std::memory_order_acquire); }
 
-  // Whether the calling thread, while it waits, lends its OpenMP team: not where other ranks need the cores, nor a
+  // Whether the calling thread lends its OpenMP team while it moves data: not where other ranks need the cores, nor a
   // background thread, which has no team yet.
   bool lends_team(const Pace& pace) const;
 
