@@ -1,7 +1,7 @@
 """The file that the launcher ssh starts here, and ssh on every other host::
 
-    python -I -S …/run_spawner.py SSH HOSTS [-x NAME]… -- AGENT…   on the launching host
-    python -I -S …/run_spawner.py                                  elsewhere, with all the rest by stdin
+    python -I -S …/run_spawner.py SSH HOSTS READER [-x NAME]… -- AGENT…   on the launching host
+    python -I -S …/run_spawner.py                                         elsewhere, told the rest by stdin
 
 Short, because Python compiles the file that it is told to run anew each time; the rest comes compiled.
 """

@@ -46,6 +46,7 @@ class Ssh(Launcher):
             )
         python = plan.program.interpreter
         argv = [python, "-I", "-S", installation.spawner, installation.ssh, HOSTS]
+        argv.append(str(plan.settings.output.stdin))
         for name in plan.forward:
             argv += ["-x", name]
         argv += ["--", *agent_argv(plan, installation)]

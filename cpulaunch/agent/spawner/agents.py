@@ -1,4 +1,4 @@
-"""The agents of a spawner's own host, and the first rank's stdin where that comes from another host."""
+"""The agents of a spawner's own host, and the stdin of one rank where that comes from another host."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Agents:
         self._host, self._argv, self._size, self._open_files = host, argv, size, open_files
         self._codes: dict[int, int | None] = {}  # by pid: its exit code, as a shell reports it
 
-    def start(self, environ: Mapping[str, str], first_stdin: int) -> None:
-        """Start one for each rank; the job's first rank reads ``first_stdin``.  Raises OSError."""
+    def start(self, environ: Mapping[str, str], reader: int, its_stdin: int) -> None:
+        """Start one for each rank; the rank ``reader`` reads ``its_stdin``.  Raises OSError."""
         spawner, limit = os.getpid(), self._open_files
         nothing = os.open(os.devnull, os.O_RDONLY)
         for local_rank in range(self._host.ranks):
@@ -33,7 +33,7 @@ class Agents:
             identity = map(str, (rank, self._size, local_rank, self._host.ranks))
             own = dict(zip(variables.LOCAL_IDENTITY, identity, strict=True))
 
-            def prepare(stdin: int = nothing if rank else first_stdin) -> None:
+            def prepare(stdin: int = its_stdin if rank == reader else nothing) -> None:
                 die_with(spawner, signal.SIGKILL)  # until it has asked for something milder itself
                 set_open_files(limit)
                 os.dup2(stdin, STDIN)
@@ -65,7 +65,7 @@ class Agents:
 
 
 class Input:
-    """A pipe to the first rank's agent.  ``wanted`` is called when all that it was given is written.
+    """A pipe to the reader's agent.  ``wanted`` is called when all that it was given is written.
 
     ``end`` is the agent's, to be closed once that is started.
     """

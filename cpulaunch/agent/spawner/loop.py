@@ -61,13 +61,13 @@ class Spawner:
         """Nothing was started on ``hosts``, as the first of them could not be reached from here."""
         raise NotImplementedError
 
-    def start_agents(self, first_stdin: int = STDIN) -> None:
+    def start_agents(self, its_stdin: int = STDIN) -> None:
         """Start those of this host; ssh takes longer, and is running by now."""
         if self.agents is None or self.mine is None:
             return
         self._heard(messages.Started(self.mine.name))
         try:
-            self.agents.start(self.environ, first_stdin)
+            self.agents.start(self.environ, self.start.reader, its_stdin)
         except OSError as e:
             self.agents.signal(signal.SIGKILL)
             why = f"{self.start.agent[0]}: {e.strerror or e}"
@@ -190,7 +190,7 @@ class First(Spawner):
         self.exit_code = 0
         self._starts_no_more = False
         self._lost: set[str] = set()
-        self._input: Connection | None = None  # to the first rank's host, which waits for our stdin
+        self._input: Connection | None = None  # by which the reader waits for our stdin
 
     def run(self) -> int:
         self.connect()
@@ -267,12 +267,13 @@ class Child(Spawner):
     def __init__(self, start: Start, environ: Mapping[str, str]) -> None:
         super().__init__(start, environ, Host(*start.hosts[0]))
         self._lines = Lines(limit=1 << 40)
-        self._input: Input | None = None
+        self._input: Input | None = None  # of the reader, if it is here
+        self._way: Connection | None = None  # to the reader, if it is behind another host
 
     def run(self, received: bytes) -> int:
         """``received``: what the parent has said after its first message."""
         self.connect()
-        if self.mine and self.mine.first == 0:
+        if self.mine and self.start.reader - self.mine.first in range(self.mine.ranks):
             self._input = Input(self.selector, self._want_input)
             self.start_agents(self._input.end)
             os.close(self._input.end)
@@ -283,6 +284,11 @@ class Child(Spawner):
         self._parent_says(received)
         self.wait()
         return 0
+
+    def _heard(self, message: Any, source: Connection | None = None) -> None:
+        if isinstance(message, messages.InputWanted):
+            self._way = source
+        super()._heard(message, source)
 
     def report(self, message: Any) -> None:
         if isinstance(message, messages.Unreached):
@@ -322,6 +328,8 @@ class Child(Spawner):
                 self.end(message.signal)
             elif isinstance(message, messages.Input) and self._input:
                 self._input.give(unpack(message.data or ""))
+            elif isinstance(message, messages.Input) and self._way:
+                self._way.send(message)
 
     def _launcher_answers(self) -> bool:
         """Whether the agents can still reach the launcher, which then knows when they are to end."""

@@ -35,13 +35,15 @@ class Host(NamedTuple):
 class Start(NamedTuple):
     """Start the agents of the first of ``hosts``, and spawners on the others; always the first message.
 
-    ``hosts`` are rows of a `Host`.  ``size`` is the number of all ranks of the job.  ``agent`` is the
+    ``hosts`` are rows of a `Host`.  ``size`` is the number of all ranks of the job, ``reader`` the
+    one that gets our stdin.  ``agent`` is the
     command line of each agent, ``ssh`` that of ssh up to the host, and ``remote`` the line of sh that starts
     a spawner.  ``env`` is added to each agent's environment.
     """
 
     hosts: list[list[Any]]
     size: int
+    reader: int
     agent: list[str]
     ssh: list[str]
     remote: str
@@ -49,7 +51,7 @@ class Start(NamedTuple):
 
 
 class Input(NamedTuple):
-    """A piece of the first rank's stdin, as `wire.pack` gives it; None at its end."""
+    """A piece of the reader's stdin, as `wire.pack` gives it; None at its end."""
 
     data: str | None
 
@@ -77,7 +79,7 @@ class NotStarted(NamedTuple):
 
 
 class InputWanted(NamedTuple):
-    """The first rank has taken all of its stdin that it was sent."""
+    """The reader has taken all of its stdin that it was sent."""
 
 
 class Failed(NamedTuple):

@@ -34,13 +34,14 @@ def main(argv: list[str]) -> int:
 
 def _from_command_line(argv: list[str]) -> Start:
     options, agent = argv[: (end := argv.index("--"))], argv[end + 1 :]
-    ssh, file, *forward = options
+    ssh, file, reader, *forward = options
     hosts = read_hosts(file)
     elsewhere = not all(host.here for host in hosts)
     command = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0])]
     return Start(
         hosts=[list(host) for host in hosts],
         size=sum(host.ranks for host in hosts),
+        reader=int(reader),
         agent=agent,
         ssh=[ssh, "-T", "-x"],
         remote=remote_line(command),

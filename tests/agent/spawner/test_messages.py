@@ -39,7 +39,7 @@ def test_hosts_beyond_the_fan_out_are_reached_by_way_of_others(count: int, deepe
 
 def test_any_environment_travels_unchanged() -> None:
     env = {"LONG": "x" * 3_000_000, "BYTES": "\udcff", "LINES": "a\nb"}
-    start = Start([list(host) for host in hosts(1)], 2, ["agent"], ["ssh"], "exec agent", env)
+    start = Start([list(host) for host in hosts(1)], 2, 0, ["agent"], ["ssh"], "exec agent", env)
     line = encode(start)
     assert line.index(b"\n") == len(line) - 1
     assert decode(line, TO_CHILD) == start

@@ -47,13 +47,13 @@ class Spawned:
         ssh.chmod(0o755)
         self.env = clean_environment(SPAWNED_IN=str(directory), WISH="for peace")
 
-    def command(self, hosts: str, agent: str, *options: str) -> list[str]:
+    def command(self, hosts: str, agent: str, *options: str, reader: int = 0) -> list[str]:
         (self.directory / "hosts").write_text(hosts)
         (self.directory / "agent.py").write_text(
             f"import sys; sys.path.append({str(Path(__file__).parents[3])!r})\n{agent}"
         )
         spawner = installation_here().spawner
-        own = [str(self.directory / "ssh"), "hosts", *options]
+        own = [str(self.directory / "ssh"), "hosts", str(reader), *options]
         return [
             sys.executable,
             "-I",
@@ -66,10 +66,10 @@ class Spawned:
         ]
 
     def run(
-        self, hosts: str, agent: str, *options: str, stdin: str = "", **env: str
+        self, hosts: str, agent: str, *options: str, stdin: str = "", reader: int = 0, **env: str
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command(hosts, agent, *options),
+            self.command(hosts, agent, *options, reader=reader),
             cwd=self.directory,
             env={**self.env, **env},
             input=stdin,
@@ -176,6 +176,16 @@ def test_the_first_rank_alone_gets_stdin(spawned: Spawned, hosts: str) -> None:
     show = "import os, sys; print(len(sys.stdin.read()))"
     done = spawned.run(hosts, show, stdin=text)
     assert (done.returncode, sorted(done.stdout.split())) == (0, sorted([str(len(text)), "0"]))
+
+
+@pytest.mark.parametrize("reader", [2, pytest.param(34, marks=pytest.mark.slow)])
+def test_another_rank_may_get_stdin_also_behind_another_host(spawned: Spawned, reader: int) -> None:
+    show = (
+        "import os, sys; from cpulaunch import variables\n"
+        "sys.stdout.write(f'{os.environ[variables.LOCAL_IDENTITY[0]]} {len(sys.stdin.read())}\\n')"
+    )
+    done = spawned.run(lines(reader + 1), show, stdin="x" * 200_000, reader=reader)
+    assert dict(map(str.split, done.stdout.splitlines()))[str(reader)] == "200000"
 
 
 def test_a_first_rank_that_does_not_read_does_not_keep_the_job(spawned: Spawned) -> None:

@@ -24,5 +24,5 @@ export CPULAUNCH_RANK_PRECISION_IS_PLANNED=1
 export FI_PROVIDER=tcp
 export MASTER_ADDR=node1
 export OMP_NUM_THREADS=13
-/venv/bin/python -I -S /venv/cpulaunch/agent/run_spawner.py /venv/cpulaunch/launchers/ssh.sh hosts -- /venv/bin/python -I -S /venv/cpulaunch/agent/run_agent.py -- /venv/bin/python train.py --lr 0.1
+/venv/bin/python -I -S /venv/cpulaunch/agent/run_spawner.py /venv/cpulaunch/launchers/ssh.sh hosts 0 -- /venv/bin/python -I -S /venv/cpulaunch/agent/run_agent.py -- /venv/bin/python train.py --lr 0.1
 )

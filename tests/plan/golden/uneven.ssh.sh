@@ -21,5 +21,5 @@ export CPULAUNCH_RANK_CCL_TRANSPORT=shm+tcp
 export CPULAUNCH_RANK_PRECISION_IS_PLANNED=1
 export FI_PROVIDER=tcp
 export MASTER_ADDR=a
-/venv/bin/python -I -S /venv/cpulaunch/agent/run_spawner.py /venv/cpulaunch/launchers/ssh.sh hosts -x HF_TOKEN -- /venv/bin/python -I -S /venv/cpulaunch/agent/run_agent.py -- /venv/bin/python train.py --lr 0.1
+/venv/bin/python -I -S /venv/cpulaunch/agent/run_spawner.py /venv/cpulaunch/launchers/ssh.sh hosts 0 -x HF_TOKEN -- /venv/bin/python -I -S /venv/cpulaunch/agent/run_agent.py -- /venv/bin/python train.py --lr 0.1
 )
