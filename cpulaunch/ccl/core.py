@@ -16,7 +16,7 @@ from cpulaunch.errors import HostError
 class _Error(ctypes.Structure):
     _fields_ = (
         ("text", c_void_p),
-        ("is_mismatch", c_int),
+        ("cause", c_void_p),
         ("has_sequence", c_int),
         ("sequence", c_uint64),
     )
