@@ -15,7 +15,6 @@ _Hydra = partial(
     host_line="{host}:{slots}",
     ranks_per_host=("-ppn", "{slots}"),
     directory=("-wdir", "{path}"),
-    stdin=("-s", "{rank}"),
     set_variable=("-genv", "{name}", "{value}"),
     when_orphaned=signal.SIGTERM,
     # MPICH's goes on waiting for ranks after this.
@@ -41,6 +40,7 @@ INTEL = _Hydra(
     watched_env={"I_MPI_HYDRA_TOPOLIB": "ipl"},
     noise=("IPL WARN> ",),
     is_intel_mpi=True,
+    stdin=("-s", "{rank}"),
     last_failures=(r"(?P<why>Unable to run bstrap_proxy) on (?P<host>\S+)",),  # ssh's own reason comes later
 )
 

@@ -48,7 +48,8 @@ class Mpiexec(Launcher):
     the preferred first.  ``called_by_script``: the program that its mpirun, a shell script, calls; killing
     the script would leave the whole job behind.  ``wheel``: the distribution that has it on PyPI.
 
-    ``always``: arguments of every job.  ``stdin``: those that give its stdin to another rank than 0.
+    ``always``: arguments of every job.  ``stdin``: those that give its stdin to another rank than 0, if
+    it can.
     ``hostfile_variables`` name the hostfile where no option does.  ``ranks_per_host`` is said where all hosts
     have as many; else the hostfile's counts do, which any of ``count_variables`` would beat.
     ``forward_variable`` hands on a variable by name, for an MPI that hands on nothing by itself.  ``env``
@@ -75,12 +76,12 @@ class Mpiexec(Launcher):
     host_line: str
     ranks_per_host: tuple[str, ...]
     directory: tuple[str, ...]
-    stdin: tuple[str, ...]
     set_variable: tuple[str, ...]
     ssh: str
     interface: tuple[str, str]
     count_variables: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    stdin: tuple[str, ...] = ()
     called_by_script: str = ""
     wheel: str = ""
     always: tuple[str, ...] = ()
@@ -116,8 +117,7 @@ class Mpiexec(Launcher):
             argv += self.hostfile
         argv += ["-n", str(plan.world_size), *(per_host := self._ranks_per_host(plan))]
         argv += [word.format(path=plan.program.directory) for word in self.directory]
-        if reader := plan.settings.output.stdin:
-            argv += [word.format(rank=reader) for word in self.stdin]
+        argv += self._reader(plan.settings.output.stdin)
         for name, value in plan.env.items():
             if name not in plan.private:
                 argv += [word.format(name=name, value=value) for word in self.set_variable]
@@ -146,6 +146,14 @@ class Mpiexec(Launcher):
             if match := re.search(pattern, text):
                 return StartFailure(match["host"], match["why"])
         return None
+
+    def _reader(self, rank: int) -> list[str]:
+        if rank and not self.stdin:
+            raise PlanError(
+                f"mpiexec of {self.name} gives its stdin to rank 0 alone, and not to rank {rank}",
+                hint="--launcher local, slurm, or mpirun with --mpi intel or openmpi can",
+            )
+        return [word.format(rank=rank) for word in self.stdin] if rank else []
 
     def _ranks_per_host(self, plan: Plan) -> list[str]:
         counts = {len(host.ranks) for host in plan.hosts}

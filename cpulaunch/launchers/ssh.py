@@ -44,6 +44,11 @@ class Ssh(Launcher):
                 f"--launcher ssh takes no arguments of an MPI: {' '.join(plan.mpi_args)}",
                 hint="ssh's own options belong in ~/.ssh/config; --launcher mpirun takes --mpi-args",
             )
+        if reader := plan.settings.output.stdin:
+            raise PlanError(
+                f"--launcher ssh gives its stdin to rank 0 alone, and not to rank {reader}",
+                hint="--launcher local, slurm, or mpirun with --mpi intel or openmpi can",
+            )
         python = plan.program.interpreter
         argv = [python, "-I", "-S", installation.spawner, installation.ssh, HOSTS]
         argv.append(str(plan.settings.output.stdin))

@@ -236,5 +236,5 @@ def test_ranks_without_a_group_are_warned_of_or_an_error_where_that_is_asked_for
     assert (done.returncode, "stepped" in done.stdout) == (1, False), done.stderr
     (path,) = tmp_path.glob("strict/*/outcome.json")
     first = json.loads(path.read_text())["first_failure"]
-    assert f"UsageError: {tmp_path}/alone.py:6: the first optimizer step" in first["error"]
+    assert f"UsageError: {tmp_path}/alone.py:6: at the first optimizer step" in first["error"]
     assert (first["file"], first["line"]) == ("alone.py", 6)

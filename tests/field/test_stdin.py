@@ -94,17 +94,31 @@ def test_a_job_in_the_background_leaves_the_terminal_alone(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "launcher",
-    ["local", pytest.param("intel", marks=pytest.mark.slow), pytest.param("mpich", marks=pytest.mark.slow)],
+    ["local", pytest.param("intel", marks=pytest.mark.slow), pytest.param("openmpi", marks=pytest.mark.slow)],
 )
 def test_what_is_piped_in_goes_to_the_rank_that_is_named(launcher: str, tmp_path: Path) -> None:
-    (tmp_path / "read.py").write_text("import sys; print(repr(sys.stdin.read()))")
+    (tmp_path / "read.py").write_text("import sys; print(repr(sys.stdin.readline()))")
     options = ["--launcher", "local"] if launcher == "local" else mpi_options(launcher)
     done = subprocess.run(
         [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--stdin", "1", *options, "read.py"],
-        cwd=tmp_path, input="hello", text=True, capture_output=True, timeout=TIMEOUT,
+        cwd=tmp_path, input="hello\n", text=True, capture_output=True, timeout=TIMEOUT,
         env=clean_environment(),
     )  # fmt: skip
-    assert sorted(done.stdout.splitlines()) == ["[0] ''", "[1] 'hello'"], done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] ''", "[1] 'hello\\n'"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [("mpich", "mpiexec of mpich gives its stdin"), ("ssh", "--launcher ssh gives its stdin")],
+)
+def test_a_launcher_that_can_not_choose_the_rank_is_an_error_before_the_start(
+    launcher: str, words: str, cpulaunch: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "read.py").write_text("")
+    options = mpi_options(launcher) if launcher == "mpich" else ["--launcher", launcher]
+    done = cpulaunch("run", "-n", "2", "--stdin", "1", *options, "--dry-run", "read.py")
+    assert done.returncode == 2
+    assert f"{words} to rank 0 alone, and not to rank 1" in done.stderr
 
 
 def test_a_rank_that_is_not_there_can_not_read(cpulaunch: Run, tmp_path: Path) -> None:

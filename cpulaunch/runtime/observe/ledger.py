@@ -13,7 +13,7 @@ from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.config.settings import Table
 from cpulaunch.runtime.hooks import Change
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.observe import telemetry, tracing
+from cpulaunch.runtime.observe import records, telemetry, tracing
 from cpulaunch.runtime.observe.copies import warn_of_separate_copies
 from cpulaunch.runtime.observe.records import Header
 
@@ -42,7 +42,7 @@ class Observers:
     def group_was_made(self, groups: Mapping[Any, Any]) -> None:
         """torch's table of groups has one more."""
         try:
-            if any(backend != "ccl" for backend, _ in groups.values()):
+            if any(records.is_mirrored(backend) for backend, _ in groups.values()):
                 waiting, self._begin = self._begin, []
                 for begin in waiting:
                     begin()

@@ -92,14 +92,6 @@ class _Barrier:
     state: int = ledger.STARTED
 
 
-def is_mirrored(backend: str) -> bool:
-    """Whether operations of a group of this backend are copied: ccl writes its own into the ledger.
-
-    ``cpu:ccl`` is ccl, too, and ``cpu:gloo,cuda:nccl`` is not.
-    """
-    return not any(pair.rpartition(":")[::2] in (("", "ccl"), ("cpu", "ccl")) for pair in backend.split(","))
-
-
 class _Group:
     """A group's part of the ledger, and what was seen of it.
 
@@ -217,9 +209,8 @@ class Mirror(threading.Thread):
         recorded = json.loads(self._recorder._dump_fr_trace_json(True, False)).get("entries", ())
         known = set(self._groups)  # before the next line, as a program's thread may make one
         world = self._c10d._world
-        backends = {
-            pg: str(backend) for pg, (backend, _) in dict(world.pg_map).items() if is_mirrored(backend)
-        }
+        named_by = ((pg, str(backend)) for pg, (backend, _) in dict(world.pg_map).items())
+        backends = {pg: backend for pg, backend in named_by if records.is_mirrored(backend)}
         named = {name: pg for pg, name in dict(world.pg_names).items() if pg in backends}
         for name in known - named.keys():
             self._forget_group(name)
@@ -306,7 +297,7 @@ class Mirror(threading.Thread):
         @functools.wraps(original)
         def call(pg: Any, tensors: Any, opts: Any = _UNSET, *rest: Any, **kwargs: Any) -> Any:
             group = groups.get(id(pg))
-            if group is None and is_mirrored(backend := world.pg_map.get(pg, ("ccl",))[0]):
+            if group is None and records.is_mirrored(backend := world.pg_map.get(pg, ("ccl",))[0]):
                 group = self._place(pg.group_name, pg, backend)
             if group is not None:
                 tensor = tensors[0] if tensors.__class__ is list else tensors
@@ -351,7 +342,7 @@ class Mirror(threading.Thread):
 
         @functools.wraps(original)
         def call(pg: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_mirrored(backend := world.pg_map.get(pg, ("ccl",))[0]):
+            if not records.is_mirrored(backend := world.pg_map.get(pg, ("ccl",))[0]):
                 return original(pg, *args, **kwargs)
             group = self._place(pg.group_name, pg, backend)
             now, given = time.monotonic_ns(), _tensors(args[int(method in TAKES_OUTPUT_FIRST) :])

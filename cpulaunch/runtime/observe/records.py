@@ -58,6 +58,14 @@ class Header:
         self._halves, self._numbers = nowhere.cast("I"), nowhere.cast("Q")
 
 
+def is_mirrored(backend: str) -> bool:
+    """Whether operations of a group of this backend are copied: ccl writes its own into the ledger.
+
+    ``cpu:ccl`` is ccl, too, and ``cpu:gloo,cuda:nccl`` is not.
+    """
+    return not any(pair.rpartition(":")[::2] in (("", "ccl"), ("cpu", "ccl")) for pair in backend.split(","))
+
+
 def free_slot(memory: Any, *, spare: int = 0) -> int:
     """A group's place that is free, and empty by now, from the end, as ccl takes the first ones; else -1.
 
