@@ -154,7 +154,7 @@ void run_even_parts(const Arguments& given) {
     for (int rank = 0; rank < 2; ++rank) {
       const auto alone = moved_in(given, kind, rank, 1)[0];
       const auto moved = moved_in(given, kind, rank, kThreads);
-      const auto what = Signature{kind}.text(Members{}) + " on rank " + std::to_string(rank);
+      const auto what = std::string(Signature{kind}.call(Members{}).kind) + " on rank " + std::to_string(rank);
       expect_even(what + ", copies", moved, alone.copied, &Moved::copied);
       expect_even(what + ", sums", moved, alone.summed, &Moved::summed);
       if (alone.copied + alone.summed == 0) throw std::runtime_error(what + ": nothing is counted");
@@ -229,7 +229,9 @@ void run_few_messages(const Arguments& given) {
                                    std::pair(Call::Kind::reduce_scatter, in_rows),
                                    std::pair(Call::Kind::all_reduce, in_rows)}) {
     const auto calls = calls_in(given, kind);
-    if (calls != hosts * most) throw std::runtime_error(Signature{kind}.text(Members{}) + ": " + std::to_string(calls));
+    if (calls != hosts * most) {
+      throw std::runtime_error(std::string(Signature{kind}.call(Members{}).kind) + ": " + std::to_string(calls));
+    }
   }
 }
 
