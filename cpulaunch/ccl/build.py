@@ -34,6 +34,9 @@ _CORE_LINK = (
     f"-Wl,-soname,{installed.FILES['core']}",
     f"-Wl,--version-script={SOURCES / 'core/exports.map'}",
 )
+TOOL_LIMIT = 900.0
+"""Seconds that a compiler may take for one file."""
+
 _TICK = 1.0  # seconds between two looks at a terminal's last line
 _NAMES = {
     "core": "the core",
@@ -343,18 +346,16 @@ def _compile(
     missing = [(unit, to) for unit, to in zip(all_units, all_objects, strict=True) if not to.exists()]
     missing.sort(key=lambda each: each[0].name not in ("layer", "kernels"))  # the longest first
     step = "compiling " + " and ".join(_NAMES[kind] for kind in units)
-    stop = threading.Event()
+    compilers = Tools()
 
     def compile_unit(unit: Unit, to: Path) -> None:
-        if stop.is_set():
-            return
         partial = work / to.name
         try:
             source = _write_unit(unit, work)
-            run_tool([compiler.path, *unit.flags, "-c", str(source), "-o", str(partial)])
+            run_tool([compiler.path, *unit.flags, "-c", str(source), "-o", str(partial)], compilers)
             partial.rename(to)
         except HostError:  # Ctrl-C ends the compilers, too, and this thread goes on sooner than the main one
-            stop.set()
+            compilers.stop()
             raise
 
     with ThreadPoolExecutor(jobs()) as pool:
@@ -367,7 +368,7 @@ def _compile(
                     future.result()
                 progress(step, f"{len(all_units) - len(running)} of {len(all_units)}")
         except BaseException:
-            stop.set()
+            compilers.stop()
             raise
     return objects
 
@@ -493,24 +494,61 @@ def _oneccl(work: Path, progress: Progress, *, patient: bool = True) -> Path:
     return target
 
 
-def run_tool(argv: list[str]) -> str:
-    """What a tool prints.  Raises HostError that says what it complains of."""
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=900)
-    except OSError as e:
-        hint = "The compiler's package, or binutils, has it."
-        raise HostError(f"{argv[0]} can't be run: {e.strerror}", hint=hint) from None
-    missing = sorted(set(_UNDEFINED.findall(done.stderr)))
-    if done.returncode != 0 and missing:
+class Tools:
+    """Tools that several threads run, and one of them may stop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End those that run, and start no more."""
+        with self._lock:
+            self._stopped = True
+            for process in self._running:
+                process.terminate()  # g++ ends its own compiler then
+
+    @contextmanager
+    def running(self, argv: list[str]) -> Iterator[subprocess.Popen[str]]:
+        """A process, which has ended when this is left.  Raises HostError where it can't be started."""
+        pipe = subprocess.PIPE
+        with self._lock:
+            if self._stopped:
+                raise HostError("the build was stopped")
+            try:
+                process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True)
+            except OSError as e:
+                hint = "The compiler's package, or binutils, has it."
+                raise HostError(f"{argv[0]} can't be run: {e.strerror}", hint=hint) from None
+            self._running.add(process)
+        try:
+            with process:
+                try:
+                    yield process
+                except BaseException:
+                    process.kill()
+                    raise
+        finally:
+            with self._lock:
+                self._running.discard(process)
+
+
+def run_tool(argv: list[str], tools: Tools | None = None) -> str:
+    """What a tool, one of ``tools``, prints.  Raises HostError that says what it complains of."""
+    with (tools or Tools()).running(argv) as process:
+        out, error = process.communicate(timeout=TOOL_LIMIT)
+    missing = sorted(set(_UNDEFINED.findall(error)))
+    if process.returncode != 0 and missing:
         raise HostError(
             f"nothing that is linked defines {', '.join(missing)}",
             hint="csrc/oneccl/shim.cpp defines what oneCCL's static library refers to and does not contain.",
         )
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if "error" in line or "undefined" in line]
-        shown = "\n  ".join((lines or done.stderr.splitlines())[:5])
+    if process.returncode != 0:
+        lines = [line for line in error.splitlines() if "error" in line or "undefined" in line]
+        shown = "\n  ".join((lines or error.splitlines())[:5])
         known = "It compiles with g++ 11 or newer, for torch 2.8 and 2.13"
         raise HostError(
             f"the compiler failed:\n  {shown}", hint=f"{known}; the command was: {' '.join(argv)}"
         )
-    return done.stdout
+    return out

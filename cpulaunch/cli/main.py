@@ -8,6 +8,7 @@ import gc
 import io
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -92,6 +93,9 @@ def entry() -> NoReturn:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup has SIGHUP ignored
+            signal.signal(number, _leave)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             utf8 = stream.encoding.lower().replace("-", "") == "utf8"
@@ -109,6 +113,11 @@ def entry() -> NoReturn:
     with contextlib.suppress(OSError):  # full, or its terminal is gone
         sys.stderr.flush()
     os._exit(code)
+
+
+def _leave(number: int, frame: object) -> None:
+    """End by an exception, so that what we have started is ended, and temporary files are deleted."""
+    raise SystemExit(128 + number)
 
 
 def say(line: str) -> None:

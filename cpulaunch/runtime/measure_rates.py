@@ -2,7 +2,7 @@
 
     python …/cpulaunch/runtime/measure_rates.py '{"cores": "0-13", "threads": 14, "environment": {}}'
 
-It prints the rates as one line of JSON after MARK, and keeps them in the user's cache.
+It prints the rates as one line of JSON after MARK, with ``kept``: whether they are in the user's cache now.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import sys
 # The path to cpulaunch, in place of this file's directory, whose modules must not hide those of others.
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from cpulaunch.discovery.host.rate_cache import MARK
+from cpulaunch.discovery.host.rate_cache import MARK, RateCache
+from cpulaunch.discovery.host.this_host import cpu_here
 from cpulaunch.model.cores import CoreSet
 
 
@@ -29,7 +30,10 @@ def main() -> None:
     from cpulaunch.runtime.product_rates import product_rates
 
     torch.set_num_threads(request["threads"])
-    print(MARK + json.dumps(product_rates(torch)._asdict()), flush=True)
+    rates = product_rates(torch)
+    cache = RateCache.of(cpu_here(), torch.__version__, os.environ)
+    kept = cache.rate(rates.threads, "fp32") is not None
+    print(MARK + json.dumps({**rates._asdict(), "kept": kept}), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from cpulaunch.runtime.accumulate import check_complete
 from cpulaunch.runtime.change import engines
 from cpulaunch.runtime.change.base import precision_owners
 from cpulaunch.runtime.change.engines import native
-from cpulaunch.runtime.change.precision import chosen
+from cpulaunch.runtime.change.precision import agree, chosen
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.settings import training_settings
 
@@ -82,6 +82,7 @@ def prepare(
     if compress not in ("none", "bf16"):
         raise UsageError(f"prepare: compress_gradients is {compress!r}; valid: none, bf16")
     distributed.init()
+    agree()
     new = [thing for thing in objects if _prepared_from(thing) not in prepared]
     models = [m for m in new if isinstance(m, nn.Module) and not isinstance(m, DistributedDataParallel)]
     optimized = _apply_engine(models, [o for o in new if isinstance(o, Optimizer)])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from ranks import environment, free_port, run_script
-from support.command import TIMEOUT, bounded
+from support.command import TIMEOUT, bounded, clean_environment, processes_with
 
 from cpulaunch.ccl import build, installed
 from cpulaunch.ccl.installed import Built, Part, State
@@ -382,6 +382,29 @@ def test_ctrl_c_ends_a_build_with_the_compilers_that_run(tmp_path: Path) -> None
     assert "KeyboardInterrupt" in error
     assert not select.select([begun], [], [], 0)[0]
     os.close(begun)
+
+
+def test_sigterm_to_the_launcher_alone_ends_the_compilers(tmp_path: Path) -> None:
+    (tools := tmp_path / "tools").mkdir()
+    (compiler := tools / "g++").write_text(
+        f'#!/bin/sh\ncase "$*" in *-version*|*-print*|*-dump*) exec /usr/bin/g++ "$@";; esac\n'
+        f"echo begun >>{tmp_path}/begun\nexec sleep 300\n"
+    )
+    compiler.chmod(0o755)
+    os.mkfifo(tmp_path / "begun")
+    begun = os.open(tmp_path / "begun", os.O_RDWR)  # both ends, or the first writer would wait for a reader
+    environment = clean_environment(
+        PATH=f"{tools}:{os.environ['PATH']}", XDG_CACHE_HOME=str(tmp_path / "cache"), OF=str(tmp_path)
+    )
+    argv = [sys.executable, "-m", "cpulaunch", "ccl", "build"]
+    with bounded(subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True)) as builder:
+        assert select.select([begun], [], [], TIMEOUT)[0]
+        builder.terminate()
+        builder.communicate()
+    os.close(begun)
+    assert builder.returncode == 128 + signal.SIGTERM
+    assert processes_with(f"OF={tmp_path}") == []
+    assert not [*(tmp_path / "cache" / "cpulaunch" / "ccl").glob("building-*")]
 
 
 @pytest.mark.slow

@@ -25,7 +25,8 @@ def test_one_host_of_those_with_the_same_cpu_is_measured(cpulaunch: Run, tmp_pat
         assert done.returncode == 0, done.stderr
         lines = done.stderr.splitlines()
         assert [line for line in lines if "measuring" in line] == [
-            "cpulaunch: measuring bf16 and fp32 on node1; this is done once per model of CPU and version of torch"
+            "cpulaunch: measuring bf16 and fp32 on node1, once per model of CPU, number of threads and version "
+            "of torch"
         ]
         (planned,) = [line for line in lines if "planned: " in line]
         assert " GFLOP/s)" in planned

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from support.command import Run
+from support.command import Run, clean_environment
 
 from cpulaunch.discovery.host.rate_cache import Rate, RateCache
 from cpulaunch.discovery.host.this_host import cpu_here
@@ -132,12 +135,54 @@ def test_the_first_job_measures_with_one_line(cpulaunch: Run, tmp_path: Path, ca
     done = cpulaunch("run", *options, "script.py", env=env)
     lines = done.stderr.splitlines()
     assert lines[0].startswith("cpulaunch: measuring bf16 and fp32 on this machine")
-    assert " GFLOP/s)" in lines[1]
+    assert sum(" GFLOP/s)" in line for line in lines) == 1
     # A program that is not Python is started at once.
     assert (
         "measuring"
         not in cpulaunch("run", *options, "--no-python", "true", env={"XDG_CACHE_HOME": "/none"}).stderr
     )
+
+
+def test_a_dry_run_follows_the_flags_that_the_limit_leaves(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    env = own_cache(tmp_path) | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    dry = cpulaunch("run", "-n", 1, "--dry-run", "script.py", env=env)
+    assert "precision fp32 (not measured; the CPU" in dry.stdout
+
+
+AGREE = """
+import os
+os.environ["XDG_CACHE_HOME"] = os.path.join("caches", os.environ["RANK"])
+import torch, cpulaunch
+torch.set_num_threads(1)
+cpulaunch.prepare(torch.nn.Linear(4, 4))
+with cpulaunch.autocast():
+    os.write(1, f"RANK {os.environ['RANK']} {torch.is_autocast_enabled('cpu')}\n".encode())
+"""
+
+
+@pytest.mark.slow
+def test_ranks_without_a_plan_decide_by_the_rates_of_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank, rates in enumerate((SLOW_BF16, {**SLOW_BF16, "bf16": Rate(900e9, 900e9)})):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches" / str(rank)))
+        RateCache.of(cpu_here(), torch.__version__, os.environ).keep(1, rates)
+    (tmp_path / "script.py").write_text(AGREE)
+    torchrun = [
+        Path(sys.executable).with_name("torchrun"),
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "script.py",
+    ]
+    done = subprocess.run(
+        torchrun, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=120
+    )
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith("RANK")) == [
+        "RANK 0 False",
+        "RANK 1 False",
+    ], done.stderr
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def facts_here(
     return HostFacts(
         topology=topology_here(),
         names=frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname()}),
-        cpu_flags=cpu_flags(),
+        cpu_flags=_within_limit(cpu_flags(), environ),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         libraries=find_libraries(library_directories() if libraries is None else libraries, packages),
         libc=libc_here(),
@@ -97,6 +97,19 @@ def cpu_flags() -> tuple[str, ...] | None:
     words = set(flags.split())
     # Arm's name for the same ability.
     return tuple(flag for flag in BF16_FLAGS if flag in words) or (("bf16",) if "bf16" in words else ())
+
+
+def _within_limit(flags: tuple[str, ...] | None, environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The flags of the instructions that oneDNN may use where ``ONEDNN_MAX_CPU_ISA`` limits it."""
+    limit = environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    if flags is None or "AMX" in limit or limit in ("", "ALL", "DEFAULT"):
+        return flags
+    allowed = ("avx512_bf16",) if limit in _ISAS_WITH_AVX512_BF16 else ()
+    return tuple(flag for flag in flags if flag not in BF16_FLAGS or flag in allowed)
+
+
+_ISAS_WITH_AVX512_BF16 = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512")
+"""Values of ``ONEDNN_MAX_CPU_ISA`` with avx512_bf16 and without AMX."""
 
 
 def cpu_here() -> Cpu:

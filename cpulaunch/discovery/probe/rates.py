@@ -26,6 +26,13 @@ TIMEOUT = 90.0
 _PROGRAM = str(Path(__file__).parents[2] / "runtime" / "measure_rates.py")
 
 
+class Answer(NamedTuple):
+    """A host's rates.  ``kept``: its cache has them now."""
+
+    rates: ProductRates
+    kept: bool
+
+
 class Measured(NamedTuple):
     """The facts with the rates that are known now, and why those of some hosts are not, by host."""
 
@@ -58,7 +65,7 @@ def measure_rates(
     names = [host.host for host in hosts]
     here = not set(names) - facts.here
     where = "this machine" if here else fold_hosts(names)
-    tell(f"measuring bf16 and fp32 on {where}; this is done once per model of CPU and version of torch")
+    tell(f"measuring bf16 and fp32 on {where}, once per model of CPU, number of threads and version of torch")
     answers = event_loop.run(_measure_all(facts, hosts, python, reach, limits))
     found: list[tuple[Cpu | None, ProductRates]] = []
     errors = {}
@@ -66,7 +73,19 @@ def measure_rates(
         if isinstance(answer, str):
             errors[host.host] = answer
         else:
-            found.append((facts.of(host.host)[0].cpu, answer))
+            found.append((facts.of(host.host)[0].cpu, answer.rates))
+
+    lost = [
+        host.host
+        for host, answer in zip(hosts, answers, strict=True)
+        if isinstance(answer, Answer) and not answer.kept
+    ]
+    if lost:
+        where = "" if here else f" on {fold_hosts(lost)}"
+        tell(
+            f"the rates{where} hold for this job only: other programs took the cores meanwhile, or the "
+            "cache can't be written"
+        )
 
     def with_rates(known: HostFacts) -> HostFacts:
         new = (rates for cpu, rates in found if cpu == known.cpu)
@@ -78,7 +97,7 @@ def measure_rates(
 
 async def _measure_all(
     facts: Facts, hosts: Sequence[HostPlan], python: str, reach: Reach, limits: dict[str, str]
-) -> list[ProductRates | str]:
+) -> list[Answer | str]:
     commands = []
     for host in hosts:
         rank = host.ranks[0]
@@ -91,7 +110,7 @@ async def _measure_all(
     return await asyncio.gather(*map(_measure_one, commands))
 
 
-async def _measure_one(argv: Sequence[str]) -> ProductRates | str:
+async def _measure_one(argv: Sequence[str]) -> Answer | str:
     """The rates that a command prints, or why there are none."""
     pipe = asyncio.subprocess.PIPE
     try:
@@ -112,6 +131,7 @@ async def _measure_one(argv: Sequence[str]) -> ProductRates | str:
     for line in out.decode(errors="replace").splitlines():
         if line.startswith(MARK):
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                return ProductRates.from_json(json.loads(line.removeprefix(MARK)))
+                said = json.loads(line.removeprefix(MARK))
+                return Answer(ProductRates.from_json(said), bool(said["kept"]))
     last = error.decode(errors="replace").strip().splitlines()[-1:]
     return last[0] if last else f"it ended with code {process.returncode} and printed no rates"

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from cpulaunch import plugins, variables
 from cpulaunch.discovery.host.this_host import cpu_flags, cpu_here
@@ -49,15 +50,31 @@ class Choice:
 _kept: str | None = None  # the precision of the checkpoint from which this training goes on
 
 
+_agreed: ProductRates | None = None  # those of rank 0, where ranks without a plan have agreed on them
+
+
+def agree() -> None:
+    """Have ranks without a plan decide by rank 0's rates: all have to train in one precision.
+
+    All ranks call it, once there is a process group.
+    """
+    global _agreed
+    if _agreed is None and (_kept or training_settings().precision) is None and dist.get_world_size() > 1:
+        measured = [product_rates(torch) if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(measured, src=0)
+        _agreed = measured[0]
+
+
 @lru_cache(1)
 def chosen() -> Choice:
     """The choice for this process, which is logged once."""
     settings, flags = training_settings(), cpu_flags()
     settings = replace(settings, precision=_kept or settings.precision)
-    rates = product_rates(torch) if settings.precision is None else None
+    rates = _agreed or product_rates(torch) if settings.precision is None else None
     choice = choose(settings, flags, torch.__version__, rates=rates)
-    # Ranks without a plan decide by their own CPUs, so each one that departs from the default says so.
-    log_once(str(choice), every_rank=settings.precision is None and not choice.bf16)
+    # Ranks that have not agreed decide by their own CPUs, so each one that departs from the default says so.
+    alone = settings.precision is None and _agreed is None
+    log_once(str(choice), every_rank=alone and not choice.bf16)
     check_precision(settings, flags)
     return choice
 
