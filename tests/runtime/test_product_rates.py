@@ -157,7 +157,7 @@ import torch, cpulaunch
 torch.set_num_threads(1)
 cpulaunch.prepare(torch.nn.Linear(4, 4))
 with cpulaunch.autocast():
-    os.write(1, f"RANK {os.environ['RANK']} {torch.is_autocast_enabled('cpu')}\n".encode())
+    os.write(1, f"RANK {os.environ['RANK']} {torch.is_autocast_enabled('cpu')}\\n".encode())
 """
 
 
