@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from cpulaunch.errors import ConfigError
 
-# Linux's largest build has 8192 CPUs; a bound keeps a mistyped number from becoming a huge set.
+# Linux's largest build has 8192 CPUs, and jobs have fewer ranks than this.  The bound keeps a mistyped number
+# from becoming a huge set.
 LARGEST_CPU = (1 << 20) - 1
 
 
