@@ -119,7 +119,9 @@ def _parser_of(arguments: Sequence[str]) -> tuple[Queue, Parser, Mapping[str, st
     parser.passes_through = True
     words, _ = parser.split(arguments, ends=MODULE)
     to = next((word[len("--to=") :] for word in reversed(words) if word.startswith("--to=")), default)
-    if to != default and to in names:
+    if to not in names:
+        raise UsageError(f"--to {to}: no such queue", hint=f"--to is one of: {', '.join(names)}")
+    if to != default:
         queue = queues.load(to)
         parser, others = _parser(queue, names)
     parser.passes_through = queue.passes_through

@@ -133,7 +133,7 @@ def test_the_plan_and_the_script_are_shown(environment: dict[str, str], tmp_path
         ("--to pbs -l select=4 --machine_rank 0 train.py", 2, "a queue's job"),
         ("--to pbs --image i train.py", 2, "--image is for --to kubernetes, and this job is for pbs"),
         ("-l select=4 train.py", 2, "-l is for --to pbs, and this job is for slurm"),
-        ("--to psb train.py", 2, "invalid choice: 'psb' (choose from 'slurm', 'kubernetes', 'pbs')"),
+        ("--to psb train.py", 2, "--to psb: no such queue"),
     ],
 )
 def test_what_is_wrong_is_said(

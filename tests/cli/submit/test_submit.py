@@ -201,7 +201,7 @@ def test_the_script_is_kept_where_that_is_asked_for(
         ("--nodse 4 train.py", "unknown option --nodse"),
         ("--nodes 4 gone.py", "gone.py: no such script"),
         ("--nodes 4 --backend nccl train.py", "'nccl' is not valid for training.backend"),
-        ("--to pbs train.py", "invalid choice: 'pbs'"),
+        ("--to pbs train.py", "--to pbs: no such queue"),
         ("--nodes 4 --format json train.py", "--format is for `cpulaunch run --dry-run`"),
         ("", "hint: cpulaunch submit [OPTIONS] train.py"),
         ("--patition batch train.py", "unknown option --patition; did you mean '--partition'?"),
