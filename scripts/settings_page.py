@@ -18,11 +18,23 @@ HEAD = """\
 This page lists every setting; `scripts/settings_page.py` generates it from `cpulaunch/config/settings.py`.
 
 A value comes from the first of these sources that has one: the command line, the environment (first
-`CPULAUNCH_…`, then the field's own variable), the YAML file, the default. `auto` stands for what cpulaunch
-detects or decides. `cpulaunch config show --origin` shows where each value came from.
+`CPULAUNCH_…`, then the field's own variable), the YAML file, the site's file, the default. `auto` stands for
+what cpulaunch detects or decides. `cpulaunch config show --origin` shows where each value came from.
 
 The YAML file is the first of `--config-file F`, `$CPULAUNCH_CONFIG`, `./cpulaunch.yaml` and
 `$XDG_CONFIG_HOME/cpulaunch/config.yaml`.
+
+`/etc/cpulaunch/config.yaml`, if it exists, holds a site's settings, which are weaker than those of the YAML
+file. Nobody can change the settings that it lists under `locked:`.
+
+```yaml
+cpulaunch: 1
+cpu:
+  lenient: true
+training:
+  as_written: false
+locked: [cpu.lenient, training.as_written]
+```
 
 `--set KEY=VALUE` takes any key of this page. In an option's name, underscores work like hyphens. A key's
 variable is `CPULAUNCH_` and the key in capitals, with `_` for `.`: that of `ccl.worker_count` is

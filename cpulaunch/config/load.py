@@ -1,8 +1,8 @@
 """Merge flags, environment, YAML and defaults into one checked Config.
 
 From strongest to weakest: the command line; the environment (``CPULAUNCH_…``, then the field's own
-variable, such as ``CCL_WORKER_COUNT``); the YAML file; the default.  A field's variable given by
-``--env`` or under ``env:`` counts as that setting, at its place's strength.
+variable, such as ``CCL_WORKER_COUNT``); the YAML file; the site's file; the default.  A field's variable
+given by ``--env`` or under ``env:`` counts as that setting, at its place's strength.
 """
 
 from __future__ import annotations
@@ -28,15 +28,22 @@ from cpulaunch.wording import did_you_mean
 # Ours, but no settings: which file to read, and what a job tells its agents and ranks.
 _OUR_OTHER_VARIABLES = {variable.name for variable in variables.TABLE}
 
+SITE = Path("/etc/cpulaunch/config.yaml")
+"""The site's settings, for all users of a machine."""
+
+LOCKED = "locked"
+"""The key of the site's file that lists settings which nobody may change."""
+
 _ACCELERATES = ("compute_environment", "distributed_type")
 """Keys that tell a configuration of accelerate."""
 
 
 @dataclass
 class _Layer:
-    """The settings of one source."""
+    """The settings of one source.  ``locked``: those that no stronger source may set, with their places."""
 
     found: dict[Setting[Any], Given] = field(default_factory=dict)
+    locked: dict[Setting[Any], Origin] = field(default_factory=dict)
 
     def put(self, setting: Setting[Any], value: Any, origin: Origin) -> None:
         before = self.found.get(setting)
@@ -67,7 +74,8 @@ def load(
     environ = dict(os.environ if environ is None else environ)
     path = file or find_file(environ)
     from_file = read_yaml(path, text, problems) if path else _Layer()
-    layers = (_from_command_line(given), *_from_environment(environ), from_file)
+    from_site = read_yaml(SITE) if os.path.isfile(SITE) else _Layer()
+    layers = (_from_command_line(given), *_from_environment(environ), from_file, from_site)
     merged: dict[Setting[Any], Given] = {}
     for setting in SETTINGS.values():
         for layer in reversed(layers):
@@ -76,11 +84,22 @@ def load(
                 found = _in_layer(layer, setting)
             if found is None:
                 continue
+            if layer is not from_site and setting in from_site.locked:
+                raise _locked(setting, found, from_site)
             before = merged.get(setting)
             if isinstance(setting.kind, Variables) and before:
                 found = Given({**before.value, **found.value}, before.origin.and_then(found.origin))
             merged[setting] = found
     return Config(merged, environ, path, tuple(_ignored_variables(environ)))
+
+
+def _locked(setting: Setting[Any], given: Given, site: _Layer) -> ConfigError:
+    """The error for a value that the site doesn't allow."""
+    fixed = site.found[setting].value if setting in site.found else setting.default
+    return ConfigError(
+        f"{given.origin}: {setting.key} is locked by {site.locked[setting]}",
+        hint=f"leave it out; its value is {setting.kind.to_text(fixed)}",
+    )
 
 
 def _read(setting: Setting[Any], read: Callable[[str], Any], text: str, origin: Origin) -> Any:
@@ -140,7 +159,7 @@ def read_yaml(path: Path, text: str | None = None, problems: list[ConfigError] |
                 f"{shown}:{root.start_mark.line + 1}: expected a mapping such as `launcher: local`, "
                 f"not {_noun(root)}"
             )
-        return _YamlReader(shown, loader, problems).read(root)
+        return _YamlReader(shown, loader, problems, is_site=path == SITE).read(root)
     except yaml.reader.ReaderError as e:
         line = text.count("\n", 0, e.position) + 1
         raise ConfigError(
@@ -159,8 +178,11 @@ def read_yaml(path: Path, text: str | None = None, problems: list[ConfigError] |
 class _YamlReader:
     """Reads the settings of one YAML file from its nodes, which know their lines."""
 
-    def __init__(self, shown: str, loader: Any, problems: list[ConfigError] | None = None) -> None:
+    def __init__(
+        self, shown: str, loader: Any, problems: list[ConfigError] | None = None, *, is_site: bool = False
+    ) -> None:
         self.shown, self.loader, self.problems = shown, loader, problems
+        self.source = Source.SITE if is_site else Source.FILE
 
     def read(self, root: Any) -> _Layer:
         layer = _Layer()
@@ -180,6 +202,8 @@ class _YamlReader:
     def _read_entry(self, layer: _Layer, name: str, node: Any, origin: Origin) -> None:
         if name == "cpulaunch":
             self._check_schema(node, origin)
+        elif name == LOCKED and self.source is Source.SITE:
+            self._lock(layer, node, origin)
         elif name in SETTINGS:
             self._put(layer, SETTINGS[name], node, origin)
         elif name in SECTIONS:
@@ -191,6 +215,13 @@ class _YamlReader:
                 *(s.key for s in SETTINGS.values() if not s.section),
             ]
             self._unknown(name, "", valid, origin)
+
+    def _lock(self, layer: _Layer, node: Any, origin: Origin) -> None:
+        keys = self._plain(node)
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            raise ConfigError(f"{origin}: expected a list of settings, such as [training.precision]")
+        for key in keys:
+            layer.locked[known_setting(key, origin)] = origin
 
     def _read_section(self, layer: _Layer, section: str, node: Any, origin: Origin) -> None:
         if node.tag == "tag:yaml.org,2002:null":
@@ -207,7 +238,7 @@ class _YamlReader:
     def _entries(self, node: Any, section: str) -> Iterator[tuple[str, Any, Origin]]:
         seen: dict[str, Origin] = {}
         for key, value in node.value:
-            origin = Origin(Source.FILE, f"{self.shown}:{key.start_mark.line + 1}")
+            origin = Origin(self.source, f"{self.shown}:{key.start_mark.line + 1}")
             with _noted(self.problems):
                 name = self._key(key, section, origin, seen)
                 seen[name] = origin

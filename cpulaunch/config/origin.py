@@ -11,9 +11,10 @@ class Source(IntEnum):
 
     DEFAULT = 0
     DETECTED = 1
-    FILE = 2
-    ENVIRONMENT = 3
-    COMMAND_LINE = 4
+    SITE = 2
+    FILE = 3
+    ENVIRONMENT = 4
+    COMMAND_LINE = 5
 
 
 @dataclass(frozen=True)

@@ -357,3 +357,68 @@ def test_a_value_that_yaml_itself_chokes_on_has_its_line(text: str) -> None:
     write(text)
     with pytest.raises(ConfigError, match=r"^cpulaunch.yaml:1: "):
         load(environ={})
+
+
+class TestSite:
+    """The file of the machine's administrators."""
+
+    @pytest.fixture
+    def site(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        path = tmp_path / "etc" / "config.yaml"
+        path.parent.mkdir()
+        monkeypatch.setattr("cpulaunch.config.load.SITE", path)
+        return path
+
+    def test_it_is_weaker_than_the_users_file(self, site: Path) -> None:
+        site.write_text("ccl:\n  worker_count: 4\n  provider: psm3\n")
+        write("ccl:\n  worker_count: 2\n")
+        config = load(environ={})
+        assert (config.ccl.worker_count, str(config.origin(Config.ccl.worker_count))) == (
+            2,
+            "cpulaunch.yaml:2",
+        )
+        assert config.ccl.provider == "psm3"
+        assert config.origin(Config.ccl.provider) == Origin(Source.SITE, "etc/config.yaml:3")
+
+    @pytest.mark.parametrize(
+        ("given", "environ", "yaml", "who"),
+        [
+            ([("training.precision", "bf16", "--precision")], {}, "", "--precision"),
+            ([], {"CPULAUNCH_TRAINING_PRECISION": "bf16"}, "", "$CPULAUNCH_TRAINING_PRECISION"),
+            ([], {}, "training:\n  precision: bf16\n", "cpulaunch.yaml:2"),
+        ],
+    )
+    def test_nobody_changes_what_is_locked(
+        self, site: Path, given: list[tuple[str, str, str]], environ: dict[str, str], yaml: str, who: str
+    ) -> None:
+        site.write_text("training:\n  precision: fp32\nlocked: [training.precision]\n")
+        if yaml:
+            write(yaml)
+        with pytest.raises(ConfigError) as caught:
+            load(given, environ=environ)
+        assert str(caught.value) == f"{who}: training.precision is locked by etc/config.yaml:3"
+        assert caught.value.hint == "leave it out; its value is fp32"
+
+    def test_a_locked_setting_without_a_value_stays_at_its_default(self, site: Path) -> None:
+        site.write_text("cpulaunch: 1\nlocked: [cpu.lenient]\n")
+        assert load(environ={}).cpu.lenient is False
+        with pytest.raises(ConfigError, match="locked"):
+            load([("cpu.lenient", "1", "--lenient")], environ={})
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("locked: training.precision\n", "expected a list of settings, such as [training.precision]"),
+            ("locked: [training.precisoin]\n", "unknown setting 'training.precisoin'; did you mean"),
+        ],
+    )
+    def test_what_is_wrong_in_it_is_named_with_its_line(self, site: Path, text: str, message: str) -> None:
+        site.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            load(environ={})
+        assert str(caught.value).startswith(f"etc/config.yaml:1: {message}")
+
+    def test_only_the_sites_file_locks(self) -> None:
+        write("locked: [training.precision]\n")
+        with pytest.raises(ConfigError, match="unknown key 'locked'"):
+            load(environ={})
