@@ -33,6 +33,7 @@ from cpulaunch.plan.select import (
     decide_launcher,
     demand_master_addr,
     first_hosts,
+    leaves_launcher_to_us,
     master_elsewhere,
     may_use_mpi,
     ranks_per_host,
@@ -166,7 +167,12 @@ def facts_of_lscpu(config: Config, file: Path) -> Facts:
         topology = topology_from_lscpu(text)
     except ConfigError as e:
         raise ConfigError(f"{file}: {e}", hint=e.hint, part=e.part) from None
-    return Facts(like=HostFacts(topology), listed=_named(config), like_what=f"the one in {file}")
+    return Facts(
+        like=HostFacts(topology),
+        listed=_named(config),
+        like_what=f"the one in {file}",
+        mpis_here=_mpis_here(config),
+    )
 
 
 def recorded_facts(config: Config, file: Path) -> Facts:
@@ -177,7 +183,13 @@ def recorded_facts(config: Config, file: Path) -> Facts:
         listed=_named(config) or tuple(map(Host, hosts)),  # the job's, where no others are named
         hosts=hosts,
         like_what=f"the first in {file}",
+        mpis_here=_mpis_here(config),
     )
+
+
+def _mpis_here(config: Config) -> tuple[Mpi, ...]:
+    """The MPIs of this host, where a job on other machines would use one if there is one."""
+    return find_mpis("auto", "auto") if leaves_launcher_to_us(config) else ()
 
 
 def _demand_interface(config: Config) -> None:

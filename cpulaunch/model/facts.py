@@ -111,6 +111,7 @@ class Facts:
     ``shares``: how many CPUs of a host the job has been given, where ranks are kept to these.
     ``here``: this host's names; empty where the facts describe other machines.
     ``mpis``: the MPIs found here, best first; None where the facts describe other machines.
+    ``mpis_here``: the MPIs found here in that case, by which ``auto`` decides.
     ``without_mpi``: the job's hosts that lack the first of them; None where no host was asked.
     ``ccl_missing``: why the ccl backend can't be used; None where it can.
     ``egress_interface``: this host's interface to the others, where it was looked for.
@@ -130,6 +131,7 @@ class Facts:
     egress_interface: Interface | None = None
     free_port: int | None = None
     like_what: str = "this machine"
+    mpis_here: tuple[Mpi, ...] = ()
     step: bool = False
 
     def of(self, name: str) -> tuple[HostFacts, bool]:

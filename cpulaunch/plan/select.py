@@ -197,12 +197,14 @@ def decide_launcher(
     mpis: Sequence[Mpi] | None = None,
     step: bool = False,
     without_mpi: Sequence[str] | None = None,
+    mpis_here: Sequence[Mpi] = (),
 ) -> LauncherDecision:
     """The one decision on what starts the ranks, by as much as is known.
 
-    ``here_alone``: all ranks are on this host.  ``mpis``, ``step`` and ``without_mpi`` are those of `Facts`;
-    ``mpis`` is None also where nobody has looked yet.
+    ``here_alone``: all ranks are on this host.  ``mpis``, ``step``, ``without_mpi`` and ``mpis_here`` are
+    those of `Facts`; ``mpis`` is None also where nobody has looked yet.
     """
+    usable = mpis_here if mpis is None else mpis
     setting, why = config.launcher, ""
     if setting == "auto":
         if not leaves_launcher_to_us(config):
@@ -212,21 +214,19 @@ def decide_launcher(
         elif step:
             setting, why = "slurm", "in an allocation of Slurm"
         else:
-            setting, why = _mpi_or_ssh(mpis, without_mpi)
+            setting, why = _mpi_or_ssh(usable, without_mpi)
     if setting != "mpirun":
         return LauncherDecision(setting, setting, why=why)
     flavour = config.mpi.flavour
-    for mpi in mpis or ():
+    for mpi in usable:
         if flavour in ("auto", mpi.flavour):
             return LauncherDecision(setting, mpi.flavour, mpi.path, why)
     preferred = launchers.load_mpi(flavour)
     return LauncherDecision(setting, preferred.name, preferred.executables[0] if mpis is None else "")
 
 
-def _mpi_or_ssh(mpis: Sequence[Mpi] | None, without_mpi: Sequence[str] | None) -> tuple[str, str]:
+def _mpi_or_ssh(mpis: Sequence[Mpi], without_mpi: Sequence[str] | None) -> tuple[str, str]:
     """The setting's value, and why: an MPI where all hosts have it, by what this host knows of them."""
-    if mpis is None:
-        return "ssh", "whether there is an MPI is unknown"
     if not mpis:
         return "ssh", "no MPI was found here"
     if without_mpi:
@@ -252,7 +252,12 @@ def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> La
     """The decision for ``hosts``.  Raises PlanError where the launcher isn't there, or can't reach them."""
     here_alone = all_here(hosts, facts.here)
     decision = decide_launcher(
-        config, here_alone=here_alone, mpis=facts.mpis, step=facts.step, without_mpi=facts.without_mpi
+        config,
+        here_alone=here_alone,
+        mpis=facts.mpis,
+        step=facts.step,
+        without_mpi=facts.without_mpi,
+        mpis_here=facts.mpis_here,
     )
     if decision.by_mpi and not decision.mpiexec:
         raise _no_mpi(config, facts.mpis or ())

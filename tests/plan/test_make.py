@@ -115,7 +115,8 @@ def test_who_starts_the_ranks(settings, hosts, setting, launcher) -> None:
 @pytest.mark.parametrize(
     ("known", "setting", "why"),
     [
-        ({"mpis": None}, "ssh", "whether there is an MPI is unknown"),
+        ({"mpis": None}, "ssh", "no MPI was found here"),
+        ({"mpis": None, "mpis_here": (MPICH,)}, "mpirun", "found here; the other hosts were not asked"),
         ({"mpis": ()}, "ssh", "no MPI was found here"),
         ({"without_mpi": ("a", "b")}, "ssh", "a, b: there is no /i/mpiexec.hydra"),
         ({}, "mpirun", "found here; the other hosts were not asked"),
