@@ -1,8 +1,8 @@
 """Why a rank has failed, as data.
 
-Programs, agents and the process group ``ccl`` report causes.  The launcher decides by them which failure came
-first, and whether the job is started again.  `supervise.job.sentences` makes sentences of them, and
-``ccl/csrc/core/cause.cpp`` those of ccl's exceptions; no program reads these.
+Programs, agents and the process group ``ccl`` report causes.  By their kinds, the launcher decides which
+failure came first and whether to restart the job.  `supervise.job.sentences` turns causes into sentences, and
+``ccl/csrc/core/cause.cpp`` does so for the exceptions of ``ccl``.  No program parses these sentences.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 
 
 class Kind(str, Enum):
-    """What kind of a cause it is."""
+    """The kind of a cause."""
 
-    # A program's own.
+    # Failures of the program itself.
     EXCEPTION = "exception"
-    USAGE_ERROR = "usage_error"  # what the script asks of cpulaunch can't be done
-    EXIT = "exit"  # it has chosen an exit code
-    UNEXPLAINED_EXIT = "unexplained_exit"  # neither an exception nor sys.exit has
+    USAGE_ERROR = "usage_error"  # cpulaunch can't do what the script asks for
+    EXIT = "exit"  # the program chose its exit code
+    UNEXPLAINED_EXIT = "unexplained_exit"  # the exit code comes neither from an exception nor from sys.exit
     SIGNAL = "signal"
     OUT_OF_MEMORY = "out_of_memory"
     KILLED = "killed"  # perhaps out of memory
     KILLED_BY_OTHERS = "killed_by_others"  # not out of memory
     STALLED = "stalled"
 
-    # Of ccl, as in ccl/csrc/core/cause.hpp.
+    # Failures that ccl reports, as in ccl/csrc/core/cause.hpp.
     PEER_ENDED = "peer_ended"
     PEER_LEFT = "peer_left"
     CONNECTION_LOST = "connection_lost"
@@ -45,20 +45,20 @@ class Kind(str, Enum):
     ABORTED = "aborted"
     TRANSPORT_FAILED = "transport_failed"
 
-    # Of other libraries: a peer is gone, or has not answered.
+    # Errors of other libraries: a peer is gone, or has not answered.
     PEER_GONE = "peer_gone"
 
-    # Of agents, hosts and the launcher's processes.
+    # Failures of agents, hosts and the launcher's processes.
     HOST_LOST = "host_lost"
-    HOST_FAILED = "host_failed"  # as the batch system says
+    HOST_FAILED = "host_failed"  # the batch system reports it
     AGENT_KILLED = "agent_killed"
     AGENT_SIGNALED = "agent_signaled"  # by mpiexec or a batch system
-    AGENT_MALFORMED = "agent_malformed"  # what it says can't be understood
+    AGENT_MALFORMED = "agent_malformed"  # it sent a line that is not a valid message
     NOT_STARTED = "not_started"
-    REFUSED = "refused"  # by the agent, as the program can't be started as planned
+    REFUSED = "refused"  # the agent can't start the program as planned
     VERSIONS_DIFFER = "versions_differ"
-    AGENT_ENDED = "agent_ended"  # before it said hello
-    AGENT_SILENT = "agent_silent"  # it has never said hello
+    AGENT_ENDED = "agent_ended"  # before its Hello
+    AGENT_SILENT = "agent_silent"  # it never sent a Hello
     LAUNCHER_KILLED = "launcher_killed"
     LAUNCHER_ENDED = "launcher_ended"  # before all ranks had reported
     CANCELLED = "cancelled"  # by a batch system
@@ -84,19 +84,20 @@ CONSEQUENCES = frozenset(
         Kind.PEER_GONE,
     }
 )
-"""Somebody else has gone, or has not come."""
+"""Another rank, host or store has ended, or has not answered."""
 
 
 class Cause(NamedTuple):
-    """A cause and what is known of it; all else is None.
+    """A cause with its known fields; unknown fields are None.
 
-    ``rank`` is the job's rank that it is about, on ``host``.  ``finder`` is the rank that has found it, where
-    another one reports it.  ``operation`` is the finder's, with its ``sequence`` number in the group.  Where
-    two ranks differ, ``operations``, ``sizes`` (in bytes), ``roots`` and ``reductions`` are what ``rank``
-    calls or sends, and what the finder calls or expects.  ``timeout`` is that of an operation which took
-    longer, in seconds.  For so many ``seconds``, nothing was heard or done.  ``memory`` is the most that the
-    program had, in GiB.  ``program`` was ended by a ``signal``, or with ``exit_code``.  ``detail`` are words
-    of others: the system, a library, or what ``rank`` says that it calls.
+    ``rank`` is the failed rank, in the job's numbering, and ``host`` its host.  ``finder`` is the rank that
+    found the cause, if another rank reports it.  ``operation`` is the finder's operation, and ``sequence``
+    its number in the group.  Where two ranks differ, ``operations``, ``sizes`` (in bytes), ``roots`` and
+    ``reductions`` are pairs: what ``rank`` calls or sends, and what the finder calls or expects.  ``timeout``
+    (in seconds) is the timeout that an operation exceeded.  ``seconds`` is the time without a message or
+    without progress.  ``memory`` is the program's peak in GiB.  ``program`` ended by ``signal`` or with
+    ``exit_code``.  ``detail`` is text from elsewhere: the system, a library, or the call that ``rank``
+    reports.
     """
 
     kind: Kind
@@ -119,21 +120,24 @@ class Cause(NamedTuple):
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it says no more than that somebody else has gone."""
+        """Whether the failure only follows from another one, such as a peer's end."""
         return self.kind in CONSEQUENCES
 
     @property
     def differ(self) -> bool:
-        """Whether it says that ranks call different operations, or with different sizes."""
+        """Whether ranks call different operations, or with different sizes."""
         return self.kind in DIFFERENCES
 
     def document(self) -> dict[str, Any]:
-        """What is known, for JSON."""
+        """Return the known fields, for JSON."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     @classmethod
     def from_document(cls, said: Mapping[str, Any] | None) -> Cause | None:
-        """The cause of a message, which anybody may have sent; None where there is none that makes sense."""
+        """Read the cause in a message; None if it has no known kind.
+
+        Messages are not trusted: fields of a wrong type become None.
+        """
         said = said or {}
         if said.get("kind") not in [kind.value for kind in Kind]:
             return None

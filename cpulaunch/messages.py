@@ -1,6 +1,6 @@
 """Every message between a rank, its agent and the launcher.
 
-Two connections carry them, one JSON object per line, its kind under ``type``:
+Messages are JSON objects, one per line, with their kind under ``type``.  They take two connections:
 
 ====================  ============================================================  ===============
 from → to             carried by                                                    kinds
@@ -10,32 +10,32 @@ agent → launcher      one connection per rank, by TCP, or a Unix socket       
 launcher → agent      the same                                                      ``FROM_LAUNCHER``
 ====================  ============================================================  ===============
 
-The launcher sends a ``Challenge`` as soon as an agent connects, the agent answers by ``Hello``, the launcher
-by ``Welcome``; all other messages follow.  The token of their proofs travels in the environment: a process
-that doesn't know it can neither send messages nor get any.  Times (``at``) are in seconds of the sender's
-monotonic clock, which all processes of a host share, and nobody sets; ``AskTime`` and ``Time`` compare those
-of two hosts.
+The launcher sends a ``Challenge`` as soon as an agent connects.  The agent answers with ``Hello``, and the
+launcher with ``Welcome``; all other messages follow.  Both sides prove that they know the job's token, which
+the environment carries: a process that doesn't know it can neither send nor receive messages.  Times (``at``)
+are in seconds of the sender's monotonic clock.  All processes of a host share this clock, and nobody can set
+it; ``AskTime`` and ``Time`` compare the clocks of two hosts.
 
-Agents import this module when they start.  So it imports little, and evaluates its annotations, which
-``wire.decode`` checks messages against: as texts, they would have to be compiled first.
+Agents import this module when they start, so it imports little.  Its annotations are evaluated, as
+``wire.decode`` checks messages against them: annotations kept as strings would have to be compiled first.
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 VERSION = 11
-"""Of all this.  It changes with any kind, and any field that has no default.  ``Hello`` keeps its fields in
-every version."""
+"""The protocol's version.  It changes with any kind, and with any field that has no default.  ``Hello`` has
+the same fields in every version."""
 
 BEATS_PER_TIMEOUT = 3
-"""A rank is lost when as many beats in a row haven't come."""
+"""A rank is lost when this number of successive beats is missing."""
 
 UNREACHED = "cpulaunch: can't reach the launcher"
-"""How an agent that no launcher hears begins its warning, after the rank's prefix."""
+"""The start of the warning of an agent that can't reach the launcher, after the rank's prefix."""
 
 
 class Unknown(NamedTuple):
-    """A message of a kind that this side doesn't know; never sent."""
+    """A received message of a kind that this side doesn't know; never sent."""
 
     kind: str
 
@@ -44,23 +44,24 @@ class Unknown(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """Python has started, and may run on these CPUs."""
+    """Python has started, and may run on ``cpus``."""
 
     cpus: list[int]
 
 
 class Torch(NamedTuple):
-    """torch is imported, and has so many threads; ``requested`` is what the variables asked for by then."""
+    """torch is imported and uses ``threads`` threads; ``requested`` is what the variables then asked for."""
 
     threads: int
     requested: str
 
 
 class Raised(NamedTuple):
-    """An exception that nobody has caught: ``Type: message``, where in the user's code, and its traceback.
+    """An uncaught exception.
 
-    An error of cpulaunch's own that the user can mend has no traceback, and may have a hint.  ``cause`` are
-    the known fields of a `Cause`, where the program knows it.
+    ``error`` is ``Type: message``, and ``file`` and ``line`` are its place in the user's code.  An error of
+    cpulaunch's own that the user can correct has no ``traceback``, and may have a ``hint``.  ``cause`` has
+    the known fields of a `Cause`, if the program knows the cause.
     """
 
     error: str
@@ -72,7 +73,7 @@ class Raised(NamedTuple):
 
 
 class Aborts(NamedTuple):
-    """C++ is about to abort the program, whose threads of Python are these, as in ``Dump.processes``."""
+    """C++ is about to abort the program; ``threads`` are its Python threads, as in ``Dump.processes``."""
 
     threads: list[dict[str, Any]]
 
@@ -84,33 +85,33 @@ class Leaving(NamedTuple):
 
 
 class Resumes(NamedTuple):
-    """The program has loaded the state after so many steps, and goes on from there."""
+    """The program has loaded the state after ``step`` steps, and goes on from there."""
 
     step: int
 
 
 class Saves(NamedTuple):
-    """The state after so many steps is on disk; ``leaves``: the program ends now, because of a signal."""
+    """The state after ``step`` steps is on disk; ``leaves``: the program ends now, because of a signal."""
 
     step: int
     leaves: bool
 
 
 class SavesAt(NamedTuple):
-    """From now on, the program takes these signals as the wish to save its state, and no others."""
+    """From now on, the program saves its state when it gets one of ``signals``, and no other signal."""
 
     signals: list[int]
 
 
 class Traces(NamedTuple):
-    """The program traces from this step on."""
+    """The program traces from step ``first`` on."""
 
     request: int
     first: int
 
 
 class HasTraced(NamedTuple):
-    """The program has traced these steps, and written the file; ``error``: why it has not."""
+    """The program has traced steps ``first`` to ``last`` and written the file; ``error``: why it has not."""
 
     request: int
     first: int
@@ -122,7 +123,10 @@ class HasTraced(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """Who connects.  The launcher proves itself by ``salt``; ``pid`` and ``host`` are the agent's."""
+    """The agent of ``rank`` connects, with process ``pid`` on ``host``.
+
+    ``proof`` answers the ``Challenge``; the launcher's own proof in ``Welcome`` is of ``salt``.
+    """
 
     version: int
     rank: int
@@ -144,20 +148,19 @@ class Started(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What the program has written to ``stream`` (1 is stdout, 2 is stderr), as ``pack`` makes it."""
+    """Output of the program to ``stream`` (1 is stdout, 2 is stderr), encoded by ``wire.pack``."""
 
     stream: int
     data: str
 
 
 class Beat(NamedTuple):
-    """A sign of life, and how far the program is, as ``ledger.Progress`` says, but for times in seconds.
+    """A heartbeat with the program's progress: the fields of ``ledger.Progress``, with times in seconds.
 
-    The defaults are those of a program that keeps no ledger and is silent.  ``printed`` are bytes;
-    ``progressed_at`` is when anything of this last rose, None where nothing has; ``keeps_ledger``: its steps
-    would be seen.  ``waits_since`` is when the oldest operation that is under way was called.  ``leaving``:
-    the program has said that it ends (``Leaving``).  Sent regularly, as the answer to ``AskProgress``, and
-    before ``Exit``.
+    Sent regularly, as the answer to ``AskProgress``, and before ``Exit``.  The defaults describe a program
+    that keeps no ledger and prints nothing.  ``printed`` is in bytes.  ``progressed_at`` is when any of these
+    counts last rose, or None.  ``keeps_ledger``: the program's steps would be seen.  ``waits_since`` is when
+    the oldest operation under way was called.  ``leaving``: the program has announced its end (``Leaving``).
     """
 
     steps: int = 0
@@ -173,10 +176,10 @@ class Beat(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """``steps`` optimizer steps, up to that with ``number``, which ``ended_at``.
+    """``steps`` optimizer steps, up to the step ``number``, which ended at ``ended_at``.
 
-    ``fields`` are those of ``telemetry.OF_STEPS`` for all of these steps, in its order; None where nobody
-    knows.
+    ``fields`` are the values of ``telemetry.OF_STEPS`` for all of these steps, in its order; unknown values
+    are None.
     """
 
     number: int
@@ -186,10 +189,10 @@ class StepRow(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What the program's steps took, what the kernel says of it, and once, what its cores can do.
+    """Telemetry: the program's steps, the kernel's figures of its process and, once, the peak of its cores.
 
-    ``at`` is when this was looked at; ``rows`` are ``StepRow`` as lists, each of them told once.
-    ``process`` has fields of a row of telemetry.jsonl, or none; ``peak`` is in FLOP/s.
+    ``at`` is when the values were read.  ``rows`` are ``StepRow`` as lists; each row is sent once.
+    ``process`` has fields of a row of telemetry.jsonl, or is empty.  ``peak`` is in FLOP/s at ``precision``.
     """
 
     at: float
@@ -200,7 +203,7 @@ class Steps(NamedTuple):
 
 
 class Time(NamedTuple):
-    """The answer to ``AskTime``, at once."""
+    """The immediate answer to ``AskTime``."""
 
     at: float
 
@@ -208,10 +211,9 @@ class Time(NamedTuple):
 class Dump(NamedTuple):
     """The answer to ``AskDump`` with the same ``request``: what the program is doing.
 
-    ``groups`` are those of its ledger (``ledger.Group`` as dicts, times in seconds), ``processes`` the
-    program (first) and its children, as ``agent.observe.dump`` describes them.  ``at`` is when it was looked
-    at.
-    ``error``: why something could not be seen; empty where all could.
+    ``groups`` are the process groups in its ledger (``ledger.Group`` as dicts, times in seconds).
+    ``processes`` are the program (first) and its children, as ``agent.observe.dump`` describes them.  ``at``
+    is when they were observed.  ``error`` says why something could not be observed; empty if all was.
     """
 
     request: int
@@ -222,10 +224,10 @@ class Dump(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What a rank's ``Raised`` said.  ``by_launcher``: the launcher had wanted the program to end by then.
+    """A rank's ``Raised``.  ``by_launcher``: the launcher had already asked the program to end.
 
-    ``groups`` are those of its ledger, as in ``Dump``; of ``ccl``, which knows when an operation has ended,
-    only groups in which one has failed or was under way.
+    ``groups`` are the process groups in its ledger, as in ``Dump``.  Groups of ``ccl``, which records the end
+    of operations, are left out unless an operation in them has failed or was under way.
     """
 
     error: str
@@ -240,9 +242,9 @@ class Failure(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the program really has, first when Python has started, then when torch is imported.
+    """The program's actual resources.  Sent when Python has started, and again when torch is imported.
 
-    None: not looked at by then, or not known.
+    None: not yet looked at, or not known.
     """
 
     cpus: str
@@ -258,27 +260,27 @@ class Note(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """What a rank's ``Resumes`` said."""
+    """A rank's ``Resumes``."""
 
     step: int
 
 
 class Saved(NamedTuple):
-    """What a rank's ``Saves`` said."""
+    """A rank's ``Saves``."""
 
     step: int
     leaves: bool
 
 
 class Tracing(NamedTuple):
-    """What a rank's ``Traces`` said."""
+    """A rank's ``Traces``."""
 
     request: int
     first: int
 
 
 class Traced(NamedTuple):
-    """A trace of these steps can be had by ``SendTrace``: ``size`` bytes.  ``error``: why there is none."""
+    """``SendTrace`` fetches the trace of these steps: ``size`` bytes.  ``error``: why there is none."""
 
     request: int
     first: int
@@ -290,7 +292,7 @@ class Traced(NamedTuple):
 class TracePiece(NamedTuple):
     """The answer to ``SendTrace``: the next bytes of the trace, compressed by gzip, in base 64.
 
-    ``last``: there are no more.  ``error``: they can't be read.
+    ``last``: this is the last piece.  ``error``: why the file can't be read.
     """
 
     request: int
@@ -300,7 +302,7 @@ class TracePiece(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The program was not started, or is not where it should be and was ended."""
+    """The program was not started, or was ended because it is not where it should be."""
 
     error: str
 
@@ -308,13 +310,14 @@ class Refused(NamedTuple):
 class Exit(NamedTuple):
     """The program has ended, by an exit code or a signal; the agent waits for ``Release``.
 
-    ``by_launcher``: the launcher had wanted it to end by then, so that this is no failure of its own, unless
-    it had ``finished``: its script had ended before, with this code, at this time.  ``by_signal`` is the
-    signal by which somebody else did, or 0.  ``cause`` are the known fields of a `Cause`.
-    ``unexplained``: its Python has not said that it would (``Leaving``).  ``groups`` are as those of
-    ``Failure``, if it was a signal of its own, and ``threads`` what its ``Aborts`` said, if it did.  If it
-    has ended by itself otherwise, ``groups`` are those of ``ccl`` whose last collective was completed, with
-    that.
+    ``by_launcher``: the launcher had already asked the program to end, so this is no failure of its own.
+    ``finished``: the script had ended before that, with this code, at this time.  ``by_signal`` is the signal
+    by which somebody else asked the program to end, or 0.  ``cause`` has the known fields of a `Cause`.
+    ``unexplained``: the program's Python has not announced the end (``Leaving``).
+
+    ``groups`` and ``threads`` are those of a program that ended by itself.  After a signal, ``groups`` are as
+    in ``Failure``; after an exit code, they are the groups of ``ccl`` whose last collective was completed,
+    with that collective.  ``threads`` are those of its ``Aborts``, if it sent that.
     """
 
     code: int | None
@@ -330,7 +333,7 @@ class Exit(NamedTuple):
 
     @property
     def own(self) -> bool:
-        """Whether the program has ended like this by itself."""
+        """Whether the program has ended by itself."""
         return self.finished or not self.by_launcher
 
 
@@ -338,30 +341,30 @@ class Exit(NamedTuple):
 
 
 class Challenge(NamedTuple):
-    """Prove that you know the token."""
+    """Asks the agent to prove, by ``salt``, that it knows the token."""
 
     salt: str
 
 
 class Welcome(NamedTuple):
-    """You are heard, and this is the launcher."""
+    """The agent is accepted; ``proof`` proves that this is the launcher."""
 
     proof: str
 
 
 class AskTime(NamedTuple):
-    """What does your clock show?"""
+    """Asks for the time of the agent's clock."""
 
 
 class AskProgress(NamedTuple):
-    """How far is the program?  Answered by a ``Beat``, at once."""
+    """Asks for the program's progress.  The agent answers with a ``Beat`` at once."""
 
 
 class AskDump(NamedTuple):
-    """What is the program doing?
+    """Asks what the program is doing.
 
-    ``native``: show frames of C and C++, too, which takes longer.  ``fresh``: the ledger has to have all
-    collectives by then, for which it may wait.
+    ``native``: show frames of C and C++, too, which takes longer.  ``fresh``: the ledger must have all
+    collectives up to now; the agent may wait for that.
     """
 
     request: int
@@ -370,7 +373,7 @@ class AskDump(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """Let the program trace these steps.  Where ``first`` is 0, drop the trace that was asked for before."""
+    """Let the program trace steps ``first`` to ``last``.  If ``first`` is 0, drop the requested trace."""
 
     request: int
     first: int
@@ -378,16 +381,16 @@ class Trace(NamedTuple):
 
 
 class SendTrace(NamedTuple):
-    """Send the next piece of the trace.  There is one at a time on its way."""
+    """Send the next piece of the trace.  Only one piece at a time is under way."""
 
     request: int
 
 
 class End(NamedTuple):
-    """Send the program this signal, and kill it after ``grace`` seconds.
+    """Send the program ``signal``, and kill it after ``grace`` seconds.
 
-    ``failed``: the job has failed, so that there is no state to save any more.  A program that would take the
-    signal as the wish to save (``SavesAt``) is killed at once.
+    ``failed``: the job has failed, so no state can be saved any more.  A program that would save its state on
+    this signal (``SavesAt``) is killed at once.
     """
 
     signal: int
@@ -396,7 +399,7 @@ class End(NamedTuple):
 
 
 class Release(NamedTuple):
-    """The end of the program was heard; the agent may go."""
+    """The launcher knows of the program's end; the agent may exit."""
 
 
 Report = Ready | Torch | Raised | Aborts | Leaving | Resumes | Saves | SavesAt | Traces | HasTraced
@@ -466,4 +469,4 @@ FROM_LAUNCHER: Mapping[str, type[LauncherMessage]] = {
 KINDS: Mapping[type[Message], str] = {
     cls: kind for kinds in (FROM_RANK, FROM_AGENT, FROM_LAUNCHER) for kind, cls in kinds.items()
 }
-"""Class → kind.  The three tables share no kind, so nobody can speak as somebody else."""
+"""Class → kind.  The three tables share no kind, so no sender can send the message of another."""

@@ -1,4 +1,4 @@
-"""How messages travel: as lines of JSON, whose sender proves that it knows the job's token."""
+"""Encode and decode messages as lines of JSON, and prove that a sender knows the job's token."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -7,27 +7,31 @@ from typing import Any, NamedTuple, TypeVar
 from cpulaunch.messages import KINDS, Output, TracePiece, Unknown
 
 MAX_LINE = 1 << 20
-"""Bytes; a longer line is hostile, or broken."""
+"""Bytes of a line; a longer one is hostile or broken."""
 
 MAX_TEXT = 20_000
-"""Characters of a text in a message, but for output.  JSON makes at most twelve bytes of each."""
+"""Characters of a string in a message other than output.  JSON takes at most twelve bytes for each."""
 
 MAX_OUTPUT = 1 << 16
-"""Bytes of a program's output per message.  JSON makes at most six of each."""
+"""Bytes of a program's output per message.  JSON takes at most six bytes for each."""
 
 MAX_KIND = 40
-"""Characters of an unknown kind that are shown."""
+"""Characters of an unknown kind or a wrong value to show."""
 
 
 class MessageError(ValueError):
-    """A line that is no message, or one whose fields are not what its kind has."""
+    """A line is not a message, or the message's fields don't match its kind."""
 
 
 M = TypeVar("M")
 
 
 def encode(message: NamedTuple, kinds: Mapping[Any, str] = KINDS) -> bytes:
-    """One line.  Of a text that is too long the end is kept, as that of a traceback says most."""
+    """Encode a message as one line.
+
+    Of a string longer than ``MAX_TEXT``, keep the end: it is the most useful part of a traceback.  Raises
+    MessageError if the line is longer than ``MAX_LINE``.
+    """
     kind = kinds[type(message)]
     fields = message._asdict()
     if not isinstance(message, (Output, TracePiece)):
@@ -39,10 +43,10 @@ def encode(message: NamedTuple, kinds: Mapping[Any, str] = KINDS) -> bytes:
 
 
 def decode(line: bytes, kinds: Mapping[str, type[M]]) -> M | Unknown:
-    """The message of one line, which is one of ``kinds``, or ``Unknown``.
+    """Decode one line into a message of one of ``kinds``, or ``Unknown``.
 
-    Fields that the kind doesn't have are passed over, and those that it lacks have their defaults.  Raises
-    MessageError where there is none.
+    Fields that the kind doesn't have are ignored, and missing fields take their defaults.  Raises
+    MessageError if a field without a default is missing or has a wrong type, or if the line is no message.
     """
     try:
         raw = json.loads(line)
@@ -74,8 +78,8 @@ def _cut(value: Any) -> Any:
 
 
 def _is(value: object, expected: Any) -> bool:
-    """Whether a value of JSON has the type that an annotation of this module names."""
-    if type(value) is expected or expected is Any:  # the first is quick: thousands of agents beat
+    """Whether a JSON value has the type of an annotation in ``messages``."""
+    if type(value) is expected or expected is Any:  # fast path: thousands of agents send beats
         return True
     if expected is float:
         return type(value) in (int, float)
@@ -84,52 +88,52 @@ def _is(value: object, expected: Any) -> bool:
     alternatives = getattr(expected, "__args__", ())
     if isinstance(expected, type(int | None)):
         return any(_is(value, each) for each in alternatives)
-    if alternatives:  # of a list's elements
+    if alternatives:  # a list, with the type of its elements
         return type(value) is list and all(_is(each, alternatives[0]) for each in value)
     return False  # isinstance would take True for an int
 
 
 def pack(data: bytes) -> str:
-    """Any bytes as text that JSON carries: UTF-8 stays readable, all else survives."""
+    """Encode any bytes as text for JSON.  UTF-8 stays readable; other bytes survive as surrogates."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def unpack(text: str) -> bytes:
-    """What ``pack`` packed."""
+    """Decode the text that ``pack`` returned."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def proof(token: str, role: str, salt: str, rank: int) -> str:
-    """What only a holder of the job's token can say to ``salt``."""
-    import hmac  # takes an agent 2 ms, which its program needn't wait for
+    """Compute the answer to ``salt`` that only a holder of the job's token can give."""
+    import hmac  # imported late: it takes an agent 2 ms, and its program shouldn't wait for that
 
-    said = f"{role} {rank} {salt}".encode(errors="surrogatepass")  # as a stranger's salt may have such
+    said = f"{role} {rank} {salt}".encode(errors="surrogatepass")  # a stranger's salt may have surrogates
     return hmac.digest(token.encode(), said, "sha256").hex()
 
 
 def observers_token(token: str) -> str:
-    """By which those who only ask prove themselves: knowing it, nobody can pose as an agent of the job."""
+    """Derive the token of clients that only ask.  It is not enough to pose as an agent of the job."""
     return proof(token, "observers", "", 0)
 
 
 def same(a: str, b: str) -> bool:
-    """Whether a proof is right, in constant time."""
+    """Compare two proofs in constant time."""
     import hmac
 
     return a.isascii() and hmac.compare_digest(a, b)
 
 
 class Lines:
-    """Cuts a stream of bytes into lines, of at most ``limit`` bytes each."""
+    """Splits a stream of bytes into lines of at most ``limit`` bytes each."""
 
     def __init__(self, limit: int = MAX_LINE) -> None:
         self.limit = limit
         self.rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The lines that ``data`` completes, without their ends, up to the first that is too long.
+        """Yield the lines that ``data`` completes, without newlines.
 
-        MessageError: there is one.
+        Raises MessageError at the first line that is longer than ``limit``.
         """
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
