@@ -1,1 +1,1 @@
-"""The attempts of a job: starting one, watching it, ending it, and starting the next."""
+"""The attempts of a job: start one, watch it, end it, and start the next."""

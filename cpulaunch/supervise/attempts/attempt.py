@@ -1,4 +1,4 @@
-"""One attempt of a job: what differs each time that a plan is started."""
+"""One attempt of a job: the values that differ for each start of a plan."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that end a job, besides SIGINT: a batch system may be told to send any of them."""
+"""Signals that end a job, besides SIGINT: users can configure a batch system to send any of them."""
 
 JOB_ID_BYTES = 8
-"""Random ones in a job's id: two jobs of one second must share neither a directory nor a sweep."""
+"""Random bytes in a job's id: jobs of the same second must share neither a directory nor a sweep."""
 
 
 class Attempt(NamedTuple):
     """One start of a plan.
 
-    ``job_id`` is that of the whole job and marks its processes; ``token`` is this attempt's secret, and
-    ``master_port`` where its ranks' Store listens.  ``port_keeper`` keeps that port, where it is one of this
-    host's and the first rank's agent takes it over (`agent.program.master_port`).
+    ``job_id`` identifies the whole job and marks its processes.  ``token`` is this attempt's secret.
+    ``master_port`` is the port of the ranks' Store.  ``port_keeper`` reserves that port if it is on this host
+    and the first rank's agent takes it over (`agent.program.master_port`).
     """
 
     plan: Plan
@@ -46,7 +46,7 @@ class Attempt(NamedTuple):
     port_keeper: socket.socket | None = None
 
     def variables(self, control: str) -> Mapping[str, str]:
-        """What the agents have to know of it; ``control`` is the launcher's address."""
+        """Return the environment variables for the agents; ``control`` is the launcher's address."""
         told = {
             variables.CONTROL: control,
             variables.JOB_ID: self.job_id,
@@ -61,15 +61,16 @@ class Attempt(NamedTuple):
         return told
 
     def let_port_go(self) -> None:
-        """Keep the port no longer: the first rank's agent does, or nobody needs it."""
+        """Release the port: the first rank's agent reserves it now, or nobody needs it."""
         if self.port_keeper is not None:
             self.port_keeper.close()
 
 
 def first_attempt(plan: Plan, commands: Sequence[Command], free_port: int | None = None) -> Attempt:
-    """A new job.  HostError where the port that was asked for is in use here.
+    """Make the first attempt of a new job.
 
-    ``free_port`` is free on the first host; without one, a port that is free here has to do.
+    ``free_port`` is a free port on the first host; without it, a port that is free here is used.  Raises
+    HostError if the requested port is in use here.
     """
     identity = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(JOB_ID_BYTES)
     port, keeper = _master_port(plan, free_port)
@@ -79,7 +80,11 @@ def first_attempt(plan: Plan, commands: Sequence[Command], free_port: int | None
 def next_attempt(
     previous: Attempt, plan: Plan, commands: Sequence[Command], free_port: int | None = None
 ) -> Attempt:
-    """The job once more.  Nothing that the previous attempt may have left can be taken for it."""
+    """Make the attempt that follows ``previous``.
+
+    Its token and port are new, so that remains of the previous attempt can't be mistaken for parts of it.
+    Raises HostError if the requested port is in use here.
+    """
     port, keeper = _master_port(plan, free_port)
     return previous._replace(
         plan=plan,
@@ -92,9 +97,9 @@ def next_attempt(
 
 
 class RunningAttempt(NamedTuple):
-    """An attempt whose first processes run, and which listens for its agents at ``address``.
+    """An attempt whose first processes run.  It listens for its agents at ``address``.
 
-    ``early_signals``: the signal that has arrived before its loop takes them.
+    ``early_signals`` gets the first signal that arrives before the loop handles signals.
     """
 
     attempt: Attempt
@@ -124,7 +129,7 @@ def start_attempt(attempt: Attempt, console: Console) -> RunningAttempt:
 
 
 def let_signals_raise() -> None:
-    """While no loop takes the signals, one that would end us ends the job first."""
+    """Let signals raise SystemExit while no loop handles them, so that the job is ended first."""
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -133,7 +138,10 @@ def let_signals_raise() -> None:
 
 
 def _keep_for_the_loop() -> list[int]:
-    """Keep the first signal in a list: ranks that run already may save their state.  A second one raises."""
+    """Keep the first signal for the loop, as ranks that run already may save their state.
+
+    Returns the list that gets it.  A second signal raises SystemExit.
+    """
     kept: list[int] = []
 
     def keep(number: int, frame: object) -> None:
@@ -156,7 +164,7 @@ def _new_token() -> str:
 
 
 def _master_port(plan: Plan, free_port: int | None) -> tuple[int, socket.socket | None]:
-    """The port, and what keeps it, if it can be kept from here."""
+    """Return the port, and the socket that reserves it if this can be done from here.  Raises HostError."""
     wanted = plan.settings.hosts.master_port
     if not plan.here_alone and (port := free_port if wanted == "auto" else wanted):
         return port, None
@@ -171,5 +179,5 @@ def _master_port(plan: Plan, free_port: int | None) -> tuple[int, socket.socket 
     taken_over = plan.here_alone and plan.program.python and not plan.instances
     if taken_over and not plan.settings.training.as_written:
         return port, keeper
-    keeper.close()  # nobody would take it over
+    keeper.close()  # no agent would take it over
     return port, None

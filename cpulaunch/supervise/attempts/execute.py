@@ -1,4 +1,4 @@
-"""Attempt → outcome: the attempts of a job, one after the other."""
+"""Run the attempts of a job, one after the other, to its outcome."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from cpulaunch.supervise.output.lines import Console
 
 
 class Ended(NamedTuple):
-    """An attempt that has ended, the job's outcome by then, and hosts that may have something of it left.
+    """An attempt that has ended, with the job's outcome so far.
 
-    ``traced``: it, or one before, has traced the steps that ``--profile`` names.
+    ``unswept`` are hosts on which processes of it may be left.  ``traced``: this or an earlier attempt has
+    traced the steps that ``--profile`` names.
     """
 
     attempt: Attempt
@@ -29,16 +30,16 @@ class Ended(NamedTuple):
 
 
 Decide = Callable[[Ended], Attempt | None]
-"""What to run after an attempt that has ended; None where that is the job's end.  Raises CpulaunchError."""
+"""Returns the attempt to run after one that has ended, or None to end the job.  Raises CpulaunchError."""
 
 
 def execute(
     first: Attempt, console: Console, meanwhile: Callable[[], None], decide: Decide | None = None
 ) -> Outcome:
-    """Run ``first``, and after it what ``decide`` says; without that, nothing.
+    """Run the attempt ``first``, and then the attempts that ``decide`` returns, if it is given.
 
-    ``meanwhile`` is called once the commands have been started, while mpiexec is still busy for 50 ms.
-    Returns when no process of the job is left on any host.
+    ``meanwhile`` is called once the commands are started, while mpiexec is busy for another 50 ms.  Returns
+    the job's outcome when no process of the job is left on any host.
     """
     try:
         let_signals_raise()
@@ -51,11 +52,11 @@ def execute(
 
 
 def _run_attempts(running: RunningAttempt, console: Console, decide: Decide | None) -> Outcome:
-    """Watch one attempt after the other, as ``decide`` says; the outcome is the last one's.
+    """Watch one attempt after the other, as ``decide`` says, and return the outcome of the last one.
 
-    No attempt follows once the user has asked for the end, or where the next one can't be started.
+    No attempt follows if the user has asked for the job's end, or if the next one can't be started.
     """
-    # Importing asyncio takes 20 ms, which mpiexec needs anyway until it has started its first rank.
+    # Import asyncio here: it takes 20 ms, in which mpiexec starts its first rank anyway.
     import asyncio
 
     import cpulaunch.supervise.attempts.loop  # noqa: F401  before the freeze
@@ -69,7 +70,7 @@ def _run_attempts(running: RunningAttempt, console: Console, decide: Decide | No
         if interrupted or decide is None:
             return ended.outcome
         try:
-            let_signals_raise()  # as the loop has given them back
+            let_signals_raise()  # the loop has removed its signal handlers
             following = decide(ended)
             if following is None:
                 return ended.outcome
@@ -86,9 +87,9 @@ def _run_attempts(running: RunningAttempt, console: Console, decide: Decide | No
 async def _run(
     running: RunningAttempt, console: Console, began: float, before: Ended | None, *, thorough: bool
 ) -> tuple[Ended, bool]:
-    """Watch one attempt to its end; also, whether the user has asked for that.
+    """Watch one attempt to its end.  Also returns whether the user has asked for this end.
 
-    ``thorough``: look at every host if it fails.
+    ``thorough``: if the attempt fails, look for its processes on every host.
     """
     from cpulaunch.supervise.attempts.loop import AttemptLoop
 
@@ -101,5 +102,5 @@ async def _run(
 
 
 def _interrupted(outcome: Outcome, number: int) -> Outcome:
-    """The job's, where the user has asked for its end between two attempts."""
+    """Return the outcome of a job that the user has ended between two attempts, by signal ``number``."""
     return replace(outcome, kind=INTERRUPTED, exit_code=128 + number, first_failure=None, told=True)

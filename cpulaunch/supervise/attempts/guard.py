@@ -1,11 +1,14 @@
-"""Ends an mpiexec whose launcher was killed, after its agents had the time to end their programs themselves::
+"""End an mpiexec whose launcher was killed, once its agents had the time to end their programs themselves::
 
-    python -I -S …/cpulaunch/supervise/guard.py LAUNCHER SECONDS JOB DIRECTORY
+    python -I -S …/cpulaunch/supervise/attempts/guard.py LAUNCHER SECONDS JOB DIRECTORY
 
-Open MPI's mpiexec would go on with ranks whose agents the launcher had not heard yet, and at a signal, it
-kills agents sooner than they can end a program's children.  Standard library only.  mpiexec's process
-id comes by stdin.  The guard ends with mpiexec, and removes DIRECTORY then, unless that is '': what mpiexec
-leaves when it is killed itself, with ``{pid}`` for its id.
+Without its launcher, Open MPI's mpiexec would go on with ranks whose agents had not connected yet.  At a
+signal, it kills agents before they can end their programs' children.  So the guard waits SECONDS before it
+sends signals.
+
+The guard reads mpiexec's process id from stdin, and ends with mpiexec.  It then removes DIRECTORY, which
+mpiexec leaves behind when it is killed itself; ``{pid}`` in it stands for the process id.  If DIRECTORY is
+'', nothing is removed.  Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -22,19 +25,19 @@ sys.path.append(__file__.rpartition("/cpulaunch/")[0])
 from cpulaunch.supervise.attempts.sweep import sweep
 
 PAUSE = 5.0
-"""Seconds that mpiexec has after each signal."""
+"""Seconds to wait for mpiexec after each signal."""
 
 
 def main(launcher: int, patience: float, job_id: str, directory: str) -> None:
-    """Wait for either to end; where that is the launcher, end the other ``patience`` seconds later."""
+    """Wait until mpiexec or ``launcher`` ends; after the launcher, end mpiexec ``patience`` seconds later."""
     mpiexec = sys.stdin.read()
-    if not mpiexec:  # it was never started
+    if not mpiexec:  # mpiexec was never started
         return
     try:
         its = os.pidfd_open(int(mpiexec))
-    except OSError:  # it has ended, or the kernel is older than 5.3
+    except OSError:  # mpiexec has ended, or the kernel is older than 5.3
         return
-    ours = None  # the launcher has ended
+    ours = None  # stays None if the launcher has ended
     if os.getppid() == launcher:
         with contextlib.suppress(ProcessLookupError):
             ours = os.pidfd_open(launcher)

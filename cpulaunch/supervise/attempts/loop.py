@@ -1,4 +1,4 @@
-"""The loop around a job's state machine: sockets, pipes, processes, signals and time in; actions out."""
+"""The event loop of an attempt: it feeds the job's state machine with events, and carries out its actions."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from cpulaunch.supervise.stalls.progress import stall_settings
 from cpulaunch.supervise.telemetry.rows import Row
 
 PROCESS_EXIT = 5.0
-"""Seconds that mpiexec has to end by itself after its last rank did."""
+"""Seconds that mpiexec has to end by itself after its last rank."""
 
 PROCESS_EXIT_LOST = 0.5
-"""The same where a host is lost, for which mpiexec would wait."""
+"""The same if a host is lost: mpiexec would wait for it."""
 
 LONG_START = 1.0
-"""Seconds after which an agent that hasn't said hello no longer keeps others from being started."""
+"""Seconds after which an agent without a hello no longer delays the start of others."""
 
 SOON = 0.1
-"""Seconds until the status line shows what agents have said: those of a big job say much at once."""
+"""Seconds until the status line shows new messages: the agents of a big job send many at once."""
 
 SHOWN_FIELDS = (
     "type",
@@ -60,13 +60,13 @@ SHOWN_FIELDS = (
     "cause",
     "note",
 )
-"""What ``-v`` shows of an event."""
+"""The fields of an event that ``-v`` shows."""
 
 
 class AttemptLoop:
     """One attempt, from the start of its processes to its outcome.
 
-    ``unswept`` are hosts that may have something of it left then.
+    ``unswept`` are hosts on which processes of the attempt may be left at its end.
     """
 
     def __init__(
@@ -79,14 +79,15 @@ class AttemptLoop:
         thorough: bool = False,
         traced: bool = False,
     ) -> None:
-        """``began`` is when the job's first attempt did, on the monotonic clock; ``stalls`` it had before.
+        """``began`` is the start of the job's first attempt, on the monotonic clock.
 
-        ``thorough``: look at every host if it fails, as another attempt may follow.  ``traced``: an earlier
-        one has traced the steps that ``--profile`` names.
+        ``stalls`` is the number of stalls in earlier attempts.  ``thorough``: if this attempt fails, look for
+        its processes on every host, as another attempt may follow.  ``traced``: an earlier attempt has traced
+        the steps that ``--profile`` names.
         """
         self.attempt, self.starter, self._listener = running.attempt, running.starter, running.listener
         self._address, self._early_signals = running.address, running.early_signals
-        self._keeps_signal = True  # the first one, for ranks that run already may save their state
+        self._keeps_signal = True  # the first one: ranks that run already may save their state
         self.processes = self.starter.processes
         self.console, self.output = console, console.output
         plan = self.attempt.plan
@@ -103,27 +104,28 @@ class AttemptLoop:
         self._began, self._stalls, self._thorough = began, stalls, thorough
         self.traced = traced
         self._started = time.monotonic()
-        self._recorded = False  # anything of this attempt
-        self._hosts_here: set[str] = set()  # names of this one
-        self._due = asyncio.Event()  # a tick is
+        self._recorded = False  # whether any telemetry of this attempt was recorded
+        self._hosts_here: set[str] = set()  # this host's names in the plan
+        self._due = asyncio.Event()  # set when a tick is due
         self._soon: asyncio.TimerHandle | None = None
         self._child_ended = asyncio.Event()
         self._look_at_children = True
-        self._ended: set[int] = set()  # of the processes, those whose end the job knows
-        self._starting = dict.fromkeys(range(len(self.processes)), time.monotonic())  # agents, and since when
-        self._arrival = asyncio.Event()  # of an agent, or its end
+        self._ended: set[int] = set()  # processes whose end was passed on to the job
+        self._starting = dict.fromkeys(range(len(self.processes)), time.monotonic())  # agent → start time
+        self._arrival = asyncio.Event()  # set when an agent has connected or ended
         self._ending: list[asyncio.Task[None]] = []
-        self._waited: list[str] = []  # for what, to clean up
-        self._error: Exception | None = None  # our own, wherever it was raised
+        self._waited: list[str] = []  # what took long in the clean-up
+        self._error: Exception | None = None  # a bug of ours, raised anywhere in the loop
 
     async def run(self) -> Outcome:
-        """Watch until all ranks have ended.  Returns when no process of the job is left on any host.
+        """Watch the attempt until all ranks have ended, and return its outcome.
 
-        An error of our own ends the job, and is raised when all is cleaned up.
+        Returns when no process of the job is left on any host.  An internal error ends the job, and is raised
+        after the clean-up.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, *ENDING):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as it is under nohup
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 loop.add_signal_handler(number, self._user_signal, number)
         loop.add_signal_handler(signal.SIGCHLD, self._child_has_ended)
         self.control.listen(self._listener)
@@ -149,7 +151,7 @@ class AttemptLoop:
                 await self._start_no_more(starting)
                 await self._clean_up()
             finally:
-                # A process that isn't ours may still hold a pipe.
+                # A process that we can't end may still hold a pipe open.
                 _, pending = await asyncio.wait(relays, timeout=SETTLE)
                 for relay in pending:
                     relay.cancel()
@@ -178,7 +180,7 @@ class AttemptLoop:
     # ---- starting
 
     async def _start_others(self) -> None:
-        """Start the agents that are left, each when there is room, while those that are there are heard."""
+        """Start the remaining agents, a limited number at a time, while the loop serves the others."""
         try:
             while self.starter.left and not self.job.ending:
                 if self._room_to_start():
@@ -199,7 +201,7 @@ class AttemptLoop:
         self._due.set()
 
     def _room_to_start(self) -> bool:
-        """Whether fewer agents are starting than may; those that take long don't keep others."""
+        """Whether another agent may be started now.  Agents that take long to start aren't counted."""
         long_ago = time.monotonic() - LONG_START
         while self._starting and self._starting[first := next(iter(self._starting))] < long_ago:
             del self._starting[first]
@@ -208,7 +210,7 @@ class AttemptLoop:
     def _has_arrived(self, number: int) -> None:
         self._starting.pop(number, None)
         self._arrival.set()
-        asyncio.get_running_loop().call_soon(self._take_early_signals)  # once the job knows of the arrival
+        asyncio.get_running_loop().call_soon(self._take_early_signals)  # once the job knows of it
 
     async def _start_no_more(self, starting: asyncio.Task[None]) -> None:
         starting.cancel()
@@ -263,7 +265,7 @@ class AttemptLoop:
         self.control.send(rank, message)
 
     def _profiled(self, profile: Profile) -> None:
-        """What ``--profile`` has traced."""
+        """Show the result of ``--profile``."""
         if profile.error:
             self.console.tell(f"no trace: {profile.error}")
             return
@@ -275,14 +277,14 @@ class AttemptLoop:
 
     def _want_dump(self, native: bool) -> None:
         self._happens(events.DumpWanted(native))
-        self._due.set()  # for when the answers are due
+        self._due.set()  # the loop computes anew when the next tick is due
 
     def _want_progress(self, ranks: Sequence[Rank]) -> None:
         for rank in ranks:
             self._send(rank.rank, messages.AskProgress())
 
     def _take_early_signals(self) -> None:
-        """Some agent has arrived, or none for a while: now the job knows whom to end how."""
+        """Pass on signals that were kept until the first agent arrived, or for ``LONG_START`` seconds."""
         self._keeps_signal = False
         while self._early_signals:
             self._user_signal(self._early_signals.pop())
@@ -311,7 +313,10 @@ class AttemptLoop:
                 self._happens(events.ProcessEnded(number, code))
 
     async def _relay(self, source: int, stream: int) -> None:
-        """Show what mpiexec, ssh and unwatched agents say; once the ranks are ended, only keep it."""
+        """Show and log the output of mpiexec, ssh and unwatched agents.
+
+        While the ranks are being ended, only log it.
+        """
         pipe = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(pipe), os.fdopen(source, "rb", 0)
@@ -330,7 +335,7 @@ class AttemptLoop:
         try:
             for action in self.job.handle(event, time.monotonic()):
                 self._carry_out(action)
-        except Exception as e:  # raised in a callback, it would only be printed
+        except Exception as e:  # asyncio would only print an exception of a callback
             self._error = self._error or e
             self._due.set()
 
@@ -395,7 +400,7 @@ class AttemptLoop:
     # ---- the end
 
     async def _clean_up(self) -> None:
-        """Nothing of the job stays, neither a process of the launcher nor what it should have ended."""
+        """End the launcher's processes, and kill all processes of the job that are left on any host."""
         untidy = self.job.untidy
         hosts = set() if self.attempt.plan.here_alone else {rank.host for rank in untidy}
         thorough = self._thorough and self.job.failed
@@ -417,9 +422,10 @@ class AttemptLoop:
             await self._timed(what, self._sweep(slow, PATIENCE))
 
     async def _end_launched(self, untidy: list[Rank], swept: set[str], *, thorough: bool) -> None:
-        """End the launcher's processes.  Nothing starts any more then.
+        """End the launcher's processes, so that no process of the job starts any more.
 
-        ``thorough``: agents of hosts that aren't ``swept`` have said that nothing is left there; make sure.
+        ``thorough``: also sweep the hosts that aren't ``swept``, although their agents have reported that no
+        process is left there.
         """
         lost = any(rank.state is RankState.LOST for rank in untidy)
         what = "its agents" if self.launcher.agents_are_children else self.launcher.title
@@ -432,7 +438,7 @@ class AttemptLoop:
             await self._timed("a look at the other hosts", self._sweep(others, PATIENCE))
 
     async def _timed(self, what: str, doing: Awaitable[None]) -> None:
-        """Do it, and keep in mind that it took long."""
+        """Await ``doing``, and record it in ``_waited`` if it took long."""
         began = time.monotonic()
         await doing
         if (took := time.monotonic() - began) > LONG_WAIT:

@@ -1,4 +1,4 @@
-"""What follows an attempt that has ended: by the rules, in lines for the user, with a plan for the next."""
+"""Decide what follows an attempt, tell the user, and plan the next attempt."""
 
 from __future__ import annotations
 
@@ -23,16 +23,20 @@ from cpulaunch.wording import counted, shown_path
 
 
 class Without(NamedTuple):
-    """Hosts that a plan should do without (``avoid``), and those that it has to, each with a reason."""
+    """Hosts to leave out of a plan: ``avoid`` if possible, ``unusable`` always.
+
+    ``unusable`` maps hosts to reasons.
+    """
 
     avoid: frozenset[str]
     unusable: dict[str, str]
 
 
 class Planned(NamedTuple):
-    """A plan for another attempt.  ``free_port`` is free on its first host, where that is known.
+    """A plan for another attempt.
 
-    ``document`` is the plan as the job's directory gets it.
+    ``document`` is the plan's text for the job's directory.  ``free_port`` is a free port on its first host;
+    None if not known.
     """
 
     plan: Plan
@@ -42,19 +46,19 @@ class Planned(NamedTuple):
 
 
 Replan = Callable[[Without], Planned]
-"""Plans the job once more, for hosts that are ready.  Raises CpulaunchError."""
+"""Plans the job again, on hosts that are ready.  Raises CpulaunchError."""
 
 
 class Following:
-    """Decides what follows each attempt of a job."""
+    """Decides what follows each attempt of a job.  An instance is a ``Decide`` callable."""
 
     def __init__(self, plan: Plan, replan: Replan, console: Console) -> None:
         self._restarts = Restarts(restart_rules(plan))
         self._replan, self._console = replan, console
-        self._unswept: dict[str, str] = {}  # hosts that may have something left of any attempt, and why
+        self._unswept: dict[str, str] = {}  # hosts on which processes of any attempt may be left → reason
 
     def __call__(self, ended: Ended) -> Attempt | None:
-        """The next attempt, where there is one.  Raises CpulaunchError."""
+        """Return the next attempt, or None if there is none.  Raises CpulaunchError."""
         outcome, previous = ended.outcome, ended.attempt
         verdict = self._restarts.judge(outcome)
         if not verdict.again:
@@ -93,7 +97,7 @@ class Following:
 
 
 def restart_rules(plan: Plan) -> Rules:
-    """What the user has asked for."""
+    """Return the plan's rules for restarts."""
     watch = plan.settings.watch
     return Rules(
         max_restarts=watch.max_restarts,
@@ -105,7 +109,7 @@ def restart_rules(plan: Plan) -> Rules:
 
 
 def what_happened(outcome: Outcome) -> str:
-    """How an attempt has failed, and how far it had come, in a line."""
+    """Say in a line how an attempt failed, and which step it had reached."""
     attempt = outcome.attempts[-1]
     when = f"after {duration(attempt.seconds if attempt.ended_after is None else attempt.ended_after)}"
     if attempt.reached is not None:
@@ -115,7 +119,7 @@ def what_happened(outcome: Outcome) -> str:
     failure = outcome.first_failure
     if failure is None:
         return f"it failed {when}"
-    # A text about others is not about this place.
+    # A text about other ranks doesn't refer to this rank's place.
     about_it = outcome.kind == STALLED or not failure.text
     place = f", at {shown_path(failure.file)}:{failure.line}" if failure.file and about_it else ""
     return f"{failure.in_a_line(outcome.kind)}{place} ({when})"

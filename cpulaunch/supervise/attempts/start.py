@@ -1,4 +1,4 @@
-"""Start a job's commands; quick, as everything waits for mpiexec."""
+"""Start a job's commands.  This must be fast, as all ranks wait for mpiexec."""
 
 from __future__ import annotations
 
@@ -24,35 +24,36 @@ from cpulaunch.supervise.output.directory import JobDirectory
 from cpulaunch.wording import cannot_run
 
 BACKLOG = 4096
-"""Connections that may wait to be accepted: all ranks of a big job come at once."""
+"""Connections that may wait to be accepted: all ranks of a big job connect at once."""
 
 AT_ONCE = 32
-"""Agents that may be starting at the same time, or two for each of our cores.  More would only keep each
-other from getting ready, and the launcher from hearing any of them.
+"""Agents that may be starting at the same time; two for each of our cores, if that is more.  More agents
+would only slow down each other and the launcher.
 """
 
 MAX_STRANGERS = 256
-"""Connections that may be there besides one for each rank.  For one more, a stranger has to go."""
+"""Connections that may be open besides one for each rank.  Beyond that, a stranger is disconnected."""
 
 MAX_STRANGERS_HERE = 16
-"""The same on a Unix socket, where only our own user's processes come so far."""
+"""The same on a Unix socket, where only processes of our own user get this far."""
 
 OWN_FILES = 128
-"""Descriptors that a job takes besides those for agents and strangers: logs, pipes, ssh."""
+"""File descriptors that a job needs besides those for agents and strangers: logs, pipes, ssh."""
 
 FILES_AT_START = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-"""Our soft limit of open files before we raise it: that of all that we start."""
+"""Our soft limit of open files before we raise it.  Programs that we start get this limit."""
 
 
 def listen(plan: Plan) -> tuple[socket.socket, str]:
-    """A listening socket that the plan's hosts reach, and its address: HOST:PORT, or @NAME of a Unix socket.
+    """Return a listening socket that the plan's hosts can reach, and its address.
 
-    HOST is an address of the interface that leads to the hosts.  Raises HostError.
+    The address is HOST:PORT, or @NAME for a Unix socket.  HOST is an address of the interface that leads to
+    the hosts.  Raises HostError.
     """
     if plan.here_alone:
         name = f"cpulaunch-{secrets.token_hex(8)}"
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(f"\0{name}")  # in no directory, so it can't be left behind
+        listener.bind(f"\0{name}")  # an abstract address, which leaves no file behind
         listener.listen(BACKLOG)
         return listener, f"@{name}"
     host = _own_address(plan)
@@ -66,12 +67,12 @@ def listen(plan: Plan) -> tuple[socket.socket, str]:
 
 
 def max_strangers(here_alone: bool) -> int:
-    """Connections that may be there besides those of agents; ``here_alone``: by a Unix socket."""
+    """The number of connections allowed besides those of agents; ``here_alone``: on a Unix socket."""
     return MAX_STRANGERS_HERE if here_alone else MAX_STRANGERS
 
 
 def allow_files(plan: Plan) -> None:
-    """Raise our soft limit of open files to the hard one.  HostError where not even that is enough."""
+    """Raise our soft limit of open files to the hard one.  Raises HostError if that is not enough."""
     ranks = plan.world_size
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -84,11 +85,12 @@ def allow_files(plan: Plan) -> None:
 
 
 class Starter:
-    """Starts a job's commands in its directory, each in a session of its own, with ``env`` on top of ours.
+    """Starts a job's commands in its directory, each in a session of its own.
 
-    ``agents``: each is an agent, which gets our limit of open files, and gives its program the former one.
-    ``stdin`` is the number of the command that gets our stdin, if that can be shared.  All have one pipe for
-    their stdout and one for their stderr: ``pipes`` are the ends to read from.
+    Commands get our environment with ``env`` added.  ``agents``: each command is an agent, which inherits our
+    raised limit of open files, and gives its program the former limit.  ``stdin`` is the number of the
+    command that gets our stdin, if that can be shared.  All commands share one pipe for stdout and one for
+    stderr; ``pipes`` are the ends to read from.
     """
 
     def __init__(
@@ -111,14 +113,14 @@ class Starter:
 
     @property
     def left(self) -> int:
-        """How many commands have not been started."""
+        """The number of commands that have not been started."""
         return len(self._commands) - len(self.processes)
 
     def start_first(self) -> None:
-        """Start as many as may be starting at the same time.
+        """Start as many commands as may be starting at the same time.
 
-        HostError where a command can't be run, or one of its files can't be written; those that were started
-        have been killed then.
+        Raises HostError if a command can't be run, or one of its files can't be written; the commands started
+        before are then killed.
         """
         try:
             while self.left and len(self.processes) < at_once():
@@ -133,7 +135,7 @@ class Starter:
             raise
 
     def start_next(self) -> None:
-        """Start one more.  Raises HostError."""
+        """Start the next command.  Raises HostError."""
         command = self._commands[len(self.processes)]
         _write_files(command.files, self._directory)
         shared = len(self.processes) == self._stdin and stdin_can_be_shared()
@@ -144,7 +146,7 @@ class Starter:
             self.close()
 
     def close(self) -> None:
-        """Start no more: the pipes end with the processes that write to them."""
+        """Close our writing ends of the pipes: no further command is started."""
         if self._out >= 0:
             os.close(self._out)
             os.close(self._err)
@@ -157,7 +159,7 @@ class Starter:
         prepare = tells = None
         if command.orphaned_for:
             with contextlib.suppress(OSError):  # no more processes: an orphan would stay then
-                # Before the command, so that we can't be killed at a moment at which nobody guards it.
+                # Start the guard first, so that the command is never without one.
                 guard, tells = start_guard(command.orphaned_for, self._env[variables.JOB_ID], command.leaves)
                 self._guards.append(guard)
         if command.when_orphaned or tells is not None:
@@ -171,7 +173,7 @@ class Starter:
                 stdout=self._out,
                 stderr=self._err,
                 start_new_session=True,
-                preexec_fn=prepare,  # without it, a start takes a quarter of the time
+                preexec_fn=prepare,  # None makes a start four times as fast
             )
         except OSError as e:
             raise HostError(cannot_run(command.argv[0], e)) from None
@@ -181,13 +183,13 @@ class Starter:
 
 
 def at_once() -> int:
-    """How many agents may be starting at the same time."""
+    """The number of agents that may be starting at the same time."""
     return max(AT_ONCE, 2 * len(os.sched_getaffinity(0)))
 
 
 @contextlib.contextmanager
 def _former_limit() -> Iterator[None]:
-    """What is started has the limit of open files that we were started with."""
+    """Within this context, started processes get the limit of open files that we were started with."""
     raised = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES_AT_START, raised[1]))
     try:
@@ -211,14 +213,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 def signal_when_orphaned(number: int) -> None:
-    """Get the signal ``number`` when our parent dies; for a child, before it runs its command."""
+    """Let the kernel send us signal ``number`` when our parent dies.  A child calls it before its command."""
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def _in_child(when_orphaned: int | None, tells: int | None) -> None:
-    """Before the command is run: get a signal when our parent dies, and tell our guard who we are.
+    """Prepare a child before its command runs, for the case that the launcher is killed.
 
-    A launcher that is killed can end nobody any more.
+    The child gets the signal ``when_orphaned`` when its parent dies, and writes its process id to its guard's
+    pipe ``tells``.
     """
     if when_orphaned:
         signal_when_orphaned(when_orphaned)
@@ -227,9 +230,10 @@ def _in_child(when_orphaned: int | None, tells: int | None) -> None:
 
 
 def start_guard(patience: float, job_id: str, leaves: str) -> tuple[subprocess.Popen[bytes], int]:
-    """Have a command ended ``patience`` seconds after our own end, and what it ``leaves`` removed.
+    """Start a guard, which ends a command ``patience`` seconds after our own end.
 
-    The command's process id is to be written to the pipe that comes with the guard.  Raises OSError.
+    It also removes the directory that the command ``leaves`` behind.  Returns the guard, and a pipe to which
+    the command's process id has to be written.  Raises OSError.
     """
     temporary = next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp")  # as PRRTE does
     leaves = leaves and os.path.join(temporary, leaves)
@@ -253,9 +257,9 @@ def start_guard(patience: float, job_id: str, leaves: str) -> tuple[subprocess.P
 
 
 def _own_address(plan: Plan) -> str:
-    """The address at which the plan's hosts reach us: that of the interface that routes to them.
+    """Return our address on the interface that routes to the plan's hosts.  Raises HostError.
 
-    One of loopback only where all of them are this machine: /etc/hosts may have one for its name.
+    A loopback address is returned only if all hosts are this machine: /etc/hosts may have one for its name.
     """
     if plan.egress_interface:
         return plan.egress_interface.address
@@ -276,16 +280,16 @@ def _own_address(plan: Plan) -> str:
 
 
 def _address_towards(host: str) -> str:
-    """The address that this host sends from to reach ``host``.  Raises OSError."""
+    """Return the source address of this host's packets to ``host``.  Raises OSError."""
     kind, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(kind, socket.SOCK_DGRAM) as s:
-        s.connect(address)  # sends nothing
+        s.connect(address)  # UDP: no packet is sent
         own: str = s.getsockname()[0]
         return own
 
 
 def stdin_can_be_shared() -> bool:
-    """Whether a rank may read it: a file, a pipe, or a terminal of which we are the foreground job.
+    """Whether a rank may read our stdin: a file, a pipe, or a terminal if we are its foreground job.
 
     Ranks have sessions of their own, to which the terminal's job control does not apply.
     """

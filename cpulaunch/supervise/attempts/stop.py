@@ -1,4 +1,4 @@
-"""End the launcher's processes: mpiexec, or local agents."""
+"""End the launcher's processes: mpiexec or local agents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 TOGETHER = 0.002
-"""Seconds in which others may end, too, before we look which have."""
+"""Seconds to wait for further ends of processes after one has ended."""
 
 PAUSE = 0.7
 """Seconds between two signals."""
@@ -21,7 +21,7 @@ async def end_processes(
     stop_signals: Sequence[int],
     child_ended: asyncio.Event,
 ) -> None:
-    """Wait ``patience`` seconds until all have ended; then send those that haven't ``stop_signals`` in turn.
+    """Wait ``patience`` seconds for all ``processes`` to end, then send ``stop_signals`` in turn to the rest.
 
     ``child_ended`` is set at each SIGCHLD.
     """
@@ -38,12 +38,12 @@ async def _all_ended(
     deadline = time.monotonic() + patience
     while (processes := running(processes)) and (left := deadline - time.monotonic()) > 0:
         child_ended.clear()
-        if running(processes):  # none has ended since the question was asked
+        if running(processes):  # none has ended between the check above and clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(child_ended.wait(), left)
             await asyncio.sleep(TOGETHER)
 
 
 def running(processes: Sequence[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
-    """Those that haven't ended."""
+    """Return the processes that haven't ended."""
     return [process for process in processes if process.poll() is None]

@@ -1,4 +1,4 @@
-"""Kill what a job may have left.  A process belongs to a job if its environment says so."""
+"""Kill the processes that a job may have left: those with its mark in their environment."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from cpulaunch.launchers.reach import Reach
 
 TIMEOUT = 3.0
-"""Seconds that another host has to let us sweep it; one that is dead can't."""
+"""Seconds that the sweep of another host may take; a dead host never answers."""
 
 PATIENCE = 10.0
-"""The same where another attempt is to follow there, and the host was heard until the end."""
+"""The same if another attempt may follow there, and the host was heard until the end."""
 
 AT_ONCE = 64
-"""Hosts that are swept at the same time: a connection costs this host some 50 ms of CPU time, and 6 MB."""
+"""Hosts to sweep at the same time: a connection costs this host about 50 ms of CPU time, and 6 MB."""
 
 LEFT = 86
-"""The exit code of what sweeps another host, where something is left there."""
+"""The exit code of ``_SCRIPT`` if processes are left on the host."""
 
-# What sweeps another host, where there is surely a shell.  The way there hands
-# our own mark on only where somebody has told it to, so this doesn't find itself.
+# Sweeps another host by its shell.  The script doesn't find itself: ssh and the like
+# don't pass our own mark on, unless a user has configured them to.
 _SCRIPT = (
     "for i in 1 2 3 4 5; do "
     r"set -- $(grep -lzxF {mark} /proc/[0-9]*/environ 2>/dev/null | tr -dc '0-9\n'); "
@@ -37,7 +37,10 @@ _SCRIPT = (
 
 
 class Unswept(NamedTuple):
-    """A host that may have something of the job left, and why.  ``ours``: nobody could be sent from here."""
+    """A host on which processes of the job may be left, and why.
+
+    ``ours``: the command that sweeps the host couldn't be started here.
+    """
 
     host: str
     why: str
@@ -45,13 +48,13 @@ class Unswept(NamedTuple):
 
 
 def sweep(job_id: str) -> list[int]:
-    """Kill all processes of the job ``job_id`` on this host; returns their pids."""
+    """Kill all processes of the job ``job_id`` on this host, and return their process ids."""
     mark = _mark(job_id).encode()
     killed: list[int] = []
     try:
         entries = list(Path("/proc").iterdir())
     except OSError:
-        return []  # not even a descriptor is left for that
+        return []  # no file descriptor is left
     for entry in entries:
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -67,11 +70,11 @@ def sweep(job_id: str) -> list[int]:
 async def sweep_hosts(
     hosts: Iterable[str], job_id: str, reach: Reach, patience: float = TIMEOUT
 ) -> list[Unswept]:
-    """Kill all processes of the job ``job_id`` on ``hosts``.  Returns those where it may have some left.
+    """Kill all processes of the job ``job_id`` on ``hosts``, and return the hosts where some may be left.
 
     Each host has ``patience`` seconds.
     """
-    import asyncio  # not at the top, as `execute` starts the job before it takes the time to import it
+    import asyncio  # imported late: `execute` starts the job first, as this import takes long
 
     script = _SCRIPT.format(mark=_mark(job_id), left=LEFT)
     gate = asyncio.Semaphore(AT_ONCE)
@@ -85,7 +88,7 @@ async def sweep_hosts(
 
 
 def of_ours(unswept: Sequence[Unswept], program: str = "ssh") -> str:
-    """A line on the hosts to which nobody could be sent from here; empty where there are none."""
+    """Return a line about hosts that couldn't be swept because of this host; empty if there are none."""
     failed = [left for left in unswept if left.ours]
     if not failed:
         return ""
@@ -94,7 +97,7 @@ def of_ours(unswept: Sequence[Unswept], program: str = "ssh") -> str:
 
 
 async def _run(host: str, command: tuple[str, ...], patience: float, program: str) -> Unswept | None:
-    """Run it for ``patience`` seconds at most."""
+    """Run ``command``, which sweeps ``host``, for at most ``patience`` seconds."""
     import asyncio
 
     try:

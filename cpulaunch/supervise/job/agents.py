@@ -1,4 +1,4 @@
-"""What ranks' agents say, and what follows from it; pure."""
+"""Handle the messages of the ranks' agents.  Pure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from cpulaunch.supervise.job.state import State
 from cpulaunch.supervise.stalls.mismatch import Sides, aborted_by_gloo, is_about_others
 
 STDOUT = 1
-"""Its number among a program's streams."""
+"""The stream number of stdout in ``Output``."""
 
 NOTHING_LOADED = (
     "neither cpulaunch.Checkpoint nor the Trainer or accelerate has loaded a saved state: unless the script "
     "has loaded its own, it starts from the beginning"
 )
-"""Of a restarted job that makes steps."""
+"""Warning for a restarted job whose ranks make steps without having loaded a state."""
 
 
 def connected(state: State, rank: Rank, hello: messages.Hello, here: bool) -> None:
@@ -35,19 +35,19 @@ def connected(state: State, rank: Rank, hello: messages.Hello, here: bool) -> No
     if not rank.state.final:
         state.heartbeats.expect(rank, state.now)
     if not here:
-        rank.clock = state.now - hello.at  # as long as nothing better is known
+        rank.clock = state.now - hello.at  # until its clock is measured
         ask_time(state, rank)
     entry = hello._asdict()
     for name in ("rank", "salt", "proof"):
         del entry[name]
     state.log(rank.rank, "hello", entry)
     if hello.version != messages.VERSION:
-        # The loop closes the connection, whereupon the agent ends its program.
+        # The loop closes the connection, and the agent then ends its program.
         state.move(rank, RankState.FAILED_TO_START)
         versions = f"version {hello.version} of the control protocol, the launcher version {messages.VERSION}"
         ending.mark_failed(state, rank, Cause(Kind.VERSIONS_DIFFER, host=rank.host, detail=versions))
     elif state.end:
-        state.send(rank, state.end)  # which it has missed
+        state.send(rank, state.end)  # it was sent before this agent connected
 
 
 def said(state: State, rank: Rank, message: AgentMessage | Unknown) -> None:
@@ -98,7 +98,7 @@ def _note_problems(state: State, rank: Rank, problems: Iterable[str]) -> None:
 
 
 def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
-    """Something has happened to the rank that doesn't happen all the time."""
+    """Handle the messages that are rare and may change the rank's state."""
     if isinstance(message, messages.Started):
         rank.pid, rank.cores = message.pid, message.cores
         state.move(rank, RankState.RUNNING)
@@ -114,14 +114,14 @@ def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
         rank.has_made(message.step - (rank.resumed_from or 0))
     elif isinstance(message, messages.Failure):
         rank.raises(message)
-        # Its traceback is shown at the end if it is the cause.
+        # The traceback is shown at the end if this failure is the root cause.
         state.actions.append(HideStderr(rank.rank))
-        if rank.cause.kind is Kind.HOST_SILENT:  # which may well be back before it counts as lost for us
+        if rank.cause.kind is Kind.HOST_SILENT:  # the host may be back before we would count it as lost
             for silent in state.silent(state.two_beats):
                 ending.lose(state, silent)
         elif is_about_others(rank.cause):
             _ask_for_sides(state, rank)
-        # The others needn't wait until it has printed its traceback and exited.
+        # Don't wait until the program has printed its traceback and exited.
         if not state.watching.go_on:
             ending.end_others(state, spare=rank.rank)
     elif isinstance(message, messages.Refused):
@@ -155,7 +155,7 @@ def _unknown_kind(state: State, rank: Rank, kind: str) -> None:
 def _exited(state: State, rank: Rank, end: messages.Exit) -> None:
     rank.tidy = True
     rank.exit = end
-    if end.signal is None:  # else it may have been killed in the middle of a line
+    if end.signal is None:  # a signal may have ended it in the middle of a line
         _note_problems(state, rank, state.metrics.finish(rank.rank))
     if not end.own and end.code != 0:
         state.move(rank, RankState.ENDED_BY_LAUNCHER)
@@ -163,14 +163,14 @@ def _exited(state: State, rank: Rank, end: messages.Exit) -> None:
         state.move(rank, RankState.EXITED if end.signal is None else RankState.SIGNALED)
     if rank.candidate():
         launch.blame(state)
-        if aborted_by_gloo(end):  # before the others have heard that it is gone
+        if aborted_by_gloo(end):  # ask before the others notice that its connections are closed
             _ask_for_sides(state, rank)
         _program_failed(state, rank)
     about_stalls(state, state.stalls.ended(rank, state.now))
 
 
 def _program_failed(state: State, rank: Rank) -> None:
-    """The others are ended, or go on."""
+    """End the other ranks, or report the failure if they go on."""
     if not state.watching.go_on:
         ending.end_others(state)
     elif not state.ending and (found := rank.candidate()):
@@ -196,7 +196,7 @@ def disconnected(state: State, rank: Rank, error: str) -> None:
     if error:
         ending.mark_failed(state, rank, Cause(Kind.AGENT_MALFORMED, host=rank.host, detail=error))
         return
-    # The kernel closed the connection, so the host is alive and the agent is not.
+    # The kernel closed the connection, so the agent has died while its host is alive.
     cause = Cause(Kind.AGENT_KILLED, host=rank.host)
     failure = Failure(rank.rank, rank.host, signal=int(SIGKILL), error=sentence(cause), cause=cause)
     rank.failed = Candidate(state.now, kinds.SIGNAL, 128 + SIGKILL, failure)
@@ -208,10 +208,10 @@ def disconnected(state: State, rank: Rank, error: str) -> None:
 
 
 def look_for_silence(state: State) -> None:
-    """Hosts that aren't heard any more are lost."""
+    """Mark silent hosts as lost."""
     lost = {rank.host for rank in state.silent(state.watching.heartbeat_timeout)}
     for rank in state.silent(state.two_beats) if lost else ():
-        if rank.host in lost:  # those beside it may be due a moment later
+        if rank.host in lost:  # the other ranks of a lost host may reach the timeout a moment later
             ending.lose(state, rank)
 
 
@@ -252,7 +252,7 @@ def _end_stalled(state: State, action: ActOnStall) -> None:
         ranks=stall.ranks,
         advice=explanation.advice or None,
     )
-    # Where none is to blame, some rank has to keep it.
+    # If no rank is to blame, rank 0 holds the failure.
     rank = state.ranks[first or 0]
     rank.failed = Candidate(state.now, kinds.STALLED, STALLED_EXIT_CODE, failure)
     left = [each for each in state.ranks if not each.state.final]

@@ -1,8 +1,8 @@
-"""Which of several failures came first: by time, and by cause.  Pure.
+"""Find the root cause among several failures, by time and by kind.  Pure.
 
-Errors of other libraries say only by their text that a peer is gone.  As a program may use sockets for much
-else, such as an upload, that counts only if torch has raised the error, or if the rank has not completed an
-operation of a process group.
+Errors of other libraries tell only by their text that a peer is gone.  A program may also use sockets for
+other purposes, such as an upload.  So the text counts only if torch raised the error, or if the rank has an
+uncompleted operation of a process group.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _PEER_IS_GONE = re.compile(
     """,
     re.VERBOSE,
 )
-"""What torch's stores, gloo's pairs, oneCCL and sockets say."""
+"""Errors of torch's stores, gloo's pairs, oneCCL and sockets about a peer that is gone."""
 
 _TORCHS = re.compile(r"^torch\.distributed\.\w+Error\b|\bgloo/")
-"""A class of torch's, or a source file of gloo's."""
+"""An exception class of torch, or a source file of gloo."""
 
 _FRAME = re.compile(r'^  File "([^"]*)"', re.MULTILINE)
 """The file of a frame in a traceback."""
 
 SLACK = 1.0
-"""Seconds by which an end may be noted later than what follows from it: a process that ends closes its
-connections before its parent knows, and clocks of hosts differ."""
+"""Seconds by which the end of a process may be recorded after its consequences: a process closes its
+connections before its parent notices its end, and the clocks of hosts differ."""
 
 
 class Candidate(NamedTuple):
-    """A failure that the launcher hasn't asked for.  ``at`` is in seconds, on the launcher's clock.
+    """A failure that the launcher did not request.  ``at`` is in seconds, on the launcher's clock.
 
-    ``by_signal``: somebody else has, such as mpiexec, which ends all ranks when one has died.
+    ``by_signal``: another process ended the rank, such as mpiexec, which ends all ranks when one has died.
     """
 
     at: float
@@ -53,7 +53,7 @@ class Candidate(NamedTuple):
 
 
 def cause_of(raised: Raised) -> Cause:
-    """Why a program has raised an exception: as it says itself, or by the text of another library's error."""
+    """Return the cause that the program reported, or else the one that the error's text suggests."""
     if said := Cause.from_document(raised.cause):
         return said
     return Cause(Kind.PEER_GONE if _peer_is_gone(raised) else Kind.EXCEPTION)
@@ -67,7 +67,7 @@ def _peer_is_gone(raised: Raised) -> bool:
 
 
 def _raised_by_torch(traceback: str) -> bool:
-    """Whether the innermost frame is of torch, which has called its C++ there."""
+    """Whether the innermost Python frame is torch's, so that torch's C++ raised the error."""
     files = _FRAME.findall(traceback)
     return bool(files) and "/torch/" in files[-1]
 
@@ -83,13 +83,13 @@ def root_cause(
     *,
     independent: bool = False,
 ) -> Candidate | None:
-    """The earliest failure that isn't another's consequence; where all are, the earliest.
+    """Return the earliest failure that isn't another's consequence; if all are, the earliest one.
 
-    One that says what another rank has found comes after that one's.
+    A failure that reports what another rank has found ranks behind that rank's own failure.
 
-    ``succeeded`` are (time, rank) of those that ended with exit code 0: where all failures are consequences,
-    they may be so of an early end, and these are the cause's ``ranks``.  ``independent``: no failure is
-    another's consequence.
+    ``succeeded`` are (time, rank) of the ranks that ended with exit code 0.  If all failures are
+    consequences, the early end of such ranks may be the cause; they become ``ranks`` of the failure.
+    ``independent``: no failure is another's consequence.
     """
     ordered = sorted(candidates, key=lambda c: c.at)
     if not ordered:

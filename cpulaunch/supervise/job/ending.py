@@ -1,4 +1,4 @@
-"""How an attempt ends: what ends it, how its ranks are ended, and what comes of it; pure."""
+"""End an attempt: why it ends, how its ranks are ended, and its outcome.  Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from cpulaunch.supervise.stalls.mismatch import behind_others
 
 
 def interrupt(state: State, number: int) -> None:
-    """The launcher got a signal."""
+    """Handle a signal to the launcher: the first one ends the ranks, a later one kills them.
+
+    While ranks are being ended for another reason, a first SIGINT is ignored, and other signals kill them.
+    """
     state.user_signals += 1
     if state.user_signals == 1 and not state.ending:
         state.interrupted = number
@@ -38,11 +41,15 @@ _ENDS = {
     Kind.HOST_FAILED: (kinds.NODE_LOST, NODE_LOST_EXIT_CODE),
     Kind.AGENT_MALFORMED: (kinds.ERROR, 1),
 }
-"""What causes that the launcher sees itself make of a job; others are failed starts, or signals."""
+"""Kind of cause → kind of outcome and exit code, for failures that the launcher itself detects.  Other causes
+are failed starts or signals."""
 
 
 def mark_failed(state: State, rank: Rank, cause: Cause, at: float | None = None) -> None:
-    """The rank has failed, though its agent doesn't say so itself."""
+    """Record a failure that the launcher has detected, and end all ranks.
+
+    ``at`` is when the rank failed; the default is now.
+    """
     failure = Failure(rank.rank, rank.host, error=sentence(cause), cause=cause)
     kind, code = _ENDS.get(cause.kind, (kinds.START_FAILED, HostError.exit_code))
     if cause.signal is not None:
@@ -52,20 +59,23 @@ def mark_failed(state: State, rank: Rank, cause: Cause, at: float | None = None)
 
 
 def lose(state: State, rank: Rank) -> None:
-    """Its host has fallen silent."""
+    """Mark a rank as lost because its host is silent."""
     state.move(rank, RankState.LOST)
     silence = round(state.now - rank.heard_at, 3)
     mark_failed(state, rank, Cause(Kind.HOST_LOST, rank.rank, rank.host, seconds=silence), rank.heard_at)
 
 
 def end_others(state: State, spare: int | None = None) -> None:
-    """A rank has failed: end the others, once they have said where they are if it may be about them."""
+    """End the other ranks after a failure, but first let them answer what they have called, if asked."""
     if state.sides is None or state.sides.over(state.now):
         end_ranks(state, SIGTERM, spare)
 
 
 def end_ranks(state: State, number: int, spare: int | None = None) -> None:
-    """End all ranks but ``spare``, which ends by itself.  Once is enough, but for SIGKILL."""
+    """End all ranks except ``spare``, which is expected to end by itself.
+
+    Ignored if the ranks are already being ended, unless the signal is SIGKILL.
+    """
     if state.ending and number != SIGKILL:
         return
     grace = state.watching.grace_period
@@ -84,7 +94,7 @@ def end_ranks(state: State, number: int, spare: int | None = None) -> None:
 
 
 def look(state: State) -> None:
-    """Whose time is up now?"""
+    """End the spared rank, or give up, if the time for that has come."""
     if state.spared and state.end and state.now >= state.spared[1]:
         state.send(state.ranks[state.spared[0]], state.end)
         state.spared = None
@@ -93,7 +103,7 @@ def look(state: State) -> None:
 
 
 def _give_up(state: State) -> None:
-    """Ranks that are still there don't hear us."""
+    """Stop waiting for ranks that did not end: mark the silent ones as lost, the others as killed."""
     state.give_up_at = None
     for rank in state.silent(state.two_beats):
         lose(state, rank)
@@ -103,12 +113,12 @@ def _give_up(state: State) -> None:
 
 
 def when(state: State, stall: Stall) -> dict[str, Any]:
-    """Seconds after the job's start at which it began, and in which attempt."""
+    """Return the stall's time in seconds after the job's start (``at``), and its ``attempt``."""
     return {"at": round(stall.at - state.began, 1), "attempt": state.watching.restarts + 1}
 
 
 def finish(state: State) -> None:
-    """No rank is left."""
+    """Finish the attempt: no rank is left."""
     if not state.finished:
         state.finished = True
         for line in (*state.notes.take_all(), *state.failures.take_all()):
@@ -117,7 +127,7 @@ def finish(state: State) -> None:
 
 
 def outcome(state: State, now: float, waited: Sequence[str] = ()) -> Outcome:
-    """How the job has ended, once all is cleaned up, for which it has ``waited``."""
+    """Return the attempt's outcome, after the clean-up.  ``waited`` names what the clean-up waited for."""
     for rank in state.ranks:
         if rank.state is RankState.NOT_STARTED:
             state.move(rank, RankState.FAILED_TO_START)
@@ -156,7 +166,7 @@ def outcome(state: State, now: float, waited: Sequence[str] = ()) -> Outcome:
 
 
 def _is_over(state: State, failure: Candidate) -> bool:
-    """Whether it is a stall of programs that have all ended with exit code 0, or said that they would."""
+    """Whether the failure is a stall whose programs have all ended, or announced their end, with code 0."""
     mine = [rank for rank in state.ranks if not state.watching.independent or rank.failed is failure]
     return failure.kind == kinds.STALLED and all(
         rank.exit and rank.exit.code == 0 and rank.exit.own for rank in mine
@@ -164,13 +174,16 @@ def _is_over(state: State, failure: Candidate) -> bool:
 
 
 def _as_cancelled(state: State, cause: Candidate) -> Failure:
-    """What a batch system has ended can't say so, or says only by which signal."""
+    """Return the failure, explained by a batch system's cancellation if there was one.
+
+    The ranks themselves know at most the signal that ended them.
+    """
     if cause.failure.signal in (SIGTERM, SIGKILL) and (why := state.processes.cancellation):
         return replace(cause.failure, error=why, note=None, cause=Cause(Kind.CANCELLED, detail=why))
     return cause.failure
 
 
 def _has_saved(state: State) -> bool:
-    """Whether a signal has ended the program, which has saved its state before."""
+    """Whether the program has saved its state on a signal, and then ended."""
     failures = {found.exit_code for rank in state.ranks if (found := rank.candidate())}
     return any(rank.saved for rank in state.ranks) and failures <= {SAVED_EXIT_CODE}

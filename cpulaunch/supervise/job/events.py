@@ -1,4 +1,4 @@
-"""What can happen to a job (events), and what the launcher does about it (actions)."""
+"""Events that can happen to a job, and actions that the launcher takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cpulaunch.supervise.telemetry.rows import Row
 
 
 class AgentConnected(NamedTuple):
-    """A rank's agent has proved itself.  ``here``: it is on the launcher's host."""
+    """A rank's agent has connected and authenticated.  ``here``: it is on the launcher's host."""
 
     rank: int
     hello: Hello
@@ -28,52 +28,52 @@ class AgentSaid(NamedTuple):
 
 
 class AgentDisconnected(NamedTuple):
-    """``error``: why the launcher has closed the connection; empty where the other end did."""
+    """A connection is closed.  ``error``: why the launcher closed it; empty if the other end did."""
 
     rank: int
     error: str = ""
 
 
 class ProcessSaid(NamedTuple):
-    """A process of the launcher (mpiexec, or a local agent) has written this to its stdout or stderr."""
+    """A process of the launcher (mpiexec or a local agent) has written ``data`` to its stdout or stderr."""
 
     data: bytes
 
 
 class ProcessEnded(NamedTuple):
-    """Process ``number`` of the launcher has ended, with a code as ``Popen.returncode`` gives it."""
+    """Process ``number`` of the launcher has ended; ``code`` is its ``Popen.returncode``."""
 
     number: int
     code: int
 
 
 class StartFailed(NamedTuple):
-    """Process ``number``, an agent, couldn't be started."""
+    """Agent ``number`` couldn't be started."""
 
     number: int
     error: str
 
 
 class NotStarted(NamedTuple):
-    """The processes from ``first`` on, agents, have not been started, and won't be."""
+    """The agents from number ``first`` on were not started, and won't be."""
 
     first: int
 
 
 class UserSignal(NamedTuple):
-    """The launcher got a signal that is to end the job."""
+    """The launcher got a signal that ends the job."""
 
     number: int
 
 
 class DumpWanted(NamedTuple):
-    """Somebody wants to know what all ranks are doing."""
+    """A client asks what all ranks are doing; ``native``: with frames of C and C++."""
 
     native: bool
 
 
 class Tick(NamedTuple):
-    """Time has passed.  ``terminal_full``: agents had to wait, as the terminal takes nothing."""
+    """Time has passed.  ``terminal_full``: agents had to wait, as the terminal accepts no output."""
 
     terminal_full: bool = False
 
@@ -96,14 +96,14 @@ Event = (
 
 
 class Send(NamedTuple):
-    """Send to the agent of a rank, if it is connected."""
+    """Send a message to a rank's agent, if it is connected."""
 
     rank: int
     message: LauncherMessage
 
 
 class Write(NamedTuple):
-    """Show and keep what the program of a rank has written."""
+    """Show and log the output of a rank's program."""
 
     rank: int
     stream: int
@@ -111,7 +111,7 @@ class Write(NamedTuple):
 
 
 class HideStderr(NamedTuple):
-    """Show nothing more of a rank's stderr; its log goes on."""
+    """Stop showing a rank's stderr; it is still logged."""
 
     rank: int
 
@@ -123,27 +123,28 @@ class Tell(NamedTuple):
 
 
 class Log(NamedTuple):
-    """Append to ``events.jsonl``."""
+    """Append an entry to ``events.jsonl``."""
 
     entry: Mapping[str, Any]
 
 
 class Record(NamedTuple):
-    """Write these rows of telemetry, to wherever they go."""
+    """Write rows of telemetry to all sinks."""
 
     rows: Sequence[Row]
 
 
 class ShowStatus(NamedTuple):
-    """Let the terminal's last line be this."""
+    """Show ``text`` as the terminal's last line."""
 
     text: str
 
 
 class ReportStall(NamedTuple):
-    """Show and keep what all ranks were seen to do in the stall with this number, from 1.
+    """Show and keep the report of stall ``number``, counted from 1.
 
-    ``begun``: the job has come to its first step.  ``brief``: a line stands for the box.
+    ``seen`` is what each rank was doing.  ``begun``: the job has reached its first step.  ``brief``: show a
+    line instead of the box.
     """
 
     number: int
@@ -155,14 +156,14 @@ class ReportStall(NamedTuple):
 
 
 class ActOnStall(NamedTuple):
-    """End the job, or an instance, that stalls, as was asked for; from ``Stalls`` to the state machine."""
+    """End the stalled job or instance, as the user asked for.  ``Stalls`` returns it to the state machine."""
 
     stall: Stall
     explanation: Explanation
 
 
 class Dumped(NamedTuple):
-    """What the ranks are doing is known: ``answers`` by rank; ``silent`` ones haven't answered."""
+    """What the ranks are doing: ``answers`` by rank.  Ranks in ``silent`` haven't answered."""
 
     native: bool
     answers: Mapping[int, Dump]
@@ -170,11 +171,11 @@ class Dumped(NamedTuple):
 
 
 class EndProcesses(NamedTuple):
-    """End the launcher's processes at once: there is no agent that could end anything."""
+    """End the launcher's processes at once, as no agent has connected that could end its program."""
 
 
 class Finish(NamedTuple):
-    """All ranks have ended, or no more will be heard of them: clean up, and take the outcome."""
+    """All ranks have ended, or can't be heard any more: clean up, and take the outcome."""
 
 
 Action = (

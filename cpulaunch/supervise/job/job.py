@@ -1,7 +1,7 @@
-"""A job as a state machine: something happens, and it says what to do.
+"""A job as a state machine: it takes events and returns actions.
 
-Pure: it takes the time with each event, and the loop around it (``supervise.loop``) turns sockets, processes
-and signals into events, and carries the actions out.
+Pure: each event comes with its time.  The loop (``supervise.attempts.loop``) turns sockets, processes and
+signals into events, and carries out the actions.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from cpulaunch.supervise.job.status import status_line
 class JobState:
     """One attempt of a job, from the start of its processes to its outcome.
 
-    ``handle`` every event; a ``Tick`` is due at ``wake_at`` at the latest, and every ``tick_period`` seconds.
-    ``began`` is when the job's first attempt did, which times are counted from.  What an event or a
-    tick costs doesn't grow with the number of ranks to which nothing has happened.
+    ``handle`` takes every event.  A ``Tick`` is due every ``tick_period`` seconds, and at ``wake_at`` at the
+    latest.  Times in logs and outcomes count from ``began``, the start of the job's first attempt.  The cost
+    of an event or a tick doesn't grow with the number of ranks to which nothing has happened.
     """
 
     def __init__(self, watching: Watching, now: float, began: float | None = None) -> None:
@@ -46,7 +46,7 @@ class JobState:
         self.tick_period = min(1.0, watching.heartbeat_timeout / 6)
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """What to do about ``event``, in this order.  ``now`` never goes back."""
+        """Return the actions for ``event``, in order.  ``now`` must never decrease."""
         state = self._state
         state.now = now
         self._happens(event)
@@ -107,7 +107,7 @@ class JobState:
         state.actions.append(ShowStatus(self._status()))
 
     def _forgive(self, asleep: float) -> None:
-        """The launcher was stopped: that nothing was heard, nor done, is nobody else's fault."""
+        """Move all deadlines by ``asleep`` seconds, in which the launcher was stopped and heard nobody."""
         state = self._state
         state.heartbeats.forgive(asleep, state.now)
         state.arrivals.forgive(asleep, state.now)
@@ -122,14 +122,14 @@ class JobState:
         return status_line(state.up, state.now - state.began, state.watching.restarts, steps, since_output)
 
     def outcome(self, now: float, waited: Sequence[str] = ()) -> Outcome:
-        """How the job has ended, once all is cleaned up, for which it has ``waited``."""
+        """Return the attempt's outcome after the clean-up.  ``waited`` names what the clean-up waited for."""
         return ending.outcome(self._state, now, waited)
 
-    # ---- what the loop looks at
+    # ---- what the loop reads
 
     @property
     def wake_at(self) -> float | None:
-        """When something is due, if nothing else happens before."""
+        """When the next tick is due, if nothing happens before; None if nothing is due."""
         state = self._state
         moments = [state.spared[1]] if state.spared else []
         if state.give_up_at is not None:
@@ -152,7 +152,7 @@ class JobState:
 
     @property
     def ending(self) -> bool:
-        """Whether the ranks are to end."""
+        """Whether the ranks are being ended."""
         return self._state.ending
 
     @property
@@ -161,30 +161,30 @@ class JobState:
         return self._state.finished
 
     def stalled(self, now: float) -> str:
-        """In what the job hangs now, as far as that was reported; empty where it doesn't."""
+        """Describe the reported stall that the job is in; empty if it is in none."""
         return "" if self.ending else self._state.stalls.stalled(now)
 
     @property
     def stated_rates(self) -> str:
-        """What the rates come to that programs have stated, in words; empty where there is none."""
+        """The sums of the rates that programs have printed, in words; empty if there are none."""
         return self._state.metrics.rates()
 
     @property
     def user_signals(self) -> int:
-        """How many the launcher got."""
+        """The number of signals that the launcher got."""
         return self._state.user_signals
 
     @property
     def untidy(self) -> list[Rank]:
-        """Ranks whose agent hasn't said that nothing of them is left."""
+        """Ranks whose agent hasn't confirmed that none of their processes is left."""
         return [rank for rank in self.ranks if not rank.tidy]
 
     @property
     def failed(self) -> bool:
-        """Whether any rank has failed by itself."""
+        """Whether any rank has failed by itself, and no signal to the launcher has ended the job."""
         return self._state.interrupted is None and any(rank.candidate() for rank in self.ranks)
 
     @property
     def lost_hosts(self) -> set[str]:
-        """Hosts that have fallen silent."""
+        """Hosts that are silent, or that the batch system reports as failed."""
         return {rank.host for rank in self.ranks if rank.failed and rank.failed.kind == kinds.NODE_LOST}

@@ -1,4 +1,4 @@
-"""The launcher's own processes, and ranks that are missed because of them; pure."""
+"""The launcher's own processes, and ranks that are missing because of them.  Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cpulaunch.supervise.job.state import State
 
 
 def look_for_a_failed_start(state: State, *, ended: bool = False) -> None:
-    """Processes may have said that a rank can't be started."""
+    """Look for a failed start of a rank in the output of the launcher's processes."""
     if not state.arrivals or (found := state.processes.start_failure(ended=ended)) is None:
         return
     rank = state.arrivals.first(found.host)
@@ -23,7 +23,10 @@ def look_for_a_failed_start(state: State, *, ended: bool = False) -> None:
 
 
 def look_for_lost_hosts(state: State) -> None:
-    """A batch system knows of hosts that have failed before we miss them, and ends what runs on others."""
+    """Mark ranks on hosts that the batch system reports as failed.
+
+    It knows of failed hosts before their heartbeats are missing, and ends the processes on other hosts.
+    """
     for host in state.processes.lost_hosts:
         for rank in state.ranks:
             if rank.host == host and (rank.failed is None or rank.failed.kind != kinds.NODE_LOST):
@@ -38,7 +41,7 @@ def process_ended(state: State, number: int, code: int) -> None:
 
 
 def blame(state: State) -> None:
-    """Agents that end with an mpiexec that somebody kills haven't failed themselves."""
+    """Blame a killed mpiexec for the end of the agents that ended with it."""
     signal = state.processes.killed_by
     if signal is None or state.watching.launcher.agents_are_children:
         return
@@ -54,7 +57,7 @@ def blame(state: State) -> None:
 
 
 def not_started(state: State, first: int) -> None:
-    """There are no ranks from ``first`` on, nor processes."""
+    """Note that the ranks from ``first`` on, and their processes, were not started."""
     for rank in state.ranks[first:]:
         rank.tidy = True
         state.arrivals.expect_no_more(rank)
@@ -63,7 +66,7 @@ def not_started(state: State, first: int) -> None:
 
 
 def look(state: State) -> None:
-    """Once the launcher's processes have ended, nothing more is heard of ranks that are still there."""
+    """Finish the attempt once the launcher's processes have ended: the remaining ranks can't be heard."""
     ended_at = state.processes.ended_at
     if ended_at is None or state.now < ended_at + SETTLE:
         return
@@ -94,7 +97,7 @@ def _processes_ended_early(state: State) -> None:
 
 
 def look_for_the_missing(state: State) -> None:
-    """Ranks that have never said hello, though their agent has ended, or others did long ago."""
+    """Fail the start if a rank's agent ended without a ``Hello``, or if its ``Hello`` is overdue."""
     if not state.may_be_missing:
         return
     if rank := state.arrivals.without_agent(state.now):

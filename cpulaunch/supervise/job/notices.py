@@ -1,4 +1,4 @@
-"""Lines for people about many ranks: notes of agents, and failures while others go on.  Pure."""
+"""Lines for the user that combine many ranks: notes of agents, and failures while others go on.  Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.job.rank import Rank
 
 MOMENT = 0.5
-"""Seconds in which other ranks say the same, or fail for the same reason."""
+"""Seconds to wait for other ranks that send the same note, or fail for the same reason."""
 
 START = 5.0
-"""The same while ranks have yet to start: those of a thousand hosts do so one after the other."""
+"""The same while ranks are starting: ranks on a thousand hosts start one after the other."""
 
 
 class Notes:
-    """Notes that wait for their like."""
+    """Collects notes, to show equal notes of several ranks as one line."""
 
     def __init__(self, names: Names = RANKS) -> None:
         self._names = names
@@ -24,14 +24,14 @@ class Notes:
         self._since = 0.0
 
     def add(self, rank: Rank, note: str, now: float) -> None:
-        """A note that begins with the name of its rank is the same as another's that goes on alike."""
+        """Add a note.  Notes are equal if they differ only in their rank's name at the start."""
         if not self._waiting:
             self._since = now
         what = note.removeprefix(self._names.one(rank.rank))
         self._waiting.setdefault((what != note, what), []).append(rank)
 
     def take(self, now: float, *, starting: bool = False) -> list[str]:
-        """The lines for those that have waited long enough."""
+        """Return the lines for all notes, once the first of them has waited long enough."""
         return self.take_all() if now >= self._since + (START if starting else MOMENT) else []
 
     def take_all(self) -> list[str]:
@@ -50,7 +50,7 @@ def _line(of_rank: bool, what: str, ranks: list[Rank], names: Names) -> str:
 
 
 class Failures:
-    """Failures that haven't been told of yet."""
+    """Collects failures that have not been shown yet."""
 
     def __init__(self, ranks: Sequence[Rank], names: Names) -> None:
         self._ranks, self._names = ranks, names
@@ -59,17 +59,20 @@ class Failures:
         self._told = False
 
     def add(self, rank: Rank, why: str, now: float) -> None:
-        """``rank`` has failed by itself."""
+        """Add the failure of ``rank``, which has failed by itself."""
         if not self._waiting:
             self._since = now
         self._waiting.setdefault(why, []).append(rank)
 
     def take(self, now: float) -> list[str]:
-        """The lines for those that have waited long enough."""
+        """Return the lines for all failures, once the first of them has waited long enough."""
         return list(self._lines()) if self._waiting and now >= self._since + MOMENT else []
 
     def take_all(self) -> list[str]:
-        """The lines at the job's end, where a box shows how the first one has failed: none for it alone."""
+        """Return the lines at the job's end.
+
+        A single reason, if none was shown before, gets no line: the box at the end shows it.
+        """
         return list(self._lines()) if self._told or len(self._waiting) > 1 else []
 
     def _lines(self) -> Iterator[str]:
@@ -82,7 +85,7 @@ class Failures:
             yield f"{self._names.several(rank.rank for rank in ranks)} on {hosts} failed: {why}{last}"
 
     def _others(self, failed: int) -> str:
-        """Whether any goes on, beside so many that have just failed."""
+        """Say how many ranks go on after ``failed`` ranks have just failed; empty if none does."""
         left = sum(not rank.state.final and not rank.candidate() for rank in self._ranks)
         if not left:
             return ""

@@ -18,24 +18,25 @@ NODE_LOST, STALLED = "node_lost", "stalled"
 INTERRUPTED, START_FAILED = "interrupted", "start_failed"
 
 WARNING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals by which a batch system says that a job's time is up."""
+"""Signals by which a batch system announces that a job's time is up."""
 
 MAX_SIDES = 2
-"""Lines on what ranks have called that are told in one line."""
+"""Sides of a disagreement (lines of ``Failure.note``) to quote in one line."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong first.
+    """The first failure of a job.
 
-    ``error`` is ``Type: message`` of a Python exception (``file`` and ``line``: where the user's code
-    was; ``traceback``: its text), or why a rank couldn't be started.  ``note`` is what else is known of
-    it, and ``advice`` what to do.  ``rank`` and ``host`` are None where none is to blame.  ``cause`` is what
-    decisions are made by.
+    ``error`` is ``Type: message`` of a Python exception, or why a rank couldn't be started.  ``file`` and
+    ``line`` are the exception's place in the user's code, and ``traceback`` is its text.  ``note`` has
+    further details, and ``advice`` says what to do.  ``rank`` and ``host`` are None if none is to blame.
+    Decisions are based on ``cause``.
 
-    ``ranks`` are those whom it is about, where these aren't ``rank`` alone, and ``text`` is what has happened
-    then: ranks have called different operations (``disagree``), as ``note`` says, have left without calling
-    what others waited in, or had not called it when that timed out.  ``rank`` was only the first to find out.
+    If the failure is about other ranks than ``rank``, these are ``ranks``, and ``text`` says what happened:
+    they called different operations (``disagree``; ``note`` has the details), or they left without calling
+    the operation that others waited in, or had not called it when it timed out.  ``rank`` then only found
+    the failure.
     """
 
     rank: int | None = None
@@ -55,18 +56,18 @@ class Failure:
 
     @property
     def summary(self) -> str:
-        """What went wrong, in one line that is the same for all who fail alike."""
+        """The failure in one line, which is equal for all ranks that fail for the same reason."""
         if self.error:
             return self.error + (f" at {self.file}:{self.line}" if self.file else "")
         return f"exit code {self.exit_code}" if self.signal is None else signal_name(self.signal)
 
     def in_a_line(self, kind: str, names: Names = RANKS) -> str:
-        """Who has failed and how: ``rank 3 on node3: ValueError: …``; ``kind`` is the job's outcome's.
+        """Say who failed and how: ``rank 3 on node3: ValueError: …``.
 
-        The place is left out, as paths are long.
+        ``kind`` is the kind of the job's outcome.  The place in the code is left out, as paths are long.
         """
         about = self.error if kind == STALLED and self.error else self.text
-        if about:  # it names whom it is about
+        if about:  # this text names its ranks
             return with_sides(about, self.note if self.disagree else None)
         if self.rank is None and self.host is None:
             return self.error or "it failed"
@@ -78,7 +79,10 @@ class Failure:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Failure:
-        """What `in_a_line` needs of an ``outcome.json``, which another version may have written."""
+        """Read the fields for `in_a_line` from an ``outcome.json``, which another version may have written.
+
+        Values of a wrong type are left out.
+        """
 
         def text(name: str) -> str | None:
             value = raw.get(name)
@@ -100,13 +104,13 @@ class Failure:
         )
 
     def of(self, name: str) -> str:
-        """Its error in a line that has named the program already, as ``name``; a stall's says the place."""
+        """Return the error for a line that already starts with ``name``, which becomes "it" in the error."""
         return (self.error or "").replace(f": {name} ", ": it ", 1)
 
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """One rank's end, in words."""
+    """The end of one rank; ``status`` is in words."""
 
     rank: int
     host: str
@@ -117,12 +121,14 @@ class RankOutcome:
 
 @dataclass(frozen=True)
 class Stall:
-    """A time without progress, ``at`` so many seconds after the job's start, in this ``attempt``, from 1.
+    """A time without progress.
 
-    ``ranks`` are those that the others waited for, or that have waited for each other, ``host`` the first
-    one's, which was at ``line`` of ``file``; the others waited in the ``operation`` with this ``sequence``
-    number.  All of these may be unknown; where all ranks were at one line, that is there, too.  ``text`` says
-    it in words, ``note`` who is where, a line each, and ``advice`` what becomes of it, or what can be done.
+    It lasted ``seconds`` and began ``at`` seconds after the job's start, in ``attempt``, counted from 1.
+    ``ranks`` are the ranks that the others waited for, or that waited for each other.  The first of them ran
+    on ``host`` and was at ``line`` of ``file``; if all ranks were at the same line, ``file`` and ``line`` are
+    that line.  The other ranks waited in ``operation`` with number ``sequence``.  Each of these may be
+    unknown.  ``text`` describes the stall in words.  ``note`` says where the ranks are, one per line, and
+    ``advice`` what will happen, or what to do.
     """
 
     seconds: float
@@ -141,12 +147,12 @@ class Stall:
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """How one of a job's attempts ended, and what it did.
+    """The end of one attempt of a job, and its progress.
 
-    ``hosts`` are those that it ran on.  ``resumed_from``: the step after which it went on, where its ranks
-    have said so.  ``steps`` of an optimizer were made in it; None where none could be seen.  It was ended
-    ``ended_after`` so many of its ``seconds``; ``waited`` says for what it had to wait then, where that took
-    long.
+    ``hosts`` are the hosts that it ran on.  ``resumed_from`` is the step of the loaded state, if the ranks
+    reported one.  ``steps`` is the number of optimizer steps in this attempt; None if steps can't be seen.
+    The attempt took ``seconds``, and its ranks were ended after ``ended_after`` seconds.  ``waited`` names
+    what took long between the two.
     """
 
     kind: str
@@ -159,17 +165,18 @@ class AttemptOutcome:
 
     @property
     def reached(self) -> int | None:
-        """The step that it has come to; None where steps can't be seen."""
+        """The last step, counted from the start of the training; None if steps can't be seen."""
         return None if self.steps is None else (self.resumed_from or 0) + self.steps
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure that programs have stated by lines on their stdout, over all of them.
+    """A figure that programs have printed to their stdout, over all ranks.
 
-    ``ranks`` of them have, ``values`` times in all.  ``total`` is the sum over the ranks of each one's mean;
-    None for what is no rate.  ``median`` and ``p99``, the 99th percentile, ``mean``, ``least`` and ``most``
-    are those of all values.  Of very many, the first two are those of a ``sample`` of so many.
+    ``ranks`` is the number of ranks that printed it, and ``values`` the number of values in all.  ``total``
+    is the sum over the ranks of each rank's mean; None if the figure is no rate.  ``mean``, ``median``,
+    ``p99`` (the 99th percentile), ``least`` and ``most`` are over all values.  If there are very many,
+    ``median`` and ``p99`` are those of a sample of ``sample`` values.
     """
 
     name: str
@@ -187,10 +194,11 @@ class Metric:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A job's end, as in ``outcome.json``.  ``attempts`` are all of them, the rest is the last one's.
+    """The end of a job, as in ``outcome.json``.
 
-    ``told``: a signal from outside has ended it, or its ranks.  ``began``: whether it made any step;
-    False only where such a signal has ended a job that can be started again.
+    ``attempts`` and ``stalls`` are those of the whole job, all else describes the last attempt.  ``told``: a
+    signal from outside has ended the job, or its ranks.  ``began`` is False if such a signal has ended a job
+    that can be started again, before any step or between two attempts; otherwise it is True.
     """
 
     exit_code: int
@@ -206,9 +214,10 @@ class Outcome:
     began: bool = True
 
     def if_restartable(self) -> Outcome:
-        """The outcome, if the job can be started again: a signal that came early has lost nothing.
+        """Return the outcome of a job that can be started again.
 
-        It came between two attempts, or before any step of the last one that could be seen.
+        If a signal has ended the job between two attempts, or before the last attempt made a step that could
+        be seen, nothing is lost, and the outcome is that of a job that has saved its state.
         """
         if not self.told or self.exit_code not in {128 + number for number in WARNING}:
             return self
@@ -218,7 +227,7 @@ class Outcome:
         return replace(self, exit_code=SAVED_EXIT_CODE, kind=INTERRUPTED, first_failure=None, began=False)
 
     def after(self, earlier: Sequence[AttemptOutcome], stalls: Sequence[Stall]) -> Outcome:
-        """The job's outcome, where ``earlier`` attempts, in which it had ``stalls``, came before this one."""
+        """Return the job's outcome after ``earlier`` attempts, which had ``stalls``, and this one."""
         return replace(
             self,
             restarts=len(earlier),
@@ -234,7 +243,7 @@ class Outcome:
 
 
 def with_sides(text: str, note: str | None) -> str:
-    """``text``, and what ranks have called that disagree, by the ``note``, in one line."""
+    """Join ``text`` and the sides of a disagreement, which are the lines of ``note``, in one line."""
     lines = (note or "").splitlines()
     sides = "; ".join(lines[:MAX_SIDES]) + (f"; {len(lines) - MAX_SIDES} more" if lines[MAX_SIDES:] else "")
     return f"{text}: {sides}" if sides else text

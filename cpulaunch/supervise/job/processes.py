@@ -1,4 +1,4 @@
-"""What is known of the launcher's own processes: mpiexec, or local agents."""
+"""The launcher's own processes (mpiexec or local agents): their output and exit codes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ SETTLE = 1.0
 """Seconds in which messages may still arrive from ranks whose agent, or launcher process, has ended."""
 
 MAX_SAID = 1 << 16
-"""Bytes of what they say in which a reason is looked for."""
+"""Bytes of the end of their output to search for a reason."""
 
 
 class Processes:
-    """``count`` processes of a launcher, by what they say and how they end.
+    """The output and the end of a launcher's ``count`` processes.
 
-    ``unreached``: an agent has said that it can't reach us.  ``ended_at`` is when the last of them ended.
+    ``unreached``: an agent has printed that it can't reach the launcher.  ``ended_at`` is when the last
+    process ended, or None.
     """
 
     def __init__(self, count: int, launcher: Launcher) -> None:
@@ -38,32 +39,32 @@ class Processes:
         self.no_more_than(self._count, now)
 
     def no_more_than(self, count: int, now: float) -> None:
-        """There are ``count`` of them."""
+        """Note that only ``count`` processes were started, and no more will be."""
         self._count = count
         if len(self._codes) == count:
             self.ended_at = now
 
     def start_failure(self, *, ended: bool) -> StartFailure | None:
-        """The failed start that they have told of; ``ended``: nothing more will be said."""
+        """Find a failed start in the output.  ``ended``: the output is complete."""
         return self._launcher.start_failure(self._said.decode(errors="replace"), ended=ended)
 
     @property
     def cancellation(self) -> str:
-        """Why a batch system has ended all ranks, where they have told of that; else empty."""
+        """Why a batch system has ended all ranks, according to the output; empty if it has not."""
         return self._launcher.cancellation(self._said.decode(errors="replace"))
 
     @property
     def lost_hosts(self) -> tuple[str, ...]:
-        """Hosts that have failed, as they have told."""
+        """Hosts that have failed, according to the output."""
         return self._launcher.lost_hosts(self._said.decode(errors="replace"))
 
     @property
     def killed_by(self) -> int | None:
-        """The signal that has ended one of them, if one has."""
+        """The signal that ended one of the processes, if any."""
         return next((-code for code in self._codes.values() if code < 0), None)
 
     @property
     def exit_code(self) -> int:
-        """The first exit code that isn't 0, by the processes' order, as a shell reports it."""
+        """The first exit code other than 0, in the order of the processes, as a shell reports it."""
         code = next((code for _, code in sorted(self._codes.items()) if code), 0)
         return 128 - code if code < 0 else code

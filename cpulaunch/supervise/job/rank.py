@@ -1,4 +1,4 @@
-"""What the launcher knows of one rank, and how that rank failed, if it did."""
+"""The launcher's record of one rank, and that rank's failure, if it failed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from cpulaunch.supervise.job.sentences import sentence
 
 
 class RankState(Enum):
-    """How far a rank has come.  From a final state, it goes to no other that isn't final."""
+    """The state of a rank.  A final state is never followed by one that isn't final."""
 
     NOT_STARTED = auto()
     RUNNING = auto()
-    FAILED_TO_START = auto()  # or its agent ended the program, which was not where it should be
+    FAILED_TO_START = auto()  # or the agent ended the program because it was not where it should be
     EXITED = auto()
     SIGNALED = auto()
     ENDED_BY_LAUNCHER = auto()
@@ -53,20 +53,22 @@ _STATUS = {
 class Rank:
     """One rank.  Times are in seconds, on the launcher's clock.
 
-    ``clock`` is what to add to its host's time to get ours: it was measured at ``measured_at``, by a question
-    that took ``round_trip`` with its answer; the last one was asked at ``asked_at``, and where its answer was
-    no good, the next one is ``ask_again`` seconds later.  ``beat`` came last, at ``beat_at``, and ``rates``
-    are steps and collectives per second up to the one that was ``rated``.  ``raised`` and ``exit`` are what
-    its agent has said, with the ``cause`` of the first, ``resumed_from`` and ``saved`` what its program has;
-    ``failed`` is a failure that the launcher has seen itself.  ``tidy``: its agent says that nothing of it is
-    left.  ``over_at``: it came to a final state then.  ``steps`` of an optimizer are known to have been made;
-    None where none could be seen.
+    ``clock`` is the offset to add to its host's time to get the launcher's.  It was measured at
+    ``measured_at`` with a round trip of ``round_trip``.  The last question was asked at ``asked_at``; if the
+    answer took too long, the next one follows ``ask_again`` seconds later.
+
+    ``beat`` is the last beat, which came at ``beat_at``.  ``rates`` are steps and collectives per second, up
+    to the beat ``rated``.  ``raised`` and ``exit`` are messages of the agent, and ``cause`` is the cause of
+    ``raised``.  ``resumed_from`` is the step of the state that the program loaded.  ``saved``: the program
+    saved its state and ends.  ``failed`` is a failure that the launcher itself detected.  ``tidy``: the agent
+    reports that no process of the rank is left.  ``over_at`` is when the rank reached a final state.
+    ``steps`` is the number of optimizer steps known to be made; None if steps can't be seen.
     """
 
     rank: int
     host: str
     state: RankState = RankState.NOT_STARTED
-    heard_at: float = 0.0  # once it was heard at all
+    heard_at: float = 0.0  # valid once the rank was heard
     clock: float = 0.0
     asked_at: float = inf
     ask_again: float = 0.0
@@ -89,21 +91,21 @@ class Rank:
     steps: int | None = None
 
     def raises(self, message: messages.Failure) -> None:
-        """Its program has raised an exception.  The first one counts."""
+        """Record an exception of the program.  Later ones are ignored."""
         if self.raised is None:
             self.raised, self.cause = message, cause_of(message)
 
     def has_made(self, steps: int) -> None:
-        """Its program is known to have made so many steps, or more."""
+        """Record that the program has made at least ``steps`` steps."""
         self.steps = max(self.steps or 0, steps)
 
     def beats(self, beat: messages.Beat, now: float) -> None:
-        """Its agent has said how far its program is."""
+        """Record a beat of the agent."""
         self.beat, self.beat_at = beat, now
         if beat.keeps_ledger:
             self.has_made(beat.steps)
         before, since = self.rated or (beat, now)
-        if (seconds := now - since) >= RATED_OVER:  # where somebody asks, two come at once
+        if (seconds := now - since) >= RATED_OVER:  # else the beat answers a question, just after another
             done = beat.steps - before.steps, beat.collectives - before.collectives
             self.rates = done[0] / seconds, done[1] / seconds
         if self.rated is None or seconds >= RATED_OVER:
@@ -111,7 +113,7 @@ class Rank:
 
     @property
     def last_dump(self) -> messages.Dump | None:
-        """What is known of what its program had called when it ended."""
+        """The calls of the program at its end, as far as they are known."""
         if self.exit is None or self.exit.groups is None:
             return None
         threads = self.exit.threads
@@ -124,12 +126,12 @@ class Rank:
         words = _STATUS[self.state].format_map(self.exit._asdict() if self.exit else {})
         ended = self.state in (RankState.ENDED_BY_LAUNCHER, RankState.KILLED_BY_LAUNCHER)
         if ended and self.raised and not self.raised.by_launcher:
-            # It had failed by itself, and then waited, for processes that it had started for instance.
+            # The program had failed by itself, and then waited, for example for its own child processes.
             return f"raised {self.raised.error.partition(':')[0]}, {words}"
         return words
 
     def candidate(self) -> Candidate | None:
-        """How it failed by itself, if it did."""
+        """Return the rank's own failure, if it failed by itself."""
         if self.failed:
             return self.failed
         own = self.exit if self.exit and self.exit.own else None
@@ -170,14 +172,14 @@ class Rank:
 
 
 RATED_OVER = 1.0
-"""Seconds of which a rate is taken at least."""
+"""The shortest time, in seconds, over which a rate is measured."""
 
 LONG_WAIT = 2.0
-"""Seconds from which on a restart says what was waited for."""
+"""Waits longer than this, in seconds, are named when a job is restarted."""
 
 
 def slow_to_end(ranks: Collection[Rank], end_at: float | None, names: Names) -> list[str]:
-    """What was waited for since the ranks were to end: the last ones, where it took long."""
+    """Name the ranks that took longer than ``LONG_WAIT`` to end, counted from ``end_at``."""
     if end_at is None:
         return []
     took = {rank.rank: (rank.over_at - end_at, rank.host) for rank in ranks if rank.over_at is not None}
@@ -192,7 +194,7 @@ def slow_to_end(ranks: Collection[Rank], end_at: float | None, names: Names) -> 
 def attempt_outcome(
     ranks: Collection[Rank], kind: str, seconds: float, ended_after: float, waited: Sequence[str]
 ) -> AttemptOutcome:
-    """How an attempt of these ``ranks`` has ended."""
+    """Summarize an attempt of ``ranks``; times are in seconds."""
     hosts = tuple(dict.fromkeys(rank.host for rank in ranks))
     resumed = [rank.resumed_from for rank in ranks if rank.resumed_from is not None]
     steps = [rank.steps for rank in ranks if rank.steps is not None]

@@ -1,4 +1,4 @@
-"""Whether a job that has failed is started again, and which hosts it then does without.  Pure."""
+"""Decide whether a failed job is restarted, and which hosts the restart avoids.  Pure."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from cpulaunch.supervise.job.outcome import Failure, Outcome
 ON_FAILURE, ON_ERROR, ON_NEVER = "failure", "error", "never"
 
 LOST = "lost"
-"""The status of a rank whose host is gone."""
+"""The status of a rank whose host is lost."""
 
 EXCEPTION = "its script raised an exception; --restart-on error restarts it after that, too"
 
 TWICE = 2
-"""A host that has brought the job down so often is avoided."""
+"""The number of failures on a host after which the host is avoided."""
 
 SHELLS_SIGNALS = range(128 + 1, 128 + 65)
-"""Exit codes by which a shell says that its program got a signal."""
+"""Exit codes with which a shell reports that its program got a signal."""
 
 
 class Rules(NamedTuple):
-    """What the user has asked for.
+    """The rules for restarts, by the user's settings.
 
-    ``max_restarts`` without progress; ``on`` which causes; ``always``: before the first step, too;
-    ``stalls``: after a stall, too.  ``python``: the program is one.
+    ``max_restarts`` is the limit of restarts without progress.  ``on`` selects the causes (``ON_FAILURE``,
+    ``ON_ERROR``, ``ON_NEVER``).  ``always``: restart even before the first step.  ``stalls``: restart after a
+    stall, too.  ``python``: the program is a Python program.
     """
 
     max_restarts: int = 0
@@ -38,9 +39,10 @@ class Rules(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Whether the job is started ``again``, and if not, ``why`` not, where that is worth a line.
+    """Whether to start the job ``again``; if not, ``why``, or empty if there is nothing to explain.
 
-    ``avoid`` are hosts that it should do without, and ``unusable`` those that it can't be started on.
+    ``avoid`` are hosts that the next attempt should avoid, and ``unusable`` those on which no process can be
+    started.
     """
 
     again: bool
@@ -50,18 +52,18 @@ class Verdict(NamedTuple):
 
 
 class Restarts:
-    """The restarts of one job.  ``count`` is how many there were, ``used`` those without progress since."""
+    """The restarts of one job.  ``count`` is their number, ``used`` the number since the last progress."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.count = self.used = 0
-        self._furthest = 0  # the step that any attempt has come to
+        self._furthest = 0  # the last step that any attempt has reached
         self._sees_steps = False  # whether any attempt had steps that could be seen
         self._failures: Counter[str] = Counter()
         self._lost: set[str] = set()
 
     def judge(self, outcome: Outcome) -> Verdict:
-        """What follows an attempt that has ended so.  To be called once for each, in order."""
+        """Decide what follows an attempt.  Call it once for each attempt, in order."""
         self._note_progress(outcome)
         self._note_hosts(outcome)
         if outcome.kind in (kinds.OK, kinds.INTERRUPTED):
@@ -78,7 +80,7 @@ class Restarts:
 
     @property
     def counted(self) -> str:
-        """Which restart this is, in words."""
+        """The number of this restart, in words."""
         allowed = self.rules.max_restarts
         if self.used == self.count:
             return f"restart {self.count} of {allowed}"
@@ -116,7 +118,7 @@ class Restarts:
         return ""
 
     def _cause(self, kind: str, failure: Failure | None) -> str:
-        """Why this cause keeps the job from being started again; empty where it doesn't."""
+        """Say why the failure's cause rules out a restart; empty if it doesn't."""
         if kind == kinds.STALLED:
             return "" if self.rules.stalls else "--stall-action abort ends a stalled job for good"
         if kind == kinds.START_FAILED:
@@ -136,12 +138,12 @@ class Restarts:
 
 
 def _is_the_hosts(kind: str, failure: Failure) -> bool:
-    """Whether the rank's host may have to do with it, which isn't so where mpiexec got the signal."""
+    """Whether the host may have caused the failure; not if mpiexec was killed, or the job was cancelled."""
     if kind == kinds.SIGNAL:
         return failure.cause.kind not in (Kind.LAUNCHER_KILLED, Kind.CANCELLED)
     return kind in (kinds.EXIT, kinds.STALLED)
 
 
 def _is_network(failure: Failure) -> bool:
-    """Whether connections failed, though no other rank had ended before."""
+    """Whether connections failed although no other rank had ended before."""
     return failure.cause.is_consequence and failure.note is None and failure.advice is None

@@ -1,4 +1,4 @@
-"""What is said of a cause.  Pure."""
+"""Causes in words.  Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cpulaunch.supervise.job.outcome import signal_name
 
 
 def sentence(cause: Cause) -> str:
-    """A cause in words; empty where its kind says it all, or a program's exception does."""
+    """Describe a cause in words; empty if its kind, or the program's exception, is explanation enough."""
     words = _SENTENCES.get(cause.kind)
     return words(cause) if words else ""
 

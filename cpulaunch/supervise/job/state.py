@@ -1,6 +1,7 @@
-"""What the launcher knows of one attempt, and has decided; pure.
+"""The launcher's state of one attempt.  Pure.
 
-All that changes while it runs stands here.  `JobState`, `Heard`, `Launched` and `Ending` work on it.
+All values that change during an attempt are kept here.  `JobState` and the modules ``agents``, ``launch`` and
+``ending`` work on it.
 """
 
 from __future__ import annotations
@@ -31,14 +32,13 @@ if TYPE_CHECKING:
 
 
 class Watching(NamedTuple):
-    """What doesn't change while a job is watched.
+    """The constants of an attempt.
 
-    ``hosts`` are those of the ranks, in the order of ranks; ``processes`` how many the launcher has, and
-    ``command`` what they are called.  Periods are in seconds.  ``here_alone``: all ranks are on the
-    launcher's host, where the kernel tells of an agent's end, and silence only of much to do.
-    ``restarts`` is how often the job was started again before.  ``names`` are what ranks are called.
-    ``independent``: they need each other for nothing, and ``go_on``: where one of them fails, the others
-    go on.
+    ``hosts`` has the host of each rank, in the order of ranks.  ``processes`` is the number of the launcher's
+    processes, and ``command`` their name in messages.  Periods are in seconds.  ``here_alone``: all ranks are
+    on the launcher's host.  There, the kernel reports an agent's end, and silence only means that the host is
+    busy.  ``restarts`` is the number of earlier restarts.  ``names`` are the words for ranks.
+    ``independent``: the ranks don't need each other.  ``go_on``: if one rank fails, the others go on.
     """
 
     hosts: Sequence[str]
@@ -56,9 +56,10 @@ class Watching(NamedTuple):
 
 
 class State:
-    """One attempt.  ``now`` is the time of the event that is looked at, ``actions`` what to do about it.
+    """The state of one attempt.
 
-    ``began`` is when the job's first attempt did, which times are counted from.
+    ``now`` is the time of the current event, and ``actions`` are the actions for it so far.  Times in logs
+    and outcomes count from ``began``, the start of the job's first attempt.
     """
 
     def __init__(self, watching: Watching, now: float, began: float) -> None:
@@ -76,36 +77,36 @@ class State:
         self.inquiry = Inquiry()
         self.stalls = kind(self.ranks, watching.stalls, now, self.inquiry, watching.names)
         self.rounds = Rounds(self.inquiry)
-        self.sides: Sides | None = None  # once ranks may call different operations, or have left
+        self.sides: Sides | None = None  # set once ranks may have called different operations, or have left
         self.notes = Notes(watching.names)
         self.failures = Failures(self.ranks, watching.names)
         self.output_at: float | None = None
         self.telemetry = Telemetry(len(self.ranks), began, watching.names)
         self.metrics = Metrics()
-        self.steps = 0  # of optimizers, by the rank that has made most
-        self.unknown: set[str] = set()  # kinds of messages
+        self.steps = 0  # optimizer steps of the rank that has made most
+        self.unknown: set[str] = set()  # unknown kinds of messages that were reported
 
         self.user_signals = 0
-        self.interrupted: int | None = None  # by which of them
-        self.end: messages.End | None = None  # what ranks are sent, once they are to end
-        self.end_at: float | None = None  # when they first were
-        self.spared: tuple[int, float] | None = None  # a rank that isn't yet, and when its time is up
+        self.interrupted: int | None = None  # the signal that ended the job
+        self.end: messages.End | None = None  # the message that was sent to end the ranks
+        self.end_at: float | None = None  # when it was first sent
+        self.spared: tuple[int, float] | None = None  # a rank that has not got it yet, and until when
         self.give_up_at: float | None = None
         self.finished = False
 
     @property
     def ending(self) -> bool:
-        """Whether the ranks are to end."""
+        """Whether the ranks are being ended."""
         return self.end is not None
 
     @property
     def may_be_missing(self) -> bool:
-        """Whether a rank that isn't heard is missed."""
+        """Whether ranks without a hello count as missing now."""
         return not (self.ending or self.sides or self.processes.unreached)
 
     @property
     def ranks_end_by_themselves(self) -> bool:
-        """Whether ranks have outlived the launcher's process, and have time to end, as they were told to."""
+        """Whether ranks outlive the launcher's process, and still have time to end as they were told."""
         if not self.watching.launcher.ranks_outlive_it or self.give_up_at is None:
             return False
         return any(rank.state is RankState.RUNNING for rank in self.ranks)
@@ -115,14 +116,14 @@ class State:
         return 1.5 * self.watching.heartbeat_timeout / BEATS_PER_TIMEOUT
 
     def silent(self, seconds: float) -> list[Rank]:
-        """Ranks that should run, but haven't been heard for so long."""
+        """Return the running ranks that haven't been heard for ``seconds``."""
         if self.watching.here_alone:
             return []
         return self.heartbeats.silent(seconds, self.now)
 
     def move(self, rank: Rank, state: RankState) -> None:
         if rank.state.final and not state.final:
-            return  # a word that comes late changes nothing
+            return  # a late message doesn't change a final state
         if state.final and not rank.state.final:
             self.running -= 1
             self.inquiry.gone(rank.rank)

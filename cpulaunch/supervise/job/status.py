@@ -7,19 +7,22 @@ from collections.abc import Sequence
 from itertools import islice
 
 MAX_HOSTS = 3
-"""Hosts that are named of those that miss ranks."""
+"""Hosts with missing ranks to name."""
 
 
 class Up:
-    """How many of the ranks on ``hosts`` (one for each rank) are up.  ``noun`` is what a rank is called."""
+    """Counts the ranks that are up.
+
+    ``hosts`` has the host of each rank, and ``noun`` is the word for a rank.
+    """
 
     def __init__(self, hosts: Sequence[str], noun: str = "rank") -> None:
         self.count, self.size, self.noun = 0, len(hosts), noun
         self._sizes = Counter(hosts)
-        self._fewer = dict.fromkeys(hosts, 0)  # hosts that miss ranks, and how many are up there
+        self._fewer = dict.fromkeys(hosts, 0)  # hosts with missing ranks → ranks that are up there
 
     def moves(self, host: str, before: bool, after: bool) -> None:
-        """A rank on ``host`` was up ``before``, or not, and is it ``after``."""
+        """Count a rank on ``host``: whether it was up ``before``, and whether it is up ``after``."""
         if before == after:
             return
         self.count += after - before
@@ -30,7 +33,7 @@ class Up:
             del self._fewer[host]
 
     def fewer(self) -> str:
-        """The first hosts that miss ranks, and how many they have.  Empty where there is one host."""
+        """Name the first hosts with missing ranks, and their counts.  Empty if the job has one host only."""
         if len(self._sizes) == 1:
             return ""
         first = [f"{host} {up}/{self._sizes[host]}" for host, up in islice(self._fewer.items(), MAX_HOSTS)]
@@ -38,7 +41,11 @@ class Up:
 
 
 def status_line(up: Up, seconds: float, restarts: int, steps: str, since_output: float | None) -> str:
-    """Which ranks are up, for how many ``seconds``, what they do (``steps``), and when they last printed."""
+    """Format the status line.
+
+    ``seconds`` is the job's time so far, ``steps`` the progress in words, and ``since_output`` the seconds
+    since the last output of any rank, or None.
+    """
     parts = [f"{up.count} of {up.size} {up.noun}s up"]
     if fewer := up.fewer():
         parts.append(fewer)
@@ -53,7 +60,7 @@ def status_line(up: Up, seconds: float, restarts: int, steps: str, since_output:
 
 
 def duration(seconds: float) -> str:
-    """``"1:02:03"``, ``"4:05"``, ``"6 s"``."""
+    """Format seconds as ``"1:02:03"``, ``"4:05"`` or ``"6 s"``."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
