@@ -1,1 +1,1 @@
-"""Whether a job makes progress, and why it does not.  Pure."""
+"""Detect and explain stalls: times in which a job makes no progress.  Pure."""

@@ -1,6 +1,6 @@
-"""When a job makes no progress, and what is asked of its agents then.
+"""Detect that a job makes no progress, and ask its agents why.
 
-Pure: like the job's state machine, it is told of what happens with the time, on the launcher's clock.
+Pure: as in the job's state machine, each event comes with its time, on the launcher's clock.
 """
 
 from __future__ import annotations
@@ -26,37 +26,39 @@ from cpulaunch.supervise.stalls.stragglers import Straggler, Stragglers
 from cpulaunch.wording import shown_path
 
 LEAST = 0.8
-"""Seconds that each answer is given at least, however late the launcher comes to ask."""
+"""The least time, in seconds, that agents get to answer, even if the launcher asks late."""
 
 DUE = 2.9
-"""Seconds after a stall is due in which it is reported, with what is known by then; but for ``LEAST``."""
+"""A stall is reported at most this many seconds after it is due, with what is known by then.  The time for
+answers (``LEAST``) may make it later."""
 
 MIN_NATIVE = 0.8
-"""Seconds that must be left of these for suspects to be looked at once more, with frames of C and C++."""
+"""Seconds of ``DUE`` that are reserved for a second look at suspects, with frames of C and C++."""
 
 AGAIN, ASKED = 1.0, 16
-"""Seconds after which so many ranks are asked once more whether a job goes on that was reported: beats are
-further apart."""
+"""After a report, at most ``ASKED`` ranks are asked for progress every ``AGAIN`` seconds: beats are further
+apart."""
 
 MOMENT = 0.1
-"""Seconds by which clocks of hosts may be wrong."""
+"""The largest error of the hosts' clocks, in seconds."""
 
 
 class Phase(Enum):
-    """What is being done."""
+    """The phases of detecting a stall."""
 
     WATCHING = auto()
-    ASKING = auto()  # whether there is progress after all
-    LOOKING = auto()  # at what everybody does
-    LOOKING_CLOSER = auto()  # at suspects
-    FINISHED = auto()  # the programs that are left: whether they do anything before they exit
-    STALLED = auto()  # and reported
+    ASKING = auto()  # ask all ranks for their progress
+    LOOKING = auto()  # ask all ranks what they are doing
+    LOOKING_CLOSER = auto()  # ask suspects again, with frames of C and C++
+    FINISHED = auto()  # all remaining programs have announced their end: watch whether they do anything
+    STALLED = auto()  # a stall was reported and lasts
 
 
 class Stalls:
-    """Told of beats, output and answers to the ``inquiry``; ``look`` regularly, and at ``wake_at``.
+    """Detects stalls from beats, output and answers to the ``inquiry``.
 
-    Each returns what is to be done.  ``who`` is what makes no progress, in words.
+    Call ``look`` regularly, and at ``wake_at``.  Each method for an event returns the actions to take.
+    ``who`` names in messages what makes no progress.
     """
 
     def __init__(
@@ -74,20 +76,20 @@ class Stalls:
         self._phase = Phase.WATCHING
         self._pauses = Pauses(self._ranks, settings, now)
         self._until = inf
-        self._waiting: set[int] = set()  # ranks that haven't said how far they are
-        self._question: Question | None = None  # what they do, and
-        self._closer: Question | None = None  # what suspects do
-        self._dumps: Mapping[int, Dump] = {}  # what is known of it
-        self._second: SecondLook | None = None  # of a stall that was reported before the first step
-        self._explained: Explanation | None = None  # the last one that was
-        self._suspects: Sequence[int] = ()  # who is looked at closer
+        self._waiting: set[int] = set()  # ranks that haven't answered AskProgress
+        self._question: Question | None = None  # to all ranks
+        self._closer: Question | None = None  # to suspects
+        self._dumps: Mapping[int, Dump] = {}  # the last answers
+        self._second: SecondLook | None = None  # after a report before the first step, or in FINISHED
+        self._explained: Explanation | None = None  # the one that was reported last
+        self._suspects: Sequence[int] = ()  # the ranks that _closer asks
         self._stragglers = Stragglers([rank.host for rank in ranks])
-        self._slow: list[tuple[Straggler, Question]] = []  # who is asked why
+        self._slow: list[tuple[Straggler, Question]] = []  # stragglers that are asked why they are slow
 
-    # ---- what is heard
+    # ---- events
 
     def beat(self, rank: Rank, beat: Beat, now: float) -> list[Action]:
-        """A rank says how far it is."""
+        """A rank has reported its progress."""
         more = self._pauses.beat(rank, beat, now)
         if self._phase is Phase.ASKING:
             self._waiting.discard(rank.rank)
@@ -97,7 +99,7 @@ class Stalls:
         return actions + self.look(now)
 
     def started(self, rank: Rank, now: float) -> list[Action]:
-        """A rank's program runs."""
+        """A rank's program has started."""
         return self._progress(now, now)
 
     def printed(self, rank: Rank, now: float) -> list[Action]:
@@ -105,7 +107,11 @@ class Stalls:
         return self._progress(now, now)
 
     def ended(self, rank: Rank, now: float) -> list[Action]:
-        """A rank's program has ended, for which others may wait that were reported to wait for its work."""
+        """A rank's program has ended.
+
+        A stall that was reported before the first step is examined anew, as the others may now wait for a
+        rank that has left.
+        """
         if self._phase is not Phase.STALLED or self._pauses.begun:
             return []
         self._watch()
@@ -123,7 +129,7 @@ class Stalls:
         return actions + self.look(now)
 
     def forgive(self, asleep: float, now: float) -> None:
-        """The launcher, or the terminal, was stopped: nobody knows what has happened meanwhile."""
+        """Don't count the last ``asleep`` seconds: the launcher or the terminal was stopped."""
         self._pauses.forgive(asleep, now)
         self._stragglers.forget()
         if self._phase is not Phase.STALLED:
@@ -133,11 +139,11 @@ class Stalls:
             self._until = self._second.due
 
     def end(self) -> None:
-        """The job's ranks are being ended: nothing counts as a stall any more."""
+        """The ranks are being ended: nothing counts as a stall any more."""
         self.settings = self.settings._replace(timeout=0)
 
     def stalled(self, now: float) -> str:
-        """What is known of a stall that was reported and lasts; empty where none does."""
+        """Describe the reported stall that lasts; empty if there is none."""
         if self._phase is not Phase.STALLED:
             return ""
         stall, explained = self.stalls[-1], self._explained
@@ -148,13 +154,13 @@ class Stalls:
 
     @property
     def wake_at(self) -> float | None:
-        """When ``look`` is due, if nothing else happens before."""
+        """When ``look`` is due, if no event comes before; None if it isn't."""
         if self._phase is Phase.WATCHING and not self.settings.never:
             return self._pauses.look_at
         return self._until if self._until < inf else None
 
     def look(self, now: float) -> list[Action]:
-        """What is due by now."""
+        """Return the actions that are due now."""
         if self.settings.never:
             return []
         if self._phase is Phase.WATCHING:
@@ -177,11 +183,11 @@ class Stalls:
         return [number for number, rank in self._ranks.items() if rank.state is RankState.RUNNING]
 
     def _finished(self) -> list[int]:
-        """The ranks that run, if all of them have said that their programs end."""
+        """Return the running ranks if all of them have announced the end of their programs, else none."""
         running = self._running()
         return running if all(map(self._pauses.leaves, running)) else []
 
-    # ---- one step after the other
+    # ---- the phases
 
     def _watch(self) -> list[Action]:
         self._phase, self._until, self._waiting, self._second = Phase.WATCHING, inf, set(), None
@@ -201,9 +207,9 @@ class Stalls:
 
     def _look_closer(self, now: float) -> list[Action]:
         found = explain(self._seen(now))
-        # Where none has a ledger, all may be what is waited for.
+        # Without ledgers, any rank may be the one that the others wait for.
         native = {*found.ranks, *found.odd} if self.settings.ledgers else set(self._ranks)
-        # Where none is waited for, any rank that computes says that the first step is still to come.
+        # If none is waited for, any rank that computes shows that the first step is still to come.
         asks_all = found.operation is None and self._pauses.may_yet_begin
         suspects = [rank for rank in self._running() if asks_all or rank in native]
         due = self._pauses.due + DUE
@@ -220,7 +226,7 @@ class Stalls:
         if self._phase is Phase.LOOKING_CLOSER and self._still_begins(explanation):
             self._pauses.begins_later()
             return self._watch()
-        if not self._pauses.begun and explanation.operation is None:  # nobody waits, after all
+        if not self._pauses.begun and explanation.operation is None:  # no rank waits after all
             self._pauses.look_at = now + self._pauses.timeout
             return self._watch()
         if self._phase is not Phase.FINISHED and (finished := self._finished()):
@@ -236,7 +242,7 @@ class Stalls:
         return self._say(explanation, seen, paused, acts=acts)
 
     def _still_begins(self, explanation: Explanation) -> bool:
-        """Whether those that are waited for compute, and the job may be before its first step."""
+        """Whether the job may be before its first step, and a rank that the others wait for computes."""
         if explanation.certain or explanation.mutual or not self._pauses.may_yet_begin or self._finished():
             return False
         before = self._question.answers if self._question else {}
@@ -252,7 +258,11 @@ class Stalls:
         return [report, *([ActOnStall(stall, explanation)] if acts else [])]
 
     def _not_yet(self, explanation: Explanation, now: float) -> Explanation:
-        """Before the first step, ranks may be waited for because they have much to do."""
+        """Return the explanation with advice why ``--stall-action`` doesn't act yet.
+
+        Before the first step, the ranks that the others wait for may just have much to do.  Starts a second
+        look at them if ``--stall-timeout`` is a number.
+        """
         action, timeout = self.settings.action, self.settings.timeout
         if timeout is not None:
             self._second = SecondLook(explanation.ranks, self._dumps, timeout, now)
@@ -270,7 +280,7 @@ class Stalls:
         return replace(explanation, advice=line)
 
     def _look_again(self, second: SecondLook, now: float) -> list[Action]:
-        """Who is waited for by now, and whether they do anything."""
+        """Look again at a stall before the first step: which ranks the others wait for, and if they work."""
         if not second.question:
             return self._ask_again(second, now)
         all_answered = second.has_heard(self._running())
@@ -283,7 +293,7 @@ class Stalls:
             self._dumps = second.answers
             seen = self._seen(now)
             found = explain(seen, paused, self._names)
-            passing = found.operation and not (found.ranks or found.certain)  # they may have come just now
+            passing = found.operation and not (found.ranks or found.certain)  # perhaps for a moment only
             if not _is_part(found, before) and (not passing or second.found == found.headline):
                 return self._renew(found, now)
             second.found, second.ranks = found.headline, found.ranks
@@ -302,7 +312,10 @@ class Stalls:
         return [Tell(f"{second.named} {second.are} at work: {alone}")]
 
     def _look_at_finished(self, second: SecondLook, now: float) -> list[Action]:
-        """A program has exit handlers, threads and processes to wait for: it hangs if it does nothing."""
+        """Look at programs that have announced their end: they hang if they do nothing.
+
+        Exit handlers, threads and child processes may still be at work before a program exits.
+        """
         if not second.question:
             return self._ask_again(second, now)
         if now < self._until and not second.has_heard(self._running()):
@@ -323,14 +336,14 @@ class Stalls:
         return [*sends]
 
     def _ask_whether_on(self, now: float) -> list[Action]:
-        """Some ranks, as they wait for each other: what one of them does shows that all can go on."""
+        """Ask some ranks for progress.  As ranks wait for each other, progress of one shows that of all."""
         if now < self._until:
             return []
         self._until = now + AGAIN
         return [Send(rank, AskProgress()) for rank in self._running()[:ASKED]]
 
     def _renew(self, found: Explanation, now: float) -> list[Action]:
-        """Others are waited for than those that were reported, or nobody is any more."""
+        """Report anew: the others wait for other ranks than reported, or no longer for any."""
         lasted = round(now - self._pauses.since, 1)
         self.stalls[-1] = replace(self.stalls[-1], seconds=lasted)
         actions = self._report(now)
@@ -350,7 +363,7 @@ class Stalls:
         self._watch()
         return [Tell(f"{self._who} continues, after {lasted:.0f} s without progress")]
 
-    # ---- what comes of it
+    # ---- the result
 
     def _seen(self, now: float) -> list[Seen]:
         return [
@@ -367,7 +380,7 @@ class Stalls:
         ]
 
     def _stall(self, explanation: Explanation, seconds: float, since: float) -> Stall:
-        """As the job's state machine has it: ``since`` is on its clock."""
+        """Make the record of a stall; ``since`` is its begin on the launcher's clock."""
         first = explanation.ranks[0] if explanation.ranks else None
         place = explanation.place if explanation.place and explanation.place.has_line else None
         return Stall(
@@ -394,13 +407,13 @@ class Stalls:
 
 
 def _merged(first: Question | None, closer: Question | None) -> Mapping[int, Dump]:
-    """The last answers of the ranks, if they show the program."""
+    """Return the ranks' answers.  Answers to ``closer`` replace earlier ones if they show the program."""
     dumps = dict(first.answers) if first else {}
     return dumps | {rank: dump for rank, dump in (closer.answers if closer else {}).items() if dump.processes}
 
 
 def _is_part(found: Explanation, before: Explanation) -> bool:
-    """Whether the same is waited in as before, for the same ranks or fewer."""
+    """Whether ranks wait in the same operation as before, for the same ranks or some of them."""
     same = (found.operation, found.sequence) == (before.operation, before.sequence)
     named = set(found.ranks) <= set(before.ranks) and bool(found.ranks) == bool(before.ranks)
     return same and named and not found.certain

@@ -1,7 +1,7 @@
-"""Asks agents what their programs are doing, for everybody who needs to know.  Pure.
+"""Ask agents what their programs are doing.  Pure.
 
-An answer may have hundreds of kilobytes, and thousands come at the same time.  Most ranks do the same, so a
-stack is held once, however many have it.
+An answer may have hundreds of kilobytes, and thousands of answers come at the same time.  Most ranks have the
+same stacks, so equal stacks are held once.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from cpulaunch.messages import AskDump, Dump
 from cpulaunch.supervise.job.events import Send
 
 ANSWER_WITHIN = 10.0
-"""Seconds after which a rank that hasn't answered is left out.  Agents take two seconds less at most."""
+"""Seconds after which a rank that hasn't answered is left out.  Agents need at most two seconds less."""
 
 MAX_FRAMES = 200_000
-"""Frames of different stacks that are held in full."""
+"""The limit of frames of different stacks."""
 
 INNERMOST = 4
-"""Beyond that, only so many frames are held of a stack, and only the stacks of main threads."""
+"""Once the limit is reached, keep only this number of innermost frames, of main threads only."""
 
 
 class Stacks:
-    """Stacks that have been seen, each held once."""
+    """A pool of stacks, in which equal stacks are held once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Any] = {}
         self._frames = 0
 
     def share(self, processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The processes of a ``Dump`` with the stacks that are held already."""
+        """Return the processes of a ``Dump``, with their stacks replaced by equal stacks of the pool."""
         return [
             {**process, "threads": [self._shared(thread) for thread in self._held(process["threads"])]}
             if process.get("threads")
@@ -60,21 +60,21 @@ class Stacks:
 
 
 class Answers(dict[int, Dump]):
-    """What ranks have answered."""
+    """The ranks' answers to a question."""
 
     def __init__(self) -> None:
         self._stacks = Stacks()
 
     def keep(self, rank: int, dump: Dump) -> None:
-        """An answer has come."""
+        """Store a rank's answer."""
         self[rank] = dump._replace(processes=self._stacks.share(dump.processes))
 
 
 @dataclass(eq=False)
 class Question:
-    """What is asked of ``ranks``.  ``answers`` come until all are there, or the time is ``due``.
+    """A question to ``ranks``.  It collects ``answers`` until all have come, or until ``due``.
 
-    ``waiting`` are the ranks that may still answer.  ``ledgers``: the groups of their ledgers are kept, too.
+    ``waiting`` are the ranks that may still answer.  ``ledgers``: keep the groups of their ledgers, too.
     """
 
     request: int
@@ -85,12 +85,12 @@ class Question:
     answers: Answers = field(default_factory=Answers)
 
     def is_over(self, now: float) -> bool:
-        """Whether no answer is waited for any more."""
+        """Whether no more answers are expected."""
         return not self.waiting or now >= self.due
 
 
 class Inquiry:
-    """The questions of one attempt.  Whoever asks keeps the `Question`, which gets the answers."""
+    """The questions of one attempt.  The caller of `ask` keeps the `Question`, which collects the answers."""
 
     def __init__(self) -> None:
         self._requests = 0
@@ -105,9 +105,10 @@ class Inquiry:
         fresh: bool = False,
         ledgers: bool = True,
     ) -> tuple[Question, list[Send]]:
-        """Ask ``ranks``, of these the ``native`` ones for frames of C and C++.  Returns what to send, too.
+        """Ask ``ranks``, and those in ``native`` also for frames of C and C++.
 
-        ``fresh``: their ledgers have to have all collectives by then.
+        ``fresh``: their ledgers must have all collectives up to now.  Returns the question and the messages
+        to send.
         """
         self._requests += 1
         number, wanted = self._requests, frozenset(ranks)
@@ -115,7 +116,7 @@ class Inquiry:
         return question, [Send(rank, AskDump(number, rank in native, fresh)) for rank in sorted(wanted)]
 
     def answered(self, rank: int, dump: Dump, now: float) -> None:
-        """An answer has come; one that comes too late is dropped."""
+        """Store an answer; one that comes too late is dropped."""
         question = self._open.get(dump.request)
         if question is None or rank not in question.waiting:
             return
@@ -126,7 +127,7 @@ class Inquiry:
             del self._open[dump.request]
 
     def gone(self, rank: int) -> None:
-        """No answer will come from a rank any more."""
+        """Expect no more answers from a rank."""
         for question in self._open.values():
             question.waiting.discard(rank)
         self._open = {number: each for number, each in self._open.items() if each.waiting}

@@ -1,4 +1,4 @@
-"""Which of many independent programs make no progress: each is looked at by itself; pure."""
+"""Detect stalls of independent programs, each by itself.  Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cpulaunch.supervise.stalls.progress import StallSettings
 
 
 class InstanceStalls:
-    """As `Stalls`, of which it has one for each instance.
+    """Has the interface of `Stalls`, and one `Stalls` for each instance.
 
-    By a number of seconds, what an instance prints, figures included, is its progress from the start on: most
-    have no optimizer, and none has others to wait for.
+    If ``--stall-timeout`` is a number, any output of an instance, figures included, counts as progress from
+    the start on: most instances have no optimizer, and none waits for others.
     """
 
     def __init__(
@@ -31,9 +31,9 @@ class InstanceStalls:
         self._watched = {
             rank.rank: Stalls([rank], settings, now, inquiry, names, names.one(rank.rank)) for rank in ranks
         }
-        self._each = dict(self._watched)  # those too that nobody has to watch any more
+        self._each = dict(self._watched)  # includes those that aren't watched any more
         self._wake_at = {number: stalls.wake_at for number, stalls in self._watched.items()}
-        self._reported: list[tuple[int, int]] = []  # an instance, and which of its stalls
+        self._reported: list[tuple[int, int]] = []  # (instance, index of its stall)
 
     def beat(self, rank: Rank, beat: Beat, now: float) -> list[Action]:
         return self._of(rank.rank, lambda its: its.beat(rank, beat, now))
@@ -70,7 +70,7 @@ class InstanceStalls:
 
     @property
     def stalls(self) -> list[Stall]:
-        """In the order in which they were reported."""
+        """The stalls, in the order of their reports."""
         return [self._each[number].stalls[index] for number, index in self._reported]
 
     def stalled(self, now: float) -> str:
@@ -81,7 +81,7 @@ class InstanceStalls:
         return [text for its in watched if (text := its.stalled(now))]
 
     def _of(self, number: int, does: Callable[[Stalls], list[Action]]) -> list[Action]:
-        """What follows for an instance, unless it has ended, or has been told to."""
+        """Return the actions for an instance, unless it has ended, or was told to end."""
         if self._ranks[number].state.final:
             self._forget(number)
         if not (its := self._watched.get(number)):
@@ -93,7 +93,7 @@ class InstanceStalls:
         return actions
 
     def _numbered(self, number: int, action: Action) -> Action:
-        """A report among those of all instances; where others have stalled, too, a line is enough."""
+        """Number a report among those of all instances.  If several instances have stalled, it is brief."""
         if not isinstance(action, ReportStall):
             return action
         self._reported.append((number, action.number - 1))

@@ -1,4 +1,4 @@
-"""Where a rank's program is, and what keeps it there: what a report of a stall says of one rank."""
+"""Where a rank's program is, and what holds it there, for the report of a stall."""
 
 from __future__ import annotations
 
@@ -22,39 +22,42 @@ _LOADS = ("_next_data", "_get_data", "_try_get_data")
 """Functions of torch's DataLoader that wait for its workers."""
 
 _WORKER, _QUEUE = "torch/utils/data/_utils/worker.py", "multiprocessing/queues.py"
-"""What a DataLoader's worker runs, and where it waits for the next sample to load."""
+"""The file of a DataLoader's worker, and the file in which it waits for the next sample to load."""
 
 _IN_TORCH = re.compile(r"/torch/(distributed|nn/parallel|futures)/|/torch/_ops\.py$")
 """Files of torch whose functions wait in collectives."""
 
 _OF_GROUPS = re.compile(r"c10d::|gloo::|Ccl")
-"""What the names of functions in C++ have in common that wait in collectives."""
+"""In the names of C++ functions that wait in collectives."""
 
 _LOCKS = ("PyThread_acquire_lock", "_PyMutex_Lock", "pthread_mutex_lock", "lll_lock_wait", "lock_acquire")
-"""What the names of functions have in common that wait for a lock."""
+"""In the names of C functions that wait for a lock."""
 
 NO_PYTHON = "it is not a Python program"
-"""How an agent ends why it has no stack of such a one."""
+"""The end of an agent's reason why such a program has no stack."""
 
 MAX_COMMAND = 60
-"""Characters of a child's command that are shown."""
+"""Characters of a child's command to show."""
 
 THROTTLED = 0.2
-"""Share of the time that a process must have lost to its control group for this to be why it is late."""
+"""A process is held by its cgroup's quota if it has lost at least this share of the time to it."""
 
 
 def place(process: Process, caller: int = 0) -> Frame | None:
-    """The innermost line that is the user's, or else the innermost one of Python.
+    """Return the innermost frame of the user's code, or else the innermost Python frame.
 
-    It is the main thread's, or that of the ``caller``, a thread that has called what is waited for and is
-    still in torch, or of a thread that has outlived the script.
+    It is a frame of the main thread, of the thread ``caller`` if that has called the operation and is still
+    in torch, or of a thread that has outlived the script.
     """
     thread = _thread(process, caller)
     return _place(stack(thread) if thread else main_stack(process))
 
 
 def where(process: Process, caller: int = 0) -> str:
-    """``train.py:88 train, in the backward pass``; without its stack, what the kernel says."""
+    """Describe the place: ``train.py:88 train, in the backward pass``.
+
+    Without a stack, give the process's state, and the kernel function that it sleeps in.
+    """
     if (frame := place(process, caller)) is None:
         waits = f" in {process['wchan']} of the kernel" if process.get("wchan") else ""
         return f"{process.get('word') or 'an unknown place'}{waits}"
@@ -66,7 +69,10 @@ def where(process: Process, caller: int = 0) -> str:
 
 
 def _thread(process: Process, caller: int) -> Process | None:
-    """The caller, if it isn't the main thread, and is in torch; without one, a thread that is waited for."""
+    """Return the caller, if it is in torch and isn't the main thread.
+
+    Without a caller, return the thread that the ended script waits for, if any.
+    """
     if not caller:
         return outlives(process)
     threads = process.get("threads") or ()
@@ -77,9 +83,9 @@ def _thread(process: Process, caller: int) -> Process | None:
 
 
 def may_wait(process: Process, caller: int = 0) -> bool:
-    """Whether the ``caller`` of a collective, or the main thread, may wait in it, by what is known of it.
+    """Whether the ``caller`` of a collective, or the main thread, may wait in it, as far as is known.
 
-    Who has started one that is asynchronous need not: then its innermost line is elsewhere.
+    The caller of an asynchronous collective need not wait in it; its innermost line is then elsewhere.
     """
     threads = process.get("threads") or ()
     main = next((each for each in threads if each["name"] == "MainThread"), None)
@@ -93,7 +99,7 @@ def may_wait(process: Process, caller: int = 0) -> bool:
     caller_of_c = next((each for each in python if not each.is_standard and not each.is_ours), python[0])
     if _IN_TORCH.search(caller_of_c.file) or caller_of_c.function == BACKWARD:
         return True
-    # `wait` of an operation is C++, in which a thread sleeps at the caller's line.
+    # An operation's `wait` is C++: the thread sleeps in it, and its innermost Python line is the caller's.
     asleep = thread["idle"] is not False and not (thread is main and process.get("state") == "R")
     futex = thread is not main or "futex" in (process.get("wchan") or "futex")
     return frames[0] == caller_of_c and asleep and futex
@@ -107,14 +113,14 @@ def _place(frames: Stack) -> Frame | None:
 
 
 def at(frame: Frame) -> str:
-    """``train.py:88 load_batch``."""
+    """Describe a frame: ``train.py:88 load_batch``."""
     if not frame.has_line:
         return frame.function
     return f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
 
 
 def runs(process: Process) -> bool:
-    """Whether the main thread is known to compute, outside of collectives: these may well poll."""
+    """Whether the main thread is known to compute, outside of collectives, as these may poll."""
     main = next((each for each in process.get("threads") or () if each["name"] == "MainThread"), None)
     if main is None or main["idle"] is not False:
         return False
@@ -129,13 +135,13 @@ def waits_for_input(process: Process) -> bool:
 
 
 def is_idle_worker(process: Process) -> bool:
-    """Whether it is a DataLoader's worker that has nothing to load."""
+    """Whether the process is a DataLoader's worker that has nothing to load."""
     files = [frame.file for frame in main_stack(process)]
     return any(a.endswith(_QUEUE) and b.endswith(_WORKER) for a, b in pairwise(files))
 
 
 def dead_lock(process: Process) -> bool:
-    """Whether several threads wait for locks, and no other could let go of one.  Needs frames of C."""
+    """Whether several threads wait for locks, and no other thread could release one.  Needs frames of C."""
     threads = process.get("threads") or ()
     waiting = [thread for thread in threads if _waits_for_lock(thread)]
     others = (thread for thread in threads if thread not in waiting)
@@ -143,7 +149,10 @@ def dead_lock(process: Process) -> bool:
 
 
 def around_locks(process: Process) -> list[str]:
-    """Where each of several threads in the user's code is, if one waits for a lock.  Needs frames of C."""
+    """Say where threads in the user's code are, if there are several, and one waits for a lock.
+
+    Needs frames of C.
+    """
     threads = [thread for thread in process.get("threads") or () if _runs_users_code(thread)]
     waiting = [_waits_for_lock(thread) for thread in threads]
     if len(threads) < 2 or not any(waiting):
@@ -160,7 +169,7 @@ def _runs_users_code(thread: Process) -> bool:
 
 
 def _waits_for_lock(thread: Process) -> bool:
-    """For one that the user's code takes, and not in a library's queue or condition."""
+    """Whether a thread waits for a lock that the user's code takes, not in a library's queue or condition."""
     frames = [Frame(*frame) for frame in thread["frames"]]
     python = next((number for number, frame in enumerate(frames) if frame.is_python), len(frames))
     if python == len(frames) or not frames[python].is_users:
@@ -169,7 +178,7 @@ def _waits_for_lock(thread: Process) -> bool:
 
 
 def held(process: Process) -> str:
-    """What keeps the process from running, in words; empty where nothing does that is known."""
+    """Say what keeps the process from running; empty if nothing is known to."""
     quota = process.get("throttled") or {}
     stopped = process.get("state") == "T" or process.get("traced_by") or process.get("blocked")
     words = states(process)
@@ -181,9 +190,10 @@ def held(process: Process) -> str:
 
 
 def children(processes: Sequence[Process]) -> Iterator[tuple[int, str]]:
-    """The program's children that have a place or a state to tell, and that; no workers that are idle.
+    """Yield the process ids and descriptions of the program's children.
 
-    Other programs, which it has started, are all told of: one of them may be what does the work.
+    Leaves out idle workers, and children with neither a place nor a special state.  Children that run another
+    program are all described: one of them may do the work.
     """
     for process in processes[1:]:
         frame, state = place(process), held(process)
@@ -203,6 +213,6 @@ def _command(process: Process) -> str:
 
 
 def is_python(process: Process) -> bool:
-    """Whether it isn't known to be none."""
+    """Whether the process runs Python, or may do so."""
     said = str(process.get("stacks"))
     return said != "gdb" and not said.endswith(NO_PYTHON)

@@ -1,8 +1,8 @@
-"""What all ranks call, and where, once one has failed since others call something else, or have left.
+"""Find what all ranks have called when one fails because others call something else, or have left.  Pure.
 
-One rank's error shows one side.  Before the others are ended, they have a moment to say theirs: by an error
-of their own, or by a dump.  ``ccl`` says what is wrong.  gloo aborts the rank that gets more than it expects,
-and all that the others hear of it is that a connection is gone: what they have called may tell why.  Pure.
+One rank's error shows one side only.  Before the other ranks are ended, they have a moment to show their
+side, by an error of their own or by a dump.  ``ccl`` reports what is wrong.  gloo aborts the rank that gets
+more than it expects, and the others only see a closed connection: their calls may show the reason.
 """
 
 from __future__ import annotations
@@ -26,22 +26,25 @@ from cpulaunch.supervise.stalls.waiting import waits
 DISAGREE = "ranks make different calls"
 
 WITHIN = 2.0
-"""Seconds in which the others have to say theirs."""
+"""Seconds that the other ranks have to show what they have called."""
 
 
 def is_about_others(cause: Cause) -> bool:
-    """Whether it can come of what other ranks do: they call something else, or have left."""
+    """Whether other ranks may be the reason: they call something else, or have left."""
     return cause.differ or cause.is_consequence
 
 
 def aborted_by_gloo(end: messages.Exit) -> bool:
-    """Whether a rank was aborted within an operation of gloo."""
+    """Whether a rank was aborted (SIGABRT) in an operation of another backend than ``ccl``, such as gloo."""
     pending = waits({0: end.groups or []}, 1)
     return end.signal == SIGABRT and any(wait.group.backend != "ccl" for wait in pending)
 
 
 class Sides:
-    """What is heard of them since the ``first`` rank has raised its error."""
+    """Collects the calls of all ranks after the error of the ``first`` rank.
+
+    ``asked`` are the messages to send.
+    """
 
     def __init__(self, ranks: Sequence[Rank], first: Rank, now: float, inquiry: Inquiry) -> None:
         self.first, self.due = first, now + WITHIN
@@ -51,20 +54,25 @@ class Sides:
 
     @property
     def dumps(self) -> Mapping[int, Dump]:
-        """What they have answered."""
+        """The answers by rank."""
         return self._question.answers
 
     def over(self, now: float) -> bool:
-        """Whether all have spoken or ended, a rank was killed, which explains it, or it takes too long."""
+        """Whether to stop waiting.
+
+        True if all ranks have answered, raised or ended, if time is up, or if a rank was killed by a signal
+        other than SIGABRT, which explains the error.
+        """
         asked = [self._ranks[rank] for rank in self._question.ranks]
         if any(each.exit and each.exit.signal not in (None, SIGABRT) for each in asked):
             return True
         return self._question.is_over(now) or all(self._ranks[rank].raised for rank in self._question.waiting)
 
     def noted(self, failure: Failure) -> Failure:
-        """``failure`` with a line for each side, if it may come of it, and more than one is known.
+        """Return ``failure`` with a note on what the ranks have called, if other ranks may be the reason.
 
-        Of a timeout that doesn't, with what was waited for.
+        The note has a line for each side if ranks disagree, or else names ranks that are no longer in the
+        group.  After a timeout, it says what the rank waited for.
         """
         cause = failure.cause
         if failure.signal != SIGABRT and not is_about_others(cause):
@@ -85,7 +93,7 @@ class Sides:
 
 
 def _pair(failure: Failure) -> tuple[int, ...]:
-    """The two ranks of which one sends another size than the other expects."""
+    """Return the two ranks, one of which sends another size than the other expects; empty if not known."""
     cause = failure.cause
     finder = failure.rank if cause.finder is None else cause.finder
     if cause.kind is not Kind.SIZES_DIFFER or finder is None or cause.rank is None:
@@ -94,9 +102,10 @@ def _pair(failure: Failure) -> tuple[int, ...]:
 
 
 def behind_others(failure: Failure, ranks: Sequence[Rank], sides: Sides | None) -> Failure:
-    """``failure`` of a rank that its ``ranks`` have left, with what it waited in.
+    """Return ``failure``, which may be due to its ``ranks``, which have left, with what was waited in.
 
-    Those that had called it before they left aren't its cause.
+    ``ranks`` is emptied if all of them had called this operation before they left, as they then aren't the
+    cause.
     """
     dumps = sides.dumps if sides else {}
     seen = [
@@ -120,7 +129,7 @@ def _seen(rank: Rank, dump: Dump | None) -> Seen:
 
 
 def _place(raised: messages.Failure) -> str:
-    """``train.py:88 load_batch``."""
+    """Describe where an exception was raised: ``train.py:88 load_batch``."""
     if not raised.file:
         return ""
     name = raised.file.rpartition("/")[2]

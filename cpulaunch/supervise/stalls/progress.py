@@ -1,6 +1,6 @@
-"""How long nothing has happened in a job, and whether that is long enough for a stall.
+"""Measure the time without progress, and decide whether it is long enough for a stall.
 
-Pure: it is told of what ranks say with the time, on the launcher's clock.
+Pure: each event comes with its time, on the launcher's clock.
 """
 
 from __future__ import annotations
@@ -17,23 +17,27 @@ if TYPE_CHECKING:
     from cpulaunch.plan.plan import Plan
 
 SHORTEST, TIMES = 60.0, 10.0
-"""``auto``: so many seconds at least, and so many times the longest gap so far."""
+"""The timeout ``auto`` is ``TIMES`` times the longest gap so far, and at least ``SHORTEST`` seconds."""
 
 BEGINNING = 600.0
-"""``auto`` before the first step: so many seconds, which somebody has waited for others."""
+"""The timeout ``auto`` before the first step: seconds that a rank has waited for others."""
 
 FEW = 20
-"""Collectives that a job without an optimizer may have completed and yet be before its first step: a
-barrier, and what wrapping a model takes."""
+"""Collectives that a job without an optimizer may have completed before its first step: a barrier, and those
+that wrapping a model takes."""
 
 ANSWERS = 1.0
-"""Seconds in which ranks can say that there is progress after all."""
+"""Seconds that ranks have to report progress before a stall counts."""
 
 REPORT, ABORT, RESTART = "report", "abort", "restart"
 
 
 class StallSettings(NamedTuple):
-    """``timeout`` is in seconds, 0 for never, None for ``auto``.  ``ledgers``: the program can keep one."""
+    """The user's settings for stalls.
+
+    ``timeout`` is in seconds, 0 for never, None for ``auto``.  ``action`` is ``REPORT``, ``ABORT`` or
+    ``RESTART``.  ``ledgers``: the program can keep a ledger.
+    """
 
     timeout: float | None = None
     action: str = REPORT
@@ -47,9 +51,9 @@ class StallSettings(NamedTuple):
 
 @dataclass
 class _Known:
-    """What a rank's beats say; ``heard_at`` is when the last one came.
+    """A rank's last beat, which came at ``heard_at``.
 
-    ``gap`` is the longest between two signs of progress, in seconds, without what was forgiven.
+    ``gap`` is the longest time between two signs of progress, in seconds, without forgiven time.
     """
 
     beat: Beat
@@ -58,10 +62,10 @@ class _Known:
 
 
 class Pauses:
-    """Told of beats and progress.
+    """The time without progress, from beats and other signs of progress.
 
-    ``progressed_at`` is when something has happened last, ``due`` when a stall is, as far as is known, and
-    ``look_at`` when to ask again whether it ``may_be_due``.
+    ``progressed_at`` is the time of the last progress.  ``due`` is when a stall is due, as far as is known.
+    ``look_at`` is when to call ``may_be_due`` again.
     """
 
     def __init__(self, ranks: Mapping[int, Rank], settings: StallSettings, now: float) -> None:
@@ -69,12 +73,12 @@ class Pauses:
         self.progressed_at = self.look_at = now
         self.due = inf
         self._known: dict[int, _Known] = {}
-        self._asleep: dict[int, float] = {}  # what was forgiven since a rank's last progress
-        self._has_steps = self._expects_steps = False  # whether any rank has, or does
-        self._collectives = self._early = 0  # of the rank with most; those that were before the first step
+        self._asleep: dict[int, float] = {}  # time forgiven since a rank's last progress
+        self._has_steps = self._expects_steps = False  # of any rank
+        self._collectives = self._early = 0  # of the rank with most: in all, and before the first step
 
     def beat(self, rank: Rank, beat: Beat, now: float) -> bool:
-        """A rank says how far it is; whether that is further than before."""
+        """Record a rank's beat; return whether it shows progress."""
         known, had_begun = self._known.get(rank.rank), self.begun
         more = known is None or _counts(beat) != _counts(known.beat)
         asleep = self._asleep.pop(rank.rank, 0.0) if more else 0.0
@@ -93,54 +97,54 @@ class Pauses:
         return more
 
     def progress(self, at: float) -> None:
-        """Something has happened."""
+        """Record progress at the time ``at``."""
         self.progressed_at = max(self.progressed_at, at)
 
     def forgive(self, asleep: float, now: float) -> None:
-        """For so long, nobody could have said anything."""
+        """Don't count the last ``asleep`` seconds, in which no rank could be heard."""
         self.progressed_at = min(self.progressed_at + asleep, now)
         for rank in self._known:
             self._asleep[rank] = self._asleep.get(rank, 0.0) + asleep
 
     def leaves(self, rank: int) -> bool:
-        """Whether its program has said that it ends."""
+        """Whether a rank's program has announced its end."""
         return rank in self._known and self._known[rank].beat.leaving
 
     # ---- the first step
 
     @property
     def begun(self) -> bool:
-        """Whether the job has come to its first step, so that any pause is worth a word."""
+        """Whether the job has reached its first step, so that any long pause counts."""
         if not self._settings.ledgers:
             return True
         return self._has_steps or (self._collectives > self._early and not self._expects_steps)
 
     @property
     def may_yet_begin(self) -> bool:
-        """Whether the job counts as begun, though its first step may be still to come."""
+        """Whether the job counts as begun, but its first step may still be to come."""
         return self.begun and self._settings.ledgers and not self._has_steps and self._collectives <= FEW
 
     def begins_later(self) -> None:
-        """What was completed so far came before the first step."""
+        """Count the collectives completed so far as before the first step."""
         self._early = self._collectives
 
     # ---- what is due
 
     @property
     def timeout(self) -> float:
-        """Seconds."""
+        """The timeout that applies now, in seconds."""
         if self._settings.timeout is not None:
             return self._settings.timeout
         if not self.begun:
             return BEGINNING
-        # The job's longest gap is shorter than any of its ranks'.
+        # A rank's longest gap is an upper bound of the job's, so take the shortest of them.
         gaps = (k.gap for k in self._known.values() if k.beat.steps or k.beat.collectives)
         return max(SHORTEST, TIMES * min(gaps, default=0.0))
 
     def may_be_due(self, now: float) -> bool:
-        """Whether agents have to be asked: a stall would be due by what is known, which may be old.
+        """Whether to ask the agents, as a stall is due by their last beats, which may be old.
 
-        All ranks are looked at only if that has been so for long enough.
+        Looks at all ranks only if enough time has passed since the last progress.
         """
         shortest = self._settings.timeout or (SHORTEST if self.begun else BEGINNING)
         self.look_at = max(self.progressed_at + shortest, self.look_at)
@@ -155,23 +159,23 @@ class Pauses:
         self.look_at = min(self.due, now + shortest)
         if self.begun:
             return False
-        # Beats that come later than the timeout is long must not keep us from counting.
+        # A timeout shorter than the time between beats must work, too: ask if any beat is missing or old.
         self.due = now
         return len(self._known) < len(self._ranks) or any(
             now > known.heard_at + shortest - ANSWERS for known in self._known.values()
         )
 
     def is_due(self, now: float) -> bool:
-        """Whether one is, by what is known now."""
+        """Whether a stall is due, by what is known now."""
         return now >= self._since() + self.timeout
 
     @property
     def since(self) -> float:
-        """Since when nothing has happened, and before the first step, somebody is known to wait."""
+        """The begin of the time without progress; before the first step, not before a rank began to wait."""
         return since if (since := self._since()) < inf else self.progressed_at
 
     def _since(self) -> float:
-        """Since when nothing has happened, and before the first step, somebody has waited, too; or never."""
+        """As `since`, but infinite if no rank waits before the first step."""
         if self.begun:
             return self.progressed_at
         waits = (
@@ -187,7 +191,7 @@ def _counts(beat: Beat) -> tuple[int, int, int, bool]:
 
 
 def stall_settings(plan: Plan) -> StallSettings:
-    """What the user has asked for."""
+    """Return the plan's settings for stalls."""
     timeout = plan.settings.watch.stall_timeout
     python = plan.program.python
     return StallSettings(None if timeout == "auto" else timeout, plan.settings.watch.stall_action, python)

@@ -1,4 +1,4 @@
-"""Why a job makes no progress: the explanation of what all ranks have been seen to do."""
+"""Explain why a job makes no progress, from what all ranks were doing."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _NO_LEDGER = "programs that cpulaunch doesn't run as Python, or without a proces
 
 @dataclass(frozen=True)
 class Explanation:
-    """``headline`` is a clause; ``ranks`` are those that the others wait for, empty where nobody is.
+    """The explanation of a stall.
 
-    ``place`` is the line of the first of these.  ``disagree``: ranks have called different operations.
-    ``certain``: it won't go on, however long anybody may need.  ``mutual``: ``ranks`` wait for each other, so
-    that none of them is to blame more than the others.  ``odd``: where none is waited for, those at the
-    place of the fewest, of whom frames of C may tell more.  ``advice``: what becomes of it, or can be done.
+    ``headline`` is a clause.  ``ranks`` are the ranks that the others wait for, if any, and ``place`` is the
+    line of the first of them.  ``disagree``: ranks have called different operations.  ``certain``: the job
+    can't go on, no matter how long it gets.  ``mutual``: ``ranks`` wait for each other, so none of them is to
+    blame more than the others.  ``odd``: if no rank is waited for, the ranks at the least frequent place;
+    frames of C may tell more about them.  ``advice`` says what will happen, or what to do.
     """
 
     headline: str
@@ -43,28 +44,28 @@ class Explanation:
 
 
 def explain(seen: Sequence[Seen], paused: float = 0.0, names: Names = RANKS) -> Explanation:
-    """The first of the known causes that fits; ``seen`` are all ranks of the job, in their order.
+    """Return the first of the known explanations that applies.
 
-    It was ``paused`` for so many seconds, which are those since the last operation of a rank, too, where
-    clocks don't show a whole second more or less.
+    ``seen`` has all ranks of the job, in order.  ``paused`` is the time without progress in seconds.  The
+    time since a rank's last operation is given as ``paused`` if the two differ by less than a second.
     """
     return _Case(seen, _waits(seen), paused, names).explain()
 
 
 def sides(seen: Sequence[Seen], *, said: bool, pair: Collection[int] = ()) -> tuple[list[str], list[int]]:
-    """What ranks have called that can't agree on it, and where, a line for each side; and who they are.
+    """Describe the sides of a disagreement: what ranks have called, and where.
 
-    Those of most come first.  One line where they differ only in what the ledger doesn't have, and
-    have called it at the same line.
+    Returns a line for each side, the largest side first, and the ranks that disagree.  There is only one line
+    if the ranks have called the operation at the same line, and differ in a value that the ledger lacks.
 
-    Operations that have failed count as if they were waited in.  ``said``: the process group says that they
-    differ, be it in something that the ledger doesn't have, such as a root.  ``pair``: the two ranks of which
-    it says that, where it does.
+    Ranks that have failed in an operation count as waiting in it.  ``said``: the process group reports that
+    the calls differ, perhaps in a value that the ledger lacks, such as a root.  ``pair``: the two ranks that
+    differ, if it reports them.
     """
     found = _waits(seen, failed=True)
     if pair:
         found = [wait.between(pair) for wait in found if set(pair) & wait.operations.keys()]
-    # Who has not waited for the others may have gone on to the next operations.
+    # A rank that has not waited for the others may have gone on to later operations.
     earlier = disagreements(_groups(seen), len(seen)) if said else []
     differing = earlier or [wait for wait in found if len(wait.kinds()) > 1]
     candidates = differing or (found if said else [])
@@ -76,7 +77,10 @@ def sides(seen: Sequence[Seen], *, said: bool, pair: Collection[int] = ()) -> tu
 
 
 def without(seen: Sequence[Seen]) -> list[str]:
-    """Who has failed in an operation, and who runs without being in its group any more; a line for each."""
+    """Return a line on a rank that failed in an operation, and lines on running ranks that left its group.
+
+    Empty if no running rank has left the group.
+    """
     found = _waits(seen, failed=True)
     case = _Case(seen, found)
     for wait in found:
@@ -87,14 +91,16 @@ def without(seen: Sequence[Seen]) -> list[str]:
 
 
 def timed_out(seen: Sequence[Seen], rank: int) -> Explanation | None:
-    """Why what a rank has failed in was not completed; None where the ledger has no such thing."""
+    """Explain why the operation in which ``rank`` failed did not complete; None if no ledger shows it."""
     return _Case(seen, _waits(seen, failed=True), waiter=rank).of_waits()
 
 
 def gone(seen: Sequence[Seen]) -> tuple[str, list[str]] | None:
-    """Who has left without calling what others have failed in, and those; None where it isn't known.
+    """Say which ranks left without calling the operation in which others failed.
 
-    "" where all that have left are known to have called it, or aren't in its group, and who hasn't called it.
+    Returns a headline, and lines on the ranks that failed; None if it isn't known.  The headline is empty if
+    all ranks that left are known to have called the operation, or aren't in its group; the lines then say
+    which ranks haven't called it.
     """
     found = _waits(seen, failed=True)
     case = _Case(seen, found)
@@ -109,14 +115,14 @@ def gone(seen: Sequence[Seen]) -> tuple[str, list[str]] | None:
 
 
 def _have_called(wait: Wait, ranks: Collection[int]) -> bool:
-    """Whether those of ``ranks`` that are in the group are known to have called it; none of them may be."""
+    """Whether all of ``ranks`` in the wait's group, if any, are known to have called the operation."""
     if any(number not in wait.ranks for number in wait.unknown):
         return False
     return set(ranks) & set(wait.ranks.values()) <= wait.members.keys()
 
 
 def has_left(seen: Sequence[Seen], ranks: Collection[int], wait: Wait | None = None) -> str:
-    """The headline where ``ranks`` have, and others ``wait`` for them in vain."""
+    """Return the headline for ``ranks`` that have left while others ``wait`` for them."""
     how = dict.fromkeys(each.left for each in seen if each.rank in ranks)
     who = Words(seen).named(ranks)
     without = ""
@@ -126,7 +132,7 @@ def has_left(seen: Sequence[Seen], ranks: Collection[int], wait: Wait | None = N
 
 
 def _of_others(wait: Wait) -> str:
-    """What ranks wait in, as one says to others: ``"all_reduce #3"``, ``"rank 1's recv #0 from rank 0"``."""
+    """Name an operation for other ranks' sentences: ``all_reduce #3``, ``rank 1's recv #0 from rank 0``."""
     name = what(wait, wait.waiting[0], short=True)
     return f"rank {wait.waiting[0]}'s {name}" if wait.message else name
 
@@ -148,11 +154,11 @@ class _Case:
         names: Names = RANKS,
         waiter: int | None = None,
     ) -> None:
-        """With a ``waiter``, only ranks are missed that this one waits for."""
+        """``waiter``: consider only missing ranks that this rank waits for."""
         self.words, self.names = Words(seen, paused, names), names
         self.seen = self.words.seen
         self._waiter = waiter
-        # A rank that runs has asked for a message, but doesn't wait for it.
+        # A rank that computes may have asked for a message, but doesn't wait for it.
         self.waits = [wait for wait in found if not (wait.message and self.seen[wait.waiting[0]].runs)]
 
     def explain(self) -> Explanation:
@@ -167,7 +173,7 @@ class _Case:
     # ---- the causes
 
     def of_waits(self) -> Explanation | None:
-        """Why what ranks wait in doesn't complete."""
+        """Explain why the operation that ranks wait in doesn't complete; None if no rank waits."""
         rules = (
             self._disagreement,
             self._missing,
@@ -179,7 +185,7 @@ class _Case:
         return next((found for rule in rules if (found := rule())), None)
 
     def _disagreement(self) -> Explanation | None:
-        """Different operations, types or sizes have the same number."""
+        """Ranks have called different operations, types or sizes with the same sequence number."""
         for wait in self.waits:
             if len(kinds := wait.kinds()) > 1:
                 lines = [self.words.side(wait, theirs) for theirs in kinds.values()]
@@ -189,7 +195,7 @@ class _Case:
         return None
 
     def _missing(self) -> Explanation | None:
-        """Ranks have not called an operation that others wait in, and wait in no other themselves."""
+        """Some ranks have not called an operation that others wait in, and don't wait in another one."""
         waiting = {rank for wait in self.waits for rank in self.words.waiting(wait)}
         candidates = []
         for wait in self.waits:
@@ -212,17 +218,17 @@ class _Case:
         return replace(self._of(wait, headline, lines, first), certain=certain)
 
     def left(self, wait: Wait, ranks: Collection[int]) -> list[int]:
-        """Those of ``ranks`` that have left, as far as they may be the cause.
+        """Return the ranks that have left and may be the cause.
 
-        One of which it isn't known whether it had called the operation before isn't, where it is known of
-        others that they haven't.
+        If other ranks are known not to have called the operation, a rank that may have called it before it
+        left doesn't count.
         """
         left = sorted(rank for rank in ranks if self.seen[rank].left)
         is_known = any(rank in wait.missing and rank not in left for rank in ranks)
         return [rank for rank in left if rank in wait.missing] if is_known else left
 
     def _of_absent(self, wait: Wait, free: list[int], left: list[int], held: list[int]) -> str:
-        """The headline; of the ranks that are ``free``, some may have ``left``, or be ``held``."""
+        """Return the headline for ``free`` ranks that are missing; some may have ``left`` or be ``held``."""
         name = what(wait, wait.waiting[0], short=True)
         if left:
             return has_left(list(self.seen.values()), left, wait)
@@ -248,7 +254,7 @@ class _Case:
         return f"{self.words.named(wait.waiting)} {waits_or_wait(wait.waiting)}"
 
     def _unmet(self) -> Explanation | None:
-        """Ranks make a group, and others, which would have to come, wait elsewhere."""
+        """Ranks make a group, but other members of it wait in another operation."""
         for wait in filter(lambda wait: wait.meets, self.waits):
             elsewhere = [other for other in self.waits if wait.absent & set(other.waiting)]
             if not elsewhere:
@@ -268,7 +274,7 @@ class _Case:
         return None
 
     def _crossed(self) -> Explanation | None:
-        """Ranks wait for each other in different groups."""
+        """Ranks wait for each other in a circle, in different groups or for messages."""
         circle = self._circle()
         if not circle:
             return None
@@ -287,7 +293,7 @@ class _Case:
         return replace(self._of(wait, headline, lines, sorted(circle)), certain=True, mutual=True)
 
     def _circle(self) -> dict[int, tuple[Wait, int]]:
-        """Ranks that wait for one another in a circle: rank → what it waits in, and for whom."""
+        """Find ranks that wait for each other in a circle: rank → (its wait, the rank that it waits for)."""
         edges: dict[int, tuple[Wait, int]] = {}
         for wait in self.waits:
             for rank in self.words.waiting(wait) if wait.absent else ():
@@ -306,7 +312,7 @@ class _Case:
         return {}
 
     def _silent(self) -> Explanation | None:
-        """Somebody is missing of whom nothing is known."""
+        """The missing members of a group are not among the ranks that can be seen."""
         for wait in self.waits:
             if wait.unknown and not any(n in wait.ranks for n in wait.unknown):
                 members = f"member{'s' if len(wait.unknown) > 1 else ''} {CoreSet(wait.unknown)}"
@@ -320,7 +326,7 @@ class _Case:
         return None
 
     def _incomplete(self) -> Explanation | None:
-        """All have called an operation, and it doesn't complete."""
+        """All ranks have called an operation, but it doesn't complete."""
         wait = next((w for w in self.waits if not w.absent), None)
         if wait is None:
             return None
@@ -411,7 +417,7 @@ class _Case:
         return f"no rank is in a process group any more, after {counted(done, 'collective')}"
 
     def _locked(self, ranks: Sequence[int]) -> list[int]:
-        """Those that have a dead lock of their own."""
+        """Return the ranks whose threads wait for each other's locks."""
         programs = ((rank, self.seen[rank].program) for rank in ranks)
         return [rank for rank, program in programs if program and location.dead_lock(program)]
 

@@ -1,6 +1,7 @@
-"""What ranks are doing, for those who ask by ``cpulaunch stacks``.  Pure.
+"""Ask the ranks what they are doing, for ``cpulaunch stacks``.  Pure.
 
-Frames of C and C++ take an agent long.  So of the ranks that do the same in Python, one is asked for them.
+Frames of C and C++ take an agent long.  So of the ranks with the same Python stack, only one is asked for
+them.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from cpulaunch.supervise.stalls.stacks import Frame, Process
 
 @dataclass(eq=False)
 class Round:
-    """All ranks are asked where they are in Python.  For ``native`` frames, some are asked once more.
+    """One round of questions: all ranks are asked for their Python stacks.
 
-    ``alike`` says for which others each of them stands.
+    For ``native`` frames, some ranks are asked again.  ``alike`` maps each of these to the ranks that it
+    represents.
     """
 
     native: bool
@@ -29,11 +31,11 @@ class Round:
 
     @property
     def question(self) -> Question:
-        """The one that is waited for."""
+        """The question whose answers are awaited."""
         return self.closer or self.first
 
     def seen(self) -> Dumped:
-        """What came of it."""
+        """Return the result of the round."""
         answers = self.first.answers
         for rank, dump in (self.closer.answers if self.closer else Answers()).items():
             if dump.processes:
@@ -44,14 +46,14 @@ class Round:
 
 
 class Rounds:
-    """The rounds of one attempt.  Who asks while the same question is open gets its answers, too."""
+    """The rounds of one attempt.  A request that equals an open one shares its round."""
 
     def __init__(self, inquiry: Inquiry) -> None:
         self._inquiry = inquiry
         self._open: list[Round] = []
 
     def ask(self, ranks: Iterable[int], native: bool, now: float) -> list[Send]:
-        """What to send."""
+        """Ask ``ranks``, unless an equal round is open.  Returns the messages to send."""
         wanted = frozenset(ranks)
         if any(each.native == native and each.first.ranks == wanted for each in self._open):
             return []
@@ -60,7 +62,10 @@ class Rounds:
         return sends
 
     def look(self, now: float) -> list[Send | Dumped]:
-        """What to send for frames of C and C++, and what is seen by now; that is not returned again."""
+        """Return messages that ask for frames of C and C++, and the results of rounds that are over.
+
+        Each result is returned once.
+        """
         actions: list[Send | Dumped] = []
         for each in [each for each in self._open if each.question.is_over(now)]:
             if each.native and each.closer is None:
@@ -75,16 +80,19 @@ class Rounds:
 
     @property
     def due(self) -> float | None:
-        """When something is to be done at the latest."""
+        """When to call `look` at the latest; None if no round is open."""
         return min((each.question.due for each in self._open), default=None)
 
 
 Alike = dict[int, list[int]]
-"""Ranks → those that do the same."""
+"""Rank → the other ranks with the same stack."""
 
 
 def alike(answers: Mapping[int, Dump]) -> Alike:
-    """The first rank of each kind, and the others; one of which no stack is known is alone."""
+    """Group ranks by their main threads: the first rank of each group → the others.
+
+    A rank without a stack is a group of its own.
+    """
     first: dict[Any, int] = {}
     found: Alike = {}
     for rank, dump in sorted(answers.items()):
@@ -99,7 +107,11 @@ def alike(answers: Mapping[int, Dump]) -> Alike:
 
 
 def as_seen_on(rank: int, closer: Dump, dump: Dump) -> Dump:
-    """``dump`` with frames of C and C++ as ``rank`` shows them, for threads with the same ones of Python."""
+    """Return ``dump`` with the frames of C and C++ of ``rank``, for threads with the same Python frames.
+
+    ``closer`` is the dump of ``rank``.  If the stack of its main thread has changed since, an error is added
+    instead.
+    """
     threads = [thread for process in closer.processes for thread in _threads(process)]
     known = {place: thread["frames"] for thread in threads if (place := _python(thread))}
     if _of_main(dump.processes[0]) not in known:
@@ -120,7 +132,7 @@ def as_seen_on(rank: int, closer: Dump, dump: Dump) -> Dump:
 
 
 def _key(program: Process) -> tuple[Any, ...] | None:
-    """What ranks have in common that do the same: the main thread's place, and what the kernel says of it."""
+    """Return what equal ranks have in common: the main thread's Python frames, state and kernel function."""
     main = _of_main(program)
     return (main, program.get("state"), program.get("wchan")) if main else None
 
@@ -131,7 +143,7 @@ def _of_main(program: Process) -> tuple[Frame, ...]:
 
 
 def _python(thread: Process) -> tuple[Frame, ...]:
-    """Its frames of Python."""
+    """Return the Python frames of a thread."""
     return tuple(frame for frame in (Frame(*each) for each in thread["frames"]) if frame.is_python)
 
 

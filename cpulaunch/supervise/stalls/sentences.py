@@ -1,4 +1,4 @@
-"""The words of a stall's report: what ranks have called, where they are, and what they did last."""
+"""Sentences of a stall's report: what ranks have called, where they are, and what they did last."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from cpulaunch.supervise.stalls.waiting import Wait
 from cpulaunch.wording import counted, shortened
 
 MAX_SITUATIONS = 4
-"""Ranks that are described one by one."""
+"""Ranks to describe one by one."""
 
 MAX_SIDES = 8
-"""Lines of what ranks call that can't agree on it."""
+"""Lines on the sides of a disagreement."""
 
 MAX_CHILDREN = 4
-"""Children of a rank that are described."""
+"""Children of a rank to describe."""
 
 
 class Words:
-    """Says what is seen of ``seen``, all ranks of a job, which was ``paused`` for so many seconds."""
+    """Describes ``seen``, all ranks of a job, which made no progress for ``paused`` seconds."""
 
     def __init__(self, seen: Sequence[Seen], paused: float = 0.0, names: Names = RANKS) -> None:
         self.seen: Mapping[int, Seen] = {each.rank: each for each in seen}
         self._paused, self._names = paused, names
-        self._said = ""  # of held ranks, in the headline
+        self._said = ""  # what holds ranks, by the headline
 
     def sides(self, wait: Wait) -> list[str]:
-        """What ranks have called as the same number, and where; equal ones in a line."""
+        """Describe what ranks have called as the same number, and where, one line for equal calls."""
         found: dict[str, list[int]] = {}
         for ranks in wait.kinds().values():
             for rank in ranks:
@@ -42,11 +42,11 @@ class Words:
         return lines + [f"… {len(shown) - MAX_SIDES} more"] * (len(shown) > MAX_SIDES)
 
     def side(self, wait: Wait, ranks: Sequence[int]) -> str:
-        """What these have called, which is the same, and where."""
+        """Describe the call that is the same for ``ranks``, and where they are."""
         return f"{self.named(ranks)}: {what(wait, ranks[0])}{self._at_in(wait, ranks)}"
 
     def held(self, ranks: Sequence[int]) -> str:
-        """A headline: what holds the first of these, and others.  No line says it again afterwards."""
+        """Return a headline: what holds the first of ``ranks``, and others of them.  Later lines omit it."""
         self._said = self.seen[ranks[0]].held
         alike = [rank for rank in ranks if self.seen[rank].held == self._said]
         return f"{self.named(alike)}: {self._said}"
@@ -58,16 +58,17 @@ class Words:
         return f"{self._names.several(ranks)} on {fold_hosts(hosts)}"
 
     def at(self, wait: Wait, ranks: Iterable[int]) -> str:
-        """``", at train.py:91 main"``: the lines where ranks are that have called it."""
+        """Return the lines of ``ranks``, which have called the operation: ``", at train.py:91 main"``."""
         callers = {rank: wait.operations[rank].thread for rank in ranks}
         places = dict.fromkeys(at for rank in callers if (at := self.seen[rank].line_of(callers[rank])))
         return f", at {shortened(list(places))}" if places else ""
 
     def _at_in(self, wait: Wait, ranks: Iterable[int]) -> str:
-        """Where ranks have called it, or where they are now, if it is complete for all of them, or if they \
-have called a later one.
+        """Return where ``ranks`` have called the operation, or where they are now.
 
-        What is complete for a rank that has raised an error may well have failed, but for ``ccl``'s.
+        They are elsewhere now if it is complete for all of them, or if they have called a later operation.
+        Except with ``ccl``, an operation that is complete for a rank with an error may have failed, so this
+        rank counts as still in it.
         """
         knows = wait.group.backend == "ccl"
         raised = [] if knows else [rank for rank in ranks if self.seen[rank].raised_at]
@@ -84,11 +85,11 @@ have called a later one.
         return [f"all others wait in {what(wait, others[0])}{self.at(wait, others)}"]
 
     def waiting(self, wait: Wait) -> list[int]:
-        """The ranks that may wait in it, and have not just started it."""
+        """Return the ranks that may wait in the operation; others have only started it."""
         return [rank for rank in wait.waiting if self.seen[rank].may_wait(wait.operations[rank].thread)]
 
     def of_these(self, wait: Wait, ranks: Sequence[int]) -> list[str]:
-        """What these ranks wait in, and where, or what they have started, and where they are now."""
+        """Say which of ``ranks`` wait in the operation, which have only started it, and where they are."""
         lines, waiting = [], self.waiting(wait)
         if those := [rank for rank in ranks if rank in waiting]:
             who = f"{self.named(those)} {waits_or_wait(those)}"
@@ -105,7 +106,7 @@ have called a later one.
             yield f"and {counted(len(ranks) - MAX_SITUATIONS, f'more {self._names.noun}')}"
 
     def _situation(self, seen: Seen, wait: Wait | None) -> Iterator[str]:
-        """What a rank has done last, and where it is."""
+        """Say what a rank has done last, and where it is."""
         parts = [last] if (last := self._last(seen, wait)) else []
         name = self.named([seen.rank])
         if seen.left:
@@ -133,7 +134,7 @@ have called a later one.
             return ""
         member = wait.members.get(seen.rank)
         if member is None:
-            # A young group may not be in its ledger yet, which nobody writes any more if it is held.
+            # A held program doesn't write its ledger any more, so a new group may not be in it yet.
             was_there = wait.sequence > 0 and not seen.held
             name = f"group {wait.group.name}"
             return (
@@ -155,7 +156,7 @@ have called a later one.
 
 
 def what(wait: Wait, rank: int, *, short: bool = False) -> str:
-    """A rank's operation: ``all_reduce #4711 of group 0, 25 MB float32``."""
+    """Describe a rank's operation: ``all_reduce #4711 of group 0, 25 MB float32``."""
     op = wait.operations[rank]
     if wait.meets:
         members = CoreSet(wait.ranks.values()) if wait.group.members and not short else ()
@@ -177,7 +178,7 @@ def what(wait: Wait, rank: int, *, short: bool = False) -> str:
 
 
 def _size(count: int, others: Collection[int] = ()) -> str:
-    """In short, unless one of ``others`` would read the same."""
+    """Format a number of bytes briefly, or exactly if one of ``others`` would read the same."""
     if any(_size(each) == _size(count) for each in others):
         return f"{count:,} bytes"
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

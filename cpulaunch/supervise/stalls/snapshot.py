@@ -1,4 +1,4 @@
-"""What is known of a rank of a job that makes no progress."""
+"""The snapshot of a rank in a stall."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cpulaunch.supervise.stalls.stacks import Frame, Process
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known of a rank.
+    """The snapshot of a rank.
 
-    ``left`` is how it ended, if it did; ``dump`` its agent's answer, if any; ``raised_at`` where an exception
-    was raised, if one was.  ``now`` is what its host's clock shows when that is told.  ``leaving``: its
-    program has said that it ends.  ``collectives``: it has completed so many.
+    ``left`` says how the rank ended, if it did.  ``dump`` is its agent's answer, if any.  ``raised_at`` is
+    where an exception was raised, if one was.  ``now`` is the time of the report on the clock of its host.
+    ``leaving``: its program has announced its end.  ``collectives`` is the number of completed collectives.
     """
 
     rank: int
@@ -40,13 +40,13 @@ class Seen:
         return self.raised_at or (location.where(self.program) if self.program else "")
 
     def line_of(self, caller: int) -> str:
-        """The line where it is, or its thread with this number, which has called something; "" if unknown."""
+        """Describe the place of the rank, or of its thread ``caller`` in an operation; "" if unknown."""
         if self.raised_at or self.program is None or location.place(self.program, caller) is None:
             return self.raised_at
         return location.where(self.program, caller)
 
     def may_wait(self, caller: int) -> bool:
-        """Whether it, or its thread with this number, may wait in what it has called."""
+        """Whether the rank, or its thread ``caller``, may wait in the operation that it has called."""
         return self.program is None or location.may_wait(self.program, caller)
 
     @property

@@ -1,4 +1,4 @@
-"""What the ranks of a job are doing, as text: ranks with the same stack are one.  Pure.
+"""Format what the ranks of a job are doing as text; ranks with the same stack share an entry.  Pure.
 
 ``agent.observe.processes`` and ``agent.observe.stacks`` make the dicts that are read here.
 """
@@ -18,29 +18,29 @@ BACKWARD = "_engine_run_backward"
 """The function of torch's autograd in which DistributedDataParallel calls collectives by itself."""
 
 _SAYS_LITTLE = ("wrapper", "<module>", BACKWARD, "_new_process_group_helper", "_new_group_with_tag")
-"""Functions of packages whose callers are better known."""
+"""Functions of packages whose names say less than their callers'."""
 
 MANY_HOSTS = 3
-"""Hosts of some ranks that are named."""
+"""At most this number of hosts is named for a set of ranks."""
 
 MUCH_SWAPPED = 10 << 10
-"""kB in the swap from which on it is said."""
+"""The least swapped memory to report, in kB."""
 
 MUCH_THROTTLED = 0.05
-"""Share of the time that a quota has taken, from which on it is said."""
+"""The least share of the time lost to a CPU quota to report."""
 
 Process = dict[str, Any]
 T = TypeVar("T")
 
 _LIBCS_OWN = re.compile(r"^__GI_+")
-"""How libc's functions are called within it."""
+"""The prefix of the internal names of libc's functions."""
 
 MANY_PIDS = 16
-"""Process ids that are shown of ranks with the same stack."""
+"""Process ids to show for ranks with the same stack."""
 
 _OURS = re.compile(r"/cpulaunch/(agent|runtime|ccl|integrations|__init__)\b|<frozen runpy>|/runpy\.py$")
 _WRAPPER = re.compile(r"<locals>|^(call|wait|init|init_process_group|make_group)$")
-"""Functions of ours that torch's stand in: the library calls ours, and ours the library's."""
+"""Functions of ours that replace torch's: torch calls ours, and ours call torch's."""
 _STANDARD = re.compile(r"/lib(64)?/python3\.\d+/|/python3\.\d+\.zip/|^<frozen ")
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 _INTERPRETER = re.compile(
@@ -57,7 +57,7 @@ class Frame(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The function's name without those of classes and functions that it is in."""
+        """The function's name without its enclosing classes and functions."""
         return self.function.rpartition(".")[2] if self.is_python else self.function
 
     @property
@@ -66,28 +66,28 @@ class Frame(NamedTuple):
 
     @property
     def is_libc(self) -> bool:
-        """Whether it is of libc, or of another library without Python."""
-        built = self.file.startswith(("../", "./"))  # as those who have built it say, where gdb asks them
+        """Whether the frame is in libc, or in another library without Python."""
+        built = self.file.startswith(("../", "./"))  # gdb gives paths of the library's build
         return not self.is_python and (built or bool(re.search(r"\.so\b[^/]*$", self.file)))
 
     @property
     def has_line(self) -> bool:
-        """Whether its line is of code that a user has."""
+        """Whether the line is in code that a user has."""
         return self.line > 0 and not self.is_libc
 
     @property
     def is_standard(self) -> bool:
-        """Whether it is of Python's own library."""
+        """Whether the frame is in Python's standard library."""
         return bool(_STANDARD.search(self.file)) and not _INSTALLED.match(self.file)
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is of cpulaunch."""
+        """Whether the frame is in cpulaunch."""
         return bool(_OURS.search(self.file))
 
     @property
     def is_users(self) -> bool:
-        """Whether it is of the user's own code, and not of an installed package or Python itself."""
+        """Whether the frame is in the user's own code, not in an installed package or Python itself."""
         outside = self.is_standard or _INSTALLED.match(self.file) or self.file.startswith("<")
         return self.is_python and not outside and not self.is_ours
 
@@ -99,7 +99,10 @@ Stack = tuple[Frame, ...]
 
 
 def stack(thread: Process) -> Stack:
-    """A thread's frames, the innermost first, but for those of cpulaunch's own start and the interpreter."""
+    """Return a thread's frames, the innermost first.
+
+    Leaves out frames of the interpreter, and of cpulaunch's start and wrappers.
+    """
     frames = [
         Frame(_LIBCS_OWN.sub("", str(name)), str(file), int(line))
         for name, file, line in thread.get("frames", ())
@@ -115,10 +118,11 @@ def stack(thread: Process) -> Stack:
 
 
 def place(frames: Stack) -> str:
-    """Where a stack is, in a few words: ``all_reduce ← train.py:91``, ``load_batch at train.py:88``.
+    """Describe a stack in a few words: ``all_reduce ← train.py:91``, ``load_batch at train.py:88``.
 
-    The first is what the user's innermost frame, the second, has called: the innermost function of a package,
-    or else what it has called of Python itself, or of a library without Python.
+    The place is the user's innermost frame.  The function before the arrow is what that frame has called: the
+    innermost function of a package, or else the called function of Python itself, or of a library without
+    Python.
     """
     if not frames:
         return "no frames"
@@ -135,7 +139,7 @@ def place(frames: Stack) -> str:
 
 
 def _called(inner: Stack) -> str | None:
-    """The most telling function of frames within the user's."""
+    """Return the function that tells most, of the frames inside the user's innermost one."""
     python = [frame for frame in inner if frame.is_python]
     told = [frame for frame in python if not frame.is_standard and not frame.is_ours]
     told = [frame for frame in told if frame.short not in _SAYS_LITTLE] or told
@@ -146,16 +150,16 @@ def _called(inner: Stack) -> str | None:
 
 
 def main_stack(process: Process) -> Stack:
-    """The stack of a process's main thread; empty where it isn't known."""
+    """Return the stack of a process's main thread; empty if not known."""
     threads = process.get("threads") or ()
     return next((stack(thread) for thread in threads if thread.get("name") == "MainThread"), ())
 
 
 def outlives(process: Process) -> Process | None:
-    """A thread for which the main one waits, as the script has ended.
+    """Return a thread that the main thread waits for after the end of the script.
 
-    It is the first with a line of the user's, or else whose target is a function of C, such as `time.sleep`.
-    Others may be daemons, which nobody waits for.
+    This is the first thread with a frame of the user's code, or else the first whose target is a C function,
+    such as `time.sleep`.  Other threads may be daemons, which Python doesn't wait for.
     """
     main = main_stack(process)
     if not any(frame.short == "_shutdown" and frame.file.endswith("/threading.py") for frame in main):
@@ -166,13 +170,13 @@ def outlives(process: Process) -> Process | None:
 
 
 def _runs_c(thread: Process) -> bool:
-    """Whether all that it runs of Python is what calls a thread's target."""
+    """Whether the only Python frames of a thread are those of ``threading``, which call its target."""
     python = [frame for frame in stack(thread) if frame.is_python]
     return bool(python) and all(frame.file.endswith("/threading.py") for frame in python)
 
 
 def states(process: Process) -> list[str]:
-    """What is special about a process's state, in words; empty where it just runs, or sleeps."""
+    """Say what is special about a process's state; empty if it just runs or sleeps."""
     said = []
     if process.get("state") == "T":
         said.append(f"stopped ({process.get('stopped_by') or 'SIGSTOP'})")
@@ -199,14 +203,14 @@ def states(process: Process) -> list[str]:
 
 
 def report(seen: Sequence[RankSeen]) -> str:
-    """What all ranks are doing: their states, and every thread's stack, each once, with its ranks."""
+    """Report what all ranks are doing: their states, and each stack once, with its ranks."""
     return "\n".join(_lines(seen)).lstrip("\n") + "\n"
 
 
 def places(seen: Sequence[RankSeen], called: Mapping[int, str] = MappingProxyType({})) -> Iterator[str]:
-    """Where the ranks' main threads are, a line for each place: ``[0-2,4-15] all_reduce ← train.py:91``.
+    """Yield a line for each place of the ranks' main threads: ``[0-2,4-15] all_reduce ← train.py:91``.
 
-    ``called`` is what has been called for ranks in their backward pass, which their stacks don't show.
+    ``called`` has the operations of ranks in their backward pass, as their stacks don't show them.
     """
     programs = [each for each in seen if each.processes]
 
@@ -224,7 +228,7 @@ def places(seen: Sequence[RankSeen], called: Mapping[int, str] = MappingProxyTyp
 
 
 def lacking(seen: Sequence[RankSeen]) -> Iterator[str]:
-    """Why programs have written their stacks themselves, and what these lack; a line for each reason."""
+    """Say why programs have written their stacks themselves, and what these lack, a line for each reason."""
 
     def why(each: RankSeen) -> str:
         how, _, reason = str(_program(each).get("stacks")).partition(": ")
@@ -260,7 +264,7 @@ def _lines(seen: Sequence[RankSeen]) -> Iterator[str]:
 
 
 def _pids(those: Sequence[RankSeen]) -> str:
-    """Those of the programs, in the order of the ranks."""
+    """Format the process ids of the programs, in the order of the ranks."""
     pids = [str(_program(each).get("pid")) for each in those]
     more = [f"… {len(pids) - MANY_PIDS} more"] if len(pids) > MANY_PIDS else []
     return f"  pid{'s' if len(pids) > 1 else ''} {', '.join([*pids[:MANY_PIDS], *more])}"
@@ -272,7 +276,7 @@ def _program(each: RankSeen) -> Process:
 
 
 def _key_of_program(each: RankSeen) -> tuple[Stack, str]:
-    """Main thread's stack; where there is none, why."""
+    """Return the main thread's stack, and if there is none, why."""
     program = _program(each)
     frames = main_stack(program)
     return frames, "" if frames else str(program.get("stacks", "")).removeprefix("none: ")
@@ -289,7 +293,7 @@ def _program_lines(key: tuple[Stack, str], ranks: str, program: Process, native:
 
 
 def _threads(those: Sequence[RankSeen], seen: Sequence[RankSeen]) -> Iterator[str]:
-    """Threads besides the main one, those of the same stack together."""
+    """Describe threads other than the main ones, those with the same stack together."""
     others = [
         (each, str(thread.get("name")) or "thread", stack(thread))
         for each in those
@@ -308,7 +312,7 @@ def _threads(those: Sequence[RankSeen], seen: Sequence[RankSeen]) -> Iterator[st
 
 
 def _children(programs: Sequence[RankSeen], seen: Sequence[RankSeen]) -> Iterator[str]:
-    """Children of the programs, those of the same stack and state together."""
+    """Describe children of the programs, those with the same stack and state together."""
     children = [(each, child) for each in programs for child in (each.processes or ())[1:]]
 
     def key(found: tuple[RankSeen, Process]) -> tuple[Any, ...]:
@@ -331,7 +335,7 @@ def _frames(frames: Stack, indent: str = "    ") -> Iterator[str]:
 
 
 def who(those: Iterable[RankSeen], seen: Sequence[RankSeen]) -> str:
-    """``[0-2,4-15]``; with the hosts where there are several in the job, and few here."""
+    """Name ranks as ``[0-2,4-15]``, with their hosts if these are few, and the job has several."""
     those = list(those)
     ranks = f"[{CoreSet(each.rank for each in those)}]"
     hosts = list(dict.fromkeys(each.host for each in those))
@@ -341,7 +345,7 @@ def who(those: Iterable[RankSeen], seen: Sequence[RankSeen]) -> str:
 
 
 def _folded(those: Iterable[T], key: Callable[[T], Any]) -> list[tuple[Any, list[T]]]:
-    """Equal ones together; first what the fewest do, as that is what others wait for."""
+    """Group by equal keys, the smallest group first, as the other ranks may wait for it."""
     groups: dict[Any, list[T]] = {}
     for each in those:
         groups.setdefault(key(each), []).append(each)

@@ -1,4 +1,4 @@
-"""Hosts whose ranks compute more slowly than the others', by how long their ranks wait in collectives."""
+"""Find hosts that compute more slowly than the others, by the time that their ranks wait in collectives."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import NamedTuple
 from cpulaunch.messages import Beat
 
 STEPS = 50
-"""Steps of a window at least."""
+"""The least number of steps in a window."""
 
 SLOWER = 1.5
-"""Times the others' median that a slow host takes."""
+"""A host is slow if its computing time is more than this factor times the others' median."""
 
 MATTERS = 0.1
-"""Part of a step that it takes longer."""
+"""A host is slow only if the difference is more than this part of a step."""
 
 WINDOWS = 2
-"""In so many windows in a row."""
+"""A host is reported once it was slow in this number of successive windows."""
 
 
 class Straggler(NamedTuple):
-    """A host that takes ``seconds`` of computing for a step, where the others take ``others``."""
+    """A host that computes for ``seconds`` per step, and the others for ``others``, over ``steps`` steps."""
 
     host: str
     rank: int
@@ -39,25 +39,25 @@ class Straggler(NamedTuple):
 
 class _Window(NamedTuple):
     computing: float
-    elapsed: float  # both for a step
+    elapsed: float  # both in seconds per step
     steps: int
 
 
 class Stragglers:
-    """Told of each ``Beat``, says which host is slow, once for each.  Its windows are between beats."""
+    """Finds slow hosts by the ranks' beats, and reports each once.  Windows begin and end with beats."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
-        """``hosts`` are those of the ranks, in their order."""
+        """``hosts`` has the host of each rank, in the order of ranks."""
         self._hosts = hosts
         self._began: dict[int, tuple[float, Beat]] = {}
         self._windows: dict[int, _Window] = {}
-        self._slow: dict[str, int] = {}  # hosts, and in how many windows in a row
-        self._steps: dict[str, int] = {}  # in these
+        self._slow: dict[str, int] = {}  # host → successive windows in which it was slow
+        self._steps: dict[str, int] = {}  # host → steps in these windows
         self._said: set[str] = set()
         self._several = len(set(hosts)) > 1
 
     def beat(self, rank: int, beat: Beat, now: float) -> list[Straggler]:
-        """A rank's beat has come."""
+        """Record a rank's beat; return hosts that have turned out to be slow."""
         if not self._several or not beat.steps:
             return []
         began, first = self._began.setdefault(rank, (now, beat))
@@ -73,7 +73,7 @@ class Stragglers:
         return self._compare(windows)
 
     def forget(self) -> None:
-        """The launcher slept: what it has measured meanwhile says nothing."""
+        """Discard open windows, as the launcher was stopped meanwhile."""
         self._began.clear()
         self._windows.clear()
 

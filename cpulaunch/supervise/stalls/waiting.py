@@ -1,4 +1,4 @@
-"""Who waits for whom: the ranks' last collectives and messages, matched by group and sequence number."""
+"""Find who waits for whom: match the ranks' last collectives and messages by group and sequence number."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from cpulaunch.ledger import COMPLETED, ENQUEUED, FAILED, MEETINGS, STARTED, Gro
 from cpulaunch.model.cores import CoreSet
 
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce")
-"""Collectives that take as many bytes from each rank."""
+"""Collectives with the same number of bytes on each rank."""
 
 
 class Member(NamedTuple):
-    """A rank in a group, by the rank's own ledger."""
+    """A rank's membership in a group, from the rank's own ledger."""
 
     rank: int
     group: Group
 
     def record(self, sequence: int) -> Operation | None:
-        """The collective with this number, if it is still known."""
+        """Return the collective with number ``sequence``, if the ledger still has it."""
         return next((op for op in self.collectives if op.sequence == sequence), None)
 
     @property
@@ -30,27 +30,27 @@ class Member(NamedTuple):
 
     @property
     def reached(self) -> int:
-        """The sequence number of the last collective that it has called; -1 where there is none."""
+        """The sequence number of the last collective that the rank has called; -1 if there is none."""
         return max((op.sequence for op in self.collectives), default=-1)
 
     @property
     def completed(self) -> Operation | None:
-        """The last collective that it has completed."""
+        """The last collective that the rank has completed."""
         done = (op for op in self.collectives if op.state == COMPLETED)
         return max(done, key=lambda op: op.sequence, default=None)
 
     @property
     def made(self) -> bool:
-        """Whether the group is there, and not just being made."""
+        """Whether the group exists, rather than being made now."""
         return bool(self.group.backend)
 
 
 class Wait(NamedTuple):
-    """A collective, number ``sequence`` of ``group``, that doesn't complete, or a message (``message``).
+    """A collective, or a message (``message``), that doesn't complete: number ``sequence`` of ``group``.
 
-    ``operations`` are the records of the ranks that have called it, ``waiting`` those of them that still
-    wait, and ``missing`` the ranks that have not called it.  ``unknown`` are numbers in the group of members
-    that haven't said anything.  Ranks are the job's.
+    ``operations`` maps the ranks that have called it to their records.  ``waiting`` are the ranks of these
+    that still wait, and ``missing`` the ranks that have not called it.  ``unknown`` are members that haven't
+    answered, by their numbers in the group; all other ranks are the job's.
     """
 
     group: Group
@@ -60,43 +60,43 @@ class Wait(NamedTuple):
     missing: tuple[int, ...]
     unknown: tuple[int, ...]
     members: Mapping[int, Member]
-    ranks: Mapping[int, int]  # a rank of the group → one of the job
+    ranks: Mapping[int, int]  # rank in the group → rank in the job
     message: bool = False
 
     @property
     def operation(self) -> Operation:
-        """The one that waits, or where none does, a rank's."""
+        """The operation of the first waiting rank, or of any rank if none waits."""
         return next(self.operations[rank] for rank in (*self.waiting, *self.operations))
 
     @property
     def meets(self) -> bool:
-        """Whether it is no collective: the ranks make their group."""
+        """Whether this is the making of the group rather than a collective."""
         return self.operation.kind in MEETINGS
 
     @property
     def absent(self) -> set[int]:
-        """The ranks that are not known to have called it, or anything else in the group."""
+        """The ranks that have not called it, or have not answered."""
         return {*self.missing, *(self.ranks[number] for number in self.unknown if number in self.ranks)}
 
     @property
     def roots_differ(self) -> bool:
-        """Whether ranks are known to have called it with different roots."""
+        """Whether ranks have called it with different roots, as far as these are known."""
         return _differ(op.root for op in self.operations.values())
 
     @property
     def reductions_differ(self) -> bool:
-        """Whether ranks are known to reduce in different ways."""
+        """Whether ranks reduce in different ways, as far as these are known."""
         return _differ(op.reduction for op in self.operations.values())
 
     def kinds(self) -> dict[_Call, list[int]]:
-        """The ranks by what they call, those of most first."""
+        """Group the ranks by what they call, the largest group first."""
         return _kinds(self.operations)
 
     def between(self, pair: Collection[int]) -> Wait:
-        """With the operations of this ``pair`` of ranks only.
+        """Return the wait with the operations of these two ranks only.
 
-        Of a message, whose other end is no part of it, with what the other rank sent or asked for last that
-        has another size.
+        A message has the operation of one end only.  For the other end, add the last operation of the other
+        rank with this one, in the opposite direction and of another size.
         """
         operations = {rank: op for rank, op in self.operations.items() if rank in pair}
         if self.message:
@@ -109,8 +109,10 @@ class Wait(NamedTuple):
         return self._replace(operations=operations, waiting=waiting)
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Ranks that wait, and for whom, as the process group says; only those that wait for each other, \
-where there are any."""
+        """Return pairs of a waiting rank and a rank that it waits for, as the process group records.
+
+        If any ranks wait for each other, return only those pairs.
+        """
         waits = {
             (rank, self.ranks[other])
             for rank in self.waiting
@@ -122,7 +124,11 @@ where there are any."""
 
 
 class _Call(NamedTuple):
-    """What ranks have to agree on: of what isn't known of all, or may differ, nothing."""
+    """The values of a call on which ranks must agree.
+
+    ``bytes`` is -1 if sizes may differ.  ``root`` and ``reduction`` are -1 and "" unless they are known to
+    differ between ranks.
+    """
 
     kind: str
     type: str
@@ -132,7 +138,7 @@ class _Call(NamedTuple):
 
 
 def _kinds(operations: Mapping[int, Operation]) -> dict[_Call, list[int]]:
-    """The ranks by what they call, those of most first."""
+    """Group the ranks by what they call, the largest group first."""
     roots_differ = _differ(op.root for op in operations.values())
     reductions_differ = _differ(op.reduction for op in operations.values())
     found: dict[_Call, list[int]] = {}
@@ -145,21 +151,21 @@ def _kinds(operations: Mapping[int, Operation]) -> dict[_Call, list[int]]:
 
 
 def _differ(known: Iterable[int | str]) -> bool:
-    """Whether ranks say different things, but for those of which it isn't known."""
+    """Whether the known values differ; -1 and "" are unknown."""
     return len(set(known) - {-1, ""}) > 1
 
 
 def numbers(text: str) -> list[int]:
-    """Those in ``"3, 7"``; one that was cut off is left out."""
+    """Parse a list such as ``"3, 7"``; a part that was cut off, and is no number, is left out."""
     return [int(word) for word in text.replace(",", " ").split() if word.isdigit()]
 
 
 def waits(
     groups: Mapping[int, Iterable[Mapping[str, Any]]], world_size: int, *, failed: bool = False
 ) -> list[Wait]:
-    """What doesn't complete, by the ``groups`` of each rank's ``Dump``; collectives of large groups first.
+    """Find what doesn't complete, from the ``groups`` of each rank's ``Dump``.
 
-    ``failed``: what has failed counts, too.
+    Collectives come first, and large groups before small ones.  ``failed``: include operations that failed.
     """
     states = (ENQUEUED, STARTED, FAILED) if failed else (ENQUEUED, STARTED)
     found: list[Wait] = []
@@ -167,7 +173,7 @@ def waits(
     made = {(member.rank, member.group.name) for members in by_group for member in members if member.made}
     for members in by_group:
         names = _names(members, world_size)
-        # Who has made the group by now is not missed where others still do.
+        # A rank that has already made the group is not missing where others still make it.
         there = {number for number, rank in names.items() if (rank, members[0].group.name) in made}
         found += _collective(members, names, states, there)
         found += _messages(members, names, states)
@@ -175,7 +181,7 @@ def waits(
 
 
 def disagreements(groups: Mapping[int, Iterable[Mapping[str, Any]]], world_size: int) -> list[Wait]:
-    """Of each group the first collective that ranks have called in different ways, be it completed by now."""
+    """Find the first collective of each group that ranks have called in different ways, even if completed."""
     found = []
     for members in _by_group(groups):
         calls = _by_sequence(members)
@@ -187,7 +193,7 @@ def disagreements(groups: Mapping[int, Iterable[Mapping[str, Any]]], world_size:
 
 
 def _names(members: list[Member], world_size: int) -> dict[int, int]:
-    """A rank of the group → one of the job."""
+    """Return a map: rank in the group → rank in the job."""
     names = {member.group.rank: member.rank for member in members}
     size = members[0].group.size
     if said := members[0].group.members:
@@ -207,14 +213,17 @@ def _by_group(groups: Mapping[int, Iterable[Mapping[str, Any]]]) -> Iterator[lis
             found.setdefault(key, []).append(Member(rank, group))
     for members in found.values():
         again = Counter(member.group.rank for member in members)
-        if max(again.values()) == 1:  # else several groups have this name
+        if max(again.values()) == 1:  # otherwise several groups have this name
             yield members
 
 
 def _collective(
     members: list[Member], names: Mapping[int, int], states: tuple[int, ...], there: Collection[int]
 ) -> Iterator[Wait]:
-    """``there``: numbers in the group of those who are known to have made it."""
+    """Yield the first collective that doesn't complete.
+
+    ``there`` are the members, by their numbers in the group, that are known to have made it.
+    """
     calls = _by_sequence(members)
     sequences = [n for n, called in calls.items() if any(op.state in states for op in called.values())]
     if not sequences:
@@ -225,7 +234,7 @@ def _collective(
 
 
 def _by_sequence(members: list[Member]) -> dict[int, dict[int, Operation]]:
-    """Sequence number → rank → the collective with this number that the rank has called."""
+    """Return the collectives of all members: sequence number → rank → operation."""
     found: dict[int, dict[int, Operation]] = {}
     for member in members:
         for op in member.collectives:
@@ -258,22 +267,23 @@ def _wait(
 
 
 class _Progress:
-    """How far the members of a group are.  A question costs as much as the ranks that it is about."""
+    """How far the members of a group are.  `is_past` costs time only for the ranks in its ``calls``."""
 
     def __init__(self, members: list[Member], states: tuple[int, ...]) -> None:
         self._states = states
         self._reached = {member.rank: member.reached for member in members}
-        self._open = {  # the last operation that a rank waits in
+        self._open = {  # rank → the last operation that it waits in
             member.rank: max((op.sequence for op in member.collectives if op.state in states), default=-1)
             for member in members
         }
         self._all_reached, self._all_open = sorted(self._reached.values()), sorted(self._open.values())
 
     def is_past(self, sequence: int, calls: Mapping[int, Operation]) -> bool:
-        """Whether all that don't wait in this collective have completed it, and some wait in a later one.
+        """Whether a collective is no cause, although some ranks seem to wait in it.
 
-        Then it is not the cause, if it was the same one for all of its ``calls`` and has failed for none:
-        gloo's completions are noted up to a second late, and not at all once a rank is stopped.
+        This is so if all members have called it in the same way, it has failed for none, and some of those
+        that don't wait in it wait in a later one.  gloo's completions are recorded up to a second late, and
+        not at all once a rank is stopped.
         """
         if any(op.state == FAILED for op in calls.values()):
             return False
@@ -287,7 +297,7 @@ class _Progress:
 
 
 def _messages(members: list[Member], names: Mapping[int, int], states: tuple[int, ...]) -> Iterator[Wait]:
-    """Of each member the first message that doesn't complete."""
+    """Yield the first message of each member that doesn't complete."""
     by_rank = {member.rank: member for member in members}
     for member in members:
         pending = [op for op in member.group.operations if op.is_message and op.state in states]
@@ -310,7 +320,7 @@ def _messages(members: list[Member], names: Mapping[int, int], states: tuple[int
 
 
 def _answers(message: Operation, peers: Group, member: Member) -> bool:
-    """Whether the peer is at a message's other end."""
+    """Whether the peer waits at the other end of a message."""
     return any(
         op.peer == member.group.rank and op.state in (ENQUEUED, STARTED) and op.kind != message.kind
         for op in peers.operations
