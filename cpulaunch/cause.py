@@ -90,14 +90,14 @@ CONSEQUENCES = frozenset(
 class Cause(NamedTuple):
     """A cause with its known fields; unknown fields are None.
 
-    ``rank`` is the failed rank, in the job's numbering, and ``host`` its host.  ``finder`` is the rank that
-    found the cause, if another rank reports it.  ``operation`` is the finder's operation, and ``sequence``
-    its number in the group.  Where two ranks differ, ``operations``, ``sizes`` (in bytes), ``roots`` and
-    ``reductions`` are pairs: what ``rank`` calls or sends, and what the finder calls or expects.  ``timeout``
-    (in seconds) is the timeout that an operation exceeded.  ``seconds`` is the time without a message or
-    without progress.  ``memory`` is the program's peak in GiB.  ``program`` ended by ``signal`` or with
-    ``exit_code``.  ``detail`` is text from elsewhere: the system, a library, or the call that ``rank``
-    reports.
+    ``rank`` is the rank that the cause is about, in the job's numbering, and ``host`` is its host.
+    ``finder`` is the rank that found the cause, if another rank reports it.  ``operation`` is the finder's,
+    and ``sequence`` is its number in the group.  If two ranks differ, ``operations``, ``sizes`` (in bytes),
+    ``roots`` and ``reductions`` are pairs: what ``rank`` calls or sends, and what the finder calls or
+    expects.  ``timeout`` (in seconds) is the timeout that an operation exceeded.  ``seconds`` is the time
+    without a message or without progress.  ``memory`` is the program's peak in GiB.  ``program`` ended by
+    ``signal`` or with ``exit_code``.  ``detail`` is text from elsewhere: the system, a library, or the call
+    that ``rank`` reports.
     """
 
     kind: Kind

@@ -310,10 +310,10 @@ class Refused(NamedTuple):
 class Exit(NamedTuple):
     """The program has ended, by an exit code or a signal; the agent waits for ``Release``.
 
-    ``by_launcher``: the launcher had already asked the program to end, so this is no failure of its own.
-    ``finished``: the script had ended before that, with this code, at this time.  ``by_signal`` is the signal
-    by which somebody else asked the program to end, or 0.  ``cause`` has the known fields of a `Cause`.
-    ``unexplained``: the program's Python has not announced the end (``Leaving``).
+    ``finished``: the script had ended before, and ``code`` and ``at`` are those of its end.  ``by_launcher``:
+    the launcher had already asked the program to end, so unless it had finished, this is no failure of its
+    own.  ``by_signal`` is the signal by which another process asked the program to end, or 0.  ``cause`` has
+    the known fields of a `Cause`.  ``unexplained``: Python has not announced the end (``Leaving``).
 
     ``groups`` and ``threads`` are those of a program that ended by itself.  After a signal, ``groups`` are as
     in ``Failure``; after an exit code, they are the groups of ``ccl`` whose last collective was completed,

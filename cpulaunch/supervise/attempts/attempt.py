@@ -82,8 +82,8 @@ def next_attempt(
 ) -> Attempt:
     """Make the attempt that follows ``previous``.
 
-    Its token and port are new, so that remains of the previous attempt can't be mistaken for parts of it.
-    Raises HostError if the requested port is in use here.
+    Its token is new, so that processes left of the previous attempt can't take part in it.  Raises HostError
+    if the requested port is in use here.
     """
     port, keeper = _master_port(plan, free_port)
     return previous._replace(

@@ -66,7 +66,10 @@ def not_started(state: State, first: int) -> None:
 
 
 def look(state: State) -> None:
-    """Finish the attempt once the launcher's processes have ended: the remaining ranks can't be heard."""
+    """Finish the attempt once the launcher's processes have ended, and fail it if ranks are left.
+
+    The remaining ranks can't be heard any more, unless they end by themselves.
+    """
     ended_at = state.processes.ended_at
     if ended_at is None or state.now < ended_at + SETTLE:
         return

@@ -1,4 +1,4 @@
-"""How a job ended."""
+"""The outcome of a job: how it ended, and why."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def with_sides(text: str, note: str | None) -> str:
 
 
 def signal_name(number: int) -> str:
-    """``"SIGKILL"`` for 9."""
+    """Return a signal's name: ``"SIGKILL"`` for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -86,7 +86,7 @@ class Restarts:
             return f"restart {self.count} of {allowed}"
         return f"restart {self.count} ({self.used} of {allowed} since its last progress)"
 
-    # ---- what has happened
+    # ---- records of attempts
 
     def _note_progress(self, outcome: Outcome) -> None:
         reached = outcome.attempts[-1].reached
@@ -103,7 +103,7 @@ class Restarts:
         elif failure and failure.host and _is_the_hosts(outcome.kind, failure):
             self._failures[failure.host] += 1
 
-    # ---- why not
+    # ---- reasons against a restart
 
     def _why_not(self, outcome: Outcome) -> str:
         if why := self._cause(outcome.kind, outcome.first_failure):

@@ -113,6 +113,7 @@ class State:
 
     @property
     def two_beats(self) -> float:
+        """Seconds of silence after which a rank has missed a beat: 1.5 times the time between two beats."""
         return 1.5 * self.watching.heartbeat_timeout / BEATS_PER_TIMEOUT
 
     def silent(self, seconds: float) -> list[Rank]:

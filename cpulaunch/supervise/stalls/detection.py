@@ -380,7 +380,7 @@ class Stalls:
         ]
 
     def _stall(self, explanation: Explanation, seconds: float, since: float) -> Stall:
-        """Make the record of a stall; ``since`` is its begin on the launcher's clock."""
+        """Make the record of a stall; ``since`` is its start, on the launcher's clock."""
         first = explanation.ranks[0] if explanation.ranks else None
         place = explanation.place if explanation.place and explanation.place.has_line else None
         return Stall(

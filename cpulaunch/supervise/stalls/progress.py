@@ -171,7 +171,10 @@ class Pauses:
 
     @property
     def since(self) -> float:
-        """The begin of the time without progress; before the first step, not before a rank began to wait."""
+        """When the time without progress began.
+
+        Before the first step, this is the later of the last progress and the time when a rank began to wait.
+        """
         return since if (since := self._since()) < inf else self.progressed_at
 
     def _since(self) -> float:

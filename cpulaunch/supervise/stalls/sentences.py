@@ -52,7 +52,7 @@ class Words:
         return f"{self.named(alike)}: {self._said}"
 
     def named(self, ranks: Iterable[int]) -> str:
-        """``"rank 3 on node1"``, ``"ranks 4-7 on node1"``."""
+        """Name ranks with their hosts: ``"rank 3 on node1"``, ``"ranks 4-7 on node1"``."""
         ranks = sorted(ranks)
         hosts = list(dict.fromkeys(self.seen[rank].host for rank in ranks))
         return f"{self._names.several(ranks)} on {fold_hosts(hosts)}"

@@ -49,7 +49,7 @@ _INTERPRETER = re.compile(
 
 
 class Frame(NamedTuple):
-    """A frame of a stack."""
+    """A frame of a stack.  ``line`` is 0 if unknown."""
 
     function: str
     file: str

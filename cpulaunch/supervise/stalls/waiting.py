@@ -290,7 +290,7 @@ class _Progress:
         waiting = [rank for rank, op in calls.items() if op.state in self._states]
         behind = bisect_right(self._all_reached, sequence)
         if behind > sum(self._reached[rank] <= sequence for rank in calls):
-            return False  # some have not called it
+            return False  # some members have not called it
         later = len(self._all_open) - bisect_right(self._all_open, sequence)
         some_wait_later = later > sum(self._open[rank] > sequence for rank in waiting)
         return some_wait_later and len(_kinds(calls)) == 1
