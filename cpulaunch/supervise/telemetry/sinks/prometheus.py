@@ -18,7 +18,7 @@ PATIENCE = 5.0
 """Timeout of a client's connection in seconds, for the request and for the response."""
 
 POLL = 0.1
-"""Seconds between two checks for the end of the job, which they can delay."""
+"""Seconds between the server's checks for a shutdown, by which they can delay the end of the job."""
 
 MAX_CLIENTS = 16
 """Maximum number of simultaneous clients; further connections are closed."""
