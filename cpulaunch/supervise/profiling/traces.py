@@ -78,7 +78,8 @@ class _Missing(NamedTuple):
 class _Kept(NamedTuple):
     """A rank's trace, as passed to the merging process.
 
-    ``clock`` is what to add to the rank's clock to get the launcher's, ``uncertain`` its error, in seconds.
+    ``clock`` is what to add to the rank's clock to get the launcher's, and ``uncertain`` its maximum error,
+    both in seconds.
     """
 
     rank: int
