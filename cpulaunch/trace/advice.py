@@ -8,19 +8,19 @@ from typing import NamedTuple
 from cpulaunch.trace.figures import Figures, Shares
 
 NOTABLE = 0.05
-"""Minimum share of the time for an advice."""
+"""Minimum share of the time for advice."""
 
 MUCH = 0.15
-"""Minimum share of the time for an advice about parts that can hardly be avoided."""
+"""Minimum share of the time for advice about parts that can hardly be avoided."""
 
 ALONE = 0.6
 """A rank is to blame if at least this share of all waiting for the slowest rank is for it."""
 
 MUCH_FAR = 0.2
-"""Minimum share of a rank's memory on other NUMA nodes for an advice."""
+"""Minimum share of a rank's memory on other NUMA nodes for advice."""
 
 MIGRATIONS = 10.0
-"""Minimum migrations of a rank's threads per second for an advice.  Pinned threads of OpenMP have none."""
+"""Minimum migrations of a rank's threads per second for advice.  Pinned OpenMP threads do not migrate."""
 
 WORDS = {
     "computation": "computes",
@@ -32,7 +32,7 @@ WORDS = {
 
 
 class Advice(NamedTuple):
-    """The share of time or memory that an advice concerns, and its text."""
+    """The share of time or memory that the advice concerns, and its text."""
 
     share: float
     text: str

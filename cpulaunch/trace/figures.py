@@ -86,7 +86,7 @@ class Figures(NamedTuple):
     uncertain: float  # maximum error of the ranks' clocks in seconds
     joined: int  # number of collectives that were matched between ranks
     alone: int  # number of ranks' collectives that were not matched
-    noun: str  # how the ranks are called
+    noun: str  # rank or instance
 
 
 def figures(ranks: Sequence[RankTrace], noun: str = "rank") -> Figures:

@@ -36,9 +36,9 @@ def main() -> int:
 def merge_files(order: Mapping[str, Any]) -> str:
     """Merge traces into STEM.json.gz, write the summary to STEM.txt and STEM.summary.json, and return it.
 
-    ``order`` has ``stem``, the ``ranks`` with their files, ``noun``, which says how the ranks are called, and
-    ``missing``, which says why ranks have no trace.  Ranks whose file is not a trace are added to the missing
-    ones.  Raises TraceError if no rank has a trace.
+    ``order`` has the keys ``stem``, ``ranks`` (the fields of ``Source`` for each), ``noun`` (rank or
+    instance) and ``missing`` (rank → why it has no trace).  Ranks whose file is not a trace are added to the
+    missing ones.  Raises TraceError if no rank has a trace.
     """
     missing = {int(rank): why for rank, why in order["missing"].items()}
     while True:

@@ -19,7 +19,7 @@ MESSAGES = ("send", "recv", "recvAnySource", "recv_anysource")
 
 
 def match(ranks: Sequence[RankTrace]) -> list[list[tuple[RankTrace, Collective]]]:
-    """Return the collectives that more than one rank has traced, each as its parts in order of their begin.
+    """Return the collectives that more than one rank has traced, each as its parts ordered by start.
 
     Sets ``key`` of all collectives, as far as it is known.  Of the returned ones it also sets ``last`` and
     ``last_rank``: the last part to begin, which holds up the others.

@@ -60,7 +60,7 @@ class Source:
 
     @property
     def origin(self) -> float:
-        """Begin of the trace, in microseconds of the launcher's clock."""
+        """Start of the trace, in microseconds of the launcher's clock."""
         return float(self.about["steps"][0][1]) / 1e3 + self.clock * 1e6
 
     def trace(self, origin: float) -> RankTrace:

@@ -56,7 +56,7 @@ class Note(NamedTuple):
 class RankTrace:
     """One rank's trace.
 
-    ``steps`` are numbers of steps and the times of their ends; the first one only marks the begin of the
+    ``steps`` are numbers of steps and the times of their ends; the first one only marks the start of the
     trace.  ``spans`` are torch's operations, ``input`` and ``optimizer`` are the spans of its DataLoader and
     optimizers.  ``throttled`` is the share of the time lost to a CPU quota, ``far_memory`` the share of its
     memory on other NUMA nodes.  ``uncertain`` is the error of its clock in microseconds.

@@ -18,7 +18,7 @@ OBSERVER, LAUNCHER = "observer", "launcher of observers"
 class Observe(NamedTuple):
     """The observer's handshake.
 
-    ``proof`` is the observer's, with the challenge's salt.  The launcher answers with its own, with ``salt``.
+    ``proof`` uses the salt of the ``Challenge``.  The proof in the launcher's ``Welcome`` uses ``salt``.
     """
 
     version: int

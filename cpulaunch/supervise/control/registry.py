@@ -65,7 +65,7 @@ class Announcement:
         command: Sequence[str],
         began: float,
     ) -> None:
-        """``token`` is the job's token; ``began`` its start, of the first attempt, on the monotonic clock."""
+        """``token`` is the job's token; ``began`` the start of its first attempt, on the monotonic clock."""
         token = observers_token(token)
         started = time.time() - (time.monotonic() - began)
         control = Contact(

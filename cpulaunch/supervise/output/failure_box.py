@@ -58,11 +58,11 @@ BEFORE_ABORT = re.compile(
 )
 """Frames of cpulaunch's hook that runs before C++ aborts the process.
 
-A thread of gloo's has no other Python frames.
+A thread of gloo has no other Python frames.
 """
 
 WRAPPER = re.compile(r'  File ".*/cpulaunch/runtime/observe/(?:communication|ledger|mirror)\.py", .*\n')
-"""A frame of cpulaunch's wrapper around a function of torch's, which the program has called."""
+"""A frame of cpulaunch's wrapper around a function of torch that the program has called."""
 
 OURS = "cpulaunch/agent/"
 """Directory of cpulaunch's frames that run the user's program."""
@@ -86,7 +86,7 @@ def failure_report(
     """Return the text to show for a failed or interrupted job.
 
     ``directory`` has the job's logs; it is None if they cannot be read.  ``last_output`` returns the last
-    bytes that a rank has printed.  ``names`` says how ranks are called.
+    bytes that a rank has printed.  ``names`` gives the names of ranks in messages.
     """
     failure = outcome.first_failure
     if failure and outcome.kind == STALLED:  # the stall had a box of its own

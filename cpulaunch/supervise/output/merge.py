@@ -103,9 +103,9 @@ class MergedLogs:
 
     @property
     def _noun(self) -> str:
-        """How the programs are called.
+        """The noun for the job's programs: rank or instance.
 
-        The names of the logs tell it, as not everybody who may read them may read the plan.
+        It is read from the names of the logs, as not everybody who may read the logs may read the plan.
         """
         if not self._found:
             instances = f"{INSTANCE}-*.log"

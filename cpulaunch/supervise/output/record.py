@@ -53,12 +53,12 @@ def is_job(directory: Path) -> bool:
 
 
 def names_of(directory: Path) -> Names:
-    """Return how the programs of this directory's job are called: ranks if its plan cannot be read."""
+    """Return the names of the programs of this directory's job: ``RANKS`` if its plan cannot be read."""
     return names_in(read_document(directory / PLAN) or {})
 
 
 def names_in(plan: Mapping[str, Any]) -> Names:
-    """Return how the programs of a plan are called."""
+    """Return the names of a plan's programs."""
     instances = plan.get("instances")
     if not isinstance(instances, dict):
         return RANKS
@@ -147,7 +147,7 @@ class Ended(NamedTuple):
 def ended(outcome: Mapping[str, Any], names: Names = RANKS) -> Ended:
     """Return the end of a job from its outcome.
 
-    The document may lack keys, as another version may have written it.  These count as 0 or empty.
+    The document may lack keys, as another version may have written it.  These count as 0, None or empty.
     """
     ranks, attempts = documents(outcome.get("ranks")), documents(outcome.get("attempts"))
     made = [_number(attempt.get("steps")) for attempt in attempts]

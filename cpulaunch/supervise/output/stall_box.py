@@ -19,7 +19,7 @@ MAX_WHERE = 12
 
 
 def stall_box(report: ReportStall, kept: Path, names: Names) -> str:
-    """Return the box.  ``kept`` is the file that has all stacks; ``names`` says how programs are called."""
+    """Return the box.  ``kept`` is the file that has all stacks; ``names`` gives the programs' names."""
     return box(title(report), list(_lines(report, kept, names)), "yellow")
 
 

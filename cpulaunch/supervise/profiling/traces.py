@@ -99,7 +99,7 @@ class Profiling:
         directory: JobDirectory,
         names: Names = RANKS,
     ) -> None:
-        """``send`` sends a message to a rank; ``names`` says how the ranks are called."""
+        """``send`` sends a message to a rank; ``names`` gives the ranks' names in messages."""
         self._ranks, self._send, self._directory, self._names = ranks, send, directory, names
         self._requests = 0
         self._inboxes: dict[int, asyncio.Queue[AgentMessage | None]] = {}  # of the ranks being traced

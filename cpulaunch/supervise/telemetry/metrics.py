@@ -252,7 +252,7 @@ def with_unit(number: float, metric: Metric) -> str:
 def metrics_table(metrics: Sequence[Metric], noun: str) -> str:
     """Return a line for each metric: its summarizing figure, and the number of programs that printed it.
 
-    ``noun`` says how these programs are called.
+    ``noun`` is the noun for a program: rank or instance.
     """
     width = max((len(metric.name) for metric in metrics), default=0)
     lines = (f"cpulaunch: {metric.name:{width}}  {_words(metric, noun)}\n" for metric in metrics)
