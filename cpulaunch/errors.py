@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree.
+"""The tree of cpulaunch's exceptions.
 
 ::
 
@@ -9,22 +9,24 @@
     └── HostError             3   a host, program or port that is not ready
 
 Every error says what was wrong and where (``str(error)``), and what to do next (``error.hint``).
-A traceback is for bugs of ours only: the command line prints these errors without one.
+The command line prints these errors without a traceback; only bugs of cpulaunch have one.
 """
 
 from __future__ import annotations
 
 NODE_LOST_EXIT_CODE = STALLED_EXIT_CODE = 4
-"""Of a job that has lost a host, or has stalled: no error of the command, and so no class."""
+"""Exit code of a job that has lost a host or has stalled.  There is no exception class for it."""
 
 
 SAVED_EXIT_CODE = 75
-"""Of a program that ``cpulaunch.Checkpoint`` has saved and ended because of a signal: it goes on when it is
-started again.  sysexits.h calls it EX_TEMPFAIL."""
+"""Exit code of a program that ``cpulaunch.Checkpoint`` has saved and ended because of a signal.
+
+The program resumes when it is started again.  sysexits.h calls this code EX_TEMPFAIL.
+"""
 
 
 class CpulaunchError(Exception):
-    """Base of all errors that are not bugs of ours."""
+    """Base of all errors that are not bugs of cpulaunch."""
 
     exit_code = 2
 
@@ -32,7 +34,7 @@ class CpulaunchError(Exception):
         super().__init__(message)
         self.hint = hint
         if hint:
-            self.__notes__ = [hint]  # which Python 3.11 and later show below the message
+            self.__notes__ = [hint]  # Python 3.11 and later show notes below the message
 
 
 class UsageError(CpulaunchError):
@@ -40,9 +42,9 @@ class UsageError(CpulaunchError):
 
 
 class ConfigError(CpulaunchError):
-    """A configuration file, hostfile, variable or flag whose content does not fit.
+    """A configuration file, hostfile, variable or flag with invalid content.
 
-    ``part`` is the piece of text at fault.
+    ``part`` is the invalid piece of text.
     """
 
     def __init__(self, message: str, *, hint: str | None = None, part: str | None = None) -> None:

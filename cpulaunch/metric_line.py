@@ -1,4 +1,4 @@
-"""A line on a program's stdout that states a figure: ``CPULAUNCH_METRIC name=value unit``."""
+"""Format and parse metric lines, which programs print on stdout: ``CPULAUNCH_METRIC name=value unit``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ BEGINS = "CPULAUNCH_METRIC "
 WORD = BEGINS.rstrip()
 
 MAX_LINE = 256
-"""Characters of such a line; a longer one is none."""
+"""Maximum characters of a metric line."""
 
 LARGEST = 1e100
-"""The largest value, so that sums of very many are finite."""
+"""Maximum absolute value, so that sums of very many values are finite."""
 
 _NAME = re.compile(r"[\w.:/%@-]{1,64}")
 _UNIT = re.compile(r"(?=.{0,32}$)(per \S+|\S+( per \S+| ?/ ?\S+)?)?")
@@ -25,7 +25,7 @@ _UNITS = "one such as samples/s, images per second or ms"
 
 
 class Stated(NamedTuple):
-    """What a line states; ``unit`` may be empty."""
+    """Name, value and unit of a metric line; ``unit`` may be empty."""
 
     name: str
     value: float
@@ -33,9 +33,10 @@ class Stated(NamedTuple):
 
 
 def metric_line(stated: Stated) -> str:
-    """The line, without its end, also where the value is no finite number: a reader says so, and goes on.
+    """Return a metric line, without a line end.
 
-    Raises UsageError where name or unit can't be read.
+    The value is not checked: if it is not finite, the reader reports that and continues.  Raises UsageError
+    if the name or the unit is invalid.
     """
     if not _NAME.fullmatch(stated.name):
         raise UsageError(f"{stated.name!r} can't be the name of a metric", hint=_NAMES)
@@ -45,24 +46,24 @@ def metric_line(stated: Stated) -> str:
 
 
 def read_metric(line: str) -> Stated | None:
-    """What ``line``, which begins as such a one, states; None where it isn't whole, or no such number."""
+    """Parse ``line``, which begins with ``WORD``; None if it is malformed."""
     found = _parts(line)
     return None if found is None or _wrong(line, found) else _stated(found)
 
 
 def is_metric(line: bytes) -> bool:
-    """Whether ``line``, which begins as such a one, states a figure."""
+    """Whether ``line``, which begins with ``WORD``, is a well-formed metric line."""
     return read_metric(line.decode(errors="replace")) is not None
 
 
 def named_in(line: str) -> str:
-    """The name in a line, even if that can't be read; empty where there is none."""
+    """Return the name in a line, even if the line is malformed; empty if there is none."""
     found = _parts(line)
     return found["name"] if found else ""
 
 
 def why_unread(line: str) -> str:
-    """What is wrong with a line for which `read_metric` returns None, without its number."""
+    """Return why `read_metric` returns None for a line.  The text does not quote the value."""
     found = _parts(line)
     return (_wrong(line, found) if found else "") or f"expected {BEGINS}name=number unit"
 

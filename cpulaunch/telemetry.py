@@ -1,8 +1,8 @@
-"""The fields of telemetry: what each is, how it adds up, and who shows it.
+"""The fields of telemetry: their meanings, how values are combined, and which sinks show them.
 
-A field of optimizer steps is a row in OF_STEPS, and a line in `runtime.observe` that measures it.  The
-ledger, the agent's messages, telemetry.jsonl, Prometheus, TensorBoard, reports and the tables of
-docs/telemetry.md (`scripts/telemetry_page.py`) follow from the row.
+To add a field of optimizer steps, add a row to OF_STEPS, and a line to `runtime.observe` that measures it.
+The ledger, the agent's messages, telemetry.jsonl, Prometheus, TensorBoard, reports and the tables of
+docs/telemetry.md (`scripts/telemetry_page.py`) are derived from the row.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 SUM, LAST = "sum", "last"
-"""How values of several steps become one: they are added, or the last one counts."""
+"""How the values of several steps are combined: by their sum, or by the last one."""
 
 
 class Field(NamedTuple):
-    """One field.
+    """A field of telemetry.
 
-    ``unit`` is that of telemetry.jsonl; in the ledger, seconds are nanoseconds.  ``about`` explains it in
-    docs/telemetry.md, and its first sentence in Prometheus.  ``counter`` is its name for Prometheus, where a
-    field of ``LAST`` is a gauge, and ``scalar`` that for TensorBoard; none where it is empty.  TensorBoard
-    shows the mean of a step, or, with ``is_rate``, what the job makes in a second.  ``where_any``: it is left
-    out where it is 0.
+    ``unit`` is the unit in telemetry.jsonl; in the ledger, seconds are nanoseconds.  ``adds_up`` is ``SUM``
+    or ``LAST``.  ``about`` explains the field in docs/telemetry.md; its first sentence is the help in
+    Prometheus.  ``counter`` is the name in Prometheus, where ``SUM`` is a counter and ``LAST`` a gauge.
+    ``scalar`` is the name in TensorBoard.  An empty name means that the field is not shown there.
+    TensorBoard shows the mean per step, or, with ``is_rate``, the job's total per second.  ``where_any``:
+    rows lack the field if it is 0.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Field(NamedTuple):
 
     @property
     def is_sum(self) -> bool:
-        """Whether values are added."""
+        """Whether values are summed."""
         return self.adds_up == SUM
 
 
@@ -121,7 +122,7 @@ OF_STEPS = (
         "The model's FLOPs on this rank, of a step in which they were counted. Such a step takes longer",
     ),
 )
-"""Of each rank's optimizer steps."""
+"""Fields of each rank's optimizer steps."""
 
 SUMS = tuple(field.name for field in OF_STEPS if field.is_sum)
 
@@ -138,11 +139,11 @@ OF_PROCESSES = (
         "far_memory", "", LAST, "Part of its memory on other NUMA nodes than its cores", "far_memory_ratio"
     ),
 )
-"""Of each rank's program, as its agent sees it.  A row has sums from the program's start."""
+"""Fields of each rank's program, measured by its agent.  Sums count from the start of the program."""
 
 
 def added(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The fields of OF_STEPS of several rows of one rank, in their order, as those of one row."""
+    """Combine the fields of OF_STEPS of several consecutive rows of one rank into those of one row."""
     found: dict[str, Any] = {}
     for row in rows:
         for field in OF_STEPS:

@@ -1,4 +1,4 @@
-"""Pieces of messages that many modules say."""
+"""Phrases used in the messages of many modules."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from errno import EAGAIN
 from pathlib import Path
 
 PORT_IS_TAKEN = "another job may have it: without --master-port and $MASTER_PORT, each takes a free one"
-"""What to do about a MASTER_PORT that is in use."""
+"""Hint for a MASTER_PORT that is in use."""
 
 
 def cannot_run(program: str, error: OSError) -> str:
-    """Why ``program`` can't be started."""
+    """Return why ``program`` cannot be started."""
     limit = " (ulimit -u, or the control group, allows no more processes)" if error.errno == EAGAIN else ""
     return f"{program} can't be run: {error.strerror}{limit}"
 
 
 def counted(number: int, noun: str) -> str:
-    """``"1 rank"``, ``"2 ranks"``."""
+    """Return a number with a noun: ``"1 rank"``, ``"2 ranks"``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Up to four of ``names``, and how many more there are."""
+    """Return up to four of ``names``, and how many more there are."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def shown_path(path: Path | str) -> str:
-    """``path``, relative to the working directory where it lies below it."""
+    """Return ``path``, relative to the working directory if it is below it."""
     path = Path(path)
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def closest(word: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The one of ``valid`` that is closest to ``word``, if it is close at all."""
-    import difflib  # only errors need it, and the agent wants to start quickly
+    """Return the element of ``valid`` closest to ``word``; None if none has a similarity of ``cutoff``."""
+    import difflib  # only errors need it, and the agent must start quickly
 
     return next(iter(difflib.get_close_matches(word, list(valid), n=1, cutoff=cutoff)), None)
 
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` where one of ``valid`` is close to ``word``, else ``""``."""
+    """Return ``"; did you mean 'x'?"`` if an element of ``valid`` is close to ``word``, else ``""``."""
     close = closest(word, valid)
     return f"; did you mean {close!r}?" if close else ""

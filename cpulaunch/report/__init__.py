@@ -1,1 +1,1 @@
-"""A job's report: one HTML file made of what its directory holds."""
+"""Report of a job: one HTML file, made from the files of the job's directory."""

@@ -1,4 +1,4 @@
-"""A job's telemetry in a few hundred buckets of time for each rank, however many rows there were."""
+"""Aggregate a job's telemetry into a few hundred buckets of time per rank, however many rows it has."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from cpulaunch.report.processes import is_number as _is_number
 from cpulaunch.telemetry import SUMS
 
 BUCKETS = 320
-"""Buckets at most; from so many on, each is twice as long."""
+"""Number of buckets.  When a row is beyond the last one, the width of all buckets is doubled."""
 
 MAX_RANK = 1 << 16
-"""Ranks that are counted: a file may say anything."""
+"""Rows of ranks from this number on are skipped, as a malformed file may name any rank."""
 
 ADDED = ("steps", *SUMS, "loss", "losses")
-"""What is added up in a bucket: of the steps that ended in it, and the losses that were given."""
+"""Fields that are summed over the steps that ended in a bucket.  ``losses`` counts the steps with a loss."""
 
 MOST = ("rss",)
-"""Of what the largest counts: bytes of memory that are resident."""
+"""Fields of which a bucket has the maximum: bytes of resident memory."""
 
 Floats = NDArray[np.float64]
 Row = Mapping[str, Any]
 Placed = tuple[int, float, Row]
-"""A row, with its rank and second."""
+"""Rank, time in seconds since the job began, and the row."""
 
 
 class Buckets:
-    """Takes rows of telemetry.jsonl and forgets them.
+    """Sums and maxima of rows of ``telemetry.jsonl``, without the rows themselves.
 
-    ``of[name][rank, bucket]`` is a sum, or the most, of what was in a bucket of ``width`` seconds.
+    ``of[name][rank, bucket]`` is the sum or the maximum of a field in a bucket of ``width`` seconds.
     """
 
     def __init__(self, ranks: int = 1) -> None:
         self.width = 1 / 64
         self.of: dict[str, Floats] = {name: np.zeros((ranks, BUCKETS)) for name in (*ADDED, *MOST)}
-        self.known: set[str] = set()  # fields that rows have had
+        self.known: set[str] = set()  # fields that rows had
         self.last_step = 0
         self.processes = Processes()
-        self._ended: dict[int, float] = {}  # when each rank's last step did, where rows don't say so
+        self._ended: dict[int, float] = {}  # end of each rank's last step, if its rows lack times
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return int(self.of["steps"].shape[0])
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Count rows; those of other kinds, or without sense, are passed over."""
+        """Add rows of steps and of processes; other rows and malformed ones are skipped."""
         steps: list[Placed] = []
         memory: list[Placed] = []
         for row in rows:
@@ -67,7 +67,10 @@ class Buckets:
             np.maximum.at(self.of["rss"], where, np.nan_to_num(_column(found, "rss")))
 
     def _time(self, row: Row) -> float:
-        """When a step ended, in seconds since the job began."""
+        """Return the end of a step, in seconds since the job began.
+
+        A row without a time counts as beginning when the rank's step before ended.
+        """
         if _is_number(row.get("time")):
             return float(row["time"])
         rank = row["rank"]
@@ -92,7 +95,7 @@ class Buckets:
         self.last_step = max(self.last_step, int(np.nan_to_num(numbers).max()))
 
     def _placed(self, found: list[Placed]) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], list[Row]]:
-        """Rank and bucket of each row; there are enough of both then."""
+        """Return the ranks, the buckets and the rows; makes room for new ranks and later times."""
         ranks = np.array([rank for rank, _, _ in found])
         times = np.clip(np.array([time for _, time, _ in found], dtype=float), 0.0, 1e9)
         if (more := int(ranks.max()) + 1 - self.ranks) > 0:
@@ -102,7 +105,7 @@ class Buckets:
         return (ranks, (times / self.width).astype(np.int64)), [row for _, _, row in found]
 
     def _widen(self) -> None:
-        """Make each bucket twice as long."""
+        """Double the width of all buckets."""
         self.width *= 2
         for name, each in self.of.items():
             pairs = each.reshape(self.ranks, BUCKETS // 2, 2)
@@ -111,7 +114,7 @@ class Buckets:
 
 
 def _column(rows: list[Row], name: str) -> Floats:
-    """A field of all rows; NaN where one has none, or something else than a number."""
+    """Return a field of all rows; NaN for rows in which it is missing or not a finite number."""
     values = [row.get(name) for row in rows]
     try:
         column = np.array(values, dtype=np.float64)

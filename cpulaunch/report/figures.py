@@ -1,6 +1,6 @@
 """Figures of a job as Vega-Lite specifications.
 
-Colours are left to the page, which has a set for light and one for dark.
+They have no colours: the page has a light and a dark theme.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from cpulaunch.report.numbers import Numbers, unit_of_memory
 from cpulaunch.report.read import Job
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-"""The version of the language; nothing is fetched from there."""
+"""Version of Vega-Lite; nothing is fetched from this URL."""
 
 MAX_ROWS = 64
-"""Rows of the heat map: of more ranks, neighbours share one, and the slowest of them is shown."""
+"""Maximum rows of the heat map.
+
+If there are more ranks, neighbours share a row, which shows the slowest of them.
+"""
 
 MANY_LINES = 8
-"""Ranks whose memory is shown one by one."""
+"""Maximum number of ranks whose memory is drawn as one line each."""
 
 Spec = dict[str, Any]
 Values = list[dict[str, Any]]
@@ -30,7 +33,10 @@ KINDS = {"failure": "mark-failure", "stall": "mark-stall", "restart": "mark-rest
 
 
 class TimeAxis:
-    """Seconds in the unit that fits the longest of some jobs; ``first`` is the one in which it begins."""
+    """Time axis in seconds, minutes or hours, whichever suits the longest job.
+
+    ``seconds`` is the duration of that job; ``first`` the second at which the axis begins.
+    """
 
     def __init__(self, seconds: float, first: float = 0.0) -> None:
         self.first = first
@@ -42,7 +48,7 @@ class TimeAxis:
         return rounded(seconds / self.scale)
 
     def encoding(self, longest: float) -> Spec:
-        """The axis, from the start to the end."""
+        """Return the encoding of an axis that ends at second ``longest``."""
         return {
             "field": "t",
             "type": "quantitative",
@@ -60,10 +66,11 @@ def over_time(
     zero: bool = True,
     names: Sequence[str] = (),
 ) -> Spec | None:
-    """Curves of one quantity, each of a name; with the marks of the job where there is one.
+    """Return a line chart of one quantity over time; None if there are no values.
 
-    ``seldom``: it was looked at now and then, and gaps mean nothing.  ``zero``: the axis begins there.
-    ``names``: those of all jobs that are compared, of which not all may have a curve; colours go by them.
+    ``lines`` are names, jobs and values.  A single line also gets the marks of its job.  ``seldom``: the
+    quantity was sampled rarely, so gaps are bridged.  ``zero``: the vertical axis includes 0.  ``names`` are
+    the names of all compared jobs, of which some may lack a curve; so a job has one colour in all charts.
     """
     values: Values = []
     longest = 0.0
@@ -102,7 +109,10 @@ def over_time(
 
 
 def heat_map(numbers: Numbers, axis: TimeAxis) -> Spec | None:
-    """Ranks × time: how long a step took, without waiting for others where that is known."""
+    """Return a heat map of the time of a step by rank and time; None if there are no steps.
+
+    The time is without waiting for other ranks, if that is known.
+    """
     per_step, noun = numbers.own_per_step, numbers.job.names.noun
     if not np.isfinite(per_step).any():
         return None
@@ -156,7 +166,7 @@ def heat_map(numbers: Numbers, axis: TimeAxis) -> Spec | None:
 
 
 def shares(numbers: Numbers) -> Spec | None:
-    """What each rank's time went to, as parts of a bar."""
+    """Return a stacked bar for each rank of how its time was spent; None if that is not known."""
     parts, noun = numbers.shares(), numbers.job.names.noun
     if not parts:
         return None
@@ -204,7 +214,10 @@ def shares(numbers: Numbers) -> Spec | None:
 
 
 def memory(numbers: Numbers, axis: TimeAxis) -> Spec | None:
-    """Resident memory of each rank, or of the largest, median and smallest."""
+    """Return a line chart of the ranks' resident memory; None if it is not known.
+
+    For more than ``MANY_LINES`` ranks, it has the largest, the median and the smallest.
+    """
     rss = numbers.rss
     if not np.isfinite(rss).any():
         return None
@@ -233,7 +246,7 @@ def _base(height: int) -> Spec:
 
 
 def _marks(job: Job, axis: TimeAxis, x: Spec) -> Iterator[Spec]:
-    """Failures, stalls and restarts, as lines with a text to hover over."""
+    """Yield layers of failures, stalls and restarts: vertical lines with a text as tooltip."""
     for kind, style in KINDS.items():
         values = [{"t": axis(mark.seconds), "text": mark.text} for mark in job.marks if mark.kind == kind]
         if values:
@@ -251,5 +264,5 @@ def _marks(job: Job, axis: TimeAxis, x: Spec) -> Iterator[Spec]:
 
 
 def rounded(value: float) -> float:
-    """Four digits: the page is small, and no figure shows more."""
+    """Round to four significant digits, as no figure shows more, and the page stays small."""
     return float(f"{value:.4g}")

@@ -1,6 +1,7 @@
-"""What stands out in a job's telemetry, each with the figure that it comes from.
+"""Findings: what stands out in a job's telemetry, each with the figure that it is based on.
 
-What holds a rank back from outside comes first, as it is the reason for much else, and then what costs most.
+External causes that slow down a rank come first, as they often explain the others.  The others are ordered by
+their cost.
 """
 
 from __future__ import annotations
@@ -16,25 +17,28 @@ from cpulaunch.report.numbers import EXPOSED, SLOWER_RANKS, Numbers, millisecond
 from cpulaunch.wording import counted
 
 NOTABLE = 0.05
-"""Part of the time that is worth a line."""
+"""Minimum share of the time for a finding."""
 
 OUTSIDE = (
     ("throttled", NOTABLE, "time", "is lost to the CPU quota of its control group: it is throttled"),
     ("far_memory", 0.2, "memory", "is on other NUMA nodes than its cores"),
 )
-"""What holds a rank back from outside: the share in telemetry.jsonl, from where on it is worth a line, what
-it is a part of, and the line's end."""
+"""External causes that slow down a rank.
+
+Each has the name of its share in ``telemetry.jsonl``, the minimum share for a finding, what it is a share of,
+and the end of the finding's text.
+"""
 
 
 class Finding(NamedTuple):
-    """A line, and the part of the time, or of memory, that it is about."""
+    """A finding's text, and the share of time or memory that it concerns."""
 
     share: float
     text: str
 
 
 def findings(numbers: Numbers) -> list[Finding]:
-    """Those of a job, the first one first."""
+    """Return a job's findings, the most important one first."""
     shares = numbers.shares()
     inside = [
         *_slow_rank(numbers, shares.get(SLOWER_RANKS)),
@@ -45,7 +49,7 @@ def findings(numbers: Numbers) -> list[Finding]:
 
 
 def in_words(numbers: Numbers) -> str:
-    """What a terminal shows of a job: its key figures, and what stands out."""
+    """Return a job's key figures and findings as text for a terminal."""
     found = list(numbers.key_figures())
     width = max(len(name) for name, *_ in found)
     figures = [f"  {name:{width}}  {text}" for name, text, _ in found]
@@ -57,7 +61,10 @@ def in_words(numbers: Numbers) -> str:
 
 
 def _outside(numbers: Numbers) -> Iterator[Finding]:
-    """Of each, the rank with most of it, and how many others have as much as is worth a line."""
+    """Yield a finding for each external cause, about the rank with the largest share.
+
+    It also says how many other ranks reach the minimum.
+    """
     for name, limit, of, what in OUTSIDE:
         found = numbers.job.buckets.processes.mean(name)
         if not found or (share := max(found.values())) < limit:
@@ -69,7 +76,10 @@ def _outside(numbers: Numbers) -> Iterator[Finding]:
 
 
 def _slow_rank(numbers: Numbers, waiting: Floats | None) -> Iterator[Finding]:
-    """Where one is the slowest, the share is that of the ranks which wait for it."""
+    """Yield a finding about waiting for slower ranks.
+
+    If one rank is to blame, the share is the mean of the other ranks, else of all ranks.
+    """
     if waiting is None:
         return
     rank = _whom_they_wait_for(numbers, waiting)
@@ -90,7 +100,7 @@ def _slow_rank(numbers: Numbers, waiting: Floats | None) -> Iterator[Finding]:
 
 
 def _whom_they_wait_for(numbers: Numbers, waiting: Floats) -> int | None:
-    """The slowest rank, if what its steps take longer is most of what the others wait."""
+    """Return the slowest rank if it causes at least half of the others' waiting, else None."""
     if numbers.slowest is None:
         return None
     rank, _ = numbers.slowest
@@ -100,7 +110,10 @@ def _whom_they_wait_for(numbers: Numbers, waiting: Floats) -> int | None:
 
 
 def _input(share: Floats | None) -> Iterator[Finding]:
-    """What most ranks have of it: the others' waiting says it where a single one has."""
+    """Yield a finding about input, based on the median rank.
+
+    If a single rank waits for its input, the finding about the others' waiting says so.
+    """
     if share is not None and (usual := float(np.sort(share)[(len(share) - 1) // 2])) >= NOTABLE:
         do = "more workers of the DataLoader (num_workers), or a cheaper __getitem__"
         yield Finding(usual, f"{_percent(usual)} waiting for input: {do}")

@@ -1,4 +1,4 @@
-"""What a job's buckets come to: rates, shares, and the figures that come first."""
+"""Compute rates, shares and key figures from a job's buckets."""
 
 from __future__ import annotations
 
@@ -17,21 +17,27 @@ from cpulaunch.supervise.telemetry.metrics import what_counts, with_unit
 from cpulaunch.wording import counted
 
 STATED = 8
-"""Figures that programs have stated which are key figures: a table has more."""
+"""Maximum number of programs' own metrics among the key figures; a table has more."""
 
 HIDDEN = "communication hidden behind computing"
 EXPOSED, SLOWER_RANKS = "communication that all wait for", "waiting for slower ranks"
 
 STEPS_EACH = 2
-"""Steps that a time which is looked at should have: else curves would have holes."""
+"""Average number of steps that each point of a curve covers at least, so that curves have no gaps."""
 
 SLOWER = 0.05
-"""A rank is named as the slowest where its own steps take longer than the others' by this part, as in the
-status line."""
+"""The slowest rank is named if its own time exceeds the others' median by this fraction.
+
+The status line uses the same value.
+"""
 
 
 class Numbers:
-    """A job's figures.  Arrays over time have as many elements as ``times``."""
+    """A job's figures.
+
+    Arrays over time have one element for each of ``times``, which are the middles of intervals of ``width``
+    seconds.  They have NaN where nothing is known.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -44,11 +50,11 @@ class Numbers:
         self.times: Floats = (np.arange(self._count, dtype=np.float64) + 0.5) * self.width
 
     def sums(self, name: str) -> Floats:
-        """Of each rank and bucket."""
+        """Return a field by rank and time."""
         return self._of[name][:, : self._count]
 
     def _joined(self, name: str) -> Floats:
-        """Buckets that are looked at together: there are enough steps in each then."""
+        """Return a field with neighbouring buckets merged, so that each has enough steps."""
         each = self.job.buckets.of[name]
         padded = np.pad(each, ((0, 0), (0, -each.shape[1] % self._together)))
         parts = padded.reshape(each.shape[0], -1, self._together)
@@ -57,28 +63,31 @@ class Numbers:
 
     @property
     def longest(self) -> float:
-        """The second in which the job, or what is known of it, ends."""
+        """End of the job, or of its telemetry if that is later, in seconds since its start."""
         return max(self.job.end.seconds if self.job.end else 0.0, self._count * self.width, 1e-3)
 
     @property
     def first_step(self) -> float:
-        """The second from which on there are steps; 0 where there are none."""
+        """Time of the first steps, in seconds since the start; 0 if there are none."""
         made = np.flatnonzero(self.sums("steps").sum(axis=0) > 0)
         return float(made[0]) * self.width if made.size else 0.0
 
     @cached_property
     def step_seconds(self) -> Floats:
-        """Of a step, over time: the mean of all ranks."""
+        """Seconds of a step over time: the mean of all ranks."""
         return _ratio(self.sums("seconds").sum(axis=0), self.sums("steps").sum(axis=0))
 
     @property
     def typical(self) -> float | None:
-        """Seconds of a step: the median over time, so that starts and pauses don't count."""
+        """Seconds of a step: the median over time, so that starts and pauses do not count.
+
+        None without steps.
+        """
         return _median(self.step_seconds)
 
     @property
     def work(self) -> tuple[str, str]:
-        """What the throughput is counted in: the field, and its unit."""
+        """The field that measures throughput, tokens if known, else samples, else steps; and its unit."""
         known = self.job.buckets.known
         name = next((name for name in ("tokens", "samples") if self._is_known(name, known)), "steps")
         return name, f"{name}/s"
@@ -88,7 +97,7 @@ class Numbers:
 
     @cached_property
     def throughput(self) -> Floats:
-        """Of all ranks together, per second of their steps."""
+        """Throughput of all ranks together over time, per second of their steps."""
         name, _ = self.work
         seconds = self.sums("seconds")
         ranks = np.maximum((seconds > 0).sum(axis=0), 1)
@@ -98,7 +107,7 @@ class Numbers:
 
     @property
     def mfu(self) -> Floats | None:
-        """Part of the measured peak that the model's FLOPs reach; None where either isn't known."""
+        """Model FLOPs utilization over time, as a share of the measured peak; None if it is not known."""
         peak, flops = self.job.head.get("peak_flops"), self.job.head.get("flops_per_step")
         if not isinstance(peak, (int, float)) or not isinstance(flops, (int, float)) or min(peak, flops) <= 0:
             return None
@@ -106,40 +115,44 @@ class Numbers:
 
     @property
     def loss(self) -> Floats | None:
-        """Over time: the mean of the ranks that gave one."""
+        """Loss over time: the mean of the ranks that logged one; None if none did."""
         if "loss" not in self.job.buckets.known:
             return None
         return _ratio(self.sums("loss").sum(axis=0), self.sums("losses").sum(axis=0))
 
     @property
     def rss(self) -> Floats:
-        """Bytes of each rank over time."""
+        """Bytes of resident memory, by rank and time."""
         rss = self.sums("rss")
         return np.where(rss > 0, rss, np.nan)
 
     @property
     def knows_waiting(self) -> bool:
-        """Whether the ranks have told how long they waited for each other."""
+        """Whether telemetry says how long ranks waited for each other."""
         return "waiting" in self.job.buckets.known
 
     @cached_property
     def own_per_step(self) -> Floats:
-        """Seconds that a step took each rank over time, without waiting for others where that is known."""
+        """Seconds of a step, by rank and time, without waiting for other ranks if that is known."""
         seconds = self.sums("seconds") - (self.sums("waiting") if self.knows_waiting else 0.0)
         return _ratio(np.maximum(seconds, 0.0), self.sums("steps"))
 
     @property
     def own_of_ranks(self) -> Floats:
-        """The same of each rank: the median over time."""
+        """``own_per_step`` of each rank: the median over time."""
         return np.array([_median(row) or np.nan for row in self.own_per_step])
 
     @property
     def input_of_ranks(self) -> Floats:
-        """Seconds of a step in which each rank waits for its input."""
+        """Seconds per step that each rank waits for its input."""
         return np.nan_to_num(_ratio(self.sums("input").sum(axis=1), self.sums("steps").sum(axis=1)))
 
     def shares(self) -> dict[str, Floats]:
-        """Parts of the time of each rank's steps; none where only that is known."""
+        """Return how each rank's time of steps was spent: part → share of each rank.
+
+        Empty if only the time of steps is known.  In each interval, the rank that waits least is taken to
+        arrive last: all ranks wait that long for communication (``EXPOSED``), and the rest for slower ranks.
+        """
         known = self.job.buckets.known & {"communication", "waiting", "input"}
         total = self.sums("seconds").sum(axis=1)
         if not known or not total.any():
@@ -160,7 +173,10 @@ class Numbers:
 
     @property
     def slowest(self) -> tuple[int, float] | None:
-        """The rank whose own steps take longest, and by which part longer than the others' (the median)."""
+        """The rank with the longest own steps, and the fraction by which they exceed the others' median.
+
+        None if that is less than ``SLOWER``.
+        """
         own = self.own_of_ranks
         if len(own) < 2 or not np.isfinite(own).all():
             return None
@@ -169,7 +185,7 @@ class Numbers:
         return (rank, longest / others - 1) if others > 0 and longest >= others * (1 + SLOWER) else None
 
     def key_figures(self) -> Iterator[tuple[str, str, float | None]]:
-        """Name, text, and the number by which two jobs are compared."""
+        """Yield name, text, and the number by which jobs are compared; None if there is no such number."""
         job, end = self.job, self.job.end
         yield "result", result(job), None
         seconds = end.seconds if end else self.longest
@@ -217,12 +233,12 @@ class Numbers:
 
 
 def of_and_others(seconds: Floats, rank: int) -> tuple[float, float]:
-    """A rank's value, and the median of all others'."""
+    """Return a rank's value, and the median of the other ranks' values."""
     return float(seconds[rank]), float(np.median(np.delete(seconds, rank)))
 
 
 def result(job: Job) -> str:
-    """How the job has ended, in a word or two."""
+    """Return how the job has ended, in a word or two."""
     if job.end is None:
         return "no end is known" if job.state is State.SILENT else job.state.value
     words = {"ok": "ok", "interrupted": "interrupted", "stalled": "stalled", "start_failed": "not started"}
@@ -230,29 +246,29 @@ def result(job: Job) -> str:
 
 
 def size(job: Job) -> str:
-    """``4 hosts, 16 ranks``."""
+    """Return the size of a job: ``4 hosts, 16 ranks``."""
     ranks = len(job.ranks) or (job.end.ranks if job.end else job.buckets.ranks)
     hosts = len({rank.host for rank in job.ranks}) or (job.end.hosts if job.end else 1)
     return f"{counted(hosts, 'host')}, {counted(ranks, job.names.noun)}"
 
 
 def milliseconds(seconds: float) -> str:
-    """``84 ms``, ``2.1 s``."""
+    """Return a duration: ``84 ms``, ``2.1 s``."""
     return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def quantity(number: float) -> str:
-    """``41,200``, ``3.15``."""
+    """Return a number with three significant digits: ``41,200``, ``3.15``."""
     return f"{float(f'{number:.3g}'):,.0f}" if number >= 1000 else f"{number:.3g}"
 
 
 def unit_of_memory(most: float) -> tuple[str, float]:
-    """The unit that fits, and its bytes."""
+    """Return the unit that suits ``most`` bytes, and its number of bytes."""
     return ("GiB", 2.0**30) if most >= 2**30 else ("MiB", 2.0**20)
 
 
 def _ratio(above: Floats, below: Floats) -> Floats:
-    """NaN where nothing is below."""
+    """Divide element by element; NaN where ``below`` is not positive."""
     above, below = np.asarray(above, dtype=float), np.asarray(below, dtype=float)
     found = np.full(np.broadcast(above, below).shape, np.nan)
     np.divide(above, below, out=found, where=np.nan_to_num(below) > 0)
@@ -260,7 +276,7 @@ def _ratio(above: Floats, below: Floats) -> Floats:
 
 
 def _buckets_of(steps: int, buckets: Buckets) -> int:
-    """How many buckets have so many steps."""
+    """Return how many buckets to merge so that these have ``steps`` steps of a rank on average."""
     made, seconds = float(buckets.of["steps"].sum()), float(buckets.of["seconds"].sum())
     if not made:
         return 1

@@ -1,4 +1,4 @@
-"""Jobs → one HTML page, which fetches nothing."""
+"""Render one job or several as one HTML page, which fetches nothing."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ from cpulaunch.supervise.telemetry.metrics import number_text, what_counts, with
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
 )
-"""What a browser lets the page do: nothing over the network.  Vega compiles its expressions."""
+"""Content-Security-Policy, which blocks the network.  ``unsafe-eval``: Vega compiles its expressions."""
 
 NO_CARDS = ("result", HIDDEN)
-"""Key figures that need no card: the state is above, and hidden communication costs nothing."""
+"""Key figures without a card: the header has the result, and hidden communication costs nothing."""
 
 MAX_HOSTS = 64
-"""Hosts whose ranks are listed."""
+"""Maximum number of hosts whose ranks are listed."""
 
 TABLE = re.compile(r"\S {2,}\S")
-"""What lines of tables have."""
+"""Matches lines of tables, which have several spaces between columns."""
 
 MAX_STATED = 100
-"""Figures that programs have stated which are listed."""
+"""Maximum number of programs' own metrics that are listed."""
 
 MAX_MARKS = 50
-"""Failures, stalls and restarts that are listed."""
+"""Maximum number of failures, stalls and restarts that are listed."""
 
 
 class Page:
-    """Collects parts of the page, and the figures that its script draws."""
+    """Collects the HTML parts of the page, and the figures that its script draws."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
         self.specs: dict[str, Spec] = {}
 
     def add(self, html: str) -> None:
-        """A part as it is."""
+        """Add HTML as it is."""
         self.parts.append(html)
 
     def section(self, title: str, html: str) -> None:
-        """A part with a title."""
+        """Add HTML with a title."""
         self.add(f"<section><h2>{escape(title)}</h2>{html}</section>")
 
     def figure(self, name: str, title: str, spec: Spec | None, says: str = "") -> None:
-        """A part with a drawing, where there is anything to draw."""
+        """Add a figure with a title and an explanation, unless ``spec`` is None."""
         if spec is None:
             return
         name = f"{name}-{len(self.specs)}"
@@ -68,11 +68,14 @@ class Page:
 
 
 BEGINS = '<!doctype html><html lang="en"><head><meta name="generator" content="cpulaunch">'
-"""How each page does, so that it is known for one."""
+"""First characters of each page, by which it can be recognized."""
 
 
 def render(jobs: Sequence[Job], bundle: str, made_by: str) -> str:
-    """The page about a job, or about several that are compared.  ``bundle`` is Vega's program."""
+    """Return the HTML page about a job, or a comparison of several.
+
+    ``bundle`` is JavaScript that defines ``vegaEmbed``; ``made_by`` is the text of the footer.
+    """
     page, several = Page(), [Numbers(job) for job in jobs]
     if len(several) == 1:
         _one(page, several[0])
@@ -151,7 +154,7 @@ def _header(numbers: Numbers) -> str:
 
 
 def _context(job: Job) -> str:
-    """What it ran with, in a line."""
+    """Return size, launcher, backend and precision of a job, in one line."""
     values = {key: value for key, value, _ in job.settings}
     backend = None if job.names.noun == INSTANCE else values.get("training.backend")
     precision = job.head.get("precision")
@@ -221,7 +224,7 @@ def _marks(page: Page, job: Job) -> None:
 
 
 def _stated(page: Page, job: Job) -> None:
-    """The figures that its programs have stated by lines on their stdout."""
+    """Add a table of the metrics that the job's programs have printed."""
     if not job.end or not job.end.metrics:
         return
     metrics, noun = job.end.metrics, job.names.noun
@@ -239,7 +242,7 @@ def _stated(page: Page, job: Job) -> None:
 
 
 def _trace(page: Page, job: Job) -> None:
-    """Its tables as they are; lines of words are wrapped."""
+    """Add the summaries of traces, with their tables unchanged and other lines wrapped."""
     if job.trace:
         lines = (
             escape(line) if TABLE.search(line) else f'<span class="words">{escape(line)}</span>'
@@ -268,7 +271,7 @@ def _row(number: int, rank: Rank) -> str:
 
 
 def _settings(page: Page, jobs: Sequence[Job], names: Sequence[str] = ()) -> None:
-    """All settings of a job with their origin; of several, those that differ."""
+    """Add all settings of a job with their origin, or those settings in which several jobs differ."""
     if len(jobs) == 1:
         rows = jobs[0].settings
         chosen = [row for row in rows if row[2] != "default"]
@@ -294,7 +297,7 @@ def _rows(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _table(page: Page, several: Sequence[Numbers], names: Sequence[str]) -> None:
-    """Key figures side by side, with the ratio of each job to the first."""
+    """Add key figures side by side, with the ratio of each job to the first."""
     figures_of = [{name: (text, number) for name, text, number in each.key_figures()} for each in several]
     keys = dict.fromkeys(name for each in figures_of for name in each)
     rows = [
@@ -317,13 +320,13 @@ def _cells(key: str, figures_of: Sequence[dict[str, tuple[str, float | None]]]) 
 
 
 def _names(jobs: Sequence[Job]) -> list[str]:
-    """Names that tell the jobs apart: A and B, with their ids."""
+    """Return distinct names for the jobs: letters with their ids, such as ``A: 20260101-120000-…``."""
     letters = (chr(ord("A") + place) if place < 26 else str(place) for place in range(len(jobs)))
     return [f"{letter}: {job.name}" for letter, job in zip(letters, jobs, strict=True)]
 
 
 def vega_bundle() -> str:
-    """JavaScript that defines ``vegaEmbed``.  UsageError where it isn't installed."""
+    """Return JavaScript that defines ``vegaEmbed``.  Raises UsageError if vl-convert-python is missing."""
     try:
         import vl_convert
     except ImportError:

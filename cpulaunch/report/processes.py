@@ -1,4 +1,4 @@
-"""What rows of telemetry.jsonl about processes come to, for each rank."""
+"""Aggregate the rows of ``telemetry.jsonl`` about processes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 COUNTERS = ("cycles", "instructions", "amx_busy")
-"""What grows from a program's start to its end."""
+"""Fields that count up from the start of a program."""
 
 SHARES = ("throttled", "far_memory")
-"""Parts of 1, of which the mean counts."""
+"""Fields that are shares between 0 and 1, of which the mean is used."""
 
 
 class Processes:
-    """Takes rows about processes and forgets them."""
+    """Sums and means of rows about processes, without the rows themselves."""
 
     def __init__(self) -> None:
         self._last: defaultdict[int, dict[str, float]] = defaultdict(dict)
@@ -24,12 +24,12 @@ class Processes:
         }
 
     def add(self, rank: int, row: Mapping[str, Any]) -> None:
-        """Count a row; what isn't a number is passed over."""
+        """Add a row; values that are not numbers are skipped."""
         last = self._last[rank]
         for name in COUNTERS:
             if is_number(value := row.get(name)):
                 before = last.get(name, 0.0)
-                # After a restart, it is another program that counts from 0.
+                # After a restart, the new program counts from 0.
                 self._counted[name] += value - before if value >= before else value
                 last[name] = value
         for name in SHARES:
@@ -39,15 +39,15 @@ class Processes:
                 sums[1] += 1
 
     def mean(self, name: str) -> dict[int, float]:
-        """A share of each rank that has told it."""
+        """Return the mean of a share for each rank that has it."""
         return {rank: total / count for rank, (total, count) in self._sums[name].items()}
 
     def per_cycle(self, name: str) -> float | None:
-        """Instructions, or cycles with AMX, of all ranks ÷ their cycles; None where neither is known."""
+        """Return a counter of all ranks ÷ their CPU cycles; None if either is not known."""
         cycles = self._counted.get("cycles")
         return self._counted[name] / cycles if cycles and name in self._counted else None
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether it is one that can be counted with: neither NaN nor infinite."""
+    """Whether ``value`` is an int or a finite float."""
     return type(value) in (int, float) and abs(value) < 1e300

@@ -1,4 +1,4 @@
-"""What a report is about: a job's directory, read with bounded memory."""
+"""Read a job's directory for its report, with bounded memory."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from cpulaunch.supervise.output.record import (
 
 TELEMETRY = "telemetry.jsonl"
 TRACE_TEXTS = ("trace.txt", *(f"trace-{number}.txt" for number in range(2, 6)))
-"""What the first traces say, as `cpulaunch profile` has written it."""
+"""Files with the summaries of the first five traces, as `cpulaunch profile` writes them."""
 
 AT_ONCE = 4096
-"""Rows that are read at once."""
+"""Number of rows read at a time."""
 
 MAX_LINE = 1 << 16
-"""Bytes of a row that is counted."""
+"""Maximum bytes of a row; longer rows are skipped."""
 
 MAX_TEXT = 1 << 16
-"""Characters of a text that is shown."""
+"""Maximum characters of a text that is shown."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at a time: ``kind`` is failure, stall or restart."""
+    """An event at a time in seconds since the job's start; ``kind`` is failure, stall or restart."""
 
     seconds: float
     kind: str
@@ -52,7 +52,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Rank:
-    """Where a rank runs."""
+    """Placement of a rank."""
 
     rank: int
     host: str
@@ -64,7 +64,11 @@ class Rank:
 
 @dataclass(frozen=True)
 class Job:
-    """A job, as its directory tells it.  ``head`` is the first line of its telemetry."""
+    """A job, read from its directory.
+
+    ``end`` is None if the job has no outcome.  ``settings`` are keys, values and origins.  ``head`` is the
+    first line of its telemetry.  ``trace`` has the summaries of its traces.
+    """
 
     name: str
     state: State
@@ -81,12 +85,12 @@ class Job:
     names: Names = RANKS
 
     def setting(self, setting: Setting[Any]) -> str | None:
-        """The value of a setting, as text; None where it isn't known."""
+        """Return the value of a setting as text; None if it is not known."""
         return next((text for name, text, _ in self.settings if name == setting.key), None)
 
 
 def read_job(directory: Path) -> Job:
-    """Read what there is; what is missing, as in a job that still runs, is left out."""
+    """Read a job's directory.  Files may be missing, as those of a running job are."""
     outcome = read_document(directory / OUTCOME)
     plan = read_document(directory / PLAN) or {}
     names = names_in(plan)
@@ -110,7 +114,7 @@ def read_job(directory: Path) -> Job:
 
 
 def read_telemetry(path: Path) -> tuple[Mapping[str, Any], Buckets]:
-    """The first line, and all others in buckets."""
+    """Read ``telemetry.jsonl``: its first line, and its rows aggregated.  Both are empty if that fails."""
     head: dict[str, Any] = {}
     buckets = Buckets()
     try:
@@ -126,7 +130,10 @@ def read_telemetry(path: Path) -> tuple[Mapping[str, Any], Buckets]:
 
 
 def _parsed(lines: list[bytes]) -> Iterator[dict[str, Any]]:
-    """The JSON objects of lines: of all at once, or if one is broken, of those that aren't."""
+    """Yield the JSON objects of lines; malformed lines are skipped.
+
+    All lines are parsed at once if possible, which is faster.
+    """
     try:
         rows = json.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
@@ -140,7 +147,7 @@ def _parsed(lines: list[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def program_in(plan: Mapping[str, Any]) -> str:
-    """The command that was run, without what looks like a secret; empty where the plan doesn't say."""
+    """Return the command of the job with secrets masked; empty if the plan does not have it."""
     argv = plan.get("program")
     if not isinstance(argv, list):
         return ""
@@ -148,7 +155,7 @@ def program_in(plan: Mapping[str, Any]) -> str:
 
 
 def _settings(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Key, value and origin.  The values of ``env`` are nobody's business but their owner's."""
+    """Yield key, value and origin.  The values of ``env`` are private, so only its names are shown."""
     for row in documents(plan.get("settings")):
         key, value = str(row.get("key")), row.get("value")
         if key == "env" and isinstance(value, dict):
@@ -172,7 +179,7 @@ def _ranks(plan: Mapping[str, Any]) -> Iterator[Rank]:
 
 
 def _marks(directory: Path, end: Ended | None, names: Names) -> Iterator[Mark]:
-    """Stalls and restarts as they were noted, and what ended each attempt."""
+    """Yield stalls, restarts, and the failure that ended each attempt."""
     failed: Mark | None = None
     for event in read_events(directory):
         seconds, kind = event.get("seconds"), event.get("type")
@@ -192,7 +199,7 @@ def _marks(directory: Path, end: Ended | None, names: Names) -> Iterator[Mark]:
 
 
 def _exit(event: Mapping[str, Any], names: Names) -> str:
-    """How a rank has failed; empty where it hasn't, or the launcher has ended it."""
+    """Return how a rank has failed; empty if it has not, or if the launcher has ended it."""
     rank, number, code = event.get("rank"), event.get("signal"), event.get("code")
     if event.get("by_launcher") and not event.get("finished"):
         return ""

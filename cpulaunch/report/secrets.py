@@ -1,4 +1,4 @@
-"""What a report must not tell: a report is made to be passed on."""
+"""Mask secrets, as reports are made to be shared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAME = (
     r"[\w.-]*(?:token|secret|password|passwd|passphrase|credential|auth|api[_-]?key|access[_-]?key"
     r"|private[_-]?key)[\w.-]*"
 )
-"""Names of options and variables that are followed by a secret."""
+"""Names of options and variables whose value is a secret."""
 
 _NAMED = re.compile(rf"(?i)\b({_NAME}\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;]+)")
 _OPTION = re.compile(rf"(?i)--?{_NAME}")
@@ -22,23 +22,23 @@ _TOKENS = re.compile(
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
     r"|\b(?=[A-Za-z0-9+_-]*\d)(?=[A-Za-z0-9+_-]*[A-Za-z])[A-Za-z0-9+_]{32,}\b"
 )
-"""What looks like a token of a well-known service, a JSON web token, or 32 random characters and more."""
+"""Matches tokens of well-known services, JSON web tokens, and 32 or more random characters."""
 
 
 def masked(text: str) -> str:
-    """A text without what looks like a secret."""
+    """Return a text with everything masked that looks like a secret."""
     text = _URL.sub(rf"\1{MASK}@", text)
     text = _NAMED.sub(rf"\1{MASK}", text)
     return _TOKENS.sub(MASK, text)
 
 
 def masked_command(words: Sequence[str]) -> str:
-    """A command as a shell has it, but for what ``masked_words`` leaves out."""
+    """Return a command quoted for a shell, with secrets masked by ``masked_words``."""
     return " ".join(word if MASK in word else shlex.quote(word) for word in masked_words(words))
 
 
 def masked_words(words: Sequence[str]) -> list[str]:
-    """A command without the values of options that are named after secrets, and what looks like one."""
+    """Mask the values of options that are named like secrets, and everything that looks like a secret."""
     found: list[str] = []
     for number, word in enumerate(words):
         before = words[number - 1] if number else ""

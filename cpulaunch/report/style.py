@@ -1,4 +1,4 @@
-"""How a report looks: colours of the page and of its figures, in light and dark."""
+"""Styles of a report: colours of the page and of its figures, in a light and a dark theme."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEAT = {
 
 
 def _theme(name: str, colours: dict[str, str]) -> dict[str, Any]:
-    """A configuration of Vega-Lite."""
+    """Return the configuration of Vega-Lite for a theme."""
     text = {"labelColor": colours["soft"], "titleColor": colours["soft"]}
     font = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
     return {
@@ -103,7 +103,7 @@ footer{color:var(--soft);font-size:12px}
 )
 
 MAX_SVG = 8000
-"""Values of a figure that is drawn as elements of the page; more are painted, which is faster."""
+"""Maximum number of values of a figure drawn as SVG; larger figures use a canvas, which is faster."""
 
 SCRIPT = (
     f"const MAX_SVG={MAX_SVG};"

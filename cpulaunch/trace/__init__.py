@@ -1,1 +1,1 @@
-"""Traces of ranks, by torch's profiler, become one; and what it says.  Standard library only."""
+"""Merge ranks' traces by torch's profiler, and summarize them.  Standard library only."""

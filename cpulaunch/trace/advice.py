@@ -1,4 +1,4 @@
-"""What to do about what a trace says: each advice with the figure that it comes from.  Pure."""
+"""Advice that follows from a trace, each with the figure that it is based on.  Pure."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import NamedTuple
 from cpulaunch.trace.figures import Figures, Shares
 
 NOTABLE = 0.05
-"""Part of the time that is worth a line."""
+"""Minimum share of the time for advice."""
 
 MUCH = 0.15
-"""The same for what can hardly be less."""
+"""Minimum share of the time for advice about parts that can hardly be avoided."""
 
 ALONE = 0.6
-"""Part of all waiting for the slowest that is for one rank, from where on it is to blame."""
+"""A rank is to blame if at least this share of all waiting for the slowest rank is for it."""
 
 MUCH_FAR = 0.2
-"""Part of a rank's memory on other NUMA nodes that is worth a line."""
+"""Minimum share of a rank's memory on other NUMA nodes for advice."""
 
 MIGRATIONS = 10.0
-"""Of a rank's threads per second: pinned ones of OpenMP make none."""
+"""Minimum migrations of a rank's threads per second for advice.  Pinned OpenMP threads do not migrate."""
 
 WORDS = {
     "computation": "computes",
@@ -32,16 +32,17 @@ WORDS = {
 
 
 class Advice(NamedTuple):
-    """The part of the time, or of memory, that it is about, and a line."""
+    """The share of time or memory that the advice concerns, and its text."""
 
     share: float
     text: str
 
 
 def advice(found: Figures) -> list[Advice]:
-    """The advice that follows from the figures.
+    """Return the advice that follows from the figures.
 
-    What holds a rank back from outside comes first, as it is the reason for much else; then what costs most.
+    External causes that slow down a rank come first, as they often explain the others.  The others are
+    ordered by their cost.
     """
     rules = (_waiting, _input, _communication, _operations, _optimizer, _other, _migrations)
     inside = sorted((each for rule in rules for each in rule(found)), key=lambda each: -each.share)
@@ -49,12 +50,12 @@ def advice(found: Figures) -> list[Advice]:
 
 
 def mean(ranks: Sequence[Shares], part: str) -> float:
-    """Of a part of the time, over the ranks."""
+    """Return the mean of a field of ``Shares`` over the ranks."""
     return sum(float(getattr(each, part)) for each in ranks) / len(ranks)
 
 
 def usual(found: Figures, part: str) -> float:
-    """Of a part of the time, what most ranks have of it: not what a single one that is slow has."""
+    """Return the median of a field of ``Shares`` over the ranks, which a single slow rank does not affect."""
     return sorted(float(getattr(each, part)) for each in found.ranks)[(len(found.ranks) - 1) // 2]
 
 
@@ -75,7 +76,10 @@ def _outside(found: Figures) -> Iterator[Advice]:
 
 
 def _waiting(found: Figures) -> Iterator[Advice]:
-    """Where one rank is the slowest, the share is that of the ranks which wait for it."""
+    """Yield advice about waiting for the slowest rank.
+
+    If one rank is to blame, the share is the mean of the other ranks, else of all ranks.
+    """
     if not found.waited_for:
         return
     number, part = found.waited_for

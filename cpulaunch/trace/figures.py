@@ -1,4 +1,4 @@
-"""What a trace of several ranks says, in figures.  Pure: traces in, numbers out."""
+"""Compute the figures that summarize the traces of several ranks.  Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ from cpulaunch.trace.intervals import Intervals, intersect, subtract, total, uni
 from cpulaunch.trace.model import RankTrace, Span
 
 TOP = 10
-"""Operations that are named."""
+"""Number of operations that are listed."""
 
 _NO_COMPUTATION = re.compile(
     r"c10d::|_c10d_functional::|autograd::engine::|torch::autograd::|profiler::|(?!CompiledFunction)\w*Backward\d*$"
 )
-"""Of operations that only call others, or hand something to the process group."""
+"""Names of operations that only call others, or hand something to the process group."""
 
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction", "## Call CompiledFxGraph")
 
 PARTS = ("computation", "optimizer", "input", "communication", "waiting", "other")
-"""Of a rank's time: they add up to all of it.  ``communication`` and ``waiting`` are collectives that no
-computation hides; ``waiting`` is until the last rank has begun one; ``other`` is Python, and idleness."""
+"""Parts of a rank's time, which add up to all of it.
+
+``communication`` and ``waiting`` are collectives that no computation hides.  ``waiting`` is the time until
+the last rank begins a collective, ``communication`` the time after that.  ``other`` is Python and idle time.
+"""
 
 
 class Shares(NamedTuple):
-    """Where a rank's time goes, as parts of 1; ``hidden``: collectives beside the first three of `PARTS`."""
+    """How a rank spends its time.
+
+    All but ``seconds_per_step`` are shares between 0 and 1.  ``hidden`` is collectives during the first three
+    of `PARTS`.
+    """
 
     rank: int
     host: str
@@ -41,8 +48,10 @@ class Shares(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """An operation's own time, without that of those which it calls: seconds per step and rank, part of a
-    step, and calls per step and rank."""
+    """An operation's own time, without the operations that it calls.
+
+    ``seconds`` and ``calls`` are per step and rank; ``share`` is of the time of a step.
+    """
 
     name: str
     seconds: float
@@ -51,13 +60,15 @@ class Operation(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What a trace says.
+    """Summary of a trace.
 
-    ``waited_for`` is the rank that the others have waited for most in collectives, and for which part of all
-    such waiting.  ``throttled`` and ``far_memory`` name the rank with the largest share of its time that a
-    CPU quota has taken, or of its memory on other NUMA nodes, and that share.  ``imbalance`` is the longest
-    computation of a rank ÷ their mean.  ``sources`` are how the ranks read their data, as torch names it;
-    ``backends`` those of their collectives.
+    ``first`` and ``last`` are the numbers of the traced steps.  ``waited_for`` is the rank that the others
+    have waited for most in collectives, and its share of all such waiting; None if nobody has waited.
+    ``throttled`` is the rank that has lost the largest share of its time to a CPU quota, and that share.
+    ``far_memory`` is the rank with the largest share of its memory on other NUMA nodes, and that share.
+    ``imbalance`` is the longest computation of a rank ÷ the ranks' mean.  ``sources`` are torch's names of
+    how the ranks read their data.  ``backends`` are those of their collectives.  ``threads`` is the maximum
+    over the ranks.
     """
 
     first: int
@@ -72,14 +83,14 @@ class Figures(NamedTuple):
     migrations: float  # per rank and second
     throttled: tuple[int, float]
     far_memory: tuple[int, float]
-    uncertain: float  # seconds, of clocks
-    joined: int  # collectives of which more than one rank's part is known
-    alone: int  # parts that have none
-    noun: str  # what the ranks are called
+    uncertain: float  # maximum error of the ranks' clocks in seconds
+    joined: int  # number of collectives that were matched between ranks
+    alone: int  # number of ranks' collectives that were not matched
+    noun: str  # rank or instance
 
 
 def figures(ranks: Sequence[RankTrace], noun: str = "rank") -> Figures:
-    """The figures of traced ranks, of which there is at least one."""
+    """Return the figures of at least one traced rank."""
     shares = [_shares(rank) for rank in ranks]
     computing = [each.computation * each.seconds_per_step for each in shares]
     mean = sum(computing) / len(computing)
@@ -107,7 +118,7 @@ def figures(ranks: Sequence[RankTrace], noun: str = "rank") -> Figures:
 
 
 def as_json(found: Figures) -> dict[str, Any]:
-    """The figures for a file."""
+    """Return the figures as a JSON object."""
     return {
         **found._asdict(),
         "ranks": [each._asdict() for each in found.ranks],
@@ -116,7 +127,7 @@ def as_json(found: Figures) -> dict[str, Any]:
 
 
 def is_computation(name: str) -> bool:
-    """Whether an operation computes itself; one that only calls others does not."""
+    """Whether an operation computes something itself, rather than only calling other operations."""
     if name.startswith(_COMPILED):
         return True
     return "::" in name and not _NO_COMPUTATION.match(name)
@@ -147,7 +158,7 @@ def _shares(rank: RankTrace) -> Shares:
 
 
 def _operations(ranks: Sequence[RankTrace]) -> list[Operation]:
-    """All operations, those with the most time of their own first."""
+    """Return all operations, those with the largest own time first."""
     own: defaultdict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
     for rank in ranks:
@@ -181,7 +192,7 @@ def _add_own_times(spans: list[Span], own: defaultdict[str, float], calls: Count
 
 
 def _waited_for(ranks: Sequence[RankTrace]) -> tuple[int, float] | None:
-    """Who has kept the others waiting most, and which part of their waiting that was."""
+    """Return the rank that the others have waited for most, and its share of all waiting."""
     waits: defaultdict[int, float] = defaultdict(float)
     for rank in ranks:
         for each in rank.collectives:

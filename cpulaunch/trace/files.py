@@ -1,4 +1,4 @@
-"""The files of traces in the job's directory: those of ranks in, the merged one and what it says out."""
+"""Merge the ranks' trace files in the working directory into one, and write it there with a summary."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from cpulaunch.trace.read import TraceError
 from cpulaunch.trace.text import report
 
 LEVEL = 3
-"""Of compression."""
+"""Compression level of gzip."""
 
 
 def main() -> int:
-    """Do what stdin says, and print what the trace says."""
-    gc.disable()  # nothing of it is garbage until the end
+    """Merge the files that stdin names in JSON, and print the summary.  Returns the exit code."""
+    gc.disable()  # there is no garbage until the end
     try:
         print(merge_files(json.load(sys.stdin)), end="")
     except (OSError, EOFError, TraceError) as e:
@@ -34,11 +34,11 @@ def main() -> int:
 
 
 def merge_files(order: Mapping[str, Any]) -> str:
-    """Merge the files of ``ranks`` into STEM.json.gz; what it says goes to STEM.txt and STEM.summary.json.
+    """Merge traces into STEM.json.gz, write the summary to STEM.txt and STEM.summary.json, and return it.
 
-    ``noun`` is what they are called: rank, or instance.
-
-    ``missing`` says of ranks why there is no trace; a file that is none counts as well.  TraceError: all do.
+    ``order`` has the keys ``stem``, ``ranks`` (the fields of ``Source`` for each), ``noun`` (rank or
+    instance) and ``missing`` (rank → why it has no trace).  Ranks whose file is not a trace are added to the
+    missing ones.  Raises TraceError if no rank has a trace.
     """
     missing = {int(rank): why for rank, why in order["missing"].items()}
     while True:
@@ -88,6 +88,6 @@ def _write(stem: str, sources: list[Source], missing: Mapping[int, str], noun: s
 
 
 def _private(name: str) -> io.BufferedWriter:
-    """A new file that nobody else may read."""
+    """Open a file for writing that only its owner may read."""
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     return os.fdopen(fd, "wb")

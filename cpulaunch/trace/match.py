@@ -1,4 +1,4 @@
-"""Which collectives of several ranks are the same one."""
+"""Match the parts of a collective in the traces of several ranks."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from itertools import pairwise
 from cpulaunch.trace.model import Collective, Note, RankTrace
 
 SLACK = 200.0
-"""Microseconds by which the times of a rank's records and of its events may differ.  An event of gloo begins
-when one of its threads has time for it, which may be later."""
+"""Microseconds by which the times of a rank's records and of its events may differ.
+
+An event of gloo begins when one of gloo's threads is free, which may be later.
+"""
 
 MESSAGES = ("send", "recv", "recvAnySource", "recv_anysource")
-"""These have two ends and no number in common."""
+"""Messages, which are not matched: their two ends have no number in common."""
 
 
 def match(ranks: Sequence[RankTrace]) -> list[list[tuple[RankTrace, Collective]]]:
-    """The collectives of which more than one rank has traced its part, each in the order of beginnings.
+    """Return the collectives that more than one rank has traced, each as its parts ordered by start.
 
-    Their parts get ``key`` and, as the last one to begin holds up the others, ``last``.
+    Sets ``key`` of all collectives, as far as it is known.  Of the returned ones it also sets ``last`` and
+    ``last_rank``: the last part to begin, which holds up the others.
     """
     together: dict[tuple[str, str, int], list[tuple[RankTrace, Collective]]] = {}
     for rank in ranks:
@@ -39,9 +42,9 @@ def match(ranks: Sequence[RankTrace]) -> list[list[tuple[RankTrace, Collective]]
 
 
 def identify(collectives: Sequence[Collective], notes: Sequence[Note]) -> None:
-    """Give the collectives of a rank their keys, as far as its records tell."""
+    """Set the keys of a rank's collectives, as far as its records say them."""
     ordered = sorted((each for each in collectives if each.kind not in MESSAGES), key=lambda each: each.begin)
-    # ccl's records have the times of its events, and its own names of operations; gloo's have torch's names.
+    # ccl's records have the times of its events, but ccl's own names of operations.  gloo's have torch's.
     _by_time([each for each in ordered if each.backend == "ccl"], [n for n in notes if n.backend == "ccl"])
     for backend, kind in {(note.backend, note.kind) for note in notes if note.backend != "ccl"}:
         same = [each for each in ordered if (each.backend, each.kind) == (backend, kind)]
@@ -54,7 +57,7 @@ def identify(collectives: Sequence[Collective], notes: Sequence[Note]) -> None:
 
 
 def _by_time(collectives: Sequence[Collective], notes: Sequence[Note]) -> None:
-    """Each record's event is the one that begins with it, else the first after it that is nobody's."""
+    """Assign to each record the event that begins at its time, else the next event that is not assigned."""
     begins = [each.begin for each in collectives]
     free = 0
     for note in sorted(notes, key=lambda note: note.at):
@@ -67,7 +70,7 @@ def _by_time(collectives: Sequence[Collective], notes: Sequence[Note]) -> None:
 
 
 def _by_order(collectives: Sequence[Collective], step: int) -> None:
-    """In a group that is the only one, numbers count on."""
+    """Derive missing keys from their neighbours, as numbers are consecutive in a backend's only group."""
     for before, each in pairwise(collectives):
         if each.key is None and before.key:
             backend, group, number = before.key

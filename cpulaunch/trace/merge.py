@@ -1,6 +1,7 @@
-"""The traces of several ranks become one, which Perfetto opens: a row for each, arrows between collectives.
+"""Merge the traces of several ranks into one for Perfetto.
 
-Events pass through one by one; only what `trace.figures` needs of them is kept.
+Each rank is a process there, and arrows connect the parts of a collective.  Events are streamed one by one;
+only what `trace.figures` needs is kept in memory.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from cpulaunch.trace.model import COLLECTIVE, LOADER, OPTIMIZER, Collective, Not
 from cpulaunch.trace.read import TraceError, read
 
 METADATA = "cpulaunch"
-"""The key of a rank's trace under which the program says what torch's profiler doesn't know."""
+"""Key of a rank's trace under which the program adds what torch's profiler does not know."""
 
 _PER_RANK = 1 << 20
-"""Threads get numbers of their own, as those of two hosts may be the same, and so do arrows."""
+"""Range of thread and arrow numbers per rank.  They are renumbered, as two hosts may use the same ones."""
 
 _LANES = 1 << 16
-"""From this number of a rank on, threads are rows in which collectives are drawn."""
+"""First thread number, within a rank's range, of the rows in which collectives are drawn."""
 
 _HIDDEN = ("Ev Idx", "External id", "Record function id", "Input Strides")
-"""Arguments of events that nobody reads."""
+"""Arguments of events that are dropped, as nobody reads them."""
 
 Write = Callable[[dict[str, Any]], None]
 
 BROKEN = (TraceError, OSError, EOFError, zlib.error, AttributeError, KeyError, TypeError, ValueError)
-"""What reading a file raises that is no trace, or not all of one."""
+"""Exceptions raised by reading a file that is not a trace, or is incomplete."""
 
 
 class SourceError(TraceError):
-    """The trace of a rank is none after all."""
+    """The file of ``rank`` is not a trace, or is incomplete."""
 
     def __init__(self, rank: int, why: Exception) -> None:
         super().__init__(f"{type(why).__name__}: {why}" if not isinstance(why, TraceError) else str(why))
@@ -41,7 +42,11 @@ class SourceError(TraceError):
 
 
 class Source:
-    """The trace of one rank: where it comes from, and what its host's clock lacks to the launcher's (s)."""
+    """The trace file of one rank.
+
+    ``clock`` is what to add to the host's clock to get the launcher's, and ``uncertain`` its maximum error,
+    both in seconds.
+    """
 
     def __init__(self, rank: int, host: str, file: TextIO, clock: float, uncertain: float) -> None:
         """Raises SourceError."""
@@ -55,11 +60,11 @@ class Source:
 
     @property
     def origin(self) -> float:
-        """When it begins, in microseconds of the launcher's clock."""
+        """Start of the trace, in microseconds of the launcher's clock."""
         return float(self.about["steps"][0][1]) / 1e3 + self.clock * 1e6
 
     def trace(self, origin: float) -> RankTrace:
-        """What is known of it without its events; all times count from ``origin``."""
+        """Return the rank's trace without its events.  All times count from ``origin``, in microseconds."""
         own = self.clock * 1e6 - origin
         return RankTrace(
             self.rank,
@@ -77,8 +82,8 @@ class Source:
         )
 
     def events(self, origin: float) -> Iterator[dict[str, Any]]:
-        """Those of its process, with our times."""
-        shift = round(self._to_ours - origin, 3)  # whole nanoseconds, so that what nests goes on to
+        """Yield the events of its process, with times that count from ``origin``."""
+        shift = round(self._to_ours - origin, 3)  # whole nanoseconds, so that nested events stay nested
         for event in self._read:
             if isinstance(event.get("pid"), int) and event.get("ph") in ("X", "s", "t", "f", "M"):
                 if "ts" in event:
@@ -87,7 +92,7 @@ class Source:
 
 
 def merge(sources: Sequence[Source], write: Write, noun: str = "rank") -> list[RankTrace]:
-    """Write the events of all, and return what `figures` needs.  Raises SourceError."""
+    """Write the events of all ranks, and return what `figures` needs.  Raises SourceError."""
     origin = min(source.origin for source in sources)
     ranks = []
     for source in sources:
@@ -107,9 +112,12 @@ def merge(sources: Sequence[Source], write: Write, noun: str = "rank") -> list[R
 
 
 def document(file: TextIO) -> tuple[Write, Callable[[], object]]:
-    """What writes an event into ``file``, a document of Chrome's trace format, and what ends that."""
+    """Begin a document of Chrome's trace format.
+
+    Returns a function that writes an event into ``file``, and one that ends the document.
+    """
     file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-    # Perfetto shows "\\u00b7" in the name of a process as it stands there.
+    # Perfetto does not decode "\\u00b7" in the name of a process.
     encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, ensure_ascii=False).encode
     separator = [""]
 
@@ -121,7 +129,7 @@ def document(file: TextIO) -> tuple[Write, Callable[[], object]]:
 
 
 def _copy(events: Iterable[dict[str, Any]], rank: RankTrace, process: int, write: Write) -> None:
-    """Write a rank's events, its collectives excepted, and keep what is needed of them."""
+    """Write a rank's events except its collectives, and keep what `figures` needs in ``rank``."""
     threads: dict[Any, int] = {}
     spans, append = rank.spans, rank.spans.append
     for event in events:
@@ -132,7 +140,7 @@ def _copy(events: Iterable[dict[str, Any]], rank: RankTrace, process: int, write
                 write({key: event[key] for key in ("ph", "name", "pid", "tid", "args")})
             continue
         if event["ts"] < rank.begin:
-            continue  # of the step before
+            continue  # belongs to the step before
         arguments = event.get("args", {})
         for hidden in _HIDDEN:
             arguments.pop(hidden, None)
@@ -156,7 +164,7 @@ def _copy(events: Iterable[dict[str, Any]], rank: RankTrace, process: int, write
 
 
 def _process(rank: int, name: str, write: Write) -> int:
-    """A row for a rank.  Number 0 is the idle process to Perfetto."""
+    """Write the process of a rank, and return its number: not 0, as that is Perfetto's idle process."""
     process = rank + 1
     write({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
     write({"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": rank}})
@@ -186,7 +194,7 @@ def _draw_steps(rank: RankTrace, write: Write) -> None:
 
 
 def _draw_collectives(rank: RankTrace, write: Write) -> None:
-    """In as many rows as there are at the same time: they overlap, and a thread's events must not."""
+    """Write a rank's collectives, in several rows if they overlap, as events of a thread must not."""
     free: list[float] = []
     for each in sorted(rank.collectives, key=lambda each: each.begin):
         lane = next((number for number, until in enumerate(free) if until <= each.begin), len(free))
@@ -211,7 +219,7 @@ def _draw_collectives(rank: RankTrace, write: Write) -> None:
 
 
 def _draw_arrows(number: int, parts: Sequence[tuple[RankTrace, Collective]], write: Write) -> None:
-    """From the rank that was first there to the last one, which all have waited for."""
+    """Write arrows from the first rank to begin a collective to the last one, which all have waited for."""
     for place, (rank, part) in enumerate(parts):
         phase = "s" if place == 0 else "f" if place == len(parts) - 1 else "t"
         event = {

@@ -1,4 +1,4 @@
-"""What is kept of a rank's trace to find out what it says.  Times are in microseconds of the job's trace."""
+"""Data of a rank's trace from which figures are computed.  Times are in microseconds of the job's trace."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 COLLECTIVE = re.compile(r"(ccl|gloo|mpi|ucc):(\w+)")
-"""The name of an event that is a collective or a message under way: torch's own by convention."""
+"""Matches names of events that are collectives or messages under way, by torch's convention."""
 
 LOADER = "enumerate(DataLoader)#"
 OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
 
 
 class Span(NamedTuple):
-    """Something that a thread did."""
+    """An event of a thread."""
 
     name: str
     thread: int
@@ -24,9 +24,11 @@ class Span(NamedTuple):
 
 @dataclass
 class Collective:
-    """A collective of one rank.  ``key`` is the same in all ranks of its group: backend, group, number.
+    """One rank's part of a collective.
 
-    ``place`` is where it is drawn, and ``last`` when the last rank began it, once that is known.
+    ``key`` is backend, group and number, the same in all ranks of the group; None if unknown.  ``place`` is
+    the number of the row in which it is drawn.  ``last`` is when the last rank began it, and ``last_rank``
+    that rank; both are None if the collective was not matched with other ranks.
     """
 
     backend: str
@@ -41,7 +43,7 @@ class Collective:
 
 
 class Note(NamedTuple):
-    """What a rank's own records say of a collective: ``at`` is when it was called."""
+    """A rank's own record of a collective.  ``at`` is when it was called."""
 
     backend: str
     group: str
@@ -52,11 +54,12 @@ class Note(NamedTuple):
 
 @dataclass
 class RankTrace:
-    """One rank's trace: the time in which ``steps`` were traced, the spans of torch, and those of its loader
-    and its optimizers.
+    """One rank's trace.
 
-    ``steps`` are numbers and the times of their ends; the first one is not traced.  ``throttled`` is the part
-    of that time which a CPU quota has taken, ``far_memory`` that of its memory on other NUMA nodes.
+    ``steps`` are numbers of steps and the times of their ends; the first one only marks the start of the
+    trace.  ``spans`` are torch's operations, ``input`` and ``optimizer`` are the spans of its DataLoader and
+    optimizers.  ``throttled`` is the share of the time lost to a CPU quota, ``far_memory`` the share of its
+    memory on other NUMA nodes.  ``uncertain`` is the error of its clock in microseconds.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Reads the file of torch's profiler piece by piece: a trace of a gigabyte takes a few megabytes."""
+"""Stream a trace file of torch's profiler, so that a trace of a gigabyte needs a few megabytes of memory."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 CHUNK = 1 << 20
-"""Characters that are read at once."""
+"""Characters per read."""
 
 MAX_HEADER = 64 << 20
-"""Characters before the first event: what the program has added is among them."""
+"""Maximum characters before the first event, with what the program has added; also of a single event."""
 
 _EVENTS = '"traceEvents"'
 
 
 class TraceError(ValueError):
-    """A file that is no trace, or not all of one."""
+    """The file is not a trace, or is incomplete."""
 
 
 def read(file: TextIO) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """What stands before the events, and these, one after the other.  Both raise TraceError."""
+    """Return the object without its events, and an iterator over the events.
+
+    Both the call and the iterator raise TraceError.
+    """
     text = ""
     while (at := text.find(_EVENTS)) < 0 or "[" not in text[at:]:
         if not (more := file.read(CHUNK)) or len(text) > MAX_HEADER:

@@ -1,6 +1,6 @@
-"""``python -I -S …/run_merge.py``: merges the traces of ranks in this directory, as stdin says in JSON.
+"""``python -I -S …/run_merge.py``: merges traces in the working directory, as a JSON object on stdin says.
 
-A process of its own, because it may take seconds and much memory, which the launcher has neither of.
+This is a process of its own, because it may take seconds and much memory, and must not block the launcher.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What a trace says, as text.  Pure."""
+"""Format the summary of a trace as text.  Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cpulaunch.trace.advice import advice, mean, percent
 from cpulaunch.trace.figures import PARTS, Figures, Shares
 
 COLUMNS = 8
-"""Ranks that get a column each; of more, the extremes do."""
+"""Maximum number of ranks with a column each.  For more ranks, the table has the mean and the extremes."""
 
 TITLES = {
     "computation": "computation",
@@ -21,11 +21,11 @@ TITLES = {
 }
 
 MAX_NAME = 60
-"""Characters of an operation's name."""
+"""Maximum characters of an operation's name."""
 
 
 def report(found: Figures, missing: Mapping[int, str]) -> str:
-    """The lines that the user sees; ``missing`` are ranks without a trace, and why."""
+    """Return the summary.  ``missing`` says why ranks have no trace."""
     return "\n".join(_lines(found, missing)) + "\n"
 
 

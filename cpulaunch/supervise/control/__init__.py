@@ -1,1 +1,1 @@
-"""The port for agents and observers, and the registry of running jobs."""
+"""The launcher's port for agents and observers, and the registry of running jobs."""

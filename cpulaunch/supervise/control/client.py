@@ -1,4 +1,4 @@
-"""Asking the launcher of a running job what it does, from another process, here or on another host."""
+"""Client for the launcher of a running job, used from another process on this host or another one."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ from cpulaunch.supervise.stalls.inquiry import ANSWER_WITHIN, Stacks
 from cpulaunch.wire import Lines, MessageError, same
 
 CONNECT_WITHIN = 5.0
-"""Seconds in which a launcher welcomes an observer."""
+"""Timeout in seconds for the connection to a launcher, and for its answers."""
 
 SILENCE = 120.0
-"""Seconds in which a launcher that traces says something: merging many traces takes a while."""
+"""Maximum seconds between two messages of a launcher that traces; merging many traces takes a while."""
 
 T = TypeVar("T")
 
 
 class Observer:
-    """A connection to a job's launcher.  All raise HostError where it doesn't answer."""
+    """A connection to a job's launcher, as a context manager.
+
+    All methods raise HostError if the launcher does not answer.
+    """
 
     def __init__(self, contact: Contact) -> None:
         self._contact = contact
@@ -55,12 +58,12 @@ class Observer:
             self._socket.close()
 
     def status(self) -> protocol.Status:
-        """How far the job is."""
+        """Return the state and progress of the job."""
         self._say(protocol.AskStatus())
         return self._expect(protocol.Status)
 
     def stacks(self, *, native: bool) -> list[protocol.RankSeen]:
-        """What all ranks are doing."""
+        """Return the stacks of all ranks.  ``native``: with frames of C and C++."""
         assert self._socket
         self._socket.settimeout((2 if native else 1) * ANSWER_WITHIN + CONNECT_WITHIN)
         self._say(protocol.AskStacks(native))
@@ -72,7 +75,10 @@ class Observer:
         return found
 
     def profile(self, steps: int, ranks: list[int], progress: Callable[[str], None]) -> protocol.Profiled:
-        """Have steps traced; ``progress`` gets lines on how far that is."""
+        """Trace the next ``steps`` of these ranks, or of all ranks if ``ranks`` is empty.
+
+        ``progress`` is called with lines about the progress.
+        """
         assert self._socket
         self._socket.settimeout(SILENCE)
         self._say(protocol.AskProfile(steps, ranks))

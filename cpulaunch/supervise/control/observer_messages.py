@@ -1,8 +1,8 @@
-"""What an observer of a running job, such as ``cpulaunch stacks``, and its launcher say to each other.
+"""Messages between the launcher of a running job and an observer, such as ``cpulaunch stacks``.
 
-An observer connects to the port of the agents, and answers the ``Challenge`` by ``Observe``; the launcher
-answers by ``Welcome``, and from then on each question.  Agents don't know these messages, as they would have
-to import them.
+An observer connects to the port of the agents and answers the ``Challenge`` with ``Observe``.  The launcher
+replies with ``Welcome``, and then answers questions.  These messages have a module of their own, so that
+agents need not import them.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,14 @@ from cpulaunch.messages import Challenge, Unknown, Welcome
 from cpulaunch.wire import decode, encode, proof
 
 OBSERVER, LAUNCHER = "observer", "launcher of observers"
-"""The roles in the proofs of both."""
+"""Roles of the two ends in their proofs."""
 
 
 class Observe(NamedTuple):
-    """Who connects to ask about the job.  The launcher proves itself by ``salt``."""
+    """The observer's handshake.
+
+    ``proof`` uses the salt of the ``Challenge``.  The proof in the launcher's ``Welcome`` uses ``salt``.
+    """
 
     version: int
     salt: str
@@ -24,29 +27,29 @@ class Observe(NamedTuple):
 
 
 class AskStatus(NamedTuple):
-    """How far is the job?"""
+    """Ask for the state and progress of the job."""
 
 
 class AskStacks(NamedTuple):
-    """What are all ranks doing?  ``native``: show frames of C and C++, too."""
+    """Ask for the stacks of all ranks.  ``native``: with frames of C and C++."""
 
     native: bool
 
 
 class AskProfile(NamedTuple):
-    """Trace so many steps of these ranks, or of all where none is named."""
+    """Ask for a trace of the next ``steps`` of these ``ranks``, or of all ranks if the list is empty."""
 
     steps: int
     ranks: list[int]
 
 
 class Status(NamedTuple):
-    """How far the job is.
+    """State and progress of a job.
 
-    ``seconds`` are those since its start, ``restarts`` those in them.  ``steps`` and ``collectives`` are
-    those of the rank that has done most; their rates are per second, and None where nothing is known of them.
-    ``stalled`` says in what the job hangs, if it does.  ``rates`` are those that its programs have stated, in
-    words.
+    ``hosts``, ``ranks`` and ``running`` are numbers of hosts, of ranks, and of running ranks.  ``seconds``
+    and ``restarts`` count from the start of the job.  ``steps`` and ``collectives`` are those of the rank
+    that is furthest ahead; their rates are per second, and None if unknown.  ``stalled`` says where the job
+    hangs; it is empty if it does not.  ``rates`` are the rates that its programs have printed, in words.
     """
 
     state: str
@@ -64,10 +67,10 @@ class Status(NamedTuple):
 
 
 class RankSeen(NamedTuple):
-    """What one rank is doing, as its ``Dump`` says.
+    """The stacks of one rank, from its ``Dump``.
 
-    ``error`` says what could not be seen; ``processes`` are None where the rank hasn't answered, or has
-    ``left``, which says how.
+    ``processes`` is None if the rank has not answered or has ended.  ``error`` says what could not be read.
+    ``left`` says how the rank has ended; it is empty if it still runs.
     """
 
     rank: int
@@ -78,17 +81,21 @@ class RankSeen(NamedTuple):
 
 
 class AllSeen(NamedTuple):
-    """There is no ``RankSeen`` of a further rank."""
+    """The end of a series of ``RankSeen``."""
 
 
 class ProfileProgress(NamedTuple):
-    """How far a trace is, in words, or none: it goes on."""
+    """Progress of a trace, in words.  An empty ``text`` says that the trace still goes on."""
 
     text: str
 
 
 class Profiled(NamedTuple):
-    """The trace is in this ``file`` of the job's directory, and says so.  ``error``: why there is none."""
+    """The end of a trace.
+
+    ``file`` is the name of the trace in the job's directory, and ``text`` its summary.  ``error`` says why
+    there is no trace; it is empty otherwise.
+    """
 
     file: str
     text: str
@@ -117,20 +124,20 @@ _KINDS = {cls: kind for kinds in (FROM_OBSERVER, FOR_OBSERVER) for kind, cls in 
 
 
 def written(message: Question | Answer | Challenge | Welcome) -> bytes:
-    """One of these messages, as a line."""
+    """Encode a message as a line."""
     return encode(message, _KINDS)
 
 
 def question(line: bytes) -> Question | Unknown:
-    """What an observer says.  Raises MessageError."""
+    """Decode an observer's message.  Raises MessageError."""
     return decode(line, FROM_OBSERVER)
 
 
 def answer(line: bytes) -> Challenge | Welcome | Answer | Unknown:
-    """What a launcher says to an observer.  Raises MessageError."""
+    """Decode a launcher's message to an observer.  Raises MessageError."""
     return decode(line, FOR_OBSERVER)
 
 
 def proof_of(role: str, token: str, salt: str) -> str:
-    """That whoever has this ``role`` knows the ``token``, which is ``wire.observers_token``."""
+    """Return the proof that whoever has this ``role`` knows ``token``, a ``wire.observers_token``."""
     return proof(token, role, salt, 0)

@@ -1,4 +1,4 @@
-"""The launcher's answers to those who ask what a job does: ``cpulaunch stacks`` and ``cpulaunch jobs``."""
+"""The launcher's server for observers, such as ``cpulaunch stacks`` and ``cpulaunch jobs``."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from cpulaunch.supervise.stalls.inquiry import ANSWER_WITHIN
 from cpulaunch.wire import Lines, MessageError, observers_token, same
 
 MAX_OBSERVERS = 8
-"""Observers at the same time.  One more is hung up on."""
+"""Maximum number of simultaneous observers; further connections are closed."""
 
 MAX_QUESTION = 1 << 12
-"""Bytes of a line of theirs."""
+"""Maximum bytes of a line from an observer."""
 
 PROGRESS_WITHIN, LOOK_EVERY = 0.5, 0.01
-"""Seconds in which agents say how far they are, and between two looks whether they have."""
+"""How long to wait for the agents' progress, and how often to check whether all have answered, in seconds."""
 
 PATIENCE = 60.0
-"""Seconds in which an observer has to ask, or to take an answer."""
+"""Timeout in seconds for an observer to ask the next question, or to receive an answer."""
 
 
 class Observers:
-    """Those who have proved that they may ask.
+    """Serves observers that have proved to know the job's token.
 
-    ``want_dump`` is called when one of them asks for stacks; ``dumped`` is to be called for what comes of it.
-    ``want_progress`` asks the agents of ranks for beats.
+    ``status`` returns the job's status.  ``want_dump`` is called when an observer asks for stacks, with True
+    if it wants native frames; its owner passes the result to ``dumped``.  ``want_progress`` asks the agents
+    of ranks for beats.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Observers:
         want_progress: Callable[[list[Rank]], None],
         profiling: Profiling | None = None,
     ) -> None:
-        """``token`` is the job's."""
+        """``token`` is the job's token, from which the observers' token is derived."""
         self._profiling = profiling
         self._token = observers_token(token)
         self._ranks, self._status = ranks, status
@@ -55,7 +56,7 @@ class Observers:
         self._waiting: list[tuple[bool, asyncio.Future[Dumped]]] = []
 
     def proven(self, line: bytes, salt: str) -> protocol.Observe | None:
-        """A stranger's first line, where that proves it to be an observer."""
+        """Return the message in a stranger's first line if it proves to be an observer, else None."""
         try:
             said = protocol.question(line)
         except MessageError:
@@ -66,7 +67,11 @@ class Observers:
         return said if same(said.proof, proof) else None
 
     def serve(self, connected: socket.socket, observer: protocol.Observe) -> None:
-        """Answer whoever is at the other end, until it hangs up; one too many is hung up on."""
+        """Answer an observer's questions until it disconnects.
+
+        The connection is closed at once if there are ``MAX_OBSERVERS``, or if the observer has another
+        version of the protocol.
+        """
         if observer.version != VERSION or len(self._tasks) >= MAX_OBSERVERS:
             connected.close()
             return
@@ -77,7 +82,7 @@ class Observers:
         task.add_done_callback(self._tasks.discard)
 
     def dumped(self, seen: Dumped) -> None:
-        """All ranks have answered, or won't."""
+        """Pass on the stacks, once all ranks have answered or the time for it is over."""
         served = [future for native, future in self._waiting if native <= seen.native]
         self._waiting = [each for each in self._waiting if each[1] not in served]
         for future in served:
@@ -85,7 +90,7 @@ class Observers:
                 future.set_result(seen)
 
     def close(self) -> None:
-        """Hang up on all of them."""
+        """Close all connections."""
         for task in self._tasks:
             task.cancel()
 
@@ -116,7 +121,10 @@ class Observers:
             raise MessageError("no question")
 
     async def _latest_progress(self) -> None:
-        """Have all agents say how far their ranks are, whose last words on it may be old."""
+        """Ask all agents for their ranks' progress, as the last beats may be old.
+
+        Waits for the answers at most ``PROGRESS_WITHIN`` seconds.
+        """
         now = asyncio.get_running_loop().time
         asked = time.monotonic()
         running = [rank for rank in self._ranks if rank.state is RankState.RUNNING]
@@ -128,7 +136,7 @@ class Observers:
     async def _profile(
         self, connected: socket.socket, asked: protocol.AskProfile, profiling: Profiling
     ) -> None:
-        """Trace, for as long as somebody waits for it."""
+        """Trace and send the result.  The trace is cancelled if the observer disconnects."""
 
         async def say(text: str) -> None:
             await self._say(connected, protocol.ProfileProgress(text))
@@ -165,7 +173,11 @@ def _of_rank(rank: Rank, seen: Dumped) -> protocol.RankSeen:
 def status_of(
     ranks: list[Rank], seconds: float, restarts: int, *, ending: bool, stalled: str = "", stated: str = ""
 ) -> protocol.Status:
-    """How far a job is whose ``ranks`` these are, in what it hangs, and which rates they have ``stated``."""
+    """Return the status of a job.
+
+    ``seconds`` counts from the start of the job.  ``stalled`` says where it hangs, and ``stated`` are the
+    rates that its programs have printed; both may be empty.
+    """
     running = sum(rank.state is RankState.RUNNING for rank in ranks)
     state = "ending" if ending else "stalled" if stalled else "running" if running else "starting"
     first = max((rank for rank in ranks if rank.beat), key=_progress, default=None)
@@ -179,5 +191,5 @@ def status_of(
 
 
 def _progress(rank: Rank) -> tuple[int, int]:
-    """Steps as the job counts them, through restarts, and collectives of this attempt."""
+    """Return the rank's steps, counted through restarts, and its collectives of this attempt."""
     return ((rank.resumed_from or 0) + rank.beat.steps, rank.beat.collectives) if rank.beat else (0, 0)

@@ -1,7 +1,7 @@
 """The launcher's end of the control channel: one connection per rank's agent, and strangers.
 
-Sockets of our own rather than asyncio's streams: thousands of agents cost less, and a stranger gets no more
-memory than the short line that it may say.
+A stranger is a connection that has not proved itself yet.  Plain sockets replace asyncio's streams, because
+thousands of agents cost less, and because a stranger can use no more memory than one short line.
 """
 
 from __future__ import annotations
@@ -22,50 +22,53 @@ from cpulaunch.supervise.control.observers import Observers
 from cpulaunch.wire import MAX_LINE, Lines, MessageError, decode, encode, proof, same
 
 HANDSHAKE_TIMEOUT = 10.0
-"""Seconds that a stranger has to prove that it is one of ours."""
+"""Seconds within which a stranger has to prove itself."""
 
 MAX_HELLO = 1 << 12
-"""Bytes of the line by which a stranger proves itself; one that says more is none of ours."""
+"""Maximum bytes of the line by which a stranger proves itself; a longer one is refused."""
 
 MAX_READ = 1 << 18
-"""Bytes that are read at once of what an agent says."""
+"""Maximum bytes per read from an agent."""
 
 MAX_NAMED = 4
-"""Addresses of strangers that are named at most."""
+"""Maximum number of refused addresses that are named to the user."""
 
 ACCEPTED_AT_ONCE = 64
-"""Connections that are accepted before those who are there already are heard again."""
+"""Maximum number of connections accepted before the existing ones are served again."""
 
 ACCEPT_AGAIN = 0.2
-"""Seconds until we accept again, where there were no descriptors left for it."""
+"""Seconds to wait before accepting again, if descriptors or memory ran out."""
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Audience(Protocol):
-    """Who is told what the agents do."""
+    """Receiver of the agents' messages."""
 
     def agent_connected(self, rank: int, hello: Hello, *, here: bool) -> None:
-        """``here``: the agent is on this host, and reads the same clocks."""
+        """Handle a new agent.  ``here``: it is on this host, and reads the same clocks."""
 
     def agent_said(self, rank: int, message: AgentMessage | Unknown) -> None: ...
 
     def agent_disconnected(self, rank: int, error: str) -> None:
-        """``error``: what was wrong with what it has sent; empty where it is just gone."""
+        """Handle the end of a connection.
+
+        ``error``: what was wrong with the agent's data; empty if it has only disconnected.
+        """
 
     @property
     def full(self) -> bool:
-        """Whether nothing more should be read, until there is ``room``."""
+        """Whether reading should pause until ``room`` returns."""
 
     async def room(self) -> None:
-        """Wait until more may come."""
+        """Wait until reading can go on."""
 
 
 class Control:
-    """Listens for the agents of one attempt.
+    """Server for the agents of one attempt.
 
-    Whoever can't prove to know ``token`` is disconnected, and that is all.  An agent that speaks another
-    version of the protocol is, too, but the audience hears of it.
+    A stranger that does not prove to know ``token`` is disconnected.  An agent with another version of the
+    protocol is reported to the audience as connected, and then disconnected.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Control:
         observers: Observers | None = None,
         strangers: int = MAX_STRANGERS,
     ) -> None:
-        """``strangers``: so many connections may be there besides one for each of ``size`` ranks."""
+        """``strangers``: maximum number of connections in addition to one for each of ``size`` ranks."""
         self.refused = Refused()
         self._token, self._size, self._audience, self._observers = token, size, audience, observers
         self._limit = size + strangers
@@ -88,7 +91,7 @@ class Control:
         self._loop = asyncio.get_running_loop()
 
     def listen(self, listener: socket.socket) -> None:
-        """Serve those who connect to ``listener``, until ``close``."""
+        """Serve connections to ``listener`` until ``close``."""
         listener.setblocking(False)
         self._listener = listener
         self._loop.add_reader(listener, self._accept)
@@ -124,7 +127,7 @@ class Control:
                     self._loop.remove_reader(self._listener)
                     self._loop.call_later(ACCEPT_AGAIN, self._accept_again)
                     return
-                continue  # else that one has gone again
+                continue  # the peer has disconnected, or a stranger was evicted: try again
             self._receive(accepted)
 
     def _accept_again(self) -> None:
@@ -134,7 +137,7 @@ class Control:
     def _receive(self, accepted: socket.socket) -> None:
         try:
             stranger = _Connection(accepted, self._loop, self)
-        except OSError as e:  # it has gone, or is another user's
+        except OSError as e:  # the peer has disconnected, or is another user
             if isinstance(e, PermissionError):
                 self.refused.add("another user of this machine")
             accepted.close()
@@ -150,12 +153,12 @@ class Control:
         return evicted is not None
 
     def too_late(self, stranger: _Connection) -> None:
-        """It has had its time."""
+        """Disconnect a stranger that has not proved itself in time."""
         self.refused.add(stranger.address)
         self.ended(stranger)
 
     def greeted(self, stranger: _Connection, line: bytes) -> None:
-        """A stranger's first line: it is an agent from now on, or an observer, or hung up on."""
+        """Handle a stranger's first line, which makes it an agent or an observer, or ends the connection."""
         self._strangers.remove(stranger)
         if self._observers and (observer := self._observers.proven(line, stranger.salt)):
             self._observers.serve(stranger.detach(), observer)
@@ -183,11 +186,11 @@ class Control:
     # ---- agents
 
     def said(self, rank: int, line: bytes) -> None:
-        """A line of an agent.  Raises MessageError."""
+        """Handle a line from an agent.  Raises MessageError."""
         self._audience.agent_said(rank, decode(line, FROM_AGENT))
 
     def ended(self, connection: _Connection, error: str = "") -> None:
-        """A connection has come to its end; ``error`` says what was wrong with what came through it."""
+        """Close a connection.  ``error`` says what was wrong with its data."""
         connection.close()
         if connection.rank is None:
             self._strangers.remove(connection)
@@ -198,7 +201,7 @@ class Control:
             self._audience.agent_disconnected(connection.rank, error)
 
     def heard(self, connection: _Connection) -> None:
-        """All of what an agent has sent so far was said: the next has to wait while there is no room."""
+        """Pause reading from an agent, whose data has been handled, while the audience is full."""
         if self._audience.full and not connection.closed:
             connection.pause()
             self._paused.append(connection)
@@ -214,7 +217,7 @@ class Control:
 
 
 class Refused:
-    """Connections that were hung up on, as they didn't prove to be ours, and where they came from."""
+    """Count and addresses of connections that were closed because they did not prove themselves."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -226,7 +229,7 @@ class Refused:
             self._from[address] = None
 
     def __str__(self) -> str:
-        """A line for the user; empty where there was none."""
+        """Return a line for the user; empty if there was no such connection."""
         if not self._count:
             return ""
         many = "connections were" if self._count > 1 else "connection was"
@@ -235,10 +238,10 @@ class Refused:
 
 
 class _Strangers:
-    """Connections that haven't proved themselves, by where they come from."""
+    """Connections that have not proved themselves yet, by origin."""
 
     def __init__(self) -> None:
-        self._by_origin: dict[bytes, dict[_Connection, None]] = {}  # in the order in which they have come
+        self._by_origin: dict[bytes, dict[_Connection, None]] = {}  # in order of arrival
         self._count = 0
 
     def __len__(self) -> int:
@@ -260,9 +263,9 @@ class _Strangers:
                 del self._by_origin[connection.origin]
 
     def evict(self) -> _Connection | None:
-        """Hang up on one: where most come from, on the one that has been there longest.
+        """Close the oldest connection of the origin that has most of them, and return it; None without any.
 
-        So many connections of one address cost that address its own, and nobody else theirs.
+        So an origin that opens many connections loses its own, and not those of others.
         """
         if not self._by_origin:
             return None
@@ -274,14 +277,13 @@ class _Strangers:
 
 
 class _Connection:
-    """A connection of an agent, or of a stranger, who may say one line of ``MAX_HELLO`` bytes.
+    """A connection of an agent, or of a stranger, which may send one line of at most ``MAX_HELLO`` bytes.
 
-    ``origin`` is the network that it comes from, ``address`` its address for people, and ``here`` whether it
-    is this host's own.
+    ``origin`` is the peer's network, ``address`` its address as text, and ``here`` whether it is this host.
     """
 
     def __init__(self, connected: socket.socket, loop: asyncio.AbstractEventLoop, control: Control) -> None:
-        """Challenge whoever has connected.  OSError where it has gone, or isn't our user's."""
+        """Send the challenge.  Raises OSError if the peer has disconnected, or is another local user."""
         self.rank: int | None = None
         self.salt = os.urandom(16).hex()
         self.closed = False
@@ -301,7 +303,7 @@ class _Connection:
         loop.add_reader(self._fd, self._readable)
 
     def is_agent(self, rank: int) -> None:
-        """It has proved itself, so it may say more."""
+        """Accept the peer as the agent of a rank, which may send longer lines."""
         self.rank = rank
         self._lines.limit = MAX_LINE
         assert self._too_late
@@ -309,7 +311,7 @@ class _Connection:
         self._too_late = None
 
     def write(self, data: bytes) -> None:
-        """Send, as soon as the other end takes it."""
+        """Send ``data``, buffered until the peer takes it."""
         if self.closed:
             return
         self._outgoing += data
@@ -327,7 +329,7 @@ class _Connection:
             self.detach().close()
 
     def detach(self) -> socket.socket:
-        """The socket, which is somebody else's to serve."""
+        """Stop serving the socket and return it."""
         self.closed = True
         if self._too_late:
             self._too_late.cancel()
@@ -359,7 +361,7 @@ class _Connection:
             self._control.heard(self)
 
     def _flush(self) -> None:
-        with contextlib.suppress(OSError):  # a broken connection shows when it is read
+        with contextlib.suppress(OSError):  # reading reports a broken connection
             self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
         blocked, self._blocked = self._blocked, bool(self._outgoing)
         if self._blocked and not blocked:
@@ -369,10 +371,10 @@ class _Connection:
 
 
 def _origin(connected: socket.socket) -> tuple[bytes, bool, str]:
-    """Where a connection comes from, as far as one neighbour can pretend to be many; whether it is here; and
-    its address.
+    """Return the origin of a connection, whether it comes from this host, and its address as text.
 
-    PermissionError where it is another user's of this machine.
+    The origin is the IPv4 address, the /64 network of an IPv6 address, or empty for a Unix socket.  Raises
+    PermissionError if a Unix socket belongs to another user.
     """
     if connected.family == socket.AF_UNIX:
         credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -382,6 +384,6 @@ def _origin(connected: socket.socket) -> tuple[bytes, bool, str]:
         return b"", True, "this machine"
     peer, own = connected.getpeername()[0], connected.getsockname()[0]
     if connected.family == socket.AF_INET6:
-        # Whoever has one address of IPv6 mostly has the 2**64 that begin alike.
+        # A host with one IPv6 address usually has all 2**64 of its /64 network.
         return socket.inet_pton(socket.AF_INET6, peer.partition("%")[0])[:8], peer == own, peer
     return socket.inet_aton(peer), peer == own, peer

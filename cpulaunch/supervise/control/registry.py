@@ -1,7 +1,7 @@
-"""Where a user's running jobs are found: a file in each job's directory, and an entry in a list of the user.
+"""Registry of a user's running jobs: a file in each job's directory, and a list of the user's jobs.
 
-The file ``control.json``, which its owner alone can read, says how to ask the launcher.  The list is a
-directory of the user's, with a file for each job started on this host.
+The file ``control.json`` says how to reach the launcher; only its owner can read it.  The list is a directory
+of the user's, with a file for each job started on this host.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ CONTROL_FILE = "control.json"
 SCHEMA = 1
 
 DISK_PATIENCE = 1.0
-"""Seconds that a disk has to take the files away at a job's end."""
+"""How long to wait in seconds for the files to be removed at the end of a job."""
 
 MAX_FILE = 1 << 20
-"""Bytes of such a file."""
+"""Maximum bytes read from such a file."""
 
 
 class Contact(NamedTuple):
-    """What ``control.json`` says.
+    """Contents of ``control.json``.
 
-    ``token`` is an observer's; ``started`` is in seconds since 1970.  ``machine`` and ``start`` tell the
-    launcher from other processes of this ``pid``.
+    ``token`` is the observers' token; ``started`` is in seconds since 1970.  ``machine`` (boot id and PID
+    namespace) and ``start`` (start time of the process) distinguish the launcher from others with its PID.
     """
 
     job: str
@@ -50,7 +50,11 @@ class Contact(NamedTuple):
 
 
 class Announcement:
-    """Lets a running job be found, until ``withdraw``.  A disk that hangs, or is full, stops nobody."""
+    """Registers a running job until ``withdraw``.
+
+    A thread writes the files, so that a hanging disk blocks nobody.  If they cannot be written, the job
+    cannot be found.
+    """
 
     def __init__(
         self,
@@ -61,7 +65,7 @@ class Announcement:
         command: Sequence[str],
         began: float,
     ) -> None:
-        """``token`` is the job's own; it ``began`` then, on the monotonic clock, if not in this attempt."""
+        """``token`` is the job's token; ``began`` the start of its first attempt, on the monotonic clock."""
         token = observers_token(token)
         started = time.time() - (time.monotonic() - began)
         control = Contact(
@@ -71,12 +75,12 @@ class Announcement:
         self._entry: Path | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._announce, daemon=True)
-        # Where no thread may be started, the job isn't found; at its end, none needs to be.
+        # If no thread can be started, the job is not found.
         with contextlib.suppress(RuntimeError):
             self._thread.start()
 
     def withdraw(self) -> None:
-        """The job has ended."""
+        """Remove the files, at the end of the job.  Waits at most ``DISK_PATIENCE`` seconds."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(DISK_PATIENCE)
@@ -115,7 +119,7 @@ class Announcement:
 
 
 def read_contact(directory: Path) -> Contact | None:
-    """What the job's ``control.json`` says; None where there is none, or none of ours."""
+    """Read a job's ``control.json``; None if it is missing, malformed, or another user's."""
     said = _read_json(directory / CONTROL_FILE) or {}
     fields: dict[str, Any] = {name: said.get(name) for name in Contact._fields}
     kinds: dict[str, Any] = {"pid": int, "start": (str, NoneType), "started": (int, float), "command": list}
@@ -125,18 +129,18 @@ def read_contact(directory: Path) -> Contact | None:
 
 
 def is_here(contact: Contact) -> bool:
-    """Whether the launcher was started on this host, and not in a container."""
+    """Whether the launcher runs on this host, in our PID namespace (so not in another container)."""
     return bool(contact.machine == _identity(0)["machine"])
 
 
 def is_gone(contact: Contact) -> bool:
-    """Whether the launcher is known to have ended, which it can't be of one on another host."""
+    """Whether the launcher is known to have ended.  Always False for a launcher on another host."""
     here = _identity(contact.pid)
     return bool(contact.machine == here["machine"] and contact.start != here["start"])
 
 
 def has_other_network(contact: Contact) -> bool:
-    """Whether the launcher, which was started on this host, runs in another network namespace than we."""
+    """Whether a launcher that was started on this host runs in another network namespace than we do."""
     if is_gone(contact):
         return False
     try:
@@ -146,7 +150,7 @@ def has_other_network(contact: Contact) -> bool:
 
 
 def is_stopped(contact: Contact) -> bool:
-    """Whether the launcher is known to be stopped, by Ctrl-Z for instance, so that it answers nobody."""
+    """Whether the launcher is known to be stopped, for instance by Ctrl-Z, so that it cannot answer."""
     if not is_here(contact) or is_gone(contact):
         return False
     try:
@@ -157,7 +161,10 @@ def is_stopped(contact: Contact) -> bool:
 
 
 def listed_jobs(environ: Mapping[str, str]) -> list[Path]:
-    """The directories of the user's jobs that have been started on this host; those of dead launchers go."""
+    """Return the directories of the user's running jobs that were started on this host.
+
+    Entries of launchers that have ended are removed from the list.
+    """
     found = []
     for place in _lists(environ):
         for entry in place.glob("*.json"):
@@ -179,17 +186,20 @@ def _is_gone(said: Mapping[str, Any], directory: Path) -> bool:
     if machine == here["machine"]:
         return bool(here["start"] is None or said.get("start") != here["start"])
     if said.get("host") == here["host"] and machine.split()[:1] != here["machine"].split()[:1]:
-        return True  # it was before this host was started anew
-    # Of another host that shares the list, or of a container, the processes can't be seen.
+        return True  # started before this host's last boot
+    # Processes of another host that shares the list, or of a container, can't be seen.
     try:
         os.stat(directory / CONTROL_FILE)
     except OSError as e:
-        return isinstance(e, (FileNotFoundError, NotADirectoryError))  # else nobody knows
+        return isinstance(e, (FileNotFoundError, NotADirectoryError))  # otherwise unknown
     return False
 
 
 def _identity(pid: int) -> dict[str, Any]:
-    """What tells a process from another one of the same number, on this host or elsewhere."""
+    """Return what distinguishes a process from others with the same PID, on this host or elsewhere.
+
+    ``start`` is None if there is no such process.  ``machine`` is this host's boot id and PID namespace.
+    """
     try:
         with open(f"/proc/{pid}/stat") as file:
             start = file.read().rpartition(")")[2].split()[19]
@@ -201,9 +211,10 @@ def _identity(pid: int) -> dict[str, Any]:
 
 
 def _lists(environ: Mapping[str, str], *, make: bool = False) -> Iterator[Path]:
-    """Directories for the list, which are the user's alone: the first one that can be had is written to.
+    """Yield the directories that have a list; new jobs are added to the first one.
 
-    None is made in a directory of somebody else, which ``su`` leaves in the environment.
+    Only directories that the user owns count.  ``make``: create them, but not in another user's
+    $XDG_RUNTIME_DIR, which ``su`` leaves in the environment.
     """
     state = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME", "/"), ".local", "state")
     for parent in (environ.get("XDG_RUNTIME_DIR"), state):
@@ -219,7 +230,7 @@ def _lists(environ: Mapping[str, str], *, make: bool = False) -> Iterator[Path]:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """A file of ours; None where it is another user's, or holds something else."""
+    """Read a JSON object from a file; None if that fails, or if the file is another user's."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
             seen = os.fstat(file.fileno())

@@ -1,1 +1,1 @@
-"""The ranks' output, the files of a job's directory, and the terminal."""
+"""Output of the ranks: log files in the job's directory, and the terminal."""

@@ -1,4 +1,4 @@
-"""Lines in a box, for people."""
+"""Draw text in a box for the terminal."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import sys
 from collections.abc import Iterable
 
 WIDEST = 120
-"""Columns of the box; longer lines are folded."""
+"""Maximum width of the box in columns; longer lines are wrapped."""
 
 
 def box(title: str, lines: Iterable[str], color: str = "red") -> str:
-    """``lines`` in a box with this title, of which what follows a colon may become the first line."""
+    """Return ``lines`` in a box with ``title``.
+
+    If the title is too long for the box, the part after its first colon becomes the first line of the text.
+    """
     from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text
 
     terminal = sys.stderr is not None and sys.stderr.isatty()
     width = min(WIDEST, shutil.get_terminal_size().columns) if terminal else WIDEST
-    if len(title) > width - 6:  # it would be cut off
+    if len(title) > width - 6:  # rich would cut it off
         title, _, rest = title.partition(": ")
         lines = [rest, "", *lines]
     text = Text("\n".join(part for line in lines for part in _folded(_printable(line), width - 4)))
@@ -32,7 +35,11 @@ def box(title: str, lines: Iterable[str], color: str = "red") -> str:
 
 
 def _folded(line: str, width: int) -> list[str]:
-    """Between words, if that leaves at least two thirds of the width; wherever it ends in a long path."""
+    """Wrap a line.
+
+    It is cut between words if each part then fills at least two thirds of the width.  Otherwise, as in a long
+    path, it is cut at the full width.
+    """
     parts = []
     while len(line) > width:
         blank = line.rfind(" ", width * 2 // 3, width + 1)
@@ -43,5 +50,5 @@ def _folded(line: str, width: int) -> list[str]:
 
 
 def _printable(line: str) -> str:
-    """Without what would move a terminal's cursor."""
+    """Expand tabs, and replace characters that could move a terminal's cursor by ``?``."""
     return "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in line.expandtabs(4))

@@ -1,4 +1,4 @@
-"""A job's directory, held open, so that its files are made in this one and no other."""
+"""A job's directory, held open by a descriptor, so that a replaced path cannot redirect its files."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pathlib import Path
 from typing import BinaryIO
 
 _NOBODY = 65534
-"""Whose a directory is that root has made on NFS, mostly (exports(5), root_squash)."""
+"""UID of ``nobody``, which usually owns what root creates on NFS (exports(5), root_squash)."""
 
 
 class JobDirectory:
-    """A directory that stays the same one, though somebody may write to those above it.
+    """A directory that is addressed by its descriptor rather than its path.
 
-    They can move it, and put a link or a directory of theirs in its place; what is opened here, and what is
-    started in ``place``, doesn't go by its name.
+    Users who may write to a parent directory can move this directory, and put a link or another directory at
+    its path.  Files opened here, and processes started in ``place``, still use the original directory.
     """
 
     def __init__(self, path: Path) -> None:
-        """Hold the directory that is at ``path``.  OSError where it isn't there."""
+        """Open the directory at ``path``.  Raises OSError if it does not exist or is a link."""
         self.path = path.absolute()
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     @classmethod
     def make(cls, path: Path) -> JobDirectory:
-        """A new one, and what is above it.
+        """Create the directory and its missing parents.
 
-        OSError where that can't be, or somebody has already put another in its place.
+        Raises OSError if that fails, or if somebody has put another directory at ``path`` in the meantime.
         """
         path.mkdir(parents=True)
         made = cls(path)
@@ -40,16 +40,16 @@ class JobDirectory:
 
     @property
     def place(self) -> str:
-        """Where a child process that has inherited our descriptors, and not yet called exec, finds it."""
+        """Path of the directory for a child process that has inherited our descriptors, before its exec."""
         return f"/proc/self/fd/{self.fd}"
 
     def open(self, name: str, flags: int, mode: int = 0o666) -> int:
-        """Open the file ``name``, which must not be a link.  OSError."""
+        """Open the file ``name`` and return its descriptor.  Raises OSError, also if ``name`` is a link."""
         return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=self.fd)
 
     @contextlib.contextmanager
     def whole(self, name: str, mode: int = 0o666) -> Iterator[BinaryIO]:
-        """A file that becomes ``name`` once all of it was written: nobody sees a part.  OSError."""
+        """Write a file atomically: it gets the name ``name`` once it is complete.  Raises OSError."""
         part = f"{name}.part"
         try:
             fd = self.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)

@@ -1,4 +1,4 @@
-"""How a job failed, for people: the first failure in a box, then a line on the others."""
+"""Failure report of a job for the terminal: the first failure in a box, then a line about the other ranks."""
 
 from __future__ import annotations
 
@@ -39,39 +39,42 @@ TITLES = {
     START_FAILED: "{1} on {0.host} was not started",
 }
 NOT_AS_PLANNED = "{1} on {0.host} was started, but not as planned"
-"""The title where a program has run before it was found elsewhere than planned."""
+"""Title if a program had already run when its actual placement proved to differ from the plan."""
 
 FATAL = "Fatal Python error: "
-"""How faulthandler's report begins."""
+"""First words of faulthandler's report."""
 
 THROWN = re.compile(r"terminate called after throwing an instance of '(.*)'\n  what\(\):  ((?:.|\n)*)\Z")
-"""What C++ says before it, of an exception that nobody has caught."""
+"""What the C++ runtime prints before that report, if an exception was not caught."""
 
 OWN_THREAD = re.compile(
     r'Thread 0x.*\n(?:  File .*\n)*  File ".*/cpulaunch/(?:runtime|ccl)/.*\n'
     r'(?:  File ".*/threading\.py", .*\n)+\n?'
 )
-"""A thread in it that cpulaunch has started."""
+"""The stack of a thread that cpulaunch has started, in faulthandler's report."""
 
 BEFORE_ABORT = re.compile(
     r'(Current thread 0x.*\n)(?:  File ".*/cpulaunch/runtime/observe/abort\.py", .*\n)+(\n)?'
 )
-"""Where cpulaunch looks before C++ aborts it; a thread of gloo's has no other frames of Python."""
+"""Frames of cpulaunch's hook that runs before C++ aborts the process.
+
+A thread of gloo has no other Python frames.
+"""
 
 WRAPPER = re.compile(r'  File ".*/cpulaunch/runtime/observe/(?:communication|ledger|mirror)\.py", .*\n')
-"""A frame of ours around a function of torch's, which the program has called."""
+"""A frame of cpulaunch's wrapper around a function of torch that the program has called."""
 
 OURS = "cpulaunch/agent/"
-"""Where the frames of ours are that run the user's program."""
+"""Directory of cpulaunch's frames that run the user's program."""
 
 MAX_LINES = 40
-"""Lines of a traceback in the box; the log has all."""
+"""Maximum lines of a traceback in the box; the log has all of them."""
 
 LAST_LINES = 8
-"""Lines of its log that are shown of a rank that gave no reason."""
+"""Log lines shown for a rank that failed without stating an error."""
 
 TAIL = 64 << 10
-"""Bytes of a log in which those are looked for."""
+"""Bytes at the end of a log that are searched for these lines."""
 
 
 def failure_report(
@@ -80,13 +83,13 @@ def failure_report(
     last_output: Callable[[int], bytes],
     names: Names = RANKS,
 ) -> str:
-    """What to show of a job that didn't end well.
+    """Return the text to show for a failed or interrupted job.
 
-    ``directory`` has its logs, if they can be read, and ``last_output`` the end of a rank's.  ``names`` are
-    what ranks are called.
+    ``directory`` has the job's logs; it is None if they cannot be read.  ``last_output`` returns the last
+    bytes that a rank has printed.  ``names`` gives the names of ranks in messages.
     """
     failure = outcome.first_failure
-    if failure and outcome.kind == STALLED:  # which was shown in a box of its own
+    if failure and outcome.kind == STALLED:  # the stall had a box of its own
         return _stalled(failure, outcome, names)
     if failure is None or failure.rank is None:
         if outcome.kind == INTERRUPTED:
@@ -102,7 +105,7 @@ def failure_report(
     log = names.log(failure.rank)
     if failure.disagree:
         title = f"{failure.text}, and {title}"
-    elif failure.text:  # it is about others
+    elif failure.text:  # about other ranks
         title, head = failure.text, (failure.note or "").splitlines()
         head += ["", f"{name} on {failure.host} failed then:"]
         failure = replace(failure, note=None)
@@ -130,9 +133,12 @@ def _stalled(failure: Failure, outcome: Outcome, names: Names) -> str:
 def _story(
     failure: Failure, directory: JobDirectory | None, log: str, kept: bytes, *, said_nothing: bool
 ) -> Iterator[str]:
-    """``said_nothing``: what its log has is from earlier attempts."""
+    """Yield the lines of the box.
+
+    ``said_nothing``: the rank printed nothing in this attempt, so its log is from earlier attempts.
+    """
     logged = None if directory is None else _tail(directory, log)
-    # Where the disk was full, or has hung, the log lacks the end.
+    # If the disk was full or hung, the log lacks the end.
     said = logged if logged and logged.endswith(kept) and not said_nothing else kept
     _, earlier, words_of_this = said.rpartition(SEPARATOR)
     words = (words_of_this.partition(b"\n")[2] if earlier else words_of_this).decode(errors="replace")
@@ -151,7 +157,7 @@ def _story(
         yield from failure.advice.splitlines()
     if failure.traceback:
         lines = failure.traceback.rstrip().splitlines()
-        if lines[-1] == failure.error:  # the box begins with it
+        if lines[-1] == failure.error:  # the box already begins with it
             del lines[-1]
         if lines:
             yield ""
@@ -166,7 +172,7 @@ def _story(
 
 
 def _tail(directory: JobDirectory, log: str) -> bytes | None:
-    """The end of a rank's log; None where it has none."""
+    """Return the last ``TAIL`` bytes of a rank's log; None if it cannot be read."""
     try:
         with open(directory.open(log, os.O_RDONLY | os.O_NONBLOCK), "rb") as f:
             f.seek(max(0, f.seek(0, 2) - TAIL))
@@ -176,7 +182,7 @@ def _tail(directory: JobDirectory, log: str) -> bytes | None:
 
 
 def _last_words(text: str) -> list[str]:
-    """The report of a native crash, else the last lines that the rank said."""
+    """Return faulthandler's report of a crash if there is one, else the last ``LAST_LINES`` lines."""
     before, fatal, after = text.rpartition(FATAL)
     if fatal:
         report = OWN_THREAD.sub("", (fatal + after).partition("\n\nExtension modules: ")[0])

@@ -1,4 +1,4 @@
-"""The ranks' lines on the screen, each with its rank; equal ones of many are one: ``[0-15] warning …``."""
+"""Prefix the ranks' lines on the screen, and fold equal lines of many ranks: ``[0-15] warning …``."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from cpulaunch.metric_line import WORD, is_metric
 from cpulaunch.model.cores import CoreSet
 
 Line = tuple[int, bytes]
-"""A stream (1, 2), and a line of it without its end."""
+"""A stream (1: stdout, 2: stderr), and a line of it without its line end."""
 
 
 MAX_SHOWN_LINE = 1 << 16
-"""Bytes after which the screen gets a line's beginning, though its end isn't there yet."""
+"""Bytes after which an unfinished line is shown."""
 
 MOMENT = 0.1
-"""Seconds in which equal lines of several ranks are taken for one."""
+"""Seconds within which equal lines of several ranks are folded."""
 
 MANY = 3
-"""Equal lines of at least so many ranks are taken for one; on a terminal, those of two are."""
+"""Minimum number of ranks whose equal lines are folded; on a terminal it is 2."""
 
 MAX_FOLDED = 1 << 18
-"""Bytes that wait for their like at most."""
+"""Maximum bytes of lines held back for folding."""
 
 BAR_PERIOD = 1.0
-"""Seconds between two looks at a line that is drawn over and over, as progress bars are."""
+"""Seconds between two displayed states of a line that is redrawn, such as a progress bar."""
 
 Shown = Iterator[tuple[int, bytes]]
-"""A stream, 1 or 2, and what to write to it."""
+"""A stream (1: stdout, 2: stderr), and the bytes to write to it."""
 
 LONGEST_FIGURE = 1 << 10
-"""Bytes after which what begins as a figure is none."""
+"""Maximum bytes of a metric line; a longer line is ordinary output."""
 
 _FIGURE = WORD.encode()
 
 
 class Fold:
-    """Lines that wait for their like, in the order in which they have come."""
+    """Lines held back for folding, in order of arrival."""
 
     def __init__(self) -> None:
         self.size = 0
         self.many = dict.fromkeys((1, 2), MANY)
-        """Stream → how many ranks' equal lines are taken for one."""
+        """Stream → minimum number of ranks whose equal lines are folded."""
         self._queues: dict[int, deque[tuple[int, Line]]] = {}
         self._count = 0
 
@@ -54,10 +54,10 @@ class Fold:
         self.size += len(line[1]) + 1
 
     def take(self) -> Iterator[tuple[Line, CoreSet]]:
-        """All lines, each with the ranks that have it next at the same time; none waits any more."""
+        """Remove and yield all lines, each with the ranks for which it is the next line at the same time."""
         queues, self._queues, self.size = self._queues, {}, 0
         heads: dict[Line, list[int]] = {}
-        order: list[tuple[int, Line]] = []  # by when the first rank's has come
+        order: list[tuple[int, Line]] = []  # a heap by order of arrival
 
         def advance(rank: int) -> None:
             if queues[rank]:
@@ -76,10 +76,10 @@ class Fold:
 
 
 class WithoutFigures:
-    """A stream without the lines that state figures, of which the job's end shows what they come to."""
+    """Filter that removes metric lines from a stream; the launcher summarizes them when the job ends."""
 
     def __init__(self) -> None:
-        self._held = b""  # what may be the beginning of one
+        self._held = b""  # may be the beginning of a metric line
 
     def feed(self, data: bytes) -> bytes:
         data, self._held = self._held + data, b""
@@ -99,15 +99,15 @@ class WithoutFigures:
         return b"".join([*shown, data[start:cut]])
 
     def finish(self) -> bytes:
-        """What was held back, and is no figure."""
+        """Return the bytes that were held back, unless they are a metric line."""
         held, self._held = self._held, b""
         return b"" if is_metric(held) else held
 
 
 class ShownLines:
-    """Cuts output, which comes in pieces, into lines with the prefix ``[rank] ``.
+    """Cuts output, which arrives in pieces, into lines.
 
-    Of a line that is drawn over and over, the last state is a line.
+    If a line is redrawn with carriage returns, only its last state is kept.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,11 @@ class ShownLines:
         self._bars: dict[tuple[int, int], float] = {}
 
     def feed(self, rank: int, stream: int, data: bytes, now: float) -> list[bytes]:
-        """The lines that have ended with ``data``, or begin to be shown anyway."""
+        """Add ``data`` and return the lines to show.
+
+        These are the completed lines, an unfinished line longer than ``MAX_SHOWN_LINE`` bytes, and once per
+        ``BAR_PERIOD`` the state of a redrawn line.
+        """
         *lines, rest = (self._rest.get((rank, stream), b"") + data).split(b"\n")
         if len(rest) > MAX_SHOWN_LINE:
             lines, rest = [*lines, rest], b""
@@ -126,30 +130,30 @@ class ShownLines:
         return [_last_state(line) for line in lines]
 
     def rest(self, rank: int, stream: int) -> bytes:
-        """What has no line end yet."""
+        """Return the unfinished line."""
         return self._rest.get((rank, stream), b"")
 
     def forget(self, rank: int, stream: int) -> None:
-        """Drop what has no line end yet."""
+        """Drop the unfinished line."""
         self._rest.pop((rank, stream), None)
 
     def unfinished(self) -> list[tuple[int, int]]:
-        """The ranks and streams with something that has no line end yet."""
+        """Return the ranks and streams that have an unfinished line."""
         return sorted(where for where, rest in self._rest.items() if rest)
 
     def finish(self, rank: int, stream: int) -> list[bytes]:
-        """What has no line end, and won't get one."""
+        """Remove the unfinished line and return it; the list is empty if there is none."""
         rest = self._rest.pop((rank, stream), b"")
         return [_last_state(rest)] if rest else []
 
 
 def prefixed(rank: int, lines: list[bytes]) -> bytes:
-    """Lines of one rank, as they are shown where nothing is folded."""
+    """Return lines of one rank with the prefix ``[rank] ``, without folding."""
     return b"".join(b"[%d] %s\n" % (rank, line) for line in lines)
 
 
 def folded(fold: Fold) -> Shown:
-    """All that waits in ``fold``, with equal lines of many ranks as one."""
+    """Remove and yield all lines of ``fold``, with prefixes, and with equal lines of many ranks folded."""
     for stream, group in groupby(fold.take(), key=lambda taken: taken[0][0]):
         yield (
             stream,

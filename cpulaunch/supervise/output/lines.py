@@ -1,4 +1,4 @@
-"""What goes into the job's directory, and the ranks' output on the screen, line by line."""
+"""Write the ranks' output to the job's directory, and show it line by line on the screen."""
 
 from __future__ import annotations
 
@@ -28,25 +28,28 @@ if TYPE_CHECKING:
     from cpulaunch.config.settings import AllOrNone
 
 KEPT = 1 << 11
-"""Bytes of each rank's last output that are kept for the failure report: its log may lack them."""
+"""Bytes of each rank's last output that are kept for the failure report, as its log may lack them."""
 
 
 LAUNCHER_LOG = "launcher.log"
 
 SEPARATOR = b"\n==== cpulaunch: restart "
-"""How the line begins in a log that stands between two attempts."""
+"""First bytes of the line that separates two attempts in a log."""
 
 ORDER = "output.order"
-"""The file that says in which order the ranks have printed: a line with the second, rank, stream and number
-of bytes for each piece.  The stream of the line between two attempts is 0."""
+"""Name of the file that records the order of the ranks' output.
+
+Each line has the time in seconds, rank, stream and number of bytes of one piece of output.  The line that
+separates two attempts has stream 0.
+"""
 
 
 def shown_ranks(
     tee: CoreSet | AllOrNone, world_size: int, *, strict: bool = True, names: Names = RANKS
 ) -> frozenset[int]:
-    """The ranks that ``tee``, a value of the setting ``output.tee``, names.
+    """Return the ranks selected by ``tee``, a value of the setting ``output.tee``.
 
-    ``strict``: ConfigError where there aren't as many; else those that there are.
+    ``strict``: raise ConfigError if ``tee`` has ranks that the job lacks.  Otherwise these are ignored.
     """
     everybody = frozenset(range(world_size))
     if not isinstance(tee, CoreSet):
@@ -59,10 +62,10 @@ def shown_ranks(
 
 
 class Console(NamedTuple):
-    """What a job is shown by.
+    """Destinations of what a job prints and reports.
 
-    ``directory`` is the job's, where its files go; ``tell`` gets lines for the user, with ``verbose`` one for
-    each event.  ``telemetry`` is where rows about its steps go.
+    ``directory`` is the job's directory, ``output`` takes the ranks' output.  ``tell`` is called with lines
+    for the user, with ``verbose`` for each event.  ``telemetry`` are the sinks for rows about steps.
     """
 
     directory: JobDirectory
@@ -73,15 +76,15 @@ class Console(NamedTuple):
 
 
 class Output:
-    """Takes the ranks' output as it comes, in pieces, and never blocks.
+    """Logs and shows the ranks' output, which arrives in pieces.  Never blocks.
 
-    Each rank's log has its bytes unchanged.  On the screen, lines of several ranks get the prefix
-    ``[rank] `` and never mix; with ``fold``, equal ones of many ranks in a moment become one.  Of a line
-    that is drawn over and over the last state is shown.  Those of a single shown rank pass as they are.
+    Each rank's log has its bytes unchanged.  If a single rank is shown, its bytes are also shown unchanged.
+    Lines of several ranks get the prefix ``[rank] `` and never mix.  With ``fold``, equal lines that many
+    ranks print within ``MOMENT`` seconds are shown once.  If a line is redrawn, only its last state is shown.
     """
 
     reader: int | None = None
-    """The rank that reads the terminal: what it prints without a line end is a prompt, and is shown, too."""
+    """The rank that reads the terminal.  Its unfinished lines are prompts, and are shown, too."""
 
     def __init__(
         self,
@@ -100,11 +103,11 @@ class Output:
         self._hidden: set[tuple[int, int]] = set()
         self._last: dict[int, bytes] = {}
         self._restart, self._began = 0, time.monotonic()
-        self._separated: set[str] = set()  # logs that say so
+        self._separated: set[str] = set()  # logs that have this restart's separator
         self._fold = Fold() if fold else None
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
-        """Output of a rank's ``stream``: 1 is stdout, 2 is stderr."""
+        """Take output of a rank.  ``stream``: 1 is stdout, 2 is stderr."""
         if self._begins_anew(self._names.log(rank)):
             self._log(rank, 0, self._separator())
         self._log(rank, stream, data)
@@ -126,41 +129,41 @@ class Output:
             asyncio.get_running_loop().call_later(MOMENT, self._prompt, rank, stream, rest)
 
     def fold_pairs(self, stream: int) -> None:
-        """Equal lines of two ranks on this stream become one, too: somebody reads them."""
+        """Fold equal lines of two ranks on this stream, too, as a person reads it."""
         if self._fold:
             self._fold.many[stream] = 2
 
     def _prompt(self, rank: int, stream: int, text: bytes) -> None:
-        """Show ``text``, if it still waits for its line end."""
+        """Show ``text``, if the rank has printed nothing after it."""
         if self._lines.rest(rank, stream) == text:
             self._lines.forget(rank, stream)
             self.flush()
             self.screen.put(stream, b"[%d] %s" % (rank, text))
 
     def leave_out_figures(self) -> None:
-        """Lines on stdout that state figures go into the logs alone."""
+        """From now on, write metric lines on stdout to the logs only."""
         self._without = {}
 
     def restart(self, number: int, shown: frozenset[int]) -> None:
-        """Another attempt begins, of which these ranks are shown."""
+        """Begin restart ``number``, and show the output of the ranks in ``shown``."""
         self._restart, self._shown = number, shown
         self._separated, self._last = set(), {}
 
     def launcher_said(self, data: bytes) -> None:
-        """Output of the launcher's own processes."""
+        """Log output of the launcher's own processes."""
         if self._begins_anew(LAUNCHER_LOG):
             self._logs.append(LAUNCHER_LOG, self._separator(), private=True)
-        self._logs.append(LAUNCHER_LOG, data, private=True)  # environments, perhaps
+        self._logs.append(LAUNCHER_LOG, data, private=True)  # may have environments in it
 
     def hide(self, rank: int, stream: int) -> None:
-        """Show nothing more of it; the log goes on."""
+        """Stop showing this stream of the rank; its log continues."""
         self._hidden.add((rank, stream))
         self._lines.forget(rank, stream)
         if stream == 1 and self._without:
             self._without.pop(rank, None)
 
     def finish(self, rank: int) -> None:
-        """The rank has ended: show what has no line end, and close its log, until it is started anew."""
+        """Handle the end of a rank: show its unfinished lines, and close its log until it is restarted."""
         if self._without and (held := self._without.pop(rank, WithoutFigures()).finish()):
             self._put(rank, 1, held)
         for stream in (1, 2):
@@ -169,45 +172,48 @@ class Output:
         self._logs.finish(self._names.log(rank))
 
     def last_output(self, rank: int) -> bytes:
-        """The last ``KEPT`` bytes that the rank has said."""
+        """Return the last ``KEPT`` bytes that the rank has printed in this attempt."""
         return self._last.get(rank, b"")
 
     def keep_whole(self, name: str, data: bytes) -> None:
-        """Let ``data`` be the file ``name`` of the job's directory: all of it, or none."""
+        """Write ``data`` to the file ``name`` of the job's directory, atomically."""
         self._logs.write_whole(name, data)
 
     def keep(self, name: str, data: bytes, *, private: bool = False) -> None:
-        """Append to the file ``name`` of the job's directory.  ``private``: nobody else may read it."""
+        """Append to the file ``name`` of the job's directory.  ``private``: only its owner may read it."""
         self._logs.append(name, data, private=private)
 
     @property
     def full(self) -> bool:
-        """Whether ranks have to wait for the terminal, or for the disk."""
+        """Whether ranks have to wait for the terminal or the disk."""
         return self.screen.full or self._logs.full
 
     async def room(self) -> None:
-        """Wait until little enough waits to be shown and written."""
+        """Wait until there is room for more output."""
         await self.screen.room()
         while self._logs.full:
             await asyncio.sleep(MOMENT)
 
     def hurry(self) -> None:
-        """From now on, drop what terminal and disk don't take, rather than letting anybody wait."""
+        """From now on, drop output that the terminal and the disk do not take in time; nobody waits."""
         self.screen.hurry()
         self._logs.hurry()
 
     def close(self, patience: float) -> bool:
-        """Wait until all is in the files; False where the disk took nothing for ``patience`` seconds."""
+        """Wait until all is written to the files.
+
+        Returns False if the disk took nothing for ``patience`` seconds.
+        """
         return self._logs.close(patience)
 
     def flush(self) -> None:
-        """Show the lines that wait for their like."""
+        """Show the lines that are held back for folding."""
         if self._fold:
             for stream, text in folded(self._fold):
                 self.screen.put(stream, text)
 
     def _begins_anew(self, log: str) -> bool:
-        """Whether this is the first that goes into ``log`` since a restart."""
+        """Whether this is the first write to ``log`` since a restart.  True only once."""
         if not self._restart or log in self._separated:
             return False
         self._separated.add(log)
@@ -217,7 +223,7 @@ class Output:
         return SEPARATOR + b"%d ====\n" % self._restart
 
     def _log(self, rank: int, stream: int, data: bytes) -> None:
-        """Append to the rank's log, and to the list that says in which order all of them were written."""
+        """Append to the rank's log, and record the piece in ``output.order``."""
         if self._logs.append(self._names.log(rank), data):
             seconds, number = time.monotonic() - self._began, self._names.number(rank)
             self._logs.append(ORDER, b"%.3f %d %d %d\n" % (seconds, number, stream, len(data)))

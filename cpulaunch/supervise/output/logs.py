@@ -1,4 +1,4 @@
-"""The files of a job's directory, written by a thread of its own: a disk that hangs stops nobody."""
+"""Write the files of a job's directory in a thread of their own, so that a hanging disk blocks nobody."""
 
 from __future__ import annotations
 
@@ -12,20 +12,27 @@ from typing import BinaryIO, NamedTuple
 from cpulaunch.supervise.output.directory import JobDirectory
 
 MAX_WAITING = 16 << 20
-"""Bytes that may wait for the disk; ranks with more to say have to wait then."""
+"""Bytes that may wait for the disk.  Once there are more, ranks that print have to wait."""
 
 HUNG = 5.0
-"""Seconds in which a disk that works takes something.  For any other, ``MAX_WAITING`` bytes are kept."""
+"""Seconds without a completed write after which the disk counts as hung.
+
+Ranks do not wait for a hung disk.  ``MAX_WAITING`` bytes are kept for it, and further output is dropped.
+"""
 
 AT_ONCE = 1 << 18
-"""Bytes that are written at once, so that a disk which is only slow isn't taken for one that hangs."""
+"""Bytes per write call, so that a slow disk does not count as hung."""
 
 OPEN_LOGS = 64
-"""Files that stay open at most, so that a thousand ranks don't take a thousand descriptors."""
+"""Maximum number of open files, so that a thousand ranks do not need a thousand descriptors."""
 
 
 class _Piece(NamedTuple):
-    """Bytes for a file, which is made with ``mode``; None closes it.  ``whole``: they are all of it."""
+    """Bytes for the file ``name``.
+
+    ``mode`` is the mode of the file if it is created.  ``data`` is None to close the file.  ``whole``: the
+    data replaces the file.
+    """
 
     name: str
     data: bytes | None
@@ -34,9 +41,10 @@ class _Piece(NamedTuple):
 
 
 class Logs:
-    """Appends to files of ``directory``, in order, and never blocks.
+    """Appends to files of ``directory``, in order.  Never blocks.
 
-    ``warn`` gets one line where that can't be done, and one where the disk hangs.
+    ``warn`` is called with a line, at most once for each cause: if writing fails, if the disk hangs, and if
+    output is dropped.
     """
 
     def __init__(self, directory: JobDirectory, warn: Callable[[str], None]) -> None:
@@ -44,18 +52,19 @@ class Logs:
         self._changed = threading.Condition()
         self._waiting: deque[_Piece] = deque()
         self._bytes = 0
-        self._progress: float | None = None  # when the thread, which has something to write, last wrote
+        self._progress: float | None = None  # when the thread last wrote; None while it is idle
         self._closed = self._dropping = False
         self._warned: set[str] = set()
         self._thread: threading.Thread | None = None
-        # The thread's own.
-        self._open: dict[str, BinaryIO] = {}  # those written last, the longest ago first
+        # Used by the thread only.
+        self._open: dict[str, BinaryIO] = {}  # the least recently written first
         self._unwritable: set[str] = set()
 
     def append(self, name: str, data: bytes, *, private: bool = False) -> bool:
-        """Append to the file ``name``, soon; False where that is dropped, as too much waits for the disk.
+        """Queue ``data`` to be appended to the file ``name``.
 
-        ``private``: nobody else may read it.
+        Returns False if it is dropped because too much waits for the disk.  ``private``: only the owner may
+        read the file.
         """
         hung = self._hangs_for(HUNG)
         if hung:
@@ -67,24 +76,27 @@ class Logs:
         return True
 
     def write_whole(self, name: str, data: bytes) -> None:
-        """Let ``data`` be the file ``name``, soon: all of it, or none, and then ``warn`` gets a line."""
+        """Queue ``data`` to become the file ``name``, atomically.  If that fails, ``warn`` is called."""
         self._put(_Piece(name, data, whole=True))
 
     def finish(self, name: str) -> None:
-        """Close the file ``name``, until more is appended; what could not be written is tried again then."""
+        """Close the file ``name`` until more is appended.
+
+        If writing to it has failed, the next append tries again.
+        """
         self._put(_Piece(name, None))
 
     @property
     def full(self) -> bool:
-        """Whether more should wait until the disk, which is only slow, has taken what is there."""
+        """Whether callers should wait for a slow disk before they append more.  False for a hung disk."""
         return self._bytes > MAX_WAITING and not self._dropping and not self._hangs_for(HUNG)
 
     def hurry(self) -> None:
-        """From now on, drop what the disk doesn't take, rather than letting anybody wait."""
+        """From now on, drop output that the disk does not take in time; nobody waits."""
         self._dropping = True
 
     def close(self, patience: float) -> bool:
-        """Wait until all is written; False where nothing more was for ``patience`` seconds."""
+        """Wait until all is written.  Returns False if nothing was written for ``patience`` seconds."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -167,7 +179,7 @@ class Logs:
         if log := self._open.pop(name, None):
             try:
                 log.close()
-            except OSError as e:  # as NFS says only now that a write has failed (close(2))
+            except OSError as e:  # NFS may report a failed write only now (close(2))
                 self._cannot_write(e)
 
     def _cannot_write(self, error: OSError) -> None:
@@ -180,7 +192,10 @@ class Logs:
             self._progress = time.monotonic()
 
     def _file(self, name: str, mode: int) -> BinaryIO:
-        """The open file ``name``; the one written longest ago is closed for it."""
+        """Return the file ``name``, opened if needed.
+
+        If ``OPEN_LOGS`` files are open, the least recently written one is closed first.
+        """
         log = self._open.pop(name, None)
         if log is None:
             if len(self._open) >= OPEN_LOGS:

@@ -1,4 +1,4 @@
-"""The logs of a job's ranks, in the order in which they were written."""
+"""Merge the logs of a job's ranks in the order in which they were written."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from cpulaunch.supervise.output.lines import ORDER
 from cpulaunch.supervise.output.logs import OPEN_LOGS
 
 AT_ONCE = 1 << 16
-"""Bytes that are read at once."""
+"""Maximum bytes per read."""
 
 Wanted = Callable[[int], bool]
 """Whether a rank is to be shown."""
 
 
 class Piece(NamedTuple):
-    """What a rank has printed at a time; ``stream`` 0 is the line between two attempts.
+    """A piece of a rank's output.
 
-    ``rank`` is an instance's number, where there are instances.
+    ``seconds`` is when it was printed, counted from the start of the job.  ``rank`` is the instance's number
+    if the job has instances.  ``stream`` is 1 for stdout, 2 for stderr, and 0 for the line between attempts.
     """
 
     seconds: float
@@ -34,14 +35,17 @@ class Piece(NamedTuple):
 
 
 class MergedLogs:
-    """Reads what there is, and later what has been added.  The files are closed when this is left."""
+    """Reader of a job's logs, which can be read while they grow.
+
+    A context manager: its exit closes the files.
+    """
 
     def __init__(self, directory: Path, wanted: Wanted) -> None:
         self._directory, self._wanted = directory, wanted
         self._found = ""
         self._order: BinaryIO | None = None
-        self._logs: dict[int, BinaryIO] = {}  # those read last, the longest ago first
-        self._read: dict[int, int] = {}  # bytes of each rank's log
+        self._logs: dict[int, BinaryIO] = {}  # the least recently read first
+        self._read: dict[int, int] = {}  # bytes read of each rank's log
         self._line = b""
         self._next: tuple[float, int, int, int] | None = None  # its data isn't in the log yet
         self._seconds = 0.0
@@ -54,7 +58,7 @@ class MergedLogs:
             file.close()
 
     def more(self) -> Iterator[Piece]:
-        """What is new, as far as it is known in which order it was printed."""
+        """Yield the new pieces whose order is recorded in ``output.order``."""
         while following := self._next or self._following():
             seconds, rank, stream, size = following
             self._seconds, self._next = seconds, None
@@ -67,7 +71,10 @@ class MergedLogs:
                 return
 
     def rest(self) -> Iterator[Piece]:
-        """What nothing is known of, rank by rank: the disk didn't take it all."""
+        """Yield the rest of each log, rank by rank.
+
+        Its order is unknown, because the disk did not take all of ``output.order``.
+        """
         self._next = None
         for rank in self._ranks():
             if self._wanted(rank):
@@ -75,7 +82,7 @@ class MergedLogs:
                     yield Piece(self._seconds, rank, 1, data)
 
     def _following(self) -> tuple[float, int, int, int] | None:
-        """Second, rank, stream and number of bytes of the next piece."""
+        """Return seconds, rank, stream and number of bytes of the next piece; None if there is none yet."""
         while line := self._order_line():
             with contextlib.suppress(ValueError):
                 seconds, rank, stream, size = line.split()
@@ -90,20 +97,23 @@ class MergedLogs:
                 return None
         self._line += self._order.readline(AT_ONCE)
         if not self._line.endswith(b"\n") and len(self._line) < AT_ONCE:
-            return None  # its end isn't there yet
+            return None  # its end is not written yet
         line, self._line = self._line, b""
         return line
 
     @property
     def _noun(self) -> str:
-        """What the programs are called: by the names of the logs, as not everybody may read the plan."""
+        """The noun for the job's programs: rank or instance.
+
+        It is read from the names of the logs, as not everybody who may read the logs may read the plan.
+        """
         if not self._found:
             instances = f"{INSTANCE}-*.log"
             self._found = INSTANCE if any(self._directory.glob(instances)) else RANKS.noun
         return self._found
 
     def _log(self, rank: int, size: int) -> bytes:
-        """The next bytes of a rank's log, ``size`` at most."""
+        """Return the next bytes of a rank's log, at most ``size``; empty if there are none."""
         file = self._logs.pop(rank, None)
         if file is None:
             if len(self._logs) >= OPEN_LOGS:
@@ -128,7 +138,7 @@ class MergedLogs:
 
 
 class Renderer:
-    """Makes lines of pieces, as the terminal shows them: with prefixes, equal lines of many ranks as one."""
+    """Turns pieces into lines as the terminal shows them, with prefixes and with equal lines folded."""
 
     def __init__(self) -> None:
         self._lines, self._fold = ShownLines(), Fold()
@@ -136,7 +146,7 @@ class Renderer:
         self._restart = b""
 
     def feed(self, piece: Piece) -> Shown:
-        """What to show once this piece has come."""
+        """Add a piece and yield the lines to show now."""
         if self._fold.size and (piece.seconds > self._since + MOMENT or self._fold.size > MAX_FOLDED):
             yield from self.flush()
         if piece.stream == 0:
@@ -148,18 +158,18 @@ class Renderer:
             self._fold.add(piece.rank, (piece.stream, line))
 
     def flush(self) -> Shown:
-        """The lines that wait for their like."""
+        """Yield the lines that are held back for folding."""
         yield from folded(self._fold)
 
     def finish(self) -> Shown:
-        """What has no line end."""
+        """Yield everything that is left, unfinished lines included."""
         for rank, stream in self._lines.unfinished():
             for line in self._lines.finish(rank, stream):
                 self._fold.add(rank, (stream, line))
         yield from self.flush()
 
     def _attempt(self, piece: Piece) -> Shown:
-        """The line between two attempts, which is in the log of each rank, is shown once."""
+        """Show the line between two attempts once, although each rank's log has it."""
         if piece.data != self._restart:
             self._restart = piece.data
             yield from self.finish()

@@ -1,4 +1,4 @@
-"""What a job's directory says of the job, while it runs and ever after."""
+"""Read the files of a job's directory, of a running or an ended job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cpulaunch.supervise.job.outcome import Failure, Metric
 OUTCOME, PLAN, EVENTS = "outcome.json", "plan.json", "events.jsonl"
 
 MAX_DOCUMENT = 256 << 20
-"""Bytes of a plan or an outcome: those of a thousand hosts take a few."""
+"""Maximum bytes of a plan or an outcome.  Those of a thousand hosts have a few megabytes."""
 
 _FIGURES = ("ranks", "values", "mean", "median", "p99", "least", "most")
 _JOB_ID = re.compile(r"(\d{8}-\d{6})-[0-9a-f]{8,}")
@@ -28,8 +28,8 @@ _JOB_ID = re.compile(r"(\d{8}-\d{6})-[0-9a-f]{8,}")
 class State(Enum):
     """Whether a job runs.
 
-    ``KILLED``: its launcher has ended without saying how the job did.  ``SILENT``: it has not said, and
-    nothing tells whether it still runs.
+    ``KILLED``: the launcher has ended without writing an outcome.  ``SILENT``: there is no outcome, and
+    nothing in the directory says whether the launcher still runs.
     """
 
     RUNNING = "running"
@@ -39,7 +39,7 @@ class State(Enum):
 
 
 def state_of(directory: Path) -> State:
-    """Whether the job of this directory runs."""
+    """Return the state of the job of this directory."""
     if (directory / OUTCOME).exists():
         return State.ENDED
     if contact := read_contact(directory):
@@ -53,12 +53,12 @@ def is_job(directory: Path) -> bool:
 
 
 def names_of(directory: Path) -> Names:
-    """What the programs of this directory's job are called; ranks where its plan can't be read."""
+    """Return the names of the programs of this directory's job: ``RANKS`` if its plan cannot be read."""
     return names_in(read_document(directory / PLAN) or {})
 
 
 def names_in(plan: Mapping[str, Any]) -> Names:
-    """What the programs of a plan are called."""
+    """Return the names of a plan's programs."""
     instances = plan.get("instances")
     if not isinstance(instances, dict):
         return RANKS
@@ -66,14 +66,17 @@ def names_in(plan: Mapping[str, Any]) -> Names:
 
 
 def ranks_of(directory: Path) -> list[int]:
-    """The ranks of this directory's job, in whichever attempt; none where nothing says them."""
+    """Return all ranks of this directory's job: those of the plan or of the outcome, whichever has more.
+
+    Empty if neither file can be read.
+    """
     planned = _number((read_document(directory / PLAN) or {}).get("world_size")) or 0
     ended = len(documents((read_document(directory / OUTCOME) or {}).get("ranks")))
     return list(range(max(int(planned), ended)))
 
 
 def jobs_below(directory: Path) -> list[Path]:
-    """The job of ``directory``, or those directly below it, the newest first."""
+    """Return ``directory`` if it is a job's, else the jobs directly below it, the newest first."""
     if is_job(directory):
         return [directory]
     try:
@@ -85,7 +88,7 @@ def jobs_below(directory: Path) -> list[Path]:
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """A JSON object; None where there is none that can be read."""
+    """Read a file that has a JSON object; None if that fails."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             said = json.loads(file.read(MAX_DOCUMENT))
@@ -95,7 +98,7 @@ def read_document(path: Path) -> dict[str, Any] | None:
 
 
 def read_events(directory: Path) -> Iterator[dict[str, Any]]:
-    """What has happened in the job, one after the other."""
+    """Yield the job's events in order.  Lines that cannot be read are skipped."""
     try:
         with (directory / EVENTS).open("rb") as file:
             for line in file:
@@ -110,7 +113,10 @@ def read_events(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def age(directory: Path) -> tuple[str, float]:
-    """What sorts jobs by their start: ids begin with its second, and the plan is written then."""
+    """Return a key that sorts jobs by their start.
+
+    It has the second of the start, with which job ids begin, and the time at which the plan was written.
+    """
     begun = _JOB_ID.fullmatch(directory.name)
     for path in (directory / PLAN, directory):
         with contextlib.suppress(OSError):
@@ -119,11 +125,12 @@ def age(directory: Path) -> tuple[str, float]:
 
 
 class Ended(NamedTuple):
-    """How a job has ended, by its ``outcome.json``.
+    """How a job has ended, read from its ``outcome.json``.
 
-    ``steps`` is what its last attempt has come to, ``rate`` how many were made per second on average, its
-    start included; both are None where no step could be seen.  ``metrics`` are the figures that its programs
-    have stated.
+    ``why`` is the first failure in one line.  ``seconds`` is the duration of the job.  ``steps`` is the
+    number of the last step that its last attempt has made.  ``rate`` is the average number of steps per
+    second of all attempts, their starts included.  Both are None if no step was observed.  ``metrics`` are
+    the metrics that its programs have printed.
     """
 
     kind: str
@@ -138,7 +145,10 @@ class Ended(NamedTuple):
 
 
 def ended(outcome: Mapping[str, Any], names: Names = RANKS) -> Ended:
-    """A job's end.  What the document lacks counts as nothing: another version may have written it."""
+    """Return the end of a job from its outcome.
+
+    The document may lack keys, as another version may have written it.  These count as 0, None or empty.
+    """
     ranks, attempts = documents(outcome.get("ranks")), documents(outcome.get("attempts"))
     made = [_number(attempt.get("steps")) for attempt in attempts]
     seconds = sum(_number(attempt.get("seconds")) or 0.0 for attempt in attempts)
@@ -172,13 +182,13 @@ def _metrics(value: object) -> Iterator[Metric]:
 
 
 def _figure(value: object) -> float | None:
-    """A number that can be one of a metric."""
+    """Return a number that can be a metric's value, else None."""
     number = _number(value)
-    return number if number is not None and abs(number) <= LARGEST else None  # nor NaN
+    return number if number is not None and abs(number) <= LARGEST else None  # NaN fails this, too
 
 
 def why_failed(outcome: Mapping[str, Any], names: Names = RANKS) -> str:
-    """The first failure in a line: ``rank 3 on node3: ValueError: …``.  Empty where there is none."""
+    """Return the first failure in one line: ``rank 3 on node3: ValueError: …``.  Empty if there is none."""
     failure = outcome.get("first_failure")
     if not isinstance(failure, dict):
         return ""
@@ -186,7 +196,7 @@ def why_failed(outcome: Mapping[str, Any], names: Names = RANKS) -> str:
 
 
 def documents(value: object) -> list[dict[str, Any]]:
-    """The JSON objects of a list; none where it is something else."""
+    """Return the JSON objects of a list; empty if ``value`` is not a list."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 

@@ -1,4 +1,4 @@
-"""What is shown of a stall, and what is kept of it."""
+"""Texts about a stall: a box for the terminal, and the file with all stacks."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from cpulaunch.supervise.stalls.waiting import waits
 from cpulaunch.wording import shown_path
 
 MAX_WHERE = 12
-"""Lines that say who is where."""
+"""Maximum lines of the list of where each rank is."""
 
 
 def stall_box(report: ReportStall, kept: Path, names: Names) -> str:
-    """The box; ``kept`` is the file that has all stacks, ``names`` are what the programs are called."""
+    """Return the box.  ``kept`` is the file that has all stacks; ``names`` gives the programs' names."""
     return box(title(report), list(_lines(report, kept, names)), "yellow")
 
 
 def stall_line(report: ReportStall, kept: Path) -> str:
-    """A line in place of the box."""
+    """Return a single line in place of the box."""
     return f"cpulaunch: {title(report)}; stacks: {shown_path(kept)}\n"
 
 
 def title(report: ReportStall) -> str:
-    """What it comes to."""
+    """Return the duration of the stall and its explanation, in one line."""
     before = "" if report.begun else ", before the first step"
     return f"no progress for {report.stall.seconds:.0f} s{before}: {report.explanation.headline}"
 
 
 def stacks_text(report: ReportStall, names: Names) -> str:
-    """All that was seen."""
+    """Return the explanation and all stacks, for the file."""
     seen = stacks.report(_seen(report, names))
     return "\n".join([title(report), *_story(report), "", seen])
 
 
 def _story(report: ReportStall) -> list[str]:
-    """What follows the title, which may be all that there is to say of a single program."""
+    """Return the lines after the title.  Empty if the title says all, as it may for a single program."""
     found = report.explanation
     lines = found.lines[1:] if found.lines[:1] == (found.headline,) else found.lines
     return [*lines, *([found.advice] if found.advice else [])]
@@ -59,14 +59,14 @@ def _lines(report: ReportStall, kept: Path, names: Names) -> Iterator[str]:
 
 
 def _called(report: ReportStall, names: Names) -> Iterator[tuple[int, str]]:
-    """What the ranks wait in, by their ledgers."""
+    """Yield each waiting rank's number and the operation that it waits in, by the ledgers."""
     groups = {each.rank: each.dump.groups for each in report.seen if each.dump}
     for wait in waits(groups, len(report.seen)):
         yield from ((names.number(rank), wait.operations[rank].kind) for rank in wait.waiting)
 
 
 def _seen(report: ReportStall, names: Names) -> list[RankSeen]:
-    """With the numbers by which people know the programs."""
+    """Return what was seen of each rank, with the numbers that users know the programs by."""
     return [
         RankSeen(
             names.number(each.rank),

@@ -1,4 +1,4 @@
-"""Our own stdout and stderr, written by a thread of its own: a terminal that takes nothing stops nobody."""
+"""Write the launcher's own stdout and stderr in a thread, so that a blocked terminal blocks nobody."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import threading
 from collections import deque
 
 MAX_WAITING = 4 << 20
-"""Bytes that may wait for the terminal; ranks with more to say have to wait then."""
+"""Bytes that may wait for the terminal.  Once there are more, ranks that print have to wait."""
 
 _CLEAR = b"\r\x1b[K"
 
 
 class Screen:
-    """What is shown, in order.  With ``status``, stderr is a terminal, and its last line says how it goes."""
+    """Shows output in order.  With ``status``, stderr is a terminal, and its last line is a status line."""
 
     def __init__(self, status: bool = False) -> None:
         self._changed = threading.Condition()
@@ -29,13 +29,13 @@ class Screen:
         self._shown = self._status
         self._drawn = False
         self._at_line_start = True
-        self._stderr_at_line_start = True  # once all that waits is shown
+        self._stderr_at_line_start = True  # once all waiting data is shown
         self._thread: threading.Thread | None = None
         self._room: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def put(self, stream: int, data: bytes) -> None:
-        """Show ``data`` on stdout (1) or stderr (2), soon.  Never blocks."""
+        """Queue ``data`` for stdout (1) or stderr (2).  Never blocks."""
         with self._changed:
             if not data or stream in self._deaf or (self._dropping and self._bytes > MAX_WAITING):
                 return
@@ -48,14 +48,14 @@ class Screen:
             self._start()
 
     def say(self, text: str) -> None:
-        """Show ``text`` on stderr, on lines of its own, though somebody's last line may not have ended."""
+        """Show ``text`` on stderr on a new line, even if the last line there has not ended."""
         self.put(2, (text if self._stderr_at_line_start else f"\n{text}").encode(errors="surrogateescape"))
 
     def status(self, text: str) -> None:
-        """Let the last line be ``text``, as much of it as fits; nothing where there is none."""
+        """Set the status line, cut to the width of the terminal.  Does nothing if there is none."""
         if self._status is None:
             return
-        with contextlib.suppress(OSError):  # one that wraps can't be taken back
+        with contextlib.suppress(OSError):  # a wrapped line can't be cleared
             text = text[: max(0, os.get_terminal_size(2).columns - 1)]
         with self._changed:
             self._status = text.encode(sys.stderr.encoding, "replace")
@@ -63,32 +63,32 @@ class Screen:
 
     @property
     def full(self) -> bool:
-        """Whether somebody has to wait."""
+        """Whether ranks have to wait for the terminal."""
         return self._room is not None and not self._room.is_set()
 
     def serve_loop(self) -> None:
-        """From now on, those who wait for room do so in the running loop."""
+        """Make ``room`` wait in the running event loop from now on."""
         with self._changed:
             self._room, self._loop = asyncio.Event(), asyncio.get_running_loop()
             if self._bytes <= MAX_WAITING or self._dropping:
                 self._room.set()
 
     async def room(self) -> None:
-        """Wait until little enough waits to be shown."""
+        """Wait until there is room for more output."""
         if self._room is None:
             self.serve_loop()
         assert self._room
         await self._room.wait()
 
     def hurry(self) -> None:
-        """From now on, drop what the terminal doesn't take, rather than letting anybody wait."""
+        """From now on, drop output that the terminal does not take in time; nobody waits."""
         with self._changed:
             self._dropping = True
             if self._room:
                 self._room.set()
 
     def close(self, timeout: float | None) -> bool:
-        """Wait until all is shown, ``timeout`` seconds at most; False where something is left."""
+        """Wait until all is shown, at most ``timeout`` seconds.  Returns False if something is left."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -122,17 +122,20 @@ class Screen:
                 if stream not in self._deaf and not write_all(stream, data):
                     self._deaf.add(stream)  # `| head` has seen enough
                 self._at_line_start = data.endswith(b"\n")
-            if status and self._at_line_start:  # else a rank's own bar is on this line
+            if status and self._at_line_start:  # else a rank's own progress bar is on this line
                 write_all(2, status)
                 self._drawn = True
             self._shown = status
             if self._room and self._loop and not self._room.is_set():
-                with contextlib.suppress(RuntimeError):  # the watching is over
+                with contextlib.suppress(RuntimeError):  # the loop is closed
                     self._loop.call_soon_threadsafe(self._room.set)
 
 
 def write_all(stream: int, data: bytes) -> bool:
-    """Write to our own stdout (1) or stderr (2), however slow it is.  False: nobody reads it any more."""
+    """Write all of ``data`` to our own stdout (1) or stderr (2), however slow it is.
+
+    Returns False if the stream cannot be written, such as a pipe without a reader.
+    """
     view = memoryview(data)
     while view:
         try:

@@ -1,4 +1,4 @@
-"""Which steps of a running job can be traced, and why none can.  Pure."""
+"""Choose the steps of a running job to trace, and say why it cannot be traced.  Pure."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from cpulaunch.plan.plan import Plan
 from cpulaunch.supervise.job.rank import Rank, RankState
 
 MAX_STEPS = 1000
-"""Steps that are traced at once."""
+"""Maximum number of steps per trace."""
 
 MAX_RANKS = 64
-"""Ranks that are: a picture of more shows nothing, and each sends megabytes."""
+"""Maximum number of ranks per trace, as a picture of more is unreadable, and each sends megabytes."""
 
 LEAD = 1.0
-"""Seconds in which a request reaches all programs: they get it when their agents have a moment."""
+"""Seconds allowed for a request to reach all programs, whose agents may be busy."""
 
 _STARTING = " (while it starts, ask again a little later)"
 
 
 def profiled_steps(plan: Plan) -> tuple[int, int] | None:
-    """The first and the last step that ``--profile`` names."""
+    """Return the first and last step that ``--profile`` names; None without it."""
     steps = plan.settings.watch.profile
     return None if steps == "none" else (steps.first, steps.last)
 
 
 class Sample(NamedTuple):
-    """How many steps a rank had made at some time of the launcher's clock."""
+    """The number of steps that a rank had made at the time ``at`` of the launcher's clock, in seconds."""
 
     steps: int
     at: float
 
 
 def first_step(before: Sequence[Sample], after: Sequence[Sample]) -> int:
-    """The first step that no rank will have begun when it hears of it, by two looks at all of them."""
+    """Return the first step that no rank will have begun when the request reaches it.
+
+    ``before`` and ``after`` are two samples of each rank, from which its rate of steps follows.
+    """
     rates = [
         (late.steps - early.steps) / (late.at - early.at)
         for early, late in zip(before, after, strict=False)
@@ -49,9 +52,9 @@ def first_step(before: Sequence[Sample], after: Sequence[Sample]) -> int:
 def cannot_be_traced(
     ranks: Sequence[Rank], wanted: Sequence[int], steps: int, names: Names = RANKS, *, heard: bool = False
 ) -> str:
-    """Why these ranks' steps can't be traced; empty where they can.
+    """Return why the steps of the ``wanted`` ranks cannot be traced; empty if they can.
 
-    ``heard``: the ranks have just said how far they are.
+    ``wanted`` is sorted.  ``heard``: the ranks' beats are current, so check these, too.
     """
     if not 0 < steps <= MAX_STEPS:
         return f"{steps} steps can't be traced: 1 to {MAX_STEPS} can"

@@ -1,4 +1,4 @@
-"""Traces of a running job: all ranks trace the same steps, and what they send becomes one file."""
+"""Trace a running job: the ranks trace the same steps, and the launcher merges their traces into one file."""
 
 from __future__ import annotations
 
@@ -34,33 +34,34 @@ from cpulaunch.supervise.profiling.request import MAX_RANKS, Sample, cannot_be_t
 from cpulaunch.wording import counted
 
 LOOK = 0.5
-"""Seconds in which it is seen how fast the ranks make steps."""
+"""Seconds over which the ranks' rates of steps are measured."""
 
 ANSWER_WITHIN = 5.0
-"""Seconds in which an agent says how far its program is, or what its clock shows."""
+"""Timeout in seconds for an agent to report its progress or its clock."""
 
 CLOCK_QUESTIONS = 8
-"""The one whose answer came soonest says most about an agent's clock."""
+"""Number of measurements of an agent's clock.  The one with the shortest round trip counts."""
 
 SEND_WITHIN = 60.0
-"""Seconds in which an agent sends a piece, and in which all traces are here once the job has ended."""
+"""Timeout in seconds for one piece of a trace, and, after the end of the job, for all traces."""
 
 SAY_WITHIN = 2.0
-"""Seconds in which whoever waits for a trace hears why there is none."""
+"""Seconds that an aborted trace has to report to its observer, at the end of the job."""
 
 ALIVE = 10.0
-"""Seconds after which whoever waits for a trace hears that it is still waited for."""
+"""Seconds between two messages to the observer that the trace still goes on."""
 
 MERGE = os.path.join(os.path.dirname(cpulaunch.__file__), "trace", "run_merge.py")
-"""A process of its own merges traces: that may take seconds, and much memory."""
+"""Program that merges traces, in a process of its own, as that may take seconds and much memory."""
 
 Say = Callable[[str], Awaitable[None]]
 
 
 class Profile(NamedTuple):
-    """What has come of it: the file's name in the job's directory, and what it says.
+    """Result of a trace.
 
-    ``error``: why there is none.
+    ``file`` is the name of the trace in the job's directory, and ``text`` its summary.  ``error`` says why
+    there is no trace; it is empty otherwise.
     """
 
     file: str
@@ -69,13 +70,17 @@ class Profile(NamedTuple):
 
 
 class _Missing(NamedTuple):
-    """Why there is no trace of a rank."""
+    """A rank without a trace, and the reason."""
 
     why: str
 
 
 class _Kept(NamedTuple):
-    """A rank's trace, as the merging process gets it."""
+    """A rank's trace, as passed to the merging process.
+
+    ``clock`` is what to add to the rank's clock to get the launcher's, and ``uncertain`` its maximum error,
+    both in seconds.
+    """
 
     rank: int
     host: str
@@ -85,7 +90,7 @@ class _Kept(NamedTuple):
 
 
 class Profiling:
-    """The traces of one attempt, one at a time."""
+    """Takes the traces of one attempt, one at a time."""
 
     def __init__(
         self,
@@ -94,15 +99,15 @@ class Profiling:
         directory: JobDirectory,
         names: Names = RANKS,
     ) -> None:
-        """``directory`` is the job's, ``names`` are what its ranks are called."""
+        """``send`` sends a message to a rank; ``names`` gives the ranks' names in messages."""
         self._ranks, self._send, self._directory, self._names = ranks, send, directory, names
         self._requests = 0
-        self._inboxes: dict[int, asyncio.Queue[AgentMessage | None]] = {}  # of ranks that are to trace
-        self._window: Trace | None = None  # that ranks get when they have started
+        self._inboxes: dict[int, asyncio.Queue[AgentMessage | None]] = {}  # of the ranks being traced
+        self._window: Trace | None = None  # sent to each rank once it has started
         self._task: asyncio.Task[None] | None = None
 
     def said(self, rank: int, message: object) -> None:
-        """An agent has said something."""
+        """Handle a message from a rank's agent.  Messages that do not concern traces are ignored."""
         if isinstance(message, Started) and self._window and rank in self._inboxes:
             self._send(rank, self._window)
         wanted = (Beat, Time, Tracing, Traced, TracePiece)
@@ -110,14 +115,15 @@ class Profiling:
             inbox.put_nowait(message)
 
     def gone(self, rank: int) -> None:
-        """Nothing more will be heard of a rank."""
+        """Handle the end of a rank's connection."""
         if inbox := self._inboxes.get(rank):
             inbox.put_nowait(None)
 
     async def trace(self, steps: int, ranks: Collection[int], say: Say) -> Profile:
-        """Trace the next ``steps`` of these ranks, or of all; tell of the progress.
+        """Trace the next ``steps`` of these ranks, or of all ranks if ``ranks`` is empty.
 
-        Instances go by the numbers by which people know them.
+        ``ranks`` has the numbers that users know; instances may count from another number than 0.  ``say`` is
+        called with lines about the progress, which may be empty.
         """
         wanted = sorted({number - self._names.first for number in ranks}) or [r.rank for r in self._ranks]
         if self._inboxes:
@@ -143,9 +149,10 @@ class Profiling:
             self._inboxes = {}
 
     def from_start(self, first: int, last: int, done: Callable[[Profile], None]) -> None:
-        """Trace these steps of all ranks, or of the first `MAX_RANKS`; ``done`` gets what comes of it.
+        """Trace the steps ``first`` to ``last`` of all ranks, or of the first `MAX_RANKS`.
 
-        None has started yet.  Ranks that go on from a later state trace as many of their next steps.
+        Must be called before any rank has started.  Ranks that resume from a later step trace the same number
+        of their next steps.  ``done`` is called with the result.
         """
         wanted = [rank.rank for rank in self._ranks[:MAX_RANKS]]
         window = self._window = self._ask(first, last)
@@ -162,7 +169,7 @@ class Profiling:
         self._task = asyncio.get_running_loop().create_task(receive())
 
     async def finish(self, *, failed: bool) -> None:
-        """The job has ended: what ranks have traced is still received, but not after a failure."""
+        """Handle the end of the job: receive the traces that are under way, unless it has ``failed``."""
         if not failed:
             await self._over(SEND_WITHIN)
         for rank in tuple(self._inboxes):
@@ -173,7 +180,7 @@ class Profiling:
             self._task.cancel()
 
     async def _over(self, within: float) -> None:
-        """Wait until no trace is under way."""
+        """Wait until no trace is under way, at most ``within`` seconds."""
         deadline = time.monotonic() + within
         while self._inboxes and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -188,13 +195,16 @@ class Profiling:
         return Trace(self._requests, first, last)
 
     async def _samples(self, wanted: Collection[int]) -> list[Sample]:
-        """How far the ranks are; those that don't answer count with what they have said last."""
+        """Ask the ranks for their progress.  Those that do not answer count with their last beat."""
         await asyncio.gather(*(self._hear(rank, AskProgress(), Beat, ANSWER_WITHIN) for rank in wanted))
         known = [(each, each.beat) for rank in wanted if (each := self._ranks[rank]).beat]
         return [Sample(beat.steps + (each.resumed_from or 0), each.beat_at) for each, beat in known if beat]
 
     async def _hear(self, rank: int, question: Any, answer: type[Any], within: float) -> Any:
-        """The agent's answer; None where it has gone, or says nothing in time."""
+        """Send a question and return the agent's answer.
+
+        Returns None if the agent has gone, or does not answer within ``within`` seconds.
+        """
         self._send(rank, question)
         deadline = time.monotonic() + within
         while (left := deadline - time.monotonic()) > 0:
@@ -203,17 +213,17 @@ class Profiling:
             except asyncio.TimeoutError:
                 break
             if said is None:
-                self._inboxes[rank].put_nowait(None)  # for the next who listens
+                self._inboxes[rank].put_nowait(None)  # for the next reader
                 return None
             if isinstance(said, answer):
                 return said
         return None
 
     async def _receive(self, window: Trace, wanted: Sequence[int], say: Say) -> Profile:
-        """Wait for all ranks' traces, and merge them."""
+        """Receive all ranks' traces, and merge them."""
         stem, tasks = "", list[asyncio.Task[_Kept | _Missing]]()
         try:
-            # In a thread, as all that a disk which hangs would keep waiting.
+            # In a thread, like all access to the disk, which may hang.
             stem = await asyncio.to_thread(self._free_name)
             tasks = [asyncio.create_task(self._rank(window, rank, stem, say)) for rank in wanted]
             while (await asyncio.wait(tasks, timeout=ALIVE))[1]:
@@ -269,7 +279,10 @@ class Profiling:
         return _Missing(why) if why else _Kept(rank, self._ranks[rank].host, name, clock, uncertain)
 
     async def _pieces(self, rank: int, request: int, write: Callable[[bytes], object]) -> str:
-        """Ask for one piece after the other, each when the last is on the disk.  Returns what went wrong."""
+        """Receive a trace piece by piece, asking for the next one when the last is written.
+
+        Returns what went wrong; empty if nothing did.
+        """
         while True:
             piece = await self._hear(rank, SendTrace(request), TracePiece, SEND_WITHIN)
             if piece is None:
@@ -285,10 +298,10 @@ class Profiling:
                 return ""
 
     async def _clock(self, rank: int) -> tuple[float, float]:
-        """What to add to the rank's time to get ours, and by how much that may be wrong."""
+        """Return what to add to the rank's clock to get ours, and the maximum error of it, in seconds."""
         known = self._ranks[rank]
         if known.measured_at is None and not known.clock:
-            return 0.0, 0.0  # it is on this host
+            return 0.0, 0.0  # the rank is on this host
         best = known.clock, known.round_trip / 2
         for number in range(CLOCK_QUESTIONS):
             known.asked_at = asked = time.monotonic()
@@ -326,7 +339,7 @@ def _nothing(why: str) -> Profile:
 
 
 def _reasons(missing: Mapping[int, str], names: Names) -> str:
-    """Why there is a trace of none of these ranks."""
+    """Return the reasons why ranks have no trace, each with its ranks."""
     by_reason: dict[str, list[int]] = {}
     for rank, why in missing.items():
         by_reason.setdefault(why, []).append(rank)

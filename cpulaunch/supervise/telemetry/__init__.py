@@ -1,1 +1,1 @@
-"""Rows of telemetry, and the figures that programs print.  Pure, except for the sinks."""
+"""Telemetry rows, and the metrics that programs print.  Pure, except for the sinks."""

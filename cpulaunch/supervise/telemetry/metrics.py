@@ -1,7 +1,8 @@
-"""Figures that programs state by lines on their stdout, ``CPULAUNCH_METRIC name=value unit``; pure.
+"""Metrics that programs print on stdout, as lines ``CPULAUNCH_METRIC name=value unit``.  Pure.
 
-A rate, whose unit ends in ``/s`` or the like, adds up: its total is the sum over the ranks of each one's
-mean.  Of a time, the median and the 99th percentile of all values count; of anything else, the mean.
+A metric's unit decides how it is summarized.  Rates, whose unit ends in ``/s`` or the like, add up: the total
+is the sum of the ranks' means.  Times have the median and the 99th percentile of all values.  Other metrics
+have the mean.
 """
 
 from __future__ import annotations
@@ -18,43 +19,45 @@ from cpulaunch.supervise.job.outcome import Metric
 from cpulaunch.wording import counted
 
 LINE = WORD.encode()
-"""How such a line begins."""
+"""First word of a metric line."""
 
 MAX_LINE = 4 * metric_line.MAX_LINE
-"""Bytes of a line that can be one."""
+"""Maximum bytes of a metric line."""
 
 SHOWN = 80
-"""Characters that a note shows of a line that can't be read."""
+"""Characters of a malformed line that are quoted."""
 
 MAX_TOLD = 100
-"""Names and causes of such lines that are told of each rank; each of them is told once."""
+"""Maximum number of malformed lines that are reported per rank; each name and cause is reported once."""
 
 MAX_METRICS = 1000
-"""Metrics of a job, by names and units, that are kept."""
+"""Maximum number of metrics of a job, which names and units identify."""
 
 MAX_VALUES = 10_000
-"""Values of a rank and metric that are kept for median and percentile.  Of more, chance chooses a sample."""
+"""Maximum values of a rank and metric kept for median and percentile; a larger number is sampled."""
 
 MAX_ALL_VALUES = 250_000
-"""Values of all ranks and metrics that are kept, so that the end of a big job takes neither long nor much
-memory.  Where there are more, each sample is cut to half of what it may have."""
+"""Maximum values of all ranks and metrics together, which bounds the time and memory of a big job's summary.
+
+If there are more, the limit of each sample is halved.
+"""
 
 MIN_VALUES = 16
-"""Values to which samples are cut at most."""
+"""Minimum limit of a sample, below which it is not halved."""
 
 _TIME = r"([nuµμm]?s|([nµμum]|nano|micro|milli)?sec(ond)?s?|min(ute)?s?|h|hrs?|hours?)"
 _TIMES = re.compile(_TIME, re.IGNORECASE)
 _RATE = re.compile(rf".*(/ ?|per ){_TIME}|fps|ips|qps|rps|tps|hz", re.IGNORECASE)
 
 _CUT = b"-"
-"""Stands for the beginning of a line, of which the end is kept: a metric may be there."""
+"""Replaces the beginning of a long line.  Its end is kept, as it may have a metric."""
 
 
 class Values:
-    """One rank's values of one metric: all of them in number and sum, and a sample for the rest.
+    """One rank's values of one metric.
 
-    Chance chooses the sample, each value with the same likelihood, as values may come in a pattern.  ``seed``
-    makes it the same one in another run.
+    Number, sum, minimum and maximum are those of all values.  Quantiles come from a uniform random sample, as
+    values may follow a pattern.  ``seed`` makes the sample reproducible.
     """
 
     def __init__(self, seed: int, limit: int = MAX_VALUES) -> None:
@@ -62,7 +65,7 @@ class Values:
         self.least, self.most = float("inf"), float("-inf")
         self.sample = array("d")
         self._seed = seed
-        self._chance: Random | None = None  # it takes 2 kB
+        self._chance: Random | None = None  # created when needed, as it takes 2 kB
 
     def add(self, value: float) -> None:
         self.count += 1
@@ -77,7 +80,7 @@ class Values:
             self.sample[at] = value
 
     def cut(self, limit: int) -> None:
-        """Keep at most ``limit`` values, which chance chooses among those that it has chosen before."""
+        """Reduce the sample to at most ``limit`` values, by a random choice of its values."""
         self._limit = limit
         if len(self.sample) > limit:
             self._chance = self._chance or Random(self._seed)
@@ -85,7 +88,7 @@ class Values:
 
     @property
     def weight(self) -> float:
-        """How many values each one of the sample stands for."""
+        """How many values each value of the sample represents."""
         return self.count / len(self.sample)
 
 
@@ -94,12 +97,15 @@ class Metrics:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], dict[int, Values]] = {}
-        self._rest: dict[int, bytes] = {}  # of each rank's last line, which has no end yet
+        self._rest: dict[int, bytes] = {}  # each rank's unfinished line
         self._told: dict[int, set[tuple[str, str]]] = {}
-        self._limit, self._kept = MAX_VALUES, 0  # of each sample, and of all together
+        self._limit, self._kept = MAX_VALUES, 0  # values of each sample at most, and of all samples
 
     def feed(self, rank: int, data: bytes) -> Iterator[str]:
-        """A piece of what ``rank`` has printed.  What is wrong with a line completes "rank N …"."""
+        """Add a piece of the output of ``rank``.
+
+        Yields a message for each malformed line, worded to follow "rank N".
+        """
         data = self._rest.pop(rank, b"") + data
         if LINE in data:
             *lines, rest = data.split(b"\n")
@@ -112,16 +118,19 @@ class Metrics:
             self._rest[rank] = rest if len(rest) <= MAX_LINE else _CUT + rest[-MAX_LINE:]
 
     def finish(self, rank: int) -> Iterator[str]:
-        """``rank`` prints nothing more, so that its last line has ended, too."""
+        """Handle the end of a rank's output, which ends its last line.  Yields messages as ``feed`` does."""
         if (rest := self._rest.pop(rank, b"")) and LINE in rest:
             yield from self._line(rank, rest)
 
     def _line(self, rank: int, line: bytes) -> Iterator[str]:
-        """A metric may follow something that has no line end of its own, such as a progress bar."""
+        """Read a line that has ``LINE`` in it.
+
+        The metric may follow text without a line end of its own, such as a progress bar.
+        """
         before, _, after = line.rpartition(LINE)
         text = WORD + after[:MAX_LINE].decode(errors="replace")
         if not after[:1].isspace():
-            return  # another word that begins alike
+            return  # a longer word
         if not (stated := read_metric(text)):
             if not before.rpartition(b"\r")[2]:
                 said = f" printed a metric that can't be read: {why_unread(text)}; it was {text[:SHOWN]!r}"
@@ -148,14 +157,14 @@ class Metrics:
         self._kept = sum(len(values.sample) for values in found)
 
     def _tell(self, rank: int, name: str, cause: str, said: str) -> Iterator[str]:
-        """Once for each name and cause."""
+        """Yield the message once for each name and cause."""
         told = self._told.setdefault(rank, set())
         if (name, cause) not in told and len(told) < MAX_TOLD:
             told.add((name, cause))
             yield said
 
     def rates(self) -> str:
-        """What the rates come to by now, in a few words; empty where there is none."""
+        """Return the first ``BRIEF`` rates as of now, in a few words; empty if there is none."""
         found = (
             (name, unit, sum(each.sum / each.count for each in ranks.values()))
             for (name, unit), ranks in self._found.items()
@@ -166,7 +175,7 @@ class Metrics:
         )
 
     def summary(self) -> tuple[Metric, ...]:
-        """All metrics, in the order in which they were first stated."""
+        """Return all metrics, in the order in which they were first printed."""
         return tuple(_metric(*key, list(ranks.values())) for key, ranks in self._found.items())
 
 
@@ -189,9 +198,10 @@ def _metric(name: str, unit: str, ranks: Sequence[Values]) -> Metric:
 
 
 def _quantile(ordered: Sequence[tuple[float, float]], share: float) -> float:
-    """The value that this ``share`` of all lie below, between two neighbours by their distance.
+    """Return a quantile of weighted values, linearly interpolated between neighbours.
 
-    ``ordered`` are values, each with how many of all it stands for, and is in the middle of.
+    ``ordered`` has pairs of a value and its weight, sorted by value.  A value represents as many values as
+    its weight, and counts as the middle one of them.  ``share`` is between 0 and 1.
     """
     at = share * (sum(weight for _, weight in ordered) - 1)
     below, there = ordered[0][0], 0.0
@@ -208,36 +218,42 @@ def _quantile(ordered: Sequence[tuple[float, float]], share: float) -> float:
 # ---- in words
 
 MANY = 1e15
-"""From this number on, powers of ten stand for its digits."""
+"""From this value on, numbers are written with an exponent."""
 
 BRIEF = 2
-"""Figures that a job's line has."""
+"""Maximum number of metrics in a job's line."""
 
 FIGURES = " · "
-"""Between them."""
+"""Separator between metrics in a line."""
 
 
 def what_counts(metric: Metric) -> tuple[str, float]:
-    """``in all``, ``median`` or ``mean``, and that number."""
+    """Return which figure summarizes a metric, ``in all``, ``median`` or ``mean``, and its value."""
     if metric.total is not None:
         return "in all", metric.total
     return ("median", metric.median) if _TIMES.fullmatch(metric.unit) else ("mean", metric.mean)
 
 
 def in_brief(metrics: Sequence[Metric]) -> str:
-    """The first rates, times, or others, as ``throughput 1,234 samples/s · latency 12.3 ms``."""
+    """Return ``BRIEF`` metrics as ``throughput 1,234 samples/s · latency 12.3 ms``.
+
+    Rates come first, then times, then other metrics.
+    """
     order = ("in all", "median", "mean")
     chosen = sorted(metrics, key=lambda metric: order.index(what_counts(metric)[0]))[:BRIEF]
     return FIGURES.join(f"{metric.name} {with_unit(what_counts(metric)[1], metric)}" for metric in chosen)
 
 
 def with_unit(number: float, metric: Metric) -> str:
-    """``"203,520 samples/s"``."""
+    """Return a number with the metric's unit: ``"203,520 samples/s"``."""
     return f"{number_text(number)} {metric.unit}".rstrip()
 
 
 def metrics_table(metrics: Sequence[Metric], noun: str) -> str:
-    """A line for each metric: what of it counts, and of how many programs it is."""
+    """Return a line for each metric: its summarizing figure, and the number of programs that printed it.
+
+    ``noun`` is the noun for a program: rank or instance.
+    """
     width = max((len(metric.name) for metric in metrics), default=0)
     lines = (f"cpulaunch: {metric.name:{width}}  {_words(metric, noun)}\n" for metric in metrics)
     return "".join(lines)
@@ -261,7 +277,11 @@ def _words(metric: Metric, noun: str) -> str:
 
 
 def number_text(value: float) -> str:
-    """Four digits, or all before the decimal point, unless these are many: ``"203,520"``, ``"0.0584"``."""
+    """Return a number with four significant digits: ``"0.0584"``.
+
+    Numbers from 1000 on have all digits before the decimal point: ``"203,520"``.  Those from ``MANY`` on have
+    an exponent.
+    """
     if abs(value) >= MANY:
         return f"{value:.4g}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,6 +1,6 @@
-"""What the ranks' steps take: rows for telemetry.jsonl, and a summary for the status line.
+"""Telemetry of the ranks' steps: rows for ``telemetry.jsonl``, and a summary for the status line.
 
-Pure.  docs/telemetry.md says what rows have in them.
+Pure.  docs/telemetry.md describes the rows.
 """
 
 from __future__ import annotations
@@ -16,27 +16,34 @@ from cpulaunch.supervise.job.rank import Rank
 from cpulaunch.telemetry import OF_STEPS
 
 RECENT = 16
-"""Rows of each rank that the summary is about."""
+"""Number of each rank's latest rows that the summary covers."""
 
 WORTH_SAYING = 0.05
-"""Part of the others' time by which the slowest rank must be slower to be named."""
+"""The slowest rank is named if its own time exceeds the others' median by this fraction."""
 
 Row = dict[str, Any]
 """A line of telemetry.jsonl."""
 
 
 class Sink(Protocol):
-    """Where rows go."""
+    """Destination of telemetry rows."""
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Take what is new.  Must not block; the rows are not its own to change."""
+        """Take new rows.  Must neither block nor change the rows."""
 
     def close(self, patience: float) -> bool:
-        """The job has ended: bring away what is left.  False where that took longer than ``patience``."""
+        """Write what is left, at the end of the job.
+
+        Returns False if that takes more than ``patience`` seconds.
+        """
 
 
 class Recent(NamedTuple):
-    """A rank's last steps: seconds of one, of these without waiting, samples and tokens of one."""
+    """A rank's latest steps.
+
+    ``step`` is the number of the last one.  ``seconds`` is the median duration of a step; ``own`` is this
+    without waiting for other ranks, None if unknown.  ``samples`` and ``tokens`` are means per step.
+    """
 
     step: int
     seconds: float
@@ -46,7 +53,7 @@ class Recent(NamedTuple):
 
 
 class Telemetry:
-    """One attempt's.  Told of each ``Steps``, it returns rows; ``began`` is the job's begin, on our clock."""
+    """Telemetry of one attempt.  ``began`` is the start of the job on the launcher's clock, in seconds."""
 
     def __init__(self, world_size: int, began: float, names: Names = RANKS) -> None:
         self._size, self._began, self._names = world_size, began, names
@@ -55,10 +62,10 @@ class Telemetry:
         self._flops: dict[int, float] = {}
         self._peaks: dict[int, float] = {}
         self._precision: str | None = None
-        self._summary: str | None = ""  # None: there is more to sum up
+        self._summary: str | None = ""  # None: out of date
 
     def heard(self, rank: Rank, said: Steps) -> list[Row]:
-        """The rows of what an agent has said."""
+        """Return the rows of an agent's message."""
         rows: list[Row] = []
         steps = [StepRow._make(row) for row in said.rows]
         for step in steps:
@@ -78,7 +85,10 @@ class Telemetry:
         return rows
 
     def head(self) -> Row:
-        """What the first line says by now.  Ranks that haven't told count like those that have."""
+        """Return the row of the first line as of now.
+
+        FLOPs are the known ranks' mean times the number of ranks.
+        """
         return {
             "schema": 1,
             "peak_flops": self._of_all(self._peaks),
@@ -87,7 +97,10 @@ class Telemetry:
         }
 
     def summary(self) -> str:
-        """Such as ``step 1200 · 84 ms · 41,200 tokens/s · MFU 31 % · slowest: rank 5 (+12 %)``, or empty."""
+        """Return the summary for the status line; empty before the first step.
+
+        For example ``step 1200 · 84 ms · 41,200 tokens/s · MFU 31 % · slowest: rank 5 (+12 %)``.
+        """
         if self._summary is None:
             self._summary = self._sum_up()
         return self._summary
@@ -153,14 +166,14 @@ def _whole(value: float) -> float:
 
 
 def duration(seconds: float) -> str:
-    """``"0.35 ms"``, ``"84 ms"``, ``"1.25 s"``, ``"73 s"``: two digits or three."""
+    """Return a duration with two or three digits: ``"0.35 ms"``, ``"84 ms"``, ``"1.25 s"``, ``"73 s"``."""
     if seconds < 1:
         return f"{rounded(1e3 * seconds, 2)} ms" if seconds < 0.1 else f"{1e3 * seconds:.0f} ms"
     return f"{rounded(seconds)} s"
 
 
 def rounded(number: float, digits: int = 3) -> str:
-    """A number of so many digits that count, with commas: ``"41,200"``, ``"8.4"``."""
+    """Return a number with ``digits`` significant digits, and with commas: ``"41,200"``, ``"8.4"``."""
     if number >= 10 ** (digits - 1):
         whole = int(float(f"{number:.{digits - 1}e}"))
         return f"{whole:,}"

@@ -1,4 +1,4 @@
-"""Fewer rows of telemetry: several steps of a rank become one row."""
+"""Thin rows of telemetry by merging several steps of a rank into one row."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from cpulaunch.telemetry import added
 
 
 class Thinning:
-    """Lets rows through of which the step's number is a multiple of ``stride``; the others count in them.
+    """Merges each rank's rows of steps into one row per ``stride`` steps.
 
-    Of the rows about processes, one in ``stride`` of each rank is let through, and all of other kinds.
+    A merged row ends with a step whose number is a multiple of ``stride``.  For rows about processes, every
+    ``stride``-th of each rank is kept.  Rows of other kinds are kept.
     """
 
     def __init__(self, stride: int = 1) -> None:
@@ -20,7 +21,7 @@ class Thinning:
         self._skipped: dict[int, int] = {}
 
     def take(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Those that are let through."""
+        """Add rows, and yield those that are kept or complete."""
         for row in rows:
             if self.stride == 1:
                 yield row
@@ -38,20 +39,20 @@ class Thinning:
                 yield row
 
     def after(self, before: Thinning) -> Thinning:
-        """This one, with what waits in the one ``before`` it, which let more through."""
+        """Take over the incomplete rows of ``before``, which had a smaller stride.  Returns self."""
         for rank, rows in before._waiting.items():
             self._waiting.setdefault(rank, []).extend(rows)
         return self
 
     def rest(self) -> Iterator[Row]:
-        """What still waits for a step that is let through."""
+        """Yield the incomplete rows, merged."""
         waiting, self._waiting = self._waiting, {}
         for rows in waiting.values():
             yield merged(rows)
 
 
 def merged(rows: list[Row]) -> Row:
-    """One row for all steps of several rows of a rank, in their order."""
+    """Merge consecutive rows of a rank's steps into one row."""
     if len(rows) == 1:
         return rows[0]
     return {**rows[-1], "steps": sum(row.get("steps", 1) for row in rows), **added(rows)}

@@ -1,4 +1,4 @@
-"""Where a job's telemetry goes: ``watch.telemetry``."""
+"""Sinks for a job's telemetry, selected by the setting ``watch.telemetry``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 def make_sinks(
     plan: Plan, directory: JobDirectory, job_id: str, warn: Callable[[str], None]
 ) -> Sequence[Sink]:
-    """Those that the plan's setting names, ready for rows.  Raises CpulaunchError."""
+    """Create the sinks that the plan's setting names.
+
+    Raises UsageError if tensorboardX is missing, and HostError if the Prometheus port cannot be used.
+    """
     wanted = plan.settings.watch.telemetry
     if wanted == "none":
         return ()

@@ -1,6 +1,6 @@
-"""``telemetry.jsonl``, written by a thread of its own: a disk that hangs stops nobody.
+"""Write ``telemetry.jsonl`` in a thread of its own, so that a hanging disk blocks nobody.
 
-docs/telemetry.md says what is in it.
+docs/telemetry.md describes the format.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from cpulaunch.supervise.telemetry.thinning import Thinning
 NAME = "telemetry.jsonl"
 
 HEAD = 512
-"""Bytes of the first line, which is written anew in its place."""
+"""Bytes of the first line, padded with spaces, so that it can be rewritten in place."""
 
 MAX_ROWS = 1_000_000
-"""Of the file; then half of them stay."""
+"""Maximum rows of the file.  Once they are reached, the file is thinned to half the rows of steps."""
 
 MAX_WAITING = 200_000
-"""Rows that wait for the disk; what comes then is dropped."""
+"""Rows that may wait for the disk; further rows are dropped."""
 
 
 class TelemetryFile:
-    """A sink for rows (``supervise.telemetry.Sink``).  The file is made with the first ones.
+    """A sink (``supervise.telemetry.rows.Sink``) that writes rows to a file.  The first rows create the file.
 
-    ``facts`` are what the first line says from the beginning; ``warn`` gets a line where rows are lost.
+    ``facts`` are fixed values of the first line.  ``warn`` is called with a line, once, if rows are lost.
     """
 
     def __init__(
@@ -42,19 +42,19 @@ class TelemetryFile:
         self._max_rows = max_rows
         self._warned = self._failed = False
         self._thread = RowsThread("telemetry", self._take, MAX_WAITING)
-        # The thread's own.
+        # Used by the thread only.
         self._file: BinaryIO | None = None
         self._count = 0
         self._thinning = Thinning()
         self._head: Row = {}
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Write them, soon."""
+        """Queue rows to be written."""
         if not self._thread.put(rows):
             self._warn_once("takes too little: telemetry.jsonl is not complete")
 
     def close(self, patience: float) -> bool:
-        """Wait until all is written; False where that took more than ``patience`` seconds."""
+        """Wait until all is written.  Returns False if that takes more than ``patience`` seconds."""
         return self._thread.close(patience)
 
     def _warn_once(self, what: str) -> None:
@@ -75,7 +75,7 @@ class TelemetryFile:
             self._warn_once(f"can't be written: {e.strerror}; the job goes on without telemetry.jsonl")
         finally:
             if self._file is not None and (closed or self._failed):
-                with contextlib.suppress(OSError):  # it is on a disk that is full
+                with contextlib.suppress(OSError):  # the disk may be full
                     self._file.close()
                 self._file = None
 
@@ -92,7 +92,7 @@ class TelemetryFile:
         file.flush()
         self._count += len(lines)
         before = self._count + 1
-        while self._max_rows <= self._count < before:  # much may come at once; what can't be thinned stays
+        while self._max_rows <= self._count < before:  # repeat until rows can't be thinned further
             before = self._count
             self._thin()
 
@@ -108,7 +108,7 @@ class TelemetryFile:
         return json.dumps({**head, **self._head, **self._facts}).encode().ljust(HEAD - 1) + b"\n"
 
     def _thin(self) -> None:
-        """Write the file anew with half of the steps."""
+        """Rewrite the file with a doubled stride, so that half the rows of steps remain."""
         file = self._file
         assert file is not None
         thinning = Thinning(2 * self._thinning.stride)
@@ -137,7 +137,7 @@ def _line(row: Row) -> bytes:
 
 
 def _rows_of(file: BinaryIO) -> Iterator[Row]:
-    """Those after the first line."""
+    """Yield the rows after the first line."""
     with open(os.dup(file.fileno()), "rb") as lines:
         lines.seek(0)
         for number, line in enumerate(lines):
@@ -152,5 +152,5 @@ def _parts(rows: Iterator[Row]) -> Iterator[list[Row]]:
         if len(part) == 1000:
             yield part
             part = []
-            time.sleep(0)  # the launcher's loop goes first
+            time.sleep(0)  # let the launcher's event loop run
     yield part

@@ -15,13 +15,13 @@ from cpulaunch.supervise.telemetry.rows import Row
 from cpulaunch.telemetry import LAST, OF_PROCESSES, OF_STEPS, SUM, Field
 
 PATIENCE = 5.0
-"""Seconds that a client has to ask, and to take the answer."""
+"""Timeout of a client's connection in seconds, for the request and for the response."""
 
 POLL = 0.1
-"""Seconds that the end of the job may be delayed by."""
+"""Seconds between the server's checks for a shutdown, by which they can delay the end of the job."""
 
 MAX_CLIENTS = 16
-"""Clients at the same time; one more is hung up on."""
+"""Maximum number of simultaneous clients; further connections are closed."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -30,14 +30,17 @@ _STEP = Field("step", "", LAST, "The optimizer step that was made last", "step")
 
 _ADDED = (_STEPS, *(field for field in OF_STEPS if field.is_sum))
 _LATEST = (_STEP, *(field for field in OF_STEPS if not field.is_sum), *OF_PROCESSES)
-"""Fields of which the row before is forgotten: sums of processes are from their start."""
+"""Fields whose latest value is reported.
+
+Sums of ``OF_PROCESSES`` are among them, as they count from the start of the process.
+"""
 
 
 class Metrics:
-    """What rows come to, as text in Prometheus' format.  Pure."""
+    """Aggregates rows into metrics in Prometheus' text format.  Pure."""
 
     def __init__(self, job: str, hosts: Sequence[str]) -> None:
-        """``hosts``: of each rank."""
+        """``job`` is the job's id; ``hosts`` has the host of each rank."""
         self._job, self._hosts = job, list(hosts)
         self._totals: dict[str, dict[int, float]] = {}
         self._latest: dict[str, dict[int, float]] = {}
@@ -45,7 +48,7 @@ class Metrics:
         self._restarts = 0
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Count rows of telemetry."""
+        """Add rows of telemetry."""
         for row in rows:
             if "schema" in row:
                 self._head |= row
@@ -58,7 +61,7 @@ class Metrics:
                 self._keep(row)
 
     def text(self) -> str:
-        """All metrics."""
+        """Return all metrics in Prometheus' text format."""
         return "\n".join([*self._of_job(), *self._of_ranks()]) + "\n"
 
     def _add_step(self, row: Row) -> None:
@@ -108,7 +111,10 @@ class Metrics:
 
 
 class PrometheusSink:
-    """Serves a job's metrics over HTTP at ``address`` and ``port``.  HostError where that can't be."""
+    """Serves a job's metrics over HTTP at ``address`` and ``port``.
+
+    Raises HostError if it cannot listen there.
+    """
 
     def __init__(self, address: str, port: int, metrics: Metrics) -> None:
         self._metrics, self._lock = metrics, threading.Lock()
@@ -124,12 +130,12 @@ class PrometheusSink:
         self._thread.start()
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Count them."""
+        """Add rows to the metrics."""
         with self._lock:
             self._metrics.add(rows)
 
     def close(self, patience: float) -> bool:
-        """Serve no longer."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         return True
@@ -150,21 +156,21 @@ class _Server(ThreadingHTTPServer):
         super().__init__((address, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """One thread for each client, of a few."""
+        """Handle a client in a thread of its own, or close the connection if there are ``MAX_CLIENTS``."""
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """In the client's thread."""
+        """Handle a client, in its thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has hung up, or is too slow, is nobody's business."""
+        """Ignore clients that hang up or are too slow."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -184,11 +190,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def version_string(self) -> str:
-        """No version of Python for strangers."""
+        """Return the ``Server`` header, without the version of Python."""
         return "cpulaunch"
 
     def log_message(self, *_: object) -> None:
-        """Nobody wants a line for each scrape."""
+        """Log nothing, as there would be a line for each scrape."""
 
 
 def _heading(name: str, kind: str, what: str) -> Iterator[str]:

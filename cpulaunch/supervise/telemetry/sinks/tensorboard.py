@@ -12,30 +12,30 @@ from cpulaunch.supervise.telemetry.sinks.writer import RowsThread
 from cpulaunch.telemetry import OF_STEPS, SUMS
 
 DIRECTORY = "tensorboard"
-"""Where its files are, in the job's directory."""
+"""Directory of the event files, in the job's directory."""
 
 MAX_OPEN = 64
-"""Steps that wait for their last ranks at most."""
+"""Maximum number of steps that wait for rows of their last ranks."""
 
 MAX_WAITING = 100_000
-"""Rows that wait for the disk; what comes then is dropped."""
+"""Rows that may wait for the disk; further rows are dropped."""
 
 Scalar = tuple[str, float, int]
 """Name, value, step."""
 
 
 class Scalars:
-    """Joins the ranks' rows of a step into scalars of the job.  Pure."""
+    """Aggregates the ranks' rows of each step into scalars of the job.  Pure."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._open: dict[int, list[Row]] = {}
-        self._first: int | None = None  # of this attempt's steps
+        self._first: int | None = None  # first step of this attempt
         self._memory: dict[int, float] = {}
         self._head: Row = {}
 
     def take(self, rows: Sequence[Row]) -> Iterator[Scalar]:
-        """What is known with these rows."""
+        """Add rows, and yield the scalars of the steps that they complete."""
         for row in rows:
             if "schema" in row:
                 self._head |= row
@@ -54,7 +54,7 @@ class Scalars:
                 self._memory[row["rank"]] = row["rss"]
 
     def rest(self) -> Iterator[Scalar]:
-        """Steps of which not all ranks have told."""
+        """Yield the scalars of steps that lack rows of some ranks."""
         for step in sorted(self._open):
             yield from self._joined(step)
 
@@ -65,7 +65,7 @@ class Scalars:
         for field in OF_STEPS:
             if field.scalar and not field.is_rate and (mean := _mean(rows, field.name)) is not None:
                 yield field.scalar, mean, step
-        if step != self._first:  # that one has the start in it
+        if step != self._first:  # the first step includes the start of the attempt
             yield from self._rates(rows, seconds, step)
         if self._memory:
             yield "memory/largest_rank_in_GiB", max(self._memory.values()) / 2**30, step
@@ -80,15 +80,16 @@ class Scalars:
 
 
 class TensorBoardSink:
-    """Writes event files in a thread of its own: a disk that hangs stops nobody.
+    """Writes event files in a thread of its own, so that a hanging disk blocks nobody.
 
-    UsageError where the package that writes them isn't installed.  ``warn`` gets a line where they can't be.
+    Raises UsageError if tensorboardX is not installed.  ``warn`` is called with a line if the files cannot be
+    written.
     """
 
     def __init__(
         self, directory: JobDirectory, scalars: Scalars, began: float, warn: Callable[[str], None]
     ) -> None:
-        """``began``: when the job did, in seconds since 1970."""
+        """``began``: start of the job, in seconds since 1970."""
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
@@ -101,11 +102,11 @@ class TensorBoardSink:
         self._thread = RowsThread("tensorboard", self._take, MAX_WAITING)
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Write them, soon."""
+        """Queue rows to be written."""
         self._thread.put(rows)
 
     def close(self, patience: float) -> bool:
-        """Wait until all is written; False where that took more than ``patience`` seconds."""
+        """Wait until all is written.  Returns False if that takes more than ``patience`` seconds."""
         return self._thread.close(patience)
 
     def _take(self, rows: list[Row], closed: bool) -> None:
@@ -132,7 +133,7 @@ def _step_seconds(row: Row) -> float:
 
 
 def _mean(rows: Sequence[Row], name: str) -> float | None:
-    """Of a step: of the rows that have such a value."""
+    """Return the mean per step of a field, over the rows that have it; None if none has."""
     known = [row for row in rows if row.get(name) is not None]
     if not known:
         return None

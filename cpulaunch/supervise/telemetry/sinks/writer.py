@@ -1,4 +1,4 @@
-"""A thread that writes rows of telemetry: a disk that hangs stops nobody."""
+"""A thread that writes rows of telemetry, so that a hanging disk blocks nobody."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Write = Callable[[list[Row], bool], None]
 
 
 class RowsThread:
-    """Calls ``write`` with the rows that have come since, and at the end with True.
+    """Calls ``write(rows, closed)`` with the rows put since the last call; the last call has ``closed`` True.
 
-    The first rows start it.  What comes while ``limit`` rows wait is dropped.
+    The first rows start the thread.  While more than ``limit`` rows wait, further rows are dropped.
     """
 
     def __init__(self, name: str, write: Write, limit: int) -> None:
@@ -24,7 +24,7 @@ class RowsThread:
         self._thread: threading.Thread | None = None
 
     def put(self, rows: Sequence[Row]) -> bool:
-        """Have them written soon; False where they are dropped."""
+        """Queue rows.  Returns False if they are dropped."""
         with self._changed:
             if len(self._waiting) > self._limit:
                 return False
@@ -36,7 +36,7 @@ class RowsThread:
         return True
 
     def close(self, patience: float) -> bool:
-        """Wait until all is written; False where that took more than ``patience`` seconds."""
+        """Wait until all is written.  Returns False if that takes more than ``patience`` seconds."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
