@@ -28,7 +28,7 @@ def _use_cpu(training_args: Any, settings: TrainingSettings) -> None:
 
 
 def _resume(trainer: Any, settings: TrainingSettings) -> None:
-    """Have a Trainer in a restarted job resume from its last whole checkpoint, unless the script says otherwise."""
+    """Have a restarted job's Trainer resume from its last whole checkpoint, unless told otherwise."""
     if not resume.may_restart():
         return
     original = trainer.Trainer.train
