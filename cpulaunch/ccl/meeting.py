@@ -229,7 +229,7 @@ def _socket(cpus: list[int]) -> int:
 
 
 def _booted() -> float:
-    """Return the boot time by the clocks, as simulated hosts may differ in boot_id; the fastest try counts."""
+    """Return the boot time by the clocks, as simulated hosts may differ in boot_id.  Fastest try counts."""
     tries = []
     for _ in range(5):
         before, now, after = (
