@@ -113,8 +113,8 @@ def create(options: Any, backend_options: Any) -> Any:
 def _store(options: Any) -> Any:
     """Return the group's own part of the store.
 
-    torch numbers groups per process: if ranks 0 and 1 make a group while ranks 2 and 3 make another one, both
-    have the same name.
+    torch names groups by their number: if ranks 0 and 1 make a group while ranks 2 and 3 make another one,
+    both have the same name.
     """
     members = hashlib.sha256(repr(options.global_ranks_in_group).encode()).hexdigest()[:16]
     return PrefixStore(f"cpulaunch-ccl/{members}", options.store)

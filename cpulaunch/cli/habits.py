@@ -2,7 +2,7 @@
 
 One table.  A row stands for one of our settings, or is ignored with a line that gives the reason, or is
 refused with an alternative.  Options with the same name and meaning here need no row, nor do rarely used
-ones. ``docs/coming-from.md`` is generated from the table.  Sources: ``torch/distributed/run.py`` (2.13),
+ones.  ``docs/coming-from.md`` is generated from the table.  Sources: ``torch/distributed/run.py`` (2.13),
 ``accelerate/commands/launch.py`` (1.15), ``mpiexec -help`` of Intel MPI 2021.18 and MPICH 5.0, mpirun(1) of
 Open MPI 5.0, ``ipexrun --help`` of IPEX 2.8, ``torch/backends/xeon/run_cpu.py`` (2.13).
 """
@@ -130,7 +130,7 @@ class Refused(Option):
 class ForHosts(Refused):
     """An option about hosts: ignored if the job is on one host, otherwise refused.
 
-    If ``only`` is set, any other value is refused, too.
+    If ``only`` is set, any other value is refused in any case.
     """
 
     only: str = ""

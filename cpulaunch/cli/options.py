@@ -90,7 +90,7 @@ class Parser(argparse.ArgumentParser):
         """Split into ``(options, the rest)``; in options, dashes replace underscores.
 
         The rest begins with the first word that is no option or its value, with one of ``ends``, or after
-        ``--``. Raises UsageError for an unknown option, and for an option without its value.
+        ``--``.  Raises UsageError for an unknown option, and for an option without its value.
         """
         known = self._option_string_actions
         options: list[str] = []

@@ -52,10 +52,12 @@ class Setting(Generic[T]):
     """One setting.
 
     ``flags`` are its options of ``cpulaunch run``, if any.  ``--help`` shows those of a ``common`` setting,
-    ``--help-all`` all. ``variable`` is the name by which the field already knows the setting, if there is
-    one: in the environment, it counts as the user's wish. ``ask`` is for settings that the wizard asks for
-    one by one; it offers the others at its end. ``rank_variable`` is the variable by which ranks get its
-    value, if they do.  ``decided`` are values that they may get besides those that a user may give.
+    ``--help-all`` all.
+    ``variable`` is the name by which the field already knows the setting, if there is one: in the
+    environment, it counts as the user's wish.
+    ``ask`` is for settings that the wizard asks for one by one; it offers the others at its end.
+    ``rank_variable`` is the variable by which ranks get its value, if they do.  ``decided`` are values that
+    they may get besides those that a user may give.
     """
 
     kind: Kind[T]

@@ -25,7 +25,7 @@ class HostFacts:
     ``names``: all names and addresses of the host.  ``cpu_flags``: its CPU's flags out of BF16_FLAGS, or
     ``bf16`` on Arm.  ``memory`` is in bytes.  ``interface``: its network interface to the other hosts, with
     the address ``address``.  ``libraries``: paths of libraries that ranks can be started with, by their names
-    in `model.libraries`.  ``fabrics``: its fast network cards.  ``cpu``: the model of its CPUs. ``rates``:
+    in `model.libraries`.  ``fabrics``: its fast network cards.  ``cpu``: the model of its CPUs.  ``rates``:
     the rates of matrix products measured there, for some numbers of threads.  ``libc``: the C library, such
     as ``glibc 2.36`` or ``musl``.  ``memory_limit`` is its control group's, in bytes; None if there is no
     limit.

@@ -50,7 +50,7 @@ def decide_transport(
     """Choose the transport of ccl's collectives, for the planner and for a rank's own group.
 
     ``shm``, ``tcp`` and ``shm+tcp`` are cpulaunch's own.  With ``ofi`` and ``mpi``, oneCCL carries
-    everything; with ``shm+ofi``, only traffic between hosts. ``requested`` is the setting's value, or this
+    everything; with ``shm+ofi``, only traffic between hosts.  ``requested`` is the setting's value, or this
     function's result for the whole job.  ``local_ranks`` is the number of ranks on the host with the most.
     ``user_variables`` is the environment as the user has set it, without cpulaunch's additions.
     """

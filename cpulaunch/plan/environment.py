@@ -67,7 +67,7 @@ class Libraries(NamedTuple):
 
     Both are named as in the settings, with ``default`` for libc's and torch's own, or as in _FILE_PREFIXES if
     the user preloads them.  ``why_allocator`` is the reason for the choice.  ``env`` is to be set on that
-    host. ``intel_openmp``: the runtime knows ``KMP_*``.
+    host.  ``intel_openmp``: the runtime knows ``KMP_*``.
     """
 
     allocator: str
@@ -85,7 +85,7 @@ def choose_libraries(
 
     ``allocator`` and ``openmp`` are values of the settings.  ``found`` is the result of `find_libraries`, or
     None if the host is unknown.  ``users`` are the variables that the user has set: their ``LD_PRELOAD``
-    comes first. ``untuned``, from `malloc.why_untuned`, keeps ``auto`` from tuning glibc's malloc.  Raises
+    comes first.  ``untuned``, from `malloc.why_untuned`, keeps ``auto`` from tuning glibc's malloc.  Raises
     PlanError if a requested library isn't there, or contradicts the user's.
     """
     preloaded = users.get(PRELOAD, "").replace(":", " ").split()

@@ -53,18 +53,22 @@ class Plan:
     """A job, except for what differs at each start.
 
     ``launcher`` is the name of the launcher that starts the ranks.  ``launcher_setting`` is the setting's
-    value, which may stand for several launchers; ``launcher_why`` is from `LauncherDecision`.  ``transport``,
-    from `decide_transport`, carries ccl's collectives; it is empty with another backend.  ``allocator`` is
-    the allocator of the hosts' ranks, with the reason. ``env`` reaches every rank; ``private`` are the names
-    in it that must not appear in argument lists; ``forward`` are names of the user's own variables that the
-    launcher has to pass on.  ``hidden`` are names that no rank gets: they would identify it as another rank.
-    ``here_alone``: the job stays on the host that it is started from. ``request`` is what every host was
-    planned by.  ``settings`` are those of the job, and ``found`` is what was found or decided for some of
-    them, in the types of JSON: a list if it differs by host. ``egress_interface`` is the launching host's
-    interface to the others, if it is known. ``here`` are the hosts' names that denote the launching host.
+    value, which may stand for several launchers; ``launcher_why`` is from `LauncherDecision`.
+    ``transport``, from `decide_transport`, carries ccl's collectives; it is empty with another backend.
+    ``allocator`` is the allocator of the hosts' ranks, with the reason.
+    ``env`` reaches every rank; ``private`` are the names in it that must not appear in argument lists.
+    ``forward`` are names of the user's own variables that the launcher has to pass on.
+    ``hidden`` are names that no rank gets: they would identify it as another rank.
+    ``here_alone``: the job stays on the host that it is started from.
+    ``request`` is what every host was planned by.
+    ``settings`` are those of the job.  ``found`` is what was found or decided for some of them, in the types
+    of JSON: a list if it differs by host.
+    ``egress_interface`` is the launching host's interface to the others, if it is known.
+    ``here`` are the hosts' names that denote the launching host.
     ``user_mpi_variables`` are names of variables by which the user has configured how mpiexec reaches hosts;
-    ``left_out`` are the ones among them that mpiexec doesn't get. ``instances``: the plan's ranks are
-    independent programs.  ``precision``: that of all ranks, with the reason.
+    ``left_out`` are the ones among them that mpiexec doesn't get.
+    ``instances``: the plan's ranks are independent programs.
+    ``precision``: that of all ranks, with the reason.
     """
 
     launcher_setting: str

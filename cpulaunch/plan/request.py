@@ -13,15 +13,19 @@ from cpulaunch.model.cores import CoreSet
 class BindingRequest:
     """Request for the placement on one host; the defaults are those of the command line.
 
-    ``ranks``: local ranks; None means one per NUMA node that has usable cores. ``cores_per_rank``: physical
-    cores, including comm cores; ``max`` also shares out leftover cores. ``cores``, ``numa_nodes``: use only
-    these CPUs, only these nodes. ``bind_numa``: each rank within one NUMA node, the nodes filled evenly.
-    ``logical_cores``: ranks also get a core's hyperthread siblings.  ``e_cores``: E-cores are used like
-    others. ``strategy``: if not all cores are needed, ``scatter`` spreads ranks over the nodes, ``close``
-    packs them. ``worker_count``: oneCCL's worker threads per rank.  ``ccl_logical_cores``: they run on
-    hyperthread siblings.  ``dedicate_workers``: False if the backend isn't ccl: no comm cores at all.
-    ``oversubscribe``: ranks may share cores.  ``threads``: OpenMP threads per rank. ``instances``: the ranks
-    are instances; with a number of cores and without ``ranks``, as many as fit.
+    ``ranks``: local ranks; None means one per NUMA node that has usable cores.
+    ``cores_per_rank``: physical cores, including comm cores; ``max`` also shares out leftover cores.
+    ``cores``, ``numa_nodes``: use only these CPUs, only these nodes.
+    ``bind_numa``: each rank within one NUMA node, the nodes filled evenly.
+    ``logical_cores``: ranks also get a core's hyperthread siblings.
+    ``e_cores``: E-cores are used like others.
+    ``strategy``: if not all cores are needed, ``scatter`` spreads ranks over the nodes, ``close`` packs them.
+    ``worker_count``: oneCCL's worker threads per rank.
+    ``ccl_logical_cores``: the workers run on hyperthread siblings.
+    ``dedicate_workers``: False if the backend isn't ccl: no comm cores at all.
+    ``oversubscribe``: ranks may share cores.
+    ``threads``: OpenMP threads per rank.
+    ``instances``: the ranks are instances; with a number of cores and without ``ranks``, as many as fit.
     """
 
     ranks: int | None = None

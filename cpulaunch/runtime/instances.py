@@ -46,7 +46,7 @@ def metric(name: str, value: Any, unit: str = "") -> None:
 
     Prints ``CPULAUNCH_METRIC name=value unit`` on stdout; other programs may print such lines, too.
     ``value`` is anything that ``float`` accepts.  cpulaunch reports a value that is not finite, and counts
-    the others. Raises UsageError for a value that is not a number, and for a name that contains a space.
+    the others.  Raises UsageError for a value that is not a number, and for a name that contains a space.
     """
     for what, text in (("name", name), ("unit", unit)):
         if not isinstance(text, str):

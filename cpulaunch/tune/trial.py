@@ -53,7 +53,7 @@ class Runner:
         """Run ``values`` on ``ranks`` ranks for at most ``limit`` seconds.
 
         The trial ends when the rate is known within ``tolerance``, or is below ``to_beat`` with 95 %
-        confidence. It leaves nothing running, and nothing on disk.
+        confidence.  It leaves nothing running, and nothing on disk.
         """
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="cpulaunch-tune-") as name:

@@ -31,7 +31,7 @@ PERIOD = 0.2
 """Seconds between two looks at the logs of a running job."""
 
 UNKNOWN_FOR = 10.0
-"""Seconds of silence after which a job counts as ended; two attempts may be that far apart."""
+"""Seconds of silence after which a job counts as ended; it is also silent between two attempts."""
 
 
 def main(arguments: list[str]) -> int:

@@ -48,7 +48,7 @@ _finder = _Finder()
 
 
 class _Loader(Loader):
-    """Loads a module by another loader, which stays the module's ``__loader__``."""
+    """Loads a module by another loader, which becomes the module's ``__loader__``."""
 
     def __init__(self, loader: Any, functions: Sequence[Function]) -> None:
         self._loader, self._functions = loader, functions

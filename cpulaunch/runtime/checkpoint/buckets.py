@@ -36,7 +36,7 @@ def rebuild(model: nn.Module, names: list[str]) -> None:
     """Order the buckets of a DDP model that has had no backward pass yet as in ``names``.
 
     Runs a backward pass with artificial gradients, which arrive in this order; gradients are cleared after
-    it. Every rank has to call this.
+    it.  Every rank has to call this.
     """
     reducer: Any = _reducer(model)
     parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}

@@ -49,7 +49,7 @@ class Checkpoint:
 
     ``model``, ``optimizer`` and ``scheduler`` may be lists.  Models may be what ``cpulaunch.prepare``
     returned, DDP, FSDP2 or plain modules.  A scheduler is anything with ``state_dict`` and
-    ``load_state_dict``. ``every``: how often a checkpoint is due if ``--checkpoint-every`` isn't given: a
+    ``load_state_dict``.  ``every``: how often a checkpoint is due if ``--checkpoint-every`` isn't given: a
     number of steps, or a time such as ``"10m"``, the default.  ``keep``: how many checkpoints are kept.
 
     Every rank makes a ``Checkpoint``, and calls its methods at the same steps.  Raises UsageError for other

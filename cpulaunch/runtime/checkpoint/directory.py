@@ -30,7 +30,7 @@ class Facts:
 
     ``step`` counts batches that each rank has trained on, ``optimizer_steps`` the steps of all optimizers.
     ``epoch`` and ``batch`` are the position in the data: ``batch`` batches of this epoch (from 0) are used
-    up. ``precision``: bf16 or fp32; None if nobody had chosen one.
+    up.  ``precision``: bf16 or fp32; None if nobody had chosen one.
     """
 
     step: int

@@ -17,7 +17,7 @@ from typing import Any
 from cpulaunch.runtime.log import log_once
 
 FIRST, EVERY = 3, 10_000
-"""The steps that are counted: the third, as the first ones differ, and then every ``EVERY``-th.  If such a
+"""The steps that are counted: the third, as the first ones differ, and every ``EVERY``-th.  If such a
 step is traced, the next step that isn't traced takes its place."""
 
 PRECISIONS = {

@@ -63,7 +63,7 @@ def _tell(ranks: int, what: str, more: str = "") -> None:
 
 
 def _other_ranks(environ: Mapping[str, str]) -> int:
-    """Return the number of ranks, in the first rank and its child processes; 0 in others and if alone."""
+    """Return the job's number of ranks; 0 if it is 1, and outside of rank 0 and its child processes."""
     rank, _, size = environ.get(variables.JOB_RANK, "").partition("/")
     return int(size) if rank == "0" and size != "1" else 0
 

@@ -118,7 +118,7 @@ class Recorder:
         self._number = 0  # of the last step
         self._counted: weakref.ref[Any] | None = None  # the optimizer
         self._others = 0  # steps of other optimizers since its last one
-        self._base = 0  # start of the current step; moved forward by time that belongs to no step
+        self._base = 0  # start of the first step, moved forward by time that belongs to no step
         # The next record's fields: sums since the program's start, and other facts about its step.
         self.fields: dict[str, float] = {field.name: 0 if field.is_sum else NAN for field in OF_STEPS}
         self._batches: dict[int, list[int]] = {}  # iterator → samples and tokens since the last step
