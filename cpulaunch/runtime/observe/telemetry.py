@@ -110,9 +110,7 @@ class Recorder:
         self._last = memoryview(memory)[ledger.RECORDED_AT : ledger.RECORDED_AT + 8].cast("Q")
         self._groups = memoryview(memory)[ledger.FIRST_GROUP : ledger.FIRST_STEP].cast("Q")
         self._ended_at = self._waited = 0  # at the last step: its end, and the time waited until then
-        self.communication: Communication | None = (
-            None  # in groups of backends other than ccl, once there are any
-        )
+        self.communication: Communication | None = None  # in groups of backends other than ccl
         self._others_busy = self._others_bytes = 0  # sums of that communication
         self.flops = flops
         self._number = 0  # of the last step
