@@ -62,7 +62,7 @@ class BindingRequest:
 
 @dataclass(frozen=True)
 class HostRequest:
-    """What a host's plan is made by, the same on all hosts.
+    """Request for a host's plan, the same for all hosts.
 
     ``allocator`` and ``openmp`` are values of the settings ``cpu.allocator`` and ``cpu.openmp``.
     """

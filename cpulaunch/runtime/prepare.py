@@ -33,7 +33,7 @@ prepared: weakref.WeakSet[Any] = weakref.WeakSet()
 precision_owners.append(prepared.__contains__)
 
 _results: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-"""What ``prepare`` was given → what it returned, where that is another object."""
+"""Object passed to ``prepare`` → the object that it returned, if that is another one."""
 
 
 @overload

@@ -150,7 +150,7 @@ def _line(directory: Path) -> str:
 def _without_an_end(directory: Path) -> Iterator[str]:
     contact = read_contact(directory)
     if state_of(directory) is State.RUNNING:
-        yield "running"  # it has just begun
+        yield "running"  # the job has just begun
     elif contact:
         yield f"launcher killed: process {contact.pid} is gone"
         last = max((_changed(directory / name) for name in (EVENTS, ORDER)), default=0.0)

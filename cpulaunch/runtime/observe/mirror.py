@@ -93,7 +93,7 @@ class _Barrier:
 
 
 class _Group:
-    """A group's part of the ledger, and what was seen of it.
+    """A group's place in the ledger, and its operations so far.
 
     ``number`` is its ``id`` in Python.  ``counts``: torch counts this group's operations.  It doesn't for a
     group with several backends, such as ``cpu:gloo,cuda:gloo``.
