@@ -1,4 +1,4 @@
-"""Intel's oneccl_bind_pt as the backend ``ccl``, where it is asked for."""
+"""Intel's oneccl_bind_pt as the backend ``ccl``, if requested."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cpulaunch.errors import HostError
 IMPORT_LIMIT = 120.0  # seconds
 
 replaced: Any = None
-"""What they have registered as ``ccl``, where `register.take_name_back` has replaced it."""
+"""What the bindings registered as ``ccl``, before `register.take_name_back` replaced it."""
 
 
 def are_wanted(binding: str, there: installed.State) -> bool:
-    """Whether ``ccl`` is to be Intel's bindings: ``binding`` is the setting ``ccl.binding``.
+    """Return whether ``ccl`` is to be Intel's bindings; ``binding`` is the setting ``ccl.binding``.
 
-    Raises HostError where they cannot fit.
+    Raises HostError if they are requested and can't be used.
     """
     if binding != "oneccl_bind_pt":
         return False
@@ -31,7 +31,7 @@ def are_wanted(binding: str, there: installed.State) -> bool:
 
 
 def loading_problem() -> str | None:
-    """Why they don't load, tried in a process of its own, as they may crash."""
+    """Return why the bindings don't load, tried in a separate process, as they may crash; None if they do."""
     command = [sys.executable, "-c", f"import {installed.BINDINGS}"]
     try:
         tried = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_LIMIT)
@@ -43,9 +43,9 @@ def loading_problem() -> str | None:
 
 
 def load(there: installed.State) -> Any:
-    """Import them; returns their creator function, called as torch calls one with an extended API.
+    """Import the bindings; return their creator function, in torch's extended API.
 
-    Raises HostError where they don't load.
+    Raises HostError if they don't load.
     """
     from torch import distributed
 
@@ -62,7 +62,7 @@ def load(there: installed.State) -> Any:
 
 
 def package_files(there: installed.State) -> tuple[str, ...]:
-    """Their files, which must be the same on all hosts."""
+    """Return the bindings' files, which must be the same on all hosts."""
     if there.bindings_directory is None:
         return ()
     libraries = sorted((there.bindings_directory / "lib").glob("*.so"))

@@ -1,6 +1,6 @@
-"""Compiles the group, and the kernels, for the installed torch.
+"""Compiles the group and the kernels for the installed torch.
 
-Only the command line calls this, never a rank.
+Only the command line uses this, never a rank.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _CORE_LINK = (
     f"-Wl,--version-script={SOURCES / 'core/exports.map'}",
 )
 TOOL_LIMIT = 900.0
-"""Seconds that a compiler may take for one file."""
+"""Maximum seconds that a compiler may take for one file."""
 
-_TICK = 1.0  # seconds between two looks at a terminal's last line
+_TICK = 1.0  # seconds between two updates of a terminal's last line
 _NAMES = {
     "core": "the core",
     "layer": "torch's layer",
@@ -49,12 +49,12 @@ _VECTOR_FLAGS = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"),
 }
-"""Kind of vector unit → the instructions that torch, too, expects of CPUs of this `ATEN_CPU_CAPABILITY`."""
+"""Kind of vector unit → instructions that torch also expects for this `ATEN_CPU_CAPABILITY`."""
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler, and what it calls itself, such as ``g++-12.2.0``."""
+    """A C++ compiler and its own identification, such as ``g++-12.2.0``."""
 
     path: str
     identity: str
@@ -62,7 +62,7 @@ class Compiler:
 
 @dataclass(frozen=True)
 class Unit:
-    """Sources that are compiled as one: most of the time would go to headers that they share."""
+    """Sources compiled together, because most of the time would go to headers that they share."""
 
     name: str
     sources: tuple[Path, ...]
@@ -76,15 +76,15 @@ def build(
     oneccl: bool = False,
     patient: bool = True,
 ) -> Built:
-    """The group for the installed torch, from where it is built or else by building what is missing.
+    """Return the group for the installed torch, building whatever is missing.
 
-    ``progress`` is told, in a few words, what is being done.  Builds of several processes wait for each
-    other, and each part appears in the cache whole or not at all.  What an interrupted build has compiled
-    is used by the next one.  Only ``oneccl``, the module with oneCCL in it, needs the network; without
-    ``patient``, it fails soon where that does not answer, or did not within the last hour.
+    ``progress`` gets a few words about each step.  Builds of several processes wait for each other, and each
+    part appears in the cache complete or not at all.  A later build reuses what an interrupted one has
+    compiled. Only ``oneccl``, the module with oneCCL in it, needs the network.  Without ``patient``, it fails
+    soon if the network does not answer, or did not within the last hour.
 
-    Raises HostError where something is missing: torch, a compiler, Python's headers, the network, or a cache
-    that can be written.
+    Raises HostError if something is missing: torch, a compiler, Python's headers, the network, or a writable
+    cache.
     """
     kinds = ("core", "layer", *(("oneccl",) if oneccl else ()))
     there = _build_missing(kinds, progress, force=force, patient=patient)
@@ -94,7 +94,7 @@ def build(
 
 
 def build_kernels(progress: Progress = lambda step, detail: None, *, force: bool = False) -> Part:
-    """The kernels for the installed torch, in the same way.  Needs no network."""
+    """Return the kernels for the installed torch, built in the same way.  Needs no network."""
     there = _build_missing(("kernels",), progress, force=force)
     kernels = there.part("kernels")
     if kernels is None:
@@ -126,7 +126,7 @@ def _build_missing(
 
 
 def check(there: installed.State, kinds: Sequence[str] = ("core", "layer")) -> Compiler:
-    """What to build these parts with.  Raises HostError where they can't be built."""
+    """Return the compiler for these parts.  Raises HostError if they can't be built."""
     if there.torch is None or not installed.is_supported(there.torch):
         of_group = "layer" in kinds
         raise HostError(
@@ -147,7 +147,7 @@ def _build(
     kinds: list[str], there: installed.State, compiler: Compiler, progress: Progress, *, patient: bool
 ) -> None:
     root = installed.cache_directory()
-    for left in root.glob("building-*"):  # by a build that was killed: this one has the lock
+    for left in root.glob("building-*"):  # left by a killed build: this one has the lock
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="building-", dir=root) as temporary:
         work = Path(temporary)
@@ -161,7 +161,7 @@ def _build(
             )
         progress("linking", "")
         made: dict[str, Part] = {}
-        for kind in kinds:  # the core first: the others are linked with it
+        for kind in kinds:  # the core first: the others link to it
             part = _part(kind, there, compiler, work / kind)
             part.directory.mkdir()
             core = made.get("core") or there.part("core")
@@ -216,7 +216,7 @@ def _lock(progress: Progress) -> Iterator[None]:
 
 
 def _make_private(root: Path) -> None:
-    """Make the cache's directories so that no other user may put a library there, whatever the umask is."""
+    """Create the cache's directories so that no other user can put a library there, whatever the umask."""
     root.mkdir(parents=True, exist_ok=True)
     for each in (root, root.parent):
         if each.stat().st_uid == os.geteuid():
@@ -252,7 +252,7 @@ def _check_headers() -> None:
 
 
 def _units(kind: str, there: installed.State, oneccl: Path) -> list[Unit]:
-    """What a part is compiled of.  Only what computes and copies is worth the compiler's best."""
+    """Return a part's units.  Only code that computes or copies gets full optimization."""
     if kind == "core":
         return core_units()
     flags = ("-fPIC", "-fvisibility=hidden", "-pthread", f"-I{SOURCES / 'core'}")
@@ -281,7 +281,7 @@ def _torch_flags(there: installed.State) -> tuple[str, ...]:
 
 
 def _kernels_units(there: installed.State) -> list[Unit]:
-    """The operations, and their loops once for each kind of vector unit."""
+    """Return the unit of the operations, and one unit of their loops for each kind of vector unit."""
     loops = installed.KERNELS / "vector.cpp"
     operations = tuple(path for path in sorted(installed.KERNELS.glob("*.cpp")) if path != loops)
     flags = ("-fPIC", "-fvisibility=hidden", "-pthread", f"-I{installed.KERNELS}")
@@ -295,7 +295,7 @@ def _kernels_units(there: installed.State) -> list[Unit]:
 
 
 def core_units() -> list[Unit]:
-    """What the core is compiled of, by whichever compiler."""
+    """Return the core's units, for any compiler."""
     flags = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", f"-I{SOURCES / 'core'}")
     arithmetic = SOURCES / "core/arithmetic.cpp"
     others = tuple(path for path in sorted((SOURCES / "core").glob("*.cpp")) if path != arithmetic)
@@ -303,14 +303,14 @@ def core_units() -> list[Unit]:
 
 
 def _pybind_names(torch: str) -> list[str]:
-    """Up to 2.8, classes of two extensions meet only if pybind11 was told the same names in both."""
+    """Return pybind11's names: until 2.8, two extensions share classes only if these are the same in both."""
     if installed.series(torch) > (2, 8):
         return []
     question = (
         "import json, torch._C as c; print(json.dumps([getattr(c, '_PYBIND11_' + n, None)"
         " for n in ('COMPILER_TYPE', 'STDLIB', 'BUILD_ABI')]))"
     )
-    # Without our own hook: what it would load may be what is to be built.
+    # Disable our own hook, which would load what may be about to be built.
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     asked = subprocess.run(
         [sys.executable, "-c", question], capture_output=True, text=True, env=environment, timeout=300
@@ -325,7 +325,7 @@ def _pybind_names(torch: str) -> list[str]:
 
 
 def jobs() -> int:
-    """How many compilers this host has cores and memory for."""
+    """Return how many compilers this host has cores and memory for."""
     cores = len(os.sched_getaffinity(0))
     try:
         available = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
@@ -338,7 +338,7 @@ def jobs() -> int:
 def _compile(
     units: dict[str, list[Unit]], compiler: Compiler, kept: Path, work: Path, progress: Progress
 ) -> dict[str, list[Path]]:
-    """The objects of each part.  Those in the directory ``kept`` are of a build that was interrupted."""
+    """Return the objects of each part, reusing those of an interrupted build in the directory ``kept``."""
     kept.mkdir(exist_ok=True)
     objects = {kind: [kept / _key(unit, compiler, kind) for unit in units[kind]] for kind in units}
     all_units = [unit for kind in units for unit in units[kind]]
@@ -354,7 +354,7 @@ def _compile(
             source = _write_unit(unit, work)
             run_tool([compiler.path, *unit.flags, "-c", str(source), "-o", str(partial)], compilers)
             partial.rename(to)
-        except HostError:  # Ctrl-C ends the compilers, too, and this thread goes on sooner than the main one
+        except HostError:  # Ctrl-C also ends the compilers, and this thread may continue before the main one
             compilers.stop()
             raise
 
@@ -374,15 +374,15 @@ def _compile(
 
 
 def _key(unit: Unit, compiler: Compiler, kind: str) -> str:
-    """A name for a unit's object: another one where anything that it is made of is different."""
-    # oneCCL's headers are in a temporary directory, whose name is another one each time.
+    """Return a file name for a unit's object that changes with everything that it is made of."""
+    # oneCCL's headers are in a temporary directory, with a new name each time.
     flags = [flag for flag in unit.flags if not flag.startswith("-I")]
     text = json.dumps([compiler.path, compiler.identity, installed.sources_digest(kind), flags])
     return f"{unit.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.o"
 
 
 def build_core_elsewhere(command: Sequence[str], machine: str, directory: Path) -> Part:
-    """The core in ``directory``, by a compiler for another kind of machine, such as zig's: for a wheel."""
+    """Build a wheel's core in ``directory`` by a compiler for another kind of machine, such as zig's."""
     part = Part(
         "core", directory, "wheel", installed.sources_digest("core"), machine, Path(command[0]).name, glibc=""
     )
@@ -415,7 +415,7 @@ def _link(
     there: installed.State,
     oneccl: Path,
 ) -> None:
-    # Without `-z defs` a shared library may lack symbols, which shows only in a rank.
+    # Without `-z defs` a shared library may lack symbols, which would only show in a rank.
     argv = [compiler.path, "-shared", "-o", str(part.file), *map(str, objects), "-Wl,-z,defs",
             "-Wl,-Bsymbolic", "-Wl,--strip-debug", "-pthread"]  # fmt: skip
     if part.kind == "core":
@@ -424,7 +424,7 @@ def _link(
     assert there.torch_directory is not None
     torch = [f"-L{there.torch_directory / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
     if part.kind == "kernels":
-        # torch has loaded OpenMP, its own copy or another one: a second one would have threads of its own.
+        # torch has loaded an OpenMP library, its own or another: a second one would have its own threads.
         openmp = _ignored(compiler, objects, ("GOMP_", "omp_"))
         run_tool([*argv, *openmp, *torch])
         return
@@ -438,21 +438,21 @@ def _link(
 
 
 def link_oneccl(argv: list[str], archive: Path) -> None:
-    """Link with oneCCL's static library.  Raises HostError that names the symbols that nothing defines."""
-    # oneCCL's symbols stay inside: another copy of it, such as that of Intel's bindings, may be loaded too.
+    """Link with oneCCL's static library.  Raises HostError that names undefined symbols."""
+    # Hide oneCCL's symbols: another copy of it, such as that of Intel's bindings, may be loaded too.
     run_tool([*argv, str(archive), "-Wl,--exclude-libs,ALL", "-lrt", "-ldl", "-lpthread"])
 
 
 def _ignored(compiler: Compiler, objects: Sequence[Path], prefixes: tuple[str, ...]) -> list[str]:
-    """Options that leave undefined symbols with these prefixes to the process that loads the library."""
-    nm = run_tool([compiler.path, "-print-prog-name=nm"]).strip()  # a toolchain's own may have a prefix
+    """Return options that leave undefined symbols with these prefixes to the loading process."""
+    nm = run_tool([compiler.path, "-print-prog-name=nm"]).strip()  # a toolchain's nm may have a prefix
     listed = run_tool([nm, "--undefined-only", "--format=posix", *map(str, objects)])
     names = {line.split()[0] for line in listed.splitlines() if line}
     return [f"-Wl,--ignore-unresolved-symbol={name}" for name in sorted(names) if name.startswith(prefixes)]
 
 
 def _check_loading(made: dict[str, Part], there: installed.State) -> None:
-    """Load what was linked, in a process of its own.  Raises HostError where that fails."""
+    """Load the linked libraries in a separate process.  Raises HostError if that fails."""
     known = (
         made if "kernels" in made else {kind: there.part(kind) for kind in ("core", "layer", "oneccl")} | made
     )
@@ -476,7 +476,7 @@ def _check_loading(made: dict[str, Part], there: installed.State) -> None:
 
 
 def _oneccl(work: Path, progress: Progress, *, patient: bool = True) -> Path:
-    """A directory with oneCCL's ``include``, ``libccl.a`` and ``LICENSE.txt``, from its pinned wheel."""
+    """Return a directory with ``include``, ``libccl.a`` and ``LICENSE.txt`` of oneCCL's pinned wheel."""
     path = fetch_wheel(work, progress, patient=patient)
     target = work / "oneccl-wheel"
     with zipfile.ZipFile(path) as wheel:
@@ -495,7 +495,7 @@ def _oneccl(work: Path, progress: Progress, *, patient: bool = True) -> Path:
 
 
 class Tools:
-    """Tools that several threads run, and one of them may stop."""
+    """Tools run by several threads, all of which one thread may stop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -503,15 +503,15 @@ class Tools:
         self._stopped = False
 
     def stop(self) -> None:
-        """End those that run, and start no more."""
+        """Terminate the running tools, and start no more."""
         with self._lock:
             self._stopped = True
             for process in self._running:
-                process.terminate()  # g++ ends its own compiler then
+                process.terminate()  # g++ then ends its own compiler
 
     @contextmanager
     def running(self, argv: list[str]) -> Iterator[subprocess.Popen[str]]:
-        """A process, which has ended when this is left.  Raises HostError where it can't be started."""
+        """Start a process, which has ended when the context is left.  Raises HostError if it can't start."""
         pipe = subprocess.PIPE
         with self._lock:
             if self._stopped:
@@ -535,7 +535,7 @@ class Tools:
 
 
 def run_tool(argv: list[str], tools: Tools | None = None) -> str:
-    """What a tool, one of ``tools``, prints.  Raises HostError that says what it complains of."""
+    """Run a tool, one of ``tools``, and return its output.  Raises HostError with the tool's complaint."""
     with (tools or Tools()).running(argv) as process:
         out, error = process.communicate(timeout=TOOL_LIMIT)
     missing = sorted(set(_UNDEFINED.findall(error)))

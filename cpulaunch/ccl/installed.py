@@ -1,9 +1,9 @@
-"""What is installed and built, found in a few milliseconds and without importing torch.
+"""Finds out what is installed and built, in a few milliseconds and without importing torch.
 
-The launcher asks this before it starts ranks, and a rank before it loads the group.
+The launcher uses this before it starts ranks, and a rank before it loads the group.
 
-The group is two shared libraries: the core, which is the same for all versions of torch and Python, and a
-layer for one series of torch.  A third one, with oneCCL in it, is there where it was asked for.  The kernels
+The group consists of two shared libraries: the core, which is the same for all versions of torch and Python,
+and a layer for one series of torch.  A third one, with oneCCL in it, exists if it was requested.  The kernels
 of `cpulaunch.kernels` are a library for one series of torch, and any Python.
 """
 
@@ -26,7 +26,7 @@ from cpulaunch.user_file import cache_home
 ONECCL_VERSION = "2022.2.0"
 OLDEST_TORCH = (2, 8)
 PACKAGES = ("cpulaunch_ccl", "cpulaunch_ccl_core")
-"""What wheels contain: ``ccl build --wheel`` makes the former, ``scripts/build_wheels.sh`` both."""
+"""Packages of wheels: ``ccl build --wheel`` makes the former, ``scripts/build_wheels.sh`` both."""
 BINDINGS = "oneccl_bindings_for_pytorch"
 SOURCES = Path(__file__).with_name("csrc")
 KERNELS = Path(__file__).parents[1] / "kernels" / "csrc"
@@ -36,7 +36,7 @@ FILES = {
     "oneccl": "libcpulaunch_oneccl.so",
     "kernels": "libcpulaunch_kernels.so",
 }
-"""The parts, and the shared library that each is."""
+"""Each kind of part, and the name of its shared library."""
 _COMMON = ("core/*.h", "core/*.hpp", "core/boundary.cpp")
 SOURCES_OF = {
     "core": ("core/*",),
@@ -52,28 +52,26 @@ _SYMBOL_VERSION = re.compile(rb"\0((?:GLIBC|GLIBCXX|CXXABI)_[0-9.]+)(?=\0)")
 class Part:
     """A compiled library, and what it was compiled for."""
 
-    kind: str  # of FILES
+    kind: str  # a key of FILES
     directory: Path
     origin: str  # "wheel" or "cache"
     sources: str
     machine: str
     compiler: str
-    glibc: (
-        str  # of the host on which it was compiled; "" where it needs no newer one than the wheel's tag says
-    )
-    torch: str = ""  # of a layer and of kernels, as torch_key() has it
+    glibc: str  # of the host that compiled it; "" if the wheel's tag is requirement enough
+    torch: str = ""  # of a layer and of kernels, as torch_key() returns it
     python: str = ""  # of a layer
     abi: str = ""  # of both; 1: that of libstdc++ since GCC 5
 
     @property
     def file(self) -> Path:
-        """The shared library."""
+        """The path of the shared library."""
         return self.directory / FILES[self.kind]
 
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled group: the libraries that this Python can use together."""
+    """A compiled group: libraries that this Python can use together."""
 
     core: Part
     layer: Part
@@ -86,12 +84,12 @@ class Built:
 
     @property
     def module(self) -> Path:
-        """The shared library that Python imports."""
+        """The path of the shared library that Python imports."""
         return self.layer.file
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All of them."""
+        """All parts of the group."""
         return (self.core, self.layer, *([self.oneccl] if self.oneccl else []))
 
 
@@ -101,17 +99,17 @@ class State:
 
     torch: str | None  # version of the installed torch
     torch_directory: Path | None
-    candidates: tuple[Part, ...]  # all that is built, for whatever torch
+    candidates: tuple[Part, ...]  # all built parts, for any torch
     bindings: str | None  # version of oneccl_bindings_for_pytorch
     bindings_directory: Path | None = None
 
     def part(self, kind: str) -> Part | None:
-        """The part that fits this torch, Python, machine and cpulaunch, and may be loaded here."""
+        """Return the part that fits this torch, Python, machine and cpulaunch, and may be loaded here."""
         return next((each for each in self._fitting(kind) if obstacle(each) is None), None)
 
     @cached_property
     def built(self) -> Built | None:
-        """The group that fits."""
+        """The group that fits, or None."""
         core, layer = self.part("core"), self.part("layer")
         return Built(core, layer, self.part("oneccl")) if core and layer else None
 
@@ -122,7 +120,7 @@ class State:
 
     @property
     def problem(self) -> str | None:
-        """Why our group cannot be used as things are, or None."""
+        """Why our group can't be used in this state, or None."""
         if self.torch is None:
             return "torch is not installed for this Python"
         if not is_supported(self.torch):
@@ -138,14 +136,14 @@ class State:
 
     @property
     def kernels_problem(self) -> str | None:
-        """Why the kernels cannot be used as things are, or None."""
+        """Why the kernels can't be used in this state, or None."""
         if self.torch is None or not is_supported(self.torch):
             return self.problem
         return None if self.part("kernels") else self._why_missing("kernels")
 
     @cached_property
     def wanted(self) -> dict[str, dict[str, str]]:
-        """What each kind of part has to have been compiled for."""
+        """What each kind of part must have been compiled for."""
         machine = os.uname().machine
         wanted = {kind: {"sources": sources_digest(kind), "machine": machine} for kind in FILES}
         if self.torch and self.torch_directory:
@@ -180,7 +178,7 @@ class State:
 
 
 def state() -> State:
-    """What is there.  Imports no torch and takes a few milliseconds."""
+    """Return the state.  Imports no torch and takes a few milliseconds."""
     directory = torch_directory()
     version = _torch_version(directory) if directory else None
     spec = machinery.PathFinder.find_spec(BINDINGS)
@@ -190,7 +188,7 @@ def state() -> State:
 
 
 def bindings_advice(there: State) -> str:
-    """What to say where Intel's bindings do not fit."""
+    """Return the advice for Intel's bindings that do not fit."""
     if there.bindings is None:
         return "oneccl_bind_pt is not installed for this Python"
     wanted = ".".join(map(str, series(there.torch or "0.0")))
@@ -201,7 +199,7 @@ def bindings_advice(there: State) -> str:
 
 
 def describe(there: State, binding: str = "auto") -> list[tuple[str, str]]:
-    """What is there and what would be used, as (label, text): for ``ccl info`` and ``env``."""
+    """Describe what is installed and would be used, as (label, text), for ``ccl info`` and ``env``."""
     lines = [("torch", there.torch or "not installed")]
     if binding == "oneccl_bind_pt":
         theirs = (
@@ -243,18 +241,18 @@ def describe(there: State, binding: str = "auto") -> list[tuple[str, str]]:
 
 
 def cache_directory() -> Path:
-    """Where parts are built, one directory each."""
+    """Return the directory with a subdirectory for each built part."""
     return cache_home() / "cpulaunch" / "ccl"
 
 
 def sources_of(kind: str) -> list[Path]:
-    """The files that a part is made of, headers too."""
+    """Return a part's source files, including headers."""
     root = KERNELS if kind == "kernels" else SOURCES
     return sorted({path for pattern in SOURCES_OF[kind] for path in root.glob(pattern)})
 
 
 def sources_digest(kind: str) -> str:
-    """Identifies a part's C++ sources: what is made of other sources is another one."""
+    """Return a digest of a part's C++ sources: parts made of different sources are different parts."""
     digest = hashlib.sha256(ONECCL_VERSION.encode() if kind == "oneccl" else b"")
     for path in sources_of(kind):
         digest.update(path.name.encode() + path.read_bytes())
@@ -262,14 +260,14 @@ def sources_digest(kind: str) -> str:
 
 
 def python_tag() -> str:
-    """``"cp311"``: extension modules are made for one version of Python."""
+    """Return ``"cp311"``: extension modules are made for one version of Python."""
     return f"cp{sys.version_info.major}{sys.version_info.minor}"
 
 
 def torch_key(version: str) -> str:
-    """What a layer is for: torch's series, as patch releases and kinds of builds (``+cpu``) share their ABI.
+    """Return what a layer is for: torch's series, as patch releases and build kinds (``+cpu``) share an ABI.
 
-    A development build is its own.
+    A development build is its own series.
     """
     public, _, _ = version.partition("+")
     released = re.fullmatch(r"\d+\.\d+\.\d+(\.post\d+)?", public) and "git" not in version
@@ -277,7 +275,7 @@ def torch_key(version: str) -> str:
 
 
 def torch_abi(directory: Path) -> str:
-    """``"0"`` where torch was built with the ABI that libstdc++ had before GCC 5, else ``"1"``."""
+    """Return ``"0"`` if torch was built with the ABI that libstdc++ had before GCC 5, else ``"1"``."""
     try:
         text = (directory / "share/cmake/Torch/TorchConfig.cmake").read_text()
     except OSError:
@@ -286,17 +284,17 @@ def torch_abi(directory: Path) -> str:
 
 
 def is_supported(torch: str) -> bool:
-    """Whether the sources may compile with this torch."""
+    """Return whether the sources may compile with this torch."""
     return series(torch) >= OLDEST_TORCH
 
 
 def series(version: str) -> tuple[int, ...]:
-    """``(2, 13)`` for ``"2.13.0+cpu"``."""
+    """Return ``(2, 13)`` for ``"2.13.0+cpu"``."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 def glibc_version() -> str:
-    """This host's, such as ``"glibc 2.36"``."""
+    """Return this host's glibc version, such as ``"glibc 2.36"``."""
     return os.confstr("CS_GNU_LIBC_VERSION") or ""
 
 
@@ -304,7 +302,7 @@ def glibc_version() -> str:
 
 
 def obstacle(part: Part) -> str | None:
-    """Why a part that fits can't be loaded on this host, or None."""
+    """Return why a part that fits can't be loaded on this host, or None."""
     if part.origin == "cache" and (open_to := writable_by_others(part.file)):
         return f"others may write to {open_to}"
     if part.glibc not in ("", glibc_version()) and (lacking := missing_versions(part.file)):
@@ -313,7 +311,7 @@ def obstacle(part: Part) -> str | None:
 
 
 def writable_by_others(path: Path) -> Path | None:
-    """The file, or a directory of the cache above it, that is another user's, or that others may write to."""
+    """Return the file, or a cache directory above it, that another user owns or may write to; else None."""
     end = cache_directory().parent.parent
     for each in (path, *path.parents):
         if each == end:
@@ -328,7 +326,7 @@ def writable_by_others(path: Path) -> Path | None:
 
 
 def missing_versions(file: Path) -> list[str]:
-    """The versions of symbols that a library needs and that this host's libc and libstdc++ do not have."""
+    """Return the symbol versions that a library needs and that this host's libc and libstdc++ lack."""
     needed = sorted({match[1].decode() for match in _SYMBOL_VERSION.finditer(file.read_bytes())})
     return [version for version in needed if not _has_version(version)]
 
@@ -349,7 +347,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _libstdcxx() -> str | None:
-    """The path of the C++ library that this Python loads."""
+    """Return the path of the C++ library that this Python loads."""
     import ctypes
 
     try:
@@ -364,25 +362,25 @@ def _libstdcxx() -> str | None:
 
 
 def torch_directory() -> Path | None:
-    """The directory of the package that ``import torch`` would import."""
+    """Return the directory of the package that ``import torch`` would import."""
     spec = machinery.PathFinder.find_spec("torch")
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def write_record(part: Part) -> None:
-    """Note beside a compiled part what it was compiled for."""
+    """Record beside a compiled part what it was compiled for."""
     fields = ("kind", "sources", "machine", "compiler", "glibc", "torch", "python", "abi")
     text = json.dumps({name: getattr(part, name) for name in fields}, indent=1)
     (part.directory / _RECORD).write_text(text)
 
 
 def read_record(directory: Path, origin: str) -> Part | None:
-    """The part in a directory, or None."""
+    """Return the part in a directory, or None."""
     try:
         part = Part(**json.loads((directory / _RECORD).read_text()), directory=directory, origin=origin)
         return part if part.kind in FILES else None
     except (OSError, ValueError, TypeError):
-        return None  # of another version of cpulaunch, or none of ours
+        return None  # of another version of cpulaunch, or not cpulaunch's
 
 
 def _torch_version(directory: Path) -> str | None:
@@ -412,7 +410,7 @@ def _read(directories: Iterable[Path], origin: str) -> list[Part]:
 
 
 def _bindings_version() -> str:
-    from importlib import metadata  # takes 15 ms, for the few who have them
+    from importlib import metadata  # takes 15 ms, for the few users who have them
 
     for name in ("oneccl_bind_pt", "oneccl-bind-pt"):
         try:

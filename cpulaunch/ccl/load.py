@@ -1,4 +1,4 @@
-"""Finds and loads the compiled group, and sets it, and oneCCL, up for this rank."""
+"""Finds and loads the compiled group, and configures it and oneCCL for this rank."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from cpulaunch.plan.communication import Situation, communication_defaults
 _MODULE = "cpulaunch.ccl._group"
 
 PATIENCE = 10.0
-"""Seconds that the other ranks have to come to their end, too, when this one has failed."""
+"""Seconds that the other ranks have to reach their end, too, when this one has failed."""
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The ranks around this one, as all told each other when the first group was made."""
+    """The ranks around this one, by what all told each other when the first group was made."""
 
     hosts: int
     local_rank: int
@@ -38,7 +38,7 @@ class Neighbours:
 
     @classmethod
     def of(cls, rank: int, peers: Sequence[Peer]) -> Neighbours:
-        """Those of ``rank``, from what all ranks say of themselves."""
+        """Return the neighbours of ``rank``, from all ranks' own data."""
         hosts = [peer.host for peer in peers]
         here = [r for r, host in enumerate(hosts) if host == hosts[rank]]
         cpus = {cpu for r in here for cpu in peers[r].cpus}
@@ -62,23 +62,23 @@ class Loaded:
 
 @cache
 def load_group() -> Loaded:
-    """The compiled group.
+    """Load and return the compiled group.
 
-    Raises HostError where it is not built for the installed torch or does not load.
+    Raises HostError if it is not built for the installed torch or does not load.
     """
     there = installed.state()
     if there.problem or there.built is None:
-        # In a rank's traceback a hint would not be seen.
+        # A rank's traceback would not show a hint.
         raise HostError(
             f"the ccl process group cannot be used: {there.problem}. "
             "Run `cpulaunch ccl build` on this host, or take the backend gloo."
         )
-    core = Core(there.built.core.file)  # first: the layer is linked with whatever has its name
+    core = Core(there.built.core.file)  # first: the layer links to whatever library has its name
     return Loaded(core, load_layer(there.built.module))
 
 
 def load_layer(path: Path) -> ModuleType:
-    """Torch's layer from this file, once the core is loaded.  Raises HostError where it does not load."""
+    """Load torch's layer from this file, after the core.  Raises HostError if it does not load."""
     loader = machinery.ExtensionFileLoader(_MODULE, str(path))
     spec = util.spec_from_file_location(_MODULE, path, loader=loader)
     assert spec is not None
@@ -93,7 +93,7 @@ def load_layer(path: Path) -> ModuleType:
 
 
 def oneccl_module() -> Path:
-    """The library with oneCCL in it.  Raises HostError where there is none for this host."""
+    """Return the library with oneCCL in it.  Raises HostError if there is none for this host."""
     there = installed.state()
     part = there.part("oneccl")
     if part is None:
@@ -106,7 +106,7 @@ def oneccl_module() -> Path:
 
 
 def _demand_library(environ: Mapping[str, str]) -> None:
-    """HostError where the library is missing that oneCCL's transport sends through."""
+    """Raise HostError if the library is missing that oneCCL's transport sends through."""
     transport = environ.get("CCL_ATL_TRANSPORT", "ofi")
     what, name, variable = (
         ("Intel MPI", "libmpi.so.12", "CCL_MPI_LIBRARY_PATH")
@@ -116,7 +116,7 @@ def _demand_library(environ: Mapping[str, str]) -> None:
     if environ.get(variable) or installed_library(name):
         return
     try:
-        ctypes.CDLL(name)  # the system's
+        ctypes.CDLL(name)  # the system's library
     except OSError:
         raise HostError(
             f"oneCCL's transport {transport} needs {what}, and there is no {name} here. "
@@ -125,11 +125,11 @@ def _demand_library(environ: Mapping[str, str]) -> None:
 
 
 def settings(neighbours: Neighbours, environ: Mapping[str, str], *, bindings: bool = False) -> dict[str, str]:
-    """The variables that oneCCL, ours or that of Intel's ``bindings``, needs here and that nobody has set.
+    """Return the variables that oneCCL (ours, or that of Intel's ``bindings``) needs here and that are unset.
 
-    The table's, and what is known in this process only: paths of libraries, and its rank on the host.
+    These are the table's, and those that only this process knows: libraries' paths, and its rank on the host.
     """
-    # Workers get cores of their own from the planner, or from a user who names them.
+    # The planner, or a user who names them, gives workers cores of their own.
     offload = environ.get("CCL_WORKER_AFFINITY", "auto") != "auto"
     situation = Situation(
         backend="ccl",
@@ -137,7 +137,7 @@ def settings(neighbours: Neighbours, environ: Mapping[str, str], *, bindings: bo
         local_ranks=neighbours.most_local_ranks,
         comm_cores=1 if offload else 0,
         oversubscribed=neighbours.oversubscribed,
-        intel_mpi="PMI_RANK" in environ,  # or MPICH, which can't be told from it here
+        intel_mpi="PMI_RANK" in environ,  # or MPICH, which looks the same here
         transport=environ.get("CCL_ATL_TRANSPORT", "ofi"),
         provider=environ.get("FI_PROVIDER"),
         bindings=bindings,
@@ -152,7 +152,7 @@ def settings(neighbours: Neighbours, environ: Mapping[str, str], *, bindings: bo
     if library := installed_library("libfabric.so.1"):
         wanted |= {"CCL_OFI_LIBRARY_PATH": str(library), "FI_PROVIDER_PATH": str(library.parent)}
         if situation.transport == "mpi":
-            wanted["I_MPI_OFI_LIBRARY"] = str(library)  # else a script of Intel's would have to be sourced
+            wanted["I_MPI_OFI_LIBRARY"] = str(library)  # else users would have to source Intel's script
     if situation.transport == "mpi" and (library := installed_library("libmpi.so.12")):
         wanted["CCL_MPI_LIBRARY_PATH"] = str(library)
     return {name: value for name, value in wanted.items() if name not in environ}
@@ -170,7 +170,7 @@ def set_up(module: ModuleType, neighbours: Neighbours) -> None:
 
 
 def installed_library(name: str) -> Path | None:
-    """A library of Intel MPI's wheel in this environment; None to leave it to the system."""
+    """Return a library of Intel MPI's wheel in this environment; None to leave it to the system."""
     beside = Path(sys.prefix) / "lib" / name
     if beside.exists():
         return beside
@@ -185,7 +185,7 @@ def installed_library(name: str) -> Path | None:
 
 
 def _worker_cores(environ: Mapping[str, str], neighbours: Neighbours) -> Sequence[int]:
-    """This rank's part of CCL_WORKER_AFFINITY, one flat list for all ranks of the host."""
+    """Return this rank's part of CCL_WORKER_AFFINITY, one flat list for all ranks of the host."""
     try:
         cores = [int(core) for core in environ.get("CCL_WORKER_AFFINITY", "").split(",")]
         count = int(environ.get("CCL_WORKER_COUNT", "1"))
@@ -196,10 +196,10 @@ def _worker_cores(environ: Mapping[str, str], neighbours: Neighbours) -> Sequenc
 
 
 def leave_mpi(*, has_failed: bool) -> None:
-    """Finalize the MPI of this process, if oneCCL has entered one, together with the other ranks.
+    """Finalize this process's MPI together with the other ranks, if oneCCL has initialized one.
 
-    oneCCL doesn't do so when the process ends, and mpiexec would take that end for a crash and kill the other
-    ranks.  They may come much later: they save, say.
+    oneCCL doesn't do so when the process ends; mpiexec would then assume a crash and kill the other ranks.
+    They may come much later, for example because they save.
     """
     library = os.environ.get("CCL_MPI_LIBRARY_PATH")
     if os.environ.get("CCL_ATL_TRANSPORT") != "mpi" or not library:

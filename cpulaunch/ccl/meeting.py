@@ -1,7 +1,7 @@
-"""How the ranks of a new group learn of each other, through torch's store.
+"""How the ranks of a new group exchange their data through torch's store.
 
-Each rank makes the same number of requests, however many ranks there are: rank 0 collects what all have to
-say, and publishes it as one value.  So the store's one thread answers O(N) requests for N ranks.
+Each rank makes the same number of requests, however many ranks there are: rank 0 collects all ranks' data and
+publishes them as one value.  So the store's one thread answers O(N) requests for N ranks.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ from cpulaunch.errors import ConfigError, HostError
 from cpulaunch.model.cores import CoreSet
 
 _MAX_SAID = 1 << 16
-"""Bytes that a rank may say: 8,000 CPUs take less."""
+"""Maximum bytes of one rank's data; 8,000 CPUs take less."""
 
 _SAME_BOOT = 0.005
-"""Seconds between what ranks of one machine make of its boot, which the clock's adjustments change."""
+"""Seconds between ranks' estimates of one machine's boot time, which clock adjustments change."""
 
 _MOST_CACHE = 4 << 20
-"""Bytes of the last cache for a CPU: those of an EPYC of 16 cores with 64 MB."""
+"""Maximum bytes of last-level cache per CPU: that of a 16-core EPYC with 64 MB."""
 
 _NAMED = 20
-"""The most missing ranks that a message names."""
+"""Maximum number of missing ranks that a message names."""
 
 
 class Peer(NamedTuple):
-    """What a rank tells the others about itself."""
+    """What a rank reports about itself to the others."""
 
     host: str  # the same for ranks that see each other's processes and shared memory
     pid: int
     cpus: list[int]
     socket: int  # -1: on several, or unknown
-    booted: float = 0.0  # when the machine was, in seconds; hosts that are simulated on one have the same
-    threads: int = 1  # with which it computes
+    booted: float = 0.0  # the machine's boot time in seconds; the same on hosts simulated on one machine
+    threads: int = 1  # threads that it computes with
 
     @classmethod
     def this_process(cls) -> Peer:
-        """This rank's own."""
+        """Return this rank's own data."""
         cpus = sorted(os.sched_getaffinity(0))
         return cls(_host(), os.getpid(), cpus, _socket(cpus), _booted(), torch.get_num_threads())
 
 
 def shares_cores(rank: int, peers: Sequence[Peer]) -> bool:
-    """Whether ranks of other hosts that are simulated on ``rank``'s machine may run on its cores.
+    """Return whether ranks of other hosts simulated on ``rank``'s machine may run on its cores.
 
-    Whether those of its own host do is known otherwise.
+    Ranks of its own host are checked elsewhere.
     """
     own = peers[rank]
     others = (peer for peer in peers if peer.host != own.host)
@@ -66,14 +66,14 @@ def shares_cores(rank: int, peers: Sequence[Peer]) -> bool:
 
 
 def is_crowded(own: Peer, peers: Iterable[Peer]) -> bool:
-    """Whether more ranks of ``own``'s host than there are CPUs run on those that it may use."""
+    """Return whether more ranks of ``own``'s host run on the CPUs that it may use than there are CPUs."""
     beside = [peer for peer in peers if peer.host == own.host and set(peer.cpus) & set(own.cpus)]
     within = [peer for peer in beside if set(peer.cpus) <= set(own.cpus)]
     return any(len(ranks) > len({cpu for each in ranks for cpu in each.cpus}) for ranks in (beside, within))
 
 
 def threads_of_each(peers: Sequence[Peer]) -> int:
-    """With how many threads each rank computes, or more, where each of them has a CPU to itself."""
+    """Return the minimum number of threads of a rank, limited so that each thread has a CPU to itself."""
     of_host: dict[str, list[Peer]] = {}
     for peer in peers:
         of_host.setdefault(peer.host, []).append(peer)
@@ -82,10 +82,10 @@ def threads_of_each(peers: Sequence[Peer]) -> int:
 
 
 class Meeting:
-    """One group's ranks, while it is made.
+    """The ranks of one group, while it is made.
 
-    ``numbers`` are those of its ranks in the job.  Raises torch's DistBackendError where this rank can't be
-    one of them.
+    ``numbers`` are its ranks' numbers in the job.  Raises torch's DistBackendError if this rank can't be one
+    of them.
     """
 
     def __init__(self, store: Any, rank: int, numbers: Sequence[int], timeout: timedelta) -> None:
@@ -100,9 +100,9 @@ class Meeting:
         self._names: list[str] = []
 
     def exchange(self, name: str, mine: Any) -> list[Any]:
-        """What all ranks say, in their order; ``mine`` is what this one says, as JSON can hold it.
+        """Return all ranks' data, in their order; ``mine`` is this rank's, which JSON must be able to hold.
 
-        Raises torch's DistBackendError where some don't come in time.
+        Raises torch's DistBackendError if some ranks don't come in time.
         """
         self._names.append(name)
         keys = [f"{name}/{rank}" for rank in range(self.size)]
@@ -120,7 +120,7 @@ class Meeting:
         return self._unpacked(self._store.get(name))
 
     def _unpacked(self, packed: bytes) -> list[Any]:
-        """Whoever reaches the store can write there: no more is unpacked than ranks can have said."""
+        """Unpack at most what ranks can have written, as anyone who reaches the store can write there."""
         unpacking = zlib.decompressobj()
         try:
             text = unpacking.decompress(packed, self.size * _MAX_SAID)
@@ -132,16 +132,16 @@ class Meeting:
         return every
 
     def end(self) -> None:
-        """Leave nothing in the store: the last one deletes what all have read.
+        """Remove the group's keys from the store: the last rank deletes what all have read.
 
-        A store that has gone, as the rank that had it needs it no more, has nothing left.
+        If the store's rank has ended, the store is gone, and nothing is left to remove.
         """
         with suppress(RuntimeError):
             if self._store.add("read", 1) == self.size:
                 self._delete([*self._names, "read"])
 
     def _delete(self, keys: list[str]) -> None:
-        with suppress(RuntimeError):  # not every store can
+        with suppress(RuntimeError):  # not every store supports it
             for key in keys:
                 self._store.delete_key(key)
 
@@ -162,9 +162,9 @@ class Meeting:
 
 
 def own_address(variables: dict[str, str], local_rank: int = 0) -> str:
-    """This host's address for the other hosts: of the interface that is named, else on the way to the master.
+    """Return this host's address for other hosts: the named interface's, else that towards the master.
 
-    Where several are named, the host's ranks take them in turn.  Raises HostError where there is none.
+    If several interfaces are named, the host's ranks take turns.  Raises HostError if there is no address.
     """
     for name in ("GLOO_SOCKET_IFNAME", "FI_TCP_IFACE", "CCL_KVS_IFACE"):
         if interfaces := [each for each in variables.get(name, "").split(",") if each]:
@@ -173,7 +173,7 @@ def own_address(variables: dict[str, str], local_rank: int = 0) -> str:
     address = _source_address(master)
     if not address.startswith("127.") or master in ("localhost", address):
         return address
-    # On the master's own host, its name often stands for a loopback address.
+    # On the master's own host, its name often resolves to a loopback address.
     for interface, status in psutil.net_if_stats().items():
         if status.isup and "loopback" not in status.flags:
             with suppress(HostError):
@@ -202,9 +202,9 @@ def _source_address(master: str) -> str:
 
 
 def cache_of(cpus: Sequence[int], root: Path = Path("/sys/devices/system/cpu")) -> int:
-    """How many bytes of the last cache are theirs, as many for each CPU that shares it; 0: unknown.
+    """Return the CPUs' bytes of the last-level cache, split evenly among CPUs that share it; 0: unknown.
 
-    A virtual machine of few CPUs may show the whole cache of its host: no CPU has more than `_MOST_CACHE`.
+    A virtual machine with few CPUs may show its host's whole cache, so no CPU counts more than `_MOST_CACHE`.
     """
     total = 0.0
     for cpu in cpus:
@@ -229,7 +229,7 @@ def _socket(cpus: list[int]) -> int:
 
 
 def _booted() -> float:
-    """By the clocks, as simulated hosts may have a boot_id of their own; the try that took least counts."""
+    """Return the boot time by the clocks, as simulated hosts may differ in boot_id.  Fastest try counts."""
     tries = []
     for _ in range(5):
         before, now, after = (

@@ -1,4 +1,4 @@
-"""Makes torch know the backend ``ccl``: the entry point that ``import torch`` calls.
+"""Registers the backend ``ccl`` with torch, by the entry point that ``import torch`` calls.
 
 It only registers a name.  Nothing is loaded before a ccl group is made.
 """
@@ -12,7 +12,7 @@ BACKEND = "ccl"
 
 
 def autoload() -> None:
-    """Called by torch at the end of its import (entry point ``torch.backends``).  Raises nothing."""
+    """Register ``ccl`` at the end of torch's import (entry point ``torch.backends``).  Raises nothing."""
     try:
         _register()
     except Exception as e:
@@ -28,7 +28,7 @@ def _register() -> None:
 
 
 def create(options: Any, backend_options: Any = None) -> Any:
-    """Make a process group: torch's creator function for ``ccl``."""
+    """Make a process group; torch's creator function for ``ccl``."""
     from cpulaunch.ccl.create import create as create_group
 
     return create_group(options, backend_options)

@@ -1,4 +1,4 @@
-"""Built parts of the group as a wheel, for nodes that have no compiler and no network."""
+"""Packs built parts of the group as a wheel, for nodes without a compiler and a network."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def write_wheel(
     """Write ``parts`` as a wheel into ``directory`` and return its path.
 
     A wheel with a layer fits one series of torch and one Python; the core alone fits all.  ``platform`` is
-    the tag of the systems that it runs on, by default those like this one.  oneCCL, where it is among the
-    parts, is Intel's: its licence is inside.
+    the tag of the systems that it runs on, by default those like this one.  If oneCCL is among the parts, the
+    wheel contains Intel's licence.
     """
     if not directory.is_dir():
         raise UsageError(f"{directory} is not a directory", hint="Make it first.")

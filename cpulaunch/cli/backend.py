@@ -1,4 +1,4 @@
-"""Can the ranks use ccl, and the kernels?  If need be, build them first."""
+"""Checks whether ranks can use ccl and the kernels, and builds them if necessary."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cpulaunch.plan.plan import Plan
 
 
 def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> str | None:
-    """Why the backend ccl can't be used on this host; None where it can, or nobody wants it.
+    """Return why this host can't use the backend ccl; None if it can, or if ccl is not wanted.
 
-    With ``build``, the process group is built now where it isn't yet, which takes half a minute, with its
-    progress on stderr; without, ``tell`` hears that it isn't.  HostError where ccl is insisted on and can't
-    be had.
+    With ``build``, a missing process group is built now, which takes half a minute, with progress on stderr.
+    Without it, ``tell`` gets a line that it is missing.  Raises HostError if the user insists on ccl and it
+    can't be used.
     """
     if config.training.backend not in ("auto", "ccl"):
         return None
@@ -46,7 +46,7 @@ def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> s
 
 
 def is_to_be_built(config: Config) -> bool:
-    """Whether a run would build the process group first."""
+    """Return whether a run would build the process group first."""
     if config.training.backend not in ("auto", "ccl"):
         return False
     from cpulaunch.ccl import bindings
@@ -57,9 +57,9 @@ def is_to_be_built(config: Config) -> bool:
 
 
 def ensure_oneccl(config: Config, plan: Plan) -> str | None:
-    """Build the module with oneCCL in it, where the plan needs it and this host has none.
+    """Build the module with oneCCL in it, if the plan needs it and this host lacks it.
 
-    Returns why it can't be had, or None; raises HostError where the user insists on it.
+    Returns why that is impossible, or None; raises HostError if the user insists on oneCCL.
     """
     if not needs_oneccl(plan.transport) or config.ccl.binding == "oneccl_bind_pt":
         return None
@@ -82,9 +82,9 @@ def ensure_oneccl(config: Config, plan: Plan) -> str | None:
 
 
 def ensure_kernels(config: Config) -> str | None:
-    """Build the kernels of the native engine, where ranks would use them and this host has none.
+    """Build the kernels of the native engine, if ranks would use them and this host lacks them.
 
-    Returns why they can't be had, or None.
+    Returns why that is impossible, or None.
     """
     if config.training.engine not in ("auto", "native") or config.training.as_written:
         return None
@@ -103,7 +103,7 @@ def ensure_kernels(config: Config) -> str | None:
 
 
 def ccl_files(config: Config) -> tuple[str, ...]:
-    """The compiled ccl group, or Intel's, which must be the same on all hosts."""
+    """Return the files of the ccl group, ours or Intel's, which must be the same on all hosts."""
     if config.training.backend not in ("auto", "ccl"):
         return ()
     from cpulaunch.ccl import bindings
@@ -117,7 +117,7 @@ def ccl_files(config: Config) -> tuple[str, ...]:
 
 
 def ccl_lines(binding: str) -> Iterator[tuple[str, str]]:
-    """What the ranks would use for ccl, and why, as (label, text): for ``ccl info`` and ``env``."""
+    """Yield what the ranks would use for ccl and why, as (label, text), for ``ccl info`` and ``env``."""
     from cpulaunch.ccl import bindings
     from cpulaunch.ccl.installed import describe, state
 

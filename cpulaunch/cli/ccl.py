@@ -1,4 +1,4 @@
-"""``cpulaunch ccl``: build the process group and the kernels for the installed torch, say what is built."""
+"""``cpulaunch ccl``: builds the process group and the kernels for the installed torch, and shows them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ examples:
 
 
 def main(arguments: list[str]) -> int:
-    """Run ``cpulaunch ccl ARGUMENTS``; returns the exit code."""
+    """Run ``cpulaunch ccl ARGUMENTS``; return the exit code."""
     commands = {"build": _build, "info": _info}
     if not arguments:
         raise UsageError(

@@ -44,7 +44,7 @@ _SECRET = ("TOKEN", "SECRET", "PASS", "KEY")
 
 
 def main(arguments: list[str]) -> int:
-    """Run ``cpulaunch env ARGUMENTS``; returns the exit code."""
+    """Run ``cpulaunch env ARGUMENTS``; return the exit code."""
     parser = Parser("cpulaunch env", "A report to paste into an issue.", EPILOG)
     add_settings(parser, ("hosts", "mpi", "ccl", "training"))
     config = load_config(parser.parse(arguments))
@@ -90,7 +90,7 @@ def _machine(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _named(mpi: Mpi, config: Config) -> str:
-    """An MPI with its version, its path, and where it was looked for."""
+    """Return an MPI with its version, its path, and where it was looked for."""
     if config.is_set(Config.mpi.path):
         place = f"by {config.origin(Config.mpi.path)}"
     elif mpi.path.startswith(sys.prefix + "/"):

@@ -1,4 +1,4 @@
-"""Write a file as a whole or not at all."""
+"""Writes a file completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cpulaunch.errors import ConfigError
 
 
 def write_file(path: Path, text: str) -> Path | None:
-    """Write ``text`` to ``path`` atomically; what was there is kept in the file that is returned."""
-    target = path.resolve()  # or a link would be replaced by a file
+    """Write ``text`` to ``path`` atomically; return the backup of its former content, if there was any."""
+    target = path.resolve()  # otherwise, a link would be replaced by a file
     temporary = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -40,13 +40,13 @@ def write_file(path: Path, text: str) -> Path | None:
 
 
 def keep(path: Path, text: str) -> None:
-    """``write_file``, and say where that is what was there before."""
+    """Call ``write_file``, and report where the former content is."""
     if backup := write_file(path, text):
         say(f"{path} was there before: that is now {backup}")
 
 
 def read_if_there(path: Path) -> str | None:
-    """The text of ``path``, or None where there is no such file."""
+    """Return the text of ``path``, or None if there is no such file."""
     try:
         return path.read_text("utf-8", errors="replace")
     except FileNotFoundError:
@@ -56,13 +56,13 @@ def read_if_there(path: Path) -> str | None:
 
 
 def diff(path: Path, old: str, new: str) -> Iterator[str]:
-    """What changes, as lines of a unified diff."""
+    """Yield the changes as lines of a unified diff."""
     before, after = old.splitlines(), new.splitlines()
     yield from difflib.unified_diff(before, after, str(path), f"{path} (new)", lineterm="", n=1)
 
 
 def backup_of(path: Path) -> Path:
-    """Where the content of ``path`` is kept: ``.bak``, or where there is one, ``.bak.1`` and so on."""
+    """Return the backup's path: ``.bak`` or, if that exists, ``.bak.1`` and so on."""
     names = (f"{path.name}.bak{f'.{number}' if number else ''}" for number in count())
     return next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
 

@@ -1,8 +1,8 @@
 """Options of torchrun, accelerate, the MPIs, srun and ipexrun, which people type by habit.
 
-One table.  A row means one of our settings, or is ignored with a line that says why, or is refused with what
-to say instead.  Options that have the same name and meaning here need no row, nor do those that are rarely
-typed.  ``docs/coming-from.md`` is made from it.  Sources: ``torch/distributed/run.py`` (2.13),
+One table.  A row stands for one of our settings, or is ignored with a line that gives the reason, or is
+refused with an alternative.  Options with the same name and meaning here need no row, nor do rarely used
+ones.  ``docs/coming-from.md`` is generated from the table.  Sources: ``torch/distributed/run.py`` (2.13),
 ``accelerate/commands/launch.py`` (1.15), ``mpiexec -help`` of Intel MPI 2021.18 and MPICH 5.0, mpirun(1) of
 Open MPI 5.0, ``ipexrun --help`` of IPEX 2.8, ``torch/backends/xeon/run_cpu.py`` (2.13).
 """
@@ -26,17 +26,17 @@ IPEXRUN, RUN_CPU = "ipexrun", "torch's run_cpu"
 LAUNCH = "torch.distributed.launch"
 
 Read = Callable[[str, str], "str | None"]
-"""(the option, its value) → the text of our setting, or None for what the other program takes as not given.
+"""(option, value) → the text of our setting, or None for a value that means "not given" to the other program.
 
-Raises UsageError where there is none."""
+Raises UsageError if there is no equivalent."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """Options that mean the same: their names, as ``programs`` document them, with a space between.
+    """Options with one meaning: their names, as ``programs`` document them, separated by spaces.
 
-    Hyphens and underscores are the same, and so are one dash and two before a name of several letters.
-    ``values``: how many words follow; where it is two, they are NAME VALUE, and NAME=VALUE will do.
+    Hyphens and underscores are equivalent, and so are one dash and two before a name of several letters.
+    ``values``: the number of words that follow.  Two words are NAME VALUE, also accepted as NAME=VALUE.
     """
 
     programs: str
@@ -50,24 +50,24 @@ class Option:
 
     @property
     def spellings(self) -> Iterator[str]:
-        """Every way to type them that the parser has to know, with hyphens."""
+        """Yield every spelling that the parser has to know, with hyphens."""
         for name in self.names.split():
             bare = name.lstrip("-")
             yield from (f"-{bare}", f"--{bare}") if len(bare) > 1 else (name,)
 
     def take(self, options: Namespace, name: str, value: str) -> None:
-        """Note in ``options`` that the option ``name`` was given, with ``value``.  Raises UsageError."""
+        """Store in ``options`` that the option ``name`` was given, with ``value``.  Raises UsageError."""
         raise NotImplementedError
 
 
 def as_given(option: str, value: str) -> str:
-    """The value itself."""
+    """Return the value itself."""
     return value
 
 
 @dataclass(frozen=True)
 class Means(Option):
-    """It means the setting ``key``; ``read`` makes the setting's text of its value, or of ``true``."""
+    """An option for the setting ``key``; ``read`` turns its value, or ``true``, into the setting's text."""
 
     key: str = ""
     read: Read = as_given
@@ -80,7 +80,7 @@ class Means(Option):
         text = self.read(name, value)
         if text is None:
             return
-        # mpirun's -x takes a value, too.
+        # mpirun's -x also takes a value.
         key = "env" if self.key == "forward" and "=" in text else self.key
         options.given = [*options.given, (key, text, name)]
 
@@ -105,7 +105,7 @@ ANY_SETTING = AnySetting("", "--set")
 
 @dataclass(frozen=True)
 class Ignored(Option):
-    """It is accepted, and changes nothing: ``why``."""
+    """An option that is accepted and changes nothing; ``why`` is the reason."""
 
     values: int = 0
     why: str = ""
@@ -116,20 +116,22 @@ class Ignored(Option):
 
 @dataclass(frozen=True)
 class Refused(Option):
-    """It can't be carried out: ``why``, and what to do ``instead``."""
+    """An option that can't be carried out; ``why`` is the reason, ``instead`` the alternative."""
 
     why: str = ""
     instead: str = ""
 
     def refuse(self, typed: str) -> NoReturn:
-        """Raise UsageError about what was ``typed``."""
+        """Raise UsageError about the ``typed`` option."""
         raise UsageError(f"{typed}: {self.why}", hint=self.instead)
 
 
 @dataclass(frozen=True)
 class ForHosts(Refused):
-    """It is about hosts: ignored where the job is on one, refused elsewhere, or with a value that isn't
-    ``only``, if there is one."""
+    """An option about hosts: ignored if the job is on one host, otherwise refused.
+
+    If ``only`` is set, any other value is refused in any case.
+    """
 
     only: str = ""
 
@@ -141,12 +143,12 @@ class ForHosts(Refused):
 
 
 def always(text: str) -> Read:
-    """For an option without a value, which means ``text``."""
+    """Return a reader for an option without a value, which means ``text``."""
     return lambda option, value: text
 
 
 def unless(*unset: str) -> Read:
-    """The value itself, but for those by which the other program says that nothing was given."""
+    """Return a reader that keeps values, except those by which the other program means "not given"."""
     return lambda option, value: None if value in unset else value
 
 
@@ -175,7 +177,7 @@ def _numa(option: str, value: str) -> str:
 
 
 def ranks_per_node(option: str, value: str) -> str:
-    """A number of ranks, or auto; not one of torchrun's devices."""
+    """Return a number of ranks, or auto; refuse torchrun's devices."""
     if value in ("cpu", "gpu", "xpu"):
         raise UsageError(f"{option} {value}: ranks aren't counted by devices here",
                          hint=f"{option} auto starts one rank per NUMA node; or say a number")  # fmt: skip
@@ -183,7 +185,7 @@ def ranks_per_node(option: str, value: str) -> str:
 
 
 def instance(option: str, value: str) -> str:
-    """An instance's number, or all of them, as -1 says elsewhere; not ipexrun's list of them."""
+    """Return an instance's number, or all for -1, as in other programs; refuse ipexrun's lists of them."""
     if "," in value:
         raise UsageError(f"{option} {value}: either one instance is started, or all of them are",
                          hint="start a job for each number, or leave it out")  # fmt: skip
@@ -191,7 +193,7 @@ def instance(option: str, value: str) -> str:
 
 
 def shown(option: str, value: str) -> str:
-    """Ranks whose output is shown; not torchrun's streams of ranks."""
+    """Return the ranks whose output is shown; refuse torchrun's streams of ranks."""
     if ":" in value:
         raise UsageError(f"{option} {value}: it takes ranks, and both streams of them are shown",
                          hint="leave it out: every rank is shown, or name ranks, such as 0,4-7")  # fmt: skip
@@ -204,7 +206,7 @@ _LOW_LATENCY = (
     "MALLOC_CONF=oversize_threshold:1,background_thread:false,metadata_thp:always,"
     "dirty_decay_ms:-1,muzzy_decay_ms:-1"
 )
-"""What ipexrun tells jemalloc where it is to benchmark."""
+"""ipexrun's jemalloc configuration for benchmarks."""
 
 _NAME_HOSTS = (
     "leave it out, and start one for all hosts: a queue's job knows them, and elsewhere -f HOSTFILE or "
@@ -342,7 +344,7 @@ _OWN_VALUES: dict[str, Read] = {
     "hosts.nproc_per_node": ranks_per_node,
     "output.tee": shown,
 }
-"""How other programs' values of options that we have, too, are read."""
+"""Readers of other programs' values for options that cpulaunch also has."""
 
 DIFFERENT = {
     "--tee": (f"{TORCHRUN}, {ACCELERATE}", "takes ranks, such as `0,4-7`, all or none"),
@@ -365,7 +367,7 @@ DIFFERENT = {
         "gets a directory for each job, and is `runs` where it isn't given",
     ),
 }
-"""Options of the same name that mean something else here: whose they are, and what they do here."""
+"""Options of the same name with another meaning here: their programs, and their meaning here."""
 
 
 Given = tuple[str, str, str]
@@ -375,11 +377,11 @@ _NUMBERS = ("instances.count", "instances.cores_per_instance")
 
 
 def settled(given: Sequence[Given]) -> tuple[list[Given], list[str]]:
-    """``given`` without what a stronger option beside it overrules, and the lines that say so.
+    """Return ``given`` without settings that a stronger option overrides, and lines that report these.
 
-    A mode stands for a number of instances, or of their cores: UsageError where such a number is beside it,
-    or another mode.  ``--multi-instance`` doesn't say how many, so that a number beside it wins.  UsageError,
-    too, where two options of other programs give a setting different values.
+    A mode stands for a number of instances, or of their cores.  Raises UsageError if such a number, or
+    another mode, is also given.  ``--multi-instance`` implies no number, so a number given with it wins.
+    Also raises UsageError if two options of other programs give a setting different values.
     """
     modes = list(dict.fromkeys(option for _, _, option in given if option in (LATENCY, THROUGHPUT)))
     if len(modes) > 1:
@@ -408,7 +410,7 @@ _HINTS = {
 
 
 def _refuse_contradictions(given: Sequence[Given]) -> None:
-    """Of one option that is repeated, and of what a setting of cpulaunch adds, the last one counts."""
+    """Raise UsageError if other programs' options contradict; repeating an option is allowed."""
     first: dict[str, tuple[str, str]] = {}
     for key, text, option in given:
         if option not in _FOREIGN or option == MULTI or isinstance(SETTINGS[key].kind, (Variables, Words)):
@@ -421,8 +423,10 @@ def _refuse_contradictions(given: Sequence[Given]) -> None:
 
 
 def of_run_cpu(options: Sequence[str]) -> tuple[str, str] | None:
-    """The first of ``options``, as `Parser.split` returns them, that only run_cpu and ipexrun have, and whose
-    it is.  None where there is none, and for those by which ipexrun starts ranks."""
+    """Return the first option that only run_cpu and ipexrun have, and its programs; else None.
+
+    ``options`` are from `Parser.split`.  Options by which ipexrun starts ranks don't count.
+    """
     names = (option.partition("=")[0] for option in options)
     return next(((name, _OF_RUN_CPU[name]) for name in names if name in _OF_RUN_CPU), None)
 
@@ -436,7 +440,7 @@ def _typed(option: str, text: str) -> str:
 
 
 def own(setting: Setting[Any]) -> Means:
-    """The row of a setting's own options."""
+    """Return the row of a setting's own options."""
     values = 0 if isinstance(setting.kind, Switch) else 1
     read = _OWN_VALUES.get(setting.key, as_given)
     return Means("cpulaunch", " ".join(setting.flags), values, key=setting.key, read=read)
@@ -455,4 +459,4 @@ _OF_RUN_CPU = {
     if name not in _OUR_FLAGS
 }
 REFUSED = {name: row for row in TABLE if type(row) is Refused for name in row.spellings}
-"""The options that are always refused."""
+"""Options that are always refused."""

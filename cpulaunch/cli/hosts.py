@@ -1,4 +1,4 @@
-"""``cpulaunch hosts check``: are the hosts ready, and what are they like?"""
+"""``cpulaunch hosts check``: checks whether hosts are ready, and shows their properties."""
 
 from __future__ import annotations
 

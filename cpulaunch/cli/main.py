@@ -1,4 +1,4 @@
-"""``cpulaunch``: finds the command, runs it, and shows errors without a traceback."""
+"""``cpulaunch``: finds and runs the command, and shows errors without a traceback."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ MODULES = {
     "config": "config.command",
     **{name: f"jobs.{name}" for name in ("jobs", "logs", "report", "stacks", "profile")},
 }
-"""Command → its module in this package, where that has another name."""
+"""Command → its module in this package, if the names differ."""
 
 _OF_FILES = (
     errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENOTDIR,
     errno.ESTALE, errno.EIO,
 )  # fmt: skip
-"""Errors of the machine's file systems, which are no bugs of ours."""
+"""Errors of the machine's file systems, which are not bugs of cpulaunch."""
 
 MAX_ERROR = 4000
-"""Characters of an error that are shown, as it may quote a whole file."""
+"""Maximum characters of an error that are shown, as it may quote a whole file."""
 
 HELP = f"""\
 usage: cpulaunch COMMAND [OPTIONS]
@@ -65,7 +65,7 @@ example: cpulaunch run -n 2 train.py --lr 0.1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line ``argv``; returns the exit code."""
+    """Run the command line ``argv``; return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _command(arguments)
@@ -75,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains again when it flushes at exit
+        # Otherwise, Python complains again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
     except OSError as e:
         if e.errno not in _OF_FILES:
@@ -86,15 +87,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def entry() -> NoReturn:
-    """The program ``cpulaunch``: leaves at once, as tearing Python down takes 10 ms for nothing."""
-    gc.disable()  # nearly all that a start makes is kept, and looking for garbage took 5 ms; see execute
-    for fd in (0, 1, 2):  # closed by `>&-`, or by cron: what is opened next would take its place
+    """Run the program ``cpulaunch``, and exit at once, as Python's teardown would take 10 ms."""
+    gc.disable()  # almost nothing at start is garbage, and looking for it took 5 ms; see execute
+    for fd in (0, 1, 2):  # closed by `>&-`, or by cron: the next file opened would take its number
         try:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup has SIGHUP ignored
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, _leave)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -116,19 +117,19 @@ def entry() -> NoReturn:
 
 
 def _leave(number: int, frame: object) -> None:
-    """End by an exception, so that what we have started is ended, and temporary files are deleted."""
+    """Exit by an exception, so that child processes are ended and temporary files are deleted."""
     raise SystemExit(128 + number)
 
 
 def say(line: str) -> None:
-    """One line of ours for the user, on stderr."""
+    """Print one line for the user on stderr."""
     with contextlib.suppress(OSError, ValueError):  # nobody reads it any more; the job goes on
-        if sys.stderr:  # else print() would take stdout
+        if sys.stderr:  # otherwise, print() would use stdout
             print(f"cpulaunch: {line}", file=sys.stderr, flush=True)
 
 
 def say_error(error: CpulaunchError) -> None:
-    """What is wrong and what to do next, on stderr."""
+    """Print on stderr what is wrong and what to do next."""
     text = str(error)
     say("error: " + (text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}..."))
     if error.hint:
@@ -136,8 +137,8 @@ def say_error(error: CpulaunchError) -> None:
 
 
 def _unusable(error: OSError) -> HostError:
-    """A file or directory that no command can do without."""
-    if error.filename is None and isinstance(error, FileNotFoundError):  # of getcwd(2)
+    """Return the error for a file or directory that no command can do without."""
+    if error.filename is None and isinstance(error, FileNotFoundError):  # from getcwd(2)
         return HostError("the working directory has been deleted", hint="cd to one that exists")
     what = f"{error.filename}: " if error.filename is not None else ""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)

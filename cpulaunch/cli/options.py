@@ -1,4 +1,4 @@
-"""The options of commands that take settings, made from the table of settings."""
+"""Options of commands that take settings, generated from the table of settings."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from cpulaunch.errors import UsageError
 from cpulaunch.wording import closest
 
 CLOSE = 0.77
-"""How much of an unknown option has to be that of another one for this to be suggested."""
+"""Minimum similarity of an unknown option to another one, from 0 to 1, for a suggestion."""
 
 _LIKE_AN_OPTION = re.compile(r"-\D")
-"""A word that begins so is the value of an option only if a = joins them; negative numbers don't."""
+"""Start of words that count as an option's value only if joined by =; negative numbers are excluded."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with our errors, and dashes or underscores in options.
+    """argparse with cpulaunch's errors, and dashes or underscores in options.
 
-    ``rare``: what ``--help`` leaves out, and ``--help-all`` shows.  ``foreign``: options of other launchers
-    that are refused.  ``shown_elsewhere``: options for a queue, whose own help shows them; ``elsewhere`` says
-    which.  ``passes_through``: whether long options that look like none of these are the queue's, too.
+    ``rare``: options that ``--help`` leaves out, and ``--help-all`` shows.  ``foreign``: options of other
+    launchers that are refused.  ``shown_elsewhere``: options for a queue, shown in that queue's help;
+    ``elsewhere`` says where.  ``passes_through``: unknown long options that resemble none of these are the
+    queue's, too.
     """
 
     foreign: Mapping[str, habits.Refused] = MappingProxyType({})
@@ -49,7 +50,7 @@ class Parser(argparse.ArgumentParser):
         self.rare: list[argparse.Action] = []
 
     def add_rare(self, *names: str, **kwargs: Any) -> None:
-        """Add an option that ``--help`` leaves out; arguments as of ``add_argument``."""
+        """Add an option that ``--help`` leaves out; arguments as for ``add_argument``."""
         self.rare.append(self.add_argument(*names, **kwargs))
 
     def format_help(self) -> str:
@@ -70,26 +71,26 @@ class Parser(argparse.ArgumentParser):
         return f"`{self.prog} {help_all}` lists the options{self.elsewhere}"
 
     def has(self, name: str) -> bool:
-        """Whether there is an option of exactly this name."""
+        """Return whether there is an option of exactly this name."""
         return name in self._option_string_actions
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """All of ``arguments``: options only."""
+        """Parse ``arguments``, which must be options only."""
         options, rest = self.split(arguments)
         if rest:
             self.error(f"unexpected argument {rest[0]!r}")
         return self.parse_args(options)
 
     def own_options(self, words: Sequence[str]) -> list[str]:
-        """Those of another program's words that are long options of this parser."""
+        """Return the words of another program that are long options of this parser."""
         names = (word.partition("=")[0] for word in words if word.startswith("--"))
         return [name for name in dict.fromkeys(names) if name in self._option_string_actions]
 
     def split(self, arguments: Sequence[str], ends: Iterable[str] = ()) -> tuple[list[str], list[str]]:
-        """``(options, the rest)``: the rest begins with the first word that is no option or its value,
-        with one of ``ends``, or after ``--``.  Options come back with dashes for underscores.
+        """Split into ``(options, the rest)``; in options, dashes replace underscores.
 
-        Raises UsageError for an unknown option, and where an option's value is missing.
+        The rest begins with the first word that is no option or its value, with one of ``ends``, or after
+        ``--``.  Raises UsageError for an unknown option, and for an option without its value.
         """
         known = self._option_string_actions
         options: list[str] = []
@@ -107,7 +108,7 @@ class Parser(argparse.ArgumentParser):
             words = arguments[i + 1 :][:wanted]
             i += 1 + len(words)
             if name not in known:
-                options.append(name + equals + value)  # a letter with its value, or an option of a queue
+                options.append(name + equals + value)  # a letter with its value, or a queue's option
                 continue
             needs = f"{name} needs a value: {_expected(known[name])}"
             if stray := next(filter(_LIKE_AN_OPTION.match, words), None):
@@ -119,20 +120,20 @@ class Parser(argparse.ArgumentParser):
                 raise UsageError(needs)
             if words and not name.startswith("--"):
                 options += [name, "=".join(words)]
-            else:  # joined, as argparse takes no value that begins with a dash otherwise
+            else:  # joined, as argparse accepts no separate value that begins with a dash
                 options.append("=".join((name, *words)) if words else name + equals + value)
         return options, []
 
     def _known(self, word: str) -> tuple[str, str, str]:
-        """``word`` as an option, with hyphens and as many dashes as it has here; ``=``; its value.
+        """Return the option's name (with hyphens, and dashes as defined here), ``=``, and its value.
 
-        An option of one letter with its value attached comes back as it is.
+        An option of one letter with its value attached is returned unchanged.
         """
         known = self._option_string_actions
         name, equals, value = word.partition("=")
         if len(name) > 2:
             name = name.replace("_", "-")
-        if name not in known and "-" + name in known:  # one dash will do, as it does for mpirun
+        if name not in known and "-" + name in known:  # one dash suffices, as for mpirun
             name = "-" + name
         if name in known:
             return name, equals, value
@@ -150,17 +151,17 @@ class Parser(argparse.ArgumentParser):
 
 
 def _values(action: argparse.Action) -> int:
-    """The number of words that an option takes."""
+    """Return the number of words that an option takes."""
     return action.row.values if isinstance(action, _Take) else int(action.nargs != 0)
 
 
 def _expected(action: argparse.Action) -> str:
-    """The value that an option takes, as its help shows it."""
+    """Return the value that an option takes, as its help shows it."""
     return str(action.metavar or "|".join(action.choices or ()))
 
 
 class _Take(argparse.Action):
-    """Leave it to ``row`` what the option means."""
+    """Let ``row`` store what the option means."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, row: habits.Option, **kwargs: Any) -> None:
         metavar = row.metavar if row.values else None
@@ -186,13 +187,13 @@ class _HelpAll(argparse.Action):
 
 
 def add_settings(parser: Parser, sections: Collection[str] = tuple(SECTIONS)) -> None:
-    """Options for the settings of ``sections``, and those that say where settings come from."""
+    """Add options for the settings of ``sections``, and those for the sources of settings."""
     parser.set_defaults(given=[], restricted=[])
     if sections:
         parser.add_argument(
             "--help-all", action=_HelpAll, nargs=0, dest="_", help="show all options; --help: the common ones"
         )
-    for section in sorted(sections, key=lambda section: section != "hosts"):  # what is looked for most
+    for section in sorted(sections, key=lambda section: section != "hosts"):  # most used first
         group = parser.add_argument_group(SECTIONS[section])
         for setting in SETTINGS.values():
             if setting.section == section and setting.flags:
@@ -214,7 +215,7 @@ def add_settings(parser: Parser, sections: Collection[str] = tuple(SECTIONS)) ->
 
 
 def _add_habits(parser: Parser, sections: Container[str]) -> None:
-    """The options of other programs that mean a setting of ``sections``, or nothing; no help shows them."""
+    """Add other programs' options for settings of ``sections``, or without effect; no help shows them."""
     parser.foreign = habits.REFUSED
     if "mpi" in sections:
         parser.elsewhere = "; --mpi-args=WORD hands one to mpiexec"
@@ -226,21 +227,21 @@ def _add_habits(parser: Parser, sections: Container[str]) -> None:
 
 
 def refuse_restricted(options: argparse.Namespace) -> None:
-    """Raise UsageError where options were given that are accepted for jobs on one host only."""
+    """Raise UsageError if options were given that are accepted only for jobs on one host."""
     for row, _ in options.restricted:
         names = [name for same, name in options.restricted if same is row]
         row.refuse(", ".join(dict.fromkeys(names)))  # all at once, as a job may wait long for each
 
 
 def tell_of_restricted(options: argparse.Namespace) -> None:
-    """Say why options for jobs of several hosts change nothing, in one line."""
+    """Say in one line why options for jobs of several hosts change nothing."""
     if names := [name for _, name in options.restricted]:
         verb = "are" if len(names) > 1 else "is"
         say(f"{', '.join(names)} {verb} ignored: the job is on one host")
 
 
 def load_config(options: argparse.Namespace) -> Config:
-    """The settings that ``options`` and everything weaker say."""
+    """Return the settings from ``options`` and all weaker sources."""
     given, overruled = habits.settled(options.given)
     for line in overruled:
         say(line)

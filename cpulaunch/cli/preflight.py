@@ -1,4 +1,4 @@
-"""Show what hosts say of themselves."""
+"""Shows hosts' reports about themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cpulaunch.discovery.probe.preflight import Report, of_many
 
 
 def complaints(reports: Iterable[Report]) -> Iterator[str]:
-    """Lines that name each host's problems with their remedies; equal ones of many hosts are one."""
+    """Yield each host's problems with their remedies; equal lines of several hosts are merged."""
     problems = ((report.host, (p.what, p.remedy)) for report in reports for p in report.problems)
     for hosts, (what, remedy) in of_many(problems):
         yield f"{_signs()[1]} {hosts}: {what}"
@@ -17,7 +17,7 @@ def complaints(reports: Iterable[Report]) -> Iterator[str]:
 
 
 def table(reports: Sequence[Report]) -> Iterator[str]:
-    """A line for each host, with what was found there."""
+    """Yield a line for each host, with what was found there."""
     rows = [("", "host", "address", "interface", "cores", "memory", "Python", "torch"), *map(_row, reports)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
@@ -43,5 +43,5 @@ def _row(report: Report) -> tuple[str, ...]:
 
 
 def _signs() -> tuple[str, str]:
-    """Of a host that is ready, and of one that isn't."""
+    """Return the signs of a host that is ready, and of one that isn't."""
     return ("✓", "✗") if has_unicode() else ("ok", "FAILED")

@@ -1,4 +1,4 @@
-"""Says how far something is that takes long: building the ccl group or the kernels, asking many hosts."""
+"""Shows the progress of long operations: building the ccl group or the kernels, asking many hosts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from cpulaunch.discovery.probe.probe import Asked
 
 FIRST_LINE = 5.0
-"""Seconds until the first line on hosts without a terminal; each next one comes after twice as long."""
+"""Seconds until the first line without a terminal; the time doubles for each further line."""
 
 
 class BuildProgress:
-    """In the terminal's last line, which stays when the context is left, else in a line for each step.
+    """Shows a build in the terminal's last line, which then stays; or else in a line for each step.
 
-    ``what`` is built.
+    ``what`` is the thing that is built.
     """
 
     def __init__(self, what: str = "ccl") -> None:
@@ -40,7 +40,7 @@ class BuildProgress:
                 print(file=sys.stderr, flush=True)
 
     def __call__(self, step: str, detail: str) -> None:
-        """Show a step, and how far it is."""
+        """Show a step and its progress."""
         if self._on_terminal:
             self._drawn = True
             seconds = f"{time.monotonic() - self._began:.0f} s"
@@ -51,9 +51,9 @@ class BuildProgress:
 
 
 class AskingProgress:
-    """In the terminal's last line, else in a line now and then.
+    """Shows how many hosts have answered, in the terminal's last line or else in occasional lines.
 
-    ``meanwhile`` is called by a thread once the hosts are being asked, when there is nothing else to do.
+    ``meanwhile`` is called in a thread while hosts are being asked and there is nothing else to do.
     """
 
     def __init__(self, meanwhile: Callable[[], object] | None = None) -> None:
@@ -63,7 +63,7 @@ class AskingProgress:
         self._began, self._next_line = time.monotonic(), FIRST_LINE
 
     def __call__(self, asked: Asked | None) -> None:
-        """How far it is; None where it is done.  The start, which may well be the end soon, isn't shown."""
+        """Show progress; None at the end.  The first call shows nothing, as the end may come soon."""
         if not self._told:
             self._told = True
             if self._meanwhile:
@@ -84,6 +84,6 @@ class AskingProgress:
 
 
 def _draw(line: str) -> None:
-    """Write over the terminal's last line."""
+    """Overwrite the terminal's last line."""
     with contextlib.suppress(OSError, ValueError):  # nobody sees it any more
         print(f"\r\x1b[K{line[: width()]}", end="", file=sys.stderr, flush=True)

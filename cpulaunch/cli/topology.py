@@ -1,4 +1,4 @@
-"""``cpulaunch topology``: the machine drawn in text, with the ranks or instances placed on it."""
+"""``cpulaunch topology``: draws the machine in text, with the ranks or instances placed on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``cpulaunch tune``: short runs of the user's script with different settings; writes the fastest ones."""
+"""``cpulaunch tune``: runs the user's script briefly with different settings; writes the fastest ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OWN = ("--budget", "--output", "-o", "--force", "--format", "--wdir")
 """Options that `cpulaunch run` doesn't get."""
 
 FIRST_SHARE, SHARE = 0.5, 0.2
-"""Parts of the budget that the first trial and each other one may take."""
+"""Maximum fractions of the budget for the first trial, and for each other trial."""
 
 
 def main(arguments: list[str]) -> int:
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _report(tuning: Tuning, options: argparse.Namespace, config: Config) -> int:
-    """Tune, and show what came of it, also where it was interrupted."""
+    """Tune, and show the result, even after an interruption."""
     from cpulaunch.supervise.attempts.attempt import let_signals_raise
 
     let_signals_raise()
@@ -98,16 +98,16 @@ def _how_used(output: Path) -> str:
 
 
 class Tuning:
-    """One tuning: what may be tried, and the trials so far.  ``budget`` is in seconds."""
+    """One tuning: the settings to try, and the trials so far.  ``budget`` is in seconds."""
 
     def __init__(self, space: Space, runner: Runner, budget: float) -> None:
         self.trials: list[Trial] = []
         self._space, self._runner, self._budget = space, runner, budget
         self._deadline = time.monotonic() + budget
-        self._reserve = 0.0  # seconds to be kept for confirming the winner
+        self._reserve = 0.0  # seconds kept for confirming the winner
 
     def find(self) -> Found | None:
-        """The fastest settings; None where no trial made steps."""
+        """Return the fastest settings; None if no trial made steps."""
         default = self._run({}, FINE, 0.0, FIRST_SHARE * self._budget)
         if default.rate and default.rate.unit == "steps":
             say("warning: the batches can't be seen, so steps of all ranks are counted: "
@@ -158,7 +158,7 @@ def _seconds(text: str) -> float:
 
 
 def _space(config: Config, program: Program) -> Space:
-    """Ask the hosts, as a run does, and measure the precisions."""
+    """Ask the hosts, as a run does, and measure the rates of precisions."""
     from cpulaunch.ccl.installed import state
     from cpulaunch.cli.run.facts import gather, measured_plan
 
@@ -177,7 +177,7 @@ def _runner(words: Sequence[str], rest: Sequence[str], wdir: Path) -> Runner:
 
 
 def _of_run(words: Sequence[str]) -> Iterator[str]:
-    """The options of `cpulaunch run` among ``words``, in which long ones are joined with their values."""
+    """Yield options of `cpulaunch run` among ``words``, in which long ones are joined with their values."""
     skipped = False
     for word in words:
         if not skipped and word.partition("=")[0] not in OWN:

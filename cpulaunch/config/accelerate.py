@@ -1,6 +1,6 @@
-"""Settings from a configuration file of Hugging Face accelerate, of any of its versions.
+"""Imports settings from a configuration file of Hugging Face accelerate, of any version.
 
-What has no meaning here comes back with the reason, so that nothing is dropped silently.  Sources:
+Keys without a meaning here are returned with the reason, so nothing is dropped silently.  Sources:
 accelerate's ``commands/config/config_args.py`` and ``commands/launch.py``, from 0.3 (``fp16``, no
 ``mixed_precision``) through 0.14 (``dynamo_backend``), 0.16 (``dynamo_config``, ``ipex_config``) and 0.28
 (``mpirun_config``) to 1.13 and later (no ``ipex_config``).
@@ -45,7 +45,7 @@ _NOTHING = (None, "", False, 0, "no", "none", "null")
 
 @dataclass(frozen=True)
 class Dropped:
-    """A key of accelerate's file, at ``place`` (file:line), that was not taken over as it is, and why."""
+    """A key of accelerate's file, at ``place`` (file:line), that was not imported as it is, and why."""
 
     place: str
     key: str
@@ -55,10 +55,10 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Imported:
-    """What an accelerate file says in our terms.
+    """An accelerate file's settings in cpulaunch's terms.
 
-    ``dropped``: what was not, or not wholly, taken over.  ``off``: keys that were
-    empty or switched off there, so that nothing is lost with them.  ``advice``: what is left to do.
+    ``dropped``: keys that were not, or not completely, imported.  ``off``: keys that were empty or disabled
+    there, so nothing is lost with them.  ``advice``: what the user has yet to do.
     """
 
     settings: Mapping[Setting[Any], Any]
@@ -68,10 +68,10 @@ class Imported:
 
 
 def from_accelerate(text: str, shown: str) -> Imported:
-    """The settings that ``text``, an accelerate file in YAML or JSON, stands for.
+    """Return the settings for ``text``, an accelerate file in YAML or JSON.
 
-    Errors name it as ``shown``.  Raises ConfigError for configurations of GPUs, TPUs and SageMaker, and
-    for what accelerate never wrote.
+    Errors name the file as ``shown``.  Raises ConfigError for configurations of GPUs, TPUs and SageMaker, and
+    for content that accelerate never wrote.
     """
     import yaml
 
@@ -100,7 +100,7 @@ def from_accelerate(text: str, shown: str) -> Imported:
 
 
 class _Import:
-    """Takes key after key from ``left``; what is left at the end is dropped, with a reason."""
+    """Takes one key after another from ``left``; remaining keys are dropped at the end, with a reason."""
 
     def __init__(self, document: Mapping[str, Any], lines: Mapping[str, int], shown: str) -> None:
         self.document, self.lines, self.shown = document, lines, shown
@@ -152,7 +152,7 @@ class _Import:
     def hosts_and_ranks(self) -> None:
         machines, total = self.count("num_machines", 1), self.count("num_processes", -1)
         mpirun = self.mapping("mpirun_config")
-        # Some versions' tools wrote these on the top level.
+        # Tools of some versions wrote these on the top level.
         hostfile = mpirun.pop("mpirun_hostfile", None) or self.left.pop("mpirun_hostfile", None)
         workers = mpirun.pop("mpirun_ccl", None)
         workers = self.left.pop("mpirun_ccl", None) if workers is None else workers
@@ -188,7 +188,7 @@ class _Import:
             self.drop("mpirun_config.mpirun_ccl", workers, "auto decides: no worker on small ranks")
 
     def meeting_point(self) -> None:
-        """Where ranks meet is found anew for each job: hosts of a queue, and free ports, differ."""
+        """Drop the meeting point: it is found anew for each job, as a queue's hosts and free ports vary."""
         for key, reason in (
             ("main_process_ip", "the ranks meet on the first host; hosts.master_addr names another address"),
             (
@@ -248,7 +248,7 @@ class _Import:
         self.dropped.append(Dropped(self.place(key), key, value, reason))
 
     def place(self, key: str) -> str:
-        # Older versions have on the top level what newer ones have in a section.
+        # Older versions have some keys on the top level that newer ones have in a section.
         names = (key, key.rpartition(".")[2], key.partition(".")[0])
         line = next((self.lines[name] for name in names if name in self.lines), None)
         return f"{self.shown}:{line}" if line else self.shown
@@ -277,12 +277,12 @@ class _Import:
 
 
 def _word(value: Any, default: str) -> str:
-    """A word that YAML may have read as false: ``NO`` and ``no``."""
+    """Return a word, undoing that YAML reads ``NO`` and ``no`` as false."""
     return default if value is None else "no" if value is False else str(value)
 
 
 def _lines(node: Any, before: str = "") -> Iterator[tuple[str, int]]:
-    """Each key of a YAML mapping's node, such as ``ipex_config.ipex``, and its line."""
+    """Yield each key of a YAML mapping's node, such as ``ipex_config.ipex``, and its line."""
     for key, value in node.value:
         name = f"{before}{key.value}"
         yield name, key.start_mark.line + 1

@@ -23,7 +23,7 @@ class SettingRow(NamedTuple):
     origin: Origin
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data."""
         return {"key": self.key, "value": self.value, "origin": self.origin.text}
 
 
@@ -31,37 +31,37 @@ class Settings(Table):
     """Every setting's value, such as ``settings.hosts.nnodes``, and its origin."""
 
     def value(self, setting: Setting[T]) -> T:
-        """The value of ``setting``, for those who know the setting only when they run."""
+        """Return the value of ``setting``, for callers that know the setting only at run time."""
         given = self.given.get(setting)
         return cast(T, given.value) if given else setting.default
 
     def origin(self, setting: Setting[Any]) -> Origin:
-        """Where this value comes from."""
+        """Return where this value comes from."""
         given = self.given.get(setting)
         return given.origin if given else DEFAULT
 
     def is_set(self, setting: Setting[Any]) -> bool:
-        """Whether this value is set anywhere, be it to the default."""
+        """Return whether this value is set anywhere, even if to the default."""
         return self.origin(setting) != DEFAULT
 
     def where(self, setting: Setting[Any]) -> str:
-        """``"ccl.worker_count (cpulaunch.yaml:7)"``: how an error names a setting."""
+        """Return the setting's name in errors, such as ``"ccl.worker_count (cpulaunch.yaml:7)"``."""
         return f"{setting.key} ({self.origin(setting)})"
 
     def put(self: S, setting: Setting[T], value: T, origin: Origin = DEFAULT) -> S:
-        """These settings with another value for one of them."""
+        """Return these settings with another value for one of them."""
         return replace(self, given={**self.given, setting: Given(value, origin)})
 
     def reset(self: S, *settings: Setting[Any]) -> S:
-        """These settings with some of them at their defaults."""
+        """Return these settings with some of them at their defaults."""
         kept = {setting: given for setting, given in self.given.items() if setting not in settings}
         return replace(self, given=kept)
 
     def rows(self, found: Mapping[Setting[Any], Any]) -> Iterator[SettingRow]:
-        """Every setting, with the values that were ``found`` for some, in the types of JSON."""
+        """Yield every setting, with the values that were ``found`` for some, in the types of JSON."""
         for setting in SETTINGS.values():
             origin = self.origin(setting)
-            # A job of instances is planned with other values than the defaults, which nobody has set.
+            # For instances, planning changes values that nobody has set.
             value = setting.kind.to_yaml(self.value(setting) if self.is_set(setting) else setting.default)
             if setting in found and found[setting] != value:
                 value, origin = found[setting], DETECTED

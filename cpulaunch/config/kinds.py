@@ -1,4 +1,4 @@
-"""The kinds of value that a setting may have: how each is read from text and from YAML, and written."""
+"""Kinds of values of settings: how they are read from text and from YAML, and written."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ Word = TypeVar("Word", bound=str)
 class Kind(Generic[T]):
     """One kind of value.
 
-    ``describe`` completes the sentence "expected …".  Both readers return the value, or raise
-    ``ValueError`` where it does not fit; the caller adds the place and the description.
+    ``describe`` completes the sentence "expected …".  All readers return the value, or raise ``ValueError``
+    if it does not fit; the caller adds the place and the description.
     """
 
     metavar = "VALUE"
     describe = "text"
 
     def from_text(self, text: str) -> T:
-        """The value that ``text``, from a flag, stands for."""
+        """Return the value of ``text``, from a flag."""
         raise NotImplementedError
 
     def from_line(self, text: str) -> T:
-        """The value that ``text``, which is all of an environment variable or of an answer, stands for."""
+        """Return the value of ``text``, a whole environment variable or answer."""
         return self.from_text(text)
 
     def expected(self, given: object) -> str:
-        """``describe``, for an error about ``given``: with what is known only here and now."""
+        """Return ``describe`` for an error about ``given``, with details known only at run time."""
         return self.describe
 
     def to_text(self, value: T) -> str:
-        """A text that ``from_text`` reads as ``value``."""
+        """Return a text that ``from_text`` reads as ``value``."""
         return str(value)
 
     def from_yaml(self, value: Any) -> T:
-        """The value that a YAML ``value`` stands for: a text, or what is a number to YAML only, as 4 is."""
+        """Return the value of a YAML ``value``: a text, or what only YAML considers a number, such as 4."""
         if type(value) is int:
             value = str(value)
         if isinstance(value, str):
@@ -51,7 +51,7 @@ class Kind(Generic[T]):
         raise ValueError
 
     def to_yaml(self, value: T) -> Any:
-        """What ``from_yaml`` reads as ``value``, in the types of YAML and JSON."""
+        """Return ``value`` in the types of YAML and JSON, as ``from_yaml`` reads it."""
         return value if isinstance(value, (str, int, float)) else str(value)
 
 
@@ -148,7 +148,7 @@ class ChoiceOrPlugin(Choice[str]):
 
 
 class Destinations(Kind["Sinks | Literal['none']"]):
-    """Where telemetry goes: words with commas between, such as ``tensorboard,prometheus:9100``."""
+    """Destinations of telemetry: words separated by commas, such as ``tensorboard,prometheus:9100``."""
 
     metavar = "WHERE"
     describe = "file, none, or tensorboard and prometheus:PORT or prometheus:ADDRESS:PORT, each once"
@@ -167,7 +167,7 @@ class Destinations(Kind["Sinks | Literal['none']"]):
         return Sinks("tensorboard" in words, prometheus)
 
     def _address(self, word: str) -> tuple[str, int]:
-        """Address and port of ``prometheus:9100``, on loopback if no address is given."""
+        """Return address and port of ``prometheus:9100``, on loopback if no address is given."""
         found = self._prometheus.fullmatch(word)
         if not found or not 0 < int(found["port"]) < 65536:
             raise ValueError
@@ -175,16 +175,16 @@ class Destinations(Kind["Sinks | Literal['none']"]):
 
 
 MAX_DIGITS = 20
-"""Characters that the text of a number may have: Python refuses to print one that is very long."""
+"""Maximum characters of a number's text: Python refuses to print a very long number."""
 
 
 def _is_long(given: object) -> bool:
-    """Whether this is the text of a number that is too long; an int may be too long to be a text at all."""
+    """Return whether a number's text is too long; an int may be too long to have a text."""
     return (isinstance(given, int) and abs(given) >= 10**MAX_DIGITS) or len(str(given)) > MAX_DIGITS
 
 
 class Number(Kind[T]):
-    """A whole number from ``minimum`` on, or one of a few words, all of which are of the type ``T``."""
+    """A whole number from ``minimum`` on, or one of a few words, all of the type ``T``."""
 
     metavar = "N"
     number = "a whole number"
@@ -201,7 +201,7 @@ class Number(Kind[T]):
     def from_text(self, text: str) -> T:
         if text in self.words:
             return cast(T, text)
-        # `int` alone would take "1_000", and Arabic-Indic digits.
+        # `int` alone would accept "1_000", and Arabic-Indic digits.
         if not text.isascii() or "_" in text or len(text) > MAX_DIGITS:
             raise ValueError
         return self._checked(self._number(text))
@@ -211,12 +211,12 @@ class Number(Kind[T]):
 
     def _checked(self, number: float) -> T:
         if not self.minimum <= number <= (self.maximum if self.maximum is not None else number):
-            raise ValueError  # which a NaN is, too
+            raise ValueError  # also for NaN
         return cast(T, number)
 
 
 class Seconds(Number[T]):
-    """A number of seconds, with decimals or without."""
+    """A number of seconds, with or without decimals."""
 
     metavar = "S"
     number = "a number of seconds"
@@ -234,7 +234,7 @@ class Seconds(Number[T]):
 
 
 class Nodes(Kind["HostCount | Word"]):
-    """How many hosts, at least and at most: ``3:4``, or one number for both; or one of a few words."""
+    """A minimum and maximum number of hosts: ``3:4``, or one number for both; or one of a few words."""
 
     def __init__(self, *words: Word) -> None:
         self.words = words
@@ -263,7 +263,7 @@ class Nodes(Kind["HostCount | Word"]):
 
 
 class Every(Kind["Interval | Word"]):
-    """A number of steps or a time from one occasion to the next; or one of a few words."""
+    """An interval as a number of steps or a time; or one of a few words."""
 
     def __init__(self, *words: Word) -> None:
         self.words = words
@@ -304,7 +304,7 @@ class Steps(Kind["StepRange | Literal['none']"]):
 
 
 class Words(Kind["tuple[str, ...]"]):
-    """A list of arguments: a flag adds one, a line is split as a shell would."""
+    """A list of arguments: a flag adds one, a line is split as by a shell."""
 
     describe = "a list of texts"
 
@@ -329,7 +329,7 @@ class Words(Kind["tuple[str, ...]"]):
 
 
 class Variables(Kind["Mapping[str, str]"]):
-    """Environment variables, name → value: a flag adds one, a line is split as a shell would."""
+    """Environment variables, name → value: a flag adds one, a line is split as by a shell."""
 
     metavar = "K=V"
     describe = "NAME=VALUE, or in YAML a mapping of names to text"

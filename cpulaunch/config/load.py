@@ -1,8 +1,8 @@
-"""Merge flags, environment, YAML and defaults into one checked Config.
+"""Merges flags, environment, YAML and defaults into one checked Config.
 
-From strongest to weakest: the command line; the environment (``CPULAUNCH_…``, then the field's own
-variable, such as ``CCL_WORKER_COUNT``); the YAML file; the site's file; the default.  A field's variable
-given by ``--env`` or under ``env:`` counts as that setting, at its place's strength.
+From strongest to weakest: the command line; the environment (``CPULAUNCH_…``, then the field's own variable,
+such as ``CCL_WORKER_COUNT``); the YAML file; the site's file; the default.  A field's variable in ``--env``
+or ``env:`` counts as its setting, with the strength of that source.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from cpulaunch.errors import ConfigError
 from cpulaunch.user_file import SETTINGS_LIMIT, read_user_file
 from cpulaunch.wording import did_you_mean
 
-# Ours, but no settings: which file to read, and what a job tells its agents and ranks.
+# Our variables that are not settings: the file to read, and what a job passes to its agents and ranks.
 _OUR_OTHER_VARIABLES = {variable.name for variable in variables.TABLE}
 
 SITE = Path("/etc/cpulaunch/config.yaml")
 """The site's settings, for all users of a machine."""
 
 LOCKED = "locked"
-"""The key of the site's file that lists settings which nobody may change."""
+"""Key of the site's file that lists settings which nobody may change."""
 
 _ACCELERATES = ("compute_environment", "distributed_type")
-"""Keys that tell a configuration of accelerate."""
+"""Keys that identify a configuration of accelerate."""
 
 
 @dataclass
@@ -62,14 +62,14 @@ def load(
     environ: Mapping[str, str] | None = None,
     problems: list[ConfigError] | None = None,
 ) -> Config:
-    """The merged settings.
+    """Return the merged settings.
 
     ``given`` are the settings on the command line, in order: (key, text, the option's name, such as
     ``"--nnodes"``).  ``file`` is the YAML file to read; without it, ``$CPULAUNCH_CONFIG``,
     ``./cpulaunch.yaml`` and ``$XDG_CONFIG_HOME/cpulaunch/config.yaml`` are tried in this order.
-    ``text`` is what ``file`` will contain, where it isn't written yet.
-    Raises ConfigError with the place, what is valid and a hint.  With ``problems``, what doesn't fit in the
-    file is added to it and left out, and only a file that isn't YAML at all raises ConfigError.
+    ``text`` is the content of a ``file`` that isn't written yet.
+    Raises ConfigError with the place, the valid values and a hint.  With ``problems``, errors in the file's
+    content are added to it instead and left out, and only a file that isn't YAML at all raises ConfigError.
     """
     environ = dict(os.environ if environ is None else environ)
     path = file or find_file(environ)
@@ -94,7 +94,7 @@ def load(
 
 
 def _locked(setting: Setting[Any], given: Given, site: _Layer) -> ConfigError:
-    """The error for a value that the site doesn't allow."""
+    """Return the error for a value that the site doesn't allow."""
     fixed = site.found[setting].value if setting in site.found else setting.default
     return ConfigError(
         f"{given.origin}: {setting.key} is locked by {site.locked[setting]}",
@@ -103,7 +103,7 @@ def _locked(setting: Setting[Any], given: Given, site: _Layer) -> ConfigError:
 
 
 def _read(setting: Setting[Any], read: Callable[[str], Any], text: str, origin: Origin) -> Any:
-    """What ``read``, a method of the setting's kind, makes of ``text``.  Raises ConfigError."""
+    """Call ``read``, a method of the setting's kind, on ``text``.  Raises ConfigError."""
     try:
         return read(text)
     except ValueError:
@@ -114,7 +114,7 @@ def _read(setting: Setting[Any], read: Callable[[str], Any], text: str, origin: 
 
 
 def known_setting(key: str, origin: Origin) -> Setting[Any]:
-    """The table's row for ``key``."""
+    """Return the table's row for ``key``."""
     if key not in SETTINGS:
         raise ConfigError(
             f"{origin}: unknown setting {key!r}{did_you_mean(key, SETTINGS)}",
@@ -125,11 +125,11 @@ def known_setting(key: str, origin: Origin) -> Setting[Any]:
 
 
 def read_yaml(path: Path, text: str | None = None, problems: list[ConfigError] | None = None) -> _Layer:
-    """What the YAML file at ``path`` says (or would, with ``text`` in it), each value with its line.
+    """Read the YAML file at ``path`` (or ``text`` in its place), each value with its line.
 
     With ``problems``, keys and values that don't fit are added to it and left out.
     """
-    import yaml  # costs 15 ms, so only where there is a file to read
+    import yaml  # costs 15 ms, so only if there is a file to read
 
     from cpulaunch.config.nodes import BoundedLoader
 
@@ -262,11 +262,11 @@ class _YamlReader:
         else:
             value = self._plain(node)
             if type(value) is int and ":" in node.value:
-                value = node.value  # YAML 1.1 takes 3:4 for a time, 184 seconds
+                value = node.value  # YAML 1.1 reads 3:4 as a time, 184 seconds
         try:
             layer.put(setting, setting.kind.from_yaml(value), origin)
         except ValueError:
-            # Numbers and booleans as they are written: `yes` is not what anybody would look for as True.
+            # Keep numbers and booleans as they are written: nobody would expect `yes` to become True.
             written = node.id == "scalar" and not isinstance(value, str)
             shown = "an empty value" if value is None else node.value if written else repr(value)
             raise ConfigError(
@@ -296,7 +296,7 @@ class _YamlReader:
         return self.loader.construct_object(node, deep=True)
 
     def _text(self, node: Any) -> Any:
-        """A scalar as it is written, for those whose meaning is text: 010 is not 8 there, nor `off` false."""
+        """Return a scalar as it is written, for kinds of text: there, 010 is not 8, nor `off` false."""
         return node.value if node.id == "scalar" and not node.tag.endswith(":null") else self._plain(node)
 
 
@@ -324,9 +324,9 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[_Layer, _Layer]:
     ours, fields = _Layer(), _Layer()
     for setting in SETTINGS.values():
         for layer, name in ((ours, setting.environment_name), (fields, setting.variable)):
-            # In a rank, whose plan has decided this setting, the field's variable is the plan's, too.
+            # In a rank, whose plan has decided this setting, the field's variable is also the plan's.
             told = layer is fields and setting.rank_variable and environ.get(setting.rank_variable)
-            # A variable that is set to nothing counts as unset, as it does for most programs.
+            # An empty variable counts as unset, as in most programs.
             if name and environ.get(name) and not told:
                 origin = Origin.of_variable(name)
                 layer.put(setting, _read(setting, setting.kind.from_line, environ[name], origin), origin)
@@ -344,12 +344,12 @@ def _in_layer(layer: _Layer, setting: Setting[Any]) -> Given | None:
 
 
 def find_file(environ: Mapping[str, str]) -> Path | None:
-    """The YAML file that is read where none is named, if there is one."""
+    """Return the YAML file that is read if none is named, if there is one."""
     if named := environ.get(variables.CONFIG):
         return Path(named)
     home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
     for path in (Path("cpulaunch.yaml"), home / "cpulaunch" / "config.yaml"):
-        if os.path.isfile(path):  # not where it can't be looked at
+        if os.path.isfile(path):  # False if it can't be accessed
             return path
     return None
 

@@ -1,6 +1,6 @@
-"""The nodes of a YAML file: neither depth nor aliases make more of them than a settings file needs.
+"""Loads a YAML file with bounds, so that neither depth nor aliases create too many nodes.
 
-And their values: those that can't be, such as the date 2024-02-30, are errors with their line.
+Values that can't exist, such as the date 2024-02-30, become errors with their line.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import yaml
 from cpulaunch.errors import ConfigError
 
 MAX_DEPTH = 32
-"""Collections that may lie in each other."""
+"""Maximum depth of nested collections."""
 
 MAX_NODES = 10_000
-"""Scalars and collections that a file may have, with what aliases stand for written out."""
+"""Maximum scalars and collections of a file, with aliases expanded."""
 
 
 MAX_NUMBER = 1 << 63
-"""What whole numbers are below.  Python refuses to print one that is much longer."""
+"""Bound of whole numbers.  Python refuses to print much longer ones."""
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """Loads the YAML of ``text``; raises ConfigError, with ``shown`` and the line, where that is too much."""
+    """Loads the YAML of ``text``; raises ConfigError, with ``shown`` and the line, if a bound is exceeded."""
 
     def __init__(self, text: str, shown: str) -> None:
         super().__init__(text)
         self._shown = shown
         self._depth = self._nodes = 0
-        self._sizes: dict[str, int] = {}  # of what has an anchor, by that
+        self._sizes: dict[str, int] = {}  # anchor → number of nodes
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Where a value comes from."""
+"""The origins of values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Origin:
     """The source of one value, and its name in messages, such as ``--nnodes`` or ``cpulaunch.yaml:7``.
 
     ``option``: the option of the command line, without its dashes; empty for other sources.
-    ``variables``: the environment variables that the value is from.
+    ``variables``: the environment variables that the value comes from.
     """
 
     source: Source
@@ -32,19 +32,19 @@ class Origin:
 
     @classmethod
     def of_option(cls, option: str) -> Origin:
-        """The origin of a value that is given by an option such as ``--nnodes`` or ``--set hosts.nnodes``."""
+        """Return the origin of a value given by an option such as ``--nnodes`` or ``--set hosts.nnodes``."""
         return cls(Source.COMMAND_LINE, option, option=option.partition(" ")[0].lstrip("-"))
 
     @classmethod
     def of_variable(cls, name: str) -> Origin:
-        """The origin of a value in an environment variable."""
+        """Return the origin of a value in an environment variable."""
         return cls(Source.ENVIRONMENT, f"${name}", variables=(name,))
 
     def __str__(self) -> str:
         return self.text
 
     def and_then(self, other: Origin) -> Origin:
-        """The origin of a value to which both have contributed."""
+        """Return the origin of a value to which both have contributed."""
         if self in (DEFAULT, other):
             return other
         return Origin(
@@ -56,4 +56,4 @@ class Origin:
 
 DEFAULT = Origin(Source.DEFAULT, "default")
 DETECTED = Origin(Source.DETECTED, "detected")
-"""The origin of what cpulaunch has found or decided where the setting leaves it to cpulaunch."""
+"""Origin of what cpulaunch has found or decided for a setting that leaves it to cpulaunch."""

@@ -1,4 +1,4 @@
-"""Settings on their way to a rank: written into its environment by the planner, read there by the rank."""
+"""Passes settings to a rank: the planner writes them into its environment, and the rank reads them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ T = TypeVar("T")
 
 
 def rank_settings(config: Config, decided: Mapping[Setting[Any], Any]) -> dict[str, str]:
-    """The variables that tell ranks the settings ``decided``, and all that are not defaults."""
+    """Return the variables for the settings ``decided``, and for all that are not defaults."""
     told = {}
     for setting in SETTINGS.values():
         name, value = setting.rank_variable, decided.get(setting, config.value(setting))
-        # One that is in the environment comes from a job in which this launcher runs.
+        # A variable in the environment comes from an enclosing job, in which this launcher runs.
         if name and (setting in decided or value != setting.default or name in config.environ):
             told[name] = setting.kind.to_text(value)
     return told
 
 
 def rank_setting(setting: Setting[T], environ: Mapping[str, str]) -> T:
-    """The value of a setting in a rank; its default where the rank was told nothing.
+    """Return the value of a setting in a rank; its default if the rank got none.
 
-    Raises UsageError where its variable holds what isn't a value of this setting.
+    Raises UsageError if its variable holds no valid value of this setting.
     """
     text = environ.get(setting.rank_variable or "")
     if not text:

@@ -1,7 +1,7 @@
-"""What the table of settings is made of: sections, and their settings.
+"""Elements of the table of settings: sections, and their settings.
 
-A setting is an attribute of its section.  On an instance of the section it is the setting's value, and mypy
-knows its type.  On the class it is the setting itself, by which one asks for more than its value::
+A setting is an attribute of its section.  On an instance of the section, it is the setting's value, with its
+type known to mypy.  On the class, it is the setting itself, which gives access to more than the value::
 
     config.hosts.nproc                    int | Literal["auto"]
     config.where(Config.hosts.nproc)      "hosts.nproc (cpulaunch.yaml:7)"
@@ -39,7 +39,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Ask:
-    """How the wizard asks for a setting: at which place, and in one line why it matters and what the
+    """How the wizard asks for a setting: the place in the order, and one line on why it matters and what the
     default means."""
 
     place: int
@@ -51,13 +51,13 @@ class Ask:
 class Setting(Generic[T]):
     """One setting.
 
-    ``flags`` are its options of ``cpulaunch run``, if it has any.  ``--help`` shows those of a ``common``
-    setting, ``--help-all`` all.
-    ``variable`` is the name by which the field already knows the setting, if there is one: set in the
+    ``flags`` are its options of ``cpulaunch run``, if any.  ``--help`` shows those of a ``common`` setting,
+    ``--help-all`` all.
+    ``variable`` is the name by which the field already knows the setting, if there is one: in the
     environment, it counts as the user's wish.
-    ``ask`` is for those that the wizard asks for one by one; it offers the others at its end.
-    ``rank_variable`` is the variable by which ranks are told its value, where they are, and ``decided`` are
-    the values that they may be told besides those that a user may give.
+    ``ask`` is for settings that the wizard asks for one by one; it offers the others at its end.
+    ``rank_variable`` is the variable by which ranks get its value, if they do.  ``decided`` are values that
+    they may get besides those that a user may give.
     """
 
     kind: Kind[T]
@@ -87,12 +87,12 @@ class Setting(Generic[T]):
 
     @property
     def key(self) -> str:
-        """``ccl.worker_count``; its name alone for a setting of the top level."""
+        """``ccl.worker_count``; the name alone for a setting of the top level."""
         return f"{self.section}.{self.name}" if self.section else self.name
 
     @property
     def environment_name(self) -> str:
-        """Our own variable for it, such as ``CPULAUNCH_CCL_WORKER_COUNT``."""
+        """cpulaunch's own variable for it, such as ``CPULAUNCH_CCL_WORKER_COUNT``."""
         return "CPULAUNCH_" + self.key.upper().replace(".", "_")
 
 

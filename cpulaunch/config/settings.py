@@ -1,7 +1,7 @@
 """The one table of settings.
 
-Everything that knows about settings reads this table: the command line's options, the check of
-YAML files, ``config show``, the wizard and ``docs/settings.md``.  To add a setting, add a row.
+Everything that deals with settings reads this table: the command line's options, the check of YAML files,
+``config show``, the wizard and ``docs/settings.md``.  To add a setting, add a row.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Strategy: TypeAlias = Literal["scatter", "close"]
 Transport: TypeAlias = Literal["auto", "tcp", "ofi", "mpi"]
 DecidedTransport: TypeAlias = Literal["shm", "shm+tcp", "shm+ofi"]
 
-# Those that ``mpirun`` doesn't stand for.
+# Launchers that ``mpirun`` doesn't stand for.
 _OTHER_LAUNCHERS = [name for name in plugins.BUILT_IN[plugins.LAUNCHERS] if name not in plugins.MPIS]
 
 

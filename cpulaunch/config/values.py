@@ -1,4 +1,4 @@
-"""What the texts of settings stand for, where that is neither a text nor a number.
+"""Values of settings that are neither texts nor numbers.
 
 The text of each value, by ``str``, is read as the same value again.
 """
@@ -12,7 +12,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class HostCount:
-    """How many hosts a job takes, at least and at most."""
+    """The minimum and maximum number of hosts of a job."""
 
     least: int
     most: int
@@ -34,7 +34,7 @@ class StepRange:
 
 @dataclass(frozen=True)
 class Interval:
-    """A number of optimizer steps, where ``unit`` is empty, or a time in the unit ``s``, ``m`` or ``h``."""
+    """A number of optimizer steps, with an empty ``unit``, or a time in the unit ``s``, ``m`` or ``h``."""
 
     number: int
     unit: str = ""
@@ -55,9 +55,9 @@ class Interval:
 
 @dataclass(frozen=True)
 class Sinks:
-    """What gets a job's telemetry besides the file in the job's directory.
+    """Destinations of a job's telemetry besides the file in the job's directory.
 
-    ``prometheus``: the address and the port at which Prometheus asks for it.
+    ``prometheus``: the address and the port at which Prometheus scrapes it.
     """
 
     tensorboard: bool = False

@@ -1,4 +1,4 @@
-"""Settings as the text of a commented YAML file."""
+"""Writes settings as the text of a commented YAML file."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ cpulaunch: {SCHEMA}
 """
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./+-]*")
-# What YAML 1.1 reads as something else than text.
+# Words that YAML 1.1 doesn't read as text.
 _RESERVED = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
-# What YAML allows only as an escape.
+# Characters that YAML allows only as an escape.
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 
 def yaml_text(values: Mapping[Setting[Any], Any], heading: Sequence[str] = ()) -> str:
-    """A YAML file that says ``values``, each with its meaning, and shows all defaults as comments.
+    """Return a YAML file with ``values``, each with its meaning, and all defaults as comments.
 
-    ``heading`` are lines of comment to begin with.  Reading the text back gives the same values.
+    ``heading`` are lines of comment at the start.  Reading the text back gives the same values.
     """
     parts = ["".join(f"# {line}".rstrip() + "\n" for line in heading) + HEADING]
     for section, rows in groupby(SETTINGS.values(), key=lambda setting: setting.section):
@@ -41,12 +41,12 @@ def yaml_text(values: Mapping[Setting[Any], Any], heading: Sequence[str] = ()) -
 
 
 def shown_value(setting: Setting[T], value: T) -> str:
-    """A setting's value in YAML, on one line."""
+    """Return a setting's value in YAML, on one line."""
     return scalar(setting.kind.to_yaml(value))
 
 
 def scalar(value: Any) -> str:
-    """A value of YAML's types as YAML, on one line."""
+    """Return a value of YAML's types as YAML, on one line."""
     if isinstance(value, str):
         plain = _PLAIN.fullmatch(value) and value.lower() not in _RESERVED
         return value if plain else _quoted(value)

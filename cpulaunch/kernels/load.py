@@ -1,4 +1,4 @@
-"""Loads the compiled kernels, and says which of torch's operations they replace."""
+"""Loads the compiled kernels, and reports which of torch's operations they replace."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cpulaunch.errors import HostError
 
 @cache
 def load() -> Any:
-    """The namespace ``torch.ops.cpulaunch``, once the kernels are loaded; they replace nothing yet.
+    """Load the kernels; return the namespace ``torch.ops.cpulaunch``.  They replace nothing yet.
 
-    Raises HostError where they are not built for the installed torch or do not load.
+    Raises HostError if they are not built for the installed torch or do not load.
     """
     import torch
 
@@ -29,5 +29,5 @@ def load() -> Any:
 
 
 def replaced() -> list[str]:
-    """What the kernels have computed in torch's place in this process, so far: ``["dropout"]``."""
+    """Return the operations that the kernels have computed in this process so far, as ``["dropout"]``."""
     return list(load().replaced())

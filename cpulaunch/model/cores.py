@@ -1,4 +1,4 @@
-"""CPU numbers as a value: ``CoreSet.parse("0-13,28")``."""
+"""Sets of CPU numbers as values: ``CoreSet.parse("0-13,28")``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CoreSet:
 
     @classmethod
     def parse(cls, text: str) -> CoreSet:
-        """The numbers in ``text``: numbers and ranges with commas between, ``0-6:2`` for every second one.
+        """Parse numbers and ranges separated by commas; ``0-6:2`` is every second number.
 
         Raises `ConfigError`, with the faulty piece as its ``part``.
         """
@@ -52,7 +52,7 @@ class CoreSet:
         return cores
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """First number and length of each run of consecutive numbers."""
+        """Yield the first number and length of each run of consecutive numbers."""
         bits, start = self._bits, 0
         while bits:
             gap = _trailing_zeros(bits)
@@ -103,12 +103,12 @@ class CoreSet:
         return not self._bits & ~other._bits
 
     def mask(self) -> str:
-        """The set as a hexadecimal mask, as ``taskset -p`` shows it: bit 0 is CPU 0, no ``0x``."""
+        """Return a hexadecimal mask as ``taskset -p`` shows it: bit 0 is CPU 0, no ``0x``."""
         return format(self._bits, "x")
 
 
 def _parse_part(part: str, text: str) -> tuple[int, int, int]:
-    """First, last and step of one piece such as ``3``, ``0-13`` or ``0-12:2``."""
+    """Return first, last and step of one piece such as ``3``, ``0-13`` or ``0-12:2``."""
     bounds, colon, step = part.partition(":")
     first, dash, last = bounds.partition("-")
     numbers = [first, last if dash else first, step if colon else "1"]

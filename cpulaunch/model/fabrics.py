@@ -1,4 +1,4 @@
-"""Fast network cards, and which of libfabric's providers all hosts of a job can use."""
+"""Fast network cards, and the libfabric provider that all hosts of a job can use."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 class Fabric(NamedTuple):
     """A card with an active port.
 
-    ``device`` is its name in the kernel's RDMA subsystem, ``provider`` libfabric's for it, ``interface`` its
-    network interface (empty: it has none).  ``unusable`` is why it can't be used (empty: it can).
+    ``device`` is its name in the kernel's RDMA subsystem, ``provider`` its libfabric provider, ``interface``
+    its network interface (empty: none).  ``unusable`` is why it can't be used (empty: it can).
     """
 
     device: str
@@ -20,10 +20,10 @@ class Fabric(NamedTuple):
 
 
 def common_provider(hosts: Mapping[str, tuple[Fabric, ...] | None]) -> tuple[str | None, dict[str, str]]:
-    """The provider that works on all hosts, and a complaint for each host with a card that stays unused.
+    """Return the provider that works on all hosts, and a complaint for each host with an unused card.
 
-    The provider is None where TCP is all that the hosts share.  ``hosts`` has each host's cards; None for one
-    whose cards are unknown.
+    The provider is None if the hosts share only TCP.  ``hosts`` has each host's cards; None if they are
+    unknown.
     """
     usable = {
         host: [card.provider for card in cards or () if not card.unusable] for host, cards in hosts.items()

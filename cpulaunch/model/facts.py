@@ -1,4 +1,4 @@
-"""What was found out about hosts, as values that can be recorded and planned from elsewhere."""
+"""Facts discovered about hosts, as values that can be recorded and used for planning elsewhere."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What was found out about one host; None stands for what is unknown.
+    """Facts about one host; None means unknown.
 
-    ``names``: all names and addresses of the host.  ``cpu_flags``: those of BF16_FLAGS that its CPU has, or
-    ``bf16`` on Arm.  ``memory`` is in bytes.  ``interface``: its network interface to the other hosts, which
-    has the address ``address``.  ``libraries``: the paths of those that ranks can be started with, by their
-    names in `model.libraries`.  ``fabrics``: its fast network cards.  ``cpu``: the model of its CPUs.
-    ``rates``: the rates of matrix products that were measured there, for some numbers of threads.  ``libc``:
-    the C library, such as ``glibc 2.36`` or ``musl``.  ``memory_limit`` is its control group's, in bytes;
-    None where that has none.
+    ``names``: all names and addresses of the host.  ``cpu_flags``: its CPU's flags out of BF16_FLAGS, or
+    ``bf16`` on Arm.  ``memory`` is in bytes.  ``interface``: its network interface to the other hosts, with
+    the address ``address``.  ``libraries``: paths of libraries that ranks can be started with, by their names
+    in `model.libraries`.  ``fabrics``: its fast network cards.  ``cpu``: the model of its CPUs.  ``rates``:
+    the rates of matrix products measured there, for some numbers of threads.  ``libc``: the C library, such
+    as ``glibc 2.36`` or ``musl``.  ``memory_limit`` is its control group's, in bytes; None if there is no
+    limit.
     """
 
     topology: Topology
@@ -45,7 +45,7 @@ class HostFacts:
     memory_limit: int | None = None
 
     def rates_of(self, threads: int) -> ProductRates | None:
-        """The rates that were measured with so many threads."""
+        """Return the rates measured with this number of threads, or None."""
         return next((rates for rates in self.rates if rates.threads == threads), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _libraries(raw: Any) -> dict[str, str] | None:
 
 @dataclass(frozen=True)
 class Mpi:
-    """An MPI that was found: the ``path`` of its mpiexec, and the version that this reports."""
+    """An MPI that was found: the ``path`` of its mpiexec, and the version that it reports."""
 
     flavour: str
     path: str
@@ -102,21 +102,21 @@ class Mpi:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that planning needs to know.
+    """All facts that planning needs.
 
     ``listed``: the hosts that the user (or an allocation) named; empty for this machine alone.
-    ``spares``: those that were named, too, but aren't needed as long as the others are there.
-    ``hosts``: those that were probed or recorded, by name.  ``like``: what any other host is taken to be
-    like, and ``like_what`` what messages call that.
-    ``shares``: how many CPUs of a host the job has been given, where ranks are kept to these.
-    ``here``: this host's names; empty where the facts describe other machines.
-    ``mpis``: the MPIs found here, best first; None where the facts describe other machines.
+    ``spares``: further named hosts, which aren't needed unless others fail.
+    ``hosts``: the probed or recorded hosts, by name.  ``like``: the facts assumed for any other host, and
+    ``like_what`` their name in messages.
+    ``shares``: the number of a host's CPUs that the job was given, if ranks are kept to these.
+    ``here``: this host's names; empty if the facts describe other machines.
+    ``mpis``: the MPIs found here, best first; None if the facts describe other machines.
     ``mpis_here``: the MPIs found here in that case, by which ``auto`` decides.
-    ``without_mpi``: the job's hosts that lack the first of them; None where no host was asked.
-    ``ccl_missing``: why the ccl backend can't be used; None where it can.
-    ``egress_interface``: this host's interface to the others, where it was looked for.
-    ``free_port``: a port that is free on the first host, likewise.
-    ``step``: a step of a Slurm allocation can start the ranks.
+    ``without_mpi``: the job's hosts that lack the first of ``mpis``; None if no host was asked.
+    ``ccl_missing``: why the ccl backend can't be used; None if it can.
+    ``egress_interface``: this host's interface to the others, if it was looked for.
+    ``free_port``: a free port on the first host, if one was looked for.
+    ``step``: a Slurm step can start the ranks in the allocation.
     """
 
     like: HostFacts
@@ -135,7 +135,7 @@ class Facts:
     step: bool = False
 
     def of(self, name: str) -> tuple[HostFacts, bool]:
-        """The facts of the host ``name``, and whether they are only assumed."""
+        """Return the facts of the host ``name``, and whether they are only assumed."""
         if name in self.hosts:
             return self.hosts[name], False
         for facts in self.hosts.values():
@@ -147,14 +147,14 @@ class Facts:
 
 
 def record(hosts: Mapping[str, HostFacts]) -> str:
-    """A facts file's text."""
+    """Return a facts file's text."""
     return (
         json.dumps({"schema": SCHEMA, "hosts": {n: f.to_json() for n, f in hosts.items()}}, indent=1) + "\n"
     )
 
 
 def read_record(text: str, shown: str) -> dict[str, HostFacts]:
-    """The hosts of a facts file's ``text``, in its order; errors name the file as ``shown``."""
+    """Parse the hosts of a facts file's ``text``, in its order; errors name the file as ``shown``."""
     hint = "`cpulaunch hosts check --facts-out F` records one"
     try:
         raw = json.loads(text)

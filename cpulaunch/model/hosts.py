@@ -1,7 +1,7 @@
-"""Hosts and where they are named: hostfiles, lists on the command line.
+"""Hosts, and parsers of hostfiles and of lists on the command line.
 
 A hostfile has one host per line: ``host``, ``host:N`` or ``host slots=N``, with ``#`` comments and blank
-lines.  Names may be ranges, ``node[01-04,07]``; IPv6 addresses stand in brackets where a count follows.
+lines.  Names may be ranges, ``node[01-04,07]``; IPv6 addresses need brackets if a count follows.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from cpulaunch.errors import ConfigError
 from cpulaunch.wording import did_you_mean
 
 LOCALHOST = "localhost"
-"""What this host is called where the user names none."""
+"""This host's name if the user names none."""
 
 MAX_HOSTS = 100_000
-"""Hosts that a list may name; beyond it is a slip."""
+"""Maximum hosts in a list; more are taken for a mistake."""
 
 MAX_RANKS = 65_536
-"""Ranks that a job may have; beyond it is a slip."""
+"""Maximum ranks of a job; more are taken for a mistake."""
 
 MAX_DIGITS = 6
-"""Digits of a number in a list of hosts."""
+"""Maximum digits of a number in a list of hosts."""
 
 MAX_NAME = 253
-"""Characters that a name can have (RFC 1035)."""
+"""Maximum characters of a name (RFC 1035)."""
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _COUNT = re.compile(r"[0-9]+")
@@ -44,12 +44,12 @@ class Host:
 
 
 def all_here(hosts: Iterable[Host], here: Collection[str]) -> bool:
-    """Whether all of ``hosts`` are this one, whose names are ``here``; without any, the job stays here."""
+    """Return whether all of ``hosts`` are this host, whose names are ``here``; True without any hosts."""
     return all(host.name == LOCALHOST or host.name in here for host in hosts)
 
 
 def parse_hostfile(text: str, shown: str) -> tuple[Host, ...]:
-    """The hosts of a hostfile's ``text``; errors name it as ``shown``."""
+    """Parse a hostfile's ``text``; errors name the file as ``shown``."""
     hosts = _distinct(
         entry
         for number, line in enumerate(io.StringIO(text, newline=None), 1)
@@ -64,12 +64,12 @@ def parse_hostfile(text: str, shown: str) -> tuple[Host, ...]:
 
 
 def parse_hosts(text: str, shown: str) -> tuple[Host, ...]:
-    """The hosts of a list such as ``a,b:2,node[01-04]``; errors name it as ``shown``."""
+    """Parse a list such as ``a,b:2,node[01-04]``; errors name it as ``shown``."""
     return _distinct(entry for part in _split(text) for entry in _entry(part, shown))
 
 
 def without(hosts: tuple[Host, ...], excluded: str, shown: str) -> tuple[Host, ...]:
-    """``hosts`` without those that the list ``excluded`` names, each of which must be there."""
+    """Return ``hosts`` without those in the list ``excluded``, each of which must be among them."""
     names = {host.name for host in hosts}
     for host in parse_hosts(excluded, shown):
         if host.name not in names:
@@ -81,13 +81,13 @@ def without(hosts: tuple[Host, ...], excluded: str, shown: str) -> tuple[Host, .
 
 
 MOST_NAMES = 4
-"""Names and ranges that ``fold_hosts`` lists."""
+"""Maximum names and ranges that ``fold_hosts`` lists."""
 
 
 def fold_hosts(names: Iterable[str]) -> str:
-    """Names as lists of hosts have them, in their order: ``"node[1-4,7], login"``.
+    """Return names folded as in lists of hosts, in their order: ``"node[1-4,7], login"``.
 
-    Of more than MOST_NAMES names and ranges, the first ones and how many hosts are left.
+    Lists at most MOST_NAMES names and ranges, and then the number of hosts left.
     """
     parts: list[tuple[tuple[str, str] | str, list[tuple[int, str]]]] = []
     for name in names:
@@ -117,7 +117,7 @@ def _with_numbers(before: str, after: str, numbers: Sequence[tuple[int, str]]) -
 
 
 def _entry(content: str, origin: str) -> Iterator[tuple[Host, str]]:
-    """The hosts of one entry, more than one where its name is a range, each with ``origin``."""
+    """Yield the hosts of one entry, each with ``origin``; several if the name is a range."""
     name, *words = content.split()
     slots = None
     if words:
@@ -131,7 +131,7 @@ def _entry(content: str, origin: str) -> Iterator[tuple[Host, str]]:
             )
         slots = _count(count, origin, words[0])
     elif not _is_ipv6(name):
-        # The last colon outside of brackets, which ranges and IPv6 addresses have.
+        # The last colon outside of brackets, as ranges and IPv6 addresses also contain colons.
         head, colon, count = name.rpartition(":")
         if colon and "]" not in count:
             slots, name = _count(count, origin, content), head
@@ -148,7 +148,7 @@ def _count(text: str, origin: str, part: str) -> int:
 
 
 def _expanded(name: str, origin: str) -> Iterator[str]:
-    """The names that ``name`` stands for; they are counted before the first one is made."""
+    """Yield the names that ``name`` stands for; their number is checked before the first is made."""
     pieces: list[list[tuple[range, int]]] = []  # for each bracket: numbers and their width, range by range
     texts: list[str] = []
     count = 1
@@ -179,7 +179,7 @@ def _bounded(count: int, name: str, origin: str) -> int:
 
 
 def _range(part: str, name: str, origin: str) -> tuple[range, int]:
-    """The numbers of a piece such as ``01-04``, and how many digits they have at least."""
+    """Return the numbers of a piece such as ``01-04``, and their minimum number of digits."""
     first, dash, last = part.partition("-")
     if not _COUNT.fullmatch(first) or (dash and not _COUNT.fullmatch(last)):
         raise ConfigError(f"{origin}: {part!r} in {name!r} is not a range such as 01-04", part=part)
@@ -226,7 +226,7 @@ def _distinct(entries: Iterable[tuple[Host, str]]) -> tuple[Host, ...]:
             raise ConfigError(f"{origin}: more than {MAX_HOSTS} hosts", part=host.name)
         if host.name in seen:
             before, number = seen[host.name]
-            # The hosts of a list, other than a file's, all come from the same place.
+            # All hosts of a list come from the same place, unlike those of a file.
             where = f"first at {before}" if before != origin else f"as hosts {number} and {len(hosts) + 1}"
             raise ConfigError(
                 f"{origin}: {host.name} is named twice, {where}",
@@ -239,7 +239,7 @@ def _distinct(entries: Iterable[tuple[Host, str]]) -> tuple[Host, ...]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Cut at commas outside of brackets."""
+    """Split at commas outside of brackets."""
     depth, part = 0, ""
     for letter in [*text, ","]:
         if letter == "," and depth == 0:

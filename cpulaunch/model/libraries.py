@@ -1,4 +1,4 @@
-"""The shared libraries that ranks can be started with, by the names that they have here."""
+"""Shared libraries that ranks can be started with, by cpulaunch's names for them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ FILES = {
     "jemalloc": ("libjemalloc.so.2", "libjemalloc.so"),
     "intel": ("libiomp5.so",),
 }
-"""What a library is called here, and the names that its file may have, the preferred first."""
+"""cpulaunch's name of a library → file names, the preferred first."""
 
 
 def can_be_preloaded(path: str) -> bool:
-    """Whether LD_PRELOAD can name the file: there, spaces and colons end a path (ld.so(8))."""
+    """Return whether LD_PRELOAD can name the file: spaces and colons end a path there (ld.so(8))."""
     return not set(path) & {" ", ":"}
 
 
 TORCHS_OWN = "torch"
-"""What the OpenMP runtime that torch brings is called here."""
+"""Name of the OpenMP runtime that comes with torch."""

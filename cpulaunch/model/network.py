@@ -1,4 +1,4 @@
-"""Which network interface a host should use: the one that leads to the master."""
+"""The network interface that a host should use: the one that leads to the master."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# Bridges and tunnels of containers and virtual machines: they lead to no other host.
+# Bridges and tunnels of containers and virtual machines, which lead to no other host.
 _VIRTUAL = (
     "docker",
     "br-",
@@ -33,18 +33,18 @@ class Interface:
 
     @property
     def network(self) -> str:
-        """Such as ``10.0.0.0/24``."""
+        """The network, such as ``10.0.0.0/24``."""
         return str(ipaddress.ip_network(f"{self.address}/{self.prefix}", strict=False))
 
     @property
     def leads_elsewhere(self) -> bool:
-        """Whether other hosts can be behind it: not so for loopback, nor for docker's and other bridges."""
+        """Whether it can lead to other hosts; loopback, docker's and other bridges can't."""
         address = ipaddress.ip_address(self.address)
         return not (address.is_loopback or address.is_link_local or self.name.startswith(_VIRTUAL))
 
 
 def is_loopback(name: str) -> bool:
-    """Whether ``name``, a host's name or address, leads each host that asks to itself."""
+    """Return whether ``name``, a host name or address, leads each host to itself."""
     try:
         return ipaddress.ip_address(name.partition("%")[0]).is_loopback
     except ValueError:
@@ -54,11 +54,12 @@ def is_loopback(name: str) -> bool:
 def interface_to_master(
     interfaces: Iterable[Interface], source: str | None, otherwise: Iterable[str | None]
 ) -> Interface | None:
-    """The one of a host's ``interfaces`` that leads to the master; None where none does.
+    """Return the interface among ``interfaces`` that leads to the master; None if none does.
 
-    ``source`` is the address that this host's kernel would send from to reach the master.  On the master
-    itself that may be a loopback address, even for its own name (Debian's 127.0.1.1).  ``otherwise`` are
-    addresses to look for then: the master's as other hosts know it, and that at which ssh reached this one.
+    ``source`` is the address from which this host's kernel would send to the master.  On the master itself,
+    it may be a loopback address, even for its own name (Debian's 127.0.1.1).  In that case ``otherwise``
+    lists addresses to look for: the master's as other hosts know it, and the one at which ssh reached this
+    host.
     """
     usable = [interface for interface in interfaces if interface.leads_elsewhere]
     for wanted in filter(None, (source, *otherwise)):

@@ -1,4 +1,4 @@
-"""Which CPU a host has, and how fast it multiplies matrices: values."""
+"""A host's CPU and the rate at which it multiplies matrices, as values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Cpu(NamedTuple):
-    """A model of CPU, in the words of ``/proc/cpuinfo``; empty where it says nothing."""
+    """A CPU model, in the words of ``/proc/cpuinfo``; empty if that doesn't name it."""
 
     vendor: str = ""
     name: str = ""
@@ -26,7 +26,7 @@ class ProductRates(NamedTuple):
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> ProductRates:
-        """Raises KeyError, TypeError or ValueError for anything that ``_asdict`` did not give."""
+        """Undo ``_asdict``.  Raises KeyError, TypeError or ValueError for anything else."""
         rates = cls(int(raw["threads"]), float(raw["fp32"]), float(raw["bf16"]))
         if min(rates) <= 0:
             raise ValueError(f"rates are positive numbers, not {dict(raw)}")

@@ -1,8 +1,7 @@
-"""The CPUs of one host that ranks may use: which core, socket and NUMA node each belongs to.
+"""The CPUs of one host that ranks may use: the core, socket and NUMA node of each.
 
 A topology is a value.  It comes from sysfs (`discovery.host.sysfs`), from the text of lscpu
-(`discovery.host.lscpu`) or from recorded facts, so that placement can be planned and tested for machines
-that are not here.
+(`discovery.host.lscpu`) or from recorded facts, so placement can be planned and tested for other machines.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from cpulaunch.model.cores import CoreSet
 
 @dataclass(frozen=True)
 class Cpu:
-    """One logical CPU, online and allowed.
+    """A logical CPU, online and allowed.
 
-    ``core`` is unique on the machine: CPUs with the same one are hyperthread siblings.  ``performance`` is
-    a figure to compare this machine's cores by (maximum MHz, or the kernel's ``cpu_capacity``), or None.
+    ``core`` is unique on the machine: CPUs with the same ``core`` are hyperthread siblings.  ``performance``
+    is a figure to compare this machine's cores by (maximum MHz, or the kernel's ``cpu_capacity``), or None.
     """
 
     cpu: int
@@ -34,7 +33,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Core:
-    """A physical core, by those of its CPUs that are online and allowed, in ascending order."""
+    """A physical core with its online and allowed CPUs, in ascending order."""
 
     cpus: tuple[int, ...]
     socket: int
@@ -45,10 +44,10 @@ class Core:
 
 @dataclass(frozen=True)
 class Topology:
-    """What a host's operating system says about its CPUs.
+    """What a host's operating system reports about its CPUs.
 
-    ``cpus`` are those that are online and that ranks may use, in ascending order.  ``quota`` is the CPU time
-    that the control group grants, in CPUs (``cpu.max`` of 200 ms each 100 ms is 2.0), or None.
+    ``cpus`` are the online CPUs that ranks may use, in ascending order.  ``quota`` is the control group's CPU
+    time, in CPUs (``cpu.max`` of 200 ms per 100 ms is 2.0), or None.
     """
 
     cpus: tuple[Cpu, ...]
@@ -62,7 +61,7 @@ class Topology:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Topology:
-        """What `to_json` gave.  Raises `ConfigError` where it is something else."""
+        """Undo `to_json`.  Raises `ConfigError` for anything else."""
         try:
             rows = data["cpus"]
             if not all(4 <= len(row) <= 5 and all(isinstance(n, int) for n in row[:4]) for row in rows):
@@ -77,7 +76,7 @@ class Topology:
             raise ConfigError(f"not a recorded topology: {error!r}", hint="Record the facts anew.") from error
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, a row per CPU: ``[cpu, core, socket, node]``, and the performance if known."""
+        """Return plain data, a row per CPU: ``[cpu, core, socket, node]``, and the performance if known."""
         rows: list[list[float]] = []
         for c in self.cpus:
             rows.append([c.cpu, c.core, c.socket, c.node])
@@ -93,11 +92,11 @@ class Topology:
         return data
 
     def restricted(self, allowed: CoreSet) -> Topology:
-        """The same host with only those of its CPUs that are in ``allowed``."""
+        """Return the same host with only those of its CPUs that are in ``allowed``."""
         return replace(self, cpus=tuple(c for c in self.cpus if c.cpu in allowed))
 
     def first(self, cpus: int) -> Topology:
-        """The same host with only its first cores, as many as it takes for so many CPUs."""
+        """Return the same host with only as many of its first cores as hold ``cpus`` CPUs."""
         taken: list[int] = []
         for core in self.cores:
             if len(taken) >= cpus:
@@ -140,7 +139,7 @@ class Topology:
 
 
 def _efficient_below(performances: Iterable[float | None]) -> float:
-    """The performance below which a core is an E-core; 0 where all cores are alike.
+    """Return the performance below which a core is an E-core; 0 if all cores are alike.
 
     Cores of one kind differ by a few per cent (favoured cores of Turbo Boost Max, the rankings of AMD), but
     each kind is at least a tenth slower than the next: maximum MHz of 5200 and 4600 on a Core Ultra 5 245K,
@@ -154,7 +153,7 @@ def _efficient_below(performances: Iterable[float | None]) -> float:
 
 
 def renumbered(rows: Iterable[Cpu]) -> tuple[Cpu, ...]:
-    """The CPUs in ascending order, with cores and sockets counted from 0 in the order of their first CPU.
+    """Return the CPUs in ascending order, with cores and sockets numbered from 0 by their first CPU.
 
     Core numbers in sysfs repeat in each socket, and some firmware numbers its sockets at random.
     """

@@ -1,7 +1,7 @@
-"""Which cores each rank of a host gets: one pure function, ``bind``.
+"""Assigns cores to the ranks of a host, in one pure function, ``bind``.
 
-The planner calls it for every host that was looked at; the agent calls it with its own host's topology
-where the plan only assumed one.
+The planner calls it for every known host.  Where the plan only assumed a host's topology, the agent calls it
+with its own.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from cpulaunch.plan.request import BindingRequest
 from cpulaunch.wording import counted
 
 SMALL_RANK = 4
-"""With fewer physical cores than this, a rank loses more by giving one away than oneCCL's worker gains."""
+"""With fewer physical cores, a rank loses more by giving one away than oneCCL's worker gains."""
 
 
 class Binding(NamedTuple):
     """The CPU binding of one host's ranks.
 
-    ``idle``: CPUs of usable physical cores that no rank has.  ``worker_count``: what ``CCL_WORKER_COUNT``
-    should be, 0 where the backend isn't ccl; where the ranks have no comm cores, workers should be off
+    ``idle``: CPUs of usable physical cores that no rank has.  ``worker_count``: the value for
+    ``CCL_WORKER_COUNT``, 0 if the backend isn't ccl.  If the ranks have no comm cores, workers should be off
     (``CCL_WORKER_OFFLOAD=0``).
     """
 
@@ -50,7 +50,7 @@ class Binding(NamedTuple):
     def worker_affinity(self) -> tuple[int, ...]:
         """``CCL_WORKER_AFFINITY``: ``worker_count`` CPUs for each local rank in turn, or nothing.
 
-        Where an oversubscribed rank has fewer comm cores than workers, they repeat.
+        If an oversubscribed rank has fewer comm cores than workers, its cores repeat.
         """
         affinity: list[int] = []
         for rank in self.ranks:
@@ -59,25 +59,25 @@ class Binding(NamedTuple):
         return tuple(affinity)
 
 
-@lru_cache(maxsize=64)  # the hosts of a cluster are mostly alike
+@lru_cache(maxsize=64)  # most hosts of a cluster are alike
 def bind(topology: Topology, request: BindingRequest) -> Binding:
-    """The CPUs of each local rank of a host; raises `PlanError` for what the host cannot fulfil.
+    """Return the CPUs of each local rank of a host; raises `PlanError` for what the host cannot fulfil.
 
-    The usable physical cores are taken in the order of NUMA nodes and CPU numbers, and every rank gets
-    equally many:
+    The usable physical cores are taken in the order of NUMA nodes and CPU numbers.  Every rank gets the same
+    number of cores:
 
-    1. *Size.*  C cores for R ranks are C // R each (or what was asked for).  Within nodes only
-       (``bind_numa``) it is the largest size of which all nodes together hold R ranks.
+    1. *Size.*  With C cores for R ranks, each rank gets C // R cores (or the requested number).  Within nodes
+       only (``bind_numa``), it is the largest size for which all nodes together hold R ranks.
     2. *Within nodes.*  A node of c cores holds c // size ranks.  If all nodes together hold R, no rank
-       spans nodes.  ``scatter`` puts each rank on the node, then the socket, that has fewest so far;
+       spans nodes.  ``scatter`` puts each rank on the node, then the socket, with the fewest ranks so far;
        ``close`` fills node after node.  Ranks are numbered in the order of nodes.
-    3. *Across nodes.*  Else ranks follow one another in one walk over all cores.  C - R * size of them
-       are left idle in any case: where a node ends, if that keeps a rank from spanning two, else at the
-       very end.  Of all such walks it is one in which fewest ranks span nodes.
-    4. *Max.*  What is left over goes to the ranks of its node.  Where it has none, or ranks span anyway,
-       all cores are cut anew into parts that differ by at most one core.
-    5. *Oversubscribed*, where there are too few cores: ranks are spread over the nodes by their numbers of
-       cores, and each node deals its cores out in turn, again and again.
+    3. *Across nodes.*  Otherwise, ranks follow one another in one walk over all cores.  C - R * size cores
+       stay idle in any case: at the end of a node if that keeps a rank from spanning two, else at the very
+       end.  The walk with the fewest ranks that span nodes is chosen.
+    4. *Max.*  Leftover cores go to the ranks of their node.  If that node has no ranks, or ranks span nodes
+       anyway, all cores are divided anew into parts that differ by at most one core.
+    5. *Oversubscribed*, with too few cores: ranks are spread over the nodes by their numbers of cores, and
+       each node deals out its cores in turn, repeatedly.
     """
     _check_numbers(request)
     notes = list(topology.notes)
@@ -111,7 +111,7 @@ def _check_numbers(request: BindingRequest) -> None:
 
 
 def _usable_cores(topology: Topology, request: BindingRequest, notes: list[str]) -> list[list[Core]]:
-    """The physical cores of each NUMA node that has any, after all restrictions."""
+    """Return the physical cores of each NUMA node that has any, after all restrictions."""
     if request.cores is not None:
         outside = request.cores - topology.allowed
         if outside:
@@ -146,7 +146,7 @@ def _usable_cores(topology: Topology, request: BindingRequest, notes: list[str])
 
 
 def _shares(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> list[list[Core]]:
-    """The physical cores of each rank; see `bind` for the rule."""
+    """Return the physical cores of each rank, by the rules in `bind`."""
     cores = [core for node in nodes for core in node]
     to_the_last = request.cores_per_rank == "max"
     size = _size(nodes, ranks, request)
@@ -171,7 +171,7 @@ def _shares(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> lis
 
 
 def _size(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> int:
-    """Physical cores per rank; 0 where there are fewer cores than ranks."""
+    """Return physical cores per rank; 0 if there are fewer cores than ranks."""
     if isinstance(request.cores_per_rank, int):
         return request.cores_per_rank
     even = sum(len(node) for node in nodes) // ranks
@@ -181,7 +181,7 @@ def _size(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> int:
 
 
 def _default_ranks(nodes: list[list[Core]], request: BindingRequest) -> int:
-    """One rank per NUMA node; of instances with a number of cores, as many as fit, within nodes if any do."""
+    """Return one rank per NUMA node; of instances of a given size, all that fit, preferably in nodes."""
     size = request.cores_per_rank
     if not request.instances or not isinstance(size, int):
         return len(nodes)
@@ -189,7 +189,7 @@ def _default_ranks(nodes: list[list[Core]], request: BindingRequest) -> int:
 
 
 def _room(nodes: list[list[Core]], size: int) -> int:
-    """How many ranks of that size fit without spanning nodes."""
+    """Return how many ranks of that size fit without spanning nodes."""
     return sum(len(node) // size for node in nodes)
 
 
@@ -208,13 +208,13 @@ def _ranks_per_node(nodes: list[list[Core]], ranks: int, size: int, strategy: st
 
 
 def _walk(nodes: list[list[Core]], ranks: int, size: int) -> list[list[Core]]:
-    """Ranks of one size, one after another, of which as few as can be span nodes."""
+    """Place ranks of one size one after another, with as few as possible that span nodes."""
     cores = [core for node in nodes for core in node]
     left_in_node = [left for node in nodes for left in range(len(node), 0, -1)]
 
     @cache
     def best(start: int, spare: int) -> tuple[int, tuple[int, ...]]:
-        """How many ranks span, and at which core each begins, for those from ``start`` on."""
+        """For ranks from ``start`` on, return how many span nodes, and the first core of each rank."""
         to_go = (len(cores) - start - spare) // size
         if to_go == 0:
             return 0, ()
@@ -237,7 +237,7 @@ def _walk(nodes: list[list[Core]], ranks: int, size: int) -> list[list[Core]]:
 
 
 def _shared(nodes: list[list[Core]], ranks: int, size: int) -> list[list[Core]]:
-    """Ranks that share cores: each node takes its part of them, and deals its cores out in turn."""
+    """Place ranks that share cores: each node takes its part of them, and deals its cores out in turn."""
     counts = [0] * len(nodes)
     for _ in range(ranks):
         counts[min(range(len(nodes)), key=lambda i: (counts[i] + 1) / len(nodes[i]))] += 1
@@ -249,7 +249,7 @@ def _shared(nodes: list[list[Core]], ranks: int, size: int) -> list[list[Core]]:
 
 
 def _cut(cores: Sequence[Core], parts: int) -> list[list[Core]]:
-    """Consecutive parts whose lengths differ by at most one, the longer ones first."""
+    """Divide into consecutive parts whose lengths differ by at most one, the longer ones first."""
     size, longer = divmod(len(cores), parts) if parts else (0, 0)
     starts = [i * size + min(i, longer) for i in range(parts + 1)]
     return [list(cores[a:b]) for a, b in pairwise(starts)]
@@ -259,7 +259,7 @@ def _cut(cores: Sequence[Core], parts: int) -> list[list[Core]]:
 
 
 def _dedicated_workers(shares: list[list[Core]], quota: float | None, request: BindingRequest) -> int:
-    """How many of a rank's cores go to oneCCL's workers (or lend them a sibling)."""
+    """Return how many of a rank's cores go to oneCCL's workers, or lend them a hyperthread sibling."""
     if not request.dedicate_workers:
         return 0
     if request.worker_count == "auto":
@@ -301,7 +301,7 @@ def _rank_bindings(
 
 
 def _siblings(share: list[Core], workers: int) -> CoreSet:
-    """One hyperthread sibling of each of the first ``workers`` cores; empty where some have none."""
+    """Return one hyperthread sibling of each of the first ``workers`` cores; empty if some have none."""
     first = share[:workers]
     enough = len(first) == workers and all(len(core.cpus) > 1 for core in first)
     return CoreSet(core.cpus[1] for core in first) if enough else CoreSet()
@@ -310,7 +310,7 @@ def _siblings(share: list[Core], workers: int) -> CoreSet:
 def _with_threads(
     ranks: list[RankPlan], workers: int, quota_each: float, request: BindingRequest, notes: list[str]
 ) -> tuple[RankPlan, ...]:
-    """The same ranks with the user's number of threads, or as many as the quota has time for."""
+    """Return the ranks with the user's number of threads, or as many as the quota allows."""
     if request.threads != "auto":
         return tuple(rank._replace(threads=request.threads) for rank in ranks)
     most = max(1, int(quota_each) - workers) if quota_each < float("inf") else max(r.threads for r in ranks)
@@ -327,11 +327,11 @@ def _quota_each(quota: float | None, shares: list[list[Core]]) -> float:
 
 
 def _cpus_given(core: Core, request: BindingRequest) -> tuple[int, ...]:
-    """The CPUs of a core that a rank gets with it."""
+    """Return the CPUs that a rank gets with a core."""
     return core.cpus if request.logical_cores else core.cpus[:1]
 
 
-# --- words ---
+# --- messages ---
 
 
 def _too_few(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> PlanError:
@@ -357,7 +357,7 @@ def _too_few(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> Pl
 
 
 def _what_fits(nodes: list[list[Core]], ranks: int, size: int, request: BindingRequest) -> str:
-    """As many instances with fewer cores, and fewer with as many; empty where neither fits."""
+    """Suggest as many instances with fewer cores, and fewer with as many; empty if neither fits."""
     smaller = _size(nodes, ranks, replace(request, cores_per_rank="auto"))
     total = 0 if request.bind_numa else sum(len(node) for node in nodes)
     fewer = max(_room(nodes, size), total // size)

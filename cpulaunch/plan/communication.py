@@ -1,9 +1,9 @@
-"""The defaults of oneCCL, libfabric and gloo, as one pure function of what is known about a rank.
+"""Defaults for oneCCL, libfabric and gloo, as a pure function of what is known about a rank.
 
-The plan shows them; the ccl process group applies those that are still unset, so that a script under
-torchrun gets the same.  A variable that the user has set always wins.  Not here: ``CCL_WORKER_AFFINITY``,
-which is the planner's (one flat list for all ranks of a host), and the paths of libraries and providers,
-which each process finds on its own host.
+The plan shows them; the ccl process group applies those that are still unset, so a script under torchrun gets
+the same.  A variable that the user has set always wins.  Not included: ``CCL_WORKER_AFFINITY``, which the
+planner sets (one flat list for all ranks of a host), and the paths of libraries and providers, which each
+process finds on its own host.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from cpulaunch.errors import PlanError
 
 BACKENDS = ("ccl", "gloo")
 TRANSPORTS = ("ofi", "mpi")
-"""oneCCL's."""
+"""oneCCL's transports."""
 OWN_TRANSPORTS = ("shm", "tcp", "shm+tcp")
-"""cpulaunch's."""
+"""cpulaunch's transports."""
 COMBINED_TRANSPORT = "shm+ofi"
 """oneCCL's `ofi` between hosts, and cpulaunch's shared memory within a host."""
 ALGORITHMS = (
     "CCL_ALLGATHERV", "CCL_ALLREDUCE", "CCL_ALLTOALLV", "CCL_BCAST", "CCL_REDUCE", "CCL_REDUCE_SCATTER",
 )  # fmt: skip
-"""The variables that name oneCCL's algorithm for a collective of which the group makes use."""
+"""Variables that name oneCCL's algorithm for a collective that the group uses."""
 
 FORK_SAFE = {
     "verbs": {"RDMAV_FORK_SAFE": "1"},
     "psm3": {"RDMAV_FORK_SAFE": "1"},
     "efa": {"RDMAV_FORK_SAFE": "1", "FI_EFA_FORK_SAFE": "1"},
 }
-"""By libfabric's provider: without these, memory that a card has registered is lost where a process forks, as
-DataLoader's workers do (ibv_fork_init(3), fi_efa(7)); kernels from 5.12 on need them no more."""
+"""By libfabric's provider: without these, memory that a card has registered is lost when a process forks, as
+for DataLoader's workers (ibv_fork_init(3), fi_efa(7)).  Kernels from 5.12 on no longer need them."""
 MOST_CONNECTED = 64
-"""Ranks up to which gloo connects each with every other when it makes a group.  More would take a thousand
-descriptors each in a job of that size; where it connects when it first sends, a group takes longer to notice
-a missing rank (monitored_barrier 60 s, torch 2.13)."""
+"""Maximum ranks with which gloo connects each rank to every other when it makes a group.  Larger jobs would
+need a thousand descriptors per rank.  If gloo connects at the first send instead, a group takes longer to
+notice a missing rank (monitored_barrier 60 s, torch 2.13)."""
 
 
 def decide_transport(
@@ -47,13 +47,12 @@ def decide_transport(
     worker_count: int,
     user_variables: Mapping[str, str],
 ) -> str:
-    """The one decision on what carries ccl's collectives: the planner's, and a rank's for its group.
+    """Choose the transport of ccl's collectives, for the planner and for a rank's own group.
 
-    ``shm``, ``tcp`` and ``shm+tcp`` are cpulaunch's own; with ``ofi`` and ``mpi``, oneCCL carries everything;
-    with ``shm+ofi``, what goes between hosts.
-    ``requested`` is the setting's value, or what this function returned for the whole job.  ``local_ranks``
-    are the ranks on the host with the most.  ``user_variables`` is the environment as the user has set it:
-    without what cpulaunch adds.
+    ``shm``, ``tcp`` and ``shm+tcp`` are cpulaunch's own.  With ``ofi`` and ``mpi``, oneCCL carries
+    everything; with ``shm+ofi``, only traffic between hosts.  ``requested`` is the setting's value, or this
+    function's result for the whole job.  ``local_ranks`` is the number of ranks on the host with the most.
+    ``user_variables`` is the environment as the user has set it, without cpulaunch's additions.
     """
     tunes_oneccl = worker_count > 1 or any(user_variables.get(name) for name in ALGORITHMS)
     if requested == "auto":
@@ -61,7 +60,7 @@ def decide_transport(
         for_oneccl = on_fabric or tunes_oneccl
         requested = user_variables.get("CCL_ATL_TRANSPORT") or ("ofi" if for_oneccl else "tcp")
     if requested == "ofi" and hosts > 1 and not tunes_oneccl:
-        requested = COMBINED_TRANSPORT  # else the user's wish is about what oneCCL does within a host, too
+        requested = COMBINED_TRANSPORT  # otherwise, the user's wish also affects oneCCL within a host
     if requested == COMBINED_TRANSPORT and hosts > 1:
         return COMBINED_TRANSPORT if local_ranks > 1 else "ofi"
     if requested in TRANSPORTS:
@@ -72,7 +71,7 @@ def decide_transport(
 
 
 def needs_oneccl(transport: str) -> bool:
-    """Whether a transport of `decide_transport` needs the module with oneCCL in it."""
+    """Return whether a transport of `decide_transport` needs the module with oneCCL in it."""
     return transport in (*TRANSPORTS, COMBINED_TRANSPORT)
 
 
@@ -87,23 +86,23 @@ class Situation(NamedTuple):
     oversubscribed: bool = False  # more ranks than cores
     intel_mpi: bool = False  # Intel MPI starts the ranks
     transport: str = "ofi"  # one of TRANSPORTS
-    provider: str | None = None  # libfabric's; None: ours to choose
-    interface: str | None = None  # network interface that routes to the master, where known
-    card: str | None = None  # network interface of the card that the provider drives, where known
-    bindings: bool = False  # oneCCL is that of Intel's oneccl_bind_pt
+    provider: str | None = None  # libfabric's; None: cpulaunch chooses
+    interface: str | None = None  # network interface that routes to the master, if known
+    card: str | None = None  # network interface of the card that the provider drives, if known
+    bindings: bool = False  # the oneCCL of Intel's oneccl_bind_pt
 
 
 def communication_defaults(situation: Situation) -> dict[str, str]:
-    """Environment variables for a rank in this situation: ``CCL_*``, ``FI_*``, ``GLOO_*``, ``I_MPI_*``.
+    """Return variables for a rank in this situation: ``CCL_*``, ``FI_*``, ``GLOO_*``, ``I_MPI_*``.
 
-    Raises PlanError for a backend or transport that does not exist, or that the launcher doesn't go with.
+    Raises PlanError for a backend or transport that does not exist, or that the launcher doesn't support.
     """
     if situation.backend not in BACKENDS:
         raise PlanError(f"no backend {situation.backend!r}", hint=f"Valid: {', '.join(BACKENDS)}.")
     if situation.transport not in TRANSPORTS:
         raise PlanError(f"no transport {situation.transport!r}", hint=f"Valid: {', '.join(TRANSPORTS)}.")
     if situation.backend == "ccl" and situation.transport == "mpi" and not situation.intel_mpi:
-        # oneCCL itself would take ofi without a word.
+        # oneCCL itself would silently use ofi.
         raise PlanError(
             "oneCCL's transport mpi needs ranks that Intel MPI starts",
             hint="--mpi intel (`pip install 'cpulaunch[mpi]'` brings it), or --ccl-transport ofi",
@@ -122,16 +121,16 @@ def communication_defaults(situation: Situation) -> dict[str, str]:
 
 
 def interface_variables(interface: str, provider: str | None, card: str | None = None) -> dict[str, str]:
-    """What names a host's ``interface`` to the others; for libfabric's ``provider``, if oneCCL uses one.
+    """Return variables that name a host's ``interface`` to the others, also for libfabric's ``provider``.
 
-    ``card`` is the network interface of the provider's card, where it has one of its own.
+    ``card`` is the network interface of the provider's card, if it has its own.
     """
-    # torch's gloo is also what a ccl group falls back on for what oneCCL lacks on the host, so its
-    # interface is named whichever the backend is.
+    # A ccl group falls back on torch's gloo for what oneCCL lacks, so gloo's interface is named for every
+    # backend.
     variables = {"GLOO_SOCKET_IFNAME": interface}
     if provider:
-        # Without it, oneCCL and libfabric take the first interface that is not loopback, and wait
-        # forever when that is the wrong one (uxlfoundation/oneCCL#209).
+        # Otherwise, oneCCL and libfabric take the first interface that is not loopback, and wait forever if
+        # it is the wrong one (uxlfoundation/oneCCL#209).
         variables["CCL_KVS_IFACE"] = interface
     if provider == "tcp":
         variables["FI_TCP_IFACE"] = interface
@@ -141,30 +140,30 @@ def interface_variables(interface: str, provider: str | None, card: str | None =
 
 
 def _oneccl(situation: Situation) -> dict[str, str]:
-    # Where nobody waits for an asynchronous operation, the oneCCL of Intel's bindings needs workers to go on.
+    # The oneCCL of Intel's bindings needs workers for asynchronous operations that nobody waits for.
     offload = situation.comm_cores > 0 or situation.bindings
     variables = {
         "CCL_ATL_TRANSPORT": situation.transport,
         "CCL_WORKER_COUNT": str(situation.worker_count),
-        # A worker thread that polls on the rank's only cores steals from its computation: a 4 KB
-        # allreduce then takes 9 ms instead of 13 us.  Without cores of its own, the caller progresses.
+        # A worker thread that polls on the rank's only cores steals from its computation: a 4 KB allreduce
+        # then takes 9 ms instead of 13 us.  Without cores for workers, the calling thread makes progress.
         "CCL_WORKER_OFFLOAD": "1" if offload else "0",
-        # Rank and size on the host come from LOCAL_RANK and LOCAL_WORLD_SIZE, which agents and
-        # torchrun set.  Only oneCCL's MPI transport has to ask the MPI launcher.
+        # Rank and size on the host come from LOCAL_RANK and LOCAL_WORLD_SIZE, which agents and torchrun set.
+        # Only oneCCL's MPI transport has to ask the MPI launcher.
         "CCL_PROCESS_LAUNCHER": "hydra" if situation.transport == "mpi" else "torchrun",
-        # Its warnings (topology, missing GPU drivers, affinity) are about what the user did not ask for.
+        # oneCCL's warnings (topology, missing GPU drivers, affinity) concern nothing that the user asked for.
         "CCL_LOG_LEVEL": "error",
     }
     if situation.transport == "ofi":
-        # Shared memory triples the speed within a host, and needs other ranks to share it with.  All ranks
-        # have to choose alike, those that are alone on their host, too: oneCCL doesn't start otherwise.
+        # Shared memory triples the speed within a host, if there are other ranks to share it with.  All ranks
+        # must use the same value, even those that are alone on their host: otherwise oneCCL doesn't start.
         variables["CCL_ATL_SHM"] = "1" if situation.local_ranks > 1 else "0"
     elif situation.transport == "mpi":
-        # By default, each rank chooses by what it has itself, which differs from rank to rank: in and after
-        # a scatter of 8 MB, some waited for ever (oneCCL 2022.2.0).
+        # By default, each rank chooses by its own data, which differ: in and after a scatter of 8 MB, some
+        # ranks waited forever (oneCCL 2022.2.0).
         variables["CCL_ALLTOALLV"] = "scatter"
     if situation.oversubscribed or (situation.bindings and situation.comm_cores == 0):
-        # By default a worker that shares a core polls for its whole time slice (oneCCL 2021.14.1).
+        # By default, a worker that shares a core polls for its whole time slice (oneCCL 2021.14.1).
         variables["CCL_YIELD"] = "sched_yield"
         if situation.transport == "mpi":
             variables["I_MPI_THREAD_YIELD"] = "3"

@@ -1,4 +1,4 @@
-"""A plan in one sentence: what is started, where, what it trains with, and by what."""
+"""A plan in one sentence: what is started and where, backend and precision, and the launcher."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cpulaunch.wording import counted
 
 
 def describe(plan: Plan, separator: str = " · ") -> str:
-    """``"8 ranks on 4 hosts (node[1-4]), 13 threads each · planned: ccl, precision bf16 · started by …"``."""
+    """Return ``"8 ranks on 4 hosts (node[1-4]), 13 threads each · planned: ccl, precision bf16 · …"``."""
     parts = (f"{size(plan)}, {_threads(plan)}", _trains_with(plan), started(plan))
     return separator.join(filter(None, parts))
 
 
 def size(plan: Plan) -> str:
-    """How many ranks or instances there are, or which instance of how many it is; and on which hosts."""
+    """Return the number of ranks or instances (or which instance of how many), and their hosts."""
     if plan.instances and plan.instances.count > plan.world_size:
         programs = f"only instance {plan.instances.first} of {plan.instances.count}"
     else:
@@ -26,7 +26,7 @@ def size(plan: Plan) -> str:
 
 
 def started(plan: Plan) -> str:
-    """How the ranks are started, and why so where that was left to us."""
+    """Return the launcher, and the reason if the choice was cpulaunch's."""
     launcher = launchers.load(plan.launcher)
     why = f" ({plan.launcher_why})" if plan.launcher_why else ""
     return "started directly" if launcher.agents_are_children else f"started by {launcher.title}{why}"
@@ -40,7 +40,7 @@ def _threads(plan: Plan) -> str:
 
 
 def _trains_with(plan: Plan) -> str:
-    """The backend and the precision of scripts that choose none themselves."""
+    """Return the backend and the precision of scripts that choose none themselves."""
     if plan.instances:
         return f"no process group, {plan.precision}" if plan.program.python else "no process group"
     if not plan.program.python:

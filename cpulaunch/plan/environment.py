@@ -1,4 +1,4 @@
-"""Which variables the ranks get: the planned ones, except where the user has set his own."""
+"""The variables that ranks get: the planned ones, unless the user has set them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ BINDS_THREADS = ("OMP_PLACES", "OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINI
 """Variables by which users bind OpenMP's threads themselves."""
 
 LEFT_OUT = "is left out, as LD_PRELOAD takes no space or colon"
-"""What a note says of a library whose path keeps it from being preloaded."""
+"""A note's text about a library whose path can't be preloaded."""
 
 LIBRARY_VARIABLES = (PRELOAD, "MALLOC_CONF", "KMP_BLOCKTIME", TUNABLES)
-"""What `choose_libraries` may set."""
+"""Variables that `choose_libraries` may set."""
 
 HOW_TO_GET = {
     "tcmalloc": "apt install libtcmalloc-minimal4, dnf install gperftools-libs, or conda install gperftools",
@@ -32,18 +32,18 @@ HOW_TO_GET = {
     "intel": "pip install intel-openmp, or conda install intel-openmp",
 }
 
-# What `auto` takes where it is there: what scripts/bench/placement.py found to help (docs/placement.md).
+# `auto` uses these if they are installed: scripts/bench/placement.py found them to help (docs/placement.md).
 _AUTO = {"allocator": "tcmalloc", "openmp": None}
 
 _TUNING = {
-    # As Intel's launchers tuned it for training: freed memory is kept for the next step.
+    # Tuned for training as in Intel's launchers: freed memory is kept for the next step.
     "jemalloc": {
         "MALLOC_CONF": "oversize_threshold:1,background_thread:true,metadata_thp:auto,"
         "dirty_decay_ms:9000000000,muzzy_decay_ms:9000000000"
     },
 }
 
-# How the names of files begin that users preload, and what these are.
+# Prefixes of files that users preload, and what they are.
 _FILE_PREFIXES = {
     "allocator": {
         "libtcmalloc": "tcmalloc",
@@ -51,11 +51,11 @@ _FILE_PREFIXES = {
         "libmimalloc": "mimalloc",
         "libtbbmalloc": "tbbmalloc",
     },
-    # libomp is LLVM's, of the same code as Intel's.
+    # libomp is LLVM's, from the same code as Intel's.
     "openmp": {"libiomp": "intel", "libomp": "intel", "libgomp": "gomp"},
 }
 
-# What belongs to a host, a login or a job step, and would only mislead on another host.
+# These belong to a host, a login or a job step, and would mislead on another host.
 _NOT_FORWARDED_PREFIXES = (
     "BASH_FUNC_", "SSH_", "XDG_", "DBUS_", "SLURM_", "PBS_", "PMI", "PALS_", "PRTE_", "OMPI_COMM_",
 )  # fmt: skip
@@ -65,8 +65,8 @@ _NOT_FORWARDED = {"_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "DISPLAY", "TERM_SE
 class Libraries(NamedTuple):
     """The allocator and the OpenMP runtime of a host's ranks.
 
-    Both are named as in the settings, ``default`` being libc's and torch's own; or as in _FILE_PREFIXES,
-    where the user preloads them.  ``why_allocator`` says why it is this one.  ``env`` is to be set on that
+    Both are named as in the settings, with ``default`` for libc's and torch's own, or as in _FILE_PREFIXES if
+    the user preloads them.  ``why_allocator`` is the reason for the choice.  ``env`` is to be set on that
     host.  ``intel_openmp``: the runtime knows ``KMP_*``.
     """
 
@@ -81,12 +81,12 @@ class Libraries(NamedTuple):
 def choose_libraries(
     found: Mapping[str, str] | None, allocator: str, openmp: str, users: Mapping[str, str], untuned: str
 ) -> Libraries:
-    """What a host's ranks are started with, of the libraries ``found`` there.
+    """Choose the libraries for a host's ranks among those ``found`` there.
 
-    ``allocator`` and ``openmp`` are values of the settings.  ``found`` is what `find_libraries` returned, or
-    None where the host is unknown.  ``users`` are the variables that the user has set: their ``LD_PRELOAD``
-    comes first.  ``untuned``, of `malloc.why_untuned`, keeps ``auto`` from tuning glibc's malloc.  Raises
-    PlanError where a library that is asked for isn't there, or contradicts the user's.
+    ``allocator`` and ``openmp`` are values of the settings.  ``found`` is the result of `find_libraries`, or
+    None if the host is unknown.  ``users`` are the variables that the user has set: their ``LD_PRELOAD``
+    comes first.  ``untuned``, from `malloc.why_untuned`, keeps ``auto`` from tuning glibc's malloc.  Raises
+    PlanError if a requested library isn't there, or contradicts the user's.
     """
     preloaded = users.get(PRELOAD, "").replace(":", " ").split()
     chosen, paths, env, notes = {}, [], {}, []
@@ -127,7 +127,7 @@ def choose_libraries(
 
 
 def library_among(what: str, paths: Iterable[str]) -> str | None:
-    """Which allocator, or OpenMP runtime, is among the libraries ``paths``."""
+    """Return the allocator, or the OpenMP runtime, among the libraries ``paths``."""
     names = [path.rpartition("/")[2] for path in paths]
     kinds = (kind for name in names for begin, kind in _FILE_PREFIXES[what].items() if name.startswith(begin))
     return next(kinds, None)
@@ -136,7 +136,7 @@ def library_among(what: str, paths: Iterable[str]) -> str | None:
 def _allocator(
     found: Mapping[str, str] | None, asked: str, library: str | None, preloaded: Sequence[str], untuned: str
 ) -> tuple[str, str]:
-    """The allocator and why it is this one; ``library`` is the one that is preloaded."""
+    """Return the allocator and the reason for it; ``library`` is the one that is preloaded."""
     if library:
         if library_among("allocator", preloaded):
             return library, "in your LD_PRELOAD"
@@ -153,7 +153,7 @@ def _allocator(
 
 
 def _library(found: Mapping[str, str] | None, what: str, asked: str) -> str | None:
-    """The one to preload, by its name in FILES; None where there is nothing to do."""
+    """Return the library to preload, by its name in FILES; None for nothing."""
     if asked in ("default", GLIBC) or (
         what == "openmp" and library_among(what, [(found or {}).get(TORCHS_OWN, "")]) == asked
     ):
@@ -168,18 +168,19 @@ def _library(found: Mapping[str, str] | None, what: str, asked: str) -> str | No
 
 
 def threads_environment(rank: RankPlan) -> dict[str, str]:
-    """The variable for a rank's number of OpenMP threads."""
+    """Return the variable for a rank's number of OpenMP threads."""
     return {THREADS: str(rank.threads)}
 
 
 def places_environment(rank: RankPlan, intel_openmp: bool) -> dict[str, str]:
-    """The variable that binds each OpenMP thread of a rank to a core of its own, except for the first thread.
+    """Return the variable that binds each OpenMP thread of a rank, except the first, to a core of its own.
 
-    The first is the program's main thread and may use all cores of the rank: what it starts (DataLoader
-    workers, threads of Python, gloo or OpenBLAS) inherits its mask, and with ``OMP_PLACES=cores`` would share
-    one core with it.  The kernel keeps it on the core that the other OpenMP threads leave free.
+    The first is the program's main thread and may use all cores of the rank.  What it starts (DataLoader
+    workers, threads of Python, gloo or OpenBLAS) inherits its mask; with ``OMP_PLACES=cores``, it would share
+    one core with the main thread.  The kernel keeps the main thread on the core that the other OpenMP threads
+    leave free.
 
-    ``intel_openmp``: the runtime knows ``KMP_AFFINITY``.  Empty where threads and cores differ in number.
+    ``intel_openmp``: the runtime knows ``KMP_AFFINITY``.  Empty if the numbers of threads and cores differ.
     """
     if len(rank.places) != rank.threads or rank.threads == 1:
         return {}
@@ -192,10 +193,10 @@ def places_environment(rank: RankPlan, intel_openmp: bool) -> dict[str, str]:
 
 
 def memory_policy(rank: RankPlan, topology: Topology, strict: bool) -> str:
-    """A rank's memory policy as the kernel writes it (numa(7)): ``prefer:1``, ``bind:1``, or ``""``.
+    """Return a rank's memory policy in the kernel's notation (numa(7)): ``prefer:1``, ``bind:1``, or ``""``.
 
     Empty on a host with one NUMA node, and for a rank that spans several: the kernel then gives each thread
-    memory of the node on which the thread runs.  ``strict``: a rank must not get memory of other nodes.
+    memory of the node on which it runs.  ``strict``: a rank must not get memory of other nodes.
     """
     if len(topology.nodes | topology.memory_only_nodes) < 2:
         return ""
@@ -205,13 +206,13 @@ def memory_policy(rank: RankPlan, topology: Topology, strict: bool) -> str:
 
 
 def workers_environment(binding: Binding) -> dict[str, str]:
-    """The variables that follow from all ranks of a host: one flat list of CPUs for oneCCL's workers."""
+    """Return the variables set for all ranks of a host: one flat list of CPUs for oneCCL's workers."""
     affinity = binding.worker_affinity
     return {AFFINITY: ",".join(map(str, affinity))} if affinity else {}
 
 
 def common(environments: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """The entries that all of ``environments`` share."""
+    """Return the entries that all of ``environments`` share."""
     each = iter(environments)
     shared = dict(next(each))
     for environment in each:
@@ -221,7 +222,7 @@ def common(environments: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def to_forward(environ: Mapping[str, str]) -> list[str]:
-    """The names of ``environ`` that make sense on other hosts, sorted."""
+    """Return the names in ``environ`` that make sense on other hosts, sorted."""
     return sorted(
         name
         for name in environ
@@ -230,13 +231,13 @@ def to_forward(environ: Mapping[str, str]) -> list[str]:
 
 
 def _place(cpus: CoreSet) -> str:
-    """``{1:13,57:13}`` for CPUs 1-13 and 57-69."""
+    """Return ``{1:13,57:13}`` for CPUs 1-13 and 57-69."""
     runs = (str(first) if length == 1 else f"{first}:{length}" for first, length in cpus.ranges())
     return "{" + ",".join(runs) + "}"
 
 
 def _series(places: Sequence[CoreSet]) -> Iterator[str]:
-    """``{2,58}:12`` for twelve places of which each is one CPU number further on, as OMP_PLACES has it."""
+    """Fold places as OMP_PLACES does: ``{2,58}:12`` is twelve places, each one CPU number further on."""
     numbers = [tuple(place) for place in places]
     while numbers:
         first, length = numbers[0], 1
@@ -248,9 +249,9 @@ def _series(places: Sequence[CoreSet]) -> Iterator[str]:
         numbers = numbers[length:]
 
 
-# Variables by which batch systems and launchers tell a process its rank.  Libraries that look for them take
-# those of an allocation around the job, or of another launcher, for the job's own.  One family each; a
-# launcher belongs to the one by which it tells the rank.
+# Variables by which batch systems and launchers give a process its rank, one family each.  Libraries would
+# read those of an enclosing allocation, or of another launcher, instead of the job's own.  A launcher belongs
+# to the family that contains its rank variable.
 _FAMILIES = (
     # Slurm
     (
@@ -279,9 +280,9 @@ _FAMILIES = (
 
 
 def foreign_claims(own: Collection[str], kept: Collection[str]) -> tuple[str, ...]:
-    """The variables to hide from ranks whose launcher tells them who they are by ``own``.
+    """Return the variables to hide from ranks whose launcher identifies them by ``own``.
 
-    ``kept`` are those that the user wants them to get nevertheless.
+    ``kept`` are those that the user wants ranks to get nevertheless.
     """
     families = (family for family in _FAMILIES if not set(family) & set(own))
     return tuple(name for family in families for name in family if name not in kept)

@@ -1,7 +1,7 @@
-"""One host's plan, from what is known of the host: one pure function, ``plan_host``.
+"""Plans one host from its facts, in one pure function, ``plan_host``.
 
 The planner calls it for every host, with the facts that it was given.  On a host whose facts were only
-assumed, each agent calls it again, with what it sees itself.
+assumed, each agent calls it again with the facts that it finds there.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class HostInput:
 
 
 def plan_host(host: HostInput, request: HostRequest) -> HostPlan:
-    """The plan of ``host``.  What the user has set himself is left out.
+    """Plan ``host``, without variables that the user has set.
 
-    Raises PlanError where the host lacks a library that is asked for.
+    Raises PlanError if the host lacks a requested library.
     """
     binding = host.binding
     libraries = _libraries(host, len(binding.ranks), request)

@@ -1,4 +1,4 @@
-"""The hosts of a job as the planner knows them, and what it asks of each."""
+"""The hosts of a job as the planner knows them, and the request for each."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from cpulaunch.plan.select import ranks_per_host
 
 
 def user_environment(config: Config) -> dict[str, str]:
-    """The variables that the user has set for the ranks."""
+    """Return the variables that the user has set for the ranks."""
     return {**config.environ, **config.env}
 
 
 def host_request(config: Config, backend: str) -> HostRequest:
-    """What the settings ask of every host."""
+    """Return the request that the settings make of every host."""
     cpu = config.cpu
     binding = BindingRequest(
         cores_per_rank=cpu.cores_per_rank,
@@ -51,9 +51,9 @@ def host_request(config: Config, backend: str) -> HostRequest:
 
 
 def _library(config: Config, setting: Setting[Any], wanted: str) -> str:
-    """The allocator, or the OpenMP runtime, that is asked for.
+    """Return the requested allocator or OpenMP runtime.
 
-    The environment is stronger than a file: an allocator in LD_PRELOAD stands in for the file's.
+    The environment is stronger than a file: an allocator in LD_PRELOAD replaces the file's.
     """
     preloaded = user_environment(config).get(PRELOAD, "").replace(":", " ").split()
     weak = config.origin(setting).source < Source.ENVIRONMENT
@@ -63,9 +63,9 @@ def _library(config: Config, setting: Setting[Any], wanted: str) -> str:
 def bind_hosts(
     config: Config, facts: Facts, hosts: Sequence[Host], request: HostRequest
 ) -> tuple[list[HostInput], HostRequest]:
-    """What is known of each of ``hosts``, with its ranks' CPUs.
+    """Return the input for each of ``hosts``, with its ranks' CPUs; and the settled request.
 
-    And the request by which the hosts' agents will come to the same.
+    With that request, the hosts' agents get the same result.
     """
     counts, user_env = ranks_per_host(config, hosts), user_environment(config)
 
@@ -80,12 +80,12 @@ def bind_hosts(
         inputs.append(HostInput(name, known, binding, assumed, user_env=user_env))
     bindings = [each.binding for each in inputs]
     if len({(each.worker_count, bool(each.worker_affinity)) for each in bindings}) > 1:
-        # oneCCL wants one number of workers on all ranks: the one that suits the smallest.
+        # oneCCL needs the same number of workers on all ranks, so take the smallest.
         workers = min(each.worker_count for each in bindings)
         dedicate = all(each.worker_affinity for each in bindings)
         asked = replace(request.binding, worker_count=workers, dedicate_workers=dedicate)
         inputs = [replace(each, binding=bound(each.name, each.facts, each.assumed, asked)) for each in inputs]
-    # Agents that bind anew must not come to another number.
+    # Agents that bind anew must get the same number.
     first = inputs[0].binding
     settled = replace(
         request.binding,
@@ -96,17 +96,17 @@ def bind_hosts(
 
 
 def _known(facts: Facts, name: str, request: HostRequest) -> tuple[HostFacts, bool]:
-    """The facts of the host ``name`` as far as they may be relied on, and whether they are only assumed."""
+    """Return the reliable facts of the host ``name``, and whether they are only assumed."""
     known, assumed = facts.of(name) if facts.listed else (facts.like, False)
     asked = {request.allocator, request.openmp} - {"auto", "default", GLIBC}
     if assumed and not asked <= set(known.libraries or ()):
-        # They may be there all the same: the host's agents will look.
+        # The host may have the libraries: its agents will look.
         known = replace(known, libraries=None)
     return known, assumed
 
 
 def _bind(host: str, topology: Topology, request: BindingRequest, like: str) -> Binding:
-    """``like`` is what an assumed host is assumed to match, in words for errors; empty for a known one."""
+    """Bind ranks.  ``like`` names what an assumed host is assumed to match; empty for a known one."""
     try:
         return bind(topology, request)
     except CpulaunchError as e:
@@ -119,7 +119,7 @@ def _bind(host: str, topology: Topology, request: BindingRequest, like: str) -> 
 
 
 def plan_hosts(hosts: Sequence[HostInput], request: HostRequest) -> tuple[HostPlan, ...]:
-    """The plan of each host."""
+    """Return the plan of each host."""
     planned: list[HostPlan] = []
     for host in hosts:
         try:

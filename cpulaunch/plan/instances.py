@@ -1,7 +1,7 @@
-"""Instances: independent programs on cores of their own, in place of the ranks of one job.
+"""Instances: independent programs, each on its own cores, instead of the ranks of one job.
 
 To everything but the program itself, an instance is a rank: it is placed, started and watched as one.  But it
-is told no rank, there is no process group, and where one fails, the others go on.
+gets no rank variables, there is no process group, and if one fails, the others go on.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from cpulaunch.plan.request import HostRequest
 from cpulaunch.wording import counted
 
 NO_BACKEND: Literal["none"] = "none"
-"""The backend of programs that have no process group."""
+"""The backend of programs without a process group."""
 
 THROUGHPUT_MODE, LATENCY_MODE = "throughput-mode", "latency-mode"
-"""The options by which each instance gets a NUMA node, and as many as fit a few cores, without dashes."""
+"""Options, without dashes: one instance per NUMA node, or as many as fit with a few cores each."""
 
 _EACH = Origin.of_option("--each")
 
-# Settings of ranks, each with what an error says to use instead.
+# Settings of ranks, each with the alternative that an error suggests.
 _OF_RANKS: dict[Setting[Any], str] = {
     Config.hosts.nproc: "leave it out: --instances N is the number of instances",
     Config.hosts.nproc_per_node: "leave it out: --instances N is divided evenly over the hosts",
@@ -39,16 +39,16 @@ _OF_RANKS: dict[Setting[Any], str] = {
 
 
 def are_wanted(config: Config) -> bool:
-    """Whether ``config``, as `as_instances` has made it, is one of instances."""
+    """Return whether ``config``, as returned by `as_instances`, is a job of instances."""
     return config.instances.count != "none"
 
 
 def as_instances(config: Config, lines: int = 0) -> Config:
-    """``config`` as its job is planned by: where that is of instances, without what is about ranks.
+    """Return ``config`` as its job is planned; for instances, without settings about ranks.
 
-    ``lines`` is the number of lines of ``--each``, 0 without that.  What it returns, it returns unchanged.
-    Raises ConfigError for settings that contradict each other and are equally strong; of others, the stronger
-    one counts.
+    ``lines`` is the number of lines of ``--each``, 0 without it.  Idempotent: such a config is returned
+    unchanged.  Raises ConfigError for contradicting settings of equal strength; otherwise the stronger one
+    counts.
     """
     config = with_their_number(config, lines)
     if not are_wanted(config):
@@ -76,9 +76,9 @@ def as_instances(config: Config, lines: int = 0) -> Config:
 
 
 def with_their_number(config: Config, lines: int = 0) -> Config:
-    """``config`` with the number of instances that other settings stand for, or none of them.
+    """Return ``config`` with the number of instances that other settings imply.
 
-    That number is none where a number of ranks is asked for by a stronger source.  ``lines`` as above.
+    There are no instances if a stronger source sets a number of ranks.  ``lines`` as in `as_instances`.
     """
     if _ranks_are_said(config, lines):
         return _without_instances(config)
@@ -89,7 +89,7 @@ def with_their_number(config: Config, lines: int = 0) -> Config:
 
 
 def _ranks_are_said(config: Config, lines: int) -> bool:
-    """Whether a number of ranks is asked for by a stronger source than all that makes instances."""
+    """Return whether a number of ranks is set by a stronger source than everything that implies instances."""
     instances = [config.origin(Config.instances.count), config.origin(Config.instances.cores_per_instance)]
     strongest = max(origin.source for origin in [*instances, *[_EACH] * bool(lines)])
     ranks = [
@@ -109,7 +109,7 @@ def _without_instances(config: Config) -> Config:
 
 def _refuse_what_needs_instances(config: Config) -> None:
     said: list[Setting[Any]] = [Config.instances.only] if config.instances.only != "all" else []
-    # A file may say for all jobs what there is to do where one of many instances fails.
+    # A file may say for all jobs what to do if one of many instances fails.
     if config.instances.fail_fast and config.origin(Config.instances.fail_fast).source is Source.COMMAND_LINE:
         said.append(Config.instances.fail_fast)
     for setting in said:
@@ -118,9 +118,9 @@ def _refuse_what_needs_instances(config: Config) -> None:
 
 
 def _counted_by_others(config: Config, lines: int) -> Config:
-    """With the number of instances that ``--each`` or their cores stand for, unless it is said to be none.
+    """Add the number of instances implied by ``--each`` or their cores, unless a stronger source says none.
 
-    A weaker source, such as a file, doesn't say so.
+    A weaker source, such as a file, doesn't prevent it.
     """
     none = config.origin(Config.instances.count).source
     if lines and none < _EACH.source:
@@ -138,7 +138,7 @@ def _refuse_unless_weaker(config: Config, setting: Setting[Any], hint: str) -> N
 
 
 def check_lines(program: Program, count: int) -> None:
-    """PlanError where there isn't a line of arguments for each instance."""
+    """Raise PlanError unless there is a line of arguments for each instance."""
     if program.each and len(program.each) != count:
         raise PlanError(
             f"--each has {counted(len(program.each), 'line')}, and the job {counted(count, 'instance')}",
@@ -149,10 +149,10 @@ def check_lines(program: Program, count: int) -> None:
 def only_one(
     config: Config, number: int, hosts: Sequence[HostPlan], request: HostRequest
 ) -> tuple[tuple[HostPlan, ...], HostRequest]:
-    """The one instance that is to run, as the plan's only one.
+    """Return a plan's hosts and request with instance ``number`` only.
 
-    PlanError where there is none of this number.  The request is such that the agent of a host that nobody
-    looked at comes to the same cores.
+    Raises PlanError if there is no such instance.  With the request, the agent of a host with assumed facts
+    chooses the same cores.
     """
     every = [(host, rank) for host in hosts for rank in host.ranks]
     if number >= len(every):

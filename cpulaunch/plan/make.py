@@ -1,7 +1,7 @@
 """Config and facts → plan.
 
-``make_plan`` is pure: the same arguments give the same plan.  It looks at nothing else, except that a
-launcher of another package is found by its name.
+``make_plan`` is pure: the same arguments give the same plan.  Its only other input is a launcher of another
+package, which is found by name.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ from cpulaunch.plan.select import (
 from cpulaunch.plan.training import HostSpeed, PrecisionDecision, decide_backend, decide_precision
 from cpulaunch.wording import shortened
 
-# The settings that have a variable of the field: a stronger source may overrule what the user has set by it.
+# Settings with a variable of the field: a stronger source may override the user's value of the variable.
 _FIELD_VARIABLES = [(setting, setting.variable) for setting in SETTINGS.values() if setting.variable]
 
 
 def make_plan(
     config: Config, facts: Facts, program: Program, precision: PrecisionDecision | None = None
 ) -> Plan:
-    """The plan for ``program``.  Raises PlanError or ConfigError where the request can't be fulfilled.
+    """Return the plan for ``program``.  Raises PlanError or ConfigError if the request can't be fulfilled.
 
-    ``precision`` is that of the job's first attempt, where this plan is for another one.
+    ``precision`` is that of the job's first attempt, if this plan is for a later one.
     """
     check_restarts(config := as_instances(config))
     listed = chosen_hosts(config, facts)
@@ -116,18 +116,18 @@ def make_plan(
 
 
 def _decided(job: _PlannedHosts, precision: PrecisionDecision) -> dict[Setting[Any], Any]:
-    """The decisions that ranks and instances are told, by their settings."""
+    """Return the decisions that ranks and instances get, by setting."""
     transport = {Config.ccl.transport: job.transport.name} if job.transport.name else {}
     return {Config.training.precision: precision.precision, **transport}
 
 
 def _decided_of_ranks(master: MasterAddress, backend: str) -> dict[Setting[Any], Any]:
-    """Those that ranks alone are told."""
+    """Return the decisions that only ranks get."""
     return {Config.hosts.master_addr: master.address, Config.training.backend: backend}
 
 
 def _speeds(job: _PlannedHosts) -> list[HostSpeed]:
-    """What is known of each host's speed."""
+    """Return what is known of each host's speed."""
     speeds = []
     for host, each in zip(job.hosts, job.bound, strict=True):
         known = each.facts
@@ -153,7 +153,7 @@ class _PlannedHosts(NamedTuple):
 def _plan_all(
     config: Config, facts: Facts, listed: Sequence[Host], launcher: Launcher, backend: str
 ) -> _PlannedHosts:
-    """First all ranks' CPUs, then what collectives need on the narrowest host, then each host's plan."""
+    """Bind all ranks, then choose communication for the narrowest host, then plan each host."""
     asked = host_request(config, backend)
     bound, request = bind_hosts(config, facts, listed, asked)
     network = _network(config, bound, launcher, backend)
@@ -176,7 +176,7 @@ def _plan_all(
 
 
 class _Network(NamedTuple):
-    """What collectives get: ``shared`` variables on all hosts, and those `of_host` on one."""
+    """Variables for collectives: ``shared`` by all hosts, and those `of_host` of one."""
 
     provider: Provider
     transport: Transport
@@ -201,9 +201,9 @@ def _network(config: Config, bound: Sequence[HostInput], launcher: Launcher, bac
 def _instances(
     config: Config, program: Program, job: _PlannedHosts, listed: tuple[Host, ...]
 ) -> tuple[_PlannedHosts, tuple[Host, ...], Instances | None]:
-    """The job's hosts, the same as they were listed, and its instances; None where it is one of ranks.
+    """Return the job's hosts, the listed hosts, and its instances; None for a job of ranks.
 
-    Where only one instance is to run, no more than its host is left.
+    If only one instance is to run, only its host is left.
     """
     if not are_wanted(config):
         return job, listed, None
@@ -215,7 +215,7 @@ def _instances(
     hosts, request = only_one(config, number, job.hosts, job.request)
     left = tuple(host for host in listed if host.name == hosts[0].host)
     bound = [each for each in job.bound if each.name == hosts[0].host]
-    # Of cores that no instance has, and of the other hosts, this job is not about.
+    # Leave out notes about idle cores and other hosts, which don't concern the only instance.
     notes = tuple(note for note in job.notes if note not in _binding_notes(job.bound))
     job = job._replace(hosts=hosts, bound=bound, request=request, notes=notes)
     return job, left, Instances(count, number)
@@ -230,7 +230,7 @@ def _binding_notes(bound: Sequence[HostInput]) -> list[str]:
 
 
 def _with_shared_threads(hosts: tuple[HostPlan, ...]) -> tuple[dict[str, str], tuple[HostPlan, ...]]:
-    """OMP_NUM_THREADS, where it is the same for all ranks, and the hosts without it then."""
+    """Return OMP_NUM_THREADS if it is the same for all ranks, and then the hosts without it."""
     shared = common({THREADS: rank.env[THREADS]} for host in hosts for rank in host.ranks)
     if not shared:
         return {}, hosts
@@ -244,7 +244,7 @@ def _with_shared_threads(hosts: tuple[HostPlan, ...]) -> tuple[dict[str, str], t
 
 
 def _as_the_user_has_set(config: Config, variables: dict[str, str]) -> dict[str, str]:
-    """``variables`` with the user's own values, which belong into the plan, too."""
+    """Return ``variables`` with the user's own values, which also belong into the plan."""
     decided = {name for setting, name in _FIELD_VARIABLES if config.is_set(setting)}
     return {
         name: value if name in decided else config.environ.get(name, value)
@@ -252,11 +252,11 @@ def _as_the_user_has_set(config: Config, variables: dict[str, str]) -> dict[str,
     }
 
 
-# ---- what it all came to
+# ---- the result
 
 
 def _environment(config: Config, job: _PlannedHosts, decided: Mapping[Setting[Any], Any]) -> dict[str, str]:
-    """What all programs get; instances nothing of how ranks meet."""
+    """Return what all programs get; instances get nothing about how ranks meet."""
     told = rank_settings(config, decided)
     if are_wanted(config):
         del told[variables.BACKEND]
@@ -269,7 +269,7 @@ def _environment(config: Config, job: _PlannedHosts, decided: Mapping[Setting[An
 
 
 def _hidden_note(config: Config, hidden: Sequence[str]) -> str:
-    # In a Slurm job, Slurm's are those of the job itself, and every job would be told.
+    # In a Slurm job, Slurm's variables describe the job itself; a note would appear in every job.
     known = ("SLURM_",) if "SLURM_JOB_ID" in config.environ else ()
     found = [name for name in hidden if name in config.environ and not name.startswith(known)]
     if not found:
@@ -279,7 +279,7 @@ def _hidden_note(config: Config, hidden: Sequence[str]) -> str:
 
 
 def _set_by(config: Config, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of the variables ``names`` that the user has set."""
+    """Return the variables among ``names`` that the user has set."""
     return tuple(sorted(name for name in names if name in config.environ))
 
 
@@ -292,7 +292,7 @@ def _left_out_note(chosen: LauncherDecision, names: Sequence[str]) -> str:
 
 
 def _found(config: Config, chosen: LauncherDecision, job: _PlannedHosts) -> dict[Setting[Any], Any]:
-    """What was found for settings that are ``auto``."""
+    """Return what was found for settings that are ``auto``."""
     found: dict[Setting[Any], Any] = {
         Config.launcher: chosen.setting,
         **({Config.hosts.nnodes: len(job.hosts)} if config.hosts.nnodes == "all" else {}),
@@ -313,7 +313,7 @@ def _found(config: Config, chosen: LauncherDecision, job: _PlannedHosts) -> dict
 
 
 def _found_for_ranks(config: Config, job: _PlannedHosts) -> dict[Setting[Any], Any]:
-    """The same for settings that mean nothing to instances."""
+    """Return the same for settings that mean nothing to instances."""
     ranks = [len(host.ranks) for host in job.hosts]
     transport: str = config.ccl.transport
     if transport == "auto" or job.transport.note:

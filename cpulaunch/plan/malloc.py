@@ -1,8 +1,8 @@
-"""glibc's malloc, tuned to keep the memory that a program frees.
+"""Tunes glibc's malloc to keep the memory that a program frees.
 
-By default glibc takes each large tensor from the kernel and gives it back when it is freed, so that the
-kernel has to clear the same pages again in every step.  ``GLIBC_TUNABLES`` changes that ("Memory Allocation
-Tunables" in the manual of glibc).
+By default, glibc takes each large tensor from the kernel and returns it when it is freed, so the kernel has
+to clear the same pages again in every step.  ``GLIBC_TUNABLES`` changes that ("Memory Allocation Tunables" in
+the manual of glibc).
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from collections.abc import Mapping
 from cpulaunch.errors import PlanError
 
 GLIBC = "glibc"
-"""What glibc's tuned malloc is called in the settings."""
+"""Name of glibc's tuned malloc in the settings."""
 
 TUNABLES = "GLIBC_TUNABLES"
 
 KEEP = {
-    # Never mmap, for which a large threshold would do, too; but before 2.35 glibc takes none above 32 MiB.
+    # Never mmap.  A large threshold would have the same effect, but before 2.35 glibc accepts at most 32 MiB.
     "glibc.malloc.mmap_max": 0,
     "glibc.malloc.trim_threshold": 16 << 30,
     "glibc.malloc.top_pad": 64 << 20,
-    # torch aligns its tensors to 64 bytes.  The few bytes that are cut off to this end would go to these two
-    # caches, which keep them from being merged with the tensor when it is freed: the next tensor of the same
-    # size wouldn't fit there, and the heap would grow (sourceware.org/bugzilla/show_bug.cgi?id=14581).
+    # torch aligns its tensors to 64 bytes.  The few bytes cut off for that would go to these two caches,
+    # which keep them from being merged with the tensor when it is freed: the next tensor of the same size
+    # wouldn't fit there, and the heap would grow (sourceware.org/bugzilla/show_bug.cgi?id=14581).
     "glibc.malloc.mxfast": 0,
     "glibc.malloc.tcache_count": 0,
 }
-"""The tunables by which glibc's malloc keeps freed memory for the next step."""
+"""Tunables with which glibc's malloc keeps freed memory for the next step."""
 
 OLDEST = (2, 26)
 """The first glibc that reads tunables."""
 
 ENOUGH = 8 << 30
-"""Bytes of memory per rank that are enough for a rank of unknown size."""
+"""Bytes of memory per rank that suffice for a rank of unknown size."""
 
-# The variables by which glibc lets users set the same.
+# glibc's older variables for the same.
 _OWN_VARIABLES = {
     "glibc.malloc.mmap_max": "MALLOC_MMAP_MAX_",
     "glibc.malloc.trim_threshold": "MALLOC_TRIM_THRESHOLD_",
@@ -45,16 +45,16 @@ _OWN_VARIABLES = {
 
 
 def demand_glibc(libc: str | None) -> None:
-    """Raise PlanError where the host's C library is known, and can't be tuned."""
+    """Raise PlanError if the host's C library is known and can't be tuned."""
     if libc is not None and (why := _why_not_tunable(libc)):
         raise PlanError(f"allocator {GLIBC}: {why}", hint="--allocator auto takes what a host has")
 
 
 def why_untuned(libc: str | None, limit: int | None, ranks: int) -> str:
-    """Why the malloc of a host with so many ``ranks`` is left as it is; empty if it is to be tuned.
+    """Return why the malloc of a host with ``ranks`` ranks isn't tuned; empty if it is to be tuned.
 
     ``libc`` and ``limit`` are the ``libc`` and the ``memory_limit`` of `HostFacts`.  Freed memory that is
-    kept counts towards the limit, and nobody knows how much the program needs.
+    kept counts towards the limit, and the program's need is unknown.
     """
     if libc is None:
         return "the C library is unknown"
@@ -67,7 +67,7 @@ def why_untuned(libc: str | None, limit: int | None, ranks: int) -> str:
 
 
 def tunables(users: Mapping[str, str]) -> str:
-    """The value of GLIBC_TUNABLES: the user's own, in the variables ``users``, and KEEP but for those."""
+    """Return GLIBC_TUNABLES: the user's own, from the variables ``users``, and KEEP except for those."""
     own = users.get(TUNABLES, "")
     taken = {each.partition("=")[0] for each in own.split(":")}
     taken |= {name for name, variable in _OWN_VARIABLES.items() if variable in users}

@@ -1,4 +1,4 @@
-"""What the ranks are told of collectives and the network: the provider, interfaces, oneCCL's settings."""
+"""Plans collectives and the network: libfabric's provider, interfaces, oneCCL's settings."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from cpulaunch.plan.hosts import user_environment
 
 
 class Provider(NamedTuple):
-    """libfabric's provider, None where nothing but its default is known, and notes on cards left unused."""
+    """libfabric's provider, None if only its default is known, and notes on unused cards."""
 
     name: str | None
     notes: tuple[str, ...] = ()
 
 
 class Interfaces(NamedTuple):
-    """A host's network interfaces, where known: to the other hosts, and of the provider's card."""
+    """A host's network interfaces, if known: to the other hosts, and of the provider's card."""
 
     interface: str | None
     card: str | None
 
 
 class Communication(NamedTuple):
-    """The variables for collectives: those that all hosts share, and all of them for each `Interfaces`."""
+    """Variables for collectives: those that all hosts share, and all of them for each `Interfaces`."""
 
     shared: dict[str, str]
     by_interfaces: dict[Interfaces, dict[str, str]]
 
     def of_host(self, interfaces: Interfaces) -> dict[str, str]:
-        """What a host with these interfaces needs besides what all share."""
+        """Return what a host with these interfaces needs besides the shared variables."""
         return {k: v for k, v in self.by_interfaces[interfaces].items() if k not in self.shared}
 
 
 def choose_provider(config: Config, backend: str, hosts: Sequence[HostInput]) -> Provider:
-    """The provider that the user chose, else that of a card which works on all hosts."""
+    """Return the provider that the user chose, else that of a card which works on all hosts."""
     chosen = config.ccl.provider
     if chosen != "auto":
         return Provider(chosen)
@@ -57,9 +57,9 @@ def choose_provider(config: Config, backend: str, hosts: Sequence[HostInput]) ->
 
 
 class Transport(NamedTuple):
-    """What carries the collectives of ccl, and a note where that isn't what was asked for.
+    """The transport of ccl's collectives, and a note if it isn't the requested one.
 
-    The name is empty with another backend.
+    The name is empty for other backends.
     """
 
     name: str
@@ -69,11 +69,11 @@ class Transport(NamedTuple):
 def choose_transport(
     config: Config, bound: Sequence[HostInput], backend: str, provider: str | None
 ) -> Transport:
-    """What `decide_transport` says for the whole job, but for Intel's bindings, which never ask it."""
+    """Return `decide_transport` for the whole job; Intel's bindings have only oneCCL's transports."""
     if backend != "ccl":
         return Transport("")
     requested = config.ccl.transport
-    if config.ccl.binding == "oneccl_bind_pt":  # which knows nothing of cpulaunch's own transports
+    if config.ccl.binding == "oneccl_bind_pt":  # it doesn't know cpulaunch's own transports
         name = "mpi" if requested == "mpi" else "ofi"
         dropped = requested not in ("auto", name)
         where = config.where(Config.ccl.transport)
@@ -81,7 +81,7 @@ def choose_transport(
             name, f"{where}: oneccl_bind_pt has no {requested}; it takes {name}" if dropped else ""
         )
     user_variables = user_environment(config)
-    user_variables.pop("CCL_ATL_TRANSPORT", None)  # it is a source of the setting, and maybe overruled
+    user_variables.pop("CCL_ATL_TRANSPORT", None)  # a source of the setting, which may be overridden
     name = decide_transport(
         requested,
         hosts=len(bound),
@@ -94,7 +94,7 @@ def choose_transport(
 
 
 def interfaces_of(config: Config, facts: HostFacts, provider: str | None, *, several: bool) -> Interfaces:
-    """The interfaces of a host with these facts; ``several``: the job has more hosts than one."""
+    """Return the interfaces of a host with these facts; ``several``: the job has several hosts."""
     chosen = config.ccl.interface
     found = facts.interface if several else None
     cards = (card for card in facts.fabrics or () if card.provider == provider and not card.unusable)
@@ -110,9 +110,9 @@ def plan_communication(
     provider: str | None,
     transport: str,
 ) -> Communication:
-    """One set of variables for all ranks, as collectives want it: that of the narrowest host.
+    """Return one set of variables for all ranks, as collectives need it: that of the narrowest host.
 
-    ``transport`` is that of `choose_transport`.
+    ``transport`` is from `choose_transport`.
     """
     bindings = [each.binding for each in bound]
     ranks = [rank for binding in bindings for rank in binding.ranks]

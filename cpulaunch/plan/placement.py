@@ -1,7 +1,7 @@
-"""A plan's ranks and hosts, and all that agents must know of it: one text that travels by environment.
+"""A plan's ranks and hosts, and everything else that agents need: one text that travels by environment.
 
-Like hosts share a part of the text, so that a thousand like hosts cost a few kilobytes more than one.
-A text that is too long for one variable is compressed, and goes on in the next variables where need be.
+Like hosts share a part of the text, so a thousand like hosts cost only a few kilobytes more than one.
+A text that is too long for one variable is compressed and, if necessary, continued in further variables.
 Named tuples, not dataclasses: those would cost every agent 6 ms at its start.
 """
 
@@ -17,20 +17,21 @@ from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import INSTANCE, RANKS, Names
 
 VERSION = 3
-"""Of the text.  It changes with any field, so that an agent of another cpulaunch says so and ends."""
+"""Version of the text.  It changes with any field, so an agent of another cpulaunch reports it and ends."""
 
 MAX_PART = 120 * 1024
-"""Bytes of it that one variable takes.  With its name it may have 128 KiB (execve(2), MAX_ARG_STRLEN)."""
+"""Maximum bytes of the text in one variable, which with its name is limited to 128 KiB (execve(2),
+MAX_ARG_STRLEN)."""
 
 
 NUMBER = "{instance}"
-"""What stands for an instance's number in its arguments."""
+"""Placeholder for an instance's number in its arguments."""
 
 
 class IdentityVariables(NamedTuple):
-    """The names of the variables by which a launcher tells a process who it is.
+    """Names of the variables by which a launcher identifies a process.
 
-    ``local_size`` is empty where the launcher doesn't tell the number of ranks on the host.
+    ``local_size`` is empty if the launcher doesn't give the number of ranks on the host.
     """
 
     rank: str
@@ -40,12 +41,12 @@ class IdentityVariables(NamedTuple):
 
 
 class RankPlan(NamedTuple):
-    """One rank of a host: its CPUs, as `bind` gives them, and what `plan_host` adds for its program.
+    """One rank of a host: its CPUs, from `bind`, and what `plan_host` adds for its program.
 
-    ``cores`` are for its computation, ``comm_cores`` for oneCCL's workers.  ``threads`` are OpenMP's: the
-    number of physical compute cores, unless a CPU quota or the user says otherwise.  ``places`` are the CPUs
-    of each of these cores, empty where other ranks may be on them, too, and once ``env`` has them.
-    ``memory_policy`` is in the kernel's words, such as ``prefer:1``; empty where the kernel's default stays.
+    ``cores`` are for its computation, ``comm_cores`` for oneCCL's workers.  ``threads`` is OpenMP's number:
+    that of physical compute cores, unless a CPU quota or the user says otherwise.  ``places`` are the CPUs of
+    each of these cores; empty if other ranks may also use them, and once ``env`` contains them.
+    ``memory_policy`` is in the kernel's notation, such as ``prefer:1``; empty for the kernel's default.
     """
 
     local_rank: int
@@ -58,7 +59,7 @@ class RankPlan(NamedTuple):
     env: Mapping[str, str] = {}
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, without its number; core lists are folded, such as ``0-13,28``."""
+        """Return plain data, without the number; core lists are folded, such as ``0-13,28``."""
         return {
             "cores": str(self.cores),
             "comm_cores": str(self.comm_cores),
@@ -70,7 +71,7 @@ class RankPlan(NamedTuple):
 
     @classmethod
     def from_json(cls, local_rank: int, raw: Mapping[str, Any]) -> RankPlan:
-        """What `to_json` gave."""
+        """Undo `to_json`."""
         cores, comm_cores, nodes = (
             CoreSet.parse(raw[name]) for name in ("cores", "comm_cores", "numa_nodes")
         )
@@ -80,9 +81,9 @@ class RankPlan(NamedTuple):
 class HostPlan(NamedTuple):
     """One host and its ranks, which are contiguous.
 
-    ``assumed``: its topology is that of another host, so its agents plan it anew.  ``env`` is what its ranks
-    share.  ``allocator`` and ``openmp`` are the libraries that they get, and ``notes`` are on these; agents
-    aren't told them.
+    ``assumed``: its topology is that of another host, so its agents plan it anew.  ``env`` is shared by its
+    ranks.  ``allocator`` and ``openmp`` are the libraries that they get, and ``notes`` are about these;
+    agents don't receive them.
     """
 
     host: str
@@ -95,30 +96,30 @@ class HostPlan(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, without its name: what like hosts have in common."""
+        """Return plain data, without the name: what like hosts have in common."""
         return {"assumed": self.assumed, "env": self.env, "ranks": [rank.to_json() for rank in self.ranks]}
 
     @classmethod
     def from_json(cls, host: str, raw: Mapping[str, Any]) -> HostPlan:
-        """What `to_json` gave, of the host called ``host``."""
+        """Undo `to_json`, for the host called ``host``."""
         ranks = tuple(RankPlan.from_json(number, rank) for number, rank in enumerate(raw["ranks"]))
         return cls(host, raw["assumed"], raw["env"], ranks)
 
 
 class Placement(NamedTuple):
-    """All that an agent must know of the plan.
+    """Everything that an agent must know of the plan.
 
-    ``launcher`` is its name, ``identity`` the variables by which it tells a process who it is.
+    ``launcher`` is the launcher's name, ``identity`` the variables by which it identifies a process.
     ``agents_are_children``: cpulaunch itself is the agents' parent.  ``daemon_outlives_link``: the launcher's
-    daemon, which is the agents' parent on each host, stays when the network to it is cut.
+    daemon, the agents' parent on each host, stays when the network to it is cut.
     ``python``: the program is a Python script or module.  ``directory`` is where it is started.
     ``hosts`` are in the order of ranks.  ``request`` is what an assumed host is planned by
-    (`plan.request.HostRequest`, as JSON data).  ``env`` are variables that must not show
-    in argument lists; ``hidden`` are names that the program doesn't get.  ``telemetry``: the launcher
-    wants to know what steps take.  ``stdin`` is the rank that has the agents' stdin.  Periods are in seconds.
+    (`plan.request.HostRequest`, as JSON data).  ``env`` are variables that must not appear in argument lists;
+    ``hidden`` are names that the program doesn't get.  ``telemetry``: the launcher wants telemetry of steps.
+    ``stdin`` is the rank that gets the agents' stdin.  Periods are in seconds.
 
-    ``instances``: so many independent programs in all, of which rank 0 is number ``first_instance``; 0 where
-    there are ranks.  ``each`` are the ranks' further arguments, or nothing.
+    ``instances``: the number of independent programs in all, the first of which, rank 0, is number
+    ``first_instance``; 0 if there are ranks.  ``each`` are the ranks' further arguments, or nothing.
     """
 
     launcher: str
@@ -142,11 +143,11 @@ class Placement(NamedTuple):
 
     @property
     def names(self) -> Names:
-        """What its programs are called."""
+        """The names of its programs."""
         return Names(INSTANCE, self.first_instance) if self.instances else RANKS
 
     def to_variables(self) -> dict[str, str]:
-        """As environment variables.  Raises PlanError where it doesn't fit into all of them."""
+        """Return environment variables.  Raises PlanError if the text doesn't fit into all of them."""
         text = self._to_json()
         if len(text) > MAX_PART:
             text = _compressed(text)
@@ -170,7 +171,7 @@ class Placement(NamedTuple):
 
     @classmethod
     def from_variables(cls, environ: Mapping[str, str]) -> Placement:
-        """Raises HostError where it isn't whole, or another version of cpulaunch has written it."""
+        """Undo `to_variables`.  Raises HostError if it isn't whole, or of another version of cpulaunch."""
         text = "".join(environ.get(name, "") for name in variables.PLACEMENT)
         try:
             raw = json.loads(text if text.startswith("{") else _decompressed(text))
@@ -192,7 +193,7 @@ class Placement(NamedTuple):
 
 
 def _folded(hosts: Sequence[HostPlan]) -> tuple[list[tuple[str, int]], list[dict[str, Any]]]:
-    """Each host's name with an index into the second list, in which like hosts share an entry."""
+    """Return each host's name with an index into the second list, in which like hosts share an entry."""
     numbers: dict[object, int] = {}
     named: list[tuple[str, int]] = []
     different: list[dict[str, Any]] = []
@@ -206,14 +207,14 @@ def _folded(hosts: Sequence[HostPlan]) -> tuple[list[tuple[str, int]], list[dict
 
 
 def _compressed(text: str) -> str:
-    import base64  # for a plan of very many hosts that differ, alone
+    import base64  # only for a plan of very many different hosts
     import zlib
 
     return base64.b64encode(zlib.compress(text.encode())).decode()
 
 
 def _decompressed(text: str) -> bytes:
-    """Raises ValueError."""
+    """Undo the compression.  Raises ValueError."""
     import base64
     import zlib
 
@@ -224,15 +225,15 @@ def _decompressed(text: str) -> bytes:
 
 
 def guard(arguments: Sequence[str]) -> list[str]:
-    """The arguments in a form that mpiexec hands on unchanged: to it, a lone ``:`` ends a program."""
+    """Escape arguments that mpiexec would change: a lone ``:`` ends a program there."""
     return ["\\" + a if a.lstrip("\\") == ":" else a for a in arguments]
 
 
 def unguard(arguments: Sequence[str]) -> list[str]:
-    """What ``guard`` was given."""
+    """Undo ``guard``."""
     return [a[1:] if a.startswith("\\") and a.lstrip("\\") == ":" else a for a in arguments]
 
 
 def own_arguments(argv: Sequence[str], own: Sequence[str], number: int) -> list[str]:
-    """An instance's command: with arguments of its ``own``, and its number where they name it."""
+    """Return an instance's command: with its ``own`` arguments, and its number in place of NUMBER."""
     return [argv[0], *(word.replace(NUMBER, str(number)) for word in (*argv[1:], *own))]

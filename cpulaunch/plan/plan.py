@@ -1,4 +1,4 @@
-"""The plan: where each rank runs, in which environment, started by what.  Values, with JSON."""
+"""The plan: each rank's place and environment, and the launcher.  Values, with JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cpulaunch.model.network import Interface
 from cpulaunch.plan.placement import HostPlan
 from cpulaunch.plan.request import HostRequest
 
-if TYPE_CHECKING:  # agents, which plan a host anew, needn't know of settings
+if TYPE_CHECKING:  # agents, which plan a host anew, don't need settings
     from cpulaunch.config.config import SettingRow, Settings
     from cpulaunch.config.setting import Setting
     from cpulaunch.plan.training import PrecisionDecision
@@ -24,8 +24,8 @@ class Program:
     """What every rank runs, and in which directory.
 
     ``python``: ``argv`` is an interpreter, and a script or ``-m module`` with their arguments.
-    ``interpreter`` is what runs the agents.  Paths are absolute.  ``each``: further arguments for each
-    instance, in their order; empty where all get the same.
+    ``interpreter`` runs the agents.  Paths are absolute.  ``each``: further arguments for each instance, in
+    their order; empty if all get the same.
     """
 
     argv: tuple[str, ...]
@@ -37,36 +37,38 @@ class Program:
 
 @dataclass(frozen=True)
 class Instances:
-    """How many instances there are in all, and the plan's first: not 0 where that is the only one to run."""
+    """The number of all instances, and the plan's first: not 0 if that is the only one to run."""
 
     count: int
     first: int = 0
 
 
-# The document's names are part of the interface; within the program, a launcher is a launcher.
+# The document's names are an interface; within the program, "launcher" is the launcher that was chosen.
 _JSON_NAMES = {"launcher_setting": "launcher", "launcher": "starter"}
-_ONLY_IF_THERE = ("instances", "each", "here", "launcher_why", "left_out")  # what most plans don't have
+_ONLY_IF_THERE = ("instances", "each", "here", "launcher_why", "left_out")  # most plans lack these
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything about a job but what differs at each start.
+    """A job, except for what differs at each start.
 
-    ``launcher`` is the name of the launcher that starts the ranks; ``launcher_setting`` is the setting's
-    value, which may stand for several; ``launcher_why`` is that of `LauncherDecision`.  ``transport``, of
-    `decide_transport`, carries ccl's collectives; it is empty with another backend.  ``allocator`` says which
-    allocator the hosts' ranks get, and why.
-    ``env`` reaches every rank; ``private`` are those of its names that must not show in argument lists;
-    ``forward`` are names of the user's own variables that the launcher has to hand on.  ``hidden`` are names
-    that no rank gets: they would tell it that it is another rank.
+    ``launcher`` is the name of the launcher that starts the ranks.  ``launcher_setting`` is the setting's
+    value, which may stand for several launchers; ``launcher_why`` is from `LauncherDecision`.
+    ``transport``, from `decide_transport`, carries ccl's collectives; it is empty with another backend.
+    ``allocator`` is the allocator of the hosts' ranks, with the reason.
+    ``env`` reaches every rank; ``private`` are the names in it that must not appear in argument lists.
+    ``forward`` are names of the user's own variables that the launcher has to pass on.
+    ``hidden`` are names that no rank gets: they would identify it as another rank.
     ``here_alone``: the job stays on the host that it is started from.
-    ``request`` is what every host was planned by.  ``settings`` are those of the job, and ``found`` is what
-    was found or decided for some of them, in the types of JSON: a list where it differs by host.
-    ``egress_interface`` is the launching host's interface to the others, where it is known.
-    ``here`` are the names of hosts that are the launching one.
-    ``user_mpi_variables`` are names of variables by which the user has told mpiexec how to reach hosts, and
-    ``left_out`` those that it doesn't get.
-    ``instances``: the plan's ranks are independent programs.  ``precision``: the one of all ranks, and why.
+    ``request`` is what every host was planned by.
+    ``settings`` are those of the job.  ``found`` is what was found or decided for some of them, in the types
+    of JSON: a list if it differs by host.
+    ``egress_interface`` is the launching host's interface to the others, if it is known.
+    ``here`` are the hosts' names that denote the launching host.
+    ``user_mpi_variables`` are names of variables by which the user has configured how mpiexec reaches hosts;
+    ``left_out`` are the ones among them that mpiexec doesn't get.
+    ``instances``: the plan's ranks are independent programs.
+    ``precision``: that of all ranks, with the reason.
     """
 
     launcher_setting: str
@@ -98,20 +100,20 @@ class Plan:
 
     @property
     def names(self) -> Names:
-        """What its programs are called."""
+        """The names of its programs."""
         return Names(INSTANCE, self.instances.first) if self.instances else RANKS
 
     @property
     def noun(self) -> str:
-        """What one of its programs is called."""
+        """The word for one of its programs."""
         return self.names.noun
 
     def setting_rows(self) -> Iterator[SettingRow]:
-        """Every setting with what was found for it."""
+        """Yield every setting with what was found for it."""
         return self.settings.rows(self.found)
 
     def _hosts_as_json(self) -> Iterator[dict[str, Any]]:
-        """Each host with its name, and with the numbers of its ranks."""
+        """Yield each host with its name, and with the numbers of its ranks."""
         first = 0
         for host in self.hosts:
             data = host.to_json()
@@ -122,7 +124,7 @@ class Plan:
             first += len(host.ranks)
 
     def to_json(self) -> dict[str, Any]:
-        """The document of ``--dry-run --format json``, without its ``commands``."""
+        """Return the document of ``--dry-run --format json``, without its ``commands``."""
         document: dict[str, Any] = {"schema": SCHEMA}
         for f in fields(self):
             value = getattr(self, f.name)

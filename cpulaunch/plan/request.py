@@ -1,4 +1,4 @@
-"""What is asked of every host of a job alike.  Plain values, with a JSON round trip."""
+"""Requests that are the same for every host of a job.  Plain values, with a JSON round trip."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from cpulaunch.model.cores import CoreSet
 
 @dataclass(frozen=True)
 class BindingRequest:
-    """What is asked of the placement on one host; the defaults are those of the command line.
+    """Request for the placement on one host; the defaults are those of the command line.
 
     ``ranks``: local ranks; None means one per NUMA node that has usable cores.
-    ``cores_per_rank``: physical cores, comm cores included; ``max`` also shares out what is left over.
+    ``cores_per_rank``: physical cores, including comm cores; ``max`` also shares out leftover cores.
     ``cores``, ``numa_nodes``: use only these CPUs, only these nodes.
     ``bind_numa``: each rank within one NUMA node, the nodes filled evenly.
-    ``logical_cores``: a core's hyperthread siblings come along.  ``e_cores``: E-cores are used like others.
-    ``strategy``: where not all cores are needed, ``scatter`` spreads ranks over the nodes, ``close`` packs.
-    ``worker_count``: oneCCL's worker threads per rank.  ``ccl_logical_cores``: they run on hyperthread
-    siblings.  ``dedicate_workers``: False where the backend isn't ccl: no comm cores at all.
-    ``oversubscribe``: ranks may share cores.  ``threads``: OpenMP threads per rank.
-    ``instances``: the ranks are instances, of which there are as many as fit where a number of cores is given
-    and None of ranks.
+    ``logical_cores``: ranks also get a core's hyperthread siblings.
+    ``e_cores``: E-cores are used like others.
+    ``strategy``: if not all cores are needed, ``scatter`` spreads ranks over the nodes, ``close`` packs them.
+    ``worker_count``: oneCCL's worker threads per rank.
+    ``ccl_logical_cores``: the workers run on hyperthread siblings.
+    ``dedicate_workers``: False if the backend isn't ccl: no comm cores at all.
+    ``oversubscribe``: ranks may share cores.
+    ``threads``: OpenMP threads per rank.
+    ``instances``: the ranks are instances; with a number of cores and without ``ranks``, as many as fit.
     """
 
     ranks: int | None = None
@@ -43,24 +45,24 @@ class BindingRequest:
 
     @property
     def noun(self) -> str:
-        """What a rank is called."""
+        """The word for a rank."""
         return "instance" if self.instances else "rank"
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, without what is at its default."""
+        """Return plain data, without defaults."""
         data = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         return {key: str(value) if isinstance(value, CoreSet) else value for key, value in data.items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> BindingRequest:
-        """What `to_json` gave."""
+        """Undo `to_json`."""
         lists = {key: CoreSet.parse(data[key]) for key in ("cores", "numa_nodes") if key in data}
         return cls(**{**data, **lists})
 
 
 @dataclass(frozen=True)
 class HostRequest:
-    """What a host's plan is made by, the same on all hosts.
+    """Request for a host's plan, the same for all hosts.
 
     ``allocator`` and ``openmp`` are values of the settings ``cpu.allocator`` and ``cpu.openmp``.
     """
@@ -70,11 +72,11 @@ class HostRequest:
     openmp: str = "auto"
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, with the keys that a plan has, too."""
+        """Return plain data, with the keys that a plan also has."""
         libraries = {"allocator": self.allocator, "openmp": self.openmp}
         return {"binding": self.binding.to_json(), "libraries": libraries}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> HostRequest:
-        """What `to_json` gave."""
+        """Undo `to_json`."""
         return cls(BindingRequest.from_json(data["binding"]), **data["libraries"])

@@ -1,4 +1,4 @@
-"""Which hosts take part, how many ranks each gets, and what starts them."""
+"""Chooses the hosts, the number of ranks on each, and the launcher."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from cpulaunch.plan.instances import are_wanted
 from cpulaunch.wording import counted
 
 FEW = 3
-"""Hosts that can't be used whose reasons are told."""
+"""Maximum unusable hosts whose reasons a message gives."""
 
 
 def chosen_hosts(config: Config, facts: Facts) -> tuple[Host, ...]:
-    """The hosts that take part, in order.  Raises PlanError where the user wants more than there are."""
+    """Return the chosen hosts, in order.  Raises PlanError if the user wants more than there are."""
     return first_hosts(config, facts.listed or (Host(LOCALHOST),))
 
 
 def check_restarts(config: Config) -> None:
-    """ConfigError where something should be done about a stalled job, and nothing would be."""
+    """Raise ConfigError if a stalled job is to be handled and other settings prevent it."""
     action, where = config.watch.stall_action, config.where(Config.watch.stall_action)
     if action != "report" and config.watch.stall_timeout == 0:
         never = config.where(Config.watch.stall_timeout)
@@ -40,7 +40,7 @@ def check_restarts(config: Config) -> None:
 
 
 def first_hosts(config: Config, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
-    """As many of ``hosts`` as the user wants.  Raises PlanError where he wants more than there are."""
+    """Return as many of ``hosts`` as the user wants.  Raises PlanError if there are fewer."""
     wanted = wanted_hosts(config, len(hosts))
     if wanted.least > len(hosts):
         raise PlanError(
@@ -53,16 +53,17 @@ def first_hosts(config: Config, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
 
 
 def wanted_hosts(config: Config, named: int) -> HostCount:
-    """How many hosts the job takes where so many are ``named``."""
+    """Return how many hosts the job takes if ``named`` hosts are named."""
     return HostCount(named, named) if config.hosts.nnodes == "all" else config.hosts.nnodes
 
 
 def remaining_hosts(
     config: Config, named: Sequence[Host], avoid: Container[str], unusable: Mapping[str, str]
 ) -> tuple[Host, ...]:
-    """The hosts for another attempt of a job, in order: none of the ``unusable`` ones, which have reasons.
+    """Return the hosts for another attempt of a job, in order, without the ``unusable`` ones (host → reason).
 
-    Those to ``avoid`` are among them only where there would be too few.  Raises HostError where there are.
+    Hosts to ``avoid`` are used only if there would be too few otherwise.  Raises HostError if too few are
+    left.
     """
     wanted = wanted_hosts(config, len(named))
     usable = [host for host in named if host.name not in unusable]
@@ -79,12 +80,12 @@ def remaining_hosts(
 
 
 def ranks_per_host(config: Config, hosts: Sequence[Host]) -> dict[str, int | None]:
-    """Ranks for each host, by its name; None where its topology decides (`binding._default_ranks`).
+    """Return host name → number of ranks; None if its topology decides (`binding._default_ranks`).
 
-    Raises PlanError where the numbers don't agree, or are too large.
+    Raises PlanError if the numbers don't agree, or are too large.
     """
     counts = _wanted_ranks(config, hosts)
-    _check_total(sum(count or 1 for count in counts.values()), "wanted")  # each host has one at least
+    _check_total(sum(count or 1 for count in counts.values()), "wanted")  # each host has at least one
     return counts
 
 
@@ -126,7 +127,7 @@ def _wanted_ranks(config: Config, hosts: Sequence[Host]) -> dict[str, int | None
 
 
 def _instances_on(config: Config, hosts: Sequence[Host]) -> dict[str, int | None]:
-    """As many instances on each host; a hostfile's slots are those of ranks."""
+    """Return the same number of instances for each host; slots in a hostfile are about ranks."""
     count = config.instances.count
     if not isinstance(count, int):
         return {host.name: None for host in hosts}
@@ -142,7 +143,7 @@ def _instances_on(config: Config, hosts: Sequence[Host]) -> dict[str, int | None
 
 
 def checked_world_size(config: Config, world_size: int) -> int:
-    """``world_size``; PlanError where it is too large, or doesn't have the ranks that the user names."""
+    """Return ``world_size``; raise PlanError if it is too large, or lacks the ranks that the user names."""
     _check_total(world_size, "planned, by the hosts' topologies")
     total = config.hosts.nproc
     if total != "auto" and total != world_size:
@@ -160,11 +161,11 @@ def checked_world_size(config: Config, world_size: int) -> int:
 
 
 class LauncherDecision(NamedTuple):
-    """What starts the ranks.
+    """The launcher of the ranks.
 
-    ``setting`` is the setting's value that was chosen, ``name`` the launcher's name, ``mpiexec`` the path of
-    its program: empty where it isn't an MPI, or none was found.  ``why`` says why it is this one where the
-    user leaves that to us and ranks run on other hosts.
+    ``setting`` is the chosen value of the setting, ``name`` the launcher's name, ``mpiexec`` the path of its
+    program, empty if it isn't an MPI or none was found.  ``why`` is the reason if the user leaves the choice
+    to cpulaunch and ranks run on other hosts.
     """
 
     setting: str
@@ -174,19 +175,19 @@ class LauncherDecision(NamedTuple):
 
     @property
     def launcher(self) -> Launcher:
-        """The launcher itself."""
+        """The launcher object."""
         return launchers.load(self.name)
 
     @property
     def shown(self) -> str:
-        """What people call it, with the path of an MPI's program, and why it is this one."""
+        """The launcher's name for people, with the path of an MPI's program, and the reason."""
         path = f", {self.mpiexec}" if self.mpiexec else ""
         why = f" ({self.why})" if self.why else ""
         return f"{self.launcher.title}{path}{why}"
 
     @property
     def by_mpi(self) -> bool:
-        """Whether an MPI's mpiexec starts them."""
+        """Whether an MPI's mpiexec starts the ranks."""
         return self.setting == "mpirun"
 
 
@@ -199,10 +200,10 @@ def decide_launcher(
     without_mpi: Sequence[str] | None = None,
     mpis_here: Sequence[Mpi] = (),
 ) -> LauncherDecision:
-    """The one decision on what starts the ranks, by as much as is known.
+    """Decide on the launcher by what is known.
 
     ``here_alone``: all ranks are on this host.  ``mpis``, ``step``, ``without_mpi`` and ``mpis_here`` are
-    those of `Facts`; ``mpis`` is None also where nobody has looked yet.
+    those of `Facts`; ``mpis`` is also None if nobody has looked yet.
     """
     usable = mpis_here if mpis is None else mpis
     setting, why = config.launcher, ""
@@ -226,7 +227,7 @@ def decide_launcher(
 
 
 def _mpi_or_ssh(mpis: Sequence[Mpi], without_mpi: Sequence[str] | None) -> tuple[str, str]:
-    """The setting's value, and why: an MPI where all hosts have it, by what this host knows of them."""
+    """Return the setting's value and the reason: an MPI if all hosts have it, as far as this host knows."""
     if not mpis:
         return "ssh", "no MPI was found here"
     if without_mpi:
@@ -237,19 +238,19 @@ def _mpi_or_ssh(mpis: Sequence[Mpi], without_mpi: Sequence[str] | None) -> tuple
 
 
 def may_use_mpi(config: Config, *, here_alone: bool) -> bool:
-    """Whether an MPI starts the ranks, or does if there is one."""
+    """Return whether an MPI starts the ranks, or would if there were one."""
     if leaves_launcher_to_us(config):
         return not here_alone
     return decide_launcher(config, here_alone=here_alone).by_mpi
 
 
 def leaves_launcher_to_us(config: Config) -> bool:
-    """Whether the user asks for no launcher, and for no MPI, which would be one."""
+    """Return whether the user requests neither a launcher nor an MPI, which implies one."""
     return config.launcher == "auto" and config.mpi.flavour == "auto" and config.mpi.path == "auto"
 
 
 def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> LauncherDecision:
-    """The decision for ``hosts``.  Raises PlanError where the launcher isn't there, or can't reach them."""
+    """Decide for ``hosts``.  Raises PlanError if the launcher isn't installed, or can't reach them."""
     here_alone = all_here(hosts, facts.here)
     decision = decide_launcher(
         config,
@@ -283,7 +284,7 @@ def _no_mpi(config: Config, mpis: Sequence[Mpi]) -> PlanError:
 
 
 class MasterAddress(NamedTuple):
-    """The name or address at which the ranks meet, and what the user should know of it."""
+    """The name or address at which the ranks meet, and a note about it for the user."""
 
     address: str
     note: str = ""
@@ -292,10 +293,10 @@ class MasterAddress(NamedTuple):
 def chosen_master_addr(
     config: Config, facts: Facts, launcher: Launcher, hosts: tuple[Host, ...]
 ) -> MasterAddress:
-    """Where the ranks meet: at the user's address, else at the first host's.
+    """Return where the ranks meet: the user's address, else the first host's.
 
-    Raises PlanError where a job of several hosts has only a loopback address, which no other host can reach,
-    and what `demand_master_addr` does.
+    Raises PlanError if a job of several hosts has only a loopback address, which no other host can reach; and
+    what `demand_master_addr` raises.
     """
     demand_master_addr(config, hosts)
     chosen, first = config.hosts.master_addr, hosts[0].name
@@ -305,7 +306,7 @@ def chosen_master_addr(
     if chosen != "auto":
         return MasterAddress(chosen)
     found, assumed = facts.of(first)
-    # A name may mean something else on the next host.
+    # On another host, a name may have another meaning.
     address = found.address if found.address and not assumed else first
     if not is_loopback(address) or all(is_loopback(host.name) for host in hosts):  # this machine alone
         return MasterAddress(address)
@@ -319,9 +320,9 @@ def chosen_master_addr(
 
 
 def demand_master_addr(config: Config, hosts: Sequence[Host]) -> None:
-    """ConfigError where the user's address can't be the first host's, by what its name says alone.
+    """Raise ConfigError if the user's address, by its name alone, can't be the first host's.
 
-    Ranks would wait there for minutes: the first rank listens on the first host.
+    Ranks would wait for minutes, as the first rank listens on the first host.
     """
     chosen, (first, *others) = config.hosts.master_addr, hosts
     if not others or are_wanted(config):
@@ -337,7 +338,7 @@ def demand_master_addr(config: Config, hosts: Sequence[Host]) -> None:
 
 
 def master_elsewhere(config: Config, host: str, first: str) -> ConfigError:
-    """The user's address is that of ``host``, and not of the ``first`` one."""
+    """Return the error for a user's address that belongs to ``host`` instead of the ``first`` host."""
     chosen = config.hosts.master_addr
     where = config.where(Config.hosts.master_addr)
     what = chosen if chosen == host else f"{chosen}, which is {host},"
@@ -348,10 +349,10 @@ def master_elsewhere(config: Config, host: str, first: str) -> ConfigError:
 
 
 def forwarded_names(config: Config, facts: Facts, launcher: Launcher, hosts: tuple[Host, ...]) -> list[str]:
-    """The names of variables that the launcher has to hand on, each once.
+    """Return the names of variables that the launcher has to pass on, each once.
 
-    They are those that the user named and, where the launcher hands on nothing by itself, all that make
-    sense on other hosts.
+    They are those that the user named and, if the launcher passes on none by itself, all that make sense on
+    other hosts.
     """
     for name in config.forward:
         if name not in config.environ:

@@ -1,4 +1,4 @@
-"""What the ranks train with: the backend and the precision."""
+"""The backend and the precision that ranks train with."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.model.rates import Cpu, ProductRates
 
 WORTH_IT = 1.2
-"""How many times faster than fp32 bf16 has to be for ``auto`` to choose it."""
+"""Minimum speed of bf16, as a multiple of fp32's, for ``auto`` to choose it."""
 
 
 NO_FASTER = 0.95
-"""The ratio below which bf16 is called slower than fp32; from there to its inverse, the two are alike."""
+"""The ratio below which bf16 is called slower than fp32; from there to its inverse, they are called equal."""
 
 
 class BackendDecision(NamedTuple):
-    """The backend of torch.distributed, and a note on why it is another one than ``auto`` prefers."""
+    """The backend of torch.distributed, and a note if it isn't the one that ``auto`` prefers."""
 
     backend: str
     note: str = ""
@@ -29,9 +29,9 @@ class BackendDecision(NamedTuple):
 class PrecisionDecision(NamedTuple):
     """The precision that every rank trains in.
 
-    ``why``: the reason, such as ``"bf16 is 1.9 times slower on this CPU"``; empty where the user chose.
+    ``why``: the reason, such as ``"bf16 is 1.9 times slower on this CPU"``; empty if the user chose.
     ``warning``: why the user's choice is the slower one.
-    ``measured``: the rates that decided; None where the hosts were not measured.
+    ``measured``: the rates that decided; None if the hosts were not measured.
     """
 
     precision: str
@@ -43,12 +43,12 @@ class PrecisionDecision(NamedTuple):
         return f"precision {self.precision}" + (f" ({self.why})" if self.why else "")
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return plain data."""
         return {**self._asdict(), "measured": self.measured and self.measured._asdict()}
 
 
 class HostSpeed(NamedTuple):
-    """What is known of a host's speed; ``rates`` are those with as many threads as its ranks have."""
+    """What is known of a host's speed; ``rates`` are those with its ranks' number of threads."""
 
     host: str
     cpu: Cpu | None
@@ -57,11 +57,11 @@ class HostSpeed(NamedTuple):
 
 
 def decide_backend(config: Config, facts: Facts) -> BackendDecision:
-    """ccl where it can be used, unless the user chose another.
+    """Choose ccl if it can be used, unless the user chose another backend.
 
-    Raises PlanError where the user chose ccl and it can't be used.
+    Raises PlanError if the user chose ccl and it can't be used.
     """
-    chosen = config.training.backend  # NO_BACKEND where the ranks are instances
+    chosen = config.training.backend  # NO_BACKEND if the ranks are instances
     if chosen == "ccl" and facts.ccl_missing:
         raise PlanError(
             f"{config.where(Config.training.backend)}: ccl can't be used: {facts.ccl_missing}",
@@ -75,11 +75,11 @@ def decide_backend(config: Config, facts: Facts) -> BackendDecision:
 
 
 def decide_precision(requested: str, hosts: Sequence[HostSpeed]) -> PrecisionDecision:
-    """The one decision on precision: the planner's for a job, and a rank's where no plan was made for it.
+    """Decide on the precision: for a job in the planner, or for a rank without a plan.
 
-    ``requested`` is the setting's value.  All ranks wait for the slowest, so the rates that count are the
-    lowest of all hosts.  If a host was not measured, bf16 is chosen only if each host is for it: by its
-    rates, or else by its CPU's flags.
+    ``requested`` is the setting's value.  All ranks wait for the slowest, so the lowest rates of all hosts
+    count.  If a host was not measured, bf16 is chosen only if each host is for it: by its rates, or else by
+    its CPU's flags.
     """
     slowest = _slowest(hosts)
     if requested == "auto":
@@ -98,7 +98,7 @@ def decide_precision(requested: str, hosts: Sequence[HostSpeed]) -> PrecisionDec
 
 
 def _slowest(hosts: Sequence[HostSpeed]) -> ProductRates | None:
-    """The lowest rate of each precision; None where a host was not measured."""
+    """Return the lowest rate of each precision; None if a host was not measured."""
     known = [host.rates for host in hosts if host.rates]
     if not known or len(known) < len(hosts):
         return None
@@ -114,7 +114,7 @@ def _faster(slowest: ProductRates, hosts: Sequence[HostSpeed]) -> PrecisionDecis
 
 
 def _comparison(slowest: ProductRates, hosts: Sequence[HostSpeed]) -> str:
-    """How bf16 compares with fp32: ``"1.9 times slower on this CPU, 84 against 160 GFLOP/s"``."""
+    """Compare bf16 with fp32: ``"1.9 times slower on this CPU, 84 against 160 GFLOP/s"``."""
     ratio = slowest.bf16 / slowest.fp32
     if ratio < NO_FASTER:
         how = f"{1 / ratio:.1f} times slower"
@@ -127,7 +127,7 @@ def _comparison(slowest: ProductRates, hosts: Sequence[HostSpeed]) -> str:
 
 
 def _suggested(hosts: Sequence[HostSpeed]) -> PrecisionDecision:
-    """fp32 if any host suggests it, else bf16; the first host that does is the reason."""
+    """Return fp32 if any host suggests it, else bf16; the first such host gives the reason."""
     suggestions = [(host, *_suggestion(host)) for host in hosts]
     unmeasured = [row for row in suggestions if not row[0].rates]
     host, precision, reason = next((row for row in suggestions if row[1] == "fp32"), unmeasured[0])
@@ -137,7 +137,7 @@ def _suggested(hosts: Sequence[HostSpeed]) -> PrecisionDecision:
 
 
 def _suggestion(host: HostSpeed) -> tuple[str, str]:
-    """The precision that one host suggests, by its rates or else by the flags of its CPU, and the reason."""
+    """Return a host's suggested precision, by its rates or else its CPU's flags, and the reason."""
     if host.rates:
         if host.rates.bf16 < WORTH_IT * host.rates.fp32:
             return "fp32", "bf16 was measured to be slower there"
@@ -149,7 +149,7 @@ def _suggestion(host: HostSpeed) -> tuple[str, str]:
     if "bf16" in host.flags:
         return "bf16", "its CPU has Arm's bf16"
     if "avx512_bf16" in host.flags:
-        # On a Xeon without AMX, such products were measured to take 1.9 times as long as in fp32.
+        # On a Xeon without AMX, such products took 1.9 times as long as in fp32 (measured).
         if host.cpu and host.cpu.vendor == "AuthenticAMD":
             return "bf16", "its CPU is AMD's and has avx512_bf16"
         return "fp32", "its CPU has avx512_bf16 and no amx_bf16"

@@ -1,6 +1,7 @@
 """What runs inside a rank, on top of torch: backend, bf16, data parallelism.
 
-``settings`` reads what the launcher tells a rank, ``prepare`` makes models, optimizers and data loaders
-ready, ``distributed`` and ``accumulate`` are about ranks and gradients.  ``change`` holds all that alters a
-script, ``observe`` what only watches it; ``autoload`` installs both when a script imports torch.
+``settings`` reads what the launcher passes to a rank.  ``prepare`` makes models, optimizers and data loaders
+ready. ``distributed`` and ``accumulate`` handle ranks and gradients. ``change`` holds everything that alters
+a script, and ``observe`` everything that only watches it.  ``autoload`` installs both when a script imports
+torch.
 """

@@ -1,5 +1,4 @@
-"""Gradient accumulation: the gradients of several batches for one step of the optimizer, averaged over the
-ranks once."""
+"""Gradient accumulation: one optimizer step for several batches, with one averaging over the ranks."""
 
 from __future__ import annotations
 
@@ -18,18 +17,18 @@ _steps_under_way: list[Step] = []
 
 
 class Step:
-    """The batches of one step of the optimizer; ``len(step)`` is how many they are."""
+    """The batches of one optimizer step; ``len(step)`` is their number."""
 
     def __init__(self, batches: list[Any], models: tuple[nn.Module, ...]) -> None:
         self._batches, self._models = batches, models
-        self._forward = 0  # batches that were handed out
-        self._backward = 0  # batches whose gradients are there
+        self._forward = 0  # batches handed out
+        self._backward = 0  # batches with gradients
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        """Each batch; gradients are averaged over the ranks in the last one's backward pass only."""
+        """Yield each batch; gradients are averaged over the ranks in the last batch's backward pass only."""
         if self._forward:
             raise UsageError("the batches of a step can be taken only once")
         for batch in self._batches:
@@ -43,9 +42,9 @@ class Step:
             yield batch
 
     def backward(self, loss: torch.Tensor) -> None:
-        """``loss.backward()`` for the current batch: the step's gradient is the mean over its batches.
+        """Run ``loss.backward()`` for the current batch; the step's gradient is the mean over its batches.
 
-        ``loss`` is that batch's mean loss, a scalar.
+        ``loss`` is the mean loss of that batch, a scalar.
         """
         if self._backward >= self._forward:
             raise UsageError("step.backward(loss) was called twice for one batch: add its losses up first")
@@ -53,7 +52,7 @@ class Step:
         self._backward += 1
 
     def _check_complete(self, optimizer: Optimizer) -> None:
-        """Raise UsageError where ``optimizer`` trains this step's models, and gradients are missing."""
+        """Raise UsageError if ``optimizer`` trains this step's models and gradients are missing."""
         if self._backward == len(self):
             return
         parameters = {parameter for model in self._models for parameter in model.parameters()}
@@ -64,7 +63,7 @@ class Step:
             )
 
     def _close(self, *, abandoned: bool = False) -> None:
-        """End the step; UsageError where gradients are missing, unless it is ``abandoned``."""
+        """End the step; raise UsageError if gradients are missing, unless it was ``abandoned``."""
         self._sync_gradients(True)
         if self._backward != len(self) and not abandoned:
             raise UsageError(
@@ -80,7 +79,7 @@ class Step:
 
 
 def accumulate(loader: Iterable[Any], batches: int, *models: nn.Module) -> Iterator[Step]:
-    """Steps of ``batches`` batches of ``loader`` each (the last may have fewer), for ``models``::
+    """Yield steps of ``batches`` batches of ``loader`` each, for ``models``; the last may have fewer::
 
         for step in cpulaunch.accumulate(loader, 4, model):
             for x, y in step:
@@ -90,8 +89,9 @@ def accumulate(loader: Iterable[Any], batches: int, *models: nn.Module) -> Itera
             optimizer.step()
             optimizer.zero_grad()
 
-    The effect is that of one batch of the size of all of them.  Raises UsageError where gradients would be
-    wrong: a batch without its ``step.backward``, an optimizer that steps too early, an unfinished step.
+    The result is the same as with one batch that holds all of a step's examples.  Raises UsageError if
+    gradients would be wrong: a batch without ``step.backward``, an optimizer step that comes too early, or an
+    unfinished step.
     """
     if batches < 1:
         raise UsageError(f"accumulate: {batches} batches for a step; it takes at least 1")
@@ -103,7 +103,7 @@ def accumulate(loader: Iterable[Any], batches: int, *models: nn.Module) -> Itera
         _steps_under_way.append(step)
         try:
             yield step
-        except GeneratorExit:  # the user's loop ended early, or failed: that has its own message
+        except GeneratorExit:  # the user's loop ended early or failed, which has its own message
             step._close(abandoned=True)
             return
         finally:
@@ -112,6 +112,6 @@ def accumulate(loader: Iterable[Any], batches: int, *models: nn.Module) -> Itera
 
 
 def check_complete(optimizer: Optimizer) -> None:
-    """Raise UsageError where a step is under way whose gradients, for ``optimizer``, are not complete."""
+    """Raise UsageError if a step is under way whose gradients for ``optimizer`` are incomplete."""
     for step in _steps_under_way:
         step._check_complete(optimizer)

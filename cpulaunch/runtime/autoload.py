@@ -1,7 +1,7 @@
 """The entry point that torch calls at the end of its own import (group ``torch.backends``).
 
-In ranks of a cpulaunch job it has `runtime.install` change what a script uses.  Programs that don't import
-torch pay nothing for this.
+In ranks of a cpulaunch job, it calls `runtime.install`.  Programs that don't import torch pay nothing for
+this.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cpulaunch import variables
 
 
 def autoload() -> None:
-    """Called by torch at the end of its import, which nothing here can break."""
+    """Install changes and observers; no failure here breaks the import of torch, which calls this."""
     if variables.JOB_ID not in os.environ:
         return
     try:

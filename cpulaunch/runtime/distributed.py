@@ -1,4 +1,4 @@
-"""Ranks, their process group, and models that are trained by all of them."""
+"""Ranks, their process group, and data-parallel models."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
 
 def init(backend: str | None = None, **options: Any) -> None:
-    """Make the process group of all ranks; does nothing where there is one.
+    """Make the process group of all ranks; do nothing if there is one already.
 
-    ``backend``: else the planned one; outside of cpulaunch, ccl where it is built, else gloo.  ``options``
-    go to ``torch.distributed.init_process_group``.  Ranks that srun or an mpiexec started without cpulaunch
-    join each other.  A process that was not started as a rank gets a group of its own, so that the same
-    script runs alone.
+    ``backend`` defaults to the planned one; outside of cpulaunch, to ccl if it is built, else to gloo.
+    ``options`` are passed to ``torch.distributed.init_process_group``.  Ranks started by srun or mpiexec
+    without cpulaunch join each other.  A process that was not started as a rank gets a group of its own, so
+    the same script also runs alone.
 
-    Raises HostError where ccl is asked for and not built, UsageError where another launcher started several
-    ranks and doesn't say where rank 0 is, and torch's errors where ranks don't meet.
+    Raises HostError if ccl is requested and not built, UsageError if another launcher started several ranks
+    without saying where rank 0 is, and torch's errors if the ranks don't meet.
     """
     if dist.is_initialized():
         return
@@ -55,9 +55,9 @@ def _fastest_backend() -> str:
 
 
 def backend() -> str | None:
-    """The backend of the group of all ranks, such as ``"ccl"``; None where there is no group.
+    """Return the backend of the group of all ranks, such as ``"ccl"``; None without a group.
 
-    ``torch.distributed.get_backend()`` answers the one that the script asked for.
+    ``torch.distributed.get_backend()`` returns the name that the script asked for.
     """
     if not dist.is_initialized():
         return None
@@ -66,7 +66,7 @@ def backend() -> str | None:
 
 
 def rank() -> int:
-    """This process's rank, from 0; 0 where there is only this process."""
+    """Return this process's rank, from 0; 0 if it is the only process."""
     if dist.is_initialized():
         return dist.get_rank()
     started = other_launchers_rank()
@@ -74,7 +74,7 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """The number of ranks; 1 where there is only this process."""
+    """Return the number of ranks; 1 if this is the only process."""
     if dist.is_initialized():
         return dist.get_world_size()
     started = other_launchers_rank()
@@ -82,19 +82,19 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Whether this is rank 0, which prints and saves."""
+    """Return whether this is rank 0, which prints and saves."""
     return rank() == 0
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model as it was before it was wrapped: its state dict has no prefixes."""
+    """Return the model without its wrappers, so that its state dict has no prefixes."""
     while isinstance(model, DistributedDataParallel):
         model = model.module
     return getattr(model, "_orig_mod", model)  # of torch.compile(model)
 
 
 class DataParallel(DistributedDataParallel):
-    """torch's DistributedDataParallel, which names the parameters that got no gradient."""
+    """torch's DistributedDataParallel; its error also names the parameters that got no gradient."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         try:
@@ -126,7 +126,7 @@ def data_parallel(
     bucket_mb: int | None,
     compress: bool,
 ) -> DataParallel:
-    """``model``, whose gradients are averaged over all ranks in each backward pass."""
+    """Return ``model`` in DDP, which averages gradients over all ranks in each backward pass."""
     wrapped = DataParallel(
         model,
         bucket_cap_mb=bucket_mb,
@@ -140,10 +140,10 @@ def data_parallel(
 
 
 def broadcast(model: nn.Module) -> None:
-    """Give all ranks rank 0's parameters and buffers."""
+    """Overwrite all ranks' parameters and buffers with rank 0's."""
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
-            # oneCCL broadcasts contiguous memory only, which weights in channels_last are not.
+            # oneCCL broadcasts contiguous memory only; weights in channels_last are not contiguous.
             contiguous = tensor.detach().contiguous()
             dist.broadcast(contiguous, 0)
             if not tensor.is_contiguous():
@@ -151,7 +151,7 @@ def broadcast(model: nn.Module) -> None:
 
 
 def broadcast_number(number: int) -> int:
-    """Rank 0's number."""
+    """Return rank 0's number on every rank."""
     if world_size() == 1:
         return number
     tensor = torch.tensor([number], dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Changes of attributes of torch, of libraries and of C++: each is data, with the names that it needs.
+"""Changes of attributes of torch, of libraries and of C++, as tables with the names that they need.
 
 docs/scripts.md lists all of them; `scripts/hooks_page.py` makes that list from these tables.
 """
@@ -17,9 +17,9 @@ from cpulaunch.runtime.log import log_once
 class Change(NamedTuple):
     """One change of a module.
 
-    ``replaces``: names in the module, with dots, that ``apply`` replaces.  ``uses``: further names that it
-    uses.  ``what`` it is for is a column of docs/scripts.md.  ``without`` says what happens where a name is
-    missing, and completes "so …".  ``apply`` gets the module and the context of its table.
+    ``replaces`` lists the names in the module, with dots, that ``apply`` replaces, and ``uses`` those that it
+    reads.  ``what`` is the purpose, a column of docs/scripts.md.  ``without`` completes "so …": what happens
+    if a name is missing.  ``apply`` gets the module and the context of its table.
     """
 
     replaces: tuple[str, ...]
@@ -30,15 +30,15 @@ class Change(NamedTuple):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """All names."""
+        """All names that the change needs."""
         return (*self.replaces, *self.uses)
 
 
 def apply_changes(library: str, changes: Iterable[tuple[Change, Any]], module: Any) -> None:
     """Make the changes of ``module``, each with its context.
 
-    A change that lacks a name, or fails, is left out.  One line for each missing name says what follows, so
-    that neither an import nor a job depends on a private name of another project.
+    A change that lacks a name, or fails, is left out, with one line per missing name about the consequence.
+    Neither an import nor a job depends on a private name of another project.
     """
     missing: dict[str, list[str]] = {}
     usable = []
@@ -57,9 +57,9 @@ def apply_changes(library: str, changes: Iterable[tuple[Change, Any]], module: A
 
 
 def _missing(module: Any, name: str) -> str:
-    """The part of a name, from its beginning, that ``module`` lacks; empty where it has all.
+    """Return the shortest prefix of the dotted ``name`` that ``module`` lacks; empty if it has all.
 
-    A submodule counts even where its package has deleted its name.
+    A submodule counts even if its package has deleted its name.
     """
     found, parts = module, name.split(".")
     for count, part in enumerate(parts, 1):
@@ -81,9 +81,9 @@ def _titled(library: str) -> str:
 
 
 def replace_everywhere(original: Callable[..., Any], replacement: Callable[..., Any]) -> None:
-    """Replace a function of torch.distributed in all modules that have it.
+    """Replace a function of torch.distributed in all modules that refer to it.
 
-    ``torch.distributed.device_mesh`` has imported some by their names.
+    ``torch.distributed.device_mesh``, for one, imports some functions by name.
     """
     name = original.__name__
     for path, module in list(sys.modules.items()):
@@ -94,7 +94,7 @@ def replace_everywhere(original: Callable[..., Any], replacement: Callable[..., 
 def arguments_given(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The arguments of a call by their names; None where the call is wrong, which torch explains."""
+    """Return a call's arguments by name; None if the call is wrong, which torch then reports."""
     try:
         return signature.bind_partial(*args, **kwargs).arguments
     except TypeError:

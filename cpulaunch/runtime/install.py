@@ -1,12 +1,12 @@
-"""Installs the observers of a rank, and the changes of torch and of the libraries that a script imports.
+"""Installs a rank's observers, and the changes of torch and of the libraries that a script imports.
 
-torch is changed at the end of its import, a library when a script has imported it.  Scripts that know nothing
-of cpulaunch so get the planned backend, precision and fused optimizers.  With ``training.as_written``, only
-optimizer steps are counted.
+torch is changed at the end of its import, a library once a script has imported it.  Scripts that know nothing
+of cpulaunch get the planned backend, precision and fused optimizers this way.  With ``training.as_written``,
+only optimizer steps are counted.
 
-Patching another library takes a module of its name in `change`, which holds its changes and ``TRIED``, the
-versions of the library that it was tried with, and a line in MODULES.  A change is made with any version that
-has the names that it needs.
+To patch another library, add a module of its name to `change` with its table of changes and ``TRIED``, the
+versions of the library that it was tried with; then add a line to MODULES.  A change is made with any
+version that has the names that it needs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cpulaunch.runtime.settings import TrainingSettings, training_settings
 
 
 class Patched(NamedTuple):
-    """A module of a library that is changed, and where the table of its changes is.
+    """A library's module that is changed, and where the table of its changes is.
 
     ``table`` is a module of `runtime` and a name in it.
     """
@@ -40,7 +40,7 @@ class Patched(NamedTuple):
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """The table."""
+        """Import and return the table."""
         module, _, name = self.table.rpartition(".")
         changes: tuple[Change, ...] = getattr(import_module(f"cpulaunch.runtime.{module}"), name)
         return changes
@@ -58,7 +58,7 @@ MODULES = (
     Patched("accelerate", "accelerate.accelerator", "change.accelerate.OF_ACCELERATOR"),
     Patched("transformers", "transformers.training_args", "change.transformers.CHANGES"),
     Patched("transformers", "transformers.trainer", "change.transformers.OF_TRAINER"),
-    # Lightning is packed twice: as `lightning`, and as `pytorch_lightning` and `lightning_fabric`.
+    # Lightning comes as `lightning`, and also as `pytorch_lightning` with `lightning_fabric`.
     Patched("lightning", "lightning.fabric.connector", "change.lightning.OF_FABRIC"),
     Patched("lightning", "lightning_fabric.connector", "change.lightning.OF_FABRIC"),
     Patched(
@@ -72,16 +72,16 @@ MODULES = (
         "change.lightning.OF_TRAINER",
     ),
 )
-"""Those that are changed when a script has imported them."""
+"""Modules that are changed once a script has imported them."""
 
 OBSERVED = (OF_STEPS, OF_GROUPS, OF_OWN_GROUPS, OF_LAUNCHER)
-"""Those that only watch."""
+"""Tables of changes that only watch."""
 
 CHANGED = (OF_TORCH, OF_INSTANCES, *MODULES)
 
 
 def install() -> None:
-    """Do all of it in this process, which has imported torch."""
+    """Install changes and observers in this process, which has imported torch."""
     import torch
 
     if not torch.distributed.is_available():
@@ -118,7 +118,7 @@ def _with_precision(settings: TrainingSettings) -> TrainingSettings:
 
 
 def _keep_ccl(bindings: ModuleType) -> None:
-    """``ccl`` stays what is planned, whatever a script imports."""
+    """Keep ``ccl`` the planned implementation, whatever a script imports."""
     from cpulaunch.ccl.register import take_name_back
 
     take_name_back()
@@ -130,5 +130,5 @@ def _keep_ccl(bindings: ModuleType) -> None:
 
 
 def patch(patched: Patched, settings: TrainingSettings, module: ModuleType) -> None:
-    """Change the module of a library as its table says."""
+    """Change a library's module by its table."""
     apply_changes(patched.library, [(change, settings) for change in patched.changes], module)

@@ -1,4 +1,4 @@
-"""For programs of which many instances run: shares of the work, and figures that add up.  Without torch."""
+"""Shares of work and added-up figures, for programs that run as several instances.  Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Items = TypeVar("Items")
 
 
 def shard(items: Items) -> Items:
-    """This process's share of ``items``: every N-th of them, for the first of N instances from the first on.
+    """Return this process's share of ``items``: with N instances, every N-th item.
 
-    ``items`` is anything that can be sliced with a step: a list, a tuple, a range, an array.  The shares of
-    all instances together are ``items``, and differ by one in length at most.  The ranks of a job share them
-    in the same way, also those that srun or an mpiexec started; a program that runs by itself gets all.
-    Raises UsageError for what can't be sliced.
+    The first instance starts at the first item, the second at the second, and so on.  ``items`` is anything
+    that can be sliced with a step: a list, a tuple, a range, an array.  The shares cover ``items``, and their
+    lengths differ by at most one.  The ranks of a job share in the same way, including ranks that srun or
+    mpiexec started; a program that runs alone gets everything.  Raises UsageError for what can't be sliced.
     """
     number, count = _place()
     try:
@@ -33,7 +33,7 @@ def shard(items: Items) -> Items:
 
 
 def _place() -> tuple[int, int]:
-    """This process's number, and how many there are."""
+    """Return this process's number, and the number of processes."""
     for number, count in ((variables.INSTANCE, variables.INSTANCES), ("RANK", "WORLD_SIZE")):
         if number in os.environ and count in os.environ:
             return int(os.environ[number]), int(os.environ[count])
@@ -42,20 +42,20 @@ def _place() -> tuple[int, int]:
 
 
 def metric(name: str, value: Any, unit: str = "") -> None:
-    """State a figure, which cpulaunch adds to those of the other instances: docs/inference.md says how.
+    """Report a figure, which cpulaunch adds to those of the other instances (see docs/inference.md).
 
-    It is a line on stdout, ``CPULAUNCH_METRIC name=value unit``, which other programs may print, too.
-    ``value`` is anything that ``float`` takes.  One that is not finite does no harm: cpulaunch says so, and
-    counts the others.  Raises UsageError for a value that is no number, and for a name with a space in it.
+    Prints ``CPULAUNCH_METRIC name=value unit`` on stdout; other programs may print such lines, too.
+    ``value`` is anything that ``float`` accepts.  cpulaunch reports a value that is not finite, and counts
+    the others.  Raises UsageError for a value that is not a number, and for a name that contains a space.
     """
     for what, text in (("name", name), ("unit", unit)):
         if not isinstance(text, str):
             raise UsageError(f"cpulaunch.metric: the {what} is text, not {text!r}")
     try:
         number = float(value)
-    except OverflowError:  # of an int
+    except OverflowError:  # raised for an int that is too large
         number = inf if value > 0 else -inf
-    except (TypeError, ValueError, RuntimeError):  # the last one is torch's
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError is torch's
         raise UsageError(
             f"cpulaunch.metric: the value of {name!r} is a number, not this {type(value).__name__}",
             hint="anything that float() takes, such as a tensor of one element",

@@ -1,7 +1,7 @@
-"""Ranks that another launcher started: what torch needs to have them meet.
+"""Ranks that another launcher started: the variables by which torch lets them meet.
 
-srun and mpiexec tell a process its rank, but not where rank 0 listens.  On one host that is loopback; a step
-of Slurm names its hosts.  The port follows from what all ranks know of their start.
+srun and mpiexec give a process its rank, but not rank 0's address.  On one host that is loopback; a Slurm
+step names its hosts.  All ranks derive the same port from what they know of their start.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _TORCHS_PORT = 29500
 
 
 def other_launchers_rank(environ: Mapping[str, str] = os.environ) -> Started | None:
-    """The rank that another launcher started this process as; None in a rank of cpulaunch, torchrun, …
+    """Return this process's rank from another launcher; None in a rank of cpulaunch, torchrun, …
 
-    None, too, where CPULAUNCH_SEPARATE keeps processes apart.  Raises UsageError where a launcher doesn't say
-    how many ranks there are.
+    Also None if CPULAUNCH_SEPARATE keeps processes apart.  Raises UsageError if a launcher doesn't say how
+    many ranks there are.
     """
     if "WORLD_SIZE" in environ or variables.JOB_ID in environ or _are_separate(environ):
         return None
@@ -34,7 +34,7 @@ def other_launchers_rank(environ: Mapping[str, str] = os.environ) -> Started | N
 
 
 def environment_to_join(started: Started, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables by which torch has the ranks meet.  UsageError where rank 0's address isn't known."""
+    """Return the variables by which torch's ranks meet.  Raises UsageError if rank 0's address is unknown."""
     joining = {"RANK": str(started.rank), "WORLD_SIZE": str(started.size), **_meeting(started, environ)}
     if started.local_rank is not None:
         joining["LOCAL_RANK"] = str(started.local_rank)
@@ -63,7 +63,7 @@ def _meeting(started: Started, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _key(started: Started, environ: Mapping[str, str]) -> str:
-    """What all ranks know of this start, and no other start has: its number, or who started them here."""
+    """Return a key that only the ranks of this start share: its number, or the pid of their parent."""
     launcher = started.launcher
     if launcher.start and all(name in environ for name in launcher.start):
         return ".".join(environ[name] for name in launcher.start)
@@ -71,7 +71,7 @@ def _key(started: Started, environ: Mapping[str, str]) -> str:
         try:
             is_rank = launcher.identity.rank in parent.environ()
         except psutil.Error:
-            is_rank = False  # another user's, as a daemon is
+            is_rank = False  # another user's process, such as a daemon
         if not is_rank:
             return str(parent.pid)
     return ""

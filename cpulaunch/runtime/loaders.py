@@ -21,7 +21,7 @@ from cpulaunch.runtime.log import log_once
 
 
 class EpochSampler(DistributedSampler[Any]):
-    """A DistributedSampler that shuffles anew in each epoch, without ``set_epoch`` (which still works)."""
+    """A DistributedSampler that shuffles anew in each epoch without ``set_epoch``, which still works."""
 
     def __iter__(self) -> Iterator[Any]:
         indices = super().__iter__()
@@ -30,11 +30,11 @@ class EpochSampler(DistributedSampler[Any]):
 
 
 def shard(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """A loader like ``loader`` of this rank's shard of the data, with the same batch size.
+    """Return a loader like ``loader`` for this rank's shard of the data, with the same batch size.
 
-    Where the data can't be divided evenly, the last ranks get some examples twice, so that all ranks take
-    the same number of steps.  Every rank has to call this: the shuffling is seeded by rank 0.
-    Raises UsageError for a loader with a sampler that can't be sharded.
+    If the data don't divide evenly, the last ranks get some examples twice, so that all ranks take the same
+    number of steps.  Every rank has to call this, as rank 0's seed shuffles the data.  Raises UsageError for
+    a loader whose sampler can't be sharded.
     """
     if distributed.world_size() == 1 or isinstance(loader.sampler, DistributedSampler):
         return loader
@@ -73,7 +73,7 @@ def shard(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 
 def _custom_sampler(loader: DataLoader[Any]) -> object | None:
-    """The sampler or batch sampler that a DistributedSampler can't stand in for, if it has one."""
+    """Return the sampler or batch sampler that a DistributedSampler can't replace, if there is one."""
     if type(loader.batch_sampler) not in (BatchSampler, type(None)):
         return loader.batch_sampler
     if type(loader.sampler) not in (SequentialSampler, RandomSampler):

@@ -1,4 +1,4 @@
-"""What the runtime tells people, on stderr: few lines, and each of them once in a process."""
+"""The runtime's messages on stderr: few lines, each printed once per process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def log_once(text: str, *, every_rank: bool = False) -> None:
 
 
 def _is_first() -> bool:
-    """Whether this is rank 0 and, where it has started processes by multiprocessing, the first of them."""
+    """Return whether this is rank 0; of the processes that it starts by multiprocessing, the first counts."""
     if os.environ.get("RANK", os.environ.get(variables.INSTANCE, "0")) != "0":
         return False
     multiprocessing, c10d = map(sys.modules.get, ("multiprocessing", "torch.distributed.distributed_c10d"))

@@ -1,8 +1,8 @@
-"""Measure the rates of matrix products in a process of its own, as the launcher does not import torch::
+"""Measures the rates of matrix products in a separate process, because the launcher does not import torch::
 
     python …/cpulaunch/runtime/measure_rates.py '{"cores": "0-13", "threads": 14, "environment": {}}'
 
-It prints the rates as one line of JSON after MARK, with ``kept``: whether they are in the user's cache now.
+Prints the rates as one line of JSON after MARK.  ``kept`` says whether they are now in the user's cache.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import sys
 
-# The path to cpulaunch, in place of this file's directory, whose modules must not hide those of others.
+# Replace this file's directory by the path to cpulaunch: modules here must not hide others of their names.
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from cpulaunch.discovery.host.rate_cache import MARK, RateCache
@@ -23,7 +23,7 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     os.environ.update(request["environment"])
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-    os.sched_setaffinity(0, CoreSet.parse(request["cores"]))  # before torch's threads are there
+    os.sched_setaffinity(0, CoreSet.parse(request["cores"]))  # before torch starts its threads
 
     import torch
 

@@ -29,11 +29,11 @@ from cpulaunch.runtime.settings import training_settings
 T = TypeVar("T")
 
 prepared: weakref.WeakSet[Any] = weakref.WeakSet()
-"""All that ``prepare`` has returned."""
+"""All objects that ``prepare`` has returned."""
 precision_owners.append(prepared.__contains__)
 
 _results: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-"""What ``prepare`` was given → what it returned, where that is another object."""
+"""Object passed to ``prepare`` → the object that it returned, if that is another one."""
 
 
 @overload
@@ -63,16 +63,16 @@ def prepare(
 ) -> Any:
     """Make models, optimizers, learning rate schedulers and data loaders ready, in the order given.
 
-    ``model, optimizer = cpulaunch.prepare(model, optimizer)``; one object comes back as itself, several as a
-    tuple. Every rank has to call it with the same objects. A model gets the engine's bf16 (see ``autocast``),
-    rank 0's weights, and data parallelism where there is more than one rank; an optimizer its fused step; a
-    data loader its rank's shard of the data, shuffled anew in each epoch, in batches of the same size.
-    Give a model and its optimizer in one call. What is prepared already comes back as it is.
+    ``model, optimizer = cpulaunch.prepare(model, optimizer)``: several objects are returned as a tuple, one
+    object by itself. Every rank has to call this with the same objects. A model gets the engine's bf16 (see
+    ``autocast``), rank 0's weights and, with more than one rank, data parallelism. An optimizer gets its
+    fused step. A data loader gets its rank's shard of the data, shuffled anew in each epoch, in batches of
+    the same size. Give a model and its optimizer in one call. Prepared objects are returned unchanged.
 
-    ``find_unused_parameters``: for models of which each step uses only a part. ``static_graph``: for models
-    that use the same part in each step. ``bucket_mb``: size of DDP's buckets in MB (2²⁰ bytes).
-    ``compress_gradients``: ``"none"``, or ``"bf16"`` on the wire; gloo and oneCCL then sum in bf16, too.
-    None: as planned.
+    ``find_unused_parameters``: for models that use only some of their parameters in a step. ``static_graph``:
+    for models that use the same parameters in each step. ``bucket_mb``: size of DDP's buckets in MB (2²⁰
+    bytes). ``compress_gradients``: ``"none"``, or ``"bf16"`` on the wire; gloo and oneCCL then also sum in
+    bf16. None: as planned.
 
     Raises UsageError for objects of other types, and for data loaders that can't be sharded.
     """
@@ -86,7 +86,7 @@ def prepare(
     new = [thing for thing in objects if _prepared_from(thing) not in prepared]
     models = [m for m in new if isinstance(m, nn.Module) and not isinstance(m, DistributedDataParallel)]
     optimized = _apply_engine(models, [o for o in new if isinstance(o, Optimizer)])
-    results = []  # keeps what is prepared alive until it is returned
+    results = []  # keeps prepared objects alive until they are returned
     for thing in new:
         result = thing
         if isinstance(thing, DataLoader):
@@ -125,13 +125,13 @@ def _check_types(objects: tuple[Any, ...]) -> None:
 
 
 def _prepared_from(thing: Any) -> Any:
-    """What ``prepare`` returned for ``thing``; ``thing`` itself where that is the same, or gone."""
+    """Return what ``prepare`` returned for ``thing``; ``thing`` itself if that is the same, or gone."""
     result = _results[thing]() if thing in _results else None
     return thing if result is None else result
 
 
 def _apply_engine(models: list[nn.Module], optimizers: list[Optimizer]) -> dict[int, nn.Module]:
-    """Make models and optimizers ready by the chosen engine: ``id`` of a given model → the model to train."""
+    """Prepare models and optimizers by the chosen engine; return ``id`` of a given model → model to train."""
     ready, left = {}, list(optimizers)
     for model in models:
         optimizer, why_not = own_optimizer(model, models, optimizers)
@@ -153,7 +153,7 @@ def _apply_engine(models: list[nn.Module], optimizers: list[Optimizer]) -> dict[
 def own_optimizer(
     model: nn.Module, models: list[nn.Module], optimizers: list[Optimizer]
 ) -> tuple[Optimizer | None, str]:
-    """The one optimizer that trains ``model`` and no other of ``models``; else None, and the reason."""
+    """Return the one optimizer that trains ``model`` and no other of ``models``; else None and why."""
     own = [optimizer for optimizer in optimizers if _parameters(optimizer) & set(model.parameters())]
     if not own:
         return None, "it needs its optimizer in the same call of prepare"
@@ -165,7 +165,7 @@ def own_optimizer(
 
 
 def _data_parallel(model: nn.Module, **options: Any) -> nn.Module:
-    """``model`` in DDP where there are several ranks, and something to train."""
+    """Return ``model`` in DDP if there are several ranks and something to train."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         log_once(f"{type(model).__name__} has nothing to train: it is left without data parallelism")
         if distributed.world_size() > 1:
@@ -179,7 +179,7 @@ def _parameters(optimizer: Optimizer) -> set[torch.Tensor]:
 
 
 def _compile(model: nn.Module) -> None:
-    """Compile in place: names in the state dict stay.  It takes a C++ compiler."""
+    """Compile in place, so that names in the state dict stay.  Needs a C++ compiler."""
     if not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
         log_once("torch.compile needs a C++ compiler, and this host has none: training goes on without it")
         return
@@ -195,7 +195,7 @@ def _check_autocast(model: nn.Module, inputs: Any) -> None:
 
 
 def _check_steps(optimizer: Optimizer) -> None:
-    """Refuse steps with incomplete gradients, and warn at the end of a training that never stepped."""
+    """Refuse steps with incomplete gradients, and warn at exit of a training that never stepped."""
     name = type(optimizer).__name__
     if not any(parameter.requires_grad for parameter in _parameters(optimizer)):
         log_once(f"{name} has nothing to train: none of its parameters wants a gradient")
@@ -207,8 +207,8 @@ def _check_steps(optimizer: Optimizer) -> None:
         stepped = True
 
     def warn_if_never_stepped() -> None:
-        # A failure has its own message, a forked child trains nothing, and a checkpoint may be that of a
-        # training that is finished.
+        # A failure has its own message, a forked child trains nothing, and a checkpoint may come from a
+        # training that is complete.
         restored = (own := weak()) is not None and own.state
         if not (stepped or restored or hasattr(sys, "last_type")) and os.getpid() == own_process:
             log_once(f"{name} was prepared, but never stepped: this script has not trained")

@@ -1,6 +1,6 @@
 """The rate of matrix products on this process's cores: measured once, then read from the user's cache.
 
-What is measured are the three products of a linear layer, forward and backward, in the shapes of a
+It is measured with the three products of a linear layer, forward and backward, in the shapes of a
 transformer.
 """
 
@@ -17,44 +17,44 @@ from cpulaunch.discovery.host.this_host import cpu_here
 from cpulaunch.model.rates import ProductRates
 
 HIDDEN, WIDE = 768, 3072
-"""Inputs and outputs of the layer."""
+"""Inputs and outputs of the linear layer."""
 
 TOKENS, MOST_TOKENS = 256, 4096
-"""Rows per thread, which take a core some milliseconds, and rows of all threads at most."""
+"""Rows per thread, which take a core some milliseconds, and the maximum rows of all threads together."""
 
 FEW_TOKENS = 32
-"""Rows where a CPU that emulates bf16 would need seconds for more."""
+"""Rows on a CPU that emulates bf16, which would need seconds for more."""
 
 LONG = 0.15
-"""Seconds that a product may take."""
+"""Maximum seconds of one product."""
 
 LIMIT = 1.0
-"""Seconds in which products are measured, round after round."""
+"""Seconds spent on measuring products, round after round."""
 
 PREEMPTED_EVERY = 0.05
-"""Seconds of a call in which one preemption is no sign of a busy machine."""
+"""Seconds per preemption that an idle machine also shows: more frequent ones mean that it is busy."""
 
 
 class Measurement(NamedTuple):
-    """The rates by precision.  ``steady``: other programs did not take these cores meanwhile."""
+    """Rates by precision.  ``steady``: other programs did not take these cores during the measurement."""
 
     rates: dict[str, Rate]
     steady: bool
 
 
 def product_rates(torch: Any) -> ProductRates:
-    """The rates of fp32 and bf16 with this process's threads."""
+    """Return the rates of fp32 and bf16 with this process's threads."""
     rates = known_rates(torch, ("fp32", "bf16"))
     return ProductRates(torch.get_num_threads(), rates["fp32"].layer, rates["bf16"].layer)
 
 
 def peak(torch: Any, precision: str) -> float:
-    """The FLOP/s of the fastest product in ``precision``: bf16, fp16, fp32 or fp64."""
+    """Return the FLOP/s of the fastest product in ``precision``: bf16, fp16, fp32 or fp64."""
     return known_rates(torch, (precision,))[precision].best
 
 
 def known_rates(torch: Any, precisions: Sequence[str]) -> dict[str, Rate]:
-    """The rate of each precision, from the cache; if one is missing there, all of them are measured."""
+    """Return each precision's rate from the cache; if one is missing, measure all of them."""
     cache, threads = RateCache.of(cpu_here(), torch.__version__, os.environ), torch.get_num_threads()
     with cache.locked():
         kept = {precision: cache.rate(threads, precision) for precision in precisions}
@@ -69,8 +69,10 @@ def known_rates(torch: Any, precisions: Sequence[str]) -> dict[str, Rate]:
 
 
 def _by_one_thread(torch: Any, precisions: Sequence[str]) -> dict[str, Rate]:
-    """The rates of all threads as multiples of one's: threads that wait for each other suffer most where
-    other programs take their cores."""
+    """Estimate rates of all threads as multiples of one thread's.
+
+    If other programs take their cores, threads that wait for each other suffer most.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -81,9 +83,9 @@ def _by_one_thread(torch: Any, precisions: Sequence[str]) -> dict[str, Rate]:
 
 
 def measure(torch: Any, precisions: Sequence[str]) -> Measurement:
-    """Measure in turn, so that a busy moment slows all precisions alike; the fastest call of each counts.
+    """Measure precisions in turn, so that a busy moment slows all alike; the fastest call of each counts.
 
-    It takes about a second, or two where a precision is emulated, and none of torch's random numbers.
+    Takes about a second, or two if a precision is emulated, and draws none of torch's random numbers.
     """
     tokens = min(TOKENS * torch.get_num_threads(), MOST_TOKENS)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
@@ -101,25 +103,25 @@ def measure(torch: Any, precisions: Sequence[str]) -> Measurement:
 
 
 def _shapes(torch: Any, tokens: int, precision: str) -> Sequence[tuple[Any, Any]]:
-    """The operands of the forward product, and of those for the gradients of inputs and weights."""
+    """Return the operands of the forward product, and of those for the gradients of inputs and weights."""
     dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}[precision]
-    # Constants, as random numbers would be other ones for the script.
+    # Constants, as drawing random numbers would change the script's.
     sizes = ((tokens, HIDDEN), (WIDE, HIDDEN), (tokens, WIDE))
     inputs, weights, grad = (torch.full(size, 0.5, dtype=getattr(torch, dtype)) for size in sizes)
     return ((inputs, weights.t()), (grad, weights), (grad.t(), inputs))
 
 
 class _Product:
-    """One product: its ``flops``, and the fewest ``seconds`` that they took."""
+    """One product: its ``flops``, and the fewest ``seconds`` that it took."""
 
     def __init__(self, torch: Any, tokens: int, left: Any, right: Any) -> None:
         self._mm = torch.mm
-        # The tokens are the rows of the result, or what is summed over.
+        # The tokens are the rows of the result, or the dimension that is summed over.
         rows = left.shape[0] == tokens
         few = (left[:FEW_TOKENS], right) if rows else (left[:, :FEW_TOKENS], right[:FEW_TOKENS])
         more = tokens / FEW_TOKENS
         self._use(*few)
-        self.run()  # the first call also prepares what later ones use
+        self.run()  # the first call also prepares what later calls use
         if self.seconds * more < 10 * LONG:
             self.run()
         if self.seconds * more < LONG:
@@ -140,6 +142,6 @@ class _Product:
 
 
 def _rate(products: Sequence[_Product]) -> Rate:
-    # By the time per operation, as the products may have got different numbers of tokens.
+    # Weighted by time per operation, as the products may have different numbers of tokens.
     layer = len(products) / sum(product.seconds / product.flops for product in products)
     return Rate(layer, max(product.flops / product.seconds for product in products))

@@ -1,4 +1,4 @@
-"""Tells the agent which state this rank goes on from or has saved, and which signals make it save."""
+"""Reports to the agent the state that this rank resumes from or has saved, and the signals it saves at."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from cpulaunch.messages import Resumes, Saves, SavesAt
 from cpulaunch.wire import encode
 
 report: Callable[[bytes], object] | None = None
-"""Writes a line to this rank's agent; the bootstrap puts it here when this module is loaded."""
+"""Writes a line to this rank's agent; the bootstrap sets it when this module is loaded."""
 
 resumed_step = 0
-"""The step that this rank goes on from; 0 where it began anew."""
+"""The step that this rank resumed from; 0 if it began anew."""
 
 
 def resumed_from(step: int) -> None:
-    """This rank has loaded the state after ``step`` optimizer steps, and goes on from there.
+    """Report that this rank has loaded the state after ``step`` optimizer steps and goes on from there.
 
-    To be called by each rank that has loaded one, before its first step; 0 where there was none to load.
-    Outside of a cpulaunch job, and in processes that a rank forks, nobody is told.
+    Each rank that has loaded a state calls this before its first step; 0 means that there was none to load.
+    Does nothing outside of a cpulaunch job, and in processes that a rank forks.
     """
     global resumed_step
     resumed_step = step
@@ -27,15 +27,15 @@ def resumed_from(step: int) -> None:
 
 
 def saved(step: int, *, leaving: bool = False) -> None:
-    """The state after ``step`` optimizer steps is on disk, from where the job can go on.
+    """Report that the state after ``step`` optimizer steps is on disk, so the job can go on from there.
 
-    ``leaving``: this rank ends now, because of a signal.
+    ``leaving``: this rank now ends because of a signal.
     """
     if report is not None:
         report(encode(Saves(step, leaving)))
 
 
 def saves_at(signals: Iterable[int]) -> None:
-    """From now on, this rank takes these signals as the wish to save, and no others."""
+    """Report that from now on these signals, and no others, make this rank save."""
     if report is not None:
         report(encode(SavesAt([int(number) for number in signals])))

@@ -1,4 +1,4 @@
-"""The settings of group ``training`` as the launcher tells them to a rank: by its environment."""
+"""The settings of group ``training``, which the launcher passes to a rank in its environment."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from cpulaunch.config.settings import Table
 class TrainingSettings:
     """What a rank trains with; the defaults hold outside of cpulaunch.
 
-    ``backend`` and ``precision`` are None where neither a plan nor the user chooses one; ``bucket_mb`` is in
-    MB (2²⁰ bytes), None for torch's own size.  ``in_job``: whether this process is a rank of a cpulaunch job.
-    ``precision_is_planned``: the plan has chosen the precision, and not the user.
+    ``backend`` and ``precision`` are None if neither a plan nor the user chooses one; ``bucket_mb`` is in MB
+    (2²⁰ bytes), None for torch's default.  ``in_job``: this process is a rank of a cpulaunch job.
+    ``precision_is_planned``: the plan chose the precision, not the user.
     """
 
     in_job: bool = False
@@ -34,7 +34,7 @@ class TrainingSettings:
 
 
 def training_settings(environ: Mapping[str, str] = os.environ) -> TrainingSettings:
-    """The settings of this rank.  Raises UsageError where a variable's text is no value of its setting."""
+    """Return this rank's settings.  Raises UsageError if a variable holds no valid value of its setting."""
     precision = rank_setting(Table.training.precision, environ)
     bucket = rank_setting(Table.training.bucket_mb, environ)
     return TrainingSettings(

@@ -1,1 +1,1 @@
-"""`cpulaunch tune`: find the fastest settings for a script by short runs of it."""
+"""`cpulaunch tune`: finds the fastest settings for a script by short runs of it."""

@@ -10,14 +10,14 @@ from cpulaunch.tune.rate import Rate
 from cpulaunch.tune.space import Values
 
 COARSE, FINE = 0.1, 0.03
-"""How exactly a rate has to be known, as a part of it: to leave out the slower half, and to choose."""
+"""Required precision of a rate, as a fraction of it: to drop the slower half, and to choose the winner."""
 
 CONFIRMATIONS = 3
-"""How often the winner and the default settings are run in turn at the end."""
+"""Number of times that the winner and the default settings are run in turn at the end."""
 
 
 class Trial(NamedTuple):
-    """One run with the settings ``values``: its rate, or else why there is none."""
+    """One run with the settings ``values``: its rate, or the reason why there is none."""
 
     values: Values
     rate: Rate | None
@@ -28,7 +28,7 @@ class Trial(NamedTuple):
 class Measure(Protocol):
     """Runs a trial until its rate is known within ``tolerance``, or is surely below ``to_beat``.
 
-    Returns None where no time is left for it.
+    Returns None if no time is left for it.
     """
 
     def __call__(self, values: Values, tolerance: float, to_beat: float = 0.0) -> Trial | None: ...
@@ -47,12 +47,12 @@ class Found(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """The median of the ratios; 1 where nothing was compared."""
+        """The median of the ratios; 1 if nothing was compared."""
         return median(self.ratios) if self.ratios else 1.0
 
 
 def search(default: Trial, stages: Sequence[Callable[[Values], Iterator[Values]]], measure: Measure) -> Trial:
-    """The best candidate of all stages; the ``default`` where none is faster beyond the spread of both."""
+    """Return the best candidate of all stages; ``default`` if none is faster beyond the spread of both."""
     best = default
     for candidates in stages:
         best = _halve(best, list(candidates(best.values)), measure)
@@ -60,7 +60,7 @@ def search(default: Trial, stages: Sequence[Callable[[Values], Iterator[Values]]
 
 
 def _halve(best: Trial, candidates: list[Values], measure: Measure) -> Trial:
-    """The best of one stage."""
+    """Return the best trial of one stage."""
     trials: list[Trial] = []
     for values in candidates:
         trial = measure(values, COARSE, best.rate.least if best.rate else 0.0)

@@ -1,7 +1,7 @@
 """The settings that a tuning tries, in stages.  Pure.
 
-The settings of one stage influence each other, so all their combinations are tried.  Those of different
-stages hardly do: each stage starts from the best of the one before it.
+The settings of one stage influence each other, so all their combinations are tried.  Settings of different
+stages hardly do: each stage starts from the best result of the stage before.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ Values = Mapping[Setting[Any], Any]
 """Values of settings: one candidate, or a part of it."""
 
 MIN_CORES_OF_COMMUNICATION = 4
-"""Cores of a rank from which one of them may be taken for communication."""
+"""Minimum cores of a rank for one of them to be used for communication."""
 
 _TRIED = Origin.of_option("--set")
 
 BUCKETS_MB = (10, 100)
-"""Sizes of DDP's buckets that are tried beside torch's own, in MB."""
+"""Sizes of DDP's buckets that are tried besides torch's default, in MB."""
 
 
 Stage = Callable[["Space", Plan], Iterator[Values]]
-"""The values that a stage tries, by the plan of the best candidate so far."""
+"""The values that a stage tries, given the plan of the best candidate so far."""
 
 
 class Space:
-    """What may be tried for ``program`` with the settings ``config`` on the hosts of ``facts``.
+    """The settings to try for ``program`` with the settings ``config`` on the hosts of ``facts``.
 
-    Settings of the command line and of the environment are fixed.  ``installed`` says whether an engine's
-    package is installed, by the engine's name; ``has_oneccl`` whether the oneCCL module is.
+    Settings of the command line and of the environment are fixed.  ``installed`` returns whether an engine's
+    package is installed, by the engine's name; ``has_oneccl``: the oneCCL module is installed.
     """
 
     def __init__(
@@ -56,22 +56,22 @@ class Space:
 
     @property
     def stages(self) -> Sequence[Callable[[Values], Iterator[Values]]]:
-        """For each stage, a function from the best candidate so far to the candidates that it tries."""
+        """Return a function for each stage, from the best candidate so far to the candidates to try."""
         return [partial(self._candidates, each) for each in (_placements, _memory, _communication)]
 
     def plan(self, values: Values) -> Plan:
-        """The plan with ``values``.  Raises PlanError."""
+        """Return the plan with ``values``.  Raises PlanError."""
         config = self.config
         for setting, value in values.items():
             config = config.put(setting, value, _TRIED)
         return make_plan(config, self.facts, self.program)
 
     def is_fixed(self, setting: Setting[Any]) -> bool:
-        """Whether the user has chosen its value for all trials."""
+        """Return whether the user has chosen its value for all trials."""
         return self.config.origin(setting).source >= Source.ENVIRONMENT
 
     def _candidates(self, stage: Stage, best: Values) -> Iterator[Values]:
-        """Those that give different plans: values that change nothing are left out."""
+        """Yield candidates with different plans; values that change nothing are left out."""
         known = {self._essence(best)}
         for values in stage(self, self.plan(best)):
             candidate = {**best, **{s: v for s, v in values.items() if not self.is_fixed(s)}}
@@ -81,7 +81,7 @@ class Space:
                 yield self._needed(candidate, essence)
 
     def _needed(self, candidate: Values, essence: str) -> Values:
-        """The candidate without the values that change nothing."""
+        """Return the candidate without values that change nothing."""
         for setting in candidate:
             fewer = {s: v for s, v in candidate.items() if s is not setting}
             if self._essence(fewer) == essence:
@@ -89,7 +89,7 @@ class Space:
         return candidate
 
     def _essence(self, values: Values) -> str:
-        """What ranks are given with ``values``, whoever decides it; empty if that cannot be planned."""
+        """Return what ranks get with ``values``, whatever decides it; empty if that cannot be planned."""
         try:
             plan = self.plan(values)
         except CpulaunchError:
@@ -99,7 +99,7 @@ class Space:
 
 
 def _placements(space: Space, plan: Plan) -> Iterator[Values]:
-    """Ranks per host, precision, hyperthreads, engine."""
+    """Yield ranks per host, precision, hyperthreads, engine."""
     hosts = [space.facts.of(host.host)[0].topology for host in plan.hosts]
     cores = min(len(host.cores) for host in hosts)
     nodes = max(len({core.node for core in host.cores}) for host in hosts)
@@ -121,7 +121,7 @@ def _placements(space: Space, plan: Plan) -> Iterator[Values]:
 
 
 def _ranks(space: Space, per_host: int, hosts: int) -> Values:
-    """The setting by which the user has said the number of ranks, or else the ranks per host."""
+    """Return the user's setting for the number of ranks, or else the ranks per host."""
     nproc, per = Config.hosts.nproc, Config.hosts.nproc_per_node
     if space.is_fixed(nproc) or space.is_fixed(per):
         return {}
@@ -129,13 +129,13 @@ def _ranks(space: Space, per_host: int, hosts: int) -> Values:
 
 
 def _memory(space: Space, plan: Plan) -> Iterator[Values]:
-    """Allocator and OpenMP runtime."""
+    """Yield allocators and OpenMP runtimes."""
     for allocator, openmp in product(("auto", "tcmalloc", "jemalloc", "glibc", "default"), ("auto", "intel")):
         yield {Config.cpu.allocator: allocator, Config.cpu.openmp: openmp}
 
 
 def _communication(space: Space, plan: Plan) -> Iterator[Values]:
-    """Backend, transport, communication cores, buckets."""
+    """Yield backends, transports, communication cores, buckets."""
     if plan.world_size == 1:
         return
     yield {Config.training.backend: "gloo"}

@@ -14,17 +14,17 @@ from cpulaunch.tune.space import Values
 SCHEMA = 1
 
 DEFAULT = "(default)"
-"""How the trial of the settings as they are is named."""
+"""Name of the trial with unchanged settings."""
 
 
 def named(values: Values) -> str:
-    """The values of a candidate: ``precision fp32, allocator glibc``."""
+    """Return a candidate's values as text: ``precision fp32, allocator glibc``."""
     shown = (f"{setting.name} {shown_value(setting, value)}" for setting, value in values.items())
     return ", ".join(shown) or DEFAULT
 
 
 def text(trials: Sequence[Trial]) -> Iterator[str]:
-    """The lines of a table, the fastest trial first; those without a rate follow, with the reason."""
+    """Yield the lines of a table, the fastest trial first; trials without a rate follow, with the reason."""
     default = _default(trials)
     width = max((len(named(trial.values)) for trial in trials), default=0)
     known = sorted(_measured(trials), key=lambda pair: -pair[1].per_second)
@@ -39,7 +39,7 @@ def text(trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def as_json(trials: Sequence[Trial], found: Found | None) -> dict[str, Any]:
-    """The document of ``--format json``; ``winner`` is null unless it was confirmed as faster."""
+    """Return the document of ``--format json``; ``winner`` is null unless it was confirmed as faster."""
     default = _default(trials)
     winner = found.winner if found and found.is_faster else None
     return {
@@ -62,14 +62,14 @@ def as_json(trials: Sequence[Trial], found: Found | None) -> dict[str, Any]:
 
 
 def as_yaml(trials: Sequence[Trial], winner: Values, config: Config) -> str:
-    """A settings file: those of the file that was in force and the winner's; the table is in its comments."""
+    """Return a settings file: the current file's settings and the winner's, with the table as comments."""
     given = {s: value for s, (value, origin) in config.given.items() if origin.source is Source.FILE}
     heading = ["Written by `cpulaunch tune`, which measured:", *text(trials), ""]
     return yaml_text({**given, **winner}, heading)
 
 
 def _default(trials: Sequence[Trial]) -> float:
-    """The first rate of the settings as they are; 0 where that is unknown."""
+    """Return the first rate of the unchanged settings; 0 if it is unknown."""
     return next((rate.per_second for trial, rate in _measured(trials) if not trial.values), 0.0)
 
 

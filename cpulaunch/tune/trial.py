@@ -1,4 +1,4 @@
-"""Runs a trial: `cpulaunch run` as a child, which is ended when its rate is known."""
+"""Runs a trial: `cpulaunch run` as a child process, which is ended when its rate is known."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from cpulaunch.tune.search import Trial
 from cpulaunch.tune.space import Values
 
 OUTPUT = "output"
-"""The file in a trial's directory that takes what it prints."""
+"""File in a trial's directory for its output."""
 
 POLL = 0.2
 """Seconds between two looks at a trial's telemetry."""
 
 MIN_SECONDS = 2.0
-"""Seconds for which each rank is measured at least."""
+"""Minimum seconds for which each rank is measured."""
 
 GRACE = 3.0
 """Seconds that the ranks have to end, once a trial's rate is known."""
 
 LAST_WORDS = 20.0
-"""Seconds that the launcher has to end after that, before it is killed."""
+"""Seconds that the launcher then has to end, before it is killed."""
 
 
 @dataclass(frozen=True)
 class Runner:
     """Runs trials of one job.
 
-    ``before`` and ``after`` are the words of the command line before and after the options of a trial.
+    ``before`` and ``after`` are the words of the command line before and after a trial's options.
     """
 
     before: Sequence[str]
@@ -52,18 +52,18 @@ class Runner:
     def run(self, values: Values, ranks: int, tolerance: float, to_beat: float, limit: float) -> Trial:
         """Run ``values`` on ``ranks`` ranks for at most ``limit`` seconds.
 
-        It ends when the rate is known within ``tolerance``, or is below ``to_beat`` with 95 % confidence.
-        Nothing of it is left running, nor on disk.
+        The trial ends when the rate is known within ``tolerance``, or is below ``to_beat`` with 95 %
+        confidence.  It leaves nothing running, and nothing on disk.
         """
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="cpulaunch-tune-") as name:
             directory = Path(name)
-            # A file instead of pipes, as nobody reads while the trial runs.
+            # A file instead of pipes, as nothing reads its output while the trial runs.
             with (directory / OUTPUT).open("wb") as output:
                 process = subprocess.Popen(
                     [*self.before, *self._options(values, directory), *self.after],
                     stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self.environ,
-                    start_new_session=True,  # Ctrl-C is ours, and we end the trial then
+                    start_new_session=True,  # Ctrl-C reaches only this process, which then ends the trial
                     preexec_fn=partial(signal_when_orphaned, signal.SIGTERM),
                 )  # fmt: skip
             try:
@@ -106,7 +106,7 @@ def _watch(
 
 
 class _Rows:
-    """The rows that a trial's telemetry has got since the last look."""
+    """The rows that a trial's telemetry has gained since the last look."""
 
     def __init__(self, runs: Path) -> None:
         self._runs, self._rest = runs, b""
@@ -134,7 +134,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _why(code: int, directory: Path, limit: float) -> str:
-    """Why a trial has no rate, in a line."""
+    """Return why a trial has no rate, in a line."""
     if code == 0:
         return "it ended before its rate was known: it needs more steps"
     if code == 128 + signal.SIGTERM:

@@ -1,4 +1,4 @@
-"""``cpulaunch config``: the wizard; show the merged settings, check a file, take over accelerate's."""
+"""``cpulaunch config``: the wizard; shows merged settings, checks a file, imports accelerate's."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _write_defaults(path: Path, fixed: Mapping[Setting[Any], Any], force: bool) 
 
 
 def _replaced_values(path: Path, draft: Draft) -> Iterator[str]:
-    """A line for each value of the file at ``path`` that ``draft`` replaces."""
+    """Yield a line for each value of the file at ``path`` that ``draft`` replaces."""
     try:
         old = load(file=path, environ={})
     except ConfigError as e:
@@ -145,7 +145,7 @@ def _ask(path: Path, fixed: Mapping[Setting[Any], Any]) -> int:
 
 
 def _write(draft: Draft, old: str | None, tell: Any) -> None:
-    """Write the file, and its hostfile first; say so, and what comes next."""
+    """Write the hostfile and then the file; report it, and the next step."""
     from cpulaunch.cli.config.wizard import has_instances
     from cpulaunch.cli.files import write_file
 
@@ -204,11 +204,11 @@ def _show(arguments: list[str]) -> int:
 
 
 def _decided(config: Config) -> Iterator[tuple[Setting[Any], str]]:
-    """What settings that are ``auto`` come to on this machine."""
+    """Yield the values of settings that are ``auto`` on this machine."""
     from cpulaunch.cli.run.preview import preview
 
     if config.training.precision == "auto":
-        with suppress(CpulaunchError):  # as `cpulaunch config validate` says
+        with suppress(CpulaunchError):  # `cpulaunch config validate` reports it
             yield Config.training.precision, str(preview(config)[1].precision)
 
 
@@ -261,7 +261,7 @@ def _import(arguments: list[str]) -> int:
     if hostfile := settings.get(Table.hosts.hostfile):
         settings[Table.hosts.hostfile] = _checked_hostfile(hostfile)
     text = yaml_text(settings, [f"Converted from {options.file}, an accelerate configuration."])
-    load(file=options.output or options.file, text=text, environ={})  # what we write must be right
+    load(file=options.output or options.file, text=text, environ={})  # check the file before it is written
     for dropped in imported.dropped:
         say(f"{dropped.place}: {dropped.key}: {_shown(dropped.value)}: not converted: {dropped.reason}")
     if imported.off:
@@ -280,7 +280,7 @@ def _import(arguments: list[str]) -> int:
 
 
 def _checked_hostfile(name: str) -> str:
-    """The hostfile's path without ``~``; says what is wrong with the file."""
+    """Return the hostfile's path without ``~``; print a warning if the file is wrong."""
     from cpulaunch.discovery.batch.allocation import read_hostfile
 
     path = Path(name).expanduser()

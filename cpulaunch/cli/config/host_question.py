@@ -1,4 +1,4 @@
-"""The wizard's first question: on which machines ranks run."""
+"""The wizard's first question: the machines that ranks run on."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ HOSTFILE_HEADING = "# Written by `cpulaunch config`.  One host per line: host, h
 
 
 def several(values: Mapping[Setting[Any], Any], machine: Machine) -> bool:
-    """Whether ranks run on named hosts or those of an allocation, and not just on this machine."""
+    """Return whether ranks run on named hosts or those of an allocation, not just on this machine."""
     named = values.get(Table.hosts.hostfile) or values.get(Table.hosts.list)
     return bool(named or (machine.allocation and values.get(Table.launcher) != "local"))
 
 
 class HostPrompt:
-    """Asks for the hosts, and writes them into the draft."""
+    """Asks for the hosts, and enters them into the draft."""
 
     def __init__(self, machine: Machine, asker: Asker, draft: Draft) -> None:
         self.machine, self.asker, self.draft = machine, asker, draft
@@ -44,7 +44,7 @@ class HostPrompt:
                 self.note(answer)
                 return
             except BackError:
-                continue  # from the hostfile's name or the hosts, back to this choice
+                continue  # back to this choice from the hostfile's name or the hosts
 
     def options(self) -> list[Option]:
         cores = len(self.machine.facts.topology.cores)
@@ -80,9 +80,9 @@ class HostPrompt:
         elif answer in (HERE, ALLOCATION, QUEUE):
             self.set()
             if answer == QUEUE:
-                self.draft.values[Table.launcher] = STEPS  # so that a run on this machine is refused
+                self.draft.values[Table.launcher] = STEPS  # makes a run on this machine fail
             if answer == HERE and self.machine.allocation:
-                self.draft.values[Table.launcher] = "local"  # or a job's hosts would be taken
+                self.draft.values[Table.launcher] = "local"  # otherwise, a job's hosts would be used
         else:
             self.set(hostfile=answer[1])
 
@@ -106,7 +106,7 @@ class HostPrompt:
         return next(name for name in names if not Path(name).exists())
 
     def set(self, hostfile: str = "") -> None:
-        """Note the hosts; what narrowed down other hosts goes."""
+        """Enter the hosts; remove settings that selected among other hosts."""
         values = self.draft.values
         if values.get(Table.hosts.hostfile, "") != hostfile or Table.hosts.list in values:
             for key in (

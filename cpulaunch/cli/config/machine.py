@@ -1,4 +1,4 @@
-"""What the wizard looks at before it asks: this machine, and what lies about in this directory."""
+"""What the wizard looks at before it asks: this machine, and files in this directory."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from cpulaunch.wording import counted
 
 HOSTFILE_NAMES = ("hostfile", "hosts", "machinefile", "hostfile.txt", "hosts.txt", "hostfiles/*")
 MOST_HOSTFILES = 10
-"""As many answers fit on a small terminal; others can be typed in."""
+"""Maximum hostfiles offered, to fit a small terminal; others can be typed in."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine, for the wizard.
+    """Facts about this machine, for the wizard.
 
-    ``mpis``: all that were found, best first.  ``interfaces``: names and addresses of those that are up and
-    not the loopback.  ``allocation``: that of a batch system.  ``hostfiles``: those found here that can be
-    read.  ``ipex``: its version, if installed.  ``ccl_missing``: why ccl can't be used; ``ccl_note``: what
-    there is to say of it where it can.  ``submits``: whether jobs can be submitted to Slurm.
+    ``mpis``: all MPIs found, best first.  ``interfaces``: names and addresses of interfaces that are up,
+    except loopback.  ``allocation``: a batch system's allocation.  ``hostfiles``: readable hostfiles found
+    here. ``ipex``: its version, if installed.  ``ccl_missing``: why ccl can't be used; ``ccl_note``: a remark
+    on it if it can.  ``submits``: jobs can be submitted to Slurm.
     """
 
     facts: HostFacts
@@ -44,11 +44,11 @@ class Machine:
     submits: bool = False
 
     def mpi(self, flavour: str) -> Mpi | None:
-        """The MPI of a flavour, or the one that ``auto`` takes."""
+        """Return the MPI of a flavour, or the one that ``auto`` chooses."""
         return next((mpi for mpi in self.mpis if flavour in ("auto", mpi.flavour)), None)
 
     def lines(self) -> Iterator[str]:
-        """What was found, for people."""
+        """Yield what was found, as lines for people."""
         topology = self.facts.topology
         flags = "unknown" if self.facts.cpu_flags is None else " ".join(self.facts.cpu_flags) or "none"
         sizes = (counted(len(topology.sockets), "socket"), counted(len(topology.nodes), "NUMA node"),
@@ -99,7 +99,7 @@ def _allocation(environ: Mapping[str, str]) -> Allocation | None:
     try:
         return allocation(environ, read_file)
     except CpulaunchError:
-        return None  # `run` will say what is wrong with it
+        return None  # `run` reports what is wrong with it
 
 
 def _interfaces() -> Iterator[tuple[str, str]]:
@@ -131,5 +131,5 @@ def _version(package: str) -> str | None:
 
 
 def hosts_in_short(hosts: tuple[Host, ...]) -> str:
-    """``"4 hosts (node[1-4])"``."""
+    """Return ``"4 hosts (node[1-4])"``."""
     return f"{counted(len(hosts), 'host')} ({fold_hosts(host.name for host in hosts)})"

@@ -11,16 +11,16 @@ from typing import Any, Protocol
 from cpulaunch.cli.terminal import has_unicode, width
 
 Check = Callable[[str], "str | None"]
-"""Says what is wrong with a typed text, or None."""
+"""Returns what is wrong with a typed text, or None."""
 
 
 class BackError(Exception):
-    """The user wants to go back to the question before."""
+    """Raised when the user wants to go back to the previous question."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One of the answers to choose from; ``about`` is a few words on it."""
+    """An answer to choose from; ``about`` describes it in a few words."""
 
     value: Any
     label: str
@@ -29,10 +29,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Question:
-    """One question.  With ``options`` it is answered by choosing one, else by typing.
+    """One question, answered by choosing one of the ``options`` or, without options, by typing.
 
     ``default`` is the value of an option, or the text that Enter alone stands for.  ``live``: ``check`` is
-    quick enough to look at each letter.
+    fast enough to run at each key.
     """
 
     text: str
@@ -44,19 +44,19 @@ class Question:
 
 
 class Asker(Protocol):
-    """Whoever answers questions: a user at a terminal, or a list of answers in a test."""
+    """Answers questions: a user at a terminal, or a list of answers in a test."""
 
     def ask(self, question: Question) -> Any:
-        """The value of the chosen option, or the typed text.
+        """Return the value of the chosen option, or the typed text.
 
-        Raises BackError; KeyboardInterrupt or EOFError where the user leaves.
+        Raises BackError; KeyboardInterrupt or EOFError if the user leaves.
         """
 
 
 class Terminal:
     """Asks on the terminal: keys from stdin, text on stderr.
 
-    Imports questionary, which takes 0.3 s, when it asks first.
+    Imports questionary, which takes 0.3 s, at the first question.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Terminal:
         return questionary.text(question.text, instruction=default, **checking)
 
     def _run(self, prompt: Any) -> Any:
-        """Show a prompt of questionary's until it is answered; it then vanishes."""
+        """Show a prompt of questionary until it is answered, and then erase it."""
         from prompt_toolkit.key_binding import KeyBindings, merge_key_bindings
 
         keys = KeyBindings()
@@ -116,7 +116,7 @@ class Terminal:
         app = prompt.application
         app.key_bindings = merge_key_bindings([app.key_bindings, keys])
         app.erase_when_done = True
-        app.ttimeoutlen = 0.1  # seconds in which the rest of an arrow key's sequence must arrive
+        app.ttimeoutlen = 0.1  # seconds within which the rest of an arrow key's sequence must arrive
         return prompt.unsafe_ask()
 
 

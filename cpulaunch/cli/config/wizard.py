@@ -1,4 +1,4 @@
-"""The wizard: asks what the table of settings wants asked, and shows the plan that comes of it."""
+"""The wizard: asks for settings as the table of settings defines, and shows the resulting plan."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ OF_RANKS: tuple[Setting[Any], ...] = (
 """Settings that instances don't have."""
 
 OF_INSTANCES: tuple[Setting[Any], ...] = (Table.instances.count, Table.instances.cores_per_instance)
-"""The settings that make the ranks instances.  Where they are as by default, the file doesn't say them."""
+"""Settings that turn ranks into instances.  At their defaults, the file doesn't contain them."""
 
 DRAWN: tuple[Setting[Any], ...] = (Table.hosts.nproc_per_node, Table.instances.cores_per_instance)
-"""After these, it is shown who sits where."""
+"""Settings after which the placement is drawn."""
 
 Say = Callable[[str], None]
 
@@ -53,10 +53,9 @@ Values: TypeAlias = dict[Setting[Any], Any]
 
 @dataclass
 class Draft:
-    """What the file at ``path`` is going to say.
+    """The future content of the file at ``path``.
 
-    For hosts that were typed in, ``hostfile_text`` is the hostfile that goes with it, and ``typed`` what was
-    typed.
+    If hosts were typed in, ``typed`` is that text, and ``hostfile_text`` the hostfile written with the file.
     """
 
     path: Path
@@ -70,7 +69,7 @@ class Draft:
     def config(
         self, environ: Mapping[str, str], changed: Mapping[Setting[Any], Any] = MappingProxyType({})
     ) -> Config:
-        """The configuration that ``run`` would have, with ``changed`` values (None: not said)."""
+        """Return the configuration that ``run`` would have, with ``changed`` values (None: left out)."""
         values = {**self.values, **changed}
         if self.typed:
             values.update({Table.hosts.hostfile: None, Table.hosts.list: self.typed})
@@ -80,7 +79,7 @@ class Draft:
 
 @dataclass
 class Wizard:
-    """Asks for what ``fixed`` doesn't say already, and fills ``draft``."""
+    """Asks for what ``fixed`` doesn't set already, and fills ``draft``."""
 
     machine: Machine
     asker: Asker
@@ -91,9 +90,9 @@ class Wizard:
     drawn: str = ""
 
     def run(self) -> bool:
-        """Ask everything; whether the draft is to be written.
+        """Ask everything; return whether the draft is to be written.
 
-        Raises KeyboardInterrupt or EOFError where the user leaves.
+        Raises KeyboardInterrupt or EOFError if the user leaves.
         """
         questions = [s for s in ASKED if s not in self.fixed]
         asked: list[int] = []
@@ -116,7 +115,7 @@ class Wizard:
                     self.say("  (this is the first question)\n")
 
     def applies(self, setting: Setting[Any]) -> bool:
-        """Whether an answer could make a difference, after the answers so far."""
+        """Return whether an answer can still make a difference after the answers so far."""
         values = self.draft.values
         if setting in OF_RANKS and has_instances(values):
             return False
@@ -136,7 +135,7 @@ class Wizard:
         return True
 
     def ask(self, setting: Setting[Any]) -> None:
-        """Ask for one setting, and note the answer."""
+        """Ask for one setting, and enter the answer."""
         if setting is Table.hosts.hostfile:
             HostPrompt(self.machine, self.asker, self.draft).ask(setting)
             self.draft.values.update(self.fixed)
@@ -146,7 +145,7 @@ class Wizard:
             self.picture(setting, always=setting in DRAWN)
 
     def question(self, setting: Setting[Any]) -> Question:
-        """How to ask for a setting: its kind says what answers there are, the machine what they mean."""
+        """Return a setting's question: its kind defines the answers, the machine explains them."""
         text = setting.ask.question if setting.ask else setting.key
         why = setting.ask.why if setting.ask else f"{setting.help[0].upper()}{setting.help[1:]}."
         now = self.draft.values.get(setting, setting.default)
@@ -162,20 +161,20 @@ class Wizard:
         return Question(text, why, default, check=lambda text: self.wrong(setting, text))
 
     def valid_default(self, setting: Setting[Any]) -> str:
-        """What Enter stands for where the value so far is refused."""
+        """Return what Enter stands for if the current value is refused."""
         default = _typed(setting, setting.default)
         others = (f"{default}-{i}" for i in range(2, 1000)) if setting is Table.output.log_dir else ()
         return next((text for text in (default, *others) if not self.wrong(setting, text)), "")
 
     def precision(self, value: str) -> PrecisionDecision | None:
-        """What ``value`` comes to after the answers so far; None where there is no plan."""
+        """Return the decision that ``value`` leads to after the answers so far; None without a plan."""
         try:
             return preview(self.draft.config(self.environ, {Table.training.precision: value}))[1].precision
         except CpulaunchError:
             return None
 
     def options(self, setting: Setting[Any]) -> Sequence[Option]:
-        """The answers to choose from; none where the answer is typed."""
+        """Return the answers to choose from; empty if the answer is typed."""
         if isinstance(setting.kind, Switch):
             words: Sequence[Any] = (True, False)
         elif isinstance(setting.kind, Choice):
@@ -187,7 +186,7 @@ class Wizard:
         return [Option(word, scalar(word), self.about(setting, word)) for word in words]
 
     def about(self, setting: Setting[Any], word: Any) -> str:
-        """What an answer means on this machine."""
+        """Return what an answer means on this machine."""
         machine = self.machine
         if setting is Table.mpi.flavour:
             mpi = machine.mpi(word)
@@ -207,7 +206,7 @@ class Wizard:
     # ---- answers that are typed
 
     def put(self, setting: Setting[Any], question: Question) -> None:
-        """Ask, and note the answer; an empty one means that the file says nothing."""
+        """Ask, and enter the answer; an empty answer leaves the setting out of the file."""
         values, answer = self.draft.values, self.asker.ask(question)
         if question.options:
             values[setting] = answer
@@ -219,7 +218,7 @@ class Wizard:
             values[setting] = setting.kind.from_line(answer)
 
     def wrong(self, setting: Setting[Any], text: str) -> str | None:
-        """What is wrong with a typed answer, as far as can be known before the job runs."""
+        """Return what is wrong with a typed answer, as far as that is known before the job runs."""
         if not text:
             return None
         try:
@@ -230,7 +229,7 @@ class Wizard:
             return "is a file, not a directory" if Path(text).is_file() else None
         if isinstance(setting.kind, Variables):
             return None
-        # What was wrong before is not this answer's fault, and other hosts may well be larger.
+        # An earlier error is not this answer's fault, and other hosts may be larger.
         later = self.later(setting)
         before = self.trouble({**later, setting: None})
         after = self.trouble({**later, setting: value})
@@ -241,12 +240,12 @@ class Wizard:
         return _with_keys(f"{after}" + (f"  ({after.hint})" if after.hint else ""))
 
     def later(self, setting: Setting[Any]) -> dict[Setting[Any], None]:
-        """The settings that are asked for after this one, as not said: old answers may not fit any more."""
+        """Return the settings asked for after this one, as unset, as old answers may no longer fit."""
         after = [s for s in ASKED if s.ask and setting.ask and s.ask.place > setting.ask.place]
         return {other: None for other in after if other not in self.fixed}
 
     def trouble(self, changed: Mapping[Setting[Any], Any]) -> CpulaunchError | None:
-        """Why no plan can be made with ``changed`` values."""
+        """Return why no plan can be made with ``changed`` values."""
         try:
             config = self.draft.config(self.environ, changed)
             preview(dataclasses.replace(config, given=dict(_as_answers(config))))
@@ -255,7 +254,7 @@ class Wizard:
         return None
 
     def ranks_per_host(self, setting: Setting[Any]) -> str | None:
-        """How many ranks ``auto`` means."""
+        """Return the number of ranks that ``auto`` means."""
         try:
             _, plan = preview(self.draft.config(self.environ, {**self.later(setting), setting: None}))
         except CpulaunchError:
@@ -263,10 +262,10 @@ class Wizard:
         counts = sorted({len(host.ranks) for host in plan.hosts})
         return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
-    # ---- what comes of it
+    # ---- results
 
     def picture(self, setting: Setting[Any], *, always: bool) -> None:
-        """Where ranks would be placed after the answer; only if ``always``, or if that has changed."""
+        """Draw the placement after the answer if it has changed, or if ``always``."""
         try:
             facts, plan = preview(self.draft.config(self.environ, self.later(setting)))
         except CpulaunchError as e:
@@ -282,7 +281,7 @@ class Wizard:
         self.say(drawn + "\n")
 
     def finish(self) -> bool:
-        """Show the plan and what would be written, and ask what to do; whether to write."""
+        """Show the plan and the file, and ask what to do; return whether to write."""
         self.plan()
         old = read_if_there(self.draft.path)
         if old is not None and old != self.draft.text():
@@ -333,14 +332,14 @@ class Wizard:
 
 
 def _as_answers(config: Config) -> Iterator[tuple[Setting[Any], Given]]:
-    """The settings, where what the file is going to say is called an answer: it has no lines yet."""
+    """Yield settings with an origin that calls the draft's values answers, as they have no lines yet."""
     answer = Origin(Source.FILE, "your answer")
     for setting, given in config.given.items():
         yield setting, given._replace(origin=answer) if given.origin.source is Source.FILE else given
 
 
 def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
-    """The plan in short, or why there is none yet."""
+    """Yield the plan in short, or why there is none yet."""
     try:
         config = draft.config(environ)
         _, plan = preview(config)
@@ -349,7 +348,7 @@ def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
         if e.hint:
             yield _with_keys(f"hint: {e.hint}")
         return
-    unknown_nodes = plan.launcher == STEPS and plan.here_alone  # those that Slurm is yet to give
+    unknown_nodes = plan.launcher == STEPS and plan.here_alone  # nodes that Slurm has yet to allocate
     line = sentence(plan)
     yield line.replace("this machine", "each node like this machine") if unknown_nodes else line
     yield from (f"note: {note}" for note in plan.notes)
@@ -361,12 +360,12 @@ def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def has_instances(values: Mapping[Setting[Any], Any]) -> bool:
-    """Whether instances are to run, by these settings."""
+    """Return whether these settings start instances."""
     return any(values.get(setting, setting.default) != setting.default for setting in OF_INSTANCES)
 
 
 def draft_from(path: Path, fixed: Mapping[Setting[Any], Any], say: Say) -> Draft:
-    """A draft that begins with what the file at ``path`` says already, if it can be read."""
+    """Return a draft that starts with the content of the file at ``path``, if that can be read."""
     values: Values = {}
     if read_if_there(path) is not None:
         try:
@@ -382,12 +381,12 @@ _OF_FLAG = {flag: setting.key for setting in SETTINGS.values() for flag in setti
 
 
 def _with_keys(text: str) -> str:
-    """``text`` with the settings' keys in place of options: it is a file that is being written."""
+    """Return ``text`` with the settings' keys instead of options, as a file is being written."""
     return re.sub(r"(?<![\w-])--?[a-z][a-z-]*", lambda found: _OF_FLAG.get(found[0], found[0]), text)
 
 
 def _typed(setting: Setting[Any], value: Any) -> str:
-    """A value as one would type it."""
+    """Return a value as a user would type it."""
     if isinstance(setting.kind, Words):
         return shlex.join(value)
     if isinstance(setting.kind, Variables):

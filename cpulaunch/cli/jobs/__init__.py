@@ -1,1 +1,1 @@
-"""Commands about jobs that run or have run."""
+"""Commands about running and ended jobs."""

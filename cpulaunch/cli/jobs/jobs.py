@@ -1,4 +1,4 @@
-"""``cpulaunch jobs``: the user's running jobs, how far they are, and how earlier ones have ended."""
+"""``cpulaunch jobs``: the user's running jobs with their progress, and how earlier ones ended."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ examples:
 """
 
 MAX_WHY = 100
-"""Characters of a failure that are shown."""
+"""Maximum characters of a failure that are shown."""
 
 _ENDS = {OK: "ok", INTERRUPTED: "interrupted", STALLED: "stalled", START_FAILED: "not started"}
 
@@ -122,7 +122,7 @@ def _words(status: Status, noun: str) -> str:
 
 
 def _line(directory: Path) -> str:
-    """A job that isn't known to run, in a line."""
+    """Return a line about a job that isn't known to run."""
     outcome = read_document(directory / OUTCOME)
     if outcome is None:
         parts = [*_without_an_end(directory)]
@@ -150,7 +150,7 @@ def _line(directory: Path) -> str:
 def _without_an_end(directory: Path) -> Iterator[str]:
     contact = read_contact(directory)
     if state_of(directory) is State.RUNNING:
-        yield "running"  # it has just begun
+        yield "running"  # the job has just begun
     elif contact:
         yield f"launcher killed: process {contact.pid} is gone"
         last = max((_changed(directory / name) for name in (EVENTS, ORDER)), default=0.0)

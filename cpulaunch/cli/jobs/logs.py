@@ -1,4 +1,4 @@
-"""``cpulaunch logs``: what the ranks of a job have printed, and print."""
+"""``cpulaunch logs``: the output of a job's ranks, so far or as it comes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PERIOD = 0.2
 """Seconds between two looks at the logs of a running job."""
 
 UNKNOWN_FOR = 10.0
-"""Seconds after which a job that says nothing of itself, as between two attempts, counts as ended."""
+"""Seconds of silence after which a job counts as ended; it is also silent between two attempts."""
 
 
 def main(arguments: list[str]) -> int:
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _pieces(logs: MergedLogs, directory: Path, follow: bool) -> Iterator[Piece | None]:
-    """What the ranks print, until the job has ended; None where nothing more is there for a while."""
+    """Yield the ranks' output until the job has ended; None if there is nothing new for a while."""
     alive = Watched(directory)
     while follow and alive():
         yield from logs.more()
@@ -75,7 +75,7 @@ def _pieces(logs: MergedLogs, directory: Path, follow: bool) -> Iterator[Piece |
 
 
 class Watched:
-    """Whether a job goes on, also while another attempt is being prepared."""
+    """Finds out whether a job goes on, even while another attempt is being prepared."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

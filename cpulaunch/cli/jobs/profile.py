@@ -1,4 +1,4 @@
-"""``cpulaunch profile``: traces steps of a running job on all ranks at once, and says what they show."""
+"""``cpulaunch profile``: traces steps of a running job on all ranks at once, and reports the findings."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _tell(line: str) -> None:
 
 
 def _check_output(path: Path) -> None:
-    """Before anything is traced, which takes a while."""
+    """Check the output file before tracing, which takes a while."""
     why = ""
     if path.is_dir():
         why = "it is a directory"

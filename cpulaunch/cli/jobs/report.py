@@ -1,4 +1,4 @@
-"""``cpulaunch report``: what a job did, as one HTML file, and in short on the terminal."""
+"""``cpulaunch report``: a job's report as one HTML file, with a summary on the terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     directories = [find_directory(named) for named in options.jobs or [None]]
 
-    # They take numpy, which no other command needs.
+    # These need numpy, which no other command does.
     from cpulaunch.report.findings import in_words
     from cpulaunch.report.numbers import Numbers
     from cpulaunch.report.page import render, vega_bundle
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _write(path: Path, text: str) -> None:
-    """An earlier report that is there need not be kept; any other file is."""
+    """Write the file; an earlier report is overwritten, any other file is kept."""
     from cpulaunch.report.page import BEGINS
 
     if path.is_file() and (read_if_there(path) or "").startswith(BEGINS):

@@ -1,4 +1,4 @@
-"""The jobs that a command is about: those of the user's list, and of directories that are named."""
+"""Selects the jobs that a command is about, from the user's list and from named directories."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from cpulaunch.supervise.control.registry import (
 from cpulaunch.supervise.output.record import State, age, jobs_below, state_of
 
 Running = tuple[Path, Contact]
-"""A job's directory, and how to ask its launcher."""
+"""A job's directory, and how to contact its launcher."""
 
 WHICH = """\
 JOB is an id or a prefix of it, or a directory (of the job, or of jobs).  Without it, it is your newest job of
 the setting output.log_dir here (runs/), or where there is none, the newest that runs on this host."""
-"""What the help of commands says that are about one job."""
+"""Help text of commands about one job."""
 
 NEWEST = "the job; default: your newest one here"
 
 ONLY = "the job; default: the only one of yours that runs here"
-"""For a command that does something to the job: no job is slowed down that nobody has named."""
+"""Help text of commands that slow down a job: with several jobs running, the user has to name one."""
 
 ONLY_WHICH = """\
 JOB is an id or a prefix of it, or a directory (of the job, or of jobs).  Without it, it is the only job of
@@ -41,20 +41,20 @@ _NOT_RUNNING = {
 }
 
 MAX_NAMED = 5
-"""Jobs that are named where several match."""
+"""Maximum jobs that a message names if several match."""
 
 
 def runs() -> Path:
-    """Where jobs that are run here have their directories: ``output.log_dir``.  Raises ConfigError."""
+    """Return the directory of job directories, ``output.log_dir``.  Raises ConfigError."""
     from cpulaunch.config.load import load
 
     return Path(load().output.log_dir)
 
 
 def usual_places() -> list[Path]:
-    """Directories of jobs that are looked at where none is named: ``runs()``, or else this one or its parent.
+    """Return where to look for jobs if none is named: ``runs()``, or else this directory or its parent.
 
-    So they are found from within, too, and in a job's own directory.  Raises ConfigError.
+    So jobs are also found from within ``runs()``, and from a job's own directory.  Raises ConfigError.
     """
     if (usual := runs()).is_dir():
         return [usual]
@@ -65,7 +65,7 @@ def usual_places() -> list[Path]:
 
 
 def elsewhere() -> str:
-    """Where to look for jobs that were run one level below; empty where there are none."""
+    """Say where there are jobs one level below this directory; empty if there are none."""
     usual = runs()
     if usual.is_absolute():
         return ""
@@ -74,7 +74,7 @@ def elsewhere() -> str:
 
 
 def running_jobs(directories: Sequence[Path] = ()) -> list[Running]:
-    """The user's jobs here, and those in ``directories``, of jobs or of one; the newest first.
+    """Return the user's jobs here, and those in ``directories`` (of jobs or of one job), the newest first.
 
     Raises UsageError.
     """
@@ -91,10 +91,10 @@ def running_jobs(directories: Sequence[Path] = ()) -> list[Running]:
 
 
 def find_job(named: str | None) -> Running:
-    """The job that the user has named, by its id, its beginning or a directory.
+    """Find the job that the user named by its id, the start of its id, or a directory.
 
-    Else the newest one of ``usual_places()`` that runs on this host, or else can be asked from it, or where
-    there is none, of elsewhere.  Raises UsageError.
+    Without a name, it is the newest job of ``usual_places()`` that runs on this host, or else can be
+    contacted from it; if there is none, the newest elsewhere that runs on this host.  Raises UsageError.
     """
     if named is None:
         return _newest(usual_places())
@@ -114,7 +114,7 @@ def find_job(named: str | None) -> Running:
 
 
 def only_job() -> Running:
-    """The only job of ``usual_places()`` that runs and can be asked.  Raises UsageError."""
+    """Return the only job of ``usual_places()`` that runs and can be contacted.  Raises UsageError."""
     places = usual_places()
     running = [each for each in running_jobs(places) if not is_gone(each[1])]
     ours = [each for each in running if _is_of(each[0], places)]
@@ -130,7 +130,7 @@ def only_job() -> Running:
 
 
 def _newest(places: Sequence[Path]) -> Running:
-    """Those of ``places`` come before others, and those on this host before others of these."""
+    """Return the newest job, preferring those in ``places``, and then those on this host."""
     jobs = [running for running in running_jobs(places) if not is_gone(running[1])]
     jobs.sort(key=lambda running: (not _is_of(running[0], places), not is_here(running[1])))
     for directory, contact in jobs:
@@ -143,7 +143,7 @@ def _newest(places: Sequence[Path]) -> Running:
 
 
 def _answers(contact: Contact) -> bool:
-    """Whether a launcher on another host can be asked from here."""
+    """Return whether a launcher on another host can be contacted from here."""
     try:
         with Observer(contact):
             return True
@@ -170,15 +170,15 @@ def _several(named: str, jobs: Sequence[str]) -> UsageError:
 
 
 def _ended(named: str) -> list[Path]:
-    """Jobs in the usual place whose ids begin so."""
+    """Return jobs in the usual places whose ids begin with ``named``."""
     return [place for where in usual_places() for place in jobs_below(where) if place.name.startswith(named)]
 
 
 def find_directory(named: str | None) -> Path:
-    """The directory of a job that runs or has ended: named as for `find_job`.
+    """Return the directory of a running or ended job, named as for `find_job`.
 
-    Else the user's newest one of ``usual_places()``, or where there is none, of those that run on this host.
-    Raises UsageError.
+    Without a name, it is the user's newest job of ``usual_places()``, or if there is none, the newest that
+    runs on this host.  Raises UsageError.
     """
     if named is not None and os.path.isdir(named):
         for place in jobs_below(Path(named)):
@@ -203,13 +203,13 @@ def find_directory(named: str | None) -> Path:
 
 
 def _is_of(job: Path, places: Sequence[Path]) -> bool:
-    """Whether a job's directory is one of these places, or directly below one."""
+    """Return whether a job's directory is one of these places, or directly below one."""
     place = os.path.realpath(job)
     return bool({place, os.path.dirname(place)} & {os.path.realpath(each) for each in places})
 
 
 def _is_ours(job: Path) -> bool:
-    """Others' jobs may be in a directory that several users share."""
+    """Return whether a job is the user's, as several users may share a directory."""
     try:
         return job.stat().st_uid == os.geteuid()
     except OSError:
@@ -217,7 +217,7 @@ def _is_ours(job: Path) -> bool:
 
 
 def _places(directory: Path) -> Iterator[Path]:
-    """A job's directory, or those in a directory of jobs, the newest first."""
+    """Yield a job's directory, or those in a directory of jobs, the newest first."""
     yield directory
     try:
         yield from sorted((path.parent for path in directory.glob(f"*/{CONTROL_FILE}")), reverse=True)
@@ -226,5 +226,5 @@ def _places(directory: Path) -> Iterator[Path]:
 
 
 def printable(text: str) -> str:
-    """A text of a job without what would steer a terminal."""
+    """Return a job's text without characters that control a terminal."""
     return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)

@@ -1,4 +1,4 @@
-"""``cpulaunch stacks``: what every thread of every rank of a running job is doing."""
+"""``cpulaunch stacks``: the stack of every thread of every rank of a running job."""
 
 from __future__ import annotations
 

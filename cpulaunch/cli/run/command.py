@@ -1,4 +1,4 @@
-"""``cpulaunch run``: settings and facts → plan → commands → outcome, or a dry run that stops before."""
+"""``cpulaunch run``: settings and facts → plan → commands → outcome, or a dry run that stops earlier."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
     from cpulaunch.supervise.output.lines import Output
 
 SLOW_DISK = 2.0
-"""Seconds after which a line says that we wait for the disk to make the job's directory."""
+"""Seconds after which a line reports the wait for the disk to make the job's directory."""
 
 BEGINNING = 1024
-"""Bytes of a script that say whose it is."""
+"""Bytes at a script's start that show its language."""
 
 LAST_WORDS = 1.0
-"""Seconds that terminal and disk have to take what is left of an interrupted job."""
+"""Seconds that terminal and disk have to take the remaining output of an interrupted job."""
 
 MODULE = ("-m", "--module")
 
 FRUITLESS = 3
-"""How often Slurm may have queued a job anew that a signal has ended again before its first step: one that
-makes none, or none that can be seen, would come back for ever."""
+"""Maximum times that Slurm requeues a job that a signal ends before its first step.  Without a limit, a job
+whose steps can't be seen, or that makes none, would come back forever."""
 
 USAGE = """cpulaunch run [OPTIONS] train.py [ARGS…]
        cpulaunch run [OPTIONS] -m module [ARGS…]
@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
     split = partial(parser.split, ends=MODULE)
     words, rest = split(arguments)
     typed = arguments[: len(arguments) - len(rest)]
-    if rest and rest[0] in MODULE:  # options may follow it, as they may for torchrun
+    if rest and rest[0] in MODULE:  # options may follow it, as in torchrun
         more, after = parser.split(rest[1:])
         words, typed = [*words, *more], [*typed, *rest[1 : len(rest) - len(after)]]
         rest = [rest[0], *after]
@@ -113,7 +113,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _tell_of_ranks(config: Config, words: Sequence[str]) -> None:
-    """Say that ranks are started where an option is of a program that would start the script as it is."""
+    """Report that ranks are started, if an option is of a program that runs a script without ranks."""
     hosts = Config.hosts
     asked: tuple[Setting[Any], ...] = (
         Config.instances.count,
@@ -135,7 +135,7 @@ def _tell_of_ranks(config: Config, words: Sequence[str]) -> None:
 
 @contextmanager
 def _signals_lose_nothing() -> Iterator[None]:
-    """A signal before the ranks run ends us as one that comes before their first step."""
+    """Handle a signal before the ranks run like one before their first step: nothing is lost."""
     from cpulaunch.supervise.attempts.attempt import let_signals_raise
     from cpulaunch.supervise.job.outcome import WARNING
 
@@ -150,9 +150,9 @@ def _signals_lose_nothing() -> Iterator[None]:
 
 
 def _may_come_back(exit_code: int) -> bool:
-    """Whether a job that a signal has ended before its first step may ask to be queued anew; says why not.
+    """Return whether a job that a signal ended before its first step may be requeued; log why not.
 
-    ``exit_code`` is the one that it ends with instead.
+    ``exit_code`` is the exit code that it ends with otherwise.
     """
     from cpulaunch.discovery.batch.allocation import times_requeued
 
@@ -167,7 +167,7 @@ def _may_come_back(exit_code: int) -> bool:
 
 
 def _plan_and_run(options: argparse.Namespace, config: Config, program: Program, alike: Sequence[str]) -> int:
-    """``alike``: those of the script's options that `cpulaunch run` has, too."""
+    """Plan and run.  ``alike``: the script's options that `cpulaunch run` also has."""
     from cpulaunch import launchers
     from cpulaunch.cli.backend import ensure_kernels, ensure_oneccl, is_to_be_built
     from cpulaunch.cli.run.facts import gather, measured_plan
@@ -175,7 +175,7 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
     from cpulaunch.plan.make import make_plan
 
     ask = None if options.dry_run or options.facts or options.lscpu else program
-    if ask and is_to_be_built(config):  # what is wrong with the job is said before that
+    if ask and is_to_be_built(config):  # errors of the job are reported first
         make_plan(config, gather(config, tell=lambda line: None), program)
     facts = gather(config, facts_file=options.facts, lscpu_file=options.lscpu, program=ask)
     if facts.mpis is None and not options.dry_run:
@@ -266,7 +266,7 @@ def run_parser() -> Parser:
 
 
 def program_of(rest: list[str], no_python: bool, wdir: Path) -> Program:
-    """What is to be run on every rank, by the words after the options.  Raises UsageError."""
+    """Return the program that every rank runs, from the words after the options.  Raises UsageError."""
     if not rest or (rest[0] in MODULE and len(rest) < 2):
         raise UsageError("no script to run", hint="cpulaunch run [OPTIONS] train.py [ARGS…]")
     try:
@@ -295,7 +295,7 @@ def program_of(rest: list[str], no_python: bool, wdir: Path) -> Program:
 
 
 def is_program(path: Path) -> bool:
-    """Whether ``path`` is no script in the way of a program of this name."""
+    """Return whether ``path`` may name a program: there is no such file, or it is executable."""
     return not path.exists() or (os.access(path, os.X_OK) and not path.is_dir())
 
 
@@ -350,10 +350,10 @@ def _run(
     def tell(line: str) -> None:
         screen.say(f"cpulaunch: {line}\n")
 
-    everything = tee == "all" and config.is_set(Config.output.tee)  # as somebody has said
+    everything = tee == "all" and config.is_set(Config.output.tee)  # set by the user or a file
     output = Output(directory, shown, screen, tell, fold=not everything, names=plan.names)
     if sys.stdout is not None and sys.stdout.isatty() and not everything:
-        output.leave_out_figures()  # as the end shows what they come to; a pipe gets all
+        output.leave_out_figures()  # a terminal shows totals at the end; a pipe gets all
     _suit_terminals(output, config.output.stdin)
 
     sinks = make_sinks(plan, directory, attempt.job_id, tell)
@@ -371,7 +371,7 @@ def _run(
 
         for line in headline(plan, directory.path, verbose):
             tell(line)
-        # Both hold the values of `env:`, which are nobody else's business.
+        # Both contain the values of `env:`, which others must not read.
         output.keep("plan.json", plan_as_json(plan, commands).encode(), private=True)
         output.keep("command.sh", os.fsencode(shell(commands, attempt.master_port)), private=True)
 
@@ -407,7 +407,7 @@ def _run(
 
 
 def _suit_terminals(output: Output, reader: int) -> None:
-    """Show what the rank prints that reads our terminal, and let equal lines take little room there."""
+    """Show the output of the rank that reads our terminal, and merge equal lines there."""
     if sys.stdin is not None and sys.stdin.isatty():
         output.reader = reader
     for number, stream in enumerate((sys.stdout, sys.stderr), 1):
@@ -424,7 +424,7 @@ def _job_directory(log_dir: Path, job_id: str) -> JobDirectory:
         SLOW_DISK, say, [f"waiting for {log_dir}, which does not answer; --log-dir names another"]
     )
     waiting.daemon = True
-    with suppress(RuntimeError):  # no thread may be started: what follows says so
+    with suppress(RuntimeError):  # if no thread may be started, later errors report it
         waiting.start()
     try:
         return JobDirectory.make(log_dir / job_id)
@@ -437,12 +437,12 @@ def _job_directory(log_dir: Path, job_id: str) -> JobDirectory:
 
 
 def _temporary_directory(job_id: str, log_dir: Path, why_not_there: str) -> JobDirectory:
-    """A job's directory where ``log_dir`` can't have it.  Raises HostError if nothing can."""
+    """Return a temporary job directory, as ``log_dir`` can't hold one.  Raises HostError if that fails."""
     import tempfile
 
     from cpulaunch.supervise.output.directory import JobDirectory
 
-    for parent in (None, "/dev/shm"):  # None: where temporary files are
+    for parent in (None, "/dev/shm"):  # None: the default place of temporary files
         with suppress(OSError):
             return JobDirectory(Path(tempfile.mkdtemp(prefix=f"cpulaunch-{job_id}-", dir=parent)))
     raise HostError(

@@ -15,7 +15,7 @@ _EXPECTED = "it has a line of arguments per instance"
 
 
 def add_each(parser: Parser) -> None:
-    """The option."""
+    """Add the option."""
     parser.add_rare(
         "--each", metavar="FILE", type=_named, help="further arguments for each instance: a line of this file"
     )
@@ -28,9 +28,9 @@ def _named(text: str) -> Path:
 
 
 def instances_of(config: Config, path: Path | None) -> tuple[Config, tuple[tuple[str, ...], ...]]:
-    """``config`` as `as_instances` makes it, and the further arguments of each instance: a line of ``path``.
+    """Return ``config`` from `as_instances`, and the further arguments of each instance: a line of ``path``.
 
-    Raises ConfigError, and UsageError where there are arguments, and no instances.
+    Raises ConfigError; also UsageError if there are arguments but no instances.
     """
     each = read_each(path) if path else ()
     config = as_instances(config, len(each))
@@ -41,9 +41,9 @@ def instances_of(config: Config, path: Path | None) -> tuple[Config, tuple[tuple
 
 
 def read_each(path: Path) -> tuple[tuple[str, ...], ...]:
-    """The arguments of each line, split as a shell would.  Empty lines and those that begin with # are none.
+    """Return the arguments of each line, split as by a shell; skip empty lines and lines that begin with #.
 
-    Raises ConfigError with the place where the file can't be read, or isn't such a list.
+    Raises ConfigError with the place if the file can't be read, or isn't such a list.
     """
     try:
         text = read_user_file(path, SETTINGS_LIMIT).decode("utf-8-sig")

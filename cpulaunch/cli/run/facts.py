@@ -21,7 +21,7 @@ from cpulaunch.plan.plan import Plan, Program
 
 
 def _import_supervision() -> None:
-    """What a run imports next, which takes tens of milliseconds."""
+    """Import what a run needs next, which takes tens of milliseconds."""
     import cpulaunch.supervise.attempts.attempt
     import cpulaunch.supervise.attempts.execute
     import cpulaunch.supervise.attempts.loop
@@ -37,9 +37,9 @@ def gather(
     program: Program | None = None,
     tell: Callable[[str], None] = say,
 ) -> Facts:
-    """The facts of this host, or of the hosts that a file describes, without a look at this one.
+    """Return the facts of this host and its job; or of the hosts that a file describes, without this one's.
 
-    Where there is a ``program`` to run, the hosts are asked over ssh; HostError where they aren't ready.
+    If there is a ``program`` to run, hosts are asked over ssh; HostError is raised if they aren't ready.
     """
     config = as_instances(config)
     if facts_file and lscpu_file:
@@ -64,12 +64,11 @@ def gather(
 def measured_plan(
     config: Config, facts: Facts, program: Program, tell: Callable[[str], None] = say
 ) -> tuple[Plan, Facts]:
-    """The plan of a job that is about to start: where the precision is ``auto``, it has been measured.
+    """Return the plan of a job that is about to start, and the facts that it was made from.
 
-    Returned with the facts that it was made from, which hold the rates.
-
-    Hosts whose CPU was measured before are not measured again, and neither are those of programs that are
-    not Python or that decide the precision themselves.
+    If the precision is ``auto``, rates are measured first, and the facts contain them.  Hosts whose CPU was
+    measured before are not measured again.  Nothing is measured for programs that are not Python, or that
+    decide the precision themselves.
     """
     plan = make_plan(config, facts, program)
     if config.training.precision != "auto" or config.training.as_written or not program.python:

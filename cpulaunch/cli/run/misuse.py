@@ -1,4 +1,4 @@
-"""Command lines that make no job: options behind the script, launchers in its place or around the job."""
+"""Command lines that make no job: options behind the script, launchers instead of it or around the job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LAUNCHERS = {
     "run_cpu": (),  # torch's, a module
     **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "srun"), ()),
 }
-"""Program → the commands of it that start ranks."""
+"""Program → its commands that start ranks."""
 
 _MODULES = {
     "torch.distributed.run": "torchrun",
@@ -29,24 +29,24 @@ _MODULES = {
     "intel_extension_for_pytorch.cpu.launch": "ipexrun",
     "torch.backends.xeon.run_cpu": "run_cpu",
 }
-"""The same, as ``python -m`` runs them."""
+"""The same programs, as ``python -m`` runs them."""
 
 _OF_INSTANCES = ("intel_extension_for_pytorch.cpu.launch", "torch.backends.xeon.run_cpu")
 _DEVICES = ("cpu", "xpu")
-"""What ipexrun is told first."""
+"""ipexrun's first argument."""
 
 
 Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
-"""Cuts words into options of ``cpulaunch run`` and what follows them.  Raises UsageError."""
+"""Splits words into options of ``cpulaunch run`` and the rest.  Raises UsageError."""
 
 
 _OF_A_SHELL = re.compile(rb"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(?:\S*/)?((?:ba|da|k|z|c|tc|fi)?sh)(?=\s)[^\n]*\n")
 
 
 def refuse_shell_script(shown: str, text: bytes) -> None:
-    """Raise UsageError where the script that begins with ``text`` is a shell's, as batch scripts are."""
+    """Raise UsageError if the script that begins with ``text`` is a shell script, as batch scripts are."""
     found = _OF_A_SHELL.match(text)
-    if not found or text[found.end() :].startswith(b"'''exec"):  # Python's, as pip writes it
+    if not found or text[found.end() :].startswith(b"'''exec"):  # pip writes Python scripts like this
         return
     raise UsageError(
         f"{shown} is a script of {found[1].decode()}, and ranks run Python",
@@ -55,7 +55,7 @@ def refuse_shell_script(shown: str, text: bytes) -> None:
 
 
 def refuse_several_programs(words: Sequence[str]) -> None:
-    """Raise UsageError where a lone ``:`` and an option of mpiexec begin another program (MPMD)."""
+    """Raise UsageError if a lone ``:`` and an option of mpiexec begin another program (MPMD)."""
     for word, option in pairwise(words):
         if word == ":" and option.lstrip("-").replace("_", "-") in _OF_PROGRAMS and option.startswith("-"):
             raise UsageError(
@@ -69,9 +69,9 @@ _OF_PROGRAMS = ("n", "np", "c", "host", "hosts", "ppn", "env", "wdir", "H", "x",
 
 
 def refuse_launcher(options: Sequence[str], words: Sequence[str], split: Split, command: str = "run") -> None:
-    """Raise UsageError where ``words`` begin with Python or another launcher instead of a script.
+    """Raise UsageError if ``words`` begin with Python or another launcher instead of a script.
 
-    ``options`` are those before them, and ``command`` is what they are options of.
+    ``options`` precede them; they are options of ``command``.
     """
     module = words[1] if words[0] in ("-m", "--module") and len(words) > 1 else None
     program = PurePath(words[0]).name
@@ -95,7 +95,7 @@ def refuse_launcher(options: Sequence[str], words: Sequence[str], split: Split, 
 
 
 def _without_launchers(words: Sequence[str], split: Split) -> list[str]:
-    """``-n 4 train.py`` for ``mpirun -n 4 python train.py``."""
+    """Return ``-n 4 train.py`` for ``mpirun -n 4 python train.py``."""
     options: list[str] = []
     rest = list(words)
     if rest[0] in _DEVICES:
@@ -129,32 +129,32 @@ _COMPLAINS = re.compile(
 
 
 def complained_of(last_output: bytes, options: Sequence[str]) -> list[str]:
-    """Those of ``options`` that the last output of a script says it doesn't know."""
+    """Return the ``options`` that a script's last output reports as unknown."""
     lines = [line for line in last_output.decode(errors="replace").splitlines() if _COMPLAINS.search(line)]
     return [option for option in options if any(_names(line, option) for line in lines)]
 
 
 def went_astray(options: Sequence[str]) -> str:
-    """What became of them."""
+    """Return a message about options that went to the script."""
     got = "it" if len(options) == 1 else "them"
     came = f"{', '.join(options)} came after the script, so the script got {got}"
     return f"{came}: options of cpulaunch run come before the script"
 
 
 def _names(line: str, option: str) -> bool:
-    """With its dashes, or as absl and getopt do without them."""
+    """Return whether ``line`` names the option, with its dashes or, as in absl and getopt, without."""
     bare = re.escape(option.lstrip("-"))
     return bool(re.search(rf"(?<![\w-])--{bare}(?![\w-])|(?:flag '|option --?){bare}(?![\w-])", line))
 
 
 def refuse_within_a_launcher(environ: Mapping[str, str]) -> None:
-    """Raise UsageError where this process is a rank of a job, or one of several of an srun or mpiexec."""
+    """Raise UsageError if this process is a rank of a job, or one of several of an srun or mpiexec."""
     if job := environ.get(variables.JOB_ID):
         raise UsageError(
             f"this is a rank of the job {job}, and each of its ranks would start a job",
             hint="start it outside the job",
         )
-    # An sbatch script is in no step, and `srun --pty bash` leaves one process to type in.
+    # An sbatch script is in no step, and `srun --pty bash` starts one interactive process.
     if "SLURM_STEP_ID" in environ and "SLURM_PTY_PORT" not in environ:
         _refuse_one_of_several("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", environ)
     for name in plugins.MPIS:

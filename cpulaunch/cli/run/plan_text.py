@@ -23,30 +23,30 @@ from cpulaunch.plan.plan import Plan
 from cpulaunch.wording import counted, shown_path
 
 FEW = 3
-"""Notes on the plan that a run shows unasked."""
+"""Maximum notes on the plan that a run shows by default."""
 
 
 def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
-    """What is about to run, and the notes on it."""
+    """Yield what is about to run, and the notes on it."""
     yield sentence(plan, f"logs in {shown_path(directory)}")
     yield from notes_of(plan, verbose)
 
 
 def sentence(plan: Plan, *more: str) -> str:
-    """The plan in one sentence for this terminal, with ``more`` to say."""
+    """Return the plan in one sentence for this terminal, followed by ``more``."""
     separator = " · " if has_unicode() else " - "
     return separator.join((describe(plan, separator), *more))
 
 
 def notes_of(plan: Plan, verbose: bool) -> Iterator[str]:
-    """All notes on the plan, or a few of them."""
+    """Yield all notes on the plan, or a few of them."""
     yield from plan.notes if verbose else plan.notes[:FEW]
     if not verbose and len(plan.notes) > FEW:
         yield f"{counted(len(plan.notes) - FEW, 'more note')}: -v shows all"
 
 
 def crowded(config: Config, plan: Plan) -> Iterator[str]:
-    """A warning where somebody wants more threads than a rank or instance has cores."""
+    """Yield a warning if more threads are requested than a rank or instance has cores."""
     if config.cpu.threads == "auto":
         return
     for host in plan.hosts:
@@ -59,14 +59,14 @@ def crowded(config: Config, plan: Plan) -> Iterator[str]:
 
 
 def plan_as_json(plan: Plan, commands: Sequence[Command]) -> str:
-    """The document of ``--format json``, and of a job's ``plan.json``."""
+    """Return the document of ``--format json``, and of a job's ``plan.json``."""
     return json.dumps({**plan.to_json(), **to_json(commands)}, indent=1)
 
 
 def plan_as_text(plan: Plan, commands: Sequence[Command], picture: str, *, like: str, verbose: bool) -> str:
-    """The placement, environment and command of all ranks, and where each setting is from.
+    """Return the placement, environment and command of all ranks, and the source of each setting.
 
-    ``picture`` is that of the first host; ``like`` is what hosts that nobody looked at are assumed to match.
+    ``picture`` is that of the first host; ``like`` is what hosts without facts are assumed to match.
     """
     lines = [f"{size(plan)}, {started(plan)}"]
     lines += [f"transport: {_transport(plan)}"] if plan.transport else []
@@ -95,7 +95,7 @@ def plan_as_text(plan: Plan, commands: Sequence[Command], picture: str, *, like:
 
 
 def _meeting(plan: Plan) -> list[str]:
-    """Where the ranks of several hosts meet, and whether that is known before the hosts are asked."""
+    """Return where the ranks of several hosts meet, and whether that is known before hosts are asked."""
     if len(plan.hosts) == 1 or plan.instances:
         return []
     first = plan.hosts[0].host
@@ -105,14 +105,14 @@ def _meeting(plan: Plan) -> list[str]:
 
 
 def _transport(plan: Plan) -> str:
-    """What carries ccl's collectives, and the module that it needs."""
+    """Return the transport of ccl's collectives, and the module that it needs."""
     ours = plan.settings.ccl.binding != "oneccl_bind_pt"
     needs = " (needs the oneCCL module: cpulaunch ccl build --oneccl)"
     return plan.transport + (needs if ours and needs_oneccl(plan.transport) else "")
 
 
 def placement_as_text(plan: Plan, like: str) -> Iterator[str]:
-    """Each host's ranks; ``like`` is what hosts that nobody looked at are assumed to match."""
+    """Yield each host's ranks; ``like`` is what hosts without facts are assumed to match."""
     for layout, group in groupby(plan.hosts, key=_layout):
         assumed, *ranks = layout
         yield f"  {_names(group)}{f', assumed to match {like}' if assumed else ''}"
@@ -120,7 +120,7 @@ def placement_as_text(plan: Plan, like: str) -> Iterator[str]:
 
 
 def _layout(host: HostPlan) -> tuple[Any, ...]:
-    """What must be alike for hosts to be shown together."""
+    """Return what must be equal for hosts to be shown together."""
     ranks = (
         (r.local_rank, r.cores, r.comm_cores, r.numa_nodes, r.threads, r.memory_policy) for r in host.ranks
     )
@@ -151,13 +151,13 @@ def _environment_as_text(plan: Plan) -> Iterator[str]:
 
 
 def _local(plan: Plan, number: int) -> str:
-    """What one of a host's programs is called; the only one of many instances by its number among all."""
+    """Return the name of a host's program; an only instance is named by its number among all."""
     only = plan.instances and plan.instances.count > plan.world_size
     return plan.names.one(0) if only else f"local {plan.noun} {number}"
 
 
 def _arguments_as_text(plan: Plan) -> Iterator[str]:
-    """What each of the first instances is given."""
+    """Yield the arguments of each of the first instances."""
     for rank in range(min(plan.world_size, FEW)):
         number = plan.names.number(rank)
         own = plan.program.each[number] if plan.program.each else ()
@@ -184,7 +184,7 @@ def _settings_as_text(plan: Plan, verbose: bool) -> Iterator[str]:
 
 
 def _folded(argv: Sequence[str], width: int = 100) -> Iterator[str]:
-    """A command as lines that a shell would join again, each option with its values on one line."""
+    """Yield a command as lines that a shell would join again, with each option's values on its line."""
     line = ""
     for number, word in enumerate(map(shlex.quote, argv)):
         rest = len(shlex.join(takewhile(lambda w: not w.startswith("-"), argv[number + 1 :])))
@@ -197,7 +197,7 @@ def _folded(argv: Sequence[str], width: int = 100) -> Iterator[str]:
 
 
 def _names(hosts: Iterable[HostPlan]) -> str:
-    """``node1``, or ``node[1-4] (4 hosts)``."""
+    """Return ``node1``, or ``node[1-4] (4 hosts)``."""
     names = [host.host for host in hosts]
     return fold_hosts(names) + (f" ({len(names)} hosts)" if len(names) > 1 else "")
 

@@ -1,4 +1,4 @@
-"""What a configuration would do on this machine: the plan in short, and what is unwise about it."""
+"""Previews a configuration on this machine: the plan in short, and unwise settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHORT_HEARTBEAT = 5  # seconds
 
 
 def preview(config: Config) -> tuple[Facts, Plan]:
-    """The plan of ``cpulaunch run train.py``, and the facts it is from.  Raises what that would raise."""
+    """Return the plan of ``cpulaunch run train.py``, and its facts.  Raises the same errors as that would."""
     facts = gather(config, tell=lambda line: None)
     program = Program((sys.executable, "train.py"), True, os.getcwd(), sys.executable)
     return facts, make_plan(config, facts, program)
@@ -36,17 +36,17 @@ def preview(config: Config) -> tuple[Facts, Plan]:
 def picture_of_first_host(
     plan: Plan, facts: Facts, *, width: int, colour: bool, unicode: bool, table: bool = True
 ) -> str:
-    """The picture of the first host and its ranks' CPUs, with a table of the ranks or without."""
+    """Draw the first host and its ranks' CPUs, with a table of the ranks or without."""
     host = plan.hosts[0]
     topology = facts.of(host.host)[0].topology
     look = Look(colour, unicode)
-    # The only instance to run, of many, is known by its number among all.
+    # An only instance is named by its number among all.
     ranks = [rank._replace(local_rank=plan.names.first + rank.local_rank) for rank in host.ranks]
     return picture(topology, ranks, width=width, look=look, table=table, noun=plan.noun)
 
 
 def unwise_settings(config: Config) -> Iterator[str]:
-    """What is valid, but would not work, or not work well, when started from this machine."""
+    """Yield what is valid, but would not work, or not well, if started from this machine."""
     config, obstacles = _settings_that_run(config)
     for e in obstacles:
         yield f"it can't run from this machine: {e}" + (f" ({e.hint})" if e.hint else "")
@@ -74,7 +74,7 @@ def unwise_settings(config: Config) -> Iterator[str]:
 
 
 def _settings_that_run(config: Config) -> tuple[Config, list[CpulaunchError]]:
-    """As many of the settings as a plan can be made from, the others at their defaults; and why not those."""
+    """Return as many settings as a plan can be made from, others at defaults; and the errors of those."""
     try:
         preview(config)
         return config, []
@@ -82,7 +82,7 @@ def _settings_that_run(config: Config) -> tuple[Config, list[CpulaunchError]]:
         first = e
     taken: set[Setting[Any]] = set()
     left = [setting for setting in SETTINGS.values() if config.is_set(setting)]
-    while True:  # more than once, as hosts.oversubscribe may let in what was refused before it
+    while True:  # repeated, as hosts.oversubscribe may admit what was refused before it
         errors: dict[Setting[Any], CpulaunchError] = {}
         for setting in left:
             try:
@@ -93,7 +93,7 @@ def _settings_that_run(config: Config) -> tuple[Config, list[CpulaunchError]]:
         if len(errors) == len(left):
             break
         left = list(errors)
-    if HOSTS & errors.keys():  # the number of ranks and the like may well suit hosts that aren't known
+    if HOSTS & errors.keys():  # other hosts may well suit the number of ranks and the like
         errors = {key: e for key, e in errors.items() if key in HOSTS or key.section != "hosts"}
     return _with_only(config, taken), list({str(e): e for e in errors.values()}.values()) or [first]
 

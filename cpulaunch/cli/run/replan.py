@@ -1,4 +1,4 @@
-"""A plan for another attempt of a job: made as the first one was, for the hosts that are left and ready."""
+"""Plans another attempt of a job: like the first plan, for the hosts that are left and ready."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Replanner:
         precision: PrecisionDecision,
         tell: Callable[[str], None],
     ) -> None:
-        """``facts`` and ``precision`` are those of the first plan: all attempts compute alike."""
+        """``facts`` and ``precision`` are those of the first plan, so that all attempts compute alike."""
         self._config, self._facts, self._program, self._tell = config, facts, program, tell
         self._precision = precision
 
     def __call__(self, without: Without) -> Planned:
-        """The plan, for hosts that are ready.  Raises CpulaunchError where too few are."""
+        """Return the plan for hosts that are ready.  Raises CpulaunchError if too few are."""
         if not self._facts.listed:
             return self._planned(self._facts)
         unusable = dict(without.unusable)

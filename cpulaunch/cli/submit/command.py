@@ -1,4 +1,4 @@
-"""``cpulaunch submit``: writes a document that calls ``cpulaunch run``, and hands it to a queue."""
+"""``cpulaunch submit``: writes a document that calls ``cpulaunch run``, and passes it to a queue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cpulaunch.plan.instances import as_instances
 from cpulaunch.queues.base import Job, Queue
 
 OWN = ("--to", "--output", "--dry-run", "--follow", "--facts", "--lscpu")
-"""Options that are neither the queue's nor those of `cpulaunch run` in the job."""
+"""Options of this command only, neither the queue's nor those of `cpulaunch run` in the job."""
 
 USAGE = "cpulaunch submit [--to QUEUE] [QUEUE'S OPTIONS] [RUN OPTIONS] train.py [ARGS…]"
 EXIT_CODES = """\
@@ -39,11 +39,11 @@ def main(arguments: list[str]) -> int:
     try:
         return _submit(arguments, start)
     finally:
-        os.chdir(start)  # from where the job runs
+        os.chdir(start)  # the directory that the job runs from
 
 
 def _submit(arguments: list[str], start: Path) -> int:
-    """Show the plan, and print the document, keep it or hand it to the queue; returns the exit code."""
+    """Show the plan; print the document, keep it, or pass it to the queue.  Returns the exit code."""
     queue, options, job = _read(arguments)
     each = read_each(options.each) if options.each else ()
     program = program_of([*job.words], job.no_python, options.wdir) if queue.shares_files else None
@@ -61,7 +61,7 @@ def _submit(arguments: list[str], start: Path) -> int:
         print(document, end="")
         return 0
     submitted = queue.submit(document, say)
-    os.chdir(start)  # to which paths are shown
+    os.chdir(start)  # paths are shown relative to it
     how, *more = queue.watch(submitted) or ("",)
     for line in (f"{submitted.title}: {how}" if how else f"{submitted.title} is submitted", *more):
         say(line)
@@ -75,10 +75,10 @@ def _submit(arguments: list[str], start: Path) -> int:
 
 
 def _read(arguments: list[str]) -> tuple[Queue, argparse.Namespace, Job]:
-    """The queue, our own options and those of `run`, and the job.
+    """Return the queue, the parsed options of this command and of `run`, and the job.
 
-    Raises UsageError, also for what `cpulaunch run` would refuse.  The process is then in the directory where
-    the job will run, so that paths mean what they will there.
+    Raises UsageError, also for what `cpulaunch run` would refuse.  Afterwards, the process is in the
+    directory where the job will run, so that paths mean the same as there.
     """
     queue, parser, others = _parser_of(arguments)
     words, rest = parser.split(arguments, ends=MODULE)
@@ -112,7 +112,7 @@ def _refuse(name: str, options: argparse.Namespace, queue: Queue) -> None:
 
 
 def _parser_of(arguments: Sequence[str]) -> tuple[Queue, Parser, Mapping[str, str]]:
-    """The queue that --to names, its parser, and the options of other queues with those queues' names."""
+    """Return the queue that --to names, its parser, and other queues' options with those queues' names."""
     default, *_ = names = queues.names()
     queue = queues.load(default)
     parser, others = _parser(queue, names)
@@ -129,12 +129,12 @@ def _parser_of(arguments: Sequence[str]) -> tuple[Queue, Parser, Mapping[str, st
 
 
 def _parser(chosen: Queue, names: Sequence[str]) -> tuple[Parser, Mapping[str, str]]:
-    """The parser for one of the queues ``names``, and the options of the others."""
+    """Return the parser for one of the queues ``names``, and the options of the others."""
     parser = run_parser()
     parser.prog, parser.usage = "cpulaunch submit", USAGE
     parser.epilog = "\n".join(filter(None, (chosen.help, EXIT_CODES)))
     parser.description = "Submit a job to a queue: the queue's options, and those of `cpulaunch run`."
-    parser.conflict_handler = parser._optionals.conflict_handler = "resolve"  # the queue's options count
+    parser.conflict_handler = parser._optionals.conflict_handler = "resolve"  # the queue's options win
     parser.add_argument("--to", choices=names, default=names[0], help="the queue")
     parser.add_argument("--output", metavar="F", type=Path, help="keep the script, or the job, in this file")
     parser.add_argument(
@@ -167,13 +167,13 @@ def _parser(chosen: Queue, names: Sequence[str]) -> tuple[Parser, Mapping[str, s
 
 def _all_but(chosen: Queue, names: Sequence[str]) -> Iterator[Queue]:
     for name in names:
-        with suppress(UsageError):  # a package's that can't be imported, for which this job isn't
+        with suppress(UsageError):  # a package's queue that can't be imported, and that this job doesn't use
             if name != chosen.name:
                 yield queues.load(name)
 
 
 def _enter(directory: str, options: argparse.Namespace, queue: Queue) -> None:
-    """Go to where the job will run, with the paths of our own options as they are here."""
+    """Change to where the job will run, and adapt the paths in our own options."""
     for name in ("output", "facts", "lscpu"):
         if path := getattr(options, name):
             setattr(options, name, path.absolute())
@@ -187,9 +187,9 @@ def _enter(directory: str, options: argparse.Namespace, queue: Queue) -> None:
 def _sorted(
     words: Sequence[str], queue: Queue, parser: Parser, others: Mapping[str, str]
 ) -> tuple[list[tuple[str, str]], list[str], list[str]]:
-    """The queue's options by their long names, those of `cpulaunch run`, and our own.
+    """Return the queue's options by their long names, those of `cpulaunch run`, and our own.
 
-    ``others``: the options of other queues, with their queues' names.
+    ``others``: options of other queues, with their queues' names.
     """
     its = {spelling: option for option in queue.options for spelling in option.spellings}
     of_queue, run, own = list[tuple[str, str]](), list[str](), list[str]()
@@ -201,7 +201,7 @@ def _sorted(
             own.append(word)
         elif option := its.get(name):
             of_queue.append((option.name, value if equals or not option.metavar else left.pop(0)))
-        elif word.startswith("--") and not parser.has(name):  # the parser lets no others through
+        elif word.startswith("--") and not parser.has(name):  # the parser admits no others
             of_queue.append((name, value))
         elif other := others.get(name):
             why = f"{name} is for --to {other}, and this job is for {queue.name}"

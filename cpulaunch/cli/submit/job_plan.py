@@ -1,4 +1,4 @@
-"""What `cpulaunch run` would make of a job that is yet to be submitted: its plan, or an error."""
+"""What `cpulaunch run` would do with a job before it is submitted: its plan, or an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cpulaunch.wording import counted
 
 
 def check_job(queue: Queue, job: Job, options: argparse.Namespace) -> None:
-    """Raise UsageError, ConfigError or PlanError for what `cpulaunch run` would refuse in the job.
+    """Raise UsageError, ConfigError or PlanError for anything that `cpulaunch run` would refuse in the job.
 
     ``options``: those of `run`, parsed.
     """
@@ -50,10 +50,10 @@ def check_job(queue: Queue, job: Job, options: argparse.Namespace) -> None:
 def planned_lines(
     queue: Queue, job: Job, program: Program, facts: Path | None, lscpu: Path | None
 ) -> Iterator[str]:
-    """The plan on the nodes that the job would get, or why none can be shown.
+    """Yield the plan on the nodes that the job would get, or why none can be shown.
 
-    ``facts`` or ``lscpu`` is a file that describes the nodes; without, the queue does.  Raises ConfigError
-    where such a file is wrong, and PlanError where no plan can be made from it.
+    ``facts`` or ``lscpu`` is a file that describes the nodes; without one, the queue does.  Raises
+    ConfigError if the file is wrong, and PlanError if no plan can be made from it.
     """
     config = job.config
     if facts or lscpu:
@@ -75,7 +75,7 @@ def planned_lines(
     try:
         yield from _lines(queue, config, program, described, queue.hosts(job, nodes.cpus))
     except CpulaunchError as e:
-        # They may be others than the queue says, so let the job find out.
+        # The actual nodes may differ from the queue's description, so let the job find out.
         yield f"warning: on {nodes.what}, it would end at once: {e}"
 
 

@@ -1,1 +1,1 @@
-"""What alters a script: backend, precision, optimizer, and the libraries that it uses."""
+"""Changes of a script: backend, precision, optimizer, and the libraries that it uses."""

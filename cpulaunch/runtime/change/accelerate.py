@@ -1,4 +1,4 @@
-"""accelerate: it trains on the CPU, on the planned backend, and in the planned precision by default.
+"""accelerate: train on the CPU, on the planned backend, and by default in the planned precision.
 
 FSDP and DeepSpeed work on CPUs.
 """
@@ -25,14 +25,14 @@ def _set_defaults(state: Any, settings: TrainingSettings) -> None:
 
 
 def _own_precision(state: Any, settings: TrainingSettings) -> None:
-    """accelerate sees to the precision of all models of its script."""
+    """Let accelerate decide the precision of all models of its script."""
     precision_owners.append(lambda model: bool(state.PartialState._shared_state))
 
 
 def _train_on_cpus(state: Any, settings: TrainingSettings) -> None:
-    """``PartialState`` looks for GPUs, unless it gets ``cpu``; of backends for CPUs it knows gloo and mpi.
+    """Pass ``cpu`` to ``PartialState``, which otherwise looks for GPUs; its CPU backends are gloo and mpi.
 
-    DeepSpeed it starts only without ``cpu``, and then takes the backend that it is given.
+    It starts DeepSpeed only without ``cpu``, and then uses the backend that it is given.
     """
     import torch
 
@@ -48,13 +48,13 @@ def _train_on_cpus(state: Any, settings: TrainingSettings) -> None:
         with announced_with_group(change):
             original(self, not with_deepspeed, **kwargs)
         if self.device.type == "cpu":
-            self.device = torch.device("cpu")  # FSDP 1 takes cpu:0 for another device
+            self.device = torch.device("cpu")  # FSDP 1 considers cpu:0 a different device
 
     state.PartialState.__init__ = __init__
 
 
 def _run_deepspeed_on_cpus(state: Any, settings: TrainingSettings) -> None:
-    """accelerate takes DDP in DeepSpeed's place, without a word, where it is told to use the CPU."""
+    """Run DeepSpeed if requested: when told to use the CPU, accelerate silently takes DDP instead."""
     original = state.AcceleratorState.__init__
 
     @functools.wraps(original)
@@ -71,7 +71,7 @@ def _with_deepspeed() -> bool:
 
 
 def _run_fsdp_on_cpus(state: Any, settings: TrainingSettings) -> None:
-    """accelerate expects FSDP on GPUs only: on CPUs it trains with DDP in its place, without a word."""
+    """Run FSDP if requested: accelerate expects GPUs for it, and on CPUs silently takes DDP instead."""
     original = state.AcceleratorState.__init__
     kinds = state.DistributedType
 

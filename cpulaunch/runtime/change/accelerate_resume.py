@@ -1,10 +1,10 @@
-"""accelerate in restarted jobs: what ``save_state()`` has saved last is loaded, and its batches are left out.
+"""accelerate in restarted jobs: load the last state of ``save_state()``, and skip the batches before it.
 
-This needs ``ProjectConfiguration(automatic_checkpoint_naming=True)``: only then is it known where states
-are.  A state gets a file ``cpulaunch.json`` when all ranks have saved theirs: which job has saved it, how
-often each prepared loader was gone through, and how far.  The job's newest state is loaded before the first
-batch.  Loaders that batches were trained on (``accelerator.backward``) give none in passes that are done,
-and in the one that isn't, only those that are left.
+This needs ``ProjectConfiguration(automatic_checkpoint_naming=True)``: only then is the states' directory
+known.  When all ranks have saved a state, it gets a file ``cpulaunch.json`` with the job that saved it, and
+with the completed passes and the position of each prepared loader.  Before the first batch, the job's newest
+state is loaded.  A loader whose batches were trained on (``accelerator.backward``) then yields no batches
+in completed passes, and in the interrupted pass only those that are left.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cpulaunch.runtime.settings import TrainingSettings
 
 @dataclass
 class _Loader:
-    """Where a prepared loader is.  ``skip`` are whole passes, and batches of the next, that it leaves out."""
+    """A prepared loader's position.  ``skip``: the whole passes, and batches of the next, to leave out."""
 
     taken: int = 0
     trains: bool = False
@@ -35,10 +35,10 @@ class _Loader:
 
 
 _accelerators: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Those that have not loaded a state yet."""
+"""Accelerators that have not loaded a state yet."""
 _loaders: weakref.WeakKeyDictionary[Any, _Loader] = weakref.WeakKeyDictionary()
 _steps = [0]
-"""Steps of all optimizers, those before the restart included."""
+"""Steps of all optimizers, including those before the restart."""
 
 
 def resume_own_states(module: Any, settings: TrainingSettings) -> None:
@@ -55,7 +55,7 @@ def resume_own_states(module: Any, settings: TrainingSettings) -> None:
 
 
 def leave_to_script(accelerator: Any) -> None:
-    """Somebody else loads its states."""
+    """Stop handling this accelerator: something else loads its states."""
     _accelerators.discard(accelerator)
 
 
@@ -77,7 +77,7 @@ def _note_accelerators(kind: Any) -> None:
 
     @functools.wraps(load)
     def load_state(self: Any, *args: Any, **kwargs: Any) -> Any:
-        leave_to_script(self)  # which leaves batches out itself
+        leave_to_script(self)  # the script then leaves batches out itself
         for place in _loaders.values():
             place.skip = (0, 0)
         return load(self, *args, **kwargs)
@@ -157,7 +157,7 @@ def _leave_out_batches(kind: Any, load_state: Any, synchronize: Any) -> None:
 
 
 def _pass_without_batches(loader: Any, synchronize: Any) -> None:
-    """Let a loader's samplers go through the data, unread: the order of the next pass may depend on it."""
+    """Run a loader's samplers without reading data, as the order of the next pass may depend on it."""
     if synchronize is not None and loader.rng_types is not None:
         synchronize(loader.rng_types, loader.synchronized_generator)
     loader.set_epoch(loader.iteration)
@@ -167,7 +167,7 @@ def _pass_without_batches(loader: Any, synchronize: Any) -> None:
 
 
 def _go_on(accelerator: Any, load_state: Any) -> None:
-    """Load the newest whole state, and have its batches left out."""
+    """Load the newest whole state, and have its batches skipped."""
     if not (accelerator.project_configuration.automatic_checkpoint_naming and accelerator.project_dir):
         log_once(
             "restarted: the script's states are not loaded, as only with a project_dir and "
@@ -177,7 +177,7 @@ def _go_on(accelerator: Any, load_state: Any) -> None:
     found = resume.numbered(_root(accelerator), r"checkpoint_(\d+)")
     whole = [number for number, path in found.items() if resume.read_facts(path)]
     number = resume.agreed(whole[-1] if whole else None)
-    # Names that an interrupted save has taken are not to be had again.
+    # Names taken by an interrupted save can't be used again.
     accelerator.project_configuration.iteration = max(found, default=-1) + 1
     if number is None:
         log_once(

@@ -1,4 +1,4 @@
-"""What is changed in a script, as people are told."""
+"""Messages about what is changed in a script."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from cpulaunch.runtime.log import log_once
 
 precision_owners: list[Callable[[Any], bool]] = []
-"""Functions that tell whether a library, or ``cpulaunch.prepare``, sees to the precision of a model."""
+"""Functions that return whether a library, or ``cpulaunch.prepare``, decides the precision of a model."""
 
 
-_announced: list[str] = []  # what this script was told that cpulaunch changes
+_announced: list[str] = []  # changes logged in this process
 _pending: list[str] = []  # changes by a library that is making its process group now
-_with_step: list[str] = []  # changes of training that are told when an optimizer first steps
+_with_step: list[str] = []  # changes of training, logged when an optimizer first steps
 
 
 def announce(*changes: str) -> None:
@@ -34,18 +34,18 @@ def announce_with_step(change: str) -> None:
 
 
 def step_changes() -> tuple[str, ...]:
-    """The changes that are to be announced with a step."""
+    """Return the changes to announce with the first step."""
     return tuple(_with_step)
 
 
 def pending_changes() -> tuple[str, ...]:
-    """The changes of all ``announced_with_group`` that are entered."""
+    """Return the changes of all ``announced_with_group`` contexts that are entered."""
     return tuple(_pending)
 
 
 @contextmanager
 def announced_with_group(change: str) -> Iterator[None]:
-    """Have a process group that is made in this context announce ``change``, too."""
+    """Have a process group that is made in this context also announce ``change``."""
     _pending.append(change)
     try:
         yield

@@ -19,14 +19,14 @@ Hook = Callable[[object, GradBucket], Averaged]
 
 
 def hook_for(model: nn.Module, *, compress: bool) -> Hook | None:
-    """The hook by which DDP averages the model's gradients over all ranks; None: DDP's own way."""
+    """Return the hook by which DDP averages the model's gradients over all ranks; None for DDP's default."""
     group = _backend()
     hosts = getattr(group, "compressing_hosts", 0)  # 0: not cpulaunch's own transport
     if compress and hosts != 1:
         return average_compressed if hosts else average_in_bf16
     in_bf16 = any(p.dtype is torch.bfloat16 and p.requires_grad for p in model.parameters())
     if in_bf16 and dist.get_world_size() > 2:
-        # A sum of two is rounded once in either precision; a sum of more is rounded at each addition.
+        # A sum of two is rounded once in either precision; longer sums are rounded at each addition.
         return average_in_fp32
     return average_in_place if getattr(group, "shares_memory", False) else None
 
@@ -35,7 +35,7 @@ def average_by(model: DistributedDataParallel, hook: Hook) -> None:
     """Average the model's gradients by this hook, unless the script registers one of its own."""
     state = [None, hook]
     model.register_comm_hook(state, _delegate)
-    # No strong reference: the model, and the memory of its buckets, are to go with their last user.
+    # A weak reference: the model and its buckets' memory must be freed with their last user.
     model.register_comm_hook = partial(_register, weakref.ref(model), state)  # type: ignore[method-assign]
 
 
@@ -43,18 +43,18 @@ def _register(reference: Callable[[], Any], ours: list[Any], state: object, hook
     model = reference()
     model._check_comm_hook(hook)
     ours[:] = state, hook
-    del model.register_comm_hook  # torch's refuses the next one
+    del model.register_comm_hook  # torch's method raises an error at a second hook
 
 
 def _delegate(state: list[Any], bucket: GradBucket) -> Averaged:
-    """A DDP communication hook: calls another one, ``state`` being its state and the hook."""
+    """Call another DDP communication hook; ``state`` holds that hook's state, and the hook."""
     its_state, hook = state
     averaged: Averaged = hook(its_state, bucket)
     return averaged
 
 
 def average_in_place(state: object, bucket: GradBucket) -> Averaged:
-    """A DDP communication hook: gradients are summed where they are, in memory that a host's ranks share."""
+    """Sum gradients in place, in memory that a host's ranks share.  A DDP communication hook."""
     work = dist.all_reduce(_in_shared_memory(bucket), dist.ReduceOp.AVG, async_op=True)
     assert work is not None
     averaged: Averaged = work.get_future().then(_only_tensor)
@@ -62,9 +62,9 @@ def average_in_place(state: object, bucket: GradBucket) -> Averaged:
 
 
 def average_compressed(state: object, bucket: GradBucket) -> Averaged:
-    """A DDP communication hook: as `average_in_place`, but between hosts gradients are sent in bf16.
+    """Average like `average_in_place`, with fp32 gradients sent in bf16 between hosts.  A DDP hook.
 
-    For groups whose ``compressing_hosts`` is not 0.  Only fp32 gradients are compressed.
+    For groups whose ``compressing_hosts`` is not 0.
     """
     gradients = _in_shared_memory(bucket)
     averaged: Averaged = _backend().average_compressed(gradients).get_future().then(_only_tensor)
@@ -72,9 +72,9 @@ def average_compressed(state: object, bucket: GradBucket) -> Averaged:
 
 
 def average_in_bf16(state: object, bucket: GradBucket) -> Averaged:
-    """A DDP communication hook: gradients are sent and summed in bf16.
+    """Send and sum gradients in bf16.  A DDP communication hook.
 
-    This is torch's ``bf16_compress_hook``, which DDP refuses on CPUs by its name.
+    Equivalent to torch's ``bf16_compress_hook``, which DDP rejects on CPUs by its name.
     """
     return _average(bucket, torch.bfloat16)
 
@@ -83,7 +83,7 @@ COMPRESSING = (average_compressed, average_in_bf16)
 
 
 def average_in_fp32(state: object, bucket: GradBucket) -> Averaged:
-    """A DDP communication hook: gradients are sent and summed in fp32, also those of bf16 parameters."""
+    """Send and sum gradients in fp32, including those of bf16 parameters.  A DDP communication hook."""
     return _average(bucket, torch.float32)
 
 
@@ -102,7 +102,7 @@ def _average(bucket: GradBucket, dtype: torch.dtype) -> Averaged:
 
 
 def _in_shared_memory(bucket: GradBucket) -> torch.Tensor:
-    """The bucket, which moves there once; DDP keeps its buckets, but for those of the first step."""
+    """Move the bucket to shared memory, once: DDP keeps its buckets, except those of the first step."""
     gradients, group = bucket.buffer(), _backend()
     if group.shares_memory:
         group.share_memory(gradients)

@@ -1,7 +1,7 @@
 """torch's process groups: the planned backend in place of the one that a script names.
 
-A backend's name is an interface: scripts and libraries ask a group for it, and do what they know to be right
-for gloo or nccl.  So a group that is of another backend than its script named goes on answering that name.
+A backend's name is an interface: scripts and libraries ask a group for it, and do what they consider right
+for gloo or nccl.  So a group whose backend was replaced still returns the name that its script gave.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from cpulaunch.runtime.hooks import replace_everywhere
 from cpulaunch.runtime.settings import TrainingSettings
 
 _OF_CPUS = ("gloo", "mpi", "ccl")
-"""Backends for CPUs that the planned one takes the place of."""
+"""CPU backends that the planned one replaces."""
 
 _DEVICES = {"nccl": "cuda", "xccl": "xpu", **dict.fromkeys(_OF_CPUS, "cpu")}
-"""Backend → the device that it is for, where a name says none.
+"""Backend → its device, for names without a device.
 
-torch takes gloo and ccl for GPUs, too, where it is told no other backend for them.
+torch also uses gloo and ccl for GPUs, unless it is given another backend for them.
 """
 
 _UNDEFINED = "undefined"
-"""What torch answers for a group that was made without naming a backend."""
+"""torch's name for the backend of a group that was made without naming one."""
 
 _names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""Group of another backend than its script named → the name that it answers."""
+"""Group whose backend was replaced → the name that it returns."""
 
 
 def is_replaced(torch: Any, backend: str | None) -> bool:
-    """Whether the planned backend is taken where a script names this one."""
+    """Return whether the planned backend replaces this one."""
     if backend in (None, _UNDEFINED):
         return True
     pairs = _by_device(backend)
@@ -43,7 +43,7 @@ def is_replaced(torch: Any, backend: str | None) -> bool:
 
 
 def replace_backend(torch: Any, settings: TrainingSettings) -> None:
-    """Groups are of the planned backend, and answer the name that the script knows."""
+    """Make groups of the planned backend, which return the name that the script knows."""
     c10d = torch.distributed.distributed_c10d
     init, new, ask = c10d.init_process_group, c10d.new_group, c10d.get_backend
 
@@ -70,7 +70,7 @@ def replace_backend(torch: Any, settings: TrainingSettings) -> None:
     ) -> Any:
         usual = _name(of_all_ranks())
         name = usual if backend is None else _answer(backend)
-        # What the group of all ranks answers stands for the backend that it has.
+        # A script that names what the group of all ranks answers gets that group's backend.
         same = _of_cpus(backend) == _of_cpus(usual or str(ask()))
         planned = (backend is None or same or _is_of_gpus(backend)) and is_replaced(torch, backend)
         group = new(ranks, timeout, settings.backend if backend and planned else backend, *args, **kwargs)
@@ -93,7 +93,7 @@ def _name(group: Any) -> str | None:
 
 
 def _by_device(backend: str) -> dict[str, str]:
-    """Device → backend, of a name such as ``gloo`` or ``cpu:gloo,cuda:nccl``; empty if torch refuses it."""
+    """Return device → backend for ``gloo`` or ``cpu:gloo,cuda:nccl``; empty if torch refuses the name."""
     name = str(backend).lower()
     if name in _DEVICES:
         return {_DEVICES[name]: name}
@@ -104,12 +104,12 @@ def _by_device(backend: str) -> dict[str, str]:
 
 
 def _of_cpus(backend: str | None) -> str | None:
-    """The backend for tensors on the CPU; without a name it is gloo."""
+    """Return the backend for tensors on the CPU; gloo if there is no name."""
     return "gloo" if backend in (None, _UNDEFINED) else _by_device(str(backend)).get("cpu")
 
 
 def _is_there(torch: Any, device: str) -> bool:
-    """Whether this host has such a device; one that isn't known to be missing may be there."""
+    """Return whether this host has such a device; True if that can't be determined."""
     module = getattr(torch, device, None)
     return module is None or not hasattr(module, "is_available") or bool(module.is_available())
 
@@ -119,9 +119,9 @@ def _is_of_gpus(backend: str) -> bool:
 
 
 def _answer(backend: str | None) -> str:
-    """What a group answers that was asked for by this name.
+    """Return the name that a group returns which was requested with this one.
 
-    Not one that only a GPU's group has: scripts move tensors to a GPU then.
+    It is never a name that only a GPU's group has: scripts would move tensors to a GPU.
     """
     if backend in (None, _UNDEFINED):
         return _UNDEFINED

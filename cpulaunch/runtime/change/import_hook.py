@@ -1,4 +1,4 @@
-"""Calling a function when a module has been imported, however far its import is."""
+"""Calls a function when a module has been imported, whether its import is ahead, running or done."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def after_import(name: str, function: Function) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Has the other finders find the modules in ``functions``, and their loaders call the functions."""
+    """Finds the modules in ``functions`` by the other finders, and wraps their loaders in ``_Loader``."""
 
     def __init__(self) -> None:
         self.functions: dict[str, list[Function]] = {}
@@ -48,7 +48,7 @@ _finder = _Finder()
 
 
 class _Loader(Loader):
-    """Loads a module by another loader, which the module then names as its own."""
+    """Loads a module by another loader, which becomes the module's ``__loader__``."""
 
     def __init__(self, loader: Any, functions: Sequence[Function]) -> None:
         self._loader, self._functions = loader, functions
@@ -69,15 +69,16 @@ class _Loader(Loader):
 def _call_at_end(spec: Any, function: Function) -> None:
     """Call ``function`` when the module of ``spec``, which is being imported, is complete.
 
-    Its loader is running already.  But Python sets ``_initializing`` of its spec to False when it has ended
-    (3.10 to 3.14, ``importlib._bootstrap._load_unlocked``), and a class of the spec can notice that.
+    Its loader is running already.  At the end of the import, Python sets the spec's ``_initializing`` to
+    False (3.10 to 3.14, ``importlib._bootstrap._load_unlocked``).  A subclass of the spec's class notices
+    that.
     """
     plain = type(spec)
 
     def set_initializing(self: Any, value: bool) -> None:
         self.__class__ = plain
         self._initializing = value
-        if not value and self.name in sys.modules:  # where its import failed, it is not
+        if not value and self.name in sys.modules:  # absent if its import failed
             function(sys.modules[self.name])
 
     spec.__class__ = type(

@@ -1,4 +1,4 @@
-"""Process groups of instances, which are independent programs: each has a group of its own."""
+"""Process groups of instances: each instance is an independent program with a group of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cpulaunch.runtime.settings import TrainingSettings
 
 
 def _make_groups_of_one(torch: Any, settings: TrainingSettings) -> None:
-    """Where a script makes the group of all ranks, the instance is alone in it; one line says so."""
+    """Make a group of one when a script makes the group of all ranks, and log that once."""
     original = torch.distributed.distributed_c10d.init_process_group
     signature = inspect.signature(original)
 
@@ -34,7 +34,7 @@ def _make_groups_of_one(torch: Any, settings: TrainingSettings) -> None:
 
 
 def _is_the_scripts_own(given: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
-    """Whether the script itself says who is in the group."""
+    """Return whether the script itself defines who is in the group."""
     by_argument = any(given.get(name, -1) not in (-1, None) for name in ("rank", "world_size", "store"))
     by_url = given.get("init_method") not in (None, "env://")
     return by_argument or by_url or {"RANK", "WORLD_SIZE"} <= environ.keys()

@@ -1,4 +1,4 @@
-"""The native engine's kernels: where they are built, they compute in place of some of torch's operations."""
+"""The native engine's kernels, which replace some of torch's operations if they are built."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _torchs_dropout = torch.nn.functional.dropout
 
 
 def use_kernels(module: Any, settings: TrainingSettings) -> None:
-    """Replace operations where the native engine may train."""
+    """Replace operations if the native engine may train."""
     if settings.engine in ("auto", "native"):
         enable()
 
 
 def enable() -> None:
-    """Replace operations from now on; where that can't be, say so in one line.
+    """Replace operations from now on; if that is impossible, log why.
 
-    IPEX has kernels of its own, and turns these off.
+    Importing IPEX, which has kernels of its own, disables these.
     """
     if IPEX in sys.modules:
         return
@@ -50,7 +50,7 @@ def _disable(ipex: Any) -> None:
 
 @functools.cache
 def _once_enabled() -> None:
-    """Have IPEX's import undo it, and the first step say what was replaced, with all that is changed."""
+    """Undo the replacement when IPEX is imported; announce it at the first step, with all other changes."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: _announce())
@@ -64,11 +64,11 @@ def _announce() -> None:
         announce_with_step(f"{' and '.join(names)} by cpulaunch's kernels ({unit})")
 
 
-# torch.jit.script compiles its source: hence the types, and no functools.wraps.
+# torch.jit.script compiles this source, so it needs types, and no functools.wraps.
 def _dropout(
     input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> torch.Tensor:
-    """As torch's, for torch.compile to put into its graphs: it would decompose torch's own."""
+    """torch's dropout, replaced so that torch.compile can put ours into graphs: it decomposes torch's own."""
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
         dropped = _dropout_of_graph(input, p, training, inplace)
         if dropped is not None:
@@ -77,7 +77,7 @@ def _dropout(
 
 
 def _dropout_of_graph(input: torch.Tensor, p: float, training: bool, inplace: bool) -> torch.Tensor | None:
-    """Our dropout, where a graph is being made and this can be in it: the conditions of csrc/dropout.cpp."""
+    """Return our dropout if a graph is being made and can hold it, by the conditions of csrc/dropout.cpp."""
     if type(input).__name__ not in ("FakeTensor", "FunctionalTensor") or torch.compiler.is_exporting():
         return None
     if torch._C._functorch.maybe_current_level() is not None:
@@ -85,7 +85,7 @@ def _dropout_of_graph(input: torch.Tensor, p: float, training: bool, inplace: bo
     dense = input.device.type == "cpu" and input.dtype in (torch.float32, torch.bfloat16)
     if not (training and not inplace and 0 < p < 1 and dense and input.is_contiguous() and input.numel() > 0):
         return None
-    # torch.compile merges equal calls of a custom operation, and not those of randint.
+    # torch.compile merges equal calls of a custom operation, but not calls of randint.
     seed = torch.randint(1 << 62, (1,))
     dropped: torch.Tensor = torch.ops.cpulaunch.dropout(input, seed, p)
     return dropped

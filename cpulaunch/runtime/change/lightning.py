@@ -1,4 +1,4 @@
-"""Lightning: its Trainer and Fabric train in the planned precision where the script names none."""
+"""Lightning: Trainer and Fabric train in the planned precision if the script names none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRIED = ("2.6.6",)
 
 
 def _choose_precision(connector: Any, flag: str, plugin: str, settings: TrainingSettings) -> None:
-    """``connector`` keeps the precision in attribute ``flag``, and an object for it in ``plugin``."""
+    """Set the precision of ``connector``: attribute ``flag`` holds its name, ``plugin`` an object for it."""
     import torch
 
     original = connector._check_config_and_set_final_flags
@@ -24,7 +24,7 @@ def _choose_precision(connector: Any, flag: str, plugin: str, settings: Training
         if _owns not in precision_owners:
             precision_owners.append(_owns)
         named = precision is not None or getattr(self, plugin) is not None
-        # FSDP's strategy has a parameter of its own for this.
+        # FSDP's strategy has a separate parameter for this.
         named = named or getattr(kwargs.get("strategy"), "mixed_precision", None) is not None
         if settings.precision == "bf16" and not named and not torch.cuda.is_available():
             setattr(self, flag, "bf16-mixed")
@@ -34,7 +34,7 @@ def _choose_precision(connector: Any, flag: str, plugin: str, settings: Training
 
 
 def _owns(model: Any) -> bool:
-    """Lightning sees to the precision of all models of its script."""
+    """Return whether Lightning decides the precision: it does for all models of its script."""
     return True
 
 

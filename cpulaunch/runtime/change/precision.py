@@ -1,4 +1,4 @@
-"""The precision of a training step, the engine that does it, and why."""
+"""Decides the precision and the engine of a training step, with a reason."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from cpulaunch.runtime.product_rates import product_rates
 from cpulaunch.runtime.settings import TrainingSettings, training_settings
 
 WORTH_IT = 0.8
-"""The ratio to native's time below which ``auto`` takes another engine.  A small gain is not worth a loss of
-precision: native averages gradients in fp32, an engine whose weights are in bf16 rounds them to bf16."""
+"""The ratio to native's time below which ``auto`` chooses another engine.  A small gain is not worth a loss
+of precision: native averages gradients in fp32, an engine with bf16 weights rounds them to bf16."""
 
 Flags = tuple[str, ...] | None
-"""``HostFacts.cpu_flags``: the CPU's flags for bf16, best first; None where they are not known."""
+"""``HostFacts.cpu_flags``: the CPU's flags for bf16, best first; None if they are unknown."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class Choice:
         return f"{self.precision}, engine {self.engine}: {self.why}"
 
 
-_kept: str | None = None  # the precision of the checkpoint from which this training goes on
+_kept: str | None = None  # the precision of the checkpoint that this training resumed from
 
 
-_agreed: ProductRates | None = None  # those of rank 0, where ranks without a plan have agreed on them
+_agreed: ProductRates | None = None  # rank 0's, if ranks without a plan have agreed on them
 
 
 def agree() -> None:
-    """Have ranks without a plan decide by rank 0's rates: all have to train in one precision.
+    """Have ranks without a plan decide by rank 0's rates, as all have to train in one precision.
 
-    All ranks call it, once there is a process group.
+    All ranks call this, once there is a process group.
     """
     global _agreed
     if _agreed is None and (_kept or training_settings().precision) is None and dist.get_world_size() > 1:
@@ -67,12 +67,12 @@ def agree() -> None:
 
 @lru_cache(1)
 def chosen() -> Choice:
-    """The choice for this process, which is logged once."""
+    """Return the choice for this process, which is logged once."""
     settings, flags = training_settings(), cpu_flags()
     settings = replace(settings, precision=_kept or settings.precision)
     rates = _agreed or product_rates(torch) if settings.precision is None else None
     choice = choose(settings, flags, torch.__version__, rates=rates)
-    # Ranks that have not agreed decide by their own CPUs, so each one that departs from the default says so.
+    # Ranks that have not agreed decide by their own CPUs, so each that departs from the default logs it.
     alone = settings.precision is None and _agreed is None
     log_once(str(choice), every_rank=alone and not choice.bf16)
     check_precision(settings, flags)
@@ -86,9 +86,9 @@ def choose(
     load: Callable[[str], Engine] = engines.load,
     rates: ProductRates | None = None,
 ) -> Choice:
-    """The precision and the engine for ``settings`` on a CPU with ``flags`` and, if measured, ``rates``.
+    """Choose precision and engine for ``settings`` on a CPU with ``flags`` and, if measured, ``rates``.
 
-    ``load`` gives an engine by its name.
+    ``load`` returns an engine by its name.
     """
     decision = rank_precision(settings, flags, rates)
     precision, why = decision.precision, decision.why
@@ -106,7 +106,7 @@ def choose(
 
 
 def _fastest_engine(flags: Flags, torch_version: str, load: Callable[[str], Engine], why: str) -> Choice:
-    """The engine that was measured to be much faster than native on such a CPU, else native."""
+    """Choose the engine that was measured to be much faster than native on such a CPU, else native."""
     best = flags[0] if flags else None
     reasons = [why]
     for name in plugins.BUILT_IN[plugins.ENGINES]:
@@ -131,16 +131,16 @@ def _fastest_engine(flags: Flags, torch_version: str, load: Callable[[str], Engi
 def rank_precision(
     settings: TrainingSettings, flags: Flags, rates: ProductRates | None = None
 ) -> PrecisionDecision:
-    """The precision of this rank, by the function that the planner decides by.
+    """Decide this rank's precision, by the same function as the planner.
 
-    A rank of a job computes in what was planned, whatever its CPU: what the plan shows is what runs, and all
-    ranks do the same.  Its own CPU counts only where there is no plan, and nobody has set the precision.
+    A rank of a job computes in the planned precision, whatever its CPU: what the plan shows is what runs, the
+    same on all ranks.  Its own CPU counts only if there is no plan and nobody has set the precision.
     """
     return decide_precision(settings.precision or "auto", [HostSpeed(LOCALHOST, cpu_here(), flags, rates)])
 
 
 def current_precision(settings: TrainingSettings) -> str | None:
-    """The precision of this training; None where nobody has chosen one yet."""
+    """Return the precision of this training; None if nobody has chosen one yet."""
     decided = chosen().precision if chosen.cache_info().currsize else settings.precision
     return _kept or decided
 
@@ -148,14 +148,14 @@ def current_precision(settings: TrainingSettings) -> str | None:
 def keep_precision(saved: str, settings: TrainingSettings) -> None:
     """Go on in the precision of a checkpoint, unless the user has chosen another one.
 
-    A training that changed its precision half way would not be the one that was interrupted.
+    With another precision, the training would differ from the one that was interrupted.
     """
     global _kept
     now = current_precision(settings)
     if now == saved:
         return
     is_users = settings.precision is not None and not settings.precision_is_planned
-    if is_users or (now == "bf16" and chosen().engine not in OF_TORCH):  # which has changed the weights
+    if is_users or (now == "bf16" and chosen().engine not in OF_TORCH):  # it has changed the weights
         log_once(f"the checkpoint was saved in {saved}, and this job computes in {now}")
         return
     _kept = saved
@@ -164,16 +164,16 @@ def keep_precision(saved: str, settings: TrainingSettings) -> None:
 
 
 def check_precision(settings: TrainingSettings, flags: Flags) -> None:
-    """Log a warning, on each rank that it concerns, where bf16 runs on a CPU without instructions for it."""
+    """Warn, on each rank concerned, if bf16 runs on a CPU without instructions for it."""
     if warning := rank_precision(settings, flags).warning:
         log_once(f"warning: {warning}", every_rank=True)
 
 
 def autocast(enabled: bool = True) -> Any:
-    """The context of a forward pass and its loss: bf16 autocast where bf16 is the precision, else nothing.
+    """Return the context of a forward pass and its loss: bf16 autocast if that is the precision.
 
-    Parameters stay in fp32 (unless the engine splits them into bf16 and the missing bits); matrix products
-    and convolutions run in bf16; what needs more range or precision, such as losses and normalisations, is
-    left in fp32 by torch.
+    Parameters stay in fp32 (unless the engine splits them into bf16 and the missing bits).  Matrix products
+    and convolutions run in bf16.  torch keeps operations that need more range or precision in fp32, such as
+    losses and normalisations.
     """
     return torch.autocast("cpu", torch.bfloat16, enabled=enabled and chosen().bf16)

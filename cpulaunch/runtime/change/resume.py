@@ -1,4 +1,4 @@
-"""What libraries need to go on from their own checkpoints in a restarted job."""
+"""Helpers by which libraries resume from their own checkpoints in a restarted job."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from typing import Any
 from cpulaunch import variables
 
 FACTS = "cpulaunch.json"
-"""The file that makes a library's checkpoint one of this job: what an earlier job has left is none."""
+"""The file that marks a library's checkpoint as this job's; checkpoints of earlier jobs are ignored."""
 
 
 def may_restart() -> bool:
-    """Whether this rank's job is started again if it fails."""
+    """Return whether this rank's job is restarted if it fails."""
     return os.environ.get(variables.MAX_RESTARTS, "0") != "0"
 
 
 def write_facts(path: Path, **facts: Any) -> None:
-    """Note in the checkpoint in ``path`` that this job has written it.  One rank calls it, at the end."""
+    """Record in the checkpoint in ``path`` that this job wrote it.  One rank calls this, at the end."""
     new = path / f"{FACTS}.new"
     new.write_text(json.dumps({"job": os.environ.get(variables.JOB_ID), **facts}))
     new.rename(path / FACTS)
 
 
 def read_facts(path: Path) -> Any:
-    """What ``write_facts`` has noted; None where this job has not."""
+    """Return what ``write_facts`` recorded; None if this job didn't write the checkpoint."""
     facts = read_json(path / FACTS)
     return facts if facts and facts["job"] == os.environ.get(variables.JOB_ID) else None
 
 
 def is_restarted() -> bool:
-    """Whether this rank's job was started again after a failure."""
+    """Return whether this rank's job was restarted after a failure."""
     return os.environ.get(variables.RESTART_COUNT, "0") != "0"
 
 
 def numbered(root: Path, pattern: str) -> dict[int, Path]:
-    """The directories in ``root`` whose names match a pattern with a number, by it, the highest last."""
+    """Return number → directory in ``root`` for names that match ``pattern``, the highest last."""
     try:
         names = os.listdir(root)
     except OSError:
@@ -49,7 +49,7 @@ def numbered(root: Path, pattern: str) -> dict[int, Path]:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether each file of a checkpoint has its end; those of formats that have no end count as whole."""
+    """Return whether no file of a checkpoint is truncated; formats without an end marker count as whole."""
     return all(_has_end(file) for file in path.rglob("*") if file.is_file())
 
 
@@ -64,7 +64,7 @@ def _has_end(file: Path) -> bool:
 
 
 def _safetensors_has_end(file: Path) -> bool:
-    """A header's length in 8 bytes, the header in JSON, and the tensors where it says."""
+    """Return whether a file has its 8-byte header length, the JSON header, and all tensors listed there."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         try:
@@ -78,7 +78,7 @@ def _safetensors_has_end(file: Path) -> bool:
 
 
 def read_json(file: Path) -> Any:
-    """What a file holds; None where it is not there, or not whole."""
+    """Return a file's JSON; None if the file is missing or incomplete."""
     try:
         return json.loads(file.read_text())
     except (OSError, ValueError):
@@ -86,7 +86,7 @@ def read_json(file: Path) -> Any:
 
 
 def agreed(choice: Any) -> Any:
-    """Rank 0's choice, on every rank."""
+    """Return rank 0's choice on every rank."""
     import torch.distributed as dist
 
     if not dist.is_initialized() or dist.get_world_size() == 1:

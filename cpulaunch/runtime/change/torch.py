@@ -1,4 +1,4 @@
-"""torch: the backend of process groups, their store's port, DDP models' precision, the step of optimizers."""
+"""torch: process groups' backend, the store's port, precision of DDP models, and optimizers' fused steps."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from cpulaunch.runtime.settings import TrainingSettings
 TRIED = ("2.8.0", "2.13.0")
 
 listens_on_kept_port = False
-"""Whether torch's store can listen on a port that is kept; else `agent.program.master_port` lets it go."""
+"""Whether torch's store can listen on a reserved port; else `agent.program.master_port` releases it."""
 
 _data_parallel: weakref.WeakSet[Any] = weakref.WeakSet()  # DDP models that have run
 
 
 def _autocast_ddp(torch: Any, settings: TrainingSettings) -> None:
-    """A DistributedDataParallel of the script's own runs its forward pass in bf16, if that is the precision.
+    """Run the forward pass of the script's own DistributedDataParallel in bf16, if that is the precision.
 
-    That is, where the script is in no autocast context, and nobody else sees to the model's precision.  A
-    model that has run within the script's own autocast is left alone: a script may train in it, and
+    This applies if the script is in no autocast context and nothing else decides the model's precision.  A
+    model that has run within the script's own autocast is left alone: a script may train inside it, and
     evaluate outside.
     """
     ddp, tree_map = torch.nn.parallel.DistributedDataParallel, torch.utils._pytree.tree_map
@@ -62,7 +62,7 @@ def _autocast_ddp(torch: Any, settings: TrainingSettings) -> None:
 
 
 def _compress_gradients(torch: Any, settings: TrainingSettings) -> None:
-    """A DistributedDataParallel of the script's own, over all ranks, sends its gradients in bf16."""
+    """Send gradients of the script's own DistributedDataParallel over all ranks in bf16."""
     if settings.compress_gradients != "bf16":
         return
     ddp = torch.nn.parallel.DistributedDataParallel
@@ -86,7 +86,7 @@ def _compress_gradients(torch: Any, settings: TrainingSettings) -> None:
 
 
 def _in_autocast(torch: Any) -> bool:
-    """Whether the caller is in an autocast context; ``enabled=False`` is the script's choice, too."""
+    """Return whether the caller is in an autocast context; ``enabled=False`` is the script's choice, too."""
     nesting = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     return bool(nesting)
@@ -97,9 +97,9 @@ def _is_fp32(torch: Any, model: Any) -> bool:
 
 
 def _watch_steps(torch: Any, settings: TrainingSettings) -> None:
-    """At its first step, an optimizer takes its fused step, where torch has one and the script no choice.
+    """Enable an optimizer's fused step at its first step, if torch has one and the script chose none.
 
-    All that is changed in training is told then.
+    All changes of training are announced then.
     """
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -123,7 +123,7 @@ def _watch_steps(torch: Any, settings: TrainingSettings) -> None:
 
 
 def _has_precision(optimizer: Any) -> bool:
-    """Whether anything sees to the precision of what ``optimizer`` trains: DDP, a library, or cpulaunch."""
+    """Return whether DDP, a library or cpulaunch decides the precision of what ``optimizer`` trains."""
     return (
         bool(_data_parallel)
         or chosen.cache_info().currsize > 0
@@ -132,7 +132,7 @@ def _has_precision(optimizer: Any) -> bool:
 
 
 def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
-    """The store that is to listen on the port that the job keeps gets a socket there to listen on."""
+    """Give the store a listening socket if it is to listen on the port that the job has reserved."""
     global listens_on_kept_port
     kept = os.environ.get(variables.KEPT_PORT)
     if kept is None:
@@ -152,7 +152,7 @@ def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
     ) -> None:
         with ExitStack() as stack:
             if is_master and str(port) == kept and len(args) < 4 and "master_listen_fd" not in kwargs:
-                with suppress(OSError):  # torch tries, and says why it can't listen
+                with suppress(OSError):  # torch tries itself, and reports why it can't listen
                     kwargs["master_listen_fd"] = stack.enter_context(master_port.offered(port, host_name))
             original(self, host_name, port, world_size, is_master, *args, **kwargs)
 
@@ -161,9 +161,10 @@ def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
 
 
 def _leave_ccl_unwrapped(torch: Any, settings: TrainingSettings) -> None:
-    """With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch's wrapper calls a group once all ranks have come.
+    """Keep torch's debugging wrapper off ccl groups.
 
-    ccl says itself who is late, and whose calls differ, so torch gets its groups without one.
+    With TORCH_DISTRIBUTED_DEBUG=DETAIL, the wrapper calls a group only once all ranks have come.  ccl itself
+    reports which rank is late, and whose calls differ.
     """
     c10d = torch.distributed.distributed_c10d
     wrap = c10d._create_process_group_wrapper

@@ -1,4 +1,4 @@
-"""transformers: its Trainer trains on the CPU, takes bf16 there, and goes on where a restarted job was."""
+"""transformers: the Trainer trains on the CPU, accepts bf16 there, and resumes in a restarted job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRIED = ("5.23.0", "5.24.0")
 
 
 def _use_cpu(training_args: Any, settings: TrainingSettings) -> None:
-    """Where there is no GPU, ``TrainingArguments`` refuse bf16 unless ``use_cpu`` is set."""
+    """Set ``use_cpu`` if there is no GPU: without it, ``TrainingArguments`` refuse bf16."""
     original = training_args.TrainingArguments.__post_init__
 
     @functools.wraps(original)
@@ -28,7 +28,7 @@ def _use_cpu(training_args: Any, settings: TrainingSettings) -> None:
 
 
 def _resume(trainer: Any, settings: TrainingSettings) -> None:
-    """In a restarted job, a Trainer that is told nothing takes the last whole checkpoint of this job."""
+    """Have a restarted job's Trainer resume from its last whole checkpoint, unless told otherwise."""
     if not resume.may_restart():
         return
     original = trainer.Trainer.train
@@ -36,7 +36,7 @@ def _resume(trainer: Any, settings: TrainingSettings) -> None:
     class Note(trainer.TrainerCallback):  # type: ignore[misc]
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             path = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            if state.is_world_process_zero and path.is_dir():  # as it is not in a search's trials
+            if state.is_world_process_zero and path.is_dir():  # absent in trials of a search
                 resume.write_facts(path)
                 saved(state.global_step)
 
@@ -61,7 +61,7 @@ def _resume(trainer: Any, settings: TrainingSettings) -> None:
 
 
 def _last_whole(arguments: Any) -> tuple[int, str | None]:
-    """The step and directory of this job's last checkpoint that is whole; 0 and None without one."""
+    """Return step and directory of this job's last whole checkpoint; 0 and None without one."""
     found = resume.numbered(Path(arguments.output_dir), r"checkpoint-(\d+)")
     for step, path in reversed(found.items()):
         if resume.read_facts(path) and resume.is_whole(path):

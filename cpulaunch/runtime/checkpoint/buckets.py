@@ -1,7 +1,8 @@
-"""The order in which DDP sums gradients, which a restarted job has to keep for its sums to be the same bits.
+"""The order in which DDP sums gradients, which a restarted job has to keep to reproduce sums bit by bit.
 
-After its first backward pass, DDP sorts gradients into buckets anew, in the order in which they came.  A sum
-of three or more numbers depends on the place in the bucket, as that decides which rank adds first.
+After its first backward pass, DDP sorts gradients into buckets again, in the order in which they arrived.
+The place in a bucket decides which rank adds first, so the bits of a sum of three or more numbers depend on
+it.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ _NEEDS = ("_get_zeros_like_grad_buckets", "_rebuild_buckets")
 
 
 def order(model: nn.Module) -> list[str] | None:
-    """The names of a DDP model's parameters in the order of its buckets, as of its next backward pass.
+    """Return the names of a DDP model's parameters in the order of its buckets, as of its next backward pass.
 
-    None where it has no such order: another kind of model, or one whose buckets stay as they are.  Every rank
-    has to call this, between two steps, once the model has had a backward pass.
+    None if it has no such order: another kind of model, or one whose buckets don't change.  Every rank has to
+    call this, between two steps, once the model has had a backward pass.
     """
     reducer = _reducer(model)
     if reducer is None:
         return None
-    reducer._rebuild_buckets()  # as the next forward pass would
+    reducer._rebuild_buckets()  # the next forward pass would do the same
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     buckets = reducer._get_zeros_like_grad_buckets()
     found = [names.get(id(parameter)) for bucket in buckets for parameter in bucket.parameters()]
@@ -32,10 +33,10 @@ def order(model: nn.Module) -> list[str] | None:
 
 
 def rebuild(model: nn.Module, names: list[str]) -> None:
-    """Give a DDP model that has had no backward pass yet its buckets, in this order.
+    """Order the buckets of a DDP model that has had no backward pass yet as in ``names``.
 
-    This takes a backward pass of made-up gradients, each of which arrives at its place in ``names``.  Every
-    rank has to call this.  Gradients are gone then.
+    Runs a backward pass with artificial gradients, which arrive in this order; gradients are cleared after
+    it.  Every rank has to call this.
     """
     reducer: Any = _reducer(model)
     parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
@@ -43,7 +44,7 @@ def rebuild(model: nn.Module, names: list[str]) -> None:
         return
     with torch.enable_grad(), torch.autocast("cpu", enabled=False):
         model._pre_forward()  # type: ignore[operator]
-        # Autograd takes what was computed last first.
+        # Autograd starts with the tensor that was computed last.
         sums = [parameters[name].sum().float() for name in reversed(names)]
         model._post_forward(torch.stack(sums).sum()).backward()  # type: ignore[operator]
     for parameter in parameters.values():
@@ -52,7 +53,7 @@ def rebuild(model: nn.Module, names: list[str]) -> None:
 
 
 def _reducer(model: nn.Module) -> Any:
-    """DDP's reducer, where it sorts buckets anew and all that is needed here is there."""
+    """Return DDP's reducer if it reorders buckets and has everything that is needed here."""
     if not isinstance(model, DistributedDataParallel) or model.find_unused_parameters or model.static_graph:
         return None
     reducer = getattr(model, "reducer", None)

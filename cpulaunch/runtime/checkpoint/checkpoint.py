@@ -1,4 +1,4 @@
-"""``Checkpoint``: saves a training while it goes on, and goes on where it was saved."""
+"""``Checkpoint``: saves a training while it runs, and resumes it."""
 
 from __future__ import annotations
 
@@ -40,20 +40,21 @@ DEFAULT_EVERY = "10m"
 
 
 class Checkpoint:
-    """The checkpoints of a training, in a directory that all ranks' hosts share::
+    """Checkpoints of a training, in a directory that all ranks' hosts share::
 
         checkpoint = cpulaunch.Checkpoint("ckpt", model=model, optimizer=optimizer, loader=loader)
         for epoch, step, (x, y) in checkpoint.steps(loader, epochs=3):
             ...  # one step of training
             checkpoint.save_if_due()
 
-    ``model``, ``optimizer`` and ``scheduler`` may be lists; what ``cpulaunch.prepare`` returned is right, and
-    so are DDP, FSDP2 and plain modules.  A scheduler is anything with ``state_dict`` and ``load_state_dict``.
-    ``every``: how often a checkpoint is due where ``--checkpoint-every`` doesn't say: a number of steps, or a
-    time such as ``"10m"``, which is the default.  ``keep``: how many are kept.
+    ``model``, ``optimizer`` and ``scheduler`` may be lists.  Models may be what ``cpulaunch.prepare``
+    returned, DDP, FSDP2 or plain modules.  A scheduler is anything with ``state_dict`` and
+    ``load_state_dict``.  ``every``: how often a checkpoint is due if ``--checkpoint-every`` isn't given: a
+    number of steps, or a time such as ``"10m"``, the default.  ``keep``: how many checkpoints are kept.
 
-    Every rank makes it, and calls its methods at the same steps.  Raises UsageError for other arguments, and
-    for a directory that some rank doesn't see.  In a trial of ``cpulaunch tune`` it reads and writes nothing.
+    Every rank makes a ``Checkpoint``, and calls its methods at the same steps.  Raises UsageError for other
+    arguments, and for a directory that some rank doesn't see.  In a trial of ``cpulaunch tune``, nothing is
+    read or written.
     """
 
     def __init__(
@@ -99,12 +100,12 @@ class Checkpoint:
         if not self._is_trial:
             self._make_root()
 
-    # ---- going on
+    # ---- resuming
 
     def resume(self) -> int:
-        """Load the newest checkpoint that can be read; returns the step to go on from, 0 where there is none.
+        """Load the newest readable checkpoint; return the step to go on from, 0 if there is none.
 
-        ``steps`` calls it.  A loop of your own does, once, before its first step: each call of
+        ``steps`` calls this.  A loop of your own calls it once, before its first step; each call of
         ``save_if_due`` then counts as a step.
         """
         if self._is_trial:
@@ -124,10 +125,10 @@ class Checkpoint:
         return self._step
 
     def steps(self, loader: Any = None, epochs: int = 1) -> Iterator[tuple[int, int, Any]]:
-        """The epoch (from 0), step (from 0, over all epochs) and batch of each step that is left.
+        """Yield the epoch (from 0), step (from 0, over all epochs) and batch of each remaining step.
 
-        ``loader``: the one that this ``Checkpoint`` was made with, where none is given.  Its samplers are
-        told each epoch (``set_epoch``).  The first step is the one after the last checkpoint.
+        ``loader`` defaults to the one that this ``Checkpoint`` was made with.  Each epoch is passed to its
+        samplers (``set_epoch``).  The first step is the one after the last checkpoint.
         """
         loader = self._loader if loader is None else loader
         if loader is None:
@@ -141,7 +142,7 @@ class Checkpoint:
             for epoch in range(start.epoch, epochs):
                 here = start if epoch == start.epoch else Position(epoch)
                 position.set_epoch(loader, epoch)
-                if here.now and not here.batch:  # an epoch that wasn't begun
+                if here.now and not here.batch:  # the epoch has not begun
                     randomness.restore(here.now, loader)
                     here = Position(epoch)
                 at_start = here.at_start or randomness.capture(loader)
@@ -162,9 +163,9 @@ class Checkpoint:
     # ---- saving
 
     def save_if_due(self) -> None:
-        """Save if it is time to, while training goes on.  To be called after each step of the optimizer.
+        """Save in the background if a checkpoint is due.  Call this after each step of the optimizer.
 
-        After SIGTERM, SIGUSR1 or SIGUSR2, it saves at once, and ends the program with exit code 75.
+        After SIGTERM, SIGUSR1 or SIGUSR2, saves at once and ends the program with exit code 75.
         """
         if self._is_trial:
             return
@@ -182,9 +183,9 @@ class Checkpoint:
             self.save()
 
     def save(self, step: int | None = None) -> None:
-        """Save now, while training goes on; waits for the save before, if that is under way.
+        """Save now, in the background; first waits for an earlier save that is under way.
 
-        ``step``: how many steps were made, in a loop of your own that doesn't call ``save_if_due``.
+        ``step``: the number of completed steps, in a loop of your own that doesn't call ``save_if_due``.
         """
         if self._is_trial:
             return
@@ -199,7 +200,7 @@ class Checkpoint:
         self._save()
 
     def _tell_of_unread(self) -> None:
-        """Once, where there are checkpoints, and the script hasn't asked for them."""
+        """Warn once if there are checkpoints that the script hasn't asked for."""
         if self._resumed or self._told:
             return
         self._told = True
@@ -224,17 +225,17 @@ class Checkpoint:
         self._saved_step, self._saved_at = self._step, time.monotonic()
 
     def wait(self) -> None:
-        """Wait until what ``save`` began is on disk, or has failed, which costs a line.
+        """Wait until the last ``save`` is on disk or has failed; a failure is logged.
 
-        To be called before ``torch.distributed.destroy_process_group()``; ``steps`` calls it at its end.
+        Call this before ``torch.distributed.destroy_process_group()``; ``steps`` calls it at its end.
         """
         self._agreement.finish()
         self._saver.wait()
 
-    # ----
+    # ---- loading
 
     def _load_newest(self) -> None:
-        """Load the newest checkpoint that all ranks can read, if there are any."""
+        """Load the newest checkpoint that all ranks can read, if there is one."""
         found = self._from_rank_0(list(directory.complete(self._root)) if self._rank == 0 else [])
         damaged: dict[int, str] = {}
         for step in reversed(found):
@@ -297,8 +298,8 @@ class Checkpoint:
         sys.exit(128 + number)
 
     def _seconds_to_save(self) -> float | None:
-        """Seconds after a signal at which rank 0 says that the state isn't saved; None: it doesn't."""
-        if self._rank != 0 or variables.JOB_ID not in os.environ:  # nobody says when ranks are killed
+        """Return how long after a signal rank 0 reports that the state isn't saved; None: it doesn't."""
+        if self._rank != 0 or variables.JOB_ID not in os.environ:  # unknown when ranks will be killed
             return None
         grace = rank_setting(Table.watch.grace_period, os.environ)
         return grace - min(1.0, grace / 5)
@@ -322,7 +323,7 @@ class Checkpoint:
         return things[0]
 
     def _make_root(self) -> None:
-        """Make the directory, and see whether all ranks see the same one."""
+        """Make the directory, and check that all ranks see the same one."""
         sign = f".ranks-{secrets.token_hex(4)}"
         error = None
         if self._rank == 0:
@@ -361,7 +362,7 @@ def _several(given: Any, kind: type, name: str) -> list[Any]:
 
 
 def _interval(every: int | str | None) -> Interval:
-    """From one checkpoint to the next: what the launcher says, else ``every``."""
+    """Return the interval between checkpoints: the launcher's, else ``every``."""
     told = rank_setting(Table.watch.checkpoint_every, os.environ)
     if told != "auto":
         return told

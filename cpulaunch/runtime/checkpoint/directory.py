@@ -1,8 +1,8 @@
-"""Where checkpoints lie: one directory each, which gets its name when all of it is on disk.
+"""Directories of checkpoints, each renamed to its final name once all of it is on disk.
 
-``step-300.partial`` is being written, or was when its job ended, and is never read.  ``step-300`` is whole.
-``step-300.old`` is being removed.  ``step-300.damaged`` was whole once, and could not be read later.  Only
-rank 0 makes, renames and removes them.
+``step-300.partial`` is being written, or was when its job ended; it is never read.  ``step-300`` is complete.
+``step-300.old`` is being removed.  ``step-300.damaged`` was complete once, and could not be read later.  Only
+rank 0 makes, renames and removes directories.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _REST = re.compile(r"step-\d+\.(partial|old)")
 
 @dataclass(frozen=True)
 class Facts:
-    """What ``checkpoint.json`` says.
+    """The contents of ``checkpoint.json``.
 
-    ``step``: batches that each rank has trained on, ``optimizer_steps`` those of all optimizers.  ``epoch``
-    and ``batch`` are where the data are: this many batches of this epoch (from 0) are used up.
-    ``precision``: bf16 or fp32; None where nobody had chosen one.
+    ``step`` counts batches that each rank has trained on, ``optimizer_steps`` the steps of all optimizers.
+    ``epoch`` and ``batch`` are the position in the data: ``batch`` batches of this epoch (from 0) are used
+    up.  ``precision``: bf16 or fp32; None if nobody had chosen one.
     """
 
     step: int
@@ -43,7 +43,7 @@ class Facts:
 
 
 def complete(root: Path) -> dict[int, Path]:
-    """The complete checkpoints in ``root`` by step, the newest last."""
+    """Return the complete checkpoints in ``root`` by step, the newest last."""
     try:
         found = {
             int(match[1]): root / name for name in os.listdir(root) if (match := _COMPLETE.fullmatch(name))
@@ -54,16 +54,16 @@ def complete(root: Path) -> dict[int, Path]:
 
 
 def newest(root: Path) -> Path | None:
-    """The newest complete checkpoint; None where there is none, or nobody can see any."""
+    """Return the newest complete checkpoint; None if there is none, or ``root`` can't be read."""
     with suppress(OSError):
         return next(reversed(complete(root).values()), None)
     return None
 
 
 def read_facts(path: Path) -> Facts:
-    """The facts of the checkpoint in ``path``.
+    """Return the facts of the checkpoint in ``path``.
 
-    Raises Damaged where they can't be read, and UsageError where another version wrote them.
+    Raises Damaged if they can't be read, and UsageError if another version wrote them.
     """
     try:
         said = json.loads((path / FACTS).read_text())
@@ -82,7 +82,7 @@ def read_facts(path: Path) -> Facts:
 
 
 def unseen(root: Path) -> UsageError:
-    """The error where only some ranks see ``root``."""
+    """Return the error for a ``root`` that only some ranks see."""
     return UsageError(
         f"some ranks don't see {root} as rank 0 does",
         hint="give Checkpoint a directory of a file system that all hosts share",
@@ -90,7 +90,7 @@ def unseen(root: Path) -> UsageError:
 
 
 def none_readable(root: Path, damaged: dict[int, str]) -> UsageError:
-    """The error where there are checkpoints, by step, each of which can't be read for a reason."""
+    """Return the error for checkpoints none of which can be read; ``damaged`` is step → reason."""
     reasons = "; ".join(f"step-{step}: {reason}" for step, reason in damaged.items())
     return UsageError(
         f"no checkpoint in {root} can be read: {reasons}",
@@ -99,7 +99,7 @@ def none_readable(root: Path, damaged: dict[int, str]) -> UsageError:
 
 
 def set_aside(path: Path) -> Path:
-    """Take its name from a checkpoint that can't be read, so that it isn't counted or tried again."""
+    """Rename a checkpoint that can't be read, so that it isn't counted or tried again."""
     aside = path.with_name(f"{path.name}.damaged")
     shutil.rmtree(aside, ignore_errors=True)
     with suppress(OSError):
@@ -108,12 +108,12 @@ def set_aside(path: Path) -> Path:
 
 
 def partial(root: Path, step: int) -> Path:
-    """Where the checkpoint of ``step`` is written."""
+    """Return the directory in which the checkpoint of ``step`` is written."""
     return root / f"step-{step}.partial"
 
 
 def publish(root: Path, facts: Facts, keep: int) -> None:
-    """Give a checkpoint whose files are all on disk its name, and remove all but the last ``keep``."""
+    """Give a checkpoint its name, once all its files are on disk; remove all but the last ``keep``."""
     written = partial(root, facts.step)
     with (written / FACTS).open("w") as file:
         json.dump(asdict(facts), file)
@@ -121,7 +121,7 @@ def publish(root: Path, facts: Facts, keep: int) -> None:
         os.fsync(file.fileno())
     _sync(written)
     final = root / f"step-{facts.step}"
-    if final.exists():  # of a training that was started anew from an earlier one
+    if final.exists():  # left by a training that was restarted from an earlier checkpoint
         _remove(final)
     os.rename(written, final)
     _sync(root)
@@ -131,15 +131,15 @@ def publish(root: Path, facts: Facts, keep: int) -> None:
 
 
 def remove_rest(root: Path) -> None:
-    """Remove what jobs have left that ended while they wrote a checkpoint, or removed one."""
-    with suppress(OSError):  # the save that follows says what is wrong there
+    """Remove directories left by jobs that ended while they wrote or removed a checkpoint."""
+    with suppress(OSError):  # the next save reports what is wrong there
         for name in os.listdir(root):
             if _REST.fullmatch(name):
                 shutil.rmtree(root / name, ignore_errors=True)
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint, which has lost its name before it loses its first file."""
+    """Remove a checkpoint; rename it before its first file goes."""
     old = path.with_name(f"{path.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     os.rename(path, old)
@@ -147,7 +147,7 @@ def _remove(path: Path) -> None:
 
 
 def _sync(directory: Path) -> None:
-    """Have the names in a directory on disk."""
+    """Write a directory's names to disk."""
     fd = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(fd)

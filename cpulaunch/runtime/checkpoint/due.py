@@ -1,4 +1,4 @@
-"""When a checkpoint is due, and how all ranks come to know it at the same step."""
+"""When a checkpoint is due, and how all ranks learn that at the same step."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 import torch.distributed as dist
 
 PERIOD = 0.25
-"""Seconds from one agreement of the ranks to the next, at least."""
+"""Minimum seconds between two agreements of the ranks."""
 
 
 class Wishes(NamedTuple):
-    """What a rank wants, or what all together want: the largest of each.
+    """What one rank wants; or the largest of each field over all ranks.
 
-    ``stop``: the number of a signal that asks the job to save and end; 0: none.  ``from_end``: the rank that
-    got it, counted from the last, which is 1; of several, this is the first rank.  ``save``: 1 where it
-    is time to save.  ``steps``: calls from the start of this agreement to that of the next, which rank 0
-    decides.
+    ``stop``: the number of a signal that asks the job to save and end; 0 means none.  ``from_end``: the rank
+    that got it, counted from the last rank, which is 1, so that the largest is the first such rank.
+    ``save``: 1 if it is time to save.  ``steps``: calls from the start of this agreement to the next one's,
+    as rank 0 decides.
     """
 
     stop: int = 0
@@ -28,10 +28,10 @@ class Wishes(NamedTuple):
 
 
 class Agreement:
-    """All ranks learn what any rank wants, at the same call of ``turn``, and hardly wait for it.
+    """Tells all ranks what any rank wants, at the same call of ``turn``, with hardly any waiting.
 
-    Every ``PERIOD`` seconds an all_reduce of three numbers is started in one call, and looked at in the next.
-    ``group`` is a group of these all_reduces only; None where there is one rank.
+    Every ``PERIOD`` seconds, one call starts an all_reduce of ``Wishes``, and the next call reads it.
+    ``group`` serves these all_reduces only; None if there is one rank.
     """
 
     def __init__(self, group: Any, rank: int, ranks: int) -> None:
@@ -43,7 +43,7 @@ class Agreement:
         self._calls_then = 0
 
     def turn(self, stop: int, save: bool) -> Wishes:
-        """Say what this rank wants; returns what is agreed on.  Every rank calls it at the same steps."""
+        """Pass what this rank wants; return what is agreed on.  Every rank calls this at the same steps."""
         self._calls += 1
         if self._group is None:
             return Wishes(stop, self._from_end, int(save))
@@ -60,7 +60,7 @@ class Agreement:
         return agreed
 
     def finish(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the all_reduce under way."""
         if self._work is not None:
             self._work.wait()
             self._work = None

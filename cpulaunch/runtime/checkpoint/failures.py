@@ -1,4 +1,4 @@
-"""What went wrong on any rank, told to all, so that they go on alike."""
+"""Failures of any rank, shared with all ranks, so that all continue in the same way."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Damaged(Exception):
 
 
 def together(do: Callable[[], T], group: Any) -> T:
-    """Do something on each rank of ``group``; what it returned, if it has succeeded on all.
+    """Call ``do`` on each rank of ``group``; return its result if it succeeded on all.
 
-    Else all ranks raise what the first of them did: UsageError as it is, any other exception as Damaged.
+    Else all ranks raise the first failed rank's error: a UsageError as it is, any other exception as Damaged.
     """
     result, failure = None, None  # a failure: whether it is a UsageError, its message and hint
     try:
         result = do()
     except UsageError as error:
         failure = (True, str(error), error.hint)
-    except CheckpointException as error:  # which is no Exception, and the same on all ranks
+    except CheckpointException as error:  # not a subclass of Exception, and the same on all ranks
         if not all(isinstance(each, Exception) for each, _ in error.failures.values()):
             raise  # Ctrl-C, or an exit
         failure = (False, why(error), None)
@@ -46,7 +46,7 @@ def together(do: Callable[[], T], group: Any) -> T:
 
 
 def why(error: BaseException) -> str:
-    """What went wrong first, in a line: of the ranks' errors, the one that the kernel has said."""
+    """Return the cause in one line: of the ranks' errors, an operating system's error is preferred."""
     failures = error.failures if isinstance(error, CheckpointException) else {}
     found = {rank: each[0] for rank, each in failures.items()} or {0: error}
     for rank, each in found.items():
@@ -58,7 +58,7 @@ def why(error: BaseException) -> str:
                 return os.strerror(cause.errno) + _place(rank)
             cause = cause.__cause__ or cause.__context__
     rank, first = next(iter(found.items()))
-    if isinstance(first, pickle.UnpicklingError):  # whose text is about an argument of torch.load
+    if isinstance(first, pickle.UnpicklingError):  # its text is about an argument of torch.load
         return f"its contents can't be read{_place(rank)}"
     sentence = str(first).partition("\n")[0].partition(". ")[0]
     return f"{type(first).__name__}: {sentence}{_place(rank)}"

@@ -1,4 +1,4 @@
-"""One job at a time writes checkpoints into a directory."""
+"""A lock by which one job at a time writes checkpoints into a directory."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from cpulaunch.runtime.log import log_once
 FILE = ".lock"
 
 PATIENCE = 60.0
-"""Seconds that a job waits for another one: ranks whose launcher was killed still save, and end then."""
+"""Seconds that a job waits for another one: ranks whose launcher was killed still save before they end."""
 
 PAUSE = 0.1
-"""Seconds between two tries."""
+"""Seconds between two attempts."""
 
 _claimed: dict[Path, int] = {}
-"""The directories that this process has, each with the descriptor of its lock, which the kernel releases when
-the process ends."""
+"""Directories locked by this process → descriptors of the locks.  The kernel releases them when the process
+ends."""
 
 
 def claim(root: Path) -> str:
-    """Have ``root`` to ourselves until this process ends.  Returns who has it else; empty where we do.
+    """Lock ``root`` until this process ends.  Returns the owner if it is locked already, else "".
 
-    Where the file system has no locks, nobody is kept out.
+    If the file system has no locks, every job succeeds.
     """
     if root in _claimed:
         return ""
@@ -54,7 +54,7 @@ def claim(root: Path) -> str:
         except OSError:
             break
     _claimed[root] = fd
-    with suppress(OSError):  # a full disk costs only the name that others are told
+    with suppress(OSError):  # on a full disk, only the owner's name is lost
         os.truncate(fd, 0)
         os.pwrite(fd, _ourselves().encode(), 0)
     return ""

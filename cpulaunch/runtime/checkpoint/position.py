@@ -1,4 +1,4 @@
-"""Where a training is in its data, and how a data loader gets there again."""
+"""The position of a training in its data, and how a data loader gets there again."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cpulaunch.runtime.log import log_once
 
 
 class Position(NamedTuple):
-    """``batch`` batches of ``epoch`` (from 0) are used up.
+    """A place in the data: ``batch`` batches of ``epoch`` (from 0) are used up.
 
-    ``at_start`` are the random states before the epoch's first batch, ``now`` those at this place; None where
-    they are not to be restored.  ``loader`` is the state of a loader that keeps one itself.
+    ``at_start`` are the random states before the epoch's first batch, ``now`` those at this place; None if
+    they are not to be restored.  ``loader`` is the state of a loader that keeps its own.
     """
 
     epoch: int = 0
@@ -27,20 +27,20 @@ class Position(NamedTuple):
 
 
 def is_stateful(loader: Any) -> bool:
-    """Whether a loader keeps its position itself, as torchdata's StatefulDataLoader does."""
+    """Return whether a loader keeps its own position, as torchdata's StatefulDataLoader does."""
     return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
 
 
 def for_ranks(position: Position, before: int, ranks: int) -> Position:
-    """The position for another number of ranks: as many examples of the epoch are used, in whole batches.
+    """Return the position for another number of ranks, with as many examples used, in whole batches.
 
-    Rounded up: an epoch of which all was used is not begun once more.
+    Rounds up, so that an epoch that is used up is not begun again.
     """
     return Position(position.epoch, -(-position.batch * before // ranks))
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader, its samplers and its dataset which epoch begins, as far as they want to know."""
+    """Pass the epoch to a loader, its samplers and its dataset, if they have ``set_epoch``."""
     places = (loader, *(getattr(loader, name, None) for name in ("sampler", "batch_sampler", "dataset")))
     for place in places:
         if callable(set_own := getattr(place, "set_epoch", None)):
@@ -48,9 +48,10 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 
 def normalized(position: Position, loader: Any) -> Position:
-    """The same place; the start of the next epoch rather than the end of one, where that is all the same.
+    """Return the start of the next epoch for the end of one, if both are equivalent.
 
-    A sampler may draw from a generator of its loader when it is asked for more than it has.
+    They aren't if the loader has its own generators: a sampler that is asked for more than it has may draw
+    from them.
     """
     try:
         length = len(loader)
@@ -63,7 +64,7 @@ def normalized(position: Position, loader: Any) -> Position:
 
 
 def batches_from(loader: Any, position: Position) -> Iterator[Any]:
-    """The batches of an epoch after ``position``; random states are then as they were there."""
+    """Yield the epoch's batches after ``position``, with the random states restored to that place."""
     if position.at_start:
         randomness.restore(position.at_start, loader)
     if position.loader is not None:
@@ -77,7 +78,7 @@ def batches_from(loader: Any, position: Position) -> Iterator[Any]:
 
 
 def _skip(loader: Any, batches: Iterator[Any], count: int) -> None:
-    """Leave out ``count`` batches; where nobody draws random numbers for them, they are not read."""
+    """Skip ``count`` batches; they are not read unless reading them draws random numbers."""
     if type(batches) is _SingleProcessDataLoaderIter and not isinstance(loader.dataset, IterableDataset):
         skip: Any = batches._next_index
     else:

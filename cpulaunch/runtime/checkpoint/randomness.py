@@ -1,4 +1,4 @@
-"""Random states: those of torch, NumPy and Python, and the generators of a data loader."""
+"""Random states of torch, NumPy, Python, and a data loader's generators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ State = dict[str, Any]
 
 
 def capture(loader: Any) -> State:
-    """All random states that this process draws from, those of ``loader`` included."""
+    """Return all random states that this process draws from, including those of ``loader``."""
     numpy = sys.modules.get("numpy")
     return {
         "torch": torch.get_rng_state(),
@@ -24,7 +24,7 @@ def capture(loader: Any) -> State:
 
 
 def restore(state: State, loader: Any) -> None:
-    """Draw from here on what was drawn after ``capture``."""
+    """Restore states, so that the numbers drawn after ``capture`` are drawn again."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     if state["numpy"] is not None:
@@ -34,7 +34,7 @@ def restore(state: State, loader: Any) -> None:
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    """The generators that a loader, its sampler and its batch sampler were given, each once."""
+    """Return the generators of a loader, its sampler and its batch sampler, each once."""
     places = (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
     found = [getattr(place, "generator", None) for place in places]
     return list(dict.fromkeys(generator for generator in found if isinstance(generator, torch.Generator)))

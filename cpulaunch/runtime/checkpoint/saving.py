@@ -1,4 +1,4 @@
-"""Writes checkpoints while training goes on, by torch.distributed.checkpoint."""
+"""Writes checkpoints in the background, by torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from cpulaunch.runtime.checkpoint.state import Tensors
 from cpulaunch.runtime.log import log_once
 
 NICE = 19
-"""The niceness of the thread that writes: it takes what cores of the rank have left, as at 0 each of its
-seconds would be one for which the other threads of a step wait."""
+"""The niceness of the writing thread, so that it only uses idle time of the rank's cores.  At 0, the other
+threads of a step would wait for each second that it runs."""
 
 
 class Saver:
-    """Saves one checkpoint at a time into ``root``; ``group`` is a gloo group for nothing else.
+    """Saves one checkpoint at a time into ``root``; ``group`` is a gloo group used for nothing else.
 
     Tensors are copied into memory that is kept for this, and written by a thread.
     """
@@ -42,12 +42,12 @@ class Saver:
         self._failed = False
 
     def start(self, tensors: Tensors, facts: Facts, *, urgent: bool = False) -> None:
-        """Copy the tensors and begin to write them.  No other save may be under way.  Every rank calls it.
+        """Copy the tensors and start writing them.  Every rank calls this, with no other save under way.
 
-        ``urgent``: training won't go on meanwhile.
+        ``urgent``: training doesn't go on during the save.
         """
         self._facts = facts
-        if self._rank == 0:  # before the first collective of the save, after which the others write
+        if self._rank == 0:  # before the first collective of the save; other ranks write after that
             directory.remove_rest(self._root)
         writer = _Writer(
             directory.partial(self._root, facts.step),
@@ -55,7 +55,7 @@ class Saver:
             lambda: self._publish(facts),
             None if urgent else NICE,
         )
-        planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)  # rank 0's, where copies differ
+        planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)  # rank 0's copy wins if copies differ
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             under_way: Any = async_save(
@@ -68,9 +68,9 @@ class Saver:
         reports.saved(facts.optimizer_steps)
 
     def wait(self) -> bool:
-        """Wait for the save under way, if there is one; False where the last has failed, which costs a line.
+        """Wait for the save under way, if any; return False if the last one failed, which is logged.
 
-        All ranks get the same answer.
+        All ranks get the same result.
         """
         under_way, self._under_way = self._under_way, None
         if under_way is None or self._facts is None:
@@ -89,13 +89,13 @@ class Saver:
         return False
 
     def check(self) -> None:
-        """Tell how a save has ended that is no longer under way."""
+        """Report the result of a save that has ended."""
         if self._under_way is not None and self._under_way.done():
             self.wait()
 
 
 class _Writer(FileSystemWriter):
-    """Writes files, and calls ``publish`` on rank 0 once all ranks have theirs on disk."""
+    """Writes files, and calls ``publish`` on rank 0 once all ranks' files are on disk."""
 
     def __init__(
         self, path: Path, copies: Tensors, publish: Callable[[], None], niceness: int | None
@@ -105,13 +105,14 @@ class _Writer(FileSystemWriter):
 
     def set_up_storage_writer(self, *args: Any, **kwargs: Any) -> None:
         if self._niceness is not None:
-            # This is what the thread calls first.  In Linux each has a niceness, and by it a priority of I/O.
+            # The thread calls this first.  In Linux each thread has a niceness, which also sets its I/O
+            # priority.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
         super().set_up_storage_writer(*args, **kwargs)
 
     @torch.no_grad()
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Copy what training goes on to change."""
+        """Copy tensors that training will change."""
         for name in self._copies.keys() - state_dict.keys():
             del self._copies[name]
         for name, tensor in state_dict.items():

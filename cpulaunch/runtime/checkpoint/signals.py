@@ -1,4 +1,4 @@
-"""The signals by which a job is told to save and end: SIGTERM, and what batch systems send before that."""
+"""Signals that ask a job to save and end: SIGTERM, and those that batch systems send before it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from cpulaunch.runtime.reports import saves_at
 ENDING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 TWICE = 5.0
-"""Seconds in which further signals are the first one, which has come another way, too."""
+"""Seconds in which further signals count as copies of the first one, sent by another path."""
 
 Late = Callable[[int, float], object]
 
 
 class Signals:
-    """Notes the first such signal; another one does what it would have done without us.
+    """Notes the first such signal; another one has the effect that it would have had without this class.
 
-    But for those of the same moment (``TWICE``): Slurm signals every process of a step, so that a rank hears
-    the same from its agent, which was told, too.
+    Signals within ``TWICE`` seconds of the first are ignored: Slurm signals every process of a step, so a
+    rank gets the same signal again from its agent.
 
-    Signals for which the script has a handler of its own are left to it, and so are forked processes.  A
-    thread calls ``late`` with the number and ``seconds`` if nobody has called ``in_time`` or ``forget`` so
-    many seconds after the first signal; None: never.
+    Signals for which the script has its own handler are left to it, and forked processes are left alone.  A
+    thread calls ``late`` with the signal's number and ``seconds`` if neither ``in_time`` nor ``forget`` is
+    called within ``seconds`` seconds of the first signal; with None, never.
     """
 
     def __init__(self, late: Late, seconds: float | None) -> None:
@@ -41,22 +41,23 @@ class Signals:
         os.register_at_fork(after_in_child=lambda: _restore(weak()))
 
     def watch(self) -> None:
-        """Note signals from now on.  Only a program's first thread may."""
+        """Note signals from now on.  Does nothing outside of the program's main thread."""
         if self._ours or threading.current_thread() is not threading.main_thread():
             return
         self._ours = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
-        saves_at(self._ours)  # before it is so: the agent may then kill us, which is what they still do
+        # Report before installing handlers: a signal that the agent sends in between just kills this process.
+        saves_at(self._ours)
         for number in self._ours:
             signal.signal(number, self._note)
         if self._ours and self._seconds is not None:
             self._tell_when_late(self._seconds)
 
     def in_time(self) -> None:
-        """What the signal asked for is done, or won't be."""
+        """Mark the request as handled: the state is saved, or won't be."""
         self._in_time.set()
 
     def forget(self) -> None:
-        """Leave signals alone again."""
+        """Restore the signals' default handling."""
         self._in_time.set()
         self._restore()
 
@@ -72,7 +73,7 @@ class Signals:
         if self._wakeup_fd >= 0:
             if (other := signal.set_wakeup_fd(-1)) != self._wakeup_fd:
                 signal.set_wakeup_fd(other)
-            os.close(self._wakeup_fd)  # which ends the thread
+            os.close(self._wakeup_fd)  # ends the thread
             self._wakeup_fd = -1
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -84,11 +85,11 @@ class Signals:
             os.kill(os.getpid(), number)
 
     def _tell_when_late(self, seconds: float) -> None:
-        """Start the thread, which is woken also where ``_note`` can't be: in a collective that hangs."""
+        """Start the thread.  It is woken even if ``_note`` can't run, as in a collective that hangs."""
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         if (other := signal.set_wakeup_fd(writing, warn_on_full_buffer=False)) != -1:
-            signal.set_wakeup_fd(other)  # the script's, for an event loop of its own
+            signal.set_wakeup_fd(other)  # the script's own, for an event loop
             os.close(reading)
             os.close(writing)
             return
@@ -100,7 +101,7 @@ class Signals:
                 pass
             if number and not in_time.wait(seconds):
                 self._late(number[0], seconds)
-            while number and os.read(reading, 64):  # the same once more, for which Python wants a reader
+            while number and os.read(reading, 64):  # drain further bytes, for which Python needs a reader
                 pass
             os.close(reading)
 

@@ -1,8 +1,8 @@
-"""What a checkpoint holds: tensors by name, and all else as bytes.
+"""The contents of a checkpoint: tensors by name, and everything else as bytes.
 
-``model.NAME`` are weights and buffers, ``optimizer.NAME.KEY`` what an optimizer keeps for a parameter, both
-by the names that the model without wrappers gives; with several models or optimizers, ``model1.NAME`` and so
-on.  ``shared`` is what all ranks hold alike, ``rank.N`` what rank N alone does: Python objects, pickled, as
+``model.NAME`` are weights and buffers, ``optimizer.NAME.KEY`` an optimizer's state of a parameter; NAME is
+that of the model without wrappers.  With several models or optimizers, it is ``model1.NAME`` and so on.
+``shared`` holds what is the same on all ranks, ``rank.N`` what belongs to rank N: pickled Python objects, as
 tensors of bytes.
 """
 
@@ -32,7 +32,7 @@ Tensors = dict[str, torch.Tensor]
 
 SHARED = "shared"
 _OF_THE_RUN = ("fused", "foreach")
-"""Options of optimizers that don't change what is computed: they stay as this run has them."""
+"""Options of optimizers that don't change results: they stay as this run has them."""
 
 
 def rank_key(rank: int) -> str:
@@ -46,7 +46,7 @@ def collect(
     own: tuple[int, Any],
     shared: Mapping[str, Any],
 ) -> Tensors:
-    """All that is saved.  ``own`` is this rank's number, and what it alone holds."""
+    """Return everything to save.  ``own`` is this rank's number, and what only this rank holds."""
     tensors = _of_models(models)
     names = _names(models)
     structures = []
@@ -63,7 +63,7 @@ def collect(
 class Saved:
     """A complete checkpoint, to be loaded by all ranks of ``group``.
 
-    Raises UsageError where it doesn't fit, and on all ranks Damaged where one of them can't read it.
+    Raises UsageError if it doesn't fit, and Damaged on all ranks if one of them can't read it.
     """
 
     def __init__(self, path: Path, group: Any) -> None:
@@ -72,7 +72,7 @@ class Saved:
         self._kept = {name: kept for name, kept in found.items() if isinstance(kept, TensorStorageMetadata)}
 
     def _metadata(self) -> Metadata:
-        """What torch.distributed.checkpoint has noted; on rank 0 compared with the files that are there."""
+        """Return torch.distributed.checkpoint's metadata; on rank 0, check it against the files."""
         if not self.path.is_dir():
             raise unseen(self.path.parent)
         try:
@@ -96,7 +96,7 @@ class Saved:
         return metadata
 
     def objects(self, rank: int | None) -> tuple[dict[str, Any], Any]:
-        """What all ranks hold alike, and what ``rank`` alone does (None without one)."""
+        """Return what is the same on all ranks, and what belongs to ``rank`` (None without one)."""
         return together(lambda: self._objects(rank), self._group)
 
     def _objects(self, rank: int | None) -> tuple[dict[str, Any], Any]:
@@ -184,24 +184,24 @@ def _of_models(models: Sequence[nn.Module]) -> Tensors:
 
 
 def _named(models: Sequence[nn.Module], model: nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters of one of ``models`` by the names that optimizers' states get."""
+    """Return parameters of one of ``models`` by their names in optimizers' states."""
     number = next(n for n, each in enumerate(models) if each is model)
     prefix = f"{number}:" if number else ""
     return {prefix + _plain(name): parameter for name, parameter in unwrap(model).named_parameters()}
 
 
 def _plain(name: str) -> str:
-    """A parameter's name without what torch.compile adds to it."""
+    """Return a parameter's name without torch.compile's additions."""
     return name.replace("_orig_mod.", "")
 
 
 def _names(models: Sequence[nn.Module]) -> dict[int, str]:
-    """``id`` of a parameter → its name."""
+    """Return ``id`` of a parameter → its name."""
     return {id(each): name for model in models for name, each in _named(models, model).items()}
 
 
 def _groups(optimizer: Optimizer, names: Mapping[int, str]) -> list[list[str]]:
-    """The names of an optimizer's parameters, group by group."""
+    """Return the names of an optimizer's parameters by group."""
     return [
         [names.get(id(parameter), f"group{g}:{p}") for p, parameter in enumerate(group["params"])]
         for g, group in enumerate(optimizer.param_groups)
@@ -211,7 +211,7 @@ def _groups(optimizer: Optimizer, names: Mapping[int, str]) -> list[list[str]]:
 def _of_optimizer(
     prefix: str, optimizer: Optimizer, names: Mapping[int, str]
 ) -> tuple[dict[str, Any], Tensors]:
-    """An optimizer's state: its structure, in which tensors are missing, and the tensors."""
+    """Return an optimizer's state: its structure without tensors, and the tensors."""
     kept, groups = optimizer.state_dict(), _groups(optimizer, names)
     by_index = {
         index: name
@@ -261,7 +261,7 @@ def _restore_optimizer(
 
 
 def _room(kept: TensorStorageMetadata, parameter: torch.Tensor | None) -> torch.Tensor:
-    """A tensor to load into: sharded as the parameter that it belongs to, if it has its shape."""
+    """Return a tensor to load into, sharded like the parameter that it belongs to, if the shapes match."""
     if isinstance(parameter, DTensor) and parameter.shape == kept.size:
         return torch.zeros_like(parameter, dtype=kept.properties.dtype, requires_grad=False)
     return torch.empty(kept.size, dtype=kept.properties.dtype)

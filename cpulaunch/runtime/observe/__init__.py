@@ -1,1 +1,1 @@
-"""What a rank notes of itself.  Changes nothing that a script computes."""
+"""What a rank records about itself.  Nothing here changes what a script computes."""

@@ -1,10 +1,10 @@
-"""What this rank says before gloo aborts it: what its threads do, and the last collectives in the ledger.
+"""A rank's report before gloo aborts it: its threads' stacks, and the ledger's last collectives.
 
-Where a peer sends more than is expected, gloo throws in a thread of its own, in which nobody can catch it:
-C++ calls the terminate handler, which aborts the process, and torch's flight recorder dies with it.  So this
-one comes before.  It takes Python's lock (the GIL), for which it would wait for ever where another thread
-keeps it and itself waits for the one that aborts.  torch lets go of it in all that moves data, but not where
-a group is destroyed, so there the handler is not in place.
+If a peer sends more than is expected, gloo throws in a thread of its own, where nobody can catch it.  C++
+then calls the terminate handler, which aborts the process and loses torch's flight recorder.  The handler
+installed here runs first.  It takes Python's lock (the GIL).  It would wait forever if another thread held
+the lock and waited for the thread that aborts.  torch releases the lock in everything that moves data, but
+not while it destroys a group, so the handler is removed for that time.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from cpulaunch.runtime.hooks import Change, apply_changes
 from cpulaunch.wire import encode
 
 MAX_FRAMES = 64
-"""Frames of a thread that are told; further ones of its outer end are left out."""
+"""Maximum frames reported of a thread; further frames of its outer end are left out."""
 
 MAX_THREADS = 16
 
 report: Callable[[bytes], object] | None = None
-"""Writes a line to this rank's agent; the bootstrap puts it here when this module is loaded."""
+"""Writes a line to this rank's agent; the bootstrap sets it when this module is loaded."""
 
 LIBRARY = "libstdc++.so.6"
 
 PATIENCE = 2.0
-"""Seconds that the last look may take."""
+"""Maximum seconds of the last look."""
 
 _Handler = ctypes.CFUNCTYPE(None)
 
@@ -43,10 +43,10 @@ _words: _LastWords | None = None
 
 
 def watch(look: Callable[[], object]) -> None:
-    """From now on, ``look`` brings the ledger up to date before C++ aborts the process."""
+    """Have ``look`` bring the ledger up to date before C++ aborts the process, from now on."""
     try:
         library = ctypes.CDLL(LIBRARY)
-    except OSError:  # another library of C++
+    except OSError:  # another C++ library
         return
     apply_changes(LIBRARY, [(change, look) for change in CHANGES], library)
 
@@ -57,7 +57,7 @@ def _say_before_abort(library: Any, look: Callable[[], object]) -> None:
     set_terminate.restype, set_terminate.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
     _words = _LastWords(look, set_terminate)
     _words.listen(True)
-    # While Python ends, it lets no other thread in.
+    # At its end, Python admits no other thread.
     atexit.register(_words.end)
 
 
@@ -74,7 +74,7 @@ CHANGES = (
 
 @contextlib.contextmanager
 def nothing_said() -> Iterator[None]:
-    """What may keep Python's lock until the thread that aborts has ended: C++ aborts without a word."""
+    """Remove the handler for an operation that may hold Python's lock until the aborting thread has ended."""
     if _words is None:
         yield
         return
@@ -92,26 +92,26 @@ class _LastWords:
         self._address = ctypes.cast(self._handler, ctypes.c_void_p)
         self._former = set_terminate(self._address)
         self._said, self._ended = threading.Lock(), False
-        # A process that is forked is not the rank, and its copy of the recorder's lock may never be free.
+        # A forked process is not the rank, and its copy of the recorder's lock may never be released.
         os.register_at_fork(after_in_child=functools.partial(self._said.acquire, blocking=False))
 
     def listen(self, on: bool) -> None:
-        """Have the handler in its place, or the former one."""
+        """Install our handler, or the former one."""
         self._set_terminate(self._address if on and not self._ended else self._former)
 
     def end(self) -> None:
-        """For good."""
+        """Restore the former handler for good."""
         self._ended = True
         self.listen(False)
 
     def _before_abort(self) -> None:
-        if self._said.acquire(blocking=False):  # of several threads, the first one
-            # It must end as it would without us, whatever a look may wait for.
+        if self._said.acquire(blocking=False):  # the first of several threads
+            # Abort within PATIENCE, whatever a look may wait for.
             thread = threading.Thread(target=self._say, name="cpulaunch-last-words", daemon=True)
-            with contextlib.suppress(RuntimeError):  # no more threads
+            with contextlib.suppress(RuntimeError):  # no more threads can be started
                 thread.start()
                 thread.join(PATIENCE)
-        _Handler(self._former)()  # which says why, and aborts
+        _Handler(self._former)()  # reports the reason and aborts
 
     def _say(self) -> None:
         with contextlib.suppress(Exception):
@@ -121,7 +121,7 @@ class _LastWords:
 
 
 def _threads() -> Iterator[dict[str, Any]]:
-    """Those of Python, as in ``Dump.processes``; the main one first."""
+    """Yield Python's threads as in ``Dump.processes``, the main one first."""
     frames, main = sys._current_frames(), threading.main_thread()
     others = (each for each in threading.enumerate() if each is not threading.current_thread())
     there = sorted(others, key=lambda thread: thread is not main)
@@ -137,7 +137,7 @@ def _threads() -> Iterator[dict[str, Any]]:
 
 
 def _frames(frame: FrameType | None) -> list[tuple[str, str, int]]:
-    """The innermost first; of a thread that aborts, those from before that."""
+    """Return frames, the innermost first; for a thread that aborts, those from before the abort."""
     found: list[tuple[str, str, int]] = []
     while frame is not None:
         code = frame.f_code

@@ -1,8 +1,9 @@
-"""What groups of other backends than ccl take of a step: time under way, waiting, bytes.  ccl counts its own.
+"""Communication per step in groups of backends other than ccl: time under way, waiting, bytes.
 
-Two places are watched, as both know when an operation is over: where the program waits for it
-(``Work.wait``), and DistributedDataParallel, whose own timer says when its first bucket was handed over, when
-the last gradient was computed, and when the last bucket was reduced.  No thread, no system call.
+ccl counts its own.  Two places are watched, as both know when an operation is over.  One is where the program
+waits for it (``Work.wait``).  The other is DistributedDataParallel, whose timer says when its first bucket
+was handed over, when the last gradient was computed, and when the last bucket was reduced.  This needs no
+thread and no system call.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ TAKES_OUTPUT_FIRST = (
     "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "scatter", "alltoall",
     "alltoall_base",
 )  # fmt: skip
-"""Methods of a process group whose second argument is what this rank gives."""
+"""Methods of a process group that take the output first, and this rank's input second."""
 
 CALLS = (
     *TAKES_OUTPUT_FIRST,
@@ -30,10 +31,10 @@ CALLS = (
 
 
 class Communication:
-    """Sums from the program's start, in nanoseconds and bytes; what is under way is added when it is over.
+    """Sums since the program's start, in nanoseconds and bytes; an operation is added when it is over.
 
-    ``pending`` operations were called, and not waited for, ``since`` the first of them was, or the last one
-    before that was over.
+    ``pending`` is the number of operations that were called and not yet waited for.  ``since`` is when the
+    first of them was called, or when the operation before that was over.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -43,17 +44,17 @@ class Communication:
         self._tensor = torch.Tensor
 
     def watch_calls(self, process_group: Any, but: Collection[str] = ()) -> None:
-        """Count what a class of groups is given, except in methods (``but``) that the mirror counts."""
+        """Count the input of a class of groups, except in methods (``but``) that the mirror counts."""
         for name in CALLS:
             if name not in but:
                 self._watch_calls(process_group, name, int(name in TAKES_OUTPUT_FIRST))
 
     def stepped(self) -> None:
-        """An optimizer step has ended: add what DistributedDataParallel took, and begin anew."""
+        """Add DistributedDataParallel's times at the end of an optimizer step, and begin anew."""
         self.pending = self.since = 0
         try:
             self._add_parallel()
-        except Exception as e:  # its timer is no interface that torch keeps stable
+        except Exception as e:  # torch doesn't keep the timer's interface stable
             self._parallel.clear()
             log_once(f"waiting in DistributedDataParallel can't be seen: {type(e).__name__}: {e}")
 
@@ -70,7 +71,7 @@ class Communication:
             took = found["backward_comm_time"]
             self.busy += took
             self.waiting += max(0, took - found["backward_compute_comm_overlap_time"])
-            if "comm_hook" not in data.strs_map:  # which calls what is watched
+            if "comm_hook" not in data.strs_map:  # a hook calls operations that are watched already
                 self.bytes += found["total_parameter_size_bytes"]
 
     def _watch_calls(self, process_group: Any, name: str, gives: int) -> None:
@@ -89,14 +90,14 @@ class Communication:
         setattr(process_group, name, call)
 
     def _bytes(self, given: Any) -> int:
-        if given.__class__ is list and len(given) == 1:  # as an all_reduce has, which is to be quick
+        if given.__class__ is list and len(given) == 1:  # fast path for all_reduce
             given = given[0]
         if isinstance(given, self._tensor):
             return int(given.nbytes)
         return sum(map(self._bytes, given)) if isinstance(given, (list, tuple)) else 0
 
     def watch_waits(self, work: Any) -> None:
-        """Measure how long the program waits for operations, which then are over."""
+        """Measure how long the program waits for operations; they are over after that."""
         original = work.wait
         now = time.monotonic_ns
 
@@ -115,7 +116,7 @@ class Communication:
         work.wait = wait
 
     def watch_parallel(self, parallel: Any) -> None:
-        """Have each DistributedDataParallel take the times of every step."""
+        """Have each DistributedDataParallel time every step."""
         original = parallel.__init__
 
         @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""Ranks that train without a process group, and so train separate models: a warning, or an error."""
+"""A warning or an error if ranks train separate models, because they have no process group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cpulaunch.runtime.log import log_once
 
 
 def warn_of_separate_copies(torch: Any) -> None:
-    """To be called at the first step of an optimizer.  With ``--strict``, raises UsageError instead."""
+    """Warn at an optimizer's first step.  With ``--strict``, raises UsageError instead."""
     ranks, on_host = os.environ.get("WORLD_SIZE", "1"), os.environ.get("LOCAL_WORLD_SIZE", "1")
     if ranks == "1":
         return
@@ -39,7 +39,7 @@ def warn_of_separate_copies(torch: Any) -> None:
 
 
 def _calling_line() -> str:
-    """``file:line`` of the innermost call that is neither torch's nor cpulaunch's."""
+    """Return ``file:line`` of the innermost call outside of torch and cpulaunch."""
     frame = sys._getframe()
     while frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "cpulaunch") and frame.f_back:
         frame = frame.f_back
@@ -47,6 +47,6 @@ def _calling_line() -> str:
 
 
 def _accelerate_is_alone() -> bool:
-    """Whether accelerate takes this rank for the only one: it makes a group then, and doesn't use it."""
+    """Return whether accelerate believes it has one rank: it makes a group then, but doesn't use it."""
     kind = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     return getattr(kind, "_shared_state", {}).get("num_processes") == 1

@@ -1,9 +1,9 @@
-"""The model's FLOPs in a step, counted by torch's own formulas, in one step of many.
+"""The model's FLOPs per step, counted in a few steps by torch's own formulas.
 
-A counted step runs under a dispatch mode: torch hands it every operation, with the shapes and types that
-arrive below autograd and autocast, and computes what it would compute otherwise.  What torch.compile has
-compiled shows no operations, and making it run eagerly would change its numbers.  So in a program that
-compiles anything, nothing is counted.
+A counted step runs under a dispatch mode: torch passes it every operation, with the shapes and types that
+arrive below autograd and autocast, and computes the same as without it.  Code compiled by torch.compile shows
+no operations, and running it eagerly would change its numbers.  So nothing is counted in a program that
+compiles anything.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from cpulaunch.runtime.log import log_once
 
 FIRST, EVERY = 3, 10_000
-"""The steps that are counted: the third one, as the first ones differ, and one in so many.  Where such a step
-is traced, the next one that isn't takes its place."""
+"""The steps that are counted: the third, as the first ones differ, and every ``EVERY``-th.  If such a
+step is traced, the next step that isn't traced takes its place."""
 
 PRECISIONS = {
     "torch.bfloat16": "bf16",
@@ -31,22 +31,22 @@ PRECISIONS = {
 class Flops:
     """Counts the FLOPs of some steps of this rank.
 
-    ``precision`` is the one of most FLOPs, empty as long as none were counted; ``peak`` what this rank's
-    cores were measured to reach in it, in FLOP/s, None as long as they weren't.
+    ``precision`` is the precision of most FLOPs, empty until some were counted.  ``peak`` is the rate in
+    FLOP/s that was measured for this rank's cores in that precision, None until it was measured.
     """
 
     def __init__(self, torch: Any) -> None:
         self.precision = ""
         self.peak: float | None = None
         self._torch = torch
-        self._counting: Any = None  # the mode
+        self._counting: Any = None  # the dispatch mode
         self._gave_up = False
         self._due = False
         self.traced: Callable[[], bool] = lambda: False
-        """Whether the step that begins now is traced: a counted one takes longer than others."""
+        """Whether the next step is traced; a step that is counted takes longer than others."""
 
     def stepped(self, number: int) -> int | None:
-        """Step ``number`` has ended.  Its FLOPs if they were counted; None for others."""
+        """End step ``number``.  Returns its FLOPs if they were counted, else None."""
         flops = self._end() if self._counting else None
         if number + 1 == FIRST or (number + 1) % EVERY == 0:
             self._due = True
@@ -56,17 +56,17 @@ class Flops:
         return flops
 
     def measure_peak(self) -> None:
-        """Find the peak for ``precision``: measured if need be, at the end of a step, as others do it."""
+        """Find the peak for ``precision``.  It may be measured, so all ranks do this at the end of a step."""
         from cpulaunch.runtime.product_rates import peak
 
         self.peak = peak(self._torch, self.precision)
 
     def give_up(self) -> None:
-        """Count no more."""
+        """Stop counting for good."""
         self._gave_up = True
 
     def leave(self) -> None:
-        """As ``give_up``, in a process that was forked from the rank, perhaps while it counts."""
+        """Stop counting in a process forked from the rank, perhaps in the middle of a counted step."""
         self.give_up()
         if self._counting:
             self._end()
@@ -74,16 +74,16 @@ class Flops:
     def _begin(self) -> None:
         modes = self._torch.utils._python_dispatch
         if self._gave_up or modes._get_current_dispatch_mode() is not None:
-            return  # a mode of the script's own might end before ours
+            return  # the script's own mode might end before ours
         if _compiles():
             self.give_up()
             return
         if "intel_extension_for_pytorch" in sys.modules:
-            return  # under a mode, it computes other gradients: its layer_norm has no autograd kernel then
+            return  # gradients differ under a mode: IPEX's layer_norm has no autograd kernel there
         try:
             counting = _counting_mode(self._torch)
             counting.__enter__()
-        except Exception as e:  # of a torch that has changed what this builds on
+        except Exception as e:  # this torch lacks what the mode builds on
             self._failed(e)
         else:
             self._counting = counting
@@ -91,7 +91,7 @@ class Flops:
     def _end(self) -> int | None:
         counting, self._counting = self._counting, None
         if self._torch.utils._python_dispatch._get_current_dispatch_mode() is not counting:
-            self.give_up()  # it was ended by a mode of the script's own, or that one is still there
+            self.give_up()  # the script's own mode ended ours, or is still active
             return None
         counting.__exit__(None, None, None)
         if counting.error is not None:
@@ -108,7 +108,7 @@ class Flops:
 
 
 def _compiles() -> bool:
-    """Whether this program has called torch.compile, or has run what that returned."""
+    """Return whether this program has called torch.compile, or has run a compiled function."""
     frames = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {}).get("frames")
     backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
     return bool(frames) or any(map(callable, backends.values()))
@@ -119,7 +119,7 @@ def _counting_mode(torch: Any) -> Any:
     plain = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
 
     class Counting(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
-        """Sums up FLOPs by precision; ``error`` is why a formula failed."""
+        """Sums up FLOPs by precision; ``error`` is the exception of a formula that failed."""
 
         supports_higher_order_operators = True
 
@@ -132,8 +132,8 @@ def _counting_mode(torch: Any) -> Any:
             if not plain.issuperset(types):
                 fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
                 if any(issubclass(each, fake) for each in types):
-                    return func(*args, **(kwargs or {}))  # shapes are worked out, and nothing is computed
-                return NotImplemented  # the tensor's own class goes first: a DTensor's parts are what counts
+                    return func(*args, **(kwargs or {}))  # torch infers shapes here and computes nothing
+                return NotImplemented  # the tensor's class goes first: a DTensor's parts count
             kwargs = kwargs or {}
             out = func(*args, **kwargs)
             formula = formulas.get(getattr(func, "_overloadpacket", None))
@@ -149,7 +149,7 @@ def _counting_mode(torch: Any) -> Any:
 
 
 def _formulas(torch: Any) -> dict[Any, Any]:
-    """Operation → its formula: torch's own, and for operations of CPUs that these lack."""
+    """Return operation → formula: torch's own, and some for CPU operations that torch has none for."""
     flop_counter: Any = import_module("torch.utils.flop_counter")
 
     def attention(query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Groups that are being made, and groups of other backends than ccl, in this rank's ledger."""
+"""Records groups in this rank's ledger: those that are being made, and those of backends other than ccl."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from cpulaunch.runtime.observe.ledger import Observers, mirrors
 from cpulaunch.runtime.observe.mirror import OF_ONE_SIZE, Mirror
 
 _OF_GROUP = ("group_size", "group_rank", "global_ranks_in_group", "group_name")
-"""Parameters of the function of torch's that makes groups."""
+"""Parameters of torch's function that makes groups."""
 
 
 def _note_meeting(torch: Any, observers: Observers) -> None:
-    """The ledger says that this rank waits for the others in ``init_process_group``."""
+    """Record in the ledger that this rank waits for the others in ``init_process_group``."""
     init = torch.distributed.distributed_c10d.init_process_group
 
     @functools.wraps(init)
@@ -37,7 +37,7 @@ def _note_meeting(torch: Any, observers: Observers) -> None:
 
 
 def _watch_new_groups(torch: Any, observers: Observers) -> None:
-    """The same in ``new_group``, and what calls it; the first group of another backend has watchers begin."""
+    """Do the same for ``new_group`` and its callers; start the watchers at another backend's first group."""
     c10d = torch.distributed.distributed_c10d
     make = c10d._new_process_group_helper
     signature = inspect.signature(make)
@@ -49,7 +49,7 @@ def _watch_new_groups(torch: Any, observers: Observers) -> None:
         given = arguments_given(signature, args, kwargs) or {}
         with _new_group(observers.memory, *(given.get(each) for each in _OF_GROUP)):
             made = make(*args, **kwargs)
-        if ledger.of_this_process is not None:  # and not a process that was forked from the rank
+        if ledger.of_this_process is not None:  # not in a process forked from the rank
             observers.group_was_made(c10d._world.pg_map)
         return made
 
@@ -67,9 +67,9 @@ def _new_group(
 
 @contextlib.contextmanager
 def _meeting(memory: Any, kind: str, group: ledger.Group) -> Iterator[None]:
-    """The group is in the ledger, as one that is being made."""
-    is_rank = ledger.of_this_process is not None  # and not a process that was forked from it
-    # The group itself is to have a place, too.
+    """Keep the group in the ledger as one that is being made."""
+    is_rank = ledger.of_this_process is not None  # not in a process forked from it
+    # Leave a place for the group itself.
     slot = records.free_slot(memory, spare=1) if is_rank and group.size > 1 else -1
     if slot < 0:
         yield
@@ -91,8 +91,8 @@ def _number(value: Any, variable: str, otherwise: int) -> int:
 
 
 def _mirror_others(torch: Any, observers: Observers) -> None:
-    """A thread copies what torch's flight recorder has of such groups, as soon as there is one."""
-    # torch's flight recorder, which gloo has, too, looks at it when the first collective is called.
+    """Start a thread that copies such groups from torch's flight recorder, once there is a group."""
+    # torch's flight recorder, which also records gloo, reads this variable at the first collective.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(4 * ledger.OPERATIONS))
     destroy = torch.distributed.distributed_c10d.destroy_process_group
 
@@ -138,7 +138,7 @@ def _at_other_group(torch: Any, observers: Observers, begin: Callable[[Communica
 
 
 def _communication(torch: Any, observers: Observers) -> Communication:
-    """That of the rank's recorder, which is made when the first part of it is watched."""
+    """Return the communication of the rank's recorder; make it when the first part of it is watched."""
     recorder = observers.recorder
     assert recorder
     if recorder.communication is None:

@@ -1,4 +1,4 @@
-"""What this rank writes into its ledger beside the process group ccl: its optimizer steps, at least."""
+"""What this rank writes into its ledger besides ccl's groups: at least its optimizer steps."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from cpulaunch.runtime.observe.mirror import Mirror
 
 mirrors: list[Mirror] = []
-"""The thread that copies other groups, once there is one."""
+"""The thread that copies groups of other backends, once it exists."""
 
 
 class Observers:
-    """The observers of this process, which is a rank with a ledger; the context of their changes."""
+    """The observers of this process, a rank with a ledger; the context of their changes."""
 
     def __init__(self, torch: Any, memory: Any) -> None:
         self.memory = memory
@@ -36,22 +36,22 @@ class Observers:
         self._begin: list[Callable[[], object]] = []
 
     def at_other_group(self, begin: Callable[[], object]) -> None:
-        """Call ``begin`` once the first group of another backend than ccl has been made."""
+        """Call ``begin`` once the first group of a backend other than ccl has been made."""
         self._begin.append(begin)
 
     def group_was_made(self, groups: Mapping[Any, Any]) -> None:
-        """torch's table of groups has one more."""
+        """Take note of one more group in torch's table."""
         try:
             if any(records.is_mirrored(backend) for backend, _ in groups.values()):
                 waiting, self._begin = self._begin, []
                 for begin in waiting:
                     begin()
-        except Exception as e:  # which is no reason for the script to fail
+        except Exception as e:  # no reason for the script to fail
             log_once(f"warning: other groups than ccl's are not watched: {type(e).__name__}: {e}")
 
 
 def observers(torch: Any) -> Observers | None:
-    """Those of this process; None if it has no ledger."""
+    """Return this process's observers; None if it has no ledger."""
     return None if ledger.of_this_process is None else Observers(torch, ledger.of_this_process)
 
 
@@ -68,7 +68,7 @@ def _count_steps(torch: Any, observers: Observers) -> None:
             recorder.stepped(optimizer)
         tracer.after_step()
 
-    uncompiled = torch._disable_dynamo(count)  # which loads dynamo when it is called
+    uncompiled = torch._disable_dynamo(count)  # loads dynamo when it is called
     is_compiling = torch.compiler.is_compiling
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -114,7 +114,7 @@ STEPS = Change(
     "optimizer steps are not counted: there is no telemetry, and no trace can be taken",
     _count_steps,
 )
-"""The only change of a script `--as-written`: a hook that torch calls after a step."""
+"""The only change with `--as-written`: a hook that torch calls after a step."""
 
 CHANGES = (
     STEPS,

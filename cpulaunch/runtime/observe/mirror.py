@@ -1,9 +1,9 @@
-"""Groups of other backends than ccl in the rank's ledger: their last operations, copied there by a thread.
+"""Copies the last operations of groups of backends other than ccl into the rank's ledger, in a thread.
 
-Collectives come from torch's flight recorder, which has those of gloo, too (2.8 and 2.13).  It has neither
-messages nor ``monitored_barrier``, which are noted when they are called, and doesn't say when an operation
-was completed: that is when the thread has first seen it.  The recorder dies with the program: of one that is
-killed, the last collective is in the ledger because it was noted there, too.
+Collectives come from torch's flight recorder, which also records gloo (2.8 and 2.13).  It records neither
+messages nor ``monitored_barrier``: both are noted when they are called.  It doesn't say when an operation was
+completed: the time when the thread first sees it is used.  The recorder dies with the program, so each
+group's last collective is also written to the ledger when it is called; it survives if the program is killed.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from cpulaunch.runtime.observe.communication import TAKES_OUTPUT_FIRST, Communic
 from cpulaunch.runtime.observe.records import Header
 
 INTERVAL = 1.0
-"""Seconds between two looks, at least."""
+"""Minimum seconds between two looks."""
 
 SHARE = 1e-3
-"""Of a core, which it takes at most."""
+"""Maximum share of a core that the thread uses."""
 
 PATIENCE = 0.5
 """Seconds that one look waits for another one to end."""
 
 MOMENT = 0.1
-"""Seconds by which the recorder may be behind the return of an operation, at most."""
+"""Maximum seconds by which the recorder is behind the return of an operation."""
 
 _TYPES = {
     "Float": ("float32", 4), "Double": ("float64", 8), "Half": ("float16", 2), "BFloat16": ("bfloat16", 2),
@@ -46,14 +46,14 @@ _TYPES = {
     "Byte": ("uint8", 1), "Bool": ("bool", 1), "ComplexFloat": ("complex64", 8),
     "ComplexDouble": ("complex128", 16),
 }  # fmt: skip
-"""The recorder's name of a type → torch's, and bytes."""
+"""The recorder's name of a type → torch's name, and bytes."""
 
 
 OWN = "cpulaunch."
-"""Begins the descriptions of groups that cpulaunch makes."""
+"""Prefix of the descriptions of groups that cpulaunch makes."""
 
 OF_ONE_SIZE = {"allreduce": "all_reduce", "broadcast": "broadcast", "reduce": "reduce"}
-"""Methods of a process group whose tensors have one size on all ranks → what the ledger calls them."""
+"""Methods of a process group whose tensors have one size on all ranks → the ledger's name."""
 
 _KINDS = {
     **OF_ONE_SIZE, "allreduce_coalesced": "all_reduce", "allgather": "all_gather",
@@ -63,13 +63,13 @@ _KINDS = {
     "reduce_scatter_tensor_coalesced": "reduce_scatter", "alltoall": "all_to_all",
     "alltoall_base": "all_to_all", "barrier": "barrier",
 }  # fmt: skip
-"""Methods of a process group that are collectives → what the ledger calls them."""
+"""Methods of a process group that are collectives → the ledger's name."""
 
 _UNSET = object()
 
 
 _Found = tuple[tuple[bool, int], ledger.Operation]
-"""An operation, after whether it is a message, and its number."""
+"""Whether an operation is a message, and its number; then the operation."""
 
 
 class _Message(NamedTuple):
@@ -84,7 +84,7 @@ class _Message(NamedTuple):
 
 @dataclass
 class _Barrier:
-    """A ``monitored_barrier``, which returns when it is over."""
+    """A ``monitored_barrier`` call; it is over when the call returns."""
 
     sequence: int
     at: int
@@ -93,27 +93,27 @@ class _Barrier:
 
 
 class _Group:
-    """A group's part of the ledger, and what was seen of it.
+    """A group's place in the ledger, and its operations so far.
 
-    ``number`` is its ``id`` in Python.  ``counts``: torch says how many operations it has made, which it
-    doesn't of one that has several backends, such as ``cpu:gloo,cuda:gloo``.
+    ``number`` is its ``id`` in Python.  ``counts``: torch counts this group's operations.  It doesn't for a
+    group with several backends, such as ``cpu:gloo,cuda:gloo``.
     """
 
     def __init__(self, name: str, number: int, *, counts: bool) -> None:
         self.name, self.number, self.counts = name, number, counts
         self.take(-1)
-        self.collectives = 0  # that were called
-        self.completed = 0  # of them
-        self.seen: dict[tuple[bool, int], int] = {}  # message?, sequence → when it was found completed
-        self.roots: dict[int, int] = {}  # sequence → the root that was named
-        self.calling: ledger.Operation | None = None  # what torch's wrapper may hold back
+        self.collectives = 0  # number called
+        self.completed = 0  # number completed
+        self.seen: dict[tuple[bool, int], int] = {}  # (is a message, sequence) → when it was found completed
+        self.roots: dict[int, int] = {}  # sequence → root
+        self.calling: ledger.Operation | None = None  # a call that torch's wrapper may hold back
 
     def take(self, slot: int) -> None:
-        """Have this place in the ledger; -1 is none."""
+        """Use this place in the ledger; -1 means none."""
         self.slot = slot
         self.last_at = ledger.FIRST_GROUP + (slot + 1) * ledger.GROUP_BYTES - ledger.OPERATION.size
         self.word = self.last_at // 8
-        self.kind: str | None = None  # of the last record, as long as it was noted, and has no root
+        self.kind: str | None = None  # of the last record, while it was noted and has no root
         self.size, self.dtype, self.thread = 0, None, 0
 
 
@@ -130,9 +130,10 @@ def _bytes(tensors: Iterable[Any]) -> int:
 
 
 class Mirror(threading.Thread):
-    """The thread.
+    """The thread that copies operations.
 
-    ``communication`` is told of calls of ``OF_ONE_SIZE``, as each wrapper more costs a microsecond.
+    ``communication`` learns of calls of ``OF_ONE_SIZE`` from here, as each further wrapper costs a
+    microsecond.
     """
 
     def __init__(
@@ -146,11 +147,11 @@ class Mirror(threading.Thread):
         self._numbered: dict[int, _Group] = {}
         self._communication = communication
         self._messages: dict[str, deque[_Message]] = {}
-        self._counts: dict[str, int] = {}  # of messages, by group
+        self._counts: dict[str, int] = {}  # messages by group
         self._barriers: dict[str, deque[_Barrier]] = {}
         self._inside: dict[str, int] = {}  # further messages of barriers, by group
         self._ending = threading.Event()
-        self._lock = threading.Lock()  # for who makes a group's place
+        self._lock = threading.Lock()  # held while a group's place is made
         self._looking = threading.Lock()
         for name in ("send", "recv", "recv_anysource"):
             self._note_messages(torch.distributed.ProcessGroup, name)
@@ -170,7 +171,7 @@ class Mirror(threading.Thread):
             before = time.thread_time()
             try:
                 self.look()
-            except Exception as e:  # the recorder is no interface that torch keeps stable
+            except Exception as e:  # torch doesn't keep the recorder's interface stable
                 log_once(
                     f"warning: a stall's report will lack groups other than ccl's: {type(e).__name__}: {e}"
                 )
@@ -178,13 +179,13 @@ class Mirror(threading.Thread):
             pause = max(INTERVAL, (time.thread_time() - before) / SHARE)
 
     def _end(self) -> None:
-        """Before Python ends: no thread is to call torch then."""
+        """Stop before Python ends, because no thread may call torch after that."""
         self._ending.set()
         self.join(INTERVAL)
 
     def look(self, *, failed: bool = False) -> None:
-        """Copy what there is now.  ``failed``: one has, and counts as such if it is a group's last."""
-        # Who comes before the program's end can't wait for long.
+        """Copy the recorder's state.  ``failed``: mark each group's last operation as failed."""
+        # A caller at the program's end can't wait for long.
         if not self._looking.acquire(timeout=PATIENCE):
             return
         try:
@@ -193,9 +194,9 @@ class Mirror(threading.Thread):
             self._looking.release()
 
     def look_before_end(self) -> None:
-        """Before groups are destroyed: nobody could count what they have completed since the last look."""
+        """Look before groups are destroyed: what they completed since the last look would go uncounted."""
         until = time.monotonic() + MOMENT
-        with contextlib.suppress(Exception):  # which the thread has said, or says next time
+        with contextlib.suppress(Exception):  # the thread has reported it, or will next time
             self.look()
             while time.monotonic() < until and any(
                 each.completed < each.collectives for each in tuple(self._groups.values())
@@ -207,7 +208,7 @@ class Mirror(threading.Thread):
         now = time.monotonic_ns()
         wall = time.time_ns() - now
         recorded = json.loads(self._recorder._dump_fr_trace_json(True, False)).get("entries", ())
-        known = set(self._groups)  # before the next line, as a program's thread may make one
+        known = set(self._groups)  # before the next line, as the program's thread may make a group
         world = self._c10d._world
         named_by = ((pg, str(backend)) for pg, (backend, _) in dict(world.pg_map).items())
         backends = {pg: backend for pg, backend in named_by if records.is_mirrored(backend)}
@@ -229,7 +230,7 @@ class Mirror(threading.Thread):
         ledger.LOOKED.pack_into(self._memory, ledger.LOOKED_AT, now)
 
     def forget_destroyed(self) -> None:
-        """Groups that are gone are gone from the ledger, too, before others miss this rank."""
+        """Remove destroyed groups from the ledger before other ranks miss this one."""
         there = set(dict(self._c10d._world.pg_names).values())
         for name in set(self._groups) - there:
             self._forget_group(name)
@@ -247,7 +248,7 @@ class Mirror(threading.Thread):
     def _place(self, name: str, pg: Any, backend: str) -> _Group:
         with self._lock:
             group = self._groups.get(name) or _Group(name, id(pg), counts=_counts(pg))
-            if group.slot < 0:  # there may be room by now
+            if group.slot < 0:  # a place may be free by now
                 group.take(records.free_slot(self._memory))
                 if group.slot >= 0:
                     self._write(group.slot, name, backend, pg, 0, [])
@@ -278,18 +279,19 @@ class Mirror(threading.Thread):
     def _write(
         self, slot: int, name: str, backend: str, pg: Any, count: int, operations: list[ledger.Operation]
     ) -> None:
-        if pg.group_desc.startswith(OWN):  # one that the script hasn't made
+        if pg.group_desc.startswith(OWN):  # not made by the script
             name = f"{name} ({pg.group_desc})"
         group = ledger.Group(name, backend, pg.size(), pg.rank(), count, tuple(operations))
         records.write(self._memory, slot, group)
 
     def _note_last(self, process_group: Any, method: str, kind: str) -> None:
-        """In the last record of the group, where the thread puts what matters least."""
+        """Note each call in the group's last record, where the thread puts the least important operation."""
         original = getattr(process_group, method)
         sequence_of = process_group._get_sequence_number_for_group
         world, in_ledger, watched = self._c10d._world, kind.encode(), self._communication
-        # Some 20 calls in a step of 5 ms are to take 1 % of it at most, so nothing is looked up twice, and a
-        # call like the one before writes its number alone: it has the time of the first one since a look.
+        # Some 20 calls in a step of 5 ms may take at most 1 % of it, so nothing is looked up twice.  A call
+        # that equals the one before writes only its number, and keeps the time of the first such call since a
+        # look.
         groups, counts, inside, rooted = self._numbered, self._counts, self._inside, kind != "all_reduce"
         pack, now, started, types = ledger.OPERATION.pack_into, time.monotonic_ns, ledger.STARTED, _Types()
         this_thread, number_of_thread = threading.get_ident, threading.get_native_id
@@ -327,15 +329,16 @@ class Mirror(threading.Thread):
                         pack(self._memory, at, number, started, root + 1, *fields)
                         group.size, group.dtype, group.kind = size, dtype, None if rooted else kind
                         group.thread = thread
-            if opts is not _UNSET and not rest and not kwargs:  # as torch.distributed does
+            if opts is not _UNSET and not rest and not kwargs:  # torch.distributed calls it like this
                 return original(pg, tensors, opts)
             return original(pg, tensors, *(() if opts is _UNSET else (opts, *rest)), **kwargs)
 
         setattr(process_group, method, call)
 
     def _note_calls(self, process_group: Any, method: str, kind: str) -> None:
-        """With TORCH_DISTRIBUTED_DEBUG=DETAIL, a wrapper around the group calls it, and so the recorder, only
-        once all ranks have come.
+        """Note calls with TORCH_DISTRIBUTED_DEBUG=DETAIL.
+
+        torch's wrapper then calls the group, and so the recorder, only once all ranks have come.
         """
         original = getattr(process_group, method)
         world = self._c10d._world
@@ -367,9 +370,9 @@ class Mirror(threading.Thread):
         setattr(process_group, method, call)
 
     def _next(self, pg: Any, name: str) -> int:
-        """The recorder's number of the next collective.
+        """Return the recorder's number of the next collective.
 
-        The group counts its messages, too; ``monitored_barrier`` takes two numbers of both.
+        The group's count includes messages; ``monitored_barrier`` counts as two in both.
         """
         if not _counts(pg):
             group = self._groups.get(name)
@@ -377,11 +380,11 @@ class Mirror(threading.Thread):
         return int(pg._get_sequence_number_for_group()) - self._others(name)
 
     def _others(self, name: str) -> int:
-        """What the group has counted that isn't a collective."""
+        """Return how many operations the group has counted that aren't collectives."""
         return self._counts.get(name, 0) + self._inside.get(name, 0)
 
     def _forget(self) -> None:
-        """A forked process is not the rank, whose memory it shares."""
+        """Detach from the ledger: a forked process shares the rank's memory, but is not the rank."""
         self._memory, self._lock, self._looking = bytearray(ledger.SIZE), threading.Lock(), threading.Lock()
         self._words = memoryview(self._memory).cast("Q")
 
@@ -415,7 +418,7 @@ class Mirror(threading.Thread):
             name = pg.group_name
             noted = _Barrier(self._next(pg, name), time.monotonic_ns(), threading.get_native_id())
             self._barriers.setdefault(name, deque(maxlen=ledger.OPERATIONS)).append(noted)
-            # To rank 0, each other rank sends a message, and gets one.
+            # Each other rank sends a message to rank 0, and gets one.
             self._inside[name] = self._inside.get(name, 0) + 2 * (pg.size() - 1 if pg.rank() == 0 else 1) - 2
             try:
                 result = original(pg, *args, **kwargs)
@@ -429,7 +432,7 @@ class Mirror(threading.Thread):
 
 
 def _tensors(args: tuple[Any, ...]) -> list[Any]:
-    """The tensors that the first argument is or holds."""
+    """Return the tensors in the first argument, or the first argument if it is a tensor."""
     waiting, found = list(args[:1]), []
     while waiting:
         each = waiting.pop()
@@ -449,14 +452,14 @@ def _counts(pg: Any) -> bool:
 
 
 def _root(opts: Any, kwargs: dict[str, Any]) -> int:
-    """The root, in the group, of a broadcast or reduce with these arguments; -1 where it isn't known."""
+    """Return the root of a broadcast or reduce, as a rank of the group; -1 if it isn't known."""
     said = kwargs.get("root") if opts is _UNSET else opts
     root = getattr(said, "rootRank", said)
     return root if isinstance(root, int) else -1
 
 
 def _collectives(entries: list[Any], wall: int, roots: dict[int, int]) -> Iterator[_Found]:
-    """Those that the recorder has, which counts them from 1.  Of the ``roots``, theirs are kept."""
+    """Yield the recorder's collectives, which it counts from 1; drop ``roots`` of older ones."""
     known = {entry["collective_seq_id"] - 1 for entry in entries}
     threads = {str(each.ident): each.native_id for each in threading.enumerate()}
     for old in [sequence for sequence in roots if sequence < min(known, default=0)]:
@@ -480,7 +483,7 @@ def _collectives(entries: list[Any], wall: int, roots: dict[int, int]) -> Iterat
                 peer=-1,
                 waits_for="",
                 root=roots.get(sequence, -1),
-                thread=threads.get(entry.get("thread_id", "")) or 0,  # torch 2.8 doesn't say it
+                thread=threads.get(entry.get("thread_id", "")) or 0,  # torch 2.8 doesn't report it
             ),
         )
 
@@ -497,7 +500,7 @@ def _barriers(barriers: Iterable[_Barrier]) -> Iterator[_Found]:
 def _messages(messages: Iterable[_Message]) -> Iterator[_Found]:
     for message in tuple(messages):
         work = message.work()
-        # Nobody waits any more for one that is gone.
+        # A work object that is gone has no waiters left.
         state = ledger.COMPLETED if work is None or work.is_completed() else ledger.STARTED
         yield (
             (True, message.sequence),

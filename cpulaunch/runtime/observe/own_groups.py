@@ -1,9 +1,9 @@
-"""Process groups that are not the job's.
+"""Warnings about process groups other than the job's.
 
 A script that starts its own processes (``torch.multiprocessing.spawn``, torchrun, accelerate's
-``notebook_launcher``) does so in each rank, and each of them then trains a model of its own.  One that takes
-its rank from an MPI's variables believes each rank to be alone where no MPI started it.  That is hardly what
-was meant, so one line says it.
+``notebook_launcher``) does so in each rank, and each rank then trains a model of its own.  A script that
+takes its rank from an MPI's variables believes each rank to be alone if no MPI started it.  Neither is likely
+to be intended, so one line reports it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _WANTS_MPI = (
 
 
 def _tell_of_own_launcher(api: Any, _: object) -> None:
-    """Have ``torch.distributed.launcher.api`` say that each rank starts processes."""
+    """Have ``torch.distributed.launcher.api`` report that each rank starts processes."""
     original = api.launch_agent
 
     @functools.wraps(original)
     def launch_agent(config: Any, *args: Any, **kwargs: Any) -> Any:
         if ranks := _other_ranks(os.environ):
             _tell(ranks, f"starts {config.nproc_per_node} processes of its own")
-            del os.environ[variables.JOB_RANK]  # its processes needn't say it, too
+            del os.environ[variables.JOB_RANK]  # its processes needn't report it again
         return original(config, *args, **kwargs)
 
     api.launch_agent = launch_agent
 
 
 def _tell_of_own_groups(torch: Any, _: object) -> None:
-    """Have ``init_process_group`` say that a group is not the job's."""
+    """Have ``init_process_group`` report a group that is not the job's."""
     original = torch.distributed.distributed_c10d.init_process_group
     signature = inspect.signature(original)
 
@@ -63,22 +63,22 @@ def _tell(ranks: int, what: str, more: str = "") -> None:
 
 
 def _other_ranks(environ: Mapping[str, str]) -> int:
-    """The number of the job's ranks, in its first one and the processes of that; 0 in others and if alone."""
+    """Return the job's number of ranks; 0 if it is 1, and outside of rank 0 and its child processes."""
     rank, _, size = environ.get(variables.JOB_RANK, "").partition("/")
     return int(size) if rank == "0" and size != "1" else 0
 
 
 def _own_group(given: Mapping[str, Any], environ: Mapping[str, str]) -> int | None:
-    """The size of the group that is made of the arguments ``given``, in its last process.
+    """Return the size of the group made with the arguments ``given``, in its last process; else None.
 
-    Within the job's first rank, this is never the job's group, whose last process is another rank.
+    In the job's first rank, the result is never the job's group, as its last process is another rank.
     """
     rank, size = _number(given, environ, "rank"), _number(given, environ, "world_size")
     return size if rank is not None and size is not None and rank == size - 1 else None
 
 
 def _number(given: Mapping[str, Any], environ: Mapping[str, str], name: str) -> int | None:
-    """``rank`` or ``world_size``, as torch finds it; None where it is in a store or a URL."""
+    """Return ``rank`` or ``world_size`` as torch finds it; None if it is in a store or a URL."""
     number = given.get(name, -1)
     if isinstance(number, int) and number >= 0:
         return number

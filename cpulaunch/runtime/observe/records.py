@@ -1,4 +1,4 @@
-"""What Python writes into a rank's ledger: how far it is, and the groups that ``ccl`` doesn't write."""
+"""What Python writes into a rank's ledger: its progress, and the groups that ``ccl`` doesn't write."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from cpulaunch import ledger
 
-_STEPS, _PROGRESSED_AT, _LONGEST_GAP = 1, 3, 4  # of the header, as 8 bytes each
+_STEPS, _PROGRESSED_AT, _LONGEST_GAP = 1, 3, 4  # of the header, 8 bytes each
 _COLLECTIVES = ledger.OTHERS_AT // 8
 
 
 class Header:
-    """The header of a ledger, but for what ``ccl`` writes there.  Threads may share it."""
+    """A ledger's header, except the part that ``ccl`` writes.  Threads may share it."""
 
     def __init__(self, memory: Any) -> None:
         view = memoryview(memory)[: ledger.HEADER_SIZE]
@@ -24,21 +24,21 @@ class Header:
         os.register_at_fork(after_in_child=self._forget)
 
     def expect_steps(self) -> None:
-        """There is an optimizer."""
+        """Note that there is an optimizer."""
         self._halves[1] |= ledger.HAS_OPTIMIZER
 
     @property
     def steps(self) -> int:
-        """Those of all optimizers."""
+        """The steps of all optimizers."""
         return self._numbers[_STEPS]
 
     def add_step(self) -> None:
-        """An optimizer has made a step."""
+        """Count an optimizer step."""
         self.expect_steps()
         self._add(_STEPS, 1, time.monotonic_ns())
 
     def add_collectives(self, count: int, at: int) -> None:
-        """Some of other groups than those of ``ccl`` were completed."""
+        """Count ``count`` completed operations of groups of backends other than ``ccl``."""
         self._add(_COLLECTIVES, count, at)
 
     def _add(self, field: int, count: int, at: int) -> None:
@@ -52,24 +52,24 @@ class Header:
             numbers[_PROGRESSED_AT] = at
 
     def _forget(self) -> None:
-        """A forked process is not the rank: what it does goes nowhere."""
-        self._lock = threading.Lock()  # as another thread may have held it
+        """Detach from the ledger: a forked process is not the rank, and its writes are dropped."""
+        self._lock = threading.Lock()  # another thread may have held it
         nowhere = memoryview(bytearray(ledger.HEADER_SIZE))
         self._halves, self._numbers = nowhere.cast("I"), nowhere.cast("Q")
 
 
 def is_mirrored(backend: str) -> bool:
-    """Whether operations of a group of this backend are copied: ccl writes its own into the ledger.
+    """Return whether operations of this backend's groups are copied; ccl writes its own into the ledger.
 
-    ``cpu:ccl`` is ccl, too, and ``cpu:gloo,cuda:nccl`` is not.
+    ``cpu:ccl`` counts as ccl; ``cpu:gloo,cuda:nccl`` does not.
     """
     return not any(pair.rpartition(":")[::2] in (("", "ccl"), ("cpu", "ccl")) for pair in backend.split(","))
 
 
 def free_slot(memory: Any, *, spare: int = 0) -> int:
-    """A group's place that is free, and empty by now, from the end, as ccl takes the first ones; else -1.
+    """Return a group's place that is free and empty, or -1; from the end, as ccl takes the first ones.
 
-    ``spare``: so many others have to be left.
+    ``spare``: the number of further places that must stay free.
     """
     places = [ledger.FIRST_GROUP + slot * ledger.GROUP_BYTES for slot in range(ledger.GROUPS)]
     states = [ledger.GROUP.unpack_from(memory, at)[0] for at in places]
@@ -86,15 +86,15 @@ def free_slot(memory: Any, *, spare: int = 0) -> int:
 
 
 def clear(memory: Any, slot: int) -> None:
-    """Make the place free."""
+    """Free the place."""
     _fill(memory, slot, bytes(ledger.GROUP_BYTES))
 
 
 def write(memory: Any, slot: int, group: ledger.Group) -> None:
     """Write a group there.
 
-    Of its operations those that are under way, the oldest first, go before others, of which the last are
-    kept: they are what a rank hangs in.
+    Operations under way, which are what a rank hangs in, are kept first, from the oldest.  The remaining
+    places take the last of the other operations.
     """
     operations = sorted(group.operations, key=lambda each: each.enqueued)
     under_way = [each for each in operations if each.state == ledger.STARTED][: ledger.OPERATIONS]

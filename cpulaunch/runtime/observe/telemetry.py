@@ -1,6 +1,6 @@
-"""What each optimizer step of this rank took, written into the rank's ledger: no thread, no system call.
+"""What each optimizer step of this rank took, written into the rank's ledger, where the agent reads it.
 
-The agent reads it there.  Steps are those of one optimizer: the first one that steps, until it is gone or
+No thread, no system call.  Steps are counted for one optimizer: the first that steps, until it is gone or
 others have made ``OTHERS`` steps in a row without it.
 """
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from cpulaunch.runtime.observe.flops import Flops
 
 OTHERS = 20
-"""Steps of other optimizers after which one of them is counted in the place of the one that was."""
+"""Steps of other optimizers, in a row, after which one of them is counted instead."""
 
 DEPTH = 3
-"""Lists within lists that are looked into for a batch's first tensor."""
+"""Levels of nested lists that are searched for a batch's first tensor."""
 
 NAN = math.nan
 
@@ -33,32 +33,32 @@ _UNKNOWN = {field.name: NAN for field in OF_STEPS if not field.is_sum}
 
 _GROUP, _COUNT, _FIRST = ledger.GROUP_BYTES // 8, 9, ledger.GROUP.size // 8
 _OPERATION, _ENQUEUED, _COMPLETED = ledger.OPERATION.size // 8, 8, 10
-"""Where a group's fields, and an operation's, are in the ledger, in units of 8 bytes."""
+"""Positions of a group's and an operation's fields in the ledger, in units of 8 bytes."""
 
 recorder: Recorder | None = None
-"""Writes this rank's steps, if somebody reads them."""
+"""Writes this rank's steps, if anything reads them."""
 
 
 def log(*, loss: Any) -> None:
-    """Let the job's telemetry have the loss of the current step: a number, or a tensor with one element.
+    """Add the loss of the current step to the job's telemetry: a number, or a tensor with one element.
 
-    That is the step that has just ended, or where a batch was taken from a ``DataLoader`` since, the one that
-    comes.  Outside of a cpulaunch job it does nothing.
+    The current step is the one that has just ended; if a batch was taken from a ``DataLoader`` since then, it
+    is the next one.  Does nothing outside of a cpulaunch job.
     """
     if recorder is not None:
-        detach = getattr(loss, "detach", None)  # torch warns of a number made of what has a gradient
+        detach = getattr(loss, "detach", None)  # torch warns if a tensor with a gradient is converted
         recorder.log(float(detach() if detach else loss))
 
 
 def record(memory: Any) -> Recorder:
-    """Have the steps of this process recorded from now on."""
+    """Record the steps of this process from now on."""
     global recorder
     recorder = Recorder(memory)
     return recorder
 
 
 def watch_loaders(torch: Any, recorder: Recorder) -> None:
-    """Have iterators of ``torch.utils.data.DataLoader`` tell of their batches."""
+    """Have iterators of ``torch.utils.data.DataLoader`` report their batches."""
     kind = torch.utils.data.dataloader._BaseDataLoaderIter
     original = kind.__next__
     now = time.monotonic_ns
@@ -73,7 +73,7 @@ def watch_loaders(torch: Any, recorder: Recorder) -> None:
         ended = now()
         try:
             found = sizes(batch, tensor)
-        except Exception:  # a mapping of somebody's own need not be one
+        except Exception:  # a user's mapping need not behave like one
             found = 0, 0
         recorder.took(id(self), ended - began, *found)
         return batch
@@ -82,7 +82,7 @@ def watch_loaders(torch: Any, recorder: Recorder) -> None:
 
 
 def sizes(batch: Any, tensor: type, depth: int = DEPTH) -> tuple[int, int]:
-    """Samples (the first dimension of the first tensor) and tokens (elements of ``input_ids``) of a batch."""
+    """Return samples (first dimension of the first tensor) and tokens (elements of ``input_ids``)."""
     if isinstance(batch, tensor):
         return (batch.shape[0] if batch.ndim else 1), 0  # type: ignore[attr-defined]
     if isinstance(batch, Mapping):
@@ -101,7 +101,7 @@ def sizes(batch: Any, tensor: type, depth: int = DEPTH) -> tuple[int, int]:
 
 
 class Recorder:
-    """Writes the steps of one optimizer into a ledger; ``flops`` counts those of some."""
+    """Writes the steps of one optimizer into a ledger; ``flops`` counts FLOPs of some of them."""
 
     def __init__(self, memory: Any, flops: Flops | None = None) -> None:
         self._memory = memory
@@ -109,25 +109,25 @@ class Recorder:
         self._waiting = memoryview(memory)[ledger.PROGRESS.size - 8 : ledger.PROGRESS.size].cast("Q")
         self._last = memoryview(memory)[ledger.RECORDED_AT : ledger.RECORDED_AT + 8].cast("Q")
         self._groups = memoryview(memory)[ledger.FIRST_GROUP : ledger.FIRST_STEP].cast("Q")
-        self._ended_at = self._waited = 0  # the last step, and the time that was waited by then
-        self.communication: Communication | None = None  # of other groups than ccl's, once there are any
-        self._others_busy = self._others_bytes = 0  # what that has come to
+        self._ended_at = self._waited = 0  # at the last step: its end, and the time waited until then
+        self.communication: Communication | None = None  # in groups of backends other than ccl
+        self._others_busy = self._others_bytes = 0  # sums of that communication
         self.flops = flops
         self._number = 0  # of the last step
         self._counted: weakref.ref[Any] | None = None  # the optimizer
-        self._others = 0  # steps of others since its last one
-        self._base = 0  # since when the first step lasts; later by what is no part of any
-        # What the next record has: sums from the program's start, and what else is known of its step.
+        self._others = 0  # steps of other optimizers since its last one
+        self._base = 0  # start of the first step, moved forward by time that belongs to no step
+        # The next record's fields: sums since the program's start, and other facts about its step.
         self.fields: dict[str, float] = {field.name: 0 if field.is_sum else NAN for field in OF_STEPS}
-        self._batches: dict[int, list[int]] = {}  # an iterator's samples and tokens, since the last step
-        self._latest = 0  # the iterator that was asked last
+        self._batches: dict[int, list[int]] = {}  # iterator → samples and tokens since the last step
+        self._latest = 0  # the iterator asked last
         self.begins(time.monotonic_ns())
         os.register_at_fork(after_in_child=self._forget)
 
     def begins(self, now: int, iterator: int = 0) -> None:
-        """What comes now belongs to the first step, unless there was one; what came before doesn't.
+        """Start the first step at ``now``, unless a step has ended already; discard what came before.
 
-        The iterator begins as well: the one that had its number before is gone, with what it handed out.
+        Also resets ``iterator``: a former iterator with the same number is gone, with its batches.
         """
         self._batches.pop(iterator, None)
         if not self._number:
@@ -135,7 +135,7 @@ class Recorder:
             self._write(now)
 
     def took(self, iterator: int, nanoseconds: int, samples: int, tokens: int) -> None:
-        """An iterator has handed out a batch."""
+        """Count a batch that an iterator has handed out."""
         self.fields["input"] += nanoseconds
         self._latest = iterator
         if (sums := self._batches.get(iterator)) is None:
@@ -145,7 +145,7 @@ class Recorder:
             sums[1] += tokens
 
     def log(self, loss: float) -> None:
-        """The loss of the step that has ended, or of the one that comes if that has taken a batch."""
+        """Record the loss of the step that has ended, or of the next one if that has taken a batch."""
         if self._number and not self._batches:
             at = ledger.FIRST_STEP + self._number % ledger.STEPS * ledger.STEP.size
             ledger.LOSS.pack_into(self._memory, at + ledger.LOSS_AT, loss)
@@ -153,7 +153,7 @@ class Recorder:
             self.fields["loss"] = loss
 
     def stepped(self, optimizer: Any) -> None:
-        """An optimizer has made a step."""
+        """Record an optimizer step."""
         if self._counted is None or self._counted() is not optimizer:
             self._others += 1
             if self._counted is not None and self._counted() is not None and self._others < OTHERS:
@@ -164,7 +164,7 @@ class Recorder:
         self._number += 1
         self._count_waiting()
         if self._batches:
-            # Of several loaders that of the step: the others were for an evaluation, or for other inputs.
+            # With several loaders, count the latest: the others were for evaluation, or for other inputs.
             samples, tokens = self._batches.get(self._latest, (0, 0))
             self.fields["samples"] += samples
             self.fields["tokens"] += tokens
@@ -180,10 +180,11 @@ class Recorder:
             self._base += time.monotonic_ns() - now
 
     def _count_waiting(self) -> None:
-        """DDP waits for a future of its last bucket, which ccl doesn't see: from its call to its end.
+        """Add DDP's wait for the future of its last bucket, which ccl doesn't see: from its call to its end.
 
-        Nothing is left to compute then.  What ccl has seen may be of the same operation.  Where there is no
-        group of ccl, whose records come first, what the others take is counted.
+        Nothing is left to compute during that wait.  Waiting that ccl has seen may be of the same operation,
+        so it is subtracted.  ccl's groups come first in the ledger; if there are none, other backends' times
+        are used.
         """
         groups, called, ended = self._groups, 0, 0
         if self.communication and groups[0] & 0xFFFFFFFF == ledger.FREE:
@@ -218,7 +219,7 @@ class Recorder:
         self._ended_at, self._waited = now, self._waiting[0]
 
     def _forget(self) -> None:
-        """A forked process is not the rank: what it does goes nowhere."""
+        """Detach from the ledger: a forked process is not the rank, and its writes are dropped."""
         self._memory = nowhere = bytearray(ledger.SIZE)
         self._last = self._waiting = memoryview(nowhere)[:8].cast("Q")
         if self.flops:

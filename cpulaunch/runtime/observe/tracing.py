@@ -1,8 +1,8 @@
-"""Traces steps of this rank by torch's profiler, when its agent asks for it through the ledger.
+"""Traces steps of this rank by torch's profiler when its agent asks for it through the ledger.
 
-A step goes from the end of one optimizer step to the end of the next.  They are numbered as the job's are: a
-program that goes on from a saved state counts on from there.  Until something is asked, a step costs a
-comparison of two numbers.
+A step lasts from the end of one optimizer step to the end of the next.  Steps have the job's numbers: a
+program that resumes from a saved state counts on from there.  Without a request, a step costs a comparison of
+two numbers.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from cpulaunch.runtime import reports
 from cpulaunch.wire import encode
 
 report: Callable[[bytes], object] | None = None
-"""Writes a line to this rank's agent; the bootstrap puts it here when this module is loaded."""
+"""Writes a line to this rank's agent; the bootstrap sets it when this module is loaded."""
 
 METADATA = "cpulaunch"
-"""The key in the trace's file for what torch doesn't know."""
+"""The key in the trace file for facts that torch doesn't know."""
 
 MAX_ERROR = 500
-"""Characters of an exception that are reported."""
+"""Maximum characters of an exception that are reported."""
 
 _SILENT = "6"
-"""Of KINETO_LOG_LEVEL: torch's profiler would print a line when it starts, and one when it stops."""
+"""Value of KINETO_LOG_LEVEL that stops torch's profiler from printing a line at start and stop."""
 
 
 def watch(torch: Any, memory: Any) -> Tracer:
-    """What traces this process if its agent asks; its ``after_step`` is to be called after each step."""
+    """Return a tracer for this process; the caller calls its ``after_step`` after each step."""
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
     tracer = Tracer(torch, memory)
     os.register_at_fork(after_in_child=tracer.forget)
@@ -54,26 +54,26 @@ class Tracer:
         view = memoryview(memory)
         self._asked = view[ledger.REQUEST_AT : ledger.REQUEST_AT + 8].cast("Q")
         self._steps = view[8:16].cast("Q")  # of the header
-        self._done = 0  # the request that needs nothing more
+        self._done = 0  # the last request that is complete
         self._request = ledger.TraceRequest(0, 0, 0, "")
-        self._profiler: Any = None  # once it runs
-        self._originals: dict[str, Callable[..., Any]] = {}  # what of torch was replaced meanwhile
-        self._first = 0  # the step that is traced first, once it is
-        self._borders: list[tuple[int, int]] = []  # steps that are completed, and when
+        self._profiler: Any = None  # set while it runs
+        self._originals: dict[str, Callable[..., Any]] = {}  # replaced functions of torch
+        self._first = 0  # the first step traced, once tracing
+        self._borders: list[tuple[int, int]] = []  # (completed steps, time)
         self._operations = Operations(torch, memory)
         self._migrations = 0
         self._held_back: tuple[int, Throttling | None] = 0, None
 
     def after_step(self) -> None:
-        """An optimizer has made a step, and the header counts it."""
+        """Start, continue or end a trace after an optimizer step, which the header has counted."""
         if self._asked[0] != self._done:
             try:
                 self._go_on(self._steps[0] + reports.resumed_step)
-            except Exception as e:  # which is no reason for the program to fail
+            except Exception as e:  # no reason for the program to fail
                 self._fail(f"{type(e).__name__}: {e}"[:MAX_ERROR])
 
     def wants_next(self) -> bool:
-        """Whether the step that begins now is one to trace, or the one before the first."""
+        """Return whether the next step is to be traced, or precedes the first one to be traced."""
         if self._asked[0] == self._done:
             return False
         request = ledger.trace_request(self._memory)
@@ -83,13 +83,13 @@ class Tracer:
         return not self._first or step <= self._first + request.last - request.first
 
     def forget(self) -> None:
-        """A forked process is not the rank."""
+        """Detach from the ledger after a fork: a forked process is not the rank."""
         self._asked = memoryview(bytes(8)).cast("Q")
         self._done = 0
         self._profiler = None
 
     def close(self) -> None:
-        """The program ends; with the profiler on, torch's libraries would crash as they are unloaded."""
+        """Stop the profiler at the program's end; torch's libraries would crash on unloading with it on."""
         with contextlib.suppress(Exception):
             self._stop()
 
@@ -107,7 +107,7 @@ class Tracer:
             if completed >= self._first + request.last - request.first:
                 self._complete(completed)
             return
-        # The first step with the profiler is slower than the others: it is one before those that are wanted.
+        # The profiler slows its first step, so it starts one step before those requested.
         if completed >= request.first - 2 and self._profiler is None:
             self._start()
         if completed >= request.first - 1:
@@ -183,7 +183,7 @@ class Tracer:
     # ---- the program's own use of the profiler
 
     def _give_way(self) -> None:
-        """There can be one trace at a time: where the program starts one of its own, that is the one."""
+        """Stop when the program starts a trace of its own: there can be only one at a time."""
         module = self._torch.autograd.profiler
         self._originals = {name: getattr(module, name) for name in ("_prepare_profiler", "_enable_profiler")}
         for name, original in self._originals.items():
@@ -204,10 +204,10 @@ class Tracer:
 
 
 class Operations:
-    """Which collectives are called meanwhile: their groups and numbers, which torch's profiler doesn't know.
+    """The groups and numbers of collectives called during a trace, which torch's profiler doesn't record.
 
-    Those of ccl stand in the ledger, those of other backends in torch's flight recorder.  Both have the last
-    ones only, so they are looked at after each step.
+    ccl's are in the ledger, those of other backends in torch's flight recorder.  Both keep only the last
+    ones, so they are read after each step.
     """
 
     def __init__(self, torch: Any, memory: Any) -> None:
@@ -222,7 +222,7 @@ class Operations:
         self._found = {}
 
     def look(self) -> None:
-        """Keep those that have been called since then.  Times of other backends are of the wall clock."""
+        """Keep operations called since the last look.  Other backends' times are of the wall clock."""
         for group in ledger.groups(self._memory):
             if group.backend == "ccl":
                 for each in group.operations:
@@ -237,7 +237,7 @@ class Operations:
                 self._found[key] = kind, entry["time_created_ns"], False
 
     def seen(self, wall: int) -> list[tuple[str, str, int, str, int]]:
-        """Backend, group, sequence number, kind, and when it was called on the monotonic clock."""
+        """Return backend, group, sequence number, kind, and time of call on the monotonic clock."""
         times = (
             (*key, kind, at if monotonic else at - wall) for key, (kind, at, monotonic) in self._found.items()
         )
@@ -258,7 +258,7 @@ def _cores() -> CoreSet:
 
 
 def migrations() -> int:
-    """How often the kernel has moved threads of this process to another CPU; 0 where it doesn't say."""
+    """Return how often the kernel moved this process's threads to another CPU; 0 if it doesn't say."""
     moved = 0
     try:
         for thread in os.listdir("/proc/self/task"):

@@ -1,7 +1,7 @@
 """Engines, found by name and imported when they are used.
 
-Another package adds one by an entry point in the group ``cpulaunch.engines``, which names an object that has
-what ``base.Engine`` says.
+Another package adds an engine by an entry point in the group ``cpulaunch.engines``, which names an object
+that implements ``base.Engine``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from cpulaunch.runtime.change.engines.base import Engine
 
 
 def load(name: str) -> Engine:
-    """The engine of this name.  Raises UsageError where there is none, or where it is no engine."""
+    """Return the engine of this name.  Raises UsageError if there is none, or if it isn't an engine."""
     engine: Engine = plugins.load(plugins.ENGINES, name)
     if missing := [part for part in _PARTS if not hasattr(engine, part)]:
         raise UsageError(f"{name!r} of {plugins.ENGINES} is not an engine: it lacks {', '.join(missing)}")

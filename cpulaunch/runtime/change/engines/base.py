@@ -1,7 +1,7 @@
-"""What an engine is: the way in which a model's training step is done in bf16.
+"""The interface of engines, which run a model's training step in bf16.
 
 An engine is one object in one module, found by its name (see ``runtime.change.engines.load``).  The rest of
-the program asks it through the protocol ``Engine``, and knows nothing else of it.
+the program uses it through the protocol ``Engine`` only.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Measured(NamedTuple):
-    """A step with this engine ÷ a step with native, on one CPU and one torch: below 1, this engine is faster.
+    """Step time with this engine ÷ with native, on one CPU and one torch: below 1, this engine is faster.
 
-    ``cpu_flag`` is the best of ``HostFacts.cpu_flags``; ``torch`` is a series: "2.8".
+    ``cpu_flag`` is the best of ``HostFacts.cpu_flags``; ``torch`` is a series, such as "2.8".
     """
 
     cpu_flag: str
@@ -29,10 +29,10 @@ class Measured(NamedTuple):
 class Engine(Protocol):
     """An engine.  Those of other packages may inherit from this; ``name`` and ``apply`` have no default.
 
-    ``needs_optimizer``: ``apply`` takes a model only together with its one optimizer, which trains nothing
-    else.  ``broadcast_first``: ranks take rank 0's weights before ``apply``, as the engine keeps a part of
-    them where DDP, which broadcasts parameters and buffers, does not find it.  ``measured`` is what
-    ``--engine auto`` goes by, and read of the engines of this package alone: others are taken by name.
+    ``needs_optimizer``: ``apply`` needs a model's one optimizer, which must train nothing else.
+    ``broadcast_first``: ranks take rank 0's weights before ``apply``, because the engine keeps part of them
+    where DDP, which broadcasts parameters and buffers, doesn't find it.  ``measured`` guides
+    ``--engine auto``, which reads it of this package's engines only; others are chosen by name.
     """
 
     name: str
@@ -41,23 +41,23 @@ class Engine(Protocol):
     measured: tuple[Measured, ...] = ()
 
     def version(self) -> str | None:
-        """The version of the library that it uses; None where that is not installed."""
+        """Return the version of the library that it uses; None if that is not installed."""
         return ""
 
     def unavailable(self, torch_version: str, cpu_flags: Collection[str] | None) -> str | None:
-        """Why it can't be used with this torch on a CPU with these flags for bf16; None where it can.
+        """Return why it can't be used with this torch on a CPU with these bf16 flags; None if it can.
 
-        ``cpu_flags`` is None where they are not known.  It must not import what may end the process.
+        ``cpu_flags`` is None if they are unknown.  Must not import anything that may end the process.
         """
         return None
 
     def problem(self, model: nn.Module, optimizer: Optimizer | None) -> str | None:
-        """Why it can't take this model with this optimizer; None where it can."""
+        """Return why it can't train this model with this optimizer; None if it can."""
         return None
 
     def apply(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
-        """Make both ready and return the model to train; the optimizer is changed in place.
+        """Prepare both and return the model to train; the optimizer is changed in place.
 
-        ``optimizer`` is None where the model's optimizer is not known, or trains other models, too.
+        ``optimizer`` is None if the model's optimizer is not known, or also trains other models.
         """
         raise NotImplementedError

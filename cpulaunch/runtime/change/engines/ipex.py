@@ -1,8 +1,8 @@
 """bf16 by Intel's extension for PyTorch (IPEX): prepacked weights, split into bf16 and the missing bits.
 
-The top 16 bits of a weight are the parameter, the bottom 16 lie in ``optimizer.params_attr``: together they
-are fp32, so that training and checkpoints lose nothing.  IPEX has fused steps for Adam, SGD and Adagrad, but
-not for AdamW; the one for AdamW is here.
+The top 16 bits of a weight are the parameter, the bottom 16 are in ``optimizer.params_attr``.  Together they
+are fp32, so training and checkpoints lose nothing.  IPEX has fused steps for Adam, SGD and Adagrad; the one
+for AdamW is implemented here.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from cpulaunch.runtime.change.engines.base import Engine, Measured
 
 FUSED = (Adam, AdamW, SGD, Adagrad)
-"""The optimizers with a fused step on split weights."""
+"""Optimizers with a fused step on split weights."""
 
 
 class IpexEngine(Engine):
-    """The engine.  ``version`` is that of the installed IPEX, else asked of the environment."""
+    """The IPEX engine.  ``version`` is the installed IPEX's; by default it is looked up."""
 
     name = "ipex"
     needs_optimizer = True
     broadcast_first = True
-    # A new row is a new run of scripts/bench/training.py.
+    # Each row is from a run of scripts/bench/training.py.
     measured = (Measured("amx_bf16", "2.8", 0.93, "BERT of 4 layers on one core, docs/performance.md"),)
 
     def __init__(self, version: str | None = None) -> None:
         self._version = version
 
     def version(self) -> str | None:
-        # Not by importing it: next to another torch than its own, IPEX ends the process.
+        # Don't import it: beside a torch other than its own, IPEX ends the process.
         try:
             return self._version or metadata.version("intel_extension_for_pytorch")
         except metadata.PackageNotFoundError:
@@ -67,7 +67,7 @@ class IpexEngine(Engine):
         return None
 
     def apply(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
-        """Change both in place, and return the model: another object where it is a single layer."""
+        """Change both in place, and return the model; a single layer is returned as another object."""
         import intel_extension_for_pytorch as ipex
 
         _complete_ipex()
@@ -85,7 +85,7 @@ class IpexEngine(Engine):
         assert optimizer is not None
         for group in optimizer.param_groups:
             if "fused" in group:
-                group["fused"] = False  # torch's own fused step, which knows no split weights
+                group["fused"] = False  # torch's own fused step doesn't know split weights
         _restore_hooks(optimizer)
         return model
 
@@ -94,12 +94,12 @@ ENGINE = IpexEngine()
 
 
 def _series(version: str) -> str:
-    """``"2.8"`` for ``"2.8.0+cpu"``."""
+    """Return ``"2.8"`` for ``"2.8.0+cpu"``."""
     return ".".join(re.findall(r"\d+", version)[:2])
 
 
 def _unfit_transformers(version: str) -> str | None:
-    """Why IPEX can't be imported beside the installed transformers; it can be without any.
+    """Return why IPEX can't be imported beside the installed transformers; None if it can, or without any.
 
     Importing IPEX imports a module that transformers has until 5.23 (measured: NameError with 5.24).
     """
@@ -113,7 +113,7 @@ def _unfit_transformers(version: str) -> str | None:
 
 
 def _complete_ipex() -> None:
-    """Give IPEX 2.8 what it lacks: a fused AdamW, and a way to load split weights that keeps their memory."""
+    """Add what IPEX 2.8 lacks: a fused AdamW, and loading of split weights that keeps their memory."""
     from intel_extension_for_pytorch.nn.utils._parameter_wrapper import ParameterWrapper
     from intel_extension_for_pytorch.optim import _optimizer_utils as table
 
@@ -132,17 +132,17 @@ def _complete_ipex() -> None:
             load_whole(self, module, weights)
 
     ParameterWrapper.load = load
-    # IPEX warns of two parameters that a later release would have dropped; 2.8 is the last one.
+    # IPEX warns about two parameters to be removed in a later release; 2.8 is the last release.
     logging.getLogger("IPEX").setLevel(logging.ERROR)
 
 
 def _load_split(wrapper: Any, weights: torch.Tensor) -> None:
     """Copy ``weights`` into the memory of a ``ParameterWrapper`` whose weights are split.
 
-    IPEX 2.8.0 allocates a packed weight anew instead; convolutions then compute with memory that was freed.
+    IPEX 2.8.0 allocates a packed weight anew instead; convolutions then compute with freed memory.
     """
     top, bottom = torch.ops.torch_ipex.split_float_bfloat16(weights.detach().float().contiguous())
-    if wrapper.op_ctx is not None and weights.dim() > 1:  # packed, which biases are not
+    if wrapper.op_ctx is not None and weights.dim() > 1:  # biases are not packed
         if wrapper.weight_channels_last:
             top, bottom = (half.contiguous(memory_format=_channels_last(half)) for half in (top, bottom))
         top, bottom = wrapper.op_ctx.pack(top), wrapper.op_ctx.pack(bottom)
@@ -156,7 +156,7 @@ def _channels_last(weights: torch.Tensor) -> torch.memory_format:
 
 
 def _restore_hooks(optimizer: Optimizer) -> None:
-    """Let the step that IPEX put in run torch's step hooks, and count for learning rate schedulers."""
+    """Have IPEX's step run torch's step hooks, and count for learning rate schedulers."""
     function = Optimizer.profile_hook_step(optimizer.step.__func__)  # type: ignore[attr-defined]
 
     def step(self: Optimizer, closure: Any = None) -> Any:
@@ -169,10 +169,10 @@ def _restore_hooks(optimizer: Optimizer) -> None:
 
 @torch.no_grad()
 def adamw_step(self: Any, closure: Any = None) -> Any:
-    """One step of AdamW on split weights: decoupled decay, p ← p·(1 − lr·wd), and then IPEX's Adam step.
+    """Do one step of AdamW on split weights: decoupled decay, p ← p·(1 − lr·wd), then IPEX's Adam step.
 
-    As torch.optim.AdamW (Loshchilov and Hutter, arXiv:1711.05101).  The decay is computed from the top half
-    of a weight, which differs from the whole by less than 2⁻⁷ of it.
+    The algorithm is that of torch.optim.AdamW (Loshchilov and Hutter, arXiv:1711.05101).  The decay is
+    computed from the top half of a weight, which differs from the whole by less than 2⁻⁷ of it.
     """
     loss = None
     if closure is not None:
@@ -201,12 +201,12 @@ def _step_one(parameter: torch.Tensor, state: dict[str, Any], attribute: Any, gr
         gradient = -gradient
     if gradient.stride() != parameter.stride():
         gradient = torch.empty_like(parameter).copy_(gradient)
-    trail = getattr(attribute, "parameter_trail", None)  # none for weights that stay fp32, such as a norm's
+    trail = getattr(attribute, "parameter_trail", None)  # None for weights that stay fp32, such as a norm's
     lr, (beta1, beta2) = float(group["lr"]), group["betas"]
     decay = lr * group["weight_decay"]
     bottom = torch.Tensor() if trail is None else trail
     if decay and trail is not None:
-        # p += -decay · top: each element is read before it is written, so the two may be the same.
+        # p += -decay · top: each element is read before it is written, so both may be the same tensor.
         torch.ops.torch_ipex.packed_add(parameter.data, bottom, parameter.data, -decay)
     elif decay:
         parameter.data.mul_(1 - decay)
@@ -223,6 +223,6 @@ def _step_one(parameter: torch.Tensor, state: dict[str, Any], attribute: Any, gr
         beta1,
         beta2,
         lr,
-        0.0,  # the decay is done
+        0.0,  # the decay is done already
         group["eps"],
     )

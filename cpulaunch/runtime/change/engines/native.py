@@ -1,6 +1,7 @@
 """Training by torch itself: autocast, fused optimizers, channels_last for convolutions.
 
-The engine native has cpulaunch's kernels compute in place of some of torch's operations, ``torch`` has not.
+The engine ``native`` replaces some of torch's operations by cpulaunch's kernels; the engine ``torch``
+doesn't.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cpulaunch.runtime.change import kernels
 from cpulaunch.runtime.change.engines.base import Engine
 
 FUSED = (Adam, AdamW, SGD, Adagrad)
-"""The optimizers of which torch has a fused step on CPUs."""
+"""Optimizers with a fused step on CPUs in torch."""
 
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 
@@ -41,7 +42,7 @@ class NativeEngine(TorchEngine):
     name = "native"
 
     def apply(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
-        """As torch's, with kernels."""
+        """Prepare the model as engine ``torch`` does, and enable the kernels."""
         kernels.enable()
         return super().apply(model, optimizer)
 
@@ -57,15 +58,15 @@ _watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 def optimize_optimizer(optimizer: Optimizer) -> None:
-    """Let the optimizer take its fused step, where it has one and the user has not chosen another."""
+    """Enable the optimizer's fused step, if it has one and the user has not chosen another."""
     fuse(optimizer)
     keep_layouts(optimizer)
 
 
 def fuse(optimizer: Optimizer) -> bool:
-    """Switch the fused step on; False where there is none, or where the script has chosen another.
+    """Enable the fused step; return False if there is none, or if the script has chosen another.
 
-    It is off again as soon as a gradient is sparse, which no fused step takes.
+    It is disabled again when a gradient is sparse, which no fused step supports.
     """
     if type(optimizer) not in FUSED or _has_sparse_gradients(optimizer):
         return False
@@ -109,9 +110,10 @@ def _is_dense(parameter: torch.Tensor) -> bool:
 
 
 def keep_layouts(optimizer: Optimizer) -> None:
-    """Put states into the layout of their parameters, now and after each ``load_state_dict``.
+    """Convert states to the layout of their parameters, now and after each ``load_state_dict``.
 
-    The fused steps of torch 2.8 to 2.13 read both as flat memory: another layout would mix elements up.
+    The fused steps of torch 2.8 to 2.13 read both as flat memory: with different layouts, elements would be
+    mixed up.
     """
     _match_layouts(optimizer)
     chosen = None if optimizer in _fused_here else optimizer.param_groups[0].get("fused")
@@ -130,7 +132,7 @@ def _match_layouts(optimizer: Optimizer) -> None:
 
 
 def _after_loading(chosen: bool | None, optimizer: Optimizer) -> None:
-    # A checkpoint brings its own param_groups along, with the saver's choice in place of the script's.
+    # A checkpoint's param_groups hold the saver's choice, not the script's.
     for group in optimizer.param_groups:
         if "fused" in group:
             group["fused"] = chosen
