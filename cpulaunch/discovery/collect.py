@@ -193,7 +193,7 @@ def recorded_facts(config: Config, file: Path) -> Facts:
 
 
 def _mpis_here(config: Config) -> tuple[Mpi, ...]:
-    """The MPIs of this host, one of which a job on other machines would use if the user chose no launcher."""
+    """The MPIs of this host, if the user leaves the launcher to us: a job on other machines may use one."""
     return find_mpis("auto", "auto") if leaves_launcher_to_us(config) else ()
 
 
@@ -230,7 +230,7 @@ def _demand_master_address(config: Config) -> None:
 
 
 def _demand_master_on_first(config: Config, listed: Sequence[Host]) -> None:
-    """Raise ConfigError if the chosen MASTER_ADDR is known to be an address of a host other than the first."""
+    """Raise ConfigError if the chosen MASTER_ADDR is known to be an address of another listed host."""
     chosen, (first, *others) = config.hosts.master_addr, listed
     if chosen == "auto" or chosen == first.name:
         return
