@@ -19,11 +19,11 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds until the next attempt to connect.  The pause doubles after each failed attempt."""
 
 MORE_PATIENCE = 10
-"""Multiple of ``patience`` that an agent also waits for a launcher that has sent its challenge."""
+"""An agent waits longer, by this multiple of ``patience``, for a launcher that has sent its challenge."""
 
 
 class LinkState(Enum):
-    """The state of the connection."""
+    """The state of a connection; a lost or absent one is not restored."""
 
     CONNECTING = "connecting"
     UP = "up"

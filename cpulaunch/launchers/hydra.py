@@ -36,7 +36,7 @@ INTEL = _Hydra(
     interface=("I_MPI_HYDRA_IFACE", "{name}"),
     env={"I_MPI_PIN": "off", "I_MPI_HYDRA_BOOTSTRAP": "ssh", "I_MPI_HYDRA_RMK": "user"},
     # As cpulaunch binds the ranks, Hydra needn't inspect the machine with hwloc (30 ms), and starts in 8 ms
-    # instead of 40.  If there are no NUMA nodes, ipl prints a warning on stdout, the noise below.
+    # instead of 40.  On a machine without NUMA nodes, ipl prints the warning in ``noise`` on stdout.
     watched_env={"I_MPI_HYDRA_TOPOLIB": "ipl"},
     noise=("IPL WARN> ",),
     is_intel_mpi=True,

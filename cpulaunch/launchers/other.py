@@ -112,7 +112,7 @@ class Started(NamedTuple):
 
 
 def started_as(environ: Mapping[str, str]) -> Started | None:
-    """The rank as which another launcher started this process; None for a single rank, or without one.
+    """The rank as which another launcher started this process; None without one, or for a single rank.
 
     Raises UsageError if the variables contradict each other, or set a rank without the number of ranks.
     """

@@ -107,7 +107,7 @@ class Srun(Launcher):
         "srun: cluster configuration lacks support for cpu binding",
         _ENDED_BY_US,
         "srun: Job step aborted: Waiting up to ",
-        "srun: got SIGCONT",  # Slurm sends SIGCONT with each SIGTERM
+        "srun: got SIGCONT",  # Slurm sends it with each of its SIGTERMs
     )
     ranks_outlive_it = True
 

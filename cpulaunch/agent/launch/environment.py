@@ -11,7 +11,7 @@ from cpulaunch.plan.placement import HostPlan, IdentityVariables, Placement, Ran
 from cpulaunch.wording import counted
 
 WITHOUT_LAUNCHER = "pasted"
-"""The id of a job that no launcher has started, but a line of ``--dry-run --format shell``."""
+"""The job's id if its agents were started by lines of ``--dry-run --format shell`` instead of a launcher."""
 
 _OF_THE_AGENT = (
     variables.TOKEN,

@@ -48,7 +48,7 @@ PATIENCE = 8.0
 missing."""
 
 MOMENT = 0.5
-"""Seconds between two observations of a quota, or of a thread that is blocked by a disk or only uses it."""
+"""Seconds between two observations of quotas and blocked threads, whose state shows only over time."""
 
 COPIED_WITHIN = 1.5
 """Seconds within which a program copies groups of backends other than ccl into its ledger
@@ -421,7 +421,7 @@ def find_tool(name: str, environ: Mapping[str, str]) -> str | None:
 
 
 def _can_be_stopped(process: dict[str, Any]) -> bool:
-    """Whether py-spy can stop a process, and would not wait for one that is blocked, stopped or traced."""
+    """Whether py-spy can stop a process.  It would wait for one that is blocked, traced or stopped."""
     return process["state"] in "RS" and not process["traced_by"] and not process["blocked"]
 
 

@@ -117,7 +117,7 @@ def describe(pid: int) -> dict[str, Any] | None:
 
 
 def blocked(pid: int) -> list[dict[str, Any]]:
-    """Threads in the state D, which mostly wait for a disk or a file server, and what each waits for."""
+    """Describe the threads in the state D, and what each waits for: mostly a disk or a file server."""
     found = []
     for thread in threads(pid):
         seen = stat(pid, thread)

@@ -22,7 +22,7 @@ MAX_FILE = 200
 """The largest length of a path in characters; the end of a longer path is kept."""
 
 LIMITS = ((64, 64), (48, 32), (32, 16), (16, 8), (4, 4))
-"""Limits of threads per process and frames per thread.  The first pair is used that makes everything fit."""
+"""Limits of threads per process and frames per thread, in the order in which `fit` tries them."""
 
 Frame = tuple[str, str, int]
 

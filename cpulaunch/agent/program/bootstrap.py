@@ -234,7 +234,7 @@ def _raised(error: BaseException) -> bytes:
         file, line = error.filename, error.lineno
     if file and file.startswith(os.getcwd() + os.sep):
         file = os.path.relpath(file)
-    if isinstance(error, CpulaunchError):  # a mistake in the user's code needs no traceback
+    if isinstance(error, CpulaunchError):  # the user's mistake, not a bug: no traceback
         text, hint = "", error.hint or ""
     else:
         text, hint = "".join(traceback.format_exception(type(error), error, shown)), ""

@@ -1,7 +1,7 @@
 """Messages between spawners, over the stdin and stdout of ssh: JSON, one message per line.
 
-A parent sends what to start, and its child reports what has happened to it.  The child's stdout also carries
-the output of its agents, so messages there are marked with MARK.
+A parent sends its child the hosts and commands to start, and the child reports starts, ends and failures.
+The child's stdout also carries the output of its agents, so its messages have the prefix MARK.
 """
 
 import json

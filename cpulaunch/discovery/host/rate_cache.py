@@ -30,7 +30,7 @@ def limits_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 MARK = "cpulaunch-rates: "
-"""The prefix of the line with a host's rates, as rc files of its shell may print to the same stream."""
+"""The prefix of the line with a host's rates.  rc files of its shell may print to the same stream."""
 
 
 class Rate(NamedTuple):

@@ -14,7 +14,7 @@ NO_PYTHON, NO_CPULAUNCH = 97, 98
 """Exit codes of the remote command if Python or cpulaunch is missing there; ssh's own is 255."""
 
 MARK = "cpulaunch-answer: "
-"""The prefix of an answer, as rc files may print to the same stream before it."""
+"""The prefix of an answer.  rc files of the shell may print to the same stream before it."""
 
 
 # ---- launcher → probe
@@ -23,9 +23,9 @@ MARK = "cpulaunch-answer: "
 class ProbeRequest(NamedTuple):
     """The request to every host.
 
-    ``master`` is a name or address of the first host.  A host opens ``port`` for the others to try; 0 is a
-    free port, and None, for all hosts but the first, is no port.  ``interface`` is the one that the user has
-    chosen.
+    ``master`` is a name or address of the first host, which opens ``port`` for the others to try; 0 is any
+    free port.  In requests to other hosts, ``port`` is None.  ``interface`` is the one that the user has
+    chosen, if any.
 
     ``directory`` and ``files`` must exist, and the files ``optional`` may be missing.  The files
     ``identical`` must have the same content on all hosts.  ``packages`` are the directories that ``python``

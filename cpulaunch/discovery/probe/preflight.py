@@ -181,7 +181,7 @@ def _no_answer(host: str, response: ProbeResponse, request: ProbeRequest, reach:
     )
 
 
-# ---- one that did
+# ---- a host that answered
 
 
 def _facts(answer: ProbeAnswer, interface: Interface | None) -> HostFacts | None:
@@ -299,7 +299,7 @@ def _warnings(answer: ProbeAnswer) -> Iterable[str]:
 
 
 def _duplicates(interfaces: Mapping[str, Interface | None]) -> dict[str, str]:
-    """For hosts with the same address: each host but the first → the first host."""
+    """Map each host with the same address as an earlier host to the first such host."""
     first: dict[str, str] = {}
     duplicates = {}
     for host, interface in interfaces.items():

@@ -35,7 +35,7 @@ _FORMAT = "%P|%X|%Y|%Z|%m|%D|%f"
 
 
 class PartitionNodes(NamedTuple):
-    """A number of equal nodes of a partition.
+    """``number`` equal nodes of a partition.
 
     ``cores`` is per socket, and ``threads`` per core.  ``memory`` is in bytes.
     """
