@@ -1,6 +1,6 @@
-"""Objects found by name: those of cpulaunch by a table, others by the entry points of installed packages.
+"""Find objects by name: cpulaunch's own in a table, others by the entry points of installed packages.
 
-Nothing is imported before it is asked for by its name.
+Modules are imported only when an object is requested by its name.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ BUILT_IN = {
         "torch": "cpulaunch.runtime.change.engines.native:TORCH",
     },
 }
-"""Group of entry points → name → where the object is.  Settings offer these names."""
+"""Group of entry points → name → MODULE:ATTRIBUTE of the object.  Settings offer these names."""
 
 ENGINE_PACKAGES = {"ipex": "intel_extension_for_pytorch"}
-"""Engine → the package that it needs besides torch, which may not be installed."""
+"""Engine → the optional package that it needs in addition to torch."""
 
 MPIS = ("intel", "mpich", "openmpi")
-"""The launchers that the setting ``mpi.flavour`` chooses from, the preferred first."""
+"""The launchers that the setting ``mpi.flavour`` selects from, the preferred first."""
 
 
 def load(group: str, name: str) -> Any:
-    """The object called ``name`` in ``group``: a built-in one, or an entry point's.
+    """The object called ``name`` in ``group``: a built-in one, or that of an entry point.
 
-    Raises UsageError where there is no such name, or its module can't be imported.
+    Raises UsageError if there is no such name, or if an entry point can't be imported.
     """
     built_in = BUILT_IN[group]
     if name in built_in:
@@ -71,7 +71,7 @@ def names(group: str) -> list[str]:
 
 
 def entry_points(group: str) -> list[Any]:
-    """What installed packages offer in ``group``."""
-    from importlib import metadata  # takes 15 ms, and most jobs name none of these
+    """The entry points of installed packages in ``group``."""
+    from importlib import metadata  # takes 15 ms, and most jobs need no entry point
 
     return list(metadata.entry_points(group=group))

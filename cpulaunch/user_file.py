@@ -1,6 +1,6 @@
-"""The user's files: reading one that they have named, and where theirs are that we keep.
+"""Read files that the user has named, and locate the user's cache.
 
-Of a named file, whatever it is, never more is read than such a file can be.
+A named file may be anything, so reading is limited in size, and in time for pipes.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ import stat
 from pathlib import Path
 
 SETTINGS_LIMIT = 1 << 20
-"""Bytes of a file of settings."""
+"""The largest size of a settings file in bytes."""
 
 HOSTFILE_LIMIT = 16 << 20
-"""Bytes of a hostfile: 100,000 hosts with comments take less."""
+"""The largest size of a hostfile in bytes; 100,000 hosts with comments take less."""
 
 FACTS_LIMIT = 256 << 20
-"""Bytes of a facts file: 1,024 hosts that all differ take a quarter of it."""
+"""The largest size of a facts file in bytes; 1,024 hosts that all differ take a quarter of it."""
 
 WRITER_WITHIN = 1.0
-"""Seconds in which somebody has to open a pipe for writing."""
+"""Seconds within which a writer must open a pipe."""
 
 SILENT_FOR = 30.0
-"""Seconds in which whoever writes to a pipe has to write more."""
+"""Seconds that the writer of a pipe may pause."""
 
 
 def read_user_file(path: Path, limit: int) -> bytes:
-    """The content of ``path``, of ``limit`` bytes at most.
+    """Read ``path``, which may have at most ``limit`` bytes.
 
-    OSError where it can't be read, is larger, or is a pipe that nobody writes to.
+    Raises OSError if it can't be read, if it is larger, or if it is a pipe that nobody writes to.
     """
-    # Without O_NONBLOCK, a pipe would wait for its writer here.
+    # Without O_NONBLOCK, opening a pipe would wait for its writer.
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
         if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
             content = _read_pipe(file.fileno(), limit + 1)
@@ -45,16 +45,16 @@ def read_user_file(path: Path, limit: int) -> bytes:
 
 
 def cache_home() -> Path:
-    """Where the user's caches are; nothing says that it is there, or can be written.
+    """The directory of the user's caches: XDG_CACHE_HOME, else ~/.cache.
 
-    XDG_CACHE_HOME, else ~/.cache.  A user without a home, as in a container, has "/" for one.
+    It need not exist or be writable.  The home of a user without one, as in a container, is taken to be "/".
     """
     home = os.path.expanduser("~")
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.join("/" if home == "~" else home, ".cache"))
 
 
 def _read_pipe(fd: int, limit: int) -> bytes:
-    """What is written to a pipe, such as the shell's ``<(…)``."""
+    """Read a pipe, such as the shell's ``<(…)``, up to its end or ``limit`` bytes.  Raises OSError."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     content, patience = b"", WRITER_WITHIN
@@ -62,7 +62,7 @@ def _read_pipe(fd: int, limit: int) -> bytes:
         ready = poll.poll(1000 * patience)
         try:
             data = os.read(fd, limit - len(content))
-        except BlockingIOError:  # somebody may still write
+        except BlockingIOError:  # the pipe has a writer
             if not ready and patience == SILENT_FOR:
                 raise OSError(
                     errno.ETIMEDOUT, f"it is a pipe, and nothing came for {SILENT_FOR:g} s"

@@ -1,17 +1,18 @@
-"""Every environment variable that cpulaunch sets or reads: one table.
+"""A table of the environment variables that cpulaunch sets or reads.
 
-Our own variables are named by the constants below and spelled nowhere else.  The field's are spelled where
-they are used, and their row says in which packages.  ``tests/test_variables.py`` checks both.
+cpulaunch's own variables have the constants below, and their names are written nowhere else.  Names of other
+variables are written where they are used, in the packages that their row lists.  ``tests/test_variables.py``
+checks both.
 
-Two kinds are not here.  What one MPI or scheduler is told, or tells its processes, stands in its own file of
-``launchers/``; and each setting has a variable by its key, such as ``CPULAUNCH_CCL_WORKER_COUNT``.
+Two kinds of variables are not in the table.  Variables of a single MPI or scheduler are in its module in
+``launchers/``.  Each setting has a variable named after its key, such as ``CPULAUNCH_CCL_WORKER_COUNT``.
 
 Agents and ranks import this module when they start, so it is plain data and imports nothing.
 """
 
 from __future__ import annotations
 
-# Between the launcher, the agents and the ranks of one job.
+# Variables between the launcher, the agents and the ranks of one job.
 CONTROL = "CPULAUNCH_CONTROL"
 TOKEN = "CPULAUNCH_TOKEN"
 JOB_ID = "CPULAUNCH_JOB_ID"
@@ -30,7 +31,7 @@ KEPT_PORT_FD = "CPULAUNCH_KEPT_PORT_FD"
 LEDGER_FD = "CPULAUNCH_LEDGER_FD"
 LOCAL_IDENTITY = ("CPULAUNCH_RANK", "CPULAUNCH_SIZE", "CPULAUNCH_LOCAL_RANK", "CPULAUNCH_LOCAL_SIZE")
 
-# Settings that the ranks are told; config/settings.py says which.
+# Settings that are passed to the ranks (config/settings.py).
 BACKEND = "CPULAUNCH_BACKEND"
 PRECISION = "CPULAUNCH_PRECISION"
 ENGINE = "CPULAUNCH_ENGINE"
@@ -48,18 +49,18 @@ TELEMETRY = "CPULAUNCH_TELEMETRY"
 TUNING = "CPULAUNCH_TUNING"
 STRICT = "CPULAUNCH_STRICT"
 
-# What a script reads that no cpulaunch has started.
+# Read by a script that was not started by cpulaunch.
 SEPARATE = "CPULAUNCH_SEPARATE"
 
-# What the command line reads.
+# Read by the command line.
 CONFIG = "CPULAUNCH_CONFIG"
 
 
 class Variable:
-    """One variable.
+    """An environment variable.
 
-    ``writers`` and ``readers`` are packages of cpulaunch, or modules that stand at its top; others are in
-    angle brackets.  ``encoding`` is what its text looks like.
+    ``writers`` and ``readers`` are packages or top-level modules of cpulaunch; others are in angle brackets.
+    ``encoding`` describes the format of its value.
     """
 
     def __init__(self, name: str, writers: str, readers: str, encoding: str, meaning: str) -> None:

@@ -1,1 +1,1 @@
-"""A rank's agent, and how it starts the program.  Standard library only."""
+"""The agent of a rank, which starts and watches its program.  Uses only the standard library."""

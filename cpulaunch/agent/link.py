@@ -1,4 +1,4 @@
-"""The agent's end of the control channel.  It never blocks, and a job runs without it, too."""
+"""The agent's end of the control channel.  It never blocks, and a job also runs without it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cpulaunch.messages import FROM_LAUNCHER, AgentMessage, LauncherMessage, Unk
 from cpulaunch.wire import Lines, MessageError, decode, encode, proof, same
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
-"""Seconds until the next try to connect: it doubles with each that has failed."""
+"""Seconds until the next attempt to connect.  The pause doubles after each failed attempt."""
 
 MORE_PATIENCE = 10
-"""How many times its patience an agent waits for a launcher that has challenged it, and then says nothing."""
+"""An agent waits longer, by this multiple of ``patience``, for a launcher that has sent its challenge."""
 
 
 class LinkState(Enum):
-    """What has become of the connection."""
+    """The state of a connection; a lost or absent one is not restored."""
 
     CONNECTING = "connecting"
     UP = "up"
@@ -34,21 +34,25 @@ class LinkState(Enum):
 class Link:
     """A connection to the launcher.
 
-    ``why`` says why it is lost or absent.  While it is connecting, messages wait.  A launcher that has no
-    time to answer, or hangs up before it has, is tried again.  One that has answered is most likely there,
-    and would take a hang-up for our end, so it has much more time for the rest; but it may be somebody else
-    who has taken its port, so it doesn't have for ever.
+    ``why`` says why the connection is lost or absent.  Messages are queued while it is connecting.  If the
+    launcher closes the connection before it has accepted the agent, the link connects again.
+
+    A launcher that has sent its challenge is most likely alive, and would take a closed connection for the
+    agent's end.  So the link waits much longer for its welcome, but not for ever: another program may have
+    taken the launcher's port.
     """
 
     def __init__(
         self, address: str, token: str, rank: int, selector: selectors.BaseSelector, patience: float
     ) -> None:
-        """``address`` is HOST:PORT, or @NAME of a Unix socket.  ``patience``: seconds after which a launcher
-        that has never answered, or whose host doesn't answer any more, counts as gone.
+        """Connect to ``address``: HOST:PORT, or @NAME for an abstract Unix socket.
+
+        The launcher counts as gone if it has not answered within ``patience`` seconds, or if its host stops
+        answering for about that long.
         """
         self.state = LinkState.CONNECTING
         self.why = ""
-        self.cut_off = False  # lost, as the launcher's host doesn't answer
+        self.cut_off = False  # the link is lost because the launcher's host doesn't answer
         self.waiting: list[AgentMessage] = []
         self.last_sent = time.monotonic()
         self._token, self._rank, self._selector = token, rank, selector
@@ -57,7 +61,7 @@ class Link:
         self._looked_at = time.monotonic()
         self._deadline = self._looked_at + patience
         self._patience = patience
-        self._greeted = False  # the launcher has answered, and has our hello
+        self._greeted = False  # the launcher has sent its challenge, and we our hello
         self._pause, self._again_at = FIRST_PAUSE, 0.0
         self._family, self._address = _parse(address)
         self._socket: socket.socket | None = None
@@ -65,37 +69,37 @@ class Link:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be said or heard any more."""
+        """Whether no message can be sent or received any more."""
         return self.state in (LinkState.LOST, LinkState.ABSENT)
 
     @property
     def pending(self) -> int:
-        """Bytes that wait to be sent, roughly."""
+        """The approximate number of bytes that wait to be sent."""
         if self.closed:
             return 0
         return len(self._outgoing) + sum(len(m.data) for m in self.waiting if isinstance(m, messages.Output))
 
     def send(self, message: AgentMessage) -> None:
-        """Send, now or when the connection stands.  Dropped where there is none (any more)."""
+        """Send a message as soon as the connection is up.  Drop it if the link is lost or absent."""
         if self.state is LinkState.CONNECTING:
             self.last_sent = time.monotonic()
             if not isinstance(message, (messages.Beat, messages.Steps)):
                 self.waiting.append(message)
         elif self.state is LinkState.UP:
             self._outgoing += encode(message)
-            if not isinstance(message, messages.Steps):  # which says less than a beat
+            if not isinstance(message, messages.Steps):  # Steps don't replace a beat
                 self.last_sent = time.monotonic()
             self._flush()
 
     @property
     def due(self) -> float:
-        """When ``check_time`` is due at the latest, on the monotonic clock."""
+        """The latest time to call ``check_time``, on the monotonic clock."""
         if self.state is LinkState.CONNECTING and self._socket is None:
             return self._again_at
         return time.monotonic() + (1 if self.state is LinkState.CONNECTING else 60)
 
     def ready(self, events: int) -> list[LauncherMessage | Unknown]:
-        """The socket is ready for ``events``: move bytes, and return what the launcher said."""
+        """Read and write the socket, which is ready for ``events``, and return the messages received."""
         received: list[LauncherMessage | Unknown] = []
         if self._socket is not None and events & selectors.EVENT_READ:
             try:
@@ -116,9 +120,10 @@ class Link:
         return received
 
     def check_time(self) -> None:
-        """Try again to connect; give up on a launcher that doesn't answer, or whose host doesn't any more.
+        """Connect again if it is time, and give up if the launcher or its host doesn't answer.
 
-        To be called when it is ``due``: if it wasn't, it was us who had no time.
+        Call this when it is ``due``.  If more than 2 s have passed since the last call, this process was
+        held up, and the launcher gets that time in addition.
         """
         now = time.monotonic()
         asleep, self._looked_at = now - self._looked_at, now
@@ -152,7 +157,7 @@ class Link:
         self._socket.setblocking(False)
         if self._family != socket.AF_UNIX:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # While we wait to be welcome we say nothing, and would never hear that the host is gone.
+            # We send nothing while we wait for the welcome, so only keepalives show that the host is gone.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             seconds = max(1, int(self._patience / 3))
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
@@ -162,17 +167,17 @@ class Link:
         try:
             self._socket.connect(self._address)
         except OSError as e:
-            if e.errno != errno.EINPROGRESS:  # of a Unix socket, too many wait to be accepted
+            if e.errno != errno.EINPROGRESS:  # a Unix socket's backlog may be full
                 self._broken(e)
 
     def _broken(self, error: OSError | None) -> list[LauncherMessage | Unknown]:
-        """The connection has come to an end, or didn't come about, by ``error`` or the launcher's will."""
+        """Handle a connection that failed with ``error``, or that the launcher closed if it is None."""
         why = (error.strerror or str(error)) if error else "connection closed"
         if self.state is LinkState.UP or isinstance(error, ConnectionRefusedError):  # nobody listens
             return self._give_up(why)
         self.close()
         self.why, self._greeted = why, False
-        # Not all at the same time, as what has kept the launcher busy may be all of us.
+        # Spread the attempts at random: all agents connecting at once may be what keeps the launcher busy.
         self._again_at = time.monotonic() + self._pause * (0.5 + os.urandom(1)[0] / 255)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         return []
@@ -205,14 +210,14 @@ class Link:
         return []
 
     def _silence(self) -> float:
-        """Seconds since the launcher's host acknowledged anything, be it a beat (``tcp_info``, tcp(7))."""
-        if self._socket is None or self._family == socket.AF_UNIX:  # of the same host
+        """Seconds since the launcher's host last acknowledged any data (``tcp_info``, tcp(7))."""
+        if self._socket is None or self._family == socket.AF_UNIX:  # on the same host
             return 0.0
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
         return int.from_bytes(info[56:60], sys.byteorder) / 1000  # tcpi_last_ack_recv
 
     def _host_answers(self) -> bool:
-        """Whether the launcher's host still takes connections, as it does for one that was stopped."""
+        """Whether the launcher's host still accepts connections, as it does even for a stopped launcher."""
         try:
             socket.create_connection(self._address, timeout=min(5.0, self._patience / 3)).close()
             return True
@@ -226,7 +231,7 @@ class Link:
             try:
                 del self._outgoing[: self._socket.send(self._outgoing)]
             except (BlockingIOError, OSError):
-                pass  # a broken connection shows when it is read
+                pass  # reading will report the broken connection
         self._selector.modify(
             self._socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0), self
         )
@@ -239,7 +244,7 @@ class Link:
 
 
 def _parse(address: str) -> tuple[int, Any]:
-    """The family and the address of a socket to connect to."""
+    """The socket family and socket address of HOST:PORT or @NAME."""
     if address.startswith("@"):
         return socket.AF_UNIX, "\0" + address[1:]
     host, _, port = address.rpartition(":")

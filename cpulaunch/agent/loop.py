@@ -1,8 +1,9 @@
-"""The agent: each rank's parent.
+"""The agent: the parent process of one rank's program.
 
-It learns which rank it is, sets the program's cores and environment, starts it, carries its output
-and its exit status to the launcher, forwards signals, and ends it when the launcher is gone.
-Standard library only: an agent costs a few megabytes, and starts in a few milliseconds.
+It finds out which rank it is, sets the program's cores and environment, and starts it.  Then it sends the
+program's output and exit status to the launcher, forwards signals, and ends the program if the launcher is
+gone.  It imports only the standard library, so that an agent takes a few megabytes, and starts in a few
+milliseconds.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ if TYPE_CHECKING:
     from cpulaunch.agent.observe.traces import RankTraces
 
 MAX_PENDING = 1 << 20
-"""Bytes on their way to the launcher from which on the program's output has to wait."""
+"""Bytes that may wait to be sent to the launcher before the agent stops reading the program's output."""
 
 MANY_LEFT = 3
-"""So many processes that a program has left are named."""
+"""How many of the processes that an ended program left running are named."""
 
 LINGERING = 1.0
-"""Seconds that processes which the program has left may take before the user is told of them."""
+"""Seconds after the program's end until the user is told which of its processes still run."""
 
 FULL_PIPE = 1 << 20
-"""Bytes that a pipe holds at most, for users other than root (pipe(7))."""
+"""The largest capacity of a pipe in bytes, for users other than root (pipe(7))."""
 
 _HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -62,7 +63,7 @@ def main() -> int:
         return HostError.exit_code
     launcher = os.environ.get(variables.LAUNCHER_PID)
     if placement.agents_are_children and launcher and int(launcher) != os.getppid():
-        return 128 + signal.SIGTERM  # it was gone before we could ask to die with it
+        return 128 + signal.SIGTERM  # the launcher had died before we asked to die with it
     return Agent(placement, identity).run(unguard(sys.argv[sys.argv.index("--") + 1 :]))
 
 
@@ -76,23 +77,23 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.pipes, self.printer, self.reports = Pipes(self.selector), Printer(identity.rank), Reports()
         self.running: Running | None = None
-        self.dumps: Dumps | None = None  # once one was asked for
-        self.telemetry: Telemetry | None = None  # where it is wanted
-        self.traces: RankTraces | None = None  # once one was asked for
+        self.dumps: Dumps | None = None  # created at the first request
+        self.telemetry: Telemetry | None = None  # None if the job has no telemetry
+        self.traces: RankTraces | None = None  # created at the first request
         self.ended: Ended | None = None
         self.ended_at = time.monotonic()
         self.kill_at: float | None = None
         self.tell_of_left_at: float | None = None
-        self.refused = False  # the program was not started, or was killed as it isn't where it should be
+        self.refused = False  # the program was not started, or was killed because it differs from the plan
         self.released = False
-        self.by_launcher = False  # the launcher wants the program to end
-        self.killed = False  # by us
-        self.saves_at: list[int] = []  # signals that the program takes as the wish to save
-        self.by_signal = 0  # the signal by which somebody else wants it
-        self.exiting: tuple[int, float] | None = None  # code, time: it was about to end before that
-        self.aborting: list[dict[str, Any]] | None = None  # its threads, when C++ was about to abort it
+        self.by_launcher = False  # the launcher ended the program
+        self.killed = False  # the agent sent SIGKILL
+        self.saves_at: list[int] = []  # signals at which the program saves a checkpoint
+        self.by_signal = 0  # the first signal by which somebody else ended the program
+        self.exiting: tuple[int, float] | None = None  # exit code and time that the program announced
+        self.aborting: list[dict[str, Any]] | None = None  # the program's threads when C++ aborted it
         self.unknown: set[str] = set()
-        self.printed, self.printed_at = 0, 0.0  # bytes that the program has printed, and when it last did
+        self.printed, self.printed_at = 0, 0.0  # bytes that the program has printed, and when it last printed
         self.oom_kills = oom_kills()
         self.signals = signal_pipe((*_ENDING, *_HANDED_ON, signal.SIGCHLD))
         self.selector.register(self.signals, selectors.EVENT_READ)
@@ -104,7 +105,7 @@ class Agent:
         self.link_state = LinkState.CONNECTING if control else LinkState.ABSENT
 
     def run(self, argv: list[str]) -> int:
-        """Start the program, stay until it has ended, and return the exit code to end with."""
+        """Start the program, wait until it has ended, and return the agent's exit code."""
         streams = self.pipes.open()
         try:
             self.running = start_program(self.placement, self.identity, argv, streams, self.open_files)
@@ -137,7 +138,7 @@ class Agent:
 
     def _turn(self) -> None:
         ready = self.selector.select(self._timeout())
-        self._look_at_program()  # before we hear that it should end
+        self._look_at_program()  # before a message that should end it
         for key, mask in ready:
             if key.data is not None:
                 for message in key.data.ready(mask):
@@ -171,14 +172,14 @@ class Agent:
         if self.dumps:
             moments.append(self.dumps.due)
         if self.kill_at is not None:
-            # Orphans that end give no sign to poll for: look ten times a second.
+            # No event reports that the last orphans have ended, so check ten times a second.
             moments.append(min(self.kill_at, now + 0.1) if self.ended else self.kill_at)
         return max(0.0, min(moments) - now)
 
     def _look_at_program(self) -> None:
         if self.running and not self.ended and (ended := self.running.program.poll()):
             self.ended, self.ended_at = ended, time.monotonic()
-            # What it started may tidy up after a success, but not outlive a failure.
+            # Its children may finish after a success, but are killed at once after a failure.
             grace = self.placement.grace_period if ended.code == 0 else 0
             self.kill_at = self.ended_at + grace
             if grace > LINGERING:
@@ -245,7 +246,7 @@ class Agent:
             self._unknown("the launcher sent a message", message.kind)
 
     def _tell(self, message: AgentMessage) -> None:
-        """To the launcher, or, where there is none, to our own stdout and stderr."""
+        """Send a message to the launcher.  Without a launcher, print it if it holds text for the user."""
         if self.link and not self.link.closed:
             self.link.send(message)
         elif isinstance(message, messages.Output):
@@ -326,7 +327,7 @@ class Agent:
         return ledger_file.groups(self.running and self.running.ledger, unfinished=True)
 
     def _verify(self, running: Running, report: messages.Ready | messages.Torch) -> None:
-        """Compare what the program says of itself, and what it has by now, with the plan."""
+        """Compare the program's report and its state in /proc with the plan."""
         from cpulaunch.agent.observe.verification import at_start, with_torch
 
         look_at, planned = running.program.pid, running.planned
@@ -363,7 +364,7 @@ class Agent:
         self.kill_at = deadline if self.kill_at is None else min(self.kill_at, deadline)
         self.killed = self.killed or number == signal.SIGKILL
         self.running.program.signal_group(number)
-        self.running.program.signal_group(signal.SIGCONT)  # one that is stopped gets no signal before
+        self.running.program.signal_group(signal.SIGCONT)  # a stopped process gets it once it continues
 
     def _meets_others(self, running: Running) -> bool:
         """Whether the program waits for the other ranks in ``init_process_group``."""
@@ -377,10 +378,10 @@ class Agent:
     # ---- the end
 
     def _leave(self) -> int:
-        """Carry over what is left, say how it ended, and wait until that was heard."""
+        """Send the rest of the output and the exit status, wait for the release, and return the exit code."""
         assert self.ended is not None
         self.pipes.pause(False)
-        for _ in range(FULL_PIPE // MAX_OUTPUT + 1):  # and no more, where somebody still writes
+        for _ in range(FULL_PIPE // MAX_OUTPUT + 1):  # a limit, as other processes may still write
             for fd in self.pipes.ready():
                 self._read(fd)
         self.pipes.forget()
@@ -389,17 +390,17 @@ class Agent:
         if self.running and not self.refused:
             if self.telemetry and (said := self.telemetry.last()):
                 self._tell(said)
-            self._tell(self._beat())  # how far it has come
+            self._tell(self._beat())  # the final progress
             self._tell(self._exit(self.running, self.ended))
-        # A launcher that is slow, or was stopped, will read it; one that is gone closes the link.
+        # A slow or stopped launcher will read it later; if the launcher is gone, the link closes.
         while self.link and not self.link.closed and not (self.released and not self._sends_a_trace):
             self._turn()
         if self.traces:
             self.traces.drop()
         self.printer.finish()
         if self.link and self.link.cut_off and self.placement.daemon_outlives_link:
-            os.kill(os.getppid(), signal.SIGTERM)  # its daemon would wait for its mpiexec for ever
-        # The launcher knows how it ended; mpiexec needn't make a failure of its own of it.
+            os.kill(os.getppid(), signal.SIGTERM)  # the MPI's daemon would wait for its mpiexec for ever
+        # The launcher has the exit status already, so mpiexec need not report a failure as well.
         return 0 if self.released else self.ended.shell_code
 
     @property
@@ -410,10 +411,11 @@ class Agent:
         code, number, at, by_launcher = *ended, self.ended_at, self.by_launcher
         finished = False
         if self.exiting and (by_launcher or (number is None and code == self.exiting[0])):
-            # Its peers see closed connections while it ends.
+            # Count the time of the announcement: peers see closed connections while the program ends.
             (code, at), number, finished = self.exiting, None, True
         if number == signal.SIGKILL and not self.killed:
-            # It was dying already: its peers see closed connections before we can see its end.
+            # Somebody else killed it.  Its peers may see closed connections, and the launcher end the job,
+            # before we see this end.
             by_launcher = False
         cause = None
         if self.by_signal and not by_launcher:
@@ -432,6 +434,9 @@ class Agent:
 
 
 def _raise_open_files() -> int:
-    """Let us have as many open files as may be.  Returns the program's limit: what it had been without us."""
+    """Raise our soft limit of open files to the hard limit, and return the program's soft limit.
+
+    The program gets the limit that was in force before cpulaunch changed it.
+    """
     former = set_open_files(None)
     return int(os.environ.get(variables.OPEN_FILES, former))

@@ -1,4 +1,4 @@
-"""The pipes of the program, its output and its bootstrap's reports, and the agent's own stdout and stderr."""
+"""The program's pipes (stdout, stderr and its bootstrap's reports), and the agent's own stdout and stderr."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cpulaunch.messages import FROM_RANK, Report, Unknown
 from cpulaunch.wire import MAX_OUTPUT, Lines, MessageError, decode
 
 REPORTS = 0
-"""The stream of what the program's bootstrap reports; 1 is stdout, 2 is stderr."""
+"""The stream of the bootstrap's reports; 1 is stdout, 2 is stderr."""
 
 
 class Pipes:
@@ -22,7 +22,7 @@ class Pipes:
         self._paused = False
 
     def open(self) -> tuple[int, int, int]:
-        """New pipes; the ends for the program's stdout, its stderr and its reports."""
+        """Make the pipes, and return the program's ends for stdout, stderr and reports."""
         ends = []
         for stream in (1, 2, REPORTS):
             ours, theirs = os.pipe()
@@ -35,7 +35,7 @@ class Pipes:
         return fd in self._streams
 
     def read(self, fd: int) -> tuple[int, bytes]:
-        """A stream, and what came through it; nothing at its end."""
+        """Read at most MAX_OUTPUT bytes: the stream's number, and the data, which is empty at its end."""
         stream = self._streams[fd]
         data = os.read(fd, MAX_OUTPUT)
         if not data:
@@ -49,7 +49,7 @@ class Pipes:
         return [key.fd for key, _ in self._selector.select(0) if key.fd in self._streams]
 
     def pause(self, pause: bool) -> None:
-        """Don't read the program's output for now: it blocks then, as on any pipe."""
+        """Stop or resume reading stdout and stderr.  The program blocks once a pipe is full."""
         if pause == self._paused:
             return
         self._paused = pause
@@ -60,7 +60,7 @@ class Pipes:
                 self._selector.register(fd, selectors.EVENT_READ)
 
     def forget(self) -> None:
-        """Read no more, though somebody who is no child of ours holds the other ends."""
+        """Stop reading all streams, even if other processes still hold the program's ends."""
         for fd in self._streams:
             self._selector.unregister(fd)
         self._streams.clear()
@@ -71,7 +71,7 @@ class Printer:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._rest = {1: b"", 2: b""}  # lines that have no end yet
+        self._rest = {1: b"", 2: b""}  # incomplete lines
 
     def print(self, stream: int, data: bytes) -> None:
         """Print the lines that ``data`` completes on our stdout (1) or stderr (2)."""
@@ -84,23 +84,23 @@ class Printer:
             while text:
                 text = text[os.write(stream, text) :]
         except OSError:
-            pass  # nobody reads it
+            pass  # the reader is gone
 
     def finish(self) -> None:
-        """Print what has no line end."""
+        """Print the incomplete lines, with a line end."""
         for stream, rest in self._rest.items():
             if rest:
                 self.print(stream, b"\n")
 
 
 class Reports:
-    """Reads the reports of one program.  Any child of it may write there, so nothing is relied on."""
+    """Parses the reports of one program.  Any of its children may write them, so they are not trusted."""
 
     def __init__(self) -> None:
         self._lines = Lines()
 
     def feed(self, data: bytes) -> Iterator[Report | Unknown]:
-        """The reports that ``data`` completes, up to the first that is none."""
+        """Yield the reports that ``data`` completes.  Stop at the first malformed line, and drop the rest."""
         try:
             for line in self._lines.feed(data):
                 yield decode(line, FROM_RANK)

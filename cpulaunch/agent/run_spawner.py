@@ -1,9 +1,9 @@
-"""The file that the launcher ssh starts here, and ssh on every other host::
+"""The script that the launcher ssh starts on this host, and that ssh starts on every other host::
 
     python -I -S …/run_spawner.py SSH HOSTS READER [-x NAME]… -- AGENT…   on the launching host
-    python -I -S …/run_spawner.py                                         elsewhere, told the rest by stdin
+    python -I -S …/run_spawner.py                                         elsewhere; the rest comes on stdin
 
-Short, because Python compiles the file that it is told to run anew each time; the rest comes compiled.
+It is short because Python compiles the main script anew each time, while imported modules are cached.
 """
 
 import os

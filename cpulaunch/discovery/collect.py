@@ -48,10 +48,10 @@ Tell = Callable[[str], None]
 
 
 class Ccl(NamedTuple):
-    """What the command line knows of the backend ccl on this host, asked only where that matters.
+    """Functions of the command line that report on the backend ccl on this host, called only if needed.
 
-    ``missing``: why ccl can't be used; None where it can, or where no backend wants it.  ``files``: those of
-    the compiled process group, which must be the same on all hosts.
+    ``missing`` returns why ccl can't be used, or None if it can or if the job doesn't use it.  ``files``
+    returns the files of the compiled process group, which must be the same on all hosts.
     """
 
     missing: Callable[[], str | None]
@@ -61,10 +61,11 @@ class Ccl(NamedTuple):
 def collect_facts(
     config: Config, ccl: Ccl, tell: Tell, progress: Progress, program: Program | None = None
 ) -> Facts:
-    """What there is to know of this host and, where there is a ``program`` to run, of the job's other hosts.
+    """Collect the facts of this host and, if there is a ``program`` to run, of the job's other hosts.
 
-    Those are asked over ssh, unless the user skips that; HostError where they aren't ready.  ``tell`` gets
-    lines for the user, and ``progress`` is told how far the asking is.
+    The other hosts are probed in the way that the launcher reaches them, unless the user skips that.
+    ``tell`` gets lines for the user, and ``progress`` the state of the probes.  Raises HostError if hosts
+    aren't ready, and ConfigError if settings contradict the facts.
     """
     job = slurm_job(config.environ)
     config = without_ended_job(config, job, tell)
@@ -74,7 +75,7 @@ def collect_facts(
     names = names_here() if listed or job else here.names
     here = replace(here, topology=restricted_to_job(here.topology, job, names))
     elsewhere = any(host.name not in names for host in listed)
-    if not elsewhere:  # else preflight asks all hosts
+    if not elsewhere:  # otherwise preflight checks this on all hosts
         _demand_interface(config)
         if program:
             _demand_master_address(config)
@@ -96,7 +97,7 @@ def collect_facts(
         hosts={host.name: here for host in listed if host.name in names},
         here=names,
         mpis=mpis,
-        ccl_missing=ccl.missing(),  # which may build it, before hosts are asked for it
+        ccl_missing=ccl.missing(),  # may build ccl, so call it before probing the hosts for it
         step=step,
     )
     if program and elsewhere and operators_hostfile(config.environ):
@@ -107,14 +108,17 @@ def collect_facts(
 
 
 def mpis_for(config: Config, listed: Sequence[Host], here: frozenset[str]) -> tuple[Mpi, ...]:
-    """The MPIs of this host, where one may start the ranks on the ``listed`` hosts."""
+    """The MPIs of this host; empty if the job can't use one to start ranks on the ``listed`` hosts."""
     if not may_use_mpi(config, here_alone=all_here(listed, here)):
         return ()
     return find_mpis(config.mpi.flavour, config.mpi.path)
 
 
 def has_step(config: Config, listed: Sequence[Host], tell: Tell) -> bool:
-    """Whether a step of a Slurm allocation can start ranks on the ``listed`` hosts, and is free to."""
+    """Whether a Slurm step can start ranks on the ``listed`` hosts, and the user has not chosen a launcher.
+
+    If not, ``tell`` gets a warning if ranks could use CPUs of other Slurm jobs.
+    """
     if can_start(config, listed):
         return True
     if decide_launcher(config, here_alone=False).name != BY_STEP and (part := part_of_nodes(config, listed)):
@@ -132,20 +136,21 @@ def ask_hosts(
     tell: Tell,
     progress: Progress,
 ) -> Facts:
-    """``facts`` with what the listed hosts say of themselves, and a port that is free on the first.
+    """Add to ``facts`` what the listed hosts report of themselves, and a free port of the first host.
 
-    They are asked over ssh, unless the user skips that; HostError where they aren't ready.
+    The hosts are not probed if the user skips that, or if all ranks run here.  Raises HostError if hosts
+    aren't ready.
     """
     listed, names = facts.listed, facts.here
     here_alone = all_here(listed, names)
     chosen = decide_launcher(config, here_alone=here_alone, mpis=facts.mpis, step=facts.step)
     if here_alone or config.hosts.skip_preflight or chosen.launcher.this_host_only:
         return replace(facts, free_port=None)
-    # Imported here, as they take 30 ms, and a job on this machine alone needs none of them.
+    # Imported here, as this takes 30 ms, and a job on this machine alone doesn't need it.
     from cpulaunch.discovery.probe.check_hosts import Required, check_hosts
     from cpulaunch.discovery.probe.preflight import demand_ready
 
-    ranks_per_host(config, listed)  # numbers that don't fit needn't wait for any host
+    ranks_per_host(config, listed)  # raises before any host is probed if the numbers don't fit
     script = program.argv[1] if program.python and program.argv[1] != "-m" else program.argv[0]
     files = (str(Path(program.directory, script)),)
     required = Required(program.interpreter, program.directory, files, ccl_files())
@@ -161,7 +166,7 @@ def ask_hosts(
 
 
 def facts_of_lscpu(config: Config, file: Path) -> Facts:
-    """Facts for hosts that all are like the one that a file with the output of lscpu describes."""
+    """Facts for hosts that all have the CPUs in ``file``, an output of lscpu.  Raises ConfigError."""
     text = _read(file)
     try:
         topology = topology_from_lscpu(text)
@@ -176,11 +181,11 @@ def facts_of_lscpu(config: Config, file: Path) -> Facts:
 
 
 def recorded_facts(config: Config, file: Path) -> Facts:
-    """Facts for the hosts that a facts file describes; any other host is like the first of them."""
+    """Facts for the hosts of a facts file.  Any other host is taken to be like the file's first."""
     hosts = read_record(_read(file), str(file))
     return Facts(
         like=next(iter(hosts.values())),
-        listed=_named(config) or tuple(map(Host, hosts)),  # the job's, where no others are named
+        listed=_named(config) or tuple(map(Host, hosts)),  # by default, the job runs on the file's hosts
         hosts=hosts,
         like_what=f"the first in {file}",
         mpis_here=_mpis_here(config),
@@ -188,12 +193,12 @@ def recorded_facts(config: Config, file: Path) -> Facts:
 
 
 def _mpis_here(config: Config) -> tuple[Mpi, ...]:
-    """The MPIs of this host, where a job on other machines would use one if there is one."""
+    """The MPIs of this host, if the user leaves the launcher to us: a job on other machines may use one."""
     return find_mpis("auto", "auto") if leaves_launcher_to_us(config) else ()
 
 
 def _demand_interface(config: Config) -> None:
-    """ConfigError where the interface that was asked for isn't there."""
+    """Raise ConfigError if this host doesn't have the interface that the user has chosen."""
     there = sorted({interface.name for interface in interfaces_here()})
     chosen = config.ccl.interface
     if chosen not in ("auto", *there):
@@ -204,7 +209,7 @@ def _demand_interface(config: Config) -> None:
 
 
 def _demand_master_address(config: Config) -> None:
-    """ConfigError where the address at which the ranks are to meet isn't one of this machine."""
+    """Raise ConfigError if the chosen MASTER_ADDR isn't an address of this machine."""
     chosen = config.hosts.master_addr
     if chosen == "auto":
         return
@@ -225,7 +230,7 @@ def _demand_master_address(config: Config) -> None:
 
 
 def _demand_master_on_first(config: Config, listed: Sequence[Host]) -> None:
-    """ConfigError where the address at which the ranks are to meet is known to be another listed host's."""
+    """Raise ConfigError if the chosen MASTER_ADDR is known to be an address of another listed host."""
     chosen, (first, *others) = config.hosts.master_addr, listed
     if chosen == "auto" or chosen == first.name:
         return
@@ -238,13 +243,16 @@ def _demand_master_on_first(config: Config, listed: Sequence[Host]) -> None:
 
 
 def listed_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:
-    """The hosts that the user named, or else those of the allocation that we are in; the first ``nnodes``."""
+    """The first ``nnodes`` of the hosts that the user named, or else of the current allocation's hosts."""
     named = named_hosts(without_ended_job(config, slurm_job(config.environ), tell), tell)
     return first_hosts(config, named) if named else ()
 
 
 def named_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:
-    """All hosts that the user named, or else those of the allocation that we are in."""
+    """All hosts that the user named, or else those of the current allocation, without excluded ones.
+
+    ``tell`` gets a line on the allocation.
+    """
     hosts = _named(config)
     elsewhere = not decide_launcher(config, here_alone=False).launcher.this_host_only
     if not hosts and elsewhere and (given := allocation(config.environ, read_file)):
@@ -255,7 +263,7 @@ def named_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:
 
 
 def once_each(listed: Sequence[Host], here: frozenset[str]) -> None:
-    """ConfigError where two of the hosts are names of this one."""
+    """Raise ConfigError if two of the ``listed`` hosts are this machine."""
     ours = [host.name for host in listed if host.name in here]
     if len(ours) > 1:
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""What starts the agents: one module for each kind of launcher, found by name and loaded when used.
+"""Launchers, which start the agents: one module for each kind, found by name and imported when used.
 
-``base`` is the protocol.  A package adds a launcher by an entry point in the group ``cpulaunch.launchers``
-whose object is a `base.Launcher`; ``--launcher NAME`` then takes it.
+``base`` has the interface.  A package can add a launcher by an entry point in the group
+``cpulaunch.launchers`` whose object is a `base.Launcher`; ``--launcher NAME`` then accepts its name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def load(name: str) -> Launcher:
-    """The launcher called ``name``.  Raises UsageError where there is none, or where it is no launcher."""
+    """The launcher called ``name``.  Raises UsageError if there is none, or if it is no valid `Launcher`."""
     from cpulaunch.launchers.base import Launcher
 
     launcher = plugins.load(plugins.LAUNCHERS, name)
@@ -34,5 +34,5 @@ def load(name: str) -> Launcher:
 
 
 def load_mpi(flavour: str) -> Mpiexec:
-    """The launcher of a value of ``mpi.flavour``; ``auto`` gives the preferred one."""
+    """The launcher for a value of the setting ``mpi.flavour``; ``auto`` is the preferred one."""
     return cast("Mpiexec", load(MPIS[0] if flavour == "auto" else flavour))

@@ -1,4 +1,4 @@
-"""What every launcher starts for every rank, the same everywhere: the agent with the program."""
+"""The command that every launcher starts for every rank: the agent with the program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def agent_argv(plan: Plan, installation: Installation) -> list[str]:
 
 
 def placement_variables(plan: Plan, launcher: Launcher) -> dict[str, str]:
-    """The variables that tell the agents the plan."""
+    """The variables that carry the plan to the agents."""
     count, first = (plan.instances.count, plan.instances.first) if plan.instances else (0, 0)
     return Placement(
         launcher=launcher.name,

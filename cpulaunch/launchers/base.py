@@ -1,4 +1,4 @@
-"""What every launcher says of itself.  The rest of cpulaunch asks this, and knows no launcher by name."""
+"""The interface of launchers.  The rest of cpulaunch uses it, and knows no launcher by name."""
 
 from __future__ import annotations
 
@@ -16,80 +16,84 @@ if TYPE_CHECKING:
 
 
 class StartFailure(NamedTuple):
-    """A host on which something could not be started, and why, in the words of ssh or the launcher."""
+    """A host on which a start failed, and the reason in the words of ssh or the launcher."""
 
     host: str
     why: str
 
 
 class Launcher(ABC):
-    """Starts one agent for each rank of a plan, all by the same command line.
+    """Starts one agent for each rank of a plan, all with the same command line.
 
-    The agents of third-party launchers run without installed packages (``python -I -S``), so what an agent
-    must know of its launcher is data, which travels to it: ``identity``, ``agents_are_children`` and
-    ``daemon_outlives_link``.
+    An agent can't import its launcher, as it runs without installed packages (``python -I -S``).  So it gets
+    the attributes that it needs as data: ``identity``, ``agents_are_children`` and ``daemon_outlives_link``.
     """
 
     name: str
-    """What a plan calls it."""
+    """Its name in plans and settings."""
 
     title: str
-    """What people call it."""
+    """Its name in messages."""
 
     identity: IdentityVariables
-    """The variables by which it tells a process who it is."""
+    """The variables by which it passes rank, size, local rank and local size to a process."""
 
     stop_signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGKILL)
-    """What its processes are sent in turn until they end."""
+    """The signals that its processes are sent in turn until they end."""
 
     reach: Reach = NoReach()
-    """How a command is run on one of the hosts, to ask it or to sweep it."""
+    """The way to run a command on a host, in order to probe or to sweep it."""
 
     noise: tuple[str, ...] = ()
-    """How lines of its output begin that are of no use to anybody, and go into the log only."""
+    """Prefixes of lines of its output that are of no use to the user, and go only into the log."""
 
     agents_are_children = False
-    """Whether each command is one agent, in the order of ranks, so that its end is that agent's end."""
+    """Whether each command is one agent, in the order of ranks, so that it ends when that agent ends."""
 
     daemon_outlives_link = False
-    """Whether an agent that is cut off must end its parent, which would wait for its launcher for ever."""
+    """Whether an agent that has lost the launcher's host must end its parent, which would wait for ever."""
 
     ranks_outlive_it = False
-    """Whether the ranks go on when its process is killed, as a step of Slurm does."""
+    """Whether the ranks go on when its process is killed, as those of a Slurm step do."""
 
     left_out: tuple[str, ...] = ()
-    """The user's variables that it doesn't get: they pin or place ranks, which cpulaunch does, or have
-    another program start them."""
+    """The user's variables that are removed from its environment.
+
+    They pin or place ranks, which is cpulaunch's task, or choose another program to start them.
+    """
 
     passes_environment = True
-    """Whether remote processes get the environment that its command has."""
+    """Whether remote processes inherit the environment of its command."""
 
     is_intel_mpi = False
-    """Whether the ranks can use Intel MPI, which oneCCL's transport ``mpi`` sends through."""
+    """Whether the ranks can use Intel MPI, which oneCCL's transport ``mpi`` needs."""
 
     this_host_only = False
-    """Whether it starts ranks on the launching host only."""
+    """Whether it starts ranks only on the launching host."""
 
     @property
     def users_variables(self) -> tuple[str, ...]:
-        """Variables for its own programs that it sets only where the user hasn't."""
+        """Variables for its own programs that it sets only if the user hasn't set them."""
         return ()
 
     @abstractmethod
     def commands(self, plan: Plan, installation: Installation) -> tuple[Command, ...]:
-        """What to start for ``plan``.  Pure: the same arguments give the same commands."""
+        """The commands to start for ``plan``.  No I/O: the same arguments give the same commands.
+
+        Raises PlanError if this launcher can't start the plan.
+        """
 
     def start_failure(self, text: str, *, ended: bool = False) -> StartFailure | None:
-        """The failed start that ``text``, the output of its processes, tells of.
+        """The failed start that ``text``, the output of its processes, reports, or None.
 
-        ``ended``: nothing more will be said.
+        ``ended`` says that the output is complete.
         """
         return None
 
     def cancellation(self, text: str) -> str:
-        """Why a batch system has ended all ranks, where the output of its processes tells; else empty."""
+        """Why a batch system has ended all ranks, if the output of its processes says so; else empty."""
         return ""
 
     def lost_hosts(self, text: str) -> tuple[str, ...]:
-        """Hosts that have failed, by the output of its processes."""
+        """The hosts that have failed according to the output of its processes."""
         return ()

@@ -1,4 +1,4 @@
-"""What a launcher starts, as a value and as shell lines, and the paths that it names."""
+"""The commands of a launcher, as values, as JSON and as shell lines, and the paths that they use."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 PORT_UNWATCHED = 29500
-"""MASTER_PORT where no launcher is there to find a free one."""
+"""MASTER_PORT if no launcher runs that could find a free one; torch's default."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One process to start.
+    """One process to start, on ``host``, or on this host if that is None.
 
-    ``host``: where, None for this one.  ``env`` comes on top of the launcher's own environment, and
-    ``watched_env`` where a launcher reads along.  ``files`` (name → text) are written into the job's
-    directory, which is where the command is run.  ``when_orphaned`` is the signal that it gets when the
-    launcher dies, 0 for none; or it is ended ``orphaned_for`` seconds later, 0 for never.  ``leaves`` is the
-    directory in that for temporary files that it leaves when it is killed, with its pid as ``{pid}``; empty
-    where it leaves none.  ``unset`` are names of variables that it must not get.
+    ``env`` is added to the launcher's own environment, and ``watched_env`` only if a launcher reads the
+    output.  ``unset`` are variables that the process must not get.  ``files`` (name → text) are written into
+    the job's directory, in which the process runs.
+
+    When the launcher dies, the process gets the signal ``when_orphaned``, or none if that is 0.  It is ended
+    ``orphaned_for`` seconds after the launcher's death, or never if that is 0.  ``leaves`` names the
+    directory that it leaves behind in the directory for temporary files when it is killed, with ``{pid}`` for
+    its pid; empty if it leaves none.
     """
 
     argv: tuple[str, ...]
@@ -35,9 +37,9 @@ class Command:
 
 
 def to_json(commands: Sequence[Command]) -> dict[str, Any]:
-    """``commands``, and ``shared_env``, what their environments have in common where there are several.
+    """JSON data with ``commands``, and ``shared_env``, the variables that all of several commands share.
 
-    A thousand local ranks would have a thousand times the whole placement otherwise.
+    Without ``shared_env``, the commands of 1,000 local ranks would repeat the whole placement 1,000 times.
     """
     shared = _shared_env(commands) if len(commands) > 1 else {}
     listed = []
@@ -49,7 +51,10 @@ def to_json(commands: Sequence[Command]) -> dict[str, Any]:
 
 
 def shell(commands: Sequence[Command], master_port: int | None) -> str:
-    """Lines to paste into a terminal: the same job, unwatched, on a fixed port."""
+    """Shell lines that run the same job without a launcher, to paste into a terminal.
+
+    MASTER_PORT is ``master_port``, or PORT_UNWATCHED if that is None.
+    """
     port = PORT_UNWATCHED if master_port is None else master_port
     lines = ["(", "set -e", f"export MASTER_PORT={port}"]
     shared = _shared_env(commands)
@@ -72,7 +77,7 @@ def shell(commands: Sequence[Command], master_port: int | None) -> str:
             + background
         )
     if background:
-        # The exit code of a rank that failed, if one did.
+        # Exit with the code of the last rank that failed, or with 0.
         lines.append("code=0; for job in $jobs; do wait $job || code=$?; done; exit $code")
     lines.append(")")
     return "\n".join(lines) + "\n"
@@ -83,10 +88,10 @@ def _shared_env(commands: Sequence[Command]) -> dict[str, str]:
 
 
 class Installation(NamedTuple):
-    """Absolute paths, which are the same on all hosts of a job.
+    """Absolute paths of cpulaunch's scripts, which must be the same on all hosts of a job.
 
-    ``agent``: the file that every launcher runs, ``agent/run_agent.py``.  ``ssh``: the ssh of all launchers
-    that use it.  ``spawner``: the file that the launcher ssh runs on each host, ``agent/run_spawner.py``.
+    ``agent`` is ``agent/run_agent.py``, which every launcher runs.  ``ssh`` is the ssh of all launchers that
+    use ssh.  ``spawner`` is ``agent/run_spawner.py``, which the launcher ssh runs on each host.
     """
 
     agent: str

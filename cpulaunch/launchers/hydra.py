@@ -1,4 +1,4 @@
-"""Hydra, the mpiexec of MPICH and of Intel MPI, which is made from it."""
+"""Hydra, the mpiexec of MPICH and of Intel MPI, which is derived from MPICH."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Hydra = partial(
     directory=("-wdir", "{path}"),
     set_variable=("-genv", "{name}", "{value}"),
     when_orphaned=signal.SIGTERM,
-    # MPICH's goes on waiting for ranks after this.
+    # MPICH's mpiexec goes on waiting for ranks after this message.
     failures=(r"\[proxy:[\d:]+@(?P<host>[^\]]+)\].*execvp error on file (?P<why>[^\r\n]+)",),
 )
 
@@ -35,13 +35,13 @@ INTEL = _Hydra(
     ssh="I_MPI_HYDRA_BOOTSTRAP_EXEC",
     interface=("I_MPI_HYDRA_IFACE", "{name}"),
     env={"I_MPI_PIN": "off", "I_MPI_HYDRA_BOOTSTRAP": "ssh", "I_MPI_HYDRA_RMK": "user"},
-    # Since cpulaunch binds the ranks, Hydra needn't study the machine, and then starts in 8 ms instead of 40
-    # (hwloc: 30).  Where there are no NUMA nodes it says so on stdout.
+    # As cpulaunch binds the ranks, Hydra needn't inspect the machine with hwloc (30 ms), and starts in 8 ms
+    # instead of 40.  On a machine without NUMA nodes, ipl prints the warning in ``noise`` on stdout.
     watched_env={"I_MPI_HYDRA_TOPOLIB": "ipl"},
     noise=("IPL WARN> ",),
     is_intel_mpi=True,
     stdin=("-s", "{rank}"),
-    last_failures=(r"(?P<why>Unable to run bstrap_proxy) on (?P<host>\S+)",),  # ssh's own reason comes later
+    last_failures=(r"(?P<why>Unable to run bstrap_proxy) on (?P<host>\S+)",),  # ssh's reason follows
 )
 
 MPICH = _Hydra(

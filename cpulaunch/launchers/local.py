@@ -18,7 +18,7 @@ class Local(Launcher):
     this_host_only = True
 
     def commands(self, plan: Plan, installation: Installation) -> tuple[Command, ...]:
-        """One command for each rank, alike but for the rank's number."""
+        """One command for each rank.  They differ only in the variables of the rank's identity."""
         argv = tuple(agent_argv(plan, installation))
         shared = {name: value for name, value in plan.env.items() if name not in plan.private}
         shared.update(placement_variables(plan, self))

@@ -1,7 +1,7 @@
-"""What the launchers of Intel MPI, MPICH and Open MPI share: one mpiexec command, of each MPI's own words.
+"""The common launcher of Intel MPI, MPICH and Open MPI: one mpiexec command with each MPI's own options.
 
-What a plan sets is in the command in plain sight, as an expert would write it.  What the user has set travels
-by environment only, as argument lists show in every ``ps``.
+Variables that a plan sets are arguments of the command, as an expert would write it.  Variables that the user
+has set travel only by environment, as everyone can see arguments in ``ps``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cpulaunch.plan.plan import Plan
 
 HOSTFILE = "hostfile"
 
-# What each start of a job adds to the environment, for MPIs that hand on only what they are told by name.
+# Variables that each start of a job adds to the environment, for MPIs that forward variables only by name.
 JOB_VARIABLES = (
     variables.CONTROL,
     variables.JOB_ID,
@@ -32,7 +32,7 @@ JOB_VARIABLES = (
 )
 
 ORPHAN_MARGIN = 5.0
-"""Seconds beyond the grace period in which all agents that know of the launcher's end have ended."""
+"""Seconds after the grace period until all agents that have noticed the launcher's end have ended."""
 
 SSH_FAILURES = (
     r"ssh: connect to host (?P<host>\S+) port \d+: (?P<why>[^\r\n]+)",
@@ -42,27 +42,31 @@ SSH_FAILURES = (
 
 @dataclass(frozen=True)
 class Mpiexec(Launcher):
-    """One MPI's mpiexec, and how it says things.  ``{…}`` stand for values.
+    """The mpiexec of one MPI, and its options.  In options, ``{…}`` is replaced by a value.
 
-    ``version_words``: what its ``--version`` prints, one of them.  ``executables``: names of its program,
-    the preferred first.  ``called_by_script``: the program that its mpirun, a shell script, calls; killing
-    the script would leave the whole job behind.  ``wheel``: the distribution that has it on PyPI.
+    The program: its ``--version`` prints one of ``version_words``.  ``executables`` are its names, the
+    preferred first.  ``called_by_script`` is the program that its mpirun, a shell script, calls; cpulaunch
+    calls that program itself, as killing the script would leave the job running.  ``wheel`` is its package on
+    PyPI.
 
-    ``always``: arguments of every job.  ``stdin``: those that give its stdin to another rank than 0, if
-    it can.
-    ``hostfile_variables`` name the hostfile where no option does.  ``ranks_per_host`` is said where all hosts
-    have as many; else the hostfile's counts do, which any of ``count_variables`` would beat.
-    ``forward_variable`` hands on a variable by name, for an MPI that hands on nothing by itself.  ``env``
-    is for mpiexec itself: it switches the MPI's own pinning off, and its hosts are ours, not those of a
-    Slurm allocation around us.  ``watched_env`` is added where a launcher reads what mpiexec prints, and
-    the user has set nothing else.  ``when_orphaned`` is the signal on which it ends all that it started;
-    0 where agents would get no time, so that it has to be ended later.  ``leaves`` is the directory that
-    such a one leaves when it is killed, with its pid as ``{pid}``.  ``ssh`` is the variable for the
-    program to reach hosts with, ``interface`` the one for its own network, with its value, and
-    ``interface_takes_ipv6`` whether that network may be one of IPv6; ``takes_ipv6``: whether a hostfile
-    may have such addresses, and ``takes_spaces`` whether a path that other hosts get may have one.
-    ``failures`` are patterns of what it prints when a start fails, ``last_failures`` those that count
-    only when nothing better has been printed by its end.
+    Arguments: ``always`` are arguments of every job.  ``stdin`` gives mpiexec's stdin to a rank other than 0;
+    it is empty if the MPI can't do that.  ``ranks_per_host`` is used if all hosts have the same number of
+    ranks.  Otherwise, the counts in the hostfile apply, and ``count_variables``, which would override them,
+    are unset.  ``forward_variable`` forwards a variable by name, for an MPI that forwards none by itself.
+
+    Variables: ``hostfile_variables`` name the default hostfile.  ``env`` is set for mpiexec itself; it
+    switches off the MPI's own pinning and its use of a surrounding Slurm allocation.  ``watched_env`` is
+    added if a launcher reads mpiexec's output and the user hasn't set these variables.  ``ssh`` is the
+    variable for the program that reaches hosts.  ``interface`` is the variable for mpiexec's own network,
+    with its value.
+
+    Limits: ``interface_takes_ipv6`` says whether that network may be IPv6, ``takes_ipv6`` whether the
+    hostfile may have IPv6 addresses, and ``takes_spaces`` whether paths used on other hosts may have spaces.
+
+    End and errors: on the signal ``when_orphaned``, mpiexec ends all that it started; it is 0 if agents would
+    get no time then, and mpiexec is ended later instead.  ``leaves`` is the directory that mpiexec leaves
+    when it is killed, with ``{pid}`` for its pid.  ``failures`` are patterns of its messages on failed
+    starts, and ``last_failures`` are patterns that count only if its whole output has no better message.
     """
 
     name: str
@@ -100,7 +104,7 @@ class Mpiexec(Launcher):
     passes_environment: bool = True
     daemon_outlives_link: bool = False
     is_intel_mpi: bool = False
-    # Intel's and Open MPI's want SIGINT twice after a lost link.
+    # After a lost link, mpiexec of Intel MPI and of Open MPI need SIGINT twice.
     stop_signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGKILL)
     reach: Reach = field(default_factory=Ssh)
 
@@ -182,7 +186,7 @@ class Mpiexec(Launcher):
                 )
 
     def _reaching(self, plan: Plan, installation: Installation) -> dict[str, str]:
-        """How mpiexec reaches the hosts: as the user has set it, else by our ssh and the interface found."""
+        """Variables for our ssh and the interface found by the probe, except those that the user has set."""
         if plan.here_alone:
             return {}
         env = {self.ssh: installation.ssh}

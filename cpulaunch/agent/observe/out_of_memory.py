@@ -1,4 +1,4 @@
-"""Why a program got SIGKILL: what the kernel says of its memory."""
+"""Find out whether the kernel killed a program for lack of memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from cpulaunch.cause import Cause, Kind
 
 
 def oom_kills() -> int | None:
-    """How many processes this host's kernel has killed for lack of memory, a cgroup's limit included.
+    """The number of processes that this host's kernel has killed for lack of memory.
 
-    Source: ``oom_kill`` of /proc/vmstat, since Linux 4.13.  None where the kernel doesn't say.
+    It includes kills at a cgroup's limit.  None if the kernel doesn't report the number.
+    Source: ``oom_kill`` of /proc/vmstat, since Linux 4.13.
     """
     try:
         with open("/proc/vmstat") as f:
@@ -24,10 +25,14 @@ def oom_kills() -> int | None:
 
 
 def why_killed(pid: int, kills_before: int | None) -> Cause:
-    """What is known of the SIGKILL that ended the child ``pid``."""
+    """The cause of the SIGKILL that ended the child ``pid``.
+
+    ``kills_before`` is the value of `oom_kills` from before the child started.  The cause has the child's
+    peak memory in GiB.
+    """
     import resource
 
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / (1 << 20)  # in KiB, says getrusage(2)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / (1 << 20)  # KiB (getrusage(2))
     killed = Cause(Kind.KILLED, signal=int(SIGKILL), memory=round(peak, 3))
     if record := _kernels_record(pid):
         return killed._replace(kind=Kind.OUT_OF_MEMORY, detail=record)
@@ -38,7 +43,7 @@ def why_killed(pid: int, kills_before: int | None) -> Cause:
 
 
 def _kernels_record(pid: int) -> str | None:
-    """The newest line of the kernel's log on the killing of ``pid``; mostly only root may read it."""
+    """The newest line of the kernel's log that reports ``pid`` as killed.  Often only root may read it."""
     mark = f"Killed process {pid} (".encode()
     found = None
     try:
@@ -50,10 +55,10 @@ def _kernels_record(pid: int) -> str | None:
             try:
                 record = os.read(log, 8192)
             except BrokenPipeError:
-                continue  # overwritten while we read: the next one is there
+                continue  # the record was overwritten meanwhile; the next read gets the next one
             if mark in record:
                 found = record.partition(b";")[2].partition(b"\n")[0].decode(errors="replace")
     except OSError:
-        return found  # BlockingIOError: that was all
+        return found  # BlockingIOError: no more records
     finally:
         os.close(log)

@@ -1,7 +1,7 @@
-"""What the kernel shows of the program and its children: their states, and what holds them.
+"""The states of the program and its children, and what they wait for, as the kernel reports them in /proc.
 
-Sources: proc(5); Documentation/filesystems/proc.rst of Linux.  Nothing here waits for a process, whatever
-state it is in: the files that are read of one that sleeps in the kernel take none of its locks.
+Nothing here blocks, whatever state a process is in: for a process that sleeps in the kernel, only files that
+take none of its locks are read.  Sources: proc(5); Documentation/filesystems/proc.rst of Linux.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cpulaunch.discovery.host.cgroup import Throttling, cgroup_throttling, share
 from cpulaunch.discovery.host.files import read_file
 
 MAX_BLOCKED = 8
-"""Threads of a process in the state D that are described."""
+"""The largest number of a process's threads in the state D that are described."""
 
 _WORDS = {
     "R": "running",
@@ -37,14 +37,21 @@ _CALLS = {
     "lseek=62 read=63 write=64 readv=65 writev=66 pread=67 pwrite=68 preadv=69 pwritev=70 sendfile=71 "
     "newfstatat=79 fstat=80 fsync=82 fdatasync=83 copy_file_range=285 statx=291",
 }
-"""System calls that wait for files, and their numbers (``asm/unistd_64.h``, ``asm-generic/unistd.h``)."""
+"""Machine → system calls that wait for files, with their numbers.
+
+Sources: ``asm/unistd_64.h``, ``asm-generic/unistd.h``.
+"""
 
 _OF_PATHS = ("open", "stat", "rename", "mkdir", "unlink", "openat", "newfstatat", "unlinkat", "statx")
-"""Those whose first argument is no descriptor of the file."""
+"""System calls of `_CALLS` whose first argument is not the file's descriptor."""
 
 
 class Stat(NamedTuple):
-    """A line of ``/proc/PID/stat``.  ``cpu`` is in seconds; ``stopped_by`` is a signal's number, or 0."""
+    """Fields of ``/proc/PID/stat``.
+
+    ``cpu`` is the CPU time in seconds, ``started`` the start time in clock ticks since boot, and
+    ``stopped_by`` the number of the signal that stopped the process, or 0.
+    """
 
     name: str
     state: str
@@ -55,7 +62,7 @@ class Stat(NamedTuple):
 
 
 def stat(pid: int, thread: int | None = None) -> Stat | None:
-    """What ``/proc`` says of a process, or of one of its threads; None where it has ended."""
+    """Read the state of a process, or of one of its threads.  None if it has ended."""
     text = read_file(f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat")
     if text is None:
         return None
@@ -74,13 +81,13 @@ def family(ancestor: int) -> list[int]:
         if name.isdigit() and (found := stat(int(name))):
             children.setdefault(found.parent, []).append(int(name))
     members = sorted(children.get(ancestor, []))
-    for pid in members:  # which grows
+    for pid in members:  # the list grows in the loop
         members += sorted(children.get(pid, []))
     return members
 
 
 def describe(pid: int) -> dict[str, Any] | None:
-    """What a process is doing, as ``Dump.processes`` has it, but for its threads; None where it has ended."""
+    """Describe a process in the form of ``Dump.processes``, without its threads.  None if it has ended."""
     found = stat(pid)
     if found is None:
         return None
@@ -110,7 +117,7 @@ def describe(pid: int) -> dict[str, Any] | None:
 
 
 def blocked(pid: int) -> list[dict[str, Any]]:
-    """Threads in the state D (mostly a disk, or a file server), and what each of them waits for."""
+    """Describe the threads in the state D, and what each waits for: mostly a disk or a file server."""
     found = []
     for thread in threads(pid):
         seen = stat(pid, thread)
@@ -121,7 +128,7 @@ def blocked(pid: int) -> list[dict[str, Any]]:
 
 
 def threads(pid: int) -> list[int]:
-    """The threads of a process."""
+    """The thread ids of a process in order; empty if it has ended."""
     try:
         return sorted(map(int, os.listdir(f"/proc/{pid}/task")))
     except OSError:
@@ -134,18 +141,24 @@ def catches(pid: int, number: int) -> bool:
 
 
 def throttling(pid: int) -> Throttling | None:
-    """How the quotas of a process's control groups have slowed it so far; None where there are none."""
+    """How much the CPU quotas of a process's control groups have throttled it so far; None without quotas."""
     return cgroup_throttling(lambda path: read_file(path.replace("/proc/self/", f"/proc/{pid}/")))
 
 
 def throttled(before: Throttling, after: Throttling, seconds: float) -> dict[str, Any]:
-    """What came of a quota in the ``seconds`` between two looks: the share of them that was lost."""
+    """The effect of a quota between two observations, ``seconds`` apart.
+
+    ``share`` is the share of that time that was lost; ``seconds`` is the time lost since the group began.
+    """
     share = round(share_lost(before, after, seconds), 3)
     return {"share": share, "seconds": round(after.seconds, 1), "quota": after.quota}
 
 
 def _waits_in(pid: int, thread: int) -> dict[str, Any]:
-    """The system call that waits for a file, and the file; None: it is none, or can't be seen."""
+    """The system call on a file in which a thread waits, and the file.
+
+    Each is None if the thread is in another call, or if the kernel doesn't show it.
+    """
     nothing: dict[str, Any] = {"call": None, "file": None}
     words = (read_file(f"/proc/{pid}/task/{thread}/syscall") or "").split()
     if len(words) < 2 or not words[0].isdigit():
@@ -161,7 +174,7 @@ def _waits_in(pid: int, thread: int) -> dict[str, Any]:
 
 
 def _wchan(pid: int, thread: int) -> str | None:
-    """The function of the kernel in which a thread waits."""
+    """The function of the kernel in which a thread waits; None if it doesn't wait, or if that is hidden."""
     text = read_file(f"/proc/{pid}/task/{thread}/wchan")
     return text if text and text != "0" else None
 

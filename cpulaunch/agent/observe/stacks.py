@@ -1,7 +1,7 @@
-"""Stacks as py-spy and faulthandler print them, in the form of ``Dump.processes``.
+"""Parse the stacks that py-spy, gdb and faulthandler print into the form of ``Dump.processes``.
 
-A thread is a dict: id (None where it isn't known), name, gil, idle, and its frames, the innermost first, each
-``[function, file, line]``; ``left_out`` says how many of its frames were.
+A thread is a dict with ``id`` (None if unknown), ``name``, ``gil``, ``idle``, and ``frames``: the innermost
+first, each ``[function, file, line]``.  ``left_out`` is the number of frames that were left out.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from typing import Any
 
 MAIN = "MainThread"
-"""What Python calls its main thread, once it calls threads at all."""
+"""Python's name of its main thread, once ``threading`` is imported."""
 
 MAX_NAME = 120
-"""Characters of a function's name."""
+"""The largest length of a function's name in characters."""
 
 MAX_FILE = 200
-"""Characters of a path, of which the end is kept."""
+"""The largest length of a path in characters; the end of a longer path is kept."""
 
 LIMITS = ((64, 64), (48, 32), (32, 16), (16, 8), (4, 4))
-"""Threads of a process and frames of a thread: the first of these by which all fits is taken."""
+"""Limits of threads per process and frames per thread, in the order in which `fit` tries them."""
 
 Frame = tuple[str, str, int]
 
@@ -31,7 +31,7 @@ _OURS = re.compile(r"/cpulaunch/(runtime|ccl)/")
 
 
 def is_own(thread: dict[str, Any]) -> bool:
-    """Whether cpulaunch has started the thread in the program, such as the one that copies gloo's groups."""
+    """Whether cpulaunch started this thread in the program, such as the one that copies gloo's groups."""
     if thread["name"].startswith("cpulaunch-"):
         return True
     frames = [file for _, file, _ in thread["frames"] if not file.endswith("/threading.py")]
@@ -39,7 +39,10 @@ def is_own(thread: dict[str, Any]) -> bool:
 
 
 def from_py_spy(text: bytes, pid: int) -> list[dict[str, Any]]:
-    """The threads in ``py-spy dump --json`` of the process ``pid``, but for ours.  ValueError: it is none."""
+    """The threads in the output of ``py-spy dump --json`` for the process ``pid``, without our own.
+
+    Raises ValueError if ``text`` is not such output.
+    """
     try:
         threads = [
             {
@@ -63,7 +66,7 @@ def _frame(frame: dict[str, Any]) -> Frame:
 
 
 def _without_repeated(frames: Sequence[Frame]) -> list[Frame]:
-    """Several in a row of a library that says no names are one."""
+    """Merge equal consecutive frames without a name (``?``) into one."""
     return [
         frame
         for number, frame in enumerate(frames)
@@ -72,9 +75,9 @@ def _without_repeated(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def short_name(name: str) -> str:
-    """The name of a function of C or C++, without the arguments of templates and its own.
+    """The name of a function of C or C++ without its parameters and template arguments.
 
-    ``?`` for an address, which differs in each process.
+    An address becomes ``?``, as it differs in each process.
     """
     if re.fullmatch(r"0x[0-9a-f]+", name):
         return "?"
@@ -89,7 +92,7 @@ def short_name(name: str) -> str:
         elif depth <= 0:
             kept.append(character)
     words = "".join(kept).split(" const")[0].split("[")[0].strip()
-    # A template's name begins with what it returns.
+    # The name of a template begins with its return type.
     return (words.rpartition(" ")[2] or words or "?")[:MAX_NAME]
 
 
@@ -103,7 +106,10 @@ _GDB_FRAME = re.compile(r"#\d+ +(?:0x[0-9a-f]+ in )?(.+?) \(.*?\)(?: at (.+):(\d
 
 
 def from_gdb(text: bytes, pid: int) -> list[dict[str, Any]]:
-    """The threads in gdb's ``thread apply all backtrace``.  ValueError where there are none."""
+    """The threads in the output of gdb's ``thread apply all backtrace``.
+
+    Raises ValueError if there are none.
+    """
     threads: list[dict[str, Any]] = []
     for line in text.decode(errors="replace").splitlines():
         if found := _GDB_THREAD.match(line):
@@ -125,9 +131,10 @@ _MORE = "..."
 
 
 def from_faulthandler(text: str) -> list[dict[str, Any]]:
-    """The threads in what ``faulthandler`` writes: a hundred, and where these are all, the main one is last.
+    """The threads in the output of ``faulthandler``, at most 100 of them, without our own.
 
-    That one has no name there, or from Python 3.14 on the process's.
+    If the output has all threads, the last is the main thread.  It has no name there, or from Python 3.14 on
+    the name of the process.
     """
     threads: list[dict[str, Any]] = []
     lines = text.splitlines()
@@ -143,7 +150,10 @@ def from_faulthandler(text: str) -> list[dict[str, Any]]:
 
 
 def fit(processes: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    """The same in at most ``limit`` bytes of JSON, with fewer threads and frames if need be, or processes."""
+    """Return ``processes`` in at most ``limit`` bytes of JSON.
+
+    If necessary, leave out frames and threads according to LIMITS, then all threads, then processes.
+    """
     for most_threads, most_frames in (*LIMITS, (0, 0)):
         fitting = [_cut(process, most_threads, most_frames) for process in processes]
         if _bytes(fitting) <= limit:
@@ -157,7 +167,10 @@ def _bytes(value: Any) -> int:
 
 
 def _cut(process: dict[str, Any], most_threads: int, most_frames: int) -> dict[str, Any]:
-    """Main thread and those that do something are kept rather than others; of a stack, both its ends."""
+    """Limit a process's threads and frames.
+
+    Keep the main thread first, then busy threads, then idle ones.  Of a long stack, keep both ends.
+    """
     threads = sorted(process["threads"], key=lambda thread: (thread["name"] != MAIN, thread["idle"] is True))
     kept = []
     for thread in threads[:most_threads]:

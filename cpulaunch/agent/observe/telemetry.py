@@ -1,4 +1,4 @@
-"""What the launcher is told of the program: its steps, from its ledger, and what its process uses."""
+"""Telemetry that the agent sends to the launcher: the program's steps, and its resource use."""
 
 from __future__ import annotations
 
@@ -13,35 +13,38 @@ from cpulaunch.messages import StepRow, Steps
 from cpulaunch.telemetry import OF_STEPS, SUMS, Field
 
 MAX_ROWS = 32
-"""Rows of a message at most."""
+"""The largest number of rows in a message."""
 
 PER_SECOND = 100
-"""Messages of all agents of a job in a second, which a launcher of a thousand ranks can read."""
+"""Messages per second from all agents of a job.  The launcher of a thousand ranks can read that many."""
 
 SETTLED = 0.5
-"""Seconds after its end in which a step may still get a loss."""
+"""Seconds after the end of a step during which its loss may still be recorded."""
 
 PROCESS_PERIOD = 5.0
-"""Seconds between two looks at the process, at least."""
+"""The shortest time between two rows on the process, in seconds."""
 
 _LATEST = tuple(field.name for field in OF_STEPS if not field.is_sum)
 
 
 class Telemetry:
-    """Reads one program's ledger, and looks at its process.  ``due`` is when, on the monotonic clock."""
+    """Reads the ledger and the resource use of one program.
+
+    Call ``look`` when it is ``due``, a time on the monotonic clock.
+    """
 
     def __init__(self, kept: mmap.mmap | None, usage: Usage, world_size: int, beats: float) -> None:
-        """``beats`` is the time between two heartbeats, in seconds."""
+        """``beats`` is the time between two heartbeats in seconds, the longest period between messages."""
         self._kept, self._usage = kept, usage
         self._period = min(max(1.0, world_size / PER_SECOND), beats)
         self.due = time.monotonic() + self._period
         self._process_due = self.due + PROCESS_PERIOD - self._period
-        self._before: ledger.Step | None = None  # the last one that was told
-        self._latest: dict[str, float] = {}  # of steps after that one, what isn't added
+        self._before: ledger.Step | None = None  # the last step that was sent
+        self._latest: dict[str, float] = {}  # fields that aren't sums, from steps after that one
         self._peak_told = False
 
     def look(self, now: float) -> Steps | None:
-        """What is new, if anything is."""
+        """The message with everything new, or None if nothing is."""
         self.due = now + self._period
         process: dict[str, Any] = {}
         if now >= self._process_due:
@@ -50,7 +53,7 @@ class Telemetry:
         return self._message(now, self._rows(int((now - SETTLED) * 1e9)), process)
 
     def last(self) -> Steps | None:
-        """What is left to tell of a program that has ended."""
+        """The last message on a program that has ended, or None if nothing is left to send."""
         now = time.monotonic()
         return self._message(now, self._rows(None), {})
 
@@ -64,10 +67,10 @@ class Telemetry:
         return Steps(now, rows, process, peak or None, precision)
 
     def _rows(self, until: int | None) -> list[list[Any]]:
-        """The steps since the last time that ended before ``until``; all of them where it is None.
+        """Rows for the new steps that ended by ``until`` (nanoseconds); for all new steps if it is None.
 
-        Where there are many, only every second, fourth, … has a row, by its number, so that all ranks have
-        rows for the same steps.  The others count in it: what the ledger has are sums.
+        If there are many, only steps whose number is a multiple of 2, 4, … get a row, so that all ranks have
+        rows for the same steps.  A row includes the steps skipped before it, as the ledger holds sums.
         """
         kept = self._kept
         if not kept or not (last := ledger.recorded(kept).last):
@@ -78,7 +81,7 @@ class Telemetry:
         while last - self._before.number > MAX_ROWS * stride:
             stride *= 2
         rows = []
-        # The oldest one may be written anew at any moment.
+        # Skip the oldest step, which the program may overwrite at any moment.
         for number in range(max(self._before.number + 1, last - ledger.STEPS + 2), last + 1):
             step = ledger.step(kept, number)
             if step is None:

@@ -1,6 +1,6 @@
-"""The trace of a rank's program: asked for through the ledger, and sent to the launcher in pieces.
+"""Traces of a rank's program: the agent requests one through the ledger, and sends its file in pieces.
 
-The agent imports this when the launcher asks for a trace first.
+The agent imports this when the launcher first asks for a trace.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from cpulaunch.agent.launch.start import Running
 from cpulaunch.messages import HasTraced, SendTrace, Trace, Traced, TraceMessage, TracePiece, Traces, Tracing
 
 PIECE = 1 << 19
-"""Bytes of the file that are read, compressed and sent at once: in base 64 they fit into a message, even if
-nothing of them can be compressed."""
+"""Bytes of the file that are read, compressed and sent at once.  In base 64 they fit into a message even if
+they can't be compressed."""
 
 MAX_FILE = 4 << 30
-"""Bytes of a trace that is sent."""
+"""The largest size in bytes of a trace that is sent."""
 
 LEVEL = 1
-"""Of compression: an agent computes on the cores of its rank."""
+"""The level of compression.  It is low because the agent runs on the cores of its rank."""
 
 NO_LEDGER = "its program is not Python, or the kernel refuses it a memory file"
 
 
 class RankTraces:
-    """The traces of one program, one at a time.  Nobody else may read their files."""
+    """The traces of one program, one at a time.  Their directory is private to the user."""
 
     def __init__(self, running: Running | None, tell: Callable[[TraceMessage], None]) -> None:
-        """``running`` is the program, if it was started."""
+        """``running`` is the program, or None if it was not started."""
         self._ledger = running.ledger if running else None
         self._tell = tell
         self._request = 0
@@ -46,11 +46,11 @@ class RankTraces:
 
     @property
     def sending(self) -> bool:
-        """Whether the launcher may still want something of a trace that is complete."""
+        """Whether the launcher may still fetch pieces of a complete trace."""
         return self._file is not None
 
     def ask(self, message: Trace) -> None:
-        """The launcher wants a trace, or none any more."""
+        """Request a trace from the program, or cancel the request if ``message.first`` is 0."""
         self.drop()
         self._request = message.request
         if self._ledger is None:
@@ -70,7 +70,7 @@ class RankTraces:
             self._fail(f"the directory for its file has too long a name: {self._directory}")
 
     def reported(self, report: Traces | HasTraced) -> None:
-        """The program says how far it is.  Any child of it may, so nothing is relied on."""
+        """Handle a report of the program on a trace.  Any of its children may write one: don't trust it."""
         if report.request != self._request or not self._asked:
             return
         if isinstance(report, Traces):
@@ -95,7 +95,7 @@ class RankTraces:
         self._tell(Traced(report.request, report.first, report.last, size, ""))
 
     def send(self, message: SendTrace) -> None:
-        """The launcher has room for a piece."""
+        """Send the next piece of the file; after its end, send the rest of the compressed data."""
         if self._file is None or message.request != self._request:
             return
         try:
@@ -110,7 +110,7 @@ class RankTraces:
             self._close()
 
     def program_ended(self) -> None:
-        """It won't write anything any more."""
+        """Report failure of a trace that the program has not finished."""
         if self._asked:
             done = ledger.progress(self._ledger) if self._ledger else None
             made = done and done.steps
@@ -118,7 +118,7 @@ class RankTraces:
             self._fail(f"its program has ended {when}")
 
     def drop(self) -> None:
-        """Forget the trace, whatever there is of it."""
+        """Forget the trace, and remove its file."""
         self._asked = False
         self._close()
         self._remove()

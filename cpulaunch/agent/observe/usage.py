@@ -1,4 +1,4 @@
-"""What a rank's process uses: memory, CPU time, and what has held it back.  All of it is asked of the kernel.
+"""The resource use of a rank's process, as the kernel reports it: memory, CPU time, switches, throttling.
 
 Sources: proc(5); Documentation/filesystems/proc.rst of Linux.
 """
@@ -17,28 +17,28 @@ from cpulaunch.discovery.host.files import read_file
 from cpulaunch.model.cores import CoreSet
 
 MAX_THREADS = 256
-"""Of a program, those whose switches are counted."""
+"""The largest number of threads whose context switches are counted."""
 
 
 class Switches(NamedTuple):
-    """How often a thread has waited for something, and was preempted."""
+    """How often a thread has given up the CPU to wait (``voluntary``), and has been preempted."""
 
     voluntary: int
     preempted: int
 
 
 class Usage:
-    """Of one program, from its start; ``cores`` are those that it runs on."""
+    """The resource use of one program since its start.  ``cores`` are the cores that it runs on."""
 
     def __init__(self, pid: int, cores: CoreSet, now: float) -> None:
         self._pid, self._far = pid, far_nodes(cores)
         self._counters = Counters(pid)
         self._quota: tuple[float, Throttling | None] = now, processes.throttling(pid)
-        self._switches: dict[str, Switches] = {}  # of the threads that were there last
+        self._switches: dict[str, Switches] = {}  # thread id → its last known counts
         self._of_ended = Switches(0, 0)
 
     def row(self, now: float) -> dict[str, Any]:
-        """A row of telemetry.jsonl, but for rank and time; empty where the process has ended."""
+        """A row of telemetry.jsonl without rank and time.  Empty if the process has ended."""
         row = process_row(self._pid)
         if not row:
             return {}
@@ -54,7 +54,7 @@ class Usage:
         return {**row, **self._counters.read()}
 
     def _count_switches(self) -> Switches:
-        """Of all threads; those that have ended count with what was last seen of them."""
+        """The sums over all threads.  Ended threads count with their last known values."""
         found = switches(self._pid)
         none = Switches(0, 0)
         gone = (each for thread, each in self._switches.items() if found.get(thread, none) < each)
@@ -63,7 +63,10 @@ class Usage:
 
 
 def process_row(pid: int) -> dict[str, Any]:
-    """What the kernel says of a process by now; empty where it has ended."""
+    """Memory (``rss``, bytes), CPU time (seconds) and major page faults of a process.
+
+    Empty if it has ended.
+    """
     text = read_file(f"/proc/{pid}/stat")
     if text is None:
         return {}
@@ -77,7 +80,7 @@ def process_row(pid: int) -> dict[str, Any]:
 
 
 def switches(pid: int) -> dict[str, Switches]:
-    """Those of each thread of a process, by its id."""
+    """The context switches of at most MAX_THREADS threads of a process, by thread id."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -91,6 +94,6 @@ def switches(pid: int) -> dict[str, Switches]:
 
 
 def added(several: Iterable[Switches]) -> Switches:
-    """Their sums."""
+    """The sum of ``several``, which must not be empty."""
     voluntary, preempted = zip(*several, strict=True)
     return Switches(sum(voluntary), sum(preempted))

@@ -1,4 +1,4 @@
-"""What a program really has, read from /proc and said by its own runtime, against what was planned."""
+"""Compare the state of a program, from /proc and from its own reports, with the plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from cpulaunch.model.cores import CoreSet
 
 
 def at_start(pid: int, report: Ready, planned: Planned) -> tuple[Found, list[str]]:
-    """What the program has when its Python has started, and complaints."""
+    """Check CPUs, memory policy and preloaded libraries once Python has started.
+
+    Returns the values found, and a complaint for each that differs from the plan.
+    """
     cpus = CoreSet(report.cpus)
     policy, preloaded = memory_policy(pid), _preloaded(pid, planned.preloads)
     complaints = []
@@ -26,24 +29,27 @@ def at_start(pid: int, report: Ready, planned: Planned) -> tuple[Found, list[str
 
 
 def with_torch(pid: int, report: Torch, planned: Planned) -> tuple[Found, list[str]]:
-    """What it has once torch is imported, and complaints."""
+    """Check the CPUs of all threads and torch's number of threads once torch is imported.
+
+    Returns the values found, and a complaint for each that differs from the plan.
+    """
     ours = planned.cores | planned.comm_cores
     on = CoreSet(cpu for cpus in _thread_cpus(pid) for cpu in cpus)
     complaints = []
     if not on <= ours:
         complaints.append(f"was put on CPUs {ours}, but its threads are on {on}")
-    # A program that sets the variable itself has its way.
+    # The program may set the variable itself; then there is nothing to compare.
     if report.requested == planned.threads and planned.threads.isdigit():
         expected = int(planned.threads)
-        if report.threads not in (expected, min(expected, _physical_cores())):  # MKL goes no further
+        if report.threads not in (expected, min(expected, _physical_cores())):  # MKL's limit
             complaints.append(f"was given {expected} threads, but torch has {report.threads}")
     return Found(str(on), None, None, report.threads), complaints
 
 
 def memory_policy(pid: int) -> str | None:
-    """The policy of a process's main thread, such as ``default`` or ``bind:0``; None where /proc is silent.
+    """The memory policy of a process's main thread, such as ``default`` or ``bind:0``; None if unknown.
 
-    Source: proc(5) on numa_maps, whose lines give the process's where a range of memory has no other.
+    Source: proc(5) on numa_maps.  A line shows the process's policy if its range of memory has no other.
     """
     try:
         with open(f"/proc/{pid}/numa_maps") as f:
@@ -54,7 +60,10 @@ def memory_policy(pid: int) -> str | None:
 
 
 def _preloaded(pid: int, wanted: list[str]) -> list[str] | None:
-    """Those of ``wanted`` libraries that are mapped; None where the program is gone or another one."""
+    """The libraries in ``wanted`` that the program has mapped.
+
+    None if the program has ended or executes another file.
+    """
     if not wanted:
         return []
     try:
@@ -66,7 +75,7 @@ def _preloaded(pid: int, wanted: list[str]) -> list[str] | None:
     found = [
         path for path in wanted if os.path.realpath(path) in mapped or ("/" not in path and path in names)
     ]
-    # A program that ends while it is read shows a part; one that calls exec has none at first.
+    # The list may be incomplete if the program is just ending, or empty if it has just called exec.
     return found if found == wanted or _is_our_program(pid) else None
 
 
@@ -95,5 +104,5 @@ def _thread_cpus(pid: int) -> Iterator[CoreSet]:
     for thread in threads:
         try:
             yield CoreSet(os.sched_getaffinity(int(thread)))
-        except OSError:  # it has ended
+        except OSError:  # the thread has ended
             continue

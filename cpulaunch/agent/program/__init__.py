@@ -1,1 +1,1 @@
-"""What runs in the program's process before the user's code."""
+"""Code that runs in the program's process before the user's code."""

@@ -1,4 +1,4 @@
-"""Runs the user's Python program as ``python`` itself would, and tells the agent why it failed."""
+"""Run the user's Python program as ``python`` itself would, and report to the agent why it failed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _OURS = (
 )
 
 _NESTED, _CALL = 0x10, "CALL"
-"""The flag of a function that another one has made (``inspect.CO_NESTED``); how opcodes of calls begin."""
+"""The flag of a nested function (``inspect.CO_NESTED``), and the prefix of opcodes that call functions."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
 _OWN_PROCESS = os.getpid()
 
 MAX_ERROR = 2000
-"""Characters of an exception's message that are reported."""
+"""The largest number of characters of an exception's message that are reported."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# Two reports are written by hand, as `encode` would: importing it would cost every program two milliseconds.
+# These two reports are formatted by hand, like `encode` does: its import would cost every program 2 ms.
 
 
 def ready(cpus: list[int]) -> bytes:
@@ -51,7 +51,7 @@ def main() -> None:
         os.set_inheritable(report_fd, False)
     faulthandler.enable()
     _write_stacks_when_asked(os.environ.pop(variables.STACKS, ""))
-    # Python buffers a pipe by blocks; the user wants to see each line when it is printed.
+    # Python buffers a pipe in blocks, but the user wants to see each line when it is printed.
     if not sys.stdout.line_buffering and not os.environ.get("PYTHONUNBUFFERED"):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.excepthook = _hide_our_frames
@@ -69,7 +69,7 @@ def main() -> None:
             finder.functions[f"cpulaunch.runtime.{reporter}"] = [
                 lambda module: setattr(module, "report", report)
             ]
-    atexit.register(last := _BeforePythonEnds())  # the first to come is the last to go
+    atexit.register(last := _BeforePythonEnds())  # registered first, so called last
     try:
         _run_to_its_end(sys.argv[1:])
     except SystemExit as error:
@@ -77,12 +77,13 @@ def main() -> None:
         ccl: Any = sys.modules.get("cpulaunch.ccl.create")
         if ccl is not None:
             ccl.has_failed = True
-        # Its connections may end long before it does, and the others then fail first.
+        # Report before the end: its connections may close long before, and other ranks would fail first.
         report(leaving(_exit_code(error.code)))
         raise
     except BaseException as error:
         last.status = 1
-        # The launcher asks whether it is about others.  "gloo/" is a source file of gloo's.
+        # The launcher uses the ledger to tell whether another rank is the cause.  Errors of gloo name one of
+        # its source files, such as "gloo/…".
         _keep_last_collectives(failed="gloo/" in str(error))
         report(_raised(error))
         raise
@@ -90,7 +91,7 @@ def main() -> None:
 
 
 def _write_stacks_when_asked(how: str) -> None:
-    """Let a signal write all threads' stacks to the agent's file: ``how`` names both, by their numbers."""
+    """Have faulthandler write all threads' stacks at a signal.  ``how`` is FD:SIGNAL, or empty for none."""
     if how:
         fd, number = map(int, how.split(":"))
         os.set_inheritable(fd, False)
@@ -98,7 +99,7 @@ def _write_stacks_when_asked(how: str) -> None:
 
 
 def _take_over_port(when_loaded: dict[str, list[Callable[[Any], object]]]) -> None:
-    """Take over the socket that keeps MASTER_PORT, if this is the first rank and its agent has one."""
+    """Take over the socket that keeps MASTER_PORT, if the agent has passed one (to the first rank)."""
     fd = os.environ.pop(variables.KEPT_PORT_FD, None)
     if fd is None:
         return
@@ -113,7 +114,7 @@ def _take_over_port(when_loaded: dict[str, list[Callable[[Any], object]]]) -> No
 
 
 def _take_over_ledger(when_loaded: dict[str, list[Callable[[Any], object]]]) -> None:
-    """Map the rank's ledger when something is loaded that writes it: then there is torch, too."""
+    """Map the rank's ledger once ``cpulaunch.ledger`` is imported, which happens only along with torch."""
     if (fd := int(os.environ.pop(variables.LEDGER_FD, "-1"))) >= 0:
         os.set_inheritable(fd, False)
 
@@ -127,7 +128,7 @@ def _take_over_ledger(when_loaded: dict[str, list[Callable[[Any], object]]]) -> 
 
 
 class _BeforePythonEnds:
-    """What is done last; ``status`` is the program's exit code."""
+    """The last exit handler.  ``status`` is the program's exit code."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -141,14 +142,14 @@ class _BeforePythonEnds:
             else:
                 gloo.keep_groups()
         if self.status and "oneccl_bindings_for_pytorch" in sys.modules:
-            # Their oneCCL aborts where an exception ends Python, and the exit code would be 134.
+            # Their oneCCL aborts if an exception ends Python, and the exit code would be 134.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(self.status)
 
 
 def _exit_code(said: object) -> int:
-    """What the shell sees of ``sys.exit(said)``."""
+    """The exit code of ``sys.exit(said)``."""
     if said is None:
         return 0
     return said & 0xFF if isinstance(said, int) else 1
@@ -160,7 +161,7 @@ def _run_to_its_end(arguments: list[str]) -> None:
     except SystemExit as error:
         if _exit_code(error.code) != 0:
             raise
-    # A program that hasn't destroyed its groups may not know yet that its results are wrong.
+    # Raise pending errors of ccl: a program that doesn't destroy its groups may not have seen them yet.
     ccl: Any = sys.modules.get("cpulaunch.ccl._group")
     if ccl is not None:
         ccl.check_calls()
@@ -184,7 +185,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _is_bundle(path: str) -> bool:
-    """Whether ``path`` is a directory, a zip file or compiled, which Python runs, too."""
+    """Whether ``path`` is a directory, a zip file or a .pyc file, all of which Python can run."""
     if os.path.isdir(path) or path.endswith(".pyc"):
         return True
     with open(path, "rb") as f:
@@ -192,9 +193,9 @@ def _is_bundle(path: str) -> bool:
 
 
 def _run_file(path: str) -> None:
-    """Run a script as the module ``__main__``, which stays, as threads may outlive the last line.
+    """Run a script as the module ``__main__``.
 
-    (``runpy.run_path`` takes it away when that line is done.)
+    The module stays, as threads may outlive the last line; ``runpy.run_path`` would remove it then.
     """
     module = type(sys)("__main__")
     module.__file__ = path
@@ -206,13 +207,16 @@ def _run_file(path: str) -> None:
 
 
 def _keep_last_collectives(*, failed: bool) -> None:
-    """Have them in the ledger, where they are copied to once in a while; ``failed``: the last one has."""
+    """Copy the last collectives of other backends into the ledger, without waiting for the next regular copy.
+
+    ``failed`` says that the last one has failed.
+    """
     kept = sys.modules.get("cpulaunch.runtime.observe.ledger")
     for mirror in getattr(kept, "mirrors", ()):
         try:
             mirror.look(failed=True) if failed else mirror.look_before_end()
         except Exception:
-            pass  # the exception itself is what is to be told
+            pass  # report the original exception instead
 
 
 def _raised(error: BaseException) -> bytes:
@@ -230,7 +234,7 @@ def _raised(error: BaseException) -> bytes:
         file, line = error.filename, error.lineno
     if file and file.startswith(os.getcwd() + os.sep):
         file = os.path.relpath(file)
-    if isinstance(error, CpulaunchError):  # the user's line is to be changed, and no bug of ours to be found
+    if isinstance(error, CpulaunchError):  # the user's mistake, not a bug: no traceback
         text, hint = "", error.hint or ""
     else:
         text, hint = "".join(traceback.format_exception(type(error), error, shown)), ""
@@ -243,7 +247,10 @@ def _raised(error: BaseException) -> bytes:
 
 
 def _cause(error: BaseException | None) -> dict[str, Any] | None:
-    """What the error, or one that it came of, says of its cause: those of ``ccl`` do."""
+    """The cause that the error, or an error in its chain of causes and contexts, has recorded.
+
+    Only usage errors and errors of ``ccl`` have one.
+    """
     from cpulaunch.errors import UsageError
 
     if isinstance(error, UsageError):
@@ -265,11 +272,11 @@ def _write(fd: int, line: bytes) -> None:
     try:
         os.write(fd, line)
     except OSError:
-        pass  # the agent is gone, and nobody else needs it
+        pass  # the agent is gone
 
 
 def _torch(torch: Any) -> bytes:
-    """The report that torch is loaded, and how many threads it has; empty for another module by its name."""
+    """The report that torch is loaded, with its number of threads.  Empty if another module has its name."""
     try:
         threads = torch.get_num_threads()
     except Exception:
@@ -281,7 +288,7 @@ def _torch(torch: Any) -> bytes:
 
 
 class _Finder:
-    """Finds modules as the other finders do, and calls ``functions`` with each of them once it is loaded."""
+    """A finder that calls ``functions[name]`` with the module ``name`` once another finder has loaded it."""
 
     def __init__(self, functions: dict[str, list[Callable[[Any], object]]]) -> None:
         self.functions = functions
@@ -297,7 +304,7 @@ class _Finder:
         return spec
 
     def loaded(self, name: str, module: Any, _: None) -> None:
-        for function in self.functions.pop(name, ()):  # not for a reload
+        for function in self.functions.pop(name, ()):  # once; not after a reload
             function(module)
         if not self.functions and self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -314,7 +321,7 @@ def _hide_our_frames(kind: type[BaseException], error: BaseException, tb: Traceb
 
 
 def _hide(error: BaseException) -> BaseException:
-    """The same error, of which, and of those it came of, tracebacks are without our frames."""
+    """Remove our frames from the tracebacks of an error, its causes and contexts.  Returns the error."""
     seen: set[int] = set()
     every: list[BaseException | None] = [error]
     while every:
@@ -326,7 +333,7 @@ def _hide(error: BaseException) -> BaseException:
 
 
 def _without_our_frames(tb: TracebackType | None) -> TracebackType | None:
-    """Without those that run the script, and those of functions that stand in for a library's."""
+    """Remove frames that run the script, and frames of our functions that replace a library's."""
     kept: list[TracebackType] = []
     while tb is not None:
         code = tb.tb_frame.f_code
@@ -334,13 +341,16 @@ def _without_our_frames(tb: TracebackType | None) -> TracebackType | None:
         if code.co_filename not in _OURS and not (stands_in and (tb.tb_next or _calls(tb))):
             kept.append(tb)
         tb = tb.tb_next
-    for one, following in zip(kept, [*kept[1:], None], strict=False):  # there may be none
+    for one, following in zip(kept, [*kept[1:], None], strict=False):  # both may be empty
         one.tb_next = following
     return kept[0] if kept else None
 
 
 def _calls(tb: TracebackType) -> bool:
-    """Whether the error comes of a function of C that the frame has called, and not of the frame's own."""
+    """Whether the frame was calling a function when the error occurred.
+
+    For the innermost frame, the error then comes from a function of C, and not from the frame's own code.
+    """
     from dis import opname
 
     return opname[tb.tb_frame.f_code.co_code[tb.tb_lasti]].startswith(_CALL)

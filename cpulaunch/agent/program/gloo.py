@@ -1,9 +1,9 @@
-"""What gloo's threads need before Python ends, and those that have none.
+"""Prevent aborts of gloo when Python ends.
 
-The thread that ran a collective lets go of its tensors after the program has the result, and takes Python's
-lock for it.  Once Python has begun to end, it is stopped there, in a C++ destructor, and the process aborts
-("terminate called without an active exception", torch 2.13).  A thread that shares its only core with the
-program often comes so late.
+A thread of gloo that ran a collective releases its tensors after the program has got the result, and takes
+Python's lock (GIL) to do so.  If Python is already shutting down, the thread is stopped there, in a C++
+destructor, and the process aborts ("terminate called without an active exception", torch 2.13).  This often
+happens to a thread that shares its only core with the program.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ ROUND = 0.001
 
 
 def let_gloo_finish() -> None:
-    """Wait until its threads have nothing to do, or wait for a peer: a millisecond or two."""
+    """Wait until gloo's threads are idle or wait for a peer: usually 1 or 2 ms, and at most LONGEST."""
     end, idle = time.monotonic() + LONGEST, 0
     while idle < 2 and time.monotonic() < end:
-        time.sleep(ROUND)  # lets go of Python's lock, too
+        time.sleep(ROUND)  # also releases the GIL
         idle = 0 if _gloo_runs() else idle + 1
 
 
 def keep_groups() -> None:
-    """In a process that the program has forked: have Python not destroy the groups that it has copies of.
+    """In a forked child, keep Python from destroying its copies of the process groups.
 
-    They would wait for threads that only the program has (torch 2.13).
+    Their destructors would wait for threads that exist only in the parent (torch 2.13).
     """
     world = getattr(sys.modules["torch.distributed"], "distributed_c10d", None)
     for group in list(getattr(getattr(world, "_world", None), "pg_map", ())):
@@ -46,5 +46,5 @@ def _runs(stat: str) -> bool:
         with open(stat) as f:
             _, _, rest = f.read().partition(THREADS)
     except OSError:
-        return False  # it has ended
+        return False  # the thread has ended
     return rest.partition(") ")[2].startswith("R")

@@ -1,4 +1,4 @@
-"""The file of a rank's ledger (`cpulaunch.ledger`): its agent makes it, and its program takes it over."""
+"""The memory file of a rank's ledger (`cpulaunch.ledger`), which the agent makes and the program maps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _NAME = "cpulaunch-ledger"
 
 
 def make() -> tuple[int, mmap.mmap] | tuple[None, None]:
-    """A new one's descriptor, for the program, and the agent's mapping; None where the kernel refuses it."""
+    """Make a ledger.  Returns a descriptor for the program, and the agent's mapping.
+
+    Both are None if the kernel refuses it.
+    """
     try:
         fd = os.memfd_create(_NAME)
     except OSError:
@@ -27,7 +30,7 @@ def make() -> tuple[int, mmap.mmap] | tuple[None, None]:
 
 
 def offer(env: dict[str, str]) -> tuple[int, mmap.mmap] | tuple[None, None]:
-    """As ``make``, for a program with the variables ``env``."""
+    """Make a ledger, and pass its descriptor to the program with the variables ``env``."""
     made = make()
     if (fd := made[0]) is not None:
         os.set_inheritable(fd, True)
@@ -36,25 +39,26 @@ def offer(env: dict[str, str]) -> tuple[int, mmap.mmap] | tuple[None, None]:
 
 
 def close(fd: int | None) -> None:
-    """Close the agent's descriptor, once the program has one."""
+    """Close the agent's descriptor after the program has inherited it."""
     if fd is not None:
         os.close(fd)
 
 
 def groups(kept: mmap.mmap | bytes | None, *, unfinished: bool = False) -> list[dict[str, Any]]:
-    """The groups of a ledger as ``Dump`` has them: times in seconds, None where something hasn't happened.
+    """The groups of a ledger in the form of ``Dump``: times are in seconds, or None for events still to come.
 
-    ``unfinished``: of ``ccl``, groups in which an operation has failed or is under way.  Others don't say
-    which have failed.
+    With ``unfinished``, leave out groups of ``ccl`` whose operations have all completed.  Other backends
+    don't record which operations have failed.
     """
     found = ledger.groups(kept) if kept else []
     return _documents(group for group in found if not unfinished or _is_unfinished(group))
 
 
 def last_calls(kept: mmap.mmap | bytes | None) -> list[dict[str, Any]]:
-    """What a program has called that has ended: of each group of ``ccl`` the last collective, if completed.
+    """The last collective of each group of ``ccl`` of an ended program, if it has completed.
 
-    It may have destroyed the group before.  What is known of other groups may be a second old.
+    This includes groups that the program has destroyed.  Other backends are left out, as their records may be
+    a second old.
     """
     found = [*ledger.groups(kept), *ledger.groups(kept, closed=True)] if kept else []
     called = [
@@ -62,7 +66,7 @@ def last_calls(kept: mmap.mmap | bytes | None) -> list[dict[str, Any]]:
         for group in found
         if group.backend == "ccl" and (collectives := [op for op in group.operations if not op.is_message])
     ]
-    # The newest of those that have had the same name.
+    # Several groups may have had the same name; the newest counts.
     called.sort(key=lambda group: group.operations[0].enqueued)
     last = {(group.name, group.members): group for group in called}
     return _documents(group for group in last.values() if group.operations[0].state == ledger.COMPLETED)
@@ -85,9 +89,9 @@ def _in_seconds(operation: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_over(fd: int) -> None:
-    """In the program: map the one behind ``fd``, which is then closed.
+    """In the program: map the ledger behind ``fd``, and close ``fd``.
 
-    A program that has closed what it inherited may have something else there by now, which is left alone.
+    Does nothing if ``fd`` is no ledger, as a program may have closed it and opened another file.
     """
     try:
         if os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{_NAME}"):
@@ -99,5 +103,5 @@ def take_over(fd: int) -> None:
 
 
 def _forget() -> None:
-    """A forked process is not the rank."""
+    """Forget the ledger in a forked process, which is not the rank."""
     ledger.of_this_process = None

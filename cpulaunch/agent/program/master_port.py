@@ -1,8 +1,8 @@
-"""The first rank's part in keeping MASTER_PORT from other users until torch's store listens there.
+"""Keep MASTER_PORT from other users on the first rank until torch's store listens there.
 
-Its agent has a socket that is bound to the port, and hands it to the program, where the bootstrap holds it
-until Python ends.  Torch's store listens on another one, which only this user can bind
-(`runtime.change.torch`).  A program that takes the port in any other way gets it, too: the socket is closed.
+The agent binds a socket to the port and passes it to the program, where the bootstrap holds it until Python
+ends.  Torch's store listens on another socket on the same port, which only this user can bind
+(`runtime.change.torch`).  If the program binds the port in any other way, the bootstrap closes its socket.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 LAUNCHER_LETS_GO = 5.0
-"""Seconds that a busy launcher may need to hear that the program has started, and to let its socket go."""
+"""Seconds within which even a busy launcher learns that the program has started, and closes its socket."""
 
 
 def keep_port(env: Mapping[str, str], host: str) -> socket.socket | None:
-    """What keeps MASTER_PORT for the program with the variables ``env``; None where torch isn't patched.
+    """Bind a socket that keeps MASTER_PORT for the program with the variables ``env``.
 
-    HostError where somebody else on ``host``, which is this one, has the port.
+    None if torch isn't patched, or if MASTER_PORT is not a number.  Raises HostError if another process on
+    ``host``, this host, has the port.
     """
     if env.get(variables.AS_WRITTEN) == "1" or env.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         return None
@@ -46,7 +47,7 @@ def keep_port(env: Mapping[str, str], host: str) -> socket.socket | None:
 
 
 class KeptPort:
-    """The socket in the program."""
+    """The socket that keeps the port, in the program."""
 
     def __init__(self, fd: int, port: int) -> None:
         self._fd, self._port = fd, port
@@ -54,20 +55,20 @@ class KeptPort:
         os.register_at_fork(after_in_child=self.release)  # a child may outlive the rank
 
     def release(self) -> bool:
-        """Let the port go; returns whether we had it."""
+        """Close the socket.  Returns whether it was open."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
         return fd >= 0
 
     def torch_is_loaded(self, _: object) -> None:
-        """Let the port go where torch's store can't join us."""
+        """Close the socket if torch's store is not patched to share the port."""
         changes = sys.modules.get("cpulaunch.runtime.change.torch")
         if not getattr(changes, "listens_on_kept_port", False):
             self.release()
 
     def socket_is_loaded(self, module: Any) -> None:
-        """Let the port go to whoever binds a socket of Python's to it."""
+        """Patch ``socket.bind`` to close our socket if the program binds the port."""
         original = module.socket.bind
 
         def bind(bound: Any, address: Any) -> None:

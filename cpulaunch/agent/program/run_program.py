@@ -1,12 +1,12 @@
-"""The file by which the agent runs a Python program: ``… train.py ARGS``, or ``… -m module ARGS``.
+"""The script with which the agent runs a Python program: ``… train.py ARGS``, or ``… -m module ARGS``.
 
-Short, because Python compiles the file that it is told to run anew each time; the rest comes compiled.
+It is short because Python compiles the main script anew each time, while imported modules are cached.
 """
 
 import os
 import sys
 
-# Python put this file's directory first on the path (unless -P), where the program's belongs.
+# Unless -P is set, Python has put this file's directory first on the path, where the program's belongs.
 if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
     del sys.path[0]
 

@@ -1,1 +1,1 @@
-"""The launcher ssh at work: a spawner on each host starts the agents there, and spawners on further hosts."""
+"""The spawner of the launcher ssh.  On each host, it starts the agents, and spawners on further hosts."""

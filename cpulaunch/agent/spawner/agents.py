@@ -1,4 +1,4 @@
-"""The agents of a spawner's own host, and the stdin of one rank where that comes from another host."""
+"""The agents of a spawner's own host, and the pipe to the rank that reads stdin from another host."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ STDIN = 0
 
 
 class Agents:
-    """The agents of one host: processes that die with us."""
+    """The agents of one host.  They are killed when the spawner dies."""
 
     def __init__(self, host: Host, argv: list[str], size: int, open_files: int) -> None:
-        """``argv`` is the command line of each, ``size`` the number of all ranks of the job, ``open_files``
-        the soft limit that they start with.
+        """``argv`` is the command line of each agent, ``size`` the number of all ranks of the job, and
+        ``open_files`` the agents' soft limit of open files.
         """
         self._host, self._argv, self._size, self._open_files = host, argv, size, open_files
-        self._codes: dict[int, int | None] = {}  # by pid: its exit code, as a shell reports it
+        self._codes: dict[int, int | None] = {}  # pid → exit code as a shell reports it
 
     def start(self, environ: Mapping[str, str], reader: int, its_stdin: int) -> None:
-        """Start one for each rank; the rank ``reader`` reads ``its_stdin``.  Raises OSError."""
+        """Start one agent for each rank.  The rank ``reader`` gets the descriptor ``its_stdin``, and the
+        others /dev/null.  Raises OSError.
+        """
         spawner, limit = os.getpid(), self._open_files
         nothing = os.open(os.devnull, os.O_RDONLY)
         for local_rank in range(self._host.ranks):
@@ -34,7 +36,7 @@ class Agents:
             own = dict(zip(variables.LOCAL_IDENTITY, identity, strict=True))
 
             def prepare(stdin: int = its_stdin if rank == reader else nothing) -> None:
-                die_with(spawner, signal.SIGKILL)  # until it has asked for something milder itself
+                die_with(spawner, signal.SIGKILL)  # until the agent asks for SIGTERM instead
                 set_open_files(limit)
                 os.dup2(stdin, STDIN)
 
@@ -45,19 +47,19 @@ class Agents:
         return pid in self._codes
 
     def ended(self, pid: int, status: int) -> int:
-        """One of them has ended with this status of waitpid; its exit code."""
+        """Record that an agent has ended with this status of waitpid, and return its exit code."""
         code = os.waitstatus_to_exitcode(status)
         self._codes[pid] = code = 128 - code if code < 0 else code
         return code
 
     @property
     def exit_code(self) -> int | None:
-        """The first that isn't 0; None while any of them runs."""
+        """The first exit code that isn't 0, in the order of ranks; None while any agent runs."""
         codes = list(self._codes.values())
         return None if None in codes else next(filter(None, codes), 0)
 
     def signal(self, number: int) -> None:
-        """Send a signal to all that run; one that is stopped would get it only when it goes on."""
+        """Send a signal and SIGCONT to all running agents: a stopped one gets a signal once it continues."""
         for pid, code in self._codes.items():
             if code is None:
                 os.kill(pid, number)
@@ -65,9 +67,9 @@ class Agents:
 
 
 class Input:
-    """A pipe to the reader's agent.  ``wanted`` is called when all that it was given is written.
+    """A pipe to the agent that reads stdin.  ``wanted`` is called when all data has been written.
 
-    ``end`` is the agent's, to be closed once that is started.
+    ``end`` is the agent's end; close it once the agent has started.
     """
 
     def __init__(self, selector: selectors.BaseSelector, wanted: Callable[[], None]) -> None:
@@ -77,7 +79,7 @@ class Input:
         self._data = b""
 
     def give(self, data: bytes) -> None:
-        """Write it when there is room; without data, that is the end."""
+        """Write ``data`` when there is room.  Empty data closes the pipe."""
         if self._pipe < 0:
             return
         if not data:
@@ -99,7 +101,7 @@ class Input:
             self._wanted()
 
     def close(self) -> None:
-        """The program finds the end of its stdin."""
+        """Close the pipe, so that the program reads the end of its stdin."""
         if self._pipe < 0:
             return
         if self._pipe in self._selector.get_map():

@@ -1,4 +1,4 @@
-"""A connection to another host: the process of ssh, and the messages that it carries."""
+"""A connection to another host: an ssh process, and the messages that it carries."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from cpulaunch.wire import MAX_LINE, MessageError
 STDIN, STDOUT, STDERR = 0, 1, 2
 
 PIECE = 1 << 16
-"""Bytes that are read at once."""
+"""The largest number of bytes read or written at once."""
 
 
 class Connection:
-    """ssh to the first of ``hosts``, where a spawner starts its agents, and those of the other hosts.
+    """An ssh process to the first of ``hosts``.
 
-    ``started``: the spawner is there.  ``unwatched``: agents there can't reach the launcher.  ``pid`` is
-    that of ssh.
+    The spawner there starts the agents of its host, and connects to the other ``hosts``.  ``started`` says
+    that the spawner runs, and ``unwatched`` that agents behind it can't reach the launcher.  ``pid`` is the
+    pid of ssh.
     """
 
     def __init__(
         self, hosts: list[Host], start: Start, environ: Mapping[str, str], selector: selectors.BaseSelector
     ) -> None:
-        """Raises OSError where ssh can't be started."""
+        """Start ssh.  Raises OSError if that fails."""
         self.hosts, self.started, self.unwatched = hosts, False, False
         self._selector = selector
         self._outgoing = bytearray(encode(start._replace(hosts=[list(host) for host in hosts])))
-        self._rest = b""  # of its stdout, without the end of a line
-        self._said = b""  # on its stderr, before it has started
+        self._rest = b""  # an incomplete line of its stdout
+        self._said = b""  # its stderr until the spawner has started
         pipes = [os.pipe() for _ in (STDIN, STDOUT, STDERR)]
         theirs = [pipes[STDIN][0], pipes[STDOUT][1], pipes[STDERR][1]]
         self._ours = {pipes[STDIN][1]: STDIN, pipes[STDOUT][0]: STDOUT, pipes[STDERR][0]: STDERR}
@@ -46,7 +47,7 @@ class Connection:
             for number, fd in enumerate(theirs):
                 os.dup2(fd, number)
 
-        # A master connection that ssh leaves for others to use must not look like a process of the job.
+        # ssh may leave a master connection running, which must not look like a process of the job.
         env = {name: value for name, value in environ.items() if not name.startswith("CPULAUNCH_")}
         try:
             self.pid = fork_and_exec([*start.ssh, hosts[0].name, start.remote], env, prepare)
@@ -63,14 +64,14 @@ class Connection:
             selector.register(fd, event, self)
 
     def send(self, message: Any) -> None:
-        """Send it when there is room; dropped where the connection is lost."""
+        """Send a message when there is room.  Drop it if the connection is lost."""
         self._outgoing += encode(message)
         for fd, number in self._ours.items():
             if number == STDIN and fd not in self._selector.get_map():
                 self._selector.register(fd, selectors.EVENT_WRITE, self)
 
     def ready(self, fd: int) -> Iterator[Any]:
-        """Move bytes of a descriptor that is ready, and give the messages that have come."""
+        """Read or write a descriptor that is ready, and yield the messages received."""
         if self._ours[fd] == STDIN:
             self._write(fd)
         elif data := self._read(fd):
@@ -79,7 +80,10 @@ class Connection:
             self._close(fd)
 
     def end(self) -> Iterator[Any]:
-        """ssh has ended: the last messages.  Others may hold its pipes open, such as a master connection."""
+        """Yield the last messages after ssh has ended, and close its pipes.
+
+        This doesn't wait for their end, as a master connection may still hold them open.
+        """
         for fd, number in list(self._ours.items()):
             while number != STDIN and (data := self._read(fd)):
                 yield from self._take(fd, data)
@@ -88,19 +92,19 @@ class Connection:
             pass_on(STDOUT, self._rest)
 
     def why(self, code: int) -> str:
-        """Why it has ended with this exit code before the spawner was there, in ssh's words."""
+        """The reason, in ssh's own words, that ssh ended with this exit code before the spawner started."""
         lines = self._said.decode(errors="replace").split("\n")
         said = [line.strip().removeprefix("ssh: ") for line in lines if line.strip()]
         return said[-1] if said else f"ssh ended with code {code}"
 
     def has_started(self) -> None:
-        """From now on, what comes is the agents'."""
+        """Record that the spawner runs: from now on, pass all output on as the agents'."""
         self.started = True
         pass_on(STDERR, self._said)
         self._said = b""
 
     def _read(self, fd: int) -> bytes | None:
-        """What has come; nothing at the end, None where there is nothing yet."""
+        """Read data: empty at the end, None if there is none yet."""
         try:
             return os.read(fd, PIECE)
         except BlockingIOError:
@@ -127,7 +131,7 @@ class Connection:
                     text = line
             if self.started and (text or not mark):
                 pass_on(STDOUT, text + b"\n")
-            if message is not None:  # one without fields is false
+            if message is not None:  # a message without fields is falsy
                 yield message
         if len(self._rest) > MAX_LINE:
             pass_on(STDOUT, self._rest)
@@ -152,7 +156,7 @@ class Connection:
 
 
 def pass_on(stream: int, data: bytes) -> None:
-    """Write it to our own stdout or stderr; dropped where nobody reads it any more."""
+    """Write data to our own stdout (1) or stderr (2).  Drop it if the reader is gone."""
     try:
         while data:
             data = data[os.write(stream, data) :]

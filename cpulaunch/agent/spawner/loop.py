@@ -1,4 +1,4 @@
-"""A spawner: starts the agents of its host, and by ssh the spawners of others; stays until all have ended."""
+"""A spawner: starts the agents of its host, starts spawners on other hosts by ssh, and waits for all."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from cpulaunch.errors import HostError
 from cpulaunch.wire import Lines, MessageError, pack, unpack
 
 FAILED = "cpulaunch: ssh: "
-"""How a line begins that says on which host nothing could be started, and why."""
+"""The prefix of the line on stderr that names a host where nothing could be started, and the reason."""
 
 LOST_CODE = 255
-"""The exit code of a host whose connection was lost, where nobody watches the job; it is ssh's own."""
+"""The exit code for a host whose connection is lost while no launcher watches the job; the same as ssh's."""
 
 REACH_TIMEOUT = 5.0
-"""Seconds that the launcher's port has to answer."""
+"""Seconds within which the launcher's port must accept a connection."""
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Spawner:
-    """The spawner of one host, and the way to those that it has started itself.
+    """The spawner of one host, with its connections to the spawners that it has started.
 
-    What becomes of a host is reported to whoever has started this one: `First` and `Child` differ in that.
+    `First` handles the reports of all hosts itself; `Child` passes them to its parent.
     """
 
     def __init__(self, start: Start, environ: Mapping[str, str], mine: Host | None) -> None:
-        """``environ`` is that of the agents, and ``mine`` our own host, where it has ranks."""
+        """``environ`` is the agents' environment.  ``mine`` is our own host, or None if it has no ranks."""
         hosts = [Host(*row) for row in start.hosts]
         self.start, self.environ = start, environ
         self.selector = selectors.DefaultSelector()
-        self.waiting = {host.name: host for host in hosts}  # those that haven't ended
+        self.waiting = {host.name: host for host in hosts}  # hosts that haven't ended
         self.queue = grouped([host for host in hosts if host != mine])
-        self.running: set[str] = set()  # those whose agents are started
+        self.running: set[str] = set()  # hosts whose spawner has started
         self.connections: dict[int, Connection] = {}  # by the pid of ssh
         self.ending = False
         self.watched = variables.CONTROL in environ
@@ -54,15 +54,18 @@ class Spawner:
         self.selector.register(self.signals, selectors.EVENT_READ, self._take_signals)
 
     def report(self, message: Any) -> None:
-        """Something has become of a host, which is in a message of TO_PARENT."""
+        """Handle a message of TO_PARENT about a host."""
         raise NotImplementedError
 
     def none_started(self, hosts: list[Host], why: str) -> None:
-        """Nothing was started on ``hosts``, as the first of them could not be reached from here."""
+        """Handle ``hosts`` on which nothing was started, for example because the first can't be reached."""
         raise NotImplementedError
 
     def start_agents(self, its_stdin: int = STDIN) -> None:
-        """Start those of this host; ssh takes longer, and is running by now."""
+        """Start the agents of this host, if it has ranks.
+
+        Call this after ``connect``: ssh takes longer, so it should start first.
+        """
         if self.agents is None or self.mine is None:
             return
         self._heard(messages.Started(self.mine.name))
@@ -79,7 +82,7 @@ class Spawner:
             for key, _ in self.selector.select():
                 current = self.selector.get_map().get(key.fd)
                 if current is None or current.data is not key.data:
-                    continue  # it was closed meanwhile
+                    continue  # it has been closed meanwhile
                 if isinstance(key.data, Connection):
                     for message in key.data.ready(key.fd):
                         self._heard(message, key.data)
@@ -90,7 +93,7 @@ class Spawner:
     # ---- other hosts
 
     def connect(self) -> None:
-        """Connect to hosts, of which only so many may be connecting at the same time."""
+        """Connect to queued hosts, while fewer than FAN_OUT connections are being made."""
         while self.queue:
             if sum(not connection.started for connection in self.connections.values()) >= FAN_OUT:
                 return
@@ -103,7 +106,7 @@ class Spawner:
                 self.connections[connection.pid] = connection
 
     def _heard(self, message: Any, source: Connection | None = None) -> None:
-        """A host has said something: ours, or one behind the connection ``source``."""
+        """Handle a message about our own host, or from the connection ``source``."""
         self.watched = self.watched and not (source and source.unwatched)
         if isinstance(message, messages.Started):
             self.running.add(message.host)
@@ -114,7 +117,7 @@ class Spawner:
         elif isinstance(message, messages.NotStarted):
             self.waiting.pop(Host(*message.host).name, None)
         elif isinstance(message, messages.Unreached) and source:
-            unreached = Host(*message.host)  # which is no longer this one's to tell of
+            unreached = Host(*message.host)  # no longer a host of this connection
             source.hosts = [host for host in source.hosts if host != unreached]
         self.report(message)
 
@@ -135,7 +138,7 @@ class Spawner:
     # ---- the end
 
     def end(self, number: int) -> None:
-        """Send a signal to all agents, wherever they are; start no more."""
+        """Send a signal to all agents on all hosts, and start no more.  A second call sends SIGKILL."""
         if self.ending:
             number = signal.SIGKILL
         self.ending = True
@@ -158,7 +161,7 @@ class Spawner:
 
     def _agent_ended(self, agents: Agents, host: str, code: int) -> None:
         if host not in self.waiting:
-            return  # they could not all be started
+            return  # not all agents could be started, which was reported
         if (first_code := agents.exit_code) is not None:
             self._heard(messages.Ended(host, first_code))
         elif code:
@@ -181,8 +184,8 @@ class Spawner:
 class First(Spawner):
     """The spawner on the launching host.
 
-    Hosts that others could not reach are tried from here.  ``exit_code`` is that of the first host to fail,
-    or 128 + the signal that has ended us before.
+    It connects itself to hosts that other spawners could not reach.  ``exit_code`` is the code of the first
+    host that failed, or 128 + the signal that ended the spawner before.
     """
 
     def __init__(self, start: Start, environ: Mapping[str, str]) -> None:
@@ -190,7 +193,7 @@ class First(Spawner):
         self.exit_code = 0
         self._starts_no_more = False
         self._lost: set[str] = set()
-        self._input: Connection | None = None  # by which the reader waits for our stdin
+        self._input: Connection | None = None  # leads to the rank that waits for our stdin
 
     def run(self) -> int:
         self.connect()
@@ -238,10 +241,14 @@ class First(Spawner):
     def _failed_with(self, code: int) -> None:
         self.exit_code = self.exit_code or code
         if code and not self.watched and not self.ending:
-            self.end(signal.SIGTERM)  # the others would wait for it
+            self.end(signal.SIGTERM)  # the other ranks would wait for the failed one
 
     def _is_lost(self, name: str) -> None:
-        """Its agents go on if they reach the launcher, which ends us when they have ended."""
+        """Handle the loss of the connection to a host.
+
+        If the launcher watches the job, the agents there may go on, and the launcher ends us when they have
+        ended.  Otherwise the job has failed.
+        """
         self._lost.add(name)
         if not self.watched or self.ending:
             self.waiting.pop(name, None)
@@ -250,7 +257,7 @@ class First(Spawner):
     def _wait_for_input(self) -> None:
         try:
             self.selector.register(STDIN, selectors.EVENT_READ, self._send_input)
-        except PermissionError:  # a file, or nothing, which needs no waiting
+        except PermissionError:  # epoll refuses files and /dev/null, which are always ready
             self._send_input()
 
     def _send_input(self) -> None:
@@ -262,16 +269,16 @@ class First(Spawner):
 
 
 class Child(Spawner):
-    """A spawner that another one has started by ssh: its stdin and stdout lead there."""
+    """A spawner that another spawner has started by ssh.  Its stdin and stdout lead to that parent."""
 
     def __init__(self, start: Start, environ: Mapping[str, str]) -> None:
         super().__init__(start, environ, Host(*start.hosts[0]))
         self._lines = Lines(limit=1 << 40)
-        self._input: Input | None = None  # of the reader, if it is here
-        self._way: Connection | None = None  # to the reader, if it is behind another host
+        self._input: Input | None = None  # the pipe to the reader, if it runs on this host
+        self._way: Connection | None = None  # the connection to the reader, if it runs elsewhere
 
     def run(self, received: bytes) -> int:
-        """``received``: what the parent has said after its first message."""
+        """Run until all hosts have ended.  ``received`` is the input after the parent's first message."""
         self.connect()
         if self.mine and self.start.reader - self.mine.first in range(self.mine.ranks):
             self._input = Input(self.selector, self._want_input)
@@ -332,7 +339,7 @@ class Child(Spawner):
                 self._way.send(message)
 
     def _launcher_answers(self) -> bool:
-        """Whether the agents can still reach the launcher, which then knows when they are to end."""
+        """Whether the launcher's port still accepts connections.  The launcher then decides when to end."""
         host, _, port = self.environ.get(variables.CONTROL, "").rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), REACH_TIMEOUT).close()

@@ -1,7 +1,7 @@
-"""What spawners say to each other, over the stdin and stdout of ssh: JSON, one message per line.
+"""Messages between spawners, over the stdin and stdout of ssh: JSON, one message per line.
 
-A spawner that ssh has started is told by its parent what to start, and reports what has become of it.  A
-spawner's stdout also carries what its agents print, so its own lines have a mark.
+A parent sends its child the hosts and commands to start, and the child reports starts, ends and failures.
+The child's stdout also carries the output of its agents, so its messages have the prefix MARK.
 """
 
 import json
@@ -14,14 +14,14 @@ from cpulaunch.messages import Unknown
 from cpulaunch.wire import MessageError
 
 MARK = b"cpulaunch-spawner: "
-"""Before a message to the parent, which may follow a line of the login shell that has no end."""
+"""The prefix of a message to the parent.  An incomplete line of the login shell may precede it."""
 
 FAN_OUT = 32
-"""Hosts that a spawner connects to itself; those beyond are started by spawners on these."""
+"""The largest number of hosts that a spawner connects to itself; spawners on these connect to the rest."""
 
 
 class Host(NamedTuple):
-    """A host, the number of its first rank, and how many it has.  ``here``: the launching host."""
+    """A host, its first rank, and the number of its ranks.  ``here`` marks the launching host."""
 
     name: str
     first: int
@@ -35,10 +35,10 @@ class Host(NamedTuple):
 class Start(NamedTuple):
     """Start the agents of the first of ``hosts``, and spawners on the others; always the first message.
 
-    ``hosts`` are rows of a `Host`.  ``size`` is the number of all ranks of the job, ``reader`` the
-    one that gets our stdin.  ``agent`` is the
-    command line of each agent, ``ssh`` that of ssh up to the host, and ``remote`` the line of sh that starts
-    a spawner.  ``env`` is added to each agent's environment.
+    Each of ``hosts`` is a row of `Host`.  ``size`` is the number of all ranks of the job, and ``reader`` the
+    rank that reads the launching host's stdin.  ``agent`` is the command line of each agent, ``ssh`` the
+    command line of ssh up to the host, and ``remote`` the line of sh that starts a spawner.  ``env`` is added
+    to each agent's environment.
     """
 
     hosts: list[list[Any]]
@@ -51,7 +51,7 @@ class Start(NamedTuple):
 
 
 class Input(NamedTuple):
-    """A piece of the reader's stdin, as `wire.pack` gives it; None at its end."""
+    """A piece of the reader's stdin, packed by `wire.pack`; None at its end."""
 
     data: str | None
 
@@ -66,44 +66,44 @@ class End(NamedTuple):
 
 
 class Started(NamedTuple):
-    """The spawner of this host is there, and starts its agents; what it prints from now on is theirs."""
+    """The spawner of this host has started; its output from now on is that of its agents."""
 
     host: str
 
 
 class NotStarted(NamedTuple):
-    """The agents can't be started on the host of this row of a `Host`, and why."""
+    """The agents of ``host``, a row of `Host`, can't be started; ``why`` says the reason."""
 
     host: list[Any]
     why: str
 
 
 class InputWanted(NamedTuple):
-    """The reader has taken all of its stdin that it was sent."""
+    """The reader has received all of its stdin sent so far, and waits for more."""
 
 
 class Failed(NamedTuple):
-    """An agent of this host has ended with an exit code that isn't 0, and others of it run."""
+    """An agent of this host has ended with a nonzero exit code while others still run."""
 
     host: str
     code: int
 
 
 class Ended(NamedTuple):
-    """All agents of this host have ended; the first exit code that wasn't 0."""
+    """All agents of this host have ended.  ``code`` is the first nonzero exit code, or 0."""
 
     host: str
     code: int
 
 
 class Lost(NamedTuple):
-    """The connection to this host was lost.  Its agents go on as long as they reach the launcher."""
+    """The connection to this host was lost.  Its agents go on while they can reach the launcher."""
 
     host: str
 
 
 class Unreached(NamedTuple):
-    """The host of this row of a `Host` can't be reached from here, and why."""
+    """``host``, a row of `Host`, can't be reached from the sender; ``why`` says the reason."""
 
     host: list[Any]
     why: str
@@ -123,12 +123,12 @@ KINDS = {cls: kind for kinds in (TO_CHILD, TO_PARENT) for kind, cls in kinds.ite
 
 
 def encode(message: NamedTuple) -> bytes:
-    """One line of any length: an environment may have megabytes."""
+    """Encode a message as one line.  Its length is not limited, as an environment may have megabytes."""
     return json.dumps({"type": KINDS[type(message)], **message._asdict()}).encode() + b"\n"
 
 
 def decode(line: bytes, kinds: Mapping[str, type[Any]]) -> Any:
-    """The message of a line.  Raises MessageError."""
+    """Decode a line as a message of one of ``kinds``.  Raises MessageError."""
     message = wire.decode(line, kinds)
     if isinstance(message, Unknown):
         raise MessageError(f"an unknown kind of message, {message.kind!r}")
@@ -136,8 +136,9 @@ def decode(line: bytes, kinds: Mapping[str, type[Any]]) -> Any:
 
 
 def grouped(hosts: list[Host]) -> list[list[Host]]:
-    """The hosts that each of at most FAN_OUT children gets, in order: the child's own host, then those that
-    it starts itself.
+    """Divide hosts, in order, among at most FAN_OUT children.
+
+    The first host of each group is the child's own; the child starts the others.
     """
     count = min(FAN_OUT, len(hosts))
     bounds = [number * len(hosts) // count for number in range(count + 1)] if count else []

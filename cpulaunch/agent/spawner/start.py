@@ -1,4 +1,4 @@
-"""What a spawner is to start: by its command line on the launching host, elsewhere by its parent's word."""
+"""Start a spawner: from its command line on the launching host, elsewhere from its parent's first message."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ HERE = "here"
 
 
 def main(argv: list[str]) -> int:
-    """Start what there is to start, stay until it has ended, and return the exit code to end with."""
+    """Start the agents and spawners, wait until all have ended, and return the exit code."""
     if argv:
         return First(_from_command_line(argv), os.environ).run()
     line, rest = _first_line()
     if not line:
-        return HostError.exit_code  # the parent has ended before it said anything
+        return HostError.exit_code  # the parent has ended before its first message
     try:
         start = decode(line, TO_CHILD)
         if not isinstance(start, Start):
@@ -50,7 +50,7 @@ def _from_command_line(argv: list[str]) -> Start:
 
 
 def read_hosts(file: str) -> list[Host]:
-    """The hosts of a file that has ``NAME RANKS`` in each line, and HERE after that of the launching host."""
+    """Read a file with a line ``NAME RANKS`` for each host, followed by HERE for the launching host."""
     hosts: list[Host] = []
     first = 0
     with open(file) as lines:
@@ -62,7 +62,10 @@ def read_hosts(file: str) -> list[Host]:
 
 
 def remote_line(command: list[str]) -> str:
-    """A line of sh that runs ``command``, an interpreter with our file last, or says what is missing."""
+    """A line of sh that runs ``command``, or reports on stderr which file is missing and exits with 127.
+
+    ``command`` begins with the interpreter and ends with our script.
+    """
     checks = "; ".join(
         f"test -{kind} {shlex.quote(path)} || {{ echo {shlex.quote(f'there is no {path}')} >&2; exit 127; }}"
         for kind, path in (("x", command[0]), ("r", command[-1]))
@@ -71,14 +74,14 @@ def remote_line(command: list[str]) -> str:
 
 
 def _environment(names: list[str]) -> dict[str, str]:
-    """The variables of our environment that all agents get: those ``names``, and what fits on any host."""
-    from cpulaunch.plan.environment import to_forward  # which only the launching host needs
+    """The variables of our environment to forward: ``names``, and those that `to_forward` selects."""
+    from cpulaunch.plan.environment import to_forward  # only the launching host needs this import
 
     return {name: os.environ[name] for name in (*to_forward(os.environ), *names) if name in os.environ}
 
 
 def _first_line() -> tuple[bytes, bytes]:
-    """The first line of stdin, and what has come after it."""
+    """Read the first line of stdin, and return it with the bytes read after it; both empty at the end."""
     data = bytearray()
     while b"\n" not in data:
         piece = os.read(0, 1 << 16)

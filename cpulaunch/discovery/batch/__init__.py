@@ -1,1 +1,1 @@
-"""What batch systems and Kubernetes say of a job's hosts."""
+"""The hosts of a job according to batch systems and Kubernetes."""

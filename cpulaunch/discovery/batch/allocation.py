@@ -1,4 +1,4 @@
-"""The hosts of a job: those of a batch system or Kubernetes, by its variables, or those of a hostfile."""
+"""The hosts of a job, from the variables of a batch system or Kubernetes, or from a hostfile."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
 
 
 class Allocation(NamedTuple):
-    """Its name for the user, such as "Slurm job 4711", and its hosts with their slots."""
+    """An allocation's name for the user, such as "Slurm job 4711", and its hosts with their slots."""
 
     name: str
     hosts: tuple[Host, ...]
 
 
 def allocation(environ: Mapping[str, str], read: Callable[[str], str | None]) -> Allocation | None:
-    """The allocation that ``environ`` describes; None outside of one.  ``read`` gives a file's text.
+    """The allocation that ``environ`` describes, or None.  ``read`` returns the text of a file.
 
+    Raises ConfigError if the variables or files can't be understood.
     Sources: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; PBS Professional User's Guide, "PBS_NODEFILE"; Using
     Platform LSF HPC, "Automatic generation of the job host file".
     """
@@ -42,31 +43,31 @@ def allocation(environ: Mapping[str, str], read: Callable[[str], str | None]) ->
 
 
 def operators_hostfile(environ: Mapping[str, str]) -> str | None:
-    """The hostfile of the MPI operator, where this is its launcher pod.
+    """The path of the MPI operator's hostfile if this is its launcher pod, else None.
 
-    The operator mounts it at /etc/mpi/hostfile, and names it to mpiexec by the variable of the job's
+    The operator mounts it at /etc/mpi/hostfile, and sets the variable for it of the MPI that the job names as
     ``mpiImplementation``.  Source: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go.
     """
-    if "KUBERNETES_SERVICE_HOST" not in environ:  # which every pod has
+    if "KUBERNETES_SERVICE_HOST" not in environ:  # every pod has this variable
         return None
     names = (name for mpi in launchers.MPIS for name in launchers.load_mpi(mpi).hostfile_variables)
     return next((environ[name] for name in names if environ.get(name)), None)
 
 
-# Who writes one, the variable with its path, and that with the job's number.
+# The batch system, its variable for the path of the node file, and its variable for the job's number.
 _NODE_FILES = (("PBS", "PBS_NODEFILE", "PBS_JOBID"), ("LSF", "LSB_DJOB_HOSTFILE", "LSB_JOBID"))
 
 _COMPONENT = "SLURM_JOB_NODELIST_HET_GROUP_"
 
 
 def nodes_for_steps(environ: Mapping[str, str]) -> tuple[Host, ...] | None:
-    """Where srun starts what it isn't told more about; None outside of a Slurm allocation."""
+    """The nodes on which srun starts a step by default; None outside of a Slurm allocation."""
     nodes = environ.get("SLURM_JOB_NODELIST") or environ.get(_COMPONENT + "0")
     return parse_hosts(nodes, "$SLURM_JOB_NODELIST") if nodes else None
 
 
 def allocated_nodes(environ: Mapping[str, str]) -> frozenset[str]:
-    """The nodes of all components of the Slurm job that we are in; none outside of one."""
+    """The nodes of all components of the current Slurm job; empty outside of a job."""
     texts = [environ.get("SLURM_JOB_NODELIST", "")]
     texts += [nodes for name, nodes in environ.items() if name.startswith(_COMPONENT)]
     found = (parse_hosts(nodes, "$SLURM_JOB_NODELIST") for nodes in texts if nodes)
@@ -74,13 +75,13 @@ def allocated_nodes(environ: Mapping[str, str]) -> frozenset[str]:
 
 
 def times_requeued(environ: Mapping[str, str]) -> int:
-    """How often Slurm has queued the job anew that we are in (sbatch(1), SLURM_RESTART_COUNT)."""
+    """How often Slurm has requeued the current job (sbatch(1), SLURM_RESTART_COUNT)."""
     text = environ.get("SLURM_RESTART_COUNT", "")
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def _refuse_heterogeneous(environ: Mapping[str, str]) -> None:
-    """Nobody knows which of its components, each with options of its own, is meant."""
+    """Raise ConfigError in a heterogeneous job, as it is unknown which of its components the user means."""
     components = [nodes for name, nodes in sorted(environ.items()) if name.startswith(_COMPONENT)]
     if len(components) > 1:
         raise ConfigError(
@@ -99,7 +100,7 @@ def _slurm(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
     runs = _runs("$SLURM_TASKS_PER_NODE", tasks)
     nodes_counted = sum(times for _, times in runs)
     if nodes_counted != len(hosts):
-        if "SLURM_STEP_ID" in environ:  # they are the tasks of the step that we are in: nobody's wish
+        if "SLURM_STEP_ID" in environ:  # the current step's tasks, not the job's
             return hosts
         raise ConfigError(
             f"$SLURM_TASKS_PER_NODE: {tasks} is for {nodes_counted} nodes, but {nodes} are {len(hosts)}",
@@ -111,10 +112,10 @@ def _slurm(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
 
 
 def _operators(file: str, read: Callable[[str], str | None]) -> tuple[Host, ...]:
-    """``host:N``, or ``host slots=N`` for Open MPI: N is the job's ``slotsPerWorker``.
+    """The hosts of the operator's hostfile: lines ``host:N``, or ``host slots=N`` for Open MPI.
 
-    With ``runLauncherAsWorker``, this pod is one of them.  Intel's mpiexec knows it by its own name only, and
-    would ask for its sshd, which it doesn't have.
+    N is the job's ``slotsPerWorker``.  With ``runLauncherAsWorker``, this pod is one of the hosts.  It is
+    returned by its own short name: by another name, Intel's mpiexec would use ssh, and this pod has no sshd.
     """
     if (text := read(file)) is None:
         raise ConfigError(
@@ -125,13 +126,13 @@ def _operators(file: str, read: Callable[[str], str | None]) -> tuple[Host, ...]
         Host(own, host.slots) if host.name.partition(".")[0] == own else host
         for host in parse_hostfile(text, file)
     ]
-    # Where the job says nothing, it is 1, which the user did not ask for.
+    # The default of slotsPerWorker is 1, so 1 is no choice of the user.
     asked = any(host.slots != 1 for host in hosts)
     return tuple(host if asked else Host(host.name) for host in hosts)
 
 
 def _runs(variable: str, text: str) -> list[tuple[int, int]]:
-    """Of ``2(x3),1``: a number, and for how many hosts in turn it holds."""
+    """Parse a text such as ``2(x3),1`` into pairs of a number and how many consecutive hosts have it."""
     runs: list[tuple[int, int]] = []
     for part in text.split(","):
         if not (match := _TASKS.fullmatch(part.strip())):
@@ -141,7 +142,7 @@ def _runs(variable: str, text: str) -> list[tuple[int, int]]:
 
 
 def cpus_of_nodes(environ: Mapping[str, str]) -> dict[str, int]:
-    """How many CPUs of each node a Slurm job has been given, so far as its variables say."""
+    """The number of CPUs that Slurm has given the job on each node; empty if its variables don't say."""
     nodes, text = nodes_for_steps(environ), environ.get("SLURM_JOB_CPUS_PER_NODE")
     if not nodes or not text:
         return {}
@@ -151,7 +152,7 @@ def cpus_of_nodes(environ: Mapping[str, str]) -> dict[str, int]:
 
 
 def _in_node_file(variable: str, file: str, text: str | None) -> tuple[Host, ...]:
-    """One line for each rank; a host's lines need not follow each other."""
+    """The hosts of a node file with one line per rank.  A host's lines need not be adjacent."""
     if text is None:
         raise ConfigError(
             f"{variable}: {file} cannot be read", hint="name the hosts with --hosts or a hostfile"
@@ -163,7 +164,7 @@ def _in_node_file(variable: str, file: str, text: str | None) -> tuple[Host, ...
         raise ConfigError(
             f"{variable}: {file} names no host", hint="name the hosts with --hosts or a hostfile"
         )
-    # One line per host says which hosts, but not how many ranks each should have.
+    # If each host has a single line, the file doesn't say how many ranks each should have.
     has_counts = max(lines.values()) > 1
     return tuple(
         Host(parse_hosts(name, variable)[0].name, n if has_counts else None) for name, n in lines.items()
@@ -171,7 +172,7 @@ def _in_node_file(variable: str, file: str, text: str | None) -> tuple[Host, ...
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
-    """The hosts of the hostfile at ``path``.  ConfigError with ``file:line`` where one does not fit."""
+    """Read the hostfile at ``path``.  Raises ConfigError, with ``file:line`` for a malformed line."""
     try:
         text = read_user_file(path, HOSTFILE_LIMIT).decode("utf-8-sig")
     except OSError as e:

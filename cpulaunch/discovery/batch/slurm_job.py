@@ -1,6 +1,7 @@
-"""The Slurm job that the environment names, as Slurm knows it: whether it still runs, and its CPUs here.
+"""Ask Slurm about the job that the environment names: whether it still runs, and its CPUs on this host.
 
-A shell keeps the variables of a job that has ended, and a shell of salloc may use all CPUs of its node.
+Both are needed because a shell keeps the variables of a job that has ended, and because a shell of salloc may
+use all CPUs of its node.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cpulaunch.model.hosts import parse_hosts
 from cpulaunch.model.topology import Topology
 
 TIMEOUT = 10.0
-"""Seconds that scontrol may take."""
+"""Seconds within which scontrol must answer."""
 
 _THERE = ("RUNNING", "SUSPENDED", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED")
 """States of a job that has its nodes (squeue(1), JOB STATE CODES)."""
@@ -29,7 +30,7 @@ _CPUS = re.compile(r" Nodes=(\S+) CPU_IDs=(\S+)")
 
 
 class SlurmJob(NamedTuple):
-    """``state`` is in Slurm's words; ``cpus`` are the job's on each node, by the numbers that Slurm gives."""
+    """A Slurm job.  ``state`` is Slurm's word; ``cpus`` are the job's CPUs by node, in Slurm's numbering."""
 
     number: str
     state: str
@@ -41,7 +42,7 @@ class SlurmJob(NamedTuple):
 
 
 def slurm_job(environ: Mapping[str, str]) -> SlurmJob | None:
-    """The job that ``environ`` names; None where it names none, or Slurm doesn't answer."""
+    """The job that ``environ`` names.  None if it names no job, or if Slurm doesn't answer."""
     number = environ.get("SLURM_JOB_ID", "")
     if not number or not any(name.startswith("SLURM_JOB_NODELIST") for name in environ):
         return None
@@ -72,7 +73,7 @@ def _parsed(number: str, text: str) -> SlurmJob | None:
 
 
 def without_ended_job(config: Config, job: SlurmJob | None, tell: Callable[[str], None]) -> Config:
-    """The settings, without the variables of a Slurm job that has no nodes any more."""
+    """Remove Slurm's variables, with a warning to ``tell``, if ``job`` has no nodes any more."""
     if job is None or job.has_nodes:
         return config
     tell(f"warning: $SLURM_JOB_ID={job.number} is {job.state}: its nodes are not the job's any more")
@@ -81,10 +82,10 @@ def without_ended_job(config: Config, job: SlurmJob | None, tell: Callable[[str]
 
 
 def restricted_to_job(topology: Topology, job: SlurmJob | None, names: Collection[str]) -> Topology:
-    """``topology``, which is this host's, without CPUs that Slurm has not given to ``job``.
+    """Restrict this host's ``topology`` to the CPUs that Slurm has given to ``job``.
 
-    Slurm counts CPUs in the order of sockets, then cores; its numbers say nothing of a process that may use a
-    part of the machine only.  ``names`` are this host's.
+    Slurm numbers the CPUs of the whole machine by socket, then core.  So ``topology`` is returned unchanged
+    if this process may use only a part of the machine.  ``names`` are the names of this host.
     """
     given = next((cpus for node, cpus in job.cpus.items() if node in names), None) if job else None
     if job is None or given is None or len(topology.cpus) < (os.cpu_count() or 0):

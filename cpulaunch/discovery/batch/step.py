@@ -1,4 +1,4 @@
-"""Whether srun can start a job's ranks: as a step of the Slurm allocation that we are in."""
+"""Decide whether srun can start a job's ranks as a step of the current Slurm allocation."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from cpulaunch.model.hosts import Host, fold_hosts
 from cpulaunch.plan.select import decide_launcher, leaves_launcher_to_us
 
 NAME = "slurm"
-"""What the setting calls this launcher."""
+"""The value of the setting ``launcher`` for srun."""
 
 
 TIMEOUT = 10.0
-"""Seconds that scontrol may take."""
+"""Seconds within which scontrol must answer."""
 
 
 def part_of_nodes(config: Config, hosts: Sequence[Host]) -> str:
-    """What a Slurm job has of a node of which it hasn't all CPUs, in words; empty where it has whole nodes.
+    """A sentence on a node of which the Slurm job has only some CPUs; empty if it has whole nodes.
 
-    A step is kept to these CPUs.  Over ssh, ranks could use all of them, as other jobs on the node do.
+    Slurm confines a step to the job's CPUs.  Ranks started over ssh could also use CPUs of other jobs.
     """
     given = cpus_of_nodes(config.environ)
     named = [host.name for host in hosts if host.name in given]
@@ -47,16 +47,17 @@ def part_of_nodes(config: Config, hosts: Sequence[Host]) -> str:
 
 
 def can_start(config: Config, hosts: Sequence[Host]) -> bool:
-    """Whether the user leaves the launcher to us, and a step can start ranks on ``hosts``."""
+    """Whether the user has not chosen a launcher, and a step can start ranks on ``hosts``."""
     if not leaves_launcher_to_us(config):
         return False
     return bool(hosts) and _which_not(config, hosts) == [] and which("srun") is not None
 
 
 def demand_inside(config: Config, hosts: Sequence[Host], here: Collection[str]) -> None:
-    """ConfigError where the user names hosts that the Slurm job that we are in doesn't have.
+    """Raise ConfigError if ``hosts`` has hosts outside of the current Slurm job.
 
-    They are somebody else's: ssh would start ranks there all the same.  ``here`` are this host's names.
+    They belong to other jobs, but ssh would start ranks there all the same.  ``here`` are the names of this
+    host.
     """
     nodes = allocated_nodes(config.environ)
     if not nodes or decide_launcher(config, here_alone=False).launcher.this_host_only:
@@ -87,7 +88,7 @@ def _is_address(name: str) -> bool:
 
 
 def addresses_of(node: str) -> set[str]:
-    """What the name server and /etc/hosts know of a host."""
+    """The addresses of a host according to the name server and /etc/hosts; empty if unknown."""
     try:
         return {str(found[4][0]) for found in socket.getaddrinfo(node, None)}
     except (OSError, UnicodeError):
@@ -95,7 +96,7 @@ def addresses_of(node: str) -> set[str]:
 
 
 def demand_step(config: Config, hosts: Sequence[Host]) -> None:
-    """ConfigError where the user wants a step, and there can be none on ``hosts``."""
+    """Raise ConfigError if the user has chosen srun, and it can't start a step on ``hosts``."""
     if config.launcher != NAME:
         return
     where = config.where(Config.launcher)
@@ -116,7 +117,7 @@ def demand_step(config: Config, hosts: Sequence[Host]) -> None:
 
 
 def _which_not(config: Config, hosts: Iterable[Host]) -> list[str] | None:
-    """Those of ``hosts`` that aren't in the Slurm allocation; None where there is no such allocation."""
+    """The names of ``hosts`` outside of the Slurm allocation; None outside of an allocation."""
     nodes = nodes_for_steps(config.environ)
     if nodes is None:
         return None

@@ -1,6 +1,7 @@
-"""Waits for the workers of a job on Kubernetes, whose pods and names may appear after the launcher.
+"""Wait for the workers of a job on Kubernetes.
 
-Intel MPI and MPICH try a host once.  Source: kubeflow/mpi-operator, pull request 417.
+Their pods and names may appear after the launcher, and Intel MPI and MPICH try to reach a host only once.
+Source: kubeflow/mpi-operator, pull request 417.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ from cpulaunch.errors import HostError
 from cpulaunch.wording import cannot_run, counted
 
 LIMIT = 300.0
-"""Seconds that workers may take to be there.  A name server may repeat for half a minute that there is no
-such name, and an image takes minutes to arrive."""
+"""Seconds that workers may take to be ready.  A name server may report a new name as unknown for half a
+minute, and pulling an image takes minutes."""
 
 PAUSE = 0.5
-"""Seconds between two looks at the workers that aren't there."""
+"""Seconds between two attempts to reach the missing workers."""
 
 TRY = 5.0
-"""Seconds that a look may take."""
+"""Seconds that an attempt may take."""
 
 AT_ONCE = 256
-"""Workers that are looked at at the same time."""
+"""The largest number of workers that are tried at the same time."""
 
 FIRST_AGAIN = 10.0
-"""Seconds until a second line says what we wait for; each next one comes after twice as long."""
+"""Seconds until the second line about the wait.  The time doubles for each further line."""
 
 
 def wait_for_workers(names: Sequence[str], tell: Callable[[str], None], limit: float = LIMIT) -> None:
-    """Return when each of ``names`` stands for an address at which an sshd answers.
+    """Wait until an sshd answers at each of ``names``.
 
-    ``tell`` gets a line that says what is waited for, where that is not so at once, and further ones now and
-    then.  Raises HostError after ``limit`` seconds.
+    If not all answer at once, ``tell`` gets a line about the missing workers, and further lines at growing
+    intervals.  Raises HostError after ``limit`` seconds.
     """
     port = _port(names[0])
     began = time.monotonic()
@@ -58,7 +59,7 @@ def wait_for_workers(names: Sequence[str], tell: Callable[[str], None], limit: f
 
 
 def _port(name: str) -> int:
-    """The port that ssh's configuration has for a worker; it is the same for all."""
+    """The port of a worker's sshd according to ssh's configuration; it is the same for all workers."""
     try:
         done = subprocess.run(["ssh", "-G", name], capture_output=True, text=True, timeout=TRY)
     except (OSError, subprocess.TimeoutExpired) as e:
@@ -69,7 +70,7 @@ def _port(name: str) -> int:
 
 
 async def _look(names: Sequence[str], port: int) -> dict[str, str]:
-    """Those of ``names`` at which no sshd answers, each with the reason."""
+    """Try to reach ``names``.  Returns the names at which no sshd answers, with the reasons."""
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def visit(name: str) -> str:
@@ -81,7 +82,7 @@ async def _look(names: Sequence[str], port: int) -> dict[str, str]:
             except OSError as e:
                 if e.errno and e.errno > 0:
                     return f"port {port}: {os.strerror(e.errno)}"
-                return str(e.strerror or e)  # a name server's answer, or that of several addresses
+                return str(e.strerror or e)  # an error of the name server, or of several addresses
 
     found = zip(names, await asyncio.gather(*map(visit, names)), strict=True)
     return {name: why for name, why in found if why}

@@ -1,1 +1,1 @@
-"""What a host is, found by looking at it: CPUs, limits, libraries, networks."""
+"""Inspect this host: its CPUs, limits, libraries and networks."""

@@ -1,8 +1,9 @@
-"""Whether a libfabric offers what oneCCL can use: exit code 0, or 1 and a line that says why not::
+"""Check whether a libfabric offers an endpoint that oneCCL can use::
 
     FI_PROVIDER=verbs python -I -S …/ask_libfabric.py /…/libfabric.so.1
 
-A program of its own, as the library may hang or crash.  Standard library only.
+It exits with 0 if so, else with 1 and a line on stderr that says why not.  It is a program of its own, as the
+library may hang or crash.  It uses only the standard library.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import ctypes
 import sys
 
-_VERSION = (1 << 16) | 10  # of libfabric's interface that we ask by
-_RELIABLE_DATAGRAM = 3  # FI_EP_RDM, the kind of endpoint that oneCCL opens
-_TAGGED = 1 << 3  # FI_TAGGED, what it wants of it
+_VERSION = (1 << 16) | 10  # of libfabric's interface: 1.10
+_RELIABLE_DATAGRAM = 3  # FI_EP_RDM, the type of endpoint that oneCCL opens
+_TAGGED = 1 << 3  # FI_TAGGED, the capability that oneCCL needs
 
 
 class _Info(ctypes.Structure):
@@ -31,12 +32,12 @@ _Info._fields_ = [
     ("handle", ctypes.c_void_p),
     ("sending", ctypes.c_void_p),
     ("receiving", ctypes.c_void_p),
-    ("endpoint", ctypes.POINTER(ctypes.c_int)),  # begins with its kind
+    ("endpoint", ctypes.POINTER(ctypes.c_int)),  # begins with its type
 ]
 
 
 def _ask(library: str) -> str:
-    """Why ``library`` offers nothing that oneCCL can use, by the variables of this process."""
+    """Why ``library`` offers nothing that oneCCL can use in this environment; empty if it does."""
     fabric = ctypes.CDLL(library)
     fabric.fi_dupinfo.restype = ctypes.POINTER(_Info)
     fabric.fi_strerror.restype = ctypes.c_char_p

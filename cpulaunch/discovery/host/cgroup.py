@@ -1,4 +1,4 @@
-"""What the control group of a process allows it: a cpuset, CPU time, memory; and what the quota has cost it.
+"""The limits of a process's control group (cpuset, CPU quota, memory), and its throttling by the quota.
 
 Sources: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/cpusets.rst, cgroup-v1/memory.rst and
 scheduler/sched-bwc.rst of Linux, and proc(5) for the two tables in ``/proc/self``.
@@ -13,14 +13,14 @@ from cpulaunch.discovery.host.files import Read
 from cpulaunch.model.cores import CoreSet
 
 _UNLIMITED = 1 << 60
-"""Bytes of memory that stand for no limit."""
+"""Bytes of memory from which on a limit counts as none."""
 
 
 class Throttling(NamedTuple):
-    """What a quota has done to its group so far.
+    """How much a CPU quota has throttled its control group so far.
 
-    It had ``periods`` with something to do, and in ``throttled`` of them more than the ``quota`` (in CPUs):
-    it had to wait for ``seconds`` in all, those of each CPU added up.
+    ``quota`` is in CPUs.  The group was active in ``periods`` periods, and exceeded the quota in
+    ``throttled`` of them.  ``seconds`` is the total time that it was throttled, added up over CPUs.
     """
 
     quota: float
@@ -30,7 +30,10 @@ class Throttling(NamedTuple):
 
 
 def cgroup_throttling(read: Read) -> Throttling | None:
-    """What the smallest quota has done to the process whose files ``read`` gives; None where it has none."""
+    """The throttling by the smallest CPU quota of a process, or None without a quota.
+
+    ``read`` returns files as that process sees them.
+    """
     found = []
     for kind, folders in _groups(read):
         for folder in folders if kind in ("cpu", "both") else ():
@@ -45,10 +48,9 @@ def cgroup_throttling(read: Read) -> Throttling | None:
 
 
 def share_lost(before: Throttling, after: Throttling, seconds: float) -> float:
-    """Which part of the ``seconds`` between two looks a quota has taken.
+    """The share (0 to 1) of the ``seconds`` between two observations that a quota has taken.
 
-    Where several CPUs wait at the same time, their waiting is added up: it is no more than the part of the
-    periods in which any did.
+    Throttled time is added up over CPUs, so the share is limited to the share of periods with throttling.
     """
     periods = after.periods - before.periods
     lost = (after.seconds - before.seconds) / seconds if seconds > 0 else 0.0
@@ -57,9 +59,10 @@ def share_lost(before: Throttling, after: Throttling, seconds: float) -> float:
 
 
 def cgroup_limits(read: Read) -> tuple[CoreSet | None, float | None]:
-    """The cpuset, and the quota in CPUs, of the process whose files ``read`` gives; None where unlimited.
+    """The cpuset of a process, and its quota in CPUs; each is None if unlimited.
 
-    Looks at version 1 and 2.  A quota of a group holds for all groups in it, so the smallest counts.
+    ``read`` returns files as that process sees them.  Both versions of cgroups are supported.  A quota also
+    holds for all groups inside its group, so the smallest one counts.
     """
     cpuset: CoreSet | None = None
     quotas: list[float] = []
@@ -72,21 +75,24 @@ def cgroup_limits(read: Read) -> tuple[CoreSet | None, float | None]:
 
 
 def memory_limit(read: Read) -> int | None:
-    """Bytes of memory that the process whose files ``read`` gives may use; None where that is unlimited.
+    """The memory limit of a process in bytes, or None if unlimited.
 
-    Of ``memory.max`` and ``memory.high``, above which a group is slowed down, the smaller counts; and of
-    several groups, as with a quota, the smallest.
+    ``read`` returns files as that process sees them.  The smallest of ``memory.max`` and ``memory.high``
+    (above which the kernel slows a group down) counts, over all groups that contain the process.
     """
     names = ("memory.max", "memory.high", "memory.limit_in_bytes")
     folders = [folder for kind, found in _groups(read) if kind in ("memory", "both") for folder in found]
     texts = [(read(f"{folder}/{name}") or "").strip() for folder in folders for name in names]
-    # Version 2 has the word "max" for no limit, and version 1 the largest number that it knows.
+    # For no limit, version 2 has the word "max", and version 1 a huge number.
     limits = [int(text) for text in texts if text.isdigit() and int(text) < _UNLIMITED]
     return min(limits, default=None)
 
 
 def _groups(read: Read) -> Iterator[tuple[str, list[str]]]:
-    """``cpuset``, ``cpu``, ``memory`` (version 1) or ``both`` (2); the group's folder and those above it."""
+    """Yield each kind of group with its folder and the folders above it.
+
+    The kind is ``cpuset``, ``cpu`` or ``memory`` in version 1, and ``both`` in version 2.
+    """
     mounts = list(_mounts(read))
     for line in (read("/proc/self/cgroup") or "").splitlines():
         number, _, rest = line.partition(":")
@@ -102,7 +108,7 @@ def _groups(read: Read) -> Iterator[tuple[str, list[str]]]:
 
 
 def _mounts(read: Read) -> Iterator[tuple[list[str] | None, str, str]]:
-    """Of each mounted hierarchy the controllers (None: version 2), its root group, and where it is."""
+    """Yield each mounted hierarchy: its controllers (None for version 2), root group and mount point."""
     for line in (read("/proc/self/mountinfo") or "").splitlines():
         left, _, right = line.partition(" - ")
         fields, kind = left.split(), right.split()
@@ -112,9 +118,9 @@ def _mounts(read: Read) -> Iterator[tuple[list[str] | None, str, str]]:
 
 
 def _folders(mounted: str, root: str, path: str) -> list[str]:
-    """The group's folder first, then those above it as far as they can be seen from here.
+    """The group's folder, then the folders above it as far as they are visible here.
 
-    In a container the path may be the host's, of which only the part below ``root`` is mounted.
+    In a container, ``path`` may be the host's, while only the part below ``root`` is mounted.
     """
     if root != "/":
         path = path[len(root) :] if path.startswith(root) else ""
@@ -132,7 +138,7 @@ def _cpuset(read: Read, folders: list[str]) -> CoreSet | None:
 
 
 def _quota(read: Read, folder: str) -> float | None:
-    """CPU time per time, of ``cpu.max`` ("200000 100000", "max 100000") or version 1's two files."""
+    """The quota in CPUs, from ``cpu.max`` ("200000 100000" or "max 100000") or version 1's two files."""
     words = (read(f"{folder}/cpu.max") or "").split()
     if not words:
         words = [(read(f"{folder}/cpu.cfs_{name}_us") or "").strip() for name in ("quota", "period")]

@@ -1,8 +1,9 @@
-"""The fast network cards of a host, and whether libfabric can use them.  Standard library only.
+"""Find a host's fast network cards, and whether libfabric can use them.  Standard library only.
 
-A card is what the kernel's RDMA subsystem lists in ``/sys/class/infiniband``; which of libfabric's providers
-drives it is by the kernel's driver (libfabric's fi_verbs(7), fi_psm2(7), fi_psm3(7), fi_efa(7)).  Whether it
-works is for libfabric to say: it is asked in a process of its own, as its library may hang or crash.
+The cards are the devices of the kernel's RDMA subsystem in ``/sys/class/infiniband``.  The kernel's driver
+determines which provider of libfabric uses a card (libfabric's fi_verbs(7), fi_psm2(7), fi_psm3(7),
+fi_efa(7)).  Whether that works is checked by libfabric itself, in a process of its own, as its library may
+hang or crash.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from cpulaunch.model.fabrics import Fabric
 
 CARDS = "/sys/class/infiniband"
 LONGEST = 1.5
-"""Seconds that libfabric has to say what it offers."""
+"""Seconds within which libfabric must answer."""
 
 _ASK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ask_libfabric.py")
-_PROVIDERS = {"efa": "efa", "hfi1": "psm2", "irdma": "psm3"}  # by driver; all others: verbs
+_PROVIDERS = {"efa": "efa", "hfi1": "psm2", "irdma": "psm3"}  # driver → provider; all others use verbs
 
 
 def find_fabrics(libraries: Iterable[str], cards: str = CARDS) -> tuple[Fabric, ...]:
-    """This host's cards, by name.  libfabric is looked for in the directories ``libraries``."""
+    """This host's active cards, ordered by name.  ``libraries`` are directories to search for libfabric."""
     found = []
     for device in _listed(cards):
         card = os.path.join(cards, device)
@@ -35,8 +36,10 @@ def find_fabrics(libraries: Iterable[str], cards: str = CARDS) -> tuple[Fabric, 
 
 
 def why_unusable(provider: str, libraries: Iterable[str], interface: str = "") -> str:
-    """Why the libfabric of one of these directories has no ``provider`` here (for the card with this network
-    interface); empty where it has."""
+    """Why the first libfabric in the directories ``libraries`` can't use ``provider``; empty if it can.
+
+    ``interface`` is the card's network interface, if it has one.
+    """
     for directory in libraries:
         library = os.path.join(directory, "libfabric.so.1")
         if os.path.exists(library):
@@ -49,7 +52,7 @@ def why_unusable(provider: str, libraries: Iterable[str], interface: str = "") -
         "FI_PROVIDER": provider,
     }
     if interface:
-        env["FI_VERBS_IFACE"] = interface  # by default verbs takes only those with names in ib…
+        env["FI_VERBS_IFACE"] = interface  # by default, verbs uses only interfaces named ib…
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", _ASK, library],

@@ -1,7 +1,7 @@
-"""How much of a process's memory is on other NUMA nodes than its cores, by a sample of its pages.
+"""Estimate how much of a process's memory is on NUMA nodes without its cores, from a sample of its pages.
 
-``/proc/PID/numa_maps`` looks at every page, however many there are.  Here the kernel is asked for the nodes
-of ``SAMPLES`` pages, by ``move_pages`` without nodes to move them to.
+Reading ``/proc/PID/numa_maps`` makes the kernel visit every page.  ``move_pages`` without target nodes
+reports the nodes of ``SAMPLES`` pages only.
 
 Sources: move_pages(2); proc(5); Documentation/ABI/stable/sysfs-devices-node of Linux.
 """
@@ -17,21 +17,21 @@ from cpulaunch.discovery.host.files import Read, read_file
 from cpulaunch.model.cores import CoreSet
 
 SAMPLES = 512
-"""Pages that are asked for: the share is right to within 4 % then, in 19 of 20 cases."""
+"""Pages in a sample.  The share is then right to within 4 % in 19 of 20 cases."""
 
 ENOUGH = 64
-"""Of them, those that must be in memory for anything to be said."""
+"""Pages of a sample that must be in memory for a result."""
 
 NODES = "/sys/devices/system/node/"
 
 _CALL = {"x86_64": 279, "aarch64": 239, "riscv64": 239, "ppc64le": 301, "s390x": 310}
-"""Numbers of the system call, of Linux's own tables."""
+"""Machine → number of the system call ``move_pages``, from Linux's own tables."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def far_nodes(cores: CoreSet, read: Read = read_file) -> frozenset[int]:
-    """NUMA nodes with memory that have none of these cores; none where all have."""
+    """The NUMA nodes that have memory, but none of ``cores``."""
     memory = CoreSet.parse((read(f"{NODES}has_memory") or "").strip() or "0")
     return frozenset(
         node for node in memory
@@ -40,9 +40,10 @@ def far_nodes(cores: CoreSet, read: Read = read_file) -> frozenset[int]:
 
 
 def far_share(pid: int, far: frozenset[int], read: Read = read_file) -> float | None:
-    """Which part of the memory that the process alone can write to is on the nodes ``far``.
+    """The share (0 to 1) of a process's private writable memory that is on the nodes ``far``.
 
-    None where that can't be seen: another user's process, a container that forbids it, or hardly any memory.
+    None if it can't be determined: for another user's process, in a container that forbids it, or for a
+    process with fewer than ENOUGH sampled pages in memory.
     """
     number = _CALL.get(os.uname().machine)
     regions = _regions(read(f"/proc/{pid}/maps") or "")
@@ -59,7 +60,7 @@ def far_share(pid: int, far: frozenset[int], read: Read = read_file) -> float | 
 
 
 def _regions(maps: str) -> list[tuple[int, int]]:
-    """Begin and end of the mappings that are private and can be written to."""
+    """The begin and end addresses of private writable mappings."""
     found = []
     for line in maps.splitlines():
         where, mode = line.split(maxsplit=2)[:2]
@@ -70,10 +71,10 @@ def _regions(maps: str) -> list[tuple[int, int]]:
 
 
 def _sample(regions: list[tuple[int, int]]) -> list[int]:
-    """Addresses of pages at equal distances, as if the regions lay one behind the other."""
+    """Addresses of pages at equal distances, as if the regions were contiguous."""
     ends = list(accumulate((end - begin) // _PAGE for begin, end in regions))
     stride = max(1.0, ends[-1] / SAMPLES)
-    at, region, pages = time.monotonic_ns() % 1000 / 1000 * stride, 0, []  # other ones each time
+    at, region, pages = time.monotonic_ns() % 1000 / 1000 * stride, 0, []  # a different offset each time
     while at < ends[-1]:
         while at >= ends[region]:
             region += 1

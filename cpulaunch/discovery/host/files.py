@@ -1,15 +1,15 @@
-"""Reading small files of sysfs and procfs; functions that take a `Read` can be given recorded files."""
+"""Read small files of sysfs and procfs.  Functions that take a `Read` also work with recorded files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Read = Callable[[str], str | None]
-"""Gives the text of the file at an absolute path, or None where there is no such file."""
+"""Returns the text of the file at an absolute path, or None if it can't be read."""
 
 
 def read_file(path: str) -> str | None:
-    """The text of a file of sysfs or procfs; None where there is none, or it can't be read."""
+    """Read a file of sysfs or procfs.  None if it doesn't exist or can't be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as f:
             return f.read()

@@ -1,4 +1,4 @@
-"""What is installed on this host: cpulaunch itself, and MPIs."""
+"""Find what is installed on this host: cpulaunch itself, and MPIs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cpulaunch.model.facts import Mpi
 
 
 def installation_here() -> Installation:
-    """The paths of the cpulaunch that is running."""
+    """The paths of the running cpulaunch."""
     agent = Path(cpulaunch.__file__).parent / "agent"
     return Installation(str(agent / "run_agent.py"), SSH, str(agent / "run_spawner.py"))
 
@@ -26,10 +26,10 @@ _VERSION_TIMEOUT = 10.0  # seconds
 
 
 def find_mpis(flavour: str, where: str) -> tuple[Mpi, ...]:
-    """The MPI of ``flavour`` (or the first, for ``auto``); where there is none, all that were found.
+    """Find the first MPI of ``flavour``, where ``auto`` is any; if there is none, return all MPIs found.
 
-    ``where`` is a directory or file to look at, or ``auto``: this Python's own environment, then
-    ``$I_MPI_ROOT``, then PATH.
+    ``where`` is a directory, or an mpiexec.  ``auto`` searches this Python's environment, ``$I_MPI_ROOT``
+    and PATH, in this order.
     """
     found = []
     for mpi in _installed(where):
@@ -40,12 +40,12 @@ def find_mpis(flavour: str, where: str) -> tuple[Mpi, ...]:
 
 
 def all_mpis(where: str) -> tuple[Mpi, ...]:
-    """All MPIs that are to be found in ``where``, as ``find_mpis`` takes it."""
+    """All MPIs in ``where``, which has the same meaning as for `find_mpis`."""
     return tuple(_installed(where))
 
 
 def mpi_of(version_text: str) -> Mpiexec | None:
-    """Which MPI says this of itself, asked for ``--version``."""
+    """The MPI whose ``mpiexec --version`` prints ``version_text``; None if unknown."""
     for mpi in _known():
         if any(words in version_text for words in mpi.version_words):
             return mpi
@@ -105,8 +105,11 @@ def _identify(path: Path) -> Mpi | None:
 
 
 def _pip_version(package: str) -> str | None:
-    """The version of a package in this environment, as its directory's name has it: 0.1 ms, where
-    asking the program takes 20."""
+    """The version of a package in this environment, or None.
+
+    It is read from the name of the package's directory, which takes 0.1 ms instead of 20 ms for a call of the
+    program.
+    """
     if not package:
         return None
     packages = Path(sys.prefix, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")

@@ -1,4 +1,4 @@
-"""A host's network interfaces and its route to another host; which interface each host of a job uses."""
+"""A host's network interfaces, its route to another host, and the interface that each host of a job uses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _Ifaddrs._fields_ = [
 def interfaces_here() -> list[Interface]:
     """All addresses of this host's interfaces that are up, in the kernel's order.  Raises OSError.
 
-    By getifaddrs(3), as Python itself lists only the interfaces' names.
+    This calls getifaddrs(3), as Python itself lists only the names of interfaces.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Ifaddrs)()
@@ -57,7 +57,10 @@ def interfaces_here() -> list[Interface]:
 
 
 def route_to(master: str) -> tuple[list[str], str | None]:
-    """The addresses that the name ``master`` has here, and the one that we would send from to reach it."""
+    """The addresses of ``master`` as resolved here, and this host's address that leads to it.
+
+    The list is empty if the name can't be resolved, and the second is None without a route.
+    """
     try:
         found = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)
     except OSError:
@@ -75,21 +78,21 @@ def route_to(master: str) -> tuple[list[str], str | None]:
 def select_interfaces(
     answers: Mapping[str, ProbeAnswer], chosen: str | None = None
 ) -> dict[str, Interface | None]:
-    """The interface of each host that leads to the master; None where none does.
+    """Select for each host the interface that leads to the master; None if there is none.
 
-    ``answers`` are those of `probe.remote`, by host, the master's first.  ``chosen`` is the name of an
-    interface that the user chose.
+    ``answers`` are the answers of `probe.remote` by host, the master's first.  ``chosen`` is the name of the
+    interface that the user has chosen, if any.
     """
     others = list(answers.values())[1:]
     seen = dict.fromkeys(address for answer in others for address in answer.master)
     masters = [address for address in seen if not is_loopback(address)]
-    # The host that we are on was reached without ssh: the others know it by where we came from.
+    # This host was not reached by ssh, so take the addresses from which we reached the others.
     ours = list(dict.fromkeys(answer.reached_from for answer in answers.values()))
     selected: dict[str, Interface | None] = {}
     for host, answer in answers.items():
         interfaces = [Interface(*row) for row in answer.interfaces]
         if chosen:
-            # IPv4 first, as that is what most of MPI and libfabric wants.
+            # Prefer IPv4, which most of MPI and libfabric needs.
             found = sorted((i for i in interfaces if i.name == chosen), key=lambda i: ":" in i.address)
             selected[host] = found[0] if found else None
         else:
@@ -99,7 +102,7 @@ def select_interfaces(
 
 
 def _address(sockaddr: int | None) -> str | None:
-    """The IP address in a ``struct sockaddr``; None where it is of another family."""
+    """The IP address in the ``struct sockaddr`` at this address; None for another family."""
     if not sockaddr:
         return None
     family = ctypes.cast(sockaddr, ctypes.POINTER(ctypes.c_ushort))[0]

@@ -1,7 +1,7 @@
-"""The memory allocators and OpenMP runtimes of a host: those that a rank's program can be started with.
+"""Find the memory allocators and OpenMP runtimes of a host that a rank's program can preload.
 
-Looked for are files with the names that the projects' own builds and the distributions give them, first in
-the Python's environment (venv or conda), then where the user's programs look, then where the system's do.
+The search is for file names of the projects' own builds and of distributions: first in Python's environment
+(venv or conda), then in LD_LIBRARY_PATH, then in the directories of the dynamic linker.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _USUAL = ("/usr/local/lib64", "/usr/local/lib", "/lib64", "/usr/lib64", "/lib", 
 
 
 def find_libraries(directories: Iterable[str], packages: Iterable[str]) -> dict[str, str]:
-    """The path of each library of FILES that is there, and of the OpenMP runtime that torch brings.
+    """Find the path of each library of FILES, and of the OpenMP runtime that torch uses.
 
-    ``directories`` are looked at before the system's, ``packages`` are where Python imports from.
-    A file for another kind of processor is passed over, as the dynamic linker does.  One that can't be
-    preloaded is taken only where there is no other.
+    ``directories`` are searched before the system's directories.  ``packages`` are the directories that
+    Python imports from.  Files for another kind of processor are skipped, as the dynamic linker does.  A file
+    that can't be preloaded is taken only if there is no other.
     """
     places = list(dict.fromkeys((*directories, *_system_directories())))
     own_kind = _kind(sys.executable)
@@ -38,9 +38,10 @@ def find_libraries(directories: Iterable[str], packages: Iterable[str]) -> dict[
 
 
 def library_directories() -> tuple[str, ...]:
-    """Where this process's environment has libraries: its Python's own, conda's, ``LD_LIBRARY_PATH``.
+    """The library directories of this process's environment: Python's own, conda's, ``LD_LIBRARY_PATH``.
 
-    Without ``site``, ``sys.prefix`` isn't the venv's: so where the program is decides.
+    Python's own directory is also derived from the interpreter's path, as with ``-S``, ``sys.prefix`` isn't
+    the venv's.
     """
     prefixes = [os.path.dirname(os.path.dirname(sys.executable)), sys.prefix, os.environ.get("CONDA_PREFIX")]
     named = os.environ.get("LD_LIBRARY_PATH", "").split(":")
@@ -49,7 +50,7 @@ def library_directories() -> tuple[str, ...]:
 
 
 def import_directories() -> tuple[str, ...]:
-    """Where this Python imports packages from, for a look at the same places elsewhere."""
+    """The directories that this Python imports packages from, to be searched on other hosts as well."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     own = os.path.join(os.path.dirname(os.path.dirname(sys.executable)), "lib", version, "site-packages")
     known = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
@@ -57,7 +58,10 @@ def import_directories() -> tuple[str, ...]:
 
 
 def _runtime_of_torch(places: Iterable[str], packages: Iterable[str]) -> str | None:
-    """Wheels carry a runtime; conda's torch takes its environment's ``libgomp.so.1``, which may be any."""
+    """The OpenMP runtime of torch: the one in its wheel, or for conda the environment's ``libgomp.so.1``.
+
+    Conda's ``libgomp.so.1`` may be a link to any runtime, so it is resolved.
+    """
     for package in packages:
         folder = os.path.join(package, "torch", "lib")
         if os.path.isdir(folder):
@@ -70,7 +74,7 @@ def _runtime_of_torch(places: Iterable[str], packages: Iterable[str]) -> str | N
 
 
 def _system_directories() -> Iterator[str]:
-    """Where the dynamic linker looks: /etc/ld.so.conf, then its usual places."""
+    """The directories of the dynamic linker: those of /etc/ld.so.conf, then its defaults."""
     yield from _of_linker("/etc/ld.so.conf")
     yield from _USUAL
 
@@ -103,7 +107,7 @@ def _lines(file: str) -> list[str]:
 
 
 def _kind(file: str) -> bytes | None:
-    """What an ELF file's header says of the processor: word size, byte order, architecture."""
+    """The word size, byte order and architecture in an ELF file's header; None if it is no ELF file."""
     try:
         with open(file, "rb") as f:
             header = f.read(20)

@@ -1,4 +1,4 @@
-"""The CPUs that the text of ``lscpu -p`` or ``lscpu -e`` describes."""
+"""Parse the output of ``lscpu -p`` or ``lscpu -e`` as a topology."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ CACHES = ("L1D", "L1I", "L1", "L2", "L3", "L4")
 
 
 def topology_from_lscpu(text: str) -> Topology:
-    """The topology in the output of ``lscpu -p=CPU,CORE,SOCKET,NODE`` (or more columns) or ``lscpu -e``.
+    """Parse the output of ``lscpu -p=CPU,CORE,SOCKET,NODE`` (or more columns) or ``lscpu -e``.
 
-    The heading decides which column is which.  Offline CPUs are left out.  The topology's notes say which
-    columns were missing.  Raises `ConfigError` with the line's number.
+    The heading determines the columns.  Offline CPUs are left out.  The topology's notes name missing
+    columns.  Raises `ConfigError`, with the line's number for a malformed line.
     """
     heading: list[str] = []
     table: list[tuple[int, dict[str, str]]] = []
@@ -48,10 +48,10 @@ def topology_from_lscpu(text: str) -> Topology:
 
 
 def _cells(number: int, line: str, heading: list[str], comma: bool) -> dict[str, str]:
-    """A row's cells by their columns, without those of caches.
+    """The cells of a row by column, without the columns of caches.
 
-    ``lscpu -p`` simply leaves out the caches that a CPU lacks (low-power E-cores have no L3, for one), so
-    the columns before the caches are counted from the left and those behind them from the right.
+    ``lscpu -p`` omits the cells of caches that a CPU lacks; low-power E-cores, for example, have no L3.  So
+    columns before the caches are counted from the left, and columns after them from the right.
     """
     cells = [cell.strip() for cell in line.split(",")] if comma else line.split()
     caches = [i for i, name in enumerate(heading) if name in CACHES] if comma else []
@@ -78,7 +78,7 @@ def _cpus(table: list[tuple[int, dict[str, str]]]) -> list[Cpu]:
         seen[cpu] = number
         core = _whole(number, row, "CORE")
         online = row.get("ONLINE", "").lower() not in ("no", "n")
-        if not online or (core is None and cores_known):  # Linux forgets an offline CPU's topology
+        if not online or (core is None and cores_known):  # Linux has no topology of offline CPUs
             continue
         cpus.append(
             Cpu(

@@ -1,8 +1,8 @@
-"""The port where ranks meet, kept for the job from its choice until torch's store listens there.
+"""Keep MASTER_PORT for the job from its choice until torch's store listens there.
 
-A socket that is bound keeps its port, though it doesn't listen.  Where it has SO_REUSEPORT, further sockets
-can be bound there, but only by the same user (socket(7)): those of the launcher, of the first rank's agent
-and program, and the one on which torch's store listens.
+A bound socket keeps its port even if it doesn't listen.  If it has SO_REUSEPORT, more sockets can be bound to
+the port, but only by the same user (socket(7)): those of the launcher, of the first rank's agent and program,
+and the one on which torch's store listens.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from collections.abc import Iterator
 
 
 def keep(port: int, ours: str | None) -> socket.socket:
-    """A socket that keeps a port, on all addresses; 0 takes a free one.  OSError where it is in use.
+    """Bind a socket that keeps ``port`` on all addresses; port 0 takes a free one.
 
-    ``ours`` is the port that this user's job keeps already, as the environment says (KEPT_PORT).
+    ``ours`` is the port that this user's job keeps already (the variable KEPT_PORT).  Raises OSError if the
+    port is in use.
     """
     if str(port) == ours:
         return _first_bound(port, ((socket.SO_REUSEPORT,), (socket.SO_REUSEPORT, socket.SO_REUSEADDR)))
-    # Connections of an earlier job that have just ended are in the way of a socket without SO_REUSEADDR; with
-    # it, other users could take the port as well.
+    # With SO_REUSEADDR, other users could take the port as well, so try without it first.  That fails if
+    # connections of an earlier job have just ended.
     kept = _first_bound(port, ((), (socket.SO_REUSEADDR,)))
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     return kept
@@ -31,25 +32,26 @@ def keep(port: int, ours: str | None) -> socket.socket:
 
 @contextlib.contextmanager
 def offered(port: int, address: str = "") -> Iterator[int]:
-    """The descriptor of a socket on a port that we keep, for somebody who may listen on it and then owns it.
+    """Give the descriptor of a socket bound to a port that we keep, which the caller may listen on.
 
-    It is on all addresses, but on a loopback ``address`` alone where ranks come to that.  OSError where
-    somebody else has the port, or listens there already.
+    If the socket listens at the end, the descriptor stays open and belongs to the caller; else it is closed.
+    The socket is bound to all addresses, or to ``address`` alone if that is a loopback address.  Raises
+    OSError if another user has the port, or if any socket listens there already.
     """
     if _listened_on(port):
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-    # Its connections get SO_REUSEADDR, too: when they have ended, the next job can have the port at once.
+    # Its connections inherit SO_REUSEADDR, so that the next job can bind the port as soon as they have ended.
     with _bound(port, (socket.SO_REUSEPORT, socket.SO_REUSEADDR), _loopback(address)) as bound:
         fd = os.dup(bound.fileno())
         try:
             yield fd
         finally:
             if not bound.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                os.close(fd)  # nobody has taken it
+                os.close(fd)  # not used
 
 
 def _listened_on(port: int) -> bool:
-    """Whether a socket of this host listens on ``port``: its state in net/tcp is 0A (proc(5))."""
+    """Whether a socket of this host listens on ``port``: the state 0A in /proc/net/tcp (proc(5))."""
     for table in ("tcp", "tcp6"):
         try:
             with open(f"/proc/net/{table}") as f:
@@ -62,7 +64,7 @@ def _listened_on(port: int) -> bool:
 
 
 def _first_bound(port: int, attempts: tuple[tuple[int, ...], ...]) -> socket.socket:
-    """A socket that could be bound with the options of one of ``attempts``."""
+    """Bind a socket with the first of the sets of options ``attempts`` that works.  Raises OSError."""
     *others, last = attempts
     for options in others:
         try:
@@ -74,7 +76,7 @@ def _first_bound(port: int, attempts: tuple[tuple[int, ...], ...]) -> socket.soc
 
 
 def _loopback(address: str) -> str:
-    """``address``, if it is a number and one of loopback; else nothing."""
+    """``address`` if it is a numeric loopback address, else an empty string."""
     try:
         return address if ipaddress.ip_address(address).is_loopback else ""
     except ValueError:
@@ -82,7 +84,7 @@ def _loopback(address: str) -> str:
 
 
 def _bound(port: int, options: tuple[int, ...], address: str = "") -> socket.socket:
-    """A socket on ``port`` of an address, or of all."""
+    """Bind a socket with these options to ``port``, on ``address`` or, by default, on all addresses."""
     six = ":" in address if address else socket.has_dualstack_ipv6()
     bound = socket.socket(socket.AF_INET6 if six else socket.AF_INET)
     try:

@@ -1,4 +1,4 @@
-"""Versions of installed packages, read from their files: importing torch takes a second and more."""
+"""Read the versions of installed packages from their files, as importing torch takes more than a second."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ VERSION_FILES = {
     "torch": ("torch/version.py", "__version__"),
     "intel_extension_for_pytorch": ("intel_extension_for_pytorch/_version.py", "__version__"),
 }
-"""The file in which a package assigns its version, and the name to which it does."""
+"""Package → the file in which it assigns its version, and the variable's name."""
 
 
 def version_in(directories: Iterable[str], package: str) -> str | None:
-    """The version of a package of VERSION_FILES in the first of ``directories`` that has it."""
+    """The version of a package of VERSION_FILES in the first of ``directories`` that has it, or None."""
     file, name = VERSION_FILES[package]
     for directory in directories:
         try:

@@ -1,8 +1,8 @@
-"""The rates of matrix products that were measured before, in the user's cache.  Standard library only.
+"""The user's cache of measured rates of matrix products.  Standard library only.
 
-A file holds the rates of one model of CPU with one version of torch, by the number of threads:
-``{"14": {"fp32": {"layer": 2.1e12, "best": 2.2e12}, "bf16": …}}``, in FLOP/s.  ``layer`` is the rate of a
-transformer layer's products together, and ``best`` that of the fastest product.
+A file holds the rates of one model of CPU with one version of torch, by number of threads:
+``{"14": {"fp32": {"layer": 2.1e12, "best": 2.2e12}, "bf16": …}}``, in FLOP/s.  ``layer`` is the rate of all
+matrix products of a transformer layer together, and ``best`` the rate of the fastest product.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ INSTRUCTION_LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_I
 
 
 def limits_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those of INSTRUCTION_LIMITS that ``environ`` sets."""
+    """The variables of INSTRUCTION_LIMITS that ``environ`` sets, with their values."""
     return {name: environ[name] for name in INSTRUCTION_LIMITS if environ.get(name)}
 
 
 MARK = "cpulaunch-rates: "
-"""Before the rates that a host prints, as rc files of its shell may print to the same stream."""
+"""The prefix of the line with a host's rates.  rc files of its shell may print to the same stream."""
 
 
 class Rate(NamedTuple):
-    """The rate of one precision, in FLOP/s: of a layer's products together, and of the fastest one."""
+    """Rates of one precision in FLOP/s: of all products of a layer together, and of the fastest product."""
 
     layer: float
     best: float
@@ -42,19 +42,19 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True)
 class RateCache:
-    """The cache's file for one model of CPU, one torch, and one choice of INSTRUCTION_LIMITS."""
+    """The cache's file for a model of CPU, a version of torch, and values of INSTRUCTION_LIMITS."""
 
     file: Path
 
     @classmethod
     def of(cls, cpu: Cpu, torch_version: str, environ: Mapping[str, str]) -> RateCache:
-        """``environ`` is the environment of the ranks."""
+        """The cache for a CPU and a version of torch.  ``environ`` is the environment of the ranks."""
         key = json.dumps([cpu, torch_version, limits_of_ranks(environ)], sort_keys=True)
         name = hashlib.sha256(key.encode()).hexdigest()[:24]
         return cls(cache_home() / "cpulaunch" / "rates" / f"{name}.json")
 
     def rate(self, threads: int, precision: str) -> Rate | None:
-        """What was measured with so many threads in ``precision``, such as ``"bf16"``."""
+        """The rates with ``threads`` threads in ``precision``, such as ``"bf16"``; None if not measured."""
         try:
             row = self._read()[str(threads)][precision]
             return Rate(float(row["layer"]), float(row["best"]))
@@ -62,7 +62,7 @@ class RateCache:
             return None
 
     def product_rates(self) -> tuple[ProductRates, ...]:
-        """The rates of all numbers of threads for which both precisions are known."""
+        """The rates for each number of threads with which both fp32 and bf16 were measured."""
         found = []
         for threads, row in self._read().items():
             with contextlib.suppress(KeyError, TypeError, ValueError):
@@ -71,7 +71,7 @@ class RateCache:
         return tuple(found)
 
     def keep(self, threads: int, rates: Mapping[str, Rate]) -> None:
-        """Add rates by precision.  Does nothing where the cache can't be written."""
+        """Add ``rates``, by precision, to the file.  Does nothing if the cache can't be written."""
         with contextlib.suppress(OSError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             known = self._read()
@@ -83,7 +83,10 @@ class RateCache:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time measures; the others wait, and find its result.  No lock without a cache."""
+        """Lock the file, so that one process measures while others wait and then read its result.
+
+        Does not lock if the cache can't be written.
+        """
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
                 self.file.parent.mkdir(parents=True, exist_ok=True)

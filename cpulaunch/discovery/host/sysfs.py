@@ -1,4 +1,4 @@
-"""The CPUs that sysfs describes."""
+"""Read the topology of the CPUs from sysfs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ NODE = "/sys/devices/system/node/"
 
 
 def topology_from_sysfs(read: Read) -> Topology:
-    """The topology that the files below ``/sys/devices/system`` describe: all CPUs that are online.
+    """The topology of all online CPUs, from the files below ``/sys/devices/system``.
 
-    Takes one to two reads per physical core.  Raises `HostError` where there are no such files.  Source:
+    This takes one to two reads per physical core.  Raises `HostError` if the files can't be read.  Sources:
     Documentation/admin-guide/cputopology.rst and Documentation/ABI/testing/sysfs-devices-system-cpu of Linux.
     """
     online = _first_set(read, CPU + "online", CPU + "possible")
@@ -32,7 +32,7 @@ def topology_from_sysfs(read: Read) -> Topology:
 
 
 def _nodes(read: Read, online: CoreSet) -> tuple[dict[int, int], CoreSet]:
-    """The NUMA node of each CPU (none where the kernel has no NUMA), and the nodes without CPUs."""
+    """The NUMA node of each CPU, and the nodes without CPUs.  Both are empty if the kernel has no NUMA."""
     nodes: dict[int, int] = {}
     memory_only = []
     for node in _first_set(read, NODE + "online", NODE + "possible"):
@@ -48,7 +48,7 @@ def _nodes(read: Read, online: CoreSet) -> tuple[dict[int, int], CoreSet]:
 
 
 def _sockets(read: Read, online: CoreSet) -> dict[int, int]:
-    """The socket of each CPU, counted from 0; one read per socket."""
+    """The socket of each CPU, numbered from 0.  Takes one read per socket."""
     sockets: dict[int, int] = {}
     found = 0
     for cpu in online:
@@ -63,7 +63,7 @@ def _sockets(read: Read, online: CoreSet) -> dict[int, int]:
 
 
 def _cores(read: Read, online: CoreSet, notes: list[str]) -> list[CoreSet]:
-    """The CPUs of each physical core, by the order of their first CPU; one read per core."""
+    """The CPUs of each physical core, ordered by their first CPU.  Takes one read per core."""
     cores: list[CoreSet] = []
     seen: set[int] = set()
     unknown = 0
@@ -81,10 +81,11 @@ def _cores(read: Read, online: CoreSet, notes: list[str]) -> list[CoreSet]:
 
 
 def _performances(read: Read, online: CoreSet, sockets: int) -> dict[int, float]:
-    """A figure to tell P- from E-cores by; empty where sysfs has none.
+    """A number for each CPU that is higher for P-cores than for E-cores; empty if all cores are equal.
 
-    Intel's hybrid CPUs are listed by kind; Arm (and x86 since Linux 6.12) has ``cpu_capacity``; else the
-    maximum frequency.  The latter two take a read per CPU, and no machine with several sockets is hybrid.
+    The sources are sysfs's lists of Intel's P- and E-cores; ``cpu_capacity`` of Arm (and of x86 since Linux
+    6.12); or the maximum frequency.  The latter two take a read per CPU, and are skipped on machines with
+    several sockets, none of which is hybrid.
     """
     efficient = _first_set(read, "/sys/devices/cpu_atom/cpus")
     fast = _first_set(read, "/sys/devices/cpu_core/cpus")
@@ -106,7 +107,7 @@ def _performances(read: Read, online: CoreSet, sockets: int) -> dict[int, float]
 
 
 def _first_set(read: Read, *paths: str) -> CoreSet:
-    """The CPU list in the first of these files that is there; empty where none is."""
+    """The CPU list in the first of these files that exists; empty if none does."""
     for path in paths:
         text = read(path)
         if text is not None:

@@ -1,4 +1,4 @@
-"""What this host is: its topology as this process may use it, its libraries, and its names."""
+"""The facts of this host: its topology as far as this process may use it, its libraries, and its names."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from cpulaunch.model.topology import Topology
 
 
 def topology_here() -> Topology:
-    """What sysfs says, restricted to the CPUs and the quota that this process may use."""
+    """This host's topology, restricted to the CPUs and the quota of this process."""
     return topology_of_process(read_file, CoreSet(os.sched_getaffinity(0)))
 
 
 def topology_of_process(read: Read, affinity: CoreSet) -> Topology:
-    """What a process with this CPU mask (``os.sched_getaffinity``) may use of the machine it is on.
+    """The part of the machine that a process with this CPU mask (``os.sched_getaffinity``) may use.
 
-    Restricted to the mask and to the cpuset of its control group, whose CPU time becomes ``quota``.  ``read``
-    gives the files as that process sees them.
+    The topology is restricted to the mask and to the cpuset of the process's control group, and has the
+    group's ``quota``.  ``read`` returns files as that process sees them.
     """
     machine = topology_from_sysfs(read)
     cpuset, quota = cgroup_limits(read)
@@ -46,10 +46,10 @@ def facts_here(
     packages: Sequence[str] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> HostFacts:
-    """The facts of this host.
+    """Collect the facts of this host.
 
-    Shared libraries are looked for in ``libraries``, and torch in ``packages``: directories, by default those
-    of our environment.  ``environ`` is the ranks' environment.
+    ``libraries`` are the directories to search for shared libraries, and ``packages`` those to search for
+    torch, by default those of our environment.  ``environ`` is the ranks' environment.
     """
     packages = import_directories() if packages is None else packages
     cpu, torch_version = cpu_here(), version_in(packages, "torch")
@@ -67,18 +67,18 @@ def facts_here(
 
 
 def libc_here() -> str:
-    """This process's C library: such as ``glibc 2.36``, ``musl``, or ``no glibc``."""
+    """This process's C library, such as ``glibc 2.36``; or ``musl``, or ``no glibc``."""
     try:
         if version := os.confstr("CS_GNU_LIBC_VERSION"):
             return version
-    except (ValueError, OSError):  # a name that only glibc knows
+    except (ValueError, OSError):  # only glibc has this name
         pass
     musl = any(name.startswith("ld-musl-") for name in os.listdir("/lib"))
     return "musl" if musl else "no glibc"
 
 
 def names_here() -> frozenset[str]:
-    """All names and addresses by which a hostfile may call this host.  Asks no name server."""
+    """All names and addresses of this host that a hostfile may use.  Doesn't ask a name server."""
     names = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.gethostname().partition(".")[0]}
     names |= {interface.address for interface in interfaces_here()}
     for line in (read_file("/etc/hosts") or "").splitlines():
@@ -89,18 +89,18 @@ def names_here() -> frozenset[str]:
 
 
 def cpu_flags() -> tuple[str, ...] | None:
-    """Those of BF16_FLAGS that the first CPU has; None where /proc/cpuinfo doesn't say."""
+    """The flags of BF16_FLAGS that the first CPU has; None if /proc/cpuinfo doesn't list flags."""
     first = _first_cpu()
     flags = first.get("flags", first.get("Features"))
     if flags is None:
         return None
     words = set(flags.split())
-    # Arm's name for the same ability.
+    # "bf16" is Arm's flag for the same feature.
     return tuple(flag for flag in BF16_FLAGS if flag in words) or (("bf16",) if "bf16" in words else ())
 
 
 def _within_limit(flags: tuple[str, ...] | None, environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The flags of the instructions that oneDNN may use where ``ONEDNN_MAX_CPU_ISA`` limits it."""
+    """Remove flags of instructions that ``ONEDNN_MAX_CPU_ISA`` in ``environ`` forbids oneDNN to use."""
     limit = environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     if flags is None or "AMX" in limit or limit in ("", "ALL", "DEFAULT"):
         return flags
@@ -113,7 +113,7 @@ _ISAS_WITH_AVX512_BF16 = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512")
 
 
 def cpu_here() -> Cpu:
-    """The model of this host's first CPU.  An Arm CPU's family is its architecture, its model its part."""
+    """The model of this host's first CPU.  For Arm, ``family`` is the architecture and ``model`` the part."""
     first = _first_cpu()
 
     def either(x86: str, arm: str = "") -> str:
@@ -130,7 +130,7 @@ def cpu_here() -> Cpu:
 
 
 def _first_cpu() -> dict[str, str]:
-    """What /proc/cpuinfo says of the first CPU."""
+    """The fields of the first CPU in /proc/cpuinfo."""
     pairs = (
         line.partition(":") for line in (read_file("/proc/cpuinfo") or "").partition("\n\n")[0].splitlines()
     )

@@ -1,1 +1,1 @@
-"""Asking many hosts about themselves, and judging what they answer."""
+"""Probe many hosts, and check their answers."""

@@ -1,4 +1,4 @@
-"""Ask the hosts of a job whether they are ready."""
+"""Check whether the hosts of a job are ready."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from cpulaunch.plan.select import decide_launcher, leaves_launcher_to_us
 
 @dataclass(frozen=True)
 class Required:
-    """What must be on every host: an interpreter, a working directory, and files.
+    """What every host must have: an interpreter, a working directory, and files.
 
-    ``identical`` are files that must also have the same content everywhere.
+    The files ``identical`` must also have the same content on all hosts.
     """
 
     python: str
@@ -35,7 +35,7 @@ class Required:
 class Preflight:
     """A report on each host, this host's interface to the others, and a free port on the first host.
 
-    ``without_mpi`` is that of `Facts`.
+    ``without_mpi`` has the same meaning as in `Facts`.
     """
 
     reports: tuple[Report, ...]
@@ -53,10 +53,10 @@ def check_hosts(
     mpis: Sequence[Mpi] = (),
     step: bool = False,
 ) -> Preflight:
-    """Ask ``hosts``, of whom the first will be the master, in the way that the launcher will take.
+    """Probe ``hosts`` in the way that the launcher will reach them.  The first one is the master.
 
-    ``here`` are this host's names; ``mpis`` and ``step`` are those of `Facts`.  The first MPI must be on all
-    hosts, unless the launcher is left to us.
+    ``here`` are this host's names; ``mpis`` and ``step`` have the same meaning as in `Facts`.  The first MPI
+    must be on all hosts, unless the user has not chosen a launcher.
     """
     chosen = decide_launcher(config, here_alone=all_here(hosts, here), mpis=mpis, step=step)
     reach = chosen.launcher.reach
@@ -89,13 +89,16 @@ def check_hosts(
 
 
 def _lacking(responses: Mapping[str, ProbeResponse], optional: Sequence[str]) -> tuple[str, ...]:
-    """The hosts that have answered, and lack one of these files."""
+    """The hosts that have answered and lack one of the files ``optional``."""
     answers = {host: response.answer for host, response in responses.items() if response.answer}
     return tuple(host for host, answer in answers.items() if set(optional) & set(answer.missing))
 
 
 def _interface_to(reports: Sequence[Report], here: frozenset[str]) -> Interface | None:
-    """This host's interface to the others by its routes, where none of them knows from where it was asked."""
+    """This host's interface to the others according to its routes.
+
+    This is for launchers other than ssh, with which a host doesn't see the address that it was probed from.
+    """
     addresses = (r.facts.address for r in reports if r.facts and r.facts.address and r.host not in here)
     if (address := next(addresses, None)) is None:
         return None

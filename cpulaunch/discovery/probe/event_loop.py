@@ -1,7 +1,7 @@
-"""An event loop that signals end in order.  Standard library only.
+"""An event loop that signals end cleanly.  Standard library only.
 
-A handler that raises does so wherever the main thread is.  Within the loop's own code that leaves tasks
-behind, half done, with what they have started.
+A signal handler that raises an exception does so wherever the main thread is.  Within the loop's own code,
+that would leave tasks unfinished, and their processes running.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.S
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """As ``asyncio.run``; signals with a handler of Python cancel ``main``, and their handlers run after it.
+    """Run ``main`` like ``asyncio.run``, but let signals of ENDING cancel it.
 
-    It takes the main thread.
+    Only signals with a Python handler do so.  The handler of the first signal runs after ``main`` has ended;
+    if it doesn't raise, CancelledError is raised.  Call this in the main thread.
     """
     handlers = {number: handler for number in ENDING if callable(handler := signal.getsignal(number))}
     caught: list[signal.Signals] = []

@@ -1,34 +1,36 @@
-"""What hosts are asked about themselves, and what they answer.
+"""Requests to probed hosts, and their answers.
 
-Messages like those of ``cpulaunch.messages``, which encodes and decodes them, over the stdin and stdout of
-``remote``.  The ``versions`` of an answer say which cpulaunch has sent it.
+They are encoded by ``cpulaunch.wire``, like those of ``cpulaunch.messages``, and travel over the stdin and
+stdout of ``remote``.  The ``versions`` of an answer name the cpulaunch that has sent it.
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 ANSWER_TIMEOUT = 7.0
-"""Seconds that a host has to answer: ssh's own five to connect, and what Python takes to start."""
+"""Seconds within which a host must answer: ssh's own 5 s to connect, and Python's start."""
 
 NO_PYTHON, NO_CPULAUNCH = 97, 98
-"""Exit codes of our own for what the remote shell finds missing; ssh's own is 255."""
+"""Exit codes of the remote command if Python or cpulaunch is missing there; ssh's own is 255."""
 
 MARK = "cpulaunch-answer: "
-"""Before an answer, as what rc files print may come before it on the same stream."""
+"""The prefix of an answer.  rc files of the shell may print to the same stream before it."""
 
 
 # ---- launcher → probe
 
 
 class ProbeRequest(NamedTuple):
-    """What is asked of every host.
+    """The request to every host.
 
-    ``master``: a name or address of the first host, which alone opens ``port`` (0: a free one; None: none)
-    for the others to try.  ``interface``: the one that the user chose.  ``directory`` and ``files`` should be
-    there, ``optional`` may be missing, too, ``identical`` are files that must have the same content on all
-    hosts.  ``packages`` are the directories that ``python`` imports from, ``libraries`` those with shared
-    libraries to look at before the system's.  ``limits``: the ranks' values of
-    `rate_cache.INSTRUCTION_LIMITS`, where they are set.
+    ``master`` is a name or address of the first host, which opens ``port`` for the others to try; 0 is any
+    free port.  In requests to other hosts, ``port`` is None.  ``interface`` is the one that the user has
+    chosen, if any.
+
+    ``directory`` and ``files`` must exist, and the files ``optional`` may be missing.  The files
+    ``identical`` must have the same content on all hosts.  ``packages`` are the directories that ``python``
+    imports from, and ``libraries`` the directories to search for shared libraries before the system's.
+    ``limits`` are the ranks' values of `rate_cache.INSTRUCTION_LIMITS` that are set.
     """
 
     python: str
@@ -45,7 +47,7 @@ class ProbeRequest(NamedTuple):
 
 
 class ConnectRequest(NamedTuple):
-    """Try to reach the master, at each of these names and addresses."""
+    """Try to connect to ``port`` of the master at each of these names and addresses."""
 
     addresses: list[str]
     port: int
@@ -55,14 +57,16 @@ class ConnectRequest(NamedTuple):
 
 
 class ProbeAnswer(NamedTuple):
-    """What is true of a host.
+    """A host's answer.
 
-    ``time`` is its clock, in seconds since 1970.  ``versions`` are those of packages, ``digests`` of the
-    identical files: SHA-256 in hexadecimal.  None is what is not there.  ``directory``: whether it is there;
-    ``missing`` are files that aren't, optional ones among them.  ``shm``: bytes of /dev/shm.  ``reached_at``
-    and ``reached_from`` are the two addresses of the ssh connection, None where there is none.
-    ``interfaces`` are rows of name, address and prefix length.  ``master`` are the addresses that the
-    master's name has there, ``source`` is the host's own address that leads to it.  ``facts`` are
+    ``name`` is its host name, and ``time`` its clock in seconds since 1970.  ``versions`` are versions by
+    package, and ``digests`` the SHA-256 in hexadecimal of each identical file; None for a missing one.
+    ``directory`` says whether the directory exists, and ``missing`` lists missing files, including optional
+    ones.  ``shm`` is the size of /dev/shm in bytes.
+
+    ``reached_at`` and ``reached_from`` are the host's and our address of the ssh connection, None without
+    ssh.  ``interfaces`` are rows of name, address and prefix length.  ``master`` are the addresses of the
+    master as resolved there, and ``source`` is the host's own address that leads to it.  ``facts`` are
     `model.facts.HostFacts` as JSON data.  ``listening`` is the port that the master has opened.
     """
 
@@ -85,7 +89,7 @@ class ProbeAnswer(NamedTuple):
 
 
 class ConnectAnswer(NamedTuple):
-    """Why the master can't be reached, by the address; None where it can."""
+    """The error for each address of the master; None if the connection succeeded."""
 
     errors: dict[str, Any]
 
@@ -101,12 +105,12 @@ KINDS: Mapping[type[Request | Answer], str] = {
 
 
 class ProbeResponse(NamedTuple):
-    """What came back from a host: its answer, or why there is none.  Never sent.
+    """The result of probing a host: its answer, or why there is none.  It is not sent.
 
-    ``exit_code`` and ``error`` are the remote shell's (or ssh's own, 255) and what it printed.  Without an
-    exit code, ``error`` says why the host could not be asked, or it was silent for ANSWER_TIMEOUT.  ``sent``
-    and ``received`` are when, in seconds since the epoch.
-    ``connect_error``: why it couldn't reach the master.
+    ``exit_code`` is the code of the remote shell, or 255 from ssh, and ``error`` its stderr.  Without an exit
+    code, ``error`` says why the host could not be probed; it is empty if the host was silent for
+    ANSWER_TIMEOUT.  ``sent`` and ``received`` are the times of request and answer by our clock, in seconds
+    since 1970.  ``connect_error`` says why the host couldn't connect to the master.
     """
 
     answer: ProbeAnswer | None

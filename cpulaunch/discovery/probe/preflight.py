@@ -1,4 +1,4 @@
-"""Whether hosts are ready: a report on each, from what the hosts answered.  Pure."""
+"""Report whether each host is ready, from the hosts' answers.  No I/O."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from cpulaunch.model.network import Interface
 from cpulaunch.wording import PORT_IS_TAKEN
 
 MAX_CLOCK_DIFFERENCE = 30.0
-"""Seconds.  Beyond it, logs of several hosts can't be read together, and caches on NFS go wrong."""
+"""Seconds between clocks above which logs of several hosts can't be compared, and caches on NFS fail."""
 
 LITTLE_SHM = 1 << 28
-"""Bytes of /dev/shm below which DataLoader workers and shared-memory collectives run out of it."""
+"""Bytes of /dev/shm below which DataLoader workers and shared-memory collectives may run out of space."""
 
 MANY = 3
-"""Hosts of which the same is said once."""
+"""Number of hosts from which on equal messages are merged into one."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Problem:
     what: str
     remedy: str
     hopeless: bool = False  # nothing can be started there
-    of_the_host: bool = True  # it may go on without the host
+    of_the_host: bool = True  # excluding the host would solve it
 
 
 @dataclass(frozen=True)
 class Report:
-    """One host: its facts as far as they are known, what is wrong, and what is only worth knowing."""
+    """A host's facts as far as they are known, its problems, and warnings."""
 
     host: str
     facts: HostFacts | None = None
@@ -55,12 +55,12 @@ class Report:
 
     @property
     def unreached(self) -> bool:
-        """Whether nothing can be started there."""
+        """Whether nothing can be started on the host."""
         return any(problem.hopeless for problem in self.problems)
 
 
 class HostsNotReadyError(HostError):
-    """Some hosts have problems; ``reports`` are those on them."""
+    """Some hosts have problems.  ``reports`` are the reports on these hosts."""
 
     def __init__(self, message: str, reports: tuple[Report, ...], *, hint: str | None) -> None:
         super().__init__(message, hint=hint)
@@ -70,12 +70,12 @@ class HostsNotReadyError(HostError):
 def report_on_hosts(
     responses: Mapping[str, ProbeResponse], request: ProbeRequest, reach: Reach
 ) -> tuple[Report, ...]:
-    """A report on each host, in the order of ``responses``, of which the first is the master's."""
+    """Report on each host, in the order of ``responses``.  The first response is the master's."""
     answers = {host: response.answer for host, response in responses.items() if response.answer is not None}
     interfaces = select_interfaces(answers, request.interface)
     duplicates, majority = _duplicates(interfaces), _majority(answers)
     master = next(iter(responses))
-    # Where ssh finds no host of the master's name, no other host needs to find a way there.
+    # If ssh can't resolve the master's name, don't also report that other hosts can't reach it.
     nowhere = request.master == master and UNRESOLVED in responses[master].error
     several, astray = len(answers) > 1 and not nowhere, bool(responses[master].connect_error)
     reports = []
@@ -103,15 +103,15 @@ def report_on_hosts(
 def egress_interface(
     responses: Mapping[str, ProbeResponse], interfaces: Iterable[Interface]
 ) -> Interface | None:
-    """Which of this host's ``interfaces`` the others were reached from."""
+    """The first of this host's ``interfaces`` from which other hosts were reached; None if unknown."""
     seen = [response.answer.reached_from for response in responses.values() if response.answer]
     return next((interface for interface in interfaces if interface.address in seen), None)
 
 
 def of_many(said: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """What is ``said`` of hosts, (host, texts), in that order; the same of ``MANY`` hosts and more only once.
+    """Merge pairs of a host and texts if MANY or more hosts have the same texts.
 
-    It may name its host: ``HOST`` stands for that where several are meant.
+    Texts that differ only in the host's own name count as the same; in merged texts, ``HOST`` stands for it.
     """
     groups: dict[tuple[str, ...], list[tuple[str, tuple[str, ...]]]] = {}
     for host, texts in said:
@@ -125,7 +125,7 @@ def of_many(said: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[tuple[str, 
 
 
 def warnings(reports: Iterable[Report]) -> Iterator[str]:
-    """The hosts' warnings, a line for each, or for equal ones of many hosts."""
+    """Lines with the hosts' warnings.  Equal warnings of many hosts are merged into one line."""
     for hosts, (warning,) in of_many(
         (report.host, (line,)) for report in reports for line in report.warnings
     ):
@@ -133,7 +133,7 @@ def warnings(reports: Iterable[Report]) -> Iterator[str]:
 
 
 def demand_ready(reports: Sequence[Report], tell: Callable[[str], None]) -> None:
-    """Tell the hosts' warnings; HostsNotReadyError where one isn't ready."""
+    """Pass the hosts' warnings to ``tell``, and raise HostsNotReadyError if a host has problems."""
     for warning in warnings(reports):
         tell(warning)
     bad = tuple(report for report in reports if report.problems)
@@ -181,7 +181,7 @@ def _no_answer(host: str, response: ProbeResponse, request: ProbeRequest, reach:
     )
 
 
-# ---- one that did
+# ---- a host that answered
 
 
 def _facts(answer: ProbeAnswer, interface: Interface | None) -> HostFacts | None:
@@ -209,7 +209,7 @@ def _missing(answer: ProbeAnswer, request: ProbeRequest) -> Iterable[Problem]:
 
 
 def _majority(answers: Mapping[str, ProbeAnswer]) -> dict[tuple[str, str], tuple[str | None, str]]:
-    """Of every version and digest the one that most hosts have, and a host that has it."""
+    """For every version and digest: the value that most hosts have, and a host that has it."""
     counts: dict[tuple[str, str], Counter[str | None]] = {}
     example: dict[tuple[str, str, str | None], str] = {}
     for host, answer in answers.items():
@@ -224,7 +224,7 @@ def _majority(answers: Mapping[str, ProbeAnswer]) -> dict[tuple[str, str], tuple
 def _differing(
     answer: ProbeAnswer, majority: Mapping[tuple[str, str], tuple[str | None, str]]
 ) -> Iterable[Problem]:
-    """Versions and files that should be the same on all hosts; the majority is right."""
+    """Problems for versions and files that differ from those of the majority of hosts."""
     for (kind, name), (value, host) in majority.items():
         own = getattr(answer, kind).get(name)
         if own == value:
@@ -238,7 +238,7 @@ def _differing(
 
 
 def _clock(response: ProbeResponse) -> Iterable[Problem]:
-    """Its clock must have been between ours when we asked and ours when we heard."""
+    """A problem if the host's clock was not between our times of request and answer."""
     assert response.answer
     there = response.answer.time
     ahead = max(0.0, there - response.received) or min(0.0, there - response.sent)
@@ -258,7 +258,11 @@ def _network(
     several: bool,
     astray: bool,
 ) -> Iterable[Problem]:
-    """``several``: there are others; ``astray``: not even the master finds itself where it should be."""
+    """Problems with the host's interface, the master's port, and the connection to the master.
+
+    ``several`` says that several hosts have answered and the master's name is known.  ``astray`` says that
+    even the master can't reach its own address, which is then reported only for the master.
+    """
     assert response.answer
     names = sorted({row[0] for row in response.answer.interfaces})
     if interface is None and request.interface:
@@ -295,7 +299,7 @@ def _warnings(answer: ProbeAnswer) -> Iterable[str]:
 
 
 def _duplicates(interfaces: Mapping[str, Interface | None]) -> dict[str, str]:
-    """Of hosts with the same address, each but the first, with the first's name."""
+    """Map each host with the same address as an earlier host to the first such host."""
     first: dict[str, str] = {}
     duplicates = {}
     for host, interface in interfaces.items():
@@ -305,7 +309,7 @@ def _duplicates(interfaces: Mapping[str, Interface | None]) -> dict[str, str]:
 
 
 def _compared(reports: Sequence[Report]) -> tuple[Report, ...]:
-    """With warnings for hosts that will slow the others down."""
+    """Add warnings for hosts with fewer cores or CPU features than most, which will slow the others down."""
     known = {r.host: r.facts for r in reports if r.facts}
     if not known:
         return tuple(reports)

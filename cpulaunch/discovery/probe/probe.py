@@ -1,4 +1,4 @@
-"""Ask hosts about themselves: all at once, over one ssh each, within a bounded time."""
+"""Probe hosts in parallel, over one connection each, within a bounded time."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ from cpulaunch.messages import Unknown
 from cpulaunch.wire import MAX_LINE, MessageError, decode, encode
 
 CONNECT_TIMEOUT = 2.5
-"""Seconds in which all hosts try to reach the master."""
+"""Seconds within which a host must report whether it could connect to the master."""
 
 AT_ONCE = min(256, max(32, 8 * (os.cpu_count() or 1)))
-"""Hosts that are asked at the same time, but for the master; each costs some 50 ms of CPU time."""
+"""The largest number of hosts that are probed at the same time.  Each costs some 50 ms of CPU time."""
 
 MOST = max(256, AT_ONCE)
-"""Hosts that we may be connected to, or try to be, with those that take long; each costs 6 MB of memory."""
+"""The largest number of open connections, including slow ones.  Each costs 6 MB of memory."""
 
 LONG = 2.5
-"""Seconds after which a host makes room for another one: it is down most likely, and costs nothing."""
+"""Seconds after which a slow host no longer counts for AT_ONCE.  It is most likely down, and uses no CPU."""
 
 TELL_EVERY = 1.0
-"""Seconds between two looks at how many have answered."""
+"""Seconds between two reports on the progress."""
 
 FILES_OF_ONE = 8
-"""Descriptors that asking a host takes here, for a moment."""
+"""The largest number of descriptors here that probing a host takes."""
 
 _PROBE = str(Path(__file__).parent / "remote.py")
 
 
 class Asked(NamedTuple):
-    """How far asking hosts is."""
+    """The progress of probing: the number of hosts, of answers, and of failures so far."""
 
     hosts: int
     answered: int
@@ -64,15 +64,15 @@ class Asked(NamedTuple):
 
 
 Progress = Callable[[Asked | None], None]
-"""Is told at the start and about every second how far it is, and None at the end."""
+"""Called with the progress at the start and about every second, and with None at the end."""
 
 
 def probe_hosts(
     names: Sequence[str], here: frozenset[str], request: ProbeRequest, reach: Reach, progress: Progress
 ) -> dict[str, ProbeResponse]:
-    """Ask all hosts by ``reach``, but for those among the names of ``here``.  The first is the master.
+    """Probe all hosts: by ``reach``, or directly if the name is in ``here``.  The first is the master.
 
-    Raises HostError where there is no way to a host.
+    Raises HostError if ``reach`` has no way to a host.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
@@ -80,7 +80,7 @@ def probe_hosts(
     try:
         return event_loop.run(_probe_all(names, here, request, reach, progress))
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))  # the job's programs are to have that
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))  # the job's programs inherit this limit
 
 
 async def _probe_all(
@@ -96,7 +96,7 @@ async def _probe_all(
     master: asyncio.Future[ConnectRequest | None] = asyncio.get_running_loop().create_future()
     telling = asyncio.create_task(_tell(hosts, progress))
     try:
-        # The master goes first, and stays until all others have tried to reach it.
+        # The connection to the master stays open until all others have tried to reach it.
         others = [host.visit(gate, master) for host in hosts[1:]]
         visit_master = hosts[0].visit_master(gate, master, [host.has_tried for host in hosts[1:]])
         responses = await asyncio.gather(visit_master, *others)
@@ -119,7 +119,7 @@ async def _tell(hosts: Sequence[_ProbedHost], progress: Progress) -> None:
 
 
 class _Gate:
-    """Lets ``AT_ONCE`` hosts be asked at the same time, and ``MOST`` with those that have taken ``LONG``."""
+    """Limits the hosts probed at the same time to AT_ONCE, and to MOST with those that have taken LONG."""
 
     def __init__(self) -> None:
         self._all, self._busy = asyncio.Semaphore(MOST), asyncio.Semaphore(AT_ONCE)
@@ -138,7 +138,7 @@ class _Gate:
 
 
 def _masters_address(responses: Mapping[str, ProbeResponse], request: ProbeRequest) -> str:
-    """Where the ranks will meet: what the user has named, or else the address of the master's interface."""
+    """The future MASTER_ADDR: the user's choice, else the address of the master's interface."""
     answers = {name: response.answer for name, response in responses.items() if response.answer}
     first = next(iter(responses))
     if first not in answers or request.master != first:
@@ -148,21 +148,21 @@ def _masters_address(responses: Mapping[str, ProbeResponse], request: ProbeReque
 
 
 class _ProbedHost:
-    """One host, and the process that we talk to it through."""
+    """One host, and the process through which it is probed."""
 
     def __init__(self, name: str, argv: Sequence[str], is_here: bool, request: ProbeRequest) -> None:
         self.name, self.argv, self.request = name, argv, request
-        # Whoever is logged in here by ssh has that connection in the environment: it isn't ours.
+        # On this host, SSH_CONNECTION is that of the user's login, and not of the probe.
         self.env = {k: v for k, v in os.environ.items() if k != "SSH_CONNECTION"} if is_here else None
         self.process: asyncio.subprocess.Process | None = None
-        self.has_answered: bool | None = None  # None as long as that isn't known
-        self.has_tried = asyncio.Event()  # to reach the master, or never will
-        self.connect_errors: dict[str, str | None] = {}  # why it couldn't reach the master, by the address
+        self.has_answered: bool | None = None  # None until known
+        self.has_tried = asyncio.Event()  # set after its attempt to reach the master, or without one
+        self.connect_errors: dict[str, str | None] = {}  # address of the master → error
 
     async def visit_master(
         self, gate: _Gate, master: asyncio.Future[ConnectRequest | None], others: Sequence[asyncio.Event]
     ) -> ProbeResponse:
-        """Ask the master, tell the others at which addresses to try it, and hang up when they have."""
+        """Probe the master, give the others its addresses, and disconnect once all have tried them."""
         request = None
         try:
             async with gate.passed():
@@ -173,14 +173,14 @@ class _ProbedHost:
         finally:
             master.set_result(request)
         if request:
-            await self._try_to_connect(request)  # it is a client of the store there, too
+            await self._try_to_connect(request)  # the master is itself a client of its store
         for has_tried in others:
             await has_tried.wait()
-        await self.end()  # while they end: srun takes as long for that as for the start
+        await self.end()  # in parallel with the others: srun takes as long to end as to start
         return response
 
     async def visit(self, gate: _Gate, master: asyncio.Future[ConnectRequest | None]) -> ProbeResponse:
-        """Ask the host, let it try to reach the master, and hang up."""
+        """Probe the host, let it try to reach the master, and disconnect."""
         async with gate.passed():
             try:
                 response = await self._ask()
@@ -210,7 +210,7 @@ class _ProbedHost:
                 stdin=pipe,
                 stdout=pipe,
                 stderr=pipe,
-                limit=2 * MAX_LINE,  # the mark, too
+                limit=2 * MAX_LINE,  # a line has the mark, too
                 start_new_session=True,
             )
         except (OSError, RuntimeError) as e:  # no more files, processes or threads
@@ -218,7 +218,7 @@ class _ProbedHost:
             return ProbeResponse(None, None, error, sent, time.time())
         try:
             answer = await self._exchange(self.request)
-        except ValueError as e:  # garbled, too long a line, or of another cpulaunch
+        except ValueError as e:  # a malformed or too long line, or another version of cpulaunch
             await self.end()
             return ProbeResponse(None, 0, str(e), sent, time.time())
         if isinstance(answer, ProbeAnswer):
@@ -241,9 +241,9 @@ class _ProbedHost:
         self.connect_errors = dict.fromkeys(request.addresses, error)
 
     async def _exchange(self, request: Request) -> Answer | None:
-        """The answer to ``request``; None where the process ends without one.
+        """Send ``request`` and return the answer; None if the process ends without one.
 
-        Raises ValueError (MessageError, most often) for what can't be understood.
+        Raises ValueError, mostly as MessageError, for an answer that can't be decoded.
         """
         assert self.process
         assert self.process.stdin
@@ -260,7 +260,10 @@ class _ProbedHost:
         return None
 
     async def end(self, patience: float = 1.0) -> None:
-        """Its stdin's end is the program's; ssh to a host that doesn't answer must be killed."""
+        """End the process: close its stdin, which ends the remote program, and kill it after ``patience`` s.
+
+        ssh must be killed if the host doesn't answer.
+        """
         if self.process and self.process.returncode is None:
             assert self.process.stdin
             self.process.stdin.close()
@@ -275,8 +278,8 @@ class _ProbedHost:
 def remote_command(reach: Reach, host: str, program: Sequence[str], script: str) -> Sequence[str]:
     """The command that runs ``program``, an interpreter with our ``script``, on ``host``.
 
-    Its exit code says which of the two is missing there: NO_PYTHON or NO_CPULAUNCH.  Raises HostError where
-    there is no way to the host.
+    It exits with NO_PYTHON or NO_CPULAUNCH if the interpreter or the script is missing there.  Raises
+    HostError if ``reach`` has no way to the host.
     """
     python, quoted = shlex.quote(program[0]), shlex.quote(script)
     checks = f"test -x {python} || exit {NO_PYTHON}; test -r {quoted} || exit {NO_CPULAUNCH}"

@@ -1,4 +1,4 @@
-"""Have hosts measure how fast bf16 and fp32 are on the cores of one of their ranks: once per model of CPU."""
+"""Measure the rates of bf16 and fp32 on hosts, once per model of CPU, on the cores of one rank."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from cpulaunch.model.rates import Cpu, ProductRates
 from cpulaunch.plan.placement import HostPlan
 
 TIMEOUT = 90.0
-"""Seconds for one host: torch's import from a slow file system, and 3 s of measuring."""
+"""Seconds for one host, enough to import torch from a slow file system and to measure for 3 s."""
 
 _PROGRAM = str(Path(__file__).parents[2] / "runtime" / "measure_rates.py")
 
 
 class Answer(NamedTuple):
-    """A host's rates.  ``kept``: its cache has them now."""
+    """A host's rates.  ``kept`` says whether they were written to the host's cache."""
 
     rates: ProductRates
     kept: bool
 
 
 class Measured(NamedTuple):
-    """The facts with the rates that are known now, and why those of some hosts are not, by host."""
+    """The facts with the measured rates, and the errors of hosts that could not measure, by host."""
 
     facts: Facts
     errors: dict[str, str]
 
 
 def unmeasured(facts: Facts, hosts: Sequence[HostPlan]) -> list[HostPlan]:
-    """The hosts to measure: of those with the same CPU and as many threads per rank, the first."""
+    """The hosts to measure: the first of each CPU and number of threads per rank whose rates are unknown."""
     chosen: dict[object, HostPlan] = {}
     for host in hosts:
         known, _ = facts.of(host.host)
@@ -58,9 +58,9 @@ def measure_rates(
     limits: dict[str, str],
     tell: Callable[[str], None],
 ) -> Measured:
-    """Measure on each of ``hosts``, all at the same time, on the cores of its first rank.
+    """Measure on all ``hosts`` in parallel, on the cores of the first rank of each.
 
-    ``python`` is the interpreter of the ranks, ``limits`` are their values of INSTRUCTION_LIMITS.
+    ``python`` is the ranks' interpreter, and ``limits`` are their values of INSTRUCTION_LIMITS.
     """
     names = [host.host for host in hosts]
     here = not set(names) - facts.here
@@ -111,7 +111,7 @@ async def _measure_all(
 
 
 async def _measure_one(argv: Sequence[str]) -> Answer | str:
-    """The rates that a command prints, or why there are none."""
+    """Run a command, and return the rates that it prints, or the error."""
     pipe = asyncio.subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(

@@ -1,9 +1,9 @@
-"""Probe a host from inside.  Run on each host, over ssh::
+"""The program that runs on each probed host::
 
     python -I -S …/cpulaunch/discovery/probe/remote.py
 
-Standard library only.  It reads a `probe.messages.ProbeRequest` and answers it, then each `ConnectRequest`,
-until its stdin ends.
+It answers each `probe.messages.ProbeRequest` and `ConnectRequest` from its stdin until that ends.  It uses
+only the standard library.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-# `-I -S` keeps the user's modules, variables and .pth files out; so the path to cpulaunch must be added.
+# `-I -S` keep the user's modules, variables and .pth files out, so the path to cpulaunch must be added.
 sys.path.append(__file__.rpartition("/cpulaunch/")[0])
 
 import contextlib
@@ -42,7 +42,7 @@ from cpulaunch.errors import CpulaunchError
 from cpulaunch.wire import decode, encode
 
 CONNECT_TIMEOUT = 2.0
-"""Seconds that the master's port has to answer."""
+"""Seconds within which the master's port must accept a connection."""
 
 
 def main() -> None:
@@ -64,8 +64,8 @@ def main() -> None:
 
 
 def probe(request: ProbeRequest) -> ProbeAnswer:
-    """What is true of this host."""
-    connection = os.environ.get("SSH_CONNECTION", "").split()  # theirs, their port, ours, our port
+    """Collect this host's answer, all but the result of listening on a port."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()  # client's, then own address and port
     by_ssh = len(connection) == 4
     master, source = route_to(request.master)
     facts, facts_error = None, None
@@ -108,7 +108,7 @@ def _digest(file: str) -> str | None:
 
 
 def _digest_of_code() -> str:
-    """Of cpulaunch's own modules and scripts: one version may have been edited on one of the hosts."""
+    """A digest of cpulaunch's own modules and scripts, as the same version may have been edited on a host."""
     package = os.path.dirname(cpulaunch.__file__)
     digest = hashlib.sha256()
     for directory, _, names in sorted(os.walk(package)):
@@ -121,7 +121,7 @@ def _digest_of_code() -> str:
 
 
 def _size(mounted: str) -> int | None:
-    """Bytes that a file system holds."""
+    """The size of a file system in bytes; None if it isn't there."""
     try:
         stat = os.statvfs(mounted)
         return stat.f_blocks * stat.f_frsize
@@ -130,7 +130,7 @@ def _size(mounted: str) -> int | None:
 
 
 def _listener(port: int) -> socket.socket:
-    """Listen as torch's Store will, on all addresses; port 0 takes a free one."""
+    """Listen on all addresses, like torch's store will.  Port 0 takes a free one.  Raises OSError."""
     six = socket.has_dualstack_ipv6()
     address = ("::" if six else "", port)
     family = socket.AF_INET6 if six else socket.AF_INET
@@ -138,14 +138,14 @@ def _listener(port: int) -> socket.socket:
 
 
 def _let_in(listener: socket.socket) -> None:
-    """Let all hosts connect that try to, as a kernel may keep only 128 of them waiting."""
+    """Accept and close connections, as a kernel may keep only 128 of them waiting."""
     with contextlib.suppress(OSError):  # closed
         while True:
             listener.accept()[0].close()
 
 
 def _connect_errors(addresses: Iterable[str], port: int) -> dict[str, str | None]:
-    """Try all ``addresses`` at once; None for those that answer."""
+    """Try to connect to all ``addresses`` at once.  Returns the error of each, None for success."""
     errors: dict[str, str | None] = dict.fromkeys(addresses, "no answer")
 
     def attempt(address: str) -> None:

@@ -1,1 +1,1 @@
-"""Kubernetes: kubectl creates an MPIJob that calls ``cpulaunch run``."""
+"""The queue Kubernetes: kubectl creates an MPIJob that calls ``cpulaunch run``."""

@@ -1,4 +1,4 @@
-"""What a job on Kubernetes prints and what becomes of it, until it has ended."""
+"""Follow the output and state of a job on Kubernetes until it has ended."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cpulaunch.queues.kubernetes.mpijob import JOB_LABEL, ROLE_LABEL
 from cpulaunch.wording import cannot_run
 
 LOOK = 2.0
-"""Seconds after which the API server is asked once more."""
+"""Seconds between two requests to the API server."""
 
 FAILED = 1
-"""The exit code of a job whose launcher has none, as its pod was evicted or deleted."""
+"""The exit code of a job whose launcher has none, for example because its pod was evicted."""
 
 
 def follow(name: str, namespace: str, tell: Tell) -> int:
-    """Show what the job's launcher prints until it has ended, and return its exit code.
+    """Show the output of the job's launcher until it has ended, and return its exit code.
 
-    Raises HostError where the job is gone, or kubectl fails.
+    Raises HostError if the job has been deleted, or if kubectl fails.
     """
     where = ["-n", namespace] if namespace else []
     said = ""
@@ -45,11 +45,14 @@ def follow(name: str, namespace: str, tell: Tell) -> int:
 
 
 def _launcher(name: str, where: list[str]) -> dict[str, Any] | None:
-    """The launcher's pod; None where the operator has not made it yet.  HostError where there is no job."""
+    """The launcher's pod, or None if the operator has not created it yet.
+
+    Raises HostError if there is no such job, or if kubectl fails.
+    """
     labels = f"{JOB_LABEL}={name},{ROLE_LABEL}=launcher"
     found = _asked(["get", "pods", *where, "-l", labels, "-o", "json"])["items"]
     if not found:
-        _asked(["get", f"mpijob/{name}", *where, "-o", "json"])  # or it will never be there
+        _asked(["get", f"mpijob/{name}", *where, "-o", "json"])  # raises if the job has been deleted
         return None
     last: dict[str, Any] = found[-1]
     return last
@@ -78,6 +81,6 @@ def _exit_code(pod: dict[str, Any]) -> int:
 
 
 def _reason(pod: dict[str, Any]) -> str:
-    """Why Kubernetes has ended it, where it says so."""
+    """The reason why Kubernetes has ended the pod, in parentheses; empty if it gives none."""
     reason = pod["status"].get("reason")
     return f" ({reason})" if reason else ""

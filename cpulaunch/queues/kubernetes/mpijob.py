@@ -1,8 +1,8 @@
-"""The MPIJob of a job on Kubernetes, for the MPI operator (kubeflow.org/v2beta1).
+"""Render a job as an MPIJob for the MPI operator (kubeflow.org/v2beta1) on Kubernetes.
 
 Sources: kubeflow/mpi-operator, pkg/apis/kubeflow/v2beta1/types.go (the fields) and
-pkg/controller/mpi_job_controller.go (what the operator makes of them); kubernetes.io, "Control CPU Management
-Policies on the Node" (which pods get cores of their own) and "Volumes: emptyDir" (/dev/shm).
+pkg/controller/mpi_job_controller.go (how the operator uses them); kubernetes.io, "Control CPU Management
+Policies on the Node" (which pods get exclusive cores) and "Volumes: emptyDir" (/dev/shm).
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 IMPLEMENTATIONS = {"intel": "Intel", "mpich": "MPICH", "openmpi": "OpenMPI"}
-"""What the operator calls the MPIs of the setting ``mpi.flavour``."""
+"""Value of the setting ``mpi.flavour`` → the operator's name of the MPI."""
 
 FILES_AT = "/etc/cpulaunch"
-"""Where pods have the script and the settings of their job."""
+"""The directory in which pods have the script and the settings of their job."""
 
 MAX_FILES = 1 << 20
-"""Bytes that a ConfigMap may hold (kubernetes.io, "ConfigMaps")."""
+"""The largest size of a ConfigMap in bytes (kubernetes.io, "ConfigMaps")."""
 
 LONGEST_NAME = 63
-"""Characters of a host's name, as of all that become one (RFC 1123)."""
+"""The largest number of characters of a host name (RFC 1123), and so of a pod's name."""
 
 USER, HOME, SSH_PORT = 1000, "/home/mpiuser", 2222
-"""The images' user, who is not root, his home, and the port of his sshd: those of examples/kubernetes."""
+"""The user id in the images (not root), the user's home, and the port of the user's sshd.
+
+They are those of the images in examples/kubernetes.
+"""
 
 POD_SECURITY = {
     "runAsUser": USER,
@@ -35,14 +38,16 @@ POD_SECURITY = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-"""Of each container; with that of its pod, what a namespace of the level "restricted" demands (kubernetes.io,
-"Pod Security Standards")."""
+"""The security context of each container.
+
+Together with POD_SECURITY, it fulfils the level "restricted" (kubernetes.io, "Pod Security Standards").
+"""
 
 LAUNCHER_MEMORY, MEMORY_PER_WORKER = 1024, 8
-"""MiB for the launcher: for itself, and for each worker whose ssh it may have open (6 MB)."""
+"""Memory of the launcher in MiB: for itself, and for each worker, to which it may have an ssh open (6 MB)."""
 
 JOB_LABEL, ROLE_LABEL = "training.kubeflow.org/job-name", "training.kubeflow.org/job-role"
-"""Labels by which the operator's pods say whose they are, and what."""
+"""The labels of the operator's pods for the name of their job, and for launcher or worker."""
 
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTPE]i|[kMGTPE])?")
 _UNITS = {"": 1} | {
@@ -54,12 +59,13 @@ _UNITS = {"": 1} | {
 
 @dataclass(frozen=True)
 class Job:
-    """What is to run, and where.
+    """The contents of an MPIJob.
 
-    ``mpi``: a value of IMPLEMENTATIONS.  ``slots``: ranks of each worker; None leaves them to its topology.
-    ``cpus`` and ``memory`` (as a quantity): what each worker gets for itself; None for what there is.
-    ``files``: texts by their names, which pods have in FILES_AT.  ``variables``, and those in ``secrets``,
-    are the launcher's environment.  ``volumes``: claims by the paths at which all pods mount them.
+    ``mpi`` is a value of IMPLEMENTATIONS.  ``slots`` is the number of ranks of each worker; None derives it
+    from the worker's topology.  ``cpus`` and ``memory`` (a quantity such as ``64Gi``) are reserved for each
+    worker; None sets no request and no limit.  ``files`` (name → text) are mounted in all pods at FILES_AT.
+    The launcher's environment has ``variables``, and those of the secrets named ``secrets``.  ``volumes``
+    (path → claim) are mounted in all pods.
     """
 
     name: str
@@ -78,17 +84,17 @@ class Job:
 
 
 def documents(job: Job) -> list[dict[str, Any]]:
-    """The MPIJob and, where there are files, the ConfigMap with them."""
+    """The MPIJob and, if the job has files, the ConfigMap with them."""
     spec: dict[str, Any] = {
         "mpiImplementation": job.mpi,
         "sshAuthMountPath": f"{HOME}/.ssh",
-        # The launcher then neither waits for nodes nor gives up: it comes when the workers are there.
+        # The launcher is created when the workers are ready, so it need not wait for them, nor give up.
         "launcherCreationPolicy": "WaitForWorkersReady",
-        # Whether a failed job starts again is what --max-restarts says; a Job's own default is six times.
+        # --max-restarts controls restarts; by default, Kubernetes would restart the launcher 6 times.
         "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
         "mpiReplicaSpecs": {
             "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": {"spec": _launcher(job)}},
-            # A worker whose sshd was killed comes back under its name, for --max-restarts to use.
+            # A worker whose sshd was killed restarts under the same name, so --max-restarts can use it.
             "Worker": {
                 "replicas": job.workers,
                 "restartPolicy": "OnFailure",
@@ -107,14 +113,15 @@ def documents(job: Job) -> list[dict[str, Any]]:
 
 
 def files_of(name: str) -> str:
-    """What the ConfigMap of the job ``name`` is called; the operator's own is NAME-config."""
+    """The name of the ConfigMap with the files of the job ``name``; the operator's own is NAME-config."""
     return f"{name}-files"
 
 
 def why_not_a_name(name: str, workers: int) -> str | None:
-    """Why a job can't be called ``name``; None where it can.
+    """Why a job can't be called ``name``; None if it can.
 
-    A service is called like the job (RFC 1035: a letter comes first), and pods NAME-launcher, NAME-worker-N.
+    A service has the job's name, which must begin with a letter (RFC 1035).  The pods are NAME-launcher and
+    NAME-worker-N.
     """
     if not re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name):
         return "it must begin with a letter and have only a-z, 0-9 and - between letters and digits"
@@ -123,7 +130,7 @@ def why_not_a_name(name: str, workers: int) -> str | None:
 
 
 def bytes_of(quantity: str) -> int | None:
-    """The bytes of a quantity such as ``64Gi``; None where it is none (kubernetes.io, "Quantity")."""
+    """The bytes of a quantity such as ``64Gi``; None if it is not a quantity (kubernetes.io, "Quantity")."""
     match = _QUANTITY.fullmatch(quantity)
     return int(float(match[1]) * _UNITS[match[2] or ""]) if match else None
 
@@ -152,7 +159,7 @@ def _worker(job: Job) -> dict[str, Any]:
         "name": "worker",
         "image": job.image,
         "command": ["/usr/sbin/sshd", "-De"],
-        # Once it has answered, the worker is ready, and its name can be looked up.
+        # Once sshd has answered, the worker counts as ready, and its name can be resolved.
         "startupProbe": {"tcpSocket": {"port": SSH_PORT}, "periodSeconds": 2, "failureThreshold": 30},
     }
     shm: dict[str, Any] = {"medium": "Memory"}
@@ -172,16 +179,19 @@ def _worker(job: Job) -> dict[str, Any]:
 
 
 def half_of(memory: str) -> str:
-    """Half of a quantity, for /dev/shm: what Linux gives it on a host.
+    """Half of a quantity, the size limit of /dev/shm, as Linux sets it on a host.
 
-    Memory goes to what is written there, and counts as the pod's own: nothing is set aside.
+    This reserves nothing: only files that are written there take memory, which counts as the pod's own.
     """
     mebibytes = (bytes_of(memory) or 0) >> 21
     return f"{mebibytes >> 10}Gi" if mebibytes % 1024 == 0 else f"{mebibytes}Mi"
 
 
 def _resources(cpus: str, memory: str) -> dict[str, Any]:
-    """With limits that equal the requests, in whole CPUs, the kubelet's static policy gives a pod its own."""
+    """Requests and equal limits of a container.
+
+    With equal limits and whole CPUs, the kubelet's static policy gives the pod exclusive CPUs.
+    """
     return {
         "resources": {
             "requests": {"cpu": cpus, "memory": memory},
@@ -210,12 +220,12 @@ def _pod(
 
 
 def _literal(text: str) -> str:
-    """``text`` so that Kubernetes, which replaces $(NAME) and $$, hands it on as it is."""
+    """Escape ``text``, as Kubernetes replaces $(NAME) and $$."""
     return text.replace("$", "$$")
 
 
 def as_yaml(found: Sequence[Mapping[str, Any]]) -> str:
-    """The documents as kubectl reads them; texts of several lines stay readable."""
+    """The documents as YAML for kubectl, with multi-line texts in readable blocks."""
     import yaml  # costs 15 ms
 
     class Dumper(yaml.SafeDumper):

@@ -1,4 +1,4 @@
-"""The queue Kubernetes: an MPIJob that calls ``cpulaunch run``, for kubectl to create."""
+"""The queue Kubernetes: its options, and how it renders, submits and follows a job."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from cpulaunch.queues.kubernetes.patch import merged, read_patch
 from cpulaunch.wording import counted
 
 LEAST_MEMORY = 1 << 28
-"""Bytes below which a worker's memory is a slip, such as ``64`` for ``64Gi``."""
+"""Bytes of a worker's memory below which the value must be a mistake, such as ``64`` for ``64Gi``."""
 
 SUFFIX = 3
-"""Random bytes in the name of a job that the user has not named."""
+"""The number of random bytes in the name of a job that the user has not named."""
 
 SETTINGS = "cpulaunch.yaml"
-_SUBDOMAIN = re.compile("[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")  # what claims can be called
+_SUBDOMAIN = re.compile("[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")  # a claim's name
 _TAKEN = ("/dev/shm", "/etc/mpi", FILES_AT, f"{mpijob.HOME}/.ssh")
 _OF_THE_IMAGE = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr", "/usr/local")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Submitted(Submitted):
-    """``namespace``: empty for kubectl's.  ``files``: whether a ConfigMap goes with the job."""
+    """``namespace`` is empty for kubectl's default.  ``files`` says whether the job has a ConfigMap."""
 
     namespace: str
     files: bool
 
 
 class Kubernetes(Queue):
-    """An MPIJob, and a ConfigMap with its files, for kubectl."""
+    """Renders a job as an MPIJob, with a ConfigMap for its files, and submits it with kubectl."""
 
     name = "kubernetes"
     title = "Kubernetes"
@@ -92,7 +92,7 @@ example:
         try:
             for each in files:
                 _kubectl(["create", "-f", "-"], submitted, mpijob.as_yaml([each]))
-        except HostError:  # leaves no half of a job
+        except HostError:  # don't leave an MPIJob without its files
             where = ["-n", namespace] if namespace else []
             _kubectl(["delete", *where, "--ignore-not-found", f"mpijob/{name}"], submitted)
             raise
@@ -154,7 +154,7 @@ def _mpijob(job: Job) -> mpijob.Job:
 
 
 def _refuse_settings(config: Config) -> None:
-    """UsageError for settings that name hosts, or launchers that don't reach them."""
+    """Raise UsageError for settings that name hosts, or a launcher that can't start ranks on workers."""
     for setting in (Config.hosts.hostfile, Config.hosts.list, Config.hosts.exclude):
         if config.value(setting):
             raise UsageError(
@@ -180,7 +180,10 @@ def _workers(job: Job) -> int:
 
 
 def _slots(config: Config, workers: int) -> int | None:
-    """Ranks of each worker, where the user has said how many."""
+    """The number of ranks per worker if the user has set it, else None.
+
+    Raises UsageError if the total number of ranks can't be divided evenly.
+    """
     ppn, total = config.hosts.nproc_per_node, config.hosts.nproc
     if ppn != "auto":
         return ppn
@@ -196,7 +199,7 @@ def _slots(config: Config, workers: int) -> int | None:
 
 
 def _demand_cpus(config: Config, workers: int, slots: int | None, cpus: int) -> None:
-    """UsageError where what a worker is to run needs more CPUs than it is to get."""
+    """Raise UsageError if the ranks or instances of a worker need more than its ``cpus``."""
     if config.hosts.oversubscribe:
         return
     if are_wanted(config):
@@ -244,7 +247,7 @@ def _resources(cpu: str | None, memory: str | None) -> tuple[int | None, str | N
 
 
 def _name(job: Job, workers: int) -> str:
-    """The job's name: the user's, else the script's with a suffix that no other job has."""
+    """The job's name: the user's, else the script's with a random suffix.  Raises UsageError if invalid."""
     called = re.sub("[^a-z0-9]+", "-", job.title.lower()).strip("-")
     name = job.asked.get("--job-name") or f"{called}-{secrets.token_hex(SUFFIX)}"
     if why := mpijob.why_not_a_name(name, workers):
@@ -253,10 +256,13 @@ def _name(job: Job, workers: int) -> str:
 
 
 def _program(job: Job) -> tuple[dict[str, str], Sequence[str]]:
-    """The files that go with the job, and its program with its arguments, as `cpulaunch run` takes them."""
+    """The files to send with the job, and the program and arguments for `cpulaunch run` in the launcher pod.
+
+    Raises UsageError if the script can't be sent.
+    """
     rest = job.words
     if job.no_python or rest[0] in ("-m", "--module") or rest[0].startswith("/"):
-        return {}, rest  # in the image
+        return {}, rest  # the program is in the image
     script = Path(rest[0])
     if not script.is_file():
         what = "is a directory" if script.is_dir() else "no such script here"
@@ -271,7 +277,7 @@ def _program(job: Job) -> tuple[dict[str, str], Sequence[str]]:
 
 def _text(path: Path) -> str:
     try:
-        _check_size([path.name], path.stat().st_size)  # before it is read
+        _check_size([path.name], path.stat().st_size)  # before reading it
         text = path.read_bytes().decode()
     except OSError as e:
         raise UsageError(f"{path}: cannot be read: {e.strerror}", hint="check its permissions") from None
@@ -289,7 +295,7 @@ def _check_size(names: Iterable[str], size: int) -> None:
 
 
 def _variables(config: Config) -> dict[str, str]:
-    """The variables of this environment that are settings of the job."""
+    """The variables of this environment that set a setting of the job."""
     names = {name for given in config.given.values() for name in given.origin.variables}
     return {name: config.environ[name] for name in sorted(names) if name in config.environ}
 
@@ -319,14 +325,14 @@ def _kubectl(words: Sequence[str], job: _Submitted, text: str = "") -> str:
     if done.returncode:
         lines = [
             line for line in done.stderr.splitlines() if not re.match(r"[EWI][0-9]{4} ", line)
-        ]  # its log
+        ]  # without lines of its log
         said = "\n".join(lines).strip().removeprefix("error: ")
         raise HostError(f"kubectl: {said}", hint=_remedy(said, job))
     return done.stdout
 
 
 def _remedy(said: str, job: _Submitted) -> str | None:
-    """What to do about an error of kubectl."""
+    """A hint for an error message of kubectl, or None."""
     if "no matches for kind" in said:
         return "the MPI operator is not installed: docs/kubernetes.md shows how"
     if "already exists" in said:

@@ -1,6 +1,6 @@
-"""What a job in Slurm's queue would fail for once it runs is refused before it is submitted.
+"""Checks before submission for mistakes with which a job would fail once it runs.
 
-What Slurm itself refuses, sbatch says.
+Mistakes that Slurm itself refuses are left to sbatch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cpulaunch.wording import counted
 
 
 def missing_nodes(config: Config, options: Mapping[str, str]) -> dict[str, str]:
-    """sbatch's --nodes, where only --nnodes of `cpulaunch run` says how many there should be.
+    """The option --nodes of sbatch if only --nnodes of `cpulaunch run` sets the number of nodes, else empty.
 
-    Raises UsageError where both say how many, and Slurm would give too few.
+    Raises UsageError if both are set, and Slurm would give too few nodes.
     """
     wanted = config.hosts.nnodes
     if wanted == "all":
@@ -36,12 +36,12 @@ def missing_nodes(config: Config, options: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_logs(options: Mapping[str, str]) -> None:
-    """UsageError where the job's log is to be in a directory that doesn't exist: Slurm makes none."""
+    """Raise UsageError if the directory of the job's log doesn't exist, as Slurm doesn't create it."""
     known = {"%u": getuser(), "%x": options.get("--job-name", ""), "%%": "%"}
     for name in ("--output", "--error"):
         path = re.sub("%[ux%]", lambda found: known[found[0]], options.get(name, ""))
         directory = Path(path).parent
-        if "%" not in str(directory) and not directory.is_dir():  # other patterns are known to the job alone
+        if "%" not in str(directory) and not directory.is_dir():  # other patterns depend on the job
             raise UsageError(
                 f"{name}={options[name]}: there is no directory {directory}, and Slurm doesn't make it: "
                 "the job would end without a word",
@@ -50,7 +50,7 @@ def check_logs(options: Mapping[str, str]) -> None:
 
 
 def check_environment(config: Config) -> None:
-    """UsageError where ranks are to get a variable of this environment that isn't set."""
+    """Raise UsageError if a variable to forward to the ranks is not set in this environment."""
     for name in config.forward:
         if name not in config.environ:
             raise UsageError(
@@ -60,7 +60,7 @@ def check_environment(config: Config) -> None:
 
 
 def check_hosts(config: Config, asked: Mapping[str, str]) -> None:
-    """UsageError where hosts are named that Slurm may not give the job."""
+    """Raise UsageError if settings name hosts that Slurm may not give the job."""
     if config.hosts.exclude:
         where = config.where(Config.hosts.exclude)
         hint = f"--exclude={config.hosts.exclude} of sbatch has Slurm avoid them"
@@ -70,7 +70,7 @@ def check_hosts(config: Config, asked: Mapping[str, str]) -> None:
         hosts = read_hostfile(Path(file)) if file else parse_hosts(named, "") if named else ()
         chosen = asked.get("--nodelist", "")
         if "/" in chosen:
-            return  # in a file
+            return  # the nodes are in a file
         given = {host.name for host in parse_hosts(chosen, "--nodelist")} if chosen else set()
     except ConfigError as e:
         raise UsageError(str(e), hint="leave it out, as the job takes all nodes that it gets") from None

@@ -1,4 +1,4 @@
-"""What a Slurm job prints and what becomes of it, until it has ended."""
+"""Follow the output and state of a Slurm job until it has ended."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from cpulaunch.queues.slurm.nodes import ask_slurm
 from cpulaunch.wording import shown_path
 
 LOOK = 2.0
-"""Seconds after which Slurm is asked once more how the job is; its daemon serves a whole cluster."""
+"""Seconds between two requests for the job's state, as Slurm's controller serves a whole cluster."""
 
 READ = 0.2
-"""Seconds after which the log is read once more."""
+"""Seconds between two reads of the log."""
 
 CHUNK = 1 << 16
 
@@ -29,23 +29,27 @@ ENDED = {
     "COMPLETED": 0, "FAILED": 1, "CANCELLED": 143, "TIMEOUT": 143, "PREEMPTED": 143, "DEADLINE": 143,
     "NODE_FAIL": NODE_LOST_EXIT_CODE, "OUT_OF_MEMORY": 137, "BOOT_FAIL": 1, "REVOKED": 1,
 }  # fmt: skip
-"""States that a job doesn't leave, with the exit code where it has none of its own.
+"""Final state → the exit code of a job that has none of its own.
 
-One that is to be queued anew is COMPLETING until it is PENDING.
+A requeued job is never in one of these states: it is COMPLETING, then PENDING.
 """
 
 NO_SIGNAL = 65
-"""Slurm's "signals" from here on are marks of its own, such as 125 for memory that ran out."""
+"""From this number on, Slurm's "signals" are its own codes, such as 125 for memory that ran out."""
 
 UNKNOWN = "Invalid job id"
-"""What scontrol says of a job that has ended some minutes ago (`MinJobAge`)."""
+"""The message of scontrol for a job that ended some minutes ago (`MinJobAge`)."""
 
 _WORD = r"(?<!\S){}=(\S*)"
 _REST_OF_LINE = r"(?m)^ *{}=(.*)$"
 
 
 class JobInfo(NamedTuple):
-    """What Slurm knows of a job.  ``code`` and ``signal`` are those that it has ended with."""
+    """A job's state in Slurm.
+
+    ``code`` and ``signal`` are those with which it ended.  ``requeued`` is how often it was requeued.
+    ``output`` and ``errors`` are the paths of its logs.
+    """
 
     state: str
     reason: str
@@ -58,26 +62,26 @@ class JobInfo(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """The job's own, or 128 + its signal; where Slurm has ended it, what `cpulaunch run` would give."""
+        """The job's exit code, or 128 + its signal; if Slurm has ended it, the code of its state in ENDED."""
         if self.signal in range(1, NO_SIGNAL):
             return 128 + self.signal
         return self.code or ENDED.get(self.state, 1)
 
 
 def logs_before(options: Mapping[str, str]) -> dict[Path, os.stat_result]:
-    """The logs that sbatch's ``options`` name, and that are there already; of another job, mostly.
+    """The existing files that sbatch's ``options`` name as the job's logs, mostly logs of an earlier job.
 
-    To be called where the job will run.  A name with a pattern, such as %j, is taken to be new.
+    Call this in the job's working directory.  A name with a pattern, such as %j, is taken to be new.
     """
     paths = [Path.cwd() / options[name] for name in ("--output", "--error") if options.get(name)]
     return {path: path.stat() for path in paths if path.is_file()}
 
 
 def follow(job: str, before: Mapping[Path, os.stat_result], tell: Tell, *, appends: bool) -> int:
-    """Show what the job prints, and what becomes of it, until it has ended; returns its exit code.
+    """Show the job's output and state until it has ended, and return its exit code.
 
-    ``before`` are logs as they were before the job, which it ``appends`` to, or else empties.
-    Raises HostError where Slurm doesn't know it (any more).
+    ``before`` are its log files as they were before the job.  ``appends`` says whether it appends to them or
+    truncates them.  Raises HostError if Slurm doesn't know the job, or not any more.
     """
     info, said = described(job), ""
     logs = [_Log(info.output, sys.stdout.buffer, before.get(info.output), appends=appends)]
@@ -98,7 +102,7 @@ def follow(job: str, before: Mapping[Path, os.stat_result], tell: Tell, *, appen
 
 
 def _look_again(job: str, last: JobInfo, tell: Tell) -> JobInfo:
-    """What has become of the job; where Slurm's controller doesn't answer, what it said last."""
+    """The job's state, or ``last``, with a warning, if Slurm's controller doesn't answer."""
     try:
         return described(job)
     except HostError as e:
@@ -109,12 +113,12 @@ def _look_again(job: str, last: JobInfo, tell: Tell) -> JobInfo:
 
 
 def described(job: str) -> JobInfo:
-    """What Slurm says of the job.  Raises HostError."""
+    """Ask Slurm for the job's state.  Raises HostError."""
     return job_info(ask_slurm(["scontrol", "show", "job", job]))
 
 
 def job_info(text: str) -> JobInfo:
-    """A job as ``scontrol show job`` has it."""
+    """Parse the output of ``scontrol show job``."""
 
     def found(pattern: str, key: str) -> str:
         match = re.search(pattern.format(key), text)
@@ -134,7 +138,7 @@ def job_info(text: str) -> JobInfo:
 
 
 def how_to_watch(job: str, array: Mapping[str, str] | None) -> str:
-    """For the user.  ``array``: the options of sbatch, where the job is an array of several."""
+    """A sentence on how to watch the job.  ``array``: sbatch's options if the job is an array, else None."""
     if array is not None:
         output = log_of_array(job, array)
     else:
@@ -147,7 +151,7 @@ def how_to_watch(job: str, array: Mapping[str, str] | None) -> str:
 
 
 def log_of_array(job: str, options: Mapping[str, str]) -> str:
-    """A pattern for a shell, of the logs of all jobs of an array (sbatch(1), "filename pattern")."""
+    """A shell pattern for the logs of all jobs of an array (sbatch(1), "filename pattern")."""
     known = {"%A": job, "%x": options.get("--job-name", ""), "%%": "%"}
     path = Path(options.get("--chdir", "")) / options.get("--output", "slurm-%A_%a.out")
     pieces = re.split(r"(%%|%\d*[a-zA-Z])", str(path))
@@ -172,21 +176,24 @@ def _in_words(job: str, info: JobInfo) -> str:
 
 
 class _Log:
-    """A file that another host writes; ``old`` is what it was like before, of which nothing is shown."""
+    """A log file that another host writes.  ``old`` is its status before the job; old content isn't shown."""
 
     def __init__(self, path: Path, to: BinaryIO, old: os.stat_result | None, *, appends: bool) -> None:
         self._path, self._to, self._old = path, to, old
         self._shown = old.st_size if old and appends else 0
 
     def show(self) -> None:
-        """What has come since the last time.  It is opened anew, as NFS only then asks for what is new."""
+        """Show the new content.
+
+        Open the file anew each time, as NFS asks the server for changes only then.
+        """
         try:
             with self._path.open("rb") as file:
                 if self._old and _alike(os.fstat(file.fileno()), self._old):
                     return
                 self._old = None
                 if file.seek(0, os.SEEK_END) < self._shown:
-                    self._shown = 0  # a job that was queued anew writes it anew
+                    self._shown = 0  # a requeued job has truncated it
                 file.seek(self._shown)
                 while data := file.read(CHUNK):
                     self._shown += len(data)

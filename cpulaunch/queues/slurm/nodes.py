@@ -1,4 +1,4 @@
-"""What Slurm says: its own programs, and the nodes that a job in its queue would get."""
+"""Call Slurm's programs, and find out which nodes a job in its queue would get."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cpulaunch.wording import counted
 
 
 def ask_slurm(argv: Sequence[str]) -> str:
-    """What a program of Slurm's prints.  Raises HostError."""
+    """Run a program of Slurm, and return its stdout.  Raises HostError if it fails."""
     done = call(argv)
     if done.returncode:
         raise failure(argv[0], done)
@@ -25,17 +25,20 @@ def ask_slurm(argv: Sequence[str]) -> str:
 
 
 def failure(program: str, done: CompletedProcess[str]) -> HostError:
-    """Why a program of Slurm's has failed, in its own words."""
+    """The error for a failed program of Slurm, in its own words."""
     said = re.findall(rf"(?:{program}: )?(?:error|fatal): (.+)", done.stderr) or done.stderr.split("\n")
     return HostError(f"{program}: {'; '.join(filter(None, said)) or f'exit code {done.returncode}'}")
 
 
-# Partition, sockets, cores of each, threads of each, MB, how many such nodes, their features.
+# Partition, sockets, cores per socket, threads per core, MB, number of such nodes, their features.
 _FORMAT = "%P|%X|%Y|%Z|%m|%D|%f"
 
 
 class PartitionNodes(NamedTuple):
-    """Nodes that are alike.  ``memory`` is in bytes; ``cores`` of each socket, ``threads`` of each core."""
+    """``number`` equal nodes of a partition.
+
+    ``cores`` is per socket, and ``threads`` per core.  ``memory`` is in bytes.
+    """
 
     partition: str
     sockets: int
@@ -59,9 +62,9 @@ class PartitionNodes(NamedTuple):
 
 
 def nodes_of_partition(options: Mapping[str, str]) -> PartitionNodes:
-    """The nodes that sbatch's ``options`` lead to; of several kinds, that of which there are most.
+    """The nodes that sbatch's ``options`` select; if they are of several kinds, the most frequent kind.
 
-    Raises HostError where Slurm can't say, and UsageError where it has no such nodes.
+    Raises HostError if sinfo fails or lists no such node, and UsageError if a partition is too small.
     """
     chosen = [f"--partition={options['--partition']}"] if "--partition" in options else []
     chosen += [f"--nodes={options['--nodelist']}"] if "--nodelist" in options else []
@@ -74,7 +77,7 @@ def nodes_of_partition(options: Mapping[str, str]) -> PartitionNodes:
 
 
 def demand_room(text: str, options: Mapping[str, str]) -> None:
-    """UsageError where no partition in sinfo's ``text`` has what sbatch's ``options`` ask for, even idle.
+    """Raise UsageError if sbatch's ``options`` ask for more than any partition in sinfo's ``text`` has.
 
     Slurm itself lets such a job wait for ever, unless the site has set EnforcePartLimits (slurm.conf).
     """
@@ -116,15 +119,15 @@ def demand_room(text: str, options: Mapping[str, str]) -> None:
 
 
 def _most_nodes(options: Mapping[str, str]) -> int:
-    """How many nodes a job may get: 4 of ``--nodes=2-4``; 0 where it doesn't say."""
+    """The largest number of nodes that a job may get, such as 4 for ``--nodes=2-4``; 0 without the option."""
     return number({"most": options.get("--nodes", "").rpartition("-")[2]}, "most")
 
 
 def most_nodes(text: str, options: Mapping[str, str]) -> PartitionNodes:
-    """Of the nodes in sinfo's ``text``, those of the kind that there are most of.  Raises HostError."""
+    """The most frequent kind of selected nodes in sinfo's ``text``.  Raises HostError if there are none."""
     kinds = [kind for kind in _kinds(text) if kind.cpus]
     if "--partition" not in options:
-        kinds = [kind for kind in kinds if kind.partition.endswith("*")] or kinds  # the default one
+        kinds = [kind for kind in kinds if kind.partition.endswith("*")] or kinds  # the default partition
     if (feature := options.get("--constraint", "")) and feature.replace("-", "").replace("_", "").isalnum():
         kinds = [kind for kind in kinds if feature in kind.features]
     if not kinds:
@@ -149,9 +152,9 @@ def _kind(line: str) -> PartitionNodes | None:
 
 
 def facts_of(nodes: PartitionNodes, cpus: int | None = None) -> HostFacts:
-    """One of ``nodes``, of which a job gets so many CPUs: whole cores, taken to be the first ones.
+    """The facts of one of ``nodes``, restricted to the first ``cpus`` CPUs (whole cores) unless that is None.
 
-    A socket is taken for a NUMA node, of which Slurm knows nothing.
+    Each socket is taken to be a NUMA node, as Slurm doesn't report NUMA nodes.
     """
     numbers = range(nodes.sockets * nodes.cores)
     rows = (

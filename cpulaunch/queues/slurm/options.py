@@ -1,6 +1,6 @@
-"""The options of sbatch: how they are written, and what those ask for that cpulaunch has to read.
+"""The options of sbatch, and the meaning of those that cpulaunch evaluates.
 
-sbatch itself checks their values.  Source: sbatch(1) of Slurm 22.05.
+Their values are checked by sbatch itself.  Source: sbatch(1) of Slurm 22.05.
 """
 
 from __future__ import annotations
@@ -34,20 +34,22 @@ OPTIONS = (
     *(Option(*word.split("/")) for word in _VALUES.split()),
     *(Option(name, metavar="") for name in _SWITCHES.split()),
 )
-"""Options whose value may be the next word, with their letters where those aren't of `cpulaunch run`; and
-options that need none, but may have one after a =."""
+"""Options that need a value, which may be the next word; and options that don't, but may have one after a =.
+
+Short forms are omitted if `cpulaunch run` has the same letter.
+"""
 
 SHARES = ("--exclusive", "--cpus-per-task", "--mem", "--mem-per-cpu", "--ntasks", "--ntasks-per-node")
-"""With any of these, the user has said how much of a node the job takes."""
+"""Options by which the user sets how much of a node the job takes."""
 
 SAVING = 120
-"""Seconds before its time limit in which a job saves, where the user hasn't said."""
+"""Seconds before its time limit at which a job is warned to save, by default."""
 
 INACCURACY = 60
-"""Seconds that Slurm may send a signal too early (sbatch(1), --signal)."""
+"""Seconds by which Slurm may send a signal too early (sbatch(1), --signal)."""
 
 LEFT_TO_SLURM = 10
-"""Seconds before its time limit in which a job has ended that was warned of it."""
+"""Seconds before its time limit at which a warned job should have ended."""
 
 SAVED_AT = {"SIGTERM": 15, "SIGUSR1": 10, "SIGUSR2": 12}
 """Signals at which programs save, with their numbers."""
@@ -58,15 +60,18 @@ _SIGNAL = re.compile(
 
 
 class Share(NamedTuple):
-    """What a job asks for: the tasks on each of its nodes (0 where it doesn't say), and how many CPUs of each
-    node it gets; None stands for all."""
+    """The resources that a job requests.
+
+    ``tasks`` has the number of tasks for each node, 0 if not set.  ``cpus`` is the number of CPUs on each
+    node, None for all.
+    """
 
     tasks: tuple[int, ...]
     cpus: int | None
 
 
 def share(options: Mapping[str, str], cpus_of_node: int) -> Share:
-    """What sbatch's ``options`` ask for, by their long names, on nodes of so many CPUs."""
+    """The resources that sbatch's ``options``, by long name, request on nodes of ``cpus_of_node`` CPUs."""
     each = number(options, "--cpus-per-task") or 1
     tasks, per_node = number(options, "--ntasks"), number(options, "--ntasks-per-node")
     if nodes := number(options, "--nodes"):
@@ -84,15 +89,15 @@ def share(options: Mapping[str, str], cpus_of_node: int) -> Share:
 
 
 def says_share(options: Mapping[str, str]) -> bool:
-    """Whether the user has said how much of a node the job takes; all of its memory (0) is no part."""
+    """Whether the user has set how much of a node the job takes.  ``--mem=0``, all memory, doesn't count."""
     return any(name in options for name in SHARES if (name, options.get(name)) != ("--mem", "0"))
 
 
 def limit(options: Mapping[str, str]) -> float | None:
-    """The time limit in seconds that ``--time`` sets; None without one, or where it isn't understood."""
+    """The time limit of ``--time`` in seconds; None if there is none, or if it can't be parsed."""
     text = options.get("--time", "")
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
-    if not found or not text.strip("0:-"):  # 0 is none for Slurm, too
+    if not found or not text.strip("0:-"):  # for Slurm, 0 is no limit
         return None
     days, first, second, third = (int(text or 0) for text in found.groups())
     if found[1] is None and found[4] is None:  # minutes, or minutes:seconds
@@ -101,8 +106,11 @@ def limit(options: Mapping[str, str]) -> float | None:
 
 
 class Warned(NamedTuple):
-    """How a job hears that its time is up: by sbatch's ``signal``, ``seconds`` before its end, and up to
-    INACCURACY earlier.  Its ranks then get ``grace`` seconds to save."""
+    """How Slurm warns a job before its time limit.
+
+    ``signal`` is the value of sbatch's --signal.  The signal comes ``seconds`` before the limit, or up to
+    INACCURACY earlier.  The ranks then get ``grace`` seconds to save.
+    """
 
     signal: str
     seconds: int
@@ -110,10 +118,11 @@ class Warned(NamedTuple):
 
 
 def warned(options: Mapping[str, str], grace: float | None, *, by_srun: bool = False) -> Warned | None:
-    """How the job is warned before its time limit; None where nobody asks for that.
+    """How the job is warned before its time limit; None if neither --signal nor --requeue asks for that.
 
-    ``grace``: the grace period, where the user has set it.  ``by_srun``: srun starts the ranks, so that they
-    get a signal for its steps.  Raises UsageError for a signal that the ranks don't get, or too late to save.
+    ``grace`` is the grace period if the user has set it.  ``by_srun`` says that srun starts the ranks, so
+    that signals for steps reach them.  Raises UsageError if the signal doesn't reach the ranks, or comes too
+    late to save.
     """
     text, requeued = options.get("--signal"), "--requeue" in options
     if text is None:
@@ -122,11 +131,11 @@ def warned(options: Mapping[str, str], grace: float | None, *, by_srun: bool = F
         seconds = SAVING if grace is None else ceil(grace) + LEFT_TO_SLURM
         return Warned(f"B:TERM@{seconds}", seconds, seconds - LEFT_TO_SLURM if grace is None else grace)
     if not (found := _SIGNAL.fullmatch(text)):
-        return None  # sbatch will say what is wrong with it
+        return None  # sbatch reports what is wrong
     signal, seconds = found["signal"], int(found["seconds"] or 60)  # Slurm's default
     if f"SIG{found['name'].upper()}" not in SAVED_AT and found["name"] not in map(str, SAVED_AT.values()):
         if not requeued:
-            return None  # for something of the user's own
+            return None  # the user's own use of a signal
         why = f"--signal={text}: cpulaunch hands on SIGTERM, SIGUSR1 and SIGUSR2, at which a program saves"
         raise UsageError(why, hint=f"--signal=B:TERM@{seconds}")
     if "B" not in found["to"].upper() and not by_srun:
@@ -146,7 +155,10 @@ def warned(options: Mapping[str, str], grace: float | None, *, by_srun: bool = F
 
 
 def demand_time(options: Mapping[str, str], warning: Warned) -> None:
-    """UsageError where a job would be warned as soon as it starts, and requeued for ever."""
+    """Raise UsageError if the time limit is so short that the job would be warned at its start.
+
+    Such a job would be requeued for ever.
+    """
     seconds, before = limit(options), warning.seconds + INACCURACY
     if seconds is None or seconds > before:
         return
@@ -161,6 +173,6 @@ def demand_time(options: Mapping[str, str], warning: Warned) -> None:
 
 
 def number(options: Mapping[str, str], name: str) -> int:
-    """The number that an option begins with, such as 2 of ``--nodes=2-4``; 0 without one."""
+    """The number at the beginning of an option's value, such as 2 for ``--nodes=2-4``; 0 if there is none."""
     found = re.match(r"[0-9]{1,6}", options.get(name, ""))
     return int(found[0]) if found else 0

@@ -1,4 +1,4 @@
-"""The queue Slurm: which options are sbatch's, what a job needs besides them, and what becomes of it."""
+"""The queue Slurm: how it prepares, renders, submits and follows a job."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ examples:
 """
 
 MANY = 1 << 20
-"""CPUs of a node that nothing is known about: any number of tasks fits."""
+"""The assumed number of CPUs of an unknown node, on which any number of tasks fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Submitted(Submitted):
-    """``asked``: the options of sbatch.  ``before``: logs as they were before the job."""
+    """``asked`` are sbatch's options, and ``before`` the log files as they were before the job."""
 
     asked: Mapping[str, str]
     before: Mapping[Path, os.stat_result]
 
 
 class Slurm(Queue):
-    """A batch script with lines of #SBATCH, for sbatch."""
+    """Renders a job as a batch script with #SBATCH lines, and submits it with sbatch."""
 
     name = "slurm"
     title = "Slurm"
@@ -59,7 +59,7 @@ class Slurm(Queue):
     log_option = "--output"
 
     def prepare(self, job: Job) -> Job:
-        """With the job's name, the nodes that --nnodes asks for, and the warning before its time limit."""
+        """Add the job's name, the nodes that --nnodes requests, and the warning before its time limit."""
         asked, config, run = dict(job.asked), job.config, job.run
         for name in ("--wrap", "--test-only"):
             if name in asked:
@@ -71,7 +71,7 @@ class Slurm(Queue):
         options = list(job.options)
         if "--job-name" not in asked:
             options.insert(0, ("--job-name", job.title))
-        if "--chdir" in asked:  # where we are by now
+        if "--chdir" in asked:  # already the current directory
             options = [*(o for o in options if o[0] != "--chdir"), ("--chdir", str(Path.cwd()))]
         added = missing_nodes(config, asked)
         grace = config.watch.grace_period if config.is_set(Config.watch.grace_period) else None
@@ -109,7 +109,7 @@ class Slurm(Queue):
     def submit(self, document: str, tell: Tell) -> Submitted:
         asked = options_of(document)
         before = logs_before(asked)
-        waits = "--wait" in asked  # then its exit code is the job's
+        waits = "--wait" in asked  # then sbatch's exit code is the job's
         hint = "--dry-run prints the script, to be submitted elsewhere"
         argv = ["sbatch", "--parsable"]
         done = call(argv, text=document, hint=hint, **({"timeout": None} if waits else {}))

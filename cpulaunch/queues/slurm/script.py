@@ -1,4 +1,4 @@
-"""The batch script of a job for Slurm."""
+"""Write and read batch scripts for Slurm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ exit $code
 
 
 def batch_script(options: Sequence[tuple[str, str]], command: Sequence[str]) -> str:
-    """The script that runs ``command`` with ``options`` of sbatch, such as ``("--time", "2:00:00")``."""
+    """The script that runs ``command`` with ``options`` of sbatch, such as ``("--time", "2:00:00")``.
+
+    Without an option of SHARES, the job gets whole nodes.  With --requeue, the script requeues the job if
+    ``command`` exits with 75, or fails after a preemption.
+    """
     named = dict(options)
     lines = ["#!/bin/bash"]
     lines += [
@@ -36,11 +40,11 @@ def batch_script(options: Sequence[tuple[str, str]], command: Sequence[str]) -> 
 
 
 def options_of(script: str) -> dict[str, str]:
-    """The options of sbatch in a script of ours, by name."""
+    """The options of sbatch in a script of `batch_script`, by name."""
     words = (shlex.split(line)[1] for line in script.splitlines() if line.startswith("#SBATCH "))
     return dict(word.partition("=")[::2] for word in words)
 
 
 def appends(options: Mapping[str, str]) -> bool:
-    """Whether what a job with sbatch's ``options`` prints comes after what is in its log already."""
+    """Whether a job with sbatch's ``options`` appends to an existing log instead of truncating it."""
     return options.get("--open-mode", "append" if "--requeue" in options else "").startswith("a")
