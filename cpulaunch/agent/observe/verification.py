@@ -41,7 +41,7 @@ def with_torch(pid: int, report: Torch, planned: Planned) -> tuple[Found, list[s
     # The program may set the variable itself; then there is nothing to compare.
     if report.requested == planned.threads and planned.threads.isdigit():
         expected = int(planned.threads)
-        if report.threads not in (expected, min(expected, _physical_cores())):  # MKL's limit
+        if report.threads != expected and report.threads != min(expected, _physical_cores()):  # MKL's limit
             complaints.append(f"was given {expected} threads, but torch has {report.threads}")
     return Found(str(on), None, None, report.threads), complaints
 
@@ -88,12 +88,11 @@ def _is_our_program(pid: int) -> bool:
 
 
 def _physical_cores() -> int:
-    cpus = os.cpu_count() or 1
-    try:
-        with open("/sys/devices/system/cpu/smt/active") as f:
-            return cpus // 2 if f.read().strip() == "1" else cpus
-    except OSError:
-        return cpus
+    """The physical cores of this machine, also where some have one thread and some have several."""
+    from cpulaunch.discovery.host.files import read_file
+    from cpulaunch.discovery.host.sysfs import topology_from_sysfs
+
+    return len(topology_from_sysfs(read_file).cores)
 
 
 def _thread_cpus(pid: int) -> Iterator[CoreSet]:
