@@ -66,15 +66,12 @@ def main(arguments: list[str]) -> int:
 
 def _report(tuning: Tuning, options: argparse.Namespace, config: Config) -> int:
     """Tune, and show the result, even after an interruption."""
-    from cpulaunch.supervise.attempts.attempt import let_signals_raise
-
-    let_signals_raise()
     found, code = None, 0
     try:
         found = tuning.find()
-    except SystemExit as e:
+    except (KeyboardInterrupt, SystemExit) as e:
         say("interrupted: these trials were made")
-        code = e.code if isinstance(e.code, int) else 1
+        code = 130 if isinstance(e, KeyboardInterrupt) else int(e.code or 0)
     if options.format == "json":
         print(json.dumps(table.as_json(tuning.trials, found), indent=1))
     else:

@@ -16,12 +16,16 @@ MIN_ROWS = 5
 CONFIDENCE = 2.0
 """Standard errors on each side of a mean: about 95 %."""
 
+BETWEEN_RUNS = 0.015
+"""Fraction of a rate by which two runs of the same settings may differ, however exactly each is known."""
+
 
 class Rate(NamedTuple):
     """The throughput of all ranks together, per second.
 
     ``unit``: ``samples``, or ``steps`` of ranks if the batches could not be seen.  ``spread``: half the width
-    of the 95 % confidence interval, as a fraction of ``per_second``.
+    of the 95 % confidence interval, as a fraction of ``per_second``.  ``least`` and ``most`` are the limits
+    between which another run may be.
     """
 
     per_second: float
@@ -30,13 +34,11 @@ class Rate(NamedTuple):
 
     @property
     def least(self) -> float:
-        """The lower end of the interval."""
-        return self.per_second * (1 - self.spread)
+        return self.per_second * (1 - max(self.spread, BETWEEN_RUNS))
 
     @property
     def most(self) -> float:
-        """The upper end of the interval."""
-        return self.per_second * (1 + self.spread)
+        return self.per_second * (1 + max(self.spread, BETWEEN_RUNS))
 
 
 class Meter:
@@ -49,8 +51,7 @@ class Meter:
         """Add rows of ``telemetry.jsonl``; rows that are not about steps are ignored."""
         for row in rows:
             if "step" in row and "seconds" in row and row["step"] - row.get("steps", 1) >= WARM_UP:
-                steps = row.get("steps", 1)
-                values = row["seconds"] * steps, float(steps), row.get("samples", 0) * steps
+                values = row["seconds"], float(row.get("steps", 1)), float(row.get("samples", 0))
                 self._rows.setdefault(row["rank"], []).append(values)
 
     def rate(self, ranks: int) -> Rate | None:

@@ -69,14 +69,23 @@ def _halve(best: Trial, candidates: list[Values], measure: Measure) -> Trial:
     tolerance = COARSE
     while trials and tolerance > FINE:
         tolerance = max(FINE, tolerance / 2)
-        trials = sorted(trials, key=_per_second, reverse=True)[: -(-len(trials) // 2)]
+        trials = _ranked(trials)[: -(-len(trials) // 2)]
         finer = [
             each if each.rate and each.rate.spread <= tolerance else measure(each.values, tolerance)
             for each in trials
         ]
         trials = [each for each in finer if each and each.rate]
-    winner = max(trials, key=_per_second, default=best)
+    winner = next(iter(_ranked(trials)), best)
     return winner if best.rate is None or (winner.rate and winner.rate.least > best.rate.most) else best
+
+
+def _ranked(trials: list[Trial]) -> list[Trial]:
+    """The fastest first; of those that can't be told from it, the one that changes the fewest settings."""
+    fastest = sorted(trials, key=_per_second, reverse=True)
+    close = [
+        each for each in fastest if each.rate and fastest[0].rate and each.rate.most >= fastest[0].rate.least
+    ]
+    return [*sorted(close, key=lambda each: len(each.values)), *fastest[len(close) :]]
 
 
 def _per_second(trial: Trial) -> float:

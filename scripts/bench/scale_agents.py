@@ -62,7 +62,7 @@ class Agent(Link):
 
     def fail(self) -> None:
         at = time.monotonic()
-        self.send(messages.Failure("ValueError: no such luck", "train.py", 5, "", "", at, False, []))
+        self.send(messages.Failure("ValueError: no such luck", "train.py", 5, "", "", None, at, False, []))
         self.end(messages.Exit(1, None, at, False, 0, None))
 
     def end(self, end: messages.Exit) -> None:

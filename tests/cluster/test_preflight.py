@@ -210,7 +210,7 @@ def test_a_port_that_is_taken_on_the_first_host(cluster: Cluster, cpulaunch: Run
         done = cpulaunch("hosts", "check", "-f", four, "--set", "hosts.master_port=29511", on="login")
     assert done.returncode == 3
     assert "✗ node0: port 29511: Address already in use" in done.stderr
-    assert "without --master-port, each takes a free one" in done.stderr
+    assert "without --master-port and $MASTER_PORT, each takes a free one" in done.stderr
 
 
 def test_a_firewall_between_the_hosts(cluster: Cluster, cpulaunch: Run, four: Path) -> None:

@@ -40,12 +40,12 @@ def test_without_samples_the_steps_of_all_ranks_count() -> None:
     assert (rate.per_second, rate.unit) == (4.0, "steps")
 
 
-def test_a_row_for_several_steps_has_their_means() -> None:
+def test_a_row_for_several_steps_has_their_sums() -> None:
     meter = Meter()
-    meter.add({"rank": 0, "step": 10 * n, "steps": 10, "seconds": 0.1, "samples": 2} for n in range(1, 9))
+    meter.add({"rank": 0, "step": 10 * n, "steps": 10, "seconds": 0.5} for n in range(1, 9))
     rate = meter.rate(1)
     assert rate is not None
-    assert rate.per_second == pytest.approx(20.0)
+    assert (rate.per_second, rate.unit) == (pytest.approx(20.0), "steps")
 
 
 def test_the_spread_shrinks_with_the_number_of_rows() -> None:

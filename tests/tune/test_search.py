@@ -68,6 +68,16 @@ def test_what_is_not_faster_beyond_the_spread_does_not_win() -> None:
     assert found(Machine({**dict.fromkeys(SPEEDS, 1.0), "4": 1.02})).values == {}
 
 
+def test_of_equal_candidates_the_one_with_the_fewest_settings_wins() -> None:
+    def both(best: Values) -> Iterator[Values]:
+        return iter(({RANKS: 4, ALLOCATOR: "glibc"}, {RANKS: 4, ALLOCATOR: "default"}, {RANKS: 4}))
+
+    machine = Machine({**SPEEDS, "glibc": 1.01})
+    default = machine({}, FINE)
+    assert default is not None
+    assert search(default, [both], machine).values == {RANKS: 4}
+
+
 def test_candidates_that_fail_lose() -> None:
     assert found(Machine(dict.fromkeys(SPEEDS, 0.0))).values == {}
 

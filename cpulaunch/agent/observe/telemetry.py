@@ -86,7 +86,8 @@ class Telemetry:
             step = ledger.step(kept, number)
             if step is None:
                 continue
-            if until is not None and step.ended_at > until:
+            # The older half of the ledger's steps can't wait: the program will soon overwrite them.
+            if until is not None and step.ended_at > until and number > last - ledger.STEPS // 2:
                 break
             self._latest |= {name: step.fields[name] for name in _LATEST if math.isfinite(step.fields[name])}
             if number % stride == 0 or (until is None and number == last):

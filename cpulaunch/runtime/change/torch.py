@@ -227,7 +227,6 @@ CHANGES = (
             "_C._functorch.maybe_current_level",
             "compiler.is_exporting",
             "jit.is_scripting",
-            "ops.load_library",
             "optim.optimizer.register_optimizer_step_pre_hook",
         ),
         "computes dropout, and attention with dropout, by compiled kernels (`--engine native`)",

@@ -105,6 +105,18 @@ def test_a_step_waits_a_moment_for_its_loss_but_not_at_the_end() -> None:
     assert reader.last() is None
 
 
+def test_steps_that_the_ledger_will_soon_lose_do_not_wait() -> None:
+    """A program with thousands of steps per second would never show any otherwise."""
+    written = Written()
+    reader = telemetry(written)
+    written.steps(2 * ledger.STEPS)
+    said = reader.look(SETTLED)  # all steps that the ledger still has have ended after that
+    assert said is not None
+    numbers = [StepRow(*row).number for row in said.rows]
+    assert numbers
+    assert max(numbers) <= written.last - ledger.STEPS // 2
+
+
 def test_the_last_loss_of_several_steps_is_theirs() -> None:
     written = Written()
     reader = telemetry(written)

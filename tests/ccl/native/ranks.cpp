@@ -257,7 +257,9 @@ void run_vain_polls(const Arguments& given) {
     running->wait(kLimit);
     running->check();
   });
-  if (calls != 0) throw std::runtime_error(std::to_string(calls) + " calls of the kernel");
+  // What others have sent late for the call before may still arrive, once on each connection.
+  const auto most = uint64_t(2 * (meeting.size() - 1));
+  if (calls > most) throw std::runtime_error(std::to_string(calls) + " calls of the kernel");
 }
 
 // --- groups that come and go
