@@ -359,8 +359,8 @@ def _compile(
             raise
 
     with ThreadPoolExecutor(jobs()) as pool:
-        running = {pool.submit(compile_unit, unit, to) for unit, to in missing}
         try:
+            running = {pool.submit(compile_unit, unit, to) for unit, to in missing}
             progress(step, "")
             while running:
                 done, running = wait(running, timeout=_TICK, return_when="FIRST_COMPLETED")

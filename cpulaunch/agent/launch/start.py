@@ -80,8 +80,7 @@ def start_program(
     """Start ``argv`` as planned for this rank.
 
     ``streams`` are descriptors for the program's stdout, its stderr and its reports to the agent.
-    ``open_files`` is its soft limit of open files.  Raises HostError or PlanError if the plan can't be
-    carried out on this host.
+    ``open_files`` is its soft limit of open files.  Raises HostError or PlanError if the plan can't be kept.
     """
     assigned, notes = _assigned_here(placement, identity)
     rank, host = assigned.rank, assigned.host.host

@@ -174,7 +174,7 @@ def test_the_agent_goes_on_while_py_spy_hangs_and_sets_the_program_free(tmp_path
             answer = played.next(Dump)
             assert (answer.request, answer.processes[0]["stacks"]) == (request, "none: not within 8 s")
         assert (tmp_path / "spies").read_text() == "\n"
-        assert "State:\tS" in Path(f"/proc/{played.pid}/status").read_text()
+        assert "State:\tT" not in Path(f"/proc/{played.pid}/status").read_text()
         agent = psutil.Process(played.agent.pid)
         until(lambda: [each.pid for each in agent.children()] == [played.pid], "py-spy to be reaped")
 
