@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -78,13 +79,22 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def run_with(place: str, state: str, directory: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
     directory.mkdir()
+    (temporary := directory.parent / "temporary").mkdir(
+        exist_ok=True
+    )  # where logs go that have no other place
     line = f"set -e; {PLACES[place]}; {STATES[state]}"
     argv = ["unshare", "--mount", "sh", "-c", line, "sh", sys.executable, "-m", "cpulaunch", *words]
     try:
-        return subprocess.run(
-            argv, cwd=directory.parent, env=clean_environment(DIRECTORY=str(directory)), text=True,
+        done = subprocess.run(
+            argv, cwd=directory.parent,
+            env=clean_environment(DIRECTORY=str(directory), TMPDIR=str(temporary)), text=True,
             capture_output=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL,
         )  # fmt: skip
+        for logs in re.findall(
+            r"logs are in (/\S*/cpulaunch-\S+)", done.stderr
+        ):  # where TMPDIR can't be used
+            shutil.rmtree(logs, ignore_errors=True)
+        return done
     finally:
         if directory.exists():
             directory.chmod(0o700)
