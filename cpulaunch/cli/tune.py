@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.cli.run.command import MODULE, program_of
 from cpulaunch.config.config import Config
+from cpulaunch.config.kinds import Every
+from cpulaunch.config.values import Interval
 from cpulaunch.errors import UsageError
 from cpulaunch.plan.instances import are_wanted
 from cpulaunch.plan.plan import Program
@@ -58,8 +60,8 @@ def main(arguments: list[str]) -> int:
     if are_wanted(config):
         raise UsageError("instances make no steps in common to tune", hint="leave out --instances")
     program = program_of(rest, False, options.wdir)
-    say("warning: the script is run many times: what it writes itself, such as checkpoints, it overwrites")
-    say("warning: (--wdir names a copy of the directory to run in; scripts see CPULAUNCH_TUNING=1)")
+    say("warning: the script is run many times, and overwrites its own checkpoints and logs: "
+        "--wdir names a copy of the directory to run in")  # fmt: skip
     tuning = Tuning(_space(config, program), _runner(words, rest, options.wdir), options.budget)
     return _report(tuning, options, config)
 
@@ -79,13 +81,29 @@ def _report(tuning: Tuning, options: argparse.Namespace, config: Config) -> int:
     if found is None:
         return code or 1
     if not found.is_faster:
-        say("the settings as they are were not beaten: nothing is written")
+        say(_why_nothing(found, tuning))
         return 0
     keep(options.output, table.as_yaml(tuning.trials, found.winner.values, config))
     each = ", ".join(f"{ratio:.2f}" for ratio in found.ratios)
-    say(f"{table.named(found.winner.values)}: {found.ratio:.2f} times as fast as before, in turn: {each}")
+    faster = (
+        f"{found.ratio:.2f} times as fast as before, in turn: {each}"
+        if each
+        else "runs, which the default did not"
+    )
+    say(f"{table.named(found.winner.values)}: {faster}")
     say(f"{options.output} is written; `cpulaunch run` " + _how_used(options.output))
     return 0
+
+
+def _why_nothing(found: Found, tuning: Tuning) -> str:
+    if len(tuning.trials) == 1:
+        return "no time was left for other trials; a larger --budget gives it"
+    if found.winner.values and len(found.ratios) < CONFIRMATIONS:
+        return (
+            f"{table.named(found.winner.values)} may be faster, but no time was left to confirm it; a larger "
+            "--budget gives it"
+        )
+    return "no other settings were faster: nothing is written"
 
 
 def _how_used(output: Path) -> str:
@@ -148,10 +166,11 @@ def _parser() -> Parser:
 
 
 def _seconds(text: str) -> float:
-    matched = re.fullmatch(r"([1-9]\d{0,5})([smh])", text, re.ASCII)
-    if not matched:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 10m or 2h")
-    return float(matched[1]) * {"s": 1, "m": 60, "h": 3600}[matched[2]]
+    with suppress(ValueError):
+        interval = Every().from_text(text)
+        if isinstance(interval, Interval) and interval.seconds:
+            return interval.seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 10m or 2h")
 
 
 def _space(config: Config, program: Program) -> Space:

@@ -155,7 +155,7 @@ class Mpiexec(Launcher):
         if rank and not self.stdin:
             raise PlanError(
                 f"mpiexec of {self.name} gives its stdin to rank 0 alone, and not to rank {rank}",
-                hint="--launcher local, slurm, or mpirun with --mpi intel or openmpi can",
+                hint="--launcher local, ssh, slurm, or mpirun with --mpi intel or openmpi can",
             )
         return [word.format(rank=rank) for word in self.stdin] if rank else []
 

@@ -39,19 +39,11 @@ class Ssh(Launcher):
     ranks_outlive_it = True
 
     def commands(self, plan: Plan, installation: Installation) -> tuple[Command, ...]:
-        """The single command of a plan.
-
-        Raises PlanError for arguments of an MPI, and for stdin to a rank other than 0.
-        """
+        """The single command of a plan.  Raises PlanError for arguments of an MPI."""
         if plan.mpi_args:
             raise PlanError(
                 f"--launcher ssh takes no arguments of an MPI: {' '.join(plan.mpi_args)}",
                 hint="ssh's own options belong in ~/.ssh/config; --launcher mpirun takes --mpi-args",
-            )
-        if reader := plan.settings.output.stdin:
-            raise PlanError(
-                f"--launcher ssh gives its stdin to rank 0 alone, and not to rank {reader}",
-                hint="--launcher local, slurm, or mpirun with --mpi intel or openmpi can",
             )
         python = plan.program.interpreter
         argv = [python, "-I", "-S", installation.spawner, installation.ssh, HOSTS]

@@ -16,8 +16,6 @@ from cpulaunch.errors import PlanError
 BACKENDS = ("ccl", "gloo")
 TRANSPORTS = ("ofi", "mpi")
 """oneCCL's transports."""
-OWN_TRANSPORTS = ("shm", "tcp", "shm+tcp")
-"""cpulaunch's transports."""
 COMBINED_TRANSPORT = "shm+ofi"
 """oneCCL's `ofi` between hosts, and cpulaunch's shared memory within a host."""
 ALGORITHMS = (

@@ -35,15 +35,19 @@ class Measure(Protocol):
 
 
 class Found(NamedTuple):
-    """The ``winner`` and, for each confirmation, its rate divided by that of the default settings."""
+    """The ``winner`` and, for each confirmation, its rate divided by that of the default settings.
+
+    ``default_failed``: the default settings have no rate, so there is nothing to compare.
+    """
 
     winner: Trial
-    ratios: tuple[float, ...]
+    ratios: tuple[float, ...] = ()
+    default_failed: bool = False
 
     @property
     def is_faster(self) -> bool:
-        """Whether the winner was faster than the default in each confirmation."""
-        return len(self.ratios) == CONFIRMATIONS and min(self.ratios) > 1
+        """Whether the winner was faster than the default in each confirmation, or only the winner runs."""
+        return self.default_failed or (len(self.ratios) == CONFIRMATIONS and min(self.ratios) > 1)
 
     @property
     def ratio(self) -> float:
@@ -94,6 +98,8 @@ def _per_second(trial: Trial) -> float:
 
 def confirm(winner: Trial, default: Trial, measure: Measure) -> Found:
     """Run the winner and the default in turn."""
+    if default.rate is None:
+        return Found(winner, default_failed=True)
     ratios: list[float] = []
     while winner.values != default.values and len(ratios) < CONFIRMATIONS:
         before, after = measure(default.values, FINE), measure(winner.values, FINE)

@@ -17,20 +17,17 @@ from cpulaunch.config.origin import Origin, Source
 from cpulaunch.config.setting import Setting
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.model.facts import Facts
+from cpulaunch.plan.binding import SMALL_RANK
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Plan, Program
 
 Values = Mapping[Setting[Any], Any]
 """Values of settings: one candidate, or a part of it."""
 
-MIN_CORES_OF_COMMUNICATION = 4
-"""Minimum cores of a rank for one of them to be used for communication."""
-
-_TRIED = Origin.of_option("--set")
-
 BUCKETS_MB = (10, 100)
 """Sizes of DDP's buckets that are tried besides torch's default, in MB."""
 
+_TRIED = Origin.of_option("--set")
 
 Stage = Callable[["Space", Plan], Iterator[Values]]
 """The values that a stage tries, given the plan of the best candidate so far."""
@@ -141,6 +138,6 @@ def _communication(space: Space, plan: Plan) -> Iterator[Values]:
     yield {Config.training.backend: "gloo"}
     if len(plan.hosts) > 1 and space.has_oneccl:
         yield {Config.ccl.transport: "ofi"}
-    if min(len(rank.cores) for host in plan.hosts for rank in host.ranks) >= MIN_CORES_OF_COMMUNICATION:
+    if min(len(rank.cores) for host in plan.hosts for rank in host.ranks) >= SMALL_RANK:
         yield from ({Config.ccl.worker_count: count} for count in (0, 1, 2))
     yield from ({Config.training.bucket_mb: size} for size in BUCKETS_MB)

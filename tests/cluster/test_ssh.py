@@ -131,12 +131,14 @@ def test_few_open_files_are_enough(cluster: Cluster, four: Path, where: Path, tm
     assert outputs(done) == list(HOSTS)
 
 
-def test_the_first_rank_gets_stdin(cluster: Cluster, four: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reader", [0, 2])
+def test_one_rank_gets_stdin(reader: int, cluster: Cluster, four: Path, tmp_path: Path) -> None:
     (tmp_path / "count.py").write_text("import sys; print(len(sys.stdin.read()))")
     (tmp_path / "text").write_text("0123456789" * 50_000)
-    run = f"exec {sys.executable} -m cpulaunch run {' '.join(BY_SSH)} -f {four} -ppn 1 count.py < text"
+    options = f"{' '.join(BY_SSH)} -f {four} -ppn 1 --stdin {reader}"
+    run = f"exec {sys.executable} -m cpulaunch run {options} count.py < text"
     done = cluster.run("login", ["sh", "-c", run], directory=tmp_path, env=clean_environment())
-    assert outputs(done) == [500_000, 0, 0, 0]
+    assert outputs(done) == [500_000 if rank == reader else 0 for rank in range(4)]
 
 
 def test_a_spawner_that_is_killed_is_named_and_its_ranks_are_ended(cluster: Cluster, tmp_path: Path) -> None:

@@ -89,7 +89,9 @@ def test_the_best_so_far_is_found_where_the_time_is_up() -> None:
 
 def test_a_default_that_fails_loses_to_anything_that_runs() -> None:
     default = Trial({}, None, "out of memory")
-    assert search(default, [ranks], Machine(SPEEDS)).values == {RANKS: 4}
+    winner = search(default, [ranks], Machine(SPEEDS))
+    assert winner.values == {RANKS: 4}
+    assert confirm(winner, default, Machine(SPEEDS)).is_faster
 
 
 def test_a_winner_has_to_be_faster_each_time() -> None:
