@@ -78,7 +78,8 @@ class Telemetry:
         if self._before is None:
             self._before = ledger.step(kept, 0) or ledger.Step(0, 0, dict.fromkeys(SUMS, 0))
         stride = 1
-        while last - self._before.number > MAX_ROWS * stride:
+        # With a larger stride, the ledger's older half might have no step that gets a row.
+        while last - self._before.number > MAX_ROWS * stride and stride < ledger.STEPS // 2:
             stride *= 2
         rows = []
         # Skip the oldest step, which the program may overwrite at any moment.

@@ -109,7 +109,7 @@ def test_steps_that_the_ledger_will_soon_lose_do_not_wait() -> None:
     """A program with thousands of steps per second would never show any otherwise."""
     written = Written()
     reader = telemetry(written)
-    written.steps(2 * ledger.STEPS)
+    written.steps(100 * ledger.STEPS + 1)
     said = reader.look(SETTLED)  # all steps that the ledger still has have ended after that
     assert said is not None
     numbers = [StepRow(*row).number for row in said.rows]
