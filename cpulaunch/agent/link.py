@@ -80,11 +80,15 @@ class Link:
         return len(self._outgoing) + sum(len(m.data) for m in self.waiting if isinstance(m, messages.Output))
 
     def send(self, message: AgentMessage) -> None:
-        """Send a message as soon as the connection is up.  Drop it if the link is lost or absent."""
+        """Send a message as soon as the connection is up.  Drop it if the link is lost or absent.
+
+        Of the beats that wait for the connection, only the last is sent.
+        """
         if self.state is LinkState.CONNECTING:
             self.last_sent = time.monotonic()
-            if not isinstance(message, (messages.Beat, messages.Steps)):
-                self.waiting.append(message)
+            if isinstance(message, messages.Beat):
+                self.waiting = [each for each in self.waiting if not isinstance(each, messages.Beat)]
+            self.waiting.append(message)
         elif self.state is LinkState.UP:
             self._outgoing += encode(message)
             if not isinstance(message, messages.Steps):  # Steps don't replace a beat

@@ -354,9 +354,8 @@ def _compile(
             source = _write_unit(unit, work)
             run_tool([compiler.path, *unit.flags, "-c", str(source), "-o", str(partial)], compilers)
             partial.rename(to)
-        except HostError:  # Ctrl-C also ends the compilers, and this thread may continue before the main one
-            compilers.stop()
-            raise
+        except HostError as e:  # the first failure is the cause; Ctrl-C also ends the compilers
+            raise compilers.stop(e) from None
 
     with ThreadPoolExecutor(jobs()) as pool:
         try:
@@ -368,7 +367,7 @@ def _compile(
                     future.result()
                 progress(step, f"{len(all_units) - len(running)} of {len(all_units)}")
         except BaseException:
-            compilers.stop()
+            compilers.stop(HostError("the build was stopped"))
             raise
     return objects
 
@@ -500,14 +499,15 @@ class Tools:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[str]] = set()
-        self._stopped = False
+        self._stopped: HostError | None = None
 
-    def stop(self) -> None:
-        """Terminate the running tools, and start no more."""
+    def stop(self, why: HostError) -> HostError:
+        """Terminate the running tools, and start no more.  Return the reason given by the first caller."""
         with self._lock:
-            self._stopped = True
+            self._stopped = self._stopped or why
             for process in self._running:
                 process.terminate()  # g++ then ends its own compiler
+            return self._stopped
 
     @contextmanager
     def running(self, argv: list[str]) -> Iterator[subprocess.Popen[str]]:
@@ -515,7 +515,7 @@ class Tools:
         pipe = subprocess.PIPE
         with self._lock:
             if self._stopped:
-                raise HostError("the build was stopped")
+                raise self._stopped
             try:
                 process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True)
             except OSError as e:

@@ -7,11 +7,12 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from support.agents import TOKEN, PlayedLauncher, placement
 from support.command import TIMEOUT, Run, clean_environment
 
-from cpulaunch.messages import Challenge, End, Exit, Hello, Release, Welcome
+from cpulaunch.messages import Beat, Challenge, End, Exit, Hello, Release, Welcome
 from cpulaunch.wire import proof
 
 
@@ -73,6 +74,28 @@ def test_a_launcher_that_has_answered_once_is_there_though_it_is_slow(tmp_path: 
             time.sleep(0.01)
         launcher.say(Welcome(proof(TOKEN, "launcher", hello.salt, hello.rank)))
         launcher.wait_for_output("hello")
+        assert launcher.next(Exit).code == 0
+        launcher.say(Release())
+        assert launcher.end() == (0, "", "")
+
+
+def test_what_a_program_reached_before_the_launcher_answered_is_told(tmp_path: Path) -> None:
+    program = """
+import os, pathlib
+from cpulaunch import ledger
+ledger.PROGRESS.pack_into(ledger.of_this_process, 0, ledger.MAGIC, ledger.HAS_OPTIMIZER, 3, 0, 1, 0, 0)
+pathlib.Path("part").write_text(str(os.getpid()))
+os.rename("part", "pid")
+"""
+    with PlayedLauncher(placement(tmp_path), program) as launcher:
+        launcher.say(Challenge("salt"))
+        hello = launcher.next(Hello)
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.01)
+        while psutil.pid_exists(int((tmp_path / "pid").read_text())):
+            time.sleep(0.01)
+        launcher.say(Welcome(proof(TOKEN, "launcher", hello.salt, hello.rank)))
+        assert launcher.next(Beat).steps == 3
         assert launcher.next(Exit).code == 0
         launcher.say(Release())
         assert launcher.end() == (0, "", "")
