@@ -41,7 +41,7 @@ OpenMP: TypeAlias = Literal["auto", "intel", "default"]
 Precision: TypeAlias = Literal["auto", "bf16", "fp32"]
 RestartOn: TypeAlias = Literal["failure", "error", "never"]
 StallAction: TypeAlias = Literal["report", "abort", "restart"]
-Strategy: TypeAlias = Literal["scatter", "close"]
+Strategy: TypeAlias = Literal["scatter", "close", "none"]
 Transport: TypeAlias = Literal["auto", "tcp", "ofi", "mpi"]
 DecidedTransport: TypeAlias = Literal["shm", "shm+tcp", "shm+ofi"]
 
@@ -284,7 +284,7 @@ class CpuSection(Section):
     strategy: Setting[Strategy] = Setting(
         Choice(*get_args(Strategy)),
         "scatter",
-        "scatter spreads ranks over NUMA nodes, close fills one node after another",
+        "scatter spreads ranks over NUMA nodes, close fills one after another, none does not pin them",
         ("--strategy",),
     )
     threads: Setting[int | Auto] = Setting(

@@ -78,6 +78,7 @@ def bind(topology: Topology, request: BindingRequest) -> Binding:
        anyway, all cores are divided anew into parts that differ by at most one core.
     5. *Oversubscribed*, with too few cores: ranks are spread over the nodes by their numbers of cores, and
        each node deals out its cores in turn, repeatedly.
+    6. *Not pinned* (``none``): each rank has the threads of its share, and may use all usable cores.
     """
     _check_numbers(request)
     notes = list(topology.notes)
@@ -85,6 +86,9 @@ def bind(topology: Topology, request: BindingRequest) -> Binding:
     shares = _shares(nodes, request.ranks or _default_ranks(nodes, request), request)
     workers = _dedicated_workers(shares, topology.quota, request)
     ranks = _rank_bindings(shares, workers, topology.quota, request, notes)
+    if request.strategy == "none":
+        free = _unpinned(nodes, ranks, request)
+        return Binding(free, CoreSet(), int(request.dedicate_workers), tuple(notes))
     spanning = _spanning_note(ranks, request.noun)
     if spanning:
         notes.append(spanning)
@@ -97,6 +101,8 @@ def bind(topology: Topology, request: BindingRequest) -> Binding:
 
 
 def _check_numbers(request: BindingRequest) -> None:
+    if request.strategy == "none" and request.bind_numa:
+        raise PlanError("--strategy none lets ranks use all NUMA nodes, and --bind-numa forbids it")
     for what, value, least in (
         ("ranks", request.ranks, 1),
         ("cores per rank", request.cores_per_rank, 1),
@@ -260,7 +266,7 @@ def _cut(cores: Sequence[Core], parts: int) -> list[list[Core]]:
 
 def _dedicated_workers(shares: list[list[Core]], quota: float | None, request: BindingRequest) -> int:
     """Return how many of a rank's cores go to oneCCL's workers, or lend them a hyperthread sibling."""
-    if not request.dedicate_workers:
+    if not request.dedicate_workers or request.strategy == "none":
         return 0
     if request.worker_count == "auto":
         smallest = min(len(share) for share in shares)
@@ -298,6 +304,16 @@ def _rank_bindings(
         own = () if request.oversubscribe else places
         ranks.append(RankPlan(local_rank, cpus, comm, nodes, threads, own))
     return _with_threads(ranks, workers, _quota_each(quota, shares), request, notes)
+
+
+def _unpinned(
+    nodes: list[list[Core]], ranks: Sequence[RankPlan], request: BindingRequest
+) -> tuple[RankPlan, ...]:
+    """Return the ranks with all usable cores each, so that the kernel places their threads."""
+    cores = [core for node in nodes for core in node]
+    everything = CoreSet(cpu for core in cores for cpu in _cpus_given(core, request))
+    all_nodes = CoreSet(core.node for core in cores)
+    return tuple(rank._replace(cores=everything, numa_nodes=all_nodes, places=()) for rank in ranks)
 
 
 def _siblings(share: list[Core], workers: int) -> CoreSet:

@@ -19,7 +19,8 @@ class BindingRequest:
     ``bind_numa``: each rank within one NUMA node, the nodes filled evenly.
     ``logical_cores``: ranks also get a core's hyperthread siblings.
     ``e_cores``: E-cores are used like others.
-    ``strategy``: if not all cores are needed, ``scatter`` spreads ranks over the nodes, ``close`` packs them.
+    ``strategy``: if not all cores are needed, ``scatter`` spreads ranks over the nodes, ``close`` packs them;
+    with ``none``, ranks are not pinned.
     ``worker_count``: oneCCL's worker threads per rank.
     ``ccl_logical_cores``: the workers run on hyperthread siblings.
     ``dedicate_workers``: False if the backend isn't ccl: no comm cores at all.
@@ -35,7 +36,7 @@ class BindingRequest:
     bind_numa: bool = False
     logical_cores: bool = False
     e_cores: bool = False
-    strategy: Literal["scatter", "close"] = "scatter"
+    strategy: Literal["scatter", "close", "none"] = "scatter"
     worker_count: int | Literal["auto"] = "auto"
     ccl_logical_cores: bool = False
     dedicate_workers: bool = True

@@ -126,7 +126,8 @@ def _ranks(space: Space, per_host: int, hosts: int) -> Values:
 
 
 def _memory(space: Space, plan: Plan) -> Iterator[Values]:
-    """Yield allocators and OpenMP runtimes."""
+    """Yield allocators and OpenMP runtimes, and ranks that are pinned and not pinned."""
+    yield from ({Config.cpu.strategy: strategy} for strategy in ("scatter", "none"))
     for allocator, openmp in product(("auto", "tcmalloc", "jemalloc", "glibc", "default"), ("auto", "intel")):
         yield {Config.cpu.allocator: allocator, Config.cpu.openmp: openmp}
 

@@ -197,6 +197,15 @@ class TestThreads:
         assert [LAST] in seen["all"]
         assert [FIRST] not in seen["all"]
 
+    @needs_two_cores
+    def test_of_ranks_that_are_not_pinned_may_run_on_all_cores(self, cpulaunch: Run, tmp_path: Path) -> None:
+        (tmp_path / "seen.py").write_text("import os, pathlib\nmine = sorted(os.sched_getaffinity(0))\n"
+                                          "pathlib.Path(os.environ['RANK']).write_text(str(mine))")  # fmt: skip
+        cores = f"{FIRST},{LAST}"
+        done = cpulaunch("run", "-n", "2", "--cores", cores, "--strategy", "none", "seen.py")
+        assert done.returncode == 0, done.stderr
+        assert [(tmp_path / rank).read_text() for rank in "01"] == [str([FIRST, LAST])] * 2
+
     def test_that_the_user_binds_are_his(self, cpulaunch: Run, tmp_path: Path) -> None:
         (tmp_path / "show.py").write_text(SHOW)
         done = cpulaunch("run", "-v", "-n", "1", "show.py", env={"OMP_PLACES": "sockets"})

@@ -267,6 +267,25 @@ def test_scatter_fills_like_nodes_evenly_and_close_packs_them(
     assert [min(rank.numa_nodes) for rank in packed.ranks] == [rank // full for rank in range(ranks)]
 
 
+@given(topologies(), requests)
+def test_ranks_that_are_not_pinned_have_all_cores_and_the_threads_of_their_share(
+    topology: Topology, request: BindingRequest
+) -> None:
+    request = replace(request, bind_numa=False, dedicate_workers=False)
+    pinned, free = bound(topology, request), bound(topology, replace(request, strategy="none"))
+    used = CoreSet(cpu for rank in pinned.ranks for cpu in rank.cores)
+    assert [rank.threads for rank in free.ranks] == [rank.threads for rank in pinned.ranks]
+    assert {rank.cores for rank in free.ranks} == {used | pinned.idle}
+    assert not any(rank.places or rank.comm_cores for rank in free.ranks)
+    assert free.idle == CoreSet()
+
+
+def test_ranks_cannot_be_kept_in_a_node_without_being_pinned() -> None:
+    topology = Topology(tuple(Cpu(i, i, 0, i // 2) for i in range(4)))
+    with pytest.raises(PlanError, match="--bind-numa forbids it"):
+        bind(topology, BindingRequest(strategy="none", bind_numa=True))
+
+
 @given(requests)
 def test_a_request_is_read_back_as_it_was(request: BindingRequest) -> None:
     for each in (request, replace(request, cores=CoreSet([0, 3]), numa_nodes=CoreSet([1]))):

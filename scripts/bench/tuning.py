@@ -1,0 +1,137 @@
+"""`cpulaunch tune` beside a full grid: how good its settings are, and how long it takes, on this machine.
+
+    python scripts/bench/tuning.py [--models bert resnet] [--budget 10m]
+
+The tuning starts from one rank that is not pinned.  The grid is all combinations of 1 or 2 ranks, pinned or
+not, bf16 or fp32, and malloc, glibc's tunables or tcmalloc; each point is run once until its rate is known
+within 3 %.  Then the winner of the tuning and the best point of the grid are run in turn, three times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from cpulaunch.config.config import Config
+from cpulaunch.config.setting import Setting
+from cpulaunch.config.settings import SETTINGS
+from cpulaunch.tune.search import FINE, Trial
+from cpulaunch.tune.table import named
+from cpulaunch.tune.trial import Runner
+
+LIMIT = 120.0  # seconds for one run
+
+START = "cpulaunch: 1\nhosts: {nproc: 1}\ncpu: {strategy: none}\noutput: {tee: none}\n"
+
+SCRIPT = """
+import sys, torch, transformers
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+class Made(Dataset):
+    def __init__(self, *items):
+        self.items = items
+    def __len__(self):
+        return 100_000
+    def __getitem__(self, index):
+        return tuple(item[index % len(item)] for item in self.items)
+
+torch.distributed.init_process_group()
+if sys.argv[1] == "bert":
+    config = transformers.BertConfig(num_hidden_layers=4)
+    model = transformers.BertForSequenceClassification(config)
+    data, batch = Made(torch.randint(30_000, (64, 128)), torch.randint(2, (64,))), 8
+    loss_of = lambda inputs, labels: ddp(input_ids=inputs, labels=labels).loss
+else:
+    config = transformers.ResNetConfig(num_labels=10)
+    model = transformers.ResNetForImageClassification(config)
+    data, batch = Made(torch.randn(64, 3, 64, 64), torch.randint(10, (64,))), 32
+    loss_of = lambda inputs, labels: ddp(pixel_values=inputs, labels=labels).loss
+ddp = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+for inputs, labels in DataLoader(data, batch_size=batch, drop_last=True):
+    optimizer.zero_grad()
+    loss_of(inputs, labels).backward()
+    optimizer.step()
+"""
+
+GRID: dict[Setting[Any], tuple[Any, ...]] = {
+    Config.hosts.nproc: (1, 2),
+    Config.cpu.strategy: ("scatter", "none"),
+    Config.training.precision: ("bf16", "fp32"),
+    Config.cpu.allocator: ("default", "glibc", "tcmalloc"),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", choices=("bert", "resnet"), default=["bert", "resnet"])
+    parser.add_argument("--budget", default="10m")
+    options = parser.parse_args()
+    cpu = re.search("model name\\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    print(f"CPU: {cpu[1] if cpu else 'unknown'}")
+    with tempfile.TemporaryDirectory() as name:
+        os.chdir(name)
+        Path("train.py").write_text(SCRIPT)
+        Path("start.yaml").write_text(START)
+        for model in options.models:
+            compare(model, options.budget)
+    return 0
+
+
+def compare(model: str, budget: str) -> None:
+    print(f"\n{model}")
+    run = [sys.executable, "-m", "cpulaunch", "run", "--config-file", "start.yaml"]
+    runner = Runner(run, ["train.py", model], dict(os.environ))
+    found, tuning = tune(model, budget)
+    winner = {SETTINGS[key]: SETTINGS[key].kind.from_yaml(value) for key, value in found.items()}
+    print(f"tuning: {tuning:.0f} s, {named(winner)}", flush=True)
+    began = time.monotonic()
+    trials = [measure(runner, dict(zip(GRID, values, strict=True))) for values in product(*GRID.values())]
+    whole = time.monotonic() - began
+    best = max(trials, key=rate_of)
+    print(f"grid: {len(trials)} points, {whole:.0f} s; best: {named(best.values)}")
+    print(f"time of the tuning ÷ grid: {tuning / whole:.2f}")
+    ratios = []
+    for _ in range(3):
+        ours = rate_of(measure(runner, winner))
+        ratios.append(ours / rate_of(measure(runner, best.values)))
+    middle = statistics.median(ratios)
+    print(f"rate of the winner ÷ best point: {middle:.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+
+
+def tune(model: str, budget: str) -> tuple[dict[str, Any], float]:
+    """Return the values that the tuning chose, by the settings' keys, and its time in seconds."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "cpulaunch", "tune", "--config-file", "start.yaml", "--budget", budget]
+    done = subprocess.run(
+        [*command, "--format", "json", "-o", f"{model}.yaml", "train.py", model],
+        stdout=subprocess.PIPE, text=True, check=True, timeout=3600,
+    )  # fmt: skip
+    return json.loads(done.stdout)["winner"] or {}, time.monotonic() - began
+
+
+def measure(runner: Runner, values: dict[Setting[Any], Any]) -> Trial:
+    trial = runner.run(values, values.get(Config.hosts.nproc, 1), FINE, 0.0, LIMIT)
+    print(f"  {rate_of(trial):8.2f}/s in {trial.seconds:3.0f} s  {named(values)} {trial.why}", flush=True)
+    return trial
+
+
+def rate_of(trial: Trial) -> float:
+    return trial.rate.per_second if trial.rate else 0.0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
