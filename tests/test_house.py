@@ -97,6 +97,8 @@ RULES: dict[str, tuple[str, str]] = {
     ),
     "report.read": ("config.setting model.names report supervise.job supervise.output.record", "files"),
     "tune": ("config launchers model plan", "pure"),
+    "bench": ("model", "pure"),
+    "bench.ranks": ("bench torch", "clock environment files network processes terminal"),
     "tune.trial": ("config supervise tune", "clock files processes"),
     "cli": ("*", "clock environment files processes terminal"),
     "__main__": ("cli", ""),

@@ -22,6 +22,7 @@ COMMANDS = {
     "run": "run a program on every rank",
     "submit": "submit a job to a queue: Slurm, Kubernetes",
     "tune": "find the fastest settings for a script by short runs of it",
+    "bench": "compare collectives of ccl and gloo on these hosts, and show the limits",
     "config": "write a settings file by answering questions; show, check or import one",
     "topology": "show this machine's cores and where ranks would be placed",
     "hosts": "check that the hosts are ready",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -224,6 +224,15 @@ def _add_habits(parser: Parser, sections: Container[str]) -> None:
         elsewhere = isinstance(row, habits.Means) and SETTINGS[row.key].section not in sections
         if names and not elsewhere and type(row) is not habits.Refused:
             parser.add_argument(*names, action=_Take, row=row, dest="_", help=argparse.SUPPRESS)
+
+
+def without(own: Container[str], words: Sequence[str]) -> Iterator[str]:
+    """Yield ``words``, as `Parser.split` returns them, without the options ``own`` and their values."""
+    skipped = False
+    for word in words:
+        if not skipped and word.partition("=")[0] not in own:
+            yield word
+        skipped = word in own and not word.startswith("--")  # a letter's value is a word of its own
 
 
 def refuse_restricted(options: argparse.Namespace) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from cpulaunch.cli.files import keep
 from cpulaunch.cli.main import say
-from cpulaunch.cli.options import Parser, add_settings, load_config
+from cpulaunch.cli.options import Parser, add_settings, load_config, without
 from cpulaunch.cli.run.command import MODULE, program_of
 from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Every
@@ -188,14 +187,4 @@ def _space(config: Config, program: Program) -> Space:
 
 
 def _runner(words: Sequence[str], rest: Sequence[str], wdir: Path) -> Runner:
-    before = [sys.executable, "-m", "cpulaunch", "run", *_of_run(words), f"--wdir={wdir.absolute()}"]
-    return Runner(before, rest, dict(os.environ))
-
-
-def _of_run(words: Sequence[str]) -> Iterator[str]:
-    """Yield options of `cpulaunch run` among ``words``, in which long ones are joined with their values."""
-    skipped = False
-    for word in words:
-        if not skipped and word.partition("=")[0] not in OWN:
-            yield word
-        skipped = word == "-o"
+    return Runner([*without(OWN, words), f"--wdir={wdir.absolute()}"], rest, dict(os.environ))

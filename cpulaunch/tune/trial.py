@@ -9,14 +9,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cpulaunch import variables
 from cpulaunch.config.config import Config
 from cpulaunch.config.setting import Setting
-from cpulaunch.supervise.attempts.start import signal_when_orphaned
+from cpulaunch.supervise.nested import nested_run
 from cpulaunch.supervise.output.record import OUTCOME, read_document, why_failed
 from cpulaunch.tune.rate import Meter, Rate
 from cpulaunch.tune.search import Trial
@@ -31,22 +30,16 @@ POLL = 0.2
 MIN_SECONDS = 2.0
 """Minimum seconds for which each rank is measured."""
 
-GRACE = 3.0
-"""Seconds that the ranks have to end, once a trial's rate is known."""
-
-LAST_WORDS = 20.0
-"""Seconds that the launcher then has to end, before it is killed."""
-
 
 @dataclass(frozen=True)
 class Runner:
     """Runs trials of one job.
 
-    ``before`` and ``after`` are the words of the command line before and after a trial's options.
+    ``options`` are those of `cpulaunch run` in each trial, and ``program`` is the script with its arguments.
     """
 
-    before: Sequence[str]
-    after: Sequence[str]
+    options: Sequence[str]
+    program: Sequence[str]
     environ: dict[str, str]
 
     def run(self, values: Values, ranks: int, tolerance: float, to_beat: float, limit: float) -> Trial:
@@ -58,18 +51,13 @@ class Runner:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="cpulaunch-tune-") as name:
             directory = Path(name)
+            options = [*self.options, *self._options(values, directory)]
             # A file instead of pipes, as nothing reads its output while the trial runs.
-            with (directory / OUTPUT).open("wb") as output:
-                process = subprocess.Popen(
-                    [*self.before, *self._options(values, directory), *self.after],
-                    stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self.environ,
-                    start_new_session=True,  # Ctrl-C reaches only this process, which then ends the trial
-                    preexec_fn=partial(signal_when_orphaned, signal.SIGTERM),
-                )  # fmt: skip
-            try:
+            with (
+                (directory / OUTPUT).open("wb") as output,
+                nested_run(options, self.program, output, output, self.environ) as process,
+            ):
                 rate = _watch(process, directory, ranks, tolerance, to_beat, began + limit)
-            finally:
-                _end(process)
             why = "" if rate else _why(process.returncode, directory, limit)
         return Trial(values, rate, why, time.monotonic() - began)
 
@@ -77,7 +65,6 @@ class Runner:
         own: dict[Setting[Any], Any] = {
             Config.output.log_dir: str(directory / "runs"),
             Config.watch.max_restarts: 0,
-            Config.watch.grace_period: GRACE,
         }
         for setting, value in {**values, **own}.items():
             yield f"--set={setting.key}={setting.kind.to_text(value)}"
@@ -120,17 +107,6 @@ class _Rows:
             self._at += len(text)
             *lines, self._rest = (self._rest + text).split(b"\n")
             yield from (json.loads(line) for line in lines)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the trial as a user would, and at last by force: agents end when their launcher is gone."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(GRACE + LAST_WORDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    process.wait()
 
 
 def _why(code: int, directory: Path, limit: float) -> str:

@@ -22,7 +22,9 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from support.wire import Meeting, other_end
+from support.wire import Meeting
+
+from cpulaunch.bench.limits import other_end
 
 if TYPE_CHECKING:
     from torch import Tensor

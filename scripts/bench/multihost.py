@@ -53,7 +53,8 @@ sys.path.insert(0, str(REPOSITORY / "tests"))
 from support.faults import Cluster  # noqa: E402
 from support.namespaces import why_not  # noqa: E402
 from support.ranks import answers, hosts_of, started_ranks  # noqa: E402
-from support.wire import least_wire  # noqa: E402
+
+from cpulaunch.bench.limits import least_wire  # noqa: E402
 
 TIMEOUT = 300.0
 """Seconds that one run may take."""

@@ -93,8 +93,7 @@ def main() -> int:
 
 def compare(model: str, budget: str) -> None:
     print(f"\n{model}")
-    run = [sys.executable, "-m", "cpulaunch", "run", "--config-file", "start.yaml"]
-    runner = Runner(run, ["train.py", model], dict(os.environ))
+    runner = Runner(["--config-file=start.yaml"], ["train.py", model], dict(os.environ))
     found, tuning = tune(model, budget)
     winner = {SETTINGS[key]: SETTINGS[key].kind.from_yaml(value) for key, value in found.items()}
     print(f"tuning: {tuning:.0f} s, {named(winner)}", flush=True)

@@ -9,8 +9,8 @@ import pytest
 from support.faults import Cluster
 from support.marks import repeat
 from support.ranks import answers, hosts_of, started_ranks
-from support.wire import least_wire
 
+from cpulaunch.bench.limits import least_wire
 from cpulaunch.ccl.installed import state
 
 pytestmark = [

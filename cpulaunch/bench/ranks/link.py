@@ -1,0 +1,122 @@
+"""Measures TCP between the hosts: each host sends to the next one, all at the same time."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import threading
+import time
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from cpulaunch.bench.ranks.meeting import Meeting
+
+SECONDS = 0.4
+"""How long data is sent."""
+
+PIECE = 1 << 20
+"""Bytes handed to the kernel at once."""
+
+ROUND_TRIPS = 200
+
+TIMEOUT = 60.0
+"""Seconds without an answer after which a connection has failed."""
+
+
+class Speed(NamedTuple):
+    """Bytes per second that one rank has sent, alone on its host and together with the others there.
+
+    ``latency_us``: half of a small message's round trip, in microseconds.  Zero if it has not been measured.
+    """
+
+    alone: float = 0.0
+    together: float = 0.0
+    latency_us: float = 0.0
+
+
+def measure(meeting: Meeting, address: str, hosts: list[int]) -> Speed:
+    """Measure this rank's connection.  All ranks call this; Speed() if there is nothing to measure.
+
+    ``address`` is this host's, and ``hosts`` the number of each rank's host.  Rank i of a host sends to
+    rank i of the next one; ranks without such a partner only take part in the meetings.  Raises OSError.
+    """
+    ranks = [[rank for rank, host in enumerate(hosts) if host == each] for each in sorted(set(hosts))]
+    lanes = min(map(len, ranks))
+    here = next(number for number, of_host in enumerate(ranks) if meeting.rank in of_host)
+    lane = ranks[here].index(meeting.rank)
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server((address, 0), family=_family(address)))
+        server.settimeout(TIMEOUT)
+        addresses = meeting.exchange([address, server.getsockname()[1]])
+        if len(ranks) == 1:
+            return Speed()
+        if lane >= lanes:
+            for _ in range(3):
+                meeting.exchange()
+            return Speed()
+        target, port = addresses[ranks[(here + 1) % len(ranks)][lane]]
+        out = stack.enter_context(socket.create_connection((target, port), TIMEOUT))
+        incoming = stack.enter_context(server.accept()[0])
+        for each in (out, incoming):
+            each.settimeout(TIMEOUT)
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        latency = _round_trips(out, incoming)
+        meeting.exchange()
+        alone = _sent_per_second(out, incoming) if lane == 0 else 0.0
+        meeting.exchange()
+        together = _sent_per_second(out, incoming)
+        meeting.exchange()
+        return Speed(alone, together, latency * 1e6)
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _round_trips(out: socket.socket, incoming: socket.socket) -> float:
+    """Return the median seconds of half a round trip, while this rank also answers its other neighbour."""
+
+    def answer() -> None:
+        for _ in range(ROUND_TRIPS):
+            incoming.sendall(_received(incoming, 1))
+
+    echo = threading.Thread(target=answer)
+    echo.start()
+    times = []
+    for _ in range(ROUND_TRIPS):
+        began = time.perf_counter()
+        out.sendall(b"x")
+        _received(out, 1)
+        times.append(time.perf_counter() - began)
+    echo.join(TIMEOUT)
+    return statistics.median(times) / 2
+
+
+def _sent_per_second(out: socket.socket, incoming: socket.socket) -> float:
+    """Return the bytes per second that the next host has received, while this rank receives, too."""
+    received = bytearray(PIECE)
+
+    def receive() -> None:
+        while (count := incoming.recv_into(received)) and received[count - 1] != 1:
+            pass
+        incoming.sendall(b"x")
+
+    sink = threading.Thread(target=receive)
+    sink.start()
+    piece, sent = bytes(PIECE), 0
+    began = time.perf_counter()
+    while time.perf_counter() < began + SECONDS:
+        out.sendall(piece)
+        sent += PIECE
+    out.sendall(b"\1")
+    _received(out, 1)  # the other end has read everything
+    seconds = time.perf_counter() - began
+    sink.join(TIMEOUT)
+    return sent / seconds
+
+
+def _received(connection: socket.socket, count: int) -> bytes:
+    data = connection.recv(count)
+    if not data:
+        raise ConnectionError("the connection to another rank was closed")
+    return data

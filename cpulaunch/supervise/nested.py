@@ -1,0 +1,62 @@
+"""Runs `cpulaunch run` as a child process, which leaves nothing running however it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import IO, TypeAlias
+
+from cpulaunch.supervise.attempts.start import signal_when_orphaned
+
+GRACE = 3.0
+"""Seconds that the ranks have to end."""
+
+LAST_WORDS = 20.0
+"""Seconds that the launcher then has to end, before it is killed."""
+
+RUN = (sys.executable, "-m", "cpulaunch", "run")
+"""The command's first words."""
+
+Stream: TypeAlias = int | IO[bytes] | None
+
+
+@contextmanager
+def nested_run(
+    options: Sequence[str],
+    program: Sequence[str],
+    stdout: Stream,
+    stderr: Stream,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start `cpulaunch run OPTIONS PROGRAM`.  It has ended when the context is left, if necessary by force.
+
+    ``environ``: its environment; None for ours.  Ctrl-C reaches only this process, which then ends the job.
+    """
+    process = subprocess.Popen(
+        [*RUN, *options, f"--set=watch.grace_period={GRACE}", *program],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=environ,
+        start_new_session=True,
+        preexec_fn=partial(signal_when_orphaned, signal.SIGTERM),
+    )
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the job as a user would, and at last by force: agents end when their launcher is gone."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(GRACE + LAST_WORDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()

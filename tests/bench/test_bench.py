@@ -1,0 +1,48 @@
+"""`cpulaunch bench` with real ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.command import Run, needs_two_cores
+
+
+@pytest.mark.slow
+@needs_two_cores
+def test_each_operation_is_measured_by_both_backends(cpulaunch: Run, tmp_path: Path) -> None:
+    done = cpulaunch("bench", "-n", "2", "--sizes", "4K,64K", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    rows = {(row["operation"], row["bytes"]): row for row in document["rows"]}
+    operations = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+    assert list(rows) == [(operation, size) for operation in operations for size in (4096, 65536)]
+    assert all(row[key] > 0 for row in rows.values() for key in ("ccl_us", "gloo_us", "limit_us"))
+    assert document["link_bytes_per_second"] is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_one_rank_has_nobody_to_communicate_with(cpulaunch: Run) -> None:
+    done = cpulaunch("bench", "-n", "1", "--sizes", "4K")
+    assert done.returncode == 1
+    assert "cpulaunch bench needs at least two ranks, such as by -n 2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--sizes", "4X"], "'4X' is no size from 64 to 1G"),
+        (["--sizes", "2G"], "'2G' is no size from 64 to 1G"),
+        (["--sizes", "64M-4K"], "a range goes from small to large"),
+        (["--operations", "allreduce"], "there is no operation 'allreduce'; did you mean 'all_reduce'?"),
+        (["--backend", "gloo"], "bench compares ccl with gloo"),
+        (["--instances", "2"], "instances don't communicate"),
+        (["train.py"], "bench runs no program, and 'train.py' looks like one"),
+    ],
+)
+def test_bad_input_is_refused(cpulaunch: Run, options: list[str], message: str) -> None:
+    done = cpulaunch("bench", *options)
+    assert done.returncode == 2
+    assert message in done.stderr
