@@ -62,12 +62,16 @@ CALLS = {
 
 
 def each_call(name: str, usual: int, other: int) -> pytest.MarkDecorator:
-    """Each of CALLS with the ``usual`` value of a parameter, and one over each transport with the other value."""
-    rows = [*((call, usual) for call in CALLS), ("all_reduce", other), ("oneccl", other)]
+    """One of CALLS over each transport, and one with the ``other`` value of a parameter; the rest repeat them."""
+    rows = [("all_reduce", usual), ("oneccl", usual), ("all_reduce", other)]
+    others = [("broadcast", usual), ("all_gather", usual), ("oneccl", other)]
     return pytest.mark.parametrize(
         ("collective", "variables", name),
-        [(*CALLS[call], value) for call, value in rows],
-        ids=[f"{call}, {name} {value}" for call, value in rows],
+        [
+            *((*CALLS[call], value) for call, value in rows),
+            *(repeat(*CALLS[call], value) for call, value in others),
+        ],
+        ids=[f"{call}, {name} {value}" for call, value in rows + others],
     )
 
 
@@ -126,7 +130,7 @@ def test_the_cause_of_an_exception_is_known_as_data() -> None:
 @pytest.mark.parametrize(
     ("call", "missing"),
     [
-        ("dist.recv(x, 1, tag=3)", "rank 1 has not sent a message with tag 3"),
+        repeat("dist.recv(x, 1, tag=3)", "rank 1 has not sent a message with tag 3"),
         ("dist.recv(x, tag=3)", "no rank has sent a message with tag 3"),
         ("dist.send(x, 1, tag=3)", "rank 1 has not received a message with tag 3"),
     ],
@@ -137,7 +141,9 @@ def test_a_message_that_does_not_come_or_go_is_named(call: str, missing: str) ->
     assert f"timeout of 2 s: {missing}\n" in first.stderr
 
 
-@pytest.mark.parametrize("last", ["pass", "dist.destroy_process_group()"], ids=["", "destroyed at once"])
+@pytest.mark.parametrize(
+    "last", [repeat("pass"), "dist.destroy_process_group()"], ids=["", "destroyed at once"]
+)
 def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum(last: str) -> None:
     """Each rank gets to know why, though the other one ends at once, which may have the store."""
     said = "rank {} calls all_reduce (sum) of {} bytes float32, this rank all_reduce (sum) of {}"
@@ -192,11 +198,11 @@ def test_an_error_says_what_each_rank_has_called(
 @pytest.mark.parametrize(
     ("on_1", "on_2", "said"),
     [
-        ("dist.all_reduce(ones, group=pair)", "dist.all_reduce(ones[:4], group=pair)", "rank [12] calls all_reduce"),
+        repeat("dist.all_reduce(ones, group=pair)", "dist.all_reduce(ones[:4], group=pair)", "rank [12] calls all_reduce"),
         ("dist.reduce(ones, 1, group=pair)", "dist.reduce(ones, 2, group=pair)", "rank 2 calls .* to rank 2, this rank .* to rank 1"),
-        ("dist.recv(ones, 2, pair)", "dist.send(ones[:4], 1, pair)", "rank 2 sends 16 bytes to this rank, which expects 36\n"),
+        repeat("dist.recv(ones, 2, pair)", "dist.send(ones[:4], 1, pair)", "rank 2 sends 16 bytes to this rank, which expects 36\n"),
         ("dist.all_to_all(both, odd, pair)", "dist.all_to_all(both, both, pair)", "rank 1 sends 16 bytes to this rank, which expects 36\n"),
-        (
+        repeat(
             "dist.recv(ones, 2, pair, 3)",
             "dist.send(ones, 1, pair, 5); store.wait(['rank 1 has raised'])",
             "rank 2 has not sent a message with tag 3; one with tag 5 from rank 2 waits to be received\n",
@@ -211,7 +217,7 @@ def test_an_error_says_what_each_rank_has_called(
             "dist.send(ones, 1, pair, 5); os._exit(0)",
             "rank 2 has ended; rank 2 has not sent a message with tag 3; one with tag 5 from rank 2 waits to be received\n",
         ),
-        ("dist.all_reduce(ones, group=pair)", "store.wait(['rank 1 has raised'])", "rank 2 did not call it"),
+        repeat("dist.all_reduce(ones, group=pair)", "store.wait(['rank 1 has raised'])", "rank 2 did not call it"),
         ("dist.all_reduce(ones, group=pair)", "os.kill(os.getpid(), 9)", "rank 2 has ended\n"),
     ],
     ids=["size", "root", "message", "part", "tag", "tags", "tag of one that ended", "late", "dead"],
@@ -427,7 +433,7 @@ def test_whoever_has_completed_a_collective_may_leave_its_group_before_a_late_ra
         repeat("sys.exit(0)"),
         repeat("dist.all_reduce(x, async_op=True)"),
         "work = dist.all_reduce(x, async_op=True); work.wait() if rank else None",
-        "group = dist.new_group([0, 1]); dist.all_reduce(x, group=group)",
+        repeat("group = dist.new_group([0, 1]); dist.all_reduce(x, group=group)"),
         "dist.destroy_process_group()",
     ],
     ids=["end of script", "sys.exit", "pending", "pending in one rank", "with a subgroup", "destroyed"],

@@ -74,8 +74,8 @@ print(status, x.sum().item())
         repeat("os._exit(3)", 3, "auto"),
         repeat("os._exit(3)", 3, "ofi"),
         ("sys.exit(4)", 4, "auto"),
-        ("sys.exit(4)", 4, "ofi"),
-        ("dist.destroy_process_group(); sys.exit(5)", 5, "auto"),
+        repeat("sys.exit(4)", 4, "ofi"),
+        repeat("dist.destroy_process_group(); sys.exit(5)", 5, "auto"),
         repeat("dist.destroy_process_group(); sys.exit(5)", 5, "ofi"),
         repeat("dist.all_reduce(x)", 1, "auto"),
         ("dist.all_reduce(x)", 1, "ofi"),
@@ -106,11 +106,9 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("transport", ["auto", "ofi"])
 @pytest.mark.parametrize(
-    ("apart", "seconds"),
-    [(False, 0), (True, 2.5)],  # heartbeats are written once a second
-    ids=["on a host", "on two hosts"],
+    ("apart", "seconds", "transport"),  # heartbeats are written once a second
+    [(False, 0, "auto"), (True, 2.5, "ofi"), repeat(False, 0, "ofi"), repeat(True, 2.5, "auto")],
 )
 def test_a_rank_that_ends_after_the_one_with_the_store_is_silent(
     apart: bool, seconds: float, transport: str, built: object
@@ -157,11 +155,11 @@ SUSPENSION = 9
     ("stopped", "apart", "transport"),
     [
         (0, True, "auto"),
-        (1, True, "auto"),
+        repeat(1, True, "auto"),
         repeat(0, False, "auto"),
         repeat(1, False, "auto"),
         repeat(0, True, "ofi"),
-        (1, True, "ofi"),
+        repeat(1, True, "ofi"),
     ],
 )
 def test_a_rank_that_is_stopped_for_long_is_not_gone(

@@ -43,7 +43,7 @@ def ranks_on(
         )
 
 
-@pytest.fixture(scope="module", params=["2x1", "2x2", repeat("3+1"), "1+2+1, in turn"])
+@pytest.fixture(scope="module", params=[repeat("2x1"), "2x2", repeat("3+1"), "1+2+1, in turn"])
 def ranks(request: pytest.FixtureRequest, the_cluster: Cluster) -> Iterator[Ranks]:
     """Ranks on several hosts, for all tests with this layout."""
     yield from ranks_on(the_cluster, LAYOUTS[request.param])
@@ -105,7 +105,9 @@ def test_sums_have_the_same_bits_from_run_to_run(the_cluster: Cluster) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("layout", "transport"), [("1x2", "auto"), ("2x2", "auto"), ("2x2", "ofi")])
+@pytest.mark.parametrize(
+    ("layout", "transport"), [repeat("1x2", "auto"), ("2x2", "auto"), repeat("2x2", "ofi")]
+)
 def test_a_rank_that_may_not_open_its_neighbours_memory_takes_part(
     the_cluster: Cluster, layout: str, transport: str
 ) -> None:
@@ -117,7 +119,7 @@ def test_a_rank_that_may_not_open_its_neighbours_memory_takes_part(
         )
 
 
-@pytest.fixture(scope="module", params=["2x2", repeat("3+1"), repeat("4x2"), "1+2+1, in turn"])
+@pytest.fixture(scope="module", params=[repeat("2x2"), repeat("3+1"), repeat("4x2"), "1+2+1, in turn"])
 def over_oneccl(request: pytest.FixtureRequest, the_cluster: Cluster) -> Iterator[Ranks]:
     """Ranks that have oneCCL between the hosts."""
     variables = {"MASTER_PORT": PORT + 2, "CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}

@@ -97,7 +97,7 @@ def run(
     ("script", "sums", "said"),
     [
         (SPAWN, ["2"] * 4, MAKES.format(2)),
-        (FORK, ["2"] * 4, MAKES.format(2)),
+        repeat(FORK, ["2"] * 4, MAKES.format(2)),
         (TORCHRUN, ["2"] * 4, STARTS),
         repeat(NOTEBOOK, ["2"] * 4, STARTS),
         (ALONE, ["1"] * 2, MAKES.format(1)),
@@ -141,7 +141,7 @@ def test_a_rank_alone_may_start_processes(cpulaunch: Run, tmp_path: Path, script
 
 @pytest.mark.parametrize(
     ("script", "said"),
-    [(SPAWN, 0), (SPAWN.replace('"gloo"', '"nccl"'), 1), repeat(FORK.replace('"gloo"', '"nccl"'), 1)],
+    [repeat(SPAWN, 0), (SPAWN.replace('"gloo"', '"nccl"'), 1), repeat(FORK.replace('"gloo"', '"nccl"'), 1)],
     ids=["spawn gloo", "spawn nccl", "fork nccl"],
 )
 def test_what_is_changed_is_told_by_one_of_the_processes(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.command import TIMEOUT, Run, bounded, clean_environment
 from support.jobs import job
+from support.marks import repeat
 from support.traced import PROGRAM, check, events_of
 
 from cpulaunch.report.findings import findings
@@ -286,7 +287,7 @@ while not pathlib.Path("go").exists(): time.sleep(0.1)
         assert launcher.wait(TIMEOUT) == 0
 
 
-@pytest.mark.parametrize("window", ["10-12", "2-12"])
+@pytest.mark.parametrize("window", ["10-12", repeat("2-12")])
 def test_a_job_that_ends_before_the_last_step_to_trace(
     window: str, cpulaunch: Run, env: dict[str, str], tmp_path: Path
 ) -> None:

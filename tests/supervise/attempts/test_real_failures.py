@@ -15,13 +15,13 @@ import pytest
 from support.chaos import PROGRAM
 from support.command import TIMEOUT, Run, bounded, clean_environment, mpi_options, processes_with
 from support.jobs import box, job, outcome
-from support.marks import repeat
+from support.marks import repeat, slow, usually_under
 from support.programs import UNTIL_TOLD
 
-from cpulaunch import launchers
 from cpulaunch.supervise.attempts import start
 
 
+@usually_under("local", "mpich")
 def test_a_killed_agent_is_a_killed_rank_and_its_program_goes_with_it(
     launcher_options, marked, tmp_path: Path
 ) -> None:
@@ -48,8 +48,7 @@ def test_an_agent_that_dies_before_its_hello_is_noticed(cpulaunch: Run, marked, 
     assert result["first_failure"]["rank"] == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mpi", launchers.MPIS)
+@pytest.mark.parametrize("mpi", [slow("intel"), repeat("mpich"), slow("openmpi")])
 def test_a_killed_mpiexec_is_named_and_leaves_nothing(mpi: str, marked, tmp_path: Path) -> None:
     """Open MPI's has a directory, which its guard removes."""
     temporary = tmp_path / "temporary"
