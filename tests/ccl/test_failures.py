@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -162,80 +163,107 @@ def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum(
 
 
 OF_ONES = "of 36 bytes float32"
-
-
-@pytest.mark.parametrize(
-    ("on_0", "on_1", "called_by_0", "called_by_1"),
-    [
-        ("barrier()", "all_reduce(ones)", "barrier", f"all_reduce (sum) {OF_ONES}"),
-        ("reduce(ones, 0)", "all_reduce(ones)", f"reduce (sum) {OF_ONES} to rank 0", f"all_reduce (sum) {OF_ONES}"),
-        ("reduce(ones, 0)", "reduce(ones, 1)", f"reduce (sum) {OF_ONES} to rank 0", f"reduce (sum) {OF_ONES} to rank 1"),
-        ("broadcast(ones, 0)", "broadcast(ones, 1)", "broadcast of 36 bytes from rank 0", "broadcast of 36 bytes from rank 1"),
-        ("gather(ones, both)", "scatter(ones)", "gather to rank 0", "scatter from rank 0"),
-        ("gather(ones, both)", "gather(ones, both, dst=1)", "gather to rank 0", "gather to rank 1"),
-        ("all_to_all(both, both)", "gather(ones)", "all_to_all", "gather to rank 0"),
-        ("all_reduce(ones)", "all_reduce(ones[:0])", f"all_reduce (sum) {OF_ONES}", "all_reduce (sum) of 0 bytes float32"),
-        ("reduce(ones, 0)", "reduce(ones[:0], 0)", f"reduce (sum) {OF_ONES} to rank 0", "reduce (sum) of 0 bytes float32 to rank 0"),
-        ("broadcast(ones, 0)", "broadcast(ones[:0], 0)", "broadcast of 36 bytes from rank 0", "broadcast of 0 bytes from rank 0"),
-    ],
+# What rank 0 calls, what rank 1 calls, and how an error names the two.
+DIFFERENT_CALLS = (
+    ("dist.barrier(group)", "dist.all_reduce(ones, group=group)", "barrier", f"all_reduce (sum) {OF_ONES}"),
+    ("dist.reduce(ones, 0, group=group)", "dist.all_reduce(ones, group=group)", f"reduce (sum) {OF_ONES} to rank 0", f"all_reduce (sum) {OF_ONES}"),
+    ("dist.reduce(ones, 0, group=group)", "dist.reduce(ones, 1, group=group)", f"reduce (sum) {OF_ONES} to rank 0", f"reduce (sum) {OF_ONES} to rank 1"),
+    ("dist.broadcast(ones, 0, group)", "dist.broadcast(ones, 1, group)", "broadcast of 36 bytes from rank 0", "broadcast of 36 bytes from rank 1"),
+    ("dist.gather(ones, both, group=group)", "dist.scatter(ones, group=group)", "gather to rank 0", "scatter from rank 0"),
+    ("dist.gather(ones, both, group=group)", "dist.gather(ones, both, 1, group)", "gather to rank 0", "gather to rank 1"),
+    ("dist.all_to_all(both, both, group)", "dist.gather(ones, group=group)", "all_to_all", "gather to rank 0"),
+    ("dist.all_reduce(ones, group=group)", "dist.all_reduce(ones[:0], group=group)", f"all_reduce (sum) {OF_ONES}", "all_reduce (sum) of 0 bytes float32"),
+    ("dist.reduce(ones, 0, group=group)", "dist.reduce(ones[:0], 0, group=group)", f"reduce (sum) {OF_ONES} to rank 0", "reduce (sum) of 0 bytes float32 to rank 0"),
+    ("dist.broadcast(ones, 0, group)", "dist.broadcast(ones[:0], 0, group)", "broadcast of 36 bytes from rank 0", "broadcast of 0 bytes from rank 0"),
 )  # fmt: skip
-def test_an_error_says_what_each_rank_has_called(
-    on_0: str, on_1: str, called_by_0: str, called_by_1: str
-) -> None:
-    calls = (
-        "ones = torch.ones(9); both = [torch.ones(9), torch.ones(9)]",
-        f"dist.{on_0} if rank == 0 else dist.{on_1}",
-    )
-    told = (
-        f"rank 1 calls {called_by_1}, this rank {called_by_0}\n",
-        f"rank 0 calls {called_by_0}, this rank {called_by_1}\n",
-    )
+
+
+def in_groups_of_their_own(new_group: str, calls: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines of a script that has each rank's part of each of ``calls`` done by a thread, and prints their errors.
+
+    At the same time, as ranks take seconds to explain an error.
+    """
+    return [
+        "import json",
+        f"calls = {calls!r}",
+        f"said, groups = [''] * len(calls), [{new_group} for _ in calls]",
+        "def call(number):",
+        "    group, ones, four = groups[number], torch.ones(9), torch.ones(4)",
+        "    both, odd = [torch.ones(9), torch.ones(9)], [torch.ones(9), torch.ones(4)]",
+        "    try: eval(calls[number][rank])",
+        "    except dist.DistBackendError as error: said[number] = str(error)",
+        "threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]",
+        "for thread in threads: thread.start()",
+        "for thread in threads: thread.join()",
+        "print(json.dumps(said))",
+        "store.set(f'{rank} is done', '')",
+        "store.wait([f'{each} is done' for each in range(dist.get_world_size())])",
+    ]
+
+
+def test_an_error_says_what_each_rank_has_called() -> None:
+    calls = in_groups_of_their_own("dist.new_group()", [pair[:2] for pair in DIFFERENT_CALLS])
     results = run_script(2, script(*calls, seconds=10))
-    assert [result.returncode for result in results] == [7, 7]
-    assert any(words in result.stderr for words in told for result in results), results[0].stderr
+    assert [result.returncode for result in results] == [0, 0], results[0].stderr
+    said = [[text.split("\n")[0] for text in json.loads(result.stdout)] for result in results]
+    for (_, _, by_0, by_1), of_0, of_1 in zip(DIFFERENT_CALLS, *said, strict=True):
+        at_0, at_1 = f"rank 1 calls {by_1}, this rank {by_0}", f"rank 0 calls {by_0}, this rank {by_1}"
+        assert of_0.endswith(at_0) or of_1.endswith(at_1), (of_0, of_1)
+
+
+# What ranks 1 and 2 call in a group of theirs, and what rank 1 is told.
+CALLS_OF_A_PAIR = (
+    ("dist.all_reduce(ones, group=group)", "dist.all_reduce(four, group=group)", "rank [12] calls all_reduce"),
+    ("dist.reduce(ones, 1, group=group)", "dist.reduce(ones, 2, group=group)", "rank 2 calls .* to rank 2, this rank .* to rank 1"),
+    ("dist.recv(ones, 2, group)", "dist.send(four, 1, group)", "rank 2 sends 16 bytes to this rank, which expects 36$"),
+    ("dist.all_to_all(both, odd, group)", "dist.all_to_all(both, both, group)", "rank 1 sends 16 bytes to this rank, which expects 36$"),
+    (
+        "dist.recv(ones, 2, group, 3)",
+        "dist.send(ones, 1, group, 5)",
+        "rank 2 has not sent a message with tag 3; one with tag 5 from rank 2 waits to be received$",
+    ),
+    ("dist.all_reduce(ones, group=group)", "None", "rank 2 did not call it"),
+)  # fmt: skip
+
+
+def test_errors_of_a_smaller_group_name_ranks_by_their_numbers_in_the_job() -> None:
+    """Here they are one more than those in the group."""
+    of_each = [("None", *pair[:2]) for pair in CALLS_OF_A_PAIR]
+    calls = in_groups_of_their_own("dist.new_group([1, 2], timeout=timedelta(seconds=5))", of_each)
+    _, first, _ = run_script(3, script(*calls))
+    for (_, _, told), said in zip(CALLS_OF_A_PAIR, json.loads(first.stdout), strict=True):
+        assert re.search(rf"^rank 1: .* of group '\d' of 2 ranks .*{told}", said, re.MULTILINE), said
 
 
 @pytest.mark.parametrize(
-    ("on_1", "on_2", "said"),
+    ("on_1", "on_2", "told"),
     [
-        repeat("dist.all_reduce(ones, group=pair)", "dist.all_reduce(ones[:4], group=pair)", "rank [12] calls all_reduce"),
-        ("dist.reduce(ones, 1, group=pair)", "dist.reduce(ones, 2, group=pair)", "rank 2 calls .* to rank 2, this rank .* to rank 1"),
-        repeat("dist.recv(ones, 2, pair)", "dist.send(ones[:4], 1, pair)", "rank 2 sends 16 bytes to this rank, which expects 36\n"),
-        ("dist.all_to_all(both, odd, pair)", "dist.all_to_all(both, both, pair)", "rank 1 sends 16 bytes to this rank, which expects 36\n"),
-        repeat(
-            "dist.recv(ones, 2, pair, 3)",
-            "dist.send(ones, 1, pair, 5); store.wait(['rank 1 has raised'])",
-            "rank 2 has not sent a message with tag 3; one with tag 5 from rank 2 waits to be received\n",
-        ),
-        (
-            "dist.recv(ones, group=pair, tag=3)",
-            "[dist.send(ones, 1, pair, tag) for tag in range(5, 10)]; store.wait(['rank 1 has raised'])",
-            "no rank has sent a message with tag 3; one with tag 5 .*; one with tag 8 [^;]*; more are waiting\n",
-        ),
         (
             "dist.recv(ones, 2, pair, 3)",
             "dist.send(ones, 1, pair, 5); os._exit(0)",
             "rank 2 has ended; rank 2 has not sent a message with tag 3; one with tag 5 from rank 2 waits to be received\n",
         ),
-        repeat("dist.all_reduce(ones, group=pair)", "store.wait(['rank 1 has raised'])", "rank 2 did not call it"),
         ("dist.all_reduce(ones, group=pair)", "os.kill(os.getpid(), 9)", "rank 2 has ended\n"),
+        (
+            "dist.recv(ones, group=pair, tag=3)",
+            "[dist.send(ones, 1, pair, tag) for tag in range(5, 10)]; store.wait(['rank 1 has raised'])",
+            "no rank has sent a message with tag 3; one with tag 5 .*; one with tag 8 [^;]*; more are waiting\n",
+        ),
     ],
-    ids=["size", "root", "message", "part", "tag", "tags", "tag of one that ended", "late", "dead"],
+    ids=["ended", "killed", "has sent other messages"],
 )  # fmt: skip
-def test_errors_of_a_smaller_group_name_ranks_by_their_numbers_in_the_job(
-    on_1: str, on_2: str, said: str
+def test_an_error_of_a_smaller_group_says_what_became_of_the_other_rank(
+    on_1: str, on_2: str, told: str
 ) -> None:
-    """Here they are one more than those in the group."""
     calls = (
         "pair = dist.new_group([1, 2], timeout=timedelta(seconds=5)); ones = torch.ones(9)",
-        "both = [torch.ones(9), torch.ones(9)]; odd = [torch.ones(9), torch.ones(4)]",
         "if rank == 0: store.wait(['rank 1 has raised'])",
         f"if rank == 1: {on_1}",
         f"if rank == 2: {on_2}",
     )
     _, first, _ = run_script(3, script(*calls))
     assert first.returncode == 7, first.stderr
-    assert re.search(rf"rank 1: .* of group '1' of 2 ranks .*{said}", first.stderr), first.stderr
+    assert re.search(rf"rank 1: .* of group '1' of 2 ranks .*{told}", first.stderr), first.stderr
 
 
 def test_a_monitored_barrier_begins_with_gloos_words_and_names_who_does_not_come() -> None:
