@@ -410,7 +410,8 @@ def test_sigterm_to_the_launcher_alone_ends_the_compilers(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "missing", [None, "hwloc_topology_init", repeat("hwloc_bitmap_alloc"), repeat("_intel_fast_memcpy")]
+    "missing",
+    [None, repeat("hwloc_topology_init"), repeat("hwloc_bitmap_alloc"), repeat("_intel_fast_memcpy")],
 )
 def test_a_symbol_that_nothing_defines_fails_the_link_by_name(
     tmp_path: Path, oneccl: Path, missing: str | None
@@ -595,7 +596,7 @@ def test_a_rank_alone_on_its_host_does_as_the_ranks_of_fuller_hosts(most: int, s
 
 @pytest.mark.parametrize(
     ("options", "environ", "warned"),
-    [repeat([], {}, False), (["-v"], {}, False), ([], {"CCL_LOG_LEVEL": "warn"}, True)],
+    [repeat([], {}, False), (["-v"], {}, False), repeat([], {"CCL_LOG_LEVEL": "warn"}, True)],
     ids=["quiet", "-v", "the variable is set"],
 )  # fmt: skip
 @pytest.mark.slow

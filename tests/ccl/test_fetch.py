@@ -176,7 +176,7 @@ def local_index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str,
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("PIP_INDEX_URL", "{}"),
+        repeat("PIP_INDEX_URL", "{}"),
         repeat("UV_DEFAULT_INDEX", "{}"),
         repeat("UV_INDEX_URL", "{}"),
         ("UV_INDEX", "mine={}"),

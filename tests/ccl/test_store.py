@@ -196,9 +196,11 @@ def test_rank_0_may_end_right_after_a_monitored_barrier(built: object) -> None:
 
 
 RESTARTED = """
-import os, time, torch, torch.distributed as dist
+import os, select, time, torch, torch.distributed as dist
 dist.init_process_group("ccl")
-number = dist.get_rank()
+number, pids = dist.get_rank(), [None] * 2
+dist.all_gather_object(pids, os.getpid())
+other = os.pidfd_open(pids[1 - number])
 old = dist.distributed_c10d._get_default_store() if number == 1 else None
 dist.barrier()
 dist.destroy_process_group()
@@ -209,7 +211,7 @@ while not os.path.exists("{gone}"):
 held = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]  # the new connection comes behind the old one
 dist.init_process_group("ccl")
 if number == 0:
-    time.sleep(4)  # for longer than a suspicion lasts
+    assert not select.select([other], [], [], 4)[0]  # for longer than a suspicion lasts
 dist.all_reduce(torch.ones(1))
 dist.destroy_process_group()
 """

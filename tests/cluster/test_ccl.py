@@ -286,7 +286,7 @@ def test_a_rank_killed_on_another_host_is_an_error_in_all_others(
 @pytest.mark.parametrize(
     ("layout", "dead", "noticed"),
     [
-        ("2x2", 3, "rank 3 on node1 has ended"),
+        repeat("2x2", 3, "rank 3 on node1 has ended"),
         repeat("2x2", 0, "rank 0 on node0 has ended|the group's store"),
         ("3+1", 3, r"host node1 \(rank 3\) has given no sign of life"),
     ],
@@ -419,7 +419,7 @@ def test_a_job_of_which_one_rank_was_stopped_goes_on(stopped: int, cluster: Clus
 
 @pytest.mark.parametrize(
     ("stopped", "variables"),
-    [(0, {}), repeat(2, {}), repeat(2, OVER_ONECCL)],
+    [repeat(0, {}), repeat(2, {}), repeat(2, OVER_ONECCL)],
     ids=["the one with the store", "", "oneccl"],
 )
 def test_the_host_of_a_stopped_rank_is_gone_once_it_falls_off_the_network(

@@ -103,11 +103,11 @@ def differing(
         repeat("2x2", 3, "dist.all_to_all_single(torch.ones(4), torch.ones(4))", {}),
         repeat("2x2", 2, "dist.reduce_scatter(x, parts)", {}),
         repeat("3x1", 2, "dist.all_reduce(torch.ones(1_000_000))", {}),
-        ("4x1", 0, "dist.broadcast(x, 0)", {}),
+        repeat("4x1", 0, "dist.broadcast(x, 0)", {}),
         repeat("4x1", 2, "dist.all_gather(parts, x)", {}),
         ("2x2", 3, "dist.all_reduce(x)", OVER_ONECCL),
         repeat("4x2", 5, "dist.reduce(torch.ones(1_000_000), 0)", OVER_ONECCL),
-        ("3+1", 3, "dist.all_reduce(x)", OVER_ONECCL),
+        repeat("3+1", 3, "dist.all_reduce(x)", OVER_ONECCL),
         repeat("2x2", 3, "dist.all_gather(parts, x)", OVER_ONECCL),
         repeat("2x2", 2, "dist.reduce_scatter(x, parts)", OVER_ONECCL),
         repeat("3x2", 3, "dist.broadcast(torch.ones(10_000_000), 0)", OVER_ONECCL),  # more than sockets' buffers take
@@ -202,7 +202,7 @@ def test_a_rank_beside_others_that_calls_something_else_is_named_over_oneccl_too
     assert all(all(one in text for one in named) for text in said), said
 
 
-@pytest.mark.parametrize("layout", [repeat("3+1"), "2x1"])
+@pytest.mark.parametrize("layout", [repeat("3+1"), repeat("2x1")])
 def test_a_rank_alone_on_its_host_that_calls_something_else_is_named_over_oneccl_too(
     cluster: Cluster, layout: str
 ) -> None:
@@ -221,7 +221,7 @@ LARGE = "dist.broadcast(torch.ones(4_000_000), rank)"
 
 @pytest.mark.parametrize(
     ("call", "last", "exit_code"),
-    [(BROADCAST, "dist.destroy_process_group()", 1), repeat(SCATTER, "", 0), (LARGE, "", 1)],
+    [repeat(BROADCAST, "dist.destroy_process_group()", 1), repeat(SCATTER, "", 0), (LARGE, "", 1)],
     ids=["destroyed", "ends", "waits"],
 )
 def test_two_roots_on_different_hosts_are_named_though_neither_needs_the_other(

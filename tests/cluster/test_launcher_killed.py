@@ -15,7 +15,7 @@ from support.namespaces import until
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("mpi", ["intel", repeat("mpich"), "openmpi"])
+@pytest.mark.parametrize("mpi", ["intel", repeat("mpich"), repeat("openmpi")])
 def test_a_launcher_killed_before_it_has_heard_an_agent_leaves_no_host_a_process(
     mpi: str, cluster: Cluster, tmp_path: Path
 ) -> None:

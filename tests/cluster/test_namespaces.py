@@ -40,9 +40,9 @@ def test_hosts_have_names_addresses_and_shared_memory_of_their_own(cluster: Clus
         repeat("dropping", "timed out"),
         repeat("cut", "timed out"),
         ("without_sshd", "Connection refused"),
-        ("unknown_key", "Host key verification failed"),
+        repeat("unknown_key", "Host key verification failed"),
         repeat("changed_key", "IDENTIFICATION HAS CHANGED"),
-        ("refusing_users", "Permission denied"),
+        repeat("refusing_users", "Permission denied"),
     ],
 )
 def test_a_fault_shows_and_heals(cluster: Cluster, fault: str, says: str) -> None:

@@ -48,7 +48,7 @@ def other_shell(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[No
 
 
 SHELLS = ("tcsh", "fish", "tcsh everywhere", "fish everywhere")
-USUAL = [("ssh", "tcsh"), ("openmpi", "tcsh"), ("intel", "fish everywhere"), ("ssh", "fish everywhere")]
+USUAL = [("openmpi", "tcsh"), ("ssh", "fish everywhere")]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def results(stdout: str) -> list[object]:
     ("planned", "name", "of_group", "answered"),
     [
         repeat("ccl", "cpu:ccl", "none", "cpu:ccl"),
-        ("gloo", "cpu:ccl,cuda:gloo", "none", "cpu:ccl,cuda:gloo"),
+        repeat("gloo", "cpu:ccl,cuda:gloo", "none", "cpu:ccl,cuda:gloo"),
         ("ccl", "cuda:nccl,cpu:gloo", "cpu:gloo", "cuda:nccl,cpu:gloo"),
         repeat("gloo", "CPU:Gloo", "cpu:ccl", "cpu:gloo"),
         repeat("ccl", "cpu:mpi", "none", "cpu:mpi"),

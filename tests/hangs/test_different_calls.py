@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.hangs import PAGES, Hang, line_of, stall
 from support.jobs import box, outcome
+from support.marks import repeat
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +27,7 @@ def test_different_operations_are_shown_with_both_lines(hang: Hang, tmp_path: Pa
     ("case", "called", "line"),
     [
         ("other_operation", "broadcast #3 of group 0, 4 kB float32", "dist.broadcast("),
-        ("other_size", "all_reduce #3 of group 0, 8 kB float32", "dist.all_reduce(more)"),
+        repeat("other_size", "all_reduce #3 of group 0, 8 kB float32", "dist.all_reduce(more)"),
     ],
 )
 def test_ccl_itself_finds_operations_that_differ(
@@ -58,7 +59,7 @@ STEP = f"train.py:{line_of('dist.all_reduce(tensor)')} step"
 @pytest.mark.parametrize(
     ("case", "line", "on_0", "on_1"),
     [
-        (
+        repeat(
             "other_part",
             "dist.all_to_all_single(",
             "all_to_all_single #3 of group 0, 6 kB float32, at {}",
@@ -98,7 +99,7 @@ def test_a_part_or_a_message_of_another_size_is_shown_with_both_its_ends(
             [1],
             ["all_reduce #1 of group 1, 8 kB float32, at train.py:{} hasty"],
         ),
-        (
+        repeat(
             "unsent",
             "ranks 0-1 on localhost wait for each other in a collective and a message",
             [0, 1],
@@ -131,7 +132,7 @@ def test_a_timeout_of_the_groups_own_is_explained_by_what_the_others_do(
 @pytest.mark.parametrize(
     ("case", "title", "lines"),
     [
-        (
+        repeat(
             "crossed_pairs",
             "ranks 1-2 on localhost wait for each other in different groups",
             [
@@ -147,7 +148,7 @@ def test_a_timeout_of_the_groups_own_is_explained_by_what_the_others_do(
                 "rank 1 on localhost is not in group 1 any more and is",
             ],
         ),
-        (
+        repeat(
             "any_of_pair",
             "no rank has sent what rank 2 on localhost waits for in recv from any rank #0",
             [
@@ -169,7 +170,7 @@ def test_ranks_of_a_smaller_group_are_named_by_their_numbers_in_the_job(
 
 @pytest.mark.parametrize(("case", "first", "second"), [
     ("other_reduction", "all_reduce (sum) #3", "all_reduce (max) #3"),
-    ("roots", "broadcast #3 from rank 1", "broadcast #3 from rank 0"),
+    repeat("roots", "broadcast #3 from rank 1", "broadcast #3 from rank 0"),
 ])  # fmt: skip
 def test_ccls_reductions_and_roots_are_shown_where_they_differ(
     case: str, first: str, second: str, hang: Hang, tmp_path: Path
@@ -216,7 +217,7 @@ def test_types_of_one_size_are_found_by_ccl_and_not_by_gloo(hang: Hang, tmp_path
 
 @pytest.mark.parametrize(
     ("case", "fails", "size"),
-    [("larger_than_a_bucket", 0, "4.4 kB"), ("smaller_than_a_bucket", 1, "400 kB")],
+    [("larger_than_a_bucket", 0, "4.4 kB"), repeat("smaller_than_a_bucket", 1, "400 kB")],
 )
 def test_a_bucket_of_ddp_that_gloo_refuses_is_shown_with_the_line_of_its_backward_pass(
     case: str, fails: int, size: str, hang: Hang, tmp_path: Path

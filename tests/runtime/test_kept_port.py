@@ -62,7 +62,7 @@ else:
         ("local", "::1"),
         repeat("intel", "::1"),
         slow("mpich", "127.0.0.1"),
-        slow("openmpi", "::1"),
+        repeat("openmpi", "::1"),
     ],
     indirect=["launcher_options"],
 )
@@ -239,7 +239,7 @@ wait_for("stopped")
         ("local", True),
         slow("intel", False),
         repeat("mpich", False),
-        slow("openmpi", True),
+        repeat("openmpi", True),
     ],
     indirect=["launcher_options"],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.command import REPOSITORY, Run
+from support.marks import repeat
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ def recipe(page: str, title: str) -> str:
     ("page", "title", "killed_at", "said"),
     [
         ("restarts.md", "## A plain script", 35, r"goes on after step \d+, from .*/ckpt/step-\d+"),
-        (
+        repeat(
             "checkpoints.md",
             "## Trainer",
             7,
@@ -53,7 +54,7 @@ def recipe(page: str, title: str) -> str:
             3,
             "restarted: accelerate starts from the beginning, as this job has ",
         ),
-        ("checkpoints.md", "## accelerate", 12, r"restarted: accelerate goes on after step 8, from "),
+        repeat("checkpoints.md", "## accelerate", 12, r"restarted: accelerate goes on after step 8, from "),
         ("checkpoints.md", "A loop of your own:", 25, r"goes on after step \d+, from .*/own/step-\d+"),
     ],
 )

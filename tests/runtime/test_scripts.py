@@ -14,7 +14,7 @@ from runtime.conftest import Start
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("said", [(), ("gloo",), repeat(("mpi",)), repeat(("ccl",))])
+@pytest.mark.parametrize("said", [repeat(()), ("gloo",), repeat(("mpi",)), repeat(("ccl",))])
 def test_a_group_is_of_the_planned_backend(job: Start, said: tuple[str, ...]) -> None:
     done = job(2, "grouped", *said)
     assert [result["backend"] for result in done.results] == ["ccl", "ccl"]
@@ -152,7 +152,10 @@ def test_an_accelerator(job: Start, options: str) -> None:
 
 @pytest.mark.parametrize(
     ("said", "planned", "kinds"),
-    [('{"cpu": true}', "fp32", "float32"), ('{"cpu": true, "mixed_precision": "no"}', "bf16", "float32")],
+    [
+        repeat('{"cpu": true}', "fp32", "float32"),
+        ('{"cpu": true, "mixed_precision": "no"}', "bf16", "float32"),
+    ],
 )
 def test_the_precision_is_the_plans_unless_the_script_names_one(job: Start, said, planned, kinds) -> None:
     for result in job(2, "accelerated", said, options=("--precision", planned)).results:
@@ -161,7 +164,11 @@ def test_the_precision_is_the_plans_unless_the_script_names_one(job: Start, said
 
 @pytest.mark.parametrize(
     "options",
-    ["{}", repeat('{"bf16": true, "ddp_backend": "gloo"}'), '{"use_cpu": true, "ddp_backend": "ccl"}'],
+    [
+        "{}",
+        repeat('{"bf16": true, "ddp_backend": "gloo"}'),
+        repeat('{"use_cpu": true, "ddp_backend": "ccl"}'),
+    ],
 )
 def test_a_trainer_trains_evaluates_and_predicts(job: Start, options: str) -> None:
     done = job(2, "trainer", options, options=("--precision", "bf16"))

@@ -94,6 +94,7 @@ def test_compiled_models_train_alike_and_keep_their_names(job: Start, alone: Alo
 
 
 @pytest.mark.parametrize("options", [("--engine", "native"), repeat(FP32)])
+@pytest.mark.repeats
 def test_digits_are_learnt(job: Start, options: tuple[str, ...]) -> None:
     done = job(2, "digits", "12", options=options)
     assert all(result["accuracy"] >= 97 for result in done.results)

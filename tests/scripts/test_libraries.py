@@ -27,6 +27,7 @@ def deepspeed() -> dict[str, str]:
     return {"PYTHONPATH": directory}
 
 
+@pytest.mark.repeats
 def test_lightning_sees_the_job_and_trains_as_under_torchrun(start: Start, by_torchrun: Start) -> None:
     assert_alike(
         start(PROGRAMS, "lightning", options=FP32).results, by_torchrun(PROGRAMS, "lightning").results

@@ -126,7 +126,7 @@ def test_each_agent_is_told_its_rank_and_gets_the_environment(spawned: Spawned) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("alone", ["", "1"])
+@pytest.mark.parametrize("alone", ["", repeat("1")])
 def test_many_hosts_start_in_a_tree_or_flat_where_they_do_not_reach_each_other(
     spawned: Spawned, alone: str
 ) -> None:

@@ -29,7 +29,7 @@ each_torch_and_backend = pytest.mark.parametrize(
     ("python", "backend"),
     [
         (sys.executable, "ccl"),
-        (sys.executable, "gloo"),
+        repeat(sys.executable, "gloo"),
         pytest.param(f"{INTEL}/python", "ccl", marks=[no_intel, pytest.mark.repeats]),
         pytest.param(f"{INTEL}/python", "gloo", marks=no_intel),
     ],

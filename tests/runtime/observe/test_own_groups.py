@@ -134,7 +134,7 @@ def test_a_script_that_wants_an_mpis_variables_is_told_how_to_get_them(
     assert run(cpulaunch, tmp_path, OF_MPI, 2, *mpi_options("intel")) == (["2", "2"], [])
 
 
-@pytest.mark.parametrize("script", [SPAWN, repeat(TORCHRUN)], ids=["spawn", "torchrun"])
+@pytest.mark.parametrize("script", [repeat(SPAWN), repeat(TORCHRUN)], ids=["spawn", "torchrun"])
 def test_a_rank_alone_may_start_processes(cpulaunch: Run, tmp_path: Path, script: str) -> None:
     assert run(cpulaunch, tmp_path, script, 1) == (["2", "2"], [])
 

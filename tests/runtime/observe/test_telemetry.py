@@ -97,6 +97,7 @@ def test_compiled_models_are_not_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.repeats
 def test_accelerate(tmp_path: Path) -> None:
     head, *rows = run(tmp_path, "accelerated")
     assert head["flops_per_step"] == 2 * flops_by_hand()

@@ -116,6 +116,7 @@ def test_a_script_of_the_trainer_as_it_is(cpulaunch: Run, built, env: dict[str, 
     assert check(events_of(trace), 2, backend="ccl") == ["step 3", "step 4"]
 
 
+@pytest.mark.repeats
 def test_a_script_of_accelerate_as_it_is(cpulaunch: Run, env: dict[str, str], tmp_path: Path) -> None:
     script = Path(__file__).with_name("programs_telemetry.py")
     done = cpulaunch(
@@ -242,6 +243,7 @@ while not pathlib.Path("go").exists():
 """
 
 
+@pytest.mark.repeats
 def test_a_job_is_traced_that_was_started_again_while_it_was_traced(
     cpulaunch: Run, env: dict[str, str], tmp_path: Path
 ) -> None:
