@@ -130,8 +130,8 @@ for threads in range(1, min(len(os.sched_getaffinity(0)), 4) + 1):
   signal_background CONT
 }
 
-# run_tests MARKED ARGS: a file's tests stay together, and share what they make.  One that fails has a second try, but
-# with --fast; what the first one said is shown all the same.
+# run_tests MARKED ARGS: a file's tests stay together, and share what they make.  One that fails has a second
+# try, but with --fast; what the first one said is shown all the same.
 # Where arguments select none of one kind (5), the others count.
 exit_code=5
 run_tests() {
