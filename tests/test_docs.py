@@ -30,6 +30,9 @@ TEXTS = [
     *sorted((REPOSITORY / "hostfiles").iterdir()),
     *sorted((REPOSITORY / "examples").glob("*.py")),
 ]
+LONG = ("ccl.md", "clusters.md", "performance.md", "slurm.md")
+"""Pages that are still longer than others may be."""
+
 SUBCOMMANDS = {"config": ("show", "validate", "import"), "hosts": ("check",), "ccl": ("build", "info")}
 
 # Options of other programs that the pages name.
@@ -137,6 +140,26 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_to_headings_lead_to_one(page: Path) -> None:
+    links = re.findall(r"\]\(([^):#]*)#([^)]+)\)", page.read_text())
+    assert [
+        link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)
+    ] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in LONG], ids=name_of)
+def test_pages_are_short(page: Path) -> None:
+    assert len(page.read_text().splitlines()) <= 250
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_options_that_a_page_names_exist(page: Path, options_of: dict[str, set[str]]) -> None:
     every = set().union(*options_of.values()) | FOREIGN_OPTIONS
     unknown = []
@@ -187,8 +210,8 @@ def pytest_names(path: Path) -> set[str]:
 
 
 def test_the_wizards_recordings_show_what_it_asks_today() -> None:
-    """If this fails, ``scripts/record_wizard.py docs/config.md`` records the wizard again."""
-    page = (REPOSITORY / "docs" / "config.md").read_text()
+    """If this fails, ``scripts/record_wizard.py docs/wizard.md`` records the wizard again."""
+    page = (REPOSITORY / "docs" / "wizard.md").read_text()
     recordings = re.findall(r"^<!-- recording: [\w-]+ -->\n```text\n(.*?)^```", page, re.M | re.S)
     whys = {setting.ask.question: setting.ask.why for setting in SETTINGS.values() if setting.ask}
     shown = [re.findall(r"^\? (.*\?)", recording, re.M) for recording in recordings]
@@ -196,10 +219,6 @@ def test_the_wizards_recordings_show_what_it_asks_today() -> None:
     for recording, questions in zip(recordings, shown, strict=True):
         said = " ".join(recording.split())  # lines are wrapped
         assert [q for q in questions if q in whys and " ".join(whys[q].split()) not in said] == []
-
-
-def test_the_architecture_page_is_short() -> None:
-    assert len((REPOSITORY / "docs" / "architecture.md").read_text().splitlines()) <= 250
 
 
 def test_the_architecture_page_has_the_rules_of_packages() -> None:

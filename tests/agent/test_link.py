@@ -11,6 +11,7 @@ import psutil
 import pytest
 from support.agents import TOKEN, PlayedLauncher, placement
 from support.command import TIMEOUT, Run, clean_environment
+from support.marks import repeat
 
 from cpulaunch.messages import Beat, Challenge, End, Exit, Hello, Release, Welcome
 from cpulaunch.wire import proof
@@ -38,7 +39,7 @@ def test_without_a_launcher_a_line_without_end_does_no_harm(cpulaunch: Run, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 3_000_000])
+@pytest.mark.parametrize("size", [1, repeat(3_000_000)])
 def test_a_launcher_that_never_answers_costs_no_output(cpulaunch: Run, tmp_path: Path, size: int) -> None:
     (tmp_path / "much.py").write_text(f"for i in range({size} // 50 + 1): print('x' * 49)")
     options = ("-n", "1", "--heartbeat-timeout", "2", "--dry-run", "--format", "shell")

@@ -15,6 +15,7 @@ import pytest
 from support.agents import AGENT, PlayedLauncher, placement, rank_plan, run_agent
 from support.command import REPOSITORY, TIMEOUT, Run, clean_environment, needs_two_cores
 from support.jobs import outcome, output_of_one
+from support.marks import repeat
 
 from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
 from cpulaunch.discovery.host.this_host import libc_here
@@ -182,7 +183,7 @@ class TestLibraries:
 @pytest.mark.slow
 class TestThreads:
     @needs_two_cores
-    @pytest.mark.parametrize("openmp", ["default", "intel"])
+    @pytest.mark.parametrize("openmp", ["default", repeat("intel")])
     def test_each_has_a_core_and_nobody_inherits_a_single_one(
         self, cpulaunch: Run, tmp_path: Path, openmp: str
     ) -> None:
@@ -228,7 +229,7 @@ class TestThreads:
         ("prepare", "said"),
         [
             ("import os; os.environ['OMP_NUM_THREADS'] = '2'", 2),
-            ("import os; os.environ['MKL_NUM_THREADS'] = '2'", 2),
+            repeat("import os; os.environ['MKL_NUM_THREADS'] = '2'", 2),
             ("import importlib.util; importlib.util.find_spec('torch')", 1),  # transformers looks first
         ],
     )

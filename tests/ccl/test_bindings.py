@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from ranks import run_script
+from support.marks import repeat
 from support.packages import stand_in
 
 from cpulaunch.ccl import bindings, installed
@@ -70,8 +71,8 @@ def test_asking_for_bindings_that_do_not_fit_is_an_error(version: str | None, ad
         (STAND_IN, "same", "auto", 0, "by ProcessGroupCCL"),
         (STAND_IN, "same", "oneccl_bind_pt", 0, "by ProcessGroupGloo, 1"),
         (STAND_IN, "2.1.0", "oneccl_bind_pt", 1, "works with the torch that it was built for only"),
-        (BROKEN, "same", "oneccl_bind_pt", 1, "does not load: undefined symbol: _ZN5torch"),
-        ("", "same", "oneccl_bind_pt", 1, "was imported and registered no backend ccl"),
+        repeat(BROKEN, "same", "oneccl_bind_pt", 1, "does not load: undefined symbol: _ZN5torch"),
+        repeat("", "same", "oneccl_bind_pt", 1, "was imported and registered no backend ccl"),
     ],
     ids=["not asked for", "asked for", "of another torch", "broken", "not theirs"],
 )
@@ -87,7 +88,7 @@ def test_whose_group_is_made(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("binding", ["auto", "oneccl_bind_pt"])
+@pytest.mark.parametrize("binding", ["auto", repeat("oneccl_bind_pt")])
 def test_a_script_that_imports_them_keeps_the_group_of_the_job(
     cpulaunch: Run, tmp_path: Path, built: Built, binding: str
 ) -> None:
@@ -118,7 +119,9 @@ def test_an_exception_gives_1_where_their_library_would_abort(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("body", "problem"), [(STAND_IN, None), (BROKEN, "undefined symbol: _ZN5torch")])
+@pytest.mark.parametrize(
+    ("body", "problem"), [repeat(STAND_IN, None), (BROKEN, "undefined symbol: _ZN5torch")]
+)
 def test_info_says_what_the_ranks_will_take(
     cpulaunch: Run, tmp_path: Path, built: Built, body: str, problem: str | None
 ) -> None:

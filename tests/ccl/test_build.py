@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from ranks import environment, free_port, run_script
 from support.command import TIMEOUT, bounded, clean_environment, processes_with
+from support.marks import repeat
 
 from cpulaunch.ccl import build, installed
 from cpulaunch.ccl.installed import Built, Part, State
@@ -408,7 +409,10 @@ def test_sigterm_to_the_launcher_alone_ends_the_compilers(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("missing", [None, "hwloc_topology_init", "hwloc_bitmap_alloc", "_intel_fast_memcpy"])
+@pytest.mark.parametrize(
+    "missing",
+    [None, repeat("hwloc_topology_init"), repeat("hwloc_bitmap_alloc"), repeat("_intel_fast_memcpy")],
+)
 def test_a_symbol_that_nothing_defines_fails_the_link_by_name(
     tmp_path: Path, oneccl: Path, missing: str | None
 ) -> None:
@@ -510,7 +514,7 @@ def test_registration_loads_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["ccl", "cpu:ccl"])
+@pytest.mark.parametrize("backend", [repeat("ccl"), "cpu:ccl"])
 def test_scripts_need_no_import(built: Built, backend: str) -> None:
     for result in run_script(2, HELLO % backend):
         assert result.returncode == 0, result.stderr
@@ -592,7 +596,7 @@ def test_a_rank_alone_on_its_host_does_as_the_ranks_of_fuller_hosts(most: int, s
 
 @pytest.mark.parametrize(
     ("options", "environ", "warned"),
-    [([], {}, False), (["-v"], {}, False), ([], {"CCL_LOG_LEVEL": "warn"}, True)],
+    [repeat([], {}, False), (["-v"], {}, False), repeat([], {"CCL_LOG_LEVEL": "warn"}, True)],
     ids=["quiet", "-v", "the variable is set"],
 )  # fmt: skip
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,14 @@ from cpulaunch.cause import Kind
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built")]
 
 SCRIPT = """
-import os, select, sys, threading, time, torch, torch.distributed as dist
+import os, pathlib, select, sys, threading, time, torch, torch.distributed as dist
 from contextlib import suppress
 from datetime import timedelta
 dist.init_process_group("ccl", timeout=timedelta(seconds={seconds}))
 rank, x, store = dist.get_rank(), torch.ones(1000, 10), dist.distributed_c10d._get_default_store()
+store.set(f"pid of {{rank}}", str(os.getpid()))
+def ends(other, within):
+    return bool(select.select([os.pidfd_open(int(store.get(f"pid of {{other}}")))], [], [], within)[0])
 parts = [torch.ones(1000, 10) for _ in range(dist.get_world_size())]
 dist.all_reduce(x)
 began = time.monotonic()
@@ -62,12 +66,16 @@ CALLS = {
 
 
 def each_call(name: str, usual: int, other: int) -> pytest.MarkDecorator:
-    """Each of CALLS with the ``usual`` value of a parameter, and one over each transport with the other value."""
-    rows = [*((call, usual) for call in CALLS), ("all_reduce", other), ("oneccl", other)]
+    """One of CALLS over each transport; the rest, and those with the ``other`` value, repeat them."""
+    rows = [("all_reduce", usual), ("oneccl", usual)]
+    others = [("all_reduce", other), ("broadcast", usual), ("all_gather", usual), ("oneccl", other)]
     return pytest.mark.parametrize(
         ("collective", "variables", name),
-        [(*CALLS[call], value) for call, value in rows],
-        ids=[f"{call}, {name} {value}" for call, value in rows],
+        [
+            *((*CALLS[call], value) for call, value in rows),
+            *(repeat(*CALLS[call], value) for call, value in others),
+        ],
+        ids=[f"{call}, {name} {value}" for call, value in rows + others],
     )
 
 
@@ -126,8 +134,8 @@ def test_the_cause_of_an_exception_is_known_as_data() -> None:
 @pytest.mark.parametrize(
     ("call", "missing"),
     [
-        ("dist.recv(x, 1, tag=3)", "rank 1 has not sent a message with tag 3"),
-        ("dist.recv(x, tag=3)", "no rank has sent a message with tag 3"),
+        repeat("dist.recv(x, 1, tag=3)", "rank 1 has not sent a message with tag 3"),
+        repeat("dist.recv(x, tag=3)", "no rank has sent a message with tag 3"),
         ("dist.send(x, 1, tag=3)", "rank 1 has not received a message with tag 3"),
     ],
 )
@@ -137,7 +145,9 @@ def test_a_message_that_does_not_come_or_go_is_named(call: str, missing: str) ->
     assert f"timeout of 2 s: {missing}\n" in first.stderr
 
 
-@pytest.mark.parametrize("last", ["pass", "dist.destroy_process_group()"], ids=["", "destroyed at once"])
+@pytest.mark.parametrize(
+    "last", [repeat("pass"), "dist.destroy_process_group()"], ids=["", "destroyed at once"]
+)
 def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum(last: str) -> None:
     """Each rank gets to know why, though the other one ends at once, which may have the store."""
     said = "rank {} calls all_reduce (sum) of {} bytes float32, this rank all_reduce (sum) of {}"
@@ -156,80 +166,107 @@ def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum(
 
 
 OF_ONES = "of 36 bytes float32"
-
-
-@pytest.mark.parametrize(
-    ("on_0", "on_1", "called_by_0", "called_by_1"),
-    [
-        ("barrier()", "all_reduce(ones)", "barrier", f"all_reduce (sum) {OF_ONES}"),
-        ("reduce(ones, 0)", "all_reduce(ones)", f"reduce (sum) {OF_ONES} to rank 0", f"all_reduce (sum) {OF_ONES}"),
-        ("reduce(ones, 0)", "reduce(ones, 1)", f"reduce (sum) {OF_ONES} to rank 0", f"reduce (sum) {OF_ONES} to rank 1"),
-        ("broadcast(ones, 0)", "broadcast(ones, 1)", "broadcast of 36 bytes from rank 0", "broadcast of 36 bytes from rank 1"),
-        ("gather(ones, both)", "scatter(ones)", "gather to rank 0", "scatter from rank 0"),
-        ("gather(ones, both)", "gather(ones, both, dst=1)", "gather to rank 0", "gather to rank 1"),
-        ("all_to_all(both, both)", "gather(ones)", "all_to_all", "gather to rank 0"),
-        ("all_reduce(ones)", "all_reduce(ones[:0])", f"all_reduce (sum) {OF_ONES}", "all_reduce (sum) of 0 bytes float32"),
-        ("reduce(ones, 0)", "reduce(ones[:0], 0)", f"reduce (sum) {OF_ONES} to rank 0", "reduce (sum) of 0 bytes float32 to rank 0"),
-        ("broadcast(ones, 0)", "broadcast(ones[:0], 0)", "broadcast of 36 bytes from rank 0", "broadcast of 0 bytes from rank 0"),
-    ],
+# What rank 0 calls, what rank 1 calls, and how an error names the two.
+DIFFERENT_CALLS = (
+    ("dist.barrier(group)", "dist.all_reduce(ones, group=group)", "barrier", f"all_reduce (sum) {OF_ONES}"),
+    ("dist.reduce(ones, 0, group=group)", "dist.all_reduce(ones, group=group)", f"reduce (sum) {OF_ONES} to rank 0", f"all_reduce (sum) {OF_ONES}"),
+    ("dist.reduce(ones, 0, group=group)", "dist.reduce(ones, 1, group=group)", f"reduce (sum) {OF_ONES} to rank 0", f"reduce (sum) {OF_ONES} to rank 1"),
+    ("dist.broadcast(ones, 0, group)", "dist.broadcast(ones, 1, group)", "broadcast of 36 bytes from rank 0", "broadcast of 36 bytes from rank 1"),
+    ("dist.gather(ones, both, group=group)", "dist.scatter(ones, group=group)", "gather to rank 0", "scatter from rank 0"),
+    ("dist.gather(ones, both, group=group)", "dist.gather(ones, both, 1, group)", "gather to rank 0", "gather to rank 1"),
+    ("dist.all_to_all(both, both, group)", "dist.gather(ones, group=group)", "all_to_all", "gather to rank 0"),
+    ("dist.all_reduce(ones, group=group)", "dist.all_reduce(ones[:0], group=group)", f"all_reduce (sum) {OF_ONES}", "all_reduce (sum) of 0 bytes float32"),
+    ("dist.reduce(ones, 0, group=group)", "dist.reduce(ones[:0], 0, group=group)", f"reduce (sum) {OF_ONES} to rank 0", "reduce (sum) of 0 bytes float32 to rank 0"),
+    ("dist.broadcast(ones, 0, group)", "dist.broadcast(ones[:0], 0, group)", "broadcast of 36 bytes from rank 0", "broadcast of 0 bytes from rank 0"),
 )  # fmt: skip
-def test_an_error_says_what_each_rank_has_called(
-    on_0: str, on_1: str, called_by_0: str, called_by_1: str
-) -> None:
-    calls = (
-        "ones = torch.ones(9); both = [torch.ones(9), torch.ones(9)]",
-        f"dist.{on_0} if rank == 0 else dist.{on_1}",
-    )
-    told = (
-        f"rank 1 calls {called_by_1}, this rank {called_by_0}\n",
-        f"rank 0 calls {called_by_0}, this rank {called_by_1}\n",
-    )
+
+
+def in_groups_of_their_own(new_group: str, calls: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines of a script that has each rank's part of each of ``calls`` done by a thread, and prints their errors.
+
+    At the same time, as ranks take seconds to explain an error.
+    """
+    return [
+        "import json",
+        f"calls = {calls!r}",
+        f"said, groups = [''] * len(calls), [{new_group} for _ in calls]",
+        "def call(number):",
+        "    group, ones, four = groups[number], torch.ones(9), torch.ones(4)",
+        "    both, odd = [torch.ones(9), torch.ones(9)], [torch.ones(9), torch.ones(4)]",
+        "    try: eval(calls[number][rank])",
+        "    except dist.DistBackendError as error: said[number] = str(error)",
+        "threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]",
+        "for thread in threads: thread.start()",
+        "for thread in threads: thread.join()",
+        "print(json.dumps(said))",
+        "store.set(f'{rank} is done', '')",
+        "store.wait([f'{each} is done' for each in range(dist.get_world_size())])",
+    ]
+
+
+def test_an_error_says_what_each_rank_has_called() -> None:
+    calls = in_groups_of_their_own("dist.new_group()", [pair[:2] for pair in DIFFERENT_CALLS])
     results = run_script(2, script(*calls, seconds=10))
-    assert [result.returncode for result in results] == [7, 7]
-    assert any(words in result.stderr for words in told for result in results), results[0].stderr
+    assert [result.returncode for result in results] == [0, 0], results[0].stderr
+    said = [[text.split("\n")[0] for text in json.loads(result.stdout)] for result in results]
+    for (_, _, by_0, by_1), of_0, of_1 in zip(DIFFERENT_CALLS, *said, strict=True):
+        at_0, at_1 = f"rank 1 calls {by_1}, this rank {by_0}", f"rank 0 calls {by_0}, this rank {by_1}"
+        assert of_0.endswith(at_0) or of_1.endswith(at_1), (of_0, of_1)
+
+
+# What ranks 1 and 2 call in a group of theirs, and what rank 1 is told.
+CALLS_OF_A_PAIR = (
+    ("dist.all_reduce(ones, group=group)", "dist.all_reduce(four, group=group)", "rank [12] calls all_reduce"),
+    ("dist.reduce(ones, 1, group=group)", "dist.reduce(ones, 2, group=group)", "rank 2 calls .* to rank 2, this rank .* to rank 1"),
+    ("dist.recv(ones, 2, group)", "dist.send(four, 1, group)", "rank 2 sends 16 bytes to this rank, which expects 36$"),
+    ("dist.all_to_all(both, odd, group)", "dist.all_to_all(both, both, group)", "rank 1 sends 16 bytes to this rank, which expects 36$"),
+    (
+        "dist.recv(ones, 2, group, 3)",
+        "dist.send(ones, 1, group, 5)",
+        "rank 2 has not sent a message with tag 3; one with tag 5 from rank 2 waits to be received$",
+    ),
+    ("dist.all_reduce(ones, group=group)", "None", "rank 2 did not call it"),
+)  # fmt: skip
+
+
+def test_errors_of_a_smaller_group_name_ranks_by_their_numbers_in_the_job() -> None:
+    """Here they are one more than those in the group."""
+    of_each = [("None", *pair[:2]) for pair in CALLS_OF_A_PAIR]
+    calls = in_groups_of_their_own("dist.new_group([1, 2], timeout=timedelta(seconds=5))", of_each)
+    _, first, _ = run_script(3, script(*calls))
+    for (_, _, told), said in zip(CALLS_OF_A_PAIR, json.loads(first.stdout), strict=True):
+        assert re.search(rf"^rank 1: .* of group '\d' of 2 ranks .*{told}", said, re.MULTILINE), said
 
 
 @pytest.mark.parametrize(
-    ("on_1", "on_2", "said"),
+    ("on_1", "on_2", "told"),
     [
-        ("dist.all_reduce(ones, group=pair)", "dist.all_reduce(ones[:4], group=pair)", "rank [12] calls all_reduce"),
-        ("dist.reduce(ones, 1, group=pair)", "dist.reduce(ones, 2, group=pair)", "rank 2 calls .* to rank 2, this rank .* to rank 1"),
-        ("dist.recv(ones, 2, pair)", "dist.send(ones[:4], 1, pair)", "rank 2 sends 16 bytes to this rank, which expects 36\n"),
-        ("dist.all_to_all(both, odd, pair)", "dist.all_to_all(both, both, pair)", "rank 1 sends 16 bytes to this rank, which expects 36\n"),
-        (
-            "dist.recv(ones, 2, pair, 3)",
-            "dist.send(ones, 1, pair, 5); store.wait(['rank 1 has raised'])",
-            "rank 2 has not sent a message with tag 3; one with tag 5 from rank 2 waits to be received\n",
-        ),
-        (
-            "dist.recv(ones, group=pair, tag=3)",
-            "[dist.send(ones, 1, pair, tag) for tag in range(5, 10)]; store.wait(['rank 1 has raised'])",
-            "no rank has sent a message with tag 3; one with tag 5 .*; one with tag 8 [^;]*; more are waiting\n",
-        ),
         (
             "dist.recv(ones, 2, pair, 3)",
             "dist.send(ones, 1, pair, 5); os._exit(0)",
             "rank 2 has ended; rank 2 has not sent a message with tag 3; one with tag 5 from rank 2 waits to be received\n",
         ),
-        ("dist.all_reduce(ones, group=pair)", "store.wait(['rank 1 has raised'])", "rank 2 did not call it"),
         ("dist.all_reduce(ones, group=pair)", "os.kill(os.getpid(), 9)", "rank 2 has ended\n"),
+        repeat(
+            "dist.recv(ones, group=pair, tag=3)",
+            "[dist.send(ones, 1, pair, tag) for tag in range(5, 10)]; store.wait(['rank 1 has raised'])",
+            "no rank has sent a message with tag 3; one with tag 5 .*; one with tag 8 [^;]*; more are waiting\n",
+        ),
     ],
-    ids=["size", "root", "message", "part", "tag", "tags", "tag of one that ended", "late", "dead"],
+    ids=["ended", "killed", "has sent other messages"],
 )  # fmt: skip
-def test_errors_of_a_smaller_group_name_ranks_by_their_numbers_in_the_job(
-    on_1: str, on_2: str, said: str
+def test_an_error_of_a_smaller_group_says_what_became_of_the_other_rank(
+    on_1: str, on_2: str, told: str
 ) -> None:
-    """Here they are one more than those in the group."""
     calls = (
         "pair = dist.new_group([1, 2], timeout=timedelta(seconds=5)); ones = torch.ones(9)",
-        "both = [torch.ones(9), torch.ones(9)]; odd = [torch.ones(9), torch.ones(4)]",
         "if rank == 0: store.wait(['rank 1 has raised'])",
         f"if rank == 1: {on_1}",
         f"if rank == 2: {on_2}",
     )
     _, first, _ = run_script(3, script(*calls))
     assert first.returncode == 7, first.stderr
-    assert re.search(rf"rank 1: .* of group '1' of 2 ranks .*{said}", first.stderr), first.stderr
+    assert re.search(rf"rank 1: .* of group '1' of 2 ranks .*{told}", first.stderr), first.stderr
 
 
 def test_a_monitored_barrier_begins_with_gloos_words_and_names_who_does_not_come() -> None:
@@ -290,9 +327,8 @@ def test_an_exception_in_one_rank_ends_the_other_with_an_error() -> None:
 def test_whoever_raises_an_exception_does_not_stay_for_a_collective_that_it_has_started() -> None:
     """Rank 1 never calls it; 30 s are half of its timeout."""
     calls = (
-        "if rank == 0: store.set('pid', str(os.getpid())); dist.all_reduce(x, async_op=True); raise ValueError('mine')",
-        "ended = select.select([os.pidfd_open(int(store.get('pid')))], [], [], 30)[0]",
-        "os._exit(0 if ended else 9)",
+        "if rank == 0: dist.all_reduce(x, async_op=True); raise ValueError('mine')",
+        "os._exit(0 if ends(0, within=30) else 9)",
     )
     first, second = run_script(2, script(*calls))
     assert (first.returncode, second.returncode) == (1, 0), second.stderr
@@ -302,7 +338,7 @@ def test_whoever_raises_an_exception_does_not_stay_for_a_collective_that_it_has_
 def test_whoever_has_started_a_collective_stays_until_a_late_rank_comes() -> None:
     """Only one of them waits for it.  With messages, a process is patient for 5 s."""
     calls = (
-        "if rank == 1: time.sleep(7)",
+        "assert rank == 0 or not ends(0, within=7)",
         "work = dist.all_reduce(x, async_op=True)",
         "if rank == 1: work.wait()",
     )
@@ -315,7 +351,10 @@ IN_A_DAEMON_THREAD = (
     "    thread = threading.Thread(target=call, daemon=True)",
     "    thread.start()",
     "    while sys._current_frames()[thread.ident].f_code.co_name not in ('all_reduce', 'recv'): time.sleep(0.01)",
-    "    time.sleep(0.5)",  # from torch's function into ours
+    "    def naps(): return int(status.read_text().split('voluntary_ctxt_switches:')[1].split()[0])",
+    "    status = pathlib.Path('/proc/self/task', str(thread.native_id), 'status')",
+    "    enough = naps() + 50",  # from torch's function into ours, where it waits
+    "    while naps() < enough: time.sleep(0.01)",
 )
 WAITS_IN_A_THREAD = (
     *IN_A_DAEMON_THREAD,
@@ -326,7 +365,7 @@ WAITS_IN_A_THREAD = (
 
 def test_a_collective_that_a_daemon_thread_waits_in_is_completed_for_the_others() -> None:
     """The thread gets nothing of it: Python is finished by then."""
-    calls = ("if rank == 1: store.wait(['main ends']); time.sleep(2); dist.all_reduce(x)",)
+    calls = ("if rank == 1: store.wait(['main ends']); assert not ends(0, within=2); dist.all_reduce(x)",)
     for result in run_script(2, script(*WAITS_IN_A_THREAD, *calls)):
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
@@ -344,7 +383,7 @@ def test_callbacks_that_communicate_are_completed_before_the_process_ends() -> N
         "def again(future):",
         "    for _ in range(3): dist.all_reduce(x, group=group)",
         "    os.write(1, b'called back')",
-        "if rank == 1: store.wait(['main ends']); time.sleep(1)",
+        "if rank == 1: store.wait(['main ends']); assert not ends(0, within=1)",
         "future = dist.all_reduce(x, async_op=True).get_future().then(again)",
         "future.wait() if rank == 1 else store.set('main ends', '')",
     )
@@ -355,9 +394,8 @@ def test_callbacks_that_communicate_are_completed_before_the_process_ends() -> N
 def test_a_daemon_thread_may_wait_for_messages_for_good() -> None:
     calls = (
         *IN_A_DAEMON_THREAD,
-        "if rank == 0: calls(lambda: dist.recv(x, 1)); store.set('pid', str(os.getpid()))",
-        "if rank == 1: ended = select.select([os.pidfd_open(int(store.get('pid')))], [], [], 30)[0]",
-        "if rank == 1: os._exit(0 if ended else 9)",
+        "if rank == 0: calls(lambda: dist.recv(x, 1))",
+        "if rank == 1: os._exit(0 if ends(0, within=30) else 9)",
     )
     for result in run_script(2, script(*calls)):
         assert (result.returncode, result.stderr) == (0, "")
@@ -411,9 +449,10 @@ def test_whoever_has_completed_a_collective_may_leave_its_group_before_a_late_ra
     calls = (
         "group = dist.new_group([0, 1, 2])",
         "dist.all_reduce(x, group=group)",
-        "if rank == 2: time.sleep(5)",
+        "if rank == 2: store.wait(['rank 0 has left']); assert not ends(1, within=4)",
         "dist.gather(x, parts if rank == 1 else None, 1, group=group)",
         "dist.destroy_process_group(group)",
+        "if rank == 0: store.set('rank 0 has left', '')",
         "dist.barrier()",
     )
     for result in run_script(3, script(*calls)):
@@ -427,8 +466,8 @@ def test_whoever_has_completed_a_collective_may_leave_its_group_before_a_late_ra
         repeat("sys.exit(0)"),
         repeat("dist.all_reduce(x, async_op=True)"),
         "work = dist.all_reduce(x, async_op=True); work.wait() if rank else None",
-        "group = dist.new_group([0, 1]); dist.all_reduce(x, group=group)",
-        "dist.destroy_process_group()",
+        repeat("group = dist.new_group([0, 1]); dist.all_reduce(x, group=group)"),
+        repeat("dist.destroy_process_group()"),
     ],
     ids=["end of script", "sys.exit", "pending", "pending in one rank", "with a subgroup", "destroyed"],
 )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.command import REPOSITORY, TIMEOUT, Run
+from support.marks import repeat
 from support.terminal import Terminal
 
 from cpulaunch.ccl import fetch, installed
@@ -64,7 +65,7 @@ def failure(tmp_path: Path, *, patient: bool = False) -> tuple[HostError, list[s
     ("kind", "reason"),
     [
         ("closed port", "{}/oneccl-devel/: Connection refused"),
-        pytest.param("no answer", "no answer from {}/oneccl-devel/ within 1.2 s", marks=pytest.mark.slow),
+        repeat("no answer", "no answer from {}/oneccl-devel/ within 1.2 s"),
         pytest.param(
             "dropped packets", "no answer from {}/oneccl-devel/ within 1.2 s", marks=pytest.mark.slow
         ),
@@ -174,7 +175,12 @@ def local_index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str,
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("PIP_INDEX_URL", "{}"), ("UV_DEFAULT_INDEX", "{}"), ("UV_INDEX_URL", "{}"), ("UV_INDEX", "mine={}")],
+    [
+        repeat("PIP_INDEX_URL", "{}"),
+        repeat("UV_DEFAULT_INDEX", "{}"),
+        repeat("UV_INDEX_URL", "{}"),
+        ("UV_INDEX", "mine={}"),
+    ],
 )
 def test_an_environment_without_pip_can_fetch(
     tmp_path: Path, index: Index, local_index: tuple[str, list[str]], name: str, value: str

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from ranks import run_script
 from support.command import intel_python
+from support.marks import repeat
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +89,9 @@ def intel() -> str:
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"), [(COLLECTIVES, "collectives agree"), (TRAIN, "trained")], ids=["collectives", "DDP"]
+    ("steps", "said"),
+    [repeat(COLLECTIVES, "collectives agree"), (TRAIN, "trained")],
+    ids=["collectives", "DDP"],
 )
 def test_ccl_beside_intels_extension(intel: str, steps: str, said: str) -> None:
     for result in run_script(2, STEPS + steps, python=intel, limit=180):

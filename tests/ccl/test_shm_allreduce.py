@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ranks import Ranks
+from support.marks import repeat
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -36,7 +37,7 @@ def test_nothing_is_rounded_for_the_wire_within_a_host(ranks: Ranks) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("built")
-@pytest.mark.parametrize("variables", [{"CCL_ALLREDUCE": "ring"}, {"CCL_WORKER_COUNT": "2"}], ids=str)
+@pytest.mark.parametrize("variables", [{"CCL_ALLREDUCE": "ring"}, repeat({"CCL_WORKER_COUNT": "2"})], ids=str)
 def test_oneccl_sums_where_its_algorithm_or_its_workers_are_asked_for(variables: dict[str, str]) -> None:
     pair = Ranks(2, **variables)
     try:

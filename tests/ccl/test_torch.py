@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 from ranks import Ranks
+from support.marks import repeat
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=[repeat("two"), "three", repeat("four")])
+def ranks(request: pytest.FixtureRequest) -> Ranks:
+    """What torch builds on a group hardly depends on their number."""
+    return request.getfixturevalue(request.param)
 
 
 def test_ddp_trains_as_with_gloo(ranks: Ranks) -> None:
@@ -17,7 +24,7 @@ def test_ddp_trains_as_with_gloo(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize(
-    "hook", ["allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "powerSGD_hook"]
+    "hook", [repeat("allreduce_hook"), repeat("fp16_compress_hook"), "bf16_compress_hook", "powerSGD_hook"]
 )
 def test_ddp_comm_hooks(ranks: Ranks, hook: str) -> None:
     for ours, gloos in ranks.call("train_ddp", hook=hook):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.command import REPOSITORY, TIMEOUT, Run
+from support.marks import slow
 
 from cpulaunch.cli import habits
 from cpulaunch.cli.main import main
@@ -92,7 +93,12 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+OF_OTHER_ENVIRONMENTS = ("MPICH", "ipexrun")
+
+
+@pytest.mark.parametrize(
+    "program", [slow(name) if name in OF_OTHER_ENVIRONMENTS else name for name in PROGRAMS]
+)
 def test_options_in_the_table_are_those_of_the_program(program: str) -> None:
     options = {option.lstrip("-").replace("_", "-") for option in PROGRAMS[program]()}
     assert len(options) >= 20

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.command import REPOSITORY, Run, needs_two_cores
+from support.marks import repeat
 
 PAGE = (REPOSITORY / "docs" / "inference.md").read_text()
 COMMANDS = [
@@ -16,6 +17,14 @@ COMMANDS = [
 """Those of the examples are run by tests/examples/test_inference.py."""
 
 BIG = ["--lscpu", REPOSITORY / "tests/plan/2x28.lscpu"]
+
+
+def is_like_another(command: str) -> bool:
+    """Whether the command starts what another one does; tests/cli/test_habits.py has its options."""
+    return any(
+        words in command for words in ("--ninstances", "_mode", "--instances auto", "--cores-per-instance")
+    )
+
 
 # What takes four cores, or four hosts, is planned for such.
 FOR_LARGER = ("--latency-mode", "-f hostfiles")
@@ -42,7 +51,7 @@ def test_the_page_has_commands_of_every_kind() -> None:
 
 @pytest.mark.slow
 @needs_two_cores
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [repeat(each) if is_like_another(each) else each for each in COMMANDS])
 def test_a_command_does_what_it_is_shown_for(command: str, cpulaunch: Run, directory: Path) -> None:
     words = command.split()
     if any(part in command for part in FOR_LARGER):

@@ -102,16 +102,16 @@ def differing(
         ("2x2", 3, "dist.all_reduce(x)", {}),
         repeat("2x2", 3, "dist.all_to_all_single(torch.ones(4), torch.ones(4))", {}),
         repeat("2x2", 2, "dist.reduce_scatter(x, parts)", {}),
-        ("3x1", 2, "dist.all_reduce(torch.ones(1_000_000))", {}),
-        ("4x1", 0, "dist.broadcast(x, 0)", {}),
+        repeat("3x1", 2, "dist.all_reduce(torch.ones(1_000_000))", {}),
+        repeat("4x1", 0, "dist.broadcast(x, 0)", {}),
         repeat("4x1", 2, "dist.all_gather(parts, x)", {}),
         ("2x2", 3, "dist.all_reduce(x)", OVER_ONECCL),
         repeat("4x2", 5, "dist.reduce(torch.ones(1_000_000), 0)", OVER_ONECCL),
-        ("3+1", 3, "dist.all_reduce(x)", OVER_ONECCL),
+        repeat("3+1", 3, "dist.all_reduce(x)", OVER_ONECCL),
         repeat("2x2", 3, "dist.all_gather(parts, x)", OVER_ONECCL),
         repeat("2x2", 2, "dist.reduce_scatter(x, parts)", OVER_ONECCL),
-        ("3x2", 3, "dist.broadcast(torch.ones(10_000_000), 0)", OVER_ONECCL),  # more than sockets' buffers take
-        ("2x2", 3, "dist.all_to_all(parts, [x] * size)", OVER_ONECCL),
+        repeat("3x2", 3, "dist.broadcast(torch.ones(10_000_000), 0)", OVER_ONECCL),  # more than sockets' buffers take
+        repeat("2x2", 3, "dist.all_to_all(parts, [x] * size)", OVER_ONECCL),
         repeat("4x1", 2, "dist.all_gather(parts, x)", OVER_ONECCL),
     ],
     ids=[
@@ -135,8 +135,8 @@ def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
     ("call", "missing"),
     [
         ("dist.recv(x, 0, tag=3)", "rank 0 on node0 has not sent a message with tag 3"),
-        ("dist.recv(x, tag=3)", "no rank has sent a message with tag 3"),
-        (
+        repeat("dist.recv(x, tag=3)", "no rank has sent a message with tag 3"),
+        repeat(
             "dist.send(torch.ones(1_000_000), 0, tag=3)",
             "rank 0 on node0 has not received a message with tag 3",
         ),
@@ -168,12 +168,12 @@ def test_ranks_that_have_called_it_are_not_said_to_be_late_where_data_is_lost(cl
     [
         ("2x1", "dist.all_reduce(torch.ones(2000))", "dist.all_reduce(x)",
          ("all_reduce (sum) of 8000 bytes float32", "all_reduce (sum) of 4000 bytes float32")),
-        ("2x1", "dist.all_reduce(x)", "dist.all_gather_into_tensor(every, x)",
+        repeat("2x1", "dist.all_reduce(x)", "dist.all_gather_into_tensor(every, x)",
          ("all_reduce (sum) of 4000 bytes float32", "all_gather of 8000 bytes")),
         repeat("2x2", "dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x)", ("all_reduce (max)", "all_reduce (sum)")),
         ("2x2", "dist.group.WORLD._get_backend(x.device).average_compressed(x).wait()", "dist.all_reduce(x)",
          ("all_reduce (average) of 4000 bytes float32, sent between hosts as bfloat16", "all_reduce (sum)")),
-        ("2x2", "dist.broadcast(x, 3)", "dist.broadcast(x, 0)", ("from rank 3", "from rank 0")),
+        repeat("2x2", "dist.broadcast(x, 3)", "dist.broadcast(x, 0)", ("from rank 3", "from rank 0")),
     ],
     ids=["size", "operation", "reduction", "wire", "root"],
 )  # fmt: skip
@@ -190,7 +190,7 @@ def test_a_rank_on_another_host_that_calls_something_else_is_named_with_both_cal
     ("odd_call", "call", "named"),
     [
         ("dist.all_reduce(x, dist.ReduceOp.MAX)", "dist.all_reduce(x)", ("all_reduce (max)", "all_reduce (sum)")),
-        ("dist.all_to_all(parts, [x] * size)", "dist.all_gather(parts, x)", ("all_to_all", "all_gather of 16000 bytes")),
+        repeat("dist.all_to_all(parts, [x] * size)", "dist.all_gather(parts, x)", ("all_to_all", "all_gather of 16000 bytes")),
     ],
     ids=["reduction", "operation"],
 )  # fmt: skip
@@ -202,7 +202,7 @@ def test_a_rank_beside_others_that_calls_something_else_is_named_over_oneccl_too
     assert all(all(one in text for one in named) for text in said), said
 
 
-@pytest.mark.parametrize("layout", [repeat("3+1"), "2x1"])
+@pytest.mark.parametrize("layout", [repeat("3+1"), repeat("2x1")])
 def test_a_rank_alone_on_its_host_that_calls_something_else_is_named_over_oneccl_too(
     cluster: Cluster, layout: str
 ) -> None:
@@ -221,7 +221,7 @@ LARGE = "dist.broadcast(torch.ones(4_000_000), rank)"
 
 @pytest.mark.parametrize(
     ("call", "last", "exit_code"),
-    [(BROADCAST, "dist.destroy_process_group()", 1), (SCATTER, "", 0), (LARGE, "", 1)],
+    [repeat(BROADCAST, "dist.destroy_process_group()", 1), repeat(SCATTER, "", 0), (LARGE, "", 1)],
     ids=["destroyed", "ends", "waits"],
 )
 def test_two_roots_on_different_hosts_are_named_though_neither_needs_the_other(

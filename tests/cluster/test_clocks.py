@@ -9,6 +9,7 @@ import pytest
 from support.command import clean_environment
 from support.faults import Cluster
 from support.jobs import outcome
+from support.marks import repeat
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +49,7 @@ raise ValueError(f"rank {rank}")
 """
 
 
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("first", [repeat(0), 1])
 def test_the_first_failure_is_named_though_the_hosts_clocks_differ(
     first: int, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -43,7 +43,7 @@ def ranks_on(
         )
 
 
-@pytest.fixture(scope="module", params=["2x1", "2x2", repeat("3+1"), "1+2+1, in turn"])
+@pytest.fixture(scope="module", params=[repeat("2x1"), repeat("2x2"), repeat("3+1"), "1+2+1, in turn"])
 def ranks(request: pytest.FixtureRequest, the_cluster: Cluster) -> Iterator[Ranks]:
     """Ranks on several hosts, for all tests with this layout."""
     yield from ranks_on(the_cluster, LAYOUTS[request.param])
@@ -97,6 +97,7 @@ def test_compressed_averages_are_rounded_on_the_wire_only(ranks: Ranks) -> None:
     assert ranks.call("exact_averages") == ["ok"] * ranks.size
 
 
+@pytest.mark.repeats
 def test_sums_have_the_same_bits_from_run_to_run(the_cluster: Cluster) -> None:
     hosts, port = LAYOUTS["3+1"], PORT + 1  # the other tests' ranks may still be there
     found = [
@@ -105,7 +106,9 @@ def test_sums_have_the_same_bits_from_run_to_run(the_cluster: Cluster) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("layout", "transport"), [("1x2", "auto"), ("2x2", "auto"), ("2x2", "ofi")])
+@pytest.mark.parametrize(
+    ("layout", "transport"), [repeat("1x2", "auto"), ("2x2", "auto"), repeat("2x2", "ofi")]
+)
 def test_a_rank_that_may_not_open_its_neighbours_memory_takes_part(
     the_cluster: Cluster, layout: str, transport: str
 ) -> None:
@@ -117,7 +120,7 @@ def test_a_rank_that_may_not_open_its_neighbours_memory_takes_part(
         )
 
 
-@pytest.fixture(scope="module", params=["2x2", repeat("3+1"), repeat("4x2"), "1+2+1, in turn"])
+@pytest.fixture(scope="module", params=[repeat("2x2"), repeat("3+1"), repeat("4x2"), "1+2+1, in turn"])
 def over_oneccl(request: pytest.FixtureRequest, the_cluster: Cluster) -> Iterator[Ranks]:
     """Ranks that have oneCCL between the hosts."""
     variables = {"MASTER_PORT": PORT + 2, "CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
@@ -165,6 +168,7 @@ def test_oneccl_completes_each_kind_in_the_background(over_oneccl: Ranks) -> Non
         assert over_oneccl.call("completes_elsewhere", kind, "no_grad, parameter", "ccl", early)[early], kind
 
 
+@pytest.mark.repeats
 def test_oneccl_reduces_between_hosts_with_threads_of_its_own(the_cluster: Cluster) -> None:
     variables = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi", "CCL_WORKER_AFFINITY": "0,1", "CCL_WORKER_COUNT": 1}
     for ranks in ranks_on(the_cluster, hosts_of("2x2"), MASTER_PORT=PORT + 1, **variables):
@@ -177,6 +181,7 @@ def test_reductions_of_oneccl_have_the_same_bits_in_all_ranks(over_oneccl: Ranks
     assert all(other == first for other in others)
 
 
+@pytest.mark.repeats
 def test_oneccl_carries_all_of_them_where_its_algorithm_is_named(the_cluster: Cluster) -> None:
     """Also where a rank is alone on its host: it has to choose its transports as the others do."""
     variables = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi", "CCL_ALLREDUCE": "ring"}

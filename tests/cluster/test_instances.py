@@ -26,7 +26,7 @@ print("CPULAUNCH_METRIC throughput=10 samples/s")
 """
 
 
-@pytest.mark.parametrize("flavour", ["intel", repeat("mpich"), "openmpi"])
+@pytest.mark.parametrize("flavour", ["intel", repeat("mpich"), repeat("openmpi")])
 def test_instances_are_on_all_hosts_and_go_on_where_one_fails(
     flavour: str, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:

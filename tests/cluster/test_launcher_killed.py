@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from support.command import TIMEOUT, bounded, clean_environment, mpiexec_after
 from support.faults import Cluster
+from support.marks import repeat
 from support.namespaces import until
-
-from cpulaunch import launchers
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("mpi", launchers.MPIS)
+@pytest.mark.parametrize("mpi", ["intel", repeat("mpich"), repeat("openmpi")])
 def test_a_launcher_killed_before_it_has_heard_an_agent_leaves_no_host_a_process(
     mpi: str, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.command import REPOSITORY, bounded
 from support.faults import Cluster
+from support.marks import repeat
 
 from cluster.conftest import need_cluster
 
@@ -36,12 +37,12 @@ def test_hosts_have_names_addresses_and_shared_memory_of_their_own(cluster: Clus
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("dropping", "timed out"),
-        ("cut", "timed out"),
+        repeat("dropping", "timed out"),
+        repeat("cut", "timed out"),
         ("without_sshd", "Connection refused"),
-        ("unknown_key", "Host key verification failed"),
-        ("changed_key", "IDENTIFICATION HAS CHANGED"),
-        ("refusing_users", "Permission denied"),
+        repeat("unknown_key", "Host key verification failed"),
+        repeat("changed_key", "IDENTIFICATION HAS CHANGED"),
+        repeat("refusing_users", "Permission denied"),
     ],
 )
 def test_a_fault_shows_and_heals(cluster: Cluster, fault: str, says: str) -> None:

@@ -154,7 +154,7 @@ def test_a_host_without_power() -> None:
     assert "node1: ssh: connect to host node1 port 22" in done.stderr
 
 
-@pytest.mark.parametrize("hosts", ["node0,nod1", "nod1,node0"])
+@pytest.mark.parametrize("hosts", [repeat("node0,nod1"), "nod1,node0"])
 def test_an_unknown_name(cluster: Cluster, cpulaunch: Run, hosts: str) -> None:
     done = cpulaunch("hosts", "check", "--hosts", hosts)
     assert done.returncode == 3
@@ -166,7 +166,7 @@ def test_an_unknown_name(cluster: Cluster, cpulaunch: Run, hosts: str) -> None:
 @pytest.mark.parametrize(
     ("hosts", "hint"),
     [
-        ("node1", "--skip-preflight starts all the same"),
+        repeat("node1", "--skip-preflight starts all the same"),
         ("node0,node1", "--skip-preflight starts all the same; --exclude leaves hosts out"),
         ("nod1", None),
         ("node0,nod1", "--exclude leaves hosts out"),
@@ -221,7 +221,7 @@ def test_a_firewall_between_the_hosts(cluster: Cluster, cpulaunch: Run, four: Pa
     assert "✗ node2: can't connect to node0, where the ranks meet: " in done.stderr
 
 
-@pytest.mark.parametrize("port", ["auto", "29512"])
+@pytest.mark.parametrize("port", ["auto", repeat("29512")])
 def test_a_master_address_that_is_not_the_first_hosts(
     port: str, cluster: Cluster, cpulaunch: Run, four: Path
 ) -> None:

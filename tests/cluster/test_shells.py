@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import resource
 import shutil
@@ -15,7 +16,7 @@ from support import chaos
 from support.command import clean_environment, launcher_options, mpi_options
 from support.faults import Cluster
 from support.jobs import outputs
-from support.marks import repeat
+from support.marks import by_launcher, repeat
 from support.namespaces import until
 
 from cluster.conftest import HOSTS, Run
@@ -30,7 +31,7 @@ print(asyncio.run(sweep_hosts({hosts}, "the-job", Ssh())))
 """
 
 
-@pytest.fixture(params=["tcsh", repeat("fish"), repeat("tcsh everywhere"), "fish everywhere"])
+@pytest.fixture
 def other_shell(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[None]:
     """All hosts know the user as one with this login shell; ``everywhere``: the launching one does, too."""
     name, _, everywhere = request.param.partition(" ")
@@ -46,7 +47,15 @@ def other_shell(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[No
         yield
 
 
-@pytest.mark.parametrize("launcher", chaos.LAUNCHERS)
+SHELLS = ("tcsh", "fish", "tcsh everywhere", "fish everywhere")
+USUAL = [("openmpi", "tcsh"), ("ssh", "fish everywhere")]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "other_shell"),
+    by_launcher(itertools.product(chaos.LAUNCHERS, SHELLS), USUAL),
+    indirect=["other_shell"],
+)
 def test_jobs_run_on_hosts_with_another_login_shell(
     launcher: str, other_shell: None, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
@@ -57,6 +66,11 @@ def test_jobs_run_on_hosts_with_another_login_shell(
     assert outputs(done) == list(HOSTS)
 
 
+@pytest.mark.parametrize(
+    "other_shell",
+    [repeat("tcsh"), repeat("fish"), repeat("tcsh everywhere"), "fish everywhere"],
+    indirect=True,
+)
 def test_hosts_with_another_login_shell_are_swept(other_shell: None, cluster: Cluster) -> None:
     mark = clean_environment(CPULAUNCH_JOB_ID="the-job")
     left = [cluster.start(host, ["sleep", "300"], env=mark) for host in HOSTS]

@@ -12,6 +12,7 @@ from support import chaos
 from support.command import REPOSITORY, TIMEOUT, bounded, clean_environment
 from support.faults import Cluster
 from support.jobs import outcome, outputs
+from support.marks import repeat
 from support.namespaces import until
 
 from cluster.conftest import HOSTS, Run
@@ -131,7 +132,7 @@ def test_few_open_files_are_enough(cluster: Cluster, four: Path, where: Path, tm
     assert outputs(done) == list(HOSTS)
 
 
-@pytest.mark.parametrize("reader", [0, 2])
+@pytest.mark.parametrize("reader", [repeat(0), 2])
 def test_one_rank_gets_stdin(reader: int, cluster: Cluster, four: Path, tmp_path: Path) -> None:
     (tmp_path / "count.py").write_text("import sys; print(len(sys.stdin.read()))")
     (tmp_path / "text").write_text("0123456789" * 50_000)

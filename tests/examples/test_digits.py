@@ -27,7 +27,7 @@ def accuracy(output: str) -> float:
 @pytest.mark.parametrize(
     ("launcher", "backend"),
     [
-        ("local", "ccl"),
+        repeat("local", "ccl"),
         ("local", "gloo"),
         ("intel", "ccl"),
         *(repeat(launcher, backend) for launcher in ("mpich", "openmpi") for backend in ("ccl", "gloo")),

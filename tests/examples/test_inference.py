@@ -87,7 +87,7 @@ def test_bert_in_int8_loses_little(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("precision", "engine", "most"),
-    [("fp32", "eager", 0.01), repeat("bf16", "eager", 50), ("bf16", "script", 50),
+    [repeat("fp32", "eager", 0.01), repeat("bf16", "eager", 50), ("bf16", "script", 50),
      repeat("fp32", "script", 0.01), repeat("fp32", "compile", 0.01), repeat("bf16", "compile", 50),
      pytest.param("int8", "compile", 100, marks=[needs_torchao, pytest.mark.repeats])],
 )  # fmt: skip
@@ -125,7 +125,7 @@ def test_the_trainer_evaluates_compiled(tmp_path: Path, precision: str, engine: 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--precision int8", "int8 takes --engine compile"),
+        repeat("--precision int8", "int8 takes --engine compile"),
         ("--batch 0", "--batch and --steps are at least 1"),
         pytest.param(
             "--engine ipex",

@@ -12,6 +12,7 @@ from cluster.conftest import cluster, the_cluster
 from support.command import Run, clean_environment
 from support.faults import Cluster
 from support.jobs import outcome
+from support.marks import repeat
 
 __all__ = ["cluster", "the_cluster"]
 
@@ -68,7 +69,7 @@ def check_rank_1_failed(done: subprocess.CompletedProcess[str], directory: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+@pytest.mark.parametrize("backend", ["gloo", repeat("ccl")])
 def test_a_host_that_has_its_own_name_on_loopback_is_reached(
     backend: str, cluster: Cluster, on_node0: On, built, tmp_path: Path
 ) -> None:
@@ -78,7 +79,7 @@ def test_a_host_that_has_its_own_name_on_loopback_is_reached(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [("--skip-preflight",), ()], ids=["unasked", "asked"])
+@pytest.mark.parametrize("options", [("--skip-preflight",), repeat(())], ids=["unasked", "asked"])
 def test_a_hostfile_may_call_this_host_localhost(
     options: tuple[str, ...], on_node0: On, tmp_path: Path
 ) -> None:

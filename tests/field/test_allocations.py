@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.command import clean_environment, needs_two_cores
 from support.jobs import output_of_one
+from support.marks import repeat
 from support.slurm import CPUS, Queue
 
 from cpulaunch.discovery.batch.slurm_job import SlurmJob, restricted_to_job
@@ -19,7 +20,7 @@ SHOW = "import json, os; print(json.dumps(sorted(os.sched_getaffinity(0))))"
 
 @pytest.mark.slow
 @needs_two_cores
-@pytest.mark.parametrize("launcher", ["local", "mpirun"])
+@pytest.mark.parametrize("launcher", ["local", repeat("mpirun")])
 def test_two_allocations_on_a_node_have_cpus_of_their_own(
     launcher: str, queue: Queue, tmp_path: Path
 ) -> None:

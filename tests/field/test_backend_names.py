@@ -32,17 +32,16 @@ def results(stdout: str) -> list[object]:
     return [json.loads(line.partition("RESULT ")[2]) for line in stdout.splitlines() if "RESULT " in line]
 
 
-@pytest.mark.parametrize("planned", ["ccl", "gloo"])
 @pytest.mark.parametrize(
-    ("name", "of_group", "answered"),
+    ("planned", "name", "of_group", "answered"),
     [
-        ("cpu:ccl", "none", "cpu:ccl"),
-        ("cpu:ccl,cuda:gloo", "none", "cpu:ccl,cuda:gloo"),
-        ("cuda:nccl,cpu:gloo", "cpu:gloo", "cuda:nccl,cpu:gloo"),
-        repeat("CPU:Gloo", "cpu:ccl", "cpu:gloo"),
-        ("cpu:mpi", "none", "cpu:mpi"),
-        ("ccl", "cpu:ccl,xpu:ccl", "ccl"),
-        ("none", "gloo", "undefined"),
+        repeat("ccl", "cpu:ccl", "none", "cpu:ccl"),
+        repeat("gloo", "cpu:ccl,cuda:gloo", "none", "cpu:ccl,cuda:gloo"),
+        ("ccl", "cuda:nccl,cpu:gloo", "cpu:gloo", "cuda:nccl,cpu:gloo"),
+        repeat("gloo", "CPU:Gloo", "cpu:ccl", "cpu:gloo"),
+        repeat("ccl", "cpu:mpi", "none", "cpu:mpi"),
+        ("gloo", "ccl", "cpu:ccl,xpu:ccl", "ccl"),
+        ("ccl", "none", "gloo", "undefined"),
     ],
 )
 def test_each_form_of_a_name_is_the_planned_backend(
@@ -56,7 +55,7 @@ def test_each_form_of_a_name_is_the_planned_backend(
     assert "warning" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["cpu:ccl", "cpu:gloo,cuda:gloo"])
+@pytest.mark.parametrize("name", ["cpu:ccl", repeat("cpu:gloo,cuda:gloo")])
 def test_each_form_of_a_name_works_in_a_script_as_it_is_written(
     name: str, cpulaunch: Run, built, tmp_path: Path
 ) -> None:
@@ -69,7 +68,7 @@ def test_each_form_of_a_name_works_in_a_script_as_it_is_written(
     assert "warning" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["cpu:gloo,cpu:ccl", "cpu:", "tcp", "cpu:tcp"])
+@pytest.mark.parametrize("name", [repeat("cpu:gloo,cpu:ccl"), repeat("cpu:"), repeat("tcp"), "cpu:tcp"])
 def test_a_name_that_torch_refuses_is_refused(name: str, cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = cpulaunch("run", "-n", "1", "--backend", "gloo", "script.py", name, "none")

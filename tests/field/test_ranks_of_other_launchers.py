@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.command import TIMEOUT, Run, clean_environment, mpi_options
+from support.marks import repeat
 
 from cpulaunch.errors import UsageError
 from cpulaunch.launchers.other import started_as
@@ -96,7 +97,7 @@ JSRUN = {"JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_LOCAL_SIZE": "2"}
     ("shared", "own"),
     [
         (FLUX, ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID")),
-        (JSRUN, ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK")),
+        repeat(JSRUN, ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK")),
     ],
     ids=["flux", "jsrun"],
 )
@@ -123,7 +124,7 @@ def test_ranks_with_the_variables_of_other_launchers_train_one_model(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", ["-N1 -n2", "-N2 -n2"])
+@pytest.mark.parametrize("options", [repeat("-N1 -n2"), "-N2 -n2"])
 def test_tasks_of_a_step_train_one_model(
     options: str, salloc: Callable[..., Any], script: Path, tmp_path: Path
 ) -> None:

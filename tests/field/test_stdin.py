@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.command import TIMEOUT, Run, clean_environment, mpi_options
+from support.marks import by_launcher, repeat
 from support.terminal import CTRL_C, Terminal
 
 DEBUGGED = """
@@ -47,8 +48,13 @@ def terminal(tmp_path: Path) -> Iterator[Start]:
         each.close()
 
 
-@pytest.mark.parametrize("launcher", ["local", pytest.param("intel", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("ranks", "rank"), [(1, 0), (2, 0), (2, 1)])
+@pytest.mark.parametrize(
+    ("launcher", "ranks", "rank"),
+    by_launcher(
+        ((launcher, *each) for launcher in ("local", "intel") for each in ((1, 0), (2, 0), (2, 1))),
+        usual=[("intel", 2, 1)],
+    ),
+)
 def test_a_debugger_has_the_terminal(launcher: str, ranks: int, rank: int, terminal: Start) -> None:
     options = ["--launcher", "local"] if launcher == "local" else mpi_options(launcher)
     with_rank = ["--stdin", str(rank)] if rank else []
@@ -94,7 +100,7 @@ def test_a_job_in_the_background_leaves_the_terminal_alone(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "launcher",
-    ["local", pytest.param("intel", marks=pytest.mark.slow), pytest.param("openmpi", marks=pytest.mark.slow)],
+    ["local", repeat("intel"), pytest.param("openmpi", marks=pytest.mark.slow)],
 )
 def test_what_is_piped_in_goes_to_the_rank_that_is_named(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "read.py").write_text("import sys; print(repr(sys.stdin.readline()))")

@@ -114,10 +114,9 @@ def can_run(place: str, state: str) -> bool:
 
 
 ONCE = (
-    *(("home", state) for state in STATES),
+    ("home", "closed"),
     ("temporary files", "full"),
     ("log directory", "read-only"),
-    ("log directory", "missing"),
     ("shared memory", "full"),
     ("all of them", "read-only"),
 )

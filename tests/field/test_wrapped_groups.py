@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hangs.conftest import hang
 from support.hangs import Hang, line_of, stall
+from support.marks import repeat
 
 __all__ = ["hang"]
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.slow
 DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 
 
-@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+@pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
 def test_a_rank_that_is_late_is_named_with_its_line(backend: str, hang: Hang, tmp_path: Path) -> None:
     title, lines, found = stall(tmp_path, hang("late", backend=backend, **DETAIL))
     assert "rank 1 on localhost has not called all_reduce #6" in title

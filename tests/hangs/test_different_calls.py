@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.command import REPOSITORY
-from support.hangs import Hang, line_of, stall
+from support.hangs import PAGES, Hang, line_of, stall
 from support.jobs import box, outcome
+from support.marks import repeat
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ def test_different_operations_are_shown_with_both_lines(hang: Hang, tmp_path: Pa
     ("case", "called", "line"),
     [
         ("other_operation", "broadcast #3 of group 0, 4 kB float32", "dist.broadcast("),
-        ("other_size", "all_reduce #3 of group 0, 8 kB float32", "dist.all_reduce(more)"),
+        repeat("other_size", "all_reduce #3 of group 0, 8 kB float32", "dist.all_reduce(more)"),
     ],
 )
 def test_ccl_itself_finds_operations_that_differ(
@@ -50,8 +50,7 @@ def test_ccl_itself_finds_operations_that_differ(
     assert result["first_failure"]["note"].splitlines() == sides
     _, lines = box(done.stderr)
     assert set(sides) <= set(lines)
-    docs = (REPOSITORY / "docs/hangs.md").read_text()
-    assert case == "other_size" or "\n".join(sides) in docs
+    assert case == "other_size" or "\n".join(sides) in PAGES
 
 
 STEP = f"train.py:{line_of('dist.all_reduce(tensor)')} step"
@@ -60,7 +59,7 @@ STEP = f"train.py:{line_of('dist.all_reduce(tensor)')} step"
 @pytest.mark.parametrize(
     ("case", "line", "on_0", "on_1"),
     [
-        (
+        repeat(
             "other_part",
             "dist.all_to_all_single(",
             "all_to_all_single #3 of group 0, 6 kB float32, at {}",
@@ -100,7 +99,7 @@ def test_a_part_or_a_message_of_another_size_is_shown_with_both_its_ends(
             [1],
             ["all_reduce #1 of group 1, 8 kB float32, at train.py:{} hasty"],
         ),
-        (
+        repeat(
             "unsent",
             "ranks 0-1 on localhost wait for each other in a collective and a message",
             [0, 1],
@@ -127,14 +126,13 @@ def test_a_timeout_of_the_groups_own_is_explained_by_what_the_others_do(
     number = line_of("dist.barrier(group)" if case == "unsent" else "dist.all_reduce(more, group=group)")
     assert all(text.format(number) in first["note"] for text in waits)
     assert "was not completed within its timeout of 3 s" in first["error"]
-    docs = (REPOSITORY / "docs/hangs.md").read_text()
-    assert case == "unsent" or (title in docs and first["note"].splitlines()[0] in docs)
+    assert case == "unsent" or (title in PAGES and first["note"].splitlines()[0] in PAGES)
 
 
 @pytest.mark.parametrize(
     ("case", "title", "lines"),
     [
-        (
+        repeat(
             "crossed_pairs",
             "ranks 1-2 on localhost wait for each other in different groups",
             [
@@ -150,7 +148,7 @@ def test_a_timeout_of_the_groups_own_is_explained_by_what_the_others_do(
                 "rank 1 on localhost is not in group 1 any more and is",
             ],
         ),
-        (
+        repeat(
             "any_of_pair",
             "no rank has sent what rank 2 on localhost waits for in recv from any rank #0",
             [
@@ -172,7 +170,7 @@ def test_ranks_of_a_smaller_group_are_named_by_their_numbers_in_the_job(
 
 @pytest.mark.parametrize(("case", "first", "second"), [
     ("other_reduction", "all_reduce (sum) #3", "all_reduce (max) #3"),
-    ("roots", "broadcast #3 from rank 1", "broadcast #3 from rank 0"),
+    repeat("roots", "broadcast #3 from rank 1", "broadcast #3 from rank 0"),
 ])  # fmt: skip
 def test_ccls_reductions_and_roots_are_shown_where_they_differ(
     case: str, first: str, second: str, hang: Hang, tmp_path: Path
@@ -219,7 +217,7 @@ def test_types_of_one_size_are_found_by_ccl_and_not_by_gloo(hang: Hang, tmp_path
 
 @pytest.mark.parametrize(
     ("case", "fails", "size"),
-    [("larger_than_a_bucket", 0, "4.4 kB"), ("smaller_than_a_bucket", 1, "400 kB")],
+    [("larger_than_a_bucket", 0, "4.4 kB"), repeat("smaller_than_a_bucket", 1, "400 kB")],
 )
 def test_a_bucket_of_ddp_that_gloo_refuses_is_shown_with_the_line_of_its_backward_pass(
     case: str, fails: int, size: str, hang: Hang, tmp_path: Path
@@ -235,7 +233,7 @@ def test_a_bucket_of_ddp_that_gloo_refuses_is_shown_with_the_line_of_its_backwar
         f"rank 1 on localhost: all_reduce #8 of group 0, 8 kB float32, at {other}",
     ]
     assert first["note"].replace(f"{case}.<locals>.", "").splitlines() == sides
-    assert case != "larger_than_a_bucket" or "\n".join(sides) in (REPOSITORY / "docs/hangs.md").read_text()
+    assert case != "larger_than_a_bucket" or "\n".join(sides) in PAGES
 
 
 def test_another_operation_than_a_bucket_of_ddp_is_shown(hang: Hang, tmp_path: Path) -> None:

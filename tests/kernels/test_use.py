@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.command import Run
+from support.marks import repeat
 
 SCRIPT = """
 import sys, torch
@@ -52,7 +53,7 @@ def test_a_job_says_at_its_first_step_what_was_replaced(cpulaunch: Run, script: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+@pytest.mark.parametrize("way", ["ddp", repeat("fsdp")])
 def test_parallel_training_has_it(cpulaunch: Run, script: Path, way: str) -> None:
     done = cpulaunch("run", "-n", "2", "--oversubscribe", "--precision", "fp32", script, way)
     assert done.returncode == 0, done.stderr

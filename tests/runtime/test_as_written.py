@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.command import TIMEOUT, clean_environment
+from support.marks import repeat
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +77,7 @@ def by_itself(directory: Path, threads: str, kind: str) -> list[list[str]]:
     return losses("".join(said))
 
 
-@pytest.mark.parametrize("kind", ["eager", "compiled"])
+@pytest.mark.parametrize("kind", [repeat("eager"), "compiled"])
 def test_losses_of_a_script_as_written_are_those_of_python_alone(tmp_path: Path, kind: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     found = by_cpulaunch(tmp_path, "--as-written", kind=kind)
@@ -91,7 +92,7 @@ def test_losses_of_a_script_as_written_are_those_of_python_alone(tmp_path: Path,
     assert not any({"flops", "samples"} & row.keys() for row in steps)
 
 
-@pytest.mark.parametrize("kind", ["eager", "compiled"])
+@pytest.mark.parametrize("kind", ["eager", repeat("compiled")])
 def test_telemetry_changes_no_loss(tmp_path: Path, kind: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     options = "--backend", "gloo", "--precision", "fp32", "--telemetry"

@@ -306,7 +306,7 @@ def test_engines_load_each_others_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "to"),
     [
-        (signal.SIGTERM, "a rank"),
+        repeat(signal.SIGTERM, "a rank"),
         repeat(signal.SIGUSR1, "a rank"),
         (signal.SIGUSR1, "the launcher"),
     ],

@@ -64,7 +64,7 @@ def test_a_job_goes_on_where_torch_has_renamed_something(tmp_path: Path) -> None
     check(jobs(tmp_path, *SOME))
 
 
-@pytest.mark.slow
+@pytest.mark.repeats
 @pytest.mark.parametrize("part", range(3))
 def test_whichever_name_that_is(tmp_path: Path, part: int) -> None:
     check(jobs(tmp_path, *NAMES[part::3]))

@@ -56,6 +56,7 @@ def test_checkpoints_are_full_precision_and_load_under_either_engine(
 
 
 @needs_bf16
+@pytest.mark.repeats
 def test_an_optimizer_that_it_cannot_fuse_trains_natively(intel_job: Start) -> None:
     done = intel_job(2, "misuse", "unfusable", options=IPEX)
     assert [result["error"] for result in done.results] == ["", ""]
@@ -84,6 +85,7 @@ def test_a_trainer_gets_it_by_one_line(intel_job: Start) -> None:
 
 
 @needs_bf16
+@pytest.mark.repeats
 def test_an_accelerator_gets_it_by_one_line(intel_job: Start) -> None:
     first, second = intel_job(
         2, "accelerated", '{"cpu": true, "mixed_precision": "bf16"}', TEST_USE_IPEX="1"

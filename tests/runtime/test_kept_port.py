@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from discovery.host.test_master_port import NOBODY, needs_root
 from support.command import TIMEOUT, Run, bounded, clean_environment, intel_python, processes_with
+from support.marks import repeat, slow
 from support.plans import make
 
 from cpulaunch.supervise.attempts.attempt import first_attempt
@@ -59,9 +60,9 @@ else:
     [
         ("local", "127.0.0.1"),
         ("local", "::1"),
-        pytest.param("intel", "::1", marks=pytest.mark.slow),
-        pytest.param("mpich", "127.0.0.1", marks=pytest.mark.slow),
-        pytest.param("openmpi", "::1", marks=pytest.mark.slow),
+        repeat("intel", "::1"),
+        slow("mpich", "127.0.0.1"),
+        repeat("openmpi", "::1"),
     ],
     indirect=["launcher_options"],
 )
@@ -236,9 +237,9 @@ wait_for("stopped")
     [
         ("local", False),
         ("local", True),
-        pytest.param("intel", False, marks=pytest.mark.slow),
-        pytest.param("mpich", False, marks=pytest.mark.slow),
-        pytest.param("openmpi", True, marks=pytest.mark.slow),
+        slow("intel", False),
+        repeat("mpich", False),
+        repeat("openmpi", True),
     ],
     indirect=["launcher_options"],
 )

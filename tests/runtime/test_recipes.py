@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.command import REPOSITORY, Run
+from support.marks import repeat
 
 pytestmark = pytest.mark.slow
 
@@ -35,25 +36,25 @@ def recipe(page: str, title: str) -> str:
     ("page", "title", "killed_at", "said"),
     [
         ("restarts.md", "## A plain script", 35, r"goes on after step \d+, from .*/ckpt/step-\d+"),
-        (
-            "restarts.md",
+        repeat(
+            "checkpoints.md",
             "## Trainer",
             7,
             r"restarted: the Trainer goes on after step 5, from out/checkpoint-5",
         ),
         (
-            "restarts.md",
+            "checkpoints.md",
             "## Trainer",
             3,
             "restarted: the Trainer starts from the beginning, as this job has saved ",
         ),
         (
-            "restarts.md",
+            "checkpoints.md",
             "## accelerate",
             3,
             "restarted: accelerate starts from the beginning, as this job has ",
         ),
-        ("restarts.md", "## accelerate", 12, r"restarted: accelerate goes on after step 8, from "),
+        repeat("checkpoints.md", "## accelerate", 12, r"restarted: accelerate goes on after step 8, from "),
         ("checkpoints.md", "A loop of your own:", 25, r"goes on after step \d+, from .*/own/step-\d+"),
     ],
 )

@@ -14,7 +14,7 @@ from runtime.conftest import Start
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("said", [(), ("gloo",), repeat(("mpi",)), ("ccl",)])
+@pytest.mark.parametrize("said", [repeat(()), ("gloo",), repeat(("mpi",)), repeat(("ccl",))])
 def test_a_group_is_of_the_planned_backend(job: Start, said: tuple[str, ...]) -> None:
     done = job(2, "grouped", *said)
     assert [result["backend"] for result in done.results] == ["ccl", "ccl"]
@@ -39,7 +39,7 @@ def test_a_data_parallel_model_of_the_scripts_own_is_in_the_planned_precision(jo
 
 @pytest.mark.parametrize(
     ("context", "options"),
-    [("off", ()), ("none", ("--precision", "fp32")), ("none", ("--as-written",))],
+    [("off", ()), repeat("none", ("--precision", "fp32")), ("none", ("--as-written",))],
 )
 def test_but_not_where_the_script_or_the_user_says_another(job: Start, context: str, options) -> None:
     for result in job(2, "plain", context, options=options).results:
@@ -54,7 +54,11 @@ def test_a_script_that_trains_in_its_own_autocast_may_evaluate_outside(job: Star
 
 @pytest.mark.parametrize(
     ("backend", "precision", "compressed"),
-    [("gloo", "none", False), ("gloo", "bf16", True), ("ccl", "bf16", False)],  # by ccl only between hosts
+    [
+        repeat("gloo", "none", False),
+        ("gloo", "bf16", True),
+        ("ccl", "bf16", False),
+    ],  # by ccl only between hosts
 )
 def test_gradients_of_the_scripts_own_model_are_compressed_where_that_is_asked_for(
     job: Start, backend: str, precision: str, compressed: bool
@@ -86,7 +90,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     "options",
     [
-        ("--backend", "gloo"),
+        repeat(("--backend", "gloo")),
         pytest.param(("--ccl-transport", "tcp"), marks=pytest.mark.repeats),
         ("--ccl-transport", "ofi"),
     ],
@@ -148,7 +152,10 @@ def test_an_accelerator(job: Start, options: str) -> None:
 
 @pytest.mark.parametrize(
     ("said", "planned", "kinds"),
-    [('{"cpu": true}', "fp32", "float32"), ('{"cpu": true, "mixed_precision": "no"}', "bf16", "float32")],
+    [
+        repeat('{"cpu": true}', "fp32", "float32"),
+        ('{"cpu": true, "mixed_precision": "no"}', "bf16", "float32"),
+    ],
 )
 def test_the_precision_is_the_plans_unless_the_script_names_one(job: Start, said, planned, kinds) -> None:
     for result in job(2, "accelerated", said, options=("--precision", planned)).results:
@@ -157,7 +164,11 @@ def test_the_precision_is_the_plans_unless_the_script_names_one(job: Start, said
 
 @pytest.mark.parametrize(
     "options",
-    ["{}", repeat('{"bf16": true, "ddp_backend": "gloo"}'), '{"use_cpu": true, "ddp_backend": "ccl"}'],
+    [
+        "{}",
+        repeat('{"bf16": true, "ddp_backend": "gloo"}'),
+        repeat('{"use_cpu": true, "ddp_backend": "ccl"}'),
+    ],
 )
 def test_a_trainer_trains_evaluates_and_predicts(job: Start, options: str) -> None:
     done = job(2, "trainer", options, options=("--precision", "bf16"))

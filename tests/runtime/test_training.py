@@ -20,7 +20,7 @@ BF16_LOSS = 0.02
 """How far a loss of some 1.6 may be from that of fp32 in the first 50 steps: bf16 has 8 bits."""
 
 
-@pytest.mark.parametrize("model", ["mlp", "bert"])
+@pytest.mark.parametrize("model", [repeat("mlp"), "bert"])
 def test_n_ranks_train_as_one_process_with_n_times_the_batch(job: Start, alone: Alone, model: str) -> None:
     expected = alone("train", model, "50", "24")["losses"]
     ranks = 2 if model == "bert" else 3
@@ -94,13 +94,14 @@ def test_compiled_models_train_alike_and_keep_their_names(job: Start, alone: Alo
 
 
 @pytest.mark.parametrize("options", [("--engine", "native"), repeat(FP32)])
+@pytest.mark.repeats
 def test_digits_are_learnt(job: Start, options: tuple[str, ...]) -> None:
     done = job(2, "digits", "12", options=options)
     assert all(result["accuracy"] >= 97 for result in done.results)
     assert [line for line in done.ours() if "engine native" in line]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [repeat(1), 2])
 def test_what_prepare_gives_back(job: Start, ranks: int) -> None:
     results = job(ranks, "prepared").results
     for rank, result in enumerate(results):

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from support.marks import repeat
 
 from scripts.conftest import Start, assert_alike, by_mpirun
 
@@ -26,6 +27,7 @@ def deepspeed() -> dict[str, str]:
     return {"PYTHONPATH": directory}
 
 
+@pytest.mark.repeats
 def test_lightning_sees_the_job_and_trains_as_under_torchrun(start: Start, by_torchrun: Start) -> None:
     assert_alike(
         start(PROGRAMS, "lightning", options=FP32).results, by_torchrun(PROGRAMS, "lightning").results
@@ -65,7 +67,7 @@ def test_ignite_wraps_its_models_and_trains_as_under_torchrun(start: Start, by_t
     assert_alike(ours, by_torchrun(PROGRAMS, "ignite").results)
 
 
-@pytest.mark.parametrize("name", ["test_script", "test_sync", "test_ops"])
+@pytest.mark.parametrize("name", ["test_script", repeat("test_sync"), repeat("test_ops")])
 def test_accelerates_own_scripts_pass(start: Start, name: str) -> None:
     """All but ``test_distributed_data_loop``: it joins uneven inputs, as accelerate does on GPUs alone."""
     import accelerate.test_utils

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.marks import repeat
 
 from scripts.conftest import Start, assert_alike, by_mpirun
 
@@ -67,7 +68,7 @@ def test_ranks_have_torchruns_variables(start: Start, by_torchrun: Start) -> Non
         assert one["TORCHELASTIC_RUN_ID"] == one["CPULAUNCH_JOB_ID"]
 
 
-@pytest.mark.parametrize("options", [("--precision", "bf16"), ("--as-written",)])
+@pytest.mark.parametrize("options", [repeat(("--precision", "bf16")), ("--as-written",)])
 def test_ranks_without_a_group_are_told_that_they_train_separate_models(
     start: Start, options: tuple[str, ...]
 ) -> None:

@@ -49,6 +49,7 @@ def test_are_on_all_nodes_and_go_on_where_one_fails(salloc: Run, infer: str, tmp
     assert "no luck" in log.read_text()
 
 
+@pytest.mark.repeats
 def test_as_many_as_fit_are_as_many_on_each_node(salloc: Run, infer: str) -> None:
     options = ("--launcher", "slurm", "--cores-per-instance", "1")
     done = salloc("-N2 -c 1", "run", *options, infer)
@@ -56,6 +57,7 @@ def test_as_many_as_fit_are_as_many_on_each_node(salloc: Run, infer: str) -> Non
     assert said(done.stdout) == [[0, "2", "node0", []], [1, "2", "node1", []]]
 
 
+@pytest.mark.repeats
 def test_only_one_of_them_runs_on_its_node(salloc: Run, infer: str, tmp_path: Path) -> None:
     options = ("--launcher", "slurm", "--instances", "4", "--instance", "2")
     done = salloc(f"-N4 -c {CPUS}", "run", *options, infer)

@@ -92,8 +92,8 @@ def test_a_follower_shows_both_logs_and_nothing_of_what_was_in_them_before(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--nodes", 9), "--nodes=9: partition batch has 4 nodes"),
-        (
+        repeat(("--nodes", 9), "--nodes=9: partition batch has 4 nodes"),
+        repeat(
             ("--ntasks", 4 * CPUS + 1),
             f"--ntasks={4 * CPUS + 1}: {4 * CPUS + 1} CPUs, and 4 nodes of partition batch have {4 * CPUS}",
         ),
@@ -114,8 +114,8 @@ def test_what_no_node_can_give_is_refused_before_it_waits(
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("-p", "spaer"), "invalid partition specified: spaer"),
-        (("--nodes", "abc"), "abc"),
+        repeat(("-p", "spaer"), "invalid partition specified: spaer"),
+        repeat(("--nodes", "abc"), "abc"),
         (("--invented-in-2030=a",), "unrecognized option '--invented-in-2030=a'"),
     ],
 )
@@ -166,7 +166,9 @@ def test_ctrl_c_leaves_the_job_running_and_scancel_ends_it_for_good(
 
 
 @pytest.mark.parametrize(
-    ("more", "preempted"), [((), False), repeat((), True), (LOSES, True)], ids=["limit", "early", "loses"]
+    ("more", "preempted"),
+    [((), False), repeat((), True), repeat(LOSES, True)],
+    ids=["limit", "early", "loses"],
 )
 def test_a_job_that_is_warned_before_its_first_step_is_requeued(
     more: tuple[str, ...], preempted: bool, submit: Submit, queue: Queue, tmp_path: Path

@@ -422,10 +422,14 @@ def line_of(text: str, after: str = "") -> int:
     return next(number + 1 for number, line in enumerate(lines) if number >= start and text in line)
 
 
+PAGES = "".join((REPOSITORY / "docs" / name).read_text() for name in ("hangs.md", "hang-reports.md"))
+"""What the documentation says of jobs that hang."""
+
+
 def shown_in_docs(text: str) -> bool:
-    """Whether ``docs/hangs.md`` shows the one box in ``text``."""
+    """Whether the documentation shows the one box in ``text``."""
     (found,) = boxes(text)
-    return found in boxes((REPOSITORY / "docs/hangs.md").read_text())
+    return found in boxes(PAGES)
 
 
 def boxes(text: str) -> list[list[str]]:

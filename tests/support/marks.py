@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
+
+from cpulaunch.launchers import MPIS
 
 
 def repeat(*values: Any) -> Any:
     """Values of a parameter that is much like another one: only ``scripts/test.sh --all`` runs it."""
     return pytest.param(*values, marks=pytest.mark.repeats)
+
+
+def slow(*values: Any) -> Any:
+    """Values of a parameter with which a test is too slow for ``scripts/test.sh --fast``."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def usually_under(*launchers: str) -> pytest.MarkDecorator:
+    """``launcher_options`` of these, and of all others where all is repeated.
+
+    For what depends little on the launcher.  Tests take turns at which MPI is the usual one.
+    """
+    usual = [name if name == "local" else slow(name) for name in launchers]
+    others = [repeat(name) for name in ("local", *MPIS) if name not in launchers]
+    return pytest.mark.parametrize("launcher_options", [*usual, *others], indirect=True)
+
+
+def by_launcher(rows: Iterable[tuple[Any, ...]], usual: Collection[tuple[Any, ...]]) -> list[Any]:
+    """Rows that begin with a launcher: those of local are fast, the ``usual`` are slow, all others repeats."""
+    return [row if row[0] == "local" else slow(*row) if row in usual else repeat(*row) for row in rows]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.command import Run
+from support.marks import repeat
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +74,7 @@ def test_it_connects_ranks_when_they_first_need_it(cpulaunch: Run, tmp_path: Pat
     assert int(done.stdout.rpartition(" ")[2]) < 4
 
 
-@pytest.mark.parametrize(("ranks", "lazily"), [(64, ""), (65, "1")])
+@pytest.mark.parametrize(("ranks", "lazily"), [repeat(64, ""), (65, "1")])
 def test_ranks_of_a_large_job_are_told_to_connect_so(cpulaunch: Run, ranks: int, lazily: str) -> None:
     program = ("--no-python", "sh", "-c", 'echo "lazily:$TORCH_GLOO_LAZY_INIT"')
     done = cpulaunch("run", "-n", ranks, "--oversubscribe", "--tee", "all", *program)

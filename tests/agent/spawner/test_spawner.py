@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.command import TIMEOUT, clean_environment, processes_with
+from support.marks import repeat
 from support.namespaces import until
 
 from cpulaunch.discovery.host.installation import installation_here
@@ -125,7 +126,7 @@ def test_each_agent_is_told_its_rank_and_gets_the_environment(spawned: Spawned) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("alone", ["", "1"])
+@pytest.mark.parametrize("alone", ["", repeat("1")])
 def test_many_hosts_start_in_a_tree_or_flat_where_they_do_not_reach_each_other(
     spawned: Spawned, alone: str
 ) -> None:
@@ -224,7 +225,7 @@ def wait_until_ready(process: subprocess.Popen[str], count: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, repeat(signal.SIGINT)])
 def test_a_signal_ends_all_agents(spawned: Spawned, number: int) -> None:
     with spawned.running(lines(35) + "node35 1 here\n", READY) as process:
         wait_until_ready(process, 36)

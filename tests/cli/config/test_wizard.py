@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.command import Run
+from support.marks import repeat
 from support.terminal import CTRL_C, CTRL_D, CTRL_U, DOWN, ENTER, ESCAPE, UP, Terminal, question_of
 
 from cpulaunch.cli.terminal import drop_keys
@@ -272,7 +273,9 @@ def test_escape_at_the_hosts_leads_back_to_where(wizard: Start, tmp_path: Path) 
     assert "hosts.hostfile" not in said(tmp_path)
 
 
-@pytest.mark.parametrize("number", range(len(FOUR_NODES)))
+@pytest.mark.parametrize(
+    "number", [repeat(each) if 0 < each < 5 else each for each in range(len(FOUR_NODES))]
+)
 def test_control_c_at_each_question_leaves_nothing_behind(
     wizard: Start, tmp_path: Path, four_nodes: Path, number: int
 ) -> None:
@@ -304,8 +307,8 @@ def test_leaving_at_the_end_writes_nothing(wizard: Start, tmp_path: Path) -> Non
     ("typed", "answer"),
     [
         ("two", "expected a whole number of at least 1, or auto"),
-        ("0", "expected a whole number of at least 1, or auto"),
-        ("-3", "expected a whole number of at least 1, or auto"),
+        repeat("0", "expected a whole number of at least 1, or auto"),
+        repeat("-3", "expected a whole number of at least 1, or auto"),
         (str(CPUS + 1000), f"{CPUS + 1000} ranks do not fit on"),
     ],
 )
@@ -387,7 +390,7 @@ def test_a_file_that_does_not_fit_is_no_obstacle(wizard: Start, tmp_path: Path) 
 # ---- terminals
 
 
-@pytest.mark.parametrize("columns", [80, 50])
+@pytest.mark.parametrize("columns", [repeat(80), 50])
 def test_plain_narrow_terminals_are_readable(wizard: Start, four_nodes: Path, columns: int) -> None:
     terminal = wizard(*GLOO, columns=columns, LANG="C", NO_COLOR="1")
     terminal.answers(WHERE, DOWN)

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from support.command import TIMEOUT, bounded, clean_environment
 from support.jobs import job, outcome
+from support.marks import usually_under
 from support.running_jobs import SLEEPS, Ask, directory_of
 
 needs_py_spy = pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
 
 
 @needs_py_spy
+@usually_under("local", "openmpi")
 def test_stacks_are_those_of_all_ranks_and_change_nothing(
     launcher_options: list[str], env: dict[str, str], ask: Ask, tmp_path: Path
 ) -> None:

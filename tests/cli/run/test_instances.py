@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.command import REPOSITORY, Run, needs_two_cores
 from support.jobs import box, outcome, outputs
-from support.marks import repeat
+from support.marks import repeat, usually_under
 
 SHOW = """
 import json, os, sys
@@ -83,6 +83,7 @@ class TestEveryLauncher:
         assert " 2 instances on this machine, " in done.stderr
         assert "no process group" in done.stderr
 
+    @usually_under("local", "mpich")
     def test_where_one_fails_the_other_goes_on(
         self, cpulaunch: Run, launcher_options, marked, tmp_path: Path
     ) -> None:

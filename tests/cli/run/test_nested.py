@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.command import TIMEOUT, Run, clean_environment, mpi_options
+from support.marks import repeat
 
 from cpulaunch.cli.run.misuse import refuse_within_a_launcher
 from cpulaunch.errors import UsageError
@@ -45,7 +46,7 @@ def test_a_rank_may_ask_for_a_plan(cpulaunch: Run, train: Path) -> None:
 
 @pytest.mark.parametrize(
     ("mpi", "size"),
-    [("intel", "PMI_SIZE"), ("mpich", "PMI_SIZE"), ("openmpi", "OMPI_COMM_WORLD_SIZE")],
+    [("intel", "PMI_SIZE"), repeat("mpich", "PMI_SIZE"), ("openmpi", "OMPI_COMM_WORLD_SIZE")],
 )
 @pytest.mark.slow
 def test_under_an_mpiexec(train: Path, mpi: str, size: str) -> None:

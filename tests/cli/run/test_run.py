@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
@@ -23,6 +24,7 @@ from support.command import (
     processes_with,
 )
 from support.jobs import box, job, outcome, output_of_one, outputs
+from support.marks import by_launcher, repeat, slow, usually_under
 
 from cpulaunch.launchers import MPIS
 
@@ -43,6 +45,18 @@ NASTY = [
     "-x",
     "a=b",
 ]
+
+LAUNCHERS = ("local", *MPIS)
+FAILURES = [
+    ("raise", 1, "error", "ValueError: no such luck"),
+    ("exit", 3, "exit", "exit code 3"),
+    ("message", 1, "exit", "exit code 1"),
+    ("_exit", 4, "exit", "exit code 4"),
+    ("9", 137, "signal", "SIGKILL"),
+    ("11", 139, "signal", "SIGSEGV"),
+    ("abort", 134, "signal", "SIGABRT"),
+]
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 class TestEveryLauncher:
@@ -70,11 +84,13 @@ class TestEveryLauncher:
             ",".join(unfolded(cores)) for cores in planned
         ]
 
+    @usually_under("local", "mpich", "openmpi")
     def test_arguments_reach_the_program_unchanged(self, cpulaunch: Run, launcher_options, show) -> None:
         odd = show.rename(show.with_name("odd $name; é '\".py"))
         for r in outputs(cpulaunch("run", "-n", "2", *launcher_options, odd.name, *NASTY)):
             assert r["argv"] == [odd.name, *NASTY]
 
+    @usually_under("local", "intel")
     def test_a_directory_with_an_odd_name_does_no_harm(
         self, cpulaunch: Run, launcher_options, show, tmp_path
     ) -> None:
@@ -83,6 +99,7 @@ class TestEveryLauncher:
         for r in outputs(cpulaunch("run", "-n", "2", *launcher_options, show, cwd=odd)):
             assert r["cwd"] == str(odd)
 
+    @usually_under("local", "intel", "openmpi")
     def test_the_environment_reaches_every_rank(self, cpulaunch: Run, launcher_options, show) -> None:
         value = "two words\n$x é"
         env = {"FORWARDED": value, "INHERITED": "yes"}
@@ -101,6 +118,7 @@ class TestEveryLauncher:
         for r in outputs(done):
             assert [r["env"][n] for n in ("GIVEN", "FORWARDED", "INHERITED")] == [value, value, "yes"]
 
+    @usually_under("local", "mpich")
     def test_modules_and_other_programs_run(self, cpulaunch: Run, launcher_options, tmp_path) -> None:
         package = tmp_path / "pack"
         package.mkdir()
@@ -115,16 +133,12 @@ class TestEveryLauncher:
         assert sorted(done.stdout.splitlines()) == ["[0] 0 of 2", "[1] 1 of 2"]
 
     @pytest.mark.parametrize(
-        ("how", "code", "kind", "said"),
-        [
-            ("raise", 1, "error", "ValueError: no such luck"),
-            ("exit", 3, "exit", "exit code 3"),
-            ("_exit", 4, "exit", "exit code 4"),
-            ("message", 1, "exit", "exit code 1"),
-            ("9", 137, "signal", "SIGKILL"),
-            ("11", 139, "signal", "SIGSEGV"),
-            ("abort", 134, "signal", "SIGABRT"),
-        ],
+        ("launcher_options", "how", "code", "kind", "said"),
+        by_launcher(
+            [(name, *failure) for name in LAUNCHERS for failure in FAILURES],
+            usual=[(mpi, *failure) for mpi, failure in zip(MPIS, FAILURES[::2], strict=False)],
+        ),
+        indirect=["launcher_options"],
     )
     def test_a_failing_rank_is_named_and_its_code_is_ours(
         self, cpulaunch: Run, launcher_options, fail, marked, how, code, kind, said
@@ -153,7 +167,11 @@ class TestEveryLauncher:
             assert (first["signal"], first["exit_code"]) == (None, code)
         assert [r["status"] for r in result["ranks"]][0] == "ended by launcher"
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    @pytest.mark.parametrize(
+        ("launcher_options", "number"),
+        by_launcher(itertools.product(LAUNCHERS, SIGNALS), usual=[*zip(MPIS, SIGNALS, strict=True)]),
+        indirect=["launcher_options"],
+    )
     def test_a_signal_ends_everything_though_the_program_ignores_it(
         self, launcher_options, marked, tmp_path, number
     ) -> None:
@@ -163,14 +181,14 @@ class TestEveryLauncher:
         assert processes_with(f"TEST_MARK={tmp_path}") == []
         assert outcome(tmp_path)["kind"] == "interrupted"
 
+    @usually_under("local", "intel", "openmpi")
     def test_a_killed_launcher_leaves_nothing_behind(self, launcher_options, marked, tmp_path) -> None:
         with job(tmp_path, marked, launcher_options, programs.FAMILY, "--grace-period", "0.5") as launcher:
             launcher.kill()
             launcher.wait(TIMEOUT)
             wait_until_gone(marked)
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("flavour", MPIS)
+    @pytest.mark.parametrize("flavour", [repeat("intel"), repeat("mpich"), slow("openmpi")])
     def test_a_launcher_killed_before_it_has_heard_an_agent_leaves_nothing_behind(
         self, flavour: str, marked, tmp_path
     ) -> None:
@@ -190,7 +208,11 @@ class TestEveryLauncher:
             launcher.wait(TIMEOUT)
             wait_until_gone(marked)
 
-    @pytest.mark.parametrize("sh", ["bash", "sh"])
+    @pytest.mark.parametrize(
+        ("launcher_options", "sh"),
+        by_launcher(itertools.product(LAUNCHERS, ("bash", "sh")), [("mpich", "bash"), ("openmpi", "sh")]),
+        indirect=["launcher_options"],
+    )
     def test_the_pasted_shell_form_runs(self, cpulaunch: Run, launcher_options, show, sh: str) -> None:
         script = cpulaunch(
             "run", "-n", "2", *launcher_options, "--dry-run", "--format", "shell", "show.py", *NASTY
@@ -206,6 +228,7 @@ class TestEveryLauncher:
         )
         assert {tuple(r["argv"]) for r in outputs(done)} == {("show.py", *NASTY)}
 
+    @usually_under("local", "intel")
     def test_the_pasted_shell_form_fails_as_the_rank_does(
         self, cpulaunch: Run, launcher_options, tmp_path
     ) -> None:
@@ -314,6 +337,7 @@ class TestLauncherInOddPlaces:
 
 
 class TestSlurmShell:
+    @usually_under("local", "intel", "openmpi")
     def test_a_run_is_not_confused_by_slurm(self, cpulaunch: Run, launcher_options, show) -> None:
         env = {
             "SLURM_PROCID": "5",

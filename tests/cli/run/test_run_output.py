@@ -8,6 +8,7 @@ import sys
 import pytest
 from support.command import TIMEOUT, Run, bounded, clean_environment
 from support.jobs import job
+from support.marks import usually_under
 
 
 class TestOutput:
@@ -74,6 +75,7 @@ class TestOutput:
         assert done.returncode == 0
         assert done.stderr.count("can't be written") == 1
 
+    @usually_under("local", "intel")
     def test_stdin_goes_to_rank_0(self, launcher_options, tmp_path) -> None:
         if "openmpi" in launcher_options:
             pytest.skip("Open MPI's mpiexec never tells rank 0 that its stdin has ended")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.command import HAS_BF16
+from support.marks import repeat
 
 from cpulaunch.runtime.change.engines.base import Engine, Measured
 from cpulaunch.runtime.change.engines.ipex import IpexEngine
@@ -104,7 +105,7 @@ def test_a_rank_warns_where_its_cpu_lacks_instructions(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", ["prepared_on_a_slow_cpu", "plain_on_a_slow_cpu"])
+@pytest.mark.parametrize("program", ["prepared_on_a_slow_cpu", repeat("plain_on_a_slow_cpu")])
 def test_a_rank_whose_cpu_lacks_instructions_computes_in_what_was_planned(job: Start, program: str) -> None:
     """Rank 1 sees no flags for bf16.  Before, it computed in fp32, and rank 0 in bf16."""
     done = job(2, program, options=("--precision", "bf16"))

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.command import TIMEOUT, clean_environment
+from support.marks import repeat
 
 from cpulaunch import ledger, variables
 from cpulaunch.agent.launch.start import RUN_PROGRAM
@@ -28,15 +29,21 @@ each_torch_and_backend = pytest.mark.parametrize(
     ("python", "backend"),
     [
         (sys.executable, "ccl"),
-        (sys.executable, "gloo"),
-        pytest.param(f"{INTEL}/python", "ccl", marks=no_intel),
-        pytest.param(f"{INTEL}/python", "gloo", marks=[no_intel, pytest.mark.repeats]),
+        repeat(sys.executable, "gloo"),
+        pytest.param(f"{INTEL}/python", "ccl", marks=[no_intel, pytest.mark.repeats]),
+        pytest.param(f"{INTEL}/python", "gloo", marks=no_intel),
     ],
     ids=["torch, ccl", "torch, gloo", "torch 2.8, ccl", "torch 2.8, gloo"],
 )
-each_backend = pytest.mark.parametrize("backend", ["ccl", "gloo"])
+# Those of ccl are written in C++ by either torch, and those of gloo copied from its recorder, whose format differs.
+each_backend = pytest.mark.parametrize("backend", [repeat("ccl"), "gloo"])
 each_torch = pytest.mark.parametrize(
-    "python", [sys.executable, pytest.param(f"{INTEL}/python", marks=no_intel)], ids=["torch", "torch 2.8"]
+    "python",
+    [
+        pytest.param(sys.executable, marks=pytest.mark.repeats),
+        pytest.param(f"{INTEL}/python", marks=no_intel),
+    ],
+    ids=["torch", "torch 2.8"],
 )
 
 BEGIN = """

@@ -97,7 +97,7 @@ def run(
     ("script", "sums", "said"),
     [
         (SPAWN, ["2"] * 4, MAKES.format(2)),
-        (FORK, ["2"] * 4, MAKES.format(2)),
+        repeat(FORK, ["2"] * 4, MAKES.format(2)),
         (TORCHRUN, ["2"] * 4, STARTS),
         repeat(NOTEBOOK, ["2"] * 4, STARTS),
         (ALONE, ["1"] * 2, MAKES.format(1)),
@@ -134,14 +134,14 @@ def test_a_script_that_wants_an_mpis_variables_is_told_how_to_get_them(
     assert run(cpulaunch, tmp_path, OF_MPI, 2, *mpi_options("intel")) == (["2", "2"], [])
 
 
-@pytest.mark.parametrize("script", [SPAWN, repeat(TORCHRUN)], ids=["spawn", "torchrun"])
+@pytest.mark.parametrize("script", [repeat(SPAWN), repeat(TORCHRUN)], ids=["spawn", "torchrun"])
 def test_a_rank_alone_may_start_processes(cpulaunch: Run, tmp_path: Path, script: str) -> None:
     assert run(cpulaunch, tmp_path, script, 1) == (["2", "2"], [])
 
 
 @pytest.mark.parametrize(
     ("script", "said"),
-    [(SPAWN, 0), (SPAWN.replace('"gloo"', '"nccl"'), 1), repeat(FORK.replace('"gloo"', '"nccl"'), 1)],
+    [repeat(SPAWN, 0), (SPAWN.replace('"gloo"', '"nccl"'), 1), repeat(FORK.replace('"gloo"', '"nccl"'), 1)],
     ids=["spawn gloo", "spawn nccl", "fork nccl"],
 )
 def test_what_is_changed_is_told_by_one_of_the_processes(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from support.command import clean_environment, intel_python, needs_bf16
+from support.marks import repeat
 
 from cpulaunch import ledger
 from cpulaunch.ccl.installed import cache_directory
@@ -65,7 +66,7 @@ def flops_by_hand() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+@pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
 def test_a_plain_script(tmp_path: Path, backend: str) -> None:
     head, *rows = run(tmp_path, "plain", backend)
     assert head["flops_per_step"] == 2 * flops_by_hand()
@@ -96,6 +97,7 @@ def test_compiled_models_are_not_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.repeats
 def test_accelerate(tmp_path: Path) -> None:
     head, *rows = run(tmp_path, "accelerated")
     assert head["flops_per_step"] == 2 * flops_by_hand()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.command import TIMEOUT, Run, bounded, clean_environment
 from support.jobs import job
+from support.marks import repeat
 from support.traced import PROGRAM, check, events_of
 
 from cpulaunch.report.findings import findings
@@ -115,6 +116,7 @@ def test_a_script_of_the_trainer_as_it_is(cpulaunch: Run, built, env: dict[str, 
     assert check(events_of(trace), 2, backend="ccl") == ["step 3", "step 4"]
 
 
+@pytest.mark.repeats
 def test_a_script_of_accelerate_as_it_is(cpulaunch: Run, env: dict[str, str], tmp_path: Path) -> None:
     script = Path(__file__).with_name("programs_telemetry.py")
     done = cpulaunch(
@@ -241,6 +243,7 @@ while not pathlib.Path("go").exists():
 """
 
 
+@pytest.mark.repeats
 def test_a_job_is_traced_that_was_started_again_while_it_was_traced(
     cpulaunch: Run, env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -286,7 +289,7 @@ while not pathlib.Path("go").exists(): time.sleep(0.1)
         assert launcher.wait(TIMEOUT) == 0
 
 
-@pytest.mark.parametrize("window", ["10-12", "2-12"])
+@pytest.mark.parametrize("window", ["10-12", repeat("2-12")])
 def test_a_job_that_ends_before_the_last_step_to_trace(
     window: str, cpulaunch: Run, env: dict[str, str], tmp_path: Path
 ) -> None:

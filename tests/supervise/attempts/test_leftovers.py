@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -13,7 +14,10 @@ import pytest
 from agent.test_leftovers import ANOTHER_USERS_CHILD, needs_root, without_cap_kill
 from support.command import TIMEOUT, Run, clean_environment, processes_with
 from support.jobs import outcome
+from support.marks import by_launcher, repeat
 from support.namespaces import until
+
+from cpulaunch.launchers import MPIS
 
 
 @pytest.fixture
@@ -30,7 +34,11 @@ def leftovers(tmp_path: Path) -> Iterator[Path]:
 
 
 @needs_root
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize(
+    ("launcher_options", "code"),
+    by_launcher(itertools.product(("local", *MPIS), (0, 3)), usual=[("openmpi", 3)]),
+    indirect=["launcher_options"],
+)
 def test_what_may_not_be_signaled_is_named_and_changes_nothing(
     leftovers: Path, launcher_options: list[str], code: int
 ) -> None:
@@ -85,16 +93,11 @@ if __name__ == "__main__":
     [
         ("forkserver", "return", 0),
         ("fork", "0", 0),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in (
-                ("fork", "return", 0),
-                ("spawn", "return", 0),
-                ("forkserver", "0", 0),
-                ("spawn", "raise", 1),
-                ("forkserver", "5", 5),
-            )
-        ),
+        repeat("fork", "return", 0),
+        repeat("spawn", "return", 0),
+        repeat("forkserver", "0", 0),
+        repeat("spawn", "raise", 1),
+        repeat("forkserver", "5", 5),
     ],
 )
 def test_workers_of_a_data_loader_end_with_their_rank(

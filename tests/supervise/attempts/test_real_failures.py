@@ -15,13 +15,13 @@ import pytest
 from support.chaos import PROGRAM
 from support.command import TIMEOUT, Run, bounded, clean_environment, mpi_options, processes_with
 from support.jobs import box, job, outcome
-from support.marks import repeat
+from support.marks import repeat, slow, usually_under
 from support.programs import UNTIL_TOLD
 
-from cpulaunch import launchers
 from cpulaunch.supervise.attempts import start
 
 
+@usually_under("local", "mpich")
 def test_a_killed_agent_is_a_killed_rank_and_its_program_goes_with_it(
     launcher_options, marked, tmp_path: Path
 ) -> None:
@@ -48,8 +48,7 @@ def test_an_agent_that_dies_before_its_hello_is_noticed(cpulaunch: Run, marked, 
     assert result["first_failure"]["rank"] == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mpi", launchers.MPIS)
+@pytest.mark.parametrize("mpi", [repeat("intel"), repeat("mpich"), slow("openmpi")])
 def test_a_killed_mpiexec_is_named_and_leaves_nothing(mpi: str, marked, tmp_path: Path) -> None:
     """Open MPI's has a directory, which its guard removes."""
     temporary = tmp_path / "temporary"
@@ -97,11 +96,11 @@ def test_a_guard_of_a_command_that_was_never_started_ends() -> None:
 @pytest.mark.parametrize(
     ("backend", "how", "code", "kind"),
     [
-        ("ccl", "raise", 1, "error"),
+        repeat("ccl", "raise", 1, "error"),
         repeat("gloo", "raise", 1, "error"),
         repeat("ccl", "kill", 137, "signal"),
         ("gloo", "kill", 137, "signal"),
-        ("ccl", "exit", 5, "exit"),
+        repeat("ccl", "exit", 5, "exit"),
         repeat("gloo", "exit", 5, "exit"),
     ],
 )
@@ -148,7 +147,7 @@ urllib.request.urlopen("http://127.0.0.1:9/upload")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+@pytest.mark.parametrize("backend", [repeat("ccl"), "gloo"])
 def test_a_failed_connection_of_a_rank_of_its_own_is_not_blamed_on_those_that_have_left(
     cpulaunch: Run, backend: str, marked, tmp_path: Path
 ) -> None:

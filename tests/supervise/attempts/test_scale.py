@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.command import REPOSITORY, TIMEOUT, Run, bounded, clean_environment, mpi_options
 from support.jobs import box, outcome, run_changed
-from support.marks import repeat
+from support.marks import repeat, slow
 
 from cpulaunch.supervise.attempts.start import OWN_FILES
 
@@ -62,7 +62,7 @@ def test_eight_thousand_agents_cost_little_and_the_one_that_fails_is_named(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [600, repeat(1024)])
+@pytest.mark.parametrize("ranks", [repeat(600), repeat(1024)])
 def test_many_local_agents_start_print_and_end(cpulaunch: Run, tmp_path: Path, ranks: int) -> None:
     program = ("--no-python", "sh", "-c", 'echo "rank $RANK"')
     done = cpulaunch("run", "-n", ranks, "--oversubscribe", "--tee", "all", *program, timeout=LONG)
@@ -71,7 +71,7 @@ def test_many_local_agents_start_print_and_end(cpulaunch: Run, tmp_path: Path, r
     assert {rank["status"] for rank in outcome(tmp_path)["ranks"]} == {"exit 0"}
 
 
-@pytest.mark.slow
+@pytest.mark.repeats
 def test_of_many_local_agents_the_one_that_fails_is_named_and_all_end(
     cpulaunch: Run, marked: dict[str, str], tmp_path: Path
 ) -> None:
@@ -121,8 +121,7 @@ def test_programs_get_the_limit_of_open_files_that_the_launcher_was_started_with
     assert (done.returncode, set(done.stdout.split()[1::2])) == (0, {"99"}), done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mpi", ["intel", "mpich", "openmpi"])
+@pytest.mark.parametrize("mpi", [repeat("intel"), repeat("mpich"), slow("openmpi")])
 def test_programs_under_mpiexec_get_their_limit_too(mpi: str, tmp_path: Path) -> None:
     program = ("--no-python", "sh", "-c", "ulimit -Sn")
     done = limited("-Sn 99", "run", *mpi_options(mpi), "-n", "2", *program, directory=tmp_path)

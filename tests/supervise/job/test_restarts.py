@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.command import TIMEOUT
 from support.jobs import outcome, run_changed
+from support.marks import repeat
 
 from cpulaunch.cause import Cause, Kind
 from cpulaunch.supervise.job import outcome as kinds
@@ -278,7 +279,7 @@ def test_a_stalled_job_is_started_again(fall: Fall) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "code"), [("INT", 130), ("TERM", 143)])
+@pytest.mark.parametrize(("name", "code"), [repeat("INT", 130), ("TERM", 143)])
 def test_a_signal_between_two_attempts_is_the_end(fall: Fall, name: str, code: int) -> None:
     told, result = fall("1:signal 1:end", code=code, cpulaunch=INTERRUPTED.format(name=name))
     assert len(told) == 1
