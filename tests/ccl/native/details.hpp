@@ -12,6 +12,8 @@ void check_subnormal_sums();
 void check_endless_message();
 void check_seals();
 void check_crowd();
+void check_proofs();
+void check_idle_memory();
 void check_pace();
 
 }  // namespace cpulaunch

@@ -544,6 +544,8 @@ constexpr Program kPrograms[] = {
     {"an endless message", run_check<check_endless_message>},
     {"seals", run_check<check_seals>},
     {"a crowd", run_check<check_crowd>},
+    {"proofs", run_check<check_proofs>},
+    {"idle memory", run_check<check_idle_memory>},
     {"pace", run_check<check_pace>},
 };
 

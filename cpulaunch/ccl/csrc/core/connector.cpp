@@ -17,7 +17,7 @@ namespace cpulaunch {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x31656863756e616c;  // and the version of what follows
+constexpr uint64_t kMagic = 0x32656863756e616c;  // and the version of what follows
 constexpr int kBacklog = 1024;                   // connections that have not been accepted
 // Bytes of a connection that wait in this host's kernel before they are sent: so few that the processor may still
 // have them in its cache then.  What is on its way does not count.
@@ -148,9 +148,14 @@ int Connector::reach(const Address& to, const std::string& own) {
   throw ConnectionLost(to.ip + " can't be reached: " + std::strerror(error), error);
 }
 
-Connector::Connector(int rank, Listener listener, std::vector<Address> addresses, std::string token)
-    : rank_(rank), addresses_(std::move(addresses)), token_(std::move(token)), listener_(listener) {
-  if (token_.size() != kTokenSize) throw std::runtime_error("a group's token has 16 bytes");
+Hello Hello::of(const std::string& key, int rank, int to, Channel channel) {
+  const auto text = std::to_string(rank) + " " + std::to_string(to) + " " + std::to_string(static_cast<int>(channel));
+  return {kMagic, rank, channel, prove(key, text)};
+}
+
+Connector::Connector(int rank, Listener listener, std::vector<Address> addresses, std::string key)
+    : rank_(rank), addresses_(std::move(addresses)), key_(std::move(key)), listener_(listener) {
+  if (key_.size() < kLeastKey) throw std::runtime_error("a group's key has 16 bytes or more");
 }
 
 void Connector::close() {
@@ -162,11 +167,9 @@ void Connector::close() {
 }
 
 Sender Connector::connect(int to, Channel channel) {
-  Hello hello{kMagic, {}, rank_, channel};
-  std::memcpy(hello.token, token_.data(), kTokenSize);
   // From the address that the others know, so that the data takes the chosen interface.
   const int descriptor = reach(addresses_[to], addresses_[rank_].ip);
-  Sender sender(descriptor, hello);
+  Sender sender(descriptor, Hello::of(key_, rank_, to, channel));
   const int on = 1;
   setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   setsockopt(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMaxUnsent, sizeof(kMaxUnsent));
@@ -236,8 +239,9 @@ bool Connector::read_hello(Unknown& unknown) {
   }
   if (unknown.done < sizeof(hello)) return false;
   const bool ours = hello.magic == kMagic && hello.rank >= 0 && hello.rank < static_cast<int>(addresses_.size()) &&
-                    std::memcmp(hello.token, token_.data(), kTokenSize) == 0;
-  if (ours) known_.try_emplace({hello.rank, hello.channel}, std::move(unknown.receiver));
+                    are_same(hello.proof, Hello::of(key_, hello.rank, rank_, hello.channel).proof);
+  const std::pair which(hello.rank, hello.channel);
+  if (ours && greeted_.insert(which).second) known_.emplace(which, std::move(unknown.receiver));
   return true;
 }
 

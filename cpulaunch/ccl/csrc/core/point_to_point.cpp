@@ -260,7 +260,7 @@ bool PointToPoint::match_unexpected(int from, const RequestPtr& request) {
 
 void PointToPoint::deliver(int from, const RequestPtr& request, std::deque<Unexpected>::iterator message) {
   auto& peer = peers_[from];
-  take(from, request, message->frame);
+  answer(from, request, message->frame);
   if (!request->mismatch && message->frame.kind == Frame::Kind::eager) {
     if (request->bytes) std::memcpy(request->data, message->data.data(), request->bytes);
     request->done = true;
@@ -270,7 +270,7 @@ void PointToPoint::deliver(int from, const RequestPtr& request, std::deque<Unexp
 }
 
 // A message has been found for what was asked.
-void PointToPoint::take(int from, const RequestPtr& request, const Frame& frame) {
+void PointToPoint::answer(int from, const RequestPtr& request, const Frame& frame) {
   request->begun = true;
   if (request->source) *request->source = from;
   request->peer = from;
@@ -437,7 +437,7 @@ void PointToPoint::begin_frame(int from) {
     peer.receiving = found->second;
     peer.cleared.erase(found);
   } else if (auto request = match_posted(from, frame.tag)) {
-    take(from, request, frame);
+    answer(from, request, frame);
     if (frame.kind != Frame::Kind::eager) return;
     if (!request->mismatch) {
       peer.receiving = std::move(request);
