@@ -26,6 +26,7 @@ constexpr int kMaxUnsent = 256 << 10;
 constexpr std::chrono::microseconds kRest{20};
 constexpr size_t kLeastToRest = 128 << 10;       // bytes still to come: for less, it reads on at once
 constexpr size_t kMaxStrangers = 64;             // connections without a hello, beside those of all ranks
+constexpr std::chrono::seconds kHelloTime{3};    // for one from the address of a rank
 // What a rank has sent before it left comes within this time, or is lost.
 constexpr std::chrono::seconds kLatest{2};
 
@@ -187,8 +188,15 @@ Receiver Connector::accept(int from, Channel channel, bool looks) {
 }
 
 void Connector::accept_all() {
+  for (size_t i = 0; i < unknown_.size();) {
+    if (read_hello(unknown_[i])) {
+      unknown_.erase(unknown_.begin() + i);
+    } else {
+      ++i;
+    }
+  }
   const size_t most = kMaxStrangers + static_cast<size_t>(Channel::last) * addresses_.size();
-  for (size_t accepted = 0; accepted < most; ++accepted) {
+  for (size_t accepted = 0; accepted < most && (unknown_.size() < most || make_room()); ++accepted) {
     sockaddr_storage from{};
     socklen_t length = sizeof(from);
     const int descriptor = accept4(listener_.descriptor, reinterpret_cast<sockaddr*>(&from), &length,
@@ -202,22 +210,24 @@ void Connector::accept_all() {
       }
       break;
     }
-    unknown_.push_back({Receiver(descriptor), is_of_group(from), 0, {}});
+    unknown_.push_back({Receiver(descriptor), is_of_group(from)});
+    if (read_hello(unknown_.back())) unknown_.pop_back();
   }
-  for (size_t i = 0; i < unknown_.size();) {
-    if (read_hello(unknown_[i])) {
-      unknown_.erase(unknown_.begin() + i);
-    } else {
-      ++i;
-    }
+}
+
+// Closes the connection that has been silent for longest, of those from elsewhere if there are any: a crowd of them
+// takes no rank's place.  One from a rank's address may be a rank's whose hello is on its way: it gets kHelloTime, and
+// those to come wait in the kernel.  False where there is none to close.
+bool Connector::make_room() {
+  pollfd waiting{listener_.descriptor, POLLIN, 0};
+  if (poll(&waiting, 1, 0) <= 0) return false;  // for nobody
+  auto silent = std::find_if(unknown_.begin(), unknown_.end(), [](const Unknown& each) { return !each.is_near; });
+  if (silent == unknown_.end()) {
+    silent = unknown_.begin();
+    if (Clock::now() - silent->since < kHelloTime) return false;
   }
-  // Those that have been silent for longest make room for the ones to come, and those from elsewhere before all: a
-  // crowd of them takes no rank's place.
-  const auto is_far = [](const Unknown& each) { return !each.is_near; };
-  for (size_t surplus = unknown_.size() - std::min(unknown_.size(), most); surplus > 0; --surplus) {
-    const auto far = std::find_if(unknown_.begin(), unknown_.end(), is_far);
-    unknown_.erase(far == unknown_.end() ? unknown_.begin() : far);
-  }
+  unknown_.erase(silent);
+  return true;
 }
 
 bool Connector::is_of_group(const sockaddr_storage& address) const {

@@ -131,11 +131,13 @@ class Connector {
   struct Unknown {  // a connection whose hello has not fully come
     Receiver receiver;
     bool is_near;  // it comes from an address of the group's
-    size_t done;
-    Hello hello;
+    Clock::time_point since = Clock::now();
+    size_t done = 0;
+    Hello hello{};
   };
 
   void accept_all();
+  bool make_room();
   bool read_hello(Unknown& unknown);
   bool is_of_group(const sockaddr_storage& address) const;
 

@@ -70,7 +70,7 @@ class SmallAllGather final : public Operation {
   int hosts_in(int round) const { return std::min(1 << round, layout_.hosts - (1 << round)); }
   int host_at(int distance) const { return (layout_.host + distance + layout_.hosts) % layout_.hosts; }
 
-  // Of the inputs in a lane of so many hosts, from the first one on.
+  // Of the inputs in a lane of `hosts` hosts, from `first` on.
   size_t size_of(int lane, int first, int hosts) const {
     size_t size = 0;
     for (int i = 0; i < hosts; ++i) {

@@ -46,13 +46,13 @@ Hierarchy::Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::uni
       network_(std::move(network)),
       fabric_(std::move(fabric)) {
   if (slots_) slots_->counters(this->layout.local).reads_others = slots_->can_read_all();
-  Idle::join();
+  IdleMemory::join();
 }
 
 std::unique_ptr<Transfer> Hierarchy::start(std::shared_ptr<Operation> operation) {
-  Idle::look_after_others();
+  IdleMemory::look_after_others();
   std::lock_guard<std::mutex> lock(mutex_);
-  last_start_ = Idle::now();
+  last_start_ = IdleMemory::now();
   holds_memory_ = true;
   operation->signature.sequence = gone_ + operations_.size();
   operations_.push_back(operation);
@@ -77,9 +77,9 @@ void Hierarchy::leave() {
 }
 
 // A group that is at work has its lock held; it isn't waited for.
-size_t Hierarchy::give_back(Idle::Time now) {
+size_t Hierarchy::give_back(IdleMemory::Time now) {
   std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-  if (!lock || !holds_memory_ || now - last_start_ < Idle::kAfter || !is_idle()) return 0;
+  if (!lock || !holds_memory_ || now - last_start_ < IdleMemory::kAfter || !is_idle()) return 0;
   holds_memory_ = false;
   mapped_.drop_freed();
   staging_ = {};

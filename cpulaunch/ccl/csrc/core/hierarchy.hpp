@@ -68,7 +68,7 @@
 #include <vector>
 
 #include "fabric.hpp"
-#include "idle.hpp"
+#include "idle_memory.hpp"
 #include "layout.hpp"
 #include "network.hpp"
 #include "shared_slots.hpp"
@@ -124,13 +124,13 @@ class Operation {
   bool begun_ = false, collected_ = false;
 };
 
-class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private Idle {
+class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private IdleMemory {
  public:
   // `slots` may be null where this rank is alone on its host, and `network` where there is one host.  All local ranks
   // have introduced themselves.  A `fabric` takes the network's place.
   Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network,
             std::shared_ptr<Fabric> fabric = nullptr);
-  ~Hierarchy() { Idle::leave(); }
+  ~Hierarchy() { IdleMemory::leave(); }
 
   // The ranks start the same operations in the same order.  The transfer's test() throws std::runtime_error where they
   // don't.
@@ -140,7 +140,7 @@ class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private 
   // The other local ranks wait in vain from here on, if this rank hasn't completed what they call.
   void leave();
   // The slots' memory, and what pieces were staged in.
-  size_t give_back(Idle::Time now) override;
+  size_t give_back(IdleMemory::Time now) override;
 
   // --- for operations
 
@@ -229,7 +229,7 @@ class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private 
   uint64_t gone_ = 0;                                  // operations before these
   Cursor entered_, put_, taken_, started_, exchanged_, collected_;
   std::array<uint64_t, SharedSlots::kMaxSlots> done_{};  // for each slot, 1 + the last piece in it that is exchanged
-  Idle::Time last_start_ = Idle::now();
+  IdleMemory::Time last_start_ = IdleMemory::now();
   bool holds_memory_ = false;  // since an operation has been started
   bool aborted_ = false;
   std::optional<Mismatch> mismatch_;  // once there is one, nothing moves any more

@@ -16,7 +16,7 @@ constexpr size_t kMaxEager = 16 << 10;
 // The size of a message of the own host that is read from its sender's memory.  For a small one, the kernel's work
 // takes longer than copying it twice; so it does for a large one, by one thread, as the ring stays in the caches.
 constexpr size_t kLeastRead = 128 << 10, kMostRead = 16 << 20;
-// A rank stops reading from a peer of which it keeps so much.
+// A rank stops reading from a peer once it keeps this number of its bytes.
 constexpr size_t kMaxKept = 16 << 20;
 constexpr size_t kMostNamed = 4;  // of the messages that nobody has asked for
 constexpr size_t kMaxStep = 256 << 10;  // bytes that one call moves: a caller that waits looks at the clock, too

@@ -14,7 +14,7 @@ namespace {
 
 // How often a rank looks into the store.
 constexpr auto kBarrierInterval = std::chrono::milliseconds(5);
-// So long it waits at most for those that have come: one of them may have ended meanwhile.
+// The most that it waits for those that have come: one of them may have ended meanwhile.
 constexpr auto kReadTime = std::chrono::seconds(5);
 
 std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }

@@ -1,4 +1,4 @@
-#include "idle.hpp"
+#include "idle_memory.hpp"
 
 #include <pthread.h>
 #include <time.h>
@@ -11,12 +11,12 @@ namespace cpulaunch {
 
 namespace {
 
-constexpr Idle::Time kBetweenLooks = std::chrono::seconds(1);
+constexpr IdleMemory::Time kBetweenLooks = std::chrono::seconds(1);
 
 struct Groups {
   std::mutex mutex;
-  std::set<Idle*> all;
-  std::atomic<Idle::Time> next_look{Idle::Time::zero()};
+  std::set<IdleMemory*> all;
+  std::atomic<IdleMemory::Time> next_look{IdleMemory::Time::zero()};
 };
 
 // Never destroyed: groups may outlive everything else.  A process that is forked has groups to destroy, too.
@@ -31,23 +31,23 @@ Groups& groups() {
 }  // namespace
 
 // The coarse clock: each operation reads it.
-Idle::Time Idle::now() {
+IdleMemory::Time IdleMemory::now() {
   timespec time{};
   clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
-void Idle::join() {
+void IdleMemory::join() {
   std::lock_guard<std::mutex> lock(groups().mutex);
   groups().all.insert(this);
 }
 
-void Idle::leave() {
+void IdleMemory::leave() {
   std::lock_guard<std::mutex> lock(groups().mutex);
   groups().all.erase(this);
 }
 
-void Idle::look_after_others() {
+void IdleMemory::look_after_others() {
   auto& its = groups();
   const auto time = now();
   if (time < its.next_look.load(std::memory_order_relaxed)) return;

@@ -7,7 +7,7 @@
 
 namespace cpulaunch {
 
-class Idle {
+class IdleMemory {
  public:
   using Time = std::chrono::nanoseconds;  // of the machine's clock that only goes forward
   // After which a group counts as idle: its next operation has the kernel clear new pages, some 0.3 ms per MB.
@@ -15,16 +15,16 @@ class Idle {
 
   static Time now();
 
-  Idle() = default;
-  Idle(const Idle&) = delete;
-  Idle& operator=(const Idle&) = delete;
+  IdleMemory() = default;
+  IdleMemory(const IdleMemory&) = delete;
+  IdleMemory& operator=(const IdleMemory&) = delete;
 
   // Gives back what the group doesn't need until its next operation, if it has started none for kAfter.  Any thread
   // may call this.  Returns how many bytes it was.
   virtual size_t give_back(Time now) = 0;
 
  protected:
-  ~Idle() = default;
+  ~IdleMemory() = default;
   // From here on others may have this group give back memory, up to leave(), which comes before its destructor.
   void join();
   void leave();
