@@ -221,7 +221,7 @@ void check_crowd(const char* from) {
   const int rank = connect_from("127.0.0.1", listener.port);
   expect(!connector.accept(1, Channel::collectives).is_open(), "nobody has said hello");
   std::vector<int> strangers;
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < 100; ++i) {  // more than it listens to at once
     strangers.push_back(connect_from(from, listener.port));
     connector.accept(1, Channel::collectives);
   }
