@@ -15,6 +15,7 @@ from __future__ import annotations
 # Variables between the launcher, the agents and the ranks of one job.
 CONTROL = "CPULAUNCH_CONTROL"
 TOKEN = "CPULAUNCH_TOKEN"
+GROUPS_KEY = "CPULAUNCH_GROUPS_KEY"
 JOB_ID = "CPULAUNCH_JOB_ID"
 INSTANCE = "CPULAUNCH_INSTANCE"
 INSTANCES = "CPULAUNCH_INSTANCES"
@@ -78,6 +79,7 @@ TABLE = (
     # ---- ours
     Variable(CONTROL, "supervise", "launchers agent", "HOST:PORT or @NAME", "where the launcher listens for agents"),
     Variable(TOKEN, "supervise", "launchers agent", "hexadecimal", "secret that authenticates both ends"),
+    Variable(GROUPS_KEY, "supervise", "launchers ccl", "hexadecimal", "secret that authenticates ranks to each other"),
     Variable(JOB_ID, "supervise agent", "cli launchers config runtime <script>", "text", "the job; marks its processes"),
     Variable(JOB_RANK, "agent", "runtime", "RANK/WORLD_SIZE", "the rank, whatever the script sets RANK to"),
     Variable(INSTANCE, "agent", "cli runtime <script>", "integer", "number of the instance, from 0"),

@@ -12,7 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from cpulaunch.ccl import build, installed
+from cpulaunch.ccl import installed
+from cpulaunch.ccl.compiler import build_core_elsewhere
 from cpulaunch.ccl.wheel import write_wheel
 
 OLDEST_GLIBC = "2_28"
@@ -28,7 +29,7 @@ def main(kind: str, *arguments: str) -> None:
         return
     machine, out, *command = arguments
     with tempfile.TemporaryDirectory() as directory:
-        part = build.build_core_elsewhere(command, machine, Path(directory))
+        part = build_core_elsewhere(command, machine, Path(directory))
         platform = f"manylinux_{OLDEST_GLIBC}_{machine}"
         print(write_wheel([part], Path(out), package=installed.PACKAGES[1], platform=platform))
 

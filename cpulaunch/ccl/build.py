@@ -1,4 +1,4 @@
-"""Compiles the group and the kernels for the installed torch.
+"""Builds what is missing of the group and the kernels for the installed torch, and keeps it in a cache.
 
 Only the command line uses this, never a rank.
 """
@@ -6,67 +6,21 @@ Only the command line uses this, never a rank.
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
-import threading
 import zipfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from cpulaunch.ccl import installed
+from cpulaunch.ccl.compiler import Compiler, check_headers, compile_units, find_compiler, link, units_of
 from cpulaunch.ccl.fetch import ELSEWHERE, Progress, fetch_wheel
-from cpulaunch.ccl.installed import SOURCES, Built, Part
+from cpulaunch.ccl.installed import Built, Part
 from cpulaunch.errors import HostError
-
-_UNDEFINED = re.compile(r"undefined reference to [`']([^']+)'")  # GNU ld and gold
-_JOB_MEMORY = 1536 << 20  # bytes: the layer's unit includes torch's headers
-_CORE_LINK = (
-    f"-Wl,-soname,{installed.FILES['core']}",
-    f"-Wl,--version-script={SOURCES / 'core/exports.map'}",
-)
-TOOL_LIMIT = 900.0
-"""Maximum seconds that a compiler may take for one file."""
-
-_TICK = 1.0  # seconds between two updates of a terminal's last line
-_NAMES = {
-    "core": "the core",
-    "layer": "torch's layer",
-    "oneccl": "the oneCCL module",
-    "kernels": "the kernels",
-}
-_VECTOR_FLAGS = {
-    "portable": (),
-    "avx2": ("-mavx2", "-mfma"),
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"),
-}
-"""Kind of vector unit → instructions that torch also expects for this `ATEN_CPU_CAPABILITY`."""
-
-
-@dataclass(frozen=True)
-class Compiler:
-    """A C++ compiler and its own identification, such as ``g++-12.2.0``."""
-
-    path: str
-    identity: str
-
-
-@dataclass(frozen=True)
-class Unit:
-    """Sources compiled together, because most of the time would go to headers that they share."""
-
-    name: str
-    sources: tuple[Path, ...]
-    flags: tuple[str, ...]
 
 
 def build(
@@ -137,9 +91,10 @@ def check(there: installed.State, kinds: Sequence[str] = ("core", "layer")) -> C
         raise HostError(
             f"oneCCL exists for x86_64 only, this is {os.uname().machine}", hint="Take `--ccl-transport tcp`."
         )
-    found = _compiler()
+    found = find_compiler()
     if "layer" in kinds:
-        _check_headers()
+        check_headers()
+    _check_private(installed.cache_directory())
     return found
 
 
@@ -153,8 +108,8 @@ def _build(
         work = Path(temporary)
         oneccl = _oneccl(work, progress, patient=patient) if "oneccl" in kinds else work
         digests = {kind: installed.sources_digest(kind) for kind in kinds}
-        units = {kind: _units(kind, there, oneccl) for kind in kinds}
-        objects = _compile(units, compiler, root / "objects", work, progress)
+        units = {kind: units_of(kind, there, oneccl) for kind in kinds}
+        objects = compile_units(units, compiler, root / "objects", work, progress)
         if any(installed.sources_digest(kind) != digests[kind] for kind in kinds):
             raise HostError(
                 "cpulaunch's C++ sources were changed while they were compiled", hint="Build the group again."
@@ -165,7 +120,7 @@ def _build(
             part = _part(kind, there, compiler, work / kind)
             part.directory.mkdir()
             core = made.get("core") or there.part("core")
-            _link(part, compiler, objects[kind], core, there, oneccl)
+            link(part, compiler, objects[kind], core, there, oneccl)
             if kind == "oneccl":
                 shutil.copy(oneccl / "LICENSE.txt", part.directory / "LICENSE-oneCCL.txt")
             installed.write_record(part)
@@ -221,233 +176,17 @@ def _make_private(root: Path) -> None:
     for each in (root, root.parent):
         if each.stat().st_uid == os.geteuid():
             each.chmod(each.stat().st_mode & ~0o022)
-    if open_to := installed.writable_by_others(root):
-        raise HostError(
-            f"what is compiled can't be kept in {root}: others may write to {open_to}",
-            hint="Name a directory of yours in XDG_CACHE_HOME.",
-        )
+    _check_private(root)
 
 
-def _compiler() -> Compiler:
-    wanted = os.environ.get("CXX", "g++")
-    path = shutil.which(wanted)
-    if path is None:
-        raise HostError(
-            f"no C++ compiler: there is no {wanted!r} on PATH", hint=f"Install g++ 11 or newer. {ELSEWHERE}"
-        )
-    version = subprocess.run(
-        [path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, timeout=60
-    )
-    return Compiler(path, f"{Path(path).name}-{version.stdout.split()[0] if version.stdout else 'unknown'}")
-
-
-def _check_headers() -> None:
-    include = sysconfig.get_path("include")
-    if not (Path(include) / "Python.h").exists():
-        raise HostError(f"Python's headers are not installed: no Python.h in {include}",
-                        hint=f"Install python3-dev or python3-devel. {ELSEWHERE}")  # fmt: skip
-
-
-# --- compiling
-
-
-def _units(kind: str, there: installed.State, oneccl: Path) -> list[Unit]:
-    """Return a part's units.  Only code that computes or copies gets full optimization."""
-    if kind == "core":
-        return core_units()
-    flags = ("-fPIC", "-fvisibility=hidden", "-pthread", f"-I{SOURCES / 'core'}")
-    boundary = SOURCES / "core/boundary.cpp"
-    own = tuple(sorted((SOURCES / kind).glob("*.cpp")))
-    if kind == "oneccl":
-        return [Unit(kind, (*own, boundary), ("-O2", "-std=c++17", *flags, f"-I{oneccl / 'include'}"))]
-    if kind == "kernels":
-        return _kernels_units(there)
-    assert there.torch is not None
-    of_layer = (*_pybind_names(there.torch), f"-I{SOURCES / 'layer'}", f"-I{sysconfig.get_path('include')}")
-    return [Unit(kind, (*own, boundary), ("-O1", *flags, *_torch_flags(there), *of_layer))]
-
-
-def _torch_flags(there: installed.State) -> tuple[str, ...]:
-    assert there.torch is not None
-    assert there.torch_directory is not None
-    standard = "c++20" if installed.series(there.torch) >= (2, 10) else "c++17"
-    include = there.torch_directory / "include"
-    return (
-        f"-std={standard}",
-        f"-D_GLIBCXX_USE_CXX11_ABI={installed.torch_abi(there.torch_directory)}",
-        f"-I{include}",
-        f"-I{include / 'torch/csrc/api/include'}",
-    )
-
-
-def _kernels_units(there: installed.State) -> list[Unit]:
-    """Return the unit of the operations, and one unit of their loops for each kind of vector unit."""
-    loops = installed.KERNELS / "vector.cpp"
-    operations = tuple(path for path in sorted(installed.KERNELS.glob("*.cpp")) if path != loops)
-    flags = ("-fPIC", "-fvisibility=hidden", "-pthread", f"-I{installed.KERNELS}")
-    units = [Unit("kernels", operations, ("-O2", "-fopenmp", *flags, *_torch_flags(there)))]
-    for name in _VECTOR_FLAGS if os.uname().machine == "x86_64" else ("portable",):
-        best = ("-O3", "-fno-math-errno", "-fno-trapping-math", *_VECTOR_FLAGS[name])
-        units.append(
-            Unit(f"kernels-{name}", (loops,), (*best, "-std=c++17", *flags, f"-DCPULAUNCH_VECTOR={name}"))
-        )
-    return units
-
-
-def core_units() -> list[Unit]:
-    """Return the core's units, for any compiler."""
-    flags = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", f"-I{SOURCES / 'core'}")
-    arithmetic = SOURCES / "core/arithmetic.cpp"
-    others = tuple(path for path in sorted((SOURCES / "core").glob("*.cpp")) if path != arithmetic)
-    return [Unit("core", others, ("-O2", *flags)), Unit("arithmetic", (arithmetic,), ("-O3", *flags))]
-
-
-def _pybind_names(torch: str) -> list[str]:
-    """Return pybind11's names: until 2.8, two extensions share classes only if these are the same in both."""
-    if installed.series(torch) > (2, 8):
-        return []
-    question = (
-        "import json, torch._C as c; print(json.dumps([getattr(c, '_PYBIND11_' + n, None)"
-        " for n in ('COMPILER_TYPE', 'STDLIB', 'BUILD_ABI')]))"
-    )
-    # Disable our own hook, which would load what may be about to be built.
-    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    asked = subprocess.run(
-        [sys.executable, "-c", question], capture_output=True, text=True, env=environment, timeout=300
-    )
-    if asked.returncode != 0:
-        raise HostError(f"torch cannot be imported: {asked.stderr.strip().splitlines()[-1:]}")
-    said = json.loads(asked.stdout.splitlines()[-1])
-    names = ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
-    return [
-        f'-DPYBIND11_{name}="{value}"' for name, value in zip(names, said, strict=True) if value is not None
-    ]
-
-
-def jobs() -> int:
-    """Return how many compilers this host has cores and memory for."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        available = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    except OSError:
-        available = None
-    memory = int(available[1]) * 1024 // _JOB_MEMORY if available else cores
-    return max(1, min(cores, memory))
-
-
-def _compile(
-    units: dict[str, list[Unit]], compiler: Compiler, kept: Path, work: Path, progress: Progress
-) -> dict[str, list[Path]]:
-    """Return the objects of each part, reusing those of an interrupted build in the directory ``kept``."""
-    kept.mkdir(exist_ok=True)
-    objects = {kind: [kept / _key(unit, compiler, kind) for unit in units[kind]] for kind in units}
-    all_units = [unit for kind in units for unit in units[kind]]
-    all_objects = [path for kind in units for path in objects[kind]]
-    missing = [(unit, to) for unit, to in zip(all_units, all_objects, strict=True) if not to.exists()]
-    missing.sort(key=lambda each: each[0].name not in ("layer", "kernels"))  # the longest first
-    step = "compiling " + " and ".join(_NAMES[kind] for kind in units)
-    compilers = Tools()
-
-    def compile_unit(unit: Unit, to: Path) -> None:
-        partial = work / to.name
-        try:
-            source = _write_unit(unit, work)
-            run_tool([compiler.path, *unit.flags, "-c", str(source), "-o", str(partial)], compilers)
-            partial.rename(to)
-        except HostError as e:  # the first failure is the cause; Ctrl-C also ends the compilers
-            raise compilers.stop(e) from None
-
-    with ThreadPoolExecutor(jobs()) as pool:
-        try:
-            running = {pool.submit(compile_unit, unit, to) for unit, to in missing}
-            progress(step, "")
-            while running:
-                done, running = wait(running, timeout=_TICK, return_when="FIRST_COMPLETED")
-                for future in done:
-                    future.result()
-                progress(step, f"{len(all_units) - len(running)} of {len(all_units)}")
-        except BaseException:
-            compilers.stop(HostError("the build was stopped"))
-            raise
-    return objects
-
-
-def _key(unit: Unit, compiler: Compiler, kind: str) -> str:
-    """Return a file name for a unit's object that changes with everything that it is made of."""
-    # oneCCL's headers are in a temporary directory, with a new name each time.
-    flags = [flag for flag in unit.flags if not flag.startswith("-I")]
-    text = json.dumps([compiler.path, compiler.identity, installed.sources_digest(kind), flags])
-    return f"{unit.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.o"
-
-
-def build_core_elsewhere(command: Sequence[str], machine: str, directory: Path) -> Part:
-    """Build a wheel's core in ``directory`` by a compiler for another kind of machine, such as zig's."""
-    part = Part(
-        "core", directory, "wheel", installed.sources_digest("core"), machine, Path(command[0]).name, glibc=""
-    )
-    with tempfile.TemporaryDirectory() as temporary:
-        objects = []
-        for unit in core_units():
-            objects.append(str(Path(temporary, f"{unit.name}.o")))
-            source = _write_unit(unit, Path(temporary))
-            run_tool([*command, *unit.flags, "-c", str(source), "-o", objects[-1]])
-        run_tool([*command, "-shared", "-o", str(part.file), *objects, "-Wl,-z,defs", "-Wl,-Bsymbolic",
-                  "-Wl,--strip-debug", "-pthread", *_CORE_LINK])  # fmt: skip
-    installed.write_record(part)
-    return part
-
-
-def _write_unit(unit: Unit, directory: Path) -> Path:
-    path = directory / f"{unit.name}.cpp"
-    path.write_text("".join(f'#include "{source}"\n' for source in unit.sources))
-    return path
-
-
-# --- linking
-
-
-def _link(
-    part: Part,
-    compiler: Compiler,
-    objects: Sequence[Path],
-    core: Part | None,
-    there: installed.State,
-    oneccl: Path,
-) -> None:
-    # Without `-z defs` a shared library may lack symbols, which would only show in a rank.
-    argv = [compiler.path, "-shared", "-o", str(part.file), *map(str, objects), "-Wl,-z,defs",
-            "-Wl,-Bsymbolic", "-Wl,--strip-debug", "-pthread"]  # fmt: skip
-    if part.kind == "core":
-        run_tool([*argv, *_CORE_LINK])
-        return
-    assert there.torch_directory is not None
-    torch = [f"-L{there.torch_directory / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
-    if part.kind == "kernels":
-        # torch has loaded an OpenMP library, its own or another: a second one would have its own threads.
-        openmp = _ignored(compiler, objects, ("GOMP_", "omp_"))
-        run_tool([*argv, *openmp, *torch])
-        return
-    assert core is not None
-    argv.append(str(core.file))  # by its soname: whichever file of that name is loaded first
-    if part.kind == "oneccl":
-        link_oneccl(argv, oneccl / "libccl.a")
-        return
-    # Python's own symbols come from the process that loads the module.
-    run_tool([*argv, *_ignored(compiler, objects, ("Py", "_Py")), *torch, "-ltorch_python"])
-
-
-def link_oneccl(argv: list[str], archive: Path) -> None:
-    """Link with oneCCL's static library.  Raises HostError that names undefined symbols."""
-    # Hide oneCCL's symbols: another copy of it, such as that of Intel's bindings, may be loaded too.
-    run_tool([*argv, str(archive), "-Wl,--exclude-libs,ALL", "-lrt", "-ldl", "-lpthread"])
-
-
-def _ignored(compiler: Compiler, objects: Sequence[Path], prefixes: tuple[str, ...]) -> list[str]:
-    """Return options that leave undefined symbols with these prefixes to the loading process."""
-    nm = run_tool([compiler.path, "-print-prog-name=nm"]).strip()  # a toolchain's nm may have a prefix
-    listed = run_tool([nm, "--undefined-only", "--format=posix", *map(str, objects)])
-    names = {line.split()[0] for line in listed.splitlines() if line}
-    return [f"-Wl,--ignore-unresolved-symbol={name}" for name in sorted(names) if name.startswith(prefixes)]
+def _check_private(root: Path) -> None:
+    """Raise HostError if others may write to the cache's directories, and this user can't change that."""
+    for each in (root, root.parent):
+        if each.exists() and each.stat().st_uid != os.geteuid() and installed.writable_by_others(each):
+            raise HostError(
+                f"what is compiled can't be kept in {root}: others may write to {each}",
+                hint="Name a directory of yours in XDG_CACHE_HOME.",
+            )
 
 
 def _check_loading(made: dict[str, Part], there: installed.State) -> None:
@@ -491,64 +230,3 @@ def _oneccl(work: Path, progress: Progress, *, patient: bool = True) -> Path:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_bytes(wheel.read(name))
     return target
-
-
-class Tools:
-    """Tools run by several threads, all of which one thread may stop."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[str]] = set()
-        self._stopped: HostError | None = None
-
-    def stop(self, why: HostError) -> HostError:
-        """Terminate the running tools, and start no more.  Return the reason given by the first caller."""
-        with self._lock:
-            self._stopped = self._stopped or why
-            for process in self._running:
-                process.terminate()  # g++ then ends its own compiler
-            return self._stopped
-
-    @contextmanager
-    def running(self, argv: list[str]) -> Iterator[subprocess.Popen[str]]:
-        """Start a process, which has ended when the context is left.  Raises HostError if it can't start."""
-        pipe = subprocess.PIPE
-        with self._lock:
-            if self._stopped:
-                raise self._stopped
-            try:
-                process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True)
-            except OSError as e:
-                hint = "The compiler's package, or binutils, has it."
-                raise HostError(f"{argv[0]} can't be run: {e.strerror}", hint=hint) from None
-            self._running.add(process)
-        try:
-            with process:
-                try:
-                    yield process
-                except BaseException:
-                    process.kill()
-                    raise
-        finally:
-            with self._lock:
-                self._running.discard(process)
-
-
-def run_tool(argv: list[str], tools: Tools | None = None) -> str:
-    """Run a tool, one of ``tools``, and return its output.  Raises HostError with the tool's complaint."""
-    with (tools or Tools()).running(argv) as process:
-        out, error = process.communicate(timeout=TOOL_LIMIT)
-    missing = sorted(set(_UNDEFINED.findall(error)))
-    if process.returncode != 0 and missing:
-        raise HostError(
-            f"nothing that is linked defines {', '.join(missing)}",
-            hint="csrc/oneccl/shim.cpp defines what oneCCL's static library refers to and does not contain.",
-        )
-    if process.returncode != 0:
-        lines = [line for line in error.splitlines() if "error" in line or "undefined" in line]
-        shown = "\n  ".join((lines or error.splitlines())[:5])
-        known = "It compiles with g++ 11 or newer, for torch 2.8 and 2.13"
-        raise HostError(
-            f"the compiler failed:\n  {shown}", hint=f"{known}; the command was: {' '.join(argv)}"
-        )
-    return out

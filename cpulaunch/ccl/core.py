@@ -132,19 +132,19 @@ class Core:
         *,
         listener: tuple[int, int] | None = None,
         addresses: Sequence[tuple[str, int]] = (),
-        token: bytes = b"",
+        key: bytes = b"",
     ) -> Carrier:
         """Return cpulaunch's own transport.
 
         ``slots`` is None if this rank is alone on its host, ``listener`` if there is one host.  ``addresses``
-        has each rank's (ip, port), and ``token`` is the group's secret.
+        has each rank's (ip, port), and ``key`` is the group's secret.
         """
         descriptor, port = listener or (-1, 0)
         ips = _texts([ip for ip, _ in addresses])
         its = self._layout(layout)
         address = self._call(
             "cl_own_carrier", its.address, _address(slots), descriptor, port, ips,
-            _numbers([port for _, port in addresses]), token, len(token),
+            _numbers([port for _, port in addresses]), key, len(key),
         )  # fmt: skip
         return Carrier(Handle(address, self._c.cl_carrier_free), has_messages=True)
 

@@ -6,7 +6,6 @@ import atexit
 import hashlib
 import os
 import resource
-import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -21,6 +20,7 @@ from torch._C._distributed_c10d import PrefixStore
 from cpulaunch import ledger
 from cpulaunch.ccl import bindings, installed, load
 from cpulaunch.ccl.core import Carrier, Core, Handle, Layout
+from cpulaunch.ccl.key import KeyOffer, group_key, offer_key
 from cpulaunch.ccl.load import Loaded, leave_mpi
 from cpulaunch.ccl.meeting import (
     Meeting,
@@ -36,7 +36,6 @@ from cpulaunch.config.settings import Table
 from cpulaunch.errors import HostError
 from cpulaunch.plan.communication import COMBINED_TRANSPORT, TRANSPORTS, decide_transport
 
-_TOKEN_SIZE = 16  # bytes
 _CONNECTIONS = 4  # with each rank of another host
 _SPARE_DESCRIPTORS = 256  # for what the program opens later, mainly data files
 _MIN_STORE_INTERVAL = 0.2  # seconds
@@ -221,9 +220,9 @@ def _own_carrier(core: Core, meeting: Meeting, layout: Layout, slots: Handle | N
     ip = own_address(_state.variables, layout.locals.index(meeting.rank))
     reserve_descriptors(layout.size - len(layout.locals))
     listener = core.listen(ip)
-    token = secrets.token_hex(_TOKEN_SIZE) if meeting.rank == 0 else ""
     try:
-        offers = meeting.exchange("address", (ip, listener[1], token))
+        offers = meeting.exchange("address", (ip, listener[1], offer_key(meeting.rank, _state.variables)))
+        key = group_key([KeyOffer(*each) for *_, each in offers], meeting.numbers, _state.variables)
     except BaseException:
         os.close(listener[0])
         raise
@@ -232,7 +231,7 @@ def _own_carrier(core: Core, meeting: Meeting, layout: Layout, slots: Handle | N
         slots,
         listener=listener,
         addresses=[(ip, port) for ip, port, _ in offers],
-        token=bytes.fromhex(offers[0][2]),
+        key=key,
     )
 
 

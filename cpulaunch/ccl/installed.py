@@ -130,6 +130,11 @@ class State:
         return None
 
     @property
+    def group_obstacle(self) -> str | None:
+        """Why a group that is built for this torch can't be loaded here, or None.  Building it anew helps."""
+        return self.problem if self._fitting("core") and self._fitting("layer") else None
+
+    @property
     def oneccl_problem(self) -> str | None:
         """Why oneCCL can't carry the group's collectives, or None."""
         return self.problem or (self._why_missing("oneccl") if self.part("oneccl") is None else None)

@@ -37,7 +37,10 @@ def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> s
                 build_group(progress, patient=False)
         else:
             check(there)
-            tell("the ccl process group is not built yet: a run builds it first, or `cpulaunch ccl build`")
+            way = "a run builds it first, or `cpulaunch ccl build`"
+            obstacle = there.group_obstacle
+            is_not = f"is built, but not loaded, as {obstacle}" if obstacle else "is not built yet"
+            tell(f"the ccl process group {is_not}: {way}")
     except HostError as e:
         if build and config.training.backend == "ccl":
             raise

@@ -34,10 +34,12 @@ class BuildProgress:
     def __enter__(self) -> BuildProgress:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._drawn:
             with contextlib.suppress(OSError, ValueError):
                 print(file=sys.stderr, flush=True)
+        if kind is KeyboardInterrupt:
+            say(f"{self._what}: interrupted; the next build goes on from what is compiled")
 
     def __call__(self, step: str, detail: str) -> None:
         """Show a step and its progress."""

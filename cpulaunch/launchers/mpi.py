@@ -28,6 +28,7 @@ JOB_VARIABLES = (
     variables.RESTART_COUNT,
     variables.MAX_RESTARTS,
     variables.TOKEN,
+    variables.GROUPS_KEY,
     "MASTER_PORT",
 )
 

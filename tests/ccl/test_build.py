@@ -18,7 +18,7 @@ from ranks import environment, free_port, run_script
 from support.command import TIMEOUT, bounded, clean_environment, processes_with
 from support.marks import repeat
 
-from cpulaunch.ccl import build, installed
+from cpulaunch.ccl import build, compiler, installed
 from cpulaunch.ccl.installed import Built, Part, State
 from cpulaunch.ccl.wheel import write_wheel
 from cpulaunch.errors import HostError, UsageError
@@ -117,6 +117,36 @@ def test_what_others_may_write_to_is_not_loaded(
     assert f"others may write to {open_to}" in str(installed.state().problem)
 
 
+def test_a_dry_run_says_why_a_group_that_is_built_is_not_loaded(
+    cpulaunch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    home = tmp_path / "cache"
+    for kind in ("core", "layer"):
+        make(home, kind)
+    (cache := home / "cpulaunch/ccl").chmod(0o775)
+    (tmp_path / "hello.py").write_text("")
+    done = cpulaunch("run", "--dry-run", "-n", "1", "hello.py", env={"XDG_CACHE_HOME": str(home)})
+    assert done.returncode == 0, done.stderr
+    assert (
+        f"the ccl process group is built, but not loaded, as others may write to {cache}: a run"
+        in done.stderr
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@pytest.mark.parametrize("where", ["cpulaunch", "cpulaunch/ccl"])
+def test_nothing_is_built_into_a_directory_of_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """A dry run says so, too: it calls ``check``."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "cpulaunch/ccl").mkdir(parents=True)
+    os.chown(theirs := tmp_path / where, 12345, -1)
+    for act in (lambda: build.check(installed.state()), build.build):
+        with pytest.raises(HostError, match=f"others may write to {theirs}\n"):
+            act()
+
+
 def test_the_cache_is_made_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     before = os.umask(0)
@@ -187,11 +217,9 @@ def test_a_run_that_has_to_build_says_so_in_two_lines(
     cpulaunch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "hello.py").write_text("")
-    (compiler := tmp_path / "g++").write_text(
-        '#!/bin/sh\ncase "$1" in -dump*) exec g++ "$@";; esac; exit 1\n'
-    )
-    compiler.chmod(0o755)
-    env = {"XDG_CACHE_HOME": str(tmp_path), "CXX": str(compiler)}
+    (gxx := tmp_path / "g++").write_text('#!/bin/sh\ncase "$1" in -dump*) exec g++ "$@";; esac; exit 1\n')
+    gxx.chmod(0o755)
+    env = {"XDG_CACHE_HOME": str(tmp_path), "CXX": str(gxx)}
     done = cpulaunch("run", "-n", "1", "--backend", "ccl", "hello.py", env=env)
     assert done.returncode == 3
     compiling, failed, *_ = done.stderr.splitlines()
@@ -221,8 +249,8 @@ esac
 exec g++ "$@"
 """
 BUILD = """
-import sys; from pathlib import Path; from cpulaunch.ccl import build, installed
-build.SOURCES = installed.SOURCES = Path(sys.argv[1])
+import sys; from pathlib import Path; from cpulaunch.ccl import build, compiler, installed
+compiler.SOURCES = installed.SOURCES = Path(sys.argv[1])
 build._check_loading = lambda made, there: None
 print(build.build(lambda *t: print(*t, flush=True)).module)
 """
@@ -235,9 +263,9 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("core/arithmetic.cpp", "core/boundary.cpp", "core/other.cpp", "layer/group.cpp"):
         (sources / name).parent.mkdir(parents=True, exist_ok=True)
         (sources / name).write_text(f"int {Path(name).stem};\n" if "boundary" not in name else "")
-    (compiler := tmp_path / "g++").write_text(COUNTING.format(here=tmp_path))
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
+    (gxx := tmp_path / "g++").write_text(COUNTING.format(here=tmp_path))
+    gxx.chmod(0o755)
+    monkeypatch.setenv("CXX", str(gxx))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return sources
 
@@ -306,9 +334,9 @@ def test_another_torch_compiles_only_the_layer(tmp_path: Path, small: Path) -> N
 def test_as_many_compilers_run_as_there_are_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     monkeypatch.setattr(Path, "read_text", lambda self: f"MemTotal: 1 kB\nMemAvailable: {8 << 20} kB\n")
-    assert build.jobs() == 5
+    assert compiler.jobs() == 5
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
-    assert build.jobs() == 1
+    assert compiler.jobs() == 1
 
 
 # --- the symbols that oneCCL's static library lacks
@@ -360,19 +388,19 @@ def test_the_shim_defines_what_the_archive_needs_and_no_more(tmp_path: Path, one
 
 def test_ctrl_c_ends_a_build_with_the_compilers_that_run(tmp_path: Path) -> None:
     """No further file is begun.  The compilers have the terminal's SIGINT themselves."""
-    (compiler := tmp_path / "g++").write_text(f"#!/bin/sh\necho begun >>{tmp_path}/begun\nexec sleep 300\n")
-    compiler.chmod(0o755)
+    (gxx := tmp_path / "g++").write_text(f"#!/bin/sh\necho begun >>{tmp_path}/begun\nexec sleep 300\n")
+    gxx.chmod(0o755)
     os.mkfifo(tmp_path / "begun")
     begun = os.open(tmp_path / "begun", os.O_RDWR)  # both ends, or the first writer would wait for a reader
     program = (
-        "import sys; from pathlib import Path; from cpulaunch.ccl import build;"
-        "here = Path(sys.argv[1]); build._compile({'core': build.core_units()},"
-        " build.Compiler(str(here / 'g++'), ''), here / 'kept', here, print)"
+        "import sys; from pathlib import Path; from cpulaunch.ccl import compiler;"
+        "here = Path(sys.argv[1]); compiler.compile_units({'core': compiler.core_units()},"
+        " compiler.Compiler(str(here / 'g++'), ''), here / 'kept', here, print)"
     )
     argv = [sys.executable, "-c", program, tmp_path]
     with subprocess.Popen(argv, start_new_session=True, stderr=subprocess.PIPE, text=True) as builder:
         try:
-            for _ in range(min(build.jobs(), len(build.core_units()))):  # that run at once
+            for _ in range(min(compiler.jobs(), len(compiler.core_units()))):  # that run at once
                 assert select.select([begun], [], [], TIMEOUT)[0]
                 os.read(begun, len("begun\n"))
             os.killpg(builder.pid, signal.SIGINT)
@@ -385,13 +413,22 @@ def test_ctrl_c_ends_a_build_with_the_compilers_that_run(tmp_path: Path) -> None
     os.close(begun)
 
 
-def test_sigterm_to_the_launcher_alone_ends_the_compilers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (signal.SIGTERM, 128 + signal.SIGTERM, ""),
+        (signal.SIGINT, 130, "interrupted; the next build goes on from what is compiled"),
+    ],
+)
+def test_a_signal_to_the_launcher_alone_ends_the_compilers(
+    tmp_path: Path, number: signal.Signals, code: int, said: str
+) -> None:
     (tools := tmp_path / "tools").mkdir()
-    (compiler := tools / "g++").write_text(
+    (gxx := tools / "g++").write_text(
         f'#!/bin/sh\ncase "$*" in *-version*|*-print*|*-dump*) exec /usr/bin/g++ "$@";; esac\n'
         f"echo begun >>{tmp_path}/begun\nexec sleep 300\n"
     )
-    compiler.chmod(0o755)
+    gxx.chmod(0o755)
     os.mkfifo(tmp_path / "begun")
     begun = os.open(tmp_path / "begun", os.O_RDWR)  # both ends, or the first writer would wait for a reader
     environment = clean_environment(
@@ -400,10 +437,11 @@ def test_sigterm_to_the_launcher_alone_ends_the_compilers(tmp_path: Path) -> Non
     argv = [sys.executable, "-m", "cpulaunch", "ccl", "build"]
     with bounded(subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True)) as builder:
         assert select.select([begun], [], [], TIMEOUT)[0]
-        builder.terminate()
-        builder.communicate()
+        builder.send_signal(number)
+        _, error = builder.communicate()
     os.close(begun)
-    assert builder.returncode == 128 + signal.SIGTERM
+    assert builder.returncode == code
+    assert error.splitlines()[1:] == ([f"cpulaunch: ccl: {said}"] if said else [])
     assert processes_with(f"OF={tmp_path}") == []
     assert not [*(tmp_path / "cache" / "cpulaunch" / "ccl").glob("building-*")]
 
@@ -422,17 +460,17 @@ def test_a_symbol_that_nothing_defines_fails_the_link_by_name(
     linked = tmp_path / "linked.so"
     argv = ["g++", "-shared", "-o", str(linked), *map(str, objects), "-Wl,-z,defs"]
     if missing is None:
-        build.link_oneccl(argv, oneccl / "libccl.a")
+        compiler.link_oneccl(argv, oneccl / "libccl.a")
         assert not {name for name in symbols(linked, "-D", "--defined-only") if "ccl" in name}
     else:
         with pytest.raises(HostError, match=f"(?m)nothing that is linked defines {missing}$"):
-            build.link_oneccl(argv, oneccl / "libccl.a")
+            compiler.link_oneccl(argv, oneccl / "libccl.a")
 
 
 @pytest.mark.slow
 def test_sources_that_change_while_they_are_compiled_make_no_group(tmp_path: Path, small: Path) -> None:
-    compiler = tmp_path / "g++"
-    compiler.write_text(f'#!/bin/sh\necho "// " >>{small}/core/other.cpp\nexec g++ "$@"\n')
+    gxx = tmp_path / "g++"
+    gxx.write_text(f'#!/bin/sh\necho "// " >>{small}/core/other.cpp\nexec g++ "$@"\n')
     with bounded(start_build(small), limit=120) as builder:
         _, error = builder.communicate()
     assert "sources were changed while they were compiled" in error
@@ -452,10 +490,10 @@ def test_what_does_not_load_is_not_kept(tmp_path: Path, small: Path) -> None:
 
 
 def test_a_toolchain_without_nm_is_named(tmp_path: Path) -> None:
-    (compiler := tmp_path / "g++").write_text("#!/bin/sh\necho no-such-nm\n")
-    compiler.chmod(0o755)
+    (gxx := tmp_path / "g++").write_text("#!/bin/sh\necho no-such-nm\n")
+    gxx.chmod(0o755)
     with pytest.raises(HostError, match="no-such-nm can't be run: No such file"):
-        build._ignored(build.Compiler(str(compiler), ""), [], ("Py",))
+        compiler._ignored(compiler.Compiler(str(gxx), ""), [], ("Py",))
 
 
 def test_a_wheel_serves_a_node_without_compiler_and_network(tmp_path: Path, built: Built) -> None:

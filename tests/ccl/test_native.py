@@ -218,7 +218,7 @@ def test_16_bit_numbers_are_rounded_as_they_should(program: Program) -> None:
 
 
 DETAILS = ("a piece exchanged once", "other sizes", "freed blocks", "subnormal sums", "an endless message", "seals",
-           "a crowd", "pace")  # fmt: skip
+           "a crowd", "a crowd beside a rank", "proofs", "idle memory", "pace")  # fmt: skip
 
 
 @pytest.mark.parametrize("what", DETAILS)

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from ranks import run_script
 
-from cpulaunch.ccl import build, installed
+from cpulaunch.ccl import installed
+from cpulaunch.ccl.compiler import build_core_elsewhere
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +77,7 @@ def test_the_core_has_a_c_interface(tmp_path: Path, machine: str) -> None:
     compiler, emulator = MACHINES[machine]
     if shutil.which(compiler.replace("gcc", "g++")) is None:
         pytest.skip(f"{compiler} is not installed")
-    part = build.build_core_elsewhere([compiler.replace("gcc", "g++")], machine, tmp_path)
+    part = build_core_elsewhere([compiler.replace("gcc", "g++")], machine, tmp_path)
     check_by_c(part.file, compiler, emulator, tmp_path)
 
 

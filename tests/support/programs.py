@@ -4,7 +4,7 @@ SHOW = """
 import json, os, sys
 names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
          "CPULAUNCH_JOB_ID", "CPULAUNCH_RESTART_COUNT", "OMP_NUM_THREADS", "CPULAUNCH_TOKEN", "CPULAUNCH_PLACEMENT",
-         "GIVEN", "FORWARDED", "INHERITED", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"]
+         "CPULAUNCH_GROUPS_KEY", "GIVEN", "FORWARDED", "INHERITED", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"]
 print(json.dumps({"argv": sys.argv, "cpus": sorted(os.sched_getaffinity(0)), "cwd": os.getcwd(), "path0": sys.path[0],
                   "name": __name__, "env": {n: os.environ.get(n) for n in names}}))
 """

@@ -16,6 +16,7 @@ from cpulaunch.errors import HostError
 from cpulaunch.launchers.command import Command
 from cpulaunch.plan.plan import Plan
 from cpulaunch.supervise.attempts.start import Starter, allow_files, listen
+from cpulaunch.wire import groups_key
 from cpulaunch.wording import PORT_IS_TAKEN
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Attempt(NamedTuple):
             variables.RESTART_COUNT: str(self.restart_count),
             variables.MAX_RESTARTS: str(self.plan.settings.watch.max_restarts),
             variables.TOKEN: self.token,
+            variables.GROUPS_KEY: groups_key(self.token),
             "MASTER_PORT": str(self.master_port),
         }
         if self.port_keeper is not None:

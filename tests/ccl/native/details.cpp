@@ -3,11 +3,13 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
@@ -36,7 +38,7 @@ class Counting final : public Operation {
   Counting() : Operation({Kind::barrier}, 1) {}
 
   uint64_t pieces() const override { return 2; }
-  bool exchange(uint64_t piece) override {
+  bool exchange(Piece piece) override {
     ++exchanged[piece];
     return piece == 1 || exchanged[0] == 10;
   }
@@ -197,27 +199,122 @@ void check_seals() {
   close(file);
 }
 
-// Connections from elsewhere don't take the place of one from a rank's host that is slow.
-void check_crowd() {
+void say(int to, const Hello& hello) {
+  expect(send(to, &hello, sizeof(hello), MSG_NOSIGNAL) == sizeof(hello), "the connection is closed");
+}
+
+Receiver accept_from(Connector& connector, int rank, Channel channel) {
+  const auto until = std::chrono::steady_clock::now() + 10s;
+  for (;;) {
+    auto receiver = connector.accept(rank, channel);
+    if (receiver.is_open()) return receiver;
+    expect(std::chrono::steady_clock::now() < until, "the rank does not come through");
+  }
+}
+
+// Connections from elsewhere, and any number at once from a rank's own host, don't take the place of a rank's that is
+// slow.
+void check_crowd(const char* from) {
   const auto listener = Connector::listen("127.0.0.1");
-  const std::string token(kTokenSize, 'x');
-  Connector connector(0, listener, {{"127.0.0.1", listener.port}, {"127.0.0.1", 1}}, token);
+  const std::string key(kLeastKey, 'x');
+  Connector connector(0, listener, {{"127.0.0.1", listener.port}, {"127.0.0.1", 1}}, key);
   const int rank = connect_from("127.0.0.1", listener.port);
   expect(!connector.accept(1, Channel::collectives).is_open(), "nobody has said hello");
   std::vector<int> strangers;
-  for (int i = 0; i < 300; ++i) {
-    strangers.push_back(connect_from("127.0.0.2", listener.port));
+  for (int i = 0; i < 100; ++i) {  // more than it listens to at once
+    strangers.push_back(connect_from(from, listener.port));
     connector.accept(1, Channel::collectives);
   }
-  Hello hello{0x31656863756e616c, {}, 1, Channel::collectives};
-  std::memcpy(hello.token, token.data(), kTokenSize);
-  expect(send(rank, &hello, sizeof(hello), MSG_NOSIGNAL) == sizeof(hello), "the rank's connection is closed");
-  const auto until = std::chrono::steady_clock::now() + 10s;
-  while (!connector.accept(1, Channel::collectives).is_open()) {
-    expect(std::chrono::steady_clock::now() < until, "the rank does not come through");
-  }
+  say(rank, Hello::of(key, 1, 0, Channel::collectives));
+  accept_from(connector, 1, Channel::collectives);
   for (const int each : strangers) close(each);
   close(rank);
+}
+
+std::string hex(const Proof& proof) {
+  std::string text;
+  for (const unsigned char each : proof) {
+    for (const int digit : {each >> 4, each & 15}) text += "0123456789abcdef"[digit];
+  }
+  return text;
+}
+
+// A connection counts once, and only where its proof is about it.
+void check_proofs() {
+  // RFC 4231, cases 1, 2 and 6; the empty text is Wikipedia's, of HMAC.
+  expect(hex(prove(std::string(20, '\x0b'), "Hi There")) ==
+             "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7", "case 1");
+  expect(hex(prove("Jefe", "what do ya want for nothing?")) ==
+             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843", "case 2");
+  expect(hex(prove(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First")) ==
+             "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54", "case 6");
+  expect(hex(prove("", "")) == "b613679a0814d9ec772f95d778c35fc5ff1697c493715653c6c712144292c5ad", "nothing");
+
+  const auto listener = Connector::listen("127.0.0.1");
+  const std::string key(kLeastKey, 'x');
+  Connector connector(0, listener, {{"127.0.0.1", listener.port}, {"127.0.0.1", 1}, {"127.0.0.1", 1}}, key);
+  const auto right = Hello::of(key, 1, 0, Channel::collectives);
+  auto other_channel = right, other_rank = right, other_magic = right;
+  other_channel.channel = Channel::point_to_point;
+  other_rank.rank = 2;
+  other_magic.magic ^= 1;
+  std::vector<int> refused;
+  for (const auto& each : {Hello::of(std::string(kLeastKey, 'y'), 1, 0, Channel::collectives),
+                           Hello::of(key, 1, 2, Channel::collectives), other_channel, other_rank, other_magic,
+                           Hello::of(key, -1, 0, Channel::collectives), Hello::of(key, 3, 0, Channel::collectives)}) {
+    refused.push_back(connect_from("127.0.0.1", listener.port));
+    say(refused.back(), each);
+  }
+  const int rank = connect_from("127.0.0.1", listener.port);
+  say(rank, right);
+  const auto accepted = accept_from(connector, 1, Channel::collectives);
+  refused.push_back(connect_from("127.0.0.1", listener.port));
+  say(refused.back(), right);  // as one who has seen it would
+  for (const int each : refused) {
+    const auto until = std::chrono::steady_clock::now() + 10s;
+    while (!is_hung_up(each)) {
+      expect(std::chrono::steady_clock::now() < until, "a stranger's connection stays open");
+      expect(!connector.accept(1, Channel::collectives).is_open(), "a stranger comes through");
+    }
+    close(each);
+  }
+  expect(!connector.accept(1, Channel::point_to_point).is_open(), "a proof counts for the other channel");
+  expect(!connector.accept(2, Channel::collectives).is_open(), "a proof counts for another rank");
+  expect(!is_hung_up(rank), "the rank's own connection is closed");
+  close(rank);
+}
+
+// How many pages of a rank's first slot are in memory.
+size_t resident_pages(const Hierarchy& hierarchy) {
+  const size_t page = getpagesize(), bytes = hierarchy.shape.slot_size;
+  std::vector<unsigned char> pages(bytes / page);
+  expect(mincore(hierarchy.slots().slot(hierarchy.layout.local, 0), bytes, pages.data()) == 0, "no pages");
+  return std::count_if(pages.begin(), pages.end(), [](unsigned char each) { return each & 1; });
+}
+
+// The memory of a group's slots goes back to the system once the group is idle, and comes again when it is needed.
+void check_idle_memory() {
+  run_two([](int rank, Hierarchy& own) {
+    const auto sum = [&] {
+      std::vector<float> numbers(1 << 20, static_cast<float>(1 + rank));
+      Signature signature{Kind::all_reduce};
+      signature.type = NumberType::float32;
+      signature.bytes = numbers.size() * sizeof(float);
+      wait_for(*own.start(make_all_reduce(own, reinterpret_cast<char*>(numbers.data()), signature)));
+      for (const float each : numbers) expect(each == 3, "a wrong sum");
+    };
+    for (int round = 0; round < 2; ++round) {
+      sum();
+      expect(resident_pages(own) > 0, "nothing went through the slots");
+      expect(own.give_back(IdleMemory::now()) == 0, "a group that was just used gives its memory back");
+      const auto until = std::chrono::steady_clock::now() + 10s;
+      while (own.give_back(IdleMemory::now() + IdleMemory::kAfter + 1s) == 0) {  // the other rank may still be taking
+        expect(std::chrono::steady_clock::now() < until, "nothing is given back");
+      }
+      expect(resident_pages(own) == 0, "pages stay");
+      expect(own.give_back(IdleMemory::now() + 2 * IdleMemory::kAfter) == 0, "it is given back twice");
+    }
+  });
 }
 
 void check_pace() {

@@ -11,7 +11,9 @@ void check_forked_tensors();
 void check_subnormal_sums();
 void check_endless_message();
 void check_seals();
-void check_crowd();
+void check_crowd(const char* from);
+void check_proofs();
+void check_idle_memory();
 void check_pace();
 
 }  // namespace cpulaunch

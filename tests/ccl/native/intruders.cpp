@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <stdexcept>
+#include <string>
 
 namespace cpulaunch {
 
@@ -64,7 +65,9 @@ Strangers::Strangers(const std::vector<Connector::Address>& addresses) {
     for (int i = 0; i < kSilent + kTalkative; ++i) descriptors_.push_back(connect_to(address.port));
     for (int i = 0; i < kTalkative; ++i) {
       // A part of what a hello takes, as much as it takes, and more.
-      send_all(descriptors_.end()[-1 - i], "GET / HTTP/1.1\r\nHost: example.org\r\n\r\n", 8 + i % 3 * 12);
+      std::string text = "GET / HTTP/1.1\r\nHost: example.org\r\n\r\n";
+      text.resize(sizeof(Hello) + 20, ' ');
+      send_all(descriptors_.end()[-1 - i], text.data(), sizeof(Hello) + (i % 3 - 1) * 20);
     }
   }
 }

@@ -80,7 +80,7 @@ std::shared_ptr<Hierarchy> Meeting::join(int rank) {
   std::unique_ptr<Network> network;
   if (connects) {
     auto connector =
-        std::make_shared<Connector>(rank, listeners_[rank], addresses_, std::string(kTokenSize, 'x'));
+        std::make_shared<Connector>(rank, listeners_[rank], addresses_, std::string(kLeastKey, 'x'));
     network = std::make_unique<Network>(layout, std::move(connector));
   }
   std::shared_ptr<Fabric> fabric;

@@ -169,7 +169,8 @@ Running Rank::all_to_all(const Call& call) {
     if (sends) to[rank] = part(sent->back());
     if (receives) from[rank] = part(received->back());
   }
-  return run(call, make_all_to_all(*own_, to, from), [=] {
+  auto [first, second] = make_all_to_all(*own_, to, from);
+  return run(call, {std::move(first), std::move(second)}, [=] {
     for (auto& each : *sent) std::fill(each.memory.begin(), each.memory.end(), 0x55);  // it is the caller's again
     for (int rank = 0; rank < size_; ++rank) expect_numbers((*received)[rank], of_tensor(call.source, rank_), rank);
   });

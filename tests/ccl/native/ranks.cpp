@@ -543,7 +543,10 @@ constexpr Program kPrograms[] = {
     {"subnormal sums", run_check<check_subnormal_sums>},
     {"an endless message", run_check<check_endless_message>},
     {"seals", run_check<check_seals>},
-    {"a crowd", run_check<check_crowd>},
+    {"a crowd", [](const Arguments&) { check_crowd("127.0.0.2"); }},
+    {"a crowd beside a rank", [](const Arguments&) { check_crowd("127.0.0.1"); }},
+    {"proofs", run_check<check_proofs>},
+    {"idle memory", run_check<check_idle_memory>},
     {"pace", run_check<check_pace>},
 };
 

@@ -77,6 +77,8 @@ class TestEveryLauncher:
             assert r["argv"] == ["show.py", "--lr", "0.1"]
             assert r["name"] == "__main__"
             assert r["path0"] == r["cwd"] == str(show.parent)
+        (key,) = {r["env"]["CPULAUNCH_GROUPS_KEY"] for r in ranks}
+        assert len(bytes.fromhex(key)) == 32
         assert not set(ranks[0]["cpus"]) & set(ranks[1]["cpus"])
         plan = json.loads(next(show.parent.glob("runs/*/plan.json")).read_text())
         planned = [rank["cores"] for rank in plan["hosts"][0]["ranks"]]

@@ -12,7 +12,7 @@ using Steady = std::chrono::steady_clock;
 // A busy host may keep all threads that wait from running for some time; if it takes longer than this, that counts as
 // stopped, too.
 constexpr Clock::duration kStopped = std::chrono::seconds(2);
-// So often it is noted that somebody has asked: most calls only read.
+// It is noted once in this time that somebody has asked: most calls only read.
 constexpr Clock::duration kResolution = std::chrono::milliseconds(10);
 
 std::atomic<Clock::duration> last_asked{Steady::now().time_since_epoch()};

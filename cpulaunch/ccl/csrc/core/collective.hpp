@@ -10,7 +10,6 @@
 
 namespace cpulaunch {
 
-// How each reads in messages: signature.cpp.
 enum class Kind : uint32_t {
   all_reduce,
   reduce,
@@ -23,6 +22,25 @@ enum class Kind : uint32_t {
   barrier,
   send,
   receive
+};
+
+// What a rank tells the others of the Kinds that all ranks call, in their order.
+struct KindFacts {
+  const char* name;
+  bool reduces = false;
+  bool has_size = false;  // the same on all ranks
+  bool has_root = false;
+};
+constexpr KindFacts kKindFacts[] = {
+    {"all_reduce", true, true},
+    {"reduce", true, true, true},
+    {"reduce_scatter", true, true},
+    {"all_gather", false, true},
+    {"broadcast", false, true, true},
+    {"all_to_all"},
+    {"gather", false, false, true},
+    {"scatter", false, false, true},
+    {"barrier"},
 };
 
 // What goes to a rank, or comes from it; null where nothing ever does.

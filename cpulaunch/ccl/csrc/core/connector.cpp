@@ -17,7 +17,7 @@ namespace cpulaunch {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x31656863756e616c;  // and the version of what follows
+constexpr uint64_t kMagic = 0x32656863756e616c;  // and the version of what follows
 constexpr int kBacklog = 1024;                   // connections that have not been accepted
 // Bytes of a connection that wait in this host's kernel before they are sent: so few that the processor may still
 // have them in its cache then.  What is on its way does not count.
@@ -26,6 +26,7 @@ constexpr int kMaxUnsent = 256 << 10;
 constexpr std::chrono::microseconds kRest{20};
 constexpr size_t kLeastToRest = 128 << 10;       // bytes still to come: for less, it reads on at once
 constexpr size_t kMaxStrangers = 64;             // connections without a hello, beside those of all ranks
+constexpr std::chrono::seconds kHelloTime{3};    // for one from the address of a rank
 // What a rank has sent before it left comes within this time, or is lost.
 constexpr std::chrono::seconds kLatest{2};
 
@@ -148,9 +149,14 @@ int Connector::reach(const Address& to, const std::string& own) {
   throw ConnectionLost(to.ip + " can't be reached: " + std::strerror(error), error);
 }
 
-Connector::Connector(int rank, Listener listener, std::vector<Address> addresses, std::string token)
-    : rank_(rank), addresses_(std::move(addresses)), token_(std::move(token)), listener_(listener) {
-  if (token_.size() != kTokenSize) throw std::runtime_error("a group's token has 16 bytes");
+Hello Hello::of(const std::string& key, int rank, int to, Channel channel) {
+  const auto text = std::to_string(rank) + " " + std::to_string(to) + " " + std::to_string(static_cast<int>(channel));
+  return {kMagic, rank, channel, prove(key, text)};
+}
+
+Connector::Connector(int rank, Listener listener, std::vector<Address> addresses, std::string key)
+    : rank_(rank), addresses_(std::move(addresses)), key_(std::move(key)), listener_(listener) {
+  if (key_.size() < kLeastKey) throw std::runtime_error("a group's key has 16 bytes or more");
 }
 
 void Connector::close() {
@@ -162,11 +168,9 @@ void Connector::close() {
 }
 
 Sender Connector::connect(int to, Channel channel) {
-  Hello hello{kMagic, {}, rank_, channel};
-  std::memcpy(hello.token, token_.data(), kTokenSize);
   // From the address that the others know, so that the data takes the chosen interface.
   const int descriptor = reach(addresses_[to], addresses_[rank_].ip);
-  Sender sender(descriptor, hello);
+  Sender sender(descriptor, Hello::of(key_, rank_, to, channel));
   const int on = 1;
   setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   setsockopt(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMaxUnsent, sizeof(kMaxUnsent));
@@ -184,8 +188,15 @@ Receiver Connector::accept(int from, Channel channel, bool looks) {
 }
 
 void Connector::accept_all() {
+  for (size_t i = 0; i < unknown_.size();) {
+    if (read_hello(unknown_[i])) {
+      unknown_.erase(unknown_.begin() + i);
+    } else {
+      ++i;
+    }
+  }
   const size_t most = kMaxStrangers + static_cast<size_t>(Channel::last) * addresses_.size();
-  for (size_t accepted = 0; accepted < most; ++accepted) {
+  for (size_t accepted = 0; accepted < most && (unknown_.size() < most || make_room()); ++accepted) {
     sockaddr_storage from{};
     socklen_t length = sizeof(from);
     const int descriptor = accept4(listener_.descriptor, reinterpret_cast<sockaddr*>(&from), &length,
@@ -199,22 +210,24 @@ void Connector::accept_all() {
       }
       break;
     }
-    unknown_.push_back({Receiver(descriptor), is_of_group(from), 0, {}});
+    unknown_.push_back({Receiver(descriptor), is_of_group(from)});
+    if (read_hello(unknown_.back())) unknown_.pop_back();
   }
-  for (size_t i = 0; i < unknown_.size();) {
-    if (read_hello(unknown_[i])) {
-      unknown_.erase(unknown_.begin() + i);
-    } else {
-      ++i;
-    }
+}
+
+// Closes the connection that has been silent for longest, of those from elsewhere if there are any: a crowd of them
+// takes no rank's place.  One from a rank's address may be a rank's whose hello is on its way: it gets kHelloTime, and
+// those to come wait in the kernel.  False where there is none to close.
+bool Connector::make_room() {
+  pollfd waiting{listener_.descriptor, POLLIN, 0};
+  if (poll(&waiting, 1, 0) <= 0) return false;  // for nobody
+  auto silent = std::find_if(unknown_.begin(), unknown_.end(), [](const Unknown& each) { return !each.is_near; });
+  if (silent == unknown_.end()) {
+    silent = unknown_.begin();
+    if (Clock::now() - silent->since < kHelloTime) return false;
   }
-  // Those that have been silent for longest make room for the ones to come, and those from elsewhere before all: a
-  // crowd of them takes no rank's place.
-  const auto is_far = [](const Unknown& each) { return !each.is_near; };
-  for (size_t surplus = unknown_.size() - std::min(unknown_.size(), most); surplus > 0; --surplus) {
-    const auto far = std::find_if(unknown_.begin(), unknown_.end(), is_far);
-    unknown_.erase(far == unknown_.end() ? unknown_.begin() : far);
-  }
+  unknown_.erase(silent);
+  return true;
 }
 
 bool Connector::is_of_group(const sockaddr_storage& address) const {
@@ -236,8 +249,9 @@ bool Connector::read_hello(Unknown& unknown) {
   }
   if (unknown.done < sizeof(hello)) return false;
   const bool ours = hello.magic == kMagic && hello.rank >= 0 && hello.rank < static_cast<int>(addresses_.size()) &&
-                    std::memcmp(hello.token, token_.data(), kTokenSize) == 0;
-  if (ours) known_.try_emplace({hello.rank, hello.channel}, std::move(unknown.receiver));
+                    are_same(hello.proof, Hello::of(key_, hello.rank, rank_, hello.channel).proof);
+  const std::pair which(hello.rank, hello.channel);
+  if (ours && greeted_.insert(which).second) known_.emplace(which, std::move(unknown.receiver));
   return true;
 }
 

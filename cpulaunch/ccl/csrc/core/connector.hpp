@@ -1,7 +1,9 @@
 // TCP connections between the ranks of a group.
 //
 // Whoever sends to another rank opens a connection for that direction, when it first has something to send.  A hello
-// with the group's token comes first on each.
+// comes first on each, with a proof that its sender has the group's key.  The proof is for one connection: it says from
+// whom to whom, and for what, it is, and the key is made of what each rank has made up for this group.  So whoever has
+// seen it can't use it again, and what a rank has to say needn't wait for an answer.
 
 #pragma once
 
@@ -13,12 +15,14 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "clock.hpp"
+#include "proof.hpp"
 
 namespace cpulaunch {
 
@@ -30,13 +34,16 @@ struct ConnectionLost : std::runtime_error {
   const int code;  // the system's error; 0 where that isn't known
 };
 
-constexpr size_t kTokenSize = 16;  // bytes
+constexpr size_t kLeastKey = 16;  // bytes
 
 struct Hello {
-  uint64_t magic;
-  char token[kTokenSize];
-  int32_t rank;
-  Channel channel;
+  // What `rank` says to `to`, in a group with this key.
+  static Hello of(const std::string& key, int rank, int to, Channel channel);
+
+  uint64_t magic = 0;
+  int32_t rank = -1;
+  Channel channel = Channel::last;
+  Proof proof{};
 };
 
 // Bytes of an operation, or that a message still lacks, from which on its reader is patient: for less, the rest costs
@@ -106,9 +113,9 @@ class Connector {
   // where it is known at once that there will be none.
   static int reach(const Address& to, const std::string& own = "");
 
-  // Takes the listener over.  `addresses` has one for each rank of the group; `token` is a secret of the group, of
-  // kTokenSize bytes, by which its ranks know each other.
-  Connector(int rank, Listener listener, std::vector<Address> addresses, std::string token);
+  // Takes the listener over.  `addresses` has one for each rank of the group.  `key` is a secret of this group alone,
+  // of kLeastKey bytes or more, by which its ranks know each other.
+  Connector(int rank, Listener listener, std::vector<Address> addresses, std::string key);
   ~Connector() { close(); }
   Connector(const Connector&) = delete;
   Connector& operator=(const Connector&) = delete;
@@ -124,21 +131,24 @@ class Connector {
   struct Unknown {  // a connection whose hello has not fully come
     Receiver receiver;
     bool is_near;  // it comes from an address of the group's
-    size_t done;
-    Hello hello;
+    Clock::time_point since = Clock::now();
+    size_t done = 0;
+    Hello hello{};
   };
 
   void accept_all();
+  bool make_room();
   bool read_hello(Unknown& unknown);
   bool is_of_group(const sockaddr_storage& address) const;
 
   const int rank_;
   const std::vector<Address> addresses_;
-  const std::string token_;
+  const std::string key_;
   std::mutex mutex_;
   Listener listener_;
   std::vector<Unknown> unknown_;
   std::map<std::pair<int, Channel>, Receiver> known_;  // those that nobody has asked for yet
+  std::set<std::pair<int, Channel>> greeted_;          // and those that have come: there is one of each
 };
 
 // A rank from which something is expected, and which has not opened its connection.

@@ -19,15 +19,15 @@ class FabricAllGather final : public Operation {
         input_(input),
         outputs_(std::move(outputs)),
         sizes_(std::move(sizes)),
-        stretch_(piece_bytes / (layout_.hosts * layout_.most_lanes()) / kCopyGranule * kCopyGranule),
+        bytes_of_rank_(piece_bytes / (layout_.hosts * layout_.most_lanes()) / kCopyGranule * kCopyGranule),
         copy_(signature.bytes, layout_.large) {}
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
-    return (longest + stretch_ - 1) / stretch_;
+    return (longest + bytes_of_rank_ - 1) / bytes_of_rank_;
   }
 
-  bool start(uint64_t piece) override {
+  bool start(Piece piece) override {
     auto& transfers = pieces_.begin(piece);
     char* to = pieces_.of(layout_.local, piece, piece_bytes);
     layout_.for_each_lane(layout_.local, [&](int lane) {
@@ -37,26 +37,26 @@ class FabricAllGather final : public Operation {
         bytes.push_back(range_of(piece, lane, host).size());
         all += bytes.back();
       }
-      const char* from = input_ + std::min(piece * stretch_, sizes_[layout_.rank]);
+      const char* from = input_ + std::min(piece * bytes_of_rank_, sizes_[layout_.rank]);
       if (all) transfers.push_back(fabric_.gather(lane, from, to, bytes));
       to += all;
     });
     return true;
   }
 
-  bool exchange(uint64_t piece) override {
+  bool exchange(Piece piece) override {
     return pieces_.spread(piece, [&](int local) { take_from(local, piece); });
   }
 
  private:
   // What a host sends in a lane.
-  Range range_of(uint64_t piece, int lane, int host) const {
+  Range range_of(Piece piece, int lane, int host) const {
     const int rank = layout_.owner_of(lane, host);
     if (rank < 0) return {0, 0};
-    return {std::min(piece * stretch_, sizes_[rank]), std::min((piece + 1) * stretch_, sizes_[rank])};
+    return {std::min(piece * bytes_of_rank_, sizes_[rank]), std::min((piece + 1) * bytes_of_rank_, sizes_[rank])};
   }
 
-  void take_from(int local, uint64_t piece) {
+  void take_from(int local, Piece piece) {
     const char* from = pieces_.of(local, piece, piece_bytes);
     layout_.for_each_lane(local, [&](int lane) {
       for (int host = 0; host < layout_.hosts; ++host) {
@@ -77,7 +77,7 @@ class FabricAllGather final : public Operation {
   const char* const input_;
   const std::vector<char*> outputs_;
   const std::vector<size_t> sizes_;
-  const size_t stretch_;
+  const size_t bytes_of_rank_;
   const Copy copy_;
 };
 

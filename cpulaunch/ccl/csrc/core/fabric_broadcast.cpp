@@ -36,7 +36,7 @@ class FabricBroadcast final : public Operation {
 
   uint64_t pieces() const override { return parts_ + (chain_ ? kLag * (layout_.hosts - 2) : 0); }
 
-  void put(uint64_t piece) override {
+  void put(Piece piece) override {
     const auto range = arriving(piece);
     if (layout_.locals > 1 && layout_.rank == signature.root) {
       hierarchy_.batch().copy(hierarchy_.slot(layout_.local, piece), data_ + range.begin, range.size());
@@ -44,7 +44,7 @@ class FabricBroadcast final : public Operation {
     }
   }
 
-  void take(uint64_t piece) override {
+  void take(Piece piece) override {
     const auto range = arriving(piece);
     if (!at_root_ || layout_.rank == signature.root) return;
     const char* slot = hierarchy_.slot(layout_.local_numbers[signature.root], piece);
@@ -52,9 +52,9 @@ class FabricBroadcast final : public Operation {
     hierarchy_.batch().run();
   }
 
-  bool start(uint64_t piece) override {
+  bool start(Piece piece) override {
     // What this host passes on now has come in that step.
-    if (chain_ && !at_root_ && piece >= kLag && !pieces_.is_here(piece - kLag)) return false;
+    if (chain_ && !at_root_ && piece >= kLag && !pieces_.is_here(piece.before(kLag))) return false;
     auto& transfers = pieces_.begin(piece);
     layout_.for_each_lane(layout_.local, [&](int lane) {
       if (chain_) {
@@ -66,7 +66,7 @@ class FabricBroadcast final : public Operation {
     return true;
   }
 
-  bool exchange(uint64_t piece) override {
+  bool exchange(Piece piece) override {
     if (at_root_) return pieces_.is_here(piece);
     const auto range = arriving(piece);
     return pieces_.spread(piece, [&](int local) {
@@ -95,15 +95,15 @@ class FabricBroadcast final : public Operation {
     return {part * piece_bytes, std::min(bytes_, (part + 1) * piece_bytes)};
   }
   // What comes to this host in a step, or is sent by it where it is the root's.
-  Range arriving(uint64_t piece) const { return range_of(static_cast<int64_t>(piece) - lag_at(place_ - 1)); }
-  Range leaving(uint64_t piece) const {
+  Range arriving(Piece piece) const { return range_of(static_cast<int64_t>(piece) - lag_at(place_ - 1)); }
+  Range leaving(Piece piece) const {
     return place_ + 1 < layout_.hosts ? range_of(static_cast<int64_t>(piece) - lag_at(place_)) : Range{0, 0};
   }
   int64_t lag_at(int place) const { return chain_ ? static_cast<int64_t>(kLag) * std::max(place, 0) : 0; }
 
   Range part_of_lane(Range range, int lane) const { return part_of(range, lane, layout_.lanes, kCopyGranule); }
 
-  void start_step(uint64_t piece, int lane, SpreadPieces::Transfers& transfers) {
+  void start_step(Piece piece, int lane, SpreadPieces::Transfers& transfers) {
     const auto comes = at_root_ ? Range{0, 0} : part_of_lane(arriving(piece), lane);
     const auto goes = part_of_lane(leaving(piece), lane);
     Fabric::Sizes sent(layout_.hosts), received(layout_.hosts);

@@ -20,14 +20,14 @@ class FabricReduceScatter final : public Operation {
         sizes_(std::move(sizes)),
         reduce_(reduce_for(signature.type, signature.reduction)),
         divisor_(signature.divisor(layout_.size)),
-        stretch_(piece_bytes / layout_.size / kSumGranule * kSumGranule) {}
+        bytes_of_rank_(piece_bytes / layout_.size / kSumGranule * kSumGranule) {}
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
-    return (longest + stretch_ - 1) / stretch_;
+    return (longest + bytes_of_rank_ - 1) / bytes_of_rank_;
   }
 
-  void put(uint64_t piece) override {
+  void put(Piece piece) override {
     for (int local = 0; local < layout_.locals; ++local) {
       if (local != layout_.local) for_each(piece, local, [&](int rank, Range range) {
         hierarchy_.batch().copy(in_slot(layout_.local, piece, rank), inputs_[rank] + range.begin, range.size());
@@ -36,7 +36,7 @@ class FabricReduceScatter final : public Operation {
     hierarchy_.batch().run();
   }
 
-  void take(uint64_t piece) override {
+  void take(Piece piece) override {
     char* next = sent(piece);
     auto& batch = hierarchy_.batch();
     for_each(piece, layout_.local, [&](int rank, Range range) {
@@ -54,7 +54,7 @@ class FabricReduceScatter final : public Operation {
     batch.run();
   }
 
-  bool start(uint64_t piece) override {
+  bool start(Piece piece) override {
     auto& transfers = pieces_.begin(piece);
     char *from = sent(piece), *to = received(piece);
     layout_.for_each_lane(layout_.local, [&](int lane) {
@@ -75,7 +75,7 @@ class FabricReduceScatter final : public Operation {
     return true;
   }
 
-  bool exchange(uint64_t piece) override {
+  bool exchange(Piece piece) override {
     if (!pieces_.is_here(piece)) return false;
     const auto range = range_of(piece, layout_.rank);
     const char* next = received(piece);
@@ -90,13 +90,13 @@ class FabricReduceScatter final : public Operation {
   }
 
  private:
-  Range range_of(uint64_t piece, int rank) const {
-    return {std::min(piece * stretch_, sizes_[rank]), std::min((piece + 1) * stretch_, sizes_[rank])};
+  Range range_of(Piece piece, int rank) const {
+    return {std::min(piece * bytes_of_rank_, sizes_[rank]), std::min((piece + 1) * bytes_of_rank_, sizes_[rank])};
   }
 
   // Calls `act` for what a local rank reduces of a piece, lane by lane: for which rank, and what of that rank's.
   template <class Act>
-  void for_each(uint64_t piece, int local, const Act& act) const {
+  void for_each(Piece piece, int local, const Act& act) const {
     layout_.for_each_lane(local, [&](int lane) {
       for (int host = 0; host < layout_.hosts; ++host) {
         const int rank = layout_.owner_of(lane, host);
@@ -107,11 +107,13 @@ class FabricReduceScatter final : public Operation {
     });
   }
 
-  char* in_slot(int local, uint64_t piece, int rank) const { return hierarchy_.slot(local, piece) + rank * stretch_; }
+  char* in_slot(int local, Piece piece, int rank) const {
+    return hierarchy_.slot(local, piece) + rank * bytes_of_rank_;
+  }
 
   // What goes to other hosts, and behind it what comes from them.
-  char* sent(uint64_t piece) { return hierarchy_.staging(piece, (layout_.size + layout_.hosts) * stretch_); }
-  char* received(uint64_t piece) { return sent(piece) + layout_.size * stretch_; }
+  char* sent(Piece piece) { return hierarchy_.staging(piece, (layout_.size + layout_.hosts) * bytes_of_rank_); }
+  char* received(Piece piece) { return sent(piece) + layout_.size * bytes_of_rank_; }
 
   Hierarchy& hierarchy_;
   const Layout& layout_;
@@ -121,7 +123,7 @@ class FabricReduceScatter final : public Operation {
   const std::vector<size_t> sizes_;
   Reduce* const reduce_;
   const int divisor_;
-  const size_t stretch_;
+  const size_t bytes_of_rank_;
 };
 
 }  // namespace

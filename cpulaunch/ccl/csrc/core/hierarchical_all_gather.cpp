@@ -33,7 +33,7 @@ class SmallAllGather final : public Operation {
 
   uint64_t pieces() const override { return 1; }
 
-  bool start(uint64_t piece) override {
+  bool start(Piece piece) override {
     char* to = pieces_.of(layout_.local, piece, piece_bytes);
     for (auto& lane : lanes_) {
       lane.data = to;
@@ -48,7 +48,7 @@ class SmallAllGather final : public Operation {
     return true;
   }
 
-  bool exchange(uint64_t piece) override {
+  bool exchange(Piece piece) override {
     bool all = true;
     for (auto& lane : lanes_) all = progress(lane) && all;
     return all && pieces_.spread(piece, [&](int local) { take_from(local, piece); });
@@ -70,7 +70,7 @@ class SmallAllGather final : public Operation {
   int hosts_in(int round) const { return std::min(1 << round, layout_.hosts - (1 << round)); }
   int host_at(int distance) const { return (layout_.host + distance + layout_.hosts) % layout_.hosts; }
 
-  // Of the inputs in a lane of so many hosts, from the first one on.
+  // Of the inputs in a lane of `hosts` hosts, from `first` on.
   size_t size_of(int lane, int first, int hosts) const {
     size_t size = 0;
     for (int i = 0; i < hosts; ++i) {
@@ -105,7 +105,7 @@ class SmallAllGather final : public Operation {
 
   Tag tag(const Lane& lane, int round) const { return hierarchy_.tag(*this, 0, round, lane.number); }
 
-  void take_from(int local, uint64_t piece) {
+  void take_from(int local, Piece piece) {
     const char* from = pieces_.of(local, piece, piece_bytes);
     layout_.for_each_lane(local, [&](int lane) {
       for (int i = 0; i < layout_.hosts; ++i) {
@@ -140,15 +140,15 @@ class AllGather final : public Operation {
         outputs_(std::move(outputs)),
         sizes_(std::move(sizes)),
         // As many as a local rank may have to put.
-        stretch_(piece_bytes / layout_.most_lanes() / kCopyGranule * kCopyGranule),
+        bytes_of_rank_(piece_bytes / layout_.most_lanes() / kCopyGranule * kCopyGranule),
         copy_(signature.bytes, layout_.large) {}
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
-    return (longest + stretch_ - 1) / stretch_ * layout_.hosts;
+    return (longest + bytes_of_rank_ - 1) / bytes_of_rank_ * layout_.hosts;
   }
 
-  void enter(uint64_t piece) override {
+  void enter(Piece piece) override {
     const int host = host_of(piece);
     for (const int rank : layout_.ranks_of[host]) {
       const auto range = range_of(piece, rank);
@@ -165,9 +165,9 @@ class AllGather final : public Operation {
     }
   }
 
-  bool can_put(uint64_t piece) override { return receiving_[hierarchy_.index(piece)] == 0; }
+  bool can_put(Piece piece) override { return receiving_[hierarchy_.index(piece)] == 0; }
 
-  void put(uint64_t piece) override {
+  void put(Piece piece) override {
     const auto own = range_of(piece, layout_.rank);
     const bool copied = host_of(piece) == layout_.host && outputs_[layout_.rank] != input_;
     if (layout_.locals > 1) put_all(piece);
@@ -175,7 +175,7 @@ class AllGather final : public Operation {
     hierarchy_.batch().run();
   }
 
-  void take(uint64_t piece) override {
+  void take(Piece piece) override {
     for (int local = 0; local < layout_.locals; ++local) {
       if (local != layout_.local) take_from(local, piece);
     }
@@ -185,11 +185,11 @@ class AllGather final : public Operation {
   bool is_drained() override { return sending_ == 0; }
 
  private:
-  int host_of(uint64_t piece) const { return static_cast<int>((layout_.host + piece) % layout_.hosts); }
+  int host_of(Piece piece) const { return static_cast<int>((layout_.host + piece) % layout_.hosts); }
 
-  Range range_of(uint64_t piece, int rank) const {
-    const size_t begin = piece / layout_.hosts * stretch_;
-    return {std::min(begin, sizes_[rank]), std::min(begin + stretch_, sizes_[rank])};
+  Range range_of(Piece piece, int rank) const {
+    const size_t begin = piece / layout_.hosts * bytes_of_rank_;
+    return {std::min(begin, sizes_[rank]), std::min(begin + bytes_of_rank_, sizes_[rank])};
   }
 
   // Whether this rank brings that rank's input to its host.
@@ -197,24 +197,24 @@ class AllGather final : public Operation {
     return layout_.local_with(layout_.local_numbers[rank], layout_.host) == layout_.local;
   }
 
-  void put_all(uint64_t piece) {
+  void put_all(Piece piece) {
     char* slot = hierarchy_.slot(layout_.local, piece);
     for (const int rank : layout_.ranks_of[host_of(piece)]) {
       if (!is_mine(rank)) continue;
       const auto range = range_of(piece, rank);
       const char* from = rank == layout_.rank ? input_ : outputs_[rank];
       hierarchy_.batch().copy(slot, from + range.begin, range.size());
-      slot += stretch_;
+      slot += bytes_of_rank_;
     }
   }
 
-  void take_from(int local, uint64_t piece) {
+  void take_from(int local, Piece piece) {
     const char* slot = hierarchy_.slot(local, piece);
     for (const int rank : layout_.ranks_of[host_of(piece)]) {
       if (layout_.local_with(layout_.local_numbers[rank], layout_.host) != local) continue;
       const auto range = range_of(piece, rank);
       hierarchy_.batch().copy(outputs_[rank] + range.begin, slot, range.size(), copy_);
-      slot += stretch_;
+      slot += bytes_of_rank_;
     }
   }
 
@@ -223,7 +223,7 @@ class AllGather final : public Operation {
   const char* const input_;
   const std::vector<char*> outputs_;
   const std::vector<size_t> sizes_;
-  const size_t stretch_;
+  const size_t bytes_of_rank_;
   const Copy copy_;
   std::array<int, SharedSlots::kMaxSlots> receiving_{};
   int sending_ = 0;

@@ -37,7 +37,7 @@ class AllReduce final : public Operation {
 
   uint64_t pieces() const override { return (bytes_ + piece_bytes - 1) / piece_bytes; }
 
-  void put(uint64_t piece) override {
+  void put(Piece piece) override {
     if (layout_.locals == 1) return;
     const auto range = range_of(piece);
     char* to = hierarchy_.slot(layout_.local, piece);
@@ -49,7 +49,7 @@ class AllReduce final : public Operation {
     batch_.run();
   }
 
-  void take(uint64_t piece) override {
+  void take(Piece piece) override {
     const auto range = range_of(piece);
     if (has_sockets(range)) {
       reduce_on_socket(piece, range);
@@ -59,23 +59,23 @@ class AllReduce final : public Operation {
     }
   }
 
-  bool start(uint64_t piece) override {
+  bool start(Piece piece) override {
     const auto range = range_of(piece);
     if (!reduce_between_sockets(piece, range)) return false;
     if (layout_.hosts > 1) hierarchy_.fabric() ? start_reductions(piece, range) : start_exchanges(piece, range);
     return true;
   }
 
-  bool exchange(uint64_t piece) override {
+  bool exchange(Piece piece) override {
     const auto range = range_of(piece);
     auto& is_reduced = states_[hierarchy_.index(piece)].is_reduced;
     is_reduced = is_reduced || finish_between_hosts(piece, range);
     return is_reduced && take_from_counterparts(piece, range);
   }
 
-  bool collects(uint64_t piece) const override { return layout_.locals > 1 && !is_whole(range_of(piece)); }
+  bool collects(Piece piece) const override { return layout_.locals > 1 && !is_whole(range_of(piece)); }
 
-  void collect(uint64_t piece) override {
+  void collect(Piece piece) override {
     const auto range = range_of(piece);
     if (collects(piece) && !tensor) copy_others(data_, hierarchy_.slot(layout_.local, piece) - range.begin, range);
     batch_.run();
@@ -100,7 +100,7 @@ class AllReduce final : public Operation {
     bool is_reduced = false;  // over all hosts
   };
 
-  Range range_of(uint64_t piece) const { return {piece * piece_bytes, std::min(bytes_, (piece + 1) * piece_bytes)}; }
+  Range range_of(Piece piece) const { return {piece * piece_bytes, std::min(bytes_, (piece + 1) * piece_bytes)}; }
   Range part_of_lane(Range range, int lane) const { return part_of(range, lane, layout_.lanes, kSumGranule); }
 
   bool is_whole(Range range) const {
@@ -144,13 +144,13 @@ class AllReduce final : public Operation {
   }
 
   // Where the others find a local rank's numbers of a piece, and leave their sums: in its tensor, or in its slot.
-  char* memory_of(int local, uint64_t piece, Range range) const {
+  char* memory_of(int local, Piece piece, Range range) const {
     if (local == layout_.local) return data_ + range.begin;
     char* tensor = is_whole(range) ? nullptr : hierarchy_.tensor(local, piece, bytes_);
     return tensor ? tensor + range.begin : hierarchy_.slot(local, piece);
   }
 
-  void reduce_on_host(uint64_t piece, Range range, Range part) {
+  void reduce_on_host(Piece piece, Range range, Range part) {
     for (int local = 0; local < layout_.locals; ++local) {
       batch_.add(memory_of(local, piece, range) + part.begin - range.begin);
     }
@@ -162,7 +162,7 @@ class AllReduce final : public Operation {
     batch_.sum(reduce_, data_ + part.begin, part.size(), layout_.hosts == 1 ? divisor_ : 1);
   }
 
-  void reduce_on_socket(uint64_t piece, Range range) {
+  void reduce_on_socket(Piece piece, Range range) {
     for_each_counterpart(range, [&](int lane, Range part) {
       const size_t at = part.begin - range.begin;
       for (const int local : layout_.neighbors) batch_.add(memory_of(local, piece, range) + at);
@@ -173,12 +173,12 @@ class AllReduce final : public Operation {
     hierarchy_.set_mark(&SharedSlots::Counters::on_socket, piece);
   }
 
-  bool counterparts_have(Hierarchy::Mark mark, uint64_t piece) const {
+  bool counterparts_have(Hierarchy::Mark mark, Piece piece) const {
     return std::all_of(layout_.counterparts.begin(), layout_.counterparts.end(),
                        [&](int local) { return hierarchy_.has_mark(mark, local, piece); });
   }
 
-  bool reduce_between_sockets(uint64_t piece, Range range) {
+  bool reduce_between_sockets(Piece piece, Range range) {
     if (!has_sockets(range)) return true;
     if (!counterparts_have(&SharedSlots::Counters::on_socket, piece)) return false;
     const auto part = part_of_lane(range, layout_.local);
@@ -191,7 +191,7 @@ class AllReduce final : public Operation {
     return true;
   }
 
-  bool finish_between_hosts(uint64_t piece, Range range) {
+  bool finish_between_hosts(Piece piece, Range range) {
     bool all = true;
     auto& state = states_[hierarchy_.index(piece)];
     for (auto& each : state.exchanges) all = each.progress() && all;
@@ -216,7 +216,7 @@ class AllReduce final : public Operation {
   }
 
   // Copies what is reduced to the other ranks of the host, or of the socket.
-  void give(uint64_t piece, Range range, Range part) {
+  void give(Piece piece, Range range, Range part) {
     const auto give_to = [&](int local) {
       if (local == layout_.local) return;
       batch_.copy(memory_of(local, piece, range) + part.begin - range.begin, data_ + part.begin, part.size());
@@ -228,7 +228,7 @@ class AllReduce final : public Operation {
     }
   }
 
-  bool take_from_counterparts(uint64_t piece, Range range) {
+  bool take_from_counterparts(Piece piece, Range range) {
     if (!has_sockets(range)) return true;
     if (!counterparts_have(&SharedSlots::Counters::everywhere, piece)) return false;
     for_each_counterpart(range, [&](int lane, Range part) {
@@ -243,7 +243,7 @@ class AllReduce final : public Operation {
     return true;
   }
 
-  void start_exchanges(uint64_t piece, Range range) {
+  void start_exchanges(Piece piece, Range range) {
     size_t needed = 0;
     auto& exchanges = states_[hierarchy_.index(piece)].exchanges;
     for_each_lane(range, [&](int lane, Range part) {
@@ -259,7 +259,7 @@ class AllReduce final : public Operation {
   }
 
   // Where there is no data, only the ranks of a host meet: a fabric compares nothing, and may lack the reduction.
-  void start_reductions(uint64_t piece, Range range) {
+  void start_reductions(Piece piece, Range range) {
     if (signature.bytes == 0) return;
     auto& reductions = states_[hierarchy_.index(piece)].reductions;
     for_each_lane(range, [&](int lane, Range part) {

@@ -14,7 +14,7 @@ constexpr size_t kLeastDirect = 64 << 10, kMostDirect = 4 << 20;
 // Over a fabric there is no upper limit, as putting and taking in turn keeps a rank from the fabric.  It reads this
 // many bytes at a time instead.  32 MB on 2 hosts x 2 ranks, over libfabric's tcp on one machine: oneCCL alone takes
 // 1.02 times as long, and 0.93 times where slots are used.  The network carries the same either way.
-constexpr size_t kFabricStretch = 1 << 20;
+constexpr size_t kFabricBytesOfRank = 1 << 20;
 
 // The local ranks tell each other how much they send and where it is, from which follows how many pieces there are.
 class Counts final : public Operation {
@@ -32,11 +32,11 @@ class Counts final : public Operation {
 
   uint64_t pieces() const override { return 1; }
 
-  void put(uint64_t piece) override {
+  void put(Piece piece) override {
     if (sent_.size() > 1) std::memcpy(hierarchy_.slot(hierarchy_.layout.local, piece), sent_.data(), piece_bytes);
   }
 
-  void take(uint64_t piece) override {
+  void take(Piece piece) override {
     const auto& layout = hierarchy_.layout;
     const bool direct = layout.locals > 1 && hierarchy_.reads_directly();
     std::vector<Sent> sent = sent_;
@@ -95,11 +95,11 @@ class AllToAll final : public Operation {
         copy_(total(received_), layout_.large) {}
 
   bool is_ready() const override { return counts_->most().has_value(); }
-  uint64_t pieces() const override { return (*counts_->most() + stretch() - 1) / stretch(); }
+  uint64_t pieces() const override { return (*counts_->most() + bytes_of_rank() - 1) / bytes_of_rank(); }
 
   void begin() override {
     const auto tag = hierarchy_.tag(*this, 0);
-    copy_own(pieces() * stretch(), received_[layout_.rank].bytes);  // what no piece covers
+    copy_own(pieces() * bytes_of_rank(), received_[layout_.rank].bytes);  // what no piece covers
     if (hierarchy_.fabric()) {
       over_fabric_ = hierarchy_.fabric()->exchange_all(of_others(sent_), of_others(received_));
       return;
@@ -113,19 +113,19 @@ class AllToAll final : public Operation {
     }
   }
 
-  void put(uint64_t piece) override {
+  void put(Piece piece) override {
     for (int local = 0; local < layout_.locals; ++local) {
       if (local == layout_.local) continue;
       const auto& part = sent_[layout_.ranks_of[layout_.host][local]];
       const auto range = range_of(part, piece);
       if (counts_->goes_directly(part.bytes) || range.size() == 0) continue;
-      char* slot = hierarchy_.slot(layout_.local, piece) + place_of(local, layout_.local) * stretch();
+      char* slot = hierarchy_.slot(layout_.local, piece) + place_of(local, layout_.local) * bytes_of_rank();
       hierarchy_.batch().copy(slot, part.data + range.begin, range.size());
     }
     hierarchy_.batch().run();
   }
 
-  void take(uint64_t piece) override {
+  void take(Piece piece) override {
     auto& batch = hierarchy_.batch();
     for (int step = 1; step < layout_.locals; ++step) {  // each rank begins with another one
       const int local = (layout_.local + step) % layout_.locals;
@@ -135,7 +135,7 @@ class AllToAll final : public Operation {
       if (const auto address = counts_->address(local)) {
         batch.read(hierarchy_.slots(), local, part.data + range.begin, address + range.begin, range.size());
       } else {
-        const char* slot = hierarchy_.slot(local, piece) + place_of(layout_.local, local) * stretch();
+        const char* slot = hierarchy_.slot(local, piece) + place_of(layout_.local, local) * bytes_of_rank();
         batch.copy(part.data + range.begin, slot, range.size(), copy_);
       }
     }
@@ -143,10 +143,10 @@ class AllToAll final : public Operation {
   }
 
   // In the end, the others have read what this rank sends.
-  bool collects(uint64_t piece) const override { return piece + 1 == pieces(); }
+  bool collects(Piece piece) const override { return piece + 1 == pieces(); }
 
   // The others don't wait for what this rank has for itself.
-  void collect(uint64_t piece) override { copy_own(piece * stretch(), (piece + 1) * stretch()); }
+  void collect(Piece piece) override { copy_own(piece * bytes_of_rank(), (piece + 1) * bytes_of_rank()); }
 
   bool is_drained() override { return pending_ == 0 && (!over_fabric_ || over_fabric_->test()); }
 
@@ -183,13 +183,13 @@ class AllToAll final : public Operation {
 
   // The bytes of each part that are in a piece.  Where nothing goes through slots there is one piece, but over a
   // fabric: each one more has the ranks wait for each other once more.
-  size_t stretch() const {
+  size_t bytes_of_rank() const {
     if (counts_->needs_slots()) return piece_bytes / (layout_.locals - 1) / kCopyGranule * kCopyGranule;
-    return hierarchy_.fabric() ? kFabricStretch : kMostDirect;
+    return hierarchy_.fabric() ? kFabricBytesOfRank : kMostDirect;
   }
 
-  Range range_of(const Part& part, uint64_t piece) const {
-    return {std::min(piece * stretch(), part.bytes), std::min((piece + 1) * stretch(), part.bytes)};
+  Range range_of(const Part& part, Piece piece) const {
+    return {std::min(piece * bytes_of_rank(), part.bytes), std::min((piece + 1) * bytes_of_rank(), part.bytes)};
   }
 
   Hierarchy& hierarchy_;
@@ -203,8 +203,8 @@ class AllToAll final : public Operation {
 
 }  // namespace
 
-std::vector<OperationPtr> make_all_to_all(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received,
-                                          Signature signature) {
+Operations make_all_to_all(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received,
+                           Signature signature) {
   std::vector<Counts::Sent> to_locals;
   std::vector<size_t> from_locals;
   for (const int rank : hierarchy.layout.ranks_of[hierarchy.layout.host]) {

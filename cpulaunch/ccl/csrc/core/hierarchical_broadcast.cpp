@@ -39,7 +39,7 @@ class Broadcast final : public Operation {
 
   uint64_t pieces() const override { return (bytes_ + piece_bytes - 1) / piece_bytes; }
 
-  void enter(uint64_t piece) override {
+  void enter(Piece piece) override {
     if (at_root_) return;
     for_each_lane(piece, layout_.local, [&](int lane, Range range) {
       hierarchy_.network().receive(rank_at(parent_, lane), hierarchy_.tag(*this, piece, 0, lane), signature,
@@ -47,9 +47,9 @@ class Broadcast final : public Operation {
     });
   }
 
-  bool can_put(uint64_t piece) override { return receiving_[hierarchy_.index(piece)] == 0; }
+  bool can_put(Piece piece) override { return receiving_[hierarchy_.index(piece)] == 0; }
 
-  void put(uint64_t piece) override {
+  void put(Piece piece) override {
     if (layout_.rank == root_ || !at_root_) send_on(piece);
     if (layout_.locals == 1) return;
     const auto whole = range_of(piece);
@@ -65,7 +65,7 @@ class Broadcast final : public Operation {
     batch.run();
   }
 
-  void take(uint64_t piece) override {
+  void take(Piece piece) override {
     if (layout_.rank == root_) return;
     auto& batch = hierarchy_.batch();
     if (at_root_) {
@@ -95,7 +95,7 @@ class Broadcast final : public Operation {
     return layout.lanes == 1 && layout.hosts == 2 ? bytes : hierarchy.shape.slot_size;
   }
 
-  Range range_of(uint64_t piece) const { return {piece * piece_bytes, std::min(bytes_, (piece + 1) * piece_bytes)}; }
+  Range range_of(Piece piece) const { return {piece * piece_bytes, std::min(bytes_, (piece + 1) * piece_bytes)}; }
 
   // The rank that has a lane on the host with this number, counted from the root's host.
   int rank_at(int host, int lane) const {
@@ -103,14 +103,14 @@ class Broadcast final : public Operation {
   }
 
   template <class Act>
-  void for_each_lane(uint64_t piece, int local, const Act& act) const {
+  void for_each_lane(Piece piece, int local, const Act& act) const {
     layout_.for_each_lane(local, [&](int lane) {
       const auto range = part_of(range_of(piece), lane, layout_.lanes, kCopyGranule);
       if (range.size()) act(lane, range);
     });
   }
 
-  void send_on(uint64_t piece) {
+  void send_on(Piece piece) {
     for_each_lane(piece, layout_.local, [&](int lane, Range range) {
       for (const int child : children_) {
         hierarchy_.network().send(rank_at(child, lane), hierarchy_.tag(*this, piece, 0, lane), signature,

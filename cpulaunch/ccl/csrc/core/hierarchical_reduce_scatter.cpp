@@ -28,14 +28,14 @@ class SmallReduceScatter final : public Operation {
     sum_->begin();
   }
   uint64_t pieces() const override { return sum_->pieces(); }
-  void enter(uint64_t piece) override { sum_->enter(piece); }
-  bool can_put(uint64_t piece) override { return sum_->can_put(piece); }
-  void put(uint64_t piece) override { sum_->put(piece); }
-  void take(uint64_t piece) override { sum_->take(piece); }
-  bool start(uint64_t piece) override { return sum_->start(piece); }
-  bool exchange(uint64_t piece) override { return sum_->exchange(piece); }
-  bool collects(uint64_t piece) const override { return sum_->collects(piece); }
-  void collect(uint64_t piece) override {
+  void enter(Piece piece) override { sum_->enter(piece); }
+  bool can_put(Piece piece) override { return sum_->can_put(piece); }
+  void put(Piece piece) override { sum_->put(piece); }
+  void take(Piece piece) override { sum_->take(piece); }
+  bool start(Piece piece) override { return sum_->start(piece); }
+  bool exchange(Piece piece) override { return sum_->exchange(piece); }
+  bool collects(Piece piece) const override { return sum_->collects(piece); }
+  void collect(Piece piece) override {
     sum_->collect(piece);
     if (piece + 1 < pieces() || sizes_[rank_] == 0) return;
     const auto before = std::accumulate(sizes_.begin(), sizes_.begin() + rank_, size_t{0});
@@ -69,20 +69,20 @@ class ReduceScatter final : public Operation {
         sizes_(std::move(sizes)),
         reduce_(reduce_for(signature.type, signature.reduction)),
         divisor_(signature.divisor(layout_.size)),
-        stretch_(std::min(piece_bytes / std::max(layout_.lanes - 1, 1), kMostComing / layout_.hosts) / kSumGranule *
-                 kSumGranule) {}
+        bytes_of_rank_(std::min(piece_bytes / std::max(layout_.lanes - 1, 1), kMostComing / layout_.hosts) /
+                       kSumGranule * kSumGranule) {}
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
-    return (longest + stretch_ - 1) / stretch_ * layout_.hosts;
+    return (longest + bytes_of_rank_ - 1) / bytes_of_rank_ * layout_.hosts;
   }
 
-  void enter(uint64_t piece) override {
-    states_[hierarchy_.index(piece)] = {hierarchy_.staging(piece, layout_.most_lanes() * stretch_), 0};
+  void enter(Piece piece) override {
+    states_[hierarchy_.index(piece)] = {hierarchy_.staging(piece, layout_.most_lanes() * bytes_of_rank_), 0};
     if (layout_.hosts > 1 && piece % layout_.hosts == 0) ask(piece);
   }
 
-  void put(uint64_t piece) override {
+  void put(Piece piece) override {
     for (int local = 0; local < layout_.locals; ++local) {
       if (local == layout_.local) continue;
       for_each(piece, local, [&](int rank, Range range) {
@@ -92,7 +92,7 @@ class ReduceScatter final : public Operation {
     hierarchy_.batch().run();
   }
 
-  void take(uint64_t piece) override {
+  void take(Piece piece) override {
     auto& batch = hierarchy_.batch();
     auto& state = states_[hierarchy_.index(piece)];
     const bool ours = host_of(piece) == layout_.host, alone = layout_.locals == 1;
@@ -101,7 +101,7 @@ class ReduceScatter final : public Operation {
       char* to = ours ? output_ + range.begin : staging;
       if (!alone) reduce_locally(piece, to, inputs_[rank] + range.begin, rank, range.size());
       if (alone && ours) batch.copy(to, inputs_[rank] + range.begin, range.size());
-      staging += stretch_;
+      staging += bytes_of_rank_;
     });
     batch.run();
     if (ours) return;
@@ -109,11 +109,11 @@ class ReduceScatter final : public Operation {
     for_each(piece, layout_.local, [&](int rank, Range range) {
       const char* reduced = alone ? inputs_[rank] + range.begin : staging;
       hierarchy_.network().send(rank, tag(piece), signature, reduced, range.size(), state.sending);
-      staging += stretch_;
+      staging += bytes_of_rank_;
     });
   }
 
-  bool exchange(uint64_t piece) override {
+  bool exchange(Piece piece) override {
     auto& state = states_[hierarchy_.index(piece)];
     if (state.sending > 0) return false;
     const bool ours = host_of(piece) == layout_.host;
@@ -138,20 +138,20 @@ class ReduceScatter final : public Operation {
   // How many stretches may be under way at the same time, with two pieces or more each.
   static constexpr size_t kStretches = SharedSlots::kMaxSlots / 2 + 1;
 
-  int host_of(uint64_t piece) const { return static_cast<int>((layout_.host + 1 + piece) % layout_.hosts); }
+  int host_of(Piece piece) const { return static_cast<int>((layout_.host + 1 + piece) % layout_.hosts); }
 
-  Tag tag(uint64_t piece) const { return hierarchy_.tag(*this, piece / layout_.hosts); }
+  Tag tag(Piece piece) const { return hierarchy_.tag(*this, piece / layout_.hosts); }
 
-  Range range_of(uint64_t piece, int rank) const {
-    const size_t begin = piece / layout_.hosts * stretch_;
-    return {std::min(begin, sizes_[rank]), std::min(begin + stretch_, sizes_[rank])};
+  Range range_of(Piece piece, int rank) const {
+    const size_t begin = piece / layout_.hosts * bytes_of_rank_;
+    return {std::min(begin, sizes_[rank]), std::min(begin + bytes_of_rank_, sizes_[rank])};
   }
 
-  Coming& coming_for(uint64_t piece) { return coming_[piece / layout_.hosts % kStretches]; }
+  Coming& coming_for(Piece piece) { return coming_[piece / layout_.hosts % kStretches]; }
 
   // This is done before any of the stretch is sent: a piece waits until what it sends is on its way, and the others
   // would wait like that, too, instead of asking for it in their last piece.
-  void ask(uint64_t piece) {
+  void ask(Piece piece) {
     const auto range = range_of(piece, layout_.rank);
     if (range.size() == 0) return;
     auto& coming = coming_for(piece);
@@ -170,7 +170,7 @@ class ReduceScatter final : public Operation {
 
   // Calls `act` for what a local rank reduces of a piece: for which rank, and what of that rank's.
   template <class Act>
-  void for_each(uint64_t piece, int local, const Act& act) const {
+  void for_each(Piece piece, int local, const Act& act) const {
     for (const int rank : layout_.ranks_of[host_of(piece)]) {
       const auto range = range_of(piece, rank);
       if (reducer_for(rank) == local && range.size()) act(rank, range);
@@ -179,16 +179,16 @@ class ReduceScatter final : public Operation {
 
   // Where what a local rank has for a rank lies in its slot.  What it reduces itself isn't there: at least one rank's,
   // unless the host of that rank has fewer ranks than there are lanes.
-  char* in_slot(int local, uint64_t piece, int rank) const {
+  char* in_slot(int local, Piece piece, int rank) const {
     size_t before = 0;
     for (const int other : layout_.ranks_of[host_of(piece)]) {
       if (other == rank) break;
       if (reducer_for(other) != local) ++before;
     }
-    return hierarchy_.slot(local, piece) + before * stretch_;
+    return hierarchy_.slot(local, piece) + before * bytes_of_rank_;
   }
 
-  void reduce_locally(uint64_t piece, char* to, const char* own, int rank, size_t bytes) {
+  void reduce_locally(Piece piece, char* to, const char* own, int rank, size_t bytes) {
     auto& batch = hierarchy_.batch();
     for (int local = 0; local < layout_.locals; ++local) {
       batch.add(local == layout_.local ? own : in_slot(local, piece, rank));
@@ -196,7 +196,7 @@ class ReduceScatter final : public Operation {
     batch.sum(reduce_, to, bytes, layout_.hosts == 1 ? divisor_ : 1);
   }
 
-  void reduce_hosts(const char* coming, uint64_t piece) {
+  void reduce_hosts(const char* coming, Piece piece) {
     const auto range = range_of(piece, layout_.rank);
     auto& batch = hierarchy_.batch();
     for (int host = 0; host < layout_.hosts; ++host) {
@@ -214,7 +214,7 @@ class ReduceScatter final : public Operation {
   const std::vector<size_t> sizes_;
   Reduce* const reduce_;
   const int divisor_;
-  const size_t stretch_;
+  const size_t bytes_of_rank_;
   std::array<State, SharedSlots::kMaxSlots> states_;
   std::array<Coming, kStretches> coming_;
 };

@@ -46,10 +46,14 @@ Hierarchy::Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::uni
       network_(std::move(network)),
       fabric_(std::move(fabric)) {
   if (slots_) slots_->counters(this->layout.local).reads_others = slots_->can_read_all();
+  IdleMemory::join();
 }
 
 std::unique_ptr<Transfer> Hierarchy::start(std::shared_ptr<Operation> operation) {
+  IdleMemory::look_after_others();
   std::lock_guard<std::mutex> lock(mutex_);
+  last_start_ = IdleMemory::now();
+  holds_memory_ = true;
   operation->signature.sequence = gone_ + operations_.size();
   operations_.push_back(operation);
   return std::make_unique<Progress>(shared_from_this(), std::move(operation));
@@ -72,7 +76,23 @@ void Hierarchy::leave() {
   if (slots_) slots_->counters(layout.local).has_left.store(true, std::memory_order_release);
 }
 
-char* Hierarchy::staging(uint64_t piece, size_t bytes) {
+// A group that is at work has its lock held; it isn't waited for.
+size_t Hierarchy::give_back(IdleMemory::Time now) {
+  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock || !holds_memory_ || now - last_start_ < IdleMemory::kAfter || !is_idle()) return 0;
+  holds_memory_ = false;
+  mapped_.drop_freed();
+  staging_ = {};
+  return slots_ ? slots_->give_back(layout.local) : 0;
+}
+
+// Others read and write a piece in this rank's slots from when it is put until they have taken it (see hierarchy.hpp).
+bool Hierarchy::is_idle() const {
+  if (!operations_.empty() || aborted_ || mismatch_) return false;
+  return put_.number == 0 || others_passed(&SharedSlots::Counters::taken, put_.number - 1);
+}
+
+char* Hierarchy::staging(Piece piece, size_t bytes) {
   auto& staging = staging_[index(piece)];
   if (staging.bytes < bytes) staging = {std::unique_ptr<char[]>(new char[bytes]), bytes};
   return staging.memory.get();
@@ -85,19 +105,19 @@ bool Hierarchy::reads_directly() const {
   return true;
 }
 
-char* Hierarchy::tensor(int local, uint64_t piece, size_t bytes) {
+char* Hierarchy::tensor(int local, Piece piece, size_t bytes) {
   const auto& theirs = slots_->counters(local);
-  const auto& place = theirs.pieces[(first_ + piece) % shape.slots].tensor;
+  const auto& place = theirs.pieces[index(piece)].tensor;
   return place ? mapped_.at(theirs.pid, place, bytes) : nullptr;
 }
 
 // Release and acquire: whoever sees the mark sees what is in the slot, too.
-void Hierarchy::set_mark(Mark mark, uint64_t piece) {
-  (slots_->counters(layout.local).*mark)[index(piece)].store(first_ + piece + 1, std::memory_order_release);
+void Hierarchy::set_mark(Mark mark, Piece piece) {
+  (slots_->counters(layout.local).*mark)[index(piece)].store(piece.of_all + 1, std::memory_order_release);
 }
 
-bool Hierarchy::has_mark(Mark mark, int local, uint64_t piece) const {
-  return (slots_->counters(local).*mark)[index(piece)].load(std::memory_order_acquire) == first_ + piece + 1;
+bool Hierarchy::has_mark(Mark mark, int local, Piece piece) const {
+  return (slots_->counters(local).*mark)[index(piece)].load(std::memory_order_acquire) == piece.of_all + 1;
 }
 
 Tag Hierarchy::tag(const Operation& operation, uint64_t piece, size_t phase, size_t lane) const {
@@ -197,16 +217,12 @@ std::set<int> Hierarchy::lane_peers() const {
 
 // --- the stages
 
-// Moves the cursor to the operation that its next piece belongs to.
-Operation* Hierarchy::at(Cursor& cursor) {
+Operation* Hierarchy::move_on(Cursor& cursor) {
   if (cursor.operation < gone_) cursor = {cursor.number, gone_, 0};
-  for (; cursor.operation < gone_ + operations_.size(); ++cursor.operation, cursor.piece = 0) {
+  for (; cursor.operation < gone_ + operations_.size(); ++cursor.operation, cursor.of_operation = 0) {
     auto& operation = *operations_[cursor.operation - gone_];
     if (!operation.begun_ || !operation.is_ready()) return nullptr;
-    if (cursor.piece < operation.pieces()) {
-      first_ = cursor.number - cursor.piece;
-      return &operation;
-    }
+    if (cursor.of_operation < operation.pieces()) return &operation;
   }
   return nullptr;
 }
@@ -221,14 +237,14 @@ size_t Hierarchy::step() {
 }
 
 size_t Hierarchy::collect() {
-  auto* operation = at(collected_);
+  auto* operation = move_on(collected_);
   size_t moved = 0;
   if (operation && collected_.number < exchanged_.number &&
-      (!operation->collects(collected_.piece) || others_passed(&SharedSlots::Counters::taken, collected_.number))) {
-    operation->collect(collected_.piece);
+      (!operation->collects(collected_.piece()) || others_passed(&SharedSlots::Counters::taken, collected_.number))) {
+    operation->collect(collected_.piece());
     collected_.pass();
     moved = operation->piece_bytes;
-    at(collected_);
+    move_on(collected_);
   }
   // Operations that the cursor has left are complete but for what is not in pieces.
   for (; gone_ < collected_.operation; ++gone_) {
@@ -240,10 +256,10 @@ size_t Hierarchy::collect() {
 }
 
 size_t Hierarchy::exchange() {
-  for (Cursor each = exchanged_; auto* operation = at(each);) {
+  for (Cursor each = exchanged_; auto* operation = move_on(each);) {
     if (each.number >= started_.number) break;
     auto& done = done_[each.number % shape.slots];
-    if (done != each.number + 1 && operation->exchange(each.piece)) done = each.number + 1;
+    if (done != each.number + 1 && operation->exchange(each.piece())) done = each.number + 1;
     if (each.number == exchanged_.number && done == each.number + 1) {
       each.pass();
       exchanged_ = each;
@@ -259,30 +275,30 @@ size_t Hierarchy::exchange() {
 }
 
 size_t Hierarchy::start_piece() {
-  auto* operation = at(started_);
-  if (!operation || started_.number >= taken_.number || !operation->start(started_.piece)) return 0;
+  auto* operation = move_on(started_);
+  if (!operation || started_.number >= taken_.number || !operation->start(started_.piece())) return 0;
   started_.pass();
   return 1;
 }
 
 size_t Hierarchy::take() {
-  auto* operation = at(taken_);
+  auto* operation = move_on(taken_);
   if (!operation || taken_.number >= put_.number) return 0;
   if (!others_passed(&SharedSlots::Counters::put, taken_.number)) return 0;
   check_alike(*operation);
-  operation->take(taken_.piece);
+  operation->take(taken_.piece());
   taken_.pass();
   const size_t piece_bytes = operation->piece_bytes;
   return piece_bytes + start_piece() + exchange();
 }
 
 size_t Hierarchy::put() {
-  auto* operation = at(put_);
+  auto* operation = move_on(put_);
   if (!operation || put_.number >= entered_.number) return 0;
   const bool is_free = put_.number < shape.slots ||
                        others_passed(&SharedSlots::Counters::taken, put_.number - shape.slots);
-  if (!is_free || !operation->can_put(put_.piece)) return 0;
-  operation->put(put_.piece);
+  if (!is_free || !operation->can_put(put_.piece())) return 0;
+  operation->put(put_.piece());
   if (slots_) {
     auto& counters = slots_->counters(layout.local);
     counters.pieces[put_.number % shape.slots] = {operation->signature, operation->tensor};
@@ -294,8 +310,8 @@ size_t Hierarchy::put() {
 }
 
 size_t Hierarchy::enter() {
-  at(entered_);
-  if (entered_.operation < gone_ + operations_.size() && entered_.piece == 0) {
+  move_on(entered_);
+  if (entered_.operation < gone_ + operations_.size() && entered_.of_operation == 0) {
     auto& next = *operations_[entered_.operation - gone_];
     // With other hosts, one operation after the other: the messages of each precede those of the next.
     if (!next.begun_ && next.is_ready() && (!network_ || exchanged_.number == entered_.number)) {
@@ -303,12 +319,12 @@ size_t Hierarchy::enter() {
       if (network_) network_->enter(next.signature);
       next.begin();
       next.begun_ = true;
-      at(entered_);
+      move_on(entered_);
     }
   }
-  auto* operation = at(entered_);
+  auto* operation = move_on(entered_);
   if (!operation || entered_.number >= collected_.number + shape.slots) return 0;
-  operation->enter(entered_.piece);
+  operation->enter(entered_.piece());
   entered_.pass();
   return 1;
 }

@@ -68,6 +68,7 @@
 #include <vector>
 
 #include "fabric.hpp"
+#include "idle_memory.hpp"
 #include "layout.hpp"
 #include "network.hpp"
 #include "shared_slots.hpp"
@@ -77,6 +78,14 @@
 namespace cpulaunch {
 
 class Hierarchy;
+
+// A piece of an operation: its number there, and among all of the group's since the beginning.
+struct Piece {
+  uint64_t of_operation, of_all;
+
+  operator uint64_t() const { return of_operation; }
+  Piece before(uint64_t count) const { return {of_operation - count, of_all - count}; }
+};
 
 // A collective operation of this rank, in pieces.  Pieces are numbered from 0; the ranks of a host have equally many.
 class Operation {
@@ -91,15 +100,15 @@ class Operation {
   virtual void begin() {}
 
   // The stages of a piece.  A stage that answers false is called again later, and one that answers true is not.
-  virtual void enter(uint64_t) {}
-  virtual bool can_put(uint64_t) { return true; }
-  virtual void put(uint64_t) {}
-  virtual void take(uint64_t) {}
-  virtual bool start(uint64_t) { return true; }
-  virtual bool exchange(uint64_t) { return true; }
+  virtual void enter(Piece) {}
+  virtual bool can_put(Piece) { return true; }
+  virtual void put(Piece) {}
+  virtual void take(Piece) {}
+  virtual bool start(Piece) { return true; }
+  virtual bool exchange(Piece) { return true; }
   // Whether the piece has something to collect, once the others have taken theirs.
-  virtual bool collects(uint64_t) const { return false; }
-  virtual void collect(uint64_t) {}
+  virtual bool collects(Piece) const { return false; }
+  virtual void collect(Piece) {}
 
   // Whether nothing that began outside of the pieces is under way.
   virtual bool is_drained() { return true; }
@@ -115,12 +124,13 @@ class Operation {
   bool begun_ = false, collected_ = false;
 };
 
-class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
+class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private IdleMemory {
  public:
   // `slots` may be null where this rank is alone on its host, and `network` where there is one host.  All local ranks
   // have introduced themselves.  A `fabric` takes the network's place.
   Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network,
             std::shared_ptr<Fabric> fabric = nullptr);
+  ~Hierarchy() { IdleMemory::leave(); }
 
   // The ranks start the same operations in the same order.  The transfer's test() throws std::runtime_error where they
   // don't.
@@ -129,26 +139,28 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   void check_unasked();
   // The other local ranks wait in vain from here on, if this rank hasn't completed what they call.
   void leave();
+  // The slots' memory, and what pieces were staged in.
+  size_t give_back(IdleMemory::Time now) override;
 
   // --- for operations
 
   const Layout layout;
   const SharedSlots::Shape shape;
-  char* slot(int local, uint64_t piece) const { return slots_->slot(local, first_ + piece); }
+  char* slot(int local, Piece piece) const { return slots_->slot(local, piece.of_all); }
   // The index of a piece among those that are under way: below SharedSlots::kMaxSlots.
-  size_t index(uint64_t piece) const { return (first_ + piece) % shape.slots; }
+  size_t index(Piece piece) const { return piece.of_all % shape.slots; }
   // For a piece that this rank takes: whether all local ranks may read each other's memory.
   bool reads_directly() const;
   // The tensor of a local rank that has put this piece, of `bytes`; null where it isn't shared.  It is this
   // rank's from when it takes the piece until it has exchanged it.
-  char* tensor(int local, uint64_t piece, size_t bytes);
+  char* tensor(int local, Piece piece, size_t bytes);
   // For a piece that this rank has taken: tells the other local ranks how far it is reduced, and whether one of them
   // has said so.
   using Mark = std::atomic<uint64_t> (SharedSlots::Counters::*)[SharedSlots::kMaxSlots];
-  void set_mark(Mark mark, uint64_t piece);
-  bool has_mark(Mark mark, int local, uint64_t piece) const;
+  void set_mark(Mark mark, Piece piece);
+  bool has_mark(Mark mark, int local, Piece piece) const;
   // Memory for a piece from its entry until it is collected.
-  char* staging(uint64_t piece, size_t bytes);
+  char* staging(Piece piece, size_t bytes);
   // For what a stage copies and sums.  A stage leaves nothing in it.
   Batch& batch() { return batch_; }
   const SharedSlots& slots() const { return *slots_; }
@@ -161,11 +173,12 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
 
   // How far a stage has come.
   struct Cursor {
-    uint64_t number = 0;     // of pieces since the beginning
-    uint64_t operation = 0;  // since the beginning
-    uint64_t piece = 0;      // of the operation
+    uint64_t number = 0;        // of pieces since the beginning
+    uint64_t operation = 0;     // since the beginning
+    uint64_t of_operation = 0;  // of its pieces
 
-    void pass() { ++number, ++piece; }
+    Piece piece() const { return {of_operation, number}; }
+    void pass() { ++number, ++of_operation; }
   };
   using Counter = std::atomic<uint64_t> SharedSlots::Counters::*;
 
@@ -174,6 +187,8 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   // complete here.
   bool advance(Operation& operation);
   void abort();
+  // Whether nothing is in this rank's slots that somebody still needs.
+  bool is_idle() const;
   std::string stragglers(const Operation& operation);
   // The local ranks that have put, or taken, less than this one has put.
   std::vector<int> behind(Counter counter) const;
@@ -182,8 +197,8 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   // The ranks of other hosts that have a lane of this rank's.
   std::set<int> lane_peers() const;
 
-  // The operation of the cursor's next piece; null where there is none, or not yet.
-  Operation* at(Cursor& cursor);
+  // The operation of the cursor's next piece, to which it moves the cursor; null where there is none, or not yet.
+  Operation* move_on(Cursor& cursor);
   bool others_passed(Counter counter, uint64_t number) const;
   void check_alike(const Operation& operation) const;
 
@@ -214,7 +229,8 @@ class Hierarchy : public std::enable_shared_from_this<Hierarchy> {
   uint64_t gone_ = 0;                                  // operations before these
   Cursor entered_, put_, taken_, started_, exchanged_, collected_;
   std::array<uint64_t, SharedSlots::kMaxSlots> done_{};  // for each slot, 1 + the last piece in it that is exchanged
-  uint64_t first_ = 0;  // the number of piece 0 of the operation whose stage runs
+  IdleMemory::Time last_start_ = IdleMemory::now();
+  bool holds_memory_ = false;  // since an operation has been started
   bool aborted_ = false;
   std::optional<Mismatch> mismatch_;  // once there is one, nothing moves any more
 };

@@ -9,7 +9,7 @@ namespace {
 // The most bytes of which more than two hosts exchange all instead of shares.
 constexpr size_t kMaxWholeExchange = 8 << 10;
 
-bool is_whole(const Layout& layout, size_t bytes) { return layout.hosts == 2 || bytes <= kMaxWholeExchange; }
+bool goes_whole(const Layout& layout, size_t bytes) { return layout.hosts == 2 || bytes <= kMaxWholeExchange; }
 
 bool is_rounded(Wire wire) { return wire == Wire::bfloat16; }
 
@@ -17,7 +17,7 @@ size_t rounded_size(size_t bytes) { return bytes / size_of(NumberType::float32) 
 
 }  // namespace
 
-HostExchange::HostExchange(Hierarchy& hierarchy, const Operation& operation, uint64_t piece, int lane)
+HostExchange::HostExchange(Hierarchy& hierarchy, const Operation& operation, Piece piece, int lane)
     : hierarchy_(&hierarchy), operation_(&operation), piece_(piece), lane_(lane) {
   const auto& signature = operation.signature;
   reduce_ = reduce_for(is_rounded(signature.wire) ? NumberType::bfloat16 : signature.type, signature.reduction);
@@ -26,7 +26,7 @@ HostExchange::HostExchange(Hierarchy& hierarchy, const Operation& operation, uin
 size_t HostExchange::staging_size(const Layout& layout, size_t bytes, Wire wire) {
   size_t size = 0;
   if (is_rounded(wire)) size = bytes = rounded_size(bytes);
-  const bool whole = is_whole(layout, bytes);
+  const bool whole = goes_whole(layout, bytes);
   for (const int hosts : layout.grid) {
     const size_t share = whole ? bytes : part_of({0, bytes}, 0, hosts, kCopyGranule).size();
     size += (hosts - 1) * share;
@@ -45,7 +45,7 @@ void HostExchange::start(char* data, size_t bytes, char* staging) {
     bytes = rounded_size(bytes);
     staging += bytes;
   }
-  whole_ = is_whole(layout, bytes);
+  whole_ = goes_whole(layout, bytes);
   phase_ = 0;
   phases_ = (whole_ ? 1 : 2) * layout.grid.size();
   Range range{0, bytes};

@@ -23,7 +23,7 @@ class HostExchange {
  public:
   static size_t staging_size(const Layout& layout, size_t bytes, Wire wire);
 
-  HostExchange(Hierarchy& hierarchy, const Operation& operation, uint64_t piece, int lane);
+  HostExchange(Hierarchy& hierarchy, const Operation& operation, Piece piece, int lane);
   // `staging` is for what comes from other hosts, and for the copy.
   void start(char* data, size_t bytes, char* staging);
   // Goes on with what has come.  True when the whole range is reduced.
@@ -53,7 +53,7 @@ class HostExchange {
 
   Hierarchy* hierarchy_;
   const Operation* operation_;
-  uint64_t piece_;
+  Piece piece_;
   int lane_;
   Reduce* reduce_;
   char* data_ = nullptr;  // what is exchanged

@@ -92,7 +92,7 @@ int cl_listen(const char* ip, int32_t* port, cl_error* error) {
 }
 
 cl_carrier* cl_own_carrier(const cl_layout* layout, const cl_slots* slots, int listener, int32_t port,
-                           const char* const* ips, const int32_t* ports, const char* token, size_t token_size,
+                           const char* const* ips, const int32_t* ports, const char* key, size_t key_size,
                            cl_error* error) {
   const auto& its = layout->layout;
   return guarded(error, [&] {
@@ -102,7 +102,7 @@ cl_carrier* cl_own_carrier(const cl_layout* layout, const cl_slots* slots, int l
       std::vector<Connector::Address> addresses;
       for (int rank = 0; rank < its.size; ++rank) addresses.push_back({ips[rank], ports[rank]});
       connector = std::make_shared<Connector>(its.rank, Connector::Listener{listener, port}, std::move(addresses),
-                                              std::string(token, token_size));
+                                              std::string(key, key_size));
       network = std::make_unique<Network>(its, connector);
     }
     auto carrier = std::make_unique<OwnCarrier>();

@@ -161,10 +161,10 @@ CL_EXPORT void cl_slots_free(cl_slots*);
 /* A socket for the connections of other hosts' ranks; -1 with an error. */
 CL_EXPORT int cl_listen(const char* ip, int32_t* port, cl_error*);
 /* `slots` may be null where this rank is alone on its host, and stay the caller's; `listener` is -1 where there is one
- * host, and taken over.  `ips` and `ports` are of each rank, and `token` is the group's secret. */
+ * host, and taken over.  `ips` and `ports` are of each rank, and `key` is the group's secret. */
 CL_EXPORT cl_carrier* cl_own_carrier(const cl_layout*, const cl_slots* slots, int listener, int32_t port,
-                                     const char* const* ips, const int32_t* ports, const char* token,
-                                     size_t token_size, cl_error*);
+                                     const char* const* ips, const int32_t* ports, const char* key,
+                                     size_t key_size, cl_error*);
 CL_EXPORT void cl_carrier_free(cl_carrier*);
 /* The core's own within a host, and a fabric, which is taken over, between the hosts. */
 CL_EXPORT cl_transport* cl_fabric_transport(const cl_layout*, const cl_slots*, cl_fabric*);

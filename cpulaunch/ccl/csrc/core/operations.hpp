@@ -1,14 +1,17 @@
-// The collective operations in pieces: one file for each family, hierarchical_*.cpp, and fabric_*.cpp where they take
-// other steps over a fabric.
+// The collective operations in pieces, and which of them each Kind of collective is.  Each family has a file,
+// hierarchical_*.cpp, and fabric_*.cpp where it takes other steps over a fabric.
 //
 // They read and write the memory that they are given until their transfer is done.  Sizes are in bytes.
 
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 #include <memory>
+#include <stdexcept>
 #include <vector>
 
+#include "collective.hpp"
 #include "hierarchy.hpp"
 
 namespace cpulaunch {
@@ -34,10 +37,14 @@ OperationPtr make_reduce_scatter(Hierarchy& hierarchy, char* output, std::vector
 
 OperationPtr make_broadcast(Hierarchy& hierarchy, char* data, size_t bytes, int root);
 
-// The ranks exchange what each has for each other one, which may be nothing.  These are two operations, to be started
-// one after the other.
-std::vector<OperationPtr> make_all_to_all(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received,
-                                          Signature signature = {Signature::Kind::all_to_all});
+// To be started one after the other; `second` may be null.
+struct Operations {
+  OperationPtr first, second = nullptr;
+};
+
+// The ranks exchange what each has for each other one, which may be nothing.
+Operations make_all_to_all(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received,
+                           Signature signature = {Signature::Kind::all_to_all});
 
 // Those that the functions above make where there is a fabric.
 OperationPtr make_fabric_all_gather(Hierarchy& hierarchy, const Signature& signature, const char* input,
@@ -45,5 +52,55 @@ OperationPtr make_fabric_all_gather(Hierarchy& hierarchy, const Signature& signa
 OperationPtr make_fabric_reduce_scatter(Hierarchy& hierarchy, const Signature& signature, char* output,
                                         std::vector<const char*> inputs, std::vector<size_t> sizes);
 OperationPtr make_fabric_broadcast(Hierarchy& hierarchy, const Signature& signature, char* data);
+
+inline std::vector<size_t> sizes_of(const Parts& parts) {
+  std::vector<size_t> sizes;
+  for (const auto& part : parts) sizes.push_back(part.bytes);
+  return sizes;
+}
+
+template <class Data>
+std::vector<Data> data_of(const Parts& parts) {
+  std::vector<Data> data;
+  for (const auto& part : parts) data.push_back(part.data);
+  return data;
+}
+
+// What a collective other than a message is.
+inline Operations operations_of(Hierarchy& hierarchy, const Collective& its) {
+  const int size = hierarchy.layout.size;
+  const auto only_root = [&](const Parts& part) {  // what goes to one rank, or comes from it
+    Parts parts(size);
+    parts[its.root] = part[0];
+    return parts;
+  };
+  const auto or_none = [&](const Parts& parts) { return parts.empty() ? Parts(size) : parts; };
+  Signature signature{its.kind};
+  signature.root = its.root;
+  switch (its.kind) {
+    case Kind::reduce:  // all ranks get the sum, in memory that all but the root throw away
+      if (its.sent[0].data != its.received[0].data) {
+        std::memcpy(its.received[0].data, its.sent[0].data, its.sent[0].bytes);
+      }
+      [[fallthrough]];
+    case Kind::all_reduce:
+    case Kind::barrier:
+      signature = {its.kind, its.type, its.reduction, its.wire, its.root, its.received[0].bytes};
+      return {make_all_reduce(hierarchy, its.received[0].data, signature)};
+    case Kind::broadcast:
+      return {make_broadcast(hierarchy, its.received[0].data, its.received[0].bytes, its.root)};
+    case Kind::all_gather:
+      return {make_all_gather(hierarchy, its.sent[0].data, data_of<char*>(its.received), sizes_of(its.received))};
+    case Kind::reduce_scatter:
+      return {make_reduce_scatter(hierarchy, its.received[0].data, data_of<const char*>(its.sent), sizes_of(its.sent),
+                                  its.type, its.reduction)};
+    case Kind::all_to_all: return make_all_to_all(hierarchy, its.sent, its.received, signature);
+    case Kind::gather: return make_all_to_all(hierarchy, only_root(its.sent), or_none(its.received), signature);
+    case Kind::scatter: return make_all_to_all(hierarchy, or_none(its.sent), only_root(its.received), signature);
+    case Kind::send:
+    case Kind::receive: break;
+  }
+  throw std::logic_error("an unknown collective");
+}
 
 }  // namespace cpulaunch

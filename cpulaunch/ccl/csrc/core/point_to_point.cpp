@@ -16,7 +16,7 @@ constexpr size_t kMaxEager = 16 << 10;
 // The size of a message of the own host that is read from its sender's memory.  For a small one, the kernel's work
 // takes longer than copying it twice; so it does for a large one, by one thread, as the ring stays in the caches.
 constexpr size_t kLeastRead = 128 << 10, kMostRead = 16 << 20;
-// A rank stops reading from a peer of which it keeps so much.
+// A rank stops reading from a peer once it keeps this number of its bytes.
 constexpr size_t kMaxKept = 16 << 20;
 constexpr size_t kMostNamed = 4;  // of the messages that nobody has asked for
 constexpr size_t kMaxStep = 256 << 10;  // bytes that one call moves: a caller that waits looks at the clock, too
@@ -260,7 +260,7 @@ bool PointToPoint::match_unexpected(int from, const RequestPtr& request) {
 
 void PointToPoint::deliver(int from, const RequestPtr& request, std::deque<Unexpected>::iterator message) {
   auto& peer = peers_[from];
-  take(from, request, message->frame);
+  answer(from, request, message->frame);
   if (!request->mismatch && message->frame.kind == Frame::Kind::eager) {
     if (request->bytes) std::memcpy(request->data, message->data.data(), request->bytes);
     request->done = true;
@@ -270,7 +270,7 @@ void PointToPoint::deliver(int from, const RequestPtr& request, std::deque<Unexp
 }
 
 // A message has been found for what was asked.
-void PointToPoint::take(int from, const RequestPtr& request, const Frame& frame) {
+void PointToPoint::answer(int from, const RequestPtr& request, const Frame& frame) {
   request->begun = true;
   if (request->source) *request->source = from;
   request->peer = from;
@@ -437,7 +437,7 @@ void PointToPoint::begin_frame(int from) {
     peer.receiving = found->second;
     peer.cleared.erase(found);
   } else if (auto request = match_posted(from, frame.tag)) {
-    take(from, request, frame);
+    answer(from, request, frame);
     if (frame.kind != Frame::Kind::eager) return;
     if (!request->mismatch) {
       peer.receiving = std::move(request);

@@ -117,7 +117,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   void enqueue(int to, const Frame& frame, RequestPtr request);
   bool match_unexpected(int from, const RequestPtr& request);
   void deliver(int from, const RequestPtr& request, std::deque<Unexpected>::iterator message);
-  void take(int from, const RequestPtr& request, const Frame& frame);
+  void answer(int from, const RequestPtr& request, const Frame& frame);
   bool is_readable(int from) const;
   bool expects_from(int peer) const;
 

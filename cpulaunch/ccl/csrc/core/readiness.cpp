@@ -13,7 +13,7 @@ namespace cpulaunch {
 
 namespace {
 
-// Up to so many, reading from each takes no longer than asking first.
+// Up to this number, reading from each takes no longer than asking first.
 constexpr size_t kFew = 8;
 constexpr int kAtOnce = 64;  // that one call of the kernel names
 

@@ -115,6 +115,13 @@ char* SharedSlots::slot(int local, uint64_t piece) const {
   return memory_ + slots_begin(locals_) + (local * shape_.slots + piece % shape_.slots) * shape_.slot_size;
 }
 
+size_t SharedSlots::give_back(int local) const {
+  const size_t page = getpagesize();  // those at the ends may be other ranks', too
+  const size_t slots = slot(local, 0) - memory_;
+  const size_t begin = round_up(slots, page), end = (slots + shape_.slots * shape_.slot_size) / page * page;
+  return begin < end && madvise(memory_ + begin, end - begin, MADV_REMOVE) == 0 ? end - begin : 0;
+}
+
 SharedSlots::Ring& SharedSlots::ring(int from, int to) const {
   return reinterpret_cast<Ring*>(memory_ + rings_begin(locals_, shape_))[from * locals_ + to];
 }

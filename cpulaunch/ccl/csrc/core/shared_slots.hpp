@@ -96,6 +96,9 @@ class SharedSlots {
   Counters& counters(int local) const { return counters_[local]; }
   char* slot(int local, uint64_t piece) const;
   Ring& ring(int from, int to) const;
+  // Gives the memory of a local rank's slots back to the system; zeroes are there then.  Returns how many bytes it was
+  // at most.
+  size_t give_back(int local) const;
 
  private:
   SharedSlots(char* memory, int locals, Shape shape);

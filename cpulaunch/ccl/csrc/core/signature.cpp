@@ -6,29 +6,6 @@
 
 namespace cpulaunch {
 
-namespace {
-
-// How a signature of each Kind reads.
-struct Call {
-  const char* name;
-  bool reduces = false, has_size = false;  // the same on all ranks
-  bool has_root = false;
-};
-
-constexpr Call kCalls[] = {
-    {"all_reduce", true, true},
-    {"reduce", true, true, true},
-    {"reduce_scatter", true, true},
-    {"all_gather", false, true},
-    {"broadcast", false, true, true},
-    {"all_to_all"},
-    {"gather", false, false, true},
-    {"scatter", false, false, true},
-    {"barrier"},
-};
-
-}  // namespace
-
 bool Signature::operator==(const Signature& other) const {
   return kind == other.kind && type == other.type && reduction == other.reduction && wire == other.wire &&
          root == other.root && bytes == other.bytes && sequence == other.sequence && sizes == other.sizes;
@@ -36,7 +13,7 @@ bool Signature::operator==(const Signature& other) const {
 
 cl_call Signature::call(const Members& members) const {
   const auto number = static_cast<size_t>(kind);
-  const Call its = number < std::size(kCalls) ? kCalls[number] : Call{"unknown"};
+  const KindFacts its = number < std::size(kKindFacts) ? kKindFacts[number] : KindFacts{"unknown"};
   cl_call call{};
   write_text(call.kind, its.name);
   if (its.reduces) write_text(call.reduction, name_of(reduction));

@@ -69,6 +69,7 @@ class ProcessGroupCCL final : public c10d::Backend {
   // collective_broadcast.cpp
   Ptr<Work> broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   Ptr<Work> barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
   // collective_allgather.cpp
   Ptr<Work> allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
@@ -97,9 +98,6 @@ class ProcessGroupCCL final : public c10d::Backend {
   Ptr<Work> send(Tensors& tensors, int to, int tag) override;
   Ptr<Work> recv(Tensors& tensors, int from, int tag) override;
   Ptr<Work> recvAnysource(Tensors& tensors, int tag) override;
-
-  // collective_monitored_barrier.cpp
-  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
  private:
   // An operation that all ranks call, or a message.

@@ -30,10 +30,10 @@ constexpr auto kPollerNap = std::chrono::microseconds(50);
 constexpr auto kBackgroundNap = std::chrono::microseconds(20);
 constexpr auto kLongNap = std::chrono::microseconds(200);
 constexpr unsigned long kTimerSlack = 1000;  // nanoseconds
-// A process that ends gives its messages and callbacks so long to complete after its collectives, because a peer may be
-// waiting for them (its collectives up to their timeouts, unless it has failed) ...
+// A process that ends gives its messages and callbacks this time to complete after its collectives, because a peer may
+// be waiting for them (its collectives up to their timeouts, unless it has failed) ...
 constexpr auto kShutdownTimeout = std::chrono::seconds(5);
-// ... and then its background threads so long to end.
+// ... and then its background threads this time to end.
 constexpr auto kThreadsTimeout = std::chrono::seconds(1);
 
 // The time that this thread has computed: unlike the clock it stands still while other threads have the core.

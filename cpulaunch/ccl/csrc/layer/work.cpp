@@ -202,7 +202,7 @@ std::string CclWork::call() const {
   return c10::str(name_, " (sequence number ", sequence_, inputs_.empty() ? "" : ", ", shapes(inputs_), ")");
 }
 
-bool CclWork::take() {
+bool CclWork::wins() {
   auto running = State::running;
   return state_.compare_exchange_strong(running, State::claimed, std::memory_order_acq_rel);
 }
@@ -210,7 +210,7 @@ bool CclWork::take() {
 bool CclWork::claim() {
   if (ProgressEngine::instance().stopped() || broken_.load(std::memory_order_acquire)) return false;
   try {
-    return transfer_->test() && take();
+    return transfer_->test() && wins();
   } catch (const std::exception& error) {
     const auto peer = Watchdog::instance().ended_peer(group_.get());
     const auto* mismatch = dynamic_cast<const Mismatch*>(&error);
@@ -271,7 +271,7 @@ Cause CclWork::own(Cause cause) const {
 }
 
 void CclWork::fail(const std::string& what, Cause cause, bool tell, c10d::ErrorType kind) {
-  if (!take()) return;  // another thread has completed it
+  if (!wins()) return;  // another thread has completed it
   cause = own(cause);
   group_->fail(c10::str(call(), " ", what), cause, kind);
   transfer_->abort();

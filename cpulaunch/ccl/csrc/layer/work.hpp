@@ -173,7 +173,7 @@ class CclWork final : public c10d::Work {
   void broke(std::string reason, const Cause& cause, bool explained);
   Said said() const;
   // True for the one thread that may complete or fail the operation.
-  bool take();
+  bool wins();
   void finish_with(std::exception_ptr error);
 
   const std::shared_ptr<GroupState> group_;

@@ -1,0 +1,77 @@
+"""Runs compilers and linkers, all of which can be stopped at once."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cpulaunch.errors import HostError
+
+TOOL_LIMIT = 900.0
+"""Maximum seconds that a compiler may take for one file."""
+
+_UNDEFINED = re.compile(r"undefined reference to [`']([^']+)'")  # GNU ld and gold
+
+
+class Tools:
+    """Tools run by several threads, all of which one thread may stop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._stopped: HostError | None = None
+
+    def stop(self, why: HostError) -> HostError:
+        """Terminate the running tools, and start no more.  Return the reason given by the first caller."""
+        with self._lock:
+            self._stopped = self._stopped or why
+            for process in self._running:
+                process.terminate()  # g++ then ends its own compiler
+            return self._stopped
+
+    @contextmanager
+    def running(self, argv: list[str]) -> Iterator[subprocess.Popen[str]]:
+        """Start a process, which has ended when the context is left.  Raises HostError if it can't start."""
+        pipe = subprocess.PIPE
+        with self._lock:
+            if self._stopped:
+                raise self._stopped
+            try:
+                process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True)
+            except OSError as e:
+                hint = "The compiler's package, or binutils, has it."
+                raise HostError(f"{argv[0]} can't be run: {e.strerror}", hint=hint) from None
+            self._running.add(process)
+        try:
+            with process:
+                try:
+                    yield process
+                except BaseException:
+                    process.kill()
+                    raise
+        finally:
+            with self._lock:
+                self._running.discard(process)
+
+
+def run_tool(argv: list[str], tools: Tools | None = None) -> str:
+    """Run a tool, one of ``tools``, and return its output.  Raises HostError with the tool's complaint."""
+    with (tools or Tools()).running(argv) as process:
+        out, error = process.communicate(timeout=TOOL_LIMIT)
+    missing = sorted(set(_UNDEFINED.findall(error)))
+    if process.returncode != 0 and missing:
+        raise HostError(
+            f"nothing that is linked defines {', '.join(missing)}",
+            hint="csrc/oneccl/shim.cpp defines what oneCCL's static library refers to and does not contain.",
+        )
+    if process.returncode != 0:
+        lines = [line for line in error.splitlines() if "error" in line or "undefined" in line]
+        shown = "\n  ".join((lines or error.splitlines())[:5])
+        known = "It compiles with g++ 11 or newer, for torch 2.8 and 2.13"
+        raise HostError(
+            f"the compiler failed:\n  {shown}", hint=f"{known}; the command was: {' '.join(argv)}"
+        )
+    return out
