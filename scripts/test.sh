@@ -62,13 +62,6 @@ intel_venv() {
     questionary numpy py-spy 'impi-rt<2021.19' accelerate transformers scikit-learn
 }
 
-# install_checkout VENV PACKAGE...: cpulaunch as it is here, and packages without what they ask for.  One at a
-# time, as each writes into the checkout.
-install_checkout() {
-  local venv=$1; shift
-  flock "$CACHE/checkout.lock" "$venv/bin/pip" install -q --no-deps --no-build-isolation -e . "$@"
-}
-
 # DeepSpeed stands beside the environment, as accelerate and transformers import it wherever it is installed.
 # It is built with the torch that is there, and compiles nothing before it is used.
 install_deepspeed() {
