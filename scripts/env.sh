@@ -36,3 +36,10 @@ cached_venv() {
   ) 9>"$CACHE/$name.lock" || return
   echo "$venv"
 }
+
+# install_checkout VENV PACKAGE...: cpulaunch as it is here, and packages without what they ask for.  One at a
+# time, as each writes into the checkout.
+install_checkout() {
+  local venv=$1; shift
+  flock "$CACHE/checkout.lock" "$venv/bin/pip" install -q --no-deps --no-build-isolation -e . "$@"
+}

