@@ -206,8 +206,10 @@ def _heat(numbers: Numbers, axis: TimeAxis) -> tuple[str, Spec | None, str]:
 
 
 def _share(numbers: Numbers) -> tuple[str, Spec | None, str]:
-    says = "Of the time of its steps. The rank that waits least arrives last: what it waits, all wait for."
-    return f"What each {numbers.job.names.noun}'s time goes to", figures.shares(numbers), says
+    noun, says = numbers.job.names.noun, "Of the time of its steps."
+    if noun != INSTANCE:
+        says += " The rank that waits least arrives last: what it waits, all wait for."
+    return f"What each {noun}'s time goes to", figures.shares(numbers), says
 
 
 def _marks(page: Page, job: Job) -> None:
