@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
@@ -32,8 +31,8 @@ NO_CARDS = ("result", HIDDEN)
 MAX_HOSTS = 64
 """Maximum number of hosts whose ranks are listed."""
 
-TABLE = re.compile(r"\S {2,}\S")
-"""Matches lines of tables, which have several spaces between columns."""
+WIDEST_TABLE = 140
+"""Maximum characters of a line that is not wrapped: at least as many as tables have."""
 
 MAX_STATED = 100
 """Maximum number of programs' own metrics that are listed."""
@@ -244,10 +243,10 @@ def _stated(page: Page, job: Job) -> None:
 
 
 def _trace(page: Page, job: Job) -> None:
-    """Add the summaries of traces, with their tables unchanged and other lines wrapped."""
+    """Add the summaries of traces, with long lines wrapped."""
     if job.trace:
         lines = (
-            escape(line) if TABLE.search(line) else f'<span class="words">{escape(line)}</span>'
+            escape(line) if len(line) <= WIDEST_TABLE else f'<span class="words">{escape(line)}</span>'
             for line in job.trace.split("\n")
         )
         page.section("What the trace says", f"<pre>{chr(10).join(lines)}</pre>")
