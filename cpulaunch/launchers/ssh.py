@@ -7,6 +7,8 @@ in ``ps``.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import signal
 
@@ -23,9 +25,10 @@ HOSTS = "hosts"
 """The name of the file of hosts: a line for each, with name, number of ranks, and ``here`` for this host."""
 
 _FAILED = "cpulaunch: ssh: "
-_FAILURE = re.compile(
-    rf"^{_FAILED}(?P<host>\S+): (?:connect to host \S+ port \d+: )?(?P<why>[^\r\n]+)", re.MULTILINE
-)
+"""The prefix of the spawner's line of JSON about a host where nothing could be started."""
+
+_CONNECTING = re.compile(r"^connect to host \S+ port \d+: ")
+"""What ssh says before its reason."""
 
 
 class Ssh(Launcher):
@@ -65,8 +68,12 @@ class Ssh(Launcher):
         return (command,)
 
     def start_failure(self, text: str, *, ended: bool = False) -> StartFailure | None:
-        match = _FAILURE.search(text)
-        return StartFailure(match["host"], match["why"]) if match else None
+        for line in text.splitlines():
+            if line.startswith(_FAILED):
+                with contextlib.suppress(ValueError, TypeError, KeyError):  # cut off, or a program's line
+                    said = json.loads(line.removeprefix(_FAILED))
+                    return StartFailure(str(said["host"]), _CONNECTING.sub("", str(said["why"])))
+        return None
 
 
 SSH = Ssh()

@@ -116,30 +116,27 @@ def heat_map(numbers: Numbers, axis: TimeAxis) -> Spec | None:
     per_step, noun = numbers.own_per_step, numbers.job.names.noun
     if not np.isfinite(per_step).any():
         return None
-    ranks, buckets = per_step.shape
-    share = -(-ranks // MAX_ROWS)
+    rows = list(_rows(numbers))
     values: Values = []
-    for first in range(0, ranks, share):
-        last = min(first + share, ranks) - 1
-        group = per_step[first : last + 1]
-        for bucket in range(buckets):
+    for name, which in rows:
+        group = per_step[which]
+        for bucket in range(per_step.shape[1]):
             column = group[:, bucket]
             if np.isfinite(column).any():
                 start = numbers.times[bucket] - numbers.width / 2
                 values.append(
                     {
-                        "r": f"{first}" if first == last else f"{first}–{last}",
+                        "r": name,
                         "t": axis(start),
                         "u": axis(start + numbers.width),
                         "ms": rounded(1000 * float(np.nanmax(column))),
                     }
                 )
     x = {**axis.encoding(numbers.longest), "axis": {"grid": False}}
-    rows = -(-ranks // share)
     largest = rounded(1000 * float(np.nanpercentile(per_step, 99)))
     smallest = rounded(1000 * float(np.nanmin(per_step)))
     return {
-        **_base(max(60, min(420, 26 * rows))),
+        **_base(max(60, min(420, 26 * len(rows)))),
         "data": {"values": values},
         "mark": {"type": "rect", "clip": True, "stroke": None},
         "encoding": {
@@ -170,20 +167,14 @@ def shares(numbers: Numbers) -> Spec | None:
     parts, noun = numbers.shares(), numbers.job.names.noun
     if not parts:
         return None
-    ranks = numbers.job.buckets.ranks
-    share = -(-ranks // MAX_ROWS)
+    rows = list(_rows(numbers))
     values = [
-        {
-            "r": f"{first}" if share == 1 else f"{first}–{min(first + share, ranks) - 1}",
-            "part": part,
-            "order": order,
-            "share": rounded(float(np.mean(each[first : first + share]))),
-        }
+        {"r": name, "part": part, "order": order, "share": rounded(float(np.mean(each[which])))}
         for order, (part, each) in enumerate(parts.items())
-        for first in range(0, ranks, share)
+        for name, which in rows
     ]
     return {
-        **_base(max(60, min(420, 26 * -(-ranks // share)))),
+        **_base(max(60, min(420, 26 * len(rows)))),
         "data": {"values": values},
         "mark": {"type": "bar", "cornerRadius": 1},
         "encoding": {
@@ -211,6 +202,16 @@ def shares(numbers: Numbers) -> Spec | None:
             ],
         },
     }
+
+
+def _rows(numbers: Numbers) -> Iterator[tuple[str, slice]]:
+    """Yield the rows of a figure that has at most ``MAX_ROWS``: name (``"3"`` or ``"3–5"``) and ranks."""
+    ranks, number = numbers.job.buckets.ranks, numbers.job.names.number
+    size = -(-ranks // MAX_ROWS)
+    for first in range(0, ranks, size):
+        last = min(first + size, ranks) - 1
+        name = f"{number(first)}" if first == last else f"{number(first)}–{number(last)}"
+        yield name, slice(first, last + 1)
 
 
 def memory(numbers: Numbers, axis: TimeAxis) -> Spec | None:

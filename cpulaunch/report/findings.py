@@ -55,7 +55,7 @@ def in_words(numbers: Numbers) -> str:
     figures = [f"  {name:{width}}  {text}" for name, text, _ in found]
     lines = [f"  {each.text}" for each in findings(numbers)]
     if not lines and numbers.job.buckets.last_step:
-        lines = ["  nothing: the ranks compute (cpulaunch profile says what)"]
+        lines = [f"  nothing: the {numbers.job.names.noun}s compute (cpulaunch profile says what)"]
     stands_out = ["what stands out", *lines] if lines else []
     return "\n".join([f"{numbers.job.name} ({size(numbers.job)})", *figures, *stands_out])
 
@@ -65,13 +65,14 @@ def _outside(numbers: Numbers) -> Iterator[Finding]:
 
     It also says how many other ranks reach the minimum.
     """
+    other = f"other {numbers.job.names.noun}"
     for name, limit, of, what in OUTSIDE:
         found = numbers.job.buckets.processes.mean(name)
         if not found or (share := max(found.values())) < limit:
             continue
         rank = max(found, key=found.__getitem__)
         others = sum(each >= limit for each in found.values()) - 1
-        same = f"; the same of {counted(others, 'other rank')}" if others else ""
+        same = f"; the same of {counted(others, other)}" if others else ""
         yield Finding(share, f"{_percent(share)} of the {of} of {_named(numbers, rank)} {what}{same}")
 
 

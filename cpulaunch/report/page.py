@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
@@ -31,8 +30,8 @@ NO_CARDS = ("result", HIDDEN)
 MAX_HOSTS = 64
 """Maximum number of hosts whose ranks are listed."""
 
-TABLE = re.compile(r"\S {2,}\S")
-"""Matches lines of tables, which have several spaces between columns."""
+WIDEST_TABLE = 140
+"""Maximum characters of a line that is not wrapped: at least as many as tables have."""
 
 MAX_STATED = 100
 """Maximum number of programs' own metrics that are listed."""
@@ -205,8 +204,10 @@ def _heat(numbers: Numbers, axis: TimeAxis) -> tuple[str, Spec | None, str]:
 
 
 def _share(numbers: Numbers) -> tuple[str, Spec | None, str]:
-    says = "Of the time of its steps. The rank that waits least arrives last: what it waits, all wait for."
-    return f"What each {numbers.job.names.noun}'s time goes to", figures.shares(numbers), says
+    noun, says = numbers.job.names.noun, "Of the time of its steps."
+    if noun != INSTANCE:
+        says += " The rank that waits least arrives last: what it waits, all wait for."
+    return f"What each {noun}'s time goes to", figures.shares(numbers), says
 
 
 def _marks(page: Page, job: Job) -> None:
@@ -241,10 +242,10 @@ def _stated(page: Page, job: Job) -> None:
 
 
 def _trace(page: Page, job: Job) -> None:
-    """Add the summaries of traces, with their tables unchanged and other lines wrapped."""
+    """Add the summaries of traces, with long lines wrapped."""
     if job.trace:
         lines = (
-            escape(line) if TABLE.search(line) else f'<span class="words">{escape(line)}</span>'
+            escape(line) if len(line) <= WIDEST_TABLE else f'<span class="words">{escape(line)}</span>'
             for line in job.trace.split("\n")
         )
         page.section("What the trace says", f"<pre>{chr(10).join(lines)}</pre>")

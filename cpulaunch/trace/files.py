@@ -16,24 +16,25 @@ from cpulaunch.trace.advice import advice
 from cpulaunch.trace.figures import as_json, figures
 from cpulaunch.trace.merge import Source, SourceError, document, merge
 from cpulaunch.trace.read import TraceError
-from cpulaunch.trace.text import report
+from cpulaunch.trace.text import Summary, summary
 
 LEVEL = 3
 """Compression level of gzip."""
 
 
 def main() -> int:
-    """Merge the files that stdin names in JSON, and print the summary.  Returns the exit code."""
+    """Merge the files that stdin names in JSON, and print the summary as JSON.  Returns the exit code."""
     gc.disable()  # there is no garbage until the end
     try:
-        print(merge_files(json.load(sys.stdin)), end="")
+        made = merge_files(json.load(sys.stdin))
+        print(json.dumps({"brief": made.brief, "text": made.text}))
     except (OSError, EOFError, TraceError) as e:
         print(e, file=sys.stderr)
         return 1
     return 0
 
 
-def merge_files(order: Mapping[str, Any]) -> str:
+def merge_files(order: Mapping[str, Any]) -> Summary:
     """Merge traces into STEM.json.gz, write the summary to STEM.txt and STEM.summary.json, and return it.
 
     ``order`` has the keys ``stem``, ``ranks`` (the fields of ``Source`` for each), ``noun`` (rank or
@@ -62,7 +63,7 @@ def merge_files(order: Mapping[str, Any]) -> str:
                 missing[e.rank] = f"what it has sent is not all of a trace: {e}"
 
 
-def _write(stem: str, sources: list[Source], missing: Mapping[int, str], noun: str) -> str:
+def _write(stem: str, sources: list[Source], missing: Mapping[int, str], noun: str) -> Summary:
     part = f"{stem}.part"
     try:
         with (
@@ -78,13 +79,13 @@ def _write(stem: str, sources: list[Source], missing: Mapping[int, str], noun: s
         with contextlib.suppress(OSError):
             os.unlink(part)
         raise
-    text = report(found, missing)
+    made = summary(found, missing)
     told = [each._asdict() for each in advice(found)]
     with _private(f"{stem}.summary.json") as raw:
         raw.write(json.dumps({**as_json(found), "advice": told, "missing": missing}, indent=1).encode())
     with _private(f"{stem}.txt") as raw:
-        raw.write(text.encode())
-    return text
+        raw.write(made.text.encode())
+    return made
 
 
 def _private(name: str) -> io.BufferedWriter:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from cpulaunch.trace.advice import advice, mean, percent
 from cpulaunch.trace.figures import PARTS, Figures, Shares
+from cpulaunch.wording import counted
 
 COLUMNS = 8
 """Maximum number of ranks with a column each.  For more ranks, the table has the mean and the extremes."""
@@ -24,24 +26,32 @@ MAX_NAME = 60
 """Maximum characters of an operation's name."""
 
 
-def report(found: Figures, missing: Mapping[int, str]) -> str:
+class Summary(NamedTuple):
+    """The summary of a trace, and its first lines, without the tables."""
+
+    brief: list[str]
+    text: str
+
+
+def summary(found: Figures, missing: Mapping[int, str]) -> Summary:
     """Return the summary.  ``missing`` says why ranks have no trace."""
-    return "\n".join(_lines(found, missing)) + "\n"
+    head = list(_head(found, missing))
+    advised = [f"  {each.text}" for each in advice(found)]
+    advised = advised or ["  nothing stands out: computation takes most of the time"]
+    return Summary([*head, *advised], "\n".join([*head, "", *advised, "", *_tables(found)]) + "\n")
 
 
-def _lines(found: Figures, missing: Mapping[int, str]) -> Iterator[str]:
+def _head(found: Figures, missing: Mapping[int, str]) -> Iterator[str]:
     step = 1e3 * mean(found.ranks, "seconds_per_step")
     steps = f"step {found.first}" if found.first == found.last else f"steps {found.first} to {found.last}"
-    noun = found.noun
-    ranks = f"1 {noun}" if len(found.ranks) == 1 else f"{len(found.ranks)} {noun}s"
+    ranks = counted(len(found.ranks), found.noun)
     yield f"{steps} of {ranks}: {step:.1f} ms a step, as long as they are traced"
     for rank, why in sorted(missing.items()):
-        yield f"{noun} {rank} is missing: {why}"
-    yield ""
-    yield from (f"  {each.text}" for each in advice(found))
-    if not advice(found):
-        yield "  nothing stands out: computation takes most of the time"
-    yield ""
+        yield f"{found.noun} {rank} is missing: {why}"
+
+
+def _tables(found: Figures) -> Iterator[str]:
+    noun = found.noun
     yield from _table(found.ranks, noun)
     yield ""
     yield f"operations that cost most (their own time in a step of one {noun})"

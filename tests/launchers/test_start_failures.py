@@ -48,8 +48,16 @@ SLURM = [
 
 
 SPAWNER = [
-    ("cpulaunch: ssh: node2: connect to host node2 port 22: No route to host\n", "node2", "No route to host"),
-    ("x\ncpulaunch: ssh: ::1: there is no /v/python\n", "::1", "there is no /v/python"),
+    (
+        'cpulaunch: ssh: {"host": "node2", "why": "connect to host node2 port 22: No route to host"}\n',
+        "node2",
+        "No route to host",
+    ),
+    (
+        'cpulaunch: ssh: x\ncpulaunch: ssh: []\ncpulaunch: ssh: {"host": "::1", "why": "there is no /v/python"}\n',
+        "::1",
+        "there is no /v/python",
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.telemetry import write_job
 
+from cpulaunch.report import figures
 from cpulaunch.report.findings import findings, in_words
 from cpulaunch.report.numbers import Numbers
 from cpulaunch.report.page import render
@@ -146,3 +147,22 @@ def test_counters_go_on_after_a_restart(tmp_path: Path) -> None:
 def test_without_counters_there_are_no_such_figures(tmp_path: Path) -> None:
     figures = {name for name, *_ in Numbers(read_job(job(tmp_path, {"rank": 0}))).key_figures()}
     assert not {"instructions per cycle", "cycles with AMX busy"} & figures
+
+
+def of_instances(place: Path) -> Numbers:
+    """The same job, as instances 5 to 8."""
+    plan = json.loads((place / "plan.json").read_text())
+    (place / "plan.json").write_text(json.dumps({**plan, "instances": {"first": 5}}))
+    return Numbers(read_job(place))
+
+
+def test_figures_and_findings_name_instances(tmp_path: Path) -> None:
+    held_back = [{"rank": 1, "throttled": 0.4}, {"rank": 3, "throttled": 0.3}]
+    numbers = of_instances(job(tmp_path, *held_back, reading=dict.fromkeys(range(4), 0.02)))
+    for spec in (figures.heat_map(numbers, figures.TimeAxis(10.0)), figures.shares(numbers)):
+        assert spec
+        assert [*dict.fromkeys(value["r"] for value in spec["data"]["values"])] == ["5", "6", "7", "8"]
+    first, *_ = [each.text for each in findings(numbers)]
+    assert first.startswith("40 % of the time of instance 6 on node0 is lost")
+    assert first.endswith("; the same of 1 other instance")
+    assert "nothing: the instances compute" in in_words(of_instances(job(tmp_path / "other")))

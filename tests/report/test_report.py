@@ -214,12 +214,11 @@ def test_a_comparison_keeps_a_jobs_colour_and_has_its_trace(tmp_path: Path) -> N
     text = "".join(json.dumps({**row, "loss": None}) + "\n" for row in rows)
     (first / "telemetry.jsonl").write_text(text)
     second = write_job(tmp_path / "b", job="20261123-061104-aaaaaaaaaaaaaaaa")
-    (second / "trace.txt").write_text(
-        "  9 % in the optimizer: fused=True\n\n  computation     1 %        1 %\n"
-    )
+    long = "  9 % in the optimizer: " + "fused=True " * 20
+    (second / "trace.txt").write_text(f"{long}\n\n  computation     1 %        1 %\n")
     page = render([read_job(first), read_job(second)], "", "test")
     assert page.count("What the trace says") == 1
-    assert '<span class="words">  9 % in the optimizer: fused=True</span>' in page
+    assert f'<span class="words">{long}</span>' in page
     assert "\n  computation     1 %        1 %\n" in page  # a line of a table isn't wrapped
     specs = json.loads(page.split("const SPECS=")[1].split(",THEMES=")[0])
     curves = [spec["layer"][0]["encoding"] for name, spec in specs.items() if name[:4] in ("thro", "step")]

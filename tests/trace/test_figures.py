@@ -9,7 +9,7 @@ import pytest
 from cpulaunch.trace.advice import advice
 from cpulaunch.trace.figures import Figures, as_json, figures, is_computation
 from cpulaunch.trace.intervals import intersect, subtract, total, union
-from cpulaunch.trace.text import report
+from cpulaunch.trace.text import summary
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
@@ -141,7 +141,7 @@ def test_python_that_stands_still_can_be_looked_at() -> None:
 
 
 def test_of_a_single_rank_nothing_is_said_about_others() -> None:
-    said = report(of(Recorded(0, steps=1).collective("all_reduce", 0, 900, 1)), {})
+    said = summary(of(Recorded(0, steps=1).collective("all_reduce", 0, 900, 1)), {}).text
     assert "of 1 rank" in said
     assert "arrows" not in said
     assert "mean" not in said
@@ -150,15 +150,16 @@ def test_of_a_single_rank_nothing_is_said_about_others() -> None:
 def test_nothing_is_advised_for_nothing() -> None:
     found = of(Recorded(0, steps=1, length=1e6).add("aten::mm", 0, 1e6))
     assert advice(found) == []
-    assert "nothing stands out" in report(found, {})
+    assert "nothing stands out" in summary(found, {}).text
 
 
 def test_the_text_has_columns_for_few_ranks_and_extremes_of_many() -> None:
-    few = report(of(*(Recorded(rank).add("aten::mm", 0, 1000) for rank in range(2))), {})
+    few = summary(of(*(Recorded(rank).add("aten::mm", 0, 1000) for rank in range(2))), {}).text
     assert "steps 10 to 11 of 2 ranks: 1.0 ms a step" in few
     assert "rank 0     rank 1" in few
     assert few.endswith("\n\ncomputation takes the slowest rank 1.00 times as long as the ranks' mean\n")
-    many = report(of(*(Recorded(rank).add("aten::mm", 0, 100 * rank) for rank in range(10))), {5: "gone"})
+    recorded = (Recorded(rank).add("aten::mm", 0, 100 * rank) for rank in range(10))
+    many = summary(of(*recorded), {5: "gone"}).text
     (line,) = [line.split() for line in many.splitlines() if line.startswith("  computation")]
     assert line == ["computation", "22", "%", "0", "%", "45", "%", "9"]
     assert "rank 5 is missing: gone" in many

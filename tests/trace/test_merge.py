@@ -180,8 +180,12 @@ def test_files_are_merged_and_one_that_is_broken_is_missing(
         (tmp_path / f"{rank}.part").write_bytes(packed if rank != 1 else packed[: -len(packed) // 4])
         rows.append({"rank": rank, "host": "h", "file": f"{rank}.part", "clock": 0.0, "uncertain": 0.0})
     missing = {"3": "its agent has gone"}
-    text = merge_files({"stem": "trace", "noun": noun, "ranks": rows, "missing": missing})
-    assert f"of 2 {noun}s: " in text.splitlines()[0]
+    brief, text = merge_files({"stem": "trace", "noun": noun, "ranks": rows, "missing": missing})
+    first, one, three, *advice = brief
+    assert [one.startswith(f"{noun} 1 is missing"), three.startswith(f"{noun} 3 is missing")] == [True, True]
+    assert advice
+    assert text.startswith("\n".join([first, one, three, "", *advice]))
+    assert f"of 2 {noun}s: " in first
     assert f"{noun} 1 is missing: what it has sent is not all of a trace" in text
     assert f"{noun} 3 is missing: its agent has gone" in text
     assert text == (tmp_path / "trace.txt").read_text()

@@ -66,8 +66,6 @@ GONE_WITHIN = 0.2
 MAX_FRAMES = 64
 """The largest number of frames per thread that gdb shows."""
 
-NO_PYTHON = "it is not a Python program"
-
 MAX_TEXT = 1 << 25
 """The largest output of py-spy, gdb or faulthandler in bytes."""
 
@@ -213,7 +211,7 @@ class Look:
 
     def _worth_a_stack(self) -> list[dict[str, Any]]:
         for each in self.processes[1 + MAX_STACKS :]:
-            each["stacks"] = f"none: those of {MAX_STACKS} children were taken"
+            each["lacking"] = f"those of {MAX_STACKS} children were taken"
         return self.processes[: 1 + MAX_STACKS]
 
     def _look_again(self, seconds: float) -> None:
@@ -269,10 +267,11 @@ class Look:
             process["threads"] = spy.parse(spy.text, process["pid"])
             process["stacks"] = spy.name
         except ValueError:
-            why = _why(spy.error)
-            if why == NO_PYTHON and self._start_gdb(process):
+            why, may_be_python = _why(spy.error)
+            process["python"] = process["python"] and may_be_python
+            if not process["python"] and self._start_gdb(process):
                 return True
-            if why != NO_PYTHON and process["pid"] in self._native and _can_be_stopped(process):
+            if process["python"] and process["pid"] in self._native and _can_be_stopped(process):
                 # For a process starved of CPU time, py-spy may fail to read the frames of C.
                 self.errors.append(f"has shown no frames of C: {why}")
                 self._native.discard(process["pid"])
@@ -282,7 +281,7 @@ class Look:
         return True
 
     def _fall_back(self, process: dict[str, Any], why: str) -> None:
-        process["stacks"] = f"none: {why}"
+        process["lacking"] = why
         self._without.append(process)
 
     # ---- faulthandler
@@ -306,7 +305,7 @@ class Look:
         for spy in self._spies:
             spy.kill()
         for process in late:
-            process["stacks"] = f"none: not within {PATIENCE:g} s"
+            process["lacking"] = f"not within {PATIENCE:g} s"
 
 
 class _Writing:
@@ -339,7 +338,7 @@ class _Writing:
         if size:
             text = os.pread(self._fd, min(size, MAX_TEXT), 0).decode(errors="replace")
             self.process["threads"] = from_faulthandler(text)
-            self.process["stacks"] = f"faulthandler: {self.process['stacks'].removeprefix('none: ')}"
+            self.process["stacks"] = "faulthandler"
         return True
 
 
@@ -425,11 +424,12 @@ def _can_be_stopped(process: dict[str, Any]) -> bool:
     return process["state"] in "RS" and not process["traced_by"] and not process["blocked"]
 
 
-def _why(error: str) -> str:
-    """Summarize an error message of py-spy or gdb."""
+def _why(error: str) -> tuple[str, bool]:
+    """Summarize an error message of py-spy or gdb.  Also return whether the program may be Python."""
     if "ermission" in error or "not permitted" in error or "EPERM" in error:
-        return "py-spy may not look (ptrace is forbidden)"
+        return "py-spy may not look (ptrace is forbidden)", True
     if "python version" in error or "not a python" in error.lower():
-        return NO_PYTHON
+        return "it is not a Python program", False
     lines = [line.strip() for line in error.splitlines() if line.strip()]
-    return f"py-spy: {lines[0].removeprefix('Error: ')[:200]}" if lines else "py-spy said nothing"
+    said = f"py-spy: {lines[0].removeprefix('Error: ')[:200]}" if lines else "py-spy said nothing"
+    return said, True

@@ -87,7 +87,11 @@ def family(ancestor: int) -> list[int]:
 
 
 def describe(pid: int) -> dict[str, Any] | None:
-    """Describe a process in the form of ``Dump.processes``, without its threads.  None if it has ended."""
+    """Describe a process in the form of ``Dump.processes``, without its threads.  None if it has ended.
+
+    ``stacks`` will name the tool that has read the threads, and ``lacking`` says what better tools lack;
+    ``python`` is false if one of them knows that the process doesn't run Python.
+    """
     found = stat(pid)
     if found is None:
         return None
@@ -113,6 +117,8 @@ def describe(pid: int) -> dict[str, Any] | None:
         "throttled": None,
         "threads": [],
         "stacks": "",
+        "lacking": "",
+        "python": True,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
@@ -19,7 +20,7 @@ from cpulaunch.errors import HostError
 from cpulaunch.wire import Lines, MessageError, pack, unpack
 
 FAILED = "cpulaunch: ssh: "
-"""The prefix of the line on stderr that names a host where nothing could be started, and the reason."""
+"""The prefix of a line of JSON on stderr: a ``host`` where nothing could be started, and ``why``."""
 
 LOST_CODE = 255
 """The exit code for a host whose connection is lost while no launcher watches the job; the same as ssh's."""
@@ -228,7 +229,7 @@ class First(Spawner):
         for host in (*hosts, *(host for group in dropped for host in group)):
             self.waiting.pop(host.name, None)
         if not self.ending:
-            pass_on(STDERR, f"{FAILED}{hosts[0].name}: {why}\n".encode())
+            pass_on(STDERR, f"{FAILED}{json.dumps({'host': hosts[0].name, 'why': why})}\n".encode())
             self._failed_with(HostError.exit_code)
 
     def end(self, number: int) -> None:

@@ -270,8 +270,8 @@ class AttemptLoop:
             self.console.tell(f"no trace: {profile.error}")
             return
         self.traced = True
-        first, advice, *_ = profile.text.split("\n\n")
-        for line in (f"traced {first}", *advice.splitlines()):
+        first, *others = profile.brief
+        for line in (f"traced {first}", *others):
             self.console.tell(line)
         self.console.tell(f"trace, and more of what it says: {self.console.directory.path / profile.file}")
 

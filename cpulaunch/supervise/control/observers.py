@@ -147,7 +147,8 @@ class Observers:
         try:
             await asyncio.wait({tracing, gone}, return_when=asyncio.FIRST_COMPLETED)
             if tracing.done():
-                await self._say(connected, protocol.Profiled(*tracing.result()))
+                done = tracing.result()
+                await self._say(connected, protocol.Profiled(done.file, done.text, done.error))
         finally:
             for task in (tracing, gone):
                 task.cancel()

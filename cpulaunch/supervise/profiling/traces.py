@@ -60,11 +60,12 @@ Say = Callable[[str], Awaitable[None]]
 class Profile(NamedTuple):
     """Result of a trace.
 
-    ``file`` is the name of the trace in the job's directory, and ``text`` its summary.  ``error`` says why
-    there is no trace; it is empty otherwise.
+    ``file`` is the name of the trace in the job's directory, ``text`` its summary, and ``brief`` the lines of
+    the summary before its tables.  ``error`` says why there is no trace; it is empty otherwise.
     """
 
     file: str
+    brief: list[str]
     text: str
     error: str
 
@@ -331,11 +332,12 @@ class Profiling:
         if process.returncode:
             (*_, why) = err.decode(errors="replace").strip().splitlines() or [f"exit {process.returncode}"]
             return _nothing(f"the traces can't be merged: {why}")
-        return Profile(f"{stem}.json.gz", out.decode(errors="replace"), "")
+        made = json.loads(out)
+        return Profile(f"{stem}.json.gz", made["brief"], made["text"], "")
 
 
 def _nothing(why: str) -> Profile:
-    return Profile("", "", why)
+    return Profile("", [], "", why)
 
 
 def _reasons(missing: Mapping[int, str], names: Names) -> str:

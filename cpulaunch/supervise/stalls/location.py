@@ -15,6 +15,7 @@ from cpulaunch.supervise.stalls.stacks import (
     outlives,
     stack,
     states,
+    waits_for_file,
 )
 
 _DATA_LOADER = "torch/utils/data/dataloader.py"
@@ -32,9 +33,6 @@ _OF_GROUPS = re.compile(r"c10d::|gloo::|Ccl")
 
 _LOCKS = ("PyThread_acquire_lock", "_PyMutex_Lock", "pthread_mutex_lock", "lll_lock_wait", "lock_acquire")
 """In the names of C functions that wait for a lock."""
-
-NO_PYTHON = "it is not a Python program"
-"""The end of an agent's reason why such a program has no stack."""
 
 MAX_COMMAND = 60
 """Characters of a child's command to show."""
@@ -182,11 +180,10 @@ def held(process: Process) -> str:
     quota = process.get("throttled") or {}
     stopped = process.get("state") == "T" or process.get("traced_by") or process.get("blocked")
     words = states(process)
-    waits = any(word.startswith("waits in") for word in words)
     if prompts := any(frame.file.endswith("/pdb.py") for frame in main_stack(process)):
         words.append("at the prompt of pdb")
     throttled = quota.get("share", 0) >= THROTTLED
-    return "; ".join(words) if stopped or waits or prompts or throttled else ""
+    return "; ".join(words) if stopped or waits_for_file(process) or prompts or throttled else ""
 
 
 def children(processes: Sequence[Process]) -> Iterator[tuple[int, str]]:
@@ -214,5 +211,4 @@ def _command(process: Process) -> str:
 
 def is_python(process: Process) -> bool:
     """Whether the process runs Python, or may do so."""
-    said = str(process.get("stacks"))
-    return said != "gdb" and not said.endswith(NO_PYTHON)
+    return bool(process.get("python", True))

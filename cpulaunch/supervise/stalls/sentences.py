@@ -190,10 +190,10 @@ def _size(count: int, others: Collection[int] = ()) -> str:
 def _why_unseen(seen: Seen) -> str:
     if seen.dump is None:
         return "its agent has not answered"
-    said = str(seen.program.get("stacks", "")) if seen.program else ""
-    if said.startswith("none: "):
-        return said.removeprefix("none: ")
-    return "its main thread runs no Python" if said else seen.dump.error or "it has no stack"
+    program = seen.program or {}
+    if program.get("stacks"):
+        return "its main thread runs no Python"
+    return program.get("lacking") or seen.dump.error or "it has no stack"
 
 
 def has_or_have(ranks: Collection[int]) -> str:

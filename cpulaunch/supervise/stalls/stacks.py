@@ -196,10 +196,16 @@ def states(process: Process) -> list[str]:
         said.append(f"throttled {quota['share']:.0%} by its cgroup".replace("%", " %"))
     if process.get("swapped", 0) >= MUCH_SWAPPED:
         said.append(f"{process['swapped'] / (1 << 20):.1f} GB swapped out")
-    file = process.get("file") or ""
-    if process.get("state") == "S" and file.startswith("/") and not file.startswith(("/dev/", "/memfd:")):
+    if file := waits_for_file(process):
         said.append(f"waits in {process['call']} of {file}")
     return list(dict.fromkeys(said))
+
+
+def waits_for_file(process: Process) -> str:
+    """Return the file, such as a named pipe, for which the process sleeps in a system call; "" for none."""
+    file = process.get("file") or ""
+    waits = process.get("state") == "S" and file.startswith("/") and not file.startswith(("/dev/", "/memfd:"))
+    return file if waits else ""
 
 
 def report(seen: Sequence[RankSeen]) -> str:
@@ -231,8 +237,8 @@ def lacking(seen: Sequence[RankSeen]) -> Iterator[str]:
     """Say why programs have written their stacks themselves, and what these lack, a line for each reason."""
 
     def why(each: RankSeen) -> str:
-        how, _, reason = str(_program(each).get("stacks")).partition(": ")
-        return reason if how == "faulthandler" else ""
+        program = _program(each)
+        return str(program.get("lacking")) if program.get("stacks") == "faulthandler" else ""
 
     for reason, those in _folded([each for each in seen if each.processes], why):
         if reason:
@@ -279,7 +285,7 @@ def _key_of_program(each: RankSeen) -> tuple[Stack, str]:
     """Return the main thread's stack, and if there is none, why."""
     program = _program(each)
     frames = main_stack(program)
-    return frames, "" if frames else str(program.get("stacks", "")).removeprefix("none: ")
+    return frames, "" if frames else str(program.get("lacking", ""))
 
 
 def _program_lines(key: tuple[Stack, str], ranks: str, program: Process, native: str) -> Iterator[str]:

@@ -27,7 +27,8 @@ from cpulaunch.agent.observe.stacks import from_py_spy
 from cpulaunch.messages import AskDump, AskTime, Dump, Exit, Release, Started, Time
 from cpulaunch.supervise.stalls.stacks import main_stack, place, states
 
-needs_py_spy = pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
+PY_SPY = shutil.which("py-spy") is not None
+needs_py_spy = pytest.mark.skipif(not PY_SPY, reason="py-spy is not installed")
 
 WAIT = """\
 import threading, time
@@ -123,7 +124,7 @@ def test_without_py_spy_the_program_writes_its_stacks_itself(tmp_path: Path) -> 
     with launcher(tmp_path, WAIT, **with_bin(tmp_path)) as played:
         for _ in range(2):  # the second is not behind the first
             (program,) = dump(played)
-            assert program["stacks"] == "faulthandler: py-spy was not found"
+            assert (program["stacks"], program["lacking"]) == ("faulthandler", "py-spy was not found")
             assert len(program["threads"]) == 2
             assert functions(program)[0] == "_wait_for_tstate_lock" or "join" in functions(program)
 
@@ -133,8 +134,7 @@ def test_a_child_that_hangs(tmp_path: Path, tool: str) -> None:
     with launcher(tmp_path, WORKER, **(with_bin(tmp_path) if tool == "faulthandler" else {})) as played:
         program, child = dump(played)
     assert child["parent"] == program["pid"] == played.pid
-    assert program["stacks"] == child["stacks"]
-    assert program["stacks"].partition(":")[0] == tool
+    assert program["stacks"] == child["stacks"] == tool
     assert functions(program)[:2] == functions(child)[:2] == ["hang", "<module>"]
     assert [each["threads"][0]["frames"][0][2] for each in (program, child)] == [6, 4]
 
@@ -172,7 +172,7 @@ def test_the_agent_goes_on_while_py_spy_hangs_and_sets_the_program_free(tmp_path
             assert not isinstance(message, Dump)
         for request in (1, 2):
             answer = played.next(Dump)
-            assert (answer.request, answer.processes[0]["stacks"]) == (request, "none: not within 8 s")
+            assert (answer.request, answer.processes[0]["lacking"]) == (request, "not within 8 s")
         assert (tmp_path / "spies").read_text() == "\n"
         assert "State:\tT" not in Path(f"/proc/{played.pid}/status").read_text()
         agent = psutil.Process(played.agent.pid)
@@ -249,7 +249,8 @@ def test_where_ptrace_is_forbidden_the_program_writes_its_stacks_itself(tmp_path
     refuses = "echo 'Error: Permission Denied: Try running again with elevated permissions' >&2; exit 1"
     with launcher(tmp_path, WAIT, **with_bin(tmp_path, refuses)) as played:
         (program,) = dump(played)
-    assert program["stacks"] == "faulthandler: py-spy may not look (ptrace is forbidden)"
+    assert program["stacks"] == "faulthandler"
+    assert program["lacking"] == "py-spy may not look (ptrace is forbidden)"
     assert functions(program, "MainThread")[-1] == "<module>"
 
 
@@ -340,7 +341,9 @@ def test_a_program_without_python(tmp_path: Path) -> None:
         shell, sleep = dump(played)
     assert (shell["state"], sleep["command"]) == ("S", "sleep 1000")
     assert sleep["wchan"]
-    assert "it is not a Python program" in shell["stacks"] or "not installed" in shell["stacks"]
+    assert shell["stacks"] == ""
+    assert shell["lacking"] == ("it is not a Python program" if PY_SPY else "py-spy was not found")
+    assert shell["python"] is (not PY_SPY)
 
 
 @needs_py_spy
@@ -351,7 +354,7 @@ def test_gdb_shows_the_stack_of_a_program_without_python_if_native_frames_are_wa
         until(lambda: psutil.Process(played.agent.pid).children()[0].children(), "the shell to start it")
         assert dump(played)[0]["threads"] == []
         shell, sleep = dump(played, native=True, request=2)
-        assert (shell["stacks"], sleep["stacks"]) == ("gdb", "gdb")
+        assert [(each["stacks"], each["python"]) for each in (shell, sleep)] == [("gdb", False)] * 2
         assert any("wait" in name for name in functions(shell))
         assert any("nanosleep" in name for name in functions(sleep))
         status = Path(f"/proc/{sleep['pid']}/status")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from cpulaunch.ledger import COMPLETED, STARTED
 from cpulaunch.messages import Failure as Raised
 from cpulaunch.supervise.job.causes import Candidate, cause_of, root_cause
 from cpulaunch.supervise.job.outcome import Failure
+from cpulaunch.supervise.job.sentences import _SENTENCES
 
 GONE, DIFFER = Cause(Kind.PEER_GONE), Cause(Kind.CALLS_DIFFER, rank=0, host="a")
 HEARD = DIFFER._replace(finder=3)
@@ -101,6 +103,17 @@ def test_a_cause_that_makes_no_sense_is_passed_over(said: dict[str, Any], found:
 def test_every_kind_is_documented() -> None:
     docs = (REPOSITORY / "docs/reliability.md").read_text().partition("## Causes")[2]
     assert [kind.value for kind in Kind if f"`{kind.value}`" not in docs] == []
+
+
+def test_every_kind_is_worded_in_one_place() -> None:
+    """``ccl`` words its own for its exceptions, and the launcher the others; some need no words."""
+    source = REPOSITORY / "cpulaunch/ccl/csrc/core"
+    names = (source / "cause.hpp").read_text().partition("kCauseNames[] = {")[2].partition("}")[0]
+    of_ccl = set(re.findall(r'"(\w+)"', names)) - {"none"}
+    assert of_ccl
+    here = {kind.value for kind in _SENTENCES}
+    own_words = {"exception", "usage_error", "exit", "unexplained_exit", "signal", "peer_gone"}
+    assert sorted([*of_ccl, *here, *own_words]) == sorted(kind.value for kind in Kind)
 
 
 def test_every_cause_is_read_as_it_was_written() -> None:

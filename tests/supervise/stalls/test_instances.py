@@ -128,7 +128,13 @@ def test_the_place_of_the_one_that_is_ended_is_said_once() -> None:
 
 def test_that_py_spy_was_not_found_is_in_the_box() -> None:
     job = instances()
-    work(job, 0, 2, until=20.0, processes=[process(LOAD, stacks="faulthandler: py-spy was not found")])
+    work(
+        job,
+        0,
+        2,
+        until=20.0,
+        processes=[process(LOAD, stacks="faulthandler", lacking="py-spy was not found")],
+    )
     ((_, report),) = job.of(ReportStall)
     box = stall_box(report, Path("stacks-1.txt"), Names(INSTANCE))
     assert "[1] py-spy was not found: stacks have no frames of C, and threads no names" in box

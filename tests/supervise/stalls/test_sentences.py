@@ -24,8 +24,10 @@ from cpulaunch.supervise.stalls.stacks import places
 
 
 def test_children_of_a_program_without_python_are_shown() -> None:
-    shell = process(command="sh -c", stacks="none: it is not a Python program")
-    child = process(pid=7, command="./solver -n 4", stacks="none: it is not a Python program")
+    shell = process(command="sh -c", stacks="", lacking="it is not a Python program", python=False)
+    child = process(
+        pid=7, command="./solver -n 4", stacks="", lacking="it is not a Python program", python=False
+    )
     found = explained(seen(0, [], shell, child))
     assert found.lines[-1] == "  its process 7: ./solver -n 4; sleeping"
 
@@ -44,7 +46,9 @@ def test_the_children_of_the_missing_rank_are_shown() -> None:
 
 def test_other_programs_that_a_rank_has_started_are_named() -> None:
     """It may well wait for one of them."""
-    fetch = process(pid=7, command="curl https://data", stacks="none: it is not a Python program")
+    fetch = process(
+        pid=7, command="curl https://data", stacks="", lacking="it is not a Python program", python=False
+    )
     found = explained(*others(1), seen(1, [group(1, operation(6, done=93))], process(LOAD, MAIN), fetch))
     assert found.lines[2] == "  its process 7: curl https://data; sleeping"
 
@@ -125,9 +129,9 @@ def test_who_has_only_started_something_does_not_wait_for_others() -> None:
 
 def test_libraries_without_a_source_file_are_not_where_a_program_is() -> None:
     sleeping: Frame = ("__GI___clock_nanosleep", "../sysdeps/unix/sysv/linux/clock_nanosleep.c", 78)
-    solver = process(sleeping, ("wait_for_input", "solver.c", 12), stacks="gdb")
+    solver = process(sleeping, ("wait_for_input", "solver.c", 12), stacks="gdb", python=False)
     assert explained(seen(0, [], solver)).headline == "rank 0 on node0 is at solver.c:12 wait_for_input"
-    stripped = process(sleeping, stacks="gdb")
+    stripped = process(sleeping, stacks="gdb", python=False)
     assert explained(seen(0, [], stripped)).headline == "rank 0 on node0 is at clock_nanosleep"
 
 

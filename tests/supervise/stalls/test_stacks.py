@@ -53,7 +53,7 @@ def seen(rank: int, *processes: Any, host: str = "") -> RankSeen:
 
 
 def test_why_a_program_has_written_its_stacks_itself_is_said() -> None:
-    written = process(thread(ALL_REDUCE), stacks="faulthandler: py-spy was not found")
+    written = process(thread(ALL_REDUCE), stacks="faulthandler", lacking="py-spy was not found")
     line = "[0-1] py-spy was not found: stacks have no frames of C, and threads no names"
     ranks = [seen(0, written), seen(1, written), seen(2, process(thread(LOAD)))]
     assert list(lacking(ranks)) == [line]
@@ -182,7 +182,11 @@ def test_what_has_no_stack_is_said_too() -> None:
             0, process(thread(ALL_REDUCE), thread(LOAD[:1], "loader"), thread(LOAD[:1], "loader2")), host="a"
         ),
         seen(1, process(thread(ALL_REDUCE), state="T", stopped_by="SIGSTOP"), worker, host="a"),
-        seen(2, process(stacks="none: it is not a Python program", wchan="pipe_read"), host="a"),
+        seen(
+            2,
+            process(stacks="", lacking="it is not a Python program", python=False, wchan="pipe_read"),
+            host="a",
+        ),
         RankSeen(3, "a", None, "it has not answered within 10 s"),
         RankSeen(4, "a", (), "its program has ended"),
         RankSeen(5, "a", None, left="exit 0"),
