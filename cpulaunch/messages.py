@@ -11,7 +11,9 @@ launcher → agent      the same                                                
 ====================  ============================================================  ===============
 
 The launcher sends a ``Challenge`` as soon as an agent connects.  The agent answers with ``Hello``, and the
-launcher with ``Welcome``; all other messages follow.  Both sides prove that they know the job's token, which
+launcher with ``Welcome`` and ``LauncherReceipt``; all other messages follow.  An agent whose connection the
+network has broken connects again.  Each end then says how many messages it has received, and sends again what
+the other hasn't: handshakes and receipts don't count.  Both sides prove that they know the job's token, which
 the environment carries: a process that doesn't know it can neither send nor receive messages.  Times (``at``)
 are in seconds of the sender's monotonic clock.  All processes of a host share this clock, and nobody can set
 it; ``AskTime`` and ``Time`` compare the clocks of two hosts.
@@ -23,12 +25,12 @@ Agents import this module when they start, so it imports little.  Its annotation
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-VERSION = 11
+VERSION = 12
 """The protocol's version.  It changes with any kind, and with any field that has no default.  ``Hello`` has
 the same fields in every version."""
 
 BEATS_PER_TIMEOUT = 3
-"""A rank is lost when this number of successive beats is missing."""
+"""How many beats an agent sends in ``heartbeat_timeout``."""
 
 UNREACHED = "cpulaunch: can't reach the launcher"
 """The start of the warning of an agent that can't reach the launcher, after the rank's prefix."""
@@ -337,6 +339,12 @@ class Exit(NamedTuple):
         return self.finished or not self.by_launcher
 
 
+class Receipt(NamedTuple):
+    """The agent has received the launcher's first ``total`` messages."""
+
+    total: int
+
+
 # ---- launcher → agent
 
 
@@ -350,6 +358,12 @@ class Welcome(NamedTuple):
     """The agent is accepted; ``proof`` proves that this is the launcher."""
 
     proof: str
+
+
+class LauncherReceipt(NamedTuple):
+    """The launcher has received this agent's first ``total`` messages, over all its connections."""
+
+    total: int
 
 
 class AskTime(NamedTuple):
@@ -420,8 +434,20 @@ AgentMessage = (
     | TraceMessage
     | Refused
     | Exit
+    | Receipt
 )
-LauncherMessage = Challenge | Welcome | AskTime | AskProgress | AskDump | Trace | SendTrace | End | Release
+LauncherMessage = (
+    Challenge
+    | Welcome
+    | LauncherReceipt
+    | AskTime
+    | AskProgress
+    | AskDump
+    | Trace
+    | SendTrace
+    | End
+    | Release
+)
 Message = Report | AgentMessage | LauncherMessage
 
 FROM_RANK: Mapping[str, type[Report]] = {
@@ -454,10 +480,12 @@ FROM_AGENT: Mapping[str, type[AgentMessage]] = {
     "trace_piece": TracePiece,
     "refused": Refused,
     "exit": Exit,
+    "receipt": Receipt,
 }
 FROM_LAUNCHER: Mapping[str, type[LauncherMessage]] = {
     "challenge": Challenge,
     "welcome": Welcome,
+    "launcher_receipt": LauncherReceipt,
     "ask_time": AskTime,
     "ask_progress": AskProgress,
     "ask_dump": AskDump,

@@ -46,6 +46,7 @@ PRECISION_IS_PLANNED = "CPULAUNCH_RANK_PRECISION_IS_PLANNED"
 CCL_TRANSPORT = "CPULAUNCH_RANK_CCL_TRANSPORT"
 CHECKPOINT_EVERY = "CPULAUNCH_CHECKPOINT_EVERY"
 GRACE_PERIOD = "CPULAUNCH_GRACE_PERIOD"
+HEARTBEAT_TIMEOUT = "CPULAUNCH_HEARTBEAT_TIMEOUT"
 TELEMETRY = "CPULAUNCH_TELEMETRY"
 TUNING = "CPULAUNCH_TUNING"
 STRICT = "CPULAUNCH_STRICT"
@@ -112,6 +113,7 @@ TABLE = (
     Variable(CCL_TRANSPORT, "config", "config ccl", _SETTING + "; or shm, shm+tcp, shm+ofi", "what carries ccl's collectives"),
     Variable(CHECKPOINT_EVERY, "config", "config runtime", _SETTING, "how often cpulaunch.Checkpoint saves"),
     Variable(GRACE_PERIOD, "config", "config runtime", _SETTING, "how long ranks get to end by themselves"),
+    Variable(HEARTBEAT_TIMEOUT, "config launchers", "config ccl agent <ssh.sh>", _SETTING, "how long a host may be silent"),
     Variable(TELEMETRY, "config", "config runtime", _SETTING, "what is written down of each step"),
     Variable(TUNING, "tune", "runtime <script>", "1", "a short run of `cpulaunch tune`"),
     Variable(STRICT, "config", "config runtime", _SETTING, "whether ranks that train separate models fail"),

@@ -128,6 +128,37 @@ def same(a: str, b: str) -> bool:
     return a.isascii() and hmac.compare_digest(a, b)
 
 
+class Outbox:
+    """Messages that one end has sent, until the other acknowledges them; ``size`` is that of all, in bytes.
+
+    After a broken connection, those that are left are sent again by the next one.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._lines: list[bytes] = []
+        self._before = 0  # messages that were acknowledged
+
+    def add(self, line: bytes) -> bytes:
+        """Keep a message until it is acknowledged, and return it."""
+        self._lines.append(line)
+        self.size += len(line)
+        return line
+
+    def acknowledged(self, count: int) -> None:
+        """Drop the first ``count`` messages of all.  Raises MessageError if they can't have been received."""
+        new = count - self._before
+        if not 0 <= new <= len(self._lines):
+            raise MessageError(f"{count} messages acknowledged, of {self._before + len(self._lines)}")
+        self.size -= sum(map(len, self._lines[:new]))
+        del self._lines[:new]
+        self._before = count
+
+    def rest(self) -> bytes:
+        """Return the messages that were not acknowledged, in order."""
+        return b"".join(self._lines)
+
+
 class Lines:
     """Splits a stream of bytes into lines of at most ``limit`` bytes each."""
 

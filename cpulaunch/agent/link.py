@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import selectors
 import socket
-import sys
 import time
 from enum import Enum
 from typing import Any
 
 from cpulaunch import messages
-from cpulaunch.messages import FROM_LAUNCHER, AgentMessage, LauncherMessage, Unknown
-from cpulaunch.wire import Lines, MessageError, decode, encode, proof, same
+from cpulaunch.agent.connection import Connection
+from cpulaunch.messages import BEATS_PER_TIMEOUT, FROM_LAUNCHER, AgentMessage, LauncherMessage, Unknown
+from cpulaunch.wire import MessageError, Outbox, decode, encode, proof, same
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds until the next attempt to connect.  The pause doubles after each failed attempt."""
 
+ATTEMPT = 1.0
+"""Seconds after which an attempt to connect again is given up, and another one made.  The kernel would wait
+longer and longer between its own attempts, and so lengthen an outage."""
+
 MORE_PATIENCE = 10
 """An agent waits longer, by this multiple of ``patience``, for a launcher that has sent its challenge."""
 
+LOOK_AFTER = 1.5
+"""Seconds after something was sent until the agent looks whether the launcher's host has acknowledged it."""
+
 
 class LinkState(Enum):
-    """The state of a connection; a lost or absent one is not restored."""
+    """The state of the link.  A lost or absent one is not restored."""
 
     CONNECTING = "connecting"
     UP = "up"
@@ -32,10 +38,15 @@ class LinkState(Enum):
 
 
 class Link:
-    """A connection to the launcher.
+    """The way to the launcher, over one connection after the other.
 
-    ``why`` says why the connection is lost or absent.  Messages are queued while it is connecting.  If the
-    launcher closes the connection before it has accepted the agent, the link connects again.
+    ``why`` says why the link is lost or absent.  Messages are queued while it is connecting.  If the launcher
+    closes the connection before it has accepted the agent, the link connects again.
+
+    Once it is up, a connection that the network breaks is replaced: the link connects again, proves again
+    that it knows the token, and both ends send again what the other hasn't acknowledged, so that no message
+    is lost or comes twice.  While the launcher's host acknowledges nothing, the link tries that beside the
+    old connection.  A connection that the launcher closes means that the launcher is gone.
 
     A launcher that has sent its challenge is most likely alive, and would take a closed connection for the
     agent's end.  So the link waits much longer for its welcome, but not for ever: another program may have
@@ -47,24 +58,26 @@ class Link:
     ) -> None:
         """Connect to ``address``: HOST:PORT, or @NAME for an abstract Unix socket.
 
-        The launcher counts as gone if it has not answered within ``patience`` seconds, or if its host stops
-        answering for about that long.
+        The launcher counts as gone if it has not answered within ``patience`` seconds, or if its host was
+        silent for longer than the launcher bears an agent's silence.
         """
         self.state = LinkState.CONNECTING
         self.why = ""
         self.cut_off = False  # the link is lost because the launcher's host doesn't answer
-        self.waiting: list[AgentMessage] = []
+        self.waiting: list[AgentMessage] = []  # until the first welcome
         self.last_sent = time.monotonic()
         self._token, self._rank, self._selector = token, rank, selector
-        self._salt = os.urandom(16).hex()
-        self._lines, self._outgoing = Lines(), bytearray()
+        self._outbox, self._received, self._acknowledged = Outbox(), 0, 0
         self._looked_at = time.monotonic()
         self._deadline = self._looked_at + patience
         self._patience = patience
-        self._greeted = False  # the launcher has sent its challenge, and we our hello
         self._pause, self._again_at = FIRST_PAUSE, 0.0
+        self._alive_at = self._looked_at  # when the launcher's host was last known to be there
+        self._quiet_since: float | None = None  # since when it was found to be quiet
+        self._check_at: float | None = None
         self._family, self._address = _parse(address)
-        self._socket: socket.socket | None = None
+        self._current: Connection | None = None  # by which messages are sent
+        self._fresh: Connection | None = None  # the attempt to make one
         self._connect()
 
     @property
@@ -74,15 +87,16 @@ class Link:
 
     @property
     def pending(self) -> int:
-        """The approximate number of bytes that wait to be sent."""
+        """The approximate number of bytes that the launcher has not acknowledged."""
         if self.closed:
             return 0
-        return len(self._outgoing) + sum(len(m.data) for m in self.waiting if isinstance(m, messages.Output))
+        waiting = sum(len(m.data) for m in self.waiting if isinstance(m, messages.Output))
+        return self._outbox.size + waiting
 
     def send(self, message: AgentMessage) -> None:
         """Send a message as soon as the connection is up.  Drop it if the link is lost or absent.
 
-        Of the beats that wait for the connection, only the last is sent.
+        Of the beats that wait for the first connection, only the last is sent.
         """
         if self.state is LinkState.CONNECTING:
             self.last_sent = time.monotonic()
@@ -90,37 +104,44 @@ class Link:
                 self.waiting = [each for each in self.waiting if not isinstance(each, messages.Beat)]
             self.waiting.append(message)
         elif self.state is LinkState.UP:
-            self._outgoing += encode(message)
+            line = self._outbox.add(encode(message))
+            if self._current:
+                if isinstance(message, messages.Beat) and self._acknowledged != self._received:
+                    line += self._receipt()
+                self._current.write(line)
             if not isinstance(message, messages.Steps):  # Steps don't replace a beat
                 self.last_sent = time.monotonic()
-            self._flush()
+            if self._check_at is None:
+                self._check_at = time.monotonic() + LOOK_AFTER
 
     @property
     def due(self) -> float:
         """The latest time to call ``check_time``, on the monotonic clock."""
-        if self.state is LinkState.CONNECTING and self._socket is None:
+        now = time.monotonic()
+        if self._fresh is None and self._current is None:
             return self._again_at
-        return time.monotonic() + (1 if self.state is LinkState.CONNECTING else 60)
+        if self.state is LinkState.CONNECTING or self._fresh:
+            return now + 1
+        return now + 60 if self._check_at is None else self._check_at
 
-    def ready(self, events: int) -> list[LauncherMessage | Unknown]:
-        """Read and write the socket, which is ready for ``events``, and return the messages received."""
+    def ready(self, connection: Connection, events: int) -> list[LauncherMessage | Unknown]:
+        """Read and write a connection that is ready for ``events``, and return the messages received."""
         received: list[LauncherMessage | Unknown] = []
-        if self._socket is not None and events & selectors.EVENT_READ:
+        if events & selectors.EVENT_WRITE:
+            connection.connected = True
+        if events & selectors.EVENT_READ:
             try:
-                data = self._socket.recv(1 << 16)
-            except BlockingIOError:
-                data = None
-            except OSError as e:
-                return self._broken(e)
-            if data == b"":
-                return self._broken(None)
-            try:
-                for line in self._lines.feed(data or b""):
-                    received += self._heard(decode(line, FROM_LAUNCHER))
+                lines = connection.read()
+                if lines is None:
+                    return self._broken(connection, None)
+                for line in lines:
+                    received += self._heard(connection, decode(line, FROM_LAUNCHER))
             except MessageError as e:
                 return self._give_up(f"not our launcher: {e}")
+            except OSError as e:
+                return self._broken(connection, e)
         if events & selectors.EVENT_WRITE:
-            self._flush()
+            connection.flush()
         return received
 
     def check_time(self) -> None:
@@ -133,112 +154,150 @@ class Link:
         asleep, self._looked_at = now - self._looked_at, now
         if asleep > 2:
             self._deadline += asleep
-        if self.closed or (self._socket is None and self.state is LinkState.UP):
-            return
-        more = MORE_PATIENCE * self._patience if self._greeted else 0
-        if self.state is LinkState.CONNECTING and now > self._deadline + more:
-            self._give_up(self.why or f"no answer within {self._patience + more:.0f} s")
-        elif self._socket is None:
-            if now >= self._again_at:
+            if self._quiet_since is not None:
+                self._quiet_since += asleep
+        if self.state is LinkState.CONNECTING:
+            more = MORE_PATIENCE * self._patience if self._fresh and self._fresh.greeted else 0
+            if now > self._deadline + more:
+                self._give_up(self.why or f"no answer within {self._patience + more:.0f} s")
+            elif self._fresh is None and now >= self._again_at:
                 self._connect()
-        elif (
-            self.state is LinkState.UP
-            and self._silence() > 2 / 3 * self._patience
-            and not self._host_answers()
+        elif self.state is LinkState.UP and (
+            self._current is None or self._fresh or (self._check_at is not None and now >= self._check_at)
         ):
-            self.cut_off = True
-            self._give_up("its host doesn't answer")
+            self._look_for_the_host(now)
 
     def close(self) -> None:
-        if self._socket is not None:
-            self._selector.unregister(self._socket)
-            self._socket.close()
-            self._socket = None
+        for connection in (self._current, self._fresh):
+            if connection:
+                connection.close()
+        self._current = self._fresh = None
+
+    def _look_for_the_host(self, now: float) -> None:
+        """Connect again beside a connection whose other end is quiet, or give the launcher's host up."""
+        self._check_at = None
+        if self._current and not self._is_quiet(self._current):
+            self._alive_at, self._quiet_since = now, None
+            if self._fresh:
+                self._fresh.close()
+                self._fresh = None
+            if self._current.unsent:
+                self._check_at = now + LOOK_AFTER
+            return
+        if self._quiet_since is None:
+            self._quiet_since, self._pause, self._again_at = now, FIRST_PAUSE, now
+        for each in (self._current, self._fresh):
+            if each and (each is self._current or each.connected):
+                self._alive_at = max(self._alive_at, now - each.quiet().seconds)
+        # The launcher bears as long a silence: see ``State.longest_silence``.
+        limit = self._patience * (1 + 1 / BEATS_PER_TIMEOUT)
+        if now > self._alive_at + limit and now > self._quiet_since + 2 * ATTEMPT:
+            self.cut_off = True
+            self._give_up("its host doesn't answer")
+            return
+        self._check_at = now + ATTEMPT / 2
+        if self._fresh and not self._fresh.connected and now > self._fresh.began + ATTEMPT:
+            self._fresh.close()
+            self._fresh = None
+        if self._fresh is None and now >= self._again_at:
+            self._connect()
+
+    def _is_quiet(self, connection: Connection) -> bool:
+        quiet = connection.quiet()
+        return quiet.unacknowledged or quiet.seconds > 2 / 3 * self._patience
 
     def _connect(self) -> None:
-        self._lines, self._outgoing, self._greeted = Lines(), bytearray(), False
-        self._socket = socket.socket(self._family, socket.SOCK_STREAM)
-        self._socket.setblocking(False)
-        if self._family != socket.AF_UNIX:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # We send nothing while we wait for the welcome, so only keepalives show that the host is gone.
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            seconds = max(1, int(self._patience / 3))
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
-        self._selector.register(self._socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
         try:
-            self._socket.connect(self._address)
-        except OSError as e:
-            if e.errno != errno.EINPROGRESS:  # a Unix socket's backlog may be full
-                self._broken(e)
+            self._fresh = Connection(self._family, self._address, self._selector, self, self._patience)
+        except OSError as e:  # a Unix socket's backlog may be full, or there is no way to the host
+            self._broken(None, e)
 
-    def _broken(self, error: OSError | None) -> list[LauncherMessage | Unknown]:
-        """Handle a connection that failed with ``error``, or that the launcher closed if it is None."""
+    def _broken(
+        self, connection: Connection | None, error: OSError | None
+    ) -> list[LauncherMessage | Unknown]:
+        """Handle a connection that failed with ``error``, or that the launcher closed if it is None.
+
+        ``connection`` is None if it could not be made.
+        """
         why = (error.strerror or str(error)) if error else "connection closed"
-        if self.state is LinkState.UP or isinstance(error, ConnectionRefusedError):  # nobody listens
-            return self._give_up(why)
-        self.close()
-        self.why, self._greeted = why, False
+        lasts = error is None or self._family == socket.AF_UNIX  # nothing breaks a Unix socket by itself
+        if connection is not None and connection is self._current and not lasts:
+            now = time.monotonic()
+            self._alive_at = max(self._alive_at, now - connection.quiet().seconds)
+            connection.close()
+            self._current = None
+            self._look_for_the_host(now)
+            return []
+        if isinstance(error, ConnectionRefusedError) or (connection and connection is self._current):
+            return self._give_up(why)  # nobody listens, or the launcher has closed the connection
+        if connection:
+            connection.close()
+        self._fresh = None
+        if self.state is LinkState.CONNECTING:
+            self.why = why
         # Spread the attempts at random: all agents connecting at once may be what keeps the launcher busy.
         self._again_at = time.monotonic() + self._pause * (0.5 + os.urandom(1)[0] / 255)
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE if self.state is LinkState.CONNECTING else ATTEMPT)
         return []
 
-    def _heard(self, message: LauncherMessage | Unknown) -> list[LauncherMessage | Unknown]:
-        if self.state is LinkState.UP or isinstance(message, Unknown):
+    def _heard(
+        self, connection: Connection, message: LauncherMessage | Unknown
+    ) -> list[LauncherMessage | Unknown]:
+        if isinstance(message, messages.LauncherReceipt):
+            self._outbox.acknowledged(message.total)
+            if connection is self._fresh and connection.welcome:
+                self._replace_by(connection)
+        elif connection is self._current:
+            self._received += 1
             return [message]
-        if isinstance(message, messages.Challenge):
-            if self._greeted:
-                raise MessageError("it challenges twice")
-            hello = messages.Hello(
-                version=messages.VERSION,
-                rank=self._rank,
-                salt=self._salt,
-                proof=proof(self._token, "agent", message.salt, self._rank),
-                at=time.monotonic(),
-                pid=os.getpid(),
-                host=socket.gethostname(),
-            )
-            self._greeted = True
-            self._outgoing += encode(hello)
-            self._flush()
+        elif isinstance(message, messages.Challenge):
+            self._challenged(connection, message)
         elif isinstance(message, messages.Welcome):
-            if not same(message.proof, proof(self._token, "launcher", self._salt, self._rank)):
+            if not same(message.proof, proof(self._token, "launcher", connection.salt, self._rank)):
                 raise MessageError("it does not know the job's token")
-            self.state, self.why = LinkState.UP, ""
-            waiting, self.waiting = self.waiting, []
-            for each in waiting:
-                self.send(each)
+            connection.welcome = True
+            if self.state is LinkState.CONNECTING:
+                self._is_up(connection)
         return []
 
-    def _silence(self) -> float:
-        """Seconds since the launcher's host last acknowledged any data (``tcp_info``, tcp(7))."""
-        if self._socket is None or self._family == socket.AF_UNIX:  # on the same host
-            return 0.0
-        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
-        return int.from_bytes(info[56:60], sys.byteorder) / 1000  # tcpi_last_ack_recv
-
-    def _host_answers(self) -> bool:
-        """Whether the launcher's host still accepts connections, as it does even for a stopped launcher."""
-        try:
-            socket.create_connection(self._address, timeout=min(5.0, self._patience / 3)).close()
-            return True
-        except OSError:
-            return False
-
-    def _flush(self) -> None:
-        if self._socket is None:
+    def _challenged(self, connection: Connection, challenge: messages.Challenge) -> None:
+        if connection.greeted:
+            raise MessageError("it challenges twice")
+        if self._current and not self._is_quiet(self._current):
+            self._look_for_the_host(time.monotonic())  # the old connection works again
             return
-        if self._outgoing:
-            try:
-                del self._outgoing[: self._socket.send(self._outgoing)]
-            except (BlockingIOError, OSError):
-                pass  # reading will report the broken connection
-        self._selector.modify(
-            self._socket, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0), self
+        hello = messages.Hello(
+            version=messages.VERSION,
+            rank=self._rank,
+            salt=connection.salt,
+            proof=proof(self._token, "agent", challenge.salt, self._rank),
+            at=time.monotonic(),
+            pid=os.getpid(),
+            host=socket.gethostname(),
         )
+        connection.greeted = True
+        connection.write(encode(hello))
+
+    def _is_up(self, connection: Connection) -> None:
+        self.state, self.why = LinkState.UP, ""
+        self._current, self._fresh = connection, None
+        waiting, self.waiting = self.waiting, []
+        for each in waiting:
+            self.send(each)
+
+    def _replace_by(self, connection: Connection) -> None:
+        """Go on by a new connection.  The launcher has said how many of our messages it has."""
+        if self._current:
+            self._current.close()
+        self._current, self._fresh = connection, None
+        self._quiet_since, self._alive_at = None, time.monotonic()
+        self._pause = FIRST_PAUSE
+        self._check_at = self._alive_at + LOOK_AFTER
+        connection.write(self._receipt() + self._outbox.rest())
+
+    def _receipt(self) -> bytes:
+        self._acknowledged = self._received
+        return encode(messages.Receipt(self._received))
 
     def _give_up(self, why: str) -> list[LauncherMessage | Unknown]:
         self.state = LinkState.LOST if self.state is LinkState.UP else LinkState.ABSENT

@@ -47,9 +47,6 @@ has_failed = False
 Python itself reports exceptions only, not ``sys.exit(1)``.
 """
 
-SILENCE = 15.0
-"""Seconds after which a silent host counts as gone: a busy host may delay a thread by seconds."""
-
 
 def create(options: Any, backend_options: Any) -> Any:
     """Return the process group ``ccl`` for ``options``, torch's DistributedBackendOptions.
@@ -95,7 +92,7 @@ def create(options: Any, backend_options: Any) -> Any:
         local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
         heartbeat=_heartbeat(rank, peers, meeting.numbers),
         store_interval=store_interval(size),
-        silence=SILENCE,
+        silence=rank_setting(Table.watch.heartbeat_timeout, os.environ),
         carrier=carrier.handle.taken(),
         make_gloo=(
             (lambda: _gloo_fallback(store, rank, size, timeout)) if carrier.has_messages else (lambda: gloo)

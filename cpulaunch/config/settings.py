@@ -410,8 +410,9 @@ class WatchSection(Section):
     heartbeat_timeout: Setting[float] = Setting(
         Seconds(1),
         30,
-        "seconds without a heartbeat after which a host counts as lost",
+        "seconds of silence that every host survives; one that is silent for a third longer counts as lost",
         ("--heartbeat-timeout",),
+        rank_variable=variables.HEARTBEAT_TIMEOUT,
     )
     grace_period: Setting[float] = Setting(
         Seconds(0),

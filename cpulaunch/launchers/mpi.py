@@ -191,6 +191,8 @@ class Mpiexec(Launcher):
         if plan.here_alone:
             return {}
         env = {self.ssh: installation.ssh}
+        if patience := plan.env.get(variables.HEARTBEAT_TIMEOUT):
+            env[variables.HEARTBEAT_TIMEOUT] = patience  # for our ssh
         ours = plan.egress_interface
         if ours and (self.interface_takes_ipv6 or ":" not in ours.address):
             name, value = self.interface

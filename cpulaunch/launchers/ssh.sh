@@ -4,7 +4,10 @@
 # The command is run by sh, whatever the user's shell there is: Open MPI writes it for the shell that the user
 # has here, and fish understands neither.  What it writes for csh (setenv) stays as it is.
 [ "$1" = -q ] && shift
-options='-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=5 -o ServerAliveCountMax=2'
+# Its patience is the job's: the first question comes after a third of it, and it ends after four.
+patience=${CPULAUNCH_HEARTBEAT_TIMEOUT:-30}
+alive=$(((${patience%%.*} + 2) / 3))
+options="-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=$alive -o ServerAliveCountMax=3"
 flags=
 while [ $# -gt 0 ]; do
   case $1 in

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from signal import SIGTERM
 
 import psutil
 import pytest
@@ -13,7 +14,20 @@ from support.agents import TOKEN, PlayedLauncher, placement
 from support.command import TIMEOUT, Run, clean_environment
 from support.marks import repeat
 
-from cpulaunch.messages import Beat, Challenge, End, Exit, Hello, Release, Welcome
+from cpulaunch.messages import (
+    AskTime,
+    Beat,
+    Challenge,
+    End,
+    Exit,
+    Hello,
+    LauncherReceipt,
+    Receipt,
+    Release,
+    Started,
+    Time,
+    Welcome,
+)
 from cpulaunch.wire import proof
 
 
@@ -100,6 +114,37 @@ os.rename("part", "pid")
         assert launcher.next(Exit).code == 0
         launcher.say(Release())
         assert launcher.end() == (0, "", "")
+
+
+def test_a_connection_that_is_reset_is_made_again_and_nothing_is_lost(tmp_path: Path) -> None:
+    program = "import sys\nprint('first', flush=True)\nsys.stdin.read()\nprint('second', flush=True)"
+    placed = placement(tmp_path)
+    with PlayedLauncher(placed, program, keeps_listening=True) as launcher:
+        launcher.welcome()
+        launcher.say(AskTime())
+        launcher.next(Time)
+        launcher.wait_for_output("first")
+        launcher.reset()
+        launcher.accept()
+        launcher.welcome()
+        launcher.say(LauncherReceipt(0))  # it has received nothing, so all is sent again
+        assert launcher.next(Receipt).total == 1
+        launcher.next(Started)
+        launcher.wait_for_output("second")
+        assert launcher.next(Exit).code == 0
+        launcher.say(Release())
+        assert launcher.end() == (0, "", "")
+
+
+def test_a_connection_that_is_reset_where_nobody_listens_any_more_is_the_launchers_end(
+    tmp_path: Path,
+) -> None:
+    with PlayedLauncher(placement(tmp_path), "import time; print('hello'); time.sleep(60)") as launcher:
+        launcher.welcome()
+        launcher.next(Started)
+        launcher.reset()
+        code, _, _ = launcher.end()
+    assert code == 128 + SIGTERM
 
 
 def test_who_has_taken_the_launchers_port_does_not_hold_an_agent_for_ever(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_rank_that_ends_after_the_one_with_the_store_is_silent(
 STOPPED = """
 import os, signal, threading, time, torch, torch.distributed as dist
 from cpulaunch.ccl import create, meeting
-create.SILENCE = 5.0
+os.environ["CPULAUNCH_HEARTBEAT_TIMEOUT"] = "5"
 continued = []
 signal.signal(signal.SIGCONT, lambda *_: continued.append(True))
 if {apart}:

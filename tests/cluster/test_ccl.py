@@ -62,8 +62,7 @@ print("got", x[0].item(), part.mean().item(), flush=True)
 WAIT = """\
 import os, sys, time, torch, torch.distributed as dist
 from datetime import timedelta
-from cpulaunch.ccl import create
-create.SILENCE = float(os.environ.get("SILENCE", create.SILENCE))
+os.environ.setdefault("CPULAUNCH_HEARTBEAT_TIMEOUT", "15")
 dist.init_process_group("ccl", timeout=timedelta(seconds=120))
 x = torch.ones(1000)
 dist.all_reduce(x)
@@ -95,8 +94,7 @@ dist.send(x, 0)
 # The rank that LATE names calls it when it is told to.  Who needs nobody any more ends before that.
 DONE = """\
 import os, sys, torch, torch.distributed as dist
-from cpulaunch.ccl import create
-create.SILENCE = 4.0
+os.environ["CPULAUNCH_HEARTBEAT_TIMEOUT"] = "5"
 dist.init_process_group("ccl")
 rank, late, size = dist.get_rank(), int(os.environ["LATE"]), int(os.environ["SIZE"])
 x, many = torch.full((size,), float(rank)), [torch.full((size,), 5.0)] * 4
@@ -151,9 +149,8 @@ dist.all_reduce(x)
 print("went on", flush=True)
 """
 STOPPED = """\
-import sys, torch, torch.distributed as dist
-from cpulaunch.ccl import create
-create.SILENCE = 4.0
+import os, sys, torch, torch.distributed as dist
+os.environ["CPULAUNCH_HEARTBEAT_TIMEOUT"] = "5"
 dist.init_process_group("ccl")
 x = torch.ones(1000)
 dist.all_reduce(x)
@@ -425,7 +422,9 @@ def test_a_job_of_which_one_rank_was_stopped_goes_on(stopped: int, cluster: Clus
 def test_the_host_of_a_stopped_rank_is_gone_once_it_falls_off_the_network(
     stopped: int, variables: dict[str, str], cluster: Cluster
 ) -> None:
-    with ranks(cluster, ["node0", "node1", "node2"], idle=stopped, **SOON_SILENT, **variables) as processes:
+    with ranks(
+        cluster, ["node0", "node1", "node2"], idle=stopped, CPULAUNCH_HEARTBEAT_TIMEOUT="5", **variables
+    ) as processes:
         cluster.signal(processes[stopped], signal.SIGSTOP)
         time.sleep(LONG)
         others = [process for rank, process in enumerate(processes) if rank != stopped]

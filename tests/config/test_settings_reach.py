@@ -179,6 +179,7 @@ TOLD = {
     "training.strict": True,
     "watch.checkpoint_every": Interval(90, "s"),
     "watch.grace_period": 3,
+    "watch.heartbeat_timeout": 7,
     "watch.telemetry": "none",
 }
 """Settings that the ranks are told, at other values than their defaults."""
@@ -245,8 +246,10 @@ binding = rank_setting(Table.ccl.binding, os.environ)
 transport = rank_setting(Table.ccl.transport, os.environ)
 every = str(rank_setting(Table.watch.checkpoint_every, os.environ))
 grace = rank_setting(Table.watch.grace_period, os.environ)
+heartbeat = rank_setting(Table.watch.heartbeat_timeout, os.environ)
 telemetry = rank_setting(Table.watch.telemetry, os.environ)
 watch = {"checkpoint_every": every, "grace_period": grace, "telemetry": telemetry}
+watch["heartbeat_timeout"] = heartbeat
 told = {"binding": binding, "transport": transport, **watch, "port": os.environ["MASTER_PORT"]}
 print(json.dumps({**asdict(training_settings()), **told}))
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -101,23 +102,38 @@ class PlayedLauncher:
         program: str,
         hang_ups: int = 0,
         env: Mapping[str, str] | None = None,
+        keeps_listening: bool = False,
         **options: Any,
     ) -> None:
-        """``hang_ups``: how often it hangs up on the agent before; ``options`` are those of Popen."""
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            server.settimeout(TIMEOUT)
-            address = f"127.0.0.1:{server.getsockname()[1]}"
-            control = {variables.CONTROL: address, variables.TOKEN: TOKEN}
-            self.agent = agent(placed, program, {**control, **(env or {})}, **options)
-            try:
-                for _ in range(hang_ups):
-                    server.accept()[0].close()
-                self._connection, _ = server.accept()
-            except BaseException:
-                self._reap()
-                raise
+        """``hang_ups``: how often it hangs up on the agent before; ``options`` are those of Popen.
+
+        Unless it ``keeps_listening``, it accepts no further connection.
+        """
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server.settimeout(TIMEOUT)
+        address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        control = {variables.CONTROL: address, variables.TOKEN: TOKEN}
+        self.agent = agent(placed, program, {**control, **(env or {})}, **options)
+        try:
+            for _ in range(hang_ups):
+                self._server.accept()[0].close()
+            self.accept()
+        except BaseException:
+            self._reap()
+            raise
+        if not keeps_listening:
+            self._server.close()
+
+    def accept(self) -> None:
+        """Accept the agent's next connection."""
+        self._connection, _ = self._server.accept()
         self._connection.settimeout(TIMEOUT)
         self._file = self._connection.makefile("rb")
+
+    def reset(self) -> None:
+        """Break the connection as a firewall does."""
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.hang_up()
 
     def __enter__(self) -> PlayedLauncher:
         return self
@@ -127,6 +143,7 @@ class PlayedLauncher:
         self._reap()
 
     def _reap(self) -> None:
+        self._server.close()
         self.agent.kill()
         self.agent.communicate(timeout=TIMEOUT)
 

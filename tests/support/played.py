@@ -28,6 +28,7 @@ from cpulaunch.supervise.job.state import Watching
 from cpulaunch.supervise.stalls.progress import StallSettings
 
 TIMEOUT, GRACE = 6.0, 1.0
+SILENCE = 8.0  # that a host may keep: TIMEOUT, and the time between two beats
 START = 1000.0
 """What the launcher's clock shows when the job starts."""
 

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cpulaunch import variables
 from cpulaunch.agent.launch.child import die_with, fork_and_exec
 from cpulaunch.agent.spawner.messages import MARK, TO_PARENT, Host, Start, decode, encode
 from cpulaunch.messages import UNREACHED
@@ -48,7 +49,11 @@ class Connection:
                 os.dup2(fd, number)
 
         # ssh may leave a master connection running, which must not look like a process of the job.
-        env = {name: value for name, value in environ.items() if not name.startswith("CPULAUNCH_")}
+        env = {
+            name: value
+            for name, value in environ.items()
+            if not name.startswith("CPULAUNCH_") or name == variables.HEARTBEAT_TIMEOUT
+        }
         try:
             self.pid = fork_and_exec([*start.ssh, hosts[0].name, start.remote], env, prepare)
         except OSError:

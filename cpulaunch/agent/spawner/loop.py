@@ -95,12 +95,15 @@ class Spawner:
 
     def connect(self) -> None:
         """Connect to queued hosts, while fewer than FAN_OUT connections are being made."""
+        patience = {
+            name: value for name, value in self.environ.items() if name == variables.HEARTBEAT_TIMEOUT
+        }
         while self.queue:
             if sum(not connection.started for connection in self.connections.values()) >= FAN_OUT:
                 return
             hosts = self.queue.pop(0)
             try:
-                connection = Connection(hosts, self.start, os.environ, self.selector)
+                connection = Connection(hosts, self.start, {**os.environ, **patience}, self.selector)
             except OSError as e:
                 self.none_started(hosts, f"ssh can't be started: {e.strerror or e}")
             else:

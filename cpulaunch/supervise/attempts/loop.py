@@ -234,6 +234,9 @@ class AttemptLoop:
         self._happens(events.AgentSaid(rank, message))
         self.profiling.said(rank, message)
 
+    def agent_is_back(self, rank: int) -> None:
+        self._happens(events.AgentIsBack(rank))
+
     def agent_disconnected(self, rank: int, error: str) -> None:
         self._look_soon()
         self._happens(events.AgentDisconnected(rank, error))

@@ -19,7 +19,7 @@ from cpulaunch import messages
 from cpulaunch.messages import FROM_AGENT, AgentMessage, Hello, LauncherMessage, Unknown
 from cpulaunch.supervise.attempts.start import MAX_STRANGERS
 from cpulaunch.supervise.control.observers import Observers
-from cpulaunch.wire import MAX_LINE, Lines, MessageError, decode, encode, proof, same
+from cpulaunch.wire import MAX_LINE, Lines, MessageError, Outbox, decode, encode, proof, same
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds within which a stranger has to prove itself."""
@@ -32,6 +32,12 @@ MAX_READ = 1 << 18
 
 MAX_NAMED = 4
 """Maximum number of refused addresses that are named to the user."""
+
+BACK_WITHIN = 5.0
+"""Seconds in which an agent whose connection the network has broken has to connect again."""
+
+RECEIPT_AFTER = 1 << 16
+"""Bytes of an agent's messages after which it gets a receipt; it also gets one for each beat."""
 
 ACCEPTED_AT_ONCE = 64
 """Maximum number of connections accepted before the existing ones are served again."""
@@ -50,8 +56,11 @@ class Audience(Protocol):
 
     def agent_said(self, rank: int, message: AgentMessage | Unknown) -> None: ...
 
+    def agent_is_back(self, rank: int) -> None:
+        """Handle an agent's new connection, after the network has broken the former one."""
+
     def agent_disconnected(self, rank: int, error: str) -> None:
-        """Handle the end of a connection.
+        """Handle the end of an agent.
 
         ``error``: what was wrong with the agent's data; empty if it has only disconnected.
         """
@@ -69,6 +78,9 @@ class Control:
 
     A stranger that does not prove to know ``token`` is disconnected.  An agent with another version of the
     protocol is reported to the audience as connected, and then disconnected.
+
+    An agent may connect again: over TCP, one whose connection breaks, without having been closed by the
+    agent's host, has ``BACK_WITHIN`` seconds for that.
     """
 
     def __init__(
@@ -83,7 +95,7 @@ class Control:
         self.refused = Refused()
         self._token, self._size, self._audience, self._observers = token, size, audience, observers
         self._limit = size + strangers
-        self._agents: dict[int, _Connection] = {}
+        self._agents: dict[int, _Agent] = {}
         self._strangers = _Strangers()
         self._paused: list[_Connection] = []
         self._resuming: asyncio.Task[None] | None = None
@@ -98,8 +110,8 @@ class Control:
 
     def send(self, rank: int, message: LauncherMessage) -> None:
         """Send to one rank, if it is connected."""
-        if connection := self._agents.get(rank):
-            connection.write(encode(message))
+        if agent := self._agents.get(rank):
+            agent.send(message)
 
     def close(self) -> None:
         """Stop listening, and end all connections."""
@@ -110,8 +122,8 @@ class Control:
             self._resuming.cancel()
         if self._observers:
             self._observers.close()
-        for connection in (*self._agents.values(), *self._strangers):
-            connection.close()
+        for each in (*self._agents.values(), *self._strangers):
+            each.close()
 
     # ---- strangers
 
@@ -170,15 +182,20 @@ class Control:
         if (
             not isinstance(hello, Hello)
             or not 0 <= hello.rank < self._size
-            or hello.rank in self._agents
             or not same(hello.proof, proof(self._token, "agent", stranger.salt, hello.rank))
+            or ((known := self._agents.get(hello.rank)) and not known.is_of(hello))
         ):
             self.refused.add(stranger.address)
             stranger.close()
             return
         stranger.write(encode(messages.Welcome(proof(self._token, "launcher", hello.salt, hello.rank))))
         stranger.is_agent(hello.rank)
-        self._agents[hello.rank] = stranger
+        if known:
+            known.is_back(stranger)
+            self._audience.agent_is_back(hello.rank)
+            return
+        self._agents[hello.rank] = agent = _Agent(hello, stranger)
+        agent.write_receipt()
         self._audience.agent_connected(hello.rank, hello, here=stranger.here)
         if hello.version != messages.VERSION:
             self.ended(stranger)
@@ -187,7 +204,23 @@ class Control:
 
     def said(self, rank: int, line: bytes) -> None:
         """Handle a line from an agent.  Raises MessageError."""
-        self._audience.agent_said(rank, decode(line, FROM_AGENT))
+        agent, message = self._agents[rank], decode(line, FROM_AGENT)
+        if isinstance(message, messages.Receipt):
+            agent.acknowledges(message.total)
+            return
+        agent.received(len(line))
+        self._audience.agent_said(rank, message)
+        if isinstance(message, messages.Beat) or agent.unconfirmed > RECEIPT_AFTER:
+            agent.write_receipt()
+
+    def broken(self, connection: _Connection) -> None:
+        """Close a connection that the network has broken.  Its agent may connect again."""
+        agent = self._agents.get(connection.rank) if connection.rank is not None else None
+        if agent is None or agent.connection is not connection or connection.local:
+            self.ended(connection)
+            return
+        connection.close()
+        agent.is_away(self._loop.call_later(BACK_WITHIN, self._is_gone, agent))
 
     def ended(self, connection: _Connection, error: str = "") -> None:
         """Close a connection.  ``error`` says what was wrong with its data."""
@@ -196,9 +229,12 @@ class Control:
             self._strangers.remove(connection)
             if error:
                 self.refused.add(connection.address)
-        elif self._agents.get(connection.rank) is connection:
-            del self._agents[connection.rank]
-            self._audience.agent_disconnected(connection.rank, error)
+        elif (agent := self._agents.get(connection.rank)) and agent.connection is connection:
+            self._is_gone(agent, error)
+
+    def _is_gone(self, agent: _Agent, error: str = "") -> None:
+        del self._agents[agent.rank]
+        self._audience.agent_disconnected(agent.rank, error)
 
     def heard(self, connection: _Connection) -> None:
         """Pause reading from an agent, whose data has been handled, while the audience is full."""
@@ -214,6 +250,64 @@ class Control:
         paused, self._paused = self._paused, []
         for connection in paused:
             connection.resume()
+
+
+class _Agent:
+    """An agent, over one connection after the other.
+
+    ``connection`` is None while it is away.  ``unconfirmed`` is the size of its messages, in bytes, since the
+    last receipt.
+    """
+
+    def __init__(self, hello: Hello, connection: _Connection) -> None:
+        self.rank = hello.rank
+        self.connection: _Connection | None = connection
+        self.unconfirmed = 0
+        self._process = hello.host, hello.pid
+        self._outbox, self._received = Outbox(), 0
+        self._catches_up = False  # it has connected again, and not said yet what it has received
+        self._gone: asyncio.TimerHandle | None = None
+
+    def is_of(self, hello: Hello) -> bool:
+        """Whether ``hello`` comes from the same process."""
+        return self._process == (hello.host, hello.pid)
+
+    def send(self, message: LauncherMessage) -> None:
+        line = self._outbox.add(encode(message))
+        if self.connection and not self._catches_up:
+            self.connection.write(line)
+
+    def received(self, size: int) -> None:
+        """Count a message of ``size`` bytes."""
+        self._received += 1
+        self.unconfirmed += size
+
+    def write_receipt(self) -> None:
+        self.unconfirmed = 0
+        if self.connection:
+            self.connection.write(encode(messages.LauncherReceipt(self._received)))
+
+    def acknowledges(self, count: int) -> None:
+        """Handle its receipt.  Raises MessageError."""
+        self._outbox.acknowledged(count)
+        if self._catches_up and self.connection:
+            self._catches_up = False
+            self.connection.write(self._outbox.rest())
+
+    def is_away(self, gone: asyncio.TimerHandle) -> None:
+        """Wait for its next connection, until ``gone``."""
+        self.connection, self._gone = None, gone
+
+    def is_back(self, connection: _Connection) -> None:
+        self.close()
+        self.connection, self._catches_up = connection, True
+        self.write_receipt()
+
+    def close(self) -> None:
+        if self.connection:
+            self.connection.close()
+        if self._gone:
+            self._gone.cancel()
 
 
 class Refused:
@@ -280,6 +374,7 @@ class _Connection:
     """A connection of an agent, or of a stranger, which may send one line of at most ``MAX_HELLO`` bytes.
 
     ``origin`` is the peer's network, ``address`` its address as text, and ``here`` whether it is this host.
+    ``local``: the connection is a Unix socket, which nothing but its ends closes.
     """
 
     def __init__(self, connected: socket.socket, loop: asyncio.AbstractEventLoop, control: Control) -> None:
@@ -288,12 +383,13 @@ class _Connection:
         self.salt = os.urandom(16).hex()
         self.closed = False
         self.origin, self.here, self.address = _origin(connected)
+        self.local = connected.family == socket.AF_UNIX
         self._socket, self._loop, self._control = connected, loop, control
         self._lines = Lines(MAX_HELLO)
         self._outgoing = b""
         self._blocked = False
         connected.setblocking(False)
-        if connected.family != socket.AF_UNIX:
+        if not self.local:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.send(encode(messages.Challenge(self.salt)))
         self._fd = connected.fileno()
@@ -343,7 +439,8 @@ class _Connection:
         except BlockingIOError:
             return
         except OSError:
-            data = b""
+            self._control.broken(self)
+            return
         try:
             for line in self._lines.feed(data):
                 if self.rank is None:

@@ -186,6 +186,11 @@ def _ask_for_sides(state: State, first: Rank) -> None:
         state.actions += state.sides.asked
 
 
+def is_back(state: State, rank: Rank) -> None:
+    state.heartbeats.heard(rank, state.now)
+    state.log(rank.rank, "connected_again", {})
+
+
 def disconnected(state: State, rank: Rank, error: str) -> None:
     if rank.state.final:
         return
@@ -209,7 +214,7 @@ def disconnected(state: State, rank: Rank, error: str) -> None:
 
 def look_for_silence(state: State) -> None:
     """Mark silent hosts as lost."""
-    lost = {rank.host for rank in state.silent(state.watching.heartbeat_timeout)}
+    lost = {rank.host for rank in state.silent(state.longest_silence)}
     for rank in state.silent(state.two_beats) if lost else ():
         if rank.host in lost:  # the other ranks of a lost host may reach the timeout a moment later
             ending.lose(state, rank)

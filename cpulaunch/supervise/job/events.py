@@ -27,6 +27,12 @@ class AgentSaid(NamedTuple):
     message: AgentMessage | Unknown
 
 
+class AgentIsBack(NamedTuple):
+    """A rank's agent has connected again, after the network had broken its connection."""
+
+    rank: int
+
+
 class AgentDisconnected(NamedTuple):
     """A connection is closed.  ``error``: why the launcher closed it; empty if the other end did."""
 
@@ -81,6 +87,7 @@ class Tick(NamedTuple):
 Event = (
     AgentConnected
     | AgentSaid
+    | AgentIsBack
     | AgentDisconnected
     | ProcessSaid
     | ProcessEnded

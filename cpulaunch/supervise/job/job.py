@@ -15,6 +15,7 @@ from cpulaunch.supervise.job.events import (
     Action,
     AgentConnected,
     AgentDisconnected,
+    AgentIsBack,
     AgentSaid,
     DumpWanted,
     Event,
@@ -65,6 +66,8 @@ class JobState:
                 agents.said(state, state.ranks[event.rank], event.message)
             case AgentConnected():
                 agents.connected(state, state.ranks[event.rank], event.hello, event.here)
+            case AgentIsBack():
+                agents.is_back(state, state.ranks[event.rank])
             case AgentDisconnected():
                 agents.disconnected(state, state.ranks[event.rank], event.error)
             case ProcessSaid():

@@ -116,6 +116,15 @@ class State:
         """Seconds of silence after which a rank has missed a beat: 1.5 times the time between two beats."""
         return 1.5 * self.watching.heartbeat_timeout / BEATS_PER_TIMEOUT
 
+    @property
+    def longest_silence(self) -> float:
+        """Seconds without a message after which a rank is lost.
+
+        Its last beat may have come almost a period before the network was cut: no outage that is shorter than
+        ``heartbeat_timeout`` may cost the job a host.
+        """
+        return self.watching.heartbeat_timeout * (1 + 1 / BEATS_PER_TIMEOUT)
+
     def silent(self, seconds: float) -> list[Rank]:
         """Return the running ranks that haven't been heard for ``seconds``."""
         if self.watching.here_alone:

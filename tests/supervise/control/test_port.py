@@ -9,6 +9,7 @@ import random
 import re
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -24,8 +25,21 @@ from support.jobs import job, outcome, run_changed
 from support.programs import UNTIL_TOLD
 
 from cpulaunch import messages
-from cpulaunch.messages import FROM_LAUNCHER, VERSION, Challenge, Exit, Hello, Welcome
+from cpulaunch.messages import (
+    FROM_LAUNCHER,
+    VERSION,
+    AskProgress,
+    AskTime,
+    Challenge,
+    Exit,
+    Hello,
+    LauncherReceipt,
+    Note,
+    Receipt,
+    Welcome,
+)
 from cpulaunch.supervise.attempts.start import MAX_STRANGERS, MAX_STRANGERS_HERE, OWN_FILES
+from cpulaunch.supervise.control import port
 from cpulaunch.supervise.control.port import MAX_HELLO, Control
 from cpulaunch.wire import MAX_LINE, decode, encode, proof
 
@@ -127,6 +141,9 @@ class Audience:
 
     def agent_said(self, rank: int, message: object) -> None:
         self.heard.append(("said", rank, message))
+
+    def agent_is_back(self, rank: int) -> None:
+        self.heard.append(("back", rank, "is back"))
 
     def agent_disconnected(self, rank: int, error: str) -> None:
         self.heard.append(("disconnected", rank, error))
@@ -348,6 +365,81 @@ def test_a_line_that_is_too_long_ends_the_connection() -> None:
     assert error == f"a line of more than {MAX_LINE} bytes"
 
 
+async def _meet(listener: socket.socket, **different: Any) -> tuple[StreamReader, StreamWriter]:
+    """Connect as the agent of rank 1, up to the launcher's welcome."""
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    challenge = decode(await reader.readline(), FROM_LAUNCHER)
+    assert isinstance(challenge, Challenge)
+    writer.write(encode(hello(rank=1, proof=proof("token", "agent", challenge.salt, 1), **different)))
+    assert isinstance(decode(await reader.readline(), FROM_LAUNCHER), Welcome)
+    return reader, writer
+
+
+def _reset(writer: StreamWriter) -> None:
+    """Break a connection as a firewall does: the launcher gets a RST."""
+    its = writer.get_extra_info("socket")
+    its.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+def test_an_agent_whose_connection_was_reset_goes_on_where_it_was() -> None:
+    """What the launcher has not acknowledged is sent again, and what it had for the agent comes once."""
+
+    async def talk() -> tuple[Audience, list[object]]:
+        audience = Audience()
+        control = Control("token", 2, audience)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            control.listen(listener)
+            reader, writer = await _meet(listener)
+            assert decode(await reader.readline(), FROM_LAUNCHER) == LauncherReceipt(0)
+            writer.write(encode(Note("first")) + encode(Note("second"))[:9])  # cut in the middle of one
+            control.send(1, AskTime())
+            assert decode(await reader.readline(), FROM_LAUNCHER) == AskTime()
+            while len(audience.heard) < 2:
+                await asyncio.sleep(0.01)
+            _reset(writer)
+            await asyncio.sleep(0.1)
+            control.send(1, AskProgress())  # while it is away
+            reader, writer = await _meet(listener)
+            got = [decode(await reader.readline(), FROM_LAUNCHER)]
+            writer.write(encode(Receipt(1)) + encode(Note("second")))
+            got.append(decode(await reader.readline(), FROM_LAUNCHER))
+            while len(audience.heard) < 4:
+                await asyncio.sleep(0.01)
+            control.close()
+            writer.close()
+        return audience, got
+
+    audience, got = asyncio.run(asyncio.wait_for(talk(), TIMEOUT))
+    assert got == [LauncherReceipt(1), AskProgress()]
+    assert [each[-1] for each in audience.heard] == [VERSION, Note("first"), "is back", Note("second")]
+
+
+def test_an_agent_that_does_not_come_back_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port, "BACK_WITHIN", 0.2)
+
+    async def talk() -> Audience:
+        audience = Audience()
+        control = Control("token", 2, audience)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            control.listen(listener)
+            _, writer = await _meet(listener)
+            _reset(writer)
+            while len(audience.heard) < 2:
+                await asyncio.sleep(0.01)
+            control.close()
+        return audience
+
+    audience = asyncio.run(asyncio.wait_for(talk(), TIMEOUT))
+    assert audience.heard[-1] == ("disconnected", 1, "")
+
+
+@pytest.mark.parametrize("count", [-1, 1])
+def test_a_receipt_for_what_was_never_sent_is_refused(count: int) -> None:
+    audience = asyncio.run(asyncio.wait_for(talk([encode(Receipt(count))]), TIMEOUT))
+    assert audience.heard[-1] == ("disconnected", 1, f"{count} messages acknowledged, of 0")
+
+
 def test_a_rank_that_is_connected_already_is_nobody_else() -> None:
     async def second() -> bytes:
         audience = Audience()
@@ -355,12 +447,13 @@ def test_a_rank_that_is_connected_already_is_nobody_else() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             control.listen(listener)
             answers, open_ones = [], []
-            for _ in range(2):
+            for pid in (1, 2):
                 reader, writer = await asyncio.open_connection(*listener.getsockname())
                 open_ones.append(writer)
                 challenge = decode(await reader.readline(), FROM_LAUNCHER)
                 assert isinstance(challenge, Challenge)
-                writer.write(encode(hello(rank=1, proof=proof("token", "agent", challenge.salt, 1))))
+                proven = proof("token", "agent", challenge.salt, 1)
+                writer.write(encode(hello(rank=1, proof=proven, pid=pid)))
                 answers.append(await reader.readline())
             control.close()
             for writer in open_ones:

@@ -8,7 +8,7 @@ from signal import SIGABRT, SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 from typing import Any
 
 import pytest
-from support.played import GLOO, SSH, TIMEOUT, Played, running
+from support.played import GLOO, SILENCE, SSH, Played, running
 
 from cpulaunch import messages
 from cpulaunch.supervise.job.events import Write
@@ -125,7 +125,7 @@ def host_falls_silent() -> Played:
     """Its link is cut, or its packets are dropped: no end of the connection is seen."""
     job = running()
     job.falls_silent(2)
-    job.until(2.0 + TIMEOUT + 1.1)
+    job.until(2.0 + SILENCE + 1.1)
     job.obeys(0, 1, 3)
     job.to_the_end()
     return job
@@ -196,7 +196,7 @@ ROWS = [
     ("aborts", dies_of(SIGABRT), "signal", 134, ""),
     ("loses its agent", agent_is_killed, "signal", 137, "its agent ended without a word"),
     ("all fail at once", all_fail_at_once, "error", 1, "ValueError: 2"),
-    ("link cut, packets dropped", host_falls_silent, "node_lost", 4, "no sign of life from host node2 for 7 s"),
+    ("link cut, packets dropped", host_falls_silent, "node_lost", 4, "no sign of life from host node2 for 9 s"),
     ("link cut for a while", group_loses_host_first, "node_lost", 4, "no sign of life from host node2 for"),
     ("packets dropped at start", host_cannot_be_reached(SSH), "start_failed", 3, "on node2: Connection timed out"),
     ("Python missing", host_cannot_be_reached(NO_PYTHON), "start_failed", 3, "on node2: /v/python (No such file)"),

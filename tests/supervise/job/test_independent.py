@@ -116,7 +116,7 @@ def test_what_looks_as_if_ranks_disagree_asks_nobody() -> None:
 def test_a_host_that_falls_silent_ends_the_job_as_it_does_ranks() -> None:
     job = running("node0", "node1", independent=True)
     job.falls_silent(1)
-    job.until(9.0)
+    job.until(12.0)
     assert [end.signal for _, end in job.sent(0, messages.End)] == [SIGTERM]
 
 

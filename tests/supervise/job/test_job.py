@@ -6,7 +6,7 @@ import sys
 from signal import SIGINT, SIGKILL, SIGTERM
 
 import pytest
-from support.played import GRACE, TIMEOUT, Played, running
+from support.played import GRACE, SILENCE, Played, running
 
 from cpulaunch import messages
 from cpulaunch.supervise.job.events import (
@@ -304,7 +304,7 @@ class TestMessages:
     def test_that_come_late_do_not_revive_a_rank(self) -> None:
         job = running()
         job.falls_silent(2)
-        job.until(2.0 + TIMEOUT + 1.1)
+        job.until(2.0 + SILENCE + 1.1)
         job.says(2, messages.Started(1, "0", "", 1, []))
         assert job.statuses()[2] == "lost"
 

@@ -6,7 +6,7 @@ import itertools
 from signal import SIGTERM
 
 import pytest
-from support.played import START, TIMEOUT, Played, running
+from support.played import SILENCE, START, Played, running
 
 from cpulaunch import messages
 from cpulaunch.supervise.job.events import (
@@ -20,9 +20,9 @@ class TestAHostThatFallsSilent:
     def test_is_lost_after_the_timeout_and_not_before(self) -> None:
         job = running()
         job.falls_silent(2)
-        job.until(2.0 + TIMEOUT - 0.1)
+        job.until(2.0 + SILENCE - 0.1)
         assert not job.state.ending
-        job.until(2.0 + TIMEOUT + 1.1)
+        job.until(2.0 + SILENCE + 1.1)
         assert job.state.ranks[2].state is RankState.LOST
         assert job.state.ending
 
@@ -31,13 +31,13 @@ class TestAHostThatFallsSilent:
         job.falls_silent(1)
         job.until(4.9)
         job.falls_silent(2)  # more than a beat ago when the other's time is up
-        job.until(2.0 + TIMEOUT + 1.1)
+        job.until(2.0 + SILENCE + 1.1)
         assert [rank.state for rank in job.state.ranks][1:] == [RankState.LOST, RankState.LOST]
 
     def test_keeps_the_ranks_beside_that_are_still_heard(self) -> None:
         job = running("node0", "node1", "node1")
         job.falls_silent(1)
-        job.until(2.0 + TIMEOUT + 1.1)
+        job.until(2.0 + SILENCE + 1.1)
         assert [rank.state for rank in job.state.ranks][1:] == [RankState.LOST, RankState.RUNNING]
 
     def test_takes_no_rank_of_another_host_along_that_is_due_soon(self) -> None:
@@ -45,7 +45,7 @@ class TestAHostThatFallsSilent:
         job.falls_silent(1)
         job.until(4.9)
         job.falls_silent(2)
-        job.until(2.0 + TIMEOUT + 1.1)
+        job.until(2.0 + SILENCE + 1.1)
         assert [rank.state for rank in job.state.ranks][1:] == [RankState.LOST, RankState.RUNNING]
 
     def test_is_found_lost_when_the_grace_is_over_too(self) -> None:
@@ -55,7 +55,7 @@ class TestAHostThatFallsSilent:
         job.user_sends(SIGTERM)
         job.obeys(0, 1, 3)
         job.to_the_end()
-        assert job.now < 2.0 + TIMEOUT + 1.1
+        assert job.now < 2.0 + SILENCE + 1.1
         assert job.statuses()[2] == "lost"
 
     def test_is_the_cause_of_what_happens_later_though_that_is_seen_first(self) -> None:
@@ -78,7 +78,7 @@ class TestAHostThatFallsSilent:
         job.happens(Tick())
         assert not job.state.ending
         job.falls_silent(2)
-        job.until(100.0 + TIMEOUT + 1.1)
+        job.until(100.0 + SILENCE + 1.1)
         assert job.state.ranks[2].state is RankState.LOST
 
     def test_is_not_at_fault_while_the_terminal_takes_nothing(self) -> None:
@@ -87,7 +87,7 @@ class TestAHostThatFallsSilent:
         job.until(60.0, full=True)
         assert not job.state.ending
         job.falls_silent(2)
-        job.until(60.0 + TIMEOUT + 1.1)
+        job.until(60.0 + SILENCE + 1.1)
         assert job.state.ranks[2].state is RankState.LOST
 
 

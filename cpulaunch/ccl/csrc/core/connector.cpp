@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 namespace cpulaunch {
@@ -70,6 +71,13 @@ size_t sent(ssize_t result) {
 bool is_hung_up(int descriptor) {
   pollfd entry{descriptor, POLLRDHUP, 0};
   return poll(&entry, 1, 0) == 1;
+}
+
+void set_patience(int descriptor) {
+  constexpr int kRtoMaxMs = 44;  // TCP_RTO_MAX_MS, which headers of today rarely have
+  constexpr int kLongest = 1000, kNever = std::numeric_limits<int>::max();
+  if (setsockopt(descriptor, IPPROTO_TCP, kRtoMaxMs, &kLongest, sizeof(kLongest)) != 0) return;
+  setsockopt(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, &kNever, sizeof(kNever));
 }
 
 // --- the ends of a connection
@@ -174,6 +182,7 @@ Sender Connector::connect(int to, Channel channel) {
   const int on = 1;
   setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   setsockopt(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMaxUnsent, sizeof(kMaxUnsent));
+  set_patience(descriptor);
   return sender;
 }
 

@@ -52,6 +52,10 @@ constexpr size_t kLeastForPatience = 8 << 20;
 
 // Whether the other end of a connection has closed it, or refuses it.
 bool is_hung_up(int descriptor);
+// Lets a connection go on within a second after an outage of the network: by itself, the kernel waits up to as long
+// again as the outage was, and gives up after a quarter of an hour.  The watchdog decides when a host is lost.
+// Kernels before 6.15 can't do it, and keep their way.
+void set_patience(int descriptor);
 
 // The receiving end.  Nothing blocks; both functions throw ConnectionLost where nothing more can come or go.
 class Receiver {

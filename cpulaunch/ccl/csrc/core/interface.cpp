@@ -149,6 +149,7 @@ cl_server* cl_server_of(const char* host, int32_t port) {
 }
 void cl_server_free(cl_server* server) { delete server; }
 int cl_server_is_gone(const cl_server* server) { return server->server->is_gone(); }
+void cl_server_make_patient(const cl_server* server) { server->server->make_patient(); }
 void cl_server_begin_query(cl_server* server) { server->server->begin_query(); }
 int64_t cl_server_end_query(cl_server* server) { return server->server->end_query().count(); }
 int cl_server_is_silent_for(cl_server* server, int64_t milliseconds) {

@@ -211,6 +211,7 @@ typedef struct cl_server cl_server;
 CL_EXPORT cl_server* cl_server_of(const char* host, int32_t port);
 CL_EXPORT void cl_server_free(cl_server*);
 CL_EXPORT int cl_server_is_gone(const cl_server*);
+CL_EXPORT void cl_server_make_patient(const cl_server*);
 CL_EXPORT void cl_server_begin_query(cl_server*);
 CL_EXPORT int64_t cl_server_end_query(cl_server*); /* nanoseconds that it took */
 CL_EXPORT int cl_server_is_silent_for(cl_server*, int64_t milliseconds);

@@ -36,6 +36,15 @@ std::string peer_at(int descriptor, uint16_t port) {
   return matches ? std::string(reinterpret_cast<const char*>(&peer), size) : "";
 }
 
+// Whether a socket has this port at its own end, as one of a server.
+bool is_served_at(int descriptor, uint16_t port) {
+  sockaddr_storage own{};
+  socklen_t size = sizeof(own);
+  if (getsockname(descriptor, reinterpret_cast<sockaddr*>(&own), &size) != 0) return false;
+  return (own.ss_family == AF_INET && reinterpret_cast<sockaddr_in*>(&own)->sin_port == htons(port)) ||
+         (own.ss_family == AF_INET6 && reinterpret_cast<sockaddr_in6*>(&own)->sin6_port == htons(port));
+}
+
 // Whether the kernel asks the other end of a connection once a second whether it is there.  Its own limit, after which
 // it closes the connection, is two minutes of silence.
 void set_asking(int descriptor, bool asks) {
@@ -115,10 +124,22 @@ std::shared_ptr<StoreServer> StoreServer::at(const std::string& host, uint16_t p
   auto& entry = (*known)[{host, port}];
   auto server = entry.lock();
   if (!server || server->is_gone()) {
-    server = std::make_shared<StoreServer>(connection_to(port));
+    server = std::make_shared<StoreServer>(connection_to(port), port);
     entry = server;
   }
+  server->make_patient();
   return server;
+}
+
+void StoreServer::make_patient() const {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
+    const int copy = port_ ? fcntl(std::stoi(entry.path().filename()), F_DUPFD_CLOEXEC, 0) : -1;
+    if (copy < 0) continue;
+    // A connection that is accepted later takes the settings of the socket that listens.
+    if (!peer_at(copy, port_).empty() || is_served_at(copy, port_)) set_patience(copy);
+    close(copy);
+  }
 }
 
 StoreServer::~StoreServer() {
@@ -159,6 +180,7 @@ RemoteProcess::RemoteProcess(const std::string& address) {
   text >> to.ip >> to.port;
   try {
     connection_ = Connector::reach(to);
+    set_patience(connection_);
     set_asking(connection_, true);
   } catch (const ConnectionLost& error) {
     ended_ = is_end(error.code);

@@ -43,12 +43,14 @@ class StoreServer {
   static std::shared_ptr<StoreServer> at(const std::string& host, uint16_t port);
 
   // -1: one that never counts as gone.
-  explicit StoreServer(int connection) : connection_(connection) {}
+  explicit StoreServer(int connection, uint16_t port = 0) : connection_(connection), port_(port) {}
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
   bool is_gone() const;
+  // Lets all connections of this process to it go on soon after an outage, and those of others that it serves.
+  void make_patient() const;
 
   // One query at a time is under way.  While the process is stopped it takes that long.
   void begin_query() { query_began_ = Clock::now(); }
@@ -60,6 +62,7 @@ class StoreServer {
 
  private:
   const int connection_;  // a descriptor of this class's own, or -1
+  const uint16_t port_;   // 0 where it isn't known
   std::atomic<Clock::time_point> query_began_{Clock::time_point::max()};
   std::atomic<bool> is_asked_{false};  // the kernel, once a second
 };

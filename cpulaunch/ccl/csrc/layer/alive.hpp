@@ -45,6 +45,7 @@ class StoreServer {
   }
 
   bool is_gone() const { return cl_server_is_gone(c_.get()); }
+  void make_patient() const { cl_server_make_patient(c_.get()); }
   void begin_query() { cl_server_begin_query(c_.get()); }
   Clock::duration end_query() { return Clock::duration(cl_server_end_query(c_.get())); }
   bool is_silent_for(std::chrono::milliseconds limit) { return cl_server_is_silent_for(c_.get(), limit.count()); }

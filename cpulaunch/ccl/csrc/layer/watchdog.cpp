@@ -62,7 +62,10 @@ struct Watchdog::Watched {
   // The watchdog's thread alone uses it.  Throws when it can't be reached.
   c10d::Store& store() {
     if (server.is_gone()) throw std::runtime_error("the process that serves the store has ended");
-    if (!own_store) own_store = groups_store->clone();
+    if (!own_store) {
+      own_store = groups_store->clone();
+      server.make_patient();
+    }
     return *own_store;
   }
   // The same store, by keys that all groups share.

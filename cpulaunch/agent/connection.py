@@ -1,0 +1,121 @@
+"""One connection to the launcher, from the attempt to make it on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from cpulaunch.wire import Lines
+
+RETRANSMISSIONS = 3
+"""How often the kernel has sent the same data without an answer before the network counts as cut: 1.4 s."""
+
+
+class Quiet(NamedTuple):
+    """How long the other host has been quiet, as its kernel and ours see it (``tcp_info``, tcp(7)).
+
+    ``seconds`` is the time since it has last acknowledged anything.  ``unacknowledged``: there is data that
+    was sent again ``RETRANSMISSIONS`` times, and still not acknowledged.
+    """
+
+    seconds: float
+    unacknowledged: bool
+
+
+class Connection:
+    """A socket, and what is on its way through it.
+
+    ``salt`` is what the launcher has to prove itself by.  ``greeted``: the launcher has sent its challenge,
+    and we our hello.  ``welcome``: the launcher has accepted us.  ``connected``: its host has answered.
+    """
+
+    def __init__(
+        self, family: int, address: Any, selector: selectors.BaseSelector, owner: Any, patience: float
+    ) -> None:
+        """Begin to connect.  ``owner.ready(connection, events)`` is called for what the selector finds.
+
+        ``patience``: in this many seconds, the kernel asks the other host a few times whether it is there.
+        Raises OSError.
+        """
+        self.salt = os.urandom(16).hex()
+        self.greeted = self.welcome = self.connected = False
+        self.began = time.monotonic()
+        self._owner, self._selector, self._local = owner, selector, family == socket.AF_UNIX
+        self._lines, self._outgoing = Lines(), bytearray()
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        if not self._local:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # While we send nothing, only keepalives show that the host is gone.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            seconds = max(1, int(patience / 3))
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        try:
+            self._socket.connect(address)
+        except OSError as e:
+            if e.errno != errno.EINPROGRESS:
+                self._socket.close()
+                raise
+        self.open = True
+        self._selector.register(self._socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
+
+    @property
+    def unsent(self) -> int:
+        """The number of bytes that the kernel has not taken."""
+        return len(self._outgoing)
+
+    def ready(self, events: int) -> Any:
+        """Let the owner read and write the socket, which is ready for ``events``."""
+        return self._owner.ready(self, events) if self.open else []
+
+    def read(self) -> Iterator[bytes] | None:
+        """Return the lines that have come; None if the launcher has closed the connection.
+
+        Raises OSError if the connection is broken, and MessageError, when iterated, for a line without end.
+        """
+        try:
+            data = self._socket.recv(1 << 16)
+        except BlockingIOError:
+            return iter(())
+        return self._lines.feed(data) if data else None
+
+    def write(self, data: bytes) -> None:
+        """Send ``data``, as soon as the kernel takes it."""
+        self._outgoing += data
+        self.flush()
+
+    def flush(self) -> None:
+        if not self.open:
+            return
+        if self._outgoing:
+            try:
+                del self._outgoing[: self._socket.send(self._outgoing)]
+            except OSError:
+                pass  # reading will report the broken connection
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+        self._selector.modify(self._socket, events, self)
+
+    def quiet(self) -> Quiet:
+        """How long the launcher's host has been quiet."""
+        if self._local or not self.open:
+            return Quiet(0.0, False)
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
+        backoff = info[4]  # tcpi_backoff
+        (unacknowledged,) = struct.unpack_from("=I", info, 24)  # tcpi_unacked
+        silence = int.from_bytes(info[56:60], sys.byteorder) / 1000  # tcpi_last_ack_recv
+        return Quiet(silence, unacknowledged > 0 and backoff >= RETRANSMISSIONS)
+
+    def close(self) -> None:
+        if self.open:
+            self.open = False
+            self._selector.unregister(self._socket)
+            self._socket.close()

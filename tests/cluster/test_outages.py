@@ -1,0 +1,35 @@
+"""Outages of the network: a host that is back within ``--heartbeat-timeout`` was never lost, others are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import outages
+from support.command import launcher_options
+from support.faults import Cluster
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("launcher", "backend", "host"), [("ssh", "ccl", "node1"), ("openmpi", "gloo", "node0")]
+)
+def test_a_shorter_outage_costs_a_job_its_time_alone(
+    launcher: str, backend: str, host: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Also that of the first rank's host, where the store is: nothing is lost, and nothing comes twice."""
+    options = launcher_options(launcher)
+    result = outages.run(cluster, tmp_path, backend, options, outage=20, timeout=24, host=host)
+    assert result.exit_code == 0, result.stderr
+    assert result.pause is not None
+    assert result.pause > 10
+    assert result.logged == result.printed
+    assert result.connected_again
+
+
+def test_a_longer_outage_ends_a_job_that_has_lost_its_host(cluster: Cluster, tmp_path: Path) -> None:
+    options = launcher_options("intel")
+    result = outages.run(cluster, tmp_path, "ccl", options, outage=30, timeout=6)
+    assert result.exit_code == 4, result.stderr
+    assert "host node1 was lost" in result.stderr
