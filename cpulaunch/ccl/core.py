@@ -29,6 +29,7 @@ _FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
     "cl_memory_offer": (c_int, [c_void_p, c_int]),
     "cl_memory_map": (c_void_p, [c_void_p, c_int, c_int, c_int]),
     "cl_slots_free": (None, [c_void_p]),
+    "cl_listen_within": (None, [c_int32, c_int32]),
     "cl_listen": (c_int, [c_char_p, POINTER(c_int32), POINTER(_Error)]),
     "cl_own_carrier": (c_void_p, [c_void_p, c_void_p, c_int, c_int32, POINTER(c_char_p), POINTER(c_int32),
                                   c_char_p, c_size_t, POINTER(_Error)]),
@@ -116,10 +117,14 @@ class Core:
         slots = self._c.cl_memory_map(its.address, fabric, pid, descriptor)
         return Handle(slots, self._c.cl_slots_free) if slots else None
 
+    def listen_within(self, ports: range) -> None:
+        """Listen on ``ports`` alone from now on, in this process."""
+        self._c.cl_listen_within(ports[0], ports[-1])
+
     def listen(self, ip: str) -> tuple[int, int]:
         """Return (descriptor, port) of a socket for the connections of other hosts' ranks.
 
-        Raises HostError if this host can't listen on that address.
+        Raises HostError if this host can't listen on that address, or has no free port.
         """
         port = c_int32()
         descriptor = self._call("cl_listen", ip.encode(), byref(port))

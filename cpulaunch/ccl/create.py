@@ -47,6 +47,11 @@ has_failed = False
 Python itself reports exceptions only, not ``sys.exit(1)``.
 """
 
+GLOO_IS_REFUSED = (
+    "--port-range is set, and gloo, which this call needs, can't keep its ports within a range.  Reductions "
+    "of sparse tensors need it; with --ccl-transport ofi and mpi, bitwise ones and messages do, too"
+)
+
 
 def create(options: Any, backend_options: Any) -> Any:
     """Return the process group ``ccl`` for ``options``, torch's DistributedBackendOptions.
@@ -66,13 +71,16 @@ def create(options: Any, backend_options: Any) -> Any:
     if not _state.ready:
         _state.variables, _state.known = dict(os.environ), {}
         load.set_up(module, load.Neighbours.of(rank, peers))
+        if ports := listening_ports():
+            loaded.core.listen_within(ports)
         if ledger.of_this_process is not None:
             module.open_ledger(ledger.of_this_process)
         atexit.register(_leave, loaded)
         _state.ready, _state.pid = True, os.getpid()
     here = peers[rank].host
     carrier = _carrier(loaded.core, meeting, peers)
-    if not carrier.has_messages:
+    gloo = None
+    if not carrier.has_messages and not listening_ports():
         # Then gloo sends messages: a rank that takes no part in a send would never come to help make the
         # group.
         gloo = _gloo_fallback(store, rank, size, timeout)
@@ -94,9 +102,7 @@ def create(options: Any, backend_options: Any) -> Any:
         store_interval=store_interval(size),
         silence=rank_setting(Table.watch.heartbeat_timeout, os.environ),
         carrier=carrier.handle.taken(),
-        make_gloo=(
-            (lambda: _gloo_fallback(store, rank, size, timeout)) if carrier.has_messages else (lambda: gloo)
-        ),
+        make_gloo=((lambda: gloo) if gloo else (lambda: _gloo_fallback(store, rank, size, timeout))),
     )
     meeting.end()
     if distributed.group.WORLD is None:
@@ -293,7 +299,16 @@ class _State:
 _state = _State()
 
 
+def listening_ports() -> range | None:
+    """Return the ports on which this rank may listen; None if any will do."""
+    ports = rank_setting(Table.hosts.port_range, os.environ)
+    return None if ports == "auto" else ports.ports
+
+
 def _gloo_fallback(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """Return a gloo group of the same ranks.  Raises HostError if the job's ports are restricted."""
+    if listening_ports():
+        raise HostError(GLOO_IS_REFUSED)
     return distributed.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from cpulaunch import plugins
-from cpulaunch.config.values import LOOPBACK, HostCount, Interval, Sinks, StepRange
+from cpulaunch.config.values import LOOPBACK, HostCount, Interval, PortRange, Sinks, StepRange
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.cores import CoreSet
 
@@ -283,6 +283,24 @@ class Every(Kind["Interval | Word"]):
 
     def to_yaml(self, value: Interval | Word) -> Any:
         return value.number if isinstance(value, Interval) and not value.unit else str(value)
+
+
+class Ports(Kind["PortRange | Word"]):
+    """A range of TCP ports, or one of a few words."""
+
+    def __init__(self, *words: Word) -> None:
+        self.words = words
+        self.metavar = "|".join(("A-B", *words))
+        self.describe = ", or ".join(("ports such as 20000-20099, within 1024-65535", *words))
+
+    def from_text(self, text: str) -> PortRange | Word:
+        for word in self.words:
+            if word == text:
+                return word
+        matched = re.fullmatch(r"(\d{4,5})-(\d{4,5})", text, re.ASCII)
+        if not matched or not 1024 <= int(matched[1]) <= int(matched[2]) <= 65535:
+            raise ValueError
+        return PortRange(int(matched[1]), int(matched[2]))
 
 
 class Steps(Kind["StepRange | Literal['none']"]):

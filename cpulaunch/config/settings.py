@@ -18,6 +18,7 @@ from cpulaunch.config.kinds import (
     Nodes,
     Number,
     Numbers,
+    Ports,
     Seconds,
     Steps,
     Switch,
@@ -26,7 +27,7 @@ from cpulaunch.config.kinds import (
     Words,
 )
 from cpulaunch.config.setting import Ask, Nested, Section, Setting
-from cpulaunch.config.values import HostCount, Interval, Sinks, StepRange
+from cpulaunch.config.values import HostCount, Interval, PortRange, Sinks, StepRange
 from cpulaunch.model.cores import CoreSet
 
 SCHEMA = 1
@@ -107,6 +108,13 @@ class HostsSection(Section):
         ("--master-port",),
         "MASTER_PORT",
     )
+    port_range: Setting[PortRange | Auto] = Setting(
+        Ports("auto"),
+        "auto",
+        "TCP ports on which the job listens on every host, as for a firewall; auto: any free ones",
+        ("--port-range",),
+        rank_variable=variables.PORT_RANGE,
+    )
     oversubscribe = Setting(
         Switch(),
         False,
@@ -120,6 +128,11 @@ class HostsSection(Section):
         "start without checking the hosts first",
         ("--skip-preflight",),
     )
+
+    @property
+    def ports(self) -> range | None:
+        """The ports to listen on; None if any will do."""
+        return None if self.port_range == "auto" else self.port_range.ports
 
 
 class InstancesSection(Section):

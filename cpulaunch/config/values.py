@@ -22,6 +22,22 @@ class HostCount:
 
 
 @dataclass(frozen=True)
+class PortRange:
+    """TCP ports from ``first`` to ``last``, both included."""
+
+    first: int
+    last: int
+
+    @property
+    def ports(self) -> range:
+        """Its ports."""
+        return range(self.first, self.last + 1)
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+
+@dataclass(frozen=True)
 class StepRange:
     """Optimizer steps from ``first`` to ``last``, both included, counted from 1."""
 

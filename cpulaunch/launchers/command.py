@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 PORT_UNWATCHED = 29500
-"""MASTER_PORT if no launcher runs that could find a free one; torch's default."""
+"""MASTER_PORT if no launcher runs that could find a free one, and any will do; torch's default."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,9 @@ def to_json(commands: Sequence[Command]) -> dict[str, Any]:
     return {"shared_env": shared, "commands": listed}
 
 
-def shell(commands: Sequence[Command], master_port: int | None) -> str:
-    """Shell lines that run the same job without a launcher, to paste into a terminal.
-
-    MASTER_PORT is ``master_port``, or PORT_UNWATCHED if that is None.
-    """
-    port = PORT_UNWATCHED if master_port is None else master_port
-    lines = ["(", "set -e", f"export MASTER_PORT={port}"]
+def shell(commands: Sequence[Command], master_port: int) -> str:
+    """Shell lines that run the same job without a launcher, to paste into a terminal."""
+    lines = ["(", "set -e", f"export MASTER_PORT={master_port}"]
     shared = _shared_env(commands)
     files = {name: text for command in commands for name, text in command.files.items()}
     if files:

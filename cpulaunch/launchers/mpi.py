@@ -59,7 +59,7 @@ class Mpiexec(Launcher):
     switches off the MPI's own pinning and its use of a surrounding Slurm allocation.  ``watched_env`` is
     added if a launcher reads mpiexec's output and the user hasn't set these variables.  ``ssh`` is the
     variable for the program that reaches hosts.  ``interface`` is the variable for mpiexec's own network,
-    with its value.
+    with its value.  ``ports`` keeps what mpiexec, its daemons and the ranks' MPI listen on within a range.
 
     Limits: ``interface_takes_ipv6`` says whether that network may be IPv6, ``takes_ipv6`` whether the
     hostfile may have IPv6 addresses, and ``takes_spaces`` whether paths used on other hosts may have spaces.
@@ -92,6 +92,7 @@ class Mpiexec(Launcher):
     always: tuple[str, ...] = ()
     forward_variable: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    ports: dict[str, str] = field(default_factory=dict)
     watched_env: dict[str, str] = field(default_factory=dict)
     when_orphaned: int = 0
     leaves: str = ""
@@ -115,6 +116,7 @@ class Mpiexec(Launcher):
         self._check_paths(plan, installation)
         placement = placement_variables(plan, self)
         files = {}
+        env = {**self.env, **self._ports(plan)}
         argv = [plan.mpiexec or self.executables[0], *self.always]
         if self.always_hostfile or not plan.here_alone:
             lines = (self.host_line.format(host=h.host, slots=len(h.ranks)) for h in plan.hosts)
@@ -126,12 +128,12 @@ class Mpiexec(Launcher):
         for name, value in plan.env.items():
             if name not in plan.private:
                 argv += [word.format(name=name, value=value) for word in self.set_variable]
-        for name in (*JOB_VARIABLES, *placement, *self.env, *plan.forward):
+        for name in (*JOB_VARIABLES, *placement, *env, *plan.forward):
             argv += [word.format(name=name) for word in self.forward_variable]
         argv += [*plan.mpi_args, *agent_argv(plan, installation)]
         command = Command(
             tuple(argv),
-            {**self.env, **self._reaching(plan, installation), **placement},
+            {**env, **self._reaching(plan, installation), **placement},
             files,
             watched_env=_unless_users(plan, self.watched_env),
             when_orphaned=self.when_orphaned,
@@ -151,6 +153,13 @@ class Mpiexec(Launcher):
             if match := re.search(pattern, text):
                 return StartFailure(match["host"], match["why"])
         return None
+
+    def _ports(self, plan: Plan) -> dict[str, str]:
+        ports = plan.settings.hosts.ports
+        if ports is None:
+            return {}
+        ends = {"first": ports[0], "last": ports[-1], "count": len(ports)}
+        return {name: value.format(**ends) for name, value in self.ports.items()}
 
     def _reader(self, rank: int) -> list[str]:
         if rank and not self.stdin:

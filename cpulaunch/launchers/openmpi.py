@@ -39,6 +39,16 @@ OPENMPI = Mpiexec(
     # The interface is named by its network, as its name may differ on other hosts.
     interface=("PRTE_MCA_prte_if_include", "{network}"),
     interface_takes_ipv6=False,
+    ports={
+        "PRTE_MCA_oob_tcp_dynamic_ipv4_ports": "{first}-{last}",
+        "PRTE_MCA_oob_tcp_dynamic_ipv6_ports": "{first}-{last}",
+        # For ranks that use MPI themselves.
+        "UCX_TCP_PORT_RANGE": "{first}-{last}",
+        "OMPI_MCA_btl_tcp_port_min_v4": "{first}",
+        "OMPI_MCA_btl_tcp_port_range_v4": "{count}",
+        "OMPI_MCA_btl_tcp_port_min_v6": "{first}",
+        "OMPI_MCA_btl_tcp_port_range_v6": "{count}",
+    },
     forward_variable=("-x", "{name}"),
     # Without a hostfile, it takes the number of this machine's cores as slots, and refuses more ranks.
     always_hostfile=True,

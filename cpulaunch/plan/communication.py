@@ -88,6 +88,7 @@ class Situation(NamedTuple):
     interface: str | None = None  # network interface that routes to the master, if known
     card: str | None = None  # network interface of the card that the provider drives, if known
     bindings: bool = False  # the oneCCL of Intel's oneccl_bind_pt
+    ports: range | None = None  # to listen on; None: any free ones
 
 
 def communication_defaults(situation: Situation) -> dict[str, str]:
@@ -111,6 +112,9 @@ def communication_defaults(situation: Situation) -> dict[str, str]:
         if situation.transport == "ofi":
             variables["FI_PROVIDER"] = situation.provider or "tcp"
             variables |= FORK_SAFE.get(variables["FI_PROVIDER"], {})
+    if situation.ports:
+        variables["FI_TCP_PORT_LOW_RANGE"] = str(situation.ports[0])
+        variables["FI_TCP_PORT_HIGH_RANGE"] = str(situation.ports[-1])
     if situation.hosts * situation.local_ranks > MOST_CONNECTED:
         variables["TORCH_GLOO_LAZY_INIT"] = "1"
     if interface := situation.interface or ("lo" if situation.hosts == 1 else None):

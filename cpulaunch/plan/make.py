@@ -38,6 +38,7 @@ from cpulaunch.plan.malloc import GLIBC
 from cpulaunch.plan.network import (
     Provider,
     Transport,
+    check_ports,
     choose_provider,
     choose_transport,
     interfaces_of,
@@ -74,6 +75,7 @@ def make_plan(
     listed = chosen_hosts(config, facts)
     chosen = chosen_launcher(config, facts, listed)
     backend, launcher = decide_backend(config, facts), chosen.launcher
+    ports = check_ports(config, backend.backend)
     job = _plan_all(config, facts, listed, launcher, backend.backend)
     precision = precision or decide_precision(config.training.precision, _speeds(job))
     job, listed, instances = _instances(config, program, job, listed)
@@ -82,7 +84,7 @@ def make_plan(
     master = chosen_master_addr(config, facts, launcher, listed)
     left_out = _set_by(config, launcher.left_out)
     hiding = _hidden_note(config, hidden), _left_out_note(chosen, left_out)
-    notes = (master.note, backend.note, warning, *job.notes, *hiding)
+    notes = (master.note, backend.note, ports, warning, *job.notes, *hiding)
     decided = _decided(job, precision) | ({} if instances else _decided_of_ranks(master, backend.backend))
     env = _environment(config, job, decided)
     return Plan(

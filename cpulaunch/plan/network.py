@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cpulaunch.config.config import Config
+from cpulaunch.errors import ConfigError, PlanError
 from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.fabrics import common_provider
 from cpulaunch.model.facts import HostFacts
@@ -20,6 +21,35 @@ class Provider(NamedTuple):
 
     name: str | None
     notes: tuple[str, ...] = ()
+
+
+def check_ports(config: Config, backend: str) -> str:
+    """Return a note about the ports on which the job may listen; empty if there is nothing to say.
+
+    Raises ConfigError or PlanError if something would listen outside the range that the user has set.
+    """
+    ports, where = config.hosts.ports, config.where(Config.hosts.port_range)
+    if ports is None:
+        return ""
+    port = config.hosts.master_port
+    if port != "auto" and port not in ports:
+        raise ConfigError(
+            f"{config.where(Config.hosts.master_port)}: port {port} is outside of {where}",
+            hint="leave it out: the ranks then meet at a free port of the range",
+        )
+    if backend == "gloo":
+        raise PlanError(
+            f"{where}: gloo can't keep its ports within a range",
+            hint="--backend ccl can (`cpulaunch ccl build` builds it)",
+        )
+    if config.ccl.binding == "oneccl_bind_pt":
+        raise PlanError(
+            f"{where}: oneccl_bind_pt can't keep its ports within a range",
+            hint="--ccl-binding cpulaunch can",
+        )
+    if config.training.as_written:
+        return f"{where}: if the script itself makes a gloo group, that listens on any port"
+    return ""
 
 
 class Interfaces(NamedTuple):
@@ -127,6 +157,7 @@ def plan_communication(
         transport="mpi" if transport == "mpi" else "ofi",
         provider=provider,
         bindings=config.ccl.binding == "oneccl_bind_pt",
+        ports=config.hosts.ports,
     )
     several = len(bound) > 1
     each = {interfaces_of(config, host.facts, provider, several=several) for host in bound}

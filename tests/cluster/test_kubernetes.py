@@ -1,4 +1,4 @@
-"""A job as `cpulaunch submit --to kubernetes` writes it, in pods that are hosts of the test cluster."""
+"""Jobs as `cpulaunch submit` writes them for Kubernetes, in pods that are hosts of the test cluster."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
-from support.command import REPOSITORY, bounded, mpi_options, needs_two_cores
+from support.command import REPOSITORY, bounded, launcher_options, mpi_options, needs_two_cores
 from support.marks import repeat
 from support.namespaces import until
-from support.pods import Pods
+from support.pods import Pods, TrainerPods
 
 from cluster.conftest import GONE_WITHIN, need_cluster
 from cpulaunch.cli.main import main
@@ -21,31 +21,41 @@ from cpulaunch.cli.main import main
 pytestmark = pytest.mark.slow
 
 
-def manifest(*options: str) -> list[dict[str, Any]]:
+def manifest(*options: str, to: str = "kubernetes") -> list[dict[str, Any]]:
     """What is printed for a job of two workers with a CPU each."""
     words = ["--image", "train:1", "--namespace", "ml", "--job-name", "job", "--nodes", "2"]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert main(["submit", "--to", "kubernetes", "--dry-run", *words, *options]) == 0
+        assert main(["submit", "--to", to, "--dry-run", *words, *options]) == 0
     return list(yaml.safe_load_all(printed.getvalue()))
 
 
 @needs_two_cores
-@pytest.mark.parametrize("mpi", ["intel", repeat("mpich"), repeat("openmpi")])
+@pytest.mark.parametrize(
+    ("to", "launcher", "first"),
+    [
+        ("kubernetes", "intel", "job-worker-0.job.ml.svc"),
+        repeat("kubernetes", "mpich", "job-worker-0.job.ml.svc"),
+        repeat("kubernetes", "openmpi", "job-worker-0.job.ml.svc"),
+        ("trainjob", "ssh", "job-node-0-0.job"),
+        repeat("trainjob", "openmpi", "job-node-0-0.job"),
+    ],
+)
 def test_the_launchers_command_waits_for_its_workers_and_trains(
-    mpi: str, monkeypatch: pytest.MonkeyPatch
+    to: str, launcher: str, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_cluster()
     monkeypatch.chdir(REPOSITORY / "examples")
-    job = manifest(*mpi_options(mpi), "--cpu", "1", "--memory", "2Gi", "digits.py", "--epochs", "5")
-    with Pods(job) as pods:
-        with bounded(pods.start_launcher()) as launcher:
-            assert launcher.stderr
-            said = iter(launcher.stderr.readline, "")
+    started_by = launcher_options(launcher)
+    job = manifest(*started_by, "--cpu", "1", "--memory", "2Gi", "digits.py", "--epochs", "5", to=to)
+    with TrainerPods(job) if to == "trainjob" else Pods(job) as pods:
+        with bounded(pods.start_launcher()) as started:
+            assert started.stderr
+            said = iter(started.stderr.readline, "")
             waits = next(line for line in said if "waiting for" in line)
-            assert "waiting for 2 of 2 workers, for 300 s at most: job-worker-0.job.ml.svc: " in waits
+            assert f"waiting for 2 of 2 workers, for 300 s at most: {first}: " in waits
             pods.start_workers()
-            printed, rest = launcher.communicate(timeout=60)
-        assert launcher.returncode == 0, rest
+            printed, rest = started.communicate(timeout=60)
+        assert started.returncode == 0, rest
         placed = dict(re.findall(r"\[(\d)\] rank \1 of 2: backend ccl, .*CPUs \[(\d+)\]", printed))
         assert placed == {str(n): str(*pods.cpus(worker)) for n, worker in enumerate(pods.workers)}
         (accuracy,) = re.findall(r"test accuracy (\d+\.\d+)%", printed)

@@ -16,6 +16,7 @@ from cpulaunch.config.kinds import (
     Nodes,
     Number,
     Numbers,
+    Ports,
     Seconds,
     Steps,
     Switch,
@@ -50,6 +51,7 @@ def values_of(setting: Setting[Any]) -> st.SearchStrategy[Any]:
         Nodes: ["all", "4", "3:4"],
         Every: ["auto", "90s", "10m", "2h", "1", "500"],
         Destinations: ["none", "file", "tensorboard", "tensorboard,prometheus:9100", "prometheus:[::1]:1"],
+        Ports: ["auto", "20000-20099", "1024-65535"],
         Steps: ["none", "2", "10-14", "100000-100999"],
     }
     if isinstance(kind, Numbers):

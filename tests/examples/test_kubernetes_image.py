@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.command import REPOSITORY, TIMEOUT
 
-from cpulaunch.queues.kubernetes import mpijob
+from cpulaunch.queues.kubernetes import pods
 
 IMAGE = REPOSITORY / "examples" / "kubernetes"
 DOCKERFILE = (IMAGE / "Dockerfile").read_text()
@@ -38,12 +38,12 @@ def test_what_it_copies_is_there() -> None:
 
 
 def test_user_home_and_port_are_those_of_the_jobs() -> None:
-    assert f"useradd --uid {mpijob.USER} --create-home" in DOCKERFILE
-    assert f"USER {mpijob.USER}\nWORKDIR {mpijob.HOME}\n" in DOCKERFILE
+    assert f"useradd --uid {pods.USER} --create-home" in DOCKERFILE
+    assert f"USER {pods.USER}\nWORKDIR {pods.HOME}\n" in DOCKERFILE
     for name in ("ssh_config", "sshd_config"):
         text = (IMAGE / name).read_text()
-        assert re.findall(r"^\s*Port (\d+)$", text, re.M) == [str(mpijob.SSH_PORT)]
-        assert f"{mpijob.HOME}/.ssh/id_rsa" in text
+        assert re.findall(r"^\s*Port (\d+)$", text, re.M) == [str(pods.SSH_PORT)]
+        assert f"{pods.HOME}/.ssh/id_rsa" in text
 
 
 def test_it_has_the_torch_that_cpulaunch_is_tested_with() -> None:

@@ -15,7 +15,7 @@ from cpulaunch.cli.run.plan_text import plan_as_json, plan_as_text
 from cpulaunch.cli.run.preview import picture_of_first_host
 from cpulaunch.config.load import load
 from cpulaunch.discovery.host.lscpu import topology_from_lscpu
-from cpulaunch.launchers.command import Installation, shell
+from cpulaunch.launchers.command import PORT_UNWATCHED, Installation, shell
 from cpulaunch.model.facts import Facts, HostFacts
 from cpulaunch.model.hosts import Host, parse_hostfile, parse_hosts
 from cpulaunch.plan.make import make_plan
@@ -70,7 +70,7 @@ def dry_run(*options: str, format: str) -> str:
     if format == "json":
         return plan_as_json(plan, commands) + "\n"
     if format == "shell":
-        return shell(commands, None)
+        return shell(commands, PORT_UNWATCHED)
     picture = picture_of_first_host(plan, facts, width=80, colour=False, unicode=True, table=False)
     return plan_as_text(plan, commands, picture, like=like, verbose=config.output.verbose)
 

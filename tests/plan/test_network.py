@@ -9,8 +9,10 @@ import pytest
 from support.plans import BROKEN, NO_DATA, SMALL, VERBS, make, setting
 
 from cpulaunch.errors import CpulaunchError
+from cpulaunch.launchers import load
+from cpulaunch.launchers.command import Installation
 from cpulaunch.model.fabrics import Fabric
-from cpulaunch.model.facts import HostFacts, read_record, record
+from cpulaunch.model.facts import HostFacts, Mpi, read_record, record
 from cpulaunch.plan.plan import Plan
 
 
@@ -227,3 +229,55 @@ def test_a_rank_that_starts_a_job_does_not_hand_on_its_own_transport() -> None:
     assert transport(inner) == ("shm+tcp", "shm+tcp", ("shm+tcp", "detected"))
     gloo = make("training.backend=gloo", environ=dict(outer.env))
     assert transport(gloo) == ("", "auto", ("auto", "default"))
+
+
+PORTS = "hosts.port_range=20000-20099"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (("training.backend=gloo",), "gloo can't keep its ports within a range"),
+        (("ccl.binding=oneccl_bind_pt",), "oneccl_bind_pt can't keep its ports within a range"),
+        (("hosts.master_port=29500",), "port 29500 is outside of hosts.port_range"),
+    ],
+)
+def test_nothing_listens_outside_of_the_users_ports(settings: tuple[str, ...], says: str) -> None:
+    with pytest.raises(CpulaunchError, match=says):
+        looked_at(PORTS, *settings)
+
+
+def test_each_library_is_told_the_users_ports() -> None:
+    made = looked_at(PORTS, "hosts.master_port=20005")
+    assert made.env["FI_TCP_PORT_LOW_RANGE"] == "20000"
+    assert made.env["FI_TCP_PORT_HIGH_RANGE"] == "20099"
+    assert made.env["CPULAUNCH_RANK_PORT_RANGE"] == "20000-20099"
+    assert not made.notes
+    (note,) = looked_at(PORTS, "training.as_written=true").notes
+    assert "if the script itself makes a gloo group, that listens on any port" in note
+
+
+@pytest.mark.parametrize(
+    ("mpi", "expected"),
+    [
+        ("intel", {"I_MPI_PORT_RANGE": "20000:20099"}),
+        ("mpich", {"MPIR_CVAR_CH3_PORT_RANGE": "20000:20099", "UCX_TCP_PORT_RANGE": "20000-20099"}),
+        (
+            "openmpi",
+            {
+                "PRTE_MCA_oob_tcp_dynamic_ipv4_ports": "20000-20099",
+                "OMPI_MCA_btl_tcp_port_min_v4": "20000",
+                "OMPI_MCA_btl_tcp_port_range_v4": "100",
+            },
+        ),
+    ],
+)
+def test_mpiexec_is_told_them(mpi: str, expected: dict[str, str]) -> None:
+    def environment(*settings: str) -> Mapping[str, str]:
+        found = (Mpi(mpi, f"/{mpi}/mpiexec", "1"),)
+        made = make(f"mpi.flavour={mpi}", *settings, hosts="a,b", hosts_known=KNOWN, mpis=found)
+        (command,) = load(made.launcher).commands(made, Installation("/agent.py", "/ssh.sh", "/spawner.py"))
+        return command.env
+
+    assert expected.items() <= environment(PORTS).items()
+    assert not expected.keys() & environment().keys()

@@ -23,17 +23,17 @@ class Cluster(Hosts):
 
     def power_off(self, name: str) -> None:
         """The host is gone, and says no word of goodbye.  There is no way back."""
-        self._batch("switch", f"link set p-{name} nomaster")
+        self._batch("switch", f"link set {self._wire(name)} nomaster")
         os.kill(self._init.pop(name), signal.SIGKILL)
 
     @contextlib.contextmanager
     def cut(self, name: str) -> Iterator[None]:
         """The cable is out at the switch's end: nothing arrives, and the host sees nothing of it."""
-        self._batch("switch", f"link set p-{name} nomaster")
+        self._batch("switch", f"link set {self._wire(name)} nomaster")
         try:
             yield
         finally:
-            self._batch("switch", f"link set p-{name} master br0")
+            self._batch("switch", f"link set {self._wire(name)} master br0")
 
     @contextlib.contextmanager
     def dropping(self, name: str) -> Iterator[None]:

@@ -188,7 +188,7 @@ class Hosts:
             )
         self._batch("switch", "link add br0 type bridge", "link set br0 up")
         for name in self.names:
-            wire, interface = f"p-{name}", self.interfaces[name]
+            wire, interface = self._wire(name), self.interfaces[name]
             self._batch(
                 name, "link add docker0 type bridge", f"addr add {DECOY} dev docker0", "link set docker0 up"
             )
@@ -384,6 +384,10 @@ class Hosts:
         return file
 
     # ---- helpers
+
+    def _wire(self, name: str) -> str:
+        """The switch's end of a host's cable; Linux gives a name 15 characters."""
+        return f"p-{self.names.index(name)}"
 
     def _nsenter(self, name: str, *argv: str) -> list[str]:
         return ["nsenter", f"--target={self._init[name]}", *_NAMESPACES, *argv]

@@ -1,4 +1,6 @@
-"""An MPIJob whose pods are hosts of the test cluster, as the MPI operator and kubelets make them of it.
+"""A job whose pods are hosts of the test cluster, as its operator and kubelets make them of it.
+
+`Pods` are of an MPIJob, `TrainerPods` of a TrainJob.
 
     with Pods(documents) as pods:
         launcher = pods.start_launcher()
@@ -9,7 +11,8 @@ ConfigMaps, /dev/shm of the manifest's size, and as many CPUs of its own as it a
 command with the operator's variables.  What isn't played: scheduling, probes, and the isolation of files, as
 every pod reads this machine's.
 
-Source: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go.
+Sources: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go; kubeflow/trainer,
+pkg/runtime/framework/plugins/mpi and plugins/jobset.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cpulaunch.queues.kubernetes import mpijob
+from cpulaunch.queues.kubernetes.pods import SSH_PORT
 from support.command import REPOSITORY, bounded, clean_environment
 from support.faults import Cluster
 from support.namespaces import TIMEOUT
@@ -73,22 +76,38 @@ chown 1000:1000 /home/mpiuser /home/mpiuser/.cache
 class Pods(Cluster):
     """The pods of the MPIJob in ``documents``, whose names can't be looked up before the workers start."""
 
+    KIND = "MPIJob"
+
     def __init__(self, documents: Sequence[Mapping[str, Any]]) -> None:
-        self.job = next(each for each in documents if each["kind"] == "MPIJob")
+        self.documents = {each["kind"]: each for each in documents}
         self.maps = {
             each["metadata"]["name"]: each["data"] for each in documents if each["kind"] == "ConfigMap"
         }
-        self.spec = self.job["spec"]
-        name = self.job["metadata"]["name"]
-        replicas = self.spec["mpiReplicaSpecs"]
-        self.launcher = f"{name}-launcher"
-        self.workers = [f"{name}-worker-{number}" for number in range(replicas["Worker"]["replicas"])]
+        self.name = self.documents[self.KIND]["metadata"]["name"]
+        self.namespace = self.documents[self.KIND]["metadata"].get("namespace", "default")
+        self.spec = self.documents[self.KIND]["spec"]
+        self.launcher, self.workers, self.domain = self._names()
         super().__init__([self.launcher, *self.workers])
-        self.domain = f"{name}.{self.job['metadata'].get('namespace', 'default')}.svc"
         both = [self.launcher, *self.workers] if self.spec.get("runLauncherAsWorker") else self.workers
         self.domain_names = {pod: f"{pod}.{self.domain}" for pod in both}
         self.sshds: list[subprocess.Popen[str]] = []
         self.cpusets: list[Path] = []
+
+    def _names(self) -> tuple[str, list[str], str]:
+        """The launcher's pod, the workers' ones, and the domain in the hostfile."""
+        count = self.spec["mpiReplicaSpecs"]["Worker"]["replicas"]
+        workers = [f"{self.name}-worker-{number}" for number in range(count)]
+        return f"{self.name}-launcher", workers, f"{self.name}.{self.namespace}.svc"
+
+    @property
+    def slots(self) -> int:
+        """The slots of each worker in the hostfile."""
+        return self.spec.get("slotsPerWorker", 1)
+
+    @property
+    def mpi(self) -> str:
+        """The operator's name of the MPI."""
+        return self.spec["mpiImplementation"]
 
     def _up(self) -> None:
         super()._up()
@@ -109,7 +128,7 @@ class Pods(Cluster):
         container = self._container(self.launcher)
         given = {each["name"]: each["value"] for each in container.get("env", ())}
         variables = {**self._image_variables(), **given, **self._operators_variables()}
-        words = [word.replace("$$", "$") for word in container["command"]]
+        words = [word.replace("$$", "$") for word in self._launchers_command()]
         return self._start(self.launcher, words, variables)
 
     def start_workers(self) -> None:
@@ -132,7 +151,7 @@ class Pods(Cluster):
 
     def listens(self, worker: str) -> bool:
         """Whether the worker's own sshd is up."""
-        return self._listens(worker, mpijob.SSH_PORT)
+        return self._listens(worker, SSH_PORT)
 
     def change_key(self, worker: str) -> None:
         """The worker's sshd gets another key than the job's."""
@@ -153,9 +172,8 @@ class Pods(Cluster):
         subprocess.run([*command, "-f", str(self.directory / "secret")], check=True, timeout=TIMEOUT)
         (self.directory / "secret").chmod(0o644)
         self.directory.chmod(0o755)
-        slots = self.spec.get("slotsPerWorker", 1)
-        form = "{} slots={}\n" if self.spec["mpiImplementation"] == "OpenMPI" else "{}:{}\n"
-        hostfile = "".join(form.format(name, slots) for name in self.domain_names.values())
+        form = "{} slots={}\n" if self.mpi == "OpenMPI" else "{}:{}\n"
+        hostfile = "".join(form.format(name, self.slots) for name in self.domain_names.values())
         for pod in self.names:
             at = self.directory / pod
             (at / "hostfile").write_text(hostfile)
@@ -202,7 +220,7 @@ class Pods(Cluster):
         return {**kept, "PATH": path, "HOME": "/home/mpiuser"}
 
     def _operators_variables(self) -> dict[str, str]:
-        slots = str(self.spec.get("slotsPerWorker", 1))
+        slots = str(self.slots)
         implementations = {
             "OpenMPI": {
                 "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
@@ -225,12 +243,15 @@ class Pods(Cluster):
             "K_MPI_JOB_ROLE": "launcher",
             "NVIDIA_VISIBLE_DEVICES": "",
             "NVIDIA_DRIVER_CAPABILITIES": "",
-            **implementations[self.spec["mpiImplementation"]],
+            **implementations[self.mpi],
         }
 
     def _pod(self, pod: str) -> dict[str, Any]:
         kind = "Launcher" if pod == self.launcher else "Worker"
         return self.spec["mpiReplicaSpecs"][kind]["template"]["spec"]
+
+    def _launchers_command(self) -> list[str]:
+        return self._container(self.launcher)["command"]
 
     def _container(self, pod: str) -> dict[str, Any]:
         (container,) = self._pod(pod)["containers"]
@@ -242,3 +263,37 @@ class Pods(Cluster):
             each["emptyDir"]["sizeLimit"] for each in self._pod(pod).get("volumes", ()) if "emptyDir" in each
         ]
         return sizes[0].removesuffix("i") if sizes else None
+
+
+class TrainerPods(Pods):
+    """The pods of the TrainJob in ``documents``, as Trainer and JobSet make them of it and of its runtime."""
+
+    KIND = "TrainJob"
+
+    def _names(self) -> tuple[str, list[str], str]:
+        workers = [f"{self.name}-node-0-{number}" for number in range(self.spec["trainer"]["numNodes"])]
+        return f"{self.name}-launcher-0-0", workers, self.name
+
+    @property
+    def slots(self) -> int:
+        return self.spec["trainer"].get("numProcPerNode", 1)
+
+    @property
+    def mpi(self) -> str:
+        return self._runtime["mlPolicy"]["mpi"]["mpiImplementation"]
+
+    @property
+    def _runtime(self) -> dict[str, Any]:
+        (runtime,) = (each for kind, each in self.documents.items() if kind == "TrainingRuntime")
+        assert runtime["metadata"]["name"] == self.spec["runtimeRef"]["name"]
+        return runtime["spec"]
+
+    def _launchers_command(self) -> list[str]:
+        return self.spec["trainer"]["command"]
+
+    def _pod(self, pod: str) -> dict[str, Any]:
+        name = "launcher" if pod == self.launcher else "node"
+        (job,) = (
+            each for each in self._runtime["template"]["spec"]["replicatedJobs"] if each["name"] == name
+        )
+        return job["template"]["spec"]["template"]["spec"]

@@ -33,7 +33,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.config.setting import Setting
 from cpulaunch.config.values import HostCount
 from cpulaunch.errors import SAVED_EXIT_CODE, HostError, UsageError
-from cpulaunch.launchers.command import Command, shell
+from cpulaunch.launchers.command import PORT_UNWATCHED, Command, shell
 from cpulaunch.model.facts import Facts
 from cpulaunch.plan.instances import are_wanted
 from cpulaunch.plan.plan import Plan, Program
@@ -217,8 +217,8 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
         if options.format == "json":
             print(plan_as_json(plan, commands))
         elif options.format == "shell":
-            port = plan.settings.hosts.master_port
-            print(shell(commands, None if port == "auto" else port), end="")
+            port, ports = config.hosts.master_port, config.hosts.ports or [PORT_UNWATCHED]
+            print(shell(commands, ports[-1] if port == "auto" else port), end="")
         else:
             text = plan_as_text(plan, commands, _picture(plan, facts), like=facts.like_what,
                                 verbose=config.output.verbose)  # fmt: skip

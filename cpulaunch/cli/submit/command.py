@@ -20,7 +20,7 @@ from cpulaunch.cli.run.misuse import refuse_launcher
 from cpulaunch.cli.submit.job_plan import check_job, planned_lines
 from cpulaunch.errors import UsageError
 from cpulaunch.plan.instances import as_instances
-from cpulaunch.queues.base import Job, Queue
+from cpulaunch.queues.base import Job, Option, Queue
 
 OWN = ("--to", "--output", "--dry-run", "--follow", "--facts", "--lscpu")
 """Options of this command only, neither the queue's nor those of `cpulaunch run` in the job."""
@@ -146,9 +146,13 @@ def _parser(chosen: Queue, names: Sequence[str]) -> tuple[Parser, Mapping[str, s
     }
     taken |= {name for option in chosen.options for name in option.spellings}
     hidden, others = set[str](), dict[str, str]()
+    alike: dict[tuple[Option, ...], list[Queue]] = {}
     for queue in (chosen, *_all_but(chosen, names)):
-        group = parser.add_argument_group(f"{queue.title} (--to {queue.name})")
-        for option in queue.options:
+        alike.setdefault(queue.options, []).append(queue)
+    for options, (queue, *further) in alike.items():
+        their_names = " or ".join(each.name for each in (queue, *further))
+        group = parser.add_argument_group(f"{queue.title} (--to {their_names})")
+        for option in options:
             new = [
                 name
                 for name in option.spellings

@@ -12,7 +12,43 @@ import errno
 import ipaddress
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, TypeVar
+
+T = TypeVar("T")
+
+MOST_TRIED = 256
+"""Ports of a range that are tried for MASTER_PORT."""
+
+
+def candidates(wanted: int | Literal["auto"], ports: range | None) -> list[int]:
+    """Return the ports to try for MASTER_PORT, in order; 0 is any free one.
+
+    ``ports`` are those to choose from, or None.  The upper half comes first: everything else that listens
+    takes the lowest free port, and must not take this one before the ranks start.
+    """
+    if wanted != "auto":
+        return [wanted]
+    if ports is None:
+        return [0]
+    low, high = ports[: len(ports) // 2], ports[len(ports) // 2 :]
+    start = int.from_bytes(os.urandom(4), "big") % len(high)  # so that jobs that start together differ
+    return [*high[start:], *high[:start], *reversed(low)][:MOST_TRIED]
+
+
+def first_free(ports: Iterable[int], listen: Callable[[int], T]) -> T:
+    """Return ``listen(port)`` for the first of ``ports`` that is not in use.
+
+    Raises the last OSError if all are in use, and any other OSError at once.
+    """
+    *others, last = ports
+    for port in others:
+        try:
+            return listen(port)
+        except OSError as e:
+            if e.errno != errno.EADDRINUSE:
+                raise
+    return listen(last)
 
 
 def keep(port: int, ours: str | None) -> socket.socket:

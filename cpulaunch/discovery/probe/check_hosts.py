@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cpulaunch.config.config import Config
+from cpulaunch.discovery.host import master_port
 from cpulaunch.discovery.host.interfaces import interfaces_here, route_to
 from cpulaunch.discovery.host.libraries import import_directories, library_directories
 from cpulaunch.discovery.host.rate_cache import limits_of_ranks
@@ -63,7 +64,7 @@ def check_hosts(
     mpi = [mpi.path for mpi in mpis[:1]]
     optional = mpi if leaves_launcher_to_us(config) else []
     files = [*required.files, *(path for path in mpi if path not in optional)]
-    address, port, interface = config.hosts.master_addr, config.hosts.master_port, config.ccl.interface
+    address, interface = config.hosts.master_addr, config.ccl.interface
     request = ProbeRequest(
         python=required.python,
         directory=required.directory,
@@ -73,7 +74,7 @@ def check_hosts(
         packages=list(import_directories()),
         libraries=list(library_directories()),
         master=hosts[0].name if address == "auto" else address,
-        port=0 if port == "auto" else port,
+        ports=master_port.candidates(config.hosts.master_port, config.hosts.ports),
         interface=None if interface == "auto" else interface,
         limits=limits_of_ranks({**config.environ, **config.env}),
     )

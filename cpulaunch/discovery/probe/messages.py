@@ -23,9 +23,9 @@ MARK = "cpulaunch-answer: "
 class ProbeRequest(NamedTuple):
     """The request to every host.
 
-    ``master`` is a name or address of the first host, which opens ``port`` for the others to try; 0 is any
-    free port.  In requests to other hosts, ``port`` is None.  ``interface`` is the one that the user has
-    chosen, if any.
+    ``master`` is a name or address of the first host, which opens the first free one of ``ports`` for the
+    others to try; 0 is any free port.  In requests to other hosts, ``ports`` is empty.  ``interface`` is the
+    one that the user has chosen, if any.
 
     ``directory`` and ``files`` must exist, and the files ``optional`` may be missing.  The files
     ``identical`` must have the same content on all hosts.  ``packages`` are the directories that ``python``
@@ -41,7 +41,7 @@ class ProbeRequest(NamedTuple):
     packages: list[str]
     libraries: list[str]
     master: str
-    port: int | None
+    ports: list[int]
     interface: str | None
     limits: dict[str, Any]
 

@@ -276,7 +276,9 @@ def _network(
             "--interface says which one to use",
         )
     if response.answer.listen_error:
-        what = f"port {request.port}: {response.answer.listen_error}"
+        ports = sorted(request.ports)
+        which = f"port {ports[0]}" if len(ports) == 1 else f"ports {ports[0]}-{ports[-1]}"
+        what = f"{which}: {response.answer.listen_error}"
         yield Problem(what, PORT_IS_TAKEN, of_the_host=False)
     if response.connect_error and host == master:
         yield Problem(

@@ -90,7 +90,7 @@ async def _probe_all(
     program = [request.python, "-I", "-S", _PROBE]
     ways = [program if name in here else remote_command(reach, name, program, _PROBE) for name in names]
     hosts = [
-        _ProbedHost(name, argv, argv is program, request if number == 0 else request._replace(port=None))
+        _ProbedHost(name, argv, argv is program, request if number == 0 else request._replace(ports=[]))
         for number, (name, argv) in enumerate(zip(names, ways, strict=True))
     ]
     master: asyncio.Future[ConnectRequest | None] = asyncio.get_running_loop().create_future()

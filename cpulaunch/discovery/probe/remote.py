@@ -19,13 +19,14 @@ import hashlib
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import cpulaunch
 from cpulaunch import __version__
 from cpulaunch.discovery.host.fabrics import find_fabrics
 from cpulaunch.discovery.host.interfaces import interfaces_here, route_to
+from cpulaunch.discovery.host.master_port import first_free
 from cpulaunch.discovery.host.package_versions import VERSION_FILES, version_in
 from cpulaunch.discovery.host.this_host import facts_here
 from cpulaunch.discovery.probe.messages import (
@@ -51,9 +52,9 @@ def main() -> None:
             match decode(line, TO_PROBE):
                 case ProbeRequest() as request:
                     answer = probe(request)
-                    if request.port is not None:
+                    if request.ports:
                         try:
-                            listener = stack.enter_context(_listener(request.port))
+                            listener = stack.enter_context(_listener(request.ports))
                             threading.Thread(target=_let_in, args=(listener,), daemon=True).start()
                             answer = answer._replace(listening=listener.getsockname()[1])
                         except OSError as e:
@@ -129,12 +130,19 @@ def _size(mounted: str) -> int | None:
         return None
 
 
-def _listener(port: int) -> socket.socket:
-    """Listen on all addresses, like torch's store will.  Port 0 takes a free one.  Raises OSError."""
+def _listener(ports: Sequence[int]) -> socket.socket:
+    """Listen on all addresses, like torch's store will, on the first free one of ``ports``.
+
+    Port 0 takes a free one.  Raises OSError.
+    """
     six = socket.has_dualstack_ipv6()
-    address = ("::" if six else "", port)
     family = socket.AF_INET6 if six else socket.AF_INET
-    return socket.create_server(address, family=family, dualstack_ipv6=six, backlog=4096)
+    return first_free(
+        ports,
+        lambda port: socket.create_server(
+            ("::" if six else "", port), family=family, dualstack_ipv6=six, backlog=4096
+        ),
+    )
 
 
 def _let_in(listener: socket.socket) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from cpulaunch.errors import HostError
 from cpulaunch.queues.base import Tell, call
-from cpulaunch.queues.kubernetes.mpijob import JOB_LABEL, ROLE_LABEL
+from cpulaunch.queues.kubernetes.pods import Kind
 from cpulaunch.wording import cannot_run
 
 LOOK = 2.0
@@ -19,40 +19,41 @@ FAILED = 1
 """The exit code of a job whose launcher has none, for example because its pod was evicted."""
 
 
-def follow(name: str, namespace: str, tell: Tell) -> int:
+def follow(kind: Kind, name: str, namespace: str, tell: Tell) -> int:
     """Show the output of the job's launcher until it has ended, and return its exit code.
 
     Raises HostError if the job has been deleted, or if kubectl fails.
     """
     where = ["-n", namespace] if namespace else []
     said = ""
-    while (pod := _launcher(name, where)) is None or pod["status"].get("phase") in (None, "Pending"):
+    while (pod := _launcher(kind, name, where)) is None or pod["status"].get("phase") in (None, "Pending"):
         state = "its launcher is Pending" if pod else "its workers are not ready"
         if state != said:
-            tell(f"MPIJob {name} waits: {state}")
+            tell(f"{kind.name} {name} waits: {state}")
             said = state
         time.sleep(LOOK)
     _show_log(pod["metadata"]["name"], where)
     while True:
-        pod = _launcher(name, where)
+        pod = _launcher(kind, name, where)
         if pod is None:
-            raise HostError(f"the launcher of MPIJob {name} has been deleted")
+            raise HostError(f"the launcher of {kind.name} {name} has been deleted")
         if pod["status"].get("phase") in ("Succeeded", "Failed"):
-            code = _exit_code(pod)
-            tell(f"MPIJob {name} has ended with exit code {code}{_reason(pod)}")
+            code = _exit_code(pod, kind.container)
+            tell(f"{kind.name} {name} has ended with exit code {code}{_reason(pod)}")
             return code
         time.sleep(LOOK)
 
 
-def _launcher(name: str, where: list[str]) -> dict[str, Any] | None:
+def _launcher(kind: Kind, name: str, where: list[str]) -> dict[str, Any] | None:
     """The launcher's pod, or None if the operator has not created it yet.
 
     Raises HostError if there is no such job, or if kubectl fails.
     """
-    labels = f"{JOB_LABEL}={name},{ROLE_LABEL}=launcher"
+    labels = f"{kind.job_label}={name},{kind.role_label}=launcher"
     found = _asked(["get", "pods", *where, "-l", labels, "-o", "json"])["items"]
     if not found:
-        _asked(["get", f"mpijob/{name}", *where, "-o", "json"])  # raises if the job has been deleted
+        # Raises if the job has been deleted.
+        _asked(["get", f"{kind.name.lower()}/{name}", *where, "-o", "json"])
         return None
     last: dict[str, Any] = found[-1]
     return last
@@ -73,9 +74,9 @@ def _show_log(pod: str, where: list[str]) -> None:
         raise HostError(cannot_run("kubectl", e)) from None
 
 
-def _exit_code(pod: dict[str, Any]) -> int:
+def _exit_code(pod: dict[str, Any], container: str) -> int:
     for status in pod["status"].get("containerStatuses", ()):
-        if (ended := status.get("state", {}).get("terminated")) and status["name"] == "launcher":
+        if (ended := status.get("state", {}).get("terminated")) and status["name"] == container:
             return int(ended["exitCode"])
     return FAILED
 

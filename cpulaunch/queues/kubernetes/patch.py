@@ -6,23 +6,33 @@ replaced.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cpulaunch.errors import UsageError
 
 LIMIT = 1 << 20
 """The largest size of a patch in bytes."""
 
-HINT = "a patch has the fields of the MPIJob to change, as --dry-run prints them"
+HINT = "a patch has the fields of the job to change, as --dry-run prints them"
 
-FIXED = (("apiVersion",), ("kind",), ("metadata", "name"), ("metadata", "namespace"))
+FIXED = (("apiVersion",), ("metadata", "name"), ("metadata", "namespace"))
 """The fields that identify the job, which a patch must not change."""
 
 
-def read_patch(file: str) -> dict[str, Any]:
-    """Read the patch in ``file``.  Raises UsageError if it can't be read or changes FIXED fields."""
+class Patch(NamedTuple):
+    """The changes to the document of a kind."""
+
+    kind: str
+    changes: dict[str, Any]
+
+
+def read_patch(file: str, kinds: Sequence[str]) -> Patch:
+    """Read the patch in ``file`` for a document of one of ``kinds``: the one that it names, else the first.
+
+    Raises UsageError if it can't be read, or changes FIXED fields.
+    """
     import yaml  # costs 15 ms
 
     where = f"--patch {file}"
@@ -48,7 +58,9 @@ def read_patch(file: str) -> dict[str, Any]:
                 f"{where}: it changes {'.'.join(path_to)}, which says which job this is",
                 hint="--job-name and --namespace give it another name",
             )
-    return patch
+    if (kind := patch.pop("kind", kinds[0])) not in kinds:
+        raise UsageError(f"{where}: the job has no {kind}", hint=f"its kind may be {' or '.join(kinds)}")
+    return Patch(kind, patch)
 
 
 def merged(target: Any, patch: Any) -> Any:

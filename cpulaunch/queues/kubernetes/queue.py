@@ -15,10 +15,12 @@ from cpulaunch.config.setting import Setting
 from cpulaunch.errors import HostError, UsageError
 from cpulaunch.plan.instances import are_wanted
 from cpulaunch.queues.base import Job, Option, Queue, Submitted, Tell, call
-from cpulaunch.queues.kubernetes import mpijob
+from cpulaunch.queues.kubernetes import pods
 from cpulaunch.queues.kubernetes.follow import follow
-from cpulaunch.queues.kubernetes.mpijob import FILES_AT, IMPLEMENTATIONS, MAX_FILES
+from cpulaunch.queues.kubernetes.mpijob import MPIJOB
 from cpulaunch.queues.kubernetes.patch import merged, read_patch
+from cpulaunch.queues.kubernetes.pods import FILES_AT, IMPLEMENTATIONS, MAX_FILES, Kind
+from cpulaunch.queues.kubernetes.trainjob import TRAINJOB
 from cpulaunch.wording import counted
 
 LEAST_MEMORY = 1 << 28
@@ -29,23 +31,23 @@ SUFFIX = 3
 
 SETTINGS = "cpulaunch.yaml"
 _SUBDOMAIN = re.compile("[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")  # a claim's name
-_TAKEN = ("/dev/shm", "/etc/mpi", FILES_AT, f"{mpijob.HOME}/.ssh")
+_TAKEN = ("/dev/shm", "/etc/mpi", FILES_AT, f"{pods.HOME}/.ssh")
 _OF_THE_IMAGE = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr", "/usr/local")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Submitted(Submitted):
-    """``namespace`` is empty for kubectl's default.  ``files`` says whether the job has a ConfigMap."""
+    """``namespace`` is empty for kubectl's default.  ``documents`` are KIND/NAME of all that was created."""
 
     namespace: str
-    files: bool
+    documents: tuple[str, ...]
 
 
 class Kubernetes(Queue):
-    """Renders a job as an MPIJob, with a ConfigMap for its files, and submits it with kubectl."""
+    """Renders a job as what an operator understands, with a ConfigMap for its files, for kubectl."""
 
-    name = "kubernetes"
-    title = "Kubernetes"
+    kind: Kind
+    too_old: str
     program = "kubectl"
     follows = True
     shares_files = False
@@ -73,51 +75,100 @@ example:
         return job
 
     def render(self, job: Job) -> str:
-        found, *files = mpijob.documents(_mpijob(job))
+        found = {each["kind"]: each for each in self.kind.documents(_contents(job, self.kind))}
+        kinds = [self.kind.name, *(kind for kind in found if kind not in (self.kind.name, "ConfigMap"))]
         for name, value in job.options:
             if name == "--patch":
-                found = merged(found, read_patch(value))
-        return mpijob.as_yaml([found, *files])
+                kind, changes = read_patch(value, kinds)
+                found[kind] = merged(found[kind], changes)
+        return pods.as_yaml([*found.values()])
 
     def submit(self, document: str, tell: Tell) -> Submitted:
         import yaml  # costs 15 ms
 
-        job, *files = yaml.safe_load_all(document)
-        name, namespace = job["metadata"]["name"], job["metadata"].get("namespace", "")
-        submitted = _Submitted(name, f"MPIJob {name}", namespace=namespace, files=bool(files))
-        context = _kubectl(["config", "current-context"], submitted).strip()
+        documents = list(yaml.safe_load_all(document))
+        job = next(each["metadata"] for each in documents if each["kind"] == self.kind.name)
+        name, namespace = job["name"], job.get("namespace", "")
+        words = [f"{each['kind'].lower()}/{each['metadata']['name']}" for each in documents]
+        # An operator keeps a runtime until no job uses it.
+        jobs_first = tuple(sorted(words, key=lambda word: not word.startswith(f"{self.kind.name.lower()}/")))
+        title = f"{self.kind.name} {name}"
+        submitted = _Submitted(name, title, namespace=namespace, documents=jobs_first)
+        context = self._kubectl(["config", "current-context"], submitted).strip()
         place = f"namespace {namespace}" if namespace else "kubectl's namespace"
-        tell(f"creating MPIJob {name} in {place} of the cluster that kubectl calls {context}")
-        _kubectl(["create", "-f", "-"], submitted, mpijob.as_yaml([job]))
-        try:
-            for each in files:
-                _kubectl(["create", "-f", "-"], submitted, mpijob.as_yaml([each]))
-        except HostError:  # don't leave an MPIJob without its files
-            where = ["-n", namespace] if namespace else []
-            _kubectl(["delete", *where, "--ignore-not-found", f"mpijob/{name}"], submitted)
-            raise
+        tell(f"creating {title} in {place} of the cluster that kubectl calls {context}")
+        for number, each in enumerate(documents):
+            try:
+                self._kubectl(["create", "-f", "-"], submitted, pods.as_yaml([each]))
+            except HostError:  # don't leave a part of a job
+                if number:
+                    where = ["-n", namespace] if namespace else []
+                    there = [word for word in jobs_first if word in words[:number]]
+                    self._kubectl(["delete", *where, "--ignore-not-found", *there], submitted)
+                raise
         return submitted
 
     def watch(self, job: Submitted) -> Sequence[str]:
         assert isinstance(job, _Submitted)
         where = f" -n {job.namespace}" if job.namespace else ""
-        files = f" configmap/{mpijob.files_of(job.id)}" if job.files else ""
+        launcher = self.kind.launcher_job.format(name=job.id)
         return (
-            f"`kubectl get pods{where} -l {mpijob.JOB_LABEL}={job.id}` shows its pods",
-            f"`kubectl logs -f{where} job/{job.id}-launcher` shows what it prints, once its workers are "
-            "ready",
-            f"`kubectl delete{where} mpijob/{job.id}{files}` ends and removes it",
+            f"`kubectl get pods{where} -l {self.kind.job_label}={job.id}` shows its pods",
+            f"`kubectl logs -f{where} job/{launcher}` shows what it prints, once its workers are ready",
+            f"`kubectl delete{where} {' '.join(job.documents)}` ends and removes it",
         )
 
     def follow(self, job: Submitted, tell: Tell) -> int:
         assert isinstance(job, _Submitted)
-        return follow(job.id, job.namespace, tell)
+        return follow(self.kind, job.id, job.namespace, tell)
+
+    def _kubectl(self, words: Sequence[str], job: _Submitted, text: str = "") -> str:
+        hint = "--dry-run prints the job, and --output F keeps it, for `kubectl create -f F` elsewhere"
+        done = call(["kubectl", *words], text=text, hint=hint)
+        if done.returncode:
+            lines = [
+                line for line in done.stderr.splitlines() if not re.match(r"[EWI][0-9]{4} ", line)
+            ]  # without lines of its log
+            said = "\n".join(lines).strip().removeprefix("error: ")
+            raise HostError(f"kubectl: {said}", hint=self._remedy(said, job))
+        return done.stdout
+
+    def _remedy(self, said: str, job: _Submitted) -> str | None:
+        """A hint for an error message of kubectl, or None."""
+        if "no matches for kind" in said:
+            return f"{self.kind.operator} is not installed: docs/kubernetes.md shows how"
+        if "already exists" in said:
+            left = " ".join(job.documents)
+            return f"--job-name gives this one another name; `kubectl delete {left}` removes the other"
+        if "unknown field" in said:
+            return f"{self.kind.operator} there is {self.too_old}"
+        if "connection refused" in said:
+            return "`kubectl config get-contexts` shows which clusters it knows"
+        return None
 
 
-KUBERNETES = Kubernetes()
+class MpiOperator(Kubernetes):
+    """MPIJobs."""
+
+    name = "kubernetes"
+    title = "Kubernetes"
+    kind = MPIJOB
+    too_old = "older than version 0.6"
 
 
-def _mpijob(job: Job) -> mpijob.Job:
+class Trainer(Kubernetes):
+    """TrainJobs."""
+
+    name = "trainjob"
+    title = "Kubeflow Trainer"
+    kind = TRAINJOB
+    too_old = "older than version 2.0"
+
+
+KUBERNETES, TRAINER = MpiOperator(), Trainer()
+
+
+def _contents(job: Job, kind: Kind) -> pods.Job:
     asked, config, run = job.asked, job.config, job.run
     image = asked.get("--image")
     if not image:
@@ -136,8 +187,8 @@ def _mpijob(job: Job) -> mpijob.Job:
         run = ("--config-file", f"{FILES_AT}/{SETTINGS}", *run)
         files[SETTINGS] = _text(config.file)
     _check_size(files, sum(len(name) + len(text.encode()) for name, text in files.items()))
-    return mpijob.Job(
-        name=_name(job, workers),
+    return pods.Job(
+        name=_name(job, kind, workers),
         image=image,
         command=["cpulaunch", "run", *run, *program],
         namespace=asked.get("--namespace"),
@@ -158,7 +209,7 @@ def _refuse_settings(config: Config) -> None:
     for setting in (Config.hosts.hostfile, Config.hosts.list, Config.hosts.exclude):
         if config.value(setting):
             raise UsageError(
-                f"{config.where(setting)}: the MPI operator names the hosts", hint="--nodes says how many"
+                f"{config.where(setting)}: the operator names the hosts", hint="--nodes says how many"
             )
     if config.launcher not in ("auto", "mpirun", "ssh"):
         raise UsageError(
@@ -236,7 +287,7 @@ def _resources(cpu: str | None, memory: str | None) -> tuple[int | None, str | N
             f"--cpu {cpu!r} is not a number of whole CPUs",
             hint="only whole ones can be a pod's own: such as --cpu 16",
         )
-    size = mpijob.bytes_of(memory)
+    size = pods.bytes_of(memory)
     if size is None:
         raise UsageError(
             f"--memory {memory!r} is not a quantity", hint="such as 64Gi (of 2^30 bytes) or 64G (of 10^9)"
@@ -246,11 +297,11 @@ def _resources(cpu: str | None, memory: str | None) -> tuple[int | None, str | N
     return int(cpu), memory
 
 
-def _name(job: Job, workers: int) -> str:
+def _name(job: Job, kind: Kind, workers: int) -> str:
     """The job's name: the user's, else the script's with a random suffix.  Raises UsageError if invalid."""
     called = re.sub("[^a-z0-9]+", "-", job.title.lower()).strip("-")
     name = job.asked.get("--job-name") or f"{called}-{secrets.token_hex(SUFFIX)}"
-    if why := mpijob.why_not_a_name(name, workers):
+    if why := kind.why_not_a_name(name, workers):
         raise UsageError(f"no job can be called {name!r}: {why}", hint="--job-name gives it a name")
     return name
 
@@ -317,29 +368,3 @@ def _volumes(given: Sequence[str]) -> dict[str, str]:
             raise UsageError(why, hint=f"--volume {claim}:/data mounts it where nothing is")
         volumes[path] = claim
     return volumes
-
-
-def _kubectl(words: Sequence[str], job: _Submitted, text: str = "") -> str:
-    hint = "--dry-run prints the job, and --output F keeps it, for `kubectl create -f F` elsewhere"
-    done = call(["kubectl", *words], text=text, hint=hint)
-    if done.returncode:
-        lines = [
-            line for line in done.stderr.splitlines() if not re.match(r"[EWI][0-9]{4} ", line)
-        ]  # without lines of its log
-        said = "\n".join(lines).strip().removeprefix("error: ")
-        raise HostError(f"kubectl: {said}", hint=_remedy(said, job))
-    return done.stdout
-
-
-def _remedy(said: str, job: _Submitted) -> str | None:
-    """A hint for an error message of kubectl, or None."""
-    if "no matches for kind" in said:
-        return "the MPI operator is not installed: docs/kubernetes.md shows how"
-    if "already exists" in said:
-        left = f"mpijob/{job.id} configmap/{mpijob.files_of(job.id)}"
-        return f"--job-name gives this one another name; `kubectl delete {left}` removes the other"
-    if "unknown field" in said:
-        return "the MPI operator there is older than version 0.6"
-    if "connection refused" in said:
-        return "`kubectl config get-contexts` shows which clusters it knows"
-    return None

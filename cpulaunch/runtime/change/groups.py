@@ -7,10 +7,14 @@ for gloo or nccl.  So a group whose backend was replaced still returns the name 
 from __future__ import annotations
 
 import functools
+import os
 import weakref
 from typing import Any
 
+from cpulaunch.config.rank_settings import rank_setting
+from cpulaunch.config.settings import Table
 from cpulaunch.discovery.host.this_host import cpu_flags
+from cpulaunch.errors import UsageError
 from cpulaunch.runtime.change.base import announce, pending_changes
 from cpulaunch.runtime.change.precision import check_precision
 from cpulaunch.runtime.hooks import replace_everywhere
@@ -47,6 +51,8 @@ def replace_backend(torch: Any, settings: TrainingSettings) -> None:
     c10d = torch.distributed.distributed_c10d
     init, new, ask = c10d.init_process_group, c10d.new_group, c10d.get_backend
 
+    restricted = rank_setting(Table.hosts.port_range, os.environ) != "auto"
+
     def of_all_ranks() -> Any:
         return torch.distributed.group.WORLD
 
@@ -73,7 +79,14 @@ def replace_backend(torch: Any, settings: TrainingSettings) -> None:
         # A script that names what the group of all ranks answers gets that group's backend.
         same = _of_cpus(backend) == _of_cpus(usual or str(ask()))
         planned = (backend is None or same or _is_of_gpus(backend)) and is_replaced(torch, backend)
-        group = new(ranks, timeout, settings.backend if backend and planned else backend, *args, **kwargs)
+        chosen = settings.backend if backend and planned else backend
+        if restricted and chosen and _of_cpus(chosen) == "gloo":
+            raise UsageError(
+                "--port-range is set, and gloo can't keep its ports within a range: "
+                f"new_group(backend={backend!r})",
+                hint="new_group() without a backend makes a group of ccl",
+            )
+        group = new(ranks, timeout, chosen, *args, **kwargs)
         if planned:
             remember(group, name)
         return group

@@ -350,7 +350,8 @@ class Checkpoint:
 
 
 def _new_group() -> Any:
-    return dist.new_group(backend="gloo", group_desc="cpulaunch.Checkpoint")
+    restricted = rank_setting(Table.hosts.port_range, os.environ) != "auto"  # gloo listens on any port
+    return dist.new_group(backend="ccl" if restricted else "gloo", group_desc="cpulaunch.Checkpoint")
 
 
 def _several(given: Any, kind: type, name: str) -> list[Any]:

@@ -170,11 +170,14 @@ def _master_port(plan: Plan, free_port: int | None) -> tuple[int, socket.socket 
     wanted = plan.settings.hosts.master_port
     if not plan.here_alone and (port := free_port if wanted == "auto" else wanted):
         return port, None
+    ours = os.environ.get(variables.KEPT_PORT)
+    ports = master_port.candidates(wanted, plan.settings.hosts.ports)
     try:
-        keeper = master_port.keep(0 if wanted == "auto" else wanted, os.environ.get(variables.KEPT_PORT))
+        keeper = master_port.first_free(ports, lambda port: master_port.keep(port, ours))
     except OSError as e:
+        which = f"port {wanted}" if wanted != "auto" else f"ports {plan.settings.hosts.port_range}"
         raise HostError(
-            f"port {wanted} of {plan.master_addr}: {e.strerror or e}",
+            f"{which} of {plan.master_addr}: {e.strerror or e}",
             hint=PORT_IS_TAKEN,
         ) from None
     port = keeper.getsockname()[1]

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from cpulaunch import variables
+from cpulaunch.discovery.host.master_port import first_free
 from cpulaunch.errors import HostError
 from cpulaunch.launchers.command import Command
 from cpulaunch.model.network import is_loopback
@@ -58,10 +59,14 @@ def listen(plan: Plan) -> tuple[socket.socket, str]:
         return listener, f"@{name}"
     host = _own_address(plan)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    ports = plan.settings.hosts.ports
     try:
-        listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
+        listener = first_free(
+            ports or [0], lambda port: socket.create_server((host, port), family=family, backlog=BACKLOG)
+        )
     except OSError as e:
-        raise HostError(f"the launcher can't listen on {host}: {e.strerror or e}") from None
+        where = f" on ports {plan.settings.hosts.port_range}" if ports else ""
+        raise HostError(f"the launcher can't listen on {host}{where}: {e.strerror or e}") from None
     port = listener.getsockname()[1]
     return listener, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

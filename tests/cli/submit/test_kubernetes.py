@@ -15,9 +15,10 @@ from queues.kubernetes.fields import problems
 from support.command import REPOSITORY
 
 from cpulaunch.cli.main import main
-from cpulaunch.queues.kubernetes.mpijob import MAX_FILES
+from cpulaunch.queues.kubernetes.pods import MAX_FILES
 
 BASE = ["submit", "--to", "kubernetes", "--image", "train:1"]
+TRAINJOB = ["submit", "--to", "trainjob", "--image", "train:1"]
 
 KUBECTL = """#!/bin/sh
 # Notes what it is called with, and what it is to create; FAILS names a kind that it refuses.
@@ -175,7 +176,7 @@ def test_a_job_is_called_like_its_script(here: Path, capsys: pytest.CaptureFixtu
         ("--nodes 2 --nnodes 4 train.py", "hosts.nnodes (--nnodes): 4 of 2 workers"),
         ("--time 2:00:00 train.py", "--time is for --to slurm"),
         ("--requeue train.py", "--requeue is for --to slurm"),
-        ("--hosts a,b train.py", "the MPI operator names the hosts"),
+        ("--hosts a,b train.py", "the operator names the hosts"),
         ("--launcher slurm train.py", "slurm starts nothing on the workers"),
         ("gone.py", "gone.py: no such script here"),
         ("sub", "sub: is a directory"),
@@ -221,6 +222,51 @@ def test_kubectl_creates_the_job_and_then_its_files(
     assert "`kubectl get pods -n ml -l training.kubeflow.org/job-name=train`" in said
     assert "`kubectl logs -f -n ml job/train-launcher`" in said
     assert "`kubectl delete -n ml mpijob/train configmap/train-files`" in said
+
+
+def test_a_trainjobs_runtime_is_created_before_it(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TRAINJOB, "--namespace", "ml", "-J", "train", "train.py"]) == 0
+    created = [yaml.safe_load(text) for text in kubectl.read_text().split("create -f -\n")[1:]]
+    assert [each["kind"] for each in created] == ["TrainingRuntime", "TrainJob", "ConfigMap"]
+    assert {each["metadata"]["namespace"] for each in created} == {"ml"}
+    said = capsys.readouterr().err
+    assert "`kubectl logs -f -n ml job/train-launcher-0`" in said
+    assert "`kubectl delete -n ml trainjob/train trainingruntime/train configmap/train-files`" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "says", "hint", "last"),
+    [
+        ("TrainingRuntime", "no matches for kind", "Kubeflow Trainer v2 is not installed", "create -f -"),
+        ("TrainJob", "denied", "", "delete --ignore-not-found trainingruntime/train"),
+        ("ConfigMap", "exceeded quota", "", "delete --ignore-not-found trainjob/train trainingruntime/train"),
+    ],
+)
+def test_what_kubectl_refuses_leaves_no_part_of_a_trainjob(
+    kind: str, says: str, hint: str, last: str, kubectl: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    # Not the reference to the runtime in the TrainJob.
+    monkeypatch.setenv("FAILS", f"{kind}\nmetadata")
+    monkeypatch.setenv("SAYS", says)
+    assert main([*TRAINJOB, "-J", "train", "train.py"]) == 3
+    assert hint in capsys.readouterr().err
+    calls = [line for line in kubectl.read_text().splitlines() if line.startswith(("create", "delete"))]
+    assert calls[-1] == last
+
+
+def test_a_patch_names_the_document_that_it_changes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "job.yaml").write_text("metadata: {labels: {kueue.x-k8s.io/queue-name: training}}\n")
+    job = {"name": "node", "template": {"spec": {"template": {"spec": {"nodeSelector": {"disk": "fast"}}}}}}
+    patch = {"kind": "TrainingRuntime", "spec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+    (here / "runtime.yaml").write_text(yaml.safe_dump(patch))
+    patches = ["--patch", "job.yaml", "--patch", "runtime.yaml"]
+    assert main([*TRAINJOB, "-J", "train", *patches, "--dry-run", "train.py"]) == 0
+    runtime, trainjob, _ = yaml.safe_load_all(capsys.readouterr().out)
+    assert trainjob["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "training"}
+    workers, launcher = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert workers["template"]["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "fast"}
+    assert "nodeSelector" not in launcher["template"]["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize(
@@ -277,6 +323,18 @@ def test_a_job_is_followed_to_its_end(
     assert ("MPIJob train waits: its workers are not ready" in error) == ("[]" in pods[0])
 
 
+def test_a_trainjob_is_followed_to_its_end(
+    kubectl: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cpulaunch.queues.kubernetes.follow.LOOK", 0.01)
+    (answers := kubectl.parent / "pods").write_text(
+        pod("Failed", code=5).replace('"launcher"', '"node"') + "\n"
+    )
+    monkeypatch.setenv("PODS", str(answers))
+    assert main([*TRAINJOB, "--follow", "-J", "train", "train.py"]) == 5
+    assert "TrainJob train has ended with exit code 5\n" in capfd.readouterr().err
+
+
 def test_a_job_that_is_deleted_while_it_waits_is_followed_no_more(
     kubectl: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -326,14 +384,16 @@ def test_the_pages_commands_are_understood(here: Path, capsys: pytest.CaptureFix
     for each in commands:
         words = [word for word in shlex.split(each.replace("\\\n", " ")) if word != "--dry-run"]
         assert main([*words[:1], "--dry-run", *words[1:]]) == 0
-        assert capsys.readouterr().out.startswith("apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\n")
+        kind = "TrainingRuntime" if "trainjob" in words else "MPIJob"
+        assert yaml.safe_load(capsys.readouterr().out.partition("\n---")[0])["kind"] == kind
 
 
 def test_the_page_shows_what_is_said(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (REPOSITORY / "docs" / "kubernetes.md").read_text()
     shown = re.findall(r"^cpulaunch: .*\n", page, re.M)
     Path("digits.py").touch()
-    assert main([*BASE, "digits.py"]) == 0
+    for submit in (BASE, TRAINJOB):
+        assert main([*submit, "digits.py"]) == 0
     said = capsys.readouterr().err
     assert re.sub("digits-[0-9a-f]{6}", "digits-1a2b3c", said) == "".join(shown)
 
@@ -341,7 +401,8 @@ def test_the_page_shows_what_is_said(kubectl: Path, capsys: pytest.CaptureFixtur
 def test_the_page_has_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["submit", "--to", "kubernetes", "--help"])
-    ours = capsys.readouterr().out.partition("Kubernetes (--to kubernetes):")[2].partition("\n\n")[0]
+    said = capsys.readouterr().out
+    ours = said.partition("Kubernetes (--to kubernetes or trainjob):")[2].partition("\n\n")[0]
     page = (REPOSITORY / "docs" / "kubernetes.md").read_text()
     options = re.findall(r"^  (--\w+)", ours, re.M)
     assert len(options) > 5

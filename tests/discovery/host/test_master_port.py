@@ -111,3 +111,22 @@ def test_connections_that_have_just_ended_dont_keep_the_next_job_out(kept: socke
     kept.close()
     with master_port.keep(port, None), master_port.offered(port):
         pass
+
+
+def test_ports_are_tried_from_the_upper_half_of_a_range() -> None:
+    assert master_port.candidates(29500, range(20000, 20004)) == [29500]
+    assert master_port.candidates("auto", None) == [0]
+    assert master_port.candidates("auto", range(20000, 20001)) == [20000]
+    ports = master_port.candidates("auto", range(20000, 20005))
+    assert sorted(ports[:3]) == [20002, 20003, 20004]
+    assert ports[3:] == [20001, 20000]
+    assert len(master_port.candidates("auto", range(1024, 65536))) == master_port.MOST_TRIED
+
+
+def test_the_first_free_port_is_taken() -> None:
+    with master_port.keep(0, None) as kept:
+        listened = master_port.first_free([port_of(kept), 0], lambda port: master_port.keep(port, None))
+        with listened:
+            assert port_of(listened) != port_of(kept)
+        with pytest.raises(OSError, match="in use"):
+            master_port.first_free([port_of(kept)], lambda port: master_port.keep(port, None))

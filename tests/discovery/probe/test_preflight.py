@@ -29,7 +29,7 @@ from cpulaunch.wording import PORT_IS_TAKEN
 SSH = Ssh()
 REQUEST = ProbeRequest(
     python="/venv/bin/python", directory="/home/me", files=["/home/me/train.py"], optional=["/opt/mpi/mpiexec"],
-    identical=[], packages=[], libraries=[], master="node0", port=0, interface=None, limits={},
+    identical=[], packages=[], libraries=[], master="node0", ports=[0], interface=None, limits={},
 )  # fmt: skip
 
 
@@ -165,8 +165,10 @@ def test_a_host_that_does_not_reach_the_master() -> None:
 
 def test_a_port_that_is_taken() -> None:
     hosts = responses(answer(0, listen_error="Address already in use"), answer(1))
-    request = REQUEST._replace(port=29500)
+    request = REQUEST._replace(ports=[29500])
     assert complaints(hosts, request) == ["node0: port 29500: Address already in use"]
+    of_a_range = REQUEST._replace(ports=[29502, 29501, 29500])
+    assert complaints(hosts, of_a_range) == ["node0: ports 29500-29502: Address already in use"]
     (report, _) = report_on_hosts(hosts, request, SSH)
     assert report.problems[0].remedy == PORT_IS_TAKEN
     with pytest.raises(HostsNotReadyError) as error:

@@ -17,18 +17,18 @@ from cpulaunch.model.facts import HostFacts
 
 
 def ask(
-    directory: Path, *, python: str = sys.executable, files: list[str], port: int | None
+    directory: Path, *, python: str = sys.executable, files: list[str], ports: list[int]
 ) -> ProbeResponse:
     request = ProbeRequest(
         python=python, directory=str(directory), files=files, optional=[], identical=files, packages=[], libraries=[],
-        master="localhost", port=port, interface=None, limits={},
+        master="localhost", ports=ports, interface=None, limits={},
     )  # fmt: skip
     return probe_hosts(["here"], frozenset({"here"}), request, NoReach(), print)["here"]
 
 
 def test_a_host_tells_what_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a")
-    response = ask(tmp_path, files=[str(tmp_path / "a"), str(tmp_path / "b")], port=0)
+    response = ask(tmp_path, files=[str(tmp_path / "a"), str(tmp_path / "b")], ports=[0])
     answer = response.answer
     assert answer
     assert (answer.name, answer.directory) == (socket.gethostname(), True)
@@ -44,9 +44,12 @@ def test_a_host_tells_what_is_asked_for(tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as taken:
-        answer = ask(tmp_path, files=[], port=taken.getsockname()[1]).answer
+        port = taken.getsockname()[1]
+        answer, other = (ask(tmp_path, files=[], ports=ports).answer for ports in ([port], [port, 0]))
     assert answer
     assert (answer.listening, answer.listen_error) == (None, "Address already in use")
+    assert other
+    assert other.listening
 
 
 @pytest.mark.parametrize(
@@ -61,5 +64,5 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
 def test_an_answer_that_is_none_is_an_error_at_once(tmp_path: Path, line: str, error: str) -> None:
     (program := tmp_path / "python").write_text(f"#!/bin/sh\necho '{MARK}{line}'\ncat >/dev/null\n")
     program.chmod(0o755)
-    response = ask(tmp_path, python=str(program), files=[], port=None)
+    response = ask(tmp_path, python=str(program), files=[], ports=[])
     assert (response.answer, response.exit_code, response.error) == (None, 0, error)

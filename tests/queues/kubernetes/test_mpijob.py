@@ -10,7 +10,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from cpulaunch.queues.kubernetes.mpijob import Job, as_yaml, bytes_of, documents, half_of, why_not_a_name
+from cpulaunch.queues.kubernetes.mpijob import MPIJOB
+from cpulaunch.queues.kubernetes.pods import Job, as_yaml, bytes_of, half_of
 from queues.kubernetes.fields import problems, templates
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -35,23 +36,23 @@ JOBS = {
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_is_as_its_golden_text(name: str) -> None:
     path = GOLDEN / f"{name}.yaml"
-    text = as_yaml(documents(JOBS[name]))
+    text = as_yaml(MPIJOB.documents(JOBS[name]))
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(text)
     assert text == path.read_text()
-    assert list(yaml.safe_load_all(text)) == documents(JOBS[name])
+    assert list(yaml.safe_load_all(text)) == MPIJOB.documents(JOBS[name])
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_has_the_fields_of_v2beta1_and_no_others(name: str) -> None:
-    job, *_ = documents(JOBS[name])
+    job, *_ = MPIJOB.documents(JOBS[name])
     assert problems(job) == []
 
 
 @pytest.mark.parametrize("version", ["1.25", "1.37"])
 @pytest.mark.parametrize("name", JOBS)
 def test_pods_and_config_maps_fit_kubernetes_own_schema(name: str, version: str) -> None:
-    job, *maps = documents(JOBS[name])
+    job, *maps = MPIJOB.documents(JOBS[name])
     for template in templates(job).values():
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **template}
         kubernetes_validate.validate(pod, version, strict=True)
@@ -71,7 +72,7 @@ def test_pods_and_config_maps_fit_kubernetes_own_schema(name: str, version: str)
     ],
 )
 def test_the_check_of_fields_sees_what_is_wrong(path: str, value: Any, says: str) -> None:
-    job, *_ = documents(JOBS["four-workers"])
+    job, *_ = MPIJOB.documents(JOBS["four-workers"])
     *parts, last = path.split(".")
     here = job
     for part in parts:
@@ -81,7 +82,7 @@ def test_the_check_of_fields_sees_what_is_wrong(path: str, value: Any, says: str
 
 
 def test_the_schema_sees_what_is_wrong_in_a_pod() -> None:
-    job, *_ = documents(JOBS["four-workers"])
+    job, *_ = MPIJOB.documents(JOBS["four-workers"])
     spec = templates(job)["Worker"]["spec"]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
     spec["containers"][0]["startupProbe"]["tcpsocket"] = {"port": 1}
@@ -102,7 +103,7 @@ def test_the_schema_sees_what_is_wrong_in_a_pod() -> None:
     ],
 )
 def test_names_are_those_that_services_and_hosts_can_have(name: str, workers: int, why: str | None) -> None:
-    found = why_not_a_name(name, workers)
+    found = MPIJOB.why_not_a_name(name, workers)
     assert found == why or (why and found and found.startswith(why))
 
 
@@ -124,7 +125,7 @@ def test_shared_memory_is_half_of_a_workers(memory: str, half: str) -> None:
 
 def test_only_whole_cpus_that_are_limits_too_make_a_pod_guaranteed() -> None:
     """For which the kubelet's static policy asks; the launcher is one as well, and then nobody is evicted first."""
-    job, *_ = documents(JOBS["four-workers"])
+    job, *_ = MPIJOB.documents(JOBS["four-workers"])
     for template in templates(job).values():
         for container in template["spec"]["containers"]:
             resources = container["resources"]

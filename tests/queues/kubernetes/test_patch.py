@@ -59,7 +59,7 @@ def test_items_without_names_replace_the_list() -> None:
         (b"a: [", "not YAML"),
         (b"- a\n", "it is no mapping"),
         (b"", "it is no mapping"),
-        (b"kind: Job\n", "it changes kind"),
+        (b"kind: Job\n", "the job has no Job"),
         (b"metadata: {name: other}\n", "it changes metadata.name"),
         (b"a: " + b"b" * (1 << 20), "it has more than 1 MiB"),
     ],
@@ -68,4 +68,4 @@ def test_a_file_that_is_no_patch_is_an_error(text: bytes | None, says: str, tmp_
     if text is not None:
         (tmp_path / "p.yaml").write_bytes(text)
     with pytest.raises(UsageError, match=says):
-        read_patch(str(tmp_path / "p.yaml"))
+        read_patch(str(tmp_path / "p.yaml"), ["MPIJob"])

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <limits>
@@ -30,6 +31,10 @@ constexpr size_t kMaxStrangers = 64;             // connections without a hello,
 constexpr std::chrono::seconds kHelloTime{3};    // for one from the address of a rank
 // What a rank has sent before it left comes within this time, or is lost.
 constexpr std::chrono::seconds kLatest{2};
+
+// Where this process listens; 0: on any port.
+std::atomic<int> first_port{0};
+std::atomic<int> last_port{0};
 
 struct ResolvedAddress {
   sockaddr_storage storage{};
@@ -125,18 +130,30 @@ void Sender::greet() {
 // --- how they are made
 
 Connector::Listener Connector::listen(const std::string& ip) {
-  ResolvedAddress address(ip, 0);
-  const int descriptor = open_socket(address);
-  if (bind(descriptor, address.get(), address.length) != 0 || ::listen(descriptor, kBacklog) != 0 ||
-      getsockname(descriptor, address.get(), &address.length) != 0) {
-    const std::string reason = std::strerror(errno);
+  for (int port = first_port;; ++port) {
+    ResolvedAddress address(ip, port);
+    const int descriptor = open_socket(address);
+    // Connections of an earlier job that have just ended don't take up a port of the few that there are.
+    const int on = 1;
+    if (port) setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (bind(descriptor, address.get(), address.length) == 0 && ::listen(descriptor, kBacklog) == 0 &&
+        getsockname(descriptor, address.get(), &address.length) == 0) {
+      const bool v6 = address.storage.ss_family == AF_INET6;
+      const auto got = v6 ? reinterpret_cast<sockaddr_in6*>(address.get())->sin6_port
+                          : reinterpret_cast<sockaddr_in*>(address.get())->sin_port;
+      return {descriptor, ntohs(got)};
+    }
+    const int error = errno;
     ::close(descriptor);
-    throw std::runtime_error("this host can't listen on " + ip + ": " + reason);
+    if (error == EADDRINUSE && port < last_port) continue;
+    const auto ports = port ? ", ports " + std::to_string(first_port) + "-" + std::to_string(last_port) : "";
+    throw std::runtime_error("this host can't listen on " + ip + ports + ": " + std::strerror(error));
   }
-  const bool v6 = address.storage.ss_family == AF_INET6;
-  const auto port = v6 ? reinterpret_cast<sockaddr_in6*>(address.get())->sin6_port
-                       : reinterpret_cast<sockaddr_in*>(address.get())->sin_port;
-  return {descriptor, ntohs(port)};
+}
+
+void Connector::listen_within(int first, int last) {
+  first_port = first;
+  last_port = last;
 }
 
 int Connector::reach(const Address& to, const std::string& own) {

@@ -111,8 +111,10 @@ class Connector {
     int descriptor;
     int port;
   };
-  // Listens on this host's address `ip`.  Throws std::runtime_error where it has no such address.
+  // Listens on this host's address `ip`.  Throws std::runtime_error where it has no such address, or no port is free.
   static Listener listen(const std::string& ip);
+  // From now on, this process listens on the first free port from `first` to `last`; on any for 0.
+  static void listen_within(int first, int last);
   // A descriptor of a connection that is being made; from `own` address, unless that is "".  Throws std::runtime_error
   // where it is known at once that there will be none.
   static int reach(const Address& to, const std::string& own = "");

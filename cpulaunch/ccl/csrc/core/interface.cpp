@@ -91,6 +91,8 @@ int cl_listen(const char* ip, int32_t* port, cl_error* error) {
   }
 }
 
+void cl_listen_within(int32_t first, int32_t last) { Connector::listen_within(first, last); }
+
 cl_carrier* cl_own_carrier(const cl_layout* layout, const cl_slots* slots, int listener, int32_t port,
                            const char* const* ips, const int32_t* ports, const char* key, size_t key_size,
                            cl_error* error) {

@@ -160,6 +160,8 @@ CL_EXPORT void cl_slots_free(cl_slots*);
 /* --- transports */
 /* A socket for the connections of other hosts' ranks; -1 with an error. */
 CL_EXPORT int cl_listen(const char* ip, int32_t* port, cl_error*);
+/* On which ports this process listens from now on: `first` to `last`, or any for 0. */
+CL_EXPORT void cl_listen_within(int32_t first, int32_t last);
 /* `slots` may be null where this rank is alone on its host, and stay the caller's; `listener` is -1 where there is one
  * host, and taken over.  `ips` and `ports` are of each rank, and `key` is the group's secret. */
 CL_EXPORT cl_carrier* cl_own_carrier(const cl_layout*, const cl_slots* slots, int listener, int32_t port,

@@ -1,0 +1,241 @@
+"""The pods of a job on Kubernetes, and what differs between the operators that create them.
+
+Sources: kubernetes.io, "Control CPU Management Policies on the Node" (which pods get exclusive cores) and
+"Volumes: emptyDir" (/dev/shm).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+IMPLEMENTATIONS = {"intel": "Intel", "mpich": "MPICH", "openmpi": "OpenMPI"}
+"""Value of the setting ``mpi.flavour`` → the operator's name of the MPI."""
+
+FILES_AT = "/etc/cpulaunch"
+"""The directory in which pods have the script and the settings of their job."""
+
+MAX_FILES = 1 << 20
+"""The largest size of a ConfigMap in bytes (kubernetes.io, "ConfigMaps")."""
+
+LONGEST_NAME = 63
+"""The largest number of characters of a host name (RFC 1123), and so of a pod's name."""
+
+USER, HOME, SSH_PORT = 1000, "/home/mpiuser", 2222
+"""The user id in the images (not root), the user's home, and the port of the user's sshd.
+
+They are those of the images in examples/kubernetes.
+"""
+
+POD_SECURITY = {
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "runAsNonRoot": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+"""The security context of each container.
+
+Together with POD_SECURITY, it fulfils the level "restricted" (kubernetes.io, "Pod Security Standards").
+"""
+
+LAUNCHER_MEMORY, MEMORY_PER_WORKER = 1024, 8
+"""Memory of the launcher in MiB: for itself, and for each worker, to which it may have an ssh open (6 MB)."""
+
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTPE]i|[kMGTPE])?")
+_UNITS = {"": 1} | {
+    unit: base**power
+    for base, units in ((1000, ("k", "M", "G", "T", "P", "E")), (1024, ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei")))
+    for power, unit in enumerate(units, 1)
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """The contents of a job.
+
+    ``mpi`` is a value of IMPLEMENTATIONS.  ``slots`` is the number of ranks of each worker; None derives it
+    from the worker's topology.  ``cpus`` and ``memory`` (a quantity such as ``64Gi``) are reserved for each
+    worker; None sets no request and no limit.  ``files`` (name → text) are mounted in all pods at FILES_AT.
+    The launcher's environment has ``variables``, and those of the secrets named ``secrets``.  ``volumes``
+    (path → claim) are mounted in all pods.
+    """
+
+    name: str
+    image: str
+    command: Sequence[str]
+    namespace: str | None = None
+    workers: int = 1
+    mpi: str = "Intel"
+    slots: int | None = None
+    cpus: int | None = None
+    memory: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    secrets: Sequence[str] = ()
+    volumes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What an operator calls its jobs and their parts.
+
+    ``name`` is the kind of a job, and ``operator`` the program that understands it.  ``documents`` renders
+    a job, its files last.
+
+    Pods have the label ``job_label`` with the name of their job, and ``role_label`` with ``launcher`` or
+    with ``worker``.  ``container`` is the container of the launcher's pod, and ``launcher_job`` is the Job
+    that owns this pod.  ``suffixes`` follow the job's name in the longest names of its pods, with ``{last}``
+    for the number of the last worker.
+    """
+
+    name: str
+    operator: str
+    job_label: str
+    role_label: str
+    worker: str
+    container: str
+    launcher_job: str
+    suffixes: tuple[str, str]
+    documents: Callable[[Job], list[dict[str, Any]]]
+
+    def why_not_a_name(self, name: str, workers: int) -> str | None:
+        """Why a job can't be called ``name``; None if it can.
+
+        A service has the job's name, which must begin with a letter (RFC 1035).
+        """
+        if not re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name):
+            return "it must begin with a letter and have only a-z, 0-9 and - between letters and digits"
+        longest = LONGEST_NAME - max(len(suffix.format(last=workers - 1)) for suffix in self.suffixes)
+        return f"it has {len(name)} characters, and may have {longest}" if len(name) > longest else None
+
+
+def metadata(job: Job, name: str) -> dict[str, Any]:
+    """The metadata of a document called ``name``."""
+    return {"name": name, **({"namespace": job.namespace} if job.namespace else {})}
+
+
+def config_maps(job: Job) -> list[dict[str, Any]]:
+    """The ConfigMap with the job's files; none if it has none."""
+    if not job.files:
+        return []
+    about = metadata(job, files_of(job.name))
+    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": dict(job.files)}]
+
+
+def files_of(name: str) -> str:
+    """The name of the ConfigMap with the files of the job ``name``; operators use other suffixes."""
+    return f"{name}-files"
+
+
+def bytes_of(quantity: str) -> int | None:
+    """The bytes of a quantity such as ``64Gi``; None if it is not a quantity (kubernetes.io, "Quantity")."""
+    match = _QUANTITY.fullmatch(quantity)
+    return int(float(match[1]) * _UNITS[match[2] or ""]) if match else None
+
+
+def launcher_pod(job: Job, kind: Kind) -> dict[str, Any]:
+    """The pod of the launcher, which runs the job's command."""
+    memory = f"{LAUNCHER_MEMORY + MEMORY_PER_WORKER * job.workers}Mi"
+    container = {
+        "name": kind.container,
+        "image": job.image,
+        "command": [_literal(word) for word in job.command],
+        **_resources("1", memory),
+    }
+    if job.variables:
+        container["env"] = [{"name": name, "value": _literal(value)} for name, value in job.variables.items()]
+    if job.secrets:
+        container["envFrom"] = [{"secretRef": {"name": name}} for name in job.secrets]
+    return _pod(job, container)
+
+
+def worker_pod(job: Job, kind: Kind) -> dict[str, Any]:
+    """The pod of each worker, which runs an sshd."""
+    container = {
+        "name": kind.worker,
+        "image": job.image,
+        "command": ["/usr/sbin/sshd", "-De"],
+        # Once sshd has answered, the worker counts as ready, and its name can be resolved.
+        "startupProbe": {"tcpSocket": {"port": SSH_PORT}, "periodSeconds": 2, "failureThreshold": 30},
+    }
+    shm: dict[str, Any] = {"medium": "Memory"}
+    if job.memory is not None:
+        container |= _resources(str(job.cpus), job.memory)
+        shm["sizeLimit"] = half_of(job.memory)
+    pod = _pod(job, container, {"name": "shm", "emptyDir": shm}, {"name": "shm", "mountPath": "/dev/shm"})
+    pod["topologySpreadConstraints"] = [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": {"matchLabels": {kind.job_label: job.name, kind.role_label: kind.worker}},
+        }
+    ]
+    return pod
+
+
+def half_of(memory: str) -> str:
+    """Half of a quantity, the size limit of /dev/shm, as Linux sets it on a host.
+
+    This reserves nothing: only files that are written there take memory, which counts as the pod's own.
+    """
+    mebibytes = (bytes_of(memory) or 0) >> 21
+    return f"{mebibytes >> 10}Gi" if mebibytes % 1024 == 0 else f"{mebibytes}Mi"
+
+
+def _resources(cpus: str, memory: str) -> dict[str, Any]:
+    """Requests and equal limits of a container.
+
+    With equal limits and whole CPUs, the kubelet's static policy gives the pod exclusive CPUs.
+    """
+    return {
+        "resources": {
+            "requests": {"cpu": cpus, "memory": memory},
+            "limits": {"cpu": cpus, "memory": memory},
+        }
+    }
+
+
+def _pod(
+    job: Job, container: dict[str, Any], volume: dict[str, Any] | None = None, mount: Any = None
+) -> dict[str, Any]:
+    volumes, mounts = ([volume], [mount]) if volume else ([], [])
+    if job.files:
+        volumes.append({"name": "files", "configMap": {"name": files_of(job.name)}})
+        mounts.append({"name": "files", "mountPath": FILES_AT, "readOnly": True})
+    for number, (path, claim) in enumerate(job.volumes.items()):
+        volumes.append({"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": claim}})
+        mounts.append({"name": f"volume-{number}", "mountPath": path})
+    pod: dict[str, Any] = {
+        "securityContext": POD_SECURITY,
+        "containers": [
+            container | {"securityContext": SECURITY} | ({"volumeMounts": mounts} if mounts else {})
+        ],
+    }
+    return pod | ({"volumes": volumes} if volumes else {})
+
+
+def _literal(text: str) -> str:
+    """Escape ``text``, as Kubernetes replaces $(NAME) and $$."""
+    return text.replace("$", "$$")
+
+
+def as_yaml(found: Sequence[Mapping[str, Any]]) -> str:
+    """The documents as YAML for kubectl, with multi-line texts in readable blocks."""
+    import yaml  # costs 15 ms
+
+    class Dumper(yaml.SafeDumper):
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+            super().increase_indent(flow, False)
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+        style = "|" if "\n" in value else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    Dumper.ignore_aliases = lambda self, data: True  # type: ignore[method-assign]
+    return yaml.dump_all(found, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)

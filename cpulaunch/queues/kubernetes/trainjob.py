@@ -1,0 +1,87 @@
+"""Render a job as a TrainJob for Kubeflow Trainer v2 (trainer.kubeflow.org/v1alpha1), with its own runtime.
+
+A TrainJob says which TrainingRuntime it uses, and that says which pods there are.  Trainer makes the
+hostfile, and the key by which the pods reach each other, only for runtimes of Open MPI
+(kubeflow/trainer#4025).  So the runtime asks for Open MPI; cpulaunch reads the hostfile, and starts the ranks
+by ssh or by any MPI of the image.
+
+Sources, of Trainer 2.3: kubeflow/trainer, pkg/apis/trainer/v1alpha1 (the fields),
+pkg/runtime/framework/plugins/mpi (the hostfile, the key, and the names "node" and "launcher") and
+plugins/jobset (the pods' names); kubernetes-sigs/jobset, pkg/webhooks (how long names may be).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpulaunch.queues.kubernetes.pods import (
+    HOME,
+    Job,
+    Kind,
+    config_maps,
+    launcher_pod,
+    metadata,
+    worker_pod,
+)
+
+GROUP = "trainer.kubeflow.org"
+RUNTIME = "TrainingRuntime"
+
+
+def _documents(job: Job) -> list[dict[str, Any]]:
+    """The TrainingRuntime, the TrainJob and, if the job has files, the ConfigMap with them."""
+    runtime = {"apiVersion": f"{GROUP}/v1alpha1", "kind": RUNTIME, "metadata": metadata(job, job.name)}
+    slots = {"numProcPerNode": job.slots} if job.slots else {}
+    policy = {"mpiImplementation": "OpenMPI", "sshAuthMountPath": f"{HOME}/.ssh", **slots}
+    launcher = launcher_pod(job, TRAINJOB)
+    command = launcher["containers"][0].pop("command")
+    spec = {
+        "mlPolicy": {"numNodes": job.workers, "mpi": policy},
+        "template": {
+            "spec": {
+                # The job has ended when its launcher has.
+                "successPolicy": {"operator": "All", "targetReplicatedJobs": ["launcher"]},
+                "replicatedJobs": [_workers(job), _launcher(launcher)],
+            }
+        },
+    }
+    trainjob = {"apiVersion": f"{GROUP}/v1alpha1", "kind": "TrainJob", "metadata": metadata(job, job.name)}
+    uses = {
+        "runtimeRef": {"apiGroup": GROUP, "kind": RUNTIME, "name": job.name},
+        "trainer": {"numNodes": job.workers, **slots, "command": command},
+    }
+    return [{**runtime, "spec": spec}, {**trainjob, "spec": uses}, *config_maps(job)]
+
+
+def _workers(job: Job) -> dict[str, Any]:
+    # A worker whose sshd was killed restarts under the same name, so --max-restarts can use it.
+    pod = {"restartPolicy": "OnFailure", **worker_pod(job, TRAINJOB)}
+    return {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
+
+
+def _launcher(pod: dict[str, Any]) -> dict[str, Any]:
+    """The launcher, which is created when the workers are ready, and gets the TrainJob's command.
+
+    --max-restarts controls restarts; by default, Kubernetes would restart the launcher 6 times.
+    """
+    return {
+        "name": "launcher",
+        "dependsOn": [{"name": "node", "status": "Ready"}],
+        "template": {
+            "metadata": {"labels": {f"{GROUP}/trainjob-ancestor-step": "trainer"}},
+            "spec": {"backoffLimit": 0, "template": {"spec": {"restartPolicy": "Never", **pod}}},
+        },
+    }
+
+
+TRAINJOB = Kind(
+    name="TrainJob",
+    operator="Kubeflow Trainer v2",
+    job_label="jobset.sigs.k8s.io/jobset-name",
+    role_label="jobset.sigs.k8s.io/replicatedjob-name",
+    worker="node",
+    container="node",
+    launcher_job="{name}-launcher-0",
+    suffixes=("-launcher-0-0-xxxxx", "-node-0-{last}-xxxxx"),  # with the five random characters of a pod
+    documents=_documents,
+)

@@ -1,0 +1,180 @@
+"""The ports on which a job listens, on every host, with ``--port-range`` and what it refuses."""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+from pathlib import Path
+
+import pytest
+from support.chaos import LAUNCHERS
+from support.command import TIMEOUT, bounded, clean_environment, launcher_options, mpi_options
+from support.faults import Cluster
+from support.namespaces import NETWORK
+
+from cluster.conftest import HOSTS, Run
+from cpulaunch.ccl.installed import state
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(state().built is None, reason="not built: cpulaunch ccl build"),
+]
+
+FIRST, LAST = 20100, 20139
+RANGE = ("--port-range", f"{FIRST}-{LAST}")
+
+# Two groups, messages, a checkpoint, and the MPI's own communication, where there is one.
+LISTENS = """
+import ctypes, os, pathlib, sys, time
+import torch, torch.distributed as dist
+import cpulaunch
+
+def barrier_of_mpi():
+    import ctypes.util
+    mpi = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
+    world = ctypes.c_int(0x44000000)
+    if hasattr(mpi, "ompi_mpi_comm_world"):
+        world = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, "ompi_mpi_comm_world")))
+    assert mpi.MPI_Init(None, None) == 0
+    size = ctypes.c_int()
+    mpi.MPI_Comm_size(world, ctypes.byref(size))
+    assert size.value == int(os.environ["WORLD_SIZE"]), size
+    assert mpi.MPI_Barrier(world) == 0
+    return mpi
+
+mpi = barrier_of_mpi() if len(sys.argv) > 1 else None
+dist.init_process_group()
+rank, size = dist.get_rank(), dist.get_world_size()
+model = torch.nn.Linear(3, 3)
+checkpoint = cpulaunch.Checkpoint("saved", model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+dist.all_reduce(x := torch.ones(300_000))
+assert x[0] == size
+pair = dist.new_group([0, size - 1])
+if rank in (0, size - 1):
+    dist.all_reduce(torch.ones(3), group=pair)
+checkpoint.save()
+print("ready", flush=True)
+while not pathlib.Path("go").exists():
+    time.sleep(0.05)
+dist.barrier()
+if mpi:
+    mpi.MPI_Finalize()
+"""
+
+
+def listening(cluster: Cluster, host: str) -> set[int]:
+    """The TCP ports of a host on which others reach a program other than sshd."""
+    tables = cluster.run(host, ["cat", "/proc/net/tcp", "/proc/net/tcp6"], timeout=TIMEOUT).stdout
+    ports = set()
+    for line in tables.splitlines():
+        _, local, _, status, *_ = line.split()
+        if status == "0A":
+            address, _, port = local.partition(":")
+            words = bytes.fromhex(address)
+            octets = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
+            if not ipaddress.ip_address(octets).is_loopback:
+                ports.add(int(port, 16))
+    return ports - {22}
+
+
+def ports_of_a_job(
+    cluster: Cluster, directory: Path, *options: object, library: Path | None = None
+) -> dict[str, set[int]]:
+    """The ports on which a job of two ranks on each of two hosts listens, started from ``login``, by host."""
+    (directory / "train.py").write_text(LISTENS)
+    argv = [sys.executable, "-m", "cpulaunch", "run", "--hosts", "node0:2,node1:2", "--tee", "all"]
+    argv += [*map(str, options), "train.py", *([str(library)] if library else [])]
+    job = cluster.start("login", argv, directory=directory, env=clean_environment())
+    with bounded(job, 90.0):
+        assert job.stdout
+        ready = [job.stdout.readline() for _ in range(4)]
+        assert all(line.endswith("ready\n") for line in ready), (ready, job.communicate()[1])
+        found = {host: listening(cluster, host) for host in ("login", *HOSTS)}
+        (directory / "go").touch()
+        _, stderr = job.communicate()
+    assert job.returncode == 0, stderr
+    return found
+
+
+def within(found: dict[str, set[int]]) -> bool:
+    """Whether all hosts listen on ports of RANGE alone."""
+    return all(ports <= set(range(FIRST, LAST + 1)) for ports in found.values())
+
+
+def library_of(options: list[str]) -> Path | None:
+    """The library of the MPI that these options name, for the ranks to use; oneCCL uses Intel's itself."""
+    if "--mpi-path" not in options:
+        return None
+    (library,) = Path(options[-1]).parent.glob("lib/libmpi.so.??")  # in a wheel, libmpi.so is no link
+    return library
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_all_sockets_of_a_job_are_within_the_range(launcher: str, cluster: Cluster, tmp_path: Path) -> None:
+    options = launcher_options(launcher)
+    # Else Open MPI's ranks look for each other at docker0's address.
+    network = ("--env", f"OMPI_MCA_btl_tcp_if_include={NETWORK}") if launcher == "openmpi" else ()
+    found = ports_of_a_job(cluster, tmp_path, *options, *network, *RANGE, library=library_of(options))
+    # The launcher listens where it was started, and the ranks, the store and the daemons on their hosts.
+    assert [host for host, ports in found.items() if ports] == ["login", "node0", "node1"]
+    assert within(found), found
+
+
+@pytest.mark.parametrize("transport", ["ofi", "mpi"])
+def test_oneccls_sockets_are_too(transport: str, cluster: Cluster, tmp_path: Path) -> None:
+    options = (*mpi_options("intel"), "--ccl-transport", transport)
+    found = ports_of_a_job(cluster, tmp_path, *options, *RANGE)
+    assert all(found[host] for host in ("node0", "node1"))
+    assert within(found), found
+
+
+def test_without_the_option_a_job_listens_elsewhere(cluster: Cluster, tmp_path: Path) -> None:
+    assert not within(ports_of_a_job(cluster, tmp_path, "--launcher", "ssh"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--backend", "gloo"), "gloo can't keep its ports within a range"),
+        (("--master-port", "29500"), "port 29500 is outside of hosts.port_range"),
+        (("--port-range", "20139-20100"), "expected ports such as"),
+        (("--port-range", "80-90"), "expected ports such as"),
+    ],
+)
+def test_what_would_listen_elsewhere_is_an_error(
+    options: tuple[str, ...], says: str, cpulaunch: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch()
+    done = cpulaunch("run", "--hosts", "node0,node1", "--dry-run", *RANGE, *options, "train.py")
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "hint: " in done.stderr or "expected" in done.stderr
+
+
+GLOO = """
+import torch, torch.distributed as dist
+dist.init_process_group("ccl")
+try:
+    dist.all_reduce(torch.ones(4).to_sparse())
+except Exception as e:
+    print("refused:", str(e).split(",")[0], flush=True)
+dist.new_group(backend="gloo")
+"""
+
+
+def test_a_script_that_needs_gloo_is_told(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(GLOO)
+    done = cpulaunch("run", "--hosts", "node0,node1", "--launcher", "ssh", *RANGE, "train.py")
+    assert done.returncode == 1
+    assert "refused: --port-range is set" in done.stdout, done.stderr
+    said = " ".join(done.stderr.replace("│", " ").split())
+    assert "gloo can't keep its ports within a range: new_group(backend='gloo')" in said
+
+
+def test_a_range_that_is_too_small_is_an_error(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch.distributed as dist\ndist.init_process_group()\n")
+    done = cpulaunch(
+        "run", "--hosts", "node0:2,node1:2", "--launcher", "ssh", "--port-range", "20100-20102", "train.py"
+    )
+    assert done.returncode == 1
+    assert "can't listen on 10.213.88.2, ports 20100-20102: Address already in use" in done.stderr
