@@ -216,13 +216,13 @@ class CclSection(Section):
     worker_count: Setting[int | Auto] = Setting(
         Number(0, "auto"),
         "auto",
-        "oneCCL worker threads per rank, each with a core of its own; auto: 1, but 0 where a rank has fewer than 4 cores",
+        "cores of each rank for communication, each with a thread; auto: 0, but 1 where oneCCL carries collectives and a rank has at least 4 cores",
         ("--ccl-worker-count",),
         "CCL_WORKER_COUNT",
         ask=Ask(
             8,
-            "How many oneCCL worker threads per rank?",
-            "A worker uses one core to communicate.  auto: 1, but 0 on small ranks.",
+            "How many cores of each rank for communication?",
+            "They only communicate.  auto: 0, but 1 with oneCCL.  Measure: cpulaunch tune",
         ),
     )
     transport: Setting[Transport | DecidedTransport] = Setting(
@@ -256,7 +256,7 @@ class CclSection(Section):
     logical_cores = Setting(
         Switch(),
         False,
-        "run oneCCL's workers on hyperthread siblings of the ranks' cores",
+        "run communication on hyperthread siblings of the ranks' cores",
         ("--ccl-logical-cores",),
     )
 
@@ -268,7 +268,7 @@ class CpuSection(Section):
     cores_per_rank: Setting[int | Literal["auto", "max"]] = Setting(
         Number(1, "auto", "max"),
         "auto",
-        "physical cores per rank, including its workers' cores; max: leftover cores are distributed, too",
+        "physical cores per rank, including those for communication; max: leftover cores are distributed, too",
         ("--cores-per-rank",),
         common=True,
     )

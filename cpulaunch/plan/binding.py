@@ -20,7 +20,7 @@ from cpulaunch.plan.request import BindingRequest
 from cpulaunch.wording import counted
 
 SMALL_RANK = 4
-"""With fewer physical cores, a rank loses more by giving one away than oneCCL's worker gains."""
+"""With fewer physical cores, a rank loses more by giving one away than communication gains."""
 
 
 class Binding(NamedTuple):
@@ -103,10 +103,12 @@ def bind(topology: Topology, request: BindingRequest) -> Binding:
 def _check_numbers(request: BindingRequest) -> None:
     if request.strategy == "none" and request.bind_numa:
         raise PlanError("--strategy none lets ranks use all NUMA nodes, and --bind-numa forbids it")
+    if request.strategy == "none" and request.worker_count not in ("auto", 0):
+        raise PlanError("--strategy none gives no cores to communication, and --ccl-worker-count asks for some")
     for what, value, least in (
         ("ranks", request.ranks, 1),
         ("cores per rank", request.cores_per_rank, 1),
-        ("oneCCL workers", request.worker_count, 0),
+        ("cores for communication", request.worker_count, 0),
         ("threads", request.threads, 1),
     ):
         if isinstance(value, int) and value < least:
@@ -261,11 +263,11 @@ def _cut(cores: Sequence[Core], parts: int) -> list[list[Core]]:
     return [list(cores[a:b]) for a, b in pairwise(starts)]
 
 
-# --- oneCCL's workers, threads ---
+# --- communication, threads ---
 
 
 def _dedicated_workers(shares: list[list[Core]], quota: float | None, request: BindingRequest) -> int:
-    """Return how many of a rank's cores go to oneCCL's workers, or lend them a hyperthread sibling."""
+    """Return how many of a rank's cores go to communication, or lend it a hyperthread sibling."""
     if not request.dedicate_workers or request.strategy == "none":
         return 0
     if request.worker_count == "auto":
@@ -280,13 +282,13 @@ def _rank_bindings(
     on_siblings = bool(workers) and request.ccl_logical_cores
     if on_siblings and not all(_siblings(share, workers) for share in shares):
         on_siblings = False
-        notes.append("oneCCL's workers get physical cores: not every rank has hyperthread siblings for them")
+        notes.append("communication gets physical cores: not every rank has hyperthread siblings for it")
     smallest = min(len(share) for share in shares)
     if workers >= smallest and not on_siblings and not request.oversubscribe:
         raise PlanError(
             f"no compute core left: a rank has {counted(smallest, 'physical core')}, "
-            f"and its oneCCL workers take {workers}",
-            hint="Ask for fewer workers (--ccl-worker-count) or fewer ranks, or for --oversubscribe.",
+            f"and communication takes {workers}",
+            hint="Ask for fewer (--ccl-worker-count) or fewer ranks, or for --oversubscribe.",
         )
     ranks = []
     for local_rank, share in enumerate(shares):

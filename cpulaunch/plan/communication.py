@@ -79,7 +79,7 @@ class Situation(NamedTuple):
     backend: str  # one of BACKENDS
     hosts: int
     local_ranks: int  # on the host with the most
-    comm_cores: int = 0  # physical cores set aside for oneCCL's workers (0: none)
+    comm_cores: int = 0  # physical cores set aside for communication (0: none)
     worker_count: int = 1  # oneCCL's worker threads
     oversubscribed: bool = False  # more ranks than cores
     intel_mpi: bool = False  # Intel MPI starts the ranks

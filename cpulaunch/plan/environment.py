@@ -206,7 +206,7 @@ def memory_policy(rank: RankPlan, topology: Topology, strict: bool) -> str:
 
 
 def workers_environment(binding: Binding) -> dict[str, str]:
-    """Return the variables set for all ranks of a host: one flat list of CPUs for oneCCL's workers."""
+    """Return the variables set for all ranks of a host: one flat list of CPUs for communication."""
     affinity = binding.worker_affinity
     return {AFFINITY: ",".join(map(str, affinity))} if affinity else {}
 

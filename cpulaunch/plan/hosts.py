@@ -28,8 +28,8 @@ def user_environment(config: Config) -> dict[str, str]:
     return {**config.environ, **config.env}
 
 
-def host_request(config: Config, backend: str) -> HostRequest:
-    """Return the request that the settings make of every host."""
+def host_request(config: Config, *, workers: bool) -> HostRequest:
+    """Return the request that the settings make of every host; ``workers``: ranks have comm cores."""
     cpu = config.cpu
     binding = BindingRequest(
         cores_per_rank=cpu.cores_per_rank,
@@ -41,7 +41,7 @@ def host_request(config: Config, backend: str) -> HostRequest:
         strategy=cpu.strategy,
         worker_count=config.ccl.worker_count,
         ccl_logical_cores=config.ccl.logical_cores,
-        dedicate_workers=backend == "ccl",
+        dedicate_workers=workers,
         oversubscribe=config.hosts.oversubscribe,
         threads=cpu.threads,
         instances=are_wanted(config),

@@ -43,6 +43,7 @@ from cpulaunch.plan.network import (
     choose_transport,
     interfaces_of,
     plan_communication,
+    wants_workers,
 )
 from cpulaunch.plan.placement import HostPlan
 from cpulaunch.plan.plan import Instances, Plan, Program
@@ -156,9 +157,10 @@ def _plan_all(
     config: Config, facts: Facts, listed: Sequence[Host], launcher: Launcher, backend: str
 ) -> _PlannedHosts:
     """Bind all ranks, then choose communication for the narrowest host, then plan each host."""
-    asked = host_request(config, backend)
-    bound, request = bind_hosts(config, facts, listed, asked)
-    network = _network(config, bound, launcher, backend)
+    provider = choose_provider(config, backend, facts, listed)
+    workers = wants_workers(config, backend, provider.name, len(listed))
+    bound, request = bind_hosts(config, facts, listed, host_request(config, workers=workers))
+    network = _network(config, bound, launcher, backend, provider)
     user_env = user_environment(config)
     inputs = []
     for each in bound:
@@ -168,36 +170,43 @@ def _plan_all(
     binders = [name for name in BINDS_THREADS if name in user_env]
     notes = (
         *_binding_notes(bound),
-        *network.provider.notes,
+        *provider.notes,
         network.transport.note,
         *(note for host in hosts for note in host.notes),
         f"your {', '.join(binders)} binds OpenMP's threads; cpulaunch leaves them alone" if binders else "",
     )
     shared = _as_the_user_has_set(config, {**network.shared, **threads})
-    return _PlannedHosts(hosts, bound, request, network.provider.name, network.transport, shared, notes)
+    return _PlannedHosts(hosts, bound, request, provider.name, network.transport, shared, notes)
 
 
 class _Network(NamedTuple):
     """Variables for collectives: ``shared`` by all hosts, and those `of_host` of one."""
 
-    provider: Provider
     transport: Transport
     shared: dict[str, str]
     of_host: Callable[[HostInput], dict[str, str]]
 
 
-def _network(config: Config, bound: Sequence[HostInput], launcher: Launcher, backend: str) -> _Network:
+def _network(
+    config: Config, bound: Sequence[HostInput], launcher: Launcher, backend: str, provider: Provider
+) -> _Network:
     if backend == NO_BACKEND:
-        return _Network(Provider(None), Transport(""), {}, lambda host: {})
-    provider = choose_provider(config, backend, bound)
-    transport = choose_transport(config, bound, backend, provider.name)
+        return _Network(Transport(""), {}, lambda host: {})
+    transport = choose_transport(
+        config,
+        backend,
+        provider.name,
+        hosts=len(bound),
+        local_ranks=max(len(host.binding.ranks) for host in bound),
+        workers=bound[0].binding.worker_count,
+    )
     communication = plan_communication(config, bound, launcher, backend, provider.name, transport.name)
 
     def of_host(host: HostInput) -> dict[str, str]:
         several = len(bound) > 1
         return communication.of_host(interfaces_of(config, host.facts, provider.name, several=several))
 
-    return _Network(provider, transport, communication.shared, of_host)
+    return _Network(transport, communication.shared, of_host)
 
 
 def _instances(

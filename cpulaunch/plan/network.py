@@ -9,11 +9,18 @@ from cpulaunch.config.config import Config
 from cpulaunch.errors import ConfigError, PlanError
 from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.fabrics import common_provider
-from cpulaunch.model.facts import HostFacts
-from cpulaunch.plan.communication import Situation, communication_defaults, decide_transport
-from cpulaunch.plan.environment import common
+from cpulaunch.model.facts import Facts, HostFacts
+from cpulaunch.model.hosts import Host
+from cpulaunch.plan.communication import (
+    Situation,
+    communication_defaults,
+    decide_transport,
+    needs_oneccl,
+)
+from cpulaunch.plan.environment import AFFINITY, common
 from cpulaunch.plan.host import HostInput
 from cpulaunch.plan.hosts import user_environment
+from cpulaunch.plan.instances import NO_BACKEND
 
 
 class Provider(NamedTuple):
@@ -70,15 +77,18 @@ class Communication(NamedTuple):
         return {k: v for k, v in self.by_interfaces[interfaces].items() if k not in self.shared}
 
 
-def choose_provider(config: Config, backend: str, hosts: Sequence[HostInput]) -> Provider:
+def choose_provider(config: Config, backend: str, facts: Facts, hosts: Sequence[Host]) -> Provider:
     """Return the provider that the user chose, else that of a card which works on all hosts."""
+    if backend == NO_BACKEND:
+        return Provider(None)
     chosen = config.ccl.provider
     if chosen != "auto":
         return Provider(chosen)
     if len(hosts) == 1 or config.ccl.transport not in ("auto", "ofi"):
         return Provider(None)
+    known = {host.name: facts.of(host.name) if facts.listed else (facts.like, False) for host in hosts}
     provider, complaints = common_provider(
-        {host.name: None if host.assumed else host.facts.fabrics for host in hosts}
+        {name: None if assumed else found.fabrics for name, (found, assumed) in known.items()}
     )
     if backend != "gloo":
         return Provider(provider, tuple(f"{host}: {complaint}" for host, complaint in complaints.items()))
@@ -97,7 +107,7 @@ class Transport(NamedTuple):
 
 
 def choose_transport(
-    config: Config, bound: Sequence[HostInput], backend: str, provider: str | None
+    config: Config, backend: str, provider: str | None, *, hosts: int, local_ranks: int, workers: int
 ) -> Transport:
     """Return `decide_transport` for the whole job; Intel's bindings have only oneCCL's transports."""
     if backend != "ccl":
@@ -114,13 +124,26 @@ def choose_transport(
     user_variables.pop("CCL_ATL_TRANSPORT", None)  # a source of the setting, which may be overridden
     name = decide_transport(
         requested,
-        hosts=len(bound),
-        local_ranks=max(len(host.binding.ranks) for host in bound),
+        hosts=hosts,
+        local_ranks=local_ranks,
         provider=provider,
-        worker_count=bound[0].binding.worker_count,
+        worker_count=workers,
         user_variables=user_variables,
     )
     return Transport(name)
+
+
+def wants_workers(config: Config, backend: str, provider: str | None, hosts: int) -> bool:
+    """Return whether ranks give a part of their cores to communication.
+
+    They do where the user says so, and where oneCCL carries collectives.
+    """
+    if backend != "ccl":
+        return False
+    if config.ccl.worker_count != "auto" or config.ccl.logical_cores or AFFINITY in user_environment(config):
+        return True
+    carrier = choose_transport(config, backend, provider, hosts=hosts, local_ranks=1, workers=1)
+    return needs_oneccl(carrier.name)
 
 
 def interfaces_of(config: Config, facts: HostFacts, provider: str | None, *, several: bool) -> Interfaces:

@@ -39,7 +39,7 @@ def picture(
 ) -> str:
     """Draw sockets and NUMA nodes as boxes with a cell for each core, a legend, and a table of ranks.
 
-    A cell holds the local rank that has the core.  ``*`` marks a core of oneCCL's workers, ``+`` one whose
+    A cell holds the local rank that has the core.  ``*`` marks a core for communication, ``+`` one whose
     hyperthread sibling they run on, ``&`` a shared core.  Lines are at most ``width`` columns (at least 40);
     the last one has no newline.  ``noun`` is the word for a rank.
     """
@@ -137,8 +137,8 @@ class _Drawing:
 
     def legend(self) -> Iterator[str]:
         meanings = {
-            "*": "for oneCCL's workers",
-            "+": "oneCCL's worker on its sibling",
+            "*": "for communication",
+            "+": "communication on its sibling",
             "&": "shared",
             self.signs[6]: "idle",
             "e": "idle E-core",

@@ -43,7 +43,7 @@ class IdentityVariables(NamedTuple):
 class RankPlan(NamedTuple):
     """One rank of a host: its CPUs, from `bind`, and what `plan_host` adds for its program.
 
-    ``cores`` are for its computation, ``comm_cores`` for oneCCL's workers.  ``threads`` is OpenMP's number:
+    ``cores`` are for its computation, ``comm_cores`` for communication.  ``threads`` is OpenMP's number:
     that of physical compute cores, unless a CPU quota or the user says otherwise.  ``places`` are the CPUs of
     each of these cores; empty if other ranks may also use them, and once ``env`` contains them.
     ``memory_policy`` is in the kernel's notation, such as ``prefer:1``; empty for the kernel's default.

@@ -21,9 +21,9 @@ class BindingRequest:
     ``e_cores``: E-cores are used like others.
     ``strategy``: if not all cores are needed, ``scatter`` spreads ranks over the nodes, ``close`` packs them;
     with ``none``, ranks are not pinned.
-    ``worker_count``: oneCCL's worker threads per rank.
-    ``ccl_logical_cores``: the workers run on hyperthread siblings.
-    ``dedicate_workers``: False if the backend isn't ccl: no comm cores at all.
+    ``worker_count``: communication threads per rank; auto: one, where a rank is large enough.
+    ``ccl_logical_cores``: communication runs on hyperthread siblings.
+    ``dedicate_workers``: False: no comm cores at all.
     ``oversubscribe``: ranks may share cores.
     ``threads``: OpenMP threads per rank.
     ``instances``: the ranks are instances; with a number of cores and without ``ranks``, as many as fit.

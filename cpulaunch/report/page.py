@@ -259,7 +259,7 @@ def _placement(page: Page, job: Job) -> None:
         _row(job.names.number(rank.rank), rank) for _, ranks in hosts[:MAX_HOSTS] for rank in ranks
     )
     more = f"<p>and {len(hosts) - MAX_HOSTS} more hosts</p>" if len(hosts) > MAX_HOSTS else ""
-    columns = (job.names.noun, "host", "cores", "cores of oneCCL's workers", "NUMA nodes", "threads")
+    columns = (job.names.noun, "host", "cores", "cores for communication", "NUMA nodes", "threads")
     head = f"<tr>{''.join(f'<th>{column}' for column in columns)}</tr>"
     table = f'<div class="wide"><table>{head}{rows}</table></div>{more}'
     page.section("Placement", table)

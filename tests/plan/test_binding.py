@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, example, given
@@ -280,10 +281,11 @@ def test_ranks_that_are_not_pinned_have_all_cores_and_the_threads_of_their_share
     assert free.idle == CoreSet()
 
 
-def test_ranks_cannot_be_kept_in_a_node_without_being_pinned() -> None:
+@pytest.mark.parametrize("conflict", [{"bind_numa": True}, {"worker_count": 1}])
+def test_ranks_that_are_not_pinned_have_no_cores_of_their_own(conflict: dict[str, Any]) -> None:
     topology = Topology(tuple(Cpu(i, i, 0, i // 2) for i in range(4)))
-    with pytest.raises(PlanError, match="--bind-numa forbids it"):
-        bind(topology, BindingRequest(strategy="none", bind_numa=True))
+    with pytest.raises(PlanError, match="--strategy none"):
+        bind(topology, BindingRequest(strategy="none", **conflict))
 
 
 @given(requests)

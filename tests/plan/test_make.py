@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from support.plans import BIG, MPICH, PROGRAM, SMALL, make, setting
 
-from cpulaunch import launchers
+from cpulaunch import launchers, variables
 from cpulaunch.config.load import load
 from cpulaunch.errors import CpulaunchError, HostError, PlanError
 from cpulaunch.launchers.command import Installation
-from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.facts import Facts, Mpi
 from cpulaunch.model.hosts import Host
 from cpulaunch.model.rates import ProductRates
@@ -211,7 +210,7 @@ class TestEnvironment:
         assert "PMI_RANK" in make(hosts="").hidden  # started by cpulaunch itself
 
     def test_worker_affinity_is_the_hosts_one_flat_list(self) -> None:
-        made = make("hosts.nproc_per_node=4", hosts="a,b")
+        made = make("hosts.nproc_per_node=4", "ccl.worker_count=1", hosts="a,b")
         assert [host.env for host in made.hosts] == [{"CCL_WORKER_AFFINITY": "0,14,28,42"}] * 2
         assert "CCL_WORKER_AFFINITY" not in made.env
 
@@ -315,7 +314,7 @@ class TestLibrariesAndMemory:
 
     def test_intels_runtime_has_its_own_variables(self) -> None:
         facts = replace(BIG, libraries={"intel": "/v/lib/libiomp5.so", "torch": "/t/libgomp.so.1"})
-        made = make("cpu.openmp=intel", facts=facts)
+        made = make("cpu.openmp=intel", "ccl.worker_count=1", facts=facts)
         assert made.hosts[0].env == {
             "CCL_WORKER_AFFINITY": "0,28",
             "KMP_BLOCKTIME": "1",
@@ -328,11 +327,33 @@ class TestLibrariesAndMemory:
         strict = make("cpu.bind_numa=true").hosts[0].ranks
         assert [rank.memory_policy for rank in strict] == ["bind:0", "bind:1"]
 
-    def test_no_workers_at_all(self) -> None:
-        made = make("ccl.worker_count=0")
-        assert [rank.comm_cores for rank in made.hosts[0].ranks] == [CoreSet(), CoreSet()]
-        assert (made.env["CCL_WORKER_COUNT"], made.env["CCL_WORKER_OFFLOAD"]) == ("1", "0")
-        assert setting(made, "ccl.worker_count")[0] == 0
+    @pytest.mark.parametrize(
+        ("settings", "environ", "firsts"),
+        [
+            ((), {}, ("", "")),
+            (("ccl.transport=tcp",), {}, ("", "")),
+            (("ccl.worker_count=0", "ccl.transport=ofi"), {}, ("", "")),
+            (("ccl.worker_count=1",), {}, ("0", "28")),
+            ((), {"CCL_WORKER_COUNT": "1"}, ("0", "28")),
+            ((), {"CCL_WORKER_AFFINITY": "0,28"}, ("0", "28")),
+            (("ccl.logical_cores=true",), {}, ("56", "84")),
+            (("ccl.transport=ofi",), {}, ("0", "28")),
+            ((), {"CCL_ALLREDUCE": "ring"}, ("0", "28")),
+            (("ccl.binding=oneccl_bind_pt",), {}, ("0", "28")),
+            (("ccl.worker_count=1", "training.backend=gloo"), {}, ("", "")),
+        ],
+    )
+    def test_communication_gets_cores_where_the_user_says_so_or_oneccl_carries_it(
+        self, settings: tuple[str, ...], environ: dict[str, str], firsts: tuple[str, str]
+    ) -> None:
+        made = make("training.backend=ccl", *settings, environ=environ)
+        assert tuple(str(rank.comm_cores) for rank in made.hosts[0].ranks) == firsts
+        assert [rank.threads for rank in made.hosts[0].ranks] == [
+            28 if first in ("", "56", "84") else 27 for first in firsts
+        ]
+        if made.env[variables.BACKEND] == "ccl":
+            assert (made.env["CCL_WORKER_COUNT"], made.env["CCL_ATL_TRANSPORT"]) == ("1", "ofi")
+            assert made.env["CCL_WORKER_OFFLOAD"] == ("1" if firsts[0] else "0")
 
 
 class TestHosts:
@@ -345,7 +366,7 @@ class TestHosts:
         assert [host.assumed for host in made.hosts] == [True, False]
 
     def test_one_number_of_workers_suits_the_smallest_host(self) -> None:
-        made = make("hosts.nproc_per_node=2", hosts="a,b", hosts_known={"b": SMALL})
+        made = make("hosts.nproc_per_node=2", "ccl.transport=ofi", hosts="a,b", hosts_known={"b": SMALL})
         assert all(not rank.comm_cores for host in made.hosts for rank in host.ranks)
         assert made.env["CCL_WORKER_OFFLOAD"] == "0"
 

@@ -26,7 +26,7 @@ def drawn(name: str, request: BindingRequest | None = None, **options: Any) -> s
 @pytest.mark.parametrize(
     ("file", "name", "request_", "options"),
     [
-        ("2x28-four-ranks", "xeon-2x28", BindingRequest(ranks=4), {}),
+        ("2x28-four-ranks", "xeon-2x28", BindingRequest(ranks=4, dedicate_workers=False), {}),
         ("2x28-three-ranks-ascii", "xeon-2x28", BindingRequest(ranks=3), {"look": Look(unicode=False)}),
         (
             "2x28-workers-on-siblings",

@@ -66,7 +66,7 @@ def test_workers_are_asked_for_and_shown_on_their_cores(finished: Callable[..., 
     assert Table.instances.count not in draft.values
     assert "planned: ccl, " in said
     assert said.count("each number is a core's rank") == 2, "drawn again, as workers changed the binding"
-    assert "* for oneCCL's workers" in said
+    assert "* for communication" in said
     wrong = asker.question(WORKERS).check(str(len(os.sched_getaffinity(0)) + 1))
     assert wrong is not None
     assert "no compute core left" in wrong
