@@ -104,7 +104,7 @@ def _check_numbers(request: BindingRequest) -> None:
     if request.strategy == "none" and request.bind_numa:
         raise PlanError("--strategy none lets ranks use all NUMA nodes, and --bind-numa forbids it")
     if request.strategy == "none" and request.worker_count not in ("auto", 0):
-        raise PlanError("--strategy none gives no cores to communication, and --ccl-worker-count asks for some")
+        raise PlanError("--strategy none gives no cores to communication, and --ccl-worker-count wants some")
     for what, value, least in (
         ("ranks", request.ranks, 1),
         ("cores per rank", request.cores_per_rank, 1),
