@@ -33,7 +33,7 @@ that saves by cpulaunch's checkpoints gets one for SIGTERM, SIGUSR1 and SIGUSR2.
 Two things reach further than others, and have their reasons:
 
 - `socket.socket.bind`, in rank 0: cpulaunch chooses `MASTER_PORT` and keeps it, as another program could take
-  it until rank 0 listens there. A script that binds the port itself would fail, so the replaced method lets go
+  it until rank 0 listens there. A script that binds the port itself would fail, so the replacement lets go
   of the port first. `--as-written` keeps no port, and replaces nothing.
 - C++'s terminate handler, once there is a group of another backend than ccl: gloo throws in a thread of its
   own when a peer sends more than expected, which aborts the process. No Python code of the script can report
