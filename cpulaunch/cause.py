@@ -96,8 +96,8 @@ class Cause(NamedTuple):
     ``roots`` and ``reductions`` are pairs: what ``rank`` calls or sends, and what the finder calls or
     expects.  ``timeout`` (in seconds) is the timeout that an operation exceeded.  ``seconds`` is the time
     without a message or without progress.  ``memory`` is the program's peak in GiB.  ``program`` ended by
-    ``signal`` or with ``exit_code``.  ``detail`` is text from elsewhere: the system, a library, or the call
-    that ``rank`` reports.
+    ``signal`` or with ``exit_code``.  ``detail`` is text from elsewhere: the system, a library, the call that
+    ``rank`` reports, or the explanation of a stall.
     """
 
     kind: Kind

@@ -23,11 +23,22 @@ HEAD = """\
 names, its change is left out, one line says what follows, and the job runs. A function of `torch.distributed`
 is replaced in each module of that package that has it.
 
-`--as-written` leaves all of it out but the hook that counts steps. The program's process differs from plain
-Python's in four more things, which are none of the script's objects: `sys.excepthook` leaves cpulaunch's
-frames out of tracebacks; a finder in `sys.meta_path` notices imports; `socket.socket.bind` lets go of a
-`MASTER_PORT` that is kept for the job if a script binds that port itself (not `--as-written`, where none is
-kept); and `faulthandler` is on.
+`--as-written` leaves all of it out but the hook that counts steps and, while steps are traced, what traces
+need. The program's process differs from plain Python's in a few more things, which are none of the script's
+objects. `sys.excepthook` leaves cpulaunch's frames out of tracebacks. A finder in `sys.meta_path` notices
+imports. Standard output is flushed after each line. `faulthandler` is on, and also writes stacks at a signal
+of the agent, where py-spy can't read them. Handlers of SIGINT and SIGTERM are the script's own; only a script
+that saves by cpulaunch's checkpoints gets one for SIGTERM, SIGUSR1 and SIGUSR2.
+
+Two things reach further than others, and have their reasons:
+
+- `socket.socket.bind`, in rank 0: cpulaunch chooses `MASTER_PORT` and keeps it, as another program could take
+  it until rank 0 listens there. A script that binds the port itself would fail, so the replacement lets go
+  of the port first. `--as-written` keeps no port, and replaces nothing.
+- C++'s terminate handler, once there is a group of another backend than ccl: gloo throws in a thread of its
+  own when a peer sends more than expected, which aborts the process. No Python code of the script can report
+  the calls that did not match. The handler reports them, and calls the former one. It needs Python's lock, so
+  it is removed while torch destroys groups, which holds that lock and waits.
 """
 
 WATCHES = "These watch, and change no result:"

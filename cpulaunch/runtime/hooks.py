@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Any, NamedTuple
 
 from cpulaunch.runtime.log import log_once
@@ -18,8 +18,9 @@ class Change(NamedTuple):
     """One change of a module.
 
     ``replaces`` lists the names in the module, with dots, that ``apply`` replaces, and ``uses`` those that it
-    reads.  ``what`` is the purpose, a column of docs/scripts.md.  ``without`` completes "so …": what happens
-    if a name is missing.  ``apply`` gets the module and the context of its table.
+    reads.  Names in another module of the library begin with the library's name.  ``what`` is the purpose, a
+    column of docs/scripts.md.  ``without`` completes "so …": what happens if a name is missing.  ``apply``
+    gets the module and the context of its table.
     """
 
     replaces: tuple[str, ...]
@@ -61,6 +62,10 @@ def _missing(module: Any, name: str) -> str:
 
     A submodule counts even if its package has deleted its name.
     """
+    library = getattr(module, "__name__", "").partition(".")[0]
+    if library and name.startswith(f"{library}."):
+        missing = _missing(import_module(library), name.removeprefix(f"{library}."))
+        return missing and f"{library}.{missing}"
     found, parts = module, name.split(".")
     for count, part in enumerate(parts, 1):
         path = ".".join(parts[:count])

@@ -48,6 +48,7 @@ class Patched(NamedTuple):
 
 OF_STEPS = Patched("torch", "torch", "observe.ledger.CHANGES")
 OF_GROUPS = Patched("torch", "torch", "observe.groups.CHANGES")
+OF_TRACES = Patched("torch", "torch", "observe.tracing.CHANGES")
 OF_OWN_GROUPS = Patched("torch", "torch", "observe.own_groups.CHANGES")
 OF_LAUNCHER = Patched("torch", "torch.distributed.launcher.api", "observe.own_groups.OF_LAUNCHER")
 OF_INSTANCES = Patched("torch", "torch", "change.instances.CHANGES")
@@ -74,8 +75,8 @@ MODULES = (
 )
 """Modules that are changed once a script has imported them."""
 
-OBSERVED = (OF_STEPS, OF_GROUPS, OF_OWN_GROUPS, OF_LAUNCHER)
-"""Tables of changes that only watch."""
+OBSERVED = (OF_STEPS, OF_GROUPS, OF_TRACES, OF_OWN_GROUPS, OF_LAUNCHER)
+"""Tables of changes that only watch.  `observe.tracing` makes those of traces."""
 
 CHANGED = (OF_TORCH, OF_INSTANCES, *MODULES)
 

@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -23,7 +23,10 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from cpulaunch import ledger, variables
+from cpulaunch.runtime.observe import tracing
 from cpulaunch.runtime.observe.ledger import Observers
+
+OF_TRACES = {name for change in tracing.CHANGES for name in change.needs}
 
 
 @contextlib.contextmanager
@@ -52,6 +55,16 @@ def renamed(name: str) -> Iterator[None]:
             setattr(owner, last, value)
 
 
+def with_renamed(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """What is installed later than at the import of torch doesn't find the name either."""
+
+    def call(*args: Any) -> Any:
+        with renamed(name):
+            return original(*args)
+
+    return call
+
+
 def rank(number: int, port: int, name: str) -> None:
     os.environ.update({
         "RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
@@ -59,16 +72,14 @@ def rank(number: int, port: int, name: str) -> None:
         variables.JOB_ID: "j", variables.BACKEND: "gloo", variables.PRECISION: "fp32",
     })  # fmt: skip
     ledger.of_this_process = mmap.mmap(-1, ledger.SIZE)
-    begin = Observers.group_was_made
-
-    def group_was_made(observers: Observers, groups: Any) -> None:
-        with renamed(name):
-            begin(observers, groups)
-
-    Observers.group_was_made = group_was_made  # type: ignore[method-assign]
+    for kind, method in ((Observers, "group_was_made"), (tracing.Tracer, "_start")):
+        setattr(kind, method, with_renamed(name, getattr(kind, method)))
     with renamed(name):
         torch._import_device_backends()  # as `import torch` does at its end
-    train()
+    with tempfile.TemporaryDirectory() as directory:
+        if name in OF_TRACES:
+            ledger.request_trace(ledger.of_this_process, ledger.TraceRequest(1, 2, 3, directory))
+        train()
 
 
 def train() -> None:

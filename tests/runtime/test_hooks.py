@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from support.command import REPOSITORY, TIMEOUT, clean_environment
 
-from cpulaunch.runtime.hooks import Change, apply_changes
+from cpulaunch.runtime.hooks import Change, _missing, apply_changes
 from cpulaunch.runtime.install import OBSERVED, OF_INSTANCES, OF_TORCH
-from cpulaunch.runtime.observe import abort
+from cpulaunch.runtime.observe import abort, tracing
 
 PROGRAM = Path(__file__).with_name("programs_hooks.py")
 LIMIT = 280.0
@@ -26,8 +26,9 @@ SOME = (
     "optim.Optimizer.__init__",
     "distributed.distributed_c10d._new_process_group_helper",
     "_C._distributed_c10d.Work.wait",
+    "autograd.profiler._enable_profiler",
 )
-"""A name of the step counter, of a class, of groups, and of C++."""
+"""A name of the step counter, of a class, of groups, of C++, and of what a trace replaces."""
 
 NAMES = sorted({
     name
@@ -160,9 +161,24 @@ def test_what_is_replaced_is_in_the_tables(tmp_path: Path) -> None:
     declared = {name.rpartition(".")[2] for change in tables for name in change.replaces}
     found = {line.rpartition(".")[2] for line in replaced(tmp_path, "--backend", "gloo") if ": " not in line}
     assert found - {"excepthook", "bind"} <= declared
-    # Not in a job of one machine: launchers of processes, and stores on ports that others could take.
-    assert declared - found <= {"launch_agent"}, declared - found
+    # Not in this job: launchers of processes, and traces.
+    assert declared - found <= {"launch_agent", *tracing.STARTS}, declared - found
     assert not {change.replaces for change in (*OF_INSTANCES.changes, *abort.CHANGES)} & {()}
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("JSONEncoder.encode", ""),
+        ("JSONEncoder.none", "JSONEncoder.none"),
+        ("json.decoder.JSONDecoder.decode", ""),  # of another module of the library
+        ("json.decoder.None.decode", "json.decoder.None"),
+    ],
+)
+def test_a_missing_name_is_found_in_the_module_or_its_library(name: str, missing: str) -> None:
+    import json.encoder
+
+    assert _missing(json.encoder, name) == missing
 
 
 def test_a_change_that_fails_leaves_the_others_alone(

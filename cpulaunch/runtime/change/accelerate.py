@@ -138,10 +138,12 @@ CHANGES = (
 
 OF_ACCELERATOR = (
     Change(
-        tuple(f"Accelerator.{name}" for name in ("__init__", "backward", "load_state", "save_state")),
+        (
+            *(f"Accelerator.{name}" for name in ("__init__", "backward", "load_state", "save_state")),
+            "accelerate.data_loader.DataLoaderShard.__iter__",
+        ),
         ("Accelerator.save_iteration",),
-        "goes on from the last saved state in a restarted job; of `accelerate.data_loader`, "
-        "`DataLoaderShard.__iter__` leaves out the batches before it",
+        "goes on from the last saved state in a restarted job, without the batches before it",
         "a restarted job trains from the start unless the script goes on itself",
         resume_own_states,
     ),

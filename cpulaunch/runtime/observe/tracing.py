@@ -22,6 +22,7 @@ from cpulaunch.discovery.host.files import read_file
 from cpulaunch.messages import HasTraced, Traces
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.runtime import reports
+from cpulaunch.runtime.hooks import Change, apply_changes
 from cpulaunch.wire import encode
 
 report: Callable[[bytes], object] | None = None
@@ -29,6 +30,9 @@ report: Callable[[bytes], object] | None = None
 
 METADATA = "cpulaunch"
 """The key in the trace file for facts that torch doesn't know."""
+
+STARTS = ("_prepare_profiler", "_enable_profiler")
+"""Functions of torch.autograd.profiler that start a trace."""
 
 MAX_ERROR = 500
 """Maximum characters of an exception that are reported."""
@@ -114,13 +118,15 @@ class Tracer:
             self._begin(completed)
 
     def _start(self) -> None:
+        apply_changes("torch", [(change, self) for change in CHANGES], self._torch)
+        if not self._originals:
+            raise RuntimeError("this torch lacks a name that cpulaunch needs for that")
         if self._torch.autograd._profiler_enabled():
             raise RuntimeError("the program uses torch's profiler itself")
         profiler = self._torch.autograd.profiler.profile(use_kineto=True, record_shapes=True)
         profiler._prepare_trace()
         profiler._start_trace()
         self._profiler = profiler
-        self._give_way()
 
     def _begin(self, completed: int) -> None:
         self._first = completed + 1
@@ -160,8 +166,10 @@ class Tracer:
 
     def _stop(self) -> Any:
         profiler, self._profiler = self._profiler, None
+        for name, original in self._originals.items():
+            setattr(self._torch.autograd.profiler, name, original)
+        self._originals = {}
         if profiler is not None:
-            self._take_way_back()
             profiler.__exit__(None, None, None)
         return profiler
 
@@ -182,10 +190,10 @@ class Tracer:
 
     # ---- the program's own use of the profiler
 
-    def _give_way(self) -> None:
+    def give_way(self, torch: Any) -> None:
         """Stop when the program starts a trace of its own: there can be only one at a time."""
-        module = self._torch.autograd.profiler
-        self._originals = {name: getattr(module, name) for name in ("_prepare_profiler", "_enable_profiler")}
+        module = torch.autograd.profiler
+        self._originals = {name: getattr(module, name) for name in STARTS}
         for name, original in self._originals.items():
             setattr(module, name, self._giving_way(original))
 
@@ -196,11 +204,6 @@ class Tracer:
             return original(*args, **kwargs)
 
         return start
-
-    def _take_way_back(self) -> None:
-        for name, original in self._originals.items():
-            setattr(self._torch.autograd.profiler, name, original)
-        self._originals = {}
 
 
 class Operations:
@@ -255,6 +258,17 @@ class Operations:
 
 def _cores() -> CoreSet:
     return CoreSet(os.sched_getaffinity(0))
+
+
+CHANGES = (
+    Change(
+        tuple(f"autograd.profiler.{name}" for name in STARTS),
+        ("autograd.profiler.profile", "autograd._profiler_enabled", "autograd._add_metadata_json"),
+        "only while steps are traced: ends the trace if the script starts torch's profiler itself",
+        "no trace can be taken",
+        lambda torch, tracer: tracer.give_way(torch),
+    ),
+)
 
 
 def migrations() -> int:

@@ -166,6 +166,7 @@ class Rank:
             return Candidate(at, kinds.SIGNAL, 128 + own.signal, failure, by_signal)
         if own.code:
             cause = Cause(Kind.UNEXPLAINED_EXIT if own.unexplained else Kind.EXIT, exit_code=own.code)
+            note = note or sentence(cause) or None
             failure = Failure(self.rank, self.host, exit_code=own.code, note=note, cause=cause)
             return Candidate(at, kinds.EXIT, own.code, failure, by_signal)
         return None

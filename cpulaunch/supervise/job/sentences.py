@@ -35,6 +35,9 @@ def _got(cause: Cause) -> str:
 
 
 _SENTENCES: Mapping[Kind, Callable[[Cause], str]] = {
+    Kind.UNEXPLAINED_EXIT: lambda cause: (
+        "neither by an exception nor by sys.exit: the script or a library called os._exit, or exit in C"
+    ),
     Kind.OUT_OF_MEMORY: _killed_by_kernel,
     Kind.KILLED: lambda cause: f"perhaps out of memory ({_peak(cause)})",
     Kind.KILLED_BY_OTHERS: lambda cause: (

@@ -112,7 +112,7 @@ def test_every_kind_is_worded_in_one_place() -> None:
     of_ccl = set(re.findall(r'"(\w+)"', names)) - {"none"}
     assert of_ccl
     here = {kind.value for kind in _SENTENCES}
-    own_words = {"exception", "usage_error", "exit", "unexplained_exit", "signal", "peer_gone"}
+    own_words = {"exception", "usage_error", "exit", "signal", "peer_gone"}
     assert sorted([*of_ccl, *here, *own_words]) == sorted(kind.value for kind in Kind)
 
 
