@@ -4,13 +4,15 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 
 namespace cpulaunch {
 
 class IdleMemory {
  public:
   using Time = std::chrono::nanoseconds;  // of the machine's clock that only goes forward
-  // After which a group counts as idle: its next operation has the kernel clear new pages, some 0.3 ms per MB.
+  // After which a group counts as idle.  Its next operation has the kernel clear new pages, 0.5 ms or more for each MB
+  // on a Xeon: so this is long.
   static constexpr std::chrono::seconds kAfter{10};
 
   static Time now();
