@@ -50,7 +50,7 @@ def ranks(request: pytest.FixtureRequest, the_cluster: Cluster) -> Iterator[Rank
 
 
 def test_a_random_mix_gives_what_gloo_gives(ranks: Ranks) -> None:
-    assert ranks.call("mix", 17, 500, limit=180) == [500] * ranks.size
+    assert ranks.call("mix", 17, 300, limit=180) == [300] * ranks.size
 
 
 def test_each_kind_completes_in_the_background_for_a_rank_that_comes_early(ranks: Ranks) -> None:
@@ -71,15 +71,15 @@ def test_objects(ranks: Ranks) -> None:
 
 
 def test_operations_in_flight_are_waited_for_in_any_order(ranks: Ranks) -> None:
-    assert ranks.call("any_order", 5, 200) == ["ok"] * ranks.size
+    assert ranks.call("any_order", 5, 100) == ["ok"] * ranks.size
 
 
 def test_two_threads_use_groups_that_mix_hosts(ranks: Ranks) -> None:
-    assert ranks.call("two_threads", 3, 200) == ["ok"] * ranks.size
+    assert ranks.call("two_threads", 3, 100) == ["ok"] * ranks.size
 
 
 def test_groups_that_come_and_go_leave_nothing(ranks: Ranks) -> None:
-    for before, after in ranks.call("come_and_go", 300, limit=120):
+    for before, after in ranks.call("come_and_go", 150, limit=120):
         # The progress engine's threads are for all groups, and as many as once were of use at the same time.
         assert after.pop("threads") <= before.pop("threads") + 3
         # A process has one key for the heartbeats of all its groups.
@@ -150,11 +150,11 @@ def test_oneccl_moves_all_types_between_hosts(over_oneccl: Ranks) -> None:
 
 @pytest.mark.parametrize("seed", [17, repeat(18)])
 def test_oneccl_carries_a_random_mix(over_oneccl: Ranks, seed: int) -> None:
-    assert over_oneccl.call("mix", seed, 200, "between hosts", limit=240) == [200] * over_oneccl.size
+    assert over_oneccl.call("mix", seed, 100, "between hosts", limit=240) == [100] * over_oneccl.size
 
 
 def test_oneccl_completes_operations_in_any_order(over_oneccl: Ranks) -> None:
-    assert over_oneccl.call("any_order", 5, 100, limit=120) == ["ok"] * over_oneccl.size
+    assert over_oneccl.call("any_order", 5, 50, limit=120) == ["ok"] * over_oneccl.size
 
 
 def test_oneccl_carries_two_groups_at_once(over_oneccl: Ranks) -> None:

@@ -114,7 +114,7 @@ def test_bert_runs_by_ipex(tmp_path: Path, precision: str) -> None:
 
 @needs_weights
 @pytest.mark.parametrize(
-    ("precision", "engine", "graphs"), [("bf16", "compile", 1), repeat("fp32", "eager", 0)]
+    ("precision", "engine", "graphs"), [repeat("bf16", "compile", 1), ("fp32", "eager", 0)]
 )
 def test_the_trainer_evaluates_compiled(tmp_path: Path, precision: str, engine: str, graphs: int) -> None:
     found = metrics(tmp_path, "trainer.py", *way(precision, engine), "--small")

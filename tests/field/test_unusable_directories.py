@@ -115,7 +115,6 @@ def can_run(place: str, state: str) -> bool:
 
 ONCE = (
     ("home", "closed"),
-    ("temporary files", "full"),
     ("log directory", "read-only"),
     ("shared memory", "full"),
     ("all of them", "read-only"),

@@ -349,6 +349,7 @@ def test_a_compiled_graph_draws_a_new_mask_in_each_step(ops: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.repeats
 def test_a_compiled_transform_is_torchs(ops: Any) -> None:
     torch._dynamo.reset()
 

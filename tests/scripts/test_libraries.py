@@ -93,6 +93,7 @@ def test_a_trainer_evaluates_saves_and_goes_on(start: Start, by_torchrun: Start)
     assert_alike(ours, by_torchrun(PROGRAMS, "trainer").results)
 
 
+@pytest.mark.repeats
 def test_a_trainer_shards_its_model(start: Start, by_torchrun: Start) -> None:
     """torchrun's doesn't: on CPUs it trains with DDP, without a word."""
     theirs = by_torchrun(PROGRAMS, "trainer", "fsdp").results
