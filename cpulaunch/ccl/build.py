@@ -52,6 +52,10 @@ _VECTOR_FLAGS = {
 """Kind of vector unit → instructions that torch also expects for this `ATEN_CPU_CAPABILITY`."""
 
 
+class CompilerError(HostError):
+    """A compiler that failed, or made what does not load: it would do so again."""
+
+
 @dataclass(frozen=True)
 class Compiler:
     """A C++ compiler and its own identification, such as ``g++-12.2.0``."""
@@ -93,13 +97,45 @@ def build(
     return there.built
 
 
-def build_kernels(progress: Progress = lambda step, detail: None, *, force: bool = False) -> Part:
-    """Return the kernels for the installed torch, built in the same way.  Needs no network."""
-    there = _build_missing(("kernels",), progress, force=force)
+def build_kernels(
+    progress: Progress = lambda step, detail: None, *, force: bool = False, patient: bool = True
+) -> Part:
+    """Return the kernels for the installed torch, built in the same way.  Needs no network.
+
+    Without ``patient``, HostError is raised at once if this compiler has failed with these sources before.
+    """
+    there = installed.state()
+    if force or there.part("kernels") is None:
+        failure = _failure_file(there, check(there, ("kernels",)))
+        if not patient:
+            _raise_again(failure)
+        try:
+            there = _build_missing(("kernels",), progress, force=force)
+        except CompilerError as e:
+            failure.write_text(json.dumps(str(e).splitlines()))
+            raise
+        failure.unlink(missing_ok=True)
     kernels = there.part("kernels")
     if kernels is None:
         raise HostError(f"the kernels were built, and yet cannot be used: {there.kernels_problem}")
     return kernels
+
+
+def _failure_file(there: installed.State, compiler: Compiler) -> Path:
+    """Return the file, beside the parts, that tells of a failure with these sources, torch and compiler."""
+    made_of = json.dumps([there.wanted["kernels"], compiler.path, compiler.identity])
+    return installed.cache_directory() / f"failed-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}.json"
+
+
+def _raise_again(failure: Path) -> None:
+    try:
+        lines = json.loads(failure.read_text())
+    except (OSError, ValueError):
+        return
+    raise HostError(
+        f"{' '.join(line.strip() for line in lines[:2])} (an earlier run tried it; "
+        "`cpulaunch ccl build` tries again)"
+    )
 
 
 def _build_missing(
@@ -471,7 +507,7 @@ def _check_loading(made: dict[str, Part], there: installed.State) -> None:
     )  # fmt: skip
     if tried.returncode != 0:
         said = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
-        raise HostError(f"what was compiled does not load: {said}", hint=ELSEWHERE)
+        raise CompilerError(f"what was compiled does not load: {said}", hint=ELSEWHERE)
 
 
 def _oneccl(work: Path, progress: Progress, *, patient: bool = True) -> Path:
@@ -540,7 +576,7 @@ def run_tool(argv: list[str], tools: Tools | None = None) -> str:
         out, error = process.communicate(timeout=TOOL_LIMIT)
     missing = sorted(set(_UNDEFINED.findall(error)))
     if process.returncode != 0 and missing:
-        raise HostError(
+        raise CompilerError(
             f"nothing that is linked defines {', '.join(missing)}",
             hint="csrc/oneccl/shim.cpp defines what oneCCL's static library refers to and does not contain.",
         )
@@ -548,7 +584,7 @@ def run_tool(argv: list[str], tools: Tools | None = None) -> str:
         lines = [line for line in error.splitlines() if "error" in line or "undefined" in line]
         shown = "\n  ".join((lines or error.splitlines())[:5])
         known = "It compiles with g++ 11 or newer, for torch 2.8 and 2.13"
-        raise HostError(
+        raise CompilerError(
             f"the compiler failed:\n  {shown}", hint=f"{known}; the command was: {' '.join(argv)}"
         )
     return out
