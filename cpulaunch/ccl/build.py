@@ -6,6 +6,8 @@ Only the command line uses this, never a rank.
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -20,6 +22,7 @@ from cpulaunch.ccl import installed
 from cpulaunch.ccl.compiler import Compiler, check_headers, compile_units, find_compiler, link, units_of
 from cpulaunch.ccl.fetch import ELSEWHERE, Progress, fetch_wheel
 from cpulaunch.ccl.installed import Built, Part
+from cpulaunch.ccl.tools import CompilerError
 from cpulaunch.errors import HostError
 
 
@@ -47,13 +50,45 @@ def build(
     return there.built
 
 
-def build_kernels(progress: Progress = lambda step, detail: None, *, force: bool = False) -> Part:
-    """Return the kernels for the installed torch, built in the same way.  Needs no network."""
-    there = _build_missing(("kernels",), progress, force=force)
+def build_kernels(
+    progress: Progress = lambda step, detail: None, *, force: bool = False, patient: bool = True
+) -> Part:
+    """Return the kernels for the installed torch, built in the same way.  Needs no network.
+
+    Without ``patient``, HostError is raised at once if this compiler has failed with these sources before.
+    """
+    there = installed.state()
+    if force or there.part("kernels") is None:
+        failure = _failure_file(there, check(there, ("kernels",)))
+        if not patient:
+            _raise_again(failure)
+        try:
+            there = _build_missing(("kernels",), progress, force=force)
+        except CompilerError as e:
+            failure.write_text(json.dumps(str(e).splitlines()))
+            raise
+        failure.unlink(missing_ok=True)
     kernels = there.part("kernels")
     if kernels is None:
         raise HostError(f"the kernels were built, and yet cannot be used: {there.kernels_problem}")
     return kernels
+
+
+def _failure_file(there: installed.State, compiler: Compiler) -> Path:
+    """Return the file, beside the parts, that tells of a failure with these sources, torch and compiler."""
+    made_of = json.dumps([there.wanted["kernels"], compiler.path, compiler.identity])
+    return installed.cache_directory() / f"failed-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}.json"
+
+
+def _raise_again(failure: Path) -> None:
+    try:
+        lines = json.loads(failure.read_text())
+    except (OSError, ValueError):
+        return
+    raise HostError(
+        f"{' '.join(line.strip() for line in lines[:2])} (an earlier run tried it; "
+        "`cpulaunch ccl build` tries again)"
+    )
 
 
 def _build_missing(
@@ -210,7 +245,7 @@ def _check_loading(made: dict[str, Part], there: installed.State) -> None:
     )  # fmt: skip
     if tried.returncode != 0:
         said = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
-        raise HostError(f"what was compiled does not load: {said}", hint=ELSEWHERE)
+        raise CompilerError(f"what was compiled does not load: {said}", hint=ELSEWHERE)
 
 
 def _oneccl(work: Path, progress: Progress, *, patient: bool = True) -> Path:

@@ -14,6 +14,11 @@ TOOL_LIMIT = 900.0
 """Maximum seconds that a compiler may take for one file."""
 
 _UNDEFINED = re.compile(r"undefined reference to [`']([^']+)'")  # GNU ld and gold
+_KILLED = "signal terminated program"  # what GCC says of its own compiler
+
+
+class CompilerError(HostError):
+    """A compiler that failed, or made what does not load: it would do so again."""
 
 
 class Tools:
@@ -58,12 +63,15 @@ class Tools:
 
 
 def run_tool(argv: list[str], tools: Tools | None = None) -> str:
-    """Run a tool, one of ``tools``, and return its output.  Raises HostError with the tool's complaint."""
+    """Run a tool, one of ``tools``, and return its output.  Raises HostError with the tool's complaint.
+
+    It is a CompilerError unless the tool was killed, such as for want of memory.
+    """
     with (tools or Tools()).running(argv) as process:
         out, error = process.communicate(timeout=TOOL_LIMIT)
     missing = sorted(set(_UNDEFINED.findall(error)))
     if process.returncode != 0 and missing:
-        raise HostError(
+        raise CompilerError(
             f"nothing that is linked defines {', '.join(missing)}",
             hint="csrc/oneccl/shim.cpp defines what oneCCL's static library refers to and does not contain.",
         )
@@ -71,7 +79,8 @@ def run_tool(argv: list[str], tools: Tools | None = None) -> str:
         lines = [line for line in error.splitlines() if "error" in line or "undefined" in line]
         shown = "\n  ".join((lines or error.splitlines())[:5])
         known = "It compiles with g++ 11 or newer, for torch 2.8 and 2.13"
-        raise HostError(
+        was_killed = process.returncode < 0 or _KILLED in error
+        raise (HostError if was_killed else CompilerError)(
             f"the compiler failed:\n  {shown}", hint=f"{known}; the command was: {' '.join(argv)}"
         )
     return out

@@ -99,7 +99,7 @@ def ensure_kernels(config: Config) -> str | None:
         return None
     try:
         with BuildProgress("kernels") as progress:
-            build_kernels(progress)
+            build_kernels(progress, patient=False)
     except HostError as e:
         return str(e)
     return None

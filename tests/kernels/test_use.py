@@ -83,6 +83,33 @@ def test_without_a_compiler_torch_trains_alone_and_one_line_says_so(
     assert "training steps are torch's alone, without cpulaunch's kernels: no C++ compiler" in line
 
 
+def test_a_compiler_that_failed_is_not_tried_again_by_the_next_run(
+    cpulaunch: Run, script: Path, tmp_path: Path
+) -> None:
+    (count := tmp_path / "count").write_text("")
+    (compiler := tmp_path / "failing-g++").write_text(
+        f'#!/bin/sh\ncase "$*" in *-dumpversion*) echo 99; exit;; esac\necho x >> {count}\n'
+        "echo 'kernels.cpp:1: error: no such thing' >&2; exit 1\n"
+    )
+    compiler.chmod(0o755)
+    environment = {"CXX": str(compiler), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def said(*words: str) -> tuple[str, int]:
+        """The line about kernels, and how often the compiler has run until then."""
+        done = cpulaunch(*words, env=environment)
+        text = next(line for line in done.stderr.splitlines() if "compiler failed" in line)
+        return text, len(count.read_text().splitlines())
+
+    run = ("run", "-n", "1", "--backend", "gloo", "--precision", "fp32", str(script))
+    _, tried = said(*run)
+    assert tried > 0
+    line, then = said(*run)
+    assert then == tried
+    assert "error: no such thing (an earlier run tried it; `cpulaunch ccl build` tries again)" in line
+    _, again = said("ccl", "build")
+    assert again > tried
+
+
 def test_importing_ipex_turns_them_off(tmp_path: Path) -> None:
     (tmp_path / "intel_extension_for_pytorch.py").write_text("")
     program = (
