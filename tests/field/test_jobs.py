@@ -64,6 +64,19 @@ def test_ranks_that_took_longer_than_the_grace_period_are_said_to_be_killed(
     assert [rank["status"] for rank in outcome(tmp_path)["ranks"]] == ["killed by launcher"] * 2
 
 
+@pytest.mark.parametrize(("launcher", "worlds"), [("local", 2), ("mpirun", 1)])
+def test_ranks_that_are_mpi_worlds_of_their_own_are_noticed(
+    launcher: str, worlds: int, env: dict[str, str], ask: Ask, tmp_path: Path
+) -> None:
+    pytest.importorskip("mpi4py")
+    (tmp_path / "sum.py").write_text("from mpi4py import MPI\nprint('world of', MPI.COMM_WORLD.size)")
+    options = ["--launcher", launcher, "-n", "2", "--oversubscribe", "--backend", "gloo", "--precision", "fp32"]
+    done = ask("run", *options, "--tee", "all", "sum.py")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] world of {2 // worlds}" for rank in (0, 1)]
+    assert ("each of the 2 ranks is an MPI world of its own" in done.stderr) is (worlds == 2)
+
+
 @pytest.mark.parametrize("command", ["jobs", "stacks", "profile"])
 def test_a_job_of_another_network_namespace_is_not_called_dead(
     command: str, env: dict[str, str], tmp_path: Path
