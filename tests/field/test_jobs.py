@@ -70,7 +70,17 @@ def test_ranks_that_are_mpi_worlds_of_their_own_are_noticed(
 ) -> None:
     pytest.importorskip("mpi4py")
     (tmp_path / "sum.py").write_text("from mpi4py import MPI\nprint('world of', MPI.COMM_WORLD.size)")
-    options = ["--launcher", launcher, "-n", "2", "--oversubscribe", "--backend", "gloo", "--precision", "fp32"]
+    options = [
+        "--launcher",
+        launcher,
+        "-n",
+        "2",
+        "--oversubscribe",
+        "--backend",
+        "gloo",
+        "--precision",
+        "fp32",
+    ]
     done = ask("run", *options, "--tee", "all", "sum.py")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] world of {2 // worlds}" for rank in (0, 1)]
