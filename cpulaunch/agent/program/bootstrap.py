@@ -62,7 +62,10 @@ def main() -> None:
 
     if report_fd >= 0:
         _write(report_fd, ready(sorted(os.sched_getaffinity(0))))
-        loaded = {"torch": [lambda torch: report(_torch(torch))], "mpi4py.MPI": [_mpi_is_loaded]}
+        loaded: dict[str, list[Callable[[Any], object]]] = {
+            "torch": [lambda torch: report(_torch(torch))],
+            "mpi4py.MPI": [_mpi_is_loaded],
+        }
         sys.meta_path.insert(0, finder := _Finder(loaded))
         _take_over_port(finder.functions)
         _take_over_ledger(finder.functions)
@@ -99,8 +102,8 @@ def _mpi_is_loaded(mpi: Any) -> None:
     ranks = int(os.environ.get("WORLD_SIZE") or 1)
     if ranks > 1 and os.environ.get("RANK") == "0" and mpi.Is_initialized() and mpi.COMM_WORLD.size == 1:
         text = (
-            f"cpulaunch: mpi4py: each of the {ranks} ranks is an MPI world of its own, since no mpiexec of its "
-            "MPI has started them: --launcher mpirun does"
+            f"cpulaunch: mpi4py: each of the {ranks} ranks is an MPI world of its own, since no mpiexec of "
+            "its MPI has started them: --launcher mpirun does"
         )
         print(text, file=sys.stderr, flush=True)
 
