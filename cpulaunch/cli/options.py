@@ -23,6 +23,9 @@ CLOSE = 0.77
 _LIKE_AN_OPTION = re.compile(r"-\D")
 """Start of words that count as an option's value only if joined by =; negative numbers are excluded."""
 
+_VALUE_OF_SWITCH = re.compile(r"argument (?P<names>\S+): ignored explicit argument (?P<value>.+)")
+"""argparse's message for a switch that was given a value."""
+
 
 class Parser(argparse.ArgumentParser):
     """argparse with cpulaunch's errors, and dashes or underscores in options.
@@ -64,6 +67,8 @@ class Parser(argparse.ArgumentParser):
                 action.help = text
 
     def error(self, message: str) -> NoReturn:
+        if match := _VALUE_OF_SWITCH.fullmatch(message):
+            message = f"{match['names'].split('/')[0]} takes no value, and got {match['value']}"
         raise UsageError(message, hint=self._where_listed())
 
     def _where_listed(self) -> str:

@@ -65,6 +65,10 @@ def parse_hostfile(text: str, shown: str) -> tuple[Host, ...]:
 
 def parse_hosts(text: str, shown: str) -> tuple[Host, ...]:
     """Parse a list such as ``a,b:2,node[01-04]``; errors name it as ``shown``."""
+    if "," in _split(text):
+        raise ConfigError(
+            f"{shown}: {text!r} has a comma too many", part=",", hint="a comma stands between hosts"
+        )
     return _distinct(entry for part in _split(text) for entry in _entry(part, shown))
 
 
@@ -228,10 +232,11 @@ def _distinct(entries: Iterable[tuple[Host, str]]) -> tuple[Host, ...]:
             before, number = seen[host.name]
             # All hosts of a list come from the same place, unlike those of a file.
             where = f"first at {before}" if before != origin else f"as hosts {number} and {len(hosts) + 1}"
+            bracketed = f"[{host.name}]" if _is_ipv6(host.name) else host.name
             raise ConfigError(
                 f"{origin}: {host.name} is named twice, {where}",
                 part=host.name,
-                hint=f"say how many ranks it takes: {host.name}:2",
+                hint=f"say how many ranks it takes: {bracketed}:2",
             )
         hosts.append(host)
         seen[host.name] = origin, len(hosts)

@@ -15,6 +15,7 @@ from cpulaunch.config.config import Config, Settings
 from cpulaunch.config.rank_settings import rank_settings
 from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import SETTINGS
+from cpulaunch.errors import PlanError
 from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.facts import Facts
 from cpulaunch.model.hosts import Host, all_here
@@ -85,7 +86,8 @@ def make_plan(
     master = chosen_master_addr(config, facts, launcher, listed)
     left_out = _set_by(config, launcher.left_out)
     hiding = _hidden_note(config, hidden), _left_out_note(chosen, left_out)
-    notes = (master.note, backend.note, ports, warning, *job.notes, *hiding)
+    unused = _unused_arguments(config, chosen.name)
+    notes = (master.note, backend.note, ports, warning, unused, *job.notes, *hiding)
     decided = _decided(job, precision) | ({} if instances else _decided_of_ranks(master, backend.backend))
     env = _environment(config, job, decided)
     return Plan(
@@ -266,12 +268,27 @@ def _as_the_user_has_set(config: Config, variables: dict[str, str]) -> dict[str,
 # ---- the result
 
 
+OF_EACH_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+"""Variables that every rank gets with its own value."""
+
+
+def _unused_arguments(config: Config, launcher: str) -> str:
+    if not config.mpi.args or launcher != "local":
+        return ""
+    return f"{config.where(Config.mpi.args)}: has no effect, since no mpiexec starts the ranks on one machine"
+
+
 def _environment(config: Config, job: _PlannedHosts, decided: Mapping[Setting[Any], Any]) -> dict[str, str]:
     """Return what all programs get; instances get nothing about how ranks meet."""
     told = rank_settings(config, decided)
     if are_wanted(config):
         del told[variables.BACKEND]
         group = {}
+    elif wrong := [name for name in OF_EACH_RANK if name in config.env]:
+        raise PlanError(
+            f"{config.where(Config.env)}: {wrong[0]} can't be set, since each rank has its own",
+            hint="-n and -ppn say how many ranks there are, and --hosts where they run",
+        )
     else:
         group = {"MASTER_ADDR": decided[Config.hosts.master_addr]}
     if config.training.precision == "auto":

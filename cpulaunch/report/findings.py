@@ -13,8 +13,8 @@ import numpy as np
 
 from cpulaunch.config.settings import Table
 from cpulaunch.report.buckets import Floats
-from cpulaunch.report.numbers import EXPOSED, SLOWER_RANKS, Numbers, milliseconds, of_and_others, size
-from cpulaunch.wording import counted
+from cpulaunch.report.numbers import Numbers, milliseconds, of_and_others, size
+from cpulaunch.wording import EXPOSED, INPUT, OFF_CPU, SLOWER_RANKS, counted
 
 NOTABLE = 0.05
 """Minimum share of the time for a finding."""
@@ -42,8 +42,9 @@ def findings(numbers: Numbers) -> list[Finding]:
     shares = numbers.shares()
     inside = [
         *_slow_rank(numbers, shares.get(SLOWER_RANKS)),
-        *_input(shares.get("input")),
+        *_input(shares.get(INPUT)),
         *_communication(numbers, shares.get(EXPOSED)),
+        *_off_cpu(shares.get(OFF_CPU)),
     ]
     return [*_outside(numbers), *sorted(inside, key=lambda each: -each.share)]
 
@@ -55,7 +56,7 @@ def in_words(numbers: Numbers) -> str:
     figures = [f"  {name:{width}}  {text}" for name, text, _ in found]
     lines = [f"  {each.text}" for each in findings(numbers)]
     if not lines and numbers.job.buckets.last_step:
-        lines = [f"  nothing: the {numbers.job.names.noun}s compute (cpulaunch profile says what)"]
+        lines = ["  nothing: time is spent computing; cpulaunch profile shows where"]
     stands_out = ["what stands out", *lines] if lines else []
     return "\n".join([f"{numbers.job.name} ({size(numbers.job)})", *figures, *stands_out])
 
@@ -122,9 +123,18 @@ def _input(share: Floats | None) -> Iterator[Finding]:
 
 def _communication(numbers: Numbers, share: Floats | None) -> Iterator[Finding]:
     if share is not None and (mean := float(np.mean(share))) >= NOTABLE:
-        do = "larger batches or gradient accumulation; between hosts also --compress-gradients bf16"
+        do = "larger batches or gradient accumulation"
+        if len({rank.host for rank in numbers.job.ranks}) > 1:
+            do += "; between hosts also --compress-gradients bf16"
         do = "--backend ccl is faster" if numbers.job.setting(Table.training.backend) == "gloo" else do
-        yield Finding(mean, f"{_percent(mean)} in communication that no computing hides: {do}")
+        yield Finding(mean, f"{_percent(mean)} in {EXPOSED}: {do}")
+
+
+def _off_cpu(share: Floats | None) -> Iterator[Finding]:
+    """Yield a finding about time in which ranks do nothing, based on the median rank."""
+    if share is not None and (usual := float(np.sort(share)[(len(share) - 1) // 2])) >= NOTABLE:
+        why = "the program sleeps, or waits for a disk, a network or another process (cpulaunch stacks)"
+        yield Finding(usual, f"{_percent(usual)} {OFF_CPU}: {why}")
 
 
 def _named(numbers: Numbers, rank: int) -> str:

@@ -14,13 +14,13 @@ from cpulaunch.report.read import Job
 from cpulaunch.supervise.job.status import duration
 from cpulaunch.supervise.output.record import State
 from cpulaunch.supervise.telemetry.metrics import what_counts, with_unit
-from cpulaunch.wording import counted
+from cpulaunch.wording import COMPUTATION, EXPOSED, HIDDEN, INPUT, OFF_CPU, SLOWER_RANKS, counted
 
 STATED = 8
 """Maximum number of programs' own metrics among the key figures; a table has more."""
 
-HIDDEN = "communication hidden behind computing"
-EXPOSED, SLOWER_RANKS = "communication that all wait for", "waiting for slower ranks"
+LEAST_OFF = 0.05
+"""Minimum share of a rank's time off the CPU that is shown: an interrupt or a page fault is no reason."""
 
 STEPS_EACH = 2
 """Average number of steps that each point of a curve covers at least, so that curves have no gaps."""
@@ -162,14 +162,25 @@ class Numbers:
         exposed = np.minimum(np.where(np.isfinite(least), least, 0.0), waited).sum(axis=1)
         waiting, under_way = waited.sum(axis=1), self.sums("communication").sum(axis=1)
         parts = {
-            "input": self.sums("input").sum(axis=1),
+            INPUT: self.sums("input").sum(axis=1),
             HIDDEN: np.maximum(under_way - waiting, 0.0),
             EXPOSED: exposed,
             SLOWER_RANKS: waiting - exposed,
         }
         parts = {name: np.minimum(part / np.maximum(total, 1e-9), 1.0) for name, part in parts.items()}
         rest = np.maximum(1.0 - sum(parts.values()), 0.0)
-        return {"computing": rest, **{name: part for name, part in parts.items() if part.any()}}
+        # A rank that waits may sleep or poll: only time off the CPU that its waits don't explain counts.
+        waits = sum(part for name, part in parts.items() if name != HIDDEN)
+        off = np.clip(self._off_cpu() - waits, 0.0, rest)
+        parts[OFF_CPU] = np.where(off >= LEAST_OFF, off, 0.0)
+        rest = rest - parts[OFF_CPU]
+        return {COMPUTATION: rest, **{name: part for name, part in parts.items() if part.any()}}
+
+    def _off_cpu(self) -> Floats:
+        """Return at least how large a share of its time each rank was off the CPU; 0 if unknown."""
+        found = self.job.buckets.processes.off_cpu()
+        ranks = range(self.job.buckets.ranks)
+        return np.array([found.get(rank, 0.0) for rank in ranks], dtype=np.float64)
 
     @property
     def slowest(self) -> tuple[int, float] | None:
@@ -204,7 +215,7 @@ class Numbers:
         if mfu is not None and (part := _median(mfu)):
             yield "MFU", f"{100 * part:.0f} %" if part > 0.1 else f"{100 * part:.2g} %", part
         for name, each in self.shares().items():
-            if name != "computing":
+            if name != COMPUTATION:
                 mean = float(np.mean(each))
                 yield name, f"{100 * mean:.1f} %", mean
         if slowest := self.slowest:
@@ -216,7 +227,7 @@ class Numbers:
         if np.isfinite(self.rss).any():
             most = float(np.nanmax(self.rss))
             unit, divisor = unit_of_memory(most)
-            yield f"most memory of the {job.names.noun}s", f"{most / divisor:.3g} {unit}", most
+            yield f"peak memory (largest {job.names.noun})", f"{most / divisor:.3g} {unit}", most
         if self.loss is not None and np.isfinite(self.loss).any():
             last = float(self.loss[np.isfinite(self.loss)][-1])
             yield "last loss", f"{last:.4g}", last

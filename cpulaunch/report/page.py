@@ -13,16 +13,20 @@ from cpulaunch.model.names import INSTANCE
 from cpulaunch.report import figures
 from cpulaunch.report.figures import Spec, TimeAxis
 from cpulaunch.report.findings import findings
-from cpulaunch.report.numbers import HIDDEN, Numbers, result, size
+from cpulaunch.report.numbers import Numbers, result, size
 from cpulaunch.report.read import Job, Rank
 from cpulaunch.report.style import SCRIPT, STYLE, THEMES
 from cpulaunch.supervise.job.status import duration
 from cpulaunch.supervise.telemetry.metrics import number_text, what_counts, with_unit
+from cpulaunch.wording import EXPOSED, HIDDEN, INPUT, OFF_CPU, SLOWER_RANKS
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
 )
 """Content-Security-Policy, which blocks the network.  ``unsafe-eval``: Vega compiles its expressions."""
+
+SHARES, COMPARED = (EXPOSED, HIDDEN, INPUT, OFF_CPU, SLOWER_RANKS), 0.05
+"""Figures that are shares of time, and the least share that is compared: ratios of smaller ones are noise."""
 
 NO_CARDS = ("result", HIDDEN)
 """Key figures without a card: the header has the result, and hidden communication costs nothing."""
@@ -315,7 +319,8 @@ def _cells(key: str, figures_of: Sequence[dict[str, tuple[str, float | None]]]) 
     first = figures_of[0].get(key, ("", None))[1]
     for place, each in enumerate(figures_of):
         text, number = each.get(key, ("–", None))
-        ratio = f" ({number / first:.2f}×)" if place and number and first else ""
+        noise = key in SHARES and max(number or 0.0, first or 0.0) < COMPARED
+        ratio = f" ({number / first:.2f}×)" if place and number and first and not noise else ""
         yield text + ratio
 
 

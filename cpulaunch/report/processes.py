@@ -18,6 +18,8 @@ class Processes:
 
     def __init__(self) -> None:
         self._last: defaultdict[int, dict[str, float]] = defaultdict(dict)
+        self._at: dict[int, tuple[float, float]] = {}  # rank → time and CPU seconds of its last row
+        self._on_cpu: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])  # of how many seconds
         self._counted: defaultdict[str, float] = defaultdict(float)
         self._sums: dict[str, defaultdict[int, list[float]]] = {
             name: defaultdict(lambda: [0.0, 0.0]) for name in SHARES
@@ -32,11 +34,24 @@ class Processes:
                 # After a restart, the new program counts from 0.
                 self._counted[name] += value - before if value >= before else value
                 last[name] = value
+        if is_number(at := row.get("time")) and is_number(used := row.get("cpu_seconds")):
+            before_at, before_used = self._at.get(rank, (at, used))
+            if at > before_at and used >= before_used:  # not the first row of a restarted program
+                self._on_cpu[rank][0] += used - before_used
+                self._on_cpu[rank][1] += at - before_at
+            self._at[rank] = at, used
         for name in SHARES:
             if is_number(value := row.get(name)):
                 sums = self._sums[name][rank]
                 sums[0] += value
                 sums[1] += 1
+
+    def off_cpu(self) -> dict[int, float]:
+        """Return at least how large a share of its time each rank has been off the CPU.
+
+        It is exact for a program of one thread.  Threads that compute at the same time hide such time.
+        """
+        return {rank: max(0.0, 1 - used / seconds) for rank, (used, seconds) in self._on_cpu.items()}
 
     def mean(self, name: str) -> dict[int, float]:
         """Return the mean of a share for each rank that has it."""

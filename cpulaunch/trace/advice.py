@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cpulaunch.trace.figures import Figures, Shares
+from cpulaunch.wording import EXPOSED, SLOWER_RANKS
 
 NOTABLE = 0.05
 """Minimum share of the time for advice."""
@@ -14,7 +15,7 @@ MUCH = 0.15
 """Minimum share of the time for advice about parts that can hardly be avoided."""
 
 ALONE = 0.6
-"""A rank is to blame if at least this share of all waiting for the slowest rank is for it."""
+"""A rank is to blame if at least this share of all waiting for slower ranks is for it."""
 
 MUCH_FAR = 0.2
 """Minimum share of a rank's memory on other NUMA nodes for advice."""
@@ -76,7 +77,7 @@ def _outside(found: Figures) -> Iterator[Advice]:
 
 
 def _waiting(found: Figures) -> Iterator[Advice]:
-    """Yield advice about waiting for the slowest rank.
+    """Yield advice about waiting for slower ranks.
 
     If one rank is to blame, the share is the mean of the other ranks, else of all ranks.
     """
@@ -97,7 +98,7 @@ def _waiting(found: Figures) -> Iterator[Advice]:
     theirs = sum(_ms(each, most) for each in others) / len(others)
     why = f"it {WORDS[most]} {_ms(slow, most):.1f} ms a step, the others {theirs:.1f} ms"
     why += f": {_why_it_waits(found)}" if most == "input" else ""
-    text = f"{percent(share)} of the others' time waiting for the slowest"
+    text = f"{percent(share)} of the others' time {SLOWER_RANKS}"
     yield Advice(share, f"{text}: rank {number} on {slow.host}: {why}")
 
 
@@ -127,7 +128,7 @@ def _communication(found: Figures) -> Iterator[Advice]:
         do = "--backend ccl is faster"
     else:
         do = "larger batches or gradient accumulation; between hosts also --compress-gradients bf16"
-    yield Advice(share, f"{percent(share)} in communication that no computing hides ({beside}): {do}")
+    yield Advice(share, f"{percent(share)} in {EXPOSED} ({beside}): {do}")
 
 
 def _operations(found: Figures) -> Iterator[Advice]:

@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 from cpulaunch.trace.advice import advice, mean, percent
 from cpulaunch.trace.figures import PARTS, Figures, Shares
-from cpulaunch.wording import counted
+from cpulaunch.wording import COMPUTATION, EXPOSED, HIDDEN, INPUT, SLOWER_RANKS, counted
 
 COLUMNS = 8
 """Maximum number of ranks with a column each.  For more ranks, the table has the mean and the extremes."""
 
 TITLES = {
-    "computation": "computation",
+    "computation": COMPUTATION,
     "optimizer": "optimizer",
-    "input": "waiting for input",
-    "communication": "communication, exposed",
-    "waiting": "waiting for the slowest",
+    "input": INPUT,
+    "communication": EXPOSED,
+    "waiting": SLOWER_RANKS,
     "other": "Python, and idle",
-    "hidden": "communication, hidden",
+    "hidden": HIDDEN,
 }
 
 MAX_NAME = 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from cli.conftest import ask, env
 from support.command import TIMEOUT, clean_environment
-from support.jobs import job
+from support.jobs import job, outcome
 from support.namespaces import until
 from support.running_jobs import SLEEPS, Ask, directory_of
 
@@ -38,6 +39,52 @@ def test_a_profile_is_of_the_only_job_of_this_directory(
                 assert second.wait(TIMEOUT) == launcher.wait(TIMEOUT) == 0
         (other / "go").touch()
         assert elsewhere.wait(TIMEOUT) == 0
+
+
+SAVES = """
+import pathlib, signal, time
+def save(*_):
+    pathlib.Path("saving").touch()
+    time.sleep(60)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_ranks_that_took_longer_than_the_grace_period_are_said_to_be_killed(
+    env: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--grace-period", "0.5", "--backend", "gloo", "--precision", "fp32"]
+    with job(tmp_path, env, options, SAVES) as launcher:
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(TIMEOUT) == 128 + signal.SIGTERM
+    said = capfd.readouterr().err
+    assert "ranks 0-1 had not ended after 0.5 s and were killed" in said
+    assert [rank["status"] for rank in outcome(tmp_path)["ranks"]] == ["killed by launcher"] * 2
+
+
+@pytest.mark.parametrize(("launcher", "worlds"), [("local", 2), ("mpirun", 1)])
+def test_ranks_that_are_mpi_worlds_of_their_own_are_noticed(
+    launcher: str, worlds: int, env: dict[str, str], ask: Ask, tmp_path: Path
+) -> None:
+    pytest.importorskip("mpi4py")
+    (tmp_path / "sum.py").write_text("from mpi4py import MPI\nprint('world of', MPI.COMM_WORLD.size)")
+    options = [
+        "--launcher",
+        launcher,
+        "-n",
+        "2",
+        "--oversubscribe",
+        "--backend",
+        "gloo",
+        "--precision",
+        "fp32",
+    ]
+    done = ask("run", *options, "--tee", "all", "sum.py")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}] world of {2 // worlds}" for rank in (0, 1)]
+    assert ("each of the 2 ranks is an MPI world of its own" in done.stderr) is (worlds == 2)
 
 
 @pytest.mark.parametrize("command", ["jobs", "stacks", "profile"])

@@ -38,6 +38,43 @@ def test_a_script_on_stdin_is_refused(cpulaunch: Run) -> None:
     assert "only one of them reads it" in done.stderr
 
 
+@pytest.mark.parametrize("hosts", ["a,,b", "a,b,", ",a"])
+def test_a_comma_too_many_is_named(hosts: str, cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("")
+    done = cpulaunch("run", "--hosts", hosts, "--dry-run", "a.py")
+    assert done.returncode == 2
+    assert f"--hosts: '{hosts}' has a comma too many" in done.stderr
+
+
+def test_the_hint_for_an_ipv6_host_can_be_typed(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("")
+    assert "takes: [::1]:2\n" in cpulaunch("run", "--hosts", "::1,::1", "--dry-run", "a.py").stderr
+    assert cpulaunch("run", "--hosts", "[::1]:2", *GLOO, "--dry-run", "a.py").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_WORLD_SIZE"])
+def test_a_variable_that_each_rank_has_its_own_of_is_refused(
+    name: str, cpulaunch: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "a.py").write_text("")
+    done = cpulaunch("run", "-n", "2", "--env", f"{name}=7", *GLOO, "--oversubscribe", "--dry-run", "a.py")
+    assert done.returncode == 2
+    assert f"(--env): {name} can't be set" in done.stderr
+
+
+def test_arguments_for_an_mpiexec_that_is_not_used_are_noted(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("")
+    done = cpulaunch("run", "-n", "1", "--mpi-args=-foo", *GLOO, "a.py")
+    assert done.returncode == 0
+    assert "(--mpi-args): has no effect, since no mpiexec starts the ranks" in done.stderr
+
+
+def test_a_switch_with_a_value_is_named(cpulaunch: Run) -> None:
+    done = cpulaunch("run", "--verbose=3", "a.py")
+    assert done.returncode == 2
+    assert "--verbose takes no value, and got '3'" in done.stderr
+
+
 @pytest.mark.parametrize("last", [9999, 70000, 1000000])
 def test_cores_that_are_not_there_are_named_with_those_that_are(
     last: int, cpulaunch: Run, tmp_path: Path

@@ -62,7 +62,11 @@ def main() -> None:
 
     if report_fd >= 0:
         _write(report_fd, ready(sorted(os.sched_getaffinity(0))))
-        sys.meta_path.insert(0, finder := _Finder({"torch": [lambda torch: report(_torch(torch))]}))
+        loaded: dict[str, list[Callable[[Any], object]]] = {
+            "torch": [lambda torch: report(_torch(torch))],
+            "mpi4py.MPI": [_mpi_is_loaded],
+        }
+        sys.meta_path.insert(0, finder := _Finder(loaded))
         _take_over_port(finder.functions)
         _take_over_ledger(finder.functions)
         for reporter in ("reports", "observe.tracing", "observe.abort"):
@@ -88,6 +92,20 @@ def main() -> None:
         report(_raised(error))
         raise
     report(leaving(0))
+
+
+def _mpi_is_loaded(mpi: Any) -> None:
+    """Warn if the ranks of the job are not those of an MPI world.
+
+    They are only if the mpiexec of this MPI has started them.
+    """
+    ranks = int(os.environ.get("WORLD_SIZE") or 1)
+    if ranks > 1 and os.environ.get("RANK") == "0" and mpi.Is_initialized() and mpi.COMM_WORLD.size == 1:
+        text = (
+            f"cpulaunch: mpi4py: each of the {ranks} ranks is an MPI world of its own, since no mpiexec of "
+            "its MPI has started them: --launcher mpirun does"
+        )
+        print(text, file=sys.stderr, flush=True)
 
 
 def _write_stacks_when_asked(how: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from subprocess import CompletedProcess
 from typing import NamedTuple
@@ -79,43 +78,49 @@ def nodes_of_partition(options: Mapping[str, str]) -> PartitionNodes:
 def demand_room(text: str, options: Mapping[str, str]) -> None:
     """Raise UsageError if sbatch's ``options`` ask for more than any partition in sinfo's ``text`` has.
 
-    Slurm itself lets such a job wait for ever, unless the site has set EnforcePartLimits (slurm.conf).
+    Of several partitions in ``--partition``, one that is large enough will do.  Slurm itself lets such a job
+    wait for ever, unless the site has set EnforcePartLimits (slurm.conf).
     """
-    kinds = _kinds(text)
-    if "--partition" not in options:
-        kinds = [kind for kind in kinds if kind.partition.endswith("*")]
-    if not kinds:
-        return
-    partition = Counter[str]()
-    for kind in kinds:
-        partition[kind.partition.removesuffix("*")] += kind.number
-    (name, most), *_ = partition.most_common()
-    nodes = number(options, "--nodes")
+    partitions: dict[str, list[PartitionNodes]] = {}
+    for kind in _kinds(text):
+        if "--partition" in options or kind.partition.endswith("*"):
+            partitions.setdefault(kind.partition.removesuffix("*"), []).append(kind)
+    largest_first = sorted(partitions.items(), key=lambda item: -sum(kind.number for kind in item[1]))
+    shortages = [_shortage(name, kinds, options) for name, kinds in largest_first]
+    if shortages and all(shortages):
+        raise next(filter(None, shortages))
+
+
+def _shortage(name: str, kinds: Sequence[PartitionNodes], options: Mapping[str, str]) -> UsageError | None:
+    """What is missing in the partition ``name``, of nodes of these ``kinds``; None if nothing is."""
+    most, nodes = sum(kind.number for kind in kinds), number(options, "--nodes")
     if nodes > most and "--nodelist" not in options:
-        raise UsageError(
+        return UsageError(
             f"--nodes={options['--nodes']}: partition {name} has {counted(most, 'node')}",
             hint=f"--nodes={most} at most, or another --partition, which `sinfo` lists",
         )
     largest = max(kind.cpus for kind in kinds)
     each, tasks = number(options, "--cpus-per-task") or 1, number(options, "--ntasks-per-node") or 1
     if "--overcommit" in options or not largest:
-        return
+        return None
+    fewer = "ask for fewer, or take another --partition, which `sinfo` lists"
     total = each * number(options, "--ntasks")
     room = (min(most, _most_nodes(options)) or most) * largest
     if total > room and "--nodelist" not in options:
         what = [f"{o}={options[o]}" for o in ("--nodes", "--ntasks", "--cpus-per-task") if o in options]
-        raise UsageError(
+        return UsageError(
             f"{' '.join(what)}: {counted(total, 'CPU')}, and {counted(room // largest, 'node')} of partition "
             f"{name} have {room} at most",
-            hint="ask for fewer, or take another --partition, which `sinfo` lists",
+            hint=fewer,
         )
     if each * tasks > largest:
         what = [f"{o}={options[o]}" for o in ("--ntasks-per-node", "--cpus-per-task") if o in options]
-        raise UsageError(
+        return UsageError(
             f"{' '.join(what)}: {counted(each * tasks, 'CPU')} of a node, and those of partition {name} have "
             f"{largest} at most",
-            hint="ask for fewer, or take another --partition, which `sinfo` lists",
+            hint=fewer,
         )
+    return None
 
 
 def _most_nodes(options: Mapping[str, str]) -> int:

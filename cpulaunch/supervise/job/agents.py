@@ -158,7 +158,8 @@ def _exited(state: State, rank: Rank, end: messages.Exit) -> None:
     if end.signal is None:  # a signal may have ended it in the middle of a line
         _note_problems(state, rank, state.metrics.finish(rank.rank))
     if not end.own and end.code != 0:
-        state.move(rank, RankState.ENDED_BY_LAUNCHER)
+        killed = end.signal == SIGKILL and state.grace_is_over
+        state.move(rank, RankState.KILLED_BY_LAUNCHER if killed else RankState.ENDED_BY_LAUNCHER)
     else:
         state.move(rank, RankState.EXITED if end.signal is None else RankState.SIGNALED)
     if rank.candidate():

@@ -123,6 +123,11 @@ def finish(state: State) -> None:
         state.finished = True
         for line in (*state.notes.take_all(), *state.failures.take_all()):
             state.tell(line)
+        killed = [rank.rank for rank in state.ranks if rank.state is RankState.KILLED_BY_LAUNCHER]
+        if killed and state.end and state.end.signal != SIGKILL:
+            names, grace = state.watching.names, state.watching.grace_period
+            were = "were" if len(killed) > 1 else "was"
+            state.tell(f"{names.several(killed)} had not ended after {grace:g} s and {were} killed")
         state.actions.append(Finish())
 
 

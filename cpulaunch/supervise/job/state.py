@@ -7,6 +7,7 @@ All values that change during an attempt are kept here.  `JobState` and the modu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from signal import SIGKILL
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cpulaunch import messages
@@ -98,6 +99,14 @@ class State:
     def ending(self) -> bool:
         """Whether the ranks are being ended."""
         return self.end is not None
+
+    @property
+    def grace_is_over(self) -> bool:
+        """Whether ranks that were asked to end have been killed since, because they took too long."""
+        grace = self.watching.grace_period
+        if self.end is None or self.end_at is None or self.end.signal == SIGKILL:
+            return False
+        return self.now >= self.end_at + grace
 
     @property
     def may_be_missing(self) -> bool:

@@ -64,6 +64,27 @@ def test_a_job_for_which_there_is_no_room_even_if_nothing_runs(
         demand_room(SINFO, options)
 
 
+SEVERAL = "thin|2|28|1|256000|96|(null)\nfat|8|28|1|2048000|2|(null)\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"--nodes": "96", "--cpus-per-task": "56"}, None),  # thin
+        ({"--nodes": "2", "--cpus-per-task": "224"}, None),  # fat
+        ({"--nodes": "97"}, "partition thin has 96 nodes"),
+        ({"--nodes": "3", "--cpus-per-task": "224"}, "those of partition thin have 56 at most"),
+    ],
+)
+def test_one_of_several_partitions_has_to_have_room_for_all(options: dict[str, str], why: str | None) -> None:
+    options = {**options, "--partition": "thin,fat"}
+    if why is None:
+        demand_room(SEVERAL, options)
+        return
+    with pytest.raises(UsageError, match=re.escape(why)):
+        demand_room(SEVERAL, options)
+
+
 def test_cores_of_a_socket_are_a_numa_node_and_threads_are_numbered_as_linux_does() -> None:
     topology = facts_of(most_nodes(SINFO, {})).topology
     assert str(topology.allowed) == "0-111"

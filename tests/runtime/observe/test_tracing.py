@@ -61,7 +61,7 @@ def found_first(job: Path) -> str:
         (
             "gloo",
             "slow rank",
-            "waiting for the slowest: rank 1 on localhost: it is in Python, or idle,",
+            "waiting for slower ranks: rank 1 on localhost: it is in Python, or idle,",
             "waiting for slower ranks: rank 1 on localhost takes 1",
         ),
     ],
