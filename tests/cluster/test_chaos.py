@@ -16,13 +16,20 @@ pytestmark = pytest.mark.slow
 # The launchers differ most in these.
 EACH = ("raises while the others sleep", "Python missing, no preflight", "Ctrl-C")
 # Where ssh is the launcher, its own processes matter in these.
-BY_SSH = ("link cut", "packets dropped at start, no preflight", "SIGTERM", "launcher killed")
+BY_SSH = (
+    "link cut",
+    "host switched off",
+    "ssh connection lost",
+    "packets dropped at start, no preflight",
+    "SIGTERM",
+    "launcher killed",
+)
 # Each is like another one: computing like sleeping, to be killed by one signal like by another.
 REPEATS = ("raises while the others compute", "is killed while the others wait (gloo)", "aborts", "SIGHUP")
 CASES = [
     (name, launcher)
     for number, name in enumerate(chaos.EVENTS)
-    for launcher in chaos.LAUNCHERS
+    for launcher in chaos.EVENTS[name].launchers
     if name in EACH
     or (launcher == "ssh" and name in BY_SSH)
     or launcher == chaos.LAUNCHERS[number % len(chaos.LAUNCHERS)]
@@ -37,17 +44,7 @@ CASES = [
 def test_what_befalls_a_job_is_named_and_leaves_nothing(
     name: str, launcher: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    rank = CASES.index((name, launcher)) % 4
-    result = chaos.run(cluster, tmp_path, launcher_options(launcher), name, rank)
-    assert not chaos.problems(chaos.EVENTS[name], rank, result), result.stderr
-
-
-@pytest.mark.parametrize("launcher", ["intel", "ssh"])
-def test_a_host_that_loses_its_power(launcher: str, tmp_path: Path) -> None:
-    """There is no way back for it, so it gets a cluster of its own."""
-    with Cluster(("login", *chaos.HOSTS)) as cluster:
-        result = chaos.power_off(cluster, tmp_path, launcher_options(launcher), 2)
-    assert result.exit_code == 4, result.stderr
-    assert "host node2 was lost" in result.stderr
-    assert result.outcome["kind"] == "node_lost"
-    assert not result.left
+    rank, event = CASES.index((name, launcher)) % 4, chaos.EVENTS[name]
+    with chaos.hosts_for(cluster, event) as hosts:
+        result = chaos.run(hosts, tmp_path, launcher_options(launcher), name, rank)
+    assert not chaos.problems(event, rank, result), result.stderr
