@@ -184,10 +184,15 @@ def own_address(variables: dict[str, str], local_rank: int = 0) -> str:
 
 
 def _address_of(interface: str, variable: str) -> str:
-    found = {each.family: each.address for each in psutil.net_if_addrs().get(interface, [])}
-    for family in (socket.AF_INET, socket.AF_INET6):
-        if address := found.get(family):
-            return address
+    found = [
+        (each.family, each.address)
+        for each in psutil.net_if_addrs().get(interface, [])
+        if "%" not in each.address  # a link-local address means nothing to other hosts
+    ]
+    for wanted in (socket.AF_INET, socket.AF_INET6):
+        for family, address in found:
+            if family == wanted:
+                return address
     raise HostError(f"{variable} names the interface {interface!r}, which has no address on this host")
 
 

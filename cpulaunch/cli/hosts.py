@@ -91,8 +91,9 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
     ready = not any(report.problems for report in found.reports)
     if ready and not here_alone:
         chosen = decide_launcher(
-            config, here_alone=False, mpis=mpis, step=step, without_mpi=found.without_mpi
-        )
+            config, here_alone=False, mpis=mpis, step=step, without_mpi=found.without_mpi,
+            egress=found.egress_interface,
+        )  # fmt: skip
         print(f"ranks would be started by {chosen.shown}")
     if options.facts_out:
         known = {report.host: report.facts for report in found.reports if report.facts}

@@ -40,6 +40,7 @@ INTEL = _Hydra(
     watched_env={"I_MPI_HYDRA_TOPOLIB": "ipl"},
     noise=("IPL WARN> ",),
     ports={"I_MPI_PORT_RANGE": "{first}:{last}"},
+    over_ipv6=("-v6",),
     is_intel_mpi=True,
     stdin=("-s", "{rank}"),
     last_failures=(r"(?P<why>Unable to run bstrap_proxy) on (?P<host>\S+)",),  # ssh's reason follows
@@ -56,6 +57,7 @@ MPICH = _Hydra(
     ssh="HYDRA_LAUNCHER_EXEC",
     interface=("HYDRA_IFACE", "{name}"),
     env={"HYDRA_LAUNCHER": "ssh", "HYDRA_RMK": "user"},
+    over_ipv6=None,
     # The second is for ranks that use MPI themselves, over UCX.
     ports={"MPIR_CVAR_CH3_PORT_RANGE": "{first}:{last}", "UCX_TCP_PORT_RANGE": "{first}-{last}"},
 )

@@ -61,8 +61,9 @@ class Mpiexec(Launcher):
     variable for the program that reaches hosts.  ``interface`` is the variable for mpiexec's own network,
     with its value.  ``ports`` keeps what mpiexec, its daemons and the ranks' MPI listen on within a range.
 
-    Limits: ``interface_takes_ipv6`` says whether that network may be IPv6, ``takes_ipv6`` whether the
-    hostfile may have IPv6 addresses, and ``takes_spaces`` whether paths used on other hosts may have spaces.
+    Limits: ``over_ipv6`` are arguments for hosts that are reached by IPv6, None if none can be.
+    ``interface_takes_ipv6`` says whether that network may be IPv6, ``takes_ipv6`` whether the hostfile may
+    have IPv6 addresses, and ``takes_spaces`` whether paths used on other hosts may have spaces.
 
     End and errors: on the signal ``when_orphaned``, mpiexec ends all that it started; it is 0 if agents would
     get no time then, and mpiexec is ended later instead.  ``leaves`` is the directory that mpiexec leaves
@@ -97,6 +98,7 @@ class Mpiexec(Launcher):
     when_orphaned: int = 0
     leaves: str = ""
     always_hostfile: bool = False
+    over_ipv6: tuple[str, ...] | None = ()
     interface_takes_ipv6: bool = True
     takes_ipv6: bool = False
     takes_spaces: bool = True
@@ -117,7 +119,7 @@ class Mpiexec(Launcher):
         placement = placement_variables(plan, self)
         files = {}
         env = {**self.env, **self._ports(plan)}
-        argv = [plan.mpiexec or self.executables[0], *self.always]
+        argv = [plan.mpiexec or self.executables[0], *self.always, *self._over_ipv6(plan)]
         if self.always_hostfile or not plan.here_alone:
             lines = (self.host_line.format(host=h.host, slots=len(h.ranks)) for h in plan.hosts)
             files[HOSTFILE] = "".join(line + "\n" for line in lines)
@@ -173,12 +175,24 @@ class Mpiexec(Launcher):
         counts = {len(host.ranks) for host in plan.hosts}
         return [word.format(slots=min(counts)) for word in self.ranks_per_host] if len(counts) == 1 else []
 
+    def _over_ipv6(self, plan: Plan) -> tuple[str, ...]:
+        ours = plan.egress_interface
+        if plan.here_alone or not ours or ":" not in ours.address:
+            return ()
+        if self.over_ipv6 is None:
+            raise PlanError(
+                f"mpiexec of {self.name} reaches hosts by IPv4 only, and the way from here to "
+                f"{plan.hosts[-1].host} is IPv6",
+                hint="--launcher ssh, or --mpi intel or openmpi, can use it",
+            )
+        return self.over_ipv6
+
     def _check_addresses(self, plan: Plan) -> None:
         ipv6 = [host.host for host in plan.hosts if ":" in host.host]
         if ipv6 and not self.takes_ipv6:
             raise PlanError(
                 f"mpiexec of {self.name} takes no IPv6 address for a host: {ipv6[0]}",
-                hint="names that stand for it will do, as will --mpi openmpi",
+                hint="--launcher ssh and --mpi openmpi do; --mpi intel takes names for it",
             )
 
     def _check_paths(self, plan: Plan, installation: Installation) -> None:

@@ -12,7 +12,7 @@ from cpulaunch.errors import ConfigError, HostError, PlanError
 from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.facts import Facts, Mpi
 from cpulaunch.model.hosts import LOCALHOST, MAX_RANKS, Host, all_here, fold_hosts
-from cpulaunch.model.network import is_loopback
+from cpulaunch.model.network import Interface, is_loopback
 from cpulaunch.plan.environment import to_forward
 from cpulaunch.plan.instances import are_wanted
 from cpulaunch.wording import counted
@@ -199,11 +199,12 @@ def decide_launcher(
     step: bool = False,
     without_mpi: Sequence[str] | None = None,
     mpis_here: Sequence[Mpi] = (),
+    egress: Interface | None = None,
 ) -> LauncherDecision:
     """Decide on the launcher by what is known.
 
-    ``here_alone``: all ranks are on this host.  ``mpis``, ``step``, ``without_mpi`` and ``mpis_here`` are
-    those of `Facts`; ``mpis`` is also None if nobody has looked yet.
+    ``here_alone``: all ranks are on this host.  ``mpis``, ``step``, ``without_mpi``, ``mpis_here`` and
+    ``egress``, the interface, are those of `Facts`; ``mpis`` is also None if nobody has looked yet.
     """
     usable = mpis_here if mpis is None else mpis
     setting, why = config.launcher, ""
@@ -215,7 +216,7 @@ def decide_launcher(
         elif step:
             setting, why = "slurm", "in an allocation of Slurm"
         else:
-            setting, why = _mpi_or_ssh(usable, without_mpi)
+            setting, why = _mpi_or_ssh(usable, without_mpi, egress)
     if setting != "mpirun":
         return LauncherDecision(setting, setting, why=why)
     flavour = config.mpi.flavour
@@ -226,10 +227,14 @@ def decide_launcher(
     return LauncherDecision(setting, preferred.name, preferred.executables[0] if mpis is None else "")
 
 
-def _mpi_or_ssh(mpis: Sequence[Mpi], without_mpi: Sequence[str] | None) -> tuple[str, str]:
+def _mpi_or_ssh(
+    mpis: Sequence[Mpi], without_mpi: Sequence[str] | None, egress: Interface | None
+) -> tuple[str, str]:
     """Return the setting's value and the reason: an MPI if all hosts have it, as far as this host knows."""
     if not mpis:
         return "ssh", "no MPI was found here"
+    if egress and ":" in egress.address and (mpi := launchers.load_mpi(mpis[0].flavour)).over_ipv6 is None:
+        return "ssh", f"{mpi.title} reaches hosts by IPv4 only"
     if without_mpi:
         return "ssh", f"{fold_hosts(without_mpi)}: there is no {mpis[0].path}"
     if without_mpi is None:
@@ -259,6 +264,7 @@ def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> La
         step=facts.step,
         without_mpi=facts.without_mpi,
         mpis_here=facts.mpis_here,
+        egress=facts.egress_interface,
     )
     if decision.by_mpi and not decision.mpiexec:
         raise _no_mpi(config, facts.mpis or ())

@@ -1,13 +1,21 @@
-"""How long until a script that only prints has run on two ranks: ours against its peers.
+"""How long until a script that only prints has run: every launcher of ours against its peers.
 
-    python scripts/bench/startup.py [--rounds 10]
+    python scripts/bench/startup.py [--rounds 10]            two ranks on this machine
+    python scripts/bench/startup.py --hosts [--rounds 10]    two ranks on each of four hosts
 
-Each round runs every launcher once, in turn, so that a busy moment of the machine hits all alike.
-Printed: milliseconds from start to end (min, median, max), and the median as a multiple of raw
-mpiexec.hydra's, and of torchrun's.  Run it with the Python of an environment that has cpulaunch
-(installed, not editable, as an editable install starts more slowly), impi-rt, torch and accelerate.
-The last column counts the greetings: accelerate's ``--num_processes 2`` starts one process on a CPU
-(accelerate#2741), and still takes this long.
+Each round runs every launcher once, in turn, so that a busy moment of the machine hits all alike.  Run it
+with the Python of an environment that has cpulaunch (installed, not editable, as an editable install starts
+more slowly), impi-rt, torch and accelerate.
+
+On this machine, printed are milliseconds from start to end (min, median, max), the median as a multiple of
+raw mpiexec.hydra's and of torchrun's, and the greetings: accelerate's ``--num_processes 2`` starts one
+process on a CPU (accelerate#2741), and still takes this long.
+
+With ``--hosts``, which needs root, the hosts are network namespaces of this machine, with a real sshd each,
+and nodes of a real Slurm (`tests/support/slurm.py`).  ``CPULAUNCH_TEST_MPICH`` and ``CPULAUNCH_TEST_OPENMPI``
+name the directories of these MPIs' mpiexec.  Printed are milliseconds from start to end (min, median, max),
+and ratios within a round (their min, median, max): to the bare program that starts the ranks, and to Intel's
+mpiexec.
 """
 
 from __future__ import annotations
@@ -19,10 +27,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from support.command import bounded, clean_environment, launcher_options
+from support.namespaces import NETWORK
+from support.slurm import Queue
 
 BIN = Path(sys.executable).parent
 CPULAUNCH = [str(BIN / "cpulaunch"), "run", "-n", "2", "--tee", "all"]
+NODES = ("node0", "node1", "node2", "node3")
+PER_NODE = 2
+FIRST, MPICH, OPENMPI = "mpiexec of Intel MPI", "mpiexec of MPICH", "mpiexec of Open MPI"
 
 
 def main() -> int:
@@ -30,7 +49,21 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=10)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--hosts", action="store_true")
+    options = parser.parse_args()
+    print(_cpu_name())
+    return on_hosts(options.rounds) if options.hosts else here(options.rounds)
+
+
+def _cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "?")
+
+
+# ---- two ranks on this machine
+
+
+def here(rounds: int) -> int:
     contestants = {
         "mpiexec.hydra": [str(BIN / "mpiexec.hydra"), "-n", "2", sys.executable],
         "cpulaunch, mpirun": [*CPULAUNCH, "--mpi", "intel"],
@@ -78,6 +111,95 @@ def timed(command: list[str], directory: str) -> tuple[float, int]:
     if done.returncode or "hello" not in done.stdout:
         raise SystemExit(f"{command}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
     return seconds, done.stdout.count("hello")
+
+
+# ---- two ranks on each of four hosts
+
+
+class Contestant(NamedTuple):
+    """A command that starts the ranks, and the bare program that it is compared with."""
+
+    argv: list[str]
+    bare: str
+    env: Mapping[str, str] = {}
+
+
+def on_hosts(rounds: int) -> int:
+    with Queue(("login", *NODES)) as queue, tempfile.TemporaryDirectory() as directory:
+        Path(directory, "hello.py").write_text("print('hello', flush=True)\n")
+        Path(directory, "hosts").write_text("".join(f"{node}\n" for node in NODES))
+        Path(directory, "slots").write_text("".join(f"{node} slots={PER_NODE}\n" for node in NODES))
+        with queue.allocation("--nodes=4", "--exclusive") as allocation:
+            contestants = _contestants(allocation)
+            times: dict[str, list[float]] = {name: [] for name in contestants}
+            for number in range(rounds + 1):
+                for name, contestant in contestants.items():
+                    seconds = _timed_on_hosts(queue, contestant, directory)
+                    if number:  # the first round warms the caches
+                        times[name].append(seconds)
+    print(f"| {len(NODES)} × {PER_NODE} ranks | milliseconds | ÷ the bare program | ÷ {FIRST} |")
+    print("|---|---|---|---|")
+    for name, contestant in contestants.items():
+        cells = [name, " / ".join(f"{1000 * seconds:.0f}" for seconds in _spread(times[name]))]
+        for base in (contestant.bare, FIRST):
+            ratios = _spread(ours / theirs for ours, theirs in zip(times[name], times[base], strict=True))
+            cells.append("–" if base == name else " / ".join(f"{ratio:.2f}" for ratio in ratios))
+        print(f"| {' | '.join(cells)} |")
+    return 0
+
+
+def _contestants(allocation: Mapping[str, str]) -> dict[str, Contestant]:
+    """Each bare program, then cpulaunch by it; ssh alone has none, and is compared with Intel's mpiexec."""
+    total = str(len(NODES) * PER_NODE)
+    hydra = ["-f", "hosts", "-n", total, "-ppn", str(PER_NODE)]
+    # Without these, they take docker0 for the way to the other hosts.
+    of_intel = {"I_MPI_HYDRA_BOOTSTRAP": "ssh", "I_MPI_HYDRA_IFACE": "eth0", "I_MPI_HYDRA_RMK": "user"}
+    of_mpich = {"HYDRA_LAUNCHER": "ssh", "HYDRA_IFACE": "eth0", "HYDRA_RMK": "user"}
+    of_openmpi = {"PRTE_MCA_prte_if_include": str(NETWORK)}
+    mpich, openmpi = (os.environ.get(f"CPULAUNCH_TEST_{name}") for name in ("MPICH", "OPENMPI"))
+    srun = ["srun", "--overlap", f"--ntasks={total}", "--nodes=4", "--cpu-bind=none", "--mpi=none"]
+    bare = {FIRST: Contestant([str(BIN / "mpiexec.hydra"), *hydra], FIRST, of_intel)}
+    if mpich:
+        bare[MPICH] = Contestant([f"{mpich}/mpiexec.hydra", *hydra], MPICH, of_mpich)
+    if openmpi:
+        argv = [f"{openmpi}/mpiexec", "--allow-run-as-root", "--bind-to", "none", "--hostfile", "slots"]
+        bare[OPENMPI] = Contestant([*argv, "-n", total], OPENMPI, of_openmpi)
+    bare["srun"] = Contestant(srun, "srun", allocation)
+    ours = {"cpulaunch, ssh": Contestant(_cpulaunch("-f", "hosts", *launcher_options("ssh")), FIRST)}
+    for flavour, name in (("intel", FIRST), ("mpich", MPICH), ("openmpi", OPENMPI)):
+        if name in bare:
+            argv = _cpulaunch("-f", "hosts", *launcher_options(flavour))
+            ours[f"cpulaunch, {name}"] = Contestant(argv, name)
+    ours["cpulaunch, srun"] = Contestant(_cpulaunch("--launcher", "slurm"), "srun", allocation)
+    local = _cpulaunch("--launcher", "local", "-n", total, "--oversubscribe")
+    ours[f"cpulaunch, local ({total} ranks on one host)"] = Contestant(local, FIRST)
+    with_python = {name: each._replace(argv=[*each.argv, sys.executable]) for name, each in bare.items()}
+    return with_python | ours
+
+
+def _cpulaunch(*options: str) -> list[str]:
+    ranks = () if "-n" in options else ("-ppn", str(PER_NODE))
+    return [sys.executable, "-m", "cpulaunch", "run", "--tee", "all", *ranks, *options]
+
+
+def _timed_on_hosts(queue: Queue, contestant: Contestant, directory: str) -> float:
+    """Seconds from start to end."""
+    # Compiled modules may be kept, as they are for users.
+    environ = {k: v for k, v in clean_environment(**contestant.env).items() if k != "PYTHONDONTWRITEBYTECODE"}
+    command = [*contestant.argv, "hello.py"]
+    started = time.perf_counter()
+    with bounded(queue.start("login", command, directory=directory, env=environ)) as process:
+        out, error = process.communicate()
+        seconds = time.perf_counter() - started
+    if out.count("hello") != len(NODES) * PER_NODE:
+        raise SystemExit(f"{command}: {out}{error}")
+    return seconds
+
+
+def _spread(values: Iterable[float]) -> tuple[float, float, float]:
+    """The minimum, the median and the maximum."""
+    every = list(values)
+    return min(every), statistics.median(every), max(every)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,10 @@ USUAL = {
     "Ctrl-C": ("intel", "openmpi", "ssh"),
     "SIGTERM": ("ssh",),
     "launcher killed": ("openmpi",),
+    "host switched off": ("ssh",),
+    "ssh connection lost": ("ssh",),
 }
-CASES = [(name, launcher) for name in chaos.EVENTS for launcher in chaos.LAUNCHERS]
+CASES = [(name, launcher) for name in chaos.EVENTS for launcher in chaos.EVENTS[name].launchers]
 
 
 @pytest.mark.parametrize(
@@ -44,17 +46,7 @@ CASES = [(name, launcher) for name in chaos.EVENTS for launcher in chaos.LAUNCHE
 def test_what_befalls_a_job_is_named_and_leaves_nothing(
     name: str, launcher: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    rank = (CASES.index((name, launcher)) // 3) % 4
-    result = chaos.run(cluster, tmp_path, launcher_options(launcher), name, rank)
-    assert not chaos.problems(chaos.EVENTS[name], rank, result), result.stderr
-
-
-@pytest.mark.parametrize("launcher", [repeat("intel"), "ssh"])
-def test_a_host_that_loses_its_power(launcher: str, tmp_path: Path) -> None:
-    """There is no way back for it, so it gets a cluster of its own."""
-    with Cluster(("login", *chaos.HOSTS)) as cluster:
-        result = chaos.power_off(cluster, tmp_path, launcher_options(launcher), 2)
-    assert result.exit_code == 4, result.stderr
-    assert "host node2 was lost" in result.stderr
-    assert result.outcome["kind"] == "node_lost"
-    assert not result.left
+    rank, event = CASES.index((name, launcher)) % 4, chaos.EVENTS[name]
+    with chaos.hosts_for(cluster, event) as hosts:
+        result = chaos.run(hosts, tmp_path, launcher_options(launcher), name, rank)
+    assert not chaos.problems(event, rank, result), result.stderr

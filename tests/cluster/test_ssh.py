@@ -195,3 +195,58 @@ def test_a_launcher_killed_before_its_agents_have_said_anything_leaves_nothing(
         launcher.send_signal(signal.SIGCONT)  # nsenter has stopped with it
         launcher.wait(TIMEOUT)
         until(lambda: not cluster.processes(), "all processes to end", TIMEOUT)
+
+
+# What systemd does where KillUserProcesses=yes: with a session, all processes end that were started in it.
+SCOPE = """
+import contextlib, ctypes, os, signal, subprocess, time
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: whoever calls setsid stays a descendant
+session = os.getppid()
+child = subprocess.Popen(["sh", "-c", os.environ.get("SSH_ORIGINAL_COMMAND", "true")])
+
+def descendants(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as f:
+        for each in map(int, f.read().split()):
+            yield each
+            yield from descendants(each)
+
+while child.poll() is None and os.getppid() == session:
+    time.sleep(0.02)
+with contextlib.suppress(ChildProcessError):  # none is left
+    while True:
+        with contextlib.suppress(OSError):  # one has just ended
+            for pid in descendants(os.getpid()):
+                os.kill(pid, signal.SIGKILL)
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        time.sleep(0.02)
+os._exit(child.returncode or 0)
+"""
+
+
+def test_where_a_session_takes_its_processes_along_jobs_run_and_a_lost_session_is_named(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (scope := tmp_path / "scope.py").write_text(SCOPE)
+    sshd = Path("/etc/ssh/sshd_config")
+    text = cluster.run("node1", ["cat", str(sshd)]).stdout + f"ForceCommand {sys.executable} -I {scope}\n"
+    with cluster.replaced("node1", sshd, text):
+        with cluster.without_sshd("node1"):
+            pass  # it starts anew, with the new configuration
+        (first := tmp_path / "ends").mkdir()
+        job = chaos.Job(cluster, first, BY_SSH, "sleep", "leave", "all")
+        job.start()
+        job.ready()
+        job.trigger()
+        result = job.end()
+        assert (result.exit_code, result.left) == (0, []), result.stderr
+        (second := tmp_path / "loses").mkdir()
+        job = chaos.Job(cluster, second, BY_SSH, "sleep", "", "none")
+        job.start()
+        job.ready()
+        with cluster.without_sshd("node1", sessions=True):
+            result = job.end()
+        assert "rank 1 on node1 failed first" in result.stderr
+        assert (result.exit_code, result.left) == (137, []), result.stderr
+    with cluster.without_sshd("node1"):
+        pass

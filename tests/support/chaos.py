@@ -23,6 +23,7 @@ from cpulaunch.launchers import MPIS
 from support import chaos_restarts
 from support.command import clean_environment, launcher_options
 from support.faults import Cluster
+from support.namespaces import until
 
 HOSTS = ("node0", "node1", "node2", "node3")
 LAUNCHERS = (*MPIS, "ssh")
@@ -141,7 +142,8 @@ class Event:
     """Something that befalls a job.
 
     ``happen(job, rank)`` lets it; it stays while it is entered.  ``said`` is what the user must read, with
-    the rank's number and host in it.  ``at_start``: before the job is there.
+    the rank's number and host in it.  ``at_start``: before the job is there.  ``for_good``: there is no way
+    back for the host.  ``launchers`` are those of the hosts that it can happen to.
     """
 
     mode: str
@@ -152,6 +154,8 @@ class Event:
     at_start: bool = False
     options: Sequence[str] = ()
     to_all: bool = False
+    for_good: bool = False
+    launchers: Sequence[str] = LAUNCHERS
 
 
 @contextlib.contextmanager
@@ -183,6 +187,26 @@ def _fault(name: str) -> Callable[[Job, int], contextlib.AbstractContextManager[
 
 
 @contextlib.contextmanager
+def _without_ssh(job: Job, rank: int) -> Iterator[None]:
+    """The connections to a host end, and then the job does."""
+    with job.cluster.without_sshd(f"node{rank}", sessions=True):
+        until(lambda: not _connections(job, rank), f"the connection to node{rank} to end", TIMEOUT)
+        job.trigger()
+        yield
+
+
+def _connections(job: Job, rank: int) -> list[str]:
+    shown = job.cluster.processes("login")
+    return [line for line in shown if " ssh -o" in line and f" node{rank} " in line]
+
+
+@contextlib.contextmanager
+def _power_off(job: Job, rank: int) -> Iterator[None]:
+    job.cluster.power_off(f"node{rank}")
+    yield
+
+
+@contextlib.contextmanager
 def _without_python(job: Job, rank: int) -> Iterator[None]:
     with job.cluster.hidden(f"node{rank}", Path(sys.prefix)):
         yield
@@ -210,6 +234,10 @@ EVENTS = {
     "all raise at once": Event("sleep", "raise", 1, ("ValueError: rank ",), _trigger, to_all=True),
     "link cut": Event("sleep", "", 4, ("host node{rank} was lost",), _fault("cut")),
     "packets dropped": Event("sleep", "", 4, ("host node{rank} was lost",), _fault("dropping")),
+    "host switched off": Event("sleep", "", 4, ("host node{rank} was lost",), _power_off, for_good=True),
+    "ssh connection lost": Event(  # Open MPI ends the job
+        "sleep", "leave", 0, (), _without_ssh, to_all=True, launchers=("intel", "mpich", "ssh")
+    ),
     "packets dropped at start": Event(
         "sleep",
         "",
@@ -282,16 +310,6 @@ def happens(
         return job.end()
 
 
-def power_off(cluster: Cluster, directory: Path, mpi: Sequence[str], rank: int) -> Result:
-    """Let a host lose its power, for good."""
-    job = Job(cluster, directory, mpi, "sleep", "", "none")
-    job.start()
-    job.ready()
-    job.since = time.monotonic()
-    cluster.power_off(f"node{rank}")
-    return job.end()
-
-
 def problems(event: Event, rank: int, result: Result) -> list[str]:
     """What isn't as it should be."""
     found = [f"left: {line}" for line in result.left]
@@ -339,16 +357,24 @@ def main() -> int:
     wrong = 0
     with Cluster(("login", *HOSTS)) as cluster:
         for name in (each for each in EVENTS if arguments.only in each):
-            for launcher in arguments.launcher or LAUNCHERS:
+            for launcher in EVENTS[name].launchers:
+                if launcher not in (arguments.launcher or LAUNCHERS):
+                    continue
                 options = launcher_options(launcher)
 
                 def once(
                     directory: Path, rank: int, name: str = name, options: Sequence[str] = options
                 ) -> Result:
-                    return run(cluster, directory, options, name, rank, dice.random())
+                    with hosts_for(cluster, EVENTS[name]) as hosts:
+                        return run(hosts, directory, options, name, rank, dice.random())
 
                 wrong += timed(name, EVENTS[name], launcher, arguments.rounds, dice, once)
     return 1 if wrong else 0
+
+
+def hosts_for(cluster: Cluster, event: Event) -> contextlib.AbstractContextManager[Cluster]:
+    """Return the cluster that an event happens to: one of its own if it can't be healed."""
+    return Cluster(("login", *HOSTS)) if event.for_good else contextlib.nullcontext(cluster)
 
 
 def timed(

@@ -66,7 +66,11 @@ REPLACED = {
 }
 
 EVENTS = {
-    **{name: replace(event, **REPLACED.get(name, {})) for name, event in chaos.EVENTS.items()},
+    **{
+        name: replace(event, **REPLACED.get(name, {}))
+        for name, event in chaos.EVENTS.items()
+        if not event.for_good and event.launchers == chaos.LAUNCHERS  # srun has no connections of ssh
+    },
     "srun killed": Event("sleep", "", 137, ("srun got SIGKILL, not from us",), _kill_srun),
     "scancel of the step": Event(
         "sleep",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from typing import Self  # Python 3.11
 
 NETWORK = ipaddress.ip_network("10.213.88.0/24")
+NETWORK_6 = ipaddress.ip_network("fd00:db8::/120")
 DECOY = "172.17.0.1/16"
 TOOLS = {
     "ip": "iproute2",
@@ -132,9 +133,13 @@ def why_not() -> str | None:
 class Hosts:
     """The hosts ``names``, up while this is entered."""
 
-    def __init__(self, names: Sequence[str] = ("login", "node0", "node1", "node2", "node3")) -> None:
-        self.names = tuple(names)
-        numbers = NETWORK.hosts()
+    def __init__(
+        self,
+        names: Sequence[str] = ("login", "node0", "node1", "node2", "node3"),
+        network: ipaddress.IPv4Network | ipaddress.IPv6Network = NETWORK,
+    ) -> None:
+        self.names, self.network = tuple(names), network
+        numbers = network.hosts()
         self.addresses = {name: str(next(numbers)) for name in names}
         self.interfaces = dict.fromkeys(names, "eth0") | {self.names[-1]: "ens5"}
         self.directory = Path()
@@ -199,7 +204,9 @@ class Hosts:
             )
             self._batch(
                 name,
-                f"addr add {self.addresses[name]}/{NETWORK.prefixlen} dev {interface}",
+                # Linux looks for another host with an IPv6 address for seconds, unless it is told not to.
+                f"addr add {self.addresses[name]}/{self.network.prefixlen} dev {interface}"
+                f"{' nodad' if self.network.version == 6 else ''}",
                 f"link set {interface} up",
             )
         for process in self._running:
