@@ -1,4 +1,4 @@
-"""Prints the license of each package that an installation of cpulaunch brings, from the packages' own metadata.
+"""Prints the license of each package that an installation of cpulaunch brings, from their metadata.
 
     python scripts/licenses.py         with the Python of an environment in which cpulaunch is installed
 

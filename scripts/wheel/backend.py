@@ -103,7 +103,7 @@ def _needed(modules: Path, names: Iterable[str], found: set[str]) -> set[str]:
 
 
 def _prepare() -> None:
-    """Fetch the scripts, and remove what an earlier build, maybe an interrupted one, has left in ``build``."""
+    """Fetch the scripts, and remove what an earlier build, perhaps an interrupted one, has left."""
     for left in (HERE.parents[1] / "build").glob("lib*"):
         shutil.rmtree(left, ignore_errors=True)
     try:
