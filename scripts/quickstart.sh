@@ -1,22 +1,39 @@
 #!/usr/bin/env bash
-# From nothing to a trained model: a venv, cpulaunch in it, two ranks on this machine.
+# From nothing to a trained model: an environment, cpulaunch in it, two ranks on this machine.
+#   scripts/quickstart.sh           installs this checkout
+#   scripts/quickstart.sh FILE...   installs these wheels, or an sdist, instead
+# The environment is .venv, or $VENV.  Interrupt and repeat this whenever you like: what is unfinished is made anew.
 set -euo pipefail
+files=()
+for file; do files+=("$(realpath "$file")"); done
 cd "$(dirname "$0")/.."
 . scripts/env.sh
+VENV=${VENV:-.venv}
+unfinished=$VENV.unfinished
 
-if [ ! -e .venv/.ready ]; then
-  echo "Making .venv: torch $TORCH, cpulaunch, and scikit-learn for its data. This takes a few minutes."
-  "$PYTHON" -m venv .venv
-  install_torch .venv
+step() { printf '\n[%d s] %s\n' "$SECONDS" "$*"; }
+
+if [ -e "$unfinished" ]; then
+  step "Removing $VENV, which an earlier run has not finished."
+  rm -rf "$VENV" "$unfinished"
+elif [ -e "$VENV" ] && [ ! -e "$VENV/.ready" ]; then
+  echo "$VENV is there already, and this script has not made it: remove it, or set VENV=DIR." >&2
+  exit 1
 fi
-.venv/bin/pip install -q . scikit-learn
-touch .venv/.ready
+if [ ! -e "$VENV" ]; then
+  step "Making the environment $VENV, with torch $TORCH: a download of 200 MB, or of several GB with CUDA."
+  touch "$unfinished"
+  "$PYTHON" -m venv "$VENV"
+  install_torch "$VENV"
+  touch "$VENV/.ready"
+  rm "$unfinished"
+fi
+step "Installing cpulaunch, and scikit-learn for the example's data."
+"$VENV/bin/pip" install -q "${files[@]:-.}" scikit-learn
 
-echo
-echo '$ cpulaunch run -n 2 --dry-run examples/digits.py'
-.venv/bin/cpulaunch run -n 2 --dry-run examples/digits.py
-echo
-echo '$ cpulaunch run -n 2 examples/digits.py'
-.venv/bin/cpulaunch run -n 2 examples/digits.py
-echo
-echo "That was .venv/bin/cpulaunch. Next: .venv/bin/cpulaunch run -n 2 your_script.py"
+step '$ cpulaunch run -n 2 --dry-run examples/digits.py'
+"$VENV/bin/cpulaunch" run -n 2 --dry-run examples/digits.py
+step '$ cpulaunch run -n 2 examples/digits.py'
+"$VENV/bin/cpulaunch" run -n 2 examples/digits.py
+
+step "Done. That was $VENV/bin/cpulaunch. Next: $VENV/bin/cpulaunch run -n 2 your_script.py"

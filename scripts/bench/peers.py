@@ -7,7 +7,8 @@ threads, and the backend that ``init_process_group()`` without arguments takes. 
 an error and exits with 5 while rank 0 computes for 20 s.  Printed for that one: the launcher's exit code, the
 seconds until it ended, the processes that were left behind, and whether its output has the error and names
 the rank; ``--output`` prints the output itself.  Run it with the Python of an environment that has cpulaunch,
-impi-rt, torch and accelerate.  ``scripts/bench/startup.py`` measures the start-up.
+impi-rt, torch and accelerate, and, for Ray Train, ``ray[train]``.  ``scripts/bench/startup.py`` measures the
+start-up.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
 MARK = f"PEERS_BENCH={os.getpid()}"  # in the environment of every process that a launcher starts
-TIMEOUT = 90.0
+TIMEOUT = 240.0  # Ray needs a minute and more on a busy machine
 
 REPORT = """\
 import os, torch, torch.distributed as dist
 try:
-    dist.init_process_group()
+    if not dist.is_initialized():  # Ray has made the group
+        dist.init_process_group()
     group = dist.get_backend_config()
 except ValueError as error:
     group = str(error).split(": ")[-1]
@@ -46,6 +49,13 @@ end = time.monotonic() + 20
 while time.monotonic() < end:
     pass
 """
+RAY = """\
+import os, runpy, sys
+from ray.train import ScalingConfig
+from ray.train.torch import TorchTrainer
+script, two = os.path.abspath(sys.argv[1]), ScalingConfig(num_workers=2)
+TorchTrainer(runpy.run_path, train_loop_config=script, scaling_config=two).fit()
+"""
 ACCELERATE = ["accelerate", "launch", "--cpu", "--num_processes", "2"]
 COMMANDS = (
     ["cpulaunch", "run", "-n", "2"],
@@ -54,6 +64,7 @@ COMMANDS = (
     ACCELERATE,
     [*ACCELERATE, "--mpirun_hostfile", "hosts"],
     ["mpiexec.hydra", "-n", "2", "python"],
+    ["python", "ray_train.py"],
 )
 
 
@@ -66,8 +77,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "report.py").write_text(REPORT)
         Path(directory, "fail.py").write_text(FAIL)
+        Path(directory, "ray_train.py").write_text(RAY)
         Path(directory, "hosts").write_text("localhost\n")
         for command in COMMANDS:
+            if command[1] == "ray_train.py" and find_spec("ray") is None:
+                continue
             print(f"$ {' '.join(command)} train.py")
             _, output, _ = run([*command, "report.py"], directory)
             for line in re.findall(r"REPORT (.*)", output) or ["no rank reported"]:

@@ -102,7 +102,10 @@ def _needed(modules: Path, names: Iterable[str], found: set[str]) -> set[str]:
     return found
 
 
-def _try_to_fetch() -> None:
+def _prepare() -> None:
+    """Fetch the scripts, and remove what an earlier build, perhaps an interrupted one, has left."""
+    for left in (HERE.parents[1] / "build").glob("lib*"):
+        shutil.rmtree(left, ignore_errors=True)
     try:
         fetch()
     except NotFetched as error:
@@ -126,17 +129,17 @@ def get_requires_for_build_sdist(config_settings: Any = None) -> list[str]:
 
 
 def build_wheel(*arguments: Any, **options: Any) -> str:
-    _try_to_fetch()
+    _prepare()
     return build_meta.build_wheel(*arguments, **options)
 
 
 def build_editable(*arguments: Any, **options: Any) -> str:
-    _try_to_fetch()
+    _prepare()
     return build_meta.build_editable(*arguments, **options)
 
 
 def build_sdist(*arguments: Any, **options: Any) -> str:
-    _try_to_fetch()
+    _prepare()
     return build_meta.build_sdist(*arguments, **options)
 
 
