@@ -198,8 +198,9 @@ def test_the_wizards_recordings_show_what_it_asks_today() -> None:
         assert [q for q in questions if q in whys and " ".join(whys[q].split()) not in said] == []
 
 
-def test_the_architecture_page_is_short() -> None:
-    assert len((REPOSITORY / "docs" / "architecture.md").read_text().splitlines()) <= 250
+@pytest.mark.parametrize("page", ["architecture", "clusters", "kubernetes", "slurm"])
+def test_pages_that_are_read_as_a_whole_are_short(page: str) -> None:
+    assert len((REPOSITORY / "docs" / f"{page}.md").read_text().splitlines()) <= 250
 
 
 def test_the_architecture_page_has_the_rules_of_packages() -> None:
