@@ -23,7 +23,7 @@ from cpulaunch.errors import UsageError
 TORCHRUN, ACCELERATE, HYDRA, OPENMPI, SRUN = "torchrun", "accelerate", "Intel MPI, MPICH", "Open MPI", "srun"
 MPIS = f"{HYDRA}, {OPENMPI}"
 IPEXRUN, RUN_CPU = "ipexrun", "torch's run_cpu"
-LAUNCH = "torch.distributed.launch"
+LAUNCH, DEEPSPEED = "torch.distributed.launch", "DeepSpeed"
 
 Read = Callable[[str, str], "str | None"]
 """(option, value) → the text of our setting, or None for a value that means "not given" to the other program.
@@ -227,10 +227,12 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
     Means(SRUN, "--ntasks", key="hosts.nproc"),
     Means(ACCELERATE, "--num-machines", key="hosts.nnodes"),
     Means(SRUN, "--nodes", key="hosts.nnodes"),
+    Means(DEEPSPEED, "--num-nodes", key="hosts.nnodes"),
     Means(HYDRA, "-perhost", key="hosts.nproc_per_node"),
     Means(OPENMPI, "-N --npernode", key="hosts.nproc_per_node"),
     Means(SRUN, "--ntasks-per-node", key="hosts.nproc_per_node"),
     Means(IPEXRUN, "--nprocs-per-node", key="hosts.nproc_per_node"),
+    Means(DEEPSPEED, "--num-accelerators", key="hosts.nproc_per_node"),
     Means(OPENMPI, "--pernode", values=0, key="hosts.nproc_per_node", read=lambda option, value: "1"),
     Means(ACCELERATE, "--mpirun-hostfile", key="hosts.hostfile"),
     Means(MPIS, "-hostfile -machinefile -machine --default-hostfile", key="hosts.hostfile"),
@@ -242,6 +244,7 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
     Means(ACCELERATE, "--mpirun-ccl", key="ccl.worker_count"),
     Ignored(TORCHRUN, "--standalone", why="a job on one machine needs no rendezvous anyway"),
     Ignored(ACCELERATE, "--same-network", why="hosts are started over ssh, wherever they are"),
+    Ignored(DEEPSPEED, "--bind-cores-to-rank", why="ranks are bound to cores anyway"),
     Ignored(OPENMPI, "--nooversubscribe", why="ranks never share cores, unless --oversubscribe is given"),
     Ignored(OPENMPI, "--allow-run-as-root", why="root may run jobs anyway"),
     ForHosts(f"{TORCHRUN}, {ACCELERATE}", "--rdzv-backend --rdzv-conf --rdzv-endpoint --rdzv-id",

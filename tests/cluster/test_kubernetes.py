@@ -37,6 +37,7 @@ def manifest(*options: str, to: str = "kubernetes") -> list[dict[str, Any]]:
         repeat("kubernetes", "mpich", "job-worker-0.job.ml.svc"),
         repeat("kubernetes", "openmpi", "job-worker-0.job.ml.svc"),
         ("trainjob", "ssh", "job-node-0-0.job"),
+        repeat("trainjob", "intel", "job-node-0-0.job"),
         repeat("trainjob", "openmpi", "job-node-0-0.job"),
     ],
 )

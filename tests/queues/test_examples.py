@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +96,11 @@ def test_each_example_is_short_and_says_that_it_was_never_run() -> None:
         text = path.read_text()
         assert len(text.splitlines()) <= 120, path.name
         assert "never run on the real thing" in text
+
+
+def test_the_clusters_page_submits_to_one(environment: dict[str, str], tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "clusters.md").read_text()
+    (typed,) = re.findall(r"^cpulaunch submit (.*)$", page, re.M)
+    done = submit(environment, tmp_path, *typed.split())
+    assert done.returncode == 0, done.stderr
+    assert "PBS job 7.server" in done.stderr

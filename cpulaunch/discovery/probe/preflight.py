@@ -288,7 +288,7 @@ def _network(
     elif response.connect_error and not astray:
         yield Problem(
             f"can't connect to {master}, where the ranks meet: {response.connect_error}",
-            "let the hosts' firewalls pass all TCP between them",
+            "let the hosts' firewalls pass all TCP between them, or the ports of a --port-range",
         )
 
 
