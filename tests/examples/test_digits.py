@@ -28,7 +28,7 @@ def accuracy(output: str) -> float:
     ("launcher", "backend"),
     [
         repeat("local", "ccl"),
-        ("local", "gloo"),
+        repeat("local", "gloo"),
         ("intel", "ccl"),
         *(repeat(launcher, backend) for launcher in ("mpich", "openmpi") for backend in ("ccl", "gloo")),
     ],

@@ -51,6 +51,7 @@ def test_in_slurm_too_and_in_the_planned_precision_where_the_script_names_none(
     assert any("they train 2 separate models" in line for line in lines)  # Trainer's own default
 
 
+@pytest.mark.repeats
 def test_fabric_trains_as_under_torchrun(start: Start, by_torchrun: Start) -> None:
     theirs = by_torchrun(PROGRAMS, "fabric").results
     ours = start(PROGRAMS, "fabric", options=("--precision", "bf16")).results
