@@ -19,6 +19,7 @@ from cpulaunch.config.kinds import (
     Number,
     Numbers,
     Seconds,
+    Sinks,
     Steps,
     Switch,
     Text,
@@ -26,7 +27,7 @@ from cpulaunch.config.kinds import (
     Words,
 )
 from cpulaunch.config.setting import Ask, Nested, Section, Setting
-from cpulaunch.config.values import HostCount, Interval, Sinks, StepRange
+from cpulaunch.config.values import HostCount, Interval, StepRange
 from cpulaunch.model.cores import CoreSet
 
 SCHEMA = 1
