@@ -30,7 +30,7 @@ TEXTS = [
     *sorted((REPOSITORY / "hostfiles").iterdir()),
     *sorted((REPOSITORY / "examples").glob("*.py")),
 ]
-LONG = ("ccl.md", "clusters.md", "performance.md", "slurm.md")
+LONG = ("ccl.md", "performance.md")
 """Pages that are still longer than others may be."""
 
 SUBCOMMANDS = {"config": ("show", "validate", "import"), "hosts": ("check",), "ccl": ("build", "info")}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from cpulaunch import plugins
-from cpulaunch.config.values import LOOPBACK, HostCount, Interval, PortRange, Sinks, StepRange
+from cpulaunch.config.values import HostCount, Interval, PortRange, StepRange
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.cores import CoreSet
+
+LOOPBACK = "127.0.0.1"
 
 T = TypeVar("T")
 Word = TypeVar("Word", bound=str)
@@ -145,6 +148,25 @@ class ChoiceOrPlugin(Choice[str]):
 
     def _installed(self) -> list[str]:
         return [entry.name for entry in plugins.entry_points(self.group)]
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """Destinations of a job's telemetry besides the file in the job's directory.
+
+    ``prometheus``: the address and the port at which Prometheus scrapes it.
+    """
+
+    tensorboard: bool = False
+    prometheus: tuple[str, int] | None = None
+
+    def __str__(self) -> str:
+        words = ["tensorboard"] if self.tensorboard else []
+        if self.prometheus:
+            address, port = self.prometheus
+            shown = f"[{address}]" if ":" in address else address
+            words.append(f"prometheus:{port}" if address == LOOPBACK else f"prometheus:{shown}:{port}")
+        return ",".join(words) or "file"
 
 
 class Destinations(Kind["Sinks | Literal['none']"]):

@@ -20,6 +20,7 @@ from cpulaunch.config.kinds import (
     Numbers,
     Ports,
     Seconds,
+    Sinks,
     Steps,
     Switch,
     Text,
@@ -27,7 +28,7 @@ from cpulaunch.config.kinds import (
     Words,
 )
 from cpulaunch.config.setting import Ask, Nested, Section, Setting
-from cpulaunch.config.values import HostCount, Interval, PortRange, Sinks, StepRange
+from cpulaunch.config.values import HostCount, Interval, PortRange, StepRange
 from cpulaunch.model.cores import CoreSet
 
 SCHEMA = 1

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LOOPBACK = "127.0.0.1"
-
 
 @dataclass(frozen=True)
 class HostCount:
@@ -67,22 +65,3 @@ class Interval:
 
     def __str__(self) -> str:
         return f"{self.number}{self.unit}"
-
-
-@dataclass(frozen=True)
-class Sinks:
-    """Destinations of a job's telemetry besides the file in the job's directory.
-
-    ``prometheus``: the address and the port at which Prometheus scrapes it.
-    """
-
-    tensorboard: bool = False
-    prometheus: tuple[str, int] | None = None
-
-    def __str__(self) -> str:
-        words = ["tensorboard"] if self.tensorboard else []
-        if self.prometheus:
-            address, port = self.prometheus
-            shown = f"[{address}]" if ":" in address else address
-            words.append(f"prometheus:{port}" if address == LOOPBACK else f"prometheus:{shown}:{port}")
-        return ",".join(words) or "file"

@@ -2,6 +2,7 @@
 
     python scripts/bench/telemetry.py [--pairs 100] [--block 2] [--ranks 2] [--backend ccl]
     python scripts/bench/telemetry.py --parts        its parts, one by one
+    python scripts/bench/telemetry.py --counts       system calls and bytes of whole jobs, with and without
 
 BERT is that of scripts/bench/training.py with its batches from a DataLoader, under `cpulaunch run` with
 cpulaunch.prepare.  Separate jobs differ by more than telemetry takes, so one job does both, in turn: a block
@@ -12,6 +13,9 @@ in both blocks: what that differs from 1 by is the machine's doing.  CPU time is
 in which ccl also waits.  Then telemetry's functions are timed in some more steps, by the wall clock, after
 the model has had the caches to itself.  The agent's and the launcher's CPU time is that of this job, and of
 another one with `--telemetry none`, each counted over all of its blocks.
+
+Counts: two ranks make small steps on gloo for ``SECONDS``, in jobs with and without telemetry in turn.  The
+kernel counts what read and write calls each process makes (/proc/PID/io), so other load hardly matters.
 
 Parts: CPU time of what is done in the program in each step and for each batch, and of what the agent does
 once a second (12 steps) and every five seconds (/proc).
@@ -40,6 +44,7 @@ RANKS = 1024
 LIMIT = 1100.0  # seconds for a job
 WARM = 6  # steps: FLOPs are counted in the third, and the peak is measured
 TIMED = 20  # steps
+SECONDS, PAUSE, AT_ONCE, ROUNDS = 20.0, 0.004, 50, 2  # of --counts
 DDP_RATE = 100  # steps of which DistributedDataParallel's timer takes one, in torch as it is
 
 
@@ -52,10 +57,13 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--backend", choices=["ccl", "gloo"], default="ccl")
     parser.add_argument("--parts", action="store_true")
+    parser.add_argument("--counts", action="store_true")
     parser.add_argument("--in-rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.in_rank:
-        return in_rank(options)
+        return count_in_rank() if options.counts else in_rank(options)
+    if options.counts:
+        return counts(options)
     return parts() if options.parts else jobs(options)
 
 
@@ -94,8 +102,8 @@ def job(options: argparse.Namespace, telemetry: str) -> dict[str, Any] | None:
     binaries = Path(sys.executable).parent
     command = [
         binaries / "cpulaunch", "run", "-n", options.ranks, "--engine", "native", "--telemetry", telemetry,
-        "--backend", options.backend, Path(__file__).resolve(), "--in-rank",
-        "--pairs", options.pairs, "--block", options.block,
+        "--backend", options.backend, "--oversubscribe", Path(__file__).resolve(), "--in-rank",
+        "--pairs", options.pairs, "--block", options.block, *(["--counts"] if options.counts else []),
     ]  # fmt: skip
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("CPULAUNCH_", "OMP_", "CCL_"))}
     environment |= {"PATH": f"{binaries}:{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
@@ -191,12 +199,7 @@ def forever(loader: Any) -> Iterator[Any]:
 def others_used() -> tuple[float, float]:
     """Seconds of CPU time that this rank's agent and its launcher have used."""
     agent = os.getppid()
-    launcher = int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1])
-    agents, launchers = (
-        sum(int(path.read_text().split()[0]) / 1e9 for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
-        for pid in (agent, launcher)
-    )
-    return agents, launchers
+    return used(agent)["cpu"] / 1e3, used(parent_of(agent))["cpu"] / 1e3
 
 
 class Switch:
@@ -242,6 +245,71 @@ class Timed:
             return found
 
         return call
+
+
+# --- system calls and bytes
+
+
+def counts(options: argparse.Namespace) -> int:
+    options.backend = "gloo"
+    print("| telemetry | program: calls a step | agent: calls, bytes, CPU ms a second | launcher: the same |")
+    print("|---|---|---|---|")
+    for telemetry in ("file", "none") * ROUNDS:
+        if (found := job(options, telemetry)) is None:
+            return 1
+        others = " | ".join(
+            f"{each['calls']:.1f}, {each['bytes']:,.0f}, {each['cpu']:.1f}" for each in found["others"]
+        )
+        print(f"| {telemetry} | {found['calls']:.2f} | {others} |", flush=True)
+    return 0
+
+
+def count_in_rank() -> int:
+    import torch
+
+    distributed = torch.distributed
+    distributed.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    agent = os.getppid()
+    who = os.getpid(), agent, parent_of(agent)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            time.sleep(PAUSE)
+            optimizer.zero_grad()
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+
+    steps(WARM)
+    before, began, made, lasted = [*map(used, who)], time.monotonic(), 0, torch.zeros(1)
+    while lasted[0] < SECONDS:
+        steps(AT_ONCE)
+        made += AT_ONCE
+        lasted[0] = time.monotonic() - began
+        distributed.broadcast(lasted, 0)  # so that all ranks make as many steps
+    program, *others = (
+        {name: now[name] - then[name] for name in now}
+        for then, now in zip(before, map(used, who), strict=True)
+    )
+    rates = [{name: value / lasted.item() for name, value in each.items()} for each in others]
+    if os.environ["RANK"] == "0":
+        print("MEASURED " + json.dumps({"calls": program["calls"] / made, "others": rates}), flush=True)
+    distributed.destroy_process_group()
+    return 0
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def used(pid: int) -> dict[str, float]:
+    """Read and write calls, their bytes, and milliseconds of CPU time of a process."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    io = {name: int(value) for name, _, value in (line.partition(": ") for line in lines)}
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    cpu = sum(int(path.read_text().split()[0]) / 1e6 for path in threads)
+    return {"calls": io["syscr"] + io["syscw"], "bytes": io["rchar"] + io["wchar"], "cpu": cpu}
 
 
 # --- its parts

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.config.config import Config
+from cpulaunch.config.kinds import Sinks
 from cpulaunch.config.load import load
 from cpulaunch.config.origin import DEFAULT, Origin, Source
 from cpulaunch.config.settings import SETTINGS
-from cpulaunch.config.values import HostCount, Interval, Sinks, StepRange
+from cpulaunch.config.values import HostCount, Interval, StepRange
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.cores import CoreSet
 

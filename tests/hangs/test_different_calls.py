@@ -129,6 +129,14 @@ def test_a_timeout_of_the_groups_own_is_explained_by_what_the_others_do(
     assert case == "unsent" or (title in PAGES and first["note"].splitlines()[0] in PAGES)
 
 
+def test_a_timeout_of_gloo_is_explained_by_what_the_others_do(hang: Hang, tmp_path: Path) -> None:
+    done = hang("hasty", "--stall-timeout", "30", backend="gloo")
+    first = outcome(tmp_path)["first_failure"]
+    assert first["text"] == "rank 1 on localhost has not called all_reduce #1", done.stderr
+    assert (first["rank"], first["ranks"]) == (0, [1])
+    assert first["cause"] == {"kind": "peer_late", "operation": "all_reduce", "sequence": 1, "timeout": 3.0}
+
+
 @pytest.mark.parametrize(
     ("case", "title", "lines"),
     [

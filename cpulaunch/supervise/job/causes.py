@@ -8,9 +8,9 @@ uncompleted operation of a process group.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cpulaunch.cause import Cause, Kind
 from cpulaunch.ledger import COMPLETED
@@ -30,6 +30,9 @@ _PEER_IS_GONE = re.compile(
 
 _TORCHS = re.compile(r"^torch\.distributed\.\w+Error\b|\bgloo/")
 """An exception class of torch, or a source file of gloo."""
+
+_GLOO_TIMED_OUT = re.compile(r"\bgloo/.*\bTimed out waiting (\d+)ms for ")
+"""gloo's error about an operation's timeout, in milliseconds."""
 
 _FRAME = re.compile(r'^  File "([^"]*)"', re.MULTILINE)
 """The file of a frame in a traceback."""
@@ -56,6 +59,11 @@ def cause_of(raised: Raised) -> Cause:
     """Return the cause that the program reported, or else the one that the error's text suggests."""
     if said := Cause.from_document(raised.cause):
         return said
+    timeout, operations = _GLOO_TIMED_OUT.search(raised.error), list(_unfinished(raised))
+    if timeout and operations:
+        last = max(operations, key=lambda each: each["enqueued"])
+        seconds = int(timeout[1]) / 1e3
+        return Cause(Kind.PEER_LATE, operation=last["kind"], sequence=last["sequence"], timeout=seconds)
     return Cause(Kind.PEER_GONE if _peer_is_gone(raised) else Kind.EXCEPTION)
 
 
@@ -63,7 +71,9 @@ def _peer_is_gone(raised: Raised) -> bool:
     """Whether an exception is about a peer that is gone, or has not answered."""
     if not _PEER_IS_GONE.search(raised.error):
         return False
-    return bool(_TORCHS.search(raised.error)) or _raised_by_torch(raised.traceback) or _is_unfinished(raised)
+    if _TORCHS.search(raised.error) or _raised_by_torch(raised.traceback):
+        return True
+    return bool(list(_unfinished(raised)))
 
 
 def _raised_by_torch(traceback: str) -> bool:
@@ -72,9 +82,9 @@ def _raised_by_torch(traceback: str) -> bool:
     return bool(files) and "/torch/" in files[-1]
 
 
-def _is_unfinished(raised: Raised) -> bool:
-    operations = (operation for group in raised.groups for operation in group["operations"])
-    return any(operation["state"] != COMPLETED for operation in operations)
+def _unfinished(raised: Raised) -> Iterator[Mapping[str, Any]]:
+    for group in raised.groups:
+        yield from (operation for operation in group["operations"] if operation["state"] != COMPLETED)
 
 
 def root_cause(

@@ -14,6 +14,7 @@ ON_FAILURE, ON_ERROR, ON_NEVER = "failure", "error", "never"
 LOST = "lost"
 """The status of a rank whose host is lost."""
 
+DIFFER = "its ranks make different calls; --restart-on error restarts it after that, too"
 EXCEPTION = "its script raised an exception; --restart-on error restarts it after that, too"
 
 TWICE = 2
@@ -127,7 +128,11 @@ class Restarts:
             return "its ranks were not watched"
         if failure.cause.kind is Kind.USAGE_ERROR:
             return "this error would come back"
-        if kind in (kinds.SIGNAL, kinds.NODE_LOST) or self.rules.on == ON_ERROR:
+        if kind == kinds.NODE_LOST or self.rules.on == ON_ERROR:
+            return ""
+        if failure.cause.differ:
+            return DIFFER
+        if kind == kinds.SIGNAL:
             return ""
         if kind == kinds.ERROR:
             return "" if _is_network(failure) else EXCEPTION

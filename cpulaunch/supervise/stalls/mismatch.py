@@ -82,7 +82,8 @@ class Sides:
         lines, those = sides(seen, said=said, pair=_pair(failure))
         if said or lines:
             note = "\n".join(lines or without(seen)) or failure.note
-            return replace(failure, note=note, disagree=True, ranks=tuple(those), text=DISAGREE)
+            known = cause if said else cause._replace(kind=Kind.CALLS_DIFFER)
+            return replace(failure, note=note, disagree=True, ranks=tuple(those), text=DISAGREE, cause=known)
         if lines := without(seen):
             return replace(failure, note="\n".join(lines))
         if failure.rank is None or cause.timeout is None or cause.operation is None:

@@ -51,6 +51,8 @@ RAISED: dict[str, Any] = {"kind": kinds.ERROR, "error": "ValueError: x"}
         (KILLED | {"steps": None}, {}, None),
         ({"kind": kinds.NODE_LOST, "lost": "b"}, {}, None),
         (RAISED, {}, "--restart-on error"),
+        (KILLED | {"cause": Cause(Kind.CALLS_DIFFER, signal=6)}, {}, "make different calls"),
+        (KILLED | {"cause": Cause(Kind.CALLS_DIFFER, signal=6)}, {"on": "error"}, None),
         (RAISED, {"on": "error"}, None),
         (
             RAISED | {"error": "E", "cause": Cause(Kind.USAGE_ERROR)},

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.played import Played, running
 
+from cpulaunch.cause import Kind
 from cpulaunch.ledger import COMPLETED, FAILED, STARTED
 from cpulaunch.messages import AskDump, Dump, End
 from cpulaunch.supervise.stalls.mismatch import WITHIN
@@ -156,6 +157,7 @@ def test_what_gloo_has_aborted_is_explained_by_sizes_that_differ(size: int, abor
         "rank 0 on node0: all_reduce #3 of group 0, 8 kB float32",
     ]
     assert note(job) == (sides if size == 8000 else [])
+    assert (first.cause.kind, first.cause.signal) == (Kind.CALLS_DIFFER if size == 8000 else Kind.SIGNAL, 6)
 
 
 def test_a_rank_that_is_not_in_the_group_any_more_is_named() -> None:
@@ -215,12 +217,20 @@ def test_whoever_had_called_it_before_it_left_is_not_its_cause() -> None:
 TIMED_OUT = {"kind": "peer_late", "operation": "all_reduce", "timeout": 3.0}
 
 
-def test_whoever_has_let_an_operation_time_out_is_named_instead_of_the_one_that_waited() -> None:
+GLOOS = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] "
+    "Timed out waiting 3000ms for recv operation to complete"
+)
+
+
+@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+def test_whoever_has_let_an_operation_time_out_is_named_instead_of_the_one_that_waited(backend: str) -> None:
     job = running()
-    job.raises(0, ERROR, cause=TIMED_OUT, groups=groups(0))
+    error, cause = (ERROR, TIMED_OUT) if backend == "ccl" else (GLOOS, None)
+    job.raises(0, error, cause=cause, groups=groups(0, backend=backend))
     for rank in (2, 3):
-        job.says(rank, dump(rank))
-    late = dump(1, state=COMPLETED)
+        job.says(rank, dump(rank, backend=backend))
+    late = dump(1, state=COMPLETED, backend=backend)
     late.groups[0]["operations"][0] |= {"sequence": 2, "completed": 0.5}
     job.says(1, late)
     job.exits(0, 1)
@@ -230,6 +240,8 @@ def test_whoever_has_let_an_operation_time_out_is_named_instead_of_the_one_that_
     assert (first.rank, first.ranks, first.disagree) == (0, (1,), False)
     assert first.text == "rank 1 on node1 has not called all_reduce #3"
     assert note(job)[-1].endswith("is at train.py:13 step")
+    assert first.cause.kind is Kind.PEER_LATE
+    assert (first.cause.operation, first.cause.timeout) == ("all_reduce", 3.0)
 
 
 def pair(state: int = FAILED, kind: str = "all_reduce", rank: int = 0) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from support.command import TIMEOUT, Run
 from support.jobs import job
 from support.namespaces import until
 
-from cpulaunch.config.kinds import Destinations
-from cpulaunch.config.values import Sinks
+from cpulaunch.config.kinds import Destinations, Sinks
 from cpulaunch.report.numbers import Numbers
 from cpulaunch.report.read import read_job
 from cpulaunch.supervise.telemetry.sinks.prometheus import MAX_CLIENTS, Metrics, PrometheusSink
