@@ -179,6 +179,30 @@ def test_it_leaves_the_rest_to_torch(ops: Any) -> None:
     assert gradient(inputs[0].detach()).isfinite().all()
 
 
+def test_without_gradients_it_saves_nothing(ops: Any) -> None:
+    inputs = make(1, 2, 8, 8, 16)
+    with torch.no_grad():
+        assert uses_ours(inputs)
+        assert not functional.scaled_dot_product_attention(*inputs, dropout_p=P).requires_grad
+
+
+def test_forward_derivatives_end_as_torchs(ops: Any) -> None:
+    def outcome() -> str:
+        query, key, value = (each.detach() for each in make(1, 2, 8, 8, 16))
+        with torch.autograd.forward_ad.dual_level():
+            query = torch.autograd.forward_ad.make_dual(query, torch.ones_like(query))
+            try:
+                output = functional.scaled_dot_product_attention(query, key, value, dropout_p=P)
+            except (RuntimeError, NotImplementedError) as error:
+                return str(error)
+            tangent = torch.autograd.forward_ad.unpack_dual(output).tangent
+            return f"a tangent of {tuple(tangent.shape)}"
+
+    ours = outcome()
+    ops.use(False)
+    assert ours == outcome()
+
+
 @pytest.mark.slow
 def test_a_compiled_model_has_attention(ops: Any) -> None:
     torch._dynamo.reset()
@@ -186,9 +210,11 @@ def test_a_compiled_model_has_attention(ops: Any) -> None:
         lambda *x: functional.scaled_dot_product_attention(*x, dropout_p=P), backend="aot_eager"
     )
     inputs = make(1, 2, 8, 8, 16)
-    first, second = compiled(*inputs), compiled(*inputs)
-    assert not torch.equal(first, second)
-    first.sum().backward()
+    outputs = [compiled(*inputs) for _ in range(3)]  # a new mask in each step
+    assert not torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[1], outputs[2])
+    outputs[0].sum().backward()
+    assert all(each.grad is not None for each in inputs)
 
 
 def test_torch_library_opcheck(ops: Any) -> None:

@@ -287,6 +287,13 @@ def test_forward_derivatives_are_torchs(ops: Any) -> None:
     assert torch.equal(tangent, 3 * y)
 
 
+def test_without_gradients_it_is_ours(ops: Any) -> None:
+    with torch.no_grad(), Calls() as calls:
+        y = functional.dropout(torch.ones(9, requires_grad=True), 0.5)
+    assert calls.ours == ["cpulaunch.dropout.default"]
+    assert not y.requires_grad
+
+
 # --- functions of torch that change functions
 
 
