@@ -86,7 +86,7 @@ def make_plan(
     master = chosen_master_addr(config, facts, launcher, listed)
     left_out = _set_by(config, launcher.left_out)
     hiding = _hidden_note(config, hidden), _left_out_note(chosen, left_out)
-    unused = _unused_arguments(config, chosen.name)
+    unused = _unused_arguments(config, launcher)
     notes = (master.note, backend.note, ports, warning, unused, *job.notes, *hiding)
     decided = _decided(job, precision) | ({} if instances else _decided_of_ranks(master, backend.backend))
     env = _environment(config, job, decided)
@@ -272,8 +272,8 @@ OF_EACH_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_R
 """Variables that every rank gets with its own value."""
 
 
-def _unused_arguments(config: Config, launcher: str) -> str:
-    if not config.mpi.args or launcher != "local":
+def _unused_arguments(config: Config, launcher: Launcher) -> str:
+    if not config.mpi.args or not launcher.this_host_only:
         return ""
     return f"{config.where(Config.mpi.args)}: has no effect, since no mpiexec starts the ranks on one machine"
 

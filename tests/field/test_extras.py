@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import platform
+import re
 import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
 
 import pytest
-from support.command import REPOSITORY
+from support.command import REPOSITORY, clean_environment
 from support.marks import repeat
 
 pytestmark = pytest.mark.slow
 
-EXTRAS = ("hf", "intel", "report", "tensorboard")
+EXTRAS = ("hf", "intel", "mpi", "report", "tensorboard")
 LIMIT = 300.0  # seconds, as pip reads an index
 
 
@@ -33,6 +35,33 @@ def versions(extras: str, tmp_path: Path) -> dict[str, str]:
 def test_two_extras_fit_together(pair: str, tmp_path: Path) -> None:
     found = versions(pair, tmp_path)
     assert "torch" in found
+    if "mpi" in pair:
+        assert "impi_rt" in found or platform.machine() != "x86_64"
     if "intel" in pair:
         assert found["torch"].startswith("2.8.")
         assert tuple(map(int, found["transformers"].split(".")[:2])) < (5, 24)
+
+
+IMPORTED = {
+    "hf": "import accelerate, transformers; transformers.TrainingArguments",
+    "report": "import vl_convert; vl_convert.vegalite_to_svg",
+    "tensorboard": "import tensorboardX; tensorboardX.SummaryWriter",
+}
+ALREADY_THERE = re.compile(r"torch|triton|nvidia.*|cuda.*|cpulaunch")
+"""Packages of gigabytes, which the tests' own environment has, and cpulaunch itself."""
+
+
+@pytest.mark.parametrize("extra", IMPORTED)
+def test_what_an_extra_brings_can_be_imported(extra: str, tmp_path: Path) -> None:
+    """The versions that pip chooses today, beside the torch that is here."""
+    wanted = [f"{n}=={v}" for n, v in versions(extra, tmp_path).items() if not ALREADY_THERE.fullmatch(n)]
+    place = tmp_path / "packages"
+    argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(place), *wanted]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    imports = subprocess.run(
+        [sys.executable, "-c", f"import torch; {IMPORTED[extra]}"],
+        env=clean_environment(PYTHONPATH=str(place)), cwd=tmp_path, capture_output=True, text=True,
+        timeout=LIMIT, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert imports.returncode == 0, imports.stderr

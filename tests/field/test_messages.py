@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -128,3 +129,21 @@ def test_equal_lines_of_two_ranks_are_one_on_a_terminal(tmp_path: Path) -> None:
     assert shown.text.count("the same line") in (1, 2)  # two where one rank came much later
     if shown.text.count("the same line") == 1:
         assert "[0-1] the same line" in shown.text
+
+
+FIXED_PORT = """
+import os, sys
+import torch.distributed as dist
+os.environ["MASTER_PORT"] = sys.argv[1]
+dist.init_process_group("gloo")
+"""
+
+
+def test_a_port_that_the_script_has_chosen_is_named_if_it_is_in_use(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(FIXED_PORT)
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = cpulaunch("run", "-n", "1", *GLOO, "a.py", port)
+    assert done.returncode == 1
+    assert f"port {port}, which the script has chosen itself, is in use" in done.stderr
+    assert cpulaunch("run", "-n", "1", *GLOO, "a.py", port).returncode == 0

@@ -154,7 +154,16 @@ def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
             if is_master and str(port) == kept and len(args) < 4 and "master_listen_fd" not in kwargs:
                 with suppress(OSError):  # torch tries itself, and reports why it can't listen
                     kwargs["master_listen_fd"] = stack.enter_context(master_port.offered(port, host_name))
-            original(self, host_name, port, world_size, is_master, *args, **kwargs)
+            try:
+                original(self, host_name, port, world_size, is_master, *args, **kwargs)
+            except Exception as e:
+                if is_master and "EADDRINUSE" in str(e) and str(port) != kept:
+                    log_once(
+                        f"port {port}, which the script has chosen itself, is in use: "
+                        "without a MASTER_PORT of its own, it meets at the port that is kept for this job",
+                        every_rank=True,
+                    )
+                raise
 
     store.__init__ = init
     listens_on_kept_port = True
