@@ -20,9 +20,9 @@ from cpulaunch.plan.select import decide_launcher
 from cpulaunch.wording import did_you_mean
 
 EPILOG = """\
-All hosts are asked at the same time, over ssh, or by srun in a Slurm allocation without ssh.  Checked are: ssh
-without a password; whether the interpreter, cpulaunch, torch and this directory are the same on all hosts; the
-clocks; the interface to the first host, and connections to it.  Nothing is changed on the hosts.
+All hosts are asked at the same time, over ssh, or by srun in a Slurm allocation without ssh: does ssh work
+without a password, are interpreter, cpulaunch, torch and this directory the same everywhere, do the clocks
+agree, which interface leads to the first host, can all hosts connect to it.  Nothing is changed on the hosts.
 
 examples:
   cpulaunch hosts check -f hostfiles/four-nodes train.py
