@@ -10,6 +10,10 @@ cd "$(dirname "$0")/.."
 . scripts/env.sh
 VENV=${VENV:-.venv}
 unfinished=$VENV.unfinished
+export PIP_NO_COMPILE=1  # Python compiles what is imported; all of scikit-learn would take half of the time
+
+# Without it, bash would go on after a pip that has ended at Ctrl-C by itself.
+trap 'echo "Interrupted. Run the same command again to continue." >&2; exit 130' INT TERM
 
 step() { printf '\n[%d s] %s\n' "$SECONDS" "$*"; }
 

@@ -72,7 +72,8 @@ def _build(arguments: list[str]) -> int:
 
 
 def _info(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch ccl info", "What is built, what would be loaded, and why.", EPILOG)
+    what = "Show what is built, what would be loaded, and why."
+    parser = Parser("cpulaunch ccl info", what, EPILOG, "cpulaunch ccl info [OPTIONS]")
     add_settings(parser, ("ccl",))
     config = load_config(parser.parse(arguments))
     for label, text in ccl_lines(config.ccl.binding):

@@ -45,7 +45,9 @@ _SECRET = ("TOKEN", "SECRET", "PASS", "KEY")
 
 def main(arguments: list[str]) -> int:
     """Run ``cpulaunch env ARGUMENTS``; return the exit code."""
-    parser = Parser("cpulaunch env", "A report to paste into an issue.", EPILOG)
+    parser = Parser(
+        "cpulaunch env", "Print a report to paste into an issue.", EPILOG, "cpulaunch env [OPTIONS]"
+    )
     add_settings(parser, ("hosts", "mpi", "ccl", "training"))
     config = load_config(parser.parse(arguments))
     for label, text in (*_software(), *_machine(config), *ccl_lines(config.ccl.binding),

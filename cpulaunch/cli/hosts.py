@@ -20,10 +20,9 @@ from cpulaunch.plan.select import decide_launcher
 from cpulaunch.wording import did_you_mean
 
 EPILOG = """\
-Every host is asked over ssh at the same time, or in a Slurm allocation without ssh by srun: does ssh work
-without a password, are the interpreter, cpulaunch, torch and this directory there, and the same everywhere,
-do the clocks agree, which interface leads to the first host, can all hosts connect to it.  Nothing is changed
-on them.
+All hosts are asked at the same time, over ssh, or by srun in a Slurm allocation without ssh: does ssh work
+without a password, are interpreter, cpulaunch, torch and this directory the same everywhere, do the clocks
+agree, which interface leads to the first host, can all hosts connect to it.  Nothing is changed on the hosts.
 
 examples:
   cpulaunch hosts check -f hostfiles/four-nodes train.py
@@ -44,7 +43,7 @@ def main(arguments: list[str]) -> int:
         )
     parser = Parser(
         "cpulaunch hosts check",
-        "Are the hosts ready, and what are they like?",
+        "Check that the hosts are ready, and show what they are like.",
         EPILOG,
         "cpulaunch hosts check [OPTIONS] [train.py]",
     )

@@ -23,7 +23,8 @@ examples:
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch topology", "This machine's cores, and who would be placed where.", EPILOG)
+    what = "Draw this machine's cores, and where ranks would be placed."
+    parser = Parser("cpulaunch topology", what, EPILOG, "cpulaunch topology [OPTIONS]")
     parser.add_argument(
         "--lscpu", metavar="F", type=Path, help="draw the machine that this output of lscpu describes"
     )

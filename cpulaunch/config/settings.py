@@ -63,7 +63,7 @@ class HostsSection(Section):
         ask=Ask(
             1,
             "Where should the ranks run?",
-            "Several machines are named in a hostfile and started through MPI over ssh.",
+            "Several machines are listed in a hostfile; ssh, or an MPI, starts the ranks.",
         ),
         common=True,
     )
@@ -148,7 +148,7 @@ class InstancesSection(Section):
         ask=Ask(
             4,
             "How many independent instances, as for inference?",
-            "none: the ranks of one job, as for training.  auto: one per NUMA node.",
+            "none: one job, such as a training.  auto: a program per NUMA node.",
         ),
         common=True,
     )
@@ -160,7 +160,7 @@ class InstancesSection(Section):
         ask=Ask(
             5,
             "How many cores per instance?",
-            "All of them: most samples a second; 4: quick answers; auto: an even share.",
+            "All cores: highest throughput.  4: low latency.  auto: an even share.",
         ),
         common=True,
     )
@@ -445,22 +445,21 @@ class WatchSection(Section):
     stall_action: Setting[StallAction] = Setting(
         Choice(*get_args(StallAction)),
         "report",
-        "what is done about a stalled job, besides showing where it is; restart: as "
-        "watch.max_restarts allows",
+        "what to do about a stalled job, apart from reporting it; restart: as watch.max_restarts allows",
         ("--stall-action",),
         common=True,
     )
     max_restarts: Setting[int] = Setting(
         Number(0),
         0,
-        "how often a job that fails is started again; restarts before its last progress don't count",
+        "how often to restart a job that fails; the count resets when the job makes progress",
         ("--max-restarts",),
         common=True,
     )
     restart_on: Setting[RestartOn] = Setting(
         Choice(*get_args(RestartOn)),
         "failure",
-        "what a job is started again after; failure: signals, lost hosts, a network that failed; error: "
+        "failures after which a job is restarted; failure: signals, lost hosts, a network that failed; error: "
         "exceptions of the script and its exit codes, too",
         ("--restart-on",),
         common=True,
@@ -468,7 +467,7 @@ class WatchSection(Section):
     restart_always = Setting(
         Switch(),
         False,
-        "start a job again even if it failed before its first optimizer step",
+        "restart a job even if it failed before its first optimizer step",
     )
     restartable = Setting(
         Switch(),

@@ -178,8 +178,9 @@ def _write(draft: Draft, old: str | None, tell: Any) -> None:
 
 
 def _show(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch config show", "The merged settings, as YAML.",
-                    "example: cpulaunch config show --origin --set ccl.worker_count=2")  # fmt: skip
+    example = "example: cpulaunch config show --origin --set ccl.worker_count=2"
+    usage = "cpulaunch config show [OPTIONS]"
+    parser = Parser("cpulaunch config show", "Print the merged settings, as YAML.", example, usage)
     parser.add_argument("--origin", action="store_true", help="say where each value comes from")
     add_settings(parser)
     options = parser.parse(arguments)

@@ -38,7 +38,7 @@ from cpulaunch.supervise.telemetry.metrics import in_brief
 from cpulaunch.wording import counted
 
 EPILOG = """\
-Running jobs that were started on this host are found wherever they were; others in their directories.
+Finds your running jobs that were started on this host, in any directory, and other jobs in DIR.
 
 examples:
   cpulaunch jobs
@@ -52,7 +52,7 @@ _ENDS = {OK: "ok", INTERRUPTED: "interrupted", STALLED: "stalled", START_FAILED:
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch jobs", "Your jobs: what runs, and how the others ended.", EPILOG)
+    parser = Parser("cpulaunch jobs", "List your running jobs, and how earlier ones ended.", EPILOG)
     parser.add_argument(
         "directories",
         metavar="DIR",

@@ -35,12 +35,12 @@ UNKNOWN_FOR = 10.0
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch logs", "What the ranks of a job have printed.", EPILOG)
+    parser = Parser("cpulaunch logs", "Show what the ranks of a job have printed.", EPILOG)
     parser.add_argument("job", metavar="JOB", nargs="?", help=NEWEST)
     parser.add_argument(
         "--rank", "--instance", metavar="LIST", help="show these ranks or instances only, such as 3 or 0,4-7"
     )
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow the output until the job ends")
     options = parser.parse_args(arguments)
     ranks = _ranks(options.rank)
     directory = find_directory(options.job)

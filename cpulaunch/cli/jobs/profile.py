@@ -16,7 +16,7 @@ from cpulaunch.supervise.profiling.request import MAX_STEPS
 
 EPILOG = f"""\
 {ONLY_WHICH}
-The job goes on, and is slower while it is traced. {MAX_STEPS} steps can be traced at most.
+The job goes on, and is slower while it is traced. At most {MAX_STEPS} steps can be traced.
 The trace stays in the job's directory. Perfetto shows it: https://ui.perfetto.dev, "Open trace file".
 
 examples:

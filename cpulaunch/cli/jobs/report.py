@@ -14,9 +14,9 @@ from cpulaunch.errors import UsageError
 
 EPILOG = f"""\
 {WHICH}
-Two jobs and more are compared with the first.  The file needs nothing else, neither a network nor a server.
-Key figures, and what stands out, are printed, too.
-Values of `env:` and what looks like a token are left out of it.
+Several jobs are compared with the first.  The file is self-contained: it needs no network and no server.
+Key figures, and what stands out, are also printed.
+The file has no values of `env:`, and nothing that looks like a token.
 
 examples:
   cpulaunch report
@@ -28,7 +28,7 @@ VEGA = ("vega", "vega-lite", "vega-embed")
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch report", "What a job did, as one HTML file.", EPILOG)
+    parser = Parser("cpulaunch report", "Write what a job did as one HTML file.", EPILOG)
     parser.add_argument(
         "jobs", metavar="JOB", nargs="*", help="the job, or several to compare; default: your newest one here"
     )

@@ -22,8 +22,8 @@ Running = tuple[Path, Contact]
 """A job's directory, and how to contact its launcher."""
 
 WHICH = """\
-JOB is an id or a prefix of it, or a directory (of the job, or of jobs).  Without it, it is your newest job of
-the setting output.log_dir here (runs/), or where there is none, the newest that runs on this host."""
+JOB is an id or the beginning of one, a job's directory, or a directory of jobs.  Default: your newest job in
+the log directory (output.log_dir, here runs/); if it has none, your newest running job on this host."""
 """Help text of commands about one job."""
 
 NEWEST = "the job; default: your newest one here"
@@ -32,8 +32,8 @@ ONLY = "the job; default: the only one of yours that runs here"
 """Help text of commands that slow down a job: with several jobs running, the user has to name one."""
 
 ONLY_WHICH = """\
-JOB is an id or a prefix of it, or a directory (of the job, or of jobs).  Without it, it is the only job of
-yours that runs of those in the setting output.log_dir here (runs/)."""
+JOB is an id or the beginning of one, a job's directory, or a directory of jobs.  Default: your only running
+job in the log directory (output.log_dir, here runs/)."""
 
 _NOT_RUNNING = {
     State.KILLED: "the launcher of this job was killed, and its agents have ended the ranks",

@@ -19,7 +19,9 @@ examples:
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch stacks", "What every thread of every rank of a running job is doing.", EPILOG)
+    parser = Parser(
+        "cpulaunch stacks", "Show what each thread of each rank of a running job is doing.", EPILOG
+    )
     parser.add_argument("job", metavar="JOB", nargs="?", help=NEWEST)
     parser.add_argument("--native", action="store_true", help="also show C and C++ frames")
     options = parser.parse_args(arguments)
