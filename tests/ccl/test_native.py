@@ -72,7 +72,7 @@ def compiled(directory: Path, compiler: str, *flags: str) -> str:
 
     def tool(*arguments: str | Path) -> None:
         done = subprocess.run(
-            [compiler, *FLAGS, *flags, *arguments], capture_output=True, text=True, timeout=300
+            [compiler, *FLAGS, *flags, *arguments], capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, done.stderr
 
