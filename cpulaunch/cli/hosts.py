@@ -16,7 +16,7 @@ from cpulaunch.errors import UsageError
 from cpulaunch.model.fabrics import common_provider
 from cpulaunch.model.facts import record
 from cpulaunch.model.hosts import LOCALHOST, Host, all_here
-from cpulaunch.plan.select import decide_launcher
+from cpulaunch.plan.select import WayToHosts, decide_launcher
 from cpulaunch.wording import did_you_mean
 
 EPILOG = """\
@@ -89,10 +89,8 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
         say(line)
     ready = not any(report.problems for report in found.reports)
     if ready and not here_alone:
-        chosen = decide_launcher(
-            config, here_alone=False, mpis=mpis, step=step, without_mpi=found.without_mpi,
-            egress=found.egress_interface,
-        )  # fmt: skip
+        way = WayToHosts(found.without_mpi, found.egress_interface)
+        chosen = decide_launcher(config, here_alone=False, mpis=mpis, step=step, way=way)
         print(f"ranks would be started by {chosen.shown}")
     if options.facts_out:
         known = {report.host: report.facts for report in found.reports if report.facts}

@@ -77,7 +77,6 @@ def make_plan(
     listed = chosen_hosts(config, facts)
     chosen = chosen_launcher(config, facts, listed)
     backend, launcher = decide_backend(config, facts), chosen.launcher
-    ports = check_ports(config, backend.backend)
     job = _plan_all(config, facts, listed, launcher, backend.backend)
     precision = precision or decide_precision(config.training.precision, _speeds(job))
     job, listed, instances = _instances(config, program, job, listed)
@@ -85,9 +84,8 @@ def make_plan(
     warning = "" if config.training.as_written else precision.warning
     master = chosen_master_addr(config, facts, launcher, listed)
     left_out = _set_by(config, launcher.left_out)
-    hiding = _hidden_note(config, hidden), _left_out_note(chosen, left_out)
-    unused = _unused_arguments(config, launcher)
-    notes = (master.note, backend.note, ports, warning, unused, *job.notes, *hiding)
+    own = master.note, backend.note, check_ports(config, backend.backend), _unused_arguments(config, launcher)
+    notes = *own, warning, *job.notes, _hidden_note(config, hidden), _left_out_note(chosen, left_out)
     decided = _decided(job, precision) | ({} if instances else _decided_of_ranks(master, backend.backend))
     env = _environment(config, job, decided)
     return Plan(

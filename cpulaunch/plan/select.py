@@ -191,20 +191,32 @@ class LauncherDecision(NamedTuple):
         return self.setting == "mpirun"
 
 
+class WayToHosts(NamedTuple):
+    """What the other hosts have said: those without the first MPI, and this host's interface to them.
+
+    ``without_mpi`` is None if no host was asked, ``egress`` if the interface isn't known.
+    """
+
+    without_mpi: Sequence[str] | None = None
+    egress: Interface | None = None
+
+
+NOBODY_ASKED = WayToHosts()
+
+
 def decide_launcher(
     config: Config,
     *,
     here_alone: bool,
     mpis: Sequence[Mpi] | None = None,
     step: bool = False,
-    without_mpi: Sequence[str] | None = None,
     mpis_here: Sequence[Mpi] = (),
-    egress: Interface | None = None,
+    way: WayToHosts = NOBODY_ASKED,
 ) -> LauncherDecision:
     """Decide on the launcher by what is known.
 
-    ``here_alone``: all ranks are on this host.  ``mpis``, ``step``, ``without_mpi``, ``mpis_here`` and
-    ``egress``, the interface, are those of `Facts`; ``mpis`` is also None if nobody has looked yet.
+    ``here_alone``: all ranks are on this host.  ``mpis``, ``step`` and ``mpis_here`` are those of `Facts`;
+    ``mpis`` is also None if nobody has looked yet.
     """
     usable = mpis_here if mpis is None else mpis
     setting, why = config.launcher, ""
@@ -216,7 +228,7 @@ def decide_launcher(
         elif step:
             setting, why = "slurm", "in an allocation of Slurm"
         else:
-            setting, why = _mpi_or_ssh(usable, without_mpi, egress)
+            setting, why = _mpi_or_ssh(usable, way)
     if setting != "mpirun":
         return LauncherDecision(setting, setting, why=why)
     flavour = config.mpi.flavour
@@ -227,10 +239,9 @@ def decide_launcher(
     return LauncherDecision(setting, preferred.name, preferred.executables[0] if mpis is None else "")
 
 
-def _mpi_or_ssh(
-    mpis: Sequence[Mpi], without_mpi: Sequence[str] | None, egress: Interface | None
-) -> tuple[str, str]:
+def _mpi_or_ssh(mpis: Sequence[Mpi], way: WayToHosts) -> tuple[str, str]:
     """Return the setting's value and the reason: an MPI if all hosts have it, as far as this host knows."""
+    without_mpi, egress = way
     if not mpis:
         return "ssh", "no MPI was found here"
     if egress and ":" in egress.address and (mpi := launchers.load_mpi(mpis[0].flavour)).over_ipv6 is None:
@@ -262,9 +273,8 @@ def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> La
         here_alone=here_alone,
         mpis=facts.mpis,
         step=facts.step,
-        without_mpi=facts.without_mpi,
         mpis_here=facts.mpis_here,
-        egress=facts.egress_interface,
+        way=WayToHosts(facts.without_mpi, facts.egress_interface),
     )
     if decision.by_mpi and not decision.mpiexec:
         raise _no_mpi(config, facts.mpis or ())
