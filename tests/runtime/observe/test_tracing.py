@@ -127,6 +127,35 @@ def test_a_script_of_accelerate_as_it_is(cpulaunch: Run, env: dict[str, str], tm
     assert check(events_of(trace), 2, backend="gloo") == ["step 5", "step 6"]
 
 
+TRACES_ITSELF = """
+import torch, torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def steps(count):
+    for _ in range(count):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+steps(5)
+with profile(activities=[ProfilerActivity.CPU]) as own:
+    steps(3)
+print(len(own.events()) > 0, torch.autograd.profiler._enable_profiler.__module__)
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_that_starts_torchs_profiler_has_it_for_itself(
+    cpulaunch: Run, env: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(TRACES_ITSELF)
+    done = cpulaunch("run", "-n", "2", "--backend", "gloo", "--profile", "4-20", "train.py", env=env)
+    assert done.returncode == 0, done.stderr
+    assert "cpulaunch: no trace: ranks 0-1: the program has started torch's profiler itself\n" in done.stderr
+    assert "True torch._C._autograd\n" in done.stdout  # the script's trace, and torch's function again
+    assert not list(tmp_path.glob("runs/*/trace.json.gz"))
+
+
 RESTARTS = """
 import os, pathlib, time, torch, torch.distributed as dist
 from cpulaunch.runtime.reports import resumed_from
