@@ -18,18 +18,21 @@ pytestmark = pytest.mark.slow
 def test_a_shorter_outage_costs_a_job_its_time_alone(
     launcher: str, backend: str, host: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Also that of the first rank's host, where the store is: nothing is lost, and nothing comes twice."""
+    """Also that of the first rank's host, where the store is: nothing is lost, and nothing comes twice.
+
+    TCP sends again 6.2 s after it was cut, and then, on kernels that leave it alone, at 12.6 s.
+    """
     options = launcher_options(launcher)
-    result = outages.run(cluster, tmp_path, backend, options, outage=20, timeout=24, host=host)
+    result = outages.run(cluster, tmp_path, backend, options, outage=6, timeout=9, host=host)
     assert result.exit_code == 0, result.stderr
     assert result.pause is not None
-    assert result.pause > 10
+    assert result.pause > 5
     assert result.logged == result.printed
     assert result.connected_again
 
 
 def test_a_longer_outage_ends_a_job_that_has_lost_its_host(cluster: Cluster, tmp_path: Path) -> None:
     options = launcher_options("intel")
-    result = outages.run(cluster, tmp_path, "ccl", options, outage=30, timeout=6)
+    result = outages.run(cluster, tmp_path, "ccl", options, outage=30, timeout=3)
     assert result.exit_code == 4, result.stderr
     assert "host node1 was lost" in result.stderr

@@ -118,7 +118,7 @@ def run(
         ended,
         stderr,
         [f"step {number}" for number in range(50, steps + 1, 50)],
-        (job / "rank-1.log").read_text().splitlines(),
+        log.read_text().splitlines() if (log := job / "rank-1.log").exists() else [],
         sum(event["type"] == "connected_again" for event in events),
     )
 
