@@ -59,6 +59,7 @@ MODULES = (
     Patched("accelerate", "accelerate.accelerator", "change.accelerate.OF_ACCELERATOR"),
     Patched("transformers", "transformers.training_args", "change.transformers.CHANGES"),
     Patched("transformers", "transformers.trainer", "change.transformers.OF_TRAINER"),
+    Patched("transformers", "transformers.activations", "change.transformers.OF_ACTIVATIONS"),
     # Lightning comes as `lightning`, and also as `pytorch_lightning` with `lightning_fabric`.
     Patched("lightning", "lightning.fabric.connector", "change.lightning.OF_FABRIC"),
     Patched("lightning", "lightning_fabric.connector", "change.lightning.OF_FABRIC"),

@@ -14,8 +14,9 @@ step of (i) ÷ (n1)).
 (d), (f), (n), (n1), (i) need `--intel` (default $CPULAUNCH_TEST_INTEL), the bin of a venv with torch 2.8,
 IPEX 2.8, transformers and scikit-learn.
 
-`--defaults` runs one plain DDP script per model: by `cpulaunch run` without an option, and by torchrun with
-the fused optimizer, in fp32 and in bf16; on this CPU, without AMX, and with AVX2 alone (LIMITS).
+`--defaults` runs one plain DDP script per model: by `cpulaunch run` without an option, by torchrun as a user
+types it, and by torchrun with the fused optimizer, in fp32 and in bf16; on this CPU, without AMX, and with
+AVX2 alone (LIMITS).
 
 Each new run adds its rounds to FILE (training.json).  Stacks take turns, so that a busy machine hurts all of
 them; ratios are of the same round.  Draws a PNG beside FILE where matplotlib is installed.
@@ -88,6 +89,7 @@ STACKS = (
 )  # fmt: skip
 DEFAULTS = (
     Stack("default", "cpulaunch run", "plain", "cpulaunch"),
+    Stack("typed", "torchrun as typed", "plain", "torchrun"),
     Stack("fp32", "torchrun, fp32, fused AdamW", "fused32", "torchrun"),
     Stack("bf16", "torchrun, bf16, fused AdamW", "fused", "torchrun"),
 )
@@ -97,6 +99,7 @@ RATIOS = (  # label, one stack, the other, and by how much the other's speed is 
     ("e ÷ b", "e", "b", 1),
     ("e ÷ 2g", "e", "g", 2),
     ("g ÷ t", "g", "t", 1),
+    ("e ÷ d", "e", "d", 1),
     ("f ÷ d", "f", "d", 1),
     ("e bf16 ÷ e", "e bf16", "e", 1),
     ("f ÷ n", "f", "n", 1),
@@ -149,8 +152,9 @@ def main() -> int:
 def compare_defaults(options: argparse.Namespace) -> None:
     """Print samples/s by model and limit, and the default's ratio to the better torchrun of each round."""
     print(cpu_name())
-    print("| limit | model | torchrun fp32 | torchrun bf16 | cpulaunch run | ÷ the better torchrun |")
-    print("|---|---|---|---|---|---|", flush=True)
+    heads = [f"{stack.label}" for stack in DEFAULTS]
+    print(f"| limit | model | {' | '.join(heads)} | ÷ the better fused torchrun | ÷ torchrun as typed |")
+    print("|---" * (len(heads) + 4) + "|", flush=True)
     for limit in options.limits:
         for model in options.models:
             stacks, rounds = list(DEFAULTS), []
@@ -159,11 +163,12 @@ def compare_defaults(options: argparse.Namespace) -> None:
                 # One that took too long, as bf16 does where it is emulated, is not run again.
                 stacks = [stack for stack in stacks if measured[stack.key]]
                 rounds.append({key: each["samples_per_second"] for key, each in measured.items() if each})
-            speeds = {key: [one[key] for one in rounds if key in one] for key in ("fp32", "bf16", "default")}
+            speeds = {each.key: [one[each.key] for one in rounds if each.key in one] for each in DEFAULTS}
             ratios = [one["default"] / max(one.get("fp32", 0), one.get("bf16", 0)) for one in rounds]
+            typed = [one["default"] / one["typed"] for one in rounds if "typed" in one]
             shown = [spread(each, 1) if each else f"none in {LIMIT:.0f} s" for each in speeds.values()]
-            name = SHAPES[model].partition(",")[0]
-            print(f"| {limit} | {name} | {' | '.join(shown)} | {spread(ratios, 2)} |", flush=True)
+            shown += [spread(each, 2) if each else "–" for each in (ratios, typed)]
+            print(f"| {limit} | {SHAPES[model].partition(',')[0]} | {' | '.join(shown)} |", flush=True)
 
 
 def cpu_name() -> str:
@@ -220,13 +225,25 @@ def run(
         finally:
             process.kill()
             process.wait()
+        utilization = mfu(Path(directory))
     found = [line.partition("MEASURED ")[2] for line in out.splitlines() if "MEASURED " in line]
     if not found:
         print(f"({stack.key}) {model} failed:\n{err[-2000:]}", file=sys.stderr)
         return None
-    result: dict[str, Any] = json.loads(found[0])
+    result: dict[str, Any] = json.loads(found[0]) | {"mfu": utilization}
     print(f"({stack.key}) {model}: {result['samples_per_second']:.1f} samples/s", file=sys.stderr, flush=True)
     return result
+
+
+def mfu(directory: Path) -> float | None:
+    """The MFU of the median step after the warm ones, by the telemetry of the job that ran there."""
+    file = next(directory.glob("runs/*/telemetry.jsonl"), None)
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file else [{}]
+    work, peak = rows[0].get("flops_per_step"), rows[0].get("peak_flops")
+    seconds = [row["seconds"] for row in rows if row.get("rank") == 0 and row.get("step", 0) > WARM + 1]
+    if not (work and peak and seconds):
+        return None
+    return float(work / peak / statistics.median(seconds))
 
 
 # --- in a rank
@@ -369,6 +386,9 @@ def report(rounds: list[dict[str, Any]]) -> str:
             ratios = [a / (factor * b) for a, b in pairs(mine, one, other)]
             if ratios:
                 lines.append(f"| {label} | {spread(ratios, 2)} |")
+        for key in ("g", "t"):
+            if shares := [one[key]["mfu"] for one in mine if one.get(key) and one[key].get("mfu")]:
+                lines.append(f"| MFU of {key} | {spread(shares, 2)} |")
         lines += parts(mine)
     return "\n".join(lines)
 

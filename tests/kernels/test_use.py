@@ -14,14 +14,21 @@ SCRIPT = """
 import sys, torch
 from torch import nn
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(30, 40), nn.Dropout(0.5), nn.Linear(40, 3))
+
+class Attend(nn.Module):
+    def forward(self, x):
+        heads = x.view(4, 16, 2, 20).transpose(1, 2)
+        y = nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1)
+        return x + y.transpose(1, 2).reshape(64, 40)
+
+model = nn.Sequential(nn.Linear(30, 40), nn.Dropout(0.5), Attend(), nn.Linear(40, 3))
 if "ddp" in sys.argv:
     torch.distributed.init_process_group()
     model = nn.parallel.DistributedDataParallel(model)
 if "fsdp" in sys.argv:
     from torch.distributed.fsdp import fully_shard
     torch.distributed.init_process_group()
-    for layer in (model[0], model[2], model):
+    for layer in (model[0], model[3], model):
         fully_shard(layer)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 x = torch.randn(64, 30)
@@ -33,7 +40,7 @@ for _ in range(40):
 assert losses[-1] < losses[0]
 print("trained")
 """
-LINE = "dropout by cpulaunch's kernels ("
+LINE = "dropout and attention with dropout by cpulaunch's kernels ("
 
 
 @pytest.fixture

@@ -23,8 +23,6 @@
 
 namespace cpulaunch::kernels {
 
-std::atomic<bool> attention_replaced{false};
-
 namespace {
 
 using at::Tensor;
@@ -471,7 +469,7 @@ Tensor aten_attention(const Tensor& query, const Tensor& key, const Tensor& valu
                       at::globalContext().userEnabledFlashSDP();
   if (!wanted || !is_taken(query, key, value, mask))
     return at::native::scaled_dot_product_attention(query, key, value, mask, p, causal, scale, grouped);
-  attention_replaced = true;
+  note(Operation::attention);
   const double factor = scale.value_or(1 / std::sqrt(double(query.size(3))));
   return std::get<0>(call_attention(query, key, value, mask, draw_seed(), p, causal, factor));
 }

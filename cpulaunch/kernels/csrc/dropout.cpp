@@ -12,8 +12,6 @@
 
 namespace cpulaunch::kernels {
 
-std::atomic<bool> dropout_replaced{false};
-
 at::Tensor call_dropout(const at::Tensor& input, const at::Tensor& seed, double p) {
   static const auto operation = c10::Dispatcher::singleton()
                                     .findSchemaOrThrow("cpulaunch::dropout", "")
@@ -79,7 +77,7 @@ Tensor dropout_autograd(const Tensor& input, const Tensor& seed, double p) {
 Tensor aten_dropout(const Tensor& input, double p, bool train) {
   if (!in_use || !train || !(p > 0 && p < 1) || !is_plain(input) || !input.is_contiguous())
     return at::native::dropout(input, p, train);
-  dropout_replaced = true;
+  note(Operation::dropout);
   return call_dropout(input, draw_seed(), p);
 }
 

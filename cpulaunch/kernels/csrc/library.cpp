@@ -1,29 +1,56 @@
 // What Python asks of the library as a whole.
+#include <atomic>
+#include <iterator>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 #include "plain.hpp"
 
 namespace cpulaunch::kernels {
-
-extern std::atomic<bool> dropout_replaced, attention_replaced;
-
 namespace {
 
-void use(bool on) { in_use = on; }
+constexpr const char* names[] = {  // of Operation
+    "dropout", "attention with dropout", "products of transposed matrices", "gelu with tanh", "cross entropy",
+    "large casts"};
+std::atomic<bool> computed[std::size(names)];
+
+// torch warns where a kernel of its own is replaced, which is what these are for.
+struct Quiet : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+void use(bool on) {
+  static std::mutex mutex;
+  static std::unique_ptr<torch::Library> aten;  // where it ends, torch's kernels are back
+  const std::lock_guard<std::mutex> lock(mutex);
+  in_use = on;
+  if (!on) aten.reset();
+  if (!on || aten) return;
+  Quiet quiet;
+  const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  aten = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  replace_products(*aten);
+  replace_gelu(*aten);
+  replace_casts(*aten);
+}
 
 std::vector<std::string> replaced() {
-  std::vector<std::string> names;
-  if (dropout_replaced) names.push_back("dropout");
-  if (attention_replaced) names.push_back("attention with dropout");
-  return names;
+  std::vector<std::string> found;
+  for (size_t i = 0; i < std::size(names); ++i)
+    if (computed[i]) found.push_back(names[i]);
+  return found;
 }
 
 std::string vector_unit() { return vector().name; }
 
 }  // namespace
+
+void note(Operation operation) { computed[size_t(operation)].store(true, std::memory_order_relaxed); }
 
 TORCH_LIBRARY_FRAGMENT(cpulaunch, library) {
   library.def("use(bool on) -> ()", use);

@@ -4,12 +4,25 @@
 #include <atomic>
 
 #include <ATen/core/Tensor.h>
+#include <torch/library.h>
 
 #include "vector.hpp"
 
 namespace cpulaunch::kernels {
 
 extern std::atomic<bool> in_use;  // by `cpulaunch::use`; where it is false, torch computes
+
+// What is computed in torch's place.
+enum class Operation { dropout, attention, products, gelu, cross_entropy, casts };
+
+// Notes that an operation was ours, for `cpulaunch::replaced`.
+void note(Operation operation);
+
+// Replace kernels of torch for plain CPU tensors, to which everything above them (autograd, transforms of functions,
+// torch.compile) comes down.
+void replace_products(torch::Library& aten);
+void replace_gelu(torch::Library& aten);
+void replace_casts(torch::Library& aten);
 
 // A dense tensor of no subclass or wrapper.
 bool is_dense(const at::Tensor& tensor);

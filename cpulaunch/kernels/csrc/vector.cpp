@@ -52,6 +52,19 @@ void dropout(const T* from, T* to, int64_t begin, int64_t end, int64_t size, con
 constexpr int accumulators = 16;  // of a sum or a maximum: a vector of them
 constexpr float infinity = __builtin_inff();
 
+// By halves: one after the other, each would wait for the last.
+inline float sum_of(float* numbers) {
+  for (int half = accumulators / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) numbers[i] += numbers[i + half];
+  return numbers[0];
+}
+
+inline float largest_of(float* numbers) {
+  for (int half = accumulators / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) numbers[i] = numbers[i + half] > numbers[i] ? numbers[i + half] : numbers[i];
+  return numbers[0];
+}
+
 // e^x within 2 ulp (the polynomial of Cephes' expf, on [-ln 2 / 2, ln 2 / 2]); 0 below -87.3.
 inline float exponential(float x) {
   constexpr float to_nearest = 12582912.0f;  // 1.5 · 2^23: adding it leaves an integer in the lowest bits
@@ -110,8 +123,7 @@ void softmax(const Rows& rows, float* scores, float* factor, float* logsum) {
     for (int i = 0; i < accumulators; ++i) largest[i] = row[i], sum[i] = 0;
     for (int64_t key = 0; key < width; key += accumulators)
       for (int i = 0; i < accumulators; ++i) largest[i] = row[key + i] > largest[i] ? row[key + i] : largest[i];
-    float most = largest[0], total = 0;
-    for (int i = 1; i < accumulators; ++i) most = largest[i] > most ? largest[i] : most;
+    float most = largest_of(largest);
     if (most == -infinity) most = 0;  // it sees no key: all become 0
     for (int64_t key = 0; key < width; key += block_size, ++block) {
       philox(mask.seed, block, numbers);
@@ -122,7 +134,7 @@ void softmax(const Rows& rows, float* scores, float* factor, float* logsum) {
           row[key + half + i] = numbers[half + i] >= mask.threshold ? value : 0.0f;
         }
     }
-    for (int i = 0; i < accumulators; ++i) total += sum[i];
+    const float total = sum_of(sum);
     factor[index] = total == 0 ? 0 : mask.scale / total;
     logsum[index] = total == 0 ? infinity : most + __builtin_logf(total);
   }
@@ -163,26 +175,55 @@ float inner(const T* one, const T* other, int64_t count) {
   for (; at + accumulators <= count; at += accumulators)
     for (int i = 0; i < accumulators; ++i) sum[i] += as_float(one[at + i]) * as_float(other[at + i]);
   for (; at < count; ++at) total += as_float(one[at]) * as_float(other[at]);
-  for (int i = 0; i < accumulators; ++i) total += sum[i];
-  return total;
+  return total + sum_of(sum);
 }
 
 template <typename T>
-inline void transpose_rows(const char* from, int64_t rows, int64_t stride, int64_t columns, T* to,
+inline void transpose_tile(const char* from, int64_t rows, int64_t stride, int64_t columns, T* to,
                            int64_t to_stride) {
   for (int64_t column = 0; column < columns; ++column)
     for (int64_t row = 0; row < rows; ++row)
       memcpy(to + column * to_stride + row, from + row * stride + column * sizeof(T), sizeof(T));
 }
 
+// 16 × 16 numbers.
+inline void transpose_square(const char* from, int64_t stride, uint32_t* to) {
+  transpose_tile(from, 16, stride, 16, to, 16);
+}
+
+// 32 × 32 numbers: pairs of them, of two rows each, are numbers of 32 bits.
+inline void transpose_square(const char* from, int64_t stride, uint16_t* to) {
+  alignas(64) uint32_t pairs[16 * 32], turned[32 * 16];
+  for (int row = 0; row < 16; ++row) {
+    uint16_t first[32], second[32];
+    memcpy(first, from + 2 * row * stride, sizeof first);
+    memcpy(second, from + (2 * row + 1) * stride, sizeof second);
+    for (int i = 0; i < 32; ++i) pairs[32 * row + i] = first[i] | uint32_t(second[i]) << 16;
+  }
+  for (int half = 0; half < 2; ++half)
+    transpose_tile(reinterpret_cast<const char*>(pairs + 16 * half), 16, 32 * sizeof(uint32_t), 16,
+                   turned + 256 * half, 16);
+  memcpy(to, turned, sizeof turned);
+}
+
+// By tiles, whose rows are cache lines of `to`: parts of lines that are a power of two apart would evict each other.
 template <typename T>
 void transpose(const void* from, int64_t rows, int64_t stride, int64_t columns, T* to, int64_t to_stride) {
-  constexpr int64_t together = 16;
+  constexpr int64_t side = 64 / sizeof(T);
   const char* start = static_cast<const char*>(from);
-  int64_t row = 0;
-  for (; row + together <= rows; row += together)  // a constant count is faster
-    transpose_rows(start + row * stride, together, stride, columns, to + row, to_stride);
-  transpose_rows(start + row * stride, rows - row, stride, columns, to + row, to_stride);
+  alignas(64) T tile[side * side];
+  for (int64_t row = 0; row < rows; row += side)
+    for (int64_t column = 0; column < columns; column += side) {
+      const char* corner = start + row * stride + column * sizeof(T);
+      T* target = to + column * to_stride + row;
+      if (row + side <= rows && column + side <= columns) {  // constant sizes are faster
+        transpose_square(corner, stride, tile);
+        for (int64_t i = 0; i < side; ++i) memcpy(target + i * to_stride, tile + i * side, sizeof(T) * side);
+      } else {
+        transpose_tile(corner, rows - row < side ? rows - row : side, stride,
+                       columns - column < side ? columns - column : side, target, to_stride);
+      }
+    }
 }
 
 inline uint32_t as_bits(uint16_t value) { return value; }
@@ -207,6 +248,98 @@ void panels(const T* from, int64_t rows, int64_t stride, int64_t width, int64_t 
     }
 }
 
+// gelu with tanh: what it multiplies x by, and its derivative.
+struct Gelu {
+  float factor, slope;
+};
+
+inline Gelu gelu_of(float x) {
+  constexpr float twice = 1.59576912f, cubic = 0.044715f;  // 2 · sqrt(2 / pi)
+  const float square = x * x, exponent = -twice * x * (1 + cubic * square);
+  const float factor = 1 / (1 + exponential(exponent > 88 ? 88 : exponent));
+  return {factor, factor + x * factor * (1 - factor) * twice * (1 + 3 * cubic * square)};
+}
+
+template <typename T>
+void gelu(const T* from, T* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) store(as_float(from[i]) * gelu_of(as_float(from[i])).factor, to + i);
+}
+
+template <typename T>
+void gelu_backward(const T* gradient, const T* from, T* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) store(as_float(gradient[i]) * gelu_of(as_float(from[i])).slope, to + i);
+}
+
+void log_sum(const float* from, int64_t count, float* largest, float* log_of_sum) {
+  constexpr int together = 4 * accumulators;
+  float most[together], sum[together] = {}, whole = from[0], total = 0;
+  for (int i = 0; i < together; ++i) most[i] = whole;
+  int64_t at = 0;
+  for (; at + together <= count; at += together)
+    for (int i = 0; i < together; ++i) most[i] = from[at + i] > most[i] ? from[at + i] : most[i];
+  for (; at < count; ++at) whole = from[at] > whole ? from[at] : whole;
+  for (int i = 0; i < together; ++i) whole = most[i] > whole ? most[i] : whole;
+  for (at = 0; at + together <= count; at += together)
+    for (int i = 0; i < together; ++i) sum[i] += exponential(from[at + i] - whole);
+  for (; at < count; ++at) total += exponential(from[at] - whole);
+  for (int i = 0; i < together; ++i) total += sum[i];
+  *largest = whole;
+  *log_of_sum = __builtin_logf(total);
+}
+
+// Writes a line of 64 bytes past the caches, where the vector unit can.
+inline void stream(const void* line, void* to) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512(static_cast<__m512i*>(to), _mm512_load_si512(line));
+#elif defined(__AVX2__)
+  for (int half = 0; half < 2; ++half)
+    _mm256_stream_si256(static_cast<__m256i*>(to) + half,
+                        _mm256_load_si256(static_cast<const __m256i*>(line) + half));
+#else
+  memcpy(to, line, 64);
+#endif
+}
+
+// `make(at, first, end, line)` fills elements `first` to `end` of the line that begins at element `at`, which may be
+// before the first one.
+template <typename Make>
+inline void stream_all(float* to, int64_t count, const Make& make) {
+  constexpr int64_t length = 16;
+  alignas(64) float line[length];
+  int64_t at = -int64_t(reinterpret_cast<uintptr_t>(to) % 64 / sizeof(float));
+  for (; at < count; at += length) {
+    if (at >= 0 && at + length <= count) {
+      make(at, 0, length, line);
+      stream(line, to + at);
+    } else {
+      const int64_t first = at < 0 ? -at : 0, end = count - at < length ? count - at : length;
+      make(at, first, end, line);
+      for (int64_t i = first; i < end; ++i) to[at + i] = line[i];
+    }
+  }
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
+
+void widen(const uint16_t* from, float* to, int64_t count) {
+  stream_all(to, count, [from](int64_t at, int64_t first, int64_t end, float* line) {
+    if (end - first == 16)  // a constant count is faster
+      for (int i = 0; i < 16; ++i) line[i] = as_float(from[at + i]);
+    else
+      for (int64_t i = first; i < end; ++i) line[i] = as_float(from[at + i]);
+  });
+}
+
+void exponentials(const float* from, float shift, float factor, float* to, int64_t count) {
+  stream_all(to, count, [=](int64_t at, int64_t first, int64_t end, float* line) {
+    if (end - first == 16)
+      for (int i = 0; i < 16; ++i) line[i] = exponential(from[at + i] - shift) * factor;
+    else
+      for (int64_t i = first; i < end; ++i) line[i] = exponential(from[at + i] - shift) * factor;
+  });
+}
+
 }  // namespace
 
 const Vector CPULAUNCH_VECTOR = {TEXT(CPULAUNCH_VECTOR),
@@ -221,6 +354,13 @@ const Vector CPULAUNCH_VECTOR = {TEXT(CPULAUNCH_VECTOR),
                                  transpose<uint16_t>,
                                  transpose<uint32_t>,
                                  panels<float>,
-                                 panels<uint16_t>};
+                                 panels<uint16_t>,
+                                 gelu<float>,
+                                 gelu<uint16_t>,
+                                 gelu_backward<float>,
+                                 gelu_backward<uint16_t>,
+                                 log_sum,
+                                 exponentials,
+                                 widen};
 
 }  // namespace cpulaunch::kernels

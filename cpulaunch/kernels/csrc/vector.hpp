@@ -75,6 +75,21 @@ struct Vector {
                           uint16_t* to);
   void (*panels_of_bfloat16)(const uint16_t* from, int64_t rows, int64_t stride, int64_t width, int64_t panel,
                              uint16_t* to);
+
+  // gelu with tanh, and its gradient.
+  void (*gelu_float)(const float* from, float* to, int64_t count);
+  void (*gelu_bfloat16)(const uint16_t* from, uint16_t* to, int64_t count);
+  void (*gelu_backward_float)(const float* gradient, const float* from, float* to, int64_t count);
+  void (*gelu_backward_bfloat16)(const uint16_t* gradient, const uint16_t* from, uint16_t* to, int64_t count);
+
+  // The largest number, and log(sum(exp(number - largest))).
+  void (*log_sum)(const float* from, int64_t count, float* largest, float* log_of_sum);
+
+  // to[i] = exp(from[i] - shift) · factor, past the caches.
+  void (*exponentials)(const float* from, float shift, float factor, float* to, int64_t count);
+
+  // to[i] = from[i], past the caches.
+  void (*widen)(const uint16_t* from, float* to, int64_t count);
 };
 
 extern const Vector portable;

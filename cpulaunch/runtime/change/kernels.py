@@ -14,8 +14,11 @@ from cpulaunch.runtime.change.base import announce_with_step
 from cpulaunch.runtime.change.import_hook import after_import
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.settings import TrainingSettings
+from cpulaunch.wording import listed
 
 IPEX = "intel_extension_for_pytorch"
+
+are_enabled = False
 
 _torchs_dropout = torch.nn.functional.dropout
 
@@ -38,12 +41,16 @@ def enable() -> None:
     except HostError as error:
         log_once(f"training steps are torch's alone, without cpulaunch's kernels: {error}")
         return
+    global are_enabled
+    are_enabled = True
     operations.use(True)
     torch.nn.functional.dropout = _dropout
     _once_enabled()
 
 
 def _disable(ipex: Any) -> None:
+    global are_enabled
+    are_enabled = False
     load.load().use(False)
     torch.nn.functional.dropout = _torchs_dropout
 
@@ -61,7 +68,7 @@ def _once_enabled() -> None:
 def _announce() -> None:
     if names := load.replaced():
         unit = load.load().vector_unit()
-        announce_with_step(f"{' and '.join(names)} by cpulaunch's kernels ({unit})")
+        announce_with_step(f"{listed(names)} by cpulaunch's kernels ({unit})")
 
 
 # torch.jit.script compiles this source, so it needs types, and no functools.wraps.

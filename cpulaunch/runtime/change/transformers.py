@@ -1,4 +1,4 @@
-"""transformers: the Trainer trains on the CPU, accepts bf16 there, and resumes in a restarted job."""
+"""transformers: the Trainer trains on the CPU, in bf16, too, and resumes; GPT-2's gelu is one operation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from cpulaunch.runtime.change import accelerate_resume, resume
+import torch
+
+from cpulaunch.runtime.change import accelerate_resume, kernels, resume
 from cpulaunch.runtime.hooks import Change
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.reports import resumed_from, saved
@@ -69,6 +71,19 @@ def _last_whole(arguments: Any) -> tuple[int, str | None]:
     return 0, None
 
 
+def _fuse_gelu(activations: Any, settings: TrainingSettings) -> None:
+    """Compute ``gelu_new``, GPT-2's, as one operation where the kernels are in use, not as eight."""
+    original = activations.NewGELUActivation.forward
+
+    @functools.wraps(original)
+    def forward(self: Any, input: torch.Tensor) -> Any:
+        if not kernels.are_enabled:
+            return original(self, input)
+        return torch.nn.functional.gelu(input, approximate="tanh")
+
+    activations.NewGELUActivation.forward = forward
+
+
 CHANGES = (
     Change(
         ("TrainingArguments.__post_init__",),
@@ -86,5 +101,15 @@ OF_TRAINER = (
         "goes on from the last checkpoint in a restarted job",
         "a restarted job trains from the start unless the script goes on itself",
         _resume,
+    ),
+)
+
+OF_ACTIVATIONS = (
+    Change(
+        ("NewGELUActivation.forward",),
+        (),
+        "computes `gelu_new` as one operation (`--engine native`)",
+        "`gelu_new` is computed as eight operations",
+        _fuse_gelu,
     ),
 )
