@@ -49,6 +49,7 @@ class Connection:
         self.began = time.monotonic()
         self._owner, self._selector, self._local = owner, selector, family == socket.AF_UNIX
         self._lines, self._outgoing = Lines(), bytearray()
+        self._broken: OSError | None = None  # the error of a write
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         if not self._local:
@@ -86,6 +87,8 @@ class Connection:
             data = self._socket.recv(1 << 16)
         except BlockingIOError:
             return iter(())
+        if not data and self._broken:
+            raise self._broken
         return self._lines.feed(data) if data else None
 
     def write(self, data: bytes) -> None:
@@ -99,8 +102,11 @@ class Connection:
         if self._outgoing:
             try:
                 del self._outgoing[: self._socket.send(self._outgoing)]
-            except OSError:
-                pass  # reading will report the broken connection
+            except BlockingIOError:
+                pass
+            except OSError as e:  # the kernel reports it only once: reading then finds an end
+                self._broken = e
+                self._outgoing.clear()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
         self._selector.modify(self._socket, events, self)
 

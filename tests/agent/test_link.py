@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import selectors
 import socket
+import struct
 import subprocess
 import time
 from pathlib import Path
@@ -14,6 +16,7 @@ from support.agents import TOKEN, PlayedLauncher, placement
 from support.command import TIMEOUT, Run, clean_environment
 from support.marks import repeat
 
+from cpulaunch.agent.connection import Connection
 from cpulaunch.messages import (
     AskTime,
     Beat,
@@ -134,6 +137,20 @@ def test_a_connection_that_is_reset_is_made_again_and_nothing_is_lost(tmp_path: 
         assert launcher.next(Exit).code == 0
         launcher.say(Release())
         assert launcher.end() == (0, "", "")
+
+
+def test_a_reset_that_a_write_has_found_is_still_known_when_reading() -> None:
+    """The kernel reports it only once, and reading then finds an end, as if the launcher had hung up."""
+    with socket.create_server(("127.0.0.1", 0)) as server, selectors.DefaultSelector() as selector:
+        connection = Connection(socket.AF_INET, server.getsockname(), selector, None, 5.0)
+        launchers, _ = server.accept()
+        launchers.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        launchers.close()
+        selector.select(TIMEOUT)
+        connection.write(b"a beat\n")
+        with pytest.raises(OSError, match="reset"):
+            connection.read()
+        connection.close()
 
 
 def test_a_connection_that_is_reset_where_nobody_listens_any_more_is_the_launchers_end(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.command import TIMEOUT, Run, clean_environment
 from support.telemetry import write_job
 
@@ -19,13 +20,14 @@ SLEEPS = """
 import time, torch
 parameter = torch.nn.Parameter(torch.zeros(10))
 optimizer = torch.optim.SGD([parameter], 0.1)
-for step in range(12):
+for step in range(30):
     time.sleep(0.5)
     parameter.sum().backward()
     optimizer.step()
 """
 
 
+@pytest.mark.slow
 def test_a_job_that_sleeps_is_not_said_to_compute(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "sleep.py").write_text(SLEEPS)
     options = ("-n", "1", "--backend", "gloo", "--precision", "fp32", "--heartbeat-timeout", "3")

@@ -165,4 +165,4 @@ def test_figures_and_findings_name_instances(tmp_path: Path) -> None:
     first, *_ = [each.text for each in findings(numbers)]
     assert first.startswith("40 % of the time of instance 6 on node0 is lost")
     assert first.endswith("; the same of 1 other instance")
-    assert "nothing: the instances compute" in in_words(of_instances(job(tmp_path / "other")))
+    assert "4 instances" in in_words(of_instances(job(tmp_path / "other")))

@@ -7,7 +7,6 @@ thousands of agents cost less, and because a stranger can use no more memory tha
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import socket
@@ -387,7 +386,7 @@ class _Connection:
         self._socket, self._loop, self._control = connected, loop, control
         self._lines = Lines(MAX_HELLO)
         self._outgoing = b""
-        self._blocked = False
+        self._blocked = self._is_broken = False
         connected.setblocking(False)
         if not self.local:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -453,13 +452,17 @@ class _Connection:
             self._control.ended(self, str(e))
             return
         if not data:
-            self._control.ended(self)
+            (self._control.broken if self._is_broken else self._control.ended)(self)
         elif self.rank is not None:
             self._control.heard(self)
 
     def _flush(self) -> None:
-        with contextlib.suppress(OSError):  # reading reports a broken connection
+        try:
             self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # the kernel reports it only once: reading then finds an end
+            self._is_broken, self._outgoing = True, b""
         blocked, self._blocked = self._blocked, bool(self._outgoing)
         if self._blocked and not blocked:
             self._loop.add_writer(self._fd, self._flush)

@@ -382,7 +382,8 @@ def _reset(writer: StreamWriter) -> None:
     writer.transport.abort()
 
 
-def test_an_agent_whose_connection_was_reset_goes_on_where_it_was() -> None:
+@pytest.mark.parametrize("pause", [0.1, 0.0], ids=["noticed by reading", "noticed by writing"])
+def test_an_agent_whose_connection_was_reset_goes_on_where_it_was(pause: float) -> None:
     """What the launcher has not acknowledged is sent again, and what it had for the agent comes once."""
 
     async def talk() -> tuple[Audience, list[object]]:
@@ -398,8 +399,8 @@ def test_an_agent_whose_connection_was_reset_goes_on_where_it_was() -> None:
             while len(audience.heard) < 2:
                 await asyncio.sleep(0.01)
             _reset(writer)
-            await asyncio.sleep(0.1)
-            control.send(1, AskProgress())  # while it is away
+            await asyncio.sleep(pause)
+            control.send(1, AskProgress())
             reader, writer = await _meet(listener)
             got = [decode(await reader.readline(), FROM_LAUNCHER)]
             writer.write(encode(Receipt(1)) + encode(Note("second")))
