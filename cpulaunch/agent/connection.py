@@ -102,7 +102,10 @@ class Connection:
         if self._outgoing:
             try:
                 del self._outgoing[: self._socket.send(self._outgoing)]
-            except BlockingIOError:
+            except (
+                BlockingIOError,
+                BrokenPipeError,
+            ):  # a broken pipe: reading will find that the launcher hung up
                 pass
             except OSError as e:  # the kernel reports it only once: reading then finds an end
                 self._broken = e

@@ -107,10 +107,7 @@ def _build_missing(
             if kinds := missing(there):  # another process may just have built it
                 _build(kinds, there, compiler, progress, patient=patient)
     except OSError as e:
-        raise HostError(
-            f"what is compiled can't be kept in {installed.cache_directory()}: {e.strerror or e}",
-            hint="Name a directory of yours in XDG_CACHE_HOME.",
-        ) from None
+        raise _not_kept(installed.cache_directory(), e.strerror or str(e)) from None
     return installed.state()
 
 
@@ -217,11 +214,17 @@ def _make_private(root: Path) -> None:
 def _check_private(root: Path) -> None:
     """Raise HostError if others may write to the cache's directories, and this user can't change that."""
     for each in (root, root.parent):
-        if each.exists() and each.stat().st_uid != os.geteuid() and installed.writable_by_others(each):
-            raise HostError(
-                f"what is compiled can't be kept in {root}: others may write to {each}",
-                hint="Name a directory of yours in XDG_CACHE_HOME.",
-            )
+        try:
+            is_anothers = each.exists() and each.stat().st_uid != os.geteuid()
+        except OSError as e:
+            raise _not_kept(root, e.strerror or str(e)) from None
+        if is_anothers and installed.writable_by_others(each):
+            raise _not_kept(root, f"others may write to {each}")
+
+
+def _not_kept(root: Path, why: str) -> HostError:
+    hint = "Name a directory of yours in XDG_CACHE_HOME."
+    return HostError(f"what is compiled can't be kept in {root}: {why}", hint=hint)
 
 
 def _check_loading(made: dict[str, Part], there: installed.State) -> None:

@@ -56,6 +56,9 @@ class Launcher(ABC):
     ranks_outlive_it = False
     """Whether the ranks go on when its process is killed, as those of a Slurm step do."""
 
+    ends_with_network = False
+    """Whether its process may end because the network was cut, while the ranks go on."""
+
     left_out: tuple[str, ...] = ()
     """The user's variables that are removed from its environment.
 

@@ -39,7 +39,7 @@ class Ssh(Launcher):
     stop_signals = (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL)
     reach = SshReach()
     noise = (_FAILED,)
-    ranks_outlive_it = True
+    ranks_outlive_it = ends_with_network = True
 
     def commands(self, plan: Plan, installation: Installation) -> tuple[Command, ...]:
         """The single command of a plan.  Raises PlanError for arguments of an MPI."""

@@ -17,8 +17,10 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from cpulaunch import messages, variables
+from cpulaunch.agent.connection import Connection
 from cpulaunch.agent.link import Link, LinkState
 
 LINES = 10
@@ -34,11 +36,13 @@ class Agent(Link):
 
     def __init__(self, rank: int, selector: selectors.BaseSelector) -> None:
         super().__init__(os.environ[variables.CONTROL], os.environ[variables.TOKEN], rank, selector, PATIENCE)
-        self.rank, self.lines, self.ended = rank, 0, False
+        self.rank, self.lines, self.ended, self.released = rank, 0, False, False
         self.send(messages.Started(4711, "0", "", 1, []))
 
     def look(self, now: float) -> None:
         """Do what is due: a line, or a beat."""
+        if self.released:
+            return
         self.check_time()
         if self.state is LinkState.ABSENT:
             raise SystemExit(f"rank {self.rank}: {self.why}")
@@ -50,15 +54,18 @@ class Agent(Link):
         elif now >= self.last_sent + PERIOD:
             self.send(messages.Beat(7, 140, 0.5, 1.25, True, 4096, now))
 
-    def hear(self, events: int) -> None:
-        """The socket is ready for ``events``."""
-        for message in self.ready(events):
+    def ready(self, connection: Connection, events: int) -> list[Any]:
+        """Handle what the launcher says."""
+        received = super().ready(connection, events)
+        for message in received:
             if isinstance(message, messages.End):
                 self.end(messages.Exit(None, message.signal, time.monotonic(), True, 0, None))
             elif isinstance(message, messages.AskTime):
                 self.send(messages.Time(time.monotonic()))
             elif isinstance(message, messages.Release):
+                self.released = True
                 self.close()
+        return []
 
     def fail(self) -> None:
         at = time.monotonic()
@@ -118,7 +125,7 @@ def play(ranks: range, failing: int) -> None:
 
 def turn(selector: selectors.BaseSelector, timeout: float) -> None:
     for key, events in selector.select(timeout):
-        key.data.hear(events)
+        key.data.ready(events)
 
 
 if __name__ == "__main__":

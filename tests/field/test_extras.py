@@ -44,7 +44,6 @@ def test_two_extras_fit_together(pair: str, tmp_path: Path) -> None:
 
 IMPORTED = {
     "hf": "import accelerate, transformers; transformers.TrainingArguments",
-    "report": "import vl_convert; vl_convert.vegalite_to_svg",
     "tensorboard": "import tensorboardX; tensorboardX.SummaryWriter",
 }
 ALREADY_THERE = re.compile(r"torch|triton|nvidia.*|cuda.*|cpulaunch")

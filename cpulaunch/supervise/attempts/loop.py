@@ -313,6 +313,8 @@ class AttemptLoop:
             if number not in self._ended and (code := process.poll()) is not None:
                 self._ended.add(number)
                 self._has_arrived(number)
+                if not self.launcher.ends_with_network:
+                    self.control.expect_nobody_back()
                 self._happens(events.ProcessEnded(number, code))
 
     async def _relay(self, source: int, stream: int) -> None:

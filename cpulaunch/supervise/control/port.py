@@ -95,6 +95,7 @@ class Control:
         self._token, self._size, self._audience, self._observers = token, size, audience, observers
         self._limit = size + strangers
         self._agents: dict[int, _Agent] = {}
+        self._may_come_back = True
         self._strangers = _Strangers()
         self._paused: list[_Connection] = []
         self._resuming: asyncio.Task[None] | None = None
@@ -215,11 +216,18 @@ class Control:
     def broken(self, connection: _Connection) -> None:
         """Close a connection that the network has broken.  Its agent may connect again."""
         agent = self._agents.get(connection.rank) if connection.rank is not None else None
-        if agent is None or agent.connection is not connection or connection.local:
+        if agent is None or agent.connection is not connection or connection.local or not self._may_come_back:
             self.ended(connection)
             return
         connection.close()
         agent.is_away(self._loop.call_later(BACK_WITHIN, self._is_gone, agent))
+
+    def expect_nobody_back(self) -> None:
+        """Take agents whose connection is broken for gone, as the MPI or Slurm has ended them."""
+        self._may_come_back = False
+        for agent in [each for each in self._agents.values() if each.connection is None]:
+            agent.close()
+            self._is_gone(agent)
 
     def ended(self, connection: _Connection, error: str = "") -> None:
         """Close a connection.  ``error`` says what was wrong with its data."""
@@ -459,7 +467,10 @@ class _Connection:
     def _flush(self) -> None:
         try:
             self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
-        except BlockingIOError:
+        except (
+            BlockingIOError,
+            BrokenPipeError,
+        ):  # a broken pipe: the peer has hung up, as reading will find
             pass
         except OSError:  # the kernel reports it only once: reading then finds an end
             self._is_broken, self._outgoing = True, b""
