@@ -226,6 +226,8 @@ DETAILS = ("a piece exchanged once", "other sizes", "freed blocks", "subnormal s
 
 @pytest.mark.parametrize("what", DETAILS)
 def test_details(program: Program, what: str) -> None:
+    if what == "idle memory" and program.command[0] == EMULATOR[0]:
+        pytest.skip("the emulator does not tell which pages are resident")
     program.check("1", seed=0, what=what, rounds=1)
 
 
