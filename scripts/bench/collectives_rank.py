@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from support.wire import Meeting
 
-from cpulaunch.bench.limits import other_end
+from cpulaunch.bench.ranks import program
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,26 +108,15 @@ def prepare(operation: str, size: int) -> Call:
     import torch
     import torch.distributed as dist
 
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    part = torch.ones(size // 4 // ranks)
-    whole, other = torch.ones(part.numel() * ranks), torch.ones(part.numel() * ranks)
-    if operation.startswith("send_recv"):
-        return round_trip(torch.ones(size // 4), rank, other_end(operation, ranks))
-    shared = in_shared_memory(whole.clone()) if operation == "all_reduce_shared" else whole
-    calls: dict[str, Call] = {
-        "all_reduce": lambda group: dist.all_reduce(whole, group=group),
-        "all_reduces": lambda group: wait_for_all(
+    if operation not in ("all_reduces", "all_reduce_shared"):
+        return program.prepare(operation, size)
+    whole = torch.ones(size // 4)
+    if operation == "all_reduces":
+        return lambda group: wait_for_all(
             [dist.all_reduce(each, group=group, async_op=True) for each in whole.tensor_split(IN_FLIGHT)]
-        ),
-        "all_reduce_shared": lambda group: dist.all_reduce(
-            shared if dist.get_backend(group) == "ccl" else whole, group=group
-        ),
-        "all_gather": lambda group: dist.all_gather_into_tensor(whole, part, group=group),
-        "reduce_scatter": lambda group: dist.reduce_scatter_tensor(part, whole, group=group),
-        "broadcast": lambda group: dist.broadcast(whole, 0, group=group),
-        "all_to_all": lambda group: dist.all_to_all_single(other, whole, group=group),
-    }
-    return calls[operation]
+        )
+    shared = in_shared_memory(whole.clone())
+    return lambda group: dist.all_reduce(shared if dist.get_backend(group) == "ccl" else whole, group=group)
 
 
 def in_shared_memory(tensor: Tensor) -> Tensor:
@@ -141,20 +130,6 @@ def wait_for_all(works: Sequence[Work | None]) -> None:
     for work in works:
         assert work is not None
         work.wait()
-
-
-def round_trip(tensor: Tensor, rank: int, end: int) -> Call:
-    import torch.distributed as dist
-
-    def first(group: ProcessGroup) -> None:
-        dist.send(tensor, end, group=group)
-        dist.recv(tensor, end, group=group)
-
-    def second(group: ProcessGroup) -> None:
-        dist.recv(tensor, 0, group=group)
-        dist.send(tensor, 0, group=group)
-
-    return first if rank == 0 else second if rank == end else lambda group: None
 
 
 if __name__ == "__main__":
