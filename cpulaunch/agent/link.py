@@ -46,7 +46,8 @@ class Link:
     Once it is up, a connection that the network breaks is replaced: the link connects again, proves again
     that it knows the token, and both ends send again what the other hasn't acknowledged, so that no message
     is lost or comes twice.  While the launcher's host acknowledges nothing, the link tries that beside the
-    old connection.  A connection that the launcher closes means that the launcher is gone.
+    old connection.  A connection that the launcher closes means that the launcher is gone, unless the link
+    has said hello over another one: the launcher may have moved to that one and closed the old.
 
     A launcher that has sent its challenge is most likely alive, and would take a closed connection for the
     agent's end.  So the link waits much longer for its welcome, but not for ever: another program may have
@@ -78,6 +79,7 @@ class Link:
         self._family, self._address = _parse(address)
         self._current: Connection | None = None  # by which messages are sent
         self._fresh: Connection | None = None  # the attempt to make one
+        self._may_have_moved = False  # the launcher may have closed _current because of a later hello
         self._connect()
 
     @property
@@ -178,10 +180,10 @@ class Link:
         self._check_at = None
         if self._current and not self._is_quiet(self._current):
             self._alive_at, self._quiet_since = now, None
-            if self._fresh:
+            if self._fresh and not self._fresh.greeted:
                 self._fresh.close()
                 self._fresh = None
-            if self._current.unsent:
+            if self._fresh or self._current.unsent:
                 self._check_at = now + LOOK_AFTER
             return
         if self._quiet_since is None:
@@ -220,7 +222,8 @@ class Link:
         ``connection`` is None if it could not be made.
         """
         why = (error.strerror or str(error)) if error else "connection closed"
-        lasts = error is None or self._family == socket.AF_UNIX  # nothing breaks a Unix socket by itself
+        # Nothing breaks a Unix socket by itself.
+        lasts = (error is None and not self._may_have_moved) or self._family == socket.AF_UNIX
         if connection is not None and connection is self._current and not lasts:
             now = time.monotonic()
             self._alive_at = max(self._alive_at, now - connection.quiet().seconds)
@@ -276,6 +279,7 @@ class Link:
             host=socket.gethostname(),
         )
         connection.greeted = True
+        self._may_have_moved = self._current is not None
         connection.write(encode(hello))
 
     def _is_up(self, connection: Connection) -> None:
@@ -289,7 +293,7 @@ class Link:
         """Go on by a new connection.  The launcher has said how many of our messages it has."""
         if self._current:
             self._current.close()
-        self._current, self._fresh = connection, None
+        self._current, self._fresh, self._may_have_moved = connection, None, False
         self._quiet_since, self._alive_at = None, time.monotonic()
         self._pause = FIRST_PAUSE
         self._check_at = self._alive_at + LOOK_AFTER

@@ -191,10 +191,10 @@ def compile_units(
         except HostError as e:  # the first failure is the cause; Ctrl-C also ends the compilers
             raise compilers.stop(e) from None
 
+    progress(step, "")
     with ThreadPoolExecutor(jobs()) as pool:
         try:
             running = {pool.submit(compile_unit, unit, to) for unit, to in missing}
-            progress(step, "")
             while running:
                 done, running = wait(running, timeout=_TICK, return_when="FIRST_COMPLETED")
                 for future in done:

@@ -4,10 +4,11 @@
 # The command is run by sh, whatever the user's shell there is: Open MPI writes it for the shell that the user
 # has here, and fish understands neither.  What it writes for csh (setenv) stays as it is.
 [ "$1" = -q ] && shift
-# Its patience is the job's: the first question comes after a third of it, and it ends after four.
+# It is more patient than the launcher: Open MPI ends the job when ssh does, and the launcher can name the host.
+# The launcher waits 4/3 of the patience for an agent.  ssh asks after 1/3, and ends after six such periods.
 patience=${CPULAUNCH_HEARTBEAT_TIMEOUT:-30}
 alive=$(((${patience%%.*} + 2) / 3))
-options="-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=$alive -o ServerAliveCountMax=3"
+options="-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=$alive -o ServerAliveCountMax=5"
 flags=
 while [ $# -gt 0 ]; do
   case $1 in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import struct
@@ -17,7 +18,9 @@ from support.command import TIMEOUT, Run, clean_environment
 from support.marks import repeat
 
 from cpulaunch.agent.connection import Connection
+from cpulaunch.agent.link import Link, LinkState
 from cpulaunch.messages import (
+    FROM_AGENT,
     AskTime,
     Beat,
     Challenge,
@@ -31,7 +34,7 @@ from cpulaunch.messages import (
     Time,
     Welcome,
 )
-from cpulaunch.wire import proof
+from cpulaunch.wire import decode, encode, proof
 
 
 def test_without_a_launcher_the_job_runs_and_says_what_is_lost(cpulaunch: Run, tmp_path: Path) -> None:
@@ -137,6 +140,70 @@ def test_a_connection_that_is_reset_is_made_again_and_nothing_is_lost(tmp_path: 
         assert launcher.next(Exit).code == 0
         launcher.say(Release())
         assert launcher.end() == (0, "", "")
+
+
+@pytest.mark.parametrize("closes_the_old_first", [False, True])
+def test_an_old_connection_that_works_again_does_not_undo_a_hello_over_a_new_one(
+    closes_the_old_first: bool,
+) -> None:
+    """The launcher has moved to the new connection with that hello, and takes its end for the agent's."""
+    with socket.create_server(("127.0.0.1", 0)) as server, selectors.DefaultSelector() as selector:
+        server.settimeout(TIMEOUT)
+        link = Link(f"127.0.0.1:{server.getsockname()[1]}", TOKEN, 0, selector, patience=0.5)
+
+        def turn() -> None:
+            for key, events in selector.select(0.05):
+                key.data.ready(events)
+            link.check_time()
+
+        def hello_over(connection: socket.socket) -> Hello:
+            connection.sendall(encode(Challenge("salt")))
+            connection.setblocking(False)
+            while True:
+                turn()
+                with contextlib.suppress(BlockingIOError):
+                    hello = decode(connection.recv(1 << 16), FROM_AGENT)
+                    assert isinstance(hello, Hello)
+                    return hello
+
+        def accept(connection: socket.socket, hello: Hello) -> None:
+            welcome = Welcome(proof(TOKEN, "launcher", hello.salt, 0))
+            connection.sendall(encode(welcome) + encode(LauncherReceipt(0)))
+
+        def wait_for(line: bytes, connection: socket.socket) -> None:
+            while line not in received[connection]:
+                turn()
+                with contextlib.suppress(BlockingIOError):
+                    data = connection.recv(1 << 16)
+                    assert data, "the agent hung up"
+                    received[connection] += data
+
+        old, _ = server.accept()
+        received = {old: b""}
+        accept(old, hello_over(old))
+        beat = encode(Beat())
+        link.send(Beat())
+        wait_for(beat, old)
+        server.settimeout(0)
+        new = None
+        while new is None:  # the launcher's host is quiet, and so the agent connects again
+            turn()
+            with contextlib.suppress(BlockingIOError):
+                new, _ = server.accept()
+        received[new] = b""
+        hello = hello_over(new)
+        if closes_the_old_first:
+            old.close()
+        else:
+            old.sendall(encode(AskTime()))  # so its host acknowledges again
+        for _ in range(5):
+            turn()
+        accept(new, hello)
+        wait_for(beat, new)
+        assert link.state is LinkState.UP
+        link.close()
+        for each in (old, new):
+            each.close()
 
 
 def test_a_reset_that_a_write_has_found_is_still_known_when_reading() -> None:
