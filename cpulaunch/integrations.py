@@ -1,4 +1,4 @@
-"""Engines for scripts that leave training to a library, by one line."""
+"""One line that gives an engine to scripts in which a library runs the training loop."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ def use_ipex(target: T) -> T:
 
         trainer = cpulaunch.integrations.use_ipex(Trainer(…))
 
-    This is what ``TrainingArguments(use_ipex=True, bf16=True)`` gave before transformers 5. The weights of
-    a model are split into bf16 and the missing bits before DDP sees them, together with its optimizer, and
-    AdamW has its fused step. Returns ``target``. Where IPEX can't be used, a line says why, and ``target``
-    trains as before. UsageError for other objects, and where the precision is not bf16.
+    This is what ``TrainingArguments(use_ipex=True, bf16=True)`` gave before transformers 5. The weights of a
+    model are split into bf16 and the missing bits before DDP sees them, together with its optimizer, and
+    AdamW has its fused step. Returns ``target``. If IPEX can't be used, ``target`` trains as before, and one
+    log line gives the reason. Raises UsageError for other objects, and if the precision is not bf16.
     """
     accelerator: Any = getattr(target, "accelerator", target)
     if not hasattr(accelerator, "prepare") or not hasattr(accelerator, "mixed_precision"):
         raise UsageError(f"use_ipex takes an Accelerator or a Trainer, not {type(target).__name__}")
     engine = engines.load("ipex")
-    problem = engine.unavailable(torch.__version__, None)  # whoever names it wants it on any CPU
+    problem = engine.unavailable(
+        torch.__version__, None
+    )  # flags of the CPU don't matter: the user named IPEX
     if not problem and getattr(accelerator.state, "fsdp_plugin", None) is not None:
         problem = "it can't be combined with FSDP"
     if problem:
@@ -54,7 +56,7 @@ def use_ipex(target: T) -> T:
 
 
 def _with_engine(engine: Engine, objects: tuple[Any, ...]) -> list[Any]:
-    """``objects``, of which the engine has made the one model and the one optimizer ready."""
+    """``objects`` after the engine has prepared their only model and their only optimizer."""
     models = [thing for thing in objects if isinstance(thing, nn.Module)]
     optimizers = [thing for thing in objects if isinstance(thing, Optimizer)]
     if not models:

@@ -1,10 +1,10 @@
-"""A rank's ledger: what it has done last, in a small file mapping that its agent reads.
+"""A rank's ledger: a small shared file with the rank's latest operations and steps, which its agent reads.
 
-The agent makes the file (``memfd_create``), the program inherits it and maps it, so it is still there after
-SIGKILL, and reading it takes no help of the program.  Writers are the process group ``ccl``
-(``ccl/csrc/layer/ledger.hpp`` has the same layout), and for other backends and optimizers `runtime.observe`.
-Nothing is locked: a record that is being written may be read half old, half new, which doesn't happen to a
-rank that hangs.
+The agent makes the file (``memfd_create``), and the program inherits and maps it. The agent can therefore
+read it without the program's help, and even after SIGKILL. The process group ``ccl`` writes its own
+operations (``ccl/csrc/layer/ledger.hpp`` has the same layout). `runtime.observe` writes those of other
+backends, and the optimizers' steps. There are no locks: a reader may see a record half written. That can't
+happen for a rank that hangs.
 
 Times are in nanoseconds of the monotonic clock, 0 where something hasn't happened.  Numbers are in the
 machine's own byte order.  Agents import this module when they start.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import mmap
 
 MAGIC = 0x4C505504
-"""Of this layout."""
+"""The first bytes of a ledger with this layout."""
 
 SIZE = 3 << 15
 """Bytes of the file."""
@@ -37,24 +37,24 @@ HEADER_SIZE = 128
 PROGRESS = struct.Struct("=IIQQQQQ")
 """``MAGIC``, flags, then steps, collectives of ccl, progressed_at, longest_gap, waiting of ``Progress``.
 
-Each count has one writer, so that none is lost: ``ccl`` of its own collectives, and Python of the others.
-Both write when something was completed, which only ever rises, and the longest gap: who comes at the same
-time as another one finds the same gap as that, or none.
+Each count has one writer, so that no increment is lost: ``ccl`` counts its own collectives, and Python counts
+the others. Both write ``progressed_at`` and the longest gap. Neither value ever falls, and two writers at the
+same moment measure the same gap or none.
 """
 
 TRAFFIC = struct.Struct("=QQQQ")
-"""Of ccl's collectives and messages: how many are under way, since when any was, how long any was before
-that, and the bytes of all so far."""
+"""ccl's collectives and messages: how many are under way, since when at least one has been, for how long at
+least one was before that, and the bytes of all so far."""
 
 RECORDED = struct.Struct("=Qd8s")
-"""The number of the last of ``STEP``; what this rank's cores were measured to reach in FLOP/s, or 0, and in
-which precision."""
+"""The number of the last ``STEP`` record; the measured peak of this rank's cores in FLOP/s, or 0; and the
+precision of that peak."""
 
 OTHERS = struct.Struct("=Q")
-"""Collectives of other groups than those of ccl."""
+"""The number of collectives on groups of other backends than ccl."""
 
 LOOKED = struct.Struct("=Q")
-"""When these groups were last copied here; 0 where they never were."""
+"""When the groups of other backends were last copied here; 0 if they never were."""
 
 TRAFFIC_AT = PROGRESS.size
 RECORDED_AT = TRAFFIC_AT + TRAFFIC.size
@@ -62,26 +62,26 @@ OTHERS_AT = RECORDED_AT + RECORDED.size
 LOOKED_AT = OTHERS_AT + OTHERS.size
 
 HAS_OPTIMIZER = 1
-"""Flag: an optimizer was made, so that a step is to be expected."""
+"""Flag: the program has made an optimizer, so steps are expected."""
 
 GROUPS, OPERATIONS = 32, 16
-"""Groups that have room; the last operations that are kept of each."""
+"""The number of groups that fit, and the number of latest operations that are kept for each."""
 
 GROUP = struct.Struct("=I12s48sIIQ48s")
-"""Of a group, 128 bytes: its state, backend, name, size, this rank's number in it, how many operations it has
-had, and its members, where they are said; number n of the operations, from 1, is in record
-(n - 1) % ``OPERATIONS`` of the group, but not in the ledger where one that is still under way has that
-record: those are what a rank hangs in."""
+"""A group, 128 bytes: state, backend, name, size, this rank's number in it, the number of operations so far,
+and the members, if known. Operation n, counted from 1, is in record (n - 1) % ``OPERATIONS`` of the group. If
+an older operation in that record is still under way, the newer operation is left out: a rank hangs in the
+older one."""
 
 MEMBERS_BYTES = 48
 
 FREE, OPEN, CLOSED = 0, 1, 2
-"""States of a group.  Where there is no room, one that is closed makes some."""
+"""States of a group. A new group may overwrite a closed one when the ledger is full."""
 
 OPERATION = struct.Struct("=QII28s12sQQQQiI16s16s")
-"""Of an operation, 128 bytes: its sequence number, state, root + 1, kind, type, bytes, enqueued, started,
-completed, peer, the thread that has called it, by the kernel's number, or 0, ranks of the group that it
-waits for as a text, such as ``3, 7``, or ``10, 11, …``, and the reduction."""
+"""An operation, 128 bytes: sequence number, state, root + 1, kind, type, bytes, enqueued, started, completed,
+peer, the kernel's id of the calling thread or 0, the ranks of the group that it waits for as text, such as
+``3, 7`` or ``10, 11, …``, and the reduction."""
 
 ENQUEUED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4
 """States of an operation."""
@@ -89,14 +89,14 @@ ENQUEUED, STARTED, COMPLETED, FAILED = 1, 2, 3, 4
 _UNDER_WAY = (ENQUEUED, STARTED)
 
 MEETING, NEW_GROUP = "init_process_group", "new_group"
-"""The only operation of a group without a backend, which is there while the ranks make it."""
+"""The only operation of a group without a backend. It is under way while the ranks make the group."""
 
 MEETINGS = (MEETING, NEW_GROUP)
 
 REQUEST = struct.Struct("=QQQ232s")
-"""What the agent asks of the program, 256 bytes: the request's number, the first and the last step to trace,
-and the directory for the trace's file ``TRACE_FILE``.  The number is written last; no first step: trace
-nothing any more.  These are the file's last bytes."""
+"""The agent's request to the program, 256 bytes: the request's number, the first and the last step to trace,
+and the directory for the file ``TRACE_FILE``. The number is written last. A first step of 0 ends the trace.
+The request occupies the last bytes of the file."""
 
 REQUEST_AT = SIZE - REQUEST.size
 TRACE_FILE = "trace.json"
@@ -105,32 +105,34 @@ GROUP_BYTES = GROUP.size + OPERATIONS * OPERATION.size
 FIRST_GROUP = HEADER_SIZE
 
 STEPS = 256
-"""Steps that are kept: that with number n is in record n % ``STEPS``."""
+"""The number of steps that are kept. Step n is in record n % ``STEPS``."""
 
 STEP = struct.Struct("=QQ" + "".join("Q" if field.is_sum else "d" for field in OF_STEPS))
-"""Of an optimizer step: its number, when it ended, and the fields of ``telemetry.OF_STEPS``.  Number 0 is
-where the first step begins."""
+"""An optimizer step: its number, when it ended, and the fields of ``telemetry.OF_STEPS``. Step 0 marks the
+beginning of the first step."""
 
 FIRST_STEP = FIRST_GROUP + GROUPS * GROUP_BYTES
 
 LOSS = struct.Struct("=d")
 LOSS_AT = 8 * (2 + [field.name for field in OF_STEPS].index("loss"))
-"""Of a step, its loss alone."""
+"""The loss in a ``STEP`` record."""
 
 PEAK = struct.Struct("=d8s")
-"""Of ``RECORDED``, all but the number."""
+"""The peak and its precision, as in ``RECORDED``."""
 
 
 of_this_process: mmap.mmap | None = None
-"""In a rank's program: its ledger, which the bootstrap puts here when this module is loaded."""
+"""The ledger of this rank, if the process is a rank's program. The bootstrap sets it after importing this
+module."""
 
 
 class Progress(NamedTuple):
     """How far a rank is.
 
-    ``steps`` of optimizers, ``collectives`` that were completed (messages, too), when either last rose
-    (``progressed_at``), the longest time between two such moments, and how long the program's threads have
-    waited for collectives, all in nanoseconds.  ``expects_steps``: it has an optimizer.
+    ``steps`` counts optimizer steps, and ``collectives`` counts completed collectives and messages.
+    ``progressed_at`` is when either count last rose, and ``longest_gap`` the longest time between two such
+    moments. ``waiting`` is how long the program's threads have waited for collectives. Times are in
+    nanoseconds. ``expects_steps`` is true if the program has an optimizer.
     """
 
     steps: int
@@ -142,14 +144,15 @@ class Progress(NamedTuple):
 
 
 NONE = Progress(0, 0, 0, 0, 0, False)
-"""That of a program which has done nothing yet."""
+"""The progress of a program that has done nothing yet."""
 
 
 class Step(NamedTuple):
-    """Where a rank stood at the end of an optimizer step.
+    """An optimizer step of a rank, recorded when it ended.
 
-    ``number`` counts from 1, ``ended_at`` is when.  ``fields`` are those of ``telemetry.OF_STEPS``: sums from
-    the program's start, times in nanoseconds; of others the step's own value, or NaN.
+    ``number`` counts from 1. ``ended_at`` is in nanoseconds. ``fields`` are the fields of
+    ``telemetry.OF_STEPS``. Sums count from the program's start, with times in nanoseconds; other fields have
+    the step's own value, or NaN.
     """
 
     number: int
@@ -158,7 +161,8 @@ class Step(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """The ``last`` step's number, and the peak of the rank's cores in FLOP/s, or 0, in a ``precision``."""
+    """The number of the ``last`` step, the ``peak`` of the rank's cores in FLOP/s or 0, and its
+    ``precision``."""
 
     last: int
     peak: float
@@ -168,10 +172,11 @@ class Recorded(NamedTuple):
 class Operation(NamedTuple):
     """One collective or message.
 
-    ``sequence`` counts those of the group's collectives, or of its messages.  ``peer`` is a message's other
-    rank in the group, else -1.  ``bytes`` are the tensors' of this rank.  ``root`` is that of a broadcast or
-    reduce in the group, where it is known, else -1.  ``thread`` has called it; 0 where that isn't known.
-    ``reduction`` is how ccl reduces, such as ``sum``; "" where nothing is, and of other backends.
+    ``sequence`` counts the group's collectives, or its messages. ``peer`` is the other rank of a message,
+    numbered in the group, or -1. ``bytes`` is the size of this rank's tensors. ``root`` is the root of a
+    broadcast or reduce, numbered in the group, or -1 if it is unknown. ``thread`` is the id of the calling
+    thread, or 0 if it is unknown. ``reduction`` is how ccl reduces, such as ``sum``; it is empty for other
+    operations and other backends.
     """
 
     sequence: int
@@ -190,12 +195,12 @@ class Operation(NamedTuple):
 
     @property
     def is_message(self) -> bool:
-        """Whether it goes to or from one rank, which may be any (``peer`` is -1)."""
+        """Whether this is a message to or from one rank. ``peer`` is -1 if it may come from any rank."""
         return self.peer >= 0 or "recv" in self.kind
 
 
 def members_text(ranks: Sequence[int]) -> str:
-    """A group's members as the ledger has them; empty where they have no room, or are in another order."""
+    """A group's members in the ledger's format; empty if they don't fit, or are not in ascending order."""
     if list(ranks) != sorted(set(ranks)):
         return ""
     steps = {after - before for before, after in pairwise(ranks)}
@@ -205,9 +210,10 @@ def members_text(ranks: Sequence[int]) -> str:
 
 
 class Group(NamedTuple):
-    """A process group: its last operations, in the order in which they were called, of ``count``.
+    """A process group with its latest operations, in the order of the calls. ``count`` is the number of all
+    calls.
 
-    ``members`` are the job's ranks in it, such as ``0-3`` or ``0-6:2``; empty where nobody says them.
+    ``members`` are the job's ranks in the group, such as ``0-3`` or ``0-6:2``; empty if they are unknown.
     """
 
     name: str
@@ -220,7 +226,7 @@ class Group(NamedTuple):
 
 
 class TraceRequest(NamedTuple):
-    """Which steps the program is to trace, and where it writes them to."""
+    """Which steps the program shall trace, and the directory for the trace."""
 
     number: int
     first: int
@@ -229,7 +235,7 @@ class TraceRequest(NamedTuple):
 
 
 def request_trace(ledger: mmap.mmap, request: TraceRequest) -> None:
-    """Ask the program for a trace.  Raises ValueError where the directory's name is too long."""
+    """Ask the program for a trace.  Raises ValueError if the directory's name is too long."""
     number, first, last, directory = request
     if len(name := os.fsencode(directory)) >= 232:
         raise ValueError(directory)
@@ -238,13 +244,13 @@ def request_trace(ledger: mmap.mmap, request: TraceRequest) -> None:
 
 
 def trace_request(ledger: mmap.mmap | memoryview) -> TraceRequest:
-    """What was asked last; number 0: nothing was."""
+    """The last request for a trace. Its number is 0 if there was none."""
     number, first, last, directory = REQUEST.unpack_from(ledger, REQUEST_AT)
     return TraceRequest(number, first, last, os.fsdecode(directory.partition(b"\0")[0]))
 
 
 def progress(ledger: bytes | memoryview | mmap.mmap) -> Progress | None:
-    """What the header says; None where nobody has written it."""
+    """The progress in the header; None if nobody has written the header."""
     magic, flags, steps, collectives, at, gap, waiting = PROGRESS.unpack_from(ledger)
     (others,) = OTHERS.unpack_from(ledger, OTHERS_AT)
     if magic != MAGIC:
@@ -253,32 +259,32 @@ def progress(ledger: bytes | memoryview | mmap.mmap) -> Progress | None:
 
 
 def recorded(ledger: bytes | memoryview | mmap.mmap) -> Recorded:
-    """Up to where steps are recorded."""
+    """The number of the last recorded step, and the peak of the rank's cores."""
     last, peak, precision = RECORDED.unpack_from(ledger, RECORDED_AT)
     return Recorded(last, peak, _text(precision))
 
 
 def step(ledger: bytes | memoryview | mmap.mmap, number: int) -> Step | None:
-    """The step with this number; None where another one has its place by now, or has not ended."""
+    """The step with this number; None if it has not ended, or a later step has overwritten it."""
     there, ended_at, *values = STEP.unpack_from(ledger, FIRST_STEP + number % STEPS * STEP.size)
     fields = {field.name: value for field, value in zip(OF_STEPS, values, strict=True)}
     return Step(number, ended_at, fields) if there == number and ended_at else None
 
 
 def looked_at(ledger: bytes | memoryview | mmap.mmap) -> int:
-    """When groups of other backends than ccl were last copied here; 0 where they never were."""
+    """When groups of other backends than ccl were last copied here; 0 if they never were."""
     return int(LOOKED.unpack_from(ledger, LOOKED_AT)[0])
 
 
 def backends(ledger: bytes | memoryview | mmap.mmap) -> set[str]:
-    """Those of the groups that there are, or were."""
+    """The backends of all groups in the ledger, open or closed."""
     places = (FIRST_GROUP + number * GROUP_BYTES for number in range(GROUPS))
     found = (GROUP.unpack_from(ledger, at) for at in places)
     return {name for state, backend, *_ in found if state in (OPEN, CLOSED) and (name := _text(backend))}
 
 
 def groups(ledger: bytes | memoryview | mmap.mmap, *, closed: bool = False) -> list[Group]:
-    """The groups that are open, or those that are ``closed``."""
+    """The open groups; with ``closed``, the closed ones instead."""
     found = []
     for number in range(GROUPS):
         at = FIRST_GROUP + number * GROUP_BYTES
@@ -294,7 +300,7 @@ def groups(ledger: bytes | memoryview | mmap.mmap, *, closed: bool = False) -> l
 
 
 def waits_since(ledger: bytes | memoryview | mmap.mmap) -> int:
-    """When the oldest operation that is under way was called; 0 where none is."""
+    """When the oldest operation that is under way was called; 0 if none is under way."""
     under_way = (each for group in groups(ledger) for each in group.operations if each.state in _UNDER_WAY)
     return min((each.enqueued for each in under_way), default=0)
 

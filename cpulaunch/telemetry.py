@@ -45,9 +45,9 @@ OF_STEPS = (
         "seconds",
         "s",
         SUM,
-        "Seconds from the end of the step before to the end of this one. Whatever the program did meanwhile "
-        "is in it. The first step begins with the first batch that a `DataLoader` was asked for, or where "
-        "there is none, with the optimizer",
+        "Seconds from the end of the previous step to the end of this one, whatever the program did in "
+        "between. The first step begins when a `DataLoader` is first asked for a batch, or, without a "
+        "`DataLoader`, when the optimizer is made",
         "step_seconds_total",
         "time/step",
     ),
@@ -55,7 +55,7 @@ OF_STEPS = (
         "communication",
         "s",
         SUM,
-        "Seconds in which at least one collective or message of this rank was under way. Of gloo, see below",
+        "Seconds in which at least one collective or message of this rank was under way. For gloo, see below",
         "communication_seconds_total",
         "time/communication",
     ),
@@ -63,10 +63,10 @@ OF_STEPS = (
         "waiting",
         "s",
         SUM,
-        "Seconds in which the program stood still for collectives and messages. The rest of `communication` "
-        "was hidden behind computing. It is the time of the threads that waited, so that two that wait at "
-        "once count twice. For DistributedDataParallel, which waits where `ccl` can't see it, it is the time "
-        "from the call of the last bucket's reduction to its end, as nothing is left to compute by then",
+        "Seconds in which the program's threads waited for collectives and messages. The rest of "
+        "`communication` overlapped with computing. Two threads that wait at once count twice. "
+        "DistributedDataParallel waits where `ccl` can't see it; its time counts from the call of the last "
+        "bucket's reduction to the end of that reduction, as nothing is left to compute by then",
         "waiting_seconds_total",
         "time/waiting",
     ),
@@ -90,7 +90,7 @@ OF_STEPS = (
         "",
         SUM,
         "Samples of the step: the first dimension of the batches that it took from a `DataLoader`. Absent "
-        "without one",
+        "if there is no `DataLoader`",
         "samples_total",
         "throughput/samples_per_second",
         is_rate=True,
@@ -100,8 +100,8 @@ OF_STEPS = (
         "tokens",
         "",
         SUM,
-        "Tokens of the step: elements of these batches' `input_ids`, with padding. Absent where they have "
-        "none",
+        "Tokens of the step: elements of these batches' `input_ids`, with padding. Absent if the batches "
+        "have no `input_ids`",
         "tokens_total",
         "throughput/tokens_per_second",
         is_rate=True,
@@ -111,7 +111,7 @@ OF_STEPS = (
         "loss",
         "",
         LAST,
-        "The loss for which the script has called `cpulaunch.log(loss=…)` last",
+        "The loss of the script's last call of `cpulaunch.log(loss=…)`",
         "loss",
         "loss",
     ),
@@ -119,7 +119,7 @@ OF_STEPS = (
         "flops",
         "",
         LAST,
-        "The model's FLOPs on this rank, of a step in which they were counted. Such a step takes longer",
+        "The model's FLOPs on this rank, in steps that count them. Such a step takes longer",
     ),
 )
 """Fields of each rank's optimizer steps."""
@@ -128,15 +128,23 @@ SUMS = tuple(field.name for field in OF_STEPS if field.is_sum)
 
 OF_PROCESSES = (
     Field("cpu_seconds", "s", SUM, "CPU seconds that the program has used", "cpu_seconds_total"),
-    Field("rss", "B", LAST, "Memory of the program that is resident", "resident_memory_bytes"),
+    Field("rss", "B", LAST, "Resident memory of the program", "resident_memory_bytes"),
     Field(
-        "throttled_seconds", "s", SUM, "Seconds in which its cgroup was held back", "throttled_seconds_total"
+        "throttled_seconds",
+        "s",
+        SUM,
+        "Seconds in which the CPU limit of the program's cgroup held it back",
+        "throttled_seconds_total",
     ),
     Field("cycles", "", SUM, "CPU cycles in user mode", "cycles_total"),
     Field("instructions", "", SUM, "Instructions in user mode", "instructions_total"),
     Field("amx_busy", "", SUM, "Cycles in which the AMX unit was busy", "amx_busy_cycles_total"),
     Field(
-        "far_memory", "", LAST, "Part of its memory on other NUMA nodes than its cores", "far_memory_ratio"
+        "far_memory",
+        "",
+        LAST,
+        "Fraction of the program's memory on NUMA nodes without its cores",
+        "far_memory_ratio",
     ),
 )
 """Fields of each rank's program, measured by its agent.  Sums count from the start of the program."""

@@ -1,9 +1,10 @@
-"""What befalls jobs, and what becomes of them: the table of docs/reliability.md, run for real.
+"""Faults of jobs, and their results: runs the table of docs/reliability.md.
 
     python scripts/chaos.py [--rounds N] [--launcher ssh] [--only "link cut"]
     python scripts/chaos.py --restarts [--blows 50] [--backend gloo]
 
-With --restarts, one training job is struck down 50 times, and must end with the weights of a calm run.
+With --restarts, processes of one training job are killed 50 times, and the job must end with the weights of
+an undisturbed run.
 
 Needs root, sshd and ip, for a cluster of four hosts in network namespaces; see docs/clusters.md.
 """

@@ -41,13 +41,13 @@ the other ranks with `init_process_group()`.
   `--use-env`, has to read `LOCAL_RANK` instead.
 - If a script takes its rank from an MPI's variables, such as `os.environ["PMI_RANK"]`, start it with
   `--launcher mpirun`: cpulaunch itself sets only torchrun's variables.
-- In a Slurm allocation, or a batch script, [slurm.md](slurm.md) says what goes.
+- In a Slurm allocation, or a batch script, [slurm.md](slurm.md) describes what to change.
 - `cpulaunch run` within a rank, or under mpirun or srun, is an error: each of the processes would start
   a job.
 - torchrun, `torch.multiprocessing.spawn` and accelerate's `notebook_launcher` within a rank start their
-  processes, which share the cores of that rank. With several ranks, each does so and trains a model of its
-  own, and a message on stderr says so. Start such a script with `-n 1`, or let `cpulaunch run -n N` start
-  the processes instead of the script.
+  processes, which share the cores of that rank. With several ranks, each rank starts such processes and
+  trains a separate model, and a message on stderr says so. Start such a script with `-n 1`, or let
+  `cpulaunch run -n N` start the processes instead of the script.
 """
 
 
@@ -69,7 +69,7 @@ def page() -> str:
     parts += [
         "",
         "## Options that are ignored\n",
-        "A message says so, and why.\n",
+        "A message names them, with the reason.\n",
         "| option | from | why |\n|---|---|---|",
     ]
     parts += [f"| {_names(row.names)} | {row.programs} | {row.why} |" for row in rows[Ignored]]

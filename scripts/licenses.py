@@ -2,7 +2,7 @@
 
     python scripts/licenses.py         with the Python of an environment in which cpulaunch is installed
 
-What torch's CUDA build brings is left out: its packages are NVIDIA's, under NVIDIA's licenses.
+The packages of torch's CUDA build are left out.  They are NVIDIA's, under NVIDIA's licenses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def closure(name: str, found: dict[str, Distribution]) -> dict[str, Distribution
 
 
 def license_of(package: Distribution) -> str:
-    """What the metadata say, in the order in which the fields came up."""
+    """Return the license from the metadata, from the newest field to the oldest."""
     about = package.metadata
     classifiers = [
         each.rpartition(" :: ")[2]

@@ -30,10 +30,10 @@ TIMEOUT = 30.0
 
 
 def record(name: str) -> str:
-    """What the screen shows at the end of a run in a directory of its own."""
+    """Return the screen at the end of a run in a separate directory."""
     with tempfile.TemporaryDirectory() as directory:
         if name == "four-nodes":
-            # As many slots as the machine that records has cores, or there would be no plan to show.
+            # As many slots as this machine has cores, as there would be no plan otherwise.
             hostfile = Path(directory, "hostfiles", "small-nodes")
             hostfile.parent.mkdir()
             hostfile.write_text("node[1-4] slots=2\n")
@@ -50,7 +50,7 @@ def record(name: str) -> str:
             return tmux("capture-pane", "-p", "-S", "-", "-t", "0")
 
         def wait(asked: str) -> str:
-            """The next question after ``asked``; nothing where the wizard has ended."""
+            """Return the next question after ``asked``; empty if the wizard has ended."""
             end = time.monotonic() + TIMEOUT
             while time.monotonic() < end:
                 shown = screen()

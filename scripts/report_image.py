@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train BERT by examples/bert_accelerate.py on two ranks, and show what cpulaunch says of it.
+"""Train BERT with examples/bert_accelerate.py on two ranks, and show cpulaunch's report and messages.
 
 scripts/report_image.py [--steps 300] docs/images/report.png
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def on_terminal(directory: Path, *arguments: str) -> str:
-    """What `cpulaunch ARGUMENTS` shows on a terminal of `COLUMNS`."""
+    """Return the output of `cpulaunch ARGUMENTS` on a terminal of `COLUMNS`."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     shown = bytearray()
@@ -88,7 +88,7 @@ def on_terminal(directory: Path, *arguments: str) -> str:
 def _read(fd: int) -> bytes:
     try:
         return os.read(fd, 65536)
-    except OSError:  # all who had it open have ended
+    except OSError:  # all processes that had it open have ended
         return b""
 
 

@@ -21,7 +21,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Lead links to ``../CONTRIBUTING.md`` to its page, and keep only the text of those to other files."""
+    """Redirect links to ``../CONTRIBUTING.md`` to its page, and keep only the text of links to other files
+    outside."""
     for name, page in PAGES.items():
         markdown = re.sub(rf"\]\((\.\./)?{name}(#[^)]*)?\)", rf"]({page}\2)", markdown)
     return re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", markdown)

@@ -4,9 +4,8 @@
     python scripts/torch_suite.py ccl --ranks 2 --only REGEX
     python scripts/torch_suite.py --table gloo-2.json ccl-2.json     a table in Markdown
 
-Needs `pip install expecttest` (which torch's test helpers import), and for `ccl` a built group.
-The suite decides by the backend's name what it runs: ccl runs under the name of gloo, so that both are
-asked the same.
+Needs `pip install expecttest` (which torch's test helpers import), and for `ccl` a built group. The suite
+selects its tests by the backend's name.  ccl runs under the name of gloo, so that both have the same tests.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def suite_environment(backend: str, ranks: int, directory: Path) -> dict[str, st
         "SUITE_BACKEND": backend,
         "WORLD_SIZE": str(ranks),
         "TEMP_DIR": str(directory),
-        "TMPDIR": str(directory),  # the suite leaves directories of its own behind
+        "TMPDIR": str(directory),  # the suite leaves its own directories behind
         "INIT_METHOD": f"file://{directory}/shared_init_file",
         "OMP_NUM_THREADS": "1",
         "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(int(TEST_LIMIT) - 30),

@@ -11,7 +11,7 @@ _init_process_group = dist.init_process_group
 
 
 def init_process_group(backend=None, *args, **kwargs):
-    """The suite decides by the backend's name what it runs, and knows gloo: it runs as that."""
+    """The suite selects its tests by the backend's name, and knows gloo, so ccl runs under that name."""
     return _init_process_group(os.environ["SUITE_BACKEND"] if backend == "gloo" else backend, *args, **kwargs)
 
 

@@ -18,7 +18,7 @@ from support.namespaces import until
 from cpulaunch.ccl import installed
 from cpulaunch.launchers import MPIS
 
-# A busy machine is no failure.
+# A busy machine must not fail a test.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
@@ -26,13 +26,14 @@ settings.load_profile("no deadline")
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: left out of scripts/test.sh --fast")
     config.addinivalue_line("markers", "repeats: like another test; only scripts/test.sh --all runs it")
-    # A shell lets what it starts with & ignore Ctrl-C, and so would all that the tests start.
+    # A shell makes processes that it starts with & ignore Ctrl-C, and the tests' processes would inherit
+    # that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def list_of_jobs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The jobs of tests are not in the user's own list."""
+    """Keep the jobs of tests out of the user's own list."""
     os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
 
 
@@ -68,7 +69,7 @@ def launcher_options(request: pytest.FixtureRequest) -> list[str]:
 
 @pytest.fixture
 def marked(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """An environment to run a job in; the test fails if a process with it is left at its end."""
+    """An environment for a job.  The test fails if a process with this environment is left at its end."""
     mark = {"TEST_MARK": str(tmp_path)}
     yield mark
     left = processes_with(f"TEST_MARK={tmp_path}")

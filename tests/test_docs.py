@@ -1,4 +1,4 @@
-"""The documentation: its size, its links, the options that it names, and its words."""
+"""The documentation: its size, its links, the options that it names, and its terms."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TEXTS = [
     *sorted((REPOSITORY / "examples").glob("*.py")),
 ]
 LONG = ("ccl.md", "performance.md", "tutorial.md")
-"""Pages that are still longer than others may be; the tutorial consists of recorded output."""
+"""Pages that may be longer than others, as the tutorial consists of recorded output."""
 
 SUBCOMMANDS = {"config": ("show", "validate", "import"), "hosts": ("check",), "ccl": ("build", "info")}
 
@@ -43,7 +43,7 @@ FOREIGN_OPTIONS = {
     *(name for row in TABLE for name in row.names.split()),
 }
 
-# Words of the project's past that nobody else uses, each with an example of what replaced it.
+# Terms that only this project used, each with an example of its replacement.
 PRIVATE_WORDS = {
     r"keepers?": "agent",
     r"starters?": "launcher",
@@ -75,10 +75,10 @@ def options_of() -> dict[str, set[str]]:
             with redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
                 main([*words, "--help"])
             with redirect_stdout(printed), redirect_stderr(io.StringIO()), suppress(SystemExit):
-                main([*words, "--help-all"])  # those that take settings have one
+                main([*words, "--help-all"])  # commands that take settings have this option
             found[" ".join(words)] = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", printed.getvalue()))
     found["submit"].update(option.name for option in OPTIONS)
-    # No help shows what is typed by habit.
+    # No help shows options that are typed by habit.
     found["run"].update(name for row in TABLE if not isinstance(row, Refused) for name in row.spellings)
     return found
 
@@ -105,7 +105,7 @@ def test_readme_is_short() -> None:
     assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 120
 
 
-def test_the_readmes_plan_is_what_its_command_prints(
+def test_the_plan_in_the_readme_is_its_commands_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(REPOSITORY)
@@ -175,15 +175,15 @@ def test_options_that_a_page_names_exist(page: Path, options_of: dict[str, set[s
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
-def test_texts_use_the_fields_words(path: Path) -> None:
-    # What the program prints is quoted as it is, and names in code spans are the code's.
+def test_texts_use_the_fields_terms(path: Path) -> None:
+    # Output of the program and names in code spans are quoted unchanged.
     text = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"`[^`\n]*`", "", text)
     found = {word: use for word, use in PRIVATE_WORDS.items() if re.search(rf"\b(?:{word})\b", text, re.I)}
     assert found == {}, "use these words instead"
 
 
-def test_each_line_on_security_names_tests_that_are_there() -> None:
+def test_each_line_on_security_names_existing_tests() -> None:
     rows = re.findall(
         r"^\| (?!attempt |event |---)(.*) \|$", (REPOSITORY / "docs" / "security.md").read_text(), re.M
     )
@@ -209,7 +209,7 @@ def pytest_names(path: Path) -> set[str]:
     }
 
 
-def test_the_wizards_recordings_show_what_it_asks_today() -> None:
+def test_the_wizards_recordings_are_up_to_date() -> None:
     """If this fails, ``scripts/record_wizard.py docs/wizard.md`` records the wizard again."""
     page = (REPOSITORY / "docs" / "wizard.md").read_text()
     recordings = re.findall(r"^<!-- recording: [\w-]+ -->\n```text\n(.*?)^```", page, re.M | re.S)

@@ -1,6 +1,6 @@
-"""The house's rules: which package may import which, which may touch what, and no circles.
+"""Rules for packages: what each may import and touch, without circular imports.
 
-docs/architecture.md shows the table.  A new module obeys the rule of its package.
+docs/architecture.md shows the table.  A new module follows the rule of its package.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cpulaunch import plugins
 
 PACKAGE = Path(cpulaunch.__file__).parent
 
-# What a module can touch, and by which names it does.
+# What a module can touch, and the names that it uses for that.
 TOUCHES: dict[str, tuple[str, ...]] = {
     "processes": ("subprocess", "os.fork", "os.posix_spawn", "os.kill", "os.killpg", "os.waitpid", "os.execve",
                   "signal.signal", "signal.set_wakeup_fd", "os.sched_setaffinity"),
@@ -38,8 +38,8 @@ TOUCHES: dict[str, tuple[str, ...]] = {
 ALL = "clock environment files libc network processes terminal"
 
 # Package or module → what it may import, and what it may touch; the longest matching name counts.  All may
-# import the standard library, the modules at the top (but `integrations`), and their own package.  "pure": they
-# touch nothing, and neither does what they import.
+# import the standard library, the modules at the top (but `integrations`), and their own package.  "pure":
+# neither they nor the modules that they import touch anything.
 RULES: dict[str, tuple[str, str]] = {
     "top": ("model.cores", "pure"),
     "user_file": ("", "environment files"),
@@ -106,9 +106,32 @@ RULES: dict[str, tuple[str, str]] = {
 }
 PATTERNS: dict[str, str] = {
     "agent.observe.stacks": "what py-spy, gdb and faulthandler print",
+    "ccl.compiler": "/proc/meminfo",
+    "ccl.fetch": "what pip prints",
+    "ccl.installed": "versions, symbols of libraries, /proc/self/maps",
+    "ccl.tools": "what linkers print",
+    "ccl.wheel": "versions",
+    "cli.bench": "sizes that a user types",
+    "cli.config.host_question": "hosts that a user types",
+    "cli.options": "command lines, and what argparse prints",
+    "cli.run.misuse": "command lines, scripts, and what a program prints",
+    "config.kinds": "values that a user types",
+    "config.write": "values that a user types",
+    "discovery.batch.allocation": "variables of Slurm",
+    "discovery.batch.slurm_job": "what scontrol prints",
     "launchers.mpi": "what mpiexec and ssh print",
+    "launchers.reach": "what ssh and srun print",
     "launchers.srun": "what srun prints",
     "launchers.ssh": "what ssh prints",
+    "metric_line": "lines that programs print",
+    "model.hosts": "lists of hosts",
+    "plan.malloc": "versions",
+    "queues.kubernetes.pods": "quantities and names that a user types",
+    "queues.kubernetes.queue": "options, and what kubectl prints",
+    "queues.slurm.checks": "patterns of file names",
+    "queues.slurm.follow": "what scontrol prints, and patterns of file names",
+    "queues.slurm.nodes": "what Slurm's programs print",
+    "queues.slurm.options": "options of sbatch",
     "report.secrets": "a user's command line and variables",
     "runtime.change.engines.ipex": "versions",
     "runtime.change.precision": "versions",
@@ -126,10 +149,10 @@ PATTERNS: dict[str, str] = {
     "trace.figures": "names of torch's operations",
     "trace.model": "names of torch's operations",
 }
-"""Module from the start of a job to its report → what its regular expressions read.
+"""Module → what its regular expressions read.
 
-A sentence that cpulaunch has written is never read again: causes, and whatever else the launcher decides by,
-travel as fields.
+No regular expression reads a sentence of cpulaunch: causes, and all else that decisions depend on, travel as
+fields.
 """
 
 MAX_MODULES = 16
@@ -167,7 +190,7 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def nodes(module: str) -> Iterator[ast.AST]:
-    """All nodes of a module but those for type checkers alone."""
+    """All nodes of a module, except those only for type checkers."""
     waiting: list[ast.AST] = [tree(module)]
     while waiting:
         node = waiting.pop()
@@ -183,7 +206,7 @@ def is_module(name: str) -> bool:
 
 
 def imports(module: str) -> set[str]:
-    """What a module imports, at its top or within functions, by full names; ``from . import x``, too."""
+    """The full names of a module's imports, at its top or within functions, including ``from . import x``."""
     package = ["cpulaunch", *module.split(".")[:-1]]
     found = set()
     for node in nodes(module):
@@ -249,20 +272,20 @@ def test_every_row_is_about_modules_that_exist() -> None:
     assert {package_of(module) for module in MODULES} == set(RULES)
 
 
-def test_no_package_holds_more_modules_than_one_can_look_through() -> None:
+def test_no_package_has_too_many_modules() -> None:
     packages = Counter(module.rpartition(".")[0] for module in MODULES if not module.endswith("__init__"))
     assert {package: count for package, count in packages.items() if count > MAX_MODULES} == {}
 
 
-def test_no_import_goes_in_a_circle() -> None:
-    """Neither at the top of modules nor within functions, where circles hide."""
+def test_imports_are_not_circular() -> None:
+    """This includes imports within functions, where circles hide."""
     graph = {module: ours(module) - {"__init__"} for module in MODULES}
     assert tuple(graphlib.TopologicalSorter(graph).static_order())
 
 
 @pytest.mark.parametrize("package", PURE)
-def test_a_pure_package_reaches_nothing_that_touches_the_world(package: str) -> None:
-    """By way of whatever it imports: purity is by import, not by promise."""
+def test_a_pure_package_imports_nothing_that_touches_the_machine(package: str) -> None:
+    """Purity is checked through all imports."""
     waiting = [module for module in MODULES if package_of(module) == package]
     reached: set[str] = set()
     while waiting:
@@ -283,8 +306,8 @@ def sample(directory: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> str:
     return "agent.sample"
 
 
-def test_the_rules_see_each_kind_of_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative ones and those within functions, but not those for type checkers alone."""
+def test_the_rules_detect_each_kind_of_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative imports and those within functions, but not those only for type checkers."""
     code = (
         "from . import sibling\nfrom ..room import name\ndef f():\n    import socket\n"
         "if TYPE_CHECKING:\n    import subprocess\n"
@@ -317,7 +340,7 @@ def test_the_rules_see_each_kind_of_import(tmp_path: Path, monkeypatch: pytest.M
         ("print('x')", "terminal"),
     ],
 )
-def test_the_rules_see_each_kind_of_touch(
+def test_the_rules_detect_each_kind_of_touch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, touches: str
 ) -> None:
     assert touched(sample(tmp_path, monkeypatch, code)) == {touches}
@@ -335,7 +358,7 @@ def test_launcher_and_agent_never_import_torch() -> None:
 
 
 def test_the_agent_starts_with_the_standard_library_alone(tmp_path: Path) -> None:
-    """-I -S: no site-packages at all.  It gets as far as finding no plan."""
+    """With -I -S, there are no site-packages.  It runs until it finds no plan."""
     agent = PACKAGE / "agent" / "run_agent.py"
     done = subprocess.run(
         [sys.executable, "-I", "-S", agent, "--", "true"],
@@ -348,13 +371,9 @@ def test_the_agent_starts_with_the_standard_library_alone(tmp_path: Path) -> Non
     assert done.stderr.startswith("cpulaunch: this process can't know its rank")
 
 
-def test_regular_expressions_read_what_others_have_written() -> None:
-    """A new one needs a row in PATTERNS; none may read our own sentences."""
-    packages = {name.split(".")[0] for name in PATTERNS}
-    assert packages >= {"agent", "launchers", "report", "runtime", "supervise", "trace"}
-    assert {name for name in MODULES if name.split(".")[0] in packages and "re" in imports(name)} == set(
-        PATTERNS
-    )
+def test_regular_expressions_read_no_sentence_of_ours() -> None:
+    """A new regular expression needs a row in PATTERNS.  None may read our own sentences."""
+    assert {name for name in MODULES if "re" in imports(name)} == set(PATTERNS)
 
 
 def test_lines_of_cpp_have_120_characters_at_most() -> None:
@@ -369,12 +388,12 @@ def test_lines_of_cpp_have_120_characters_at_most() -> None:
     assert not long
 
 
-def test_those_that_start_and_watch_jobs_know_no_launcher_by_name() -> None:
-    """But for the one decision, and the module on steps of Slurm."""
+def test_supervise_names_no_launcher() -> None:
+    """Except for the one decision, and the module on steps of Slurm."""
     names = {*plugins.BUILT_IN[plugins.LAUNCHERS], "mpirun"} - {
         "intel",
         "ssh",
-    }  # which are an OpenMP runtime and a program, too
+    }  # an OpenMP runtime and a program have these names, too
     knowing = set()
     for module in MODULES:
         if module.split(".")[0] in ("plan", "discovery", "supervise", "agent", "runtime", "model", "report"):

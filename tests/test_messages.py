@@ -58,7 +58,7 @@ ALL: list[tuple[Message, Any]] = [
 
 
 @pytest.mark.parametrize(("message", "kinds"), ALL, ids=lambda each: type(each).__name__)
-def test_a_message_survives_the_way(message: Message, kinds: Any) -> None:
+def test_a_message_round_trips(message: Message, kinds: Any) -> None:
     line = encode(message)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
@@ -67,16 +67,16 @@ def test_a_message_survives_the_way(message: Message, kinds: Any) -> None:
     assert arrived == message
 
 
-def test_every_kind_is_tried_above() -> None:
+def test_every_kind_of_message_is_tested() -> None:
     assert {type(message) for message, _ in ALL} == set(messages.KINDS)
 
 
-def test_a_kind_goes_in_one_direction_alone() -> None:
+def test_a_kind_has_one_direction() -> None:
     assert len({*FROM_RANK, *FROM_AGENT, *FROM_LAUNCHER}) == len(messages.KINDS)
 
 
 @pytest.mark.parametrize(("message", "kinds"), ALL, ids=lambda each: type(each).__name__)
-def test_nobody_can_speak_as_somebody_else(message: Message, kinds: Any) -> None:
+def test_messages_of_another_direction_are_refused(message: Message, kinds: Any) -> None:
     kind = messages.KINDS[type(message)]
     for others in (FROM_RANK, FROM_AGENT, FROM_LAUNCHER):
         if others is not kinds:
@@ -103,17 +103,17 @@ def test_nobody_can_speak_as_somebody_else(message: Message, kinds: Any) -> None
         (b'{"type":"started","pid":1,"cores":"","comm_cores":"","threads":1,"notes":"x"}', "whose notes is"),
     ],
 )
-def test_what_is_no_message_is_an_error(line: bytes, why: str) -> None:
+def test_an_invalid_message_is_an_error(line: bytes, why: str) -> None:
     with pytest.raises(MessageError, match=why.replace("[", r"\[")):
         decode(line, FROM_AGENT)
 
 
-def test_an_unknown_kind_is_none() -> None:
+def test_an_unknown_kind_of_message_is_kept() -> None:
     assert decode(b'{"type":"stall","rank":7}', FROM_AGENT) == Unknown("stall")
     assert decode(json.dumps({"type": "x" * 1000}).encode(), FROM_AGENT) == Unknown("x" * wire.MAX_KIND)
 
 
-def test_fields_of_later_versions_are_passed_over() -> None:
+def test_fields_of_later_versions_are_ignored() -> None:
     assert decode(b'{"type":"note","note":"x","urgent":true}', FROM_AGENT) == messages.Note("x")
 
 
@@ -122,7 +122,7 @@ def test_fields_that_an_earlier_version_lacks_have_their_defaults() -> None:
     assert decode(b'{"type":"end","signal":15,"grace":1.0}', FROM_LAUNCHER) == messages.End(15, 1.0)
 
 
-def test_an_int_will_do_where_a_float_is_meant() -> None:
+def test_an_int_is_accepted_as_a_float() -> None:
     assert decode(b'{"type":"end","signal":15,"grace":10,"failed":false}', FROM_LAUNCHER) == messages.End(
         15, 10
     )
@@ -159,7 +159,7 @@ def test_any_output_survives(data: bytes) -> None:
         ([b""], [], b""),
     ],
 )
-def test_lines_are_cut_wherever_the_pieces_end(pieces: list[bytes], lines: list[bytes], rest: bytes) -> None:
+def test_lines_are_split_in_pieces_of_any_size(pieces: list[bytes], lines: list[bytes], rest: bytes) -> None:
     cutter = Lines()
     assert [line for piece in pieces for line in cutter.feed(piece)] == lines
     assert cutter.rest == rest

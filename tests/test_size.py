@@ -1,4 +1,4 @@
-"""No function is too long to be read at a glance, or takes more than one can keep in mind."""
+"""Limits for the length of functions and the number of their parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ MAX_PARAMETERS = 6
 
 
 def too_big(tree: ast.Module) -> list[str]:
-    """What of a module is too long, or takes too many parameters; methods' first is not counted."""
+    """The functions of a module that are too long or have too many parameters, not counting the first one of
+    methods."""
     methods = {
         id(node)
         for each in ast.walk(tree)
@@ -45,7 +46,7 @@ def test_functions_are_small(path: Path) -> None:
     assert too_big(ast.parse(path.read_text())) == []
 
 
-def test_every_room_is_counted() -> None:
+def test_functions_of_all_kinds_are_counted() -> None:
     assert {path.relative_to(PACKAGE).parts[0] for path in FILES} == set(ROOMS)
 
 

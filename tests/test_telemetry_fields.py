@@ -1,4 +1,4 @@
-"""The table of telemetry's fields: what follows from a row."""
+"""The table of telemetry's fields, and what is derived from it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def test_the_page_is_the_tables() -> None:
     assert script["page"]() == page, "run scripts/telemetry_page.py"
 
 
-def test_the_ledger_has_room_for_all_steps() -> None:
+def test_the_ledger_has_space_for_all_steps() -> None:
     assert ledger.FIRST_STEP + ledger.STEPS * ledger.STEP.size <= ledger.REQUEST_AT
     assert ledger.STEP.size == 8 * (2 + len(OF_STEPS))
 
 
-def test_sums_are_added_and_of_others_the_last_one_counts() -> None:
+def test_sums_are_added_and_other_fields_keep_the_last_value() -> None:
     rows = [{"seconds": 0.1, "loss": 3.0}, {"seconds": 0.2, "tokens": 5, "loss": 2.0}, {"seconds": 0.3}]
     assert added(rows) == {"seconds": 0.6, "loss": 2.0, "tokens": 5}

@@ -1,4 +1,4 @@
-"""Files that the user names and that are pipes: read where somebody writes, and waited for no longer."""
+"""Pipes as files of the user: they are read if a process writes to them, with a bounded wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cpulaunch import user_file
         ("run", "-f", "pipe", "--no-python", "true"),
     ],
 )
-def test_a_pipe_that_nobody_writes_to_is_an_error(
+def test_a_pipe_without_a_writer_is_an_error(
     cpulaunch: Run, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
@@ -31,8 +31,8 @@ def test_a_pipe_that_nobody_writes_to_is_an_error(
     assert "it is a pipe that nobody writes to" in done.stderr
 
 
-def test_what_a_shell_writes_is_read(tmp_path: Path) -> None:
-    """Be it slow, or more than a pipe holds."""
+def test_output_of_a_shell_is_read(tmp_path: Path) -> None:
+    """Also if the writer is slow, or the text is larger than a pipe's buffer."""
     settings = "<(sleep 1.2; yes '# a comment' | head -20000; echo 'hosts: {nproc: 2}')"
     command = (
         f"{sys.executable} -m cpulaunch run --dry-run --config-file {settings} -f <(echo a) --no-python true"
@@ -44,9 +44,7 @@ def test_what_a_shell_writes_is_read(tmp_path: Path) -> None:
     assert done.stdout.startswith("2 ranks on 1 host"), done.stderr
 
 
-def test_a_writer_that_never_writes_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_that_never_writes_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_file, "WRITER_WITHIN", 0.01)
     monkeypatch.setattr(user_file, "SILENT_FOR", 0.02)
     os.mkfifo(tmp_path / "pipe")

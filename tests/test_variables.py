@@ -1,4 +1,4 @@
-"""The table of environment variables is complete, and says who uses which."""
+"""The table of environment variables is complete, and names the users of each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONSTANTS = {
 
 
 def strings(tree: ast.Module) -> Iterator[str]:
-    """The texts of a module that are no docstrings and no parts of f-strings; ``-x RANK=1`` counts for RANK."""
+    """The texts of a module, except docstrings and parts of f-strings.  ``-x RANK=1`` counts for RANK."""
     skipped = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr):
@@ -69,7 +69,7 @@ def uses() -> dict[str, set[str]]:
 USES = uses()
 
 
-def test_no_variable_stands_in_the_table_twice() -> None:
+def test_no_variable_is_in_the_table_twice() -> None:
     assert len(NAMES) == len(TABLE)
 
 
@@ -80,7 +80,7 @@ def test_a_row_names_the_packages_that_use_its_variable(variable: variables.Vari
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
-def test_our_own_variables_are_spelled_in_the_table_alone(path: Path) -> None:
+def test_our_own_variables_are_spelled_only_in_the_table(path: Path) -> None:
     spelled = {
         text for text in strings(ast.parse(path.read_text())) if re.fullmatch("CPULAUNCH_[A-Z_]+", text)
     }
@@ -88,7 +88,7 @@ def test_our_own_variables_are_spelled_in_the_table_alone(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
-def test_what_is_read_from_the_environment_is_in_the_table(path: Path) -> None:
+def test_variables_that_are_read_are_in_the_table(path: Path) -> None:
     """By the ways in which modules read it: ``environ["X"]``, ``environ.get("X")``, ``"X" in environ``."""
     read = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -106,13 +106,13 @@ def ends_with_environ(node: ast.AST) -> bool:
     return getattr(node, "id", getattr(node, "attr", "")) in ("environ", "env", "environment")
 
 
-def test_no_variable_of_the_table_is_a_settings_own() -> None:
-    """A rank may run ``cpulaunch`` itself, which would take what it was told for a setting of the user's."""
+def test_no_variable_of_the_table_is_a_settings_variable() -> None:
+    """A rank may run ``cpulaunch`` itself, which would mistake the variable for a setting of the user."""
     assert not {setting.environment_name for setting in SETTINGS.values()} & NAMES
 
 
 def planned_names() -> set[str]:
-    """The variables that the golden plans set: for all ranks, for a host's, for one."""
+    """The variables that the golden plans set for all ranks, for a host's ranks, or for one rank."""
     found: set[str] = set()
     for options in CASES.values():
         plan = json.loads(dry_run(*options, format="json"))
@@ -127,18 +127,18 @@ def planned_names() -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(planned_names()))
-def test_what_a_plan_sets_is_in_the_table_with_the_planner_as_its_writer(name: str) -> None:
+def test_variables_of_plans_are_in_the_table_as_the_planners(name: str) -> None:
     (row,) = [variable for variable in TABLE if variable.name == name]
     assert {"plan", "config"} & set(row.writers.split())
 
 
-def test_ranks_are_told_settings_by_variables_of_the_table() -> None:
+def test_ranks_get_settings_by_variables_of_the_table() -> None:
     told = {setting.rank_variable for setting in SETTINGS.values() if setting.rank_variable}
     assert told <= NAMES
     assert {"CPULAUNCH_RANK_CCL_BINDING", "CPULAUNCH_PRECISION"} <= told
 
 
-def test_an_mpi_forwards_what_an_attempt_tells_its_agents() -> None:
-    """All but the launcher's pid, which means something on the launching host only."""
+def test_an_mpi_forwards_an_attempts_variables() -> None:
+    """All except the launcher's pid, which has a meaning only on the launching host."""
     attempt = Attempt(make(), (), "job", "token", 29500)
     assert {*JOB_VARIABLES, variables.LAUNCHER_PID} == set(attempt.variables("10.0.0.1:7000"))

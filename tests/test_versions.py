@@ -1,4 +1,4 @@
-"""docs/versions.md: the licenses of what an installation brings, and the versions that other files state."""
+"""docs/versions.md: the licenses of installed packages, and the versions that other files state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_page_has_the_license_of_each_package_that_is_installed() -> None:
         "rich",
         "py-spy",
         "psutil",
-    ):  # of cpulaunch, an old installation may be here
+    ):  # an old installation of cpulaunch may exist here
         assert found[name].split(" AND ")[0] == shown[name].split(" AND ")[0], name
     kinds = {line.split()[0] for line in vega.splitlines()[1:]}
     assert all(kind in PAGE for kind in kinds)

@@ -30,10 +30,9 @@ class Quiet(NamedTuple):
 
 
 class Connection:
-    """A socket, and what is on its way through it.
-
-    ``salt`` is what the launcher has to prove itself by.  ``greeted``: the launcher has sent its challenge,
-    and we our hello.  ``welcome``: the launcher has accepted us.  ``connected``: its host has answered.
+    """A socket with its unsent and unread data. ``salt`` is the challenge that the launcher has to answer.
+    ``greeted``: the launcher has sent its challenge, and we our hello.  ``welcome``: the launcher has
+    accepted us.  ``connected``: its host has answered.
     """
 
     def __init__(

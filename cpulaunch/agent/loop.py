@@ -399,7 +399,7 @@ class Agent:
             self.traces.drop()
         self.printer.finish()
         if self.link and self.link.cut_off and self.placement.daemon_outlives_link:
-            os.kill(os.getppid(), signal.SIGTERM)  # the MPI's daemon would wait for its mpiexec for ever
+            os.kill(os.getppid(), signal.SIGTERM)  # the MPI's daemon would never stop waiting for its mpiexec
         # The launcher has the exit status already, so mpiexec need not report a failure as well.
         return 0 if self.released else self.ended.shell_code
 

@@ -75,7 +75,7 @@ def build_kernels(
 
 
 def _failure_file(there: installed.State, compiler: Compiler) -> Path:
-    """Return the file, beside the parts, that tells of a failure with these sources, torch and compiler."""
+    """Return the file, beside the parts, that records a failure with these sources, torch and compiler."""
     made_of = json.dumps([there.wanted["kernels"], compiler.path, compiler.identity])
     return installed.cache_directory() / f"failed-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}.json"
 
@@ -224,7 +224,7 @@ def _check_private(root: Path) -> None:
 
 def _not_kept(root: Path, why: str) -> HostError:
     hint = "Name a directory of yours in XDG_CACHE_HOME."
-    return HostError(f"what is compiled can't be kept in {root}: {why}", hint=hint)
+    return HostError(f"compiled files can't be kept in {root}: {why}", hint=hint)
 
 
 def _check_loading(made: dict[str, Part], there: installed.State) -> None:
@@ -248,7 +248,7 @@ def _check_loading(made: dict[str, Part], there: installed.State) -> None:
     )  # fmt: skip
     if tried.returncode != 0:
         said = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
-        raise CompilerError(f"what was compiled does not load: {said}", hint=ELSEWHERE)
+        raise CompilerError(f"the compiled libraries do not load: {said}", hint=ELSEWHERE)
 
 
 def _oneccl(work: Path, progress: Progress, *, patient: bool = True) -> Path:

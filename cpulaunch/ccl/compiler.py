@@ -262,7 +262,7 @@ def link(
         run_tool([*argv, *openmp, *torch])
         return
     assert core is not None
-    argv.append(str(core.file))  # by its soname: whichever file of that name is loaded first
+    argv.append(str(core.file))  # linked by soname: the file of that name that is loaded first is used
     if part.kind == "oneccl":
         link_oneccl(argv, oneccl / "libccl.a")
         return

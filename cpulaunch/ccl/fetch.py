@@ -73,7 +73,7 @@ def fetch_wheel(directory: Path, progress: Progress, *, patient: bool) -> Path:
     reason = _run(argv, environment, ANSWER_WITHIN if not patient else None)
     wheel = next(directory.glob("oneccl_devel-*.whl"), None)
     if wheel is None or reason is not None:
-        reason = reason or "it said no reason"
+        reason = reason or "it gave no reason"
         memory.keep(reason)
         raise HostError(
             f"pip could not fetch {_WANTED}: {reason}",

@@ -61,7 +61,7 @@ class Part:
     glibc: str  # of the host that compiled it; "" if the wheel's tag is requirement enough
     torch: str = ""  # of a layer and of kernels, as torch_key() returns it
     python: str = ""  # of a layer
-    abi: str = ""  # of both; 1: that of libstdc++ since GCC 5
+    abi: str = ""  # of a layer and of kernels; 1: the ABI of libstdc++ since GCC 5
 
     @property
     def file(self) -> Path:
@@ -385,7 +385,7 @@ def read_record(directory: Path, origin: str) -> Part | None:
         part = Part(**json.loads((directory / _RECORD).read_text()), directory=directory, origin=origin)
         return part if part.kind in FILES else None
     except (OSError, ValueError, TypeError):
-        return None  # of another version of cpulaunch, or not cpulaunch's
+        return None  # built by another version of cpulaunch, or by another project
 
 
 def _torch_version(directory: Path) -> str | None:

@@ -1,8 +1,8 @@
-"""The secret by which the ranks of a group on several hosts know each other's connections.
+"""The secret by which the ranks of a group on several hosts authenticate each other's connections.
 
 Under `cpulaunch run` it is computed from a secret of the job, which ranks have in their environment, and from
-what each rank has made up for this group.  So it never travels, and each group has another one.  Ranks of
-other launchers share nothing before they meet: rank 0 makes a secret up, and the store tells the others.
+random numbers of all ranks.  So it is never sent, and differs for each group. Ranks of other launchers share
+no secret before they meet: rank 0 generates one, and the store passes it to the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SIZE = 16  # bytes
 
 
 class KeyOffer(NamedTuple):
-    """What a rank tells the others, for all who can read the store."""
+    """A rank's data for the others, readable by everyone with access to the store."""
 
     made_up: str  # at random, for this group
     job: str  # which job's secret it has; "" for none

@@ -27,7 +27,7 @@ PATIENCE = 10.0
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The ranks around this one, by what all told each other when the first group was made."""
+    """The ranks around this one, from the data exchanged when the first group was made."""
 
     hosts: int
     local_rank: int
@@ -137,7 +137,7 @@ def settings(neighbours: Neighbours, environ: Mapping[str, str], *, bindings: bo
         local_ranks=neighbours.most_local_ranks,
         comm_cores=1 if offload else 0,
         oversubscribed=neighbours.oversubscribed,
-        intel_mpi="PMI_RANK" in environ,  # or MPICH, which looks the same here
+        intel_mpi="PMI_RANK" in environ,  # MPICH looks the same here
         transport=environ.get("CCL_ATL_TRANSPORT", "ofi"),
         provider=environ.get("FI_PROVIDER"),
         bindings=bindings,

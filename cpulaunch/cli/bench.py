@@ -136,4 +136,4 @@ def _measured(directory: Path) -> dict[str, Any]:
         for line in reversed(log.read_text().splitlines()):
             if line.startswith("{"):
                 return dict(json.loads(line))
-    raise CpulaunchError("the job has ended well, and rank 0 has printed no result")
+    raise CpulaunchError("the job has succeeded, but rank 0 has printed no result")

@@ -164,7 +164,7 @@ def _precision(option: str, value: str) -> str:
 def _compile(option: str, value: str) -> str:
     words = {"no": "false", "inductor": "true"}
     if value.lower() not in words:
-        raise UsageError(f"{option} {value}: models are compiled by torch's own backend, inductor",
+        raise UsageError(f"{option} {value}: models are compiled with torch's own backend, inductor",
                          hint="--compile, for models given to cpulaunch.prepare")  # fmt: skip
     return words[value.lower()]
 
@@ -180,7 +180,7 @@ def ranks_per_node(option: str, value: str) -> str:
     """Return a number of ranks, or auto; refuse torchrun's devices."""
     if value in ("cpu", "gpu", "xpu"):
         raise UsageError(f"{option} {value}: ranks aren't counted by devices here",
-                         hint=f"{option} auto starts one rank per NUMA node; or say a number")  # fmt: skip
+                         hint=f"{option} auto starts one rank per NUMA node; or give a number")  # fmt: skip
     return value
 
 
@@ -214,7 +214,7 @@ _NAME_HOSTS = (
 )
 _OUTPUT = "each rank's output is in the file rank-N.log of the job's directory"
 _OUTPUT_OF_INSTANCES = "each instance's output is in the file instance-N.log of the job's directory"
-_OUTPUT_OPTIONS = "--log-dir D says where; --tee RANKS says whose is shown"
+_OUTPUT_OPTIONS = "--log-dir D sets the place; --tee RANKS selects the ranks to show"
 _LABELS = "with several ranks, every line begins with its rank"
 _OPTIMIZE = (
     "call ipex.optimize in the script, as examples/inference/bert.py does by --engine ipex and --precision; "
@@ -358,7 +358,7 @@ DIFFERENT = {
     ),
     "--max-restarts": (
         f"{TORCHRUN}, {ACCELERATE}",
-        "counts for the whole job, since it last got further; exceptions take `--restart-on error`, too",
+        "counts since the job last made progress; exceptions also need `--restart-on error`",
     ),
     "--env": (ACCELERATE, "sets a variable of the ranks: NAME=VALUE"),
     "--config-file": (
@@ -367,7 +367,7 @@ DIFFERENT = {
     ),
     "--log-dir": (
         f"{TORCHRUN}, {ACCELERATE}",
-        "gets a directory for each job, and is `runs` where it isn't given",
+        "holds a directory for each job; by default, it is `runs`",
     ),
 }
 """Options of the same name with another meaning here: their programs, and their meaning here."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from cpulaunch.cli.terminal import has_unicode
-from cpulaunch.discovery.probe.preflight import Report, of_many
+from cpulaunch.discovery.probe.preflight import Report, folded_problems
 
 
 def complaints(reports: Iterable[Report]) -> Iterator[str]:
-    """Yield each host's problems with their remedies; equal lines of several hosts are merged."""
-    problems = ((report.host, (p.what, p.remedy)) for report in reports for p in report.problems)
-    for hosts, (what, remedy) in of_many(problems):
+    """Yield each host's problems with their remedies.  Equal problems of many hosts are merged."""
+    for hosts, what, remedy in folded_problems(reports):
         yield f"{_signs()[1]} {hosts}: {what}"
         yield f"    {remedy}"
 

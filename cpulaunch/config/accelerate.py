@@ -25,7 +25,7 @@ REASONS = {
     "compute_environment": "cpulaunch always runs on these machines",
     "debug": "accelerate's own checks; ACCELERATE_DEBUG_MODE=1 under env: turns them on",
     "machine_rank": "hosts are numbered in the order of the hostfile",
-    "rdzv_backend": "no rendezvous service is needed: every rank is told its number",
+    "rdzv_backend": "no rendezvous service is needed: every rank gets its number",
     "same_network": "hosts are started over ssh, wherever they are",
     "main_training_function": "for TPUs and notebooks; the script runs as it is",
     "enable_cpu_affinity": "for GPUs; here ranks are always bound to cores",
@@ -172,7 +172,7 @@ class _Import:
         if total > 0 and total % machines:
             self.settings[Table.hosts.nproc] = total
             self.advice.append(f"{counted(total, 'rank')} can't be divided evenly over {machines} hosts: "
-                               "say who gets how many with slots=N in the hostfile")  # fmt: skip
+                               "set each host's number with slots=N in the hostfile")  # fmt: skip
         elif total > 0:
             self.settings[Table.hosts.nproc_per_node] = total // machines
         self.workers(workers)

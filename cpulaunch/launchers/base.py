@@ -51,7 +51,8 @@ class Launcher(ABC):
     """Whether each command is one agent, in the order of ranks, so that it ends when that agent ends."""
 
     daemon_outlives_link = False
-    """Whether an agent that has lost the launcher's host must end its parent, which would wait for ever."""
+    """Whether an agent that has lost the launcher's host must end its parent, which would never end
+    otherwise."""
 
     ranks_outlive_it = False
     """Whether the ranks go on when its process is killed, as those of a Slurm step do."""

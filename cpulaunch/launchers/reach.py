@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -9,10 +10,14 @@ SSH = str(Path(__file__).with_name("ssh.sh"))
 """The script by which cpulaunch calls ssh.  mpiexec uses the same one, so both reach the same hosts."""
 
 
+ANY_HOST = "{host}"
+"""Stands for a host's name in texts that may be about several hosts."""
+
+
 class Obstacle(NamedTuple):
     """Why a host wasn't reached, in the program's own words, and what to do about it.
 
-    ``hopeless`` says that the launcher couldn't start anything there, either.
+    Both texts have ANY_HOST for the host's name.  ``hopeless``: the launcher can't start anything there.
     """
 
     why: str
@@ -33,6 +38,11 @@ class Reach(Protocol):
 
     def obstacle(self, host: str, exit_code: int, error: str) -> Obstacle | None:
         """The reason, from exit code and stderr, why a command didn't reach ``host``; None if it did."""
+
+
+def without_name(host: str, line: str) -> str:
+    """Return another program's ``line`` about ``host`` with ANY_HOST for the host's name."""
+    return re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", ANY_HOST, line)
 
 
 class NoReach:
@@ -88,8 +98,11 @@ class Ssh:
         for words, remedy in _SSH_SAYS:
             if words in error:
                 line = next(line for line in error.splitlines() if words in line).strip(" @")
-                return Obstacle(f"ssh: {line.removeprefix('ssh: ')}", remedy.format(host=host), hopeless=True)
-        last = error.splitlines()[-1].strip() if error else ""
+                return Obstacle(
+                    f"ssh: {without_name(host, line.removeprefix('ssh: '))}", remedy, hopeless=True
+                )
+        last = without_name(host, error.splitlines()[-1].strip()) if error else ""
         return Obstacle(
-            f"ssh: {last or 'ended without a word'}", f"`{self.by_hand(host)}` must work without a question"
+            f"ssh: {last or 'ended without a message'}",
+            f"`{self.by_hand(ANY_HOST)}` must work without a question",
         )

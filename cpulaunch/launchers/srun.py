@@ -13,7 +13,7 @@ from cpulaunch.launchers.agent_command import agent_argv, placement_variables
 from cpulaunch.launchers.base import Launcher, StartFailure
 from cpulaunch.launchers.command import Command, Installation
 from cpulaunch.launchers.mpi import ORPHAN_MARGIN
-from cpulaunch.launchers.reach import Obstacle
+from cpulaunch.launchers.reach import ANY_HOST, Obstacle, without_name
 from cpulaunch.model.hosts import parse_hosts
 from cpulaunch.plan.placement import IdentityVariables
 from cpulaunch.plan.plan import Plan
@@ -93,7 +93,8 @@ class SrunReach:
             return None
         why = said[0]["why"]
         remedy = next((text for words, text in _REMEDIES if words in why), "`{by_hand}` shows more")
-        return Obstacle(f"srun: {why}", remedy.format(host=host, by_hand=self.by_hand(host)), hopeless=True)
+        remedy = remedy.replace("{by_hand}", self.by_hand(ANY_HOST))
+        return Obstacle(f"srun: {without_name(host, why)}", remedy, hopeless=True)
 
 
 class Srun(Launcher):

@@ -106,13 +106,13 @@ def _check_numbers(request: BindingRequest) -> None:
     if request.strategy == "none" and request.worker_count not in ("auto", 0):
         raise PlanError("--strategy none gives no cores to communication, and --ccl-worker-count wants some")
     for what, value, least in (
-        ("ranks", request.ranks, 1),
+        ("ranks per host", request.ranks, 1),
         ("cores per rank", request.cores_per_rank, 1),
         ("cores for communication", request.worker_count, 0),
         ("threads", request.threads, 1),
     ):
         if isinstance(value, int) and value < least:
-            raise PlanError(f"{value} {what} asked for, and {least} is the least there can be")
+            raise PlanError(f"the number of {what} must be at least {least}, got {value}")
 
 
 # --- which cores may be used ---

@@ -155,7 +155,7 @@ class Placement(NamedTuple):
         if len(parts) > len(variables.PLACEMENT):
             raise PlanError(
                 f"the plan of {len(self.hosts)} hosts takes {len(text)} bytes; "
-                f"agents can be told {len(variables.PLACEMENT) * MAX_PART}",
+                f"agents can receive {len(variables.PLACEMENT) * MAX_PART}",
                 hint="shorter host names, or fewer values in env:, make it smaller",
             )
         return dict(zip(variables.PLACEMENT, parts, strict=False))

@@ -208,10 +208,10 @@ def _heat(numbers: Numbers, axis: TimeAxis) -> tuple[str, Spec | None, str]:
 
 
 def _share(numbers: Numbers) -> tuple[str, Spec | None, str]:
-    noun, says = numbers.job.names.noun, "Of the time of its steps."
+    noun, says = numbers.job.names.noun, "Shares of the time of its steps."
     if noun != INSTANCE:
-        says += " The rank that waits least arrives last: what it waits, all wait for."
-    return f"What each {noun}'s time goes to", figures.shares(numbers), says
+        says += " The rank that waits least is taken to arrive last; all ranks wait at least as long."
+    return f"How each {noun} spends its time", figures.shares(numbers), says
 
 
 def _marks(page: Page, job: Job) -> None:
@@ -242,7 +242,7 @@ def _stated(page: Page, job: Job) -> None:
     head = f"<tr>{''.join(f'<th>{column}' for column in (*columns, f'{noun}s'))}</tr>"
     more = f"<p>and {len(metrics) - MAX_STATED} more: outcome.json</p>" if len(metrics) > MAX_STATED else ""
     table = f'<div class="wide"><table class="stated">{head}{_rows(rows)}</table></div>{more}'
-    page.section(f"What the {noun}s have stated", table)
+    page.section(f"Metrics that the {noun}s printed", table)
 
 
 def _trace(page: Page, job: Job) -> None:
@@ -252,7 +252,7 @@ def _trace(page: Page, job: Job) -> None:
             escape(line) if len(line) <= WIDEST_TABLE else f'<span class="words">{escape(line)}</span>'
             for line in job.trace.split("\n")
         )
-        page.section("What the trace says", f"<pre>{chr(10).join(lines)}</pre>")
+        page.section("Trace", f"<pre>{chr(10).join(lines)}</pre>")
 
 
 def _placement(page: Page, job: Job) -> None:

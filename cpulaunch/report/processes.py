@@ -19,7 +19,7 @@ class Processes:
     def __init__(self) -> None:
         self._last: defaultdict[int, dict[str, float]] = defaultdict(dict)
         self._at: dict[int, tuple[float, float]] = {}  # rank → time and CPU seconds of its last row
-        self._on_cpu: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])  # of how many seconds
+        self._on_cpu: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])  # CPU s, within s
         self._counted: defaultdict[str, float] = defaultdict(float)
         self._sums: dict[str, defaultdict[int, list[float]]] = {
             name: defaultdict(lambda: [0.0, 0.0]) for name in SHARES

@@ -22,4 +22,7 @@ def autoload() -> None:
         install()
     except Exception as e:
         error = f"{type(e).__name__}: {e}"
-        print(f"cpulaunch: warning: torch stays as it is, and nobody counts steps: {error}", file=sys.stderr)
+        print(
+            f"cpulaunch: warning: torch is left unchanged, and steps are not counted: {error}",
+            file=sys.stderr,
+        )

@@ -198,7 +198,7 @@ def _check_steps(optimizer: Optimizer) -> None:
     """Refuse steps with incomplete gradients, and warn at exit of a training that never stepped."""
     name = type(optimizer).__name__
     if not any(parameter.requires_grad for parameter in _parameters(optimizer)):
-        log_once(f"{name} has nothing to train: none of its parameters wants a gradient")
+        log_once(f"{name} has nothing to train: none of its parameters requires a gradient")
     stepped, own_process, weak = False, os.getpid(), weakref.ref(optimizer)
 
     def before_step(self: Optimizer, *_: Any) -> None:

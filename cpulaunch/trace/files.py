@@ -54,13 +54,13 @@ def merge_files(order: Mapping[str, Any]) -> Summary:
                     source = Source(each["rank"], each["host"], file, each["clock"], each["uncertain"])
                     sources.append(source)
                 except SourceError as e:
-                    missing[e.rank] = f"what it has sent is not a trace: {e}"
+                    missing[e.rank] = f"its file is not a trace: {e}"
             if not sources:
                 raise TraceError("; ".join(f"{order['noun']} {rank}: {why}" for rank, why in missing.items()))
             try:
                 return _write(order["stem"], sources, missing, order["noun"])
             except SourceError as e:
-                missing[e.rank] = f"what it has sent is not all of a trace: {e}"
+                missing[e.rank] = f"its trace is incomplete: {e}"
 
 
 def _write(stem: str, sources: list[Source], missing: Mapping[int, str], noun: str) -> Summary:

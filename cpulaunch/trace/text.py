@@ -45,7 +45,7 @@ def _head(found: Figures, missing: Mapping[int, str]) -> Iterator[str]:
     step = 1e3 * mean(found.ranks, "seconds_per_step")
     steps = f"step {found.first}" if found.first == found.last else f"steps {found.first} to {found.last}"
     ranks = counted(len(found.ranks), found.noun)
-    yield f"{steps} of {ranks}: {step:.1f} ms a step, as long as they are traced"
+    yield f"{steps} of {ranks}: {step:.1f} ms a step while tracing"
     for rank, why in sorted(missing.items()):
         yield f"{found.noun} {rank} is missing: {why}"
 

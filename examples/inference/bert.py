@@ -30,10 +30,10 @@ LENGTH = 64
 """Tokens of a text."""
 
 LAYERS, FEW_LAYERS = 6, 2
-"""Of the model, and of a small one, which is less accurate."""
+"""Layers of the model, and of a small one, which is less accurate."""
 
 KNOWN = 128
-"""Texts by which the classes are known."""
+"""Texts that define the classes."""
 
 
 class Features(nn.Module):
@@ -41,7 +41,7 @@ class Features(nn.Module):
 
     def __init__(self, path: Path, layers: int = LAYERS) -> None:
         super().__init__()
-        logging.set_verbosity_error()  # of weights that aren't needed
+        logging.set_verbosity_error()  # about weights that aren't needed
         self.bert = AutoModel.from_pretrained(path, add_pooling_layer=False).eval()
         self.bert.encoder.layer = self.bert.encoder.layer[:layers]
 
@@ -52,7 +52,7 @@ class Features(nn.Module):
 
 
 class NearestMean(nn.Module):
-    """``body``'s features → likeness to the mean of each class, which is a classifier without training."""
+    """``body``'s features → similarity to the mean of each class, a classifier without training."""
 
     def __init__(self, body: nn.Module, samples: Sequence[ways.Inputs], labels: Tensor) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class NearestMean(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         features = nn.functional.normalize(self.body(*inputs), dim=1)
-        return features @ self.means.T.to(features.dtype)  # IPEX makes bf16 of layers' weights alone
+        return features @ self.means.T.to(features.dtype)  # IPEX converts only layers' weights to bf16
 
 
 @functools.cache

@@ -81,7 +81,7 @@ def main() -> None:
             disable_tqdm=True,
         )
         trainer = Trainer(Classifier(model), arguments, eval_dataset=mine, compute_metrics=accuracy)
-        trainer.evaluate(mine[: 2 * options.batch])  # which compiles the model
+        trainer.evaluate(mine[: 2 * options.batch])  # compiles the model
         # Its own eval_samples_per_second leaves out the first preparation each time: it can be negative.
         began = time.perf_counter()
         found = trainer.evaluate()

@@ -27,7 +27,7 @@ Inputs = tuple[Tensor, ...]
 
 
 def options(description: str) -> argparse.Namespace:
-    """The options of an example; a way that does not exist ends the program."""
+    """The options of an example.  An unsupported combination ends the program."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -40,9 +40,9 @@ def options(description: str) -> argparse.Namespace:
     if chosen.batch < 1 or chosen.steps < 1:
         parser.error("--batch and --steps are at least 1")
     if chosen.engine == "ipex" and find_spec("intel_extension_for_pytorch") is None:
-        parser.error("--engine ipex takes IPEX, which is not installed here (with torch 2.8: IPEX 2.8)")
+        parser.error("--engine ipex requires IPEX, which is not installed here (with torch 2.8: IPEX 2.8)")
     if chosen.precision == "int8" and chosen.engine != "compile":
-        parser.error("int8 takes --engine compile, which turns the quantized model into int8 kernels")
+        parser.error("int8 requires --engine compile, which turns the quantized model into int8 kernels")
     return chosen
 
 
@@ -98,15 +98,14 @@ def quantized(model: nn.Module, samples: Sequence[Inputs]) -> nn.Module:
 
 
 Judge = Callable[[Tensor, Tensor], float]
-"""What the model has found, and the truth → how good that is, or how bad, in per cent."""
+"""(predictions, truth) → quality or error, in per cent."""
 
 
 def measure(
     run: Callable[..., Tensor], batches: Sequence[tuple[Inputs, Tensor]], what: str, judge: Judge
 ) -> float:
-    """State throughput and latency of ``batches`` of (inputs, truth), and ``what``, as ``judge`` finds it.
-
-    The last of these is returned.
+    """State throughput and latency of ``batches`` of (inputs, truth), and ``what``, the value of ``judge``,
+    which is returned.
     """
     with torch.inference_mode():
         for _ in range(3):  # the first ones compile, trace or pack

@@ -1,7 +1,7 @@
 """Flux for `cpulaunch submit --to flux`.
 
-An example of a queue in a package of its own, never run on the real thing.  Sources: flux-batch(1),
-flux-job(1) and flux-broker-attributes(7) of flux-core 0.70.
+An example of a queue in a separate package, never run on a real Flux.  Sources: flux-batch(1), flux-job(1)
+and flux-broker-attributes(7) of flux-core 0.70.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ example:
     log_option = "--output"
 
     def prepare(self, job: Job) -> Job:
-        """With the nodes that --nnodes asks for, each of them whole, and the job's name."""
+        """Return the options with --nnodes' number of whole nodes, and the job's name."""
         options = [("--exclusive", ""), *job.options]
         if "--job-name" not in job.asked:
             options.insert(0, ("--job-name", job.title))
@@ -76,7 +76,7 @@ example:
         )
 
     def follow(self, job: Submitted, tell: Tell) -> int:
-        """Its exit code, once it has ended; 128 + the signal that has ended it."""
+        """Wait for the job's end; return its exit code, or 128 + the signal that has ended it."""
         done = call(["flux", "job", "status", job.id], timeout=None)
         for line in done.stderr.splitlines():
             tell(line)

@@ -1,7 +1,7 @@
 """IBM Spectrum LSF for `cpulaunch submit --to lsf`.
 
-An example of a queue in a package of its own, never run on the real thing.  Sources: bsub(1) and bjobs(1) of
-LSF 10.1.
+An example of a queue in a separate package, never run on a real LSF.  Sources: bsub(1) and bjobs(1) of LSF
+10.1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cpulaunch.model.hosts import Host
 from cpulaunch.queues.base import Job, Option, Queue, Submitted, Tell, call
 
 LOOK = 5.0
-"""Seconds after which bjobs is asked once more."""
+"""Seconds between two calls of bjobs."""
 
 
 class Lsf(Queue):
@@ -43,7 +43,8 @@ example:
     log_option = "-o"
 
     def prepare(self, job: Job) -> Job:
-        """With its name, and whole hosts: one slot of each where the user asks for none."""
+        """Return the options with the job's name, and whole hosts: one slot of each if the user requests
+        none."""
         options = [*job.options]
         if "-J" not in job.asked:
             options.insert(0, ("-J", job.title))
@@ -59,7 +60,7 @@ example:
         each, slots = _per_host(job), job.asked.get("-n", "")
         if each is None or not slots.isdecimal():
             return super().hosts(job, cpus)
-        if each == 1:  # which says nothing of ranks
+        if each == 1:  # 1 says nothing about ranks
             return tuple(Host(f"node{number + 1}") for number in range(int(slots)))
         count = ceil(int(slots) / each)
         last = int(slots) - each * (count - 1)
@@ -85,7 +86,7 @@ example:
         )
 
     def follow(self, job: Submitted, tell: Tell) -> int:
-        """What becomes of it; `bpeek` shows what it prints."""
+        """Wait for the job's end; return its exit code.  `bpeek` shows its output."""
         before = ""
         while True:
             done = call(["bjobs", "-noheader", "-o", "stat exit_code", job.id])
@@ -101,7 +102,7 @@ example:
 
 
 def _per_host(job: Job) -> int | None:
-    """N of -R span[ptile=N]."""
+    """Return N of -R span[ptile=N]."""
     found = (
         re.search(r"span\[\s*ptile\s*=\s*(\d+)\s*\]", value) for name, value in job.options if name == "-R"
     )

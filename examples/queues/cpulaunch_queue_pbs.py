@@ -1,7 +1,7 @@
 """PBS Professional and OpenPBS for `cpulaunch submit --to pbs`.
 
-An example of a queue in a package of its own, never run on the real thing.  Sources: qsub(1B) and
-pbs_resources(7B) of OpenPBS 23.06.
+An example of a queue in a separate package, never run on a real PBS.  Sources: qsub(1B) and pbs_resources(7B)
+of OpenPBS 23.06.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cpulaunch.model.hosts import Host
 from cpulaunch.queues.base import Job, Option, Queue, Submitted, Tell, call
 
 LOOK = 5.0
-"""Seconds after which qstat is asked once more."""
+"""Seconds between two calls of qstat."""
 
 
 class Pbs(Queue):
@@ -41,7 +41,7 @@ example:
     log_option = "-o"
 
     def prepare(self, job: Job) -> Job:
-        """With the nodes that --nnodes asks for, each of them whole, and the job's name."""
+        """Return the options with --nnodes' number of whole nodes, and the job's name."""
         options = [("-j", "oe"), *job.options]
         if "-N" not in job.asked:
             options.insert(0, ("-N", job.title))
@@ -78,7 +78,7 @@ example:
         return (f"`qstat {job.id}` shows its state, and `qdel {job.id}` ends it",)
 
     def follow(self, job: Submitted, tell: Tell) -> int:
-        """What becomes of it; what it prints is in its file once it has ended."""
+        """Wait for the job's end; return its exit code.  The job's file then has its output."""
         before = ""
         while True:
             done = call(["qstat", "-fx", job.id])

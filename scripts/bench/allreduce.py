@@ -263,7 +263,7 @@ def reduce_in_turn(bucket: Any) -> Any:
     return done
 
 
-# --- what came out
+# --- results
 
 
 def spread(values: list[float]) -> str:

@@ -1,4 +1,4 @@
-"""What saving costs the steps of a training: steps without saves, and while a checkpoint is written, in turn.
+"""Cost of saving: training steps without saves, and while a checkpoint is written, in turn.
 
     python scripts/bench/checkpoint.py [--rounds 5] [--mb 500] [--steps 100] [--directory DIR]
 
@@ -47,7 +47,7 @@ def main() -> int:
 
 def measure(options: argparse.Namespace, directory: str) -> None:
     block = prepared(options, directory)
-    block(saving.NICE)  # memory for the copies is there from here on
+    block(saving.NICE)  # from here on, memory for the copies is allocated
     calm: list[Block] = []
     found: dict[int, list[Block]] = {saving.NICE: [], 0: []}
     for _ in range(options.rounds):

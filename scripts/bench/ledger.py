@@ -1,4 +1,4 @@
-"""What a rank's ledger costs: small collectives with and without one, in turn.
+"""Cost of a rank's ledger: small collectives with and without one, in turn.
 
     python scripts/bench/ledger.py [--rounds 5] [--calls 20000] [--ranks 1] [--backend ccl|gloo] [--telemetry]
 
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def run(ranks: int, how: str, options: argparse.Namespace) -> dict[str, float]:
-    """What rank 0 says."""
+    """Return the output of rank 0."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,13 +1,13 @@
-"""What it takes rank 0, which has torch's store, until the ranks of a ccl group know each other.
+"""Time and processor time of rank 0, which has torch's store, until the ranks of a ccl group know each other.
 
     python scripts/bench/meeting.py [--ranks 64 256 1024] [--rounds 3]
 
-The other ranks are threads of a few processes, each with a connection to the store of its own.  They say
-what the ranks of a group on several hosts say, in four rounds (`cpulaunch.ccl.create`), and connect to
-nobody else.  Before that, torch's store asks the name server for the name of each client, one after the
-other, so that with a slow one the ranks don't come together in time.
-Printed, as min / median / max: seconds of processor time of rank 0's process, with the store's thread, and
-seconds until it knows all, which the other processes share the machine's cores for.
+The other ranks are threads of a few processes, each with a connection to the store of its own.  They send the
+data of ranks on several hosts, in four rounds (`cpulaunch.ccl.create`), and connect only to the store.
+Before that, torch's store asks the name server for the name of each client, one after the other, so that with
+a slow one the ranks don't come together in time. Printed, as min / median / max: seconds of processor time of
+rank 0's process, with the store's thread, and seconds until it knows all, which the other processes share the
+machine's cores for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cpulaunch.ccl.meeting import Meeting, Peer
 RANKS_IN_PROCESS = 256
 LIMIT = timedelta(seconds=120)
 STACK_SIZE = 256 << 10
-"""Bytes of a thread's."""
+"""Bytes of a thread's stack."""
 
 
 def main() -> int:

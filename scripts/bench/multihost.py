@@ -75,14 +75,14 @@ OPERATIONS = (
 
 
 class Contender(NamedTuple):
-    """Who is measured; those with the same variables in the same processes."""
+    """A measured configuration.  Those with the same variables share processes."""
 
     backend: str
     pinned: bool = True
     variables: Mapping[str, str] = MappingProxyType({})
 
     def argument(self, pin: str) -> str:
-        """How collectives_rank.py knows it."""
+        """Its name for collectives_rank.py."""
         return f"{self.backend}:{pin if self.pinned else 'free'}"
 
 
@@ -96,7 +96,8 @@ CONTENDERS = {
         "shm + oneCCL": Contender("ccl", variables=OFI),
     },
 }
-"""By what ccl uses between hosts; the last one of each is compared with the best of the others."""
+"""Contenders by ccl's transport between hosts.  The last one of each is compared with the best of the
+others."""
 
 PINS = {"local": "the rank on the host", "rank": "the rank"}
 RANK = Path(__file__).with_name("collectives_rank.py")
@@ -129,16 +130,16 @@ dist.destroy_process_group()
 
 
 class Case(NamedTuple):
-    """What one set of ranks measures."""
+    """The measurement of one set of ranks."""
 
     operation: str
     layout: str
-    pin: str  # how ranks are pinned, where they are
+    pin: str  # how ranks are pinned, if they are
     over: str  # what ccl uses between hosts
 
 
 class Sample(NamedTuple):
-    """What it has measured in one round for one contender and size."""
+    """The measurements of one round for one contender and size."""
 
     operation: str
     layout: str
@@ -289,7 +290,7 @@ def step(cluster: Cluster, hostfile: Path, script: Path, backend: str, bits: str
 
 
 def backends() -> tuple[str, ...]:
-    """Those that can be used here."""
+    """The contenders that can be used here."""
     from cpulaunch.ccl.installed import state
 
     return ("gloo", "ccl") if state().built else ("gloo",)
@@ -308,7 +309,7 @@ def collectives(cluster: Cluster, options: argparse.Namespace) -> int:
             for together in processes(options.over):
                 try:
                     samples += measure(cluster, case, together, options.sizes, number)
-                except RuntimeError as error:  # the others, and what was measured, are of use all the same
+                except RuntimeError as error:  # the other results are still useful
                     print(f"{case}, {', '.join(together)}: {error}", file=sys.stderr, flush=True)
                     failed = 1
             if options.json:
@@ -388,7 +389,7 @@ def ratio(others: Iterable[Sequence[float]], ours: Sequence[float]) -> float:
 
 
 def median(values: Iterable[float]) -> str:
-    """With three digits; "–" of nothing."""
+    """Return a number with three digits, or "–" for none."""
     if not (each := list(values)):
         return "–"
     middle = statistics.median(each)

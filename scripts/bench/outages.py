@@ -1,4 +1,4 @@
-"""What outages of a host's network cost a job: a table of docs/reliability.md.
+"""Effects of outages of a host's network on a job: a table of docs/reliability.md.
 
     python scripts/bench/outages.py [--launcher ssh] [--backend ccl] [--timeout 30] [--outage 25]
 

@@ -1,4 +1,4 @@
-"""What placement is worth: seconds of a training step with and without each part of it.
+"""Value of placement: seconds of a training step with and without each part of it.
 
     python scripts/bench/placement.py [--rounds 5] [--ranks 2] [--only WORD]
 
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def groups(ranks: int) -> dict[str, Group]:
-    """What is compared with what; the first of each group is the measure of the others."""
+    """The groups of contestants.  The others are compared with the first of each group."""
     found = find_libraries(library_directories(), import_directories())
     cores = len(topology_here().cores)
     several, one = ["-n", str(ranks)], ["-n", "1"]

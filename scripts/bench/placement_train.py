@@ -1,7 +1,7 @@
-"""What scripts/bench/placement.py lets ranks run: an encoder like BERT, of 4 layers, with AdamW and DDP.
+"""The program of scripts/bench/placement.py: an encoder like BERT, of 4 layers, with AdamW and DDP.
 
 Prints the seconds of a step: the median of ``--steps``, after some that are not counted.  ``--anywhere``
-gives up the rank's cores, as if nobody had bound it.
+removes the rank's binding.
 """
 
 import argparse

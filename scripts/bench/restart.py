@@ -126,13 +126,13 @@ def one_round(cluster: Cluster | None) -> dict[str, float]:
 
 
 def said(stdout: str) -> Iterator[dict[str, Any]]:
-    """What the ranks have printed."""
+    """Return the output of the ranks."""
     for line in stdout.splitlines():
         yield json.loads(line.partition("] ")[2])
 
 
 def times(typed: float, lines: list[dict[str, Any]], events: list[dict[str, Any]]) -> dict[str, float]:
-    """From a job's command, and its ranks' lines."""
+    """Return the times of a job, from its command and its ranks' lines."""
     first = [line for line in lines if line.get("attempt") == 0]
     second = [line for line in lines if line.get("attempt") == 1]
     killed = next(line["killed"] for line in lines if "killed" in line)

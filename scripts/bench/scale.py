@@ -1,4 +1,4 @@
-"""What many ranks cost their launcher: agents that are played, by real connections and messages.
+"""Cost of many ranks for their launcher: simulated agents with real connections and messages.
 
     python scripts/bench/scale.py [--ranks 64 1024 8192] [--seconds 20] [--local 256 1024]
 
@@ -34,7 +34,7 @@ LONGEST = 300.0
 
 
 class Cost(NamedTuple):
-    """Of one job; times in seconds, ``idle`` in shares of a core, ``memory`` in MB."""
+    """The results of one job: times in seconds, ``idle`` as a share of a core, ``memory`` in MB."""
 
     ranks: int
     up: float
@@ -126,7 +126,7 @@ def measure(directory: Path, ranks: int, seconds: float) -> Cost:
 
 
 def wait_for_all(directory: Path, what: str, launcher: subprocess.Popen[str]) -> float:
-    """When all processes with agents have said ``what``."""
+    """Return the time when all processes with agents have reported ``what``."""
     deadline = time.monotonic() + LONGEST
     while len(list(directory.glob(f"{what}-*"))) < PROCESSES:
         if launcher.poll() is not None or time.monotonic() > deadline:
@@ -136,15 +136,15 @@ def wait_for_all(directory: Path, what: str, launcher: subprocess.Popen[str]) ->
 
 
 def share_of_a_core(launcher: subprocess.Popen[str], seconds: float) -> float:
-    """What the launcher takes while its agents do nothing but beat."""
-    time.sleep(2)  # what was printed is written by then
+    """Return the launcher's share of a core while its agents only send beats."""
+    time.sleep(2)  # the output is written in this time
     before = spent(str(launcher.pid))
     time.sleep(seconds)
     return 1e-9 * (spent(str(launcher.pid)) - before) / seconds
 
 
 def until_named(launcher: subprocess.Popen[str]) -> tuple[float, str]:
-    """When the launcher says which rank has failed, and all that it says."""
+    """Return the time when the launcher names the failed rank, and its output."""
     assert launcher.stderr
     said, named = "", 0.0
     for line in launcher.stderr:

@@ -1,11 +1,11 @@
-"""An ``mpiexec`` whose agents are many in a process: real connections and messages, but no programs.
+"""An ``mpiexec`` that runs many agents per process, with real connections and messages, but no programs.
 
     scale_agents.py … -n RANKS …
 
 `scale.py` gives it to cpulaunch as MPICH's.  Each agent connects by `cpulaunch.agent.link`, says that its
 program runs, that it has printed ten lines, and beats.  When there is a file ``fail`` in the directory
-``$SCALE_DIRECTORY``, one rank raises; the others end when they are asked to.  Files there tell how far they
-are.
+``$SCALE_DIRECTORY``, one rank raises; the others end when they are asked to.  Files there show their
+progress.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROCESSES = 4
 PATIENCE = 30.0
 PERIOD = PATIENCE / messages.BEATS_PER_TIMEOUT
 LOOK = 0.05
-"""Seconds between two looks at the clock, and for the file."""
+"""Seconds between two checks of the clock and the file."""
 
 
 class Agent(Link):
@@ -96,7 +96,7 @@ def main() -> int:
 
 
 def play(ranks: range, failing: int) -> None:
-    """Be the agents of ``ranks``, until all have ended."""
+    """Run the agents of ``ranks`` until all have ended."""
     directory, number = Path(os.environ["SCALE_DIRECTORY"]), ranks.start
     selector = selectors.DefaultSelector()
     agents = []

@@ -93,7 +93,7 @@ def measure(ours: list[str], theirs: list[list[str]], rounds: int) -> None:
 
 
 def seconds(commands: list[list[str]]) -> float:
-    """Of these commands, one after the other."""
+    """Return the total seconds of these commands, run one after the other."""
     began = time.perf_counter()
     for command in commands:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)

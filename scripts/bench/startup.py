@@ -92,7 +92,7 @@ def here(rounds: int) -> int:
 
 
 def timed(command: list[str], directory: str) -> tuple[float, int]:
-    """Seconds, and how many ranks said hello."""
+    """Return seconds, and the number of ranks that printed a greeting."""
     # Compiled modules may be kept, as they are for users.
     dropped = ("CPULAUNCH_", "PYTHONDONTWRITEBYTECODE")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}

@@ -1,4 +1,4 @@
-"""What telemetry costs: of a step of BERT, of the agent and the launcher, and each part of it.
+"""Cost of telemetry: for a step of BERT, for the agent and the launcher, and for each of its parts.
 
     python scripts/bench/telemetry.py [--pairs 100] [--block 2] [--ranks 2] [--backend ccl]
     python scripts/bench/telemetry.py --parts        its parts, one by one
@@ -98,7 +98,7 @@ def show(found: dict[str, Any], how: str) -> None:
 
 
 def job(options: argparse.Namespace, telemetry: str) -> dict[str, Any] | None:
-    """What rank 0 of a job has measured."""
+    """Return the measurements of rank 0 of a job."""
     binaries = Path(sys.executable).parent
     command = [
         binaries / "cpulaunch", "run", "-n", options.ranks, "--engine", "native", "--telemetry", telemetry,
@@ -126,7 +126,7 @@ def job(options: argparse.Namespace, telemetry: str) -> dict[str, Any] | None:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """In which the median lies, with 95 % confidence, by the ranks of the values."""
+    """Return the interval of the median, with 95 % confidence, by the ranks of the values."""
     ordered, count = sorted(values), len(values)
     at, left = 0, 0.0
     while (left := left + math.comb(count, at) / 2**count) <= 0.025:
@@ -203,7 +203,7 @@ def others_used() -> tuple[float, float]:
 
 
 class Switch:
-    """Takes out of the program what telemetry has put there, and puts it in again."""
+    """Removes telemetry's hooks from the program, and installs them again."""
 
     def __init__(self, torch: Any, model: Any, recorder: Any) -> None:
         from cpulaunch.runtime.observe import communication
@@ -229,7 +229,7 @@ class Switch:
 
 
 class Timed:
-    """Takes the time of telemetry's functions that are called in each step."""
+    """Measures the time of telemetry's functions that are called in each step."""
 
     def __init__(self, telemetry: Any) -> None:
         self.nanoseconds = 0

@@ -55,12 +55,12 @@ LIMITS: dict[str, dict[str, str]] = {
     "AVX-512 without AMX": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
     "AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
 }
-"""What libraries are told in order to play an older CPU."""
+"""Variables with which libraries behave as on an older CPU."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """How ranks are started, and what each does: one of plain, fused32, fused, accelerate, ipex, ours."""
+    """The launcher of ranks, and the program: one of plain, fused32, fused, accelerate, ipex, ours."""
 
     key: str
     label: str
@@ -182,7 +182,7 @@ def cpu_name() -> str:
 def run(
     stack: Stack, model: str, options: argparse.Namespace, limits: Mapping[str, str] | None = None
 ) -> dict[str, Any] | None:
-    """What rank 0 of ``stack`` measured; None where it failed."""
+    """Return the measurements of rank 0 of ``stack``; None if it failed."""
     binaries = Path(options.intel) if stack.intel else Path(sys.executable).parent
     script = [
         str(Path(__file__).resolve()),
@@ -357,7 +357,7 @@ def loss_of(name: str, model: Any, batch: Any) -> Any:
     return model(input_ids=inputs, labels=labels).loss
 
 
-# --- what came out
+# --- results
 
 
 def report(rounds: list[dict[str, Any]]) -> str:
@@ -394,7 +394,7 @@ def report(rounds: list[dict[str, Any]]) -> str:
 
 
 def parts(mine: list[dict[str, Any]]) -> Iterator[str]:
-    """Where the time of a step of (e), (f) goes, in ms; the least of all rounds."""
+    """Print the parts of a step of (e), (f), in ms, as the minimum of all rounds."""
     yield from (
         "",
         "| step | ms | optimizer | forward, backward | DDP and communication |",

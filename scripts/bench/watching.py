@@ -1,4 +1,4 @@
-"""What watching costs: a core's time while nothing happens, and how much output passes.
+"""Cost of watching: a core's time while nothing happens, and the throughput of output.
 
     python scripts/bench/watching.py [--ranks 8] [--seconds 40] [--rounds 3]
 

@@ -34,19 +34,19 @@ LICENSES = VEGA / "LICENSES.txt"
 HEAD = f"The licenses of what is in the scripts here: {json.dumps(SCRIPTS)}\n"
 
 NOT_IN_SCRIPTS = ("yargs", "commander", "iconv-lite", "rw")
-"""Packages that serve only command lines: the minified scripts have nothing of them, or of what they need.
-(Nor have they anything of ``@types``.)"""
+"""Packages only for command lines.  The minified scripts contain neither them nor their dependencies, nor
+``@types``."""
 
 TIMEOUT = 300.0
 """Seconds for npm."""
 
 
 class NotFetched(Exception):
-    """Says why the scripts could not be fetched."""
+    """The scripts could not be fetched; the text is the reason."""
 
 
 def is_there() -> bool:
-    """Whether the scripts are there, in the versions that are asked for."""
+    """Return whether the scripts exist in the requested versions."""
     return LICENSES.is_file() and LICENSES.read_text().startswith(HEAD)
 
 

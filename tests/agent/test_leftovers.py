@@ -151,7 +151,7 @@ if os.fork() == 0:
 
 @pytest.mark.parametrize("leave", [DAEMON, DEAF_GRANDCHILD], ids=["a daemon", "a deaf grandchild"])
 @pytest.mark.parametrize("code", [0, 3])
-def test_what_a_program_leaves_ends_with_it(tmp_path: Path, leave: str, code: int) -> None:
+def test_processes_that_a_program_leaves_are_ended(tmp_path: Path, leave: str, code: int) -> None:
     program = (
         f"import os, pathlib, signal, sys, time\n{leave}\n"
         f"while not os.path.exists('pid') or not open('pid').read():\n    time.sleep(0.01)\nsys.exit({code})"
@@ -167,7 +167,7 @@ def test_what_a_program_leaves_ends_with_it(tmp_path: Path, leave: str, code: in
 @pytest.mark.parametrize(
     "child", ["raise ValueError('of the child')", "sys.exit(5)", "os._exit(5)", "os.kill(os.getpid(), 9)"]
 )
-def test_how_a_forked_child_ends_is_not_how_its_rank_does(tmp_path: Path, child: str) -> None:
+def test_the_end_of_a_forked_child_is_not_the_end_of_its_rank(tmp_path: Path, child: str) -> None:
     program = (
         "import os, sys, time\nif os.fork() == 0:\n"
         f"    {child}\nos.wait()\nprint('waited', flush=True)\ntime.sleep(300)"
@@ -186,7 +186,7 @@ def test_how_a_forked_child_ends_is_not_how_its_rank_does(tmp_path: Path, child:
         assert (end.code, end.signal, end.by_launcher) == (None, signal.SIGTERM, True)
 
 
-def test_a_child_that_goes_on_as_the_script_does_not_speak_for_its_rank(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_report_for_its_rank(tmp_path: Path) -> None:
     program = (
         "import os, sys\nchild = os.fork() == 0\nif not child:\n    os.wait()\nsys.exit(7 if child else 4)"
     )

@@ -37,7 +37,7 @@ from cpulaunch.messages import (
 from cpulaunch.wire import decode, encode, proof
 
 
-def test_without_a_launcher_the_job_runs_and_says_what_is_lost(cpulaunch: Run, tmp_path: Path) -> None:
+def test_a_job_without_a_launcher_runs_and_lists_the_missing_features(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text("import sys; print('hello'); sys.exit(6)")
     script = cpulaunch("run", "-n", "1", "--dry-run", "--format", "shell", "hello.py").stdout
     env = clean_environment(CPULAUNCH_CONTROL="127.0.0.1:1", CPULAUNCH_TOKEN="x")
@@ -100,7 +100,7 @@ def test_a_launcher_that_has_answered_once_is_there_though_it_is_slow(tmp_path: 
         assert launcher.end() == (0, "", "")
 
 
-def test_what_a_program_reached_before_the_launcher_answered_is_told(tmp_path: Path) -> None:
+def test_progress_before_the_launchers_welcome_is_reported(tmp_path: Path) -> None:
     program = """
 import os, pathlib
 from cpulaunch import ledger
@@ -195,7 +195,7 @@ def test_an_old_connection_that_works_again_does_not_undo_a_hello_over_a_new_one
         if closes_the_old_first:
             old.close()
         else:
-            old.sendall(encode(AskTime()))  # so its host acknowledges again
+            old.sendall(encode(AskTime()))  # makes its host acknowledge again
         for _ in range(5):
             turn()
         accept(new, hello)
@@ -220,7 +220,7 @@ def test_a_reset_that_a_write_has_found_is_still_known_when_reading() -> None:
         connection.close()
 
 
-def test_a_connection_that_is_reset_where_nobody_listens_any_more_is_the_launchers_end(
+def test_a_reset_connection_without_a_listener_means_that_the_launcher_ended(
     tmp_path: Path,
 ) -> None:
     with PlayedLauncher(placement(tmp_path), "import time; print('hello'); time.sleep(60)") as launcher:
@@ -231,7 +231,7 @@ def test_a_connection_that_is_reset_where_nobody_listens_any_more_is_the_launche
     assert code == 128 + SIGTERM
 
 
-def test_who_has_taken_the_launchers_port_does_not_hold_an_agent_for_ever(tmp_path: Path) -> None:
+def test_another_program_on_the_launchers_port_does_not_hold_an_agent(tmp_path: Path) -> None:
     """He can challenge as the launcher does, and say nothing to the answer."""
     with PlayedLauncher(placement(tmp_path, heartbeat_timeout=0.1), "print('hello')") as impostor:
         impostor.say(Challenge("salt"))

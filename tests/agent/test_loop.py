@@ -30,7 +30,7 @@ def played(directory: Path, program: str, **different: object) -> PlayedLauncher
     return PlayedLauncher(placement(directory, **different), program)
 
 
-def test_an_agent_says_who_it_is_and_what_becomes_of_its_program(tmp_path: Path) -> None:
+def test_an_agent_reports_its_identity_and_its_programs_end(tmp_path: Path) -> None:
     with played(tmp_path, "import sys\nprint('out')\nsys.exit(5)") as launcher:
         hello = launcher.welcome()
         assert (hello.version, hello.rank, hello.pid) == (messages.VERSION, 0, launcher.agent.pid)
@@ -90,7 +90,7 @@ signal.signal(signal.SIGTERM, lambda *_: print('saving', flush=True))
 """
 
 
-def test_a_program_that_would_save_is_killed_where_the_job_has_failed(tmp_path: Path) -> None:
+def test_a_program_that_would_save_is_killed_after_the_jobs_failure(tmp_path: Path) -> None:
     with played(tmp_path, SAVING + SLEEP) as launcher:
         launcher.welcome()
         launcher.wait_for_output("ready")
@@ -108,13 +108,13 @@ def test_a_program_that_was_about_to_end_anyway_has_ended_by_itself(tmp_path: Pa
     )
     with played(tmp_path, program) as launcher:
         launcher.welcome()
-        launcher.wait_for_output("leaving")  # which it has reported before
+        launcher.wait_for_output("leaving")  # it was reported before
         launcher.say(messages.End(signal.SIGTERM, 30.0))
         end = launcher.next(messages.Exit)
         assert (end.code, end.signal, end.by_launcher, end.finished) == (3, None, True, True)
 
 
-def test_a_program_that_somebody_else_has_killed_is_no_end_by_the_launcher(tmp_path: Path) -> None:
+def test_a_program_killed_from_outside_was_not_ended_by_the_launcher(tmp_path: Path) -> None:
     """A process that is killed closes its connections before its parent can see its end; its peers fail then."""
     killed = "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), 9))\n"
     with played(tmp_path, killed + SLEEP) as launcher:
@@ -135,7 +135,7 @@ def test_somebody_elses_signal_is_named(tmp_path: Path) -> None:
         assert end.cause == {"kind": "agent_signaled", "signal": 15}
 
 
-def test_an_agent_says_at_once_what_its_clock_shows(tmp_path: Path) -> None:
+def test_an_agent_sends_its_clocks_time_first(tmp_path: Path) -> None:
     with played(tmp_path, SLEEP) as launcher:
         hello = launcher.welcome()
         before = time.monotonic()
@@ -151,7 +151,7 @@ def test_a_launcher_that_is_gone_takes_the_program_with_it(tmp_path: Path) -> No
         assert launcher.end() == (128 + signal.SIGTERM, "", "")
 
 
-def test_a_message_of_an_unknown_kind_is_no_end_and_is_told_once(tmp_path: Path) -> None:
+def test_a_message_of_an_unknown_kind_is_reported_once_and_ends_nothing(tmp_path: Path) -> None:
     with played(tmp_path, SLEEP) as launcher:
         launcher.welcome()
         launcher.wait_for_output("ready")
@@ -165,7 +165,7 @@ def test_a_message_of_an_unknown_kind_is_no_end_and_is_told_once(tmp_path: Path)
 
 REPORTS = """
 import os, sys
-for name in os.listdir("/proc/self/fd"):  # as a child of the program could, which inherits it
+for name in os.listdir("/proc/self/fd"):  # a child of the program inherits the descriptor, too
     try:
         if int(name) > 2 and os.readlink(f"/proc/self/fd/{name}").startswith("pipe:"):
             for line in LINES:
@@ -179,7 +179,7 @@ def reporting(*lines: bytes) -> str:
     return f"LINES = {list(lines)!r}\n{REPORTS}"
 
 
-def test_a_report_of_an_unknown_kind_is_told_once(tmp_path: Path) -> None:
+def test_a_report_of_an_unknown_kind_is_logged_once(tmp_path: Path) -> None:
     with played(tmp_path, reporting(b'{"type":"step"}', b'{"type":"step"}')) as launcher:
         launcher.welcome()
         told = []
@@ -205,13 +205,13 @@ def test_a_program_cannot_speak_as_its_agent(tmp_path: Path, line: bytes) -> Non
         assert (end.code, end.by_launcher) == (6, False)
 
 
-def test_without_a_launcher_an_agent_prints_with_its_rank_and_ends_as_its_program(tmp_path: Path) -> None:
+def test_an_agent_without_a_launcher_prefixes_output_and_exits_like_its_program(tmp_path: Path) -> None:
     done = run_agent(placement(tmp_path), reporting(b'{"type":"step"}') + "print('hello')\nsys.exit(6)")
     assert (done.returncode, done.stdout) == (6, "[0] hello\n")
     assert done.stderr == "[0] cpulaunch: rank 0: the program reported something of an unknown kind, 'step'\n"
 
 
-def test_a_master_port_that_somebody_has_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_master_port_in_use_is_refused_at_once(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         done = run_agent(placement(tmp_path), "print('started')", {"MASTER_PORT": str(port)})

@@ -161,7 +161,7 @@ class TestLibraries:
         assert agent == "['GLIBC_TUNABLES=glibc.malloc.arena_max=2']"
         assert "GLIBC_TUNABLES: your glibc.malloc.arena_max=2 stays" in done.stderr
 
-    def test_a_missing_one_is_an_error_that_says_how_to_get_it(self, cpulaunch: Run, tmp_path: Path) -> None:
+    def test_a_missing_program_is_an_error_with_instructions(self, cpulaunch: Run, tmp_path: Path) -> None:
         topology = {"cpus": [[0, 0, 0, 0], [1, 1, 0, 0]]}
         facts = {"schema": 1, "hosts": {"node1": {"topology": topology, "libraries": {}}}}
         (tmp_path / "facts.json").write_text(json.dumps(facts))
@@ -184,7 +184,7 @@ class TestLibraries:
 class TestThreads:
     @needs_two_cores
     @pytest.mark.parametrize("openmp", ["default", repeat("intel")])
-    def test_each_has_a_core_and_nobody_inherits_a_single_one(
+    def test_each_has_a_core_and_no_child_inherits_a_single_core(
         self, cpulaunch: Run, tmp_path: Path, openmp: str
     ) -> None:
         if openmp == "intel":
@@ -298,7 +298,7 @@ class TestMemory:
     def test_no_policy_is_the_kernels(self, tmp_path: Path) -> None:
         assert output_of_one(run_agent(placement(tmp_path, rank_plan()), SHOW))["policy"] == "default"
 
-    def test_a_strict_one_that_cannot_be_is_an_error(self, tmp_path: Path) -> None:
+    def test_an_impossible_strict_memory_policy_is_an_error(self, tmp_path: Path) -> None:
         done = run_agent(placement(tmp_path, rank_plan("bind:1000")), SHOW)
         assert done.returncode == 3
         assert "the memory policy bind:1000 can't be set: Invalid argument" in done.stderr
@@ -370,9 +370,9 @@ class TestHostsThatNobodyLookedAt:
             assert launcher.end()[0] == 0
         assert notes == [f"openmp: intel is left out, as LD_PRELOAD takes no space or colon: {library}"]
 
-    def test_what_cannot_be_there_is_an_error(self, tmp_path: Path) -> None:
+    def test_an_impossible_library_is_an_error(self, tmp_path: Path) -> None:
         request = HostRequest(allocator="jemalloc")
-        env = {"LD_PRELOAD": "/nowhere/libtcmalloc.so.4"}  # of which ld.so only warns
+        env = {"LD_PRELOAD": "/nowhere/libtcmalloc.so.4"}  # ld.so only warns that it can't be loaded
         done = run_agent(placement(tmp_path, assumed=True, request=request), SHOW, env)
         assert done.returncode == 3
         assert "allocator jemalloc is asked for, but LD_PRELOAD has tcmalloc" in done.stderr

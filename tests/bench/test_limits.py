@@ -24,7 +24,7 @@ ONE_HOST, TWO_BY_TWO = (0, 0), (0, 0, 1, 1)
         *((operation, ONE_HOST, 0.0) for operation in OPERATIONS),
     ],
 )
-def test_the_busiest_host_sends_what_the_others_need(
+def test_the_busiest_host_sends_the_data_that_the_others_need(
     operation: str, hosts: tuple[int, ...], sent: float
 ) -> None:
     assert least_wire(operation, hosts) == sent

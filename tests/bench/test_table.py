@@ -75,7 +75,7 @@ def test_the_table_shows_the_distance_to_the_limit() -> None:
         ({"ccl": 2000.0}, "all_reduce of 1M is slower than gloo's"),
     ],
 )
-def test_what_is_slow_is_said_with_its_cause(changed: dict[str, Any], finding: str) -> None:
+def test_slow_collectives_are_listed_with_the_cause(changed: dict[str, Any], finding: str) -> None:
     assert any(line.startswith(finding) for line in result(**changed).findings())
 
 

@@ -1,4 +1,4 @@
-"""Ranks that tests share; they need the compiled group (`cpulaunch ccl build`)."""
+"""Ranks that tests share.  They need the compiled group (`cpulaunch ccl build`)."""
 
 from __future__ import annotations
 
@@ -48,5 +48,6 @@ def four(built: Built) -> Iterator[Ranks]:
     ids=lambda size: f"{size} ranks",
 )
 def ranks(request: pytest.FixtureRequest) -> Ranks:
-    """Each test that asks for it runs with two and three ranks, and four where all is repeated."""
+    """Each test that uses it runs with two and with three ranks, and with four under ``scripts/test.sh
+    --all``."""
     return request.getfixturevalue({2: "two", 3: "three", 4: "four"}[request.param])

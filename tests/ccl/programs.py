@@ -65,7 +65,8 @@ def same(name: str, ours: Any, reference: Any, exact: bool = True) -> None:
 
 
 def gloos(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` as gloo reduces it rightly: it lacks int16, and takes strided memory for contiguous."""
+    """`tensor` in a form that gloo reduces correctly: gloo lacks int16, and takes strided memory for
+    contiguous."""
     return tensor.int() if tensor.dtype is torch.int16 else tensor.contiguous()
 
 
@@ -141,7 +142,7 @@ def reduction(
 
 
 def movement(kind: str, dtype: str, shape: list[int], layout: str, root: int, seed: int, late: bool) -> None:
-    """Everything that only moves data; what gloo lacks is compared with what must come out."""
+    """All operations that only move data.  Those that gloo lacks are compared with the expected values."""
     rank, size = dist.get_rank(), dist.get_world_size()
     root %= size
     group = Groups.ccl
@@ -345,7 +346,7 @@ def misuse() -> list[str]:
 
 
 def wait_while_a_thread_runs() -> str:
-    """Rank 0 waits for rank 1, which comes once another thread of rank 0 has told it to."""
+    """Rank 0 waits for rank 1, which joins when another thread of rank 0 releases it."""
     store = dist.distributed_c10d._get_default_store()
     key = "a thread has run"
     if dist.get_rank() == 0:
@@ -358,7 +359,7 @@ def wait_while_a_thread_runs() -> str:
         thread = threading.Thread(target=tell)
         thread.start()
         work = dist.barrier(async_op=True)
-        waiting.set()  # though the thread runs only where the next line lets it
+        waiting.set()  # although the thread runs only while the next line releases the GIL
         work.wait()
         thread.join(20)
         store.delete_key(key)
@@ -369,10 +370,10 @@ def wait_while_a_thread_runs() -> str:
 
 
 def repeat(allreduces: int, groups: int) -> dict[str, float]:
-    """Growth of what is allocated, in MB, after a warm-up of each.
+    """Growth of allocated memory, in MB, after a warm-up of each operation.
 
-    Of three times so many all_reduces, the least growth: a leak would be in each, while malloc keeps up to
-    0.24 MB for each thread in its cache, which it fills once.
+    The result is the smallest growth of three rounds of all_reduces. A leak would show in each round, while
+    malloc's caches (up to 0.24 MB per thread) grow in only one of them.
     """
     import ctypes
 
@@ -412,7 +413,7 @@ def repeat(allreduces: int, groups: int) -> dict[str, float]:
 
 
 def large(elements: int) -> str:
-    """More elements than an int can count."""
+    """A tensor with more elements than an int can count."""
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = torch.ones(elements, dtype=torch.uint8)
     tensor[-1] = rank

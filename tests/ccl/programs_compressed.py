@@ -12,7 +12,8 @@ LENGTHS = (1, 5_000, 65_539, 1_000_003)
 
 
 def compressed_averages() -> str:
-    """Several in flight, of noise: the bits that torch gets when it rounds each host's sum and their total."""
+    """Averages of noise, several in flight, have the bits that torch gets by rounding each host's sum and the
+    total."""
     rank, size = dist.get_rank(), dist.get_world_size()
     hosts: list[str] = [""] * size
     dist.all_gather_object(hosts, Peer.this_process().host)
@@ -45,7 +46,8 @@ def expected_average(tensor: torch.Tensor, hosts: list[str]) -> torch.Tensor:
 
 
 def exact_averages() -> str:
-    """What can't be compressed is averaged as it is: other types, and what isn't sent between hosts by us."""
+    """Averages that can't be compressed are exact: those of other types, and those that another transport
+    carries."""
     backend = Groups.ccl._get_backend(torch.device("cpu"))
     others = (torch.float64, torch.bfloat16, torch.float16, torch.int32)
     for kind in others if backend.compressing_hosts > 1 else (*others, torch.float32):

@@ -1,4 +1,4 @@
-"""Many collectives one after the other, at the same time, in several groups: what ranks on any hosts do alike."""
+"""Many collectives: in sequence, concurrently, and in several groups, for ranks on any hosts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ SHAPES = ([1], [7], [2, 3, 5], [6, 7], [0], [0, 3], [129], [4097], [65_537], [3,
 LENGTHS = (0, 1, 100, 5_000, 70_000, 400_000)
 LAYOUTS = ("plain", "plain", "strided", "transposed")
 SETTLED = 10.0
-"""Seconds within which background threads let go of what a group had."""
+"""Seconds within which background threads release a group's resources."""
 
 
 def mix(seed: int, count: int, by_oneccl: str = "") -> int:
-    """Random operations, compared with gloo's: the same ones in all ranks.
-
-    Those that there are with oneCCL, where it is "between hosts" or "alone".
+    """Random operations, the same in all ranks, compared with gloo's.  ``by_oneccl`` limits them to those
+    that oneCCL has, "between hosts" or "alone".
     """
     draw = random.Random(seed)
     for _ in range(count):
@@ -52,7 +51,8 @@ def oneccl_lacks(alone: bool, kind: str, what: str, *rest: Any) -> bool:
     """Whether this reduction or movement fails beside oneCCL; ``what`` is its operator or type."""
     if kind in ("send_recv", "recv_any"):  # gloo's
         return what in names.NOT_FOR_GLOO or 0 in rest[0]
-    # Bitwise ones are gloo's, too, whose reduce changes all ranks' tensors, but for a reduce_scatter.
+    # gloo also carries the bitwise ones, except for reduce_scatter, and its reduce changes all ranks'
+    # tensors.
     if what not in ("BAND", "BOR", "BXOR"):
         return False
     if kind.startswith("reduce_scatter"):
@@ -61,7 +61,7 @@ def oneccl_lacks(alone: bool, kind: str, what: str, *rest: Any) -> bool:
 
 
 class Begun(NamedTuple):
-    """An operation, the tensors that it writes, and what they must become."""
+    """An operation, the tensors that it writes, and their expected values."""
 
     name: str
     works: list[Any]
@@ -118,7 +118,7 @@ KINDS = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter",
 
 
 def any_order(seed: int, count: int) -> str:
-    """Many operations in flight, which each rank waits for in an order of its own."""
+    """Keep many operations in flight.  Each rank waits for them in its own order."""
     draw = random.Random(seed)
     begun = [
         begin(draw.choice(KINDS), dist.group.WORLD, draw.choice(LENGTHS), number) for number in range(count)
@@ -161,7 +161,7 @@ def two_threads(seed: int, count: int) -> str:
 
 
 def digests() -> list[str]:
-    """Of sums of noise, which rounding makes depend on the order of the addends."""
+    """Digests of sums of noise, whose rounding depends on the order of the addends."""
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         for length in (10, 1_000, 50_000, 2_000_003):
@@ -173,7 +173,7 @@ def digests() -> list[str]:
 
 
 def held() -> dict[str, Any]:
-    """What this process has open, and what the ranks have left in the store."""
+    """The open descriptors and mappings of this process, and the ranks' keys in the store."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     # torch leaves keys of its own, such as those of its barriers.
     keys = dist.distributed_c10d._get_default_store()._underlying_non_prefix_store.list_keys()
@@ -199,9 +199,8 @@ def use_groups(count: int) -> None:
 
 
 def come_and_go(times: int) -> list[dict[str, Any]]:
-    """What is held before and after groups have come and gone."""
+    """Resources before and after groups were made and destroyed."""
     use_groups(4)
-    time.sleep(1)  # until the watchdog has let go of them, so that not too much counts as held before
     before = held()
     dist.barrier()
     use_groups(times)
@@ -213,7 +212,7 @@ def come_and_go(times: int) -> list[dict[str, Any]]:
 
 
 def own_pair() -> float:
-    """Each rank makes the group that it is in, and no other: torch has one name for both."""
+    """Each rank makes only its own group, so torch has the same name for both groups."""
     first = dist.get_rank() // 2 * 2
     group = dist.new_group([first, first + 1], timeout=LIMIT)
     mine = torch.ones(100_000) * (1 + dist.get_rank())

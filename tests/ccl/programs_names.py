@@ -1,4 +1,4 @@
-"""The names of what `programs` can do, for tests that must not import torch."""
+"""The names of the functions of `programs`, for tests that must not import torch."""
 
 REDUCTIONS = (
     "all_reduce",
@@ -30,7 +30,7 @@ MOVED = (*DTYPES, "uint16", "uint32", "uint64", "float8_e4m3fn")
 # Beside oneCCL, messages go through gloo, with gloo's types (and it fails to receive nothing from anybody).
 NOT_FOR_GLOO = ("uint16", "uint32", "uint64", "float8_e4m3fn", "int16", "complex64", "complex128")
 
-# Of `programs_state`: operations that complete in the background, and the caller's state at their start.
+# For `programs_state`: operations that complete in the background, and states of the caller at their start.
 COMPLETIONS = (
     "all_reduce", "all_reduce, average", "all_reduce, scaled", "all_reduce, maximum", "all_reduce_coalesced",
     "reduce", "broadcast", "all_gather", "all_gather_coalesced", "all_gather_into_tensor",

@@ -1,4 +1,4 @@
-"""Tensors in memory that the ranks of a host share, as the ranks of the tests make and free them."""
+"""Test programs that make and free tensors in memory shared by the ranks of a host."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def share_memory(tensor: torch.Tensor) -> bool:
 
 
 def blocks() -> list[int]:
-    """How many blocks of shared memory this process has mapped, and how many files of them it has open."""
+    """The number of blocks of shared memory that this process has mapped, and the number of their files that
+    it has open."""
     gc.collect()
-    dist.barrier()  # all have freed theirs
+    dist.barrier()  # all ranks have freed their blocks
     dist.all_reduce(torch.ones(1))
     maps = Path("/proc/self/maps").read_text()
     links = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
@@ -34,7 +35,7 @@ def made_up(length: int, seed: int) -> torch.Tensor:
 
 
 def shared_sums() -> str:
-    """Sums and averages have the same bits wherever the ranks' tensors lie, which differs from rank to rank."""
+    """Sums and averages have the same bits, although the ranks' tensors are in different kinds of memory."""
     rank, size = dist.get_rank(), dist.get_world_size()
     for number, length in enumerate(LENGTHS):
         for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX):
@@ -57,7 +58,7 @@ def shared_sums() -> str:
 
 
 def shared_and_freed(times: int) -> list[list[int]]:
-    """What is mapped and open before and after so many shared tensors."""
+    """The mappings and open files before and after using shared tensors."""
     before = blocks()
     for time in range(times):
         tensor = made_up(LENGTHS[time % len(LENGTHS)], time)
@@ -69,11 +70,11 @@ def shared_and_freed(times: int) -> list[list[int]]:
 
 
 def mapped_by_huge_pages(megabytes: int) -> tuple[int, int]:
-    """Of the shared tensors of all ranks, each of so many MB: what this process maps, and by huge pages; in MB."""
+    """MB that this process maps of all ranks' shared tensors, and MB of these that are in huge pages."""
     tensor = torch.ones(megabytes << 18)
     share_memory(tensor)
     dist.all_reduce(tensor)
-    dist.all_reduce(tensor)  # each rank has read, and so mapped, all of its part in the others
+    dist.all_reduce(tensor)  # each rank has read, and therefore mapped, its part of the others' tensors
     maps = re.findall(r"memfd:cpulaunch-ccl.*?(?=VmFlags)", Path("/proc/self/smaps").read_text(), re.DOTALL)
     large = [one for one in maps if int(re.search(r"Size: *(\d+)", one)[1]) >= megabytes << 10]
     return tuple(
@@ -83,7 +84,7 @@ def mapped_by_huge_pages(megabytes: int) -> tuple[int, int]:
 
 
 def shared_and_forked() -> str:
-    """A child that is forked has a copy of the tensor, and does no harm when it frees it."""
+    """A forked child frees its copy of the tensor without affecting the parent."""
     tensor = torch.full((100_000,), dist.get_rank() + 1.0)
     share_memory(tensor)
     dist.all_reduce(tensor)
@@ -98,14 +99,14 @@ def shared_and_forked() -> str:
 
 
 def shares_memory() -> list[bool]:
-    """Whether a group of all ranks, and one of this rank alone, reduces tensors where they are."""
+    """Whether a group of all ranks, and a group of this rank alone, reduces tensors in place."""
     alone = [dist.new_group([rank], backend="ccl") for rank in range(dist.get_world_size())][dist.get_rank()]
     cpu = torch.device("cpu")
     return [group._get_backend(cpu).shares_memory for group in (Groups.ccl, alone)]
 
 
 def prepared_buckets() -> list[int]:
-    """How many blocks this rank has of its own, before and after each step of a prepared model."""
+    """The number of this rank's own blocks, before and after each step of a prepared model."""
     import cpulaunch
 
     before = blocks()[1]
@@ -126,7 +127,8 @@ def prepared_buckets() -> list[int]:
 
 
 def prepared_with_own_hook() -> list[Any]:
-    """How often the script's own communication hook is called in a step, the gradient, and what a second one says."""
+    """The number of calls of the script's communication hook in a step, the gradient, and the error of a
+    second hook."""
     import cpulaunch
 
     calls: list[str] = []
@@ -148,7 +150,7 @@ def prepared_with_own_hook() -> list[Any]:
 
 
 def not_shared() -> list[str]:
-    """Why these can't be shared."""
+    """The reasons why these tensors can't be shared."""
     messages = []
     for tensor in (torch.eye(3).to_sparse(), torch.empty(3, device="meta")):
         try:

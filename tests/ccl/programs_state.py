@@ -1,4 +1,4 @@
-"""Collectives that complete on another thread than the caller's: they keep the caller's thread-local state."""
+"""Collectives that complete on another thread keep the caller's thread-local state."""
 
 from __future__ import annotations
 
@@ -46,9 +46,8 @@ def rows(rank: int, parts: int = 1) -> torch.Tensor:
 def start(
     kind: str, group: Any, make: Make, early: int
 ) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
-    """Starts the operation; returns its work, the tensors that it writes, and what they must become.
-
-    Roots are such that the rank `early` waits for the others.
+    """Start the operation; return its work, the tensors that it writes, and their expected values.  Its root
+    makes the rank `early` wait for the others.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     late = (early + 1) % size
@@ -121,23 +120,23 @@ def start(
 
 
 def completing_thread(future: Any) -> int:
-    """A future's callback: runs on the thread that completes the operation, or in then() if that is over."""
-    future.value()  # raises what the operation failed with
+    """A future's callback.  It runs on the thread that completes the operation, or in then() if it has
+    completed."""
+    future.value()  # raises the operation's exception
     return threading.get_ident()
 
 
 def completes_elsewhere(kind: str, state: str, backend: str, early: int) -> bool:
-    """Whether this rank's operation completed on another thread; AssertionError where its result is wrong.
-
-    The rank `early` starts first and waits for the future, which drives nothing: the background thread has to
-    complete it.
+    """Whether this rank's operation completed on another thread; AssertionError if its result is wrong. The
+    rank `early` starts first and waits for the future.  That makes no progress, so the background thread has
+    to complete the operation.
     """
     rank = dist.get_rank()
     group = getattr(Groups, backend)
     store = dist.distributed_c10d._get_default_store()
     key = f"started/{kind}/{state}/{backend}/{early}"
     mode, make = STATES[state]
-    if backend == "gloo":  # which takes strided memory for contiguous
+    if backend == "gloo":  # gloo takes strided memory for contiguous
         make = parameter if "parameter" in state else torch.clone
     if rank != early:
         store.wait([key], PEER_LIMIT)

@@ -1,4 +1,5 @@
-"""What ranks ask of the store, have open to watch each other, and do while a group is made."""
+"""The ranks' requests to the store, the descriptors by which they watch each other, and late ranks of a new
+group."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ DATA_SEGMENTS_OUT = slice(156, 160)  # of struct tcp_info, <linux/tcp.h>
 
 
 def requests_of_a_wait(ranks: int, seconds: float) -> int:
-    """How many messages this rank sends over TCP while rank 0 is late, in a group that takes itself for larger."""
+    """The number of messages that this rank sends over TCP while rank 0 is late, with the intervals of a
+    larger group."""
     interval = create.store_interval
     create.store_interval = lambda _: interval(ranks)
     try:
@@ -31,7 +33,7 @@ def requests_of_a_wait(ranks: int, seconds: float) -> int:
     dist.barrier(group)
     before = _sent()
     if dist.get_rank() == 0:
-        time.sleep(seconds)  # what the others do meanwhile is the test
+        time.sleep(seconds)  # the number of requests in this time is the test
     dist.all_reduce(torch.ones(1), group=group)
     return _sent() - before
 
@@ -54,7 +56,7 @@ def _connections() -> Iterator[socket.socket]:
 
 
 def watched_processes(groups: int) -> int:
-    """The descriptors of processes that this rank has open, with so many groups more."""
+    """The number of this rank's descriptors of processes after making further groups."""
     made = [dist.new_group(backend="ccl") for _ in range(groups)]
     for group in made:
         dist.all_reduce(torch.ones(1), group=group)
@@ -66,9 +68,8 @@ def watched_processes(groups: int) -> int:
 
 
 def others_go_on(late_to: str, times: int) -> list[float]:
-    """Ranks 0 and 1 reduce so often among themselves before rank 2 comes to make a group of all three.
-
-    It is late to the "call", or to "connect" when all have told who they are.
+    """Ranks 0 and 1 reduce among themselves ``times`` times before rank 2 joins a new group of all three.
+    Rank 2 is late to the "call", or to "connect", after all have exchanged their addresses.
     """
     rank, key = dist.get_rank(), f"late to {late_to}"
     store = dist.distributed_c10d._get_default_store().clone()

@@ -1,4 +1,4 @@
-"""Sums and averages: all sizes, types and bit patterns that matter, as the ranks of the tests make them."""
+"""Sums and averages of all relevant sizes, types and bit patterns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def scaled_sum() -> float:
 
 
 def unsigned_averages() -> list[list[int]]:
-    """Of 2, 4, …, in types for which torch has no division."""
+    """Averages of 2, 4, …, in types for which torch has no division."""
     averages = []
     for kind in (torch.uint16, torch.uint32, torch.uint64):
         tensor = torch.full((3,), 2 + 2 * dist.get_rank()).to(kind)
@@ -59,7 +59,7 @@ def mixed_coalesced() -> str:
 
 
 def race() -> str:
-    """Many sums of many pieces, on a core for each rank, where ranks get ahead of each other most."""
+    """Many sums of many pieces.  With a core for each rank, ranks get furthest ahead of each other."""
     rank, size = dist.get_rank(), dist.get_world_size()
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {sorted(before)[rank % len(before)]})
@@ -88,9 +88,8 @@ def extremes_of_nan() -> str:
 
 
 def every_number_of_16_bits(dtype: str) -> str:
-    """Each number there is, zeroes, subnormals, infinities and NaNs too, with others: as torch has it in float32.
-
-    The sum of two numbers of float16 may be too large for the type, and their average isn't.
+    """All numbers of the type, including subnormals, infinities and NaNs, are summed as torch does in
+    float32. The sum of two float16 numbers may be too large for the type although their average isn't.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     kind = getattr(torch, dtype)

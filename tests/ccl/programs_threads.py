@@ -1,4 +1,4 @@
-"""What a rank of several threads does while it waits."""
+"""Test programs for ranks of several threads."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def moved(kind: str, *, in_shared_memory: bool = False, asynchronous: bool = Fal
 
 
 def background_threads() -> int:
-    """How many there are, with those that they have started, after collectives for which nobody waits."""
+    """The number of threads in this process after collectives that nobody waits for."""
     torch.ones(1 << 20).sum()  # this thread's team is there
     for kind in ("all_reduce", "all_gather", "reduce_scatter"):
         work, _ = start(kind, asynchronous=True)
@@ -73,7 +73,7 @@ def _sleeps() -> int:
 
 
 def timer_slack() -> tuple[int, int]:
-    """Of this thread, before and after it has slept while it waited for the last rank."""
+    """This thread's timer slack before and after it has slept while waiting for the last rank."""
     store = dist.PrefixStore("timer_slack", dist.distributed_c10d._get_default_store())
     last, x = dist.get_world_size() - 1, torch.ones(10)
     slack = ctypes.CDLL(None).prctl

@@ -1,4 +1,4 @@
-"""What torch builds on a group: DDP, FSDP2, checkpoints, object collectives, as the ranks of the tests do it."""
+"""Test programs for torch's features on top of a group: DDP, FSDP2, checkpoints, object collectives."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def free_port() -> int:
 
 
 def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
-    """What torchrun gives a rank, one thread each, and nothing of the surrounding job."""
+    """The variables that torchrun gives a rank, with one thread per rank, and none of a surrounding job."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("CCL_", "FI_", "GLOO_", "PMI"))}
     path = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return clean | {
@@ -48,7 +48,7 @@ class Ranks:
 
     @classmethod
     def of(cls, processes: list[subprocess.Popen[str]]) -> Ranks:
-        """Those that run WORKER, wherever, and can be written to."""
+        """Ranks that run WORKER on any host, and whose stdin can be written."""
         ranks = cls.__new__(cls)
         ranks._meet(processes)
         return ranks

@@ -1,6 +1,6 @@
 """A mix of collectives in a group compiled with AddressSanitizer: no invalid access of ours.
 
-It takes three minutes, so it is run where somebody asks for it: CPULAUNCH_TEST_ADDRESSES=1.
+It takes three minutes, so it runs only with CPULAUNCH_TEST_ADDRESSES=1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
                    check=True, timeout=600, capture_output=True)  # fmt: skip
     modules = [*directory.glob("cpulaunch/ccl/*/*.so")]
     assert [b"__asan_report_load8" in module.read_bytes() for module in modules] == [True, True]
-    # With the C++ runtime, or the sanitizer does not find what it replaces when an exception is thrown.
+    # Without the C++ runtime, the sanitizer does not find the function that throws exceptions.
     preloaded = [
         subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, timeout=60).stdout
         for name in ("libasan.so", "libstdc++.so")

@@ -32,7 +32,7 @@ text = f"sum {{x[0].item()}} by {{type(group).__name__}}"
 os.write(1, f"{{text}}, {{os.environ.get('CCL_WORKER_OFFLOAD')}}\\n".encode())  # whole, beside other ranks' lines
 {end}
 """
-END = "dist.destroy_process_group(); os._exit(0)"  # without what gloo does at the end of Python
+END = "dist.destroy_process_group(); os._exit(0)"  # without gloo's teardown at the end of Python
 BROKEN = "raise ImportError('undefined symbol: _ZN5torch')"
 STAND_IN = """
 import os, torch.distributed as dist
@@ -48,18 +48,18 @@ other_name = 1
 
 
 @pytest.mark.parametrize("binding", ["auto", "cpulaunch"])
-def test_nobody_gets_them_unasked(binding: str) -> None:
+def test_bindings_are_not_used_by_default(binding: str) -> None:
     assert not bindings.are_wanted(binding, State("2.8.0", Path(), (), "2.8.0"))
 
 
-def test_whoever_asks_gets_them() -> None:
+def test_bindings_are_used_on_request() -> None:
     assert bindings.are_wanted("oneccl_bind_pt", State("2.8.0+cpu", Path(), (), "2.8.0+cpu"))
 
 
 @pytest.mark.parametrize(
     ("version", "advice"), [("2.8.0+cpu", "it works with the torch that it was"), (None, "not installed")]
 )
-def test_asking_for_bindings_that_do_not_fit_is_an_error(version: str | None, advice: str) -> None:
+def test_requesting_incompatible_bindings_is_an_error(version: str | None, advice: str) -> None:
     with pytest.raises(HostError, match=advice):
         bindings.are_wanted("oneccl_bind_pt", State("2.13.0+cpu", Path(), (), version))
 
@@ -76,7 +76,7 @@ def test_asking_for_bindings_that_do_not_fit_is_an_error(version: str | None, ad
     ],
     ids=["not asked for", "asked for", "of another torch", "broken", "not theirs"],
 )
-def test_whose_group_is_made(
+def test_which_implementation_makes_the_group(
     tmp_path: Path, built: Built, body: str, version: str, binding: str, status: int, said: str
 ) -> None:
     there = stand_in(tmp_path, body, built.torch if version == "same" else version)
@@ -106,7 +106,7 @@ def test_a_script_that_imports_them_keeps_the_group_of_the_job(
 
 
 @pytest.mark.slow
-def test_an_exception_gives_1_where_their_library_would_abort(
+def test_an_exception_exits_with_1_although_their_library_would_abort(
     cpulaunch: Run, tmp_path: Path, built: Built
 ) -> None:
     aborts = "import ctypes; libc = ctypes.CDLL(None); libc.on_exit(libc.abort, None)"
@@ -122,7 +122,7 @@ def test_an_exception_gives_1_where_their_library_would_abort(
 @pytest.mark.parametrize(
     ("body", "problem"), [repeat(STAND_IN, None), (BROKEN, "undefined symbol: _ZN5torch")]
 )
-def test_info_says_what_the_ranks_will_take(
+def test_info_names_the_implementation_that_ranks_will_use(
     cpulaunch: Run, tmp_path: Path, built: Built, body: str, problem: str | None
 ) -> None:
     there = stand_in(tmp_path, body, built.torch)
@@ -133,7 +133,7 @@ def test_info_says_what_the_ranks_will_take(
     assert (fails in done.stdout) is (problem is not None)
 
 
-def test_hosts_must_have_the_same_ones(tmp_path: Path) -> None:
+def test_all_hosts_must_have_the_same_bindings(tmp_path: Path) -> None:
     stand_in(tmp_path, "", "2.8.0")
     package = tmp_path / installed.BINDINGS
     (package / "lib").mkdir()
@@ -143,8 +143,8 @@ def test_hosts_must_have_the_same_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("comm_cores", "yields"), [(0, True), (1, False)])
-def test_their_workers_run_and_leave_a_shared_core_to_the_rank(comm_cores: int, yields: bool) -> None:
-    """Without workers, an operation that nobody waits for yet locks up a new group's first one (2021.14)."""
+def test_their_workers_yield_a_shared_core_to_the_rank(comm_cores: int, yields: bool) -> None:
+    """Without workers, a pending asynchronous operation blocks a new group's first operation (2021.14)."""
     planned = communication_defaults(Situation("ccl", 1, 2, comm_cores=comm_cores, bindings=True))
     assert planned["CCL_WORKER_OFFLOAD"] == "1"
     assert (planned.get("CCL_YIELD") == "sched_yield") is yields

@@ -43,7 +43,7 @@ def python(source: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def make(tmp_path: Path, kind: str = "layer", **changes: str) -> Part:
-    """A part in the cache below ``tmp_path``, which nobody could load."""
+    """A part in the cache below ``tmp_path`` that can't be loaded."""
     fields = {
         "compiler": "g++-12",
         "glibc": installed.glibc_version(),
@@ -61,7 +61,7 @@ def make(tmp_path: Path, kind: str = "layer", **changes: str) -> Part:
 # --- what is there
 
 
-def test_looking_does_not_import_torch() -> None:
+def test_inspecting_builds_does_not_import_torch() -> None:
     done = python(
         "import sys; from cpulaunch.ccl import installed\n"
         "installed.state().problem\n"
@@ -96,7 +96,7 @@ def test_a_layer_serves_all_builds_and_patch_releases_of_its_torch(version: str,
     assert installed.torch_key(version) == key
 
 
-def test_the_problem_says_what_is_built_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_problem_names_the_existing_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert "not built for torch" in str(installed.state().problem)
     make(tmp_path, torch="2.9")
@@ -105,7 +105,7 @@ def test_the_problem_says_what_is_built_instead(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("where", ["", "core-0", "core-0/libcpulaunch_ccl.so"])
-def test_what_others_may_write_to_is_not_loaded(
+def test_files_that_others_can_write_are_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -117,7 +117,7 @@ def test_what_others_may_write_to_is_not_loaded(
     assert f"others may write to {open_to}" in str(installed.state().problem)
 
 
-def test_a_dry_run_says_why_a_group_that_is_built_is_not_loaded(
+def test_a_dry_run_reports_why_an_existing_group_is_not_loaded(
     cpulaunch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     home = tmp_path / "cache"
@@ -135,7 +135,7 @@ def test_a_dry_run_says_why_a_group_that_is_built_is_not_loaded(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 @pytest.mark.parametrize("where", ["cpulaunch", "cpulaunch/ccl"])
-def test_nothing_is_built_into_a_directory_of_somebody_else(
+def test_nothing_is_built_into_another_users_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """A dry run says so, too: it calls ``check``."""
@@ -157,7 +157,9 @@ def test_the_cache_is_made_for_its_user_alone(tmp_path: Path, monkeypatch: pytes
         os.umask(before)
 
 
-def test_what_needs_a_newer_c_library_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_needs_a_newer_c_library_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A part that was built on another host, such as a login node."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     part = make(tmp_path, "core", glibc="glibc 99.0")
@@ -167,7 +169,7 @@ def test_what_needs_a_newer_c_library_is_not_loaded(tmp_path: Path, monkeypatch:
     assert installed.state().part("core") == part
 
 
-def test_the_group_needs_what_this_host_has(built: Built) -> None:
+def test_this_host_meets_the_groups_requirements(built: Built) -> None:
     for part in built.parts:
         assert installed.missing_versions(part.file) == []
 
@@ -175,7 +177,7 @@ def test_the_group_needs_what_this_host_has(built: Built) -> None:
 # --- building
 
 
-def test_building_without_a_compiler_says_the_way_out(
+def test_building_without_a_compiler_suggests_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -187,7 +189,7 @@ def test_building_without_a_compiler_says_the_way_out(
 
 
 @pytest.mark.slow
-def test_building_without_the_network_says_the_way_out(
+def test_building_without_the_network_suggests_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -202,7 +204,7 @@ def test_building_without_the_network_says_the_way_out(
         build.build(lambda step, detail: said.append(step + detail), oneccl=True)
     assert "network" in str(caught.value.hint)
     assert said == [f"fetching oneccl-devel {installed.ONECCL_VERSION} (32 MB)"]
-    # Nothing half-built is left, not even of a build that was killed earlier.
+    # No partial build is left, not even by a build that was killed earlier.
     assert {p.name for p in installed.cache_directory().iterdir()} == {"lock", "not-fetched.json"}
 
 
@@ -213,7 +215,7 @@ def test_an_unsupported_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_has_to_build_says_so_in_two_lines(
+def test_a_run_that_builds_prints_two_lines(
     cpulaunch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "hello.py").write_text("")
@@ -240,7 +242,8 @@ def test_a_job_that_cannot_be_planned_fails_before_the_build(
     assert "compiling" not in done.stderr
 
 
-# A compiler that counts what it compiles, and waits for a pipe before it does the core's larger unit if asked to.
+# A compiler that counts the files it compiles.  On request, it waits for a pipe before the core's larger
+# unit.
 COUNTING = """#!/bin/sh
 case "$*" in *" -c "*)
   echo "$*" | grep -o "[a-z]*[.]cpp -o" >> {here}/compiled
@@ -258,7 +261,7 @@ print(build.build(lambda *t: print(*t, flush=True)).module)
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Few sources, a cache of their own, and a compiler that counts; the real ones take half a minute."""
+    """Few sources with their own cache and a counting compiler.  The real sources take half a minute."""
     sources = tmp_path / "sources"
     for name in ("core/arithmetic.cpp", "core/boundary.cpp", "core/other.cpp", "layer/group.cpp"):
         (sources / name).parent.mkdir(parents=True, exist_ok=True)
@@ -282,17 +285,17 @@ def compiled_units(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_build_from_nothing_is_whole_and_made_once(tmp_path: Path, small: Path) -> None:
+def test_concurrent_first_builds_make_one_complete_build(tmp_path: Path, small: Path) -> None:
     with bounded(start_build(small), limit=120) as first, bounded(start_build(small), limit=120) as second:
         texts = [builder.communicate()[0] for builder in (first, second)]
     modules = {text.splitlines()[-1] for text in texts}
     assert len(modules) == 1
     assert Path(modules.pop()).stat().st_size > 1e3
     assert compiled_units(tmp_path) == ["arithmetic", "core", "layer"]
-    # The second waited for the first, and took what it had built.
+    # The second build waited for the first, and used its result.
     assert sorted("linking" in text for text in texts) == [False, True]
     assert any("waiting for another build" in text for text in texts)
-    # Only what is used stays.
+    # Only files in use are kept.
     assert {path.name.partition("-")[0] for path in installed.cache_directory().iterdir()} == {
         "core",
         "lock",
@@ -301,7 +304,7 @@ def test_a_build_from_nothing_is_whole_and_made_once(tmp_path: Path, small: Path
 
 
 @pytest.mark.slow
-def test_what_an_interrupted_build_has_compiled_is_used_by_the_next(tmp_path: Path, small: Path) -> None:
+def test_the_next_build_uses_the_objects_of_an_interrupted_one(tmp_path: Path, small: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with bounded(start_build(small), limit=120) as builder:
         assert builder.stdout is not None
@@ -320,7 +323,7 @@ def test_what_an_interrupted_build_has_compiled_is_used_by_the_next(tmp_path: Pa
 
 @pytest.mark.slow
 def test_another_torch_compiles_only_the_layer(tmp_path: Path, small: Path) -> None:
-    """The core, in a wheel or from an earlier build, is the same for all."""
+    """All builds share the core, from a wheel or an earlier build."""
     with bounded(start_build(small), limit=120) as builder:
         builder.communicate()
     (layer,) = installed.cache_directory().glob("torch-*")
@@ -331,7 +334,7 @@ def test_another_torch_compiles_only_the_layer(tmp_path: Path, small: Path) -> N
     assert (builder.returncode, compiled_units(tmp_path)) == (0, ["layer"])
 
 
-def test_as_many_compilers_run_as_there_are_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_and_memory_limit_the_number_of_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     monkeypatch.setattr(Path, "read_text", lambda self: f"MemTotal: 1 kB\nMemAvailable: {8 << 20} kB\n")
     assert compiler.jobs() == 5
@@ -378,7 +381,7 @@ def shim(tmp_path: Path, oneccl: Path, without: str = "\0") -> Path:
 
 
 @pytest.mark.slow
-def test_the_shim_defines_what_the_archive_needs_and_no_more(tmp_path: Path, oneccl: Path) -> None:
+def test_the_shim_defines_exactly_the_archives_missing_symbols(tmp_path: Path, oneccl: Path) -> None:
     archive = oneccl / "libccl.a"
     needed = symbols(archive, "--undefined-only") - symbols(archive, "--defined-only")
     defined = symbols(shim(tmp_path, oneccl), "--defined-only", "--extern-only")
@@ -386,8 +389,8 @@ def test_the_shim_defines_what_the_archive_needs_and_no_more(tmp_path: Path, one
     assert {name for name in needed if name.startswith(("hwloc_", "__itt_", "_intel_"))} <= defined
 
 
-def test_ctrl_c_ends_a_build_with_the_compilers_that_run(tmp_path: Path) -> None:
-    """No further file is begun.  The compilers have the terminal's SIGINT themselves."""
+def test_ctrl_c_ends_a_build_and_its_compilers(tmp_path: Path) -> None:
+    """No further file is compiled.  The compilers get the terminal's SIGINT themselves."""
     (gxx := tmp_path / "g++").write_text(f"#!/bin/sh\necho begun >>{tmp_path}/begun\nexec sleep 300\n")
     gxx.chmod(0o755)
     os.mkfifo(tmp_path / "begun")
@@ -400,7 +403,7 @@ def test_ctrl_c_ends_a_build_with_the_compilers_that_run(tmp_path: Path) -> None
     argv = [sys.executable, "-c", program, tmp_path]
     with subprocess.Popen(argv, start_new_session=True, stderr=subprocess.PIPE, text=True) as builder:
         try:
-            for _ in range(min(compiler.jobs(), len(compiler.core_units()))):  # that run at once
+            for _ in range(min(compiler.jobs(), len(compiler.core_units()))):  # that run at the same time
                 assert select.select([begun], [], [], TIMEOUT)[0]
                 os.read(begun, len("begun\n"))
             os.killpg(builder.pid, signal.SIGINT)
@@ -451,9 +454,7 @@ def test_a_signal_to_the_launcher_alone_ends_the_compilers(
     "missing",
     [None, repeat("hwloc_topology_init"), repeat("hwloc_bitmap_alloc"), repeat("_intel_fast_memcpy")],
 )
-def test_a_symbol_that_nothing_defines_fails_the_link_by_name(
-    tmp_path: Path, oneccl: Path, missing: str | None
-) -> None:
+def test_the_link_error_names_an_undefined_symbol(tmp_path: Path, oneccl: Path, missing: str | None) -> None:
     (tmp_path / "user.cpp").write_text(USES_ONECCL)
     text = (missing or "\0").replace("hwloc_bitmap_alloc", "NO_TOPOLOGY(bitmap_alloc)")
     objects = [compiled(tmp_path / "user.cpp", oneccl), shim(tmp_path, oneccl, without=text)]
@@ -468,7 +469,7 @@ def test_a_symbol_that_nothing_defines_fails_the_link_by_name(
 
 
 @pytest.mark.slow
-def test_sources_that_change_while_they_are_compiled_make_no_group(tmp_path: Path, small: Path) -> None:
+def test_a_build_fails_if_its_sources_change_meanwhile(tmp_path: Path, small: Path) -> None:
     gxx = tmp_path / "g++"
     gxx.write_text(f'#!/bin/sh\necho "// " >>{small}/core/other.cpp\nexec g++ "$@"\n')
     with bounded(start_build(small), limit=120) as builder:
@@ -478,7 +479,7 @@ def test_sources_that_change_while_they_are_compiled_make_no_group(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_what_does_not_load_is_not_kept(tmp_path: Path, small: Path) -> None:
+def test_a_build_that_does_not_load_is_deleted(tmp_path: Path, small: Path) -> None:
     program = BUILD.replace("build._check_loading = lambda made, there: None\n", "")
     with bounded(
         subprocess.Popen([sys.executable, "-c", program, str(small)], stderr=subprocess.PIPE, text=True),
@@ -509,7 +510,7 @@ def test_a_wheel_serves_a_node_without_compiler_and_network(tmp_path: Path, buil
             "libcpulaunch_ccl.so",
             "RECORD",
         }
-    # A fresh environment, which borrows torch and cpulaunch from this one.
+    # A fresh environment with the torch and cpulaunch of this one.
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=60)
     (site,) = venv.glob("lib/python*/site-packages")
@@ -529,7 +530,7 @@ def test_a_wheel_serves_a_node_without_compiler_and_network(tmp_path: Path, buil
 
 
 @pytest.mark.parametrize("directory", ["missing", "a file"])
-def test_a_wheel_wants_a_directory(tmp_path: Path, directory: str) -> None:
+def test_the_wheel_option_requires_a_directory(tmp_path: Path, directory: str) -> None:
     (tmp_path / "a file").write_text("")
     found = make(tmp_path)
     with pytest.raises(UsageError, match="is not a directory"):
@@ -591,7 +592,7 @@ def without_rank() -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_where_nothing_is_built_init_says_what_to_do(tmp_path: Path) -> None:
+def test_without_a_build_init_suggests_a_remedy(tmp_path: Path) -> None:
     (result,) = run_script(1, HELLO % "ccl", XDG_CACHE_HOME=str(tmp_path))
     assert result.returncode == 1
     assert "it is not built for torch" in result.stderr
@@ -612,7 +613,9 @@ def test_where_nothing_is_built_init_says_what_to_do(tmp_path: Path) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_the_group_sets_what_nobody_has_set(environ: dict[str, str], expected: dict[str, str | None]) -> None:
+def test_the_group_sets_only_unset_variables(
+    environ: dict[str, str], expected: dict[str, str | None]
+) -> None:
     from cpulaunch.ccl.load import Neighbours, settings
 
     neighbours = Neighbours(
@@ -623,7 +626,7 @@ def test_the_group_sets_what_nobody_has_set(environ: dict[str, str], expected: d
 
 
 @pytest.mark.parametrize(("most", "shared"), [(1, "0"), (3, "1")])
-def test_a_rank_alone_on_its_host_does_as_the_ranks_of_fuller_hosts(most: int, shared: str) -> None:
+def test_a_rank_alone_on_its_host_uses_the_same_settings_as_the_others(most: int, shared: str) -> None:
     from cpulaunch.ccl.load import Neighbours, settings
 
     alone = Neighbours(
@@ -638,7 +641,7 @@ def test_a_rank_alone_on_its_host_does_as_the_ranks_of_fuller_hosts(most: int, s
     ids=["quiet", "-v", "the variable is set"],
 )  # fmt: skip
 @pytest.mark.slow
-def test_warnings_of_oneccl_are_for_those_who_ask(
+def test_warnings_of_oneccl_are_shown_on_request(
     cpulaunch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, built: Built,
     options: list[str], environ: dict[str, str], warned: bool,
 ) -> None:  # fmt: skip
@@ -650,7 +653,7 @@ def test_warnings_of_oneccl_are_for_those_who_ask(
 
 
 @pytest.mark.slow
-def test_variables_that_are_set_reach_oneccl(built: Built) -> None:
+def test_the_users_variables_reach_oneccl(built: Built) -> None:
     source = HELLO % "ccl" + "print(os.environ['CCL_ATL_SHM'], os.environ['CCL_WORKER_OFFLOAD'])"
     given = {"CCL_ATL_SHM": "0", "CCL_WORKER_OFFLOAD": "1", "CCL_YIELD": "sleep", "CCL_LOG_LEVEL": "info"}
     first, second = run_script(2, source, CPULAUNCH_RANK_CCL_TRANSPORT="ofi", **given)
@@ -661,6 +664,6 @@ def test_variables_that_are_set_reach_oneccl(built: Built) -> None:
     assert "CCL_WORKER_OFFLOAD changed" not in first.stdout + first.stderr  # 1 is oneCCL's default, 0 ours
 
 
-def test_info_says_what_would_be_loaded(built: Built) -> None:
+def test_info_names_the_files_that_would_be_loaded(built: Built) -> None:
     lines = dict(installed.describe(installed.state()))
     assert lines["used for ccl"].startswith(str(built.module))

@@ -1,4 +1,4 @@
-"""Every operation gives what gloo gives: operation, type, shape, layout and root drawn by hypothesis."""
+"""Every operation has gloo's result.  hypothesis draws operation, type, shape, layout and root."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_reductions_equal_gloos(ranks: Ranks, kind: str, reduced: tuple[str, str
 @examples
 @given(dtype=st.sampled_from(names.MOVED), shape=shapes,
        layout=layouts, root=st.integers(0, 2), seed=seeds, late=st.booleans())  # fmt: skip
-def test_movements_deliver_what_was_sent(ranks: Ranks, kind: str, dtype: str, shape: list[int], layout: str, root: int,
+def test_movements_deliver_the_senders_values(ranks: Ranks, kind: str, dtype: str, shape: list[int], layout: str, root: int,
                                          seed: int, late: bool) -> None:  # fmt: skip
     ranks.call("movement", kind, dtype, shape, layout, root, seed, late)
 
@@ -51,7 +51,7 @@ def test_movements_deliver_what_was_sent(ranks: Ranks, kind: str, dtype: str, sh
 
 @pytest.fixture(scope="module")
 def oneccl(built: Built) -> Iterator[Ranks]:
-    # gloo's groups don't wait for all ranks then, so that a rank may be late to what comes after them.
+    # Then gloo's groups don't wait for all ranks, so a rank may be late to the next operation.
     ranks = Ranks(3, CPULAUNCH_RANK_CCL_TRANSPORT="ofi", TORCH_GLOO_LAZY_INIT="1")
     yield ranks
     assert ranks.close() == [0, 0, 0]
@@ -80,7 +80,7 @@ def test_oneccls_reductions_equal_gloos(oneccl: Ranks, kind: str, reduced: tuple
 @few
 @given(dtype=st.sampled_from(names.MOVED), shape=shapes, layout=layouts, root=st.integers(0, 2), seed=seeds,
        late=st.booleans())  # fmt: skip
-def test_oneccls_movements_deliver_what_was_sent(oneccl: Ranks, kind: str, dtype: str, shape: list[int], layout: str,
+def test_oneccls_movements_deliver_the_senders_values(oneccl: Ranks, kind: str, dtype: str, shape: list[int], layout: str,
                                                  root: int, seed: int, late: bool) -> None:  # fmt: skip
     if kind in ("send_recv", "recv_any"):
         assume(dtype not in names.NOT_FOR_GLOO and 0 not in shape)
@@ -89,13 +89,11 @@ def test_oneccls_movements_deliver_what_was_sent(oneccl: Ranks, kind: str, dtype
 
 @pytest.mark.slow
 @pytest.mark.parametrize("late_to", ["call", "connect"])
-def test_oneccl_carries_a_groups_operations_while_another_ones_rank_is_late(
-    oneccl: Ranks, late_to: str
-) -> None:
+def test_oneccl_serves_one_group_while_a_rank_of_another_is_late(oneccl: Ranks, late_to: str) -> None:
     assert oneccl.call("others_go_on", late_to, 2000) == [[2, 3], [2, 3], [1, 3]]
 
 
 @pytest.mark.slow
-def test_oneccls_groups_say_what_to_do_instead_of_a_bitwise_reduce_scatter(oneccl: Ranks) -> None:
+def test_oneccls_groups_suggest_an_alternative_to_bitwise_reduce_scatter(oneccl: Ranks) -> None:
     with pytest.raises(AssertionError, match="oneCCL has no bitwise reductions; use all_reduce"):
         oneccl.call("reduction", "reduce_scatter", "BAND", "int32", [5], "plain", 0, 0, False)

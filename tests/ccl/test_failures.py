@@ -1,4 +1,5 @@
-"""How it ends: late and dead peers, exceptions, exit without `destroy_process_group`, what is left behind."""
+"""Failures and the end of a group: late and dead peers, exceptions, exit without `destroy_process_group`,
+leftovers."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ except dist.DistBackendError as error:
 
 
 def cause_of(result: subprocess.CompletedProcess[str]) -> Any:
-    """What a rank's error says as data."""
+    """The cause in a rank's error, as data."""
     assert result.returncode == 7, result.stderr
     return json.loads(re.findall("^CAUSE (.*)$", result.stderr, re.MULTILINE)[0])
 
@@ -59,7 +60,8 @@ def leaves_no_shared_memory() -> object:
     yield
 
     def nothing_left() -> bool:
-        """Of a process that is gone, by libfabric's kind of name.  Other tests' jobs may still clean up."""
+        """Files of ended processes, found by libfabric's names for them.  Jobs of other tests may still be
+        cleaning up."""
         left = {name for name in set(os.listdir("/dev/shm")) - before if name.count(":") == 2}
         return all(Path("/proc", name.split(":")[0]).exists() for name in left)
 
@@ -76,7 +78,7 @@ CALLS = {
 
 
 def each_call(name: str, usual: int, other: int) -> pytest.MarkDecorator:
-    """One of CALLS over each transport; the rest, and those with the ``other`` value, repeat them."""
+    """One of CALLS over each transport.  The other calls, and those with the value ``other``, are repeats."""
     rows = [("all_reduce", usual), ("oneccl", usual)]
     others = [("all_reduce", other), ("broadcast", usual), ("all_gather", usual), ("oneccl", other)]
     return pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def each_call(name: str, usual: int, other: int) -> pytest.MarkDecorator:
 
 
 @each_call("late", 0, 1)
-def test_a_late_rank_makes_the_others_raise_what_they_waited_for(
+def test_the_error_for_a_late_rank_names_the_awaited_operation(
     collective: str, variables: dict[str, str], late: int
 ) -> None:
     first, second = run_script(2, script(
@@ -102,11 +104,11 @@ def test_a_late_rank_makes_the_others_raise_what_they_waited_for(
     name = collective.partition("(")[0]
     late_rank = {"kind": "peer_late", "rank": 1, "operation": name, "sequence": 1, "timeout": 3.0}
     assert cause_of(first) == late_rank
-    assert second.returncode == 7  # its peer is gone, or it was told of the failure
+    assert second.returncode == 7  # its peer has ended, or has reported the failure
 
 
-def test_who_asks_a_group_what_is_wrong_learns_the_kind() -> None:
-    """The one that waits in vain has a timeout, and another, which would wait for longer, hears of that."""
+def test_a_group_reports_the_kind_of_its_failure() -> None:
+    """One rank times out, and another with a longer timeout is notified."""
     first, second, _ = run_script(3, script(
         "group = dist.distributed_c10d._get_default_group()._get_backend(torch.device('cpu'))",
         "options = dist.AllreduceOptions()",
@@ -119,7 +121,8 @@ def test_who_asks_a_group_what_is_wrong_learns_the_kind() -> None:
 
 
 def test_the_cause_of_an_exception_is_known_as_data() -> None:
-    """Also of an error that another one came of; each rank says who has found it, if that is another one."""
+    """This includes the cause of an error that led to another.  Each rank names the rank that found the
+    failure."""
     calls = (
         "from cpulaunch.agent.program import bootstrap",
         "import json",
@@ -148,7 +151,7 @@ def test_the_cause_of_an_exception_is_known_as_data() -> None:
         ("dist.send(x, 1, tag=3)", "received a message with tag 3"),
     ],
 )
-def test_a_message_that_does_not_come_or_go_is_named(call: str, missing: str) -> None:
+def test_a_message_that_is_never_sent_or_received_is_named(call: str, missing: str) -> None:
     raised = "store.wait(['rank 0 has raised'], timedelta(seconds=60))"
     first, _ = run_script(2, script(f"{call} if rank == 0 else {raised}", seconds=2))
     cause = cause_of(first)
@@ -159,8 +162,8 @@ def test_a_message_that_does_not_come_or_go_is_named(call: str, missing: str) ->
 @pytest.mark.parametrize(
     "last", [repeat("pass"), "dist.destroy_process_group()"], ids=["", "destroyed at once"]
 )
-def test_tensors_that_differ_from_rank_to_rank_are_an_error_and_not_a_wrong_sum(last: str) -> None:
-    """Each rank gets to know why, though the other one ends at once, which may have the store."""
+def test_tensors_that_differ_between_ranks_are_an_error(last: str) -> None:
+    """Each rank learns the cause, although the other one, which may have the store, ends at once."""
     differing = ("try: dist.all_reduce(torch.ones(100_000 * (rank + 1)))", f"finally: {last}")
     results = run_script(2, script(*differing, seconds=10))
     for rank, result in enumerate(results):
@@ -188,9 +191,8 @@ DIFFERENT_CALLS = (
 
 
 def in_groups_of_their_own(new_group: str, calls: Sequence[tuple[str, ...]]) -> list[str]:
-    """Lines of a script that has each rank's part of each of ``calls`` done by a thread, and prints their errors.
-
-    At the same time, as ranks take seconds to explain an error.
+    """Lines of a script that runs each rank's part of each of ``calls`` in its own thread, and prints the
+    errors. The calls are concurrent, as ranks take seconds to explain an error.
     """
     return [
         "import json",
@@ -210,7 +212,7 @@ def in_groups_of_their_own(new_group: str, calls: Sequence[tuple[str, ...]]) -> 
     ]
 
 
-def test_an_error_says_what_each_rank_has_called() -> None:
+def test_an_error_names_each_ranks_call() -> None:
     calls = in_groups_of_their_own("dist.new_group()", [pair[:2] for pair in DIFFERENT_CALLS])
     results = run_script(2, script(*calls, seconds=10))
     assert [result.returncode for result in results] == [0, 0], results[0].stderr
@@ -220,7 +222,7 @@ def test_an_error_says_what_each_rank_has_called() -> None:
         assert of_0.endswith(at_0) or of_1.endswith(at_1), (of_0, of_1)
 
 
-# What ranks 1 and 2 call in a group of theirs, and what rank 1 is told.
+# The calls of ranks 1 and 2 in their own group, and rank 1's error.
 CALLS_OF_A_PAIR = (
     ("dist.all_reduce(ones, group=group)", "dist.all_reduce(four, group=group)", "rank [12] calls all_reduce"),
     ("dist.reduce(ones, 1, group=group)", "dist.reduce(ones, 2, group=group)", "rank 2 calls .* to rank 2, this rank .* to rank 1"),
@@ -235,8 +237,8 @@ CALLS_OF_A_PAIR = (
 )  # fmt: skip
 
 
-def test_errors_of_a_smaller_group_name_ranks_by_their_numbers_in_the_job() -> None:
-    """Here they are one more than those in the group."""
+def test_errors_of_a_smaller_group_use_the_jobs_rank_numbers() -> None:
+    """Here, a rank's number in the job is one more than its number in the group."""
     of_each = [("None", *pair[:2]) for pair in CALLS_OF_A_PAIR]
     calls = in_groups_of_their_own("dist.new_group([1, 2], timeout=timedelta(seconds=5))", of_each)
     _, first, _ = run_script(3, script(*calls))
@@ -261,9 +263,7 @@ def test_errors_of_a_smaller_group_name_ranks_by_their_numbers_in_the_job() -> N
     ],
     ids=["ended", "killed", "has sent other messages"],
 )  # fmt: skip
-def test_an_error_of_a_smaller_group_says_what_became_of_the_other_rank(
-    on_1: str, on_2: str, told: str
-) -> None:
+def test_an_error_of_a_smaller_group_reports_the_other_ranks_state(on_1: str, on_2: str, told: str) -> None:
     calls = (
         "pair = dist.new_group([1, 2], timeout=timedelta(seconds=5)); ones = torch.ones(9)",
         "if rank == 0: store.wait(['rank 1 has raised'])",
@@ -275,7 +275,7 @@ def test_an_error_of_a_smaller_group_says_what_became_of_the_other_rank(
     assert re.search(rf"rank 1: .* of group '1' of 2 ranks .*{told}", first.stderr), first.stderr
 
 
-def test_a_monitored_barrier_begins_with_gloos_words_and_names_who_does_not_come() -> None:
+def test_a_monitored_barriers_error_has_gloos_words_and_the_missing_ranks() -> None:
     calls = (
         "pair = dist.new_group([1, 2], timeout=timedelta(seconds=3))",
         "if rank == 1: pair._get_backend(torch.device('cpu')).monitored_barrier()",
@@ -285,8 +285,8 @@ def test_a_monitored_barrier_begins_with_gloos_words_and_names_who_does_not_come
     assert "s: Rank 1 timed out in monitoredBarrier after 3 s: rank 2 did not reach it\n" in first.stderr
 
 
-def test_an_error_of_oneccl_names_the_other_rank_and_what_it_calls() -> None:
-    """oneCCL compares nothing of what the ranks call: too much data has come, and that is all it knows."""
+def test_an_error_of_oneccl_names_the_other_rank_and_its_call() -> None:
+    """oneCCL doesn't compare the ranks' calls: it only reports that too much data has arrived."""
     calls = (
         "if rank == 1: dist.barrier()",
         "else: dist.broadcast(torch.ones(9), 0); dist.all_reduce(torch.ones(9))",
@@ -299,7 +299,7 @@ def test_an_error_of_oneccl_names_the_other_rank_and_what_it_calls() -> None:
     assert "rank 1 failed: barrier" in first.stderr
 
 
-def test_an_error_of_oneccl_is_told_also_where_the_other_rank_has_gone() -> None:
+def test_an_error_of_oneccl_is_reported_after_the_other_rank_has_ended() -> None:
     calls = "if rank == 1: dist.barrier()", "else: dist.broadcast(torch.ones(9), 0)"
     first, second = run_script(2, script(*calls, seconds=30), **ONECCL)
     assert first.returncode == 0
@@ -309,10 +309,10 @@ def test_an_error_of_oneccl_is_told_also_where_the_other_rank_has_gone() -> None
 
 
 @each_call("dead", 1, 0)
-def test_a_killed_peer_is_noticed_and_not_waited_for(
+def test_a_killed_peer_is_noticed_before_the_timeout(
     collective: str, variables: dict[str, str], dead: int
 ) -> None:
-    collective = collective.replace("1", str(dead))  # a broadcast's root need not wait for others
+    collective = collective.replace("1", str(dead))  # a broadcast's root need not wait for the others
     killed = script(f"if rank == {dead}: os.kill(os.getpid(), 9)", f"dist.{collective})")
     results = run_script(2, killed, **variables)
     assert results[dead].returncode == -9
@@ -328,8 +328,8 @@ def test_an_exception_in_one_rank_ends_the_other_with_an_error() -> None:
     assert cause_of(first)["kind"] == "peer_ended"
 
 
-def test_whoever_raises_an_exception_does_not_stay_for_a_collective_that_it_has_started() -> None:
-    """Rank 1 never calls it; 30 s are half of its timeout."""
+def test_an_exception_ends_a_rank_despite_its_pending_collective() -> None:
+    """Rank 1 never calls it.  30 s are half of its timeout."""
     calls = (
         "if rank == 0: dist.all_reduce(x, async_op=True); raise ValueError('mine')",
         "os._exit(0 if ends(0, within=30) else 9)",
@@ -339,8 +339,8 @@ def test_whoever_raises_an_exception_does_not_stay_for_a_collective_that_it_has_
     assert "ValueError: mine" in first.stderr
 
 
-def test_whoever_has_started_a_collective_stays_until_a_late_rank_comes() -> None:
-    """Only one of them waits for it.  With messages, a process is patient for 5 s."""
+def test_a_rank_stays_until_a_late_rank_joins_its_collective() -> None:
+    """Only one rank waits for the collective.  For messages, a process stays for 5 s."""
     calls = (
         "assert rank == 0 or not ends(0, within=7)",
         "work = dist.all_reduce(x, async_op=True)",
@@ -357,7 +357,7 @@ IN_A_DAEMON_THREAD = (
     "    while sys._current_frames()[thread.ident].f_code.co_name not in ('all_reduce', 'recv'): time.sleep(0.01)",
     "    def naps(): return int(status.read_text().split('voluntary_ctxt_switches:')[1].split()[0])",
     "    status = pathlib.Path('/proc/self/task', str(thread.native_id), 'status')",
-    "    enough = naps() + 50",  # from torch's function into ours, where it waits
+    "    enough = naps() + 50",  # until it is in our function, where it waits
     "    while naps() < enough: time.sleep(0.01)",
 )
 WAITS_IN_A_THREAD = (
@@ -367,21 +367,21 @@ WAITS_IN_A_THREAD = (
 )
 
 
-def test_a_collective_that_a_daemon_thread_waits_in_is_completed_for_the_others() -> None:
-    """The thread gets nothing of it: Python is finished by then."""
+def test_a_collective_of_a_daemon_thread_is_completed_for_the_others() -> None:
+    """The thread doesn't get the result, as Python has been finalized by then."""
     calls = ("if rank == 1: store.wait(['main ends']); assert not ends(0, within=2); dist.all_reduce(x)",)
     for result in run_script(2, script(*WAITS_IN_A_THREAD, *calls)):
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-def test_an_exception_is_the_end_also_while_a_daemon_thread_waits() -> None:
+def test_an_exception_ends_a_rank_while_a_daemon_thread_waits() -> None:
     calls = ("if rank == 0: raise ValueError('mine')", "store.wait(['main ends'])")
     first, second = run_script(2, script(*WAITS_IN_A_THREAD, *calls))
     assert (first.returncode, second.returncode) == (1, 0), first.stderr
     assert first.stderr.endswith("ValueError: mine\n")
 
 
-def test_callbacks_that_communicate_are_completed_before_the_process_ends() -> None:
+def test_callbacks_that_communicate_complete_before_the_process_ends() -> None:
     calls = (
         "group = dist.new_group([0, 1])",
         "def again(future):",
@@ -395,7 +395,7 @@ def test_callbacks_that_communicate_are_completed_before_the_process_ends() -> N
         assert (result.returncode, result.stdout, result.stderr) == (0, "called back", "")
 
 
-def test_a_daemon_thread_may_wait_for_messages_for_good() -> None:
+def test_a_daemon_thread_may_wait_for_messages_forever() -> None:
     calls = (
         *IN_A_DAEMON_THREAD,
         "if rank == 0: calls(lambda: dist.recv(x, 1))",
@@ -405,8 +405,8 @@ def test_a_daemon_thread_may_wait_for_messages_for_good() -> None:
         assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_the_error_of_a_call_is_that_of_no_later_one() -> None:
-    """Whoever waits in the later one has moved the data of both."""
+def test_a_calls_error_is_not_reported_for_a_later_call() -> None:
+    """The thread that waits for the later call has moved the data of both."""
     calls = (
         "out = torch.empty(2000)",
         "if rank == 0: dist.all_gather_into_tensor(out, x.ravel()[:1000], async_op=True); dist.all_gather(parts, x)",
@@ -425,7 +425,7 @@ def test_the_error_of_a_call_is_that_of_no_later_one() -> None:
     assert f"cannot complete: {early} {calls_other}" in first.stderr
 
 
-def test_a_wait_with_a_limit_of_its_own_names_whom_it_waited_for_and_the_group_goes_on() -> None:
+def test_a_wait_with_its_own_timeout_names_the_missing_rank_and_keeps_the_group() -> None:
     calls = (
         "if rank == 1: store.wait(['rank 0 has raised'])",
         "work = dist.all_reduce(x, async_op=True)",
@@ -436,7 +436,7 @@ def test_a_wait_with_a_limit_of_its_own_names_whom_it_waited_for_and_the_group_g
     assert "within the 1 s that wait() was given: it waited for rank 1" in first.stderr
 
 
-def test_a_rank_that_leaves_a_group_lets_nobody_wait_in_it() -> None:
+def test_a_rank_that_leaves_a_group_ends_the_others_waits() -> None:
     calls = (
         "group = dist.new_group([0, 1])",
         "dist.all_reduce(x, group=group)",
@@ -450,7 +450,7 @@ def test_a_rank_that_leaves_a_group_lets_nobody_wait_in_it() -> None:
     assert cause_of(first) == left
 
 
-def test_whoever_has_completed_a_collective_may_leave_its_group_before_a_late_rank_comes() -> None:
+def test_a_rank_may_leave_its_group_before_a_late_rank_completes_a_collective() -> None:
     calls = (
         "group = dist.new_group([0, 1, 2])",
         "dist.all_reduce(x, group=group)",
@@ -485,7 +485,7 @@ def test_kill_9_of_all_ranks_leaves_nothing_in_dev_shm() -> None:
         assert result.returncode == -9
 
 
-def test_a_rank_that_does_not_come_is_named() -> None:
+def test_a_missing_rank_is_named() -> None:
     source = """
 import os, sys, torch.distributed as dist
 from datetime import timedelta

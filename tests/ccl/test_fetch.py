@@ -1,4 +1,5 @@
-"""Fetching oneCCL's wheel: without a network it fails soon, once an hour; without a pip of one's own it works."""
+"""Fetching oneCCL's wheel: it fails quickly without a network, at most once an hour, and needs no pip in the
+environment."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ Index = Callable[[str], str]
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    """Make pip use an index that behaves as said, and no other; returns its address.  The cache is empty."""
+    """Make pip use only an index with this behaviour; return its address.  The cache is empty."""
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_")) or name.endswith("_proxy")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -41,7 +42,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
             server.bind(("127.0.0.1", 0))
             if kind != "closed port":
                 server.listen(0)
-            if kind == "dropped packets":  # as its queue is full
+            if kind == "dropped packets":  # because its queue is full
                 for _ in range(2):
                     waiting = stack.enter_context(socket.socket())
                     waiting.setblocking(False)
@@ -54,7 +55,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
 
 
 def failure(tmp_path: Path, *, patient: bool = False) -> tuple[HostError, list[str]]:
-    """How fetching fails, and what is said meanwhile."""
+    """The error of fetching, and the lines printed meanwhile."""
     said: list[str] = []
     with pytest.raises(HostError) as caught:
         fetch.fetch_wheel(tmp_path, lambda step, detail: said.append(step), patient=patient)
@@ -71,7 +72,7 @@ def failure(tmp_path: Path, *, patient: bool = False) -> tuple[HostError, list[s
         ),
     ],
 )
-def test_an_index_out_of_reach_is_asked_once(tmp_path: Path, index: Index, kind: str, reason: str) -> None:
+def test_an_unreachable_index_is_tried_once(tmp_path: Path, index: Index, kind: str, reason: str) -> None:
     reason = reason.format(index(kind))
     error, said = failure(tmp_path)
     assert str(error) == f"pip could not fetch oneccl-devel {installed.ONECCL_VERSION}: {reason}"
@@ -83,7 +84,7 @@ def test_an_index_out_of_reach_is_asked_once(tmp_path: Path, index: Index, kind:
     assert said == []
 
 
-def test_it_is_asked_again_after_an_hour_and_where_another_one_is_set(tmp_path: Path, index: Index) -> None:
+def test_an_index_is_tried_again_after_an_hour_or_if_changed(tmp_path: Path, index: Index) -> None:
     index("closed port")
     failure(tmp_path)
     (memory,) = installed.cache_directory().glob("*.json")
@@ -95,7 +96,7 @@ def test_it_is_asked_again_after_an_hour_and_where_another_one_is_set(tmp_path: 
     error, said = failure(tmp_path)
     assert other in str(error)
     assert said
-    memory.write_text("[]")  # of nobody's
+    memory.write_text("[]")  # malformed
     assert failure(tmp_path)[1]
 
 
@@ -110,7 +111,7 @@ def test_a_password_is_neither_kept_nor_shown(
 
 
 @pytest.mark.slow
-def test_who_asks_for_a_build_has_it_tried(tmp_path: Path, index: Index, cpulaunch: Run) -> None:
+def test_an_explicit_build_always_tries_to_fetch(tmp_path: Path, index: Index, cpulaunch: Run) -> None:
     reason = f"{index('closed port')}/oneccl-devel/: Connection refused"
     failure(tmp_path)
     done = cpulaunch("ccl", "build", "--oneccl", env={"PIP_RETRIES": "1"})
@@ -121,7 +122,7 @@ def test_who_asks_for_a_build_has_it_tried(tmp_path: Path, index: Index, cpulaun
     assert "needs the network, once" in hint
 
 
-def test_on_a_terminal_the_error_has_a_line_of_its_own(tmp_path: Path, index: Index) -> None:
+def test_on_a_terminal_the_error_is_on_its_own_line(tmp_path: Path, index: Index) -> None:
     index("closed port")
     command = [sys.executable, "-m", "cpulaunch", "ccl", "build", "--oneccl"]
     terminal = Terminal(tmp_path, {**os.environ, "PIP_RETRIES": "0", "TERM": "xterm"}, command)
@@ -131,7 +132,7 @@ def test_on_a_terminal_the_error_has_a_line_of_its_own(tmp_path: Path, index: In
     assert last.endswith("\r\n")
 
 
-def test_a_run_that_needs_oneccl_does_not_ask_again(
+def test_a_run_that_needs_oneccl_does_not_try_again(
     built: Built, index: Index, cpulaunch: Run, show: Path
 ) -> None:
     """Nothing else needs the network."""
@@ -152,7 +153,7 @@ def test_a_run_that_needs_oneccl_does_not_ask_again(
 
 @pytest.fixture(scope="module")
 def local_index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[str]]]:
-    """An index of one's own with the pinned wheel, and the paths that it is asked for."""
+    """A private index with the pinned wheel, and the paths requested from it."""
     root = tmp_path_factory.mktemp("index")
     place = root / "simple" / "oneccl-devel"
     place.mkdir(parents=True)
@@ -207,7 +208,7 @@ def test_an_environment_without_pip_can_fetch(
     assert any(path.endswith(".whl") for path in asked)
 
 
-def test_a_python_without_any_pip_is_told_what_to_install(
+def test_without_pip_and_uv_the_error_names_the_packages_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "ensurepip.py").touch()
@@ -220,7 +221,7 @@ def test_a_python_without_any_pip_is_told_what_to_install(
     assert "uv pip install pip" in str(caught.value.hint)
 
 
-def test_a_wheel_of_another_content_is_refused(
+def test_a_wheel_with_another_digest_is_refused(
     tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index("closed port")

@@ -1,4 +1,5 @@
-"""Beside Intel's extension, on the last torch that it is for: one source makes the group for both torches."""
+"""The group beside Intel's extension, on the last torch that it supports.  One source serves both versions of
+torch."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ TRAIN = """
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-prepack = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # which IPEX refuses to do without
+prepack = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # IPEX refuses to prepack without bf16 instructions
 model, optimizer = ipex.optimize(model, optimizer=optimizer, dtype=torch.bfloat16, weights_prepack=prepack)
 model = torch.nn.parallel.DistributedDataParallel(model)
 torch.manual_seed(rank)
@@ -93,13 +94,13 @@ def intel() -> str:
     [repeat(COLLECTIVES, "collectives agree"), (TRAIN, "trained")],
     ids=["collectives", "DDP"],
 )
-def test_ccl_beside_intels_extension(intel: str, steps: str, said: str) -> None:
+def test_ccl_works_beside_intels_extension(intel: str, steps: str, said: str) -> None:
     for result in run_script(2, STEPS + steps, python=intel, limit=180):
         assert result.returncode == 0, result.stderr
         assert said in result.stdout
 
 
-def test_the_build_names_what_it_is_for(intel: str) -> None:
+def test_the_build_names_its_version_of_torch(intel: str) -> None:
     done = subprocess.run(
         [Path(intel).with_name("cpulaunch"), "ccl", "info"], capture_output=True, text=True, timeout=60
     )

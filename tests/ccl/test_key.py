@@ -1,4 +1,4 @@
-"""The secret by which the ranks of a group on several hosts know each other."""
+"""The secret by which the ranks of a group on several hosts authenticate each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHER_JOB = {variables.GROUPS_KEY: groups_key("1" * 32)}
 
 
 class Watched:
-    """A store whose traffic somebody reads."""
+    """A store whose traffic is recorded."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -36,7 +36,7 @@ class Watched:
 
 
 def keys_of(environments: list[dict[str, str]], store: Any) -> list[bytes]:
-    """The key that each of as many ranks, which are threads, gets."""
+    """The keys that ranks with these ``environments``, which are threads, agree on."""
     numbers = range(len(environments))
 
     def run(rank: int) -> bytes:
@@ -49,7 +49,7 @@ def keys_of(environments: list[dict[str, str]], store: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("environment", [JOB, {}], ids=["job", "no job"])
-def test_ranks_agree_on_a_key_which_is_another_one_for_each_group(environment: dict[str, str]) -> None:
+def test_ranks_agree_on_a_different_key_for_each_group(environment: dict[str, str]) -> None:
     groups = [keys_of([environment] * 3, HashStore()) for _ in range(2)]
     assert [len(set(keys)) for keys in groups] == [1, 1]
     assert len(groups[0][0]) == 32

@@ -1,4 +1,4 @@
-"""How the ranks of a group learn of each other: how much they ask the store, and what they leave there."""
+"""How the ranks of a group find each other: their requests to the store, and the keys they leave."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CountingStore:
 
 
 def meet(stores: list[CountingStore]) -> None:
-    """As many ranks, each a thread, exchange two values."""
+    """A rank for each of ``stores``, each a thread, exchange two values."""
     size = len(stores)
     heard: list[Any] = [None] * size
 
@@ -68,13 +68,13 @@ def meet(stores: list[CountingStore]) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 64, 1024])
-def test_each_rank_asks_the_store_as_often_however_many_there_are(size: int) -> None:
+def test_requests_to_the_store_per_rank_do_not_grow_with_the_group(size: int) -> None:
     store = HashStore()  # not torch's TCPStore, which looks up a name for each connection
     stores = [CountingStore(store) for _ in range(size)]
     meet(stores)
     deletions = sum(each.requests.pop("delete_key", 0) for each in stores)
     assert deletions <= 2 * size + 3
-    # To set, wait for and get two values, and to say that it has read them; rank 0 publishes what all have said.
+    # Set, wait for and get two values, and confirm that they were read.  Rank 0 publishes all ranks' values.
     assert sorted(sum(each.requests.values()) for each in stores) == [7] * (size - 1) + [11]
 
 
@@ -85,8 +85,8 @@ def test_nothing_is_left_in_the_store() -> None:
     assert store.num_keys() == before
 
 
-def test_a_store_that_has_gone_keeps_no_group_from_being_made() -> None:
-    """Rank 0 may leave as soon as all have met, if it isn't in the group."""
+def test_a_group_can_be_made_after_its_store_has_ended() -> None:
+    """If rank 0 isn't in the group, it may end as soon as the others have met."""
     store = TCPStore("127.0.0.1", 0, is_master=True, timeout=LIMIT, wait_for_workers=False)
     mine = TCPStore("127.0.0.1", store.port, is_master=False, timeout=LIMIT)
     del store
@@ -95,7 +95,7 @@ def test_a_store_that_has_gone_keeps_no_group_from_being_made() -> None:
     Meeting(mine, 0, range(2), LIMIT).end()
 
 
-def test_a_store_that_goes_while_a_group_is_made_is_named() -> None:
+def test_a_store_that_ends_while_a_group_is_made_is_named() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, timeout=LIMIT, wait_for_workers=False)
     mine = TCPStore("127.0.0.1", store.port, is_master=False, timeout=LIMIT)
     with ThreadPoolExecutor(1) as pool:
@@ -108,12 +108,12 @@ def test_a_store_that_goes_while_a_group_is_made_is_named() -> None:
             said.result()
 
 
-def test_ranks_that_do_not_come_are_named() -> None:
+def test_missing_ranks_are_named() -> None:
     with pytest.raises(DistBackendError, match="2 of 3 ranks did not come within 0.1 s: 1, 2"):
         Meeting(HashStore(), 0, range(3), timedelta(seconds=0.1)).exchange("peer", "here")
 
 
-def test_ranks_of_a_smaller_group_are_named_by_their_numbers_in_the_job() -> None:
+def test_ranks_of_a_smaller_group_have_the_jobs_rank_numbers() -> None:
     with pytest.raises(DistBackendError, match="1 of 2 ranks did not come within 0.1 s: 5"):
         Meeting(HashStore(), 0, [3, 5], timedelta(seconds=0.1)).exchange("peer", "here")
 
@@ -125,7 +125,7 @@ def test_a_rank_beyond_the_size_of_its_group_is_an_error_that_names_both() -> No
         Meeting(HashStore(), 3, range(2), LIMIT)
 
 
-def test_the_address_is_that_of_the_named_interface_or_on_the_way_to_the_master() -> None:
+def test_the_address_is_the_named_interfaces_or_on_the_route_to_the_master() -> None:
     assert own_address({"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "192.0.2.1"}) == "127.0.0.1"
     assert own_address({"MASTER_ADDR": "127.0.0.1"}) == "127.0.0.1"
     others = [each.address for name, found in psutil.net_if_addrs().items() for each in found
@@ -155,8 +155,8 @@ def test_the_ranks_of_a_host_take_its_interfaces_in_turn() -> None:
     ],
     ids=["a bomb", "nested deeply", "no list", "too short", "not compressed"],
 )
-def test_what_ranks_have_not_written_is_refused(written: bytes) -> None:
-    """As it may be by anybody who reaches the store."""
+def test_malformed_values_in_the_store_are_refused(written: bytes) -> None:
+    """Anybody who reaches the store may have written it."""
     store = HashStore()
     store.set("peer", written)
     tracemalloc.start()
@@ -172,7 +172,7 @@ def test_what_ranks_have_not_written_is_refused(written: bytes) -> None:
 
 
 def peers(*places: tuple[str, float, list[int]]) -> list[Peer]:
-    """One for each host, the time of its machine's boot, and CPUs."""
+    """A peer for each host, with its machine's boot time and its CPUs."""
     return [Peer(host, 4711, cpus, -1, booted) for host, booted, cpus in places]
 
 
@@ -192,7 +192,7 @@ def test_only_simulated_hosts_share_cores(places: list[tuple[str, float, list[in
     assert shares_cores(0, peers(*places)) is shared
 
 
-def test_a_group_of_one_host_shares_none_however_many_hosts_its_job_has() -> None:
+def test_a_group_on_one_host_shares_no_cores_in_a_job_of_many() -> None:
     everybody = peers(("a", 10.0, [0]), ("a", 10.0, [1]), ("b", 10.0, [0]), ("b", 10.0, [1]))
     assert shares_cores(0, everybody)
     assert not shares_cores(0, everybody[:2])
@@ -203,7 +203,7 @@ def test_a_group_of_one_host_shares_none_however_many_hosts_its_job_has() -> Non
     [
         ([[0], [1]], False),
         ([[0], [0]], True),
-        ([[0], [1], [1]], False),  # what the others share is not this one's
+        ([[0], [1], [1]], False),  # the third rank shares nothing with the others
         ([[1], [0], [1]], True),
         ([[0, 1], [0, 1]], False),
         ([[0, 1], [0, 1], [0, 1]], True),
@@ -211,9 +211,7 @@ def test_a_group_of_one_host_shares_none_however_many_hosts_its_job_has() -> Non
         ([[0, 1, 2, 3], [0], [0]], False),
     ],
 )
-def test_a_rank_yields_where_more_ranks_than_cores_run_on_its_own(
-    cpus: list[list[int]], crowded: bool
-) -> None:
+def test_a_rank_yields_if_ranks_outnumber_its_cores(cpus: list[list[int]], crowded: bool) -> None:
     everybody = peers(*[("a", 10.0, its) for its in cpus])
     elsewhere = peers(("b", 10.0, cpus[0]))
     assert is_crowded(everybody[0], [*everybody, *elsewhere]) is crowded
@@ -229,7 +227,7 @@ def test_a_rank_yields_where_more_ranks_than_cores_run_on_its_own(
         ([("a", [0], 1), ("a", [0], 1), ("a", [0], 1)], 1),
     ],
 )
-def test_threads_that_have_a_cpu_each_are_counted(
+def test_threads_with_their_own_cpu_are_counted(
     ranks: list[tuple[str, list[int], int]], threads: int
 ) -> None:
     everybody = [Peer(host, 1, cpus, -1, 0.0, count) for host, cpus, count in ranks]
@@ -247,7 +245,7 @@ def test_threads_that_have_a_cpu_each_are_counted(
         ("huge", "0-7", [0], 0),
     ],
 )
-def test_a_rank_has_its_cpus_part_of_the_last_cache(
+def test_a_ranks_cache_is_its_cpus_share_of_the_last_level(
     size: str, shared: str, cpus: Sequence[int], megabytes: int, tmp_path: Path
 ) -> None:
     for cpu in cpus:
@@ -267,8 +265,8 @@ def test_ranks_of_a_machine_agree_on_when_it_was_booted() -> None:
 # --- descriptors
 
 
-def test_a_group_of_many_hosts_may_open_as_many_connections() -> None:
-    """The soft limit is that of a shell; 63 other hosts with 8 ranks each take four connections a rank."""
+def test_a_group_of_many_hosts_may_open_enough_connections() -> None:
+    """The soft limit is a shell's.  63 other hosts of 8 ranks take four connections per rank."""
     program = (
         "import os, resource\n"
         "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"

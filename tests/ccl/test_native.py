@@ -1,4 +1,5 @@
-"""The own transport without torch: ranks that are threads of one program, which sanitizers and processors check.
+"""cpulaunch's own transport without torch.  Its ranks are threads of one program, built also with sanitizers
+and for other processors.
 
 The program, `native/ranks.cpp`, makes up collectives from a seed and checks every result.
 """
@@ -52,7 +53,7 @@ class Program:
         return done
 
     def check(self, layout: str, seed: int, what: str = "mix", rounds: int = 0) -> None:
-        """Do ``rounds``, or as many as usual, without an error."""
+        """Run ``rounds`` rounds, or the usual number, without an error."""
         done = self.run(layout, rounds or self.rounds, seed, what)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.endswith("ok\n")
@@ -64,7 +65,7 @@ class Program:
 def compiled(directory: Path, compiler: str, *flags: str) -> str:
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
-    # All files of a directory at once, as most of the time goes to the headers of the standard library.
+    # Compile all files of a directory at once, as the standard library's headers take most of the time.
     sources = [directory / f"{folder.name}.cpp" for folder in (NATIVE, CORE)]
     for source, folder in zip(sources, (NATIVE, CORE), strict=True):
         source.write_text("".join(f'#include "{each}"\n' for each in sorted(folder.glob("*.cpp"))))
@@ -98,21 +99,21 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Program:
 
 @pytest.fixture(scope="session")
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """Invalid accesses, leaks and undefined behaviour end it."""
+    """The program with a sanitizer that ends it at invalid accesses, leaks and undefined behaviour."""
     directory = tmp_path_factory.mktemp("addresses")
     return Program((sanitized(directory, "libasan.so", "-fsanitize=address,undefined"),), rounds=10)
 
 
 @pytest.fixture(scope="session")
 def threads(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """Accesses that nothing orders end it, those to memory that ranks share among them."""
+    """The program with a sanitizer that ends it at data races, also in memory that ranks share."""
     directory = tmp_path_factory.mktemp("threads")
     return Program((sanitized(directory, "libtsan.so", "-fsanitize=thread"),), rounds=7)
 
 
 @pytest.fixture(scope="session")
 def aarch64(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """For another processor, whose instructions are emulated."""
+    """The program for another processor, whose instructions are emulated."""
     if shutil.which(EMULATOR[0]) is None:
         pytest.skip(f"{EMULATOR[0]} is not installed")
     program = compiled(tmp_path_factory.mktemp("aarch64"), "aarch64-linux-gnu-g++", "-O2")
@@ -125,7 +126,7 @@ def program(request: pytest.FixtureRequest) -> Program:
 
 
 def on_each_program(*layouts: str) -> pytest.MarkDecorator:
-    """Each layout on the plain program, and the last one on those that are slow."""
+    """The plain program runs every layout, the slow builds only the last one."""
     rows = [(program, layout) for program in PROGRAMS for layout in layouts]
     return pytest.mark.parametrize(
         ("program", "layout"),
@@ -148,16 +149,17 @@ def test_random_collectives_of_many_hosts(plain: Program, layout: str) -> None:
 
 
 def test_small_collectives_of_many_hosts_take_few_messages(plain: Program) -> None:
-    """Of each host, all_gather 6 and the others 18: in a row of 16 and one of 4, whereas there are 63 others."""
+    """Each host sends 6 messages in an all_gather and 18 otherwise, in rows of 16 and 4, although there are
+    63 others."""
     plain.check(SIXTY_FOUR_HOSTS, seed=22, what="few messages")
 
 
-def test_polls_of_connections_that_have_nothing_take_one_call_for_all(plain: Program) -> None:
+def test_one_call_polls_all_idle_connections(plain: Program) -> None:
     plain.check(SIXTY_FOUR_HOSTS, seed=23, what="vain polls")
 
 
 @on_each_program("8", "8,8", "12,12,12", "8,2")
-def test_sockets_are_a_level_of_their_own(program: Program, layout: str) -> None:
+def test_sockets_are_a_separate_level(program: Program, layout: str) -> None:
     program.check(layout, seed=14, what="sockets", rounds=program.rounds // 4)
 
 
@@ -170,7 +172,7 @@ def test_random_collectives_of_many_hosts_over_a_fabric(plain: Program) -> None:
     plain.check(TWENTY_HOSTS, seed=16, what="mix over a fabric", rounds=10)
 
 
-def test_sockets_are_a_level_over_a_fabric_too(program: Program) -> None:
+def test_sockets_are_a_separate_level_over_a_fabric(program: Program) -> None:
     program.check("8,8", seed=17, what="sockets over a fabric", rounds=program.rounds // 4)
 
 
@@ -185,7 +187,7 @@ def test_two_groups_at_once_over_a_fabric(program: Program, layout: str) -> None
 
 
 @on_each_program("2", "8", "2,2", "1,3")
-def test_random_collectives_of_ranks_that_lend_their_threads(program: Program, layout: str) -> None:
+def test_random_collectives_of_ranks_with_several_threads(program: Program, layout: str) -> None:
     program.check(layout, seed=20, what="teams", rounds=program.rounds // 2)
 
 
@@ -212,11 +214,11 @@ def test_nothing_is_left_of_groups(program: Program, layout: str) -> None:
 @pytest.mark.parametrize(
     "layout", ["1,1", "1,2,3", "2,2,2,2", "1,1,1,1,1,1", TWENTY_HOSTS], ids=lambda layout: f"{layout:.11}"
 )
-def test_nobody_relies_on_the_kernel_to_keep_messages(plain: Program, layout: str) -> None:
+def test_messages_do_not_depend_on_the_kernels_buffers(plain: Program, layout: str) -> None:
     plain.check(layout, seed=5, what="narrow connections", rounds=20)
 
 
-def test_16_bit_numbers_are_rounded_as_they_should(program: Program) -> None:
+def test_16_bit_numbers_are_rounded_correctly(program: Program) -> None:
     program.check("1", seed=6, what="rounding")
 
 
@@ -225,22 +227,22 @@ DETAILS = ("a piece exchanged once", "other sizes", "freed blocks", "subnormal s
 
 
 @pytest.mark.parametrize("what", DETAILS)
-def test_details(program: Program, what: str) -> None:
+def test_internal_details(program: Program, what: str) -> None:
     if what == "idle memory" and program.command[0] == EMULATOR[0]:
         pytest.skip("the emulator does not tell which pages are resident")
     program.check("1", seed=0, what=what, rounds=1)
 
 
-def test_a_forked_process_has_tensors_of_its_own(plain: Program) -> None:
+def test_a_forked_process_has_its_own_tensors(plain: Program) -> None:
     plain.check("1", seed=0, what="forked tensors", rounds=1)
 
 
-# --- what is not as it should be
+# --- errors
 
 
 @pytest.mark.parametrize("over", ["", " over a fabric"])
 @pytest.mark.parametrize("layout", ["2", "1,1"])
-def test_a_wrong_number_shows_in_every_collective(plain: Program, layout: str, over: str) -> None:
+def test_every_collective_detects_a_wrong_number(plain: Program, layout: str, over: str) -> None:
     done = plain.run(layout, 1, 7, f"wrong numbers{over}")
     assert done.returncode == 1
     for collective in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"):
@@ -282,23 +284,23 @@ def test_a_wrong_number_shows_in_every_collective(plain: Program, layout: str, o
         ("1,1", "few descriptors", "Too many open files"),  # to connect, or to accept a connection
     ],
 )  # fmt: skip
-def test_a_rank_is_told_what_is_wrong(plain: Program, layout: str, what: str, said: str) -> None:
+def test_a_rank_gets_the_cause_of_a_failure(plain: Program, layout: str, what: str, said: str) -> None:
     done = plain.run(layout, 1, 8, what)
     assert done.returncode == 1
     assert said in done.stderr
 
 
-def test_descriptors_that_just_suffice_do(plain: Program) -> None:
+def test_the_minimum_of_descriptors_suffices(plain: Program) -> None:
     plain.check("1,1", seed=9, what="enough descriptors")
 
 
 @on_each_program("1,1", "3,1")
-def test_strangers_keep_no_rank_out(program: Program, layout: str) -> None:
+def test_strangers_do_not_block_ranks(program: Program, layout: str) -> None:
     program.check(layout, seed=10, what="strangers", rounds=2)
 
 
 @pytest.mark.parametrize("layout", ["1,1", "1,2", "1,1,1"])
-def test_garbled_messages_end_no_process(addresses: Program, layout: str) -> None:
+def test_garbled_messages_do_not_end_a_process(addresses: Program, layout: str) -> None:
     addresses.check(layout, seed=11, what="garbled", rounds=10)
 
 

@@ -1,4 +1,4 @@
-"""Sums within a host go through memory that the ranks share, and through oneCCL where that is wanted."""
+"""Sums within a host use memory that the ranks share, or oneCCL on request."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def test_sums_are_right_and_the_same_in_every_rank(ranks: Ranks, dtype: str) -> 
     assert len(set(ranks.call("shm_sums", dtype))) == 1
 
 
-def test_ranks_that_get_ahead_of_each_other_take_nothing_twice(ranks: Ranks) -> None:
+def test_ranks_that_get_ahead_use_no_data_twice(ranks: Ranks) -> None:
     assert ranks.call("race") == ["ok"] * ranks.size
 
 
-def test_one_operation_may_have_tensors_of_several_types(ranks: Ranks) -> None:
+def test_an_operation_may_have_tensors_of_several_types(ranks: Ranks) -> None:
     assert ranks.call("mixed_coalesced") == ["ok"] * ranks.size
 
 
@@ -38,7 +38,7 @@ def test_nothing_is_rounded_for_the_wire_within_a_host(ranks: Ranks) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("variables", [{"CCL_ALLREDUCE": "ring"}, repeat({"CCL_WORKER_COUNT": "2"})], ids=str)
-def test_oneccl_sums_where_its_algorithm_or_its_workers_are_asked_for(variables: dict[str, str]) -> None:
+def test_oneccl_sums_if_its_algorithm_or_workers_are_set(variables: dict[str, str]) -> None:
     pair = Ranks(2, **variables)
     try:
         assert pair.call("shared_memory") == [[False, False]] * 2

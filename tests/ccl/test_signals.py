@@ -7,7 +7,7 @@ from ranks import run_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built")]
 
-# Rank 1 comes once rank 0's handler runs, which ends once rank 1 has the sum.
+# Rank 1 joins when rank 0's handler runs.  The handler returns when rank 1 has the sum.
 HANDLED = """
 import os, signal, threading, torch, torch.distributed as dist
 dist.init_process_group("ccl")
@@ -33,7 +33,7 @@ dist.destroy_process_group()
 """
 
 
-def test_a_collective_goes_on_while_the_thread_that_waits_for_it_handles_a_signal() -> None:
+def test_a_collective_continues_while_its_waiting_thread_handles_a_signal() -> None:
     first, second = run_script(2, HANDLED)
     assert (first.returncode, first.stdout, first.stderr) == (0, "handled\n2.0\n", "")
     assert (second.returncode, second.stdout, second.stderr) == (0, "2.0\n", "")

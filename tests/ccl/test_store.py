@@ -1,4 +1,4 @@
-"""What waiting ranks ask of the store, how they watch each other's processes, and what becomes of forked ones."""
+"""Requests of waiting ranks to the store, how ranks watch each other's processes, and forked processes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from cpulaunch.ccl.create import store_interval
 pytestmark = pytest.mark.slow
 
 
-def test_the_store_gets_about_as_many_requests_however_many_ranks_wait() -> None:
+def test_requests_to_the_store_do_not_grow_with_waiting_ranks() -> None:
     assert store_interval(2) == store_interval(16) == 0.2
     assert [ranks / store_interval(ranks) for ranks in (64, 1024, 8192)] == [100, 100, 100]
 
 
 def test_a_rank_that_waits_among_many_rarely_asks_the_store(two: Ranks) -> None:
-    """It asks once at first, and would ask 15 times if the group were small."""
+    """It asks once, but would ask 15 times in a small group."""
     _, requests = two.call("requests_of_a_wait", 1024, 4.0)
     assert requests <= 4
 
 
-def test_groups_share_what_they_watch_processes_by(two: Ranks) -> None:
+def test_groups_share_their_descriptors_of_processes(two: Ranks) -> None:
     assert two.call("watched_processes", 5) == [1, 1]
 
 
-# As containers of older Docker do: pidfd_open (434) fails with EPERM, and all else is allowed (seccomp(2)).
+# As in containers of older Docker, pidfd_open (434) fails with EPERM, and all else is allowed (seccomp(2)).
 UNWATCHED = """
 import ctypes, os, struct
 code = [(0x20, 0, 0, 0), (0x15, 0, 1, 434), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
@@ -44,7 +44,7 @@ dist.barrier()
 """
 
 
-def test_ranks_that_cannot_watch_each_other_say_so_once(built: object) -> None:
+def test_ranks_that_cannot_watch_each_other_warn_once(built: object) -> None:
     for rank in run_script(2, UNWATCHED):
         assert rank.returncode == 0, rank.stderr
         assert (
@@ -107,10 +107,10 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
-    ("apart", "seconds", "transport"),  # heartbeats are written once a second
+    ("apart", "seconds", "transport"),  # heartbeats are written once a second, and nothing shows when
     [(False, 0, "auto"), (True, 2.5, "ofi"), repeat(False, 0, "ofi"), repeat(True, 2.5, "auto")],
 )
-def test_a_rank_that_ends_after_the_one_with_the_store_is_silent(
+def test_a_rank_that_outlives_the_store_prints_nothing(
     apart: bool, seconds: float, transport: str, built: object
 ) -> None:
     script = LATE.format(apart=apart, seconds=seconds)
@@ -148,7 +148,7 @@ dist.all_reduce(x)
 print(x[0].item())
 """
 SUSPENSION = 9
-"""Seconds: the silence, the grace period after it, and two more."""
+"""Seconds: the timeout, the grace period after it, and two more."""
 
 
 @pytest.mark.parametrize(
@@ -162,10 +162,10 @@ SUSPENSION = 9
         repeat(1, True, "ofi"),
     ],
 )
-def test_a_rank_that_is_stopped_for_long_is_not_gone(
+def test_a_rank_that_is_stopped_for_long_is_not_lost(
     stopped: int, apart: bool, transport: str, built: object
 ) -> None:
-    """Rank 0 has the store; the other one writes heartbeats there, if it is the first of its host."""
+    """Rank 0 has the store.  The other rank writes heartbeats there if it is the first of its host."""
     pid = f"pids[{stopped}]"
     stop = f"os.kill({pid}, signal.SIGSTOP); later({SUSPENSION}, {pid}, signal.SIGCONT)"
     script = STOPPED.format(apart=apart, stopped=stopped, stop=stop)
@@ -185,7 +185,7 @@ import os, torch, torch.distributed as dist
 dist.init_process_group("ccl")
 dist.group.WORLD._get_backend(torch.device("cpu")).monitored_barrier()
 if dist.get_rank() == 0:
-    os._exit(0)  # and the store with it
+    os._exit(0)  # the store ends, too
 dist.destroy_process_group()
 """
 
@@ -217,8 +217,6 @@ dist.destroy_process_group()
 """
 
 
-def test_a_connection_to_a_former_store_on_the_same_port_is_no_suspicion(
-    built: object, tmp_path: Path
-) -> None:
+def test_a_connection_to_an_earlier_store_on_the_port_is_harmless(built: object, tmp_path: Path) -> None:
     for rank in run_script(2, RESTARTED.format(gone=tmp_path / "gone")):
         assert rank.returncode == 0, rank.stderr

@@ -1,4 +1,4 @@
-"""PyTorch's own suite, which the torch wheel ships: what gloo passes on CPU, ccl passes."""
+"""PyTorch's own suite, from the torch wheel: ccl passes the tests that gloo passes on CPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "torch_suite.py"
-# One of each kind, of which there are many; scripts/torch_suite.py runs all.
+# One test of each kind.  scripts/torch_suite.py runs all of them.
 KINDS = (
     "DistributedDataParallelCPU", "accumulate_gradients_no_sync", "all_gather_object_default_pg",
     "all_reduce_coalesced_sum", "all_reduce_full_group_max", "batch_isend_irecv_gloo_tags", "gather",

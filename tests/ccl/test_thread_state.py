@@ -50,7 +50,7 @@ else:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("built")
-def test_an_operation_that_cannot_complete_fails_its_group_and_nobody_hangs() -> None:
+def test_an_operation_that_cannot_complete_fails_its_group_without_a_hang() -> None:
     first, second = run_script(2, COMPLETION_FAILS)
     call, why = "all_reduce (sequence number 0, float32[1000])", "could not be completed: a view"
     reason = f"rank 0: {call} of group '0' of 2 ranks {why}"

@@ -1,4 +1,4 @@
-"""A rank of several threads: the thread that waits has them all copy and sum."""
+"""Ranks of several threads: the waiting thread lets all of them copy and sum."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def ranks_of_two(built: Built) -> Iterator[Ranks]:
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_waiting_thread_does_half_of_what_one_alone_does(
+def test_two_threads_share_the_work_of_a_collective(
     two: Ranks, ranks_of_two: Ranks, kind: str, asynchronous: bool
 ) -> None:
-    """Of an asynchronous one, a background thread may have done some."""
+    """A background thread may have done a part of an asynchronous collective."""
     alone = two.call("moved", kind)
     shared = ranks_of_two.call("moved", kind, asynchronous=asynchronous)
     for (copied, summed, result), (all_copied, all_summed, expected) in zip(shared, alone, strict=True):
@@ -37,7 +37,7 @@ def test_a_waiting_thread_does_half_of_what_one_alone_does(
             assert 0.45 * all_summed <= summed <= 0.55 * all_summed
 
 
-def test_ranks_move_as_many_bytes_as_the_page_on_ccl_says(two: Ranks) -> None:
+def test_ranks_move_the_bytes_that_the_page_on_ccl_states(two: Ranks) -> None:
     for copied, summed, _ in two.call("moved", "all_reduce"):
         assert (copied, summed) == (1.5 * BYTES, BYTES)
     for copied, summed, _ in two.call("moved", "all_reduce", in_shared_memory=True):
@@ -60,7 +60,7 @@ def test_reductions_of_ranks_with_threads_equal_gloos(ranks_of_two: Ranks, kind:
 
 
 @pytest.mark.parametrize("kind", names.MOVEMENTS)
-def test_movements_of_ranks_with_threads_deliver_what_was_sent(ranks_of_two: Ranks, kind: str) -> None:
+def test_movements_of_ranks_with_threads_deliver_the_senders_values(ranks_of_two: Ranks, kind: str) -> None:
     ranks_of_two.call("movement", kind, "float32", [1_000_003], "plain", 1, 5, False)
 
 

@@ -1,4 +1,5 @@
-"""What torch builds on a process group works on this one: DDP, hooks, FSDP2, checkpoints, objects, subgroups."""
+"""torch's features on top of a process group work with ccl: DDP, hooks, FSDP2, checkpoints, objects,
+subgroups."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(params=[repeat("two"), "three", repeat("four")])
 def ranks(request: pytest.FixtureRequest) -> Ranks:
-    """What torch builds on a group hardly depends on their number."""
+    """These features hardly depend on the number of ranks."""
     return request.getfixturevalue(request.param)
 
 
@@ -52,15 +53,15 @@ def test_object_collectives(ranks: Ranks) -> None:
         assert scattered == [rank * 10]
 
 
-def test_subgroups_live_side_by_side_and_end_in_any_order(three: Ranks) -> None:
+def test_subgroups_coexist_and_end_in_any_order(three: Ranks) -> None:
     assert three.call("subgroups") == [[3, 4, None], [3, None, 5], [None, 4, 5]]
 
 
-def test_a_subgroup_made_and_used_by_some_ranks_only(three: Ranks) -> None:
+def test_a_subgroup_may_be_made_by_its_members_only(three: Ranks) -> None:
     assert three.call("pairs") == ["ok"] * 3
 
 
-def test_pairs_that_make_their_own_group_alone_do_not_meet_each_other(four: Ranks) -> None:
+def test_pairs_that_make_only_their_own_group_do_not_mix(four: Ranks) -> None:
     for _ in range(3):
         assert four.call("own_pair") == [3, 3, 7, 7]
 
@@ -87,11 +88,11 @@ def test_futures_run_callbacks_that_communicate(ranks: Ranks) -> None:
     assert ranks.call("chained") == [ranks.size * ranks.size] * ranks.size
 
 
-def test_asynchronous_means_that_a_later_step_may_release_the_peer(ranks: Ranks) -> None:
+def test_an_asynchronous_call_returns_before_its_peer_joins(ranks: Ranks) -> None:
     assert ranks.call("release_the_peer") == ["ok"] * ranks.size
 
 
-def test_errors_of_use_are_raised_and_leave_the_group_usable(ranks: Ranks) -> None:
+def test_errors_of_usage_leave_the_group_usable(ranks: Ranks) -> None:
     for messages in ranks.call("misuse"):
         assert messages[0].startswith("ccl broadcast: invalid root rank: 9")
         assert "times the input's" in messages[1]
@@ -105,7 +106,7 @@ def test_errors_of_use_are_raised_and_leave_the_group_usable(ranks: Ranks) -> No
         assert messages[9] == "ccl all_to_all_single: this rank sends itself 2 elements and receives 1"
 
 
-def test_waiting_releases_the_interpreter(two: Ranks) -> None:
+def test_waiting_releases_the_gil(two: Ranks) -> None:
     assert two.call("wait_while_a_thread_runs") == ["ok", "ok"]
 
 

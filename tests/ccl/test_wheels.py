@@ -1,7 +1,7 @@
-"""The wheels of ``scripts/build_wheels.sh``, and the C interface that what is in them has.
+"""The wheels of ``scripts/build_wheels.sh``, and the C interface of the library in them.
 
-zig takes half a gigabyte and minutes for its first compilation, so the wheels are tested where somebody asks for
-it: CPULAUNCH_TEST_WHEELS=1, or a directory in which they are.
+zig takes half a gigabyte and minutes for its first compilation.  So the wheels are tested only if
+CPULAUNCH_TEST_WHEELS is 1, or a directory that has them.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_the_core_in_a_wheel_runs_on_its_kind_of_machine(wheels: Path, tmp_path:
 @asked_for
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the layer's wheel is for x86_64")
 def test_a_job_runs_from_wheels_without_a_compiler(wheels: Path, tmp_path: Path) -> None:
-    """In a fresh environment, which borrows torch and cpulaunch from this one."""
+    """In a fresh environment with the torch and cpulaunch of this one."""
     directory = tmp_path / "venv"
     venv.create(directory, with_pip=False)
     (site,) = directory.glob("lib/python*/site-packages")

@@ -43,4 +43,4 @@ for line in sys.stdin:
     answers.write(json.dumps(answer) + "\n")
     answers.flush()
 programs.stop()
-let_gloo_finish()  # nobody else sees to it here, and a gloo thread that comes late aborts the process
+let_gloo_finish()  # otherwise, a late thread of gloo aborts the process

@@ -63,7 +63,9 @@ def test_while_hosts_are_asked_something_else_is_done_once() -> None:
     assert done.empty()
 
 
-def test_without_a_terminal_a_line_comes_now_and_then(tmp_path: Path, played_ssh: dict[str, str]) -> None:
+def test_without_a_terminal_a_status_line_is_printed_now_and_then(
+    tmp_path: Path, played_ssh: dict[str, str]
+) -> None:
     code = (
         "import os, sys; from cpulaunch.cli import main, progress\n"
         "progress.FIRST_LINE = 0.5\n"
@@ -81,7 +83,7 @@ def test_without_a_terminal_a_line_comes_now_and_then(tmp_path: Path, played_ssh
     assert "\x1b" not in done.stderr
 
 
-def test_what_is_wrong_with_many_hosts_is_said_once(
+def test_a_problem_of_many_hosts_is_reported_once(
     cpulaunch: Run, tmp_path: Path, played_ssh: dict[str, str]
 ) -> None:
     (tmp_path / "go").touch()
@@ -95,6 +97,6 @@ def test_what_is_wrong_with_many_hosts_is_said_once(
     ]
 
 
-def test_what_is_wrong_with_two_hosts_is_said_of_each(cpulaunch: Run, played_ssh: dict[str, str]) -> None:
+def test_a_problem_of_two_hosts_is_reported_for_each(cpulaunch: Run, played_ssh: dict[str, str]) -> None:
     done = cpulaunch("hosts", "check", "--hosts", "lost1,lost2", env=played_ssh)
     assert done.stderr.count("✗ lost1: ") == done.stderr.count("✗ lost2: ") == 1

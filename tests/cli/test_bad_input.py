@@ -82,7 +82,7 @@ def test_is_refused_with_a_clear_error(cpulaunch: Run, show, arguments, code, sa
     ("command", "missing"),
     [("hosts", "no command; its command: check"), ("ccl", "no command; its commands: build, info")],
 )
-def test_a_command_without_its_own_says_which_there_are(cpulaunch: Run, command: str, missing: str) -> None:
+def test_a_command_without_a_subcommand_lists_them(cpulaunch: Run, command: str, missing: str) -> None:
     done = cpulaunch(command)
     assert (done.returncode, done.stdout) == (2, "")
     error, hint = done.stderr.splitlines()
@@ -100,7 +100,7 @@ def test_an_engine_that_is_not_here_is_pointed_out(cpulaunch: Run, show) -> None
     )
 
 
-def test_without_a_compiler_gloo_is_taken_and_said(cpulaunch: Run, show) -> None:
+def test_without_a_compiler_gloo_is_chosen_with_a_message(cpulaunch: Run, show) -> None:
     env = {"XDG_CACHE_HOME": str(show.parent), "CXX": "no-such-compiler"}
     dry = cpulaunch("run", "-n", "1", "--dry-run", "show.py", env=env)
     run = cpulaunch("run", "-n", "1", "show.py", env=env)

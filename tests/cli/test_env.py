@@ -48,7 +48,7 @@ def test_variables_and_settings_are_named_and_secrets_are_not(cpulaunch: Run, tm
     assert "hunter" not in done.stdout
 
 
-def test_our_group_is_used_where_nothing_else_is(cpulaunch: Run, built: Built) -> None:
+def test_our_group_is_used_without_another_backend(cpulaunch: Run, built: Built) -> None:
     assert report(cpulaunch("env"))["used for ccl"] == [f"{built.module} ({built.layer.origin})"]
 
 

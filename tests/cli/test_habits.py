@@ -99,7 +99,7 @@ OF_OTHER_ENVIRONMENTS = ("MPICH", "ipexrun")
 @pytest.mark.parametrize(
     "program", [slow(name) if name in OF_OTHER_ENVIRONMENTS else name for name in PROGRAMS]
 )
-def test_options_in_the_table_are_those_of_the_program(program: str) -> None:
+def test_the_table_has_only_options_of_the_program(program: str) -> None:
     options = {option.lstrip("-").replace("_", "-") for option in PROGRAMS[program]()}
     assert len(options) >= 20
     named = [
@@ -111,7 +111,7 @@ def test_options_in_the_table_are_those_of_the_program(program: str) -> None:
     assert {name for name in named if name not in options} <= OLDER
 
 
-def test_no_option_of_ours_is_in_the_table_of_refused_ones() -> None:
+def test_the_table_of_refused_options_has_none_of_ours() -> None:
     """It would never be refused, as the parser knows it."""
     known = run_parser()._option_string_actions
     refused = [name for row in habits.TABLE if type(row) is habits.Refused for name in row.names.split()]
@@ -205,7 +205,7 @@ def test_an_option_means_a_setting(
         assert given[key] == value
 
 
-def test_what_run_cpu_and_ipexrun_take_as_not_given_is_not(
+def test_empty_values_of_run_cpu_and_ipexrun_count_as_not_given(
     script: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unset = "--ninstances -1 --ncores_per_instance=-1 --node_id -1 --ninstances 0 --ncores-per-instance 0"
@@ -225,7 +225,7 @@ def test_what_run_cpu_and_ipexrun_take_as_not_given_is_not(
         "--enable_tcmalloc --allocator default",
     ],
 )
-def test_what_comes_to_the_same_or_is_said_last_contradicts_nothing(
+def test_equal_or_later_options_contradict_nothing(
     script: None, capsys: pytest.CaptureFixture[str], arguments: str
 ) -> None:
     assert settings_of(arguments.split(), capsys)
@@ -250,7 +250,7 @@ RANKS_ARE_STARTED = "without --instances, this starts ranks of one job: --instan
         ("--mixed_precision no", ""),
     ],
 )
-def test_a_line_says_that_ranks_are_started_where_run_cpu_would_start_a_program(
+def test_a_line_reports_ranks_where_run_cpu_would_start_one_program(
     script: None, capsys: pytest.CaptureFixture[str], arguments: str, said: str
 ) -> None:
     assert main(["run", *arguments.split(), "--dry-run", "--format", "shell", "train.py"]) == 0
@@ -320,7 +320,7 @@ def test_an_option_without_meaning_is_ignored_in_one_line(
     assert said[0].startswith(f"cpulaunch: {option} is ignored: ")
 
 
-def test_options_for_several_hosts_are_ignored_where_there_is_one(
+def test_options_for_several_hosts_are_ignored_on_one_host(
     script: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dry = ["--dry-run", "--format", "shell", "train.py"]
@@ -438,7 +438,7 @@ def test_torchruns_restarts_are_ours(script: None, capsys: pytest.CaptureFixture
         ("-nolocal", "-nolocal: ranks run on the listed hosts", "--exclude"),
     ],
 )
-def test_an_option_is_refused_with_what_to_say_instead(
+def test_the_error_of_a_refused_option_names_its_replacement(
     script: None, capsys: pytest.CaptureFixture[str], arguments: str, error: str, hint: str
 ) -> None:
     assert main(["run", *arguments.split(), "train.py"]) == 2

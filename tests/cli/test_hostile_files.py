@@ -100,9 +100,7 @@ FILES = {
     ],
     ids=lambda v: v[-40:],
 )
-def test_what_stands_for_far_too_much_is_refused_in_one_line(
-    tmp_path: Path, arguments: str, said: str
-) -> None:
+def test_huge_expansions_are_refused_in_one_line(tmp_path: Path, arguments: str, said: str) -> None:
     for name in FILES.keys() & set(arguments.split()):
         (tmp_path / name).write_text(FILES[name])
     (tmp_path / "train.py").write_text("")

@@ -52,7 +52,7 @@ def test_the_page_has_commands_of_every_kind() -> None:
 @pytest.mark.slow
 @needs_two_cores
 @pytest.mark.parametrize("command", [repeat(each) if is_like_another(each) else each for each in COMMANDS])
-def test_a_command_does_what_it_is_shown_for(command: str, cpulaunch: Run, directory: Path) -> None:
+def test_the_pages_commands_work(command: str, cpulaunch: Run, directory: Path) -> None:
     words = command.split()
     if any(part in command for part in FOR_LARGER):
         done = cpulaunch("run", *BIG, "--dry-run", *[word for word in words[1:] if word != "--dry-run"])

@@ -23,7 +23,7 @@ def help_of(option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     return capsys.readouterr().out
 
 
-def test_help_is_short_and_shows_what_is_common(capsys, monkeypatch) -> None:
+def test_help_is_short_and_shows_common_options(capsys, monkeypatch) -> None:
     text = help_of("--help", capsys, monkeypatch)
     assert len(text.splitlines()) <= 120
     assert max(map(len, text.splitlines())) <= 80
@@ -54,7 +54,7 @@ def test_dashes_and_underscores_are_the_same(
 
 
 @pytest.mark.parametrize("option", ["-n", "-np"])
-def test_the_number_of_ranks_may_be_said_as_to_mpirun(option: str, capsys, tmp_path, monkeypatch) -> None:
+def test_the_number_of_ranks_may_be_given_as_for_mpirun(option: str, capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
     assert main(["run", option, "1", "--dry-run", "--format", "json", "t.py"]) == 0

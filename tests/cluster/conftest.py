@@ -15,7 +15,7 @@ from support.faults import Cluster
 from support.namespaces import until, why_not
 
 GONE_WITHIN = 5.0
-"""Seconds in which what a test has ended is gone."""
+"""Seconds within which processes that a test has ended must be gone."""
 
 HOSTS = ("node0", "node1", "node2", "node3")
 
@@ -24,7 +24,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 def need_cluster() -> None:
     if problem := why_not():
-        # Where one is promised, as by scripts/test.sh, tests must not vanish quietly.
+        # Where a cluster is required, as in scripts/test.sh, tests must not be skipped.
         (pytest.fail if os.environ.get("CPULAUNCH_TEST_CLUSTER") else pytest.skip)(
             f"no test cluster: {problem}"
         )

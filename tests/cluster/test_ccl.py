@@ -1,4 +1,4 @@
-"""The ccl process group over several hosts: several ranks on each, and what is noticed when one dies."""
+"""The ccl process group on several hosts with several ranks each, and how ranks notice that one has died."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print("shared memory", os.environ["CCL_ATL_SHM"], flush=True)
 dist.destroy_process_group()
 """
 
-# The last rank has sent all parts, and all but rank 0 are done long before it, by their patience.
+# The last rank has sent all parts.  All ranks but rank 0 complete long before rank 0 does.
 OVER_MPI = """
 import time, torch, torch.distributed as dist
 from cpulaunch.ccl import load
@@ -76,7 +76,7 @@ except dist.DistBackendError as error:
     os._exit(7)
 """
 
-# Rank 2 sends when it is told to, long after rank 1 has ended.
+# Rank 2 sends when the test lets it, long after rank 1 has ended.
 LEAVE = """\
 import sys, torch, torch.distributed as dist
 from datetime import timedelta
@@ -91,7 +91,7 @@ if rank == 2:
 dist.send(x, 0)
 """
 
-# The rank that LATE names calls it when it is told to.  Who needs nobody any more ends before that.
+# The rank that LATE names calls it when the test lets it.  Ranks that need no other rank end before that.
 DONE = """\
 import os, sys, torch, torch.distributed as dist
 os.environ["CPULAUNCH_HEARTBEAT_TIMEOUT"] = "5"
@@ -110,7 +110,7 @@ assert x.unique().tolist() == [5.0 if sys.argv[1] == "scatter" else 3.0 - late],
 if rank % 2:
     dist.destroy_process_group()
 """
-# Rank 0 ends, and the store with it, before it has sent anything in the group.
+# Rank 0, which has the store, ends before it has sent anything in the group.
 MUTE = """\
 import os, sys, torch, torch.distributed as dist
 from datetime import timedelta
@@ -160,7 +160,8 @@ dist.all_reduce(x)
 dist.all_reduce(x)
 print("went on", x[0].item())
 """
-# Rank 0 waits until the test lets rank 1 call, and another of its threads says when the waiting one has slept.
+# Rank 0 waits until the test lets rank 1 call.  Another of its threads reports when the waiting thread has
+# slept.
 PATIENT = """\
 import ctypes, os, re, sys, threading, time, torch, torch.distributed as dist
 dist.init_process_group("ccl")
@@ -194,7 +195,7 @@ extern "C" int sched_yield() noexcept { ++count; return syscall(SYS_sched_yield)
 extern "C" int yields() { return count; }
 """
 SOON_SILENT = {"SILENCE": "4"}
-"""The seconds after which a host that gives no sign of life counts as lost."""
+"""Seconds of silence after which a host counts as lost."""
 
 LONG = 7.0
 """Seconds, more than a silence of 4, the grace period after it, and a timeout of 5."""
@@ -204,7 +205,8 @@ LONG = 7.0
 def test_several_ranks_on_each_of_four_hosts_meet(
     attempt: int, cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
-    """Eight ranks on few cores, all asking rank 0's store at once, once starved each other for minutes."""
+    """Eight ranks on few cores that all asked rank 0's store at the same time once starved each other for
+    minutes."""
     (script := tmp_path / "meet.py").write_text(MEET)
     options = ["--backend", "ccl", "--threads", "1", "--oversubscribe", "-ppn", "2"]
     done = cpulaunch(
@@ -217,7 +219,8 @@ def test_several_ranks_on_each_of_four_hosts_meet(
 def test_intel_mpi_of_the_wheel_carries_oneccl_between_hosts(
     cluster: Cluster, cpulaunch: Run, tmp_path: Path
 ) -> None:
-    """It has to be told where libfabric is, and which alltoallv all take; ranks leave it together."""
+    """It needs the path of libfabric and the same algorithm for alltoallv on all ranks, and ranks must leave
+    it together."""
     (script := tmp_path / "train.py").write_text(OVER_MPI)
     two = cluster.hostfile(tmp_path / "two-nodes", ["node0", "node1"])
     transport = ["--backend", "ccl", "--ccl-transport", "mpi"]
@@ -229,8 +232,8 @@ def test_intel_mpi_of_the_wheel_carries_oneccl_between_hosts(
     assert (done.returncode, got) == (0, [f"10.0 {rank}.0" for rank in range(4)]), done.stderr
 
 
-def test_whoever_waits_for_another_host_soon_sleeps(cluster: Cluster, tmp_path: Path) -> None:
-    """Where simulated hosts share cores, threads that went on yielding them left others without for half a minute."""
+def test_a_wait_for_another_host_soon_sleeps(cluster: Cluster, tmp_path: Path) -> None:
+    """Where simulated hosts share cores, threads that only yielded once starved others for half a minute."""
     (source := tmp_path / "yields.cpp").write_text(COUNT_YIELDS)
     library = tmp_path / "yields.so"
     subprocess.run(["g++", "-shared", "-fPIC", source, "-o", library], check=True, timeout=60)
@@ -248,7 +251,7 @@ def test_whoever_waits_for_another_host_soon_sleeps(cluster: Cluster, tmp_path: 
 def ranks(
     cluster: Cluster, hosts: list[str], idle: int, **variables: str
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """Ranks of WAIT, one for each of ``hosts``, started by nobody who would end them; all have met."""
+    """Ranks of WAIT, one for each of ``hosts``, without a launcher that would end them.  All have met."""
     argv = [sys.executable, "-c", WAIT]
     with started_ranks(cluster, hosts, argv, limit=150, IDLE=idle, **variables) as processes:
         for process in processes:
@@ -273,10 +276,11 @@ def test_a_rank_killed_on_another_host_is_an_error_in_all_others(
     with ranks(cluster, hosts, idle=dead) as processes:
         cluster.signal(processes[dead], 9)
         survivors = [process for rank, process in enumerate(processes) if rank != dead]
-        # Half of the group's own timeout, so that it isn't this that ends the ranks.
+        # Half of the group's timeout, so the timeout isn't what ends the ranks.
         said = [process.communicate(timeout=60)[0] for process in survivors]
         assert [process.returncode for process in survivors] == [7] * len(survivors), said
-        # The last survivor notices; the others hear of it, or of the end of one that has raised before them.
+        # The last survivor notices.  The others are notified, or see the end of a rank that raised before
+        # them.
         assert re.search(noticed, said[-1]), said
 
 
@@ -297,17 +301,17 @@ def test_a_rank_killed_on_another_host_is_an_error_over_oneccl_too(
         survivors = [process for rank, process in enumerate(processes) if rank != dead]
         said = [process.communicate(timeout=60)[0] for process in survivors]
         assert [process.returncode for process in survivors] == [7] * len(survivors), said
-        # One notices; the others hear of it, or of the end of one that has raised before them.
+        # One rank notices.  The others are notified, or see the end of a rank that raised before them.
         assert any(re.search(noticed, text) for text in said), said
 
 
 @pytest.mark.parametrize(
     ("hosts", "call"), [("2x2", "broadcast"), repeat("2x1", "recv"), repeat("4x1", "broadcast")]
 )
-def test_a_rank_that_ends_without_having_sent_anything_is_an_error_in_all_that_wait_for_it(
+def test_the_end_of_a_rank_without_connections_is_an_error_in_all_waiting_ranks(
     hosts: str, call: str, cluster: Cluster
 ) -> None:
-    """No connection of it is there that could break, and nobody who could report it."""
+    """It has no connection that could break, and no other rank can report its end."""
     with started_ranks(cluster, hosts_of(hosts), [sys.executable, "-c", MUTE, call], limit=90) as processes:
         said = [process.communicate(timeout=45)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] + [7] * (len(processes) - 1), said
@@ -339,16 +343,16 @@ def test_a_rank_that_has_sent_its_messages_may_end_before_others_have(
     ("hosts", "operation", "late", "size", "done"),
     [
         ("2x2", "broadcast", 3, 40, [0, 1]),
-        repeat("2x2", "broadcast", 0, 300_000, [3]),  # the rest waits in the kernel
+        repeat("2x2", "broadcast", 0, 300_000, [3]),  # the kernel still holds the rest
         repeat("2x2", "scatter", 0, 40, [2, 3]),
         repeat("2x2", "scatter", 3, 4_000_000, [1]),
         repeat("4x1", "broadcast", 2, 40, [0, 1]),
     ],
 )
-def test_ranks_that_are_done_may_end_while_others_wait_for_a_late_one(
+def test_ranks_may_end_while_others_wait_for_a_late_one(
     hosts: str, operation: str, late: int, size: int, done: list[int], cluster: Cluster
 ) -> None:
-    """Rank 0 has the store, and rank 2 writes its host's heartbeat: both are silent from then on."""
+    """Rank 0 has the store, and rank 2 writes its host's heartbeat.  Both are silent from then on."""
     argv = [sys.executable, "-c", DONE, operation]
     variables = {"LATE": late, "SIZE": size}
     with started_ranks(cluster, hosts_of(hosts), argv, 90, subprocess.PIPE, **variables) as processes:
@@ -356,7 +360,7 @@ def test_ranks_that_are_done_may_end_while_others_wait_for_a_late_one(
             assert process.stdout is not None
             assert process.stdout.readline() == "up\n"
         said = {rank: processes[rank].communicate(timeout=60) for rank in done}
-        time.sleep(LONG)  # who is silent, or has ended, is an error for those that need it by then
+        time.sleep(LONG)  # ranks that need a silent or ended rank fail in this time
         others = [late, *(rank for rank in range(4) if rank not in (late, *done))]
         said |= {rank: processes[rank].communicate("now\n", timeout=60) for rank in others}
     assert [process.returncode for process in processes] == [0] * 4, said
@@ -376,8 +380,8 @@ def test_the_host_with_the_store_falls_off_the_network(cluster: Cluster) -> None
         assert all("the group's store" in text or "has given no sign of life" in text for text in said), said
 
 
-def test_a_job_that_was_suspended_goes_on(cluster: Cluster) -> None:
-    """As a batch system suspends it: the clock runs on, while nobody can give a sign of life."""
+def test_a_job_survives_its_suspension(cluster: Cluster) -> None:
+    """As when a batch system suspends a job: the clock advances, and no rank can send a heartbeat."""
     argv = [sys.executable, "-c", SUSPENDED]
     hosts = ["node0", "node0", "node1"]
     with started_ranks(cluster, hosts, argv, limit=120, stdin=subprocess.PIPE) as processes:
@@ -396,8 +400,8 @@ def test_a_job_that_was_suspended_goes_on(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("stopped", [0, repeat(1)])
-def test_a_job_of_which_one_rank_was_stopped_goes_on(stopped: int, cluster: Cluster) -> None:
-    """By a debugger, say: rank 0 has the store, and each is the first rank of its host."""
+def test_a_job_survives_a_stopped_rank(stopped: int, cluster: Cluster) -> None:
+    """As by a debugger.  Rank 0 has the store, and each rank is the first of its host."""
     argv = [sys.executable, "-c", STOPPED]
     with started_ranks(cluster, hosts_of("4x1"), argv, limit=90, stdin=subprocess.PIPE) as processes:
         for process in processes:
@@ -419,7 +423,7 @@ def test_a_job_of_which_one_rank_was_stopped_goes_on(stopped: int, cluster: Clus
     [repeat(0, {}), repeat(2, {}), repeat(2, OVER_ONECCL)],
     ids=["the one with the store", "", "oneccl"],
 )
-def test_the_host_of_a_stopped_rank_is_gone_once_it_falls_off_the_network(
+def test_the_host_of_a_stopped_rank_is_lost_if_its_network_fails(
     stopped: int, variables: dict[str, str], cluster: Cluster
 ) -> None:
     with ranks(

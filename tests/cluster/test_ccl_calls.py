@@ -1,4 +1,5 @@
-"""Ranks of a ccl group on several hosts that call nothing, or something else than the others: who is named."""
+"""Errors on several hosts name the ranks of a ccl group that call nothing, or another operation than the
+others."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(state().built is None, reason="not built: cpulaunch ccl build"),
 ]
 
-# A rank waits until all others have been told of the failure, rank 0, which has the store, to the last.
+# A rank waits until all others have been notified of the failure.  Rank 0, which has the store, ends last.
 DIFFER = """\
 import os, sys, torch, torch.distributed as dist
 from datetime import timedelta
@@ -51,7 +52,7 @@ leave("no error")
 """
 
 
-# Two ranks of the group take themselves for the root of a gather, to which neither sends anything.
+# Two ranks of the group call gather with themselves as root, so neither sends anything.
 GATHERS = """\
 import os, torch, torch.distributed as dist
 dist.init_process_group("ccl")
@@ -71,7 +72,7 @@ except dist.DistBackendError as error:
     os._exit(7)
 """
 
-# Each rank takes itself for the root.  Rank 0 looks when rank 1 has sent, or waits, too.
+# Each rank calls the operation with itself as root.  Rank 0 looks when rank 1 has sent, or also waits.
 ROOTS = """\
 import sys, torch, torch.distributed as dist
 dist.init_process_group("ccl")
@@ -88,7 +89,7 @@ exec(sys.argv[2])
 def differing(
     cluster: Cluster, layout: str, timeout: float, odd: int, its_call: str, call: str, **variables: str
 ) -> list[str]:
-    """What ranks say of whom one, ``odd``, does something else than the others."""
+    """The errors of ranks while rank ``odd`` calls another operation than the others."""
     argv = [sys.executable, "-c", DIFFER, str(timeout), str(odd), its_call, call]
     with started_ranks(cluster, hosts_of(layout), argv, limit=60, **variables) as processes:
         said = [process.communicate() for process in processes]
@@ -110,7 +111,7 @@ def differing(
         repeat("3+1", 3, "dist.all_reduce(x)", OVER_ONECCL),
         repeat("2x2", 3, "dist.all_gather(parts, x)", OVER_ONECCL),
         repeat("2x2", 2, "dist.reduce_scatter(x, parts)", OVER_ONECCL),
-        repeat("3x2", 3, "dist.broadcast(torch.ones(10_000_000), 0)", OVER_ONECCL),  # more than sockets' buffers take
+        repeat("3x2", 3, "dist.broadcast(torch.ones(10_000_000), 0)", OVER_ONECCL),  # more than fits into the sockets' buffers
         repeat("2x2", 3, "dist.all_to_all(parts, [x] * size)", OVER_ONECCL),
         repeat("4x1", 2, "dist.all_gather(parts, x)", OVER_ONECCL),
     ],
@@ -123,7 +124,7 @@ def differing(
 def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
     cluster: Cluster, layout: str, late: int, call: str, variables: dict[str, str]
 ) -> None:
-    """Also by those that wait for one that waits for it."""
+    """Also by ranks that wait for a rank that waits for it."""
     until_all_have_raised = "wait('over', {*range(size)} - {rank})"
     said = differing(cluster, layout, 4, late, until_all_have_raised, call, **variables)
     del said[late]
@@ -142,13 +143,13 @@ def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
         ),
     ],
 )
-def test_a_message_that_does_not_come_or_go_is_named(cluster: Cluster, call: str, missing: str) -> None:
+def test_a_message_that_is_never_sent_or_received_is_named(cluster: Cluster, call: str, missing: str) -> None:
     _, said = differing(cluster, "2x1", 2, 0, "wait('over', {1})", call)
     assert f"timeout of 2 s: {missing}" in said
 
 
-def test_ranks_that_have_called_it_are_not_said_to_be_late_where_data_is_lost(cluster: Cluster) -> None:
-    """Between two hosts that both reach the one with the store."""
+def test_ranks_are_not_reported_as_late_if_data_is_lost(cluster: Cluster) -> None:
+    """Data is lost between two hosts that both reach the host with the store."""
     call = "print('up', flush=True); sys.stdin.readline(); dist.all_reduce(x)"
     argv = [sys.executable, "-c", DIFFER, "6", "-1", "", call]
     with started_ranks(cluster, hosts_of("3x1"), argv, limit=60, stdin=subprocess.PIPE) as processes:
@@ -177,7 +178,7 @@ def test_ranks_that_have_called_it_are_not_said_to_be_late_where_data_is_lost(cl
     ],
     ids=["size", "operation", "reduction", "wire", "root"],
 )  # fmt: skip
-def test_a_rank_on_another_host_that_calls_something_else_is_named_with_both_calls(
+def test_a_differing_rank_on_another_host_is_named_with_both_calls(
     cluster: Cluster, layout: str, odd_call: str, call: str, named: tuple[str, str]
 ) -> None:
     odd = len(hosts_of(layout)) - 1
@@ -194,19 +195,17 @@ def test_a_rank_on_another_host_that_calls_something_else_is_named_with_both_cal
     ],
     ids=["reduction", "operation"],
 )  # fmt: skip
-def test_a_rank_beside_others_that_calls_something_else_is_named_over_oneccl_too(
+def test_a_differing_rank_beside_others_is_named_over_oneccl_too(
     cluster: Cluster, odd_call: str, call: str, named: tuple[str, str]
 ) -> None:
-    """By those on its host, which the others are told of."""
+    """The ranks on its host name it, and notify the others."""
     said = differing(cluster, "2x2", 30, 3, odd_call, call, **OVER_ONECCL)
     assert all(all(one in text for one in named) for text in said), said
 
 
 @pytest.mark.parametrize("layout", [repeat("3+1"), repeat("2x1")])
-def test_a_rank_alone_on_its_host_that_calls_something_else_is_named_over_oneccl_too(
-    cluster: Cluster, layout: str
-) -> None:
-    """Where they wait for each other: oneCCL itself doesn't tell."""
+def test_a_differing_rank_alone_on_its_host_is_named_over_oneccl_too(cluster: Cluster, layout: str) -> None:
+    """The ranks wait for each other, as oneCCL itself doesn't report it."""
     odd = len(hosts_of(layout)) - 1
     calls = f"dist.gather(x, parts, {odd})", f"dist.scatter(x, None, {odd})"
     *said, of_odd = differing(cluster, layout, 6, odd, *calls, **OVER_ONECCL)
@@ -227,7 +226,7 @@ LARGE = "dist.broadcast(torch.ones(4_000_000), rank)"
 def test_two_roots_on_different_hosts_are_named_though_neither_needs_the_other(
     call: str, last: str, exit_code: int, cluster: Cluster
 ) -> None:
-    """The last one to end at the latest; Python's exit code doesn't tell if it is then."""
+    """The last rank that ends reports it at the latest.  Python's exit code doesn't show it in that case."""
     argv = [sys.executable, "-c", ROOTS, call, last]
     with started_ranks(cluster, hosts_of("2x1"), argv, limit=60) as processes:
         said = [process.communicate()[1] for process in processes]
@@ -236,7 +235,7 @@ def test_two_roots_on_different_hosts_are_named_though_neither_needs_the_other(
     assert processes[0].returncode == exit_code
 
 
-def test_a_job_of_two_roots_fails_though_its_program_has_ended_well(
+def test_a_job_with_two_roots_fails_although_its_program_exits_with_0(
     cluster: Cluster, cpulaunch: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(ROOTS)
@@ -250,7 +249,7 @@ def test_a_job_of_two_roots_fails_though_its_program_has_ended_well(
     )
 
 
-def test_two_roots_of_a_gather_are_an_error_though_nobody_sends_to_them(cluster: Cluster) -> None:
+def test_two_roots_of_a_gather_are_an_error_although_no_rank_sends(cluster: Cluster) -> None:
     with started_ranks(cluster, hosts_of("4x1"), [sys.executable, "-c", GATHERS], limit=90) as processes:
         said = [process.communicate(timeout=45)[0] for process in processes]
     assert [process.returncode for process in processes] == [7, 0, 7, 0], said

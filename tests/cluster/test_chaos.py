@@ -1,4 +1,5 @@
-"""What befalls jobs on four hosts: each event by one launcher in CI, by all of them in ``scripts/test.sh --all``."""
+"""Faults injected into jobs on four hosts: each with one launcher in CI, and with all of them in
+``scripts/test.sh --all``."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from support.marks import repeat
 pytestmark = pytest.mark.slow
 
 
-# Each event by one launcher, and by ssh as well where its own processes matter.  Starting and Ctrl-C differ most from
-# one launcher to another, though MPICH's mpiexec is nearly Intel's.
+# Each event with one launcher, and also with ssh if its own processes matter. Launchers differ most in
+# starting and Ctrl-C, but MPICH's mpiexec is nearly Intel's.
 USUAL = {
     "raises while the others sleep": ("intel", "ssh"),
     "raises while the others wait (gloo)": ("openmpi",),
@@ -43,7 +44,7 @@ CASES = [(name, launcher) for name in chaos.EVENTS for launcher in chaos.EVENTS[
     [case if case[1] in USUAL.get(case[0], ()) else repeat(*case) for case in CASES],
     ids=[f"{name}-{launcher}" for name, launcher in CASES],
 )
-def test_what_befalls_a_job_is_named_and_leaves_nothing(
+def test_a_fault_is_reported_and_leaves_no_process(
     name: str, launcher: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     rank, event = CASES.index((name, launcher)) % 4, chaos.EVENTS[name]

@@ -1,4 +1,4 @@
-"""Failures on two hosts whose monotonic clocks differ, as those of two machines do: a time namespace."""
+"""Failures on two hosts whose monotonic clocks differ, as on two machines, by a time namespace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from support.marks import repeat
 
 pytestmark = pytest.mark.slow
 
-# The launcher is stopped meanwhile, so that it hears of both failures at once, by rank 0, which is on its host.
+# Rank 0, on the launcher's host, stops the launcher meanwhile, so that it receives both failures at the same
+# time.
 PROGRAM = """
 import atexit, os, pathlib, signal, sys, time
 rank, first = int(os.environ["RANK"]), int(sys.argv[1])

@@ -1,4 +1,4 @@
-"""All collectives over several hosts, one, two or three ranks on each: what they deliver, and what they leave."""
+"""All collectives on several hosts, with one to three ranks each: their results, and their leftovers."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def ranks(request: pytest.FixtureRequest, the_cluster: Cluster) -> Iterator[Rank
     yield from ranks_on(the_cluster, LAYOUTS[request.param])
 
 
-def test_a_random_mix_gives_what_gloo_gives(ranks: Ranks) -> None:
+def test_a_random_mix_gives_gloos_results(ranks: Ranks) -> None:
     assert ranks.call("mix", 17, 300, limit=180) == [300] * ranks.size
 
 
-def test_each_kind_completes_in_the_background_for_a_rank_that_comes_early(ranks: Ranks) -> None:
-    """Coalesced ones, too.  The early rank is alone on its host, or one of several."""
+def test_each_operation_completes_in_the_background_for_an_early_rank(ranks: Ranks) -> None:
+    """This includes coalesced operations.  The early rank is alone on its host, or one of several."""
     for kind in names.COMPLETIONS:
         for early in (0, ranks.size - 1):
             assert ranks.call("completes_elsewhere", kind, "no_grad, parameter", "ccl", early)[early]
 
 
-def test_sums_have_the_same_bits_wherever_tensors_lie(ranks: Ranks) -> None:
+def test_sums_have_the_same_bits_in_any_kind_of_memory(ranks: Ranks) -> None:
     assert ranks.call("shared_sums") == ["ok"] * ranks.size
 
 
@@ -78,13 +78,16 @@ def test_two_threads_use_groups_that_mix_hosts(ranks: Ranks) -> None:
     assert ranks.call("two_threads", 3, 100) == ["ok"] * ranks.size
 
 
-def test_groups_that_come_and_go_leave_nothing(ranks: Ranks) -> None:
+def test_destroyed_groups_leave_no_resources(ranks: Ranks) -> None:
     for before, after in ranks.call("come_and_go", 150, limit=120):
-        # The progress engine's threads are for all groups, and as many as once were of use at the same time.
+        # All groups share the threads of the progress engine, which are as many as were ever in use at the
+        # same time.
         assert after.pop("threads") <= before.pop("threads") + 3
         # A process has one key for the heartbeats of all its groups.
         assert before.pop("heartbeats") <= after.pop("heartbeats") <= ranks.size
-        assert after == before
+        assert set(after.pop("keys")) <= set(before.pop("keys"))
+        # At first, the watchdog may still have held a destroyed group.
+        assert all(count <= before[what] for what, count in after.items())
 
 
 def test_sums_have_the_same_bits_in_all_ranks_and_every_time(ranks: Ranks) -> None:
@@ -99,7 +102,7 @@ def test_compressed_averages_are_rounded_on_the_wire_only(ranks: Ranks) -> None:
 
 @pytest.mark.repeats
 def test_sums_have_the_same_bits_from_run_to_run(the_cluster: Cluster) -> None:
-    hosts, port = LAYOUTS["3+1"], PORT + 1  # the other tests' ranks may still be there
+    hosts, port = LAYOUTS["3+1"], PORT + 1  # ranks of other tests may still run
     found = [
         ranks.call("digests")[0] for _ in range(2) for ranks in ranks_on(the_cluster, hosts, MASTER_PORT=port)
     ]
@@ -109,7 +112,7 @@ def test_sums_have_the_same_bits_from_run_to_run(the_cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("layout", "transport"), [repeat("1x2", "auto"), ("2x2", "auto"), repeat("2x2", "ofi")]
 )
-def test_a_rank_that_may_not_open_its_neighbours_memory_takes_part(
+def test_a_rank_without_access_to_its_neighbours_memory_takes_part(
     the_cluster: Cluster, layout: str, transport: str
 ) -> None:
     variables = {"MASTER_PORT": PORT + 1, "CPULAUNCH_RANK_CCL_TRANSPORT": transport}
@@ -122,7 +125,7 @@ def test_a_rank_that_may_not_open_its_neighbours_memory_takes_part(
 
 @pytest.fixture(scope="module", params=[repeat("2x2"), repeat("3+1"), repeat("4x2"), "1+2+1, in turn"])
 def over_oneccl(request: pytest.FixtureRequest, the_cluster: Cluster) -> Iterator[Ranks]:
-    """Ranks that have oneCCL between the hosts."""
+    """Ranks that use oneCCL between the hosts."""
     variables = {"MASTER_PORT": PORT + 2, "CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
     yield from ranks_on(the_cluster, LAYOUTS[request.param], **variables)
 
@@ -134,7 +137,7 @@ def test_oneccl_reduces_all_types_between_hosts(over_oneccl: Ranks) -> None:
                 over_oneccl.call("reduction", kind, op, dtype, shape, "plain", number, number, True)
 
 
-def test_bitwise_reductions_where_oneccl_goes_between_hosts(over_oneccl: Ranks) -> None:
+def test_bitwise_reductions_over_oneccl_between_hosts(over_oneccl: Ranks) -> None:
     for number, (op, dtype) in enumerate(names.BITWISE):
         for kind in ("reduce_scatter", "reduce_scatter_uneven", "reduce_scatter_tensor", "all_reduce"):
             if kind != "all_reduce" or dtype not in names.NOT_FOR_GLOO:  # gloo's
@@ -158,7 +161,7 @@ def test_oneccl_completes_operations_in_any_order(over_oneccl: Ranks) -> None:
 
 
 def test_oneccl_carries_two_groups_at_once(over_oneccl: Ranks) -> None:
-    """Groups of all ranks, and of two ranks each, one on each host, by two threads at the same time."""
+    """Two threads at the same time use a group of all ranks, and a group of two ranks on different hosts."""
     assert over_oneccl.call("two_threads", 3, 50, limit=180) == ["ok"] * over_oneccl.size
 
 
@@ -169,7 +172,7 @@ def test_oneccl_completes_each_kind_in_the_background(over_oneccl: Ranks) -> Non
 
 
 @pytest.mark.repeats
-def test_oneccl_reduces_between_hosts_with_threads_of_its_own(the_cluster: Cluster) -> None:
+def test_oneccl_reduces_between_hosts_with_its_own_threads(the_cluster: Cluster) -> None:
     variables = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi", "CCL_WORKER_AFFINITY": "0,1", "CCL_WORKER_COUNT": 1}
     for ranks in ranks_on(the_cluster, hosts_of("2x2"), MASTER_PORT=PORT + 1, **variables):
         assert ranks.call("any_order", 7, 50, limit=120) == ["ok"] * ranks.size
@@ -182,8 +185,8 @@ def test_reductions_of_oneccl_have_the_same_bits_in_all_ranks(over_oneccl: Ranks
 
 
 @pytest.mark.repeats
-def test_oneccl_carries_all_of_them_where_its_algorithm_is_named(the_cluster: Cluster) -> None:
-    """Also where a rank is alone on its host: it has to choose its transports as the others do."""
+def test_oneccl_carries_all_traffic_if_its_algorithm_is_set(the_cluster: Cluster) -> None:
+    """Also for a rank alone on its host, which has to choose the same transports as the others."""
     variables = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi", "CCL_ALLREDUCE": "ring"}
     for ranks in ranks_on(the_cluster, LAYOUTS["3+1"], MASTER_PORT=PORT + 1, **variables):
         assert len(set(ranks.call("shm_sums", "float32"))) == 1

@@ -1,4 +1,4 @@
-"""Jobs on four hosts that hang, or that one host slows down: who is named."""
+"""Reports on jobs on four hosts that hang, or that one host slows down."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def test_other_hangs_are_named_on_four_hosts_too(
         assert "lock" in stacks.read_text()
 
 
-def test_ranks_that_have_called_an_operation_before_they_left_are_not_blamed(
+def test_ranks_that_ended_after_calling_the_operation_are_not_blamed(
     cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
-    """Rank 3 waits for what rank 2 would pass on; ranks 0 and 1 need nobody, and have ended."""
+    """Rank 3 waits for data that rank 2 would forward.  Ranks 0 and 1 wait for no one, and have ended."""
     title, lines = hang("done", cpulaunch, four, tmp_path)
     assert "rank 2 on node2 has not called broadcast #3" in title
     assert lines[0].startswith("rank 3 on node3 waits in broadcast #3 of group 0, 4 kB float32, at train.py:")
@@ -131,7 +131,7 @@ def test_a_rank_that_saves_alone_for_twenty_seconds_is_not_reported(
 def test_operations_that_differ_are_shown_with_their_hosts(
     case: str, called: str, line: str, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
-    """The ranks' own errors say so, before the job has stalled."""
+    """The ranks' own errors report it before the job counts as stalled."""
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("-f", four, "-ppn", "1", "--stall-timeout", "30", "--grace-period", "1")
     done = cpulaunch("run", *options, "train.py", "ccl", case)
@@ -146,7 +146,7 @@ def test_operations_that_differ_are_shown_with_their_hosts(
     assert any(usual in side for side in note), note
 
 
-def test_roots_that_differ_are_shown_though_all_have_gone_on_to_the_next_operation(
+def test_differing_roots_are_shown_although_all_ranks_are_in_the_next_operation(
     cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
@@ -177,7 +177,7 @@ while True:
 
 
 @pytest.mark.parametrize("ranks_per_host", ["2", repeat("4")])
-def test_a_network_that_is_cut_between_two_hosts_is_named_by_them(
+def test_two_hosts_report_the_cut_network_between_them(
     ranks_per_host: str, cluster: Cluster, four: Path, tmp_path: Path
 ) -> None:
     """The other two hosts only wait for these."""
@@ -228,7 +228,8 @@ dist.destroy_process_group()
 def test_a_host_that_is_slower_than_the_others_is_named_once(
     cluster: Cluster, four: Path, cpu_group: Path, tmp_path: Path
 ) -> None:
-    """It computes for a millisecond more in each step, of which its control group lets it have a twentieth."""
+    """It computes for one more millisecond in each step, and its control group gives it a twentieth of a
+    CPU."""
     (tmp_path / "steps.py").write_text(STEPS)
     options = ("-f", four, "-ppn", "1", "--heartbeat-timeout", "3", "--env", f"CPU_GROUP={cpu_group}")
     argv = [sys.executable, "-m", "cpulaunch", "run", *options, "steps.py"]

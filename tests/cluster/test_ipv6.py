@@ -1,4 +1,4 @@
-"""Hosts that reach each other by IPv6 alone, by their names, under each launcher."""
+"""Hosts that reach each other only by IPv6, and by their names, with each launcher."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_ranks_meet(launcher: str, backend: str, the_hosts: Cluster, tmp_path: P
     assert outputs(done) == [["node0", master, 2.0], ["node1", master, 2.0]]
 
 
-def test_mpich_says_that_it_cannot(the_hosts: Cluster, tmp_path: Path) -> None:
+def test_mpich_is_refused(the_hosts: Cluster, tmp_path: Path) -> None:
     done = run(the_hosts, tmp_path, *launcher_options("mpich"))
     assert done.returncode == 2
     assert (

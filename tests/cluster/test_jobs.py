@@ -42,7 +42,8 @@ def mpi(request: pytest.FixtureRequest) -> list[str]:
 
 
 def usually(*launchers: str) -> pytest.MarkDecorator:
-    """By these; by all others where all is repeated, as MPICH's mpiexec is nearly Intel's, and agents are alike."""
+    """These launchers, and all others under ``scripts/test.sh --all``: MPICH's mpiexec is nearly Intel's, and
+    agents are alike."""
     every = [name if name in launchers else repeat(name) for name in LAUNCHERS]
     return pytest.mark.parametrize("mpi", every, indirect=True)
 
@@ -83,7 +84,7 @@ def test_uneven_slots_names_and_addresses(
     (tmp_path / "uneven").write_text(
         f"# a hostfile for any MPI\nnode1 slots=2\n\nnode0:1\r\n{cluster.addresses['node2']} slots=2  # by address\nnode3\n"
     )
-    # The MPI operator of Kubernetes sets this, and Intel MPI would take it for more than the hostfile's counts.
+    # The MPI operator of Kubernetes sets this, and Intel MPI would prefer it to the hostfile's counts.
     done = cpulaunch("run", *mpi, "-f", "uneven", show, I_MPI_PERHOST="1")
     ranks = outputs(done)
     assert [r["host"] for r in ranks] == ["node1", "node1", "node0", "node2", "node2", "node3"]
@@ -95,7 +96,7 @@ def test_uneven_slots_names_and_addresses(
 def test_a_plan_in_several_variables_reaches_all_hosts(
     mpi: list[str], cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
-    """Values of `env:` travel with the plan, and these make it longer than one variable may be."""
+    """Values of `env:` travel with the plan.  These make it longer than one variable can be."""
     (script := tmp_path / "digest.py").write_text(
         "import hashlib, os\n"
         "noise = ''.join(os.environ[f'NOISE{number}'] for number in range(5))\n"
@@ -113,7 +114,8 @@ def test_a_plan_in_several_variables_reaches_all_hosts(
 def test_an_environment_whose_path_has_a_space_starts_ranks_on_other_hosts(
     flavour: str, cluster: Cluster, four: Path, tmp_path: Path
 ) -> None:
-    """As conda's in "/home/me/my env": mpiexec, its helpers, Python and cpulaunch have it in their paths."""
+    """As with conda in "/home/me/my env": the space is in the paths of mpiexec, its helpers, Python and
+    cpulaunch."""
     mpi = mpi_options(flavour)
     programs = Path(mpi[-1] if "--mpi-path" in mpi else sys.executable).parent
     if "--mpi-path" in mpi:
@@ -183,7 +185,7 @@ def test_environment_reaches_every_rank(
     ],
     indirect=["mpi"],
 )
-def test_variables_that_pin_ranks_or_pick_their_starter_do_not_reach_mpiexec(
+def test_variables_that_pin_ranks_or_select_a_launcher_do_not_reach_mpiexec(
     mpi: list[str], name: str, value: str, cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
     done = cpulaunch("run", *mpi, "-f", four, "-ppn", "2", "-v", show, on="login", **{name: value})
@@ -192,7 +194,7 @@ def test_variables_that_pin_ranks_or_pick_their_starter_do_not_reach_mpiexec(
 
 
 @usually("openmpi", "ssh")
-def test_directory_and_python_are_the_planned_ones(
+def test_directory_and_python_are_as_planned(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
     bashrc = Path.home() / ".bashrc"
@@ -235,7 +237,7 @@ def test_the_digits_example_trains_as_well_as_locally(
 
 
 @usually("mpich", "ssh")
-def test_without_preflight_agents_find_out(
+def test_without_preflight_agents_report_problems(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
     done = cpulaunch("run", *mpi, "-f", four, "-ppn", "1", "--skip-preflight", show, on="login")
@@ -258,7 +260,7 @@ def test_without_preflight_agents_find_out(
     ],
     indirect=["mpi"],
 )
-def test_without_preflight_mpiexec_fails_soon_and_ssh_says_why(
+def test_without_preflight_mpiexec_fails_soon_and_ssh_gives_the_reason(
     fault: str, mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
     words = {

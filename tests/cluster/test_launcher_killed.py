@@ -1,4 +1,4 @@
-"""A launcher that is killed before it has heard any of its agents, which are on other hosts."""
+"""A launcher that is killed before any of its agents, on other hosts, has connected."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("mpi", ["intel", repeat("mpich"), repeat("openmpi")])
-def test_a_launcher_killed_before_it_has_heard_an_agent_leaves_no_host_a_process(
+def test_a_launcher_killed_before_agents_connect_leaves_no_process(
     mpi: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """It is stopped when it starts mpiexec: the agents connect, but are never answered."""
+    """It is stopped when it starts mpiexec, so the agents connect, but get no answer."""
     options = mpiexec_after(tmp_path, "kill -STOP $PPID; exec", mpi)
     (tmp_path / "sleep.py").write_text(
         "import os, time; open('started-' + os.environ['RANK'], 'w'); time.sleep(300)"

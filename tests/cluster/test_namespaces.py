@@ -1,4 +1,5 @@
-"""The test cluster itself: its hosts are hosts, its faults are faults, and nothing of it is left behind."""
+"""The test cluster itself: its hosts behave like hosts, its faults take effect, and it leaves nothing
+behind."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=1"]
 pytestmark = pytest.mark.slow
 
 
-def test_hosts_have_names_addresses_and_shared_memory_of_their_own(cluster: Cluster) -> None:
+def test_hosts_have_their_own_names_addresses_and_shared_memory(cluster: Cluster) -> None:
     shell = "hostname; cat /proc/sys/kernel/random/boot_id; ls /dev/shm; echo $SSH_CONNECTION"
     cluster.run("node1", ["touch", "/dev/shm/mine"])
     try:
@@ -72,7 +73,7 @@ def test_a_cluster_leaves_nothing_behind() -> None:
     assert _machine() == before
 
 
-def test_the_script_gives_one_to_play_with(tmp_path: Path) -> None:
+def test_the_script_starts_a_cluster_to_try(tmp_path: Path) -> None:
     need_cluster()
     script = REPOSITORY / "scripts" / "play_cluster.sh"
     shell = 'cluster node1 hostname; cluster ps; cat "$HOSTFILE"; cluster login ssh node0 pwd'
@@ -82,7 +83,7 @@ def test_the_script_gives_one_to_play_with(tmp_path: Path) -> None:
     assert done.stdout.split() == ["node1", "node0", "node1", pwd.getpwuid(0).pw_dir], done.stderr
 
 
-def test_ctrl_c_is_for_the_command_on_the_host(tmp_path: Path) -> None:
+def test_ctrl_c_reaches_the_command_on_the_host(tmp_path: Path) -> None:
     need_cluster()
     script = REPOSITORY / "scripts" / "play_cluster.sh"
     there = "trap 'echo ended by itself; exit 7' INT; echo up; while :; do sleep 0.1; done"
@@ -94,7 +95,7 @@ def test_ctrl_c_is_for_the_command_on_the_host(tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        start_new_session=True,  # as a terminal's foreground job, all of which gets its Ctrl-C
+        start_new_session=True,  # as a terminal's foreground job, whose processes all get Ctrl-C
     )
     with bounded(started) as process:
         assert process.stdout
@@ -107,7 +108,7 @@ def test_ctrl_c_is_for_the_command_on_the_host(tmp_path: Path) -> None:
 
 
 def _machine() -> list[str]:
-    """What of this machine a cluster could have changed."""
+    """The state of this machine that a cluster could have changed."""
     links = subprocess.run(["ip", "-brief", "address"], capture_output=True, text=True, timeout=10).stdout
     mounts = Path("/proc/self/mounts").read_text()
     sshd = subprocess.run(["ps", "-eo", "args="], capture_output=True, text=True, timeout=10).stdout

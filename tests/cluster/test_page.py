@@ -1,4 +1,4 @@
-"""The commands of docs/clusters.md, but for those that install things; other tests run its dry run."""
+"""The commands of docs/clusters.md, except those that install packages.  Other tests run its dry run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINES = [line for block in re.findall(r"```\n(.*?)```", PAGE, re.S) for line in 
 
 
 def commands(beginning: str) -> list[str]:
-    """The commands of the page that begin so, without comments and prompts."""
+    """The commands of the page with this beginning, without comments and prompts."""
     found = [line.removeprefix("$ ").partition("  #")[0].strip() for line in LINES]
     return [line for line in found if line.startswith(beginning)]
 
@@ -48,7 +48,7 @@ def environment(here: Path) -> dict[str, str]:
 
 
 def test_from_bare_nodes_to_a_job(cluster: Cluster, here: Path) -> None:
-    """From where cpulaunch is installed."""
+    """From the directory of the installed cpulaunch."""
     first, *_ = re.findall(r"```\n(.*?)```", PAGE, re.S)
     typed = [line.partition("  #")[0].strip() for line in first[first.index("printf ") :].splitlines()]
     assert len(typed) == 3

@@ -1,4 +1,4 @@
-"""The ports on which a job listens, on every host, with ``--port-range`` and what it refuses."""
+"""The ports on which a job listens on every host with ``--port-range``, and the errors of this option."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 FIRST, LAST = 20100, 20139
 RANGE = ("--port-range", f"{FIRST}-{LAST}")
 
-# Two groups, messages, a checkpoint, and the MPI's own communication, where there is one.
+# Two groups, messages, a checkpoint, and an MPI's own communication.
 LISTENS = """
 import ctypes, os, pathlib, sys, time
 import torch, torch.distributed as dist
@@ -97,7 +97,7 @@ def ports_of_a_job(
 
 
 def within(found: dict[str, set[int]]) -> bool:
-    """Whether all hosts listen on ports of RANGE alone."""
+    """Whether all hosts listen only on ports of RANGE."""
     return all(ports <= set(range(FIRST, LAST + 1)) for ports in found.values())
 
 
@@ -112,7 +112,7 @@ def library_of(options: list[str]) -> Path | None:
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_all_sockets_of_a_job_are_within_the_range(launcher: str, cluster: Cluster, tmp_path: Path) -> None:
     options = launcher_options(launcher)
-    # Else Open MPI's ranks look for each other at docker0's address.
+    # Otherwise, Open MPI's ranks use docker0's address.
     network = ("--env", f"OMPI_MCA_btl_tcp_if_include={NETWORK}") if launcher == "openmpi" else ()
     found = ports_of_a_job(cluster, tmp_path, *options, *network, *RANGE, library=library_of(options))
     # The launcher listens where it was started, and the ranks, the store and the daemons on their hosts.
@@ -121,14 +121,14 @@ def test_all_sockets_of_a_job_are_within_the_range(launcher: str, cluster: Clust
 
 
 @pytest.mark.parametrize("transport", ["ofi", "mpi"])
-def test_oneccls_sockets_are_too(transport: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_oneccls_sockets_are_within_the_range(transport: str, cluster: Cluster, tmp_path: Path) -> None:
     options = (*mpi_options("intel"), "--ccl-transport", transport)
     found = ports_of_a_job(cluster, tmp_path, *options, *RANGE)
     assert all(found[host] for host in ("node0", "node1"))
     assert within(found), found
 
 
-def test_without_the_option_a_job_listens_elsewhere(cluster: Cluster, tmp_path: Path) -> None:
+def test_without_the_option_a_job_listens_outside_the_range(cluster: Cluster, tmp_path: Path) -> None:
     assert not within(ports_of_a_job(cluster, tmp_path, "--launcher", "ssh"))
 
 
@@ -141,7 +141,7 @@ def test_without_the_option_a_job_listens_elsewhere(cluster: Cluster, tmp_path: 
         (("--port-range", "80-90"), "expected ports such as"),
     ],
 )
-def test_what_would_listen_elsewhere_is_an_error(
+def test_settings_that_would_listen_outside_the_range_are_an_error(
     options: tuple[str, ...], says: str, cpulaunch: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").touch()
@@ -162,7 +162,7 @@ dist.new_group(backend="gloo")
 """
 
 
-def test_a_script_that_needs_gloo_is_told(cpulaunch: Run, tmp_path: Path) -> None:
+def test_a_script_that_needs_gloo_gets_a_warning(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(GLOO)
     done = cpulaunch("run", "--hosts", "node0,node1", "--launcher", "ssh", *RANGE, "train.py")
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""`cpulaunch hosts check`, and run's own preflight: whatever is wrong with a host is said, by its name."""
+"""`cpulaunch hosts check`, and the preflight of `run`: problems are reported with the host's name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def torch_version_file() -> Path:
     pytest.skip("no torch in this Python")
 
 
-# What is wrong with node2 → what the user reads, and what to do about it.
+# A fault of node2 → the message, and the remedy.
 FAULTS: dict[str, tuple[Fault, str, str]] = {
     "sshd is down": (lambda c, here: c.without_sshd("node2"), "Connection refused", "no sshd listens there"),
     "its key is unknown": (
@@ -106,7 +106,7 @@ def test_a_fault_is_named_with_its_host_and_its_remedy(
     assert "✗ node2: " in done.stderr
     assert remedy in done.stderr
     further = [line for line in done.stderr.splitlines() if "✗" in line and what not in line]
-    assert all("✗ node2: cpulaunch " in line for line in further)  # whose code is replaced; and nobody else's
+    assert all("✗ node2: cpulaunch " in line for line in further)  # replaces the code on this host only
     ticks = [line.split()[:2] for line in done.stdout.splitlines()[1:]]
     assert ticks == [["✗" if name == "node2" else "✓", name] for name in HOSTS]
 
@@ -136,7 +136,7 @@ def test_a_host_that_does_not_answer_is_named(
     assert "firewall" in done.stderr
 
 
-def test_the_first_host_may_be_the_dead_one(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
+def test_the_first_host_may_be_dead(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
     with cluster.without_sshd("node0"):
         done = cpulaunch("hosts", "check", "-f", four, on="login")
     assert done.returncode == 3
@@ -160,7 +160,7 @@ def test_an_unknown_name(cluster: Cluster, cpulaunch: Run, hosts: str) -> None:
     assert done.returncode == 3
     assert "✗ nod1: ssh: Could not resolve hostname nod1" in done.stderr
     assert "is the name right?" in done.stderr
-    assert done.stderr.count("✗") == 1  # and not that no way leads there
+    assert done.stderr.count("✗") == 1  # not also that the host is unreachable
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_an_unknown_name(cluster: Cluster, cpulaunch: Run, hosts: str) -> None:
         ("node0,nod1", "--exclude leaves hosts out"),
     ],
 )
-def test_a_run_says_what_can_be_done_about_a_host(
+def test_a_run_suggests_remedies_for_a_host(
     cluster: Cluster, cpulaunch: Run, tmp_path: Path, hosts: str, hint: str | None
 ) -> None:
     (code := tmp_path / "code").mkdir()
@@ -184,7 +184,7 @@ def test_a_run_says_what_can_be_done_about_a_host(
     assert hints == ([f"cpulaunch: hint: {hint}"] if hint else [])
 
 
-def test_two_names_of_this_host_are_one_too_many(cluster: Cluster, cpulaunch: Run, tmp_path: Path) -> None:
+def test_two_names_of_this_host_are_an_error(cluster: Cluster, cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     done = cpulaunch("run", "--hosts", f"node0,node1,{cluster.addresses['node0']}", "train.py")
     assert (done.returncode, done.stdout) == (2, "")
@@ -214,7 +214,7 @@ def test_a_port_that_is_taken_on_the_first_host(cluster: Cluster, cpulaunch: Run
 
 
 def test_a_firewall_between_the_hosts(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
-    """ssh from here gets through, yet node2 doesn't reach the master."""
+    """ssh from here reaches node2, but node2 doesn't reach the master."""
     with cluster.unroutable("node2", "node0"):
         done = cpulaunch("hosts", "check", "-f", four, on="login")
     assert done.returncode == 3
@@ -231,7 +231,7 @@ def test_a_master_address_that_is_not_the_first_hosts(
     assert done.returncode == 3
     assert f"✗ node0: can't connect to {address}, where the ranks meet: Connection refused" in done.stderr
     assert "--master-addr auto takes an address of node0" in done.stderr
-    assert done.stderr.count("✗") == 1  # and not of each that it can't, either
+    assert done.stderr.count("✗") == 1  # not also for each host that it can't be reached
 
 
 def test_an_interface_that_is_only_on_some_hosts(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
@@ -246,7 +246,7 @@ def test_two_names_of_one_host(cluster: Cluster, cpulaunch: Run) -> None:
     assert f"✗ {cluster.addresses['node1']}: is the same host as node1" in done.stderr
 
 
-def test_a_talkative_startup_file_is_no_problem(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
+def test_a_startup_file_may_print(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
     """A non-interactive ssh reads ~/.bashrc; sshd reads the environment of its configuration."""
     home = Path.home() / ".bashrc"
     if not home.exists():
@@ -293,13 +293,13 @@ def test_recorded_facts_plan_from_elsewhere(
     assert [host["host"] for host in plan["hosts"]] == list(HOSTS)
     assert not any(host["assumed"] for host in plan["hosts"])
     assert [host["env"]["GLOO_SOCKET_IFNAME"] for host in plan["hosts"]] == ["eth0", "eth0", "eth0", "ens5"]
-    # All of them share this machine's file system, and so its libraries.
+    # All hosts share this machine's file system, and therefore its libraries.
     libraries = [host["libraries"] for host in json.loads(facts.read_text())["hosts"].values()]
     assert libraries == [find_libraries(library_directories(), import_directories())] * 4
     assert "torch" in libraries[0]
 
 
-def test_run_does_not_start_where_a_host_is_not_ready(
+def test_run_does_not_start_if_a_host_is_not_ready(
     cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text("print('ran')")

@@ -1,4 +1,4 @@
-"""Jobs that go on without a host that has gone, or with another one in its place."""
+"""Jobs that continue without a lost host, or with a spare in its place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 LIMIT = 90.0
 OPTIONS = ("--heartbeat-timeout", "5", "--grace-period", "1", "--max-restarts", "2", "--backend", "gloo")
 
-# The first attempt makes five steps, and waits; the next one meets.
+# The first attempt records five steps and sleeps; the second attempt makes a process group.
 PROGRAM = """
 import json, os, time
 from cpulaunch import ledger
@@ -42,7 +42,8 @@ print(json.dumps({"met": int(ones), **{name: os.environ[name] for name in names}
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """Hosts of this test alone, as there is no way back for one that goes off.  No process is left on them."""
+    """Hosts for a single test, as a host that is switched off doesn't return.  No process may be left on
+    them."""
     need_cluster()
     with Cluster(("login", *HOSTS)) as cluster:
         yield cluster
@@ -50,7 +51,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 class Ended:
-    """A job of which the host ``gone`` goes off when all ranks are ready."""
+    """A job whose host ``gone`` is switched off when all ranks are ready."""
 
     def __init__(self, cluster: Cluster, directory: Path, gone: str, *options: str) -> None:
         (directory / "train.py").write_text(PROGRAM)
@@ -79,10 +80,8 @@ class Ended:
 @pytest.mark.parametrize(
     ("mpi", "gone"), [("intel", "node1"), ("mpich", "node0"), repeat("openmpi", "node3")]
 )
-def test_a_job_goes_on_without_a_host_that_is_gone(
-    mpi: str, gone: str, cluster: Cluster, tmp_path: Path
-) -> None:
-    """The first of them too, where the ranks met."""
+def test_a_job_continues_without_a_lost_host(mpi: str, gone: str, cluster: Cluster, tmp_path: Path) -> None:
+    """Also without the first host, where the ranks met."""
     ended = Ended(cluster, tmp_path, gone, "--nnodes", "3:4", *mpi_options(mpi))
     assert ended.code == 0, ended.stderr
     left = [host for host in HOSTS if host != gone]
@@ -103,7 +102,7 @@ def test_a_job_goes_on_without_a_host_that_is_gone(
     )
 
 
-def test_a_spare_takes_the_place_of_a_host_that_is_gone(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_spare_replaces_a_lost_host(cluster: Cluster, tmp_path: Path) -> None:
     ended = Ended(cluster, tmp_path, "node1", "--nnodes", "3", *mpi_options("intel"))
     assert ended.code == 0, ended.stderr
     assert ended.told[1].startswith(
@@ -115,7 +114,7 @@ def test_a_spare_takes_the_place_of_a_host_that_is_gone(cluster: Cluster, tmp_pa
     ]
 
 
-def test_where_too_few_hosts_are_left_the_job_ends_with_the_host(cluster: Cluster, tmp_path: Path) -> None:
+def test_with_too_few_hosts_left_the_job_ends(cluster: Cluster, tmp_path: Path) -> None:
     ended = Ended(cluster, tmp_path, "node2", *mpi_options("openmpi"))
     assert ended.code == 4, ended.stderr
     assert ended.told[1].startswith("the job can't be started again: 3 hosts of at least 4 are left (node2: ")

@@ -1,4 +1,4 @@
-"""Hosts on which the user's login shell is another one than sh, and a launcher that can start no ssh."""
+"""Hosts with a login shell other than sh, and a launcher that can't start ssh."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ print(asyncio.run(sweep_hosts({hosts}, "the-job", Ssh())))
 
 @pytest.fixture
 def other_shell(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[None]:
-    """All hosts know the user as one with this login shell; ``everywhere``: the launching one does, too."""
+    """All hosts have this login shell for the user; ``everywhere``: also the launching host."""
     name, _, everywhere = request.param.partition(" ")
     path = shutil.which(name)
     if not path:
@@ -89,9 +89,7 @@ def test_hosts_with_another_login_shell_are_swept(other_shell: None, cluster: Cl
             process.communicate(timeout=10)
 
 
-def test_a_launcher_that_can_start_no_ssh_says_so_and_reports_all_the_same(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_launcher_that_cannot_start_ssh_warns_and_still_reports(cluster: Cluster, tmp_path: Path) -> None:
     """It has no descriptor left when a host is lost."""
     job = chaos.Job(cluster, tmp_path, mpi_options("intel"), "sleep", "", "none")
     job.start()

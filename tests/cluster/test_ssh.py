@@ -1,4 +1,4 @@
-"""The launcher ssh: jobs on hosts of which ssh is all that there is."""
+"""The launcher ssh: jobs on hosts that have only ssh."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def where(tmp_path: Path) -> Path:
 
 
 def configured(cluster: Cluster, host: str, lines: str) -> str:
-    """The host's configuration of ssh, with further lines for some hosts before those for all."""
+    """The host's configuration of ssh, with further lines before those for all hosts."""
     return lines + cluster.run(host, ["cat", str(CONFIG)]).stdout
 
 
 @pytest.fixture
 def base_install(tmp_path: Path) -> Path:
-    """The Python of an environment that has what cpulaunch needs, and no MPI."""
+    """The Python of an environment with cpulaunch's dependencies, and no MPI."""
     (home := tmp_path / "venv").mkdir()
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=TIMEOUT)
     (packages,) = home.glob("lib/python3*/site-packages")
@@ -64,7 +64,7 @@ def test_the_base_install_starts_ranks_on_several_hosts(
     assert "started by ssh (no MPI was found here)" in done.stderr
 
 
-def test_an_mpi_that_a_host_lacks_is_left_alone(
+def test_an_mpi_that_a_host_lacks_is_not_used(
     cluster: Cluster, base_install: Path, four: Path, where: Path, tmp_path: Path
 ) -> None:
     (mpi := tmp_path / "mpi" / "bin").mkdir(parents=True)
@@ -110,7 +110,7 @@ def test_argument_lists_show_no_variable(cluster: Cluster, tmp_path: Path) -> No
 def test_connections_may_share_a_master_connection(
     cluster: Cluster, cpulaunch: Run, four: Path, where: Path, tmp_path: Path
 ) -> None:
-    """It stays for a while, and isn't taken for a process of the job."""
+    """It stays for a while, and doesn't count as a process of the job."""
     shared = f"ControlMaster auto\nControlPersist 2\nControlPath {tmp_path}/%h\n"
     with cluster.replaced("login", CONFIG, configured(cluster, "login", shared)):
         done = cpulaunch("run", *BY_SSH, "-f", four, "-ppn", "1", where, on="login")
@@ -126,7 +126,7 @@ def test_hosts_behind_a_jump_host(cluster: Cluster, cpulaunch: Run, four: Path, 
     assert outputs(done) == list(HOSTS)
 
 
-def test_few_open_files_are_enough(cluster: Cluster, four: Path, where: Path, tmp_path: Path) -> None:
+def test_few_open_files_suffice(cluster: Cluster, four: Path, where: Path, tmp_path: Path) -> None:
     run = f"ulimit -Sn 24; exec {sys.executable} -m cpulaunch run {' '.join(BY_SSH)} -f {four} -ppn 1 {where}"
     done = cluster.run("login", ["sh", "-c", run], directory=tmp_path, env=clean_environment())
     assert outputs(done) == list(HOSTS)
@@ -166,10 +166,10 @@ def test_a_launcher_and_a_spawner_that_are_killed_at_once_leave_nothing(
     assert job.end().left == []
 
 
-def test_a_launcher_killed_before_its_agents_have_said_anything_leaves_nothing(
+def test_a_launcher_killed_before_its_agents_report_leaves_nothing(
     cluster: Cluster, four: Path, tmp_path: Path
 ) -> None:
-    """It is stopped while the agents start: they connect, but are never answered."""
+    """It is stopped while the agents start, so they connect, but get no answer."""
     (tmp_path / "sleep.py").write_text(
         "import os, time; open('started-' + os.environ['RANK'], 'w'); time.sleep(300)"
     )
@@ -197,7 +197,7 @@ def test_a_launcher_killed_before_its_agents_have_said_anything_leaves_nothing(
         until(lambda: not cluster.processes(), "all processes to end", TIMEOUT)
 
 
-# What systemd does where KillUserProcesses=yes: with a session, all processes end that were started in it.
+# As systemd does with KillUserProcesses=yes: the end of a session ends all processes started in it.
 SCOPE = """
 import contextlib, ctypes, os, signal, subprocess, time
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: whoever calls setsid stays a descendant
@@ -224,7 +224,7 @@ os._exit(child.returncode or 0)
 """
 
 
-def test_where_a_session_takes_its_processes_along_jobs_run_and_a_lost_session_is_named(
+def test_jobs_run_if_sessions_end_their_processes_and_a_lost_session_is_named(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     (scope := tmp_path / "scope.py").write_text(SCOPE)

@@ -36,7 +36,7 @@ load_batch() if os.environ["RANK"] == "5" else until_told()
 def job(
     cluster: Cluster, four: Path, directory: Path
 ) -> Iterator[tuple[subprocess.Popen[str], dict[int, int]]]:
-    """A job of eight ranks, its launcher on the host login; and their pids."""
+    """A job of eight ranks with its launcher on the host login, and the ranks' pids."""
     (directory / "program.py").write_text(PROGRAM)
     argv = [sys.executable, "-m", "cpulaunch", "run", "-f", str(four), "-ppn", "2", "--oversubscribe"]
     env = clean_environment(XDG_STATE_HOME=str(directory / "state"), XDG_RUNTIME_DIR="")
@@ -57,7 +57,7 @@ def test_stacks_of_four_hosts(cluster: Cluster, cpulaunch: Run, four: Path, tmp_
     with job(cluster, four, tmp_path) as (_, pids):
         cluster.run("node1", ["kill", "-STOP", str(pids[2])])
         try:
-            # One has the list of jobs that were started on this host, the others see the directory alone.
+            # One host has the list of jobs started on it.  The others only see the directory.
             away = {"XDG_STATE_HOME": str(tmp_path / "another")}
             for on, where, home in (("login", [], {}), ("node3", ["runs"], away), ("node3", [], away)):
                 done = cpulaunch("stacks", *where, on=on, **{**state, **home})
@@ -71,7 +71,7 @@ def test_stacks_of_four_hosts(cluster: Cluster, cpulaunch: Run, four: Path, tmp_
         assert "running · 4 hosts, 8 ranks" in first
 
 
-def test_who_does_not_know_the_token_is_not_answered(
+def test_a_request_without_the_token_gets_no_answer(
     cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
     state = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_RUNTIME_DIR": ""}

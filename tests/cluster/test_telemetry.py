@@ -1,4 +1,4 @@
-"""What the launcher writes down of ranks on other hosts."""
+"""The launcher's telemetry of ranks on other hosts."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ PROGRAMS = Path(__file__).parent.parent / "runtime" / "observe" / "programs_tele
 
 
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
-def test_the_slow_rank_of_four_hosts_is_the_one_that_waits_least(
+def test_the_slow_rank_of_four_hosts_waits_least(
     backend: str, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
-    """On one clock: a step of all ranks ends at about one time.  The report names that rank first."""
+    """Times are on one clock, so a step ends at about the same time on all ranks.  The report names the slow
+    rank first."""
     placed = ("-f", four, "-ppn", 1, "--threads", 1, "--oversubscribe")
     done = cpulaunch("run", *placed, "--backend", backend, PROGRAMS, "slow_rank", backend, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -21,12 +21,13 @@ pytestmark = [
 
 TRAIN = (REPOSITORY / "tests" / "runtime" / "programs.py", "train", "mlp", 50, 24)
 BF16_LOSS = 0.02
-"""How far a loss of some 1.6 may be from that of fp32 in the first 50 steps: bf16 has 8 bits."""
+"""Maximum difference of a loss of about 1.6 from fp32's in the first 50 steps, as bf16 has 8 bits."""
 
 
 @pytest.fixture
 def trained(cluster: Cluster, cpulaunch: Run, tmp_path) -> Any:
-    """Train on two ranks of each of two hosts: the losses, and a digest of the weights that all ranks have."""
+    """Train on two ranks on each of two hosts; return the losses, and the digest of the weights of all
+    ranks."""
     hostfile = cluster.hostfile(tmp_path / "two", dict.fromkeys(hosts_of("2x2")))
 
     def train(*options: str) -> tuple[list[float], str]:
@@ -41,7 +42,7 @@ def trained(cluster: Cluster, cpulaunch: Run, tmp_path) -> Any:
     return train
 
 
-def test_compressed_gradients_train_as_others_do_and_all_ranks_hold_the_same_weights(trained) -> None:
+def test_compressed_gradients_train_alike_and_all_ranks_have_the_same_weights(trained) -> None:
     exact_losses, exact = trained("--backend", "ccl")
     losses, digest = trained("--backend", "ccl", "--compress-gradients", "bf16")
     assert losses == pytest.approx(exact_losses, abs=BF16_LOSS)

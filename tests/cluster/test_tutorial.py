@@ -1,6 +1,6 @@
 """docs/tutorial.md: each command is run, in its order, and prints what the page shows.
 
-``UPDATE_GOLDEN=1`` writes what was printed into the page.  A line ``…`` ends an output that goes on.
+``UPDATE_GOLDEN=1`` writes what was printed into the page.  A line ``…`` stands for the rest of an output.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ VARYING = (
     (r"\d[\d.,]*", "N"),
     (r" +", " "),
 )
-"""What differs from run to run or from machine to machine, and what takes its place where outputs are compared."""
+"""Patterns of text that differs between runs or machines, and their replacements when outputs are
+compared."""
 
 MACHINES_OWN = re.compile(r"^  MFU .*|^what stands out$", re.M)
-"""Where a report goes on about what this machine can count, and how busy it is."""
+"""Start of the part of a report that depends on this machine's counters and load."""
 
 
 def shape(output: str) -> list[str]:
-    """The lines of an output without what varies, each once: ranks may repeat steps after a restart."""
+    """The lines of an output without varying text, each once, as ranks may repeat steps after a restart."""
     text = MACHINES_OWN.split(output)[0]
     for pattern, substitute in VARYING:
         text = re.sub(pattern, substitute, text)
@@ -54,7 +55,7 @@ def shape(output: str) -> list[str]:
 
 
 def aligned(output: str) -> str:
-    """The output with boxes as wide as their lines, which are shorter after paths were replaced."""
+    """Shrink boxes to their lines, which replaced paths have made shorter."""
 
     def box(match: re.Match[str]) -> str:
         head, *body, _ = match[0].splitlines()
@@ -78,7 +79,7 @@ def test_the_tutorial_has_ten_steps_and_each_has_a_command() -> None:
     assert all(BLOCK.search(text) for text in steps[1::2])
 
 
-def test_the_commands_of_the_tutorial_print_what_it_shows(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_commands_of_the_tutorial_print_the_shown_output(cluster: Cluster, tmp_path: Path) -> None:
     page = PAGE.read_text()
     (script,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     (tmp_path / "train.py").write_text(script)

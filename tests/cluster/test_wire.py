@@ -1,4 +1,4 @@
-"""What the ccl process group sends between hosts: bytes, as the hosts' interfaces count them."""
+"""The bytes that the ccl process group sends between hosts, as counted by the hosts' interfaces."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SIZES = (256 << 10, 1 << 20, 16 << 20)
 """Bytes of a rank's tensor."""
 
 HEADERS = 1.05
-"""How much more than its data a host may send: headers, acknowledgements, the store's heartbeats."""
+"""Factor by which a host may send more than its data, for headers, acknowledgements and heartbeats."""
 
 OVER_ONECCL = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
-"""For ranks that have oneCCL between the hosts."""
+"""For ranks that use oneCCL between the hosts."""
 
-# Each size is moved until 8 MB are through, and thrice at least, so that what else is sent doesn't count.
+# Each size is sent at least three times and until 8 MB are reached, so that other traffic hardly counts.
 MOVE = """\
 import json, sys, torch, torch.distributed as dist
 from support.wire import Meeting
@@ -80,7 +80,7 @@ dist.barrier()  # the store that others still read from ends with rank 0
 dist.destroy_process_group()
 """
 
-# Rank 0 broadcasts while rank 1 does something else; what waits in rank 0's kernel then.  SIOCOUTQNSD counts that.
+# Rank 0 broadcasts while rank 1 is busy; the unsent bytes in rank 0's kernel, as counted by SIOCOUTQNSD.
 WAIT = """\
 import fcntl, json, os, stat, struct, torch, torch.distributed as dist
 from support.wire import Meeting
@@ -121,13 +121,13 @@ def check(
     sizes: Sequence[int] = SIZES,
     **variables: str,
 ) -> None:
-    """The busiest host sends the least in each operation, which is given, but for headers."""
+    """Except for headers, the busiest host sends the given minimum in each operation."""
     argv = [sys.executable, "-c", MOVE, ",".join(operations), *map(str, sizes)]
     with started_ranks(cluster, hosts_of(layout), argv, limit=150, **variables) as processes:
         said = answers(processes)
     found = {name: max(of_rank[name] for of_rank in said) for name in said[0]}
     least = {f"{operation} of {size}": operations[operation] for operation in operations for size in sizes}
-    # Where it is less than the least, the count is wrong.
+    # A count below the minimum is wrong.
     wrong = [f"{name}: {found[name]}" for name in found if not 1 <= found[name] / least[name] <= HEADERS]
     assert not wrong, least
 
@@ -137,31 +137,29 @@ def least(layout: str, *operations: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("layout", [repeat("2x2"), repeat("4x2"), repeat("2x4"), "3+1"])
-def test_a_sum_crosses_the_network_once_for_each_host_not_for_each_rank(
-    cluster: Cluster, layout: str
-) -> None:
+def test_a_sum_crosses_the_network_once_per_host(cluster: Cluster, layout: str) -> None:
     check(cluster, layout, least(layout, "all_reduce"))
 
 
 @pytest.mark.parametrize("layout", [repeat("2x2"), repeat("4x2"), repeat("3+1")])
-def test_so_does_a_sum_over_oneccl(cluster: Cluster, layout: str) -> None:
+def test_a_sum_over_oneccl_crosses_the_network_once_per_host(cluster: Cluster, layout: str) -> None:
     check(cluster, layout, least(layout, "all_reduce"), **OVER_ONECCL)
 
 
 @pytest.mark.parametrize("over", ["sockets", repeat("oneccl")])
 @pytest.mark.parametrize("layout", ["2x2", repeat("4x2")])
-def test_so_does_what_other_collectives_move(cluster: Cluster, layout: str, over: str) -> None:
+def test_other_collectives_cross_the_network_once_per_host(cluster: Cluster, layout: str, over: str) -> None:
     operations = least(layout, "all_gather", "reduce_scatter", "broadcast", "all_to_all")
-    # A smaller broadcast goes by a tree of hosts, whose root sends it more than once.
+    # A smaller broadcast uses a tree of hosts, whose root sends it more than once.
     check(cluster, layout, operations, SIZES[2:], **(OVER_ONECCL if over == "oneccl" else {}))
 
 
 @pytest.mark.parametrize("layout", ["2x2", repeat("4x2")])
-def test_a_compressed_sum_sends_half_of_that(cluster: Cluster, layout: str) -> None:
+def test_a_compressed_sum_sends_half_the_bytes(cluster: Cluster, layout: str) -> None:
     check(cluster, layout, {"compressed": least_wire("all_reduce", hosts_of(layout)) / 2})
 
 
-def test_little_waits_in_the_kernel_of_the_sender(cluster: Cluster) -> None:
+def test_the_senders_kernel_holds_few_bytes(cluster: Cluster) -> None:
     with started_ranks(cluster, hosts_of("2x1"), [sys.executable, "-c", WAIT], limit=60) as processes:
         [[waiting], _] = answers(processes)
     assert 0 < waiting <= 512 << 10

@@ -131,7 +131,7 @@ def test_nothing_is_dropped_silently() -> None:
         ("something_new: 1", "something_new", "no key of accelerate"),
     ],
 )
-def test_what_has_no_meaning_here_comes_with_the_reason_and_its_line(
+def test_an_unsupported_key_is_reported_with_its_line_and_the_reason(
     line: str, key: str, reason: str
 ) -> None:
     imported = from_accelerate(BASE + line, "a.yaml")
@@ -169,7 +169,7 @@ def test_other_hardware_and_other_files_are_refused_with_a_sentence(text: str, s
     assert str(error.value).startswith(sentence)
 
 
-def test_what_is_left_to_do_is_said() -> None:
+def test_import_reports_the_remaining_steps() -> None:
     assert "name the 3 hosts" in from_accelerate(BASE + "num_machines: 3\nnum_processes: 6", "a").advice[0]
     uneven = from_accelerate(
         BASE + "num_machines: 2\nnum_processes: 5\nmpirun_config: {mpirun_hostfile: h}", "a"

@@ -35,6 +35,6 @@ def test_a_rank_reads_the_name_of_a_plug_in() -> None:
 
 
 @pytest.mark.parametrize(("key", "group"), [("launcher", LAUNCHERS), ("training.engine", ENGINES)])
-def test_a_name_that_nothing_offers_is_refused_with_where_it_was_looked_for(key: str, group: str) -> None:
+def test_the_error_of_an_unknown_name_lists_the_searched_places(key: str, group: str) -> None:
     with pytest.raises(ConfigError, match=f"'theirs' is not valid for {key}: .*entry point of {group}"):
         load([(key, "theirs", "--set")], environ={})

@@ -65,14 +65,14 @@ class TestPrecedence:
             ([], {"CCL_WORKER_COUNT": ""}, YAML, 4, "cpulaunch.yaml:2"),
         ],
     )
-    def test_strongest_wins_and_says_who_it_is(self, given, environ, yaml, value, origin) -> None:
+    def test_the_strongest_source_wins_and_is_named(self, given, environ, yaml, value, origin) -> None:
         if yaml:
             write(yaml)
         config = load(given, environ=environ)
         assert (config.ccl.worker_count, str(config.origin(Config.ccl.worker_count))) == (value, origin)
 
     @pytest.mark.parametrize("name", ["c.yaml", "-c.yaml", "$c.yaml", "default"])
-    def test_a_source_is_no_matter_of_its_name(self, name) -> None:
+    def test_sources_are_recognized_under_any_name(self, name) -> None:
         config = load(file=write(self.YAML, name), environ={"OMP_NUM_THREADS": "5"})
         assert config.origin(Config.ccl.worker_count) == Origin(Source.FILE, f"{name}:2")
         assert config.origin(Config.cpu.threads).source is Source.ENVIRONMENT
@@ -88,7 +88,7 @@ class TestPrecedence:
         )
         assert origin.variables == ("CPULAUNCH_ENV",)
 
-    def test_a_variable_of_the_field_counts_as_said(self) -> None:
+    def test_a_variable_of_the_field_counts_as_given(self) -> None:
         config = load(environ={"OMP_NUM_THREADS": "5"})
         assert (config.cpu.threads, str(config.origin(Config.cpu.threads))) == (5, "$OMP_NUM_THREADS")
 
@@ -227,7 +227,7 @@ BAD_FILES = [
 
 
 @pytest.mark.parametrize(("text", "message", "hint"), BAD_FILES, ids=lambda v: repr(v)[:40])
-def test_a_bad_file_is_refused_with_its_line_and_what_is_valid(text, message, hint) -> None:
+def test_the_error_of_a_bad_file_gives_the_line_and_valid_values(text, message, hint) -> None:
     write(text)
     with pytest.raises(ConfigError) as e:
         load(environ={})
@@ -315,7 +315,7 @@ def test_an_unknown_variable_of_ours_is_warned_of() -> None:
         ("RANK_CCL_TRANSPORT", "CCL_TRANSPORT"),
     ],
 )
-def test_what_ranks_are_told_is_no_setting_outside_a_job(told: str, setting: str) -> None:
+def test_variables_for_ranks_are_no_settings_outside_a_job(told: str, setting: str) -> None:
     config = load(environ={f"CPULAUNCH_{told}": "gloo"})
     assert config.warnings == (
         f"$CPULAUNCH_{told} is ignored: cpulaunch sets it for the ranks; the setting is $CPULAUNCH_{setting}",
@@ -323,7 +323,7 @@ def test_what_ranks_are_told_is_no_setting_outside_a_job(told: str, setting: str
     assert load(environ={f"CPULAUNCH_{told}": "gloo", "CPULAUNCH_JOB_ID": "1"}).warnings == ()
 
 
-def test_what_only_jobs_have_is_not_taken_for_a_setting() -> None:
+def test_variables_of_a_job_are_not_settings() -> None:
     assert load(environ={"CPULAUNCH_RANK": "0"}).warnings == ()
 
 
@@ -389,7 +389,7 @@ class TestSite:
             ([], {}, "training:\n  precision: bf16\n", "cpulaunch.yaml:2"),
         ],
     )
-    def test_nobody_changes_what_is_locked(
+    def test_a_locked_setting_can_not_be_changed(
         self, site: Path, given: list[tuple[str, str, str]], environ: dict[str, str], yaml: str, who: str
     ) -> None:
         site.write_text("training:\n  precision: fp32\nlocked: [training.precision]\n")
@@ -413,7 +413,9 @@ class TestSite:
             ("locked: [training.precisoin]\n", "unknown setting 'training.precisoin'; did you mean"),
         ],
     )
-    def test_what_is_wrong_in_it_is_named_with_its_line(self, site: Path, text: str, message: str) -> None:
+    def test_an_error_in_the_file_is_reported_with_its_line(
+        self, site: Path, text: str, message: str
+    ) -> None:
         site.write_text(text)
         with pytest.raises(ConfigError) as caught:
             load(environ={})

@@ -230,7 +230,7 @@ def test_a_setting_takes_effect(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", TOLD)
-def test_what_ranks_are_told_is_read_there_as_it_was_set(key: str) -> None:
+def test_ranks_read_the_values_that_were_set(key: str) -> None:
     value = TOLD[key]
     assert value != SETTINGS[key].default
     for config in both_ways(key, SETTINGS[key].kind.to_text(value)):
@@ -256,8 +256,8 @@ print(json.dumps({**asdict(training_settings()), **told}))
 """
 
 
-def test_a_real_rank_is_told_all_of_them(cpulaunch: Run, directory: Path) -> None:
-    """Its output is in the log alone, as ``output.tee`` is none, and that is where ``output.log_dir`` says."""
+def test_a_real_rank_gets_all_variables(cpulaunch: Run, directory: Path) -> None:
+    """``output.tee`` is none, so the output is only in the log, in the directory ``output.log_dir``."""
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]
     (directory / "tell.py").write_text(SCRIPT)

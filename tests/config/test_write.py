@@ -63,7 +63,7 @@ def values_of(setting: Setting[Any]) -> st.SearchStrategy[Any]:
 
 
 @given(st.fixed_dictionaries({}, optional={setting: values_of(setting) for setting in SETTINGS.values()}))
-def test_what_is_written_reads_back_the_same(values: dict[Setting[Any], Any]) -> None:
+def test_a_written_file_reads_back_the_same(values: dict[Setting[Any], Any]) -> None:
     config = load(file=Path("cpulaunch.yaml"), text=yaml_text(values), environ={})
     assert {setting: given.value for setting, given in config.given.items()} == values
 
@@ -86,7 +86,7 @@ def test_what_is_written_reads_back_the_same(values: dict[Setting[Any], Any]) ->
         ({"A": "1"}, '{A: "1"}'),
     ],
 )
-def test_scalars_are_quoted_only_where_yaml_would_read_something_else(value: Any, text: str) -> None:
+def test_scalars_are_quoted_only_if_yaml_would_misread_them(value: Any, text: str) -> None:
     assert scalar(value) == text
 
 
@@ -102,7 +102,7 @@ def test_every_default_is_shown_as_a_comment_that_is_valid_when_uncommented(tmp_
     assert (config.hosts.hostfile, config.hosts.exclude) == ("(none)", "(none)")
 
 
-def test_what_the_wizard_asks_is_in_the_table() -> None:
+def test_the_wizards_questions_are_in_the_table() -> None:
     asked = [setting for setting in SETTINGS.values() if setting.ask]
     places = [setting.ask.place for setting in asked if setting.ask]
     assert len(set(places)) == len(places)

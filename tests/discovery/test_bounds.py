@@ -96,7 +96,7 @@ def test_hosts_that_take_long_keep_no_others_waiting(tmp_path: Path, monkeypatch
     assert {response.exit_code for response in responses.values()} == {255}  # None: it took too long
 
 
-def test_however_long_they_take_there_is_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_lookups_at_once_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("AT_ONCE", 2), ("MOST", 6), ("LONG", 0.0)):
         monkeypatch.setattr(probe, name, value)
     reach = Counting(tmp_path, "sleep 0.05")
@@ -107,7 +107,7 @@ def test_however_long_they_take_there_is_a_bound(tmp_path: Path, monkeypatch: py
     assert 2 < most <= 6
 
 
-def test_asking_hosts_leaves_the_limit_of_open_files_as_it_was(tmp_path: Path) -> None:
+def test_asking_hosts_restores_the_limit_of_open_files(tmp_path: Path) -> None:
     """It is raised meanwhile, but a job's programs get what the launcher was started with."""
     request = ProbeRequest("python", "/", [], [], [], [], [], HOSTS[0], 0, None, {})
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""The example on real data: as accurate under every launcher and backend, and under torchrun."""
+"""The example on real data is equally accurate with every launcher and backend, and under torchrun."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_digits_are_learnt(cpulaunch: Run, tmp_path: Path, launcher: str, backen
         assert line.endswith(f", {threads} thread{'s' * (threads > 1)}, CPUs [{cores}]")
 
 
-def test_ccl_is_what_a_run_takes_by_itself(cpulaunch: Run) -> None:
+def test_a_run_uses_ccl_by_default(cpulaunch: Run) -> None:
     done = cpulaunch("run", "-n", "2", DIGITS, "--epochs", "1", timeout=TIMEOUT)
     assert "backend ccl" in done.stdout, done.stderr
 

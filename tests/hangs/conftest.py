@@ -12,7 +12,7 @@ from support.hangs import PROGRAM, Hang
 
 @pytest.fixture
 def hang(cpulaunch: Run, built, marked, tmp_path: Path) -> Hang:
-    """Run a program that hangs in the way that is named, until it is reported and ended."""
+    """Run a program with the named kind of hang until it is reported and ended."""
     (tmp_path / "train.py").write_text(PROGRAM)
 
     def run(

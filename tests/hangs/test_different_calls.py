@@ -1,4 +1,5 @@
-"""Ranks that call different operations, or with other sizes, types or roots, on real ranks: both sides are shown."""
+"""Real ranks that call different operations, or with different sizes, types or roots: both sides are
+shown."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def test_different_operations_are_shown_with_both_lines(hang: Hang, tmp_path: Pa
 def test_ccl_itself_finds_operations_that_differ(
     case: str, called: str, line: str, hang: Hang, tmp_path: Path
 ) -> None:
-    """Within moments: no stall comes of it.  Whoever comes last fails first; both lines are shown anyway."""
+    """It does so at once, without a stall.  The last rank to call fails first, and both lines are shown
+    anyway."""
     done = hang(case, "--stall-timeout", "30")
     result = outcome(tmp_path)
     assert (done.returncode, result["kind"], result["stalls"]) == (1, "error", []), done.stderr
@@ -74,10 +76,10 @@ STEP = f"train.py:{line_of('dist.all_reduce(tensor)')} step"
     ],
     ids=["part", "message"],
 )
-def test_a_part_or_a_message_of_another_size_is_shown_with_both_its_ends(
+def test_a_part_or_message_of_another_size_is_shown_with_both_ends(
     case: str, line: str, on_0: str, on_1: str, hang: Hang, tmp_path: Path
 ) -> None:
-    """ccl's error says who they are: a third rank has no part in it."""
+    """ccl's error names both ranks.  A third rank is not involved."""
     hang(case, "--stall-timeout", "30", "-n", "3", "--oversubscribe")
     first = outcome(tmp_path)["first_failure"]
     assert (first["disagree"], first["ranks"]) == (True, [0, 1])
@@ -110,10 +112,10 @@ def test_a_part_or_a_message_of_another_size_is_shown_with_both_its_ends(
         ),
     ],
 )
-def test_a_timeout_of_the_groups_own_is_explained_by_what_the_others_do(
+def test_a_timeout_of_the_group_is_explained_by_the_other_ranks_calls(
     case: str, who: str, ranks: list[int], waits: list[str], hang: Hang, tmp_path: Path
 ) -> None:
-    """Whoever waited in vain was only the first to fail."""
+    """The waiting rank was only the first to fail."""
     done = hang(case, "--stall-timeout", "30")
     result = outcome(tmp_path)
     first = result["first_failure"]
@@ -129,7 +131,7 @@ def test_a_timeout_of_the_groups_own_is_explained_by_what_the_others_do(
     assert case == "unsent" or (title in PAGES and first["note"].splitlines()[0] in PAGES)
 
 
-def test_a_timeout_of_gloo_is_explained_by_what_the_others_do(hang: Hang, tmp_path: Path) -> None:
+def test_a_timeout_of_gloo_is_explained_by_the_other_ranks_calls(hang: Hang, tmp_path: Path) -> None:
     done = hang("hasty", "--stall-timeout", "30", backend="gloo")
     first = outcome(tmp_path)["first_failure"]
     assert first["text"] == "rank 1 on localhost has not called all_reduce #1", done.stderr
@@ -166,10 +168,10 @@ def test_a_timeout_of_gloo_is_explained_by_what_the_others_do(hang: Hang, tmp_pa
         ),
     ],
 )
-def test_ranks_of_a_smaller_group_are_named_by_their_numbers_in_the_job(
+def test_ranks_of_a_smaller_group_have_the_jobs_rank_numbers(
     case: str, title: str, lines: list[str], hang: Hang, tmp_path: Path
 ) -> None:
-    """Also those of which the group's ledger isn't seen any more."""
+    """Also ranks whose ledger of the group has been replaced."""
     done = hang(case, "--stall-timeout", "30", "-n", "3", "--oversubscribe")
     assert box(done.stderr)[0] == title
     note = outcome(tmp_path)["first_failure"]["note"].splitlines()
@@ -180,7 +182,7 @@ def test_ranks_of_a_smaller_group_are_named_by_their_numbers_in_the_job(
     ("other_reduction", "all_reduce (sum) #3", "all_reduce (max) #3"),
     repeat("roots", "broadcast #3 from rank 1", "broadcast #3 from rank 0"),
 ])  # fmt: skip
-def test_ccls_reductions_and_roots_are_shown_where_they_differ(
+def test_differing_reductions_and_roots_of_ccl_are_shown(
     case: str, first: str, second: str, hang: Hang, tmp_path: Path
 ) -> None:
     hang(case, "--stall-timeout", "30")
@@ -191,8 +193,8 @@ def test_ccls_reductions_and_roots_are_shown_where_they_differ(
     assert called == [f"rank 0 on localhost: {first}", f"rank 1 on localhost: {second}"]
 
 
-def test_sizes_that_gloo_refuses_are_shown_of_both_sides(hang: Hang, tmp_path: Path) -> None:
-    """It aborts one of the ranks, which is not to blame for it; the other one's connection is gone."""
+def test_sizes_that_gloo_refuses_are_shown_for_both_ranks(hang: Hang, tmp_path: Path) -> None:
+    """gloo aborts one of the ranks, which is not to blame.  The other one only loses its connection."""
     done = hang("other_size", "--stall-timeout", "30", backend="gloo")
     result = outcome(tmp_path)
     first = result["first_failure"]
@@ -210,8 +212,8 @@ def test_sizes_that_gloo_refuses_are_shown_of_both_sides(hang: Hang, tmp_path: P
     assert "observe/abort.py" not in "".join(lines)
 
 
-def test_types_of_one_size_are_found_by_ccl_and_not_by_gloo(hang: Hang, tmp_path: Path) -> None:
-    """By gloo, nothing fails, and the numbers are wrong."""
+def test_ccl_finds_different_types_of_equal_size_and_gloo_does_not(hang: Hang, tmp_path: Path) -> None:
+    """With gloo, no call fails, and the numbers are wrong."""
     assert hang("other_type", backend="gloo").returncode == 0
     assert outcome(tmp_path)["stalls"] == []
     shutil.rmtree(tmp_path / "runs")
@@ -230,7 +232,7 @@ def test_types_of_one_size_are_found_by_ccl_and_not_by_gloo(hang: Hang, tmp_path
 def test_a_bucket_of_ddp_that_gloo_refuses_is_shown_with_the_line_of_its_backward_pass(
     case: str, fails: int, size: str, hang: Hang, tmp_path: Path
 ) -> None:
-    """Which C++ calls: whichever side is aborted, both are said."""
+    """C++ calls the operation.  Both sides are reported, whichever one is aborted."""
     done = hang(case, "--stall-timeout", "30", backend="gloo")
     first = outcome(tmp_path)["first_failure"]
     assert (first["rank"], first["signal"], first["disagree"]) == (fails, 6, True), done.stderr
@@ -244,7 +246,7 @@ def test_a_bucket_of_ddp_that_gloo_refuses_is_shown_with_the_line_of_its_backwar
     assert case != "larger_than_a_bucket" or "\n".join(sides) in PAGES
 
 
-def test_another_operation_than_a_bucket_of_ddp_is_shown(hang: Hang, tmp_path: Path) -> None:
+def test_an_operation_that_differs_from_a_bucket_of_ddp_is_shown(hang: Hang, tmp_path: Path) -> None:
     _, lines, found = stall(tmp_path, hang("other_than_a_bucket", backend="gloo"))
     at = f"train.py:{line_of('.sum().backward()')} in_backward, in the backward pass"
     assert lines[0] == f"rank 0 on localhost: all_reduce #8 of group 0, 400 kB float32, at {at}"
@@ -255,8 +257,8 @@ def test_another_operation_than_a_bucket_of_ddp_is_shown(hang: Hang, tmp_path: P
     assert first["note"].splitlines() == lines[:2]
 
 
-def test_roots_that_differ_are_shown(hang: Hang, tmp_path: Path) -> None:
-    """Where each waits for the other one's tensor."""
+def test_differing_roots_are_shown(hang: Hang, tmp_path: Path) -> None:
+    """Each rank waits for the other one's tensor."""
     _, lines, _ = stall(tmp_path, hang("roots", backend="gloo"), in_docs=True)
     for rank in (0, 1):
         side = f"rank {rank} on localhost: broadcast #3 from rank {1 - rank} of group 0, 4 kB float32, at train.py:"

@@ -1,4 +1,4 @@
-"""Jobs that hang, on real ranks: who is named, and where."""
+"""Jobs of real ranks that hang: the ranks and places in the report."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def test_a_collective_of_another_thread_is_shown_with_its_line(
 
 
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
-def test_a_rank_that_computes_meanwhile_is_not_said_to_wait(backend: str, hang: Hang, tmp_path: Path) -> None:
+def test_a_rank_that_computes_meanwhile_is_not_reported_as_waiting(
+    backend: str, hang: Hang, tmp_path: Path
+) -> None:
     title, lines, found = stall(tmp_path, hang("asynchronous", backend=backend))
     assert "rank 1 on localhost has not called all_reduce #3" in title
     started = "rank 0 on localhost has started all_reduce #3 of group 0, 4 kB float32, and is at train.py:"
@@ -69,8 +71,8 @@ def test_a_rank_that_computes_meanwhile_is_not_said_to_wait(backend: str, hang: 
     assert found["ranks"] == [1]
 
 
-def test_whoever_is_known_to_be_late_is_named_rather_than_who_has_left(hang: Hang, tmp_path: Path) -> None:
-    """Rank 0 waits for gloo's handshake with rank 1; what rank 2 has called in the end isn't known of gloo."""
+def test_a_late_rank_is_named_and_an_ended_rank_is_not(hang: Hang, tmp_path: Path) -> None:
+    """Rank 0 waits for gloo's handshake with rank 1.  gloo doesn't record rank 2's last call."""
     title, lines, found = stall(tmp_path, hang("done", "-n", "3", "--oversubscribe", backend="gloo"))
     assert title.endswith("rank 1 on localhost has not called broadcast #3")
     assert lines[0].startswith("rank 0 on localhost waits in broadcast #3 of group 0, 4 kB float32, at ")
@@ -79,7 +81,7 @@ def test_whoever_is_known_to_be_late_is_named_rather_than_who_has_left(hang: Han
 
 
 def test_a_rank_that_has_destroyed_its_group_is_named(hang: Hang, tmp_path: Path) -> None:
-    """gloo's other ranks hear no more than that a connection is gone."""
+    """gloo's other ranks only see a lost connection."""
     done = hang("destroyed", "--stall-timeout", "30", backend="gloo")
     first = outcome(tmp_path)["first_failure"]
     assert (done.returncode, first["rank"], first["disagree"]) == (1, 0, False), done.stderr
@@ -106,7 +108,7 @@ def test_crossed_groups_are_shown_with_both_lines(backend: str, hang: Hang, tmp_
         repeat("gloo", "new_subgroups", "dist.new_subgroups_by_enumeration("),
     ],
 )
-def test_a_rank_that_makes_a_group_alone_is_shown_with_its_line_and_the_others_with_theirs(
+def test_a_rank_that_makes_a_group_alone_and_the_others_are_shown_with_their_lines(
     backend: str, case: str, line: str, hang: Hang, tmp_path: Path
 ) -> None:
     done = hang(case, backend=backend)
@@ -122,7 +124,7 @@ def test_a_rank_that_makes_a_group_alone_is_shown_with_its_line_and_the_others_w
 
 
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
-def test_who_has_not_come_to_make_a_group_is_named(backend: str, hang: Hang, tmp_path: Path) -> None:
+def test_a_rank_missing_from_a_new_group_is_named(backend: str, hang: Hang, tmp_path: Path) -> None:
     title, lines, found = stall(tmp_path, hang("new_group_alone", backend=backend))
     assert title.endswith("rank 0 on localhost has not called new_group")
     at = f"train.py:{line_of('dist.new_group()', 'def make_group')} make_group"
@@ -132,7 +134,7 @@ def test_who_has_not_come_to_make_a_group_is_named(backend: str, hang: Hang, tmp
 
 
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
-def test_a_rank_that_has_left_is_the_headline_of_the_others_error(
+def test_a_rank_that_has_ended_is_the_headline_of_the_others_error(
     backend: str, cpulaunch: Run, hang: Hang, tmp_path: Path
 ) -> None:
     done = hang("finished", "--stall-timeout", "30", backend=backend)
@@ -147,8 +149,8 @@ def test_a_rank_that_has_left_is_the_headline_of_the_others_error(
     assert text in cpulaunch("jobs").stdout
 
 
-def test_ranks_that_have_destroyed_their_groups_are_said_to_be_in_none(hang: Hang, tmp_path: Path) -> None:
-    """All are at the same line, which is in outcome.json, too."""
+def test_ranks_without_a_group_are_reported_as_such(hang: Hang, tmp_path: Path) -> None:
+    """All ranks are at the same line, which is also in outcome.json."""
     title, lines, found = stall(tmp_path, hang("all_destroyed"))
     at = line_of("time.sleep(600)")
     assert title.endswith(f"all ranks are at train.py:{at} load_batch")
@@ -166,7 +168,7 @@ def test_a_worker_of_a_data_loader_is_shown(hang: Hang, tmp_path: Path) -> None:
     )
 
 
-def test_ranks_that_were_stopped_or_are_in_a_debugger_are_said_to_be(hang: Hang, tmp_path: Path) -> None:
+def test_stopped_and_debugged_ranks_are_reported_as_such(hang: Hang, tmp_path: Path) -> None:
     done = hang("held", "-n", "4", "--oversubscribe")
     title, lines, found = stall(tmp_path, done, in_docs=True)
     assert "rank 1 on localhost: stopped (SIGSTOP)" in title
@@ -186,10 +188,8 @@ def test_the_rank_with_the_store_may_be_stopped_for_long(hang: Hang, tmp_path: P
     assert "the sum is 4.0" in done.stdout
 
 
-def test_a_rank_that_was_stopped_at_once_has_not_called_what_the_others_wait_in(
-    hang: Hang, tmp_path: Path
-) -> None:
-    """gloo's ledger of a rank that is stopped doesn't say any more that the last operation was completed."""
+def test_a_stopped_rank_is_reported_as_late(hang: Hang, tmp_path: Path) -> None:
+    """With gloo, the ledger of a stopped rank doesn't show that the last operation was completed."""
     title, lines, found = stall(tmp_path, hang("stopped", backend="gloo"))
     assert title.endswith("rank 1 on localhost: stopped (SIGSTOP)")
     assert lines[0].startswith("rank 0 on localhost waits in all_reduce #3 of group 0")
@@ -197,8 +197,8 @@ def test_a_rank_that_was_stopped_at_once_has_not_called_what_the_others_wait_in(
     assert (found["ranks"], found["sequence"]) == ([1], 3)
 
 
-def test_a_rank_that_has_left_is_said_to(hang: Hang, tmp_path: Path) -> None:
-    """Nobody waits for it in a collective, where it would be an error."""
+def test_a_rank_that_has_ended_is_reported_as_such(hang: Hang, tmp_path: Path) -> None:
+    """No rank waits for it in a collective, which would be an error."""
     title, lines, found = stall(tmp_path, hang("left"))
     at = f"train.py:{line_of('_get_default_store().get(')} left"
     assert title.endswith(f"rank 0 on localhost is at {at}")
@@ -206,7 +206,7 @@ def test_a_rank_that_has_left_is_said_to(hang: Hang, tmp_path: Path) -> None:
     assert found["ranks"] == [0]
 
 
-def test_a_disk_that_hangs_is_said_to(hang: Hang, tmp_path: Path) -> None:
+def test_a_hanging_disk_is_reported(hang: Hang, tmp_path: Path) -> None:
     with hung_file(tmp_path / "disk") as file:
         _, lines, found = stall(tmp_path, hang("disk", HUNG_FILE=str(file)))
     assert found["text"] == f"rank 1 on localhost: waits for a disk: read of {file}"
@@ -215,7 +215,7 @@ def test_a_disk_that_hangs_is_said_to(hang: Hang, tmp_path: Path) -> None:
     assert found["ranks"] == [1]
 
 
-def test_a_rank_that_its_cgroup_throttles_is_said_to_be(hang: Hang, cpu_group: Path, tmp_path: Path) -> None:
+def test_a_throttled_rank_is_reported_as_such(hang: Hang, cpu_group: Path, tmp_path: Path) -> None:
     title, lines, found = stall(tmp_path, hang("throttled", CPU_GROUP=str(cpu_group)))
     assert re.search(r"rank 1 on localhost: throttled \d+ % by its cgroup", title)
     assert "compute" in lines[1]
@@ -229,7 +229,7 @@ def test_a_lock_in_c_is_shown_in_the_stack(hang: Hang, tmp_path: Path) -> None:
     assert "lock" in stacks.read_text()
 
 
-def test_a_dead_lock_of_two_threads_is_shown_with_their_lines(hang: Hang, tmp_path: Path) -> None:
+def test_a_deadlock_of_two_threads_is_shown_with_their_lines(hang: Hang, tmp_path: Path) -> None:
     title, lines, _ = stall(tmp_path, hang("dead_lock"), in_docs=True)
     assert "rank 1 on localhost" in title
     for line in (line_of("two.acquire()", "while not"), line_of("one.acquire()", "def other_thread")):
@@ -243,13 +243,13 @@ def test_a_message_that_nobody_sends_names_the_sender(backend: str, hang: Hang, 
     assert found["ranks"] == [1]
 
 
-def test_a_report_does_not_wait_for_an_agent_and_a_job_that_goes_on_then_is_said_to(
+def test_a_report_does_not_wait_for_an_agent_and_progress_is_reported_later(
     hang: Hang, tmp_path: Path
 ) -> None:
     """The rank's agent is stopped until the report is there."""
     done = hang("goes_on", "--stall-action", "report")
     assert done.returncode == 0, done.stderr
-    # A busy machine may well need as long to end the ranks, which is a stall of its own.
+    # A busy machine may take as long to end the ranks, which would be a stall, too.
     title, *lines = boxes(done.stderr)[0]
     assert "rank 1 on localhost can't be seen; the others wait in all_reduce #3" in title
     assert lines[1] == "rank 1 on localhost can't be seen: its agent has not answered"
@@ -269,7 +269,7 @@ def test_a_report_does_not_wait_for_an_agent_and_a_job_that_goes_on_then_is_said
 def test_a_wait_before_the_first_step_is_reported_and_not_ended(
     case: str, backend: str, waits_in: str, hang: Hang, tmp_path: Path
 ) -> None:
-    """The rank goes on once there is a report."""
+    """The rank continues when the report exists."""
     done = hang(case, backend=backend)
     assert done.returncode == 0, done.stderr
     title, *lines = boxes(done.stderr)[0]
@@ -288,8 +288,8 @@ def test_a_wait_before_the_first_step_is_reported_and_not_ended(
     assert found["advice"].startswith("--stall-action abort: before the first step, it ends the job once ")
 
 
-def test_a_rank_that_never_comes_to_the_first_step_is_ended(hang: Hang, tmp_path: Path) -> None:
-    """Once it has been seen to do nothing, which compiling and reading data would not be."""
+def test_a_rank_that_never_reaches_the_first_step_is_ended(hang: Hang, tmp_path: Path) -> None:
+    """It is ended once it was seen idle, which a rank that compiles or reads data is not."""
     title, lines, found = stall(tmp_path, hang("unmet_for_good", backend="gloo"))
     assert title.endswith("before the first step: rank 1 on localhost has not called init_process_group")
     assert found["seconds"] >= 6
@@ -299,7 +299,7 @@ def test_a_rank_that_never_comes_to_the_first_step_is_ended(hang: Hang, tmp_path
 
 
 def test_a_signal_is_handled_while_a_rank_waits_in_a_collective(hang: Hang, tmp_path: Path) -> None:
-    """The other rank, which would never call it, sends SIGINT, and waits for the KeyboardInterrupt."""
+    """The other rank never calls it, but sends SIGINT and waits for the KeyboardInterrupt."""
     done = hang("interrupted", "--stall-action", "report")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "heard").exists()
@@ -324,7 +324,7 @@ def test_a_program_without_a_ledger_is_reported_by_a_number_only(
     assert re.fullmatch(r"  its process \d+: sleep 600; .*(sleeping|at ).*", lines[2])
 
 
-def test_programs_that_have_finished_are_ended_with_a_word(cpulaunch: Run, tmp_path: Path) -> None:
+def test_finished_programs_are_ended_with_a_message(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import threading, time, torch\n"
         "model = torch.nn.Linear(2, 2)\n"
@@ -344,7 +344,7 @@ def test_programs_that_have_finished_are_ended_with_a_word(cpulaunch: Run, tmp_p
 
 
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
-def test_a_thread_that_never_ends_is_named_though_the_group_was_destroyed(
+def test_a_thread_that_never_ends_is_named_after_the_group_was_destroyed(
     backend: str, hang: Hang, tmp_path: Path
 ) -> None:
     done = hang("thread_outlives", backend=backend)

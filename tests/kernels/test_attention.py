@@ -1,4 +1,4 @@
-"""Attention with dropout: values and derivatives against fp64, masks, memory, and what it leaves to torch."""
+"""Attention with dropout: values and derivatives against fp64, masks, memory, and cases left to torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make(
 def reference(
     ops: Any, inputs: list[torch.Tensor], seed: torch.Tensor, mask: torch.Tensor | None, causal: bool
 ) -> list[torch.Tensor]:
-    """Output and gradients in fp64, for a gradient of the output that is its index's sine."""
+    """Output and gradients in fp64.  The gradient of the output is the sine of the index."""
     query, key, value = (each.detach().double().requires_grad_() for each in inputs)
     scores = query @ key.transpose(2, 3) / math.sqrt(query.size(3))
     if mask is not None:
@@ -45,7 +45,7 @@ def reference(
 
 
 def next_seed() -> torch.Tensor:
-    """What the next operation draws from torch's generator, which stays as it is."""
+    """The seed that the next operation will draw from torch's generator, which is left unchanged."""
     state = torch.get_rng_state()
     seed = torch.empty(1, dtype=torch.int64).random_(-(2**63), None)  # all 64 bits of one draw
     torch.set_rng_state(state)
@@ -57,7 +57,7 @@ def wave(output: torch.Tensor) -> torch.Tensor:
 
 
 def assert_near(ours: torch.Tensor, expected: torch.Tensor, kind: torch.dtype) -> None:
-    """The error ÷ the size of the whole, as that of sums that are rounded."""
+    """The error relative to the norm of the tensor, as for rounded sums."""
     limit = 1e-5 if kind == torch.float32 else 1.5e-2
     assert ours.dtype == kind
     assert (ours.double() - expected).norm() <= limit * (expected.norm() + 1)
@@ -75,7 +75,7 @@ SHAPES = [
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("mask_of", ["none", "causal", "keys", "whole", "float", "never"])
-def test_values_and_gradients_are_those_of_fp64(
+def test_values_and_gradients_match_fp64(
     ops: Any, shape: tuple[int, ...], kind: torch.dtype, mask_of: str
 ) -> None:
     inputs = make(*shape, kind)
@@ -108,12 +108,12 @@ def uses_ours(inputs: list[torch.Tensor], *arguments: Any, **options: Any) -> bo
     return "cpulaunch.attention.default" in calls.names
 
 
-def test_the_output_needs_no_copy_to_go_on(ops: Any) -> None:
+def test_the_output_needs_no_copy_for_the_next_layer(ops: Any) -> None:
     output = functional.scaled_dot_product_attention(*make(2, 3, 5, 6, 16), dropout_p=P)
     assert output.transpose(1, 2).is_contiguous()
 
 
-def test_second_derivatives_are_those_of_fp64(ops: Any) -> None:
+def test_second_derivatives_match_fp64(ops: Any) -> None:
     inputs = make(1, 2, 5, 7, 16)
 
     def penalty(output: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -129,7 +129,7 @@ def test_second_derivatives_are_those_of_fp64(ops: Any) -> None:
         torch.testing.assert_close(one.double(), right, rtol=1e-3, atol=1e-3)
 
 
-def test_seeds_are_torchs_and_threads_do_not_matter(ops: Any) -> None:
+def test_seeds_are_torchs_and_independent_of_threads(ops: Any) -> None:
     inputs = make(2, 4, 40, 50, 32)
     outputs = []
     for threads in (1, 2, 3):
@@ -152,7 +152,7 @@ def test_checkpoint_replays_it(ops: Any) -> None:
         assert torch.equal(one, other)
 
 
-def test_autocast_takes_it_in_bf16(ops: Any) -> None:
+def test_autocast_runs_attention_in_bf16(ops: Any) -> None:
     inputs = make(1, 2, 30, 30, 16)
     with torch.autocast("cpu", torch.bfloat16):
         output = functional.scaled_dot_product_attention(*inputs, dropout_p=P)
@@ -161,7 +161,7 @@ def test_autocast_takes_it_in_bf16(ops: Any) -> None:
     assert all(each.grad is not None and each.grad.dtype == torch.float32 for each in inputs)
 
 
-def test_it_leaves_the_rest_to_torch(ops: Any) -> None:
+def test_other_cases_are_left_to_torch(ops: Any) -> None:
     inputs = make(1, 2, 8, 8, 16)
     assert uses_ours(inputs)
     assert not uses_ours(inputs, dropout_p=0.0)
@@ -186,7 +186,7 @@ def test_without_gradients_it_saves_nothing(ops: Any) -> None:
         assert not functional.scaled_dot_product_attention(*inputs, dropout_p=P).requires_grad
 
 
-def test_forward_derivatives_end_as_torchs(ops: Any) -> None:
+def test_forward_derivatives_behave_as_torchs(ops: Any) -> None:
     def outcome() -> str:
         query, key, value = (each.detach() for each in make(1, 2, 8, 8, 16))
         with torch.autograd.forward_ad.dual_level():
@@ -204,7 +204,7 @@ def test_forward_derivatives_end_as_torchs(ops: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_compiled_model_has_attention(ops: Any) -> None:
+def test_a_compiled_model_uses_the_kernel(ops: Any) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(
         lambda *x: functional.scaled_dot_product_attention(*x, dropout_p=P), backend="aot_eager"

@@ -1,4 +1,4 @@
-"""A small model learns as much with the kernels as without: scripts/bench/convergence.py, in short."""
+"""A small model learns as much with the kernels as without them, as in scripts/bench/convergence.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropout: its masks, its derivatives, what it leaves to torch, and what torch does with functions that have it."""
+"""Dropout: masks, derivatives, cases left to torch, and torch's transforms of functions with dropout."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ print(ops.vector_unit(), digest.hexdigest())
 
 
 def test_all_vector_units_compute_the_same(ops: Any) -> None:
-    """Those of this CPU, chosen by torch's variable."""
+    """The vector units of this CPU, selected by torch's variable."""
     seen = {}
     for capability in ("default", "avx2", "avx512"):
         done = subprocess.run(
@@ -118,7 +118,7 @@ def test_masks_depend_on_the_seed_and_not_on_threads(ops: Any) -> None:
     assert not torch.equal(functional.dropout(x, 0.2), masks[0][0])
 
 
-def test_a_saved_state_of_torchs_generator_brings_masks_back(ops: Any) -> None:
+def test_a_restored_generator_state_restores_masks(ops: Any) -> None:
     state = torch.get_rng_state()
     mask = functional.dropout(torch.ones(1000), 0.5)
     torch.set_rng_state(state)
@@ -127,7 +127,7 @@ def test_a_saved_state_of_torchs_generator_brings_masks_back(ops: Any) -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_masks_are_independent_across_positions_and_steps(ops: Any, p: float) -> None:
-    """Means and correlations lie within five standard deviations of what independent bits have."""
+    """Means and correlations are within five standard deviations of those of independent bits."""
     torch.manual_seed(5)
     size = 1 << 21
     deviation = size**-0.5
@@ -151,7 +151,7 @@ def test_masks_of_neighbouring_seeds_are_independent(ops: Any) -> None:
             assert abs((one * other).mean()) < 5 * size**-0.5
 
 
-def test_no_mask_comes_twice(ops: Any) -> None:
+def test_no_mask_is_repeated(ops: Any) -> None:
     seen = {
         hashlib.sha256(functional.dropout(torch.ones(256), 0.5).numpy().tobytes()).digest()
         for _ in range(2000)
@@ -163,7 +163,8 @@ def test_no_mask_comes_twice(ops: Any) -> None:
 
 
 def mask_of(ops: Any, x: torch.Tensor, p: float) -> torch.Tensor:
-    """The mask, in fp64, that dropout applies next to a tensor like ``x``; the generator is left as it is."""
+    """The mask, in fp64, that dropout will apply next to a tensor like ``x``.  The generator is left
+    unchanged."""
     state = torch.get_rng_state()
     mask = functional.dropout(torch.ones(x.shape), p) != 0
     torch.set_rng_state(state)
@@ -171,7 +172,7 @@ def mask_of(ops: Any, x: torch.Tensor, p: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_values_and_gradients_are_those_of_fp64_rounded_once(ops: Any, kind: torch.dtype) -> None:
+def test_values_and_gradients_match_fp64_rounded_once(ops: Any, kind: torch.dtype) -> None:
     x = torch.randn(37, 129).to(kind).requires_grad_()
     weights = torch.randn(37, 129).to(kind)
     mask = mask_of(ops, x, 0.3)
@@ -183,7 +184,7 @@ def test_values_and_gradients_are_those_of_fp64_rounded_once(ops: Any, kind: tor
     assert y.dtype == gradient.dtype == kind
 
 
-def test_the_gradient_of_a_sum_is_taken_though_it_is_expanded(ops: Any) -> None:
+def test_the_expanded_gradient_of_a_sum_is_accepted(ops: Any) -> None:
     x = torch.randn(8, 9, requires_grad=True)
     mask = mask_of(ops, x, 0.5)
     functional.dropout(x, 0.5).sum().backward()
@@ -217,14 +218,14 @@ def test_a_network_has_the_gradients_of_fp64(ops: Any) -> None:
         torch.testing.assert_close(ours.grad.double(), reference.grad, rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_not_finite_stays_so_as_in_torch(ops: Any) -> None:
+def test_non_finite_values_stay_so_as_in_torch(ops: Any) -> None:
     x = torch.tensor([float("nan"), float("inf")]).repeat(500)
     y = functional.dropout(x, 0.5)
     assert not y.isfinite().any()
     assert y[::2].isnan().all()
 
 
-# --- what is torch's
+# --- cases left to torch
 
 
 @pytest.mark.parametrize(
@@ -269,7 +270,7 @@ def test_it_leaves_subclasses_to_torch(ops: Any) -> None:
         assert type(functional.dropout(x, 0.5)) is type(x)
 
 
-def test_it_is_torchs_own_when_not_in_use(ops: Any) -> None:
+def test_dropout_is_torchs_when_not_in_use(ops: Any) -> None:
     ops.use(False)
     with Calls() as calls:
         functional.dropout(torch.randn(4), 0.5)
@@ -287,7 +288,7 @@ def test_forward_derivatives_are_torchs(ops: Any) -> None:
     assert torch.equal(tangent, 3 * y)
 
 
-def test_without_gradients_it_is_ours(ops: Any) -> None:
+def test_dropout_without_gradients_is_ours(ops: Any) -> None:
     with torch.no_grad(), Calls() as calls:
         y = functional.dropout(torch.ones(9, requires_grad=True), 0.5)
     assert calls.ours == ["cpulaunch.dropout.default"]
@@ -377,7 +378,7 @@ def test_torch_library_opcheck(ops: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_scripted_modules_have_dropout(ops: Any) -> None:
+def test_scripted_modules_use_dropout(ops: Any) -> None:
     module = torch.jit.script(nn.Sequential(nn.Linear(20, 400), nn.Dropout(0.5)))
     y = module(torch.randn(3, 20))
     assert 0.3 < (y == 0).double().mean() < 0.7
@@ -394,7 +395,7 @@ def test_traced_modules_and_symbolic_graphs_have_dropout(ops: Any) -> None:
     assert 0.3 < (y == 0).double().mean() < 0.7
 
 
-def test_the_parts_of_torch_that_call_dropout_have_ours(ops: Any) -> None:
+def test_torchs_callers_of_dropout_use_ours(ops: Any) -> None:
     query = torch.randn(16, 3, 8)
     with Calls() as calls:
         nn.MultiheadAttention(8, 2, dropout=0.5)(query, query, query)

@@ -1,4 +1,4 @@
-"""gelu, cross entropy, casts and transposed products: values by fp64, and what is torch's."""
+"""gelu, cross entropy, casts and transposed products: values against fp64, and cases left to torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def has_ours(ops: Any, name: str) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS, ids=["fp32", "bf16"])
 @pytest.mark.parametrize("way", ["none", "tanh"])
-def test_gelu_and_its_gradient_are_those_of_fp64(ops: Any, kind: torch.dtype, way: str) -> None:
+def test_gelu_and_its_gradient_match_fp64(ops: Any, kind: torch.dtype, way: str) -> None:
     x = torch.linspace(-12, 12, 10_007).to(kind).requires_grad_()
     wide = x.detach().double().requires_grad_()
     y, right = functional.gelu(x, approximate=way), functional.gelu(wide, approximate=way)
@@ -42,7 +42,7 @@ def test_gelu_and_its_gradient_are_those_of_fp64(ops: Any, kind: torch.dtype, wa
     assert has_ours(ops, "gelu with tanh") or way == "none"
 
 
-def test_gelu_of_what_is_not_finite(ops: Any) -> None:
+def test_gelu_of_non_finite_values(ops: Any) -> None:
     x = torch.tensor([float("inf"), float("nan"), 0.0, -100.0, 100.0] * 7)
     y = functional.gelu(x, approximate="tanh")
     assert y[1].isnan()
@@ -83,7 +83,7 @@ def classes(kind: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tens
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_cross_entropy_and_its_gradient_are_those_of_fp64(ops: Any, reduction: str) -> None:
+def test_cross_entropy_and_its_gradient_match_fp64(ops: Any, reduction: str) -> None:
     logits, target = classes()
     wide = logits.detach().double().requires_grad_()
     with Calls() as calls:
@@ -98,13 +98,13 @@ def test_cross_entropy_and_its_gradient_are_those_of_fp64(ops: Any, reduction: s
     assert (logits.grad.double() - wide.grad).norm() < 1e-5 * wide.grad.norm()
 
 
-def test_cross_entropy_where_no_row_counts_is_torchs(ops: Any) -> None:
+def test_cross_entropy_without_counted_rows_is_torchs(ops: Any) -> None:
     logits, target = classes()
     assert functional.cross_entropy(logits, torch.full_like(target, -100)).isnan()
     assert functional.cross_entropy(logits, torch.full_like(target, 7), ignore_index=7, reduction="sum") == 0
 
 
-def test_a_target_out_of_bounds_is_the_error_that_torch_has(ops: Any) -> None:
+def test_a_target_out_of_bounds_is_torchs_error(ops: Any) -> None:
     logits, target = classes()
     with pytest.raises(IndexError, match=r"Target 1003 is out of bounds"):
         functional.cross_entropy(logits, target.fill_(1003))
@@ -191,9 +191,7 @@ def test_large_casts_are_exact(ops: Any) -> None:
 
 
 @pytest.mark.parametrize(("rows", "inner", "columns"), [(768, 1024, 768), (97, 65, 300), (200, 129, 257)])
-def test_products_with_transposed_matrices_are_those_of_fp64(
-    ops: Any, rows: int, inner: int, columns: int
-) -> None:
+def test_products_with_transposed_matrices_match_fp64(ops: Any, rows: int, inner: int, columns: int) -> None:
     torch.manual_seed(0)
     left, right = torch.randn(inner, rows + 5).bfloat16()[:, :rows], torch.randn(inner, columns).bfloat16()
     expected = left.double().t() @ right.double()
@@ -232,7 +230,7 @@ print(torch.ops.cpulaunch.vector_unit(), loss.item(), sum(p.grad.double().norm()
 
 
 def test_vector_units_agree_and_nothing_warns(ops: Any) -> None:
-    """No line of torch's about overridden kernels appears when they are loaded and used."""
+    """torch doesn't print its warning about overridden kernels when they are loaded and used."""
     seen = {}
     for capability in ("default", "avx2", "avx512"):
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Which jobs use the kernels, what these are told, and what happens without a compiler."""
+"""The jobs that use the kernels, their message, and jobs without a compiler."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_job_says_at_its_first_step_what_was_replaced(cpulaunch: Run, script: Path) -> None:
+def test_a_job_reports_replaced_kernels_at_its_first_step(cpulaunch: Run, script: Path) -> None:
     done = cpulaunch("run", "-n", "1", "--precision", "fp32", script)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if LINE in line]
@@ -61,7 +61,7 @@ def test_a_job_says_at_its_first_step_what_was_replaced(cpulaunch: Run, script: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["ddp", repeat("fsdp")])
-def test_parallel_training_has_it(cpulaunch: Run, script: Path, way: str) -> None:
+def test_parallel_training_uses_the_kernels(cpulaunch: Run, script: Path, way: str) -> None:
     done = cpulaunch("run", "-n", "2", "--oversubscribe", "--precision", "fp32", script, way)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained") == 2
@@ -77,7 +77,7 @@ def test_other_engines_leave_torch_alone(cpulaunch: Run, script: Path, options: 
     assert "kernels" not in done.stderr
 
 
-def test_without_a_compiler_torch_trains_alone_and_one_line_says_so(
+def test_without_a_compiler_torch_trains_alone_and_a_line_reports_it(
     cpulaunch: Run, script: Path, tmp_path: Path
 ) -> None:
     done = cpulaunch(
@@ -90,9 +90,7 @@ def test_without_a_compiler_torch_trains_alone_and_one_line_says_so(
     assert "training steps are torch's alone, without cpulaunch's kernels: no C++ compiler" in line
 
 
-def test_a_compiler_that_failed_is_not_tried_again_by_the_next_run(
-    cpulaunch: Run, script: Path, tmp_path: Path
-) -> None:
+def test_the_next_run_does_not_retry_a_failed_compiler(cpulaunch: Run, script: Path, tmp_path: Path) -> None:
     (count := tmp_path / "count").write_text("")
     (compiler := tmp_path / "failing-g++").write_text(
         f'#!/bin/sh\ncase "$*" in *-dumpversion*) echo 99; exit;; esac\necho x >> {count}\n'
@@ -102,7 +100,7 @@ def test_a_compiler_that_failed_is_not_tried_again_by_the_next_run(
     environment = {"CXX": str(compiler), "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
     def said(*words: str) -> tuple[str, int]:
-        """The line about kernels, and how often the compiler has run until then."""
+        """The line about kernels, and the number of runs of the compiler so far."""
         done = cpulaunch(*words, env=environment)
         text = next(line for line in done.stderr.splitlines() if "compiler failed" in line)
         return text, len(count.read_text().splitlines())

@@ -1,4 +1,4 @@
-"""How mpiexec reaches hosts: by our ssh, from our interface, at their addresses."""
+"""How mpiexec reaches hosts: with our ssh, from our interface, by their addresses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mpiexec(
 
 
 def own_variables(command: Command) -> dict[str, str]:
-    """Those of mpiexec's own network."""
+    """The environment variables of mpiexec's own network."""
     own = ("I_MPI_HYDRA", "HYDRA", "PRTE")
     return {k: v for k, v in command.env.items() if k.startswith(own) and not k.endswith("RMK")}
 
@@ -45,7 +45,7 @@ def own_variables(command: Command) -> dict[str, str]:
         ("openmpi", "PRTE_MCA_plm_ssh_agent", {"PRTE_MCA_prte_if_include": "10.0.0.0/24"}),
     ],
 )
-def test_mpiexec_is_told_our_ssh_and_our_interface(mpi: str, ssh: str, interface: dict[str, str]) -> None:
+def test_mpiexec_gets_our_ssh_and_our_interface(mpi: str, ssh: str, interface: dict[str, str]) -> None:
     env = own_variables(mpiexec(mpi))
     assert env.pop(ssh) == "/venv/ssh.sh"
     env = {k: v for k, v in env.items() if v != "ssh"}
@@ -64,12 +64,12 @@ def test_mpiexec_is_told_our_ssh_and_our_interface(mpi: str, ssh: str, interface
         ("openmpi", "PRTE_MCA_hwloc_default_binding_policy"),
     ],
 )
-def test_mpiexec_does_not_get_what_pins_ranks_or_picks_their_starter(mpi: str, name: str) -> None:
+def test_mpiexec_does_not_get_variables_that_pin_ranks_or_select_a_launcher(mpi: str, name: str) -> None:
     assert mpiexec(mpi, **{name: "x"}).unset == (name,)
     assert mpiexec(mpi).unset == ()
 
 
-def test_hydra_does_not_study_the_machine_unless_the_user_says_so() -> None:
+def test_hydra_inspects_the_machine_only_on_request() -> None:
     assert mpiexec().watched_env == {"I_MPI_HYDRA_TOPOLIB": "ipl"}
     assert mpiexec(I_MPI_HYDRA_TOPOLIB="hwloc").watched_env == {}
 
@@ -80,14 +80,14 @@ def test_hydra_takes_no_ipv6_address(mpi: str) -> None:
         mpiexec(mpi, hosts="a,fd00::2")
 
 
-def test_open_mpi_does() -> None:
+def test_open_mpi_takes_an_ipv6_address() -> None:
     six = Interface("eth0", "fd00::9", 64)
     command = mpiexec("openmpi", hosts="fd00::1,[fd00::2]:2", egress=six)
     assert command.files["hostfile"] == "fd00::1 slots=1\nfd00::2 slots=2\n"
     assert "PRTE_MCA_prte_if_include" not in command.env
 
 
-def test_open_mpi_is_refused_where_a_path_that_hosts_get_has_a_space() -> None:
+def test_open_mpi_is_refused_if_a_path_has_a_space() -> None:
     refused = "Open MPI starts nothing on other hosts where a path has a space: "
     with pytest.raises(PlanError, match=f"(?m)^{refused}/my env/openmpi$") as error:
         mpiexec("openmpi", directory="/my env")
@@ -98,5 +98,5 @@ def test_open_mpi_is_refused_where_a_path_that_hosts_get_has_a_space() -> None:
 
 
 @pytest.mark.parametrize("mpi", ["intel", "mpich"])
-def test_others_are_not(mpi: str) -> None:
+def test_other_mpis_accept_a_path_with_a_space(mpi: str) -> None:
     mpiexec(mpi, directory="/my env", venv="/my env")

@@ -1,4 +1,4 @@
-"""What ssh and each mpiexec print when something can't be started on a host."""
+"""Messages of ssh and each mpiexec about failed starts on a host."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_host_and_the_reason_are_found(mpi: str, text: str, host: str, why: 
     assert launchers.load(mpi).start_failure(text) == (host, why)
 
 
-def test_intels_own_words_count_only_when_ssh_has_given_no_reason() -> None:
+def test_intels_message_counts_only_without_a_reason_from_ssh() -> None:
     text = "[mpiexec@login] Error: Unable to run bstrap_proxy on node2 (pid 26, exit code 32512)\n"
     intel = launchers.load("intel")
     assert intel.start_failure(text) is None

@@ -1,4 +1,4 @@
-"""A launcher of another package: one module, found by its entry point, starts and ends a job like any."""
+"""A launcher of another package: one module, found by its entry point, starts and ends a job."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def package(tmp_path: Path) -> dict[str, str]:
     )
 
 
-def test_it_starts_the_ranks_that_the_plan_says(cpulaunch: Run, package, marked, show: Path) -> None:
+def test_it_starts_the_planned_ranks(cpulaunch: Run, package, marked, show: Path) -> None:
     done = cpulaunch("run", "--launcher", "shell", "-n", "2", "show.py", env={**package, **marked})
     ranks = outputs(done)
     assert [rank["env"]["RANK"] for rank in ranks] == ["0", "1"]
@@ -79,9 +79,7 @@ def test_a_failing_rank_is_named_and_nothing_is_left(cpulaunch: Run, package, ma
     assert outcome(fail.parent)["kind"] == "exit"
 
 
-def test_a_name_that_nobody_offers_is_an_error_with_the_names_there_are(
-    cpulaunch: Run, package, show: Path
-) -> None:
+def test_an_unknown_name_is_an_error_that_lists_valid_names(cpulaunch: Run, package, show: Path) -> None:
     done = cpulaunch("run", "--launcher", "shel", "-n", "2", "show.py", env=package)
     assert done.returncode == 2
     for word in ("--launcher", "'shel'", "local", "mpirun", "shell"):

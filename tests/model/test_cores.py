@@ -31,9 +31,7 @@ core_sets = st.sets(st.integers(0, 600), max_size=60).map(CoreSet)
         ("65535", "65535", 1, "8" + "0" * 16383),
     ],
 )
-def test_a_list_is_parsed_folded_counted_and_shown_as_taskset_does(
-    text: str, folded: str, count: int, mask: str
-) -> None:
+def test_a_list_is_parsed_and_shown_as_in_taskset(text: str, folded: str, count: int, mask: str) -> None:
     cores = CoreSet.parse(text)
     assert (str(cores), len(cores), cores.mask()) == (folded, count, mask)
 
@@ -58,7 +56,7 @@ def test_a_list_is_parsed_folded_counted_and_shown_as_taskset_does(
         ("9" * 5000, "9" * 5000, "goes beyond 1048575"),
     ],
 )
-def test_a_wrong_list_is_an_error_that_keeps_the_faulty_part(text: str, part: str, why: str) -> None:
+def test_a_wrong_list_is_an_error_with_the_faulty_part(text: str, part: str, why: str) -> None:
     with pytest.raises(ConfigError) as caught:
         CoreSet.parse(text)
     assert caught.value.part == part
@@ -66,7 +64,7 @@ def test_a_wrong_list_is_an_error_that_keeps_the_faulty_part(text: str, part: st
     assert caught.value.hint == "A list of numbers looks like 0-13,28."
 
 
-def test_numbers_come_out_in_ascending_order_and_once() -> None:
+def test_numbers_are_sorted_and_unique() -> None:
     assert list(CoreSet([28, 3, 3, 0])) == [0, 3, 28]
 
 
@@ -76,14 +74,14 @@ def test_numbers_that_no_cpu_has_are_refused(number: int) -> None:
         CoreSet([number])
 
 
-def test_equal_sets_are_equal_keys_and_no_tuple_is() -> None:
+def test_equal_sets_are_equal_keys_but_tuples_are_not() -> None:
     assert {CoreSet([1, 2]): "x"}[CoreSet.parse("1-2")] == "x"
     assert CoreSet([1]) != (1,)
     assert repr(CoreSet([1, 2])) == "CoreSet('1-2')"
 
 
 @given(core_sets)
-def test_parsing_the_folded_list_gives_the_set_back(cores: CoreSet) -> None:
+def test_a_folded_list_round_trips(cores: CoreSet) -> None:
     assert CoreSet.parse(str(cores)) == cores
     assert CoreSet(cores) == cores
     assert int(cores.mask(), 16) == sum(1 << cpu for cpu in cores)

@@ -15,17 +15,17 @@ def test_a_recorded_host_is_known_by_all_its_names() -> None:
     assert facts.of("b") == (BIG, True)
 
 
-def test_what_is_recorded_is_read_back() -> None:
+def test_recorded_facts_round_trip() -> None:
     hosts = {"a": replace(SMALL, libc="glibc 2.36", memory_limit=16 << 30), "b": BIG}
     assert read_record(record(hosts), "facts.json") == hosts
 
 
-def test_an_older_record_knows_neither_the_c_library_nor_the_limit_of_memory() -> None:
+def test_an_older_record_lacks_the_c_library_and_the_memory_limit() -> None:
     older = {key: value for key, value in SMALL.to_json().items() if key not in ("libc", "memory_limit")}
     assert HostFacts.from_json(older) == SMALL
 
 
-def test_a_host_of_which_the_job_has_some_cpus_is_assumed_to_give_its_first_ones() -> None:
+def test_a_job_with_some_cpus_of_a_host_is_assumed_to_have_its_first_cpus() -> None:
     known, assumed = Facts(like=SMALL, shares={"b": 1}).of("b")
     assert (str(known.topology.allowed), assumed) == ("0", True)
     assert Facts(like=SMALL, shares={"b": 1}, hosts={"b": SMALL}).of("b") == (SMALL, False)

@@ -72,9 +72,7 @@ def test_hostfiles(text: str, hosts: str, tmp_path: Path) -> None:
         ("a[1-50000]\nb[1-50001]", "hosts:2: more than 100000 hosts", "b50001"),
     ],
 )
-def test_what_is_wrong_with_a_hostfile_is_said_with_its_place(
-    text: str, where: str, part: str | None
-) -> None:
+def test_errors_of_a_hostfile_have_their_place(text: str, where: str, part: str | None) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_hostfile(text, "hosts")
     assert where in str(caught.value)
@@ -102,7 +100,7 @@ def test_wrong_inline_hosts(text: str) -> None:
 
 
 @given(st.integers(0, 500), st.integers(0, 60), st.integers(1, 4))
-def test_a_range_is_what_counting_gives(first: int, more: int, width: int) -> None:
+def test_a_range_equals_its_numbers(first: int, more: int, width: int) -> None:
     text = f"n[{first:0{width}d}-{first + more}]"
     names = [host.name for host in parse_hosts(text, "--hosts")]
     assert names == [f"n{number:0{width}d}" for number in range(first, first + more + 1)]
@@ -132,11 +130,11 @@ def test_exclude() -> None:
         ("login", "login"),
     ],
 )
-def test_names_are_folded_as_lists_have_them(names: str, text: str) -> None:
+def test_names_are_folded_as_in_lists(names: str, text: str) -> None:
     assert fold_hosts(names.split()) == text
     if "more" not in text:
         assert [host.name for host in parse_hosts(text, "list")] == names.split()
 
 
-def test_a_thousand_names_are_one() -> None:
+def test_a_thousand_names_fold_into_one() -> None:
     assert fold_hosts(f"node{number}" for number in range(1, 1001)) == "node[1-1000]"

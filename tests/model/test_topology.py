@@ -14,7 +14,7 @@ from cpulaunch.model.topology import Cpu, Topology
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_a_recorded_topology_is_read_back_as_it_was(name: str) -> None:
+def test_a_recorded_topology_round_trips(name: str) -> None:
     topology = machine(name)
     recorded = json.dumps(topology.to_json())
     again = Topology.from_json(json.loads(recorded))
@@ -35,19 +35,19 @@ def test_the_recorded_form_is_a_row_per_cpu() -> None:
 
 
 @pytest.mark.parametrize("data", [{}, {"cpus": 3}, {"cpus": [[0, 0]]}, {"cpus": [["0", 0, 0, 0]]}, [], None])
-def test_something_else_than_a_recorded_topology_is_an_error(data: object) -> None:
+def test_malformed_data_is_not_a_recorded_topology(data: object) -> None:
     with pytest.raises(ConfigError, match="not a recorded topology"):
         Topology.from_json(data)  # type: ignore[arg-type]
 
 
-def test_a_restricted_topology_keeps_what_is_allowed() -> None:
+def test_a_restricted_topology_keeps_allowed_cpus() -> None:
     topology = machine("xeon-2x28").restricted(CoreSet.parse("27-28,83,200"))
     assert [core.cpus for core in topology.cores] == [(27, 83), (28,)]
     assert (str(topology.nodes), str(topology.sockets)) == ("0-1", "0-1")
 
 
-def test_a_core_that_is_not_slower_than_its_machine_is_no_e_core() -> None:
-    """Only E-cores allowed: to this process they are simply the cores."""
+def test_a_core_as_fast_as_all_others_is_no_e_core() -> None:
+    """If only E-cores are allowed, they are ordinary cores to this process."""
     assert any(core.efficient for core in machine("i9-8p-8e").cores)
     assert not any(c.efficient for c in machine("i9-8p-8e").restricted(CoreSet.parse("16-23")).cores)
 
@@ -65,13 +65,11 @@ def test_a_core_that_is_not_slower_than_its_machine_is_no_e_core() -> None:
         ([0, 0, 0, 0], []),
     ],
 )
-def test_e_cores_are_those_that_are_clearly_slower(
-    performances: list[float | None], efficient: list[int]
-) -> None:
+def test_e_cores_are_clearly_slower(performances: list[float | None], efficient: list[int]) -> None:
     topology = Topology(tuple(Cpu(i, i, performance=p) for i, p in enumerate(performances)))
     assert [core.cpus[0] for core in topology.cores if core.efficient] == efficient
 
 
-def test_cores_come_in_the_order_of_nodes() -> None:
+def test_cores_are_in_the_order_of_nodes() -> None:
     topology = topology_from_lscpu("# CPU,Core,Socket,Node\n0,0,0,1\n1,1,0,0\n2,2,0,1\n")
     assert [core.cpus for core in topology.cores] == [(1,), (0,), (2,)]

@@ -1,4 +1,5 @@
-"""Binding: machine x request -> CPUs of each rank, as tables in ``bindings/``, and what holds for all of them.
+"""Binding: machine x request -> CPUs of each rank, as tables in ``bindings/``, and properties of all
+bindings.
 
 Each file is named after its machine.  A case is a request after ``==`` and the ranks, or the error, below it.
 """
@@ -34,7 +35,7 @@ def cases() -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("name", "request_", "expected"), cases())
-def test_each_request_gets_the_binding_of_the_table(name: str, request_: str, expected: str) -> None:
+def test_each_request_has_the_binding_in_the_table(name: str, request_: str, expected: str) -> None:
     request = BindingRequest.from_json(json.loads(request_))
     try:
         got = table(bind(machine(name), request))
@@ -57,7 +58,7 @@ def usable(topology: Topology, request: BindingRequest) -> list[Core]:
 
 
 @given(topologies(), requests)
-def test_ranks_are_disjoint_inside_what_is_allowed_and_never_empty(
+def test_ranks_have_disjoint_nonempty_sets_of_allowed_cores(
     topology: Topology, request: BindingRequest
 ) -> None:
     binding = bound(topology, request)
@@ -98,7 +99,7 @@ def test_every_rank_gets_equally_many_cores(topology: Topology, request: Binding
 
 
 @given(topologies(), requests)
-def test_max_leaves_no_core_idle_that_a_rank_may_have(topology: Topology, request: BindingRequest) -> None:
+def test_max_leaves_no_usable_core_idle(topology: Topology, request: BindingRequest) -> None:
     binding = bound(topology, replace(request, cores_per_rank="max"))
     nodes = CoreSet(node for rank in binding.ranks for node in rank.numa_nodes)
     assert not [core for core in physical(topology, binding.idle) if core.node in nodes]
@@ -107,13 +108,13 @@ def test_max_leaves_no_core_idle_that_a_rank_may_have(topology: Topology, reques
 
 
 @given(topologies(), requests)
-def test_bound_to_nodes_no_rank_spans_them(topology: Topology, request: BindingRequest) -> None:
+def test_ranks_bound_to_nodes_do_not_span_them(topology: Topology, request: BindingRequest) -> None:
     for rank in bound(topology, replace(request, bind_numa=True)).ranks:
         assert len(rank.numa_nodes) == 1
 
 
 def three_and_one_cores() -> Topology:
-    """Two NUMA nodes, on which two ranks of two cores don't fit without one that spans both."""
+    """Two NUMA nodes where two ranks of two cores fit only if one of them spans both."""
     return Topology(tuple(Cpu(i, i, 0, node) for i, node in enumerate((0, 0, 0, 1))))
 
 
@@ -123,7 +124,7 @@ def three_and_one_cores() -> Topology:
 def test_a_rank_spans_nodes_only_if_that_leaves_fewer_cores_idle(
     topology: Topology, request: BindingRequest
 ) -> None:
-    """If none had to span, no smaller number of idle cores could be reached by spanning."""
+    """If a rank spans nodes, no binding without such a rank leaves as few cores idle."""
     request = replace(request, cores_per_rank="auto", oversubscribe=False)
     binding = bound(topology, request)
     spanning = any(len(rank.numa_nodes) > 1 for rank in binding.ranks)
@@ -136,7 +137,7 @@ def test_a_rank_spans_nodes_only_if_that_leaves_fewer_cores_idle(
         assert within.ranks == binding.ranks
         assert not refused
     elif refused:
-        # Ranks of one core would fit, so it can only be their workers that need more than one.
+        # Ranks of one core would fit, so only their workers can need more.
         assert "no compute core left" in refused
     else:
         idle = [len(physical(topology, each.idle)) for each in (binding, within)]
@@ -144,7 +145,7 @@ def test_a_rank_spans_nodes_only_if_that_leaves_fewer_cores_idle(
 
 
 @given(topologies(), requests)
-def test_the_nodes_of_a_rank_are_those_of_its_cores_and_ranks_go_by_node(
+def test_a_rank_gets_the_nodes_of_its_cores_and_ranks_follow_node_order(
     topology: Topology, request: BindingRequest
 ) -> None:
     binding = bound(topology, request)
@@ -158,7 +159,7 @@ def test_the_nodes_of_a_rank_are_those_of_its_cores_and_ranks_go_by_node(
 
 
 @given(topologies(), requests)
-def test_threads_are_the_physical_compute_cores_or_what_the_quota_pays_for(
+def test_threads_are_the_physical_compute_cores_or_the_quota(
     topology: Topology, request: BindingRequest
 ) -> None:
     binding = bound(topology, request)
@@ -173,7 +174,7 @@ def test_threads_are_the_physical_compute_cores_or_what_the_quota_pays_for(
 
 
 @given(topologies(), requests)
-def test_siblings_come_along_only_when_asked_for(topology: Topology, request: BindingRequest) -> None:
+def test_siblings_are_used_only_on_request(topology: Topology, request: BindingRequest) -> None:
     request = replace(request, oversubscribe=False)
     for rank in bound(topology, request).ranks:
         for core in physical(topology, rank.cores):
@@ -204,7 +205,7 @@ def test_other_backends_have_no_workers(topology: Topology, request: BindingRequ
 
 @given(topologies(), requests)
 def test_shared_cores_are_shared_evenly(topology: Topology, request: BindingRequest) -> None:
-    """No core serves two ranks more than another one of its node, where ranks are more than cores."""
+    """With more ranks than cores, the numbers of ranks per core of a node differ by at most one."""
     request = replace(request, oversubscribe=True, cores_per_rank="auto", bind_numa=False)
     cores = usable(topology, request)
     request = replace(request, ranks=len(cores) + (request.ranks or 1))
@@ -232,8 +233,8 @@ def test_only_the_impossible_is_refused(topology: Topology, request: BindingRequ
 
 
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=5), st.integers(1, 16))
-def test_as_few_ranks_span_nodes_as_any_walk_allows(sizes: list[int], ranks: int) -> None:
-    """Compared with all ways to leave cores idle where nodes end."""
+def test_the_fewest_possible_ranks_span_nodes(sizes: list[int], ranks: int) -> None:
+    """Compared with all ways to leave cores idle at the ends of nodes."""
     assume(ranks <= sum(sizes))
     size = sum(sizes) // ranks
     cpus = [node for node, count in enumerate(sizes) for _ in range(count)]
@@ -269,7 +270,7 @@ def test_scatter_fills_like_nodes_evenly_and_close_packs_them(
 
 
 @given(topologies(), requests)
-def test_ranks_that_are_not_pinned_have_all_cores_and_the_threads_of_their_share(
+def test_unpinned_ranks_have_all_cores_and_the_threads_of_their_share(
     topology: Topology, request: BindingRequest
 ) -> None:
     request = replace(request, bind_numa=False, dedicate_workers=False)
@@ -282,14 +283,14 @@ def test_ranks_that_are_not_pinned_have_all_cores_and_the_threads_of_their_share
 
 
 @pytest.mark.parametrize("conflict", [{"bind_numa": True}, {"worker_count": 1}])
-def test_ranks_that_are_not_pinned_have_no_cores_of_their_own(conflict: dict[str, Any]) -> None:
+def test_unpinned_ranks_have_no_exclusive_cores(conflict: dict[str, Any]) -> None:
     topology = Topology(tuple(Cpu(i, i, 0, i // 2) for i in range(4)))
     with pytest.raises(PlanError, match="--strategy none"):
         bind(topology, BindingRequest(strategy="none", **conflict))
 
 
 @given(requests)
-def test_a_request_is_read_back_as_it_was(request: BindingRequest) -> None:
+def test_a_request_round_trips(request: BindingRequest) -> None:
     for each in (request, replace(request, cores=CoreSet([0, 3]), numa_nodes=CoreSet([1]))):
         assert BindingRequest.from_json(json.loads(json.dumps(each.to_json()))) == each
 
@@ -311,9 +312,7 @@ def test_a_request_is_written_without_defaults() -> None:
         (BindingRequest(cores=CoreSet([0, 1]), ranks=2, worker_count=2, oversubscribe=True), (0, 0, 1, 1)),
     ],
 )
-def test_worker_affinity_is_one_flat_list_for_the_host(
-    request_: BindingRequest, affinity: tuple[int, ...]
-) -> None:
+def test_worker_affinity_is_one_list_per_host(request_: BindingRequest, affinity: tuple[int, ...]) -> None:
     assert bind(machine("xeon-2x28"), request_).worker_affinity == affinity
 
 

@@ -45,12 +45,12 @@ def test_defaults(change: dict[str, object], expected: dict[str, str | None]) ->
 
 
 @pytest.mark.parametrize("change", [{"backend": "nccl"}, {"transport": "udp"}])
-def test_what_does_not_exist_is_named(change: dict[str, str]) -> None:
+def test_unknown_values_are_named(change: dict[str, str]) -> None:
     with pytest.raises(PlanError, match=next(iter(change.values()))):
         communication_defaults(CCL._replace(**change))  # type: ignore[arg-type]
 
 
-def test_the_transport_mpi_is_for_ranks_that_intel_mpi_starts() -> None:
+def test_the_transport_mpi_requires_intel_mpi() -> None:
     with pytest.raises(PlanError, match="needs ranks that Intel MPI starts"):
         communication_defaults(CCL._replace(transport="mpi"))
 
@@ -76,7 +76,7 @@ RING = {"CCL_ALLREDUCE": "ring"}
         ({"hosts": 2, "local_ranks": 1}, "tcp"),
         ({"hosts": 2, "provider": "tcp"}, "shm+tcp"),
         ({"worker_count": 0}, "shm"),
-        # where oneCCL is wanted
+        # if oneCCL is requested
         (OVER_VERBS, "shm+ofi"),
         ({**OVER_VERBS, "local_ranks": 1}, "ofi"),
         ({**OVER_VERBS, "worker_count": 2}, "ofi"),
@@ -90,7 +90,7 @@ RING = {"CCL_ALLREDUCE": "ring"}
         ({"user_variables": {"CCL_ATL_TRANSPORT": "ofi"}}, "ofi"),
         ({"user_variables": {"CCL_ATL_TRANSPORT": "mpi", **RING}}, "mpi"),
         ({"user_variables": {"CCL_ATL_TRANSPORT": ""}}, "shm"),
-        # what is asked for is done
+        # explicit requests
         ({"requested": "ofi"}, "ofi"),
         ({"requested": "ofi", "hosts": 2}, "shm+ofi"),
         ({"requested": "ofi", "hosts": 2, "local_ranks": 1}, "ofi"),
@@ -102,7 +102,7 @@ RING = {"CCL_ALLREDUCE": "ring"}
         ({"requested": "tcp", **OVER_VERBS}, "shm+tcp"),
         ({"requested": "tcp", **OVER_VERBS, "local_ranks": 1}, "tcp"),
         ({"requested": "tcp", "worker_count": 2, "user_variables": {"CCL_ATL_TRANSPORT": "ofi", **RING}}, "shm"),
-        # a group of some of the job's ranks, which have been told what the job has
+        # a group of some of the job's ranks, which got the job's transport
         ({"requested": "shm+tcp"}, "shm"),
         ({"requested": "shm+tcp", "hosts": 2, "local_ranks": 1}, "tcp"),
         ({"requested": "shm", "hosts": 2}, "shm+tcp"),
@@ -113,5 +113,5 @@ RING = {"CCL_ALLREDUCE": "ring"}
     ],
     ids=str,
 )  # fmt: skip
-def test_what_carries_the_collectives_of_ccl(change: dict[str, object], expected: str) -> None:
+def test_the_transport_of_ccls_collectives(change: dict[str, object], expected: str) -> None:
     assert decide_transport(**{**JOB, **change}) == expected  # type: ignore[arg-type]

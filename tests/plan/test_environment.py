@@ -44,10 +44,10 @@ def chosen_of(found, allocator, openmp, users, untuned=MUSL) -> Libraries:
 @pytest.mark.parametrize(
     ("found", "allocator", "openmp", "users", "expected"),
     [
-        # nothing there, nothing asked for
+        # nothing found, nothing requested
         ({}, "auto", "auto", {}, {}),
         (None, "auto", "auto", {}, {}),
-        # auto takes what was measured to help
+        # auto uses libraries that were measured to help
         (FOUND, "auto", "auto", {}, {"LD_PRELOAD": "/t/libtcmalloc_minimal.so.4"}),
         (FOUND, "default", "default", {}, {}),
         (FOUND, "default", "intel", {}, {"LD_PRELOAD": "/i/libiomp5.so", "KMP_BLOCKTIME": "1"}),
@@ -61,7 +61,7 @@ def chosen_of(found, allocator, openmp, users, untuned=MUSL) -> Libraries:
         # torch brings Intel's itself
         ({"torch": "/torch/lib/libiomp5.so"}, "auto", "intel", {}, {"KMP_BLOCKTIME": "1"}),
         ({"torch": "/torch/lib/libiomp5.so"}, "auto", "auto", {}, {"KMP_BLOCKTIME": "1"}),
-        # nobody has looked: a name that the linker looks for
+        # an uninspected host: a name for the linker to find
         (None, "default", "intel", {}, {"LD_PRELOAD": "libiomp5.so", "KMP_BLOCKTIME": "1"}),
         # the user's own stays, and comes first
         (
@@ -89,7 +89,7 @@ def test_choices(found, allocator, openmp, users, expected) -> None:
 
 
 @pytest.mark.parametrize("directory", ["/home/me/my env/lib", "/opt/a:b"])
-def test_a_path_that_preloading_would_cut_apart_is_left_out_with_a_line(directory: str) -> None:
+def test_a_path_that_preloading_would_split_is_left_out_with_a_note(directory: str) -> None:
     found = {**GOMP, **FOUND, "jemalloc": f"{directory}/libjemalloc.so.2"}
     chosen = chosen_of(found, "jemalloc", "intel", {})
     assert (chosen.allocator, chosen.openmp) == ("default", "intel")
@@ -112,13 +112,13 @@ def test_a_path_that_preloading_would_cut_apart_is_left_out_with_a_line(director
         ({}, "auto", {"LD_PRELOAD": "/my/libmimalloc.so.2"}, "", ("mimalloc", "in your LD_PRELOAD")),
     ],
 )  # fmt: skip
-def test_which_allocator_it_is_and_why(found, allocator, users, untuned, expected) -> None:
+def test_the_chosen_allocator_and_the_reason(found, allocator, users, untuned, expected) -> None:
     chosen = chosen_of(found, allocator, "auto", users, untuned)
     assert (chosen.allocator, chosen.why_allocator) == expected
     assert chosen.env.get("GLIBC_TUNABLES") == (KEEPS if expected[0] == "glibc" else None)
 
 
-def test_the_users_tunables_stay_with_a_line() -> None:
+def test_the_users_tunables_are_kept_with_a_note() -> None:
     users = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}
     chosen = chosen_of({}, "auto", "auto", users, "")
     assert chosen.env["GLIBC_TUNABLES"] == f"glibc.malloc.arena_max=1:{KEEPS}"
@@ -131,7 +131,7 @@ def test_glibc_is_not_tuned_beside_another_allocator() -> None:
         chosen_of(FOUND, "glibc", "auto", {"LD_PRELOAD": "/my/libjemalloc.so"}, "")
 
 
-def test_jemalloc_is_tuned_unless_the_user_has_done_it() -> None:
+def test_jemalloc_is_tuned_unless_the_user_has_tuned_it() -> None:
     tuned = chosen_of(FOUND, "jemalloc", "auto", {}).env
     assert set(tuned) == {"LD_PRELOAD", "MALLOC_CONF"}
     assert "background_thread:true" in tuned["MALLOC_CONF"]
@@ -148,7 +148,7 @@ def test_jemalloc_is_tuned_unless_the_user_has_done_it() -> None:
         ("auto", {"LD_PRELOAD": "/my/libgomp.so.1"}, "/torch/lib/libiomp5.so", False),
     ],
 )
-def test_which_runtime_it_will_be(openmp: str, users: dict[str, str], torchs: str, intel: bool) -> None:
+def test_the_chosen_openmp_runtime(openmp: str, users: dict[str, str], torchs: str, intel: bool) -> None:
     found = {**FOUND, "torch": torchs}
     assert chosen_of(found, "auto", openmp, users).intel_openmp is intel
 
@@ -157,7 +157,7 @@ def test_which_runtime_it_will_be(openmp: str, users: dict[str, str], torchs: st
     ("allocator", "openmp", "missing"),
     [("tcmalloc", "auto", "tcmalloc"), ("jemalloc", "auto", "jemalloc"), ("auto", "intel", "intel")],
 )
-def test_what_is_asked_for_and_missing_is_an_error_that_says_how_to_get_it(
+def test_a_missing_requested_library_is_an_error_with_a_remedy(
     allocator: str, openmp: str, missing: str
 ) -> None:
     with pytest.raises(PlanError, match="was not found") as caught:
@@ -169,7 +169,7 @@ def test_what_is_asked_for_and_missing_is_an_error_that_says_how_to_get_it(
     ("allocator", "openmp", "preload"),
     [("jemalloc", "auto", "/my/libtcmalloc.so.4"), ("auto", "intel", "/my/libgomp.so.1")],
 )
-def test_what_contradicts_the_users_preload_is_an_error(allocator: str, openmp: str, preload: str) -> None:
+def test_a_contradiction_to_the_users_preload_is_an_error(allocator: str, openmp: str, preload: str) -> None:
     with pytest.raises(PlanError, match=f"LD_PRELOAD has .* \\({preload}\\)"):
         chosen_of(FOUND, allocator, openmp, {"LD_PRELOAD": preload})
 
@@ -185,7 +185,7 @@ def test_what_contradicts_the_users_preload_is_an_error(allocator: str, openmp: 
             BindingRequest(ranks=2, threads=4),
             0,
             None,
-        ),  # as many threads as cores, or let them be
+        ),  # as many threads as cores, or unchanged
         ("xeon-2x28", BindingRequest(ranks=60, oversubscribe=True), 0, None),
         ("xeon-2x8-alternating", BindingRequest(ranks=2, worker_count=0), 1, "{1,3,5,7,9,11,13,15},{3}:7:2"),
     ],
@@ -203,7 +203,8 @@ def test_places_of_intels_runtime() -> None:
 
 
 def expanded(text: str) -> list[CoreSet]:
-    """The places that an OMP_PLACES means, by OpenMP 5.2, 21.1.6: ``{lower:length},…`` and ``{…}:number:stride``."""
+    """The places in a value of OMP_PLACES, by OpenMP 5.2, 21.1.6: ``{lower:length},…`` and
+    ``{…}:number:stride``."""
     places = []
     for inside, number, stride in re.findall(r"\{([^}]*)\}(?::(\d+))?(?::(\d+))?", text):
         cpus = []
@@ -215,7 +216,7 @@ def expanded(text: str) -> list[CoreSet]:
 
 
 @given(topologies(), requests)
-def test_the_first_place_is_the_whole_rank_and_the_others_are_its_other_cores(
+def test_the_first_place_is_the_whole_rank_and_the_others_are_single_cores(
     topology: Topology, request: BindingRequest
 ) -> None:
     for rank in bound(topology, request).ranks:
@@ -240,7 +241,7 @@ def rank_on(nodes: str) -> RankPlan:
     [
         ("xeon-2x28", "1", False, "prefer:1"),
         ("xeon-2x28", "1", True, "bind:1"),
-        ("xeon-2x28", "0-1", False, ""),  # each thread takes what is near to it: the kernel's own way
+        ("xeon-2x28", "0-1", False, ""),  # each thread takes near memory, as the kernel does by default
         ("xeon-max-hbm", "0", False, "prefer:0"),
         ("vm-8-adjacent", "0", False, ""),
         ("vm-8-adjacent", "0", True, ""),

@@ -60,7 +60,7 @@ def listed(options: list[str]) -> tuple[Host, ...]:
 
 
 def dry_run(*options: str, format: str) -> str:
-    """What ``cpulaunch run --dry-run --lscpu 2x28.lscpu`` shows of a plan, all made of values."""
+    """The output of ``cpulaunch run --dry-run --lscpu 2x28.lscpu``, made from values."""
     config = load(run_parser().parse_args(run_parser().split(options)[0]).given, environ=ENVIRON)
     topology = topology_from_lscpu((REPOSITORY / BIG).read_text())
     like = f"the one in {BIG}"
@@ -75,7 +75,7 @@ def dry_run(*options: str, format: str) -> str:
     return plan_as_text(plan, commands, picture, like=like, verbose=config.output.verbose)
 
 
-# The text and the commands show all that a plan holds, so JSON, the longest format, is kept of one case.
+# Text and commands show everything in a plan, so JSON, the longest format, is kept for one case only.
 GOLDEN = [
     *((case, format) for case in CASES for format in ("text", "shell")),
     ("uneven.intel", "json"),
@@ -92,19 +92,19 @@ def test_a_dry_run_is_the_golden_one(case: str, format: str) -> None:
     assert "hunter2" not in text
 
 
-def test_the_clusters_page_shows_what_is_really_planned() -> None:
+def test_the_clusters_page_shows_the_real_plan() -> None:
     golden = (HERE / "golden" / "four-by-four.ssh.txt").read_text()
     typed = f"$ cpulaunch run -f {FOUR} --lscpu {BIG} --dry-run train.py --lr 0.1\n"
     quoted = golden.partition("\n2 sockets")[0]
     assert typed + quoted + "…\n" in (REPOSITORY / "docs" / "clusters.md").read_text()
 
 
-def test_clusters_page_shows_the_hostfile_that_is_there() -> None:
+def test_the_clusters_page_shows_the_real_hostfile() -> None:
     text = (REPOSITORY / "docs" / "clusters.md").read_text()
     assert f"$ cat {FOUR}\n{(REPOSITORY / FOUR).read_text()}" in text
 
 
-def test_masks_are_shown_to_those_who_think_in_them() -> None:
+def test_masks_are_shown_on_request() -> None:
     text = dry_run("-f", FOUR, "-v", format="text")
     masks = "node[1-4] (4 hosts): [3fff,fffc000,3fff0000000,fffc0000000000]"
     assert f"Masks in the format of I_MPI_PIN_DOMAIN (workers' cores included)\n  {masks}\n" in text
@@ -116,7 +116,7 @@ def test_secrets_are_not_in_argument_lists() -> None:
         assert not any("SECRET" in word for command in document["commands"] for word in command["argv"])
 
 
-def test_the_documented_keys_are_there() -> None:
+def test_the_documented_keys_exist() -> None:
     document = json.loads(dry_run("-f", FOUR, format="json"))
     assert document["schema"] == 1
     assert (document["launcher"], document["starter"], document["world_size"]) == ("ssh", "ssh", 16)
@@ -142,7 +142,7 @@ def test_the_documented_keys_are_there() -> None:
     assert {"key": "hosts.hostfile", "value": FOUR, "origin": "-f"} in document["settings"]
 
 
-def test_what_local_ranks_commands_have_in_common_is_listed_once() -> None:
+def test_common_variables_of_local_commands_are_listed_once() -> None:
     document = json.loads(dry_run("-n", "4", format="json"))
     assert document["shared_env"][variables.PLACEMENT[0]].startswith("{")
     rank, _, local_rank, _ = variables.LOCAL_IDENTITY

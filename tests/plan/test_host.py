@@ -27,7 +27,7 @@ BINDING = bind(FACTS.topology, BindingRequest())
 
 
 @given(topologies(), requests)
-def test_ranks_are_where_the_binding_has_them(topology: Topology, request: BindingRequest) -> None:
+def test_ranks_have_the_cores_of_the_binding(topology: Topology, request: BindingRequest) -> None:
     binding = bound(topology, request)
     planned = plan_host(HostInput("a", HostFacts(topology), binding), HostRequest(request))
     for rank, bound_rank in zip(planned.ranks, binding.ranks, strict=True):
@@ -46,7 +46,7 @@ def test_ranks_are_where_the_binding_has_them(topology: Topology, request: Bindi
         ("KMP_AFFINITY", "OMP_PLACES"),
     ],
 )
-def test_what_the_user_has_set_is_left_out(name: str, missing: str) -> None:
+def test_variables_of_the_user_are_left_out(name: str, missing: str) -> None:
     host = HostInput("a", FACTS, BINDING)
     others, users = (
         plan_host(host, HostRequest()),
@@ -63,7 +63,7 @@ def test_the_variables_of_its_network_come_first_and_libraries_last() -> None:
     assert (planned.allocator, planned.openmp) == ("tcmalloc", "intel")
 
 
-def test_what_cannot_be_there_is_an_error() -> None:
+def test_an_impossible_library_is_an_error() -> None:
     with pytest.raises(PlanError, match="allocator jemalloc: jemalloc was not found"):
         plan_host(HostInput("a", FACTS, BINDING), HostRequest(allocator="jemalloc"))
 
@@ -71,7 +71,7 @@ def test_what_cannot_be_there_is_an_error() -> None:
 @given(
     requests, st.sampled_from(["auto", "tcmalloc", "default"]), st.sampled_from(["auto", "intel", "default"])
 )
-def test_a_request_is_read_back_as_it_was(binding: BindingRequest, allocator: str, openmp: str) -> None:
+def test_a_request_round_trips(binding: BindingRequest, allocator: str, openmp: str) -> None:
     request = HostRequest(binding, allocator, openmp)
     assert HostRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
 
@@ -90,8 +90,8 @@ def test_a_request_is_read_back_as_it_was(binding: BindingRequest, allocator: st
         ["ccl.interface=ib0", "ccl.provider=verbs"],
     ],
 )
-def test_agents_that_see_what_was_assumed_come_to_what_was_planned(settings: list[str]) -> None:
-    """What an agent does on a host that nobody had looked at, here with the facts that the planner assumed."""
+def test_agents_on_a_host_as_assumed_get_the_same_plan(settings: list[str]) -> None:
+    """The agent's part on an uninspected host, here with the facts that the planner assumed."""
     facts = replace(BIG, libraries=FOUND)
     planned = make(*settings, hosts="a", facts=facts)
     (host,) = planned.hosts

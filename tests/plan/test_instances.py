@@ -1,4 +1,4 @@
-"""Plans of instances: where they are, what they are told, and settings that contradict each other."""
+"""Plans of instances: their placement, their environment, and contradicting settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cores(plan: Plan) -> list[str]:
 
 
 def told(plan: Plan) -> Placement:
-    """What the agents are told."""
+    """The plan as the agents receive it."""
     commands = launchers.load(plan.launcher).commands(
         plan, Installation("/agent.py", "/ssh.sh", "/spawner.py")
     )
@@ -55,7 +55,7 @@ class TestNumber:
         ],
         ids=" ".join,
     )
-    def test_and_cores_are_as_asked_for(self, settings: list[str], expected: list[str]) -> None:
+    def test_and_cores_are_as_requested(self, settings: list[str], expected: list[str]) -> None:
         plan = make(*settings)
         assert cores(plan) == expected
         assert plan.instances == Instances(len(expected))
@@ -69,12 +69,12 @@ class TestNumber:
         plan = make("instances.count=6", hosts="a,b,c")
         assert [len(host.ranks) for host in plan.hosts] == [2, 2, 2]
 
-    def test_on_hosts_that_differ_is_what_fits_on_each(self) -> None:
+    def test_each_host_runs_as_many_instances_as_fit(self) -> None:
         small = HostFacts(machine("xeon-2x14-by-node"))
         plan = make("instances.cores_per_instance=7", hosts="a,b", hosts_known={"a": BIG, "b": small})
         assert [len(host.ranks) for host in plan.hosts] == [8, 4]
 
-    def test_ignores_slots_which_are_those_of_ranks(self) -> None:
+    def test_ignores_slots_since_they_count_ranks(self) -> None:
         assert make("instances.count=auto", hosts="a:7,b:7").world_size == 4
 
     @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ class TestNumber:
 
 
 class TestWhatProgramsAreTold:
-    def test_is_nothing_of_a_group(self) -> None:
+    def test_has_no_process_group(self) -> None:
         plan = make("instances.count=2", hosts="a,b")
         names = {"MASTER_ADDR", "GLOO_SOCKET_IFNAME", variables.BACKEND, "CCL_WORKER_COUNT", "FI_PROVIDER"}
         given = {*plan.env, *(name for host in plan.hosts for name in host.env)}
@@ -103,14 +103,14 @@ class TestWhatProgramsAreTold:
         assert not any(rank.comm_cores for host in plan.hosts for rank in host.ranks)
 
     @pytest.mark.parametrize("hosts", ["", "a,b"])
-    def test_is_no_launchers_rank(self, hosts: str) -> None:
+    def test_has_no_rank_variables(self, hosts: str) -> None:
         placement = told(make("instances.count=2", hosts=hosts))
         assert {"PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"} <= set(placement.hidden)
         assert (placement.instances, placement.first_instance) == (2, 0)
 
 
 class TestOnlyOne:
-    def test_is_on_the_cores_that_it_would_have_among_all(self) -> None:
+    def test_has_the_same_cores_as_among_all(self) -> None:
         every = make("instances.count=6", hosts="a,b,c")
         plan = make("instances.count=6", "instances.only=3", hosts="a,b,c")
         assert cores(plan) == [cores(every)[3]]
@@ -118,7 +118,7 @@ class TestOnlyOne:
         assert plan.instances == Instances(6, 3)
         assert told(plan).first_instance == 3
 
-    def test_is_there_too_where_the_host_was_not_looked_at(self) -> None:
+    def test_has_the_same_cores_on_an_assumed_host(self) -> None:
         plan = make("instances.count=4", "instances.only=3", hosts="a,b")
         assert plan.hosts[0].assumed
         request = plan.request.binding
@@ -127,7 +127,7 @@ class TestOnlyOne:
     def test_here_needs_no_launcher_of_several_hosts(self) -> None:
         assert make("instances.count=2", "instances.only=0", hosts="head,b").here_alone
 
-    def test_that_is_not_there_is_refused(self) -> None:
+    def test_that_does_not_exist_is_refused(self) -> None:
         with pytest.raises(
             PlanError, match=r"instances.only \(--instances.only\): there is no instance 2"
         ) as e:
@@ -148,11 +148,11 @@ class TestArgumentsOfEach:
         plan = self.planned(("instances.count", "3", "--instances"))
         assert told(plan).each == (("--a", "0"), ("--a", "1"), ("--a", "2"))
 
-    def test_are_those_of_the_only_one(self) -> None:
+    def test_apply_to_a_single_instance(self) -> None:
         plan = self.planned(("instances.count", "3", "--instances"), ("instances.only", "2", "--instance"))
         assert told(plan).each == (("--a", "2"),)
 
-    def test_have_to_be_as_many(self) -> None:
+    def test_must_be_as_many(self) -> None:
         with pytest.raises(PlanError, match="--each has 3 lines, and the job 2 instances"):
             self.planned(("instances.count", "2", "--instances"))
 
@@ -179,7 +179,7 @@ class TestContradictions:
         assert str(e.value) == f"{key} ({option}) contradicts instances.count (--instances)"
         assert e.value.hint
 
-    def test_are_none_where_one_is_weaker(self, tmp_path) -> None:
+    def test_are_none_if_one_is_weaker(self, tmp_path) -> None:
         restarts = {Table.watch.max_restarts: 2, Table.watch.stall_action: "restart"}
         text = yaml_text({Table.hosts.nproc_per_node: 4, Table.training.backend: "gloo", **restarts})
         config = load([COUNT], file=tmp_path / "c.yaml", text=text, environ={})
@@ -187,7 +187,7 @@ class TestContradictions:
         assert (plan.world_size, plan.settings.watch.max_restarts) == (2, 0)
         assert plan.settings.watch.stall_action == "report"
 
-    def test_are_none_where_a_file_says_what_is_the_default(self, tmp_path) -> None:
+    def test_are_none_if_a_file_sets_the_default(self, tmp_path) -> None:
         said = {Table.hosts.nproc_per_node: "auto", Table.training.backend: "gloo", Table.instances.count: 2}
         config = load([], file=tmp_path / "c.yaml", text=yaml_text(said), environ={})
         assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 2
@@ -200,14 +200,14 @@ class TestContradictions:
         with pytest.raises(ConfigError, match=r"\(--latency-mode\) contradicts .* \(--throughput-mode\)"):
             as_instances(load(modes, environ={}))
 
-    def test_of_a_mode_with_a_file_are_the_modes_to_decide(self, tmp_path) -> None:
+    def test_of_a_mode_with_a_file_are_resolved_by_the_mode(self, tmp_path) -> None:
         text = yaml_text({Table.instances.cores_per_instance: 4})
         mode = [("instances.count", "auto", "--throughput-mode")]
         config = load(mode, file=tmp_path / "c.yaml", text=text, environ={})
         assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 2
 
     @pytest.mark.parametrize("said", [{Table.instances.count: 2}, {Table.instances.count: "auto"}])
-    def test_of_latency_mode_with_a_weaker_number_are_none(
+    def test_a_weaker_number_does_not_contradict_latency_mode(
         self, tmp_path, said: dict[Setting[Any], Any]
     ) -> None:
         text = yaml_text({**said, Table.instances.cores_per_instance: 7})
@@ -216,12 +216,12 @@ class TestContradictions:
         assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 14
         assert as_instances(config, 5).instances.count == 5  # a line of --each for each
 
-    def test_with_a_file_are_not_about_its_name(self) -> None:
+    def test_with_a_file_do_not_depend_on_its_name(self) -> None:
         text = yaml_text({Table.hosts.nproc_per_node: 4})
         config = load([], file=Path("-n.yaml"), text=text, environ={"CPULAUNCH_INSTANCES_COUNT": "2"})
         assert make_plan(config, Facts(like=BIG), PROGRAM).instances == Instances(2)
 
-    def test_none_takes_back_what_a_file_says(self, tmp_path) -> None:
+    def test_none_overrides_a_file(self, tmp_path) -> None:
         text = yaml_text({Table.instances.cores_per_instance: 4})
         none = [("instances.count", "none", "--instances")]
         config = load(none, file=tmp_path / "c.yaml", text=text, environ={})
@@ -235,25 +235,25 @@ class TestContradictions:
         each = as_instances(load([], file=tmp_path / "c.yaml", text=text, environ={}), 3)
         assert each.instances.count == 3
 
-    def test_are_found_once(self) -> None:
+    def test_are_detected_once(self) -> None:
         config = as_instances(load([COUNT, ("instances.cores_per_instance", "4", "-c")], environ={}))
         assert as_instances(config) == config
 
 
-def test_ranks_are_planned_as_ever_where_there_are_no_instances() -> None:
+def test_ranks_are_planned_as_usual_without_instances() -> None:
     config = load([], environ={"CPULAUNCH_INSTANCES_FAIL_FAST": "1"})
     assert config.instances.fail_fast
     assert as_instances(config) is config
 
 
-def test_fail_fast_needs_instances_as_the_only_one_does() -> None:
+def test_fail_fast_and_a_single_instance_need_instances() -> None:
     config = load([("instances.fail_fast", "true", "--fail-fast")], environ={})
     with pytest.raises(ConfigError, match=r"\(--fail-fast\): the job has no instances"):
         as_instances(config)
 
 
 @pytest.mark.parametrize("key", ["hosts.nproc", "hosts.nproc_per_node"])
-def test_ranks_that_are_asked_for_are_stronger_than_a_file_with_instances(tmp_path, key: str) -> None:
+def test_requested_ranks_are_stronger_than_a_file_with_instances(tmp_path, key: str) -> None:
     text = yaml_text(
         {Table.instances.count: 2, Table.instances.cores_per_instance: 4, Table.instances.only: 1}
     )
@@ -262,7 +262,7 @@ def test_ranks_that_are_asked_for_are_stronger_than_a_file_with_instances(tmp_pa
     assert (plan.instances, plan.world_size) == (None, 3)
 
 
-def test_a_hint_names_the_hosts_over_which_instances_can_be_divided() -> None:
+def test_a_hint_names_a_number_of_hosts_that_divides_the_instances() -> None:
     facts = Facts(like=BIG, listed=parse_hosts("a,b,c,d", "--hosts"))
     with pytest.raises(CpulaunchError) as e:
         make_plan(load([("instances.count", "6", "--instances")], environ={}), facts, PROGRAM)
@@ -270,7 +270,7 @@ def test_a_hint_names_the_hosts_over_which_instances_can_be_divided() -> None:
     assert e.value.hint.startswith("--nnodes 3 takes 3 hosts of these, ")
 
 
-def test_a_hint_names_the_cores_that_there_are() -> None:
+def test_a_hint_names_the_available_cores() -> None:
     wanted = [("instances.cores_per_instance", "99", "--latency-mode")]
     with pytest.raises(CpulaunchError) as e:
         make_plan(load(wanted, environ={}), Facts(like=BIG), PROGRAM)
@@ -297,21 +297,21 @@ def test_a_hint_names_the_cores_that_there_are() -> None:
         (["instances.count=57"], "Ask for fewer instances (--instances, or lines of --each) or "),
     ],
 )  # fmt: skip
-def test_a_hint_suggests_what_fits(settings: list[str], hint: str) -> None:
+def test_a_hint_suggests_fitting_numbers(settings: list[str], hint: str) -> None:
     with pytest.raises(PlanError) as e:
         make(*settings)
     assert e.value.hint
     assert e.value.hint.startswith(hint)
 
 
-def test_what_instances_change_is_no_default_of_a_setting() -> None:
+def test_changes_for_instances_do_not_count_as_set() -> None:
     made = make("instances.cores_per_instance=1")
     for key in ("cpu.cores_per_rank", "training.backend"):
         assert setting(made, key) == ("auto", "default")
     assert setting(made, "instances.count") == ("auto", "--instances.cores_per_instance")
 
 
-def test_the_only_one_has_notes_of_its_own_alone() -> None:
+def test_a_single_instance_has_only_its_own_notes() -> None:
     wanted = [("instances.cores_per_instance", "10", "--cores-per-instance")]
     facts = Facts(like=BIG, listed=parse_hosts("a,b", "--hosts"))
     assert any("idle" in note for note in make_plan(load(wanted, environ={}), facts, PROGRAM).notes)
@@ -319,7 +319,7 @@ def test_the_only_one_has_notes_of_its_own_alone() -> None:
     assert make_plan(load(only, environ={}), facts, PROGRAM).notes == ()
 
 
-def test_a_backend_that_is_not_there_is_no_matter() -> None:
+def test_a_missing_backend_does_not_matter() -> None:
     facts = Facts(like=BIG, listed=parse_hosts("head", "--hosts"), ccl_missing="not built")
     assert make_plan(load([COUNT], environ={}), facts, PROGRAM).notes == ()
     with pytest.raises(CpulaunchError):
@@ -333,7 +333,7 @@ def test_nothing_about_ranks_was_detected() -> None:
     } == set()
 
 
-def test_more_threads_than_cores_are_those_of_an_instance() -> None:
+def test_more_threads_than_cores_are_reported_per_instance() -> None:
     config = load([("instances.count", "2", "--instances"), ("cpu.threads", "99", "--threads")], environ={})
     plan = make("instances.count=2", "cpu.threads=99")
     assert list(crowded(config, plan)) == ["cpu.threads (--threads): 99 threads per instance of 28 cores"]

@@ -48,7 +48,7 @@ def test_sizes(settings, hosts, expected) -> None:
     made = make(*settings, hosts=hosts)
     assert sizes(made) == expected
     assert made.world_size == sum(expected)
-    # A host's ranks are contiguous, and numbered from 0 on each host.
+    # A host's ranks are contiguous, and their local ranks start at 0.
     ranks = [(rank["rank"], rank["local_rank"]) for host in made.to_json()["hosts"] for rank in host["ranks"]]
     assert ranks == list(enumerate(local for size in expected for local in range(size)))
 
@@ -85,7 +85,7 @@ def test_requests_that_do_not_fit_show_the_numbers(settings, hosts, message) -> 
     assert e.value.exit_code == 2
 
 
-def test_ranks_by_the_hosts_topologies_are_no_more_than_a_job_may_have() -> None:
+def test_ranks_from_topologies_respect_the_maximum_of_a_job() -> None:
     with pytest.raises(
         PlanError, match="65537 ranks are planned, by the hosts' topologies: a job may have 65536"
     ):
@@ -106,7 +106,7 @@ def test_ranks_by_the_hosts_topologies_are_no_more_than_a_job_may_have() -> None
         (["launcher=local", "mpi.flavour=intel"], "", "local", "local"),
     ],
 )
-def test_who_starts_the_ranks(settings, hosts, setting, launcher) -> None:
+def test_the_launcher_of_the_ranks(settings, hosts, setting, launcher) -> None:
     made = make(*settings, hosts=hosts)
     assert (made.launcher_setting, made.launcher) == (setting, launcher)
 
@@ -123,7 +123,7 @@ def test_who_starts_the_ranks(settings, hosts, setting, launcher) -> None:
         ({"step": True}, "slurm", "in an allocation of Slurm"),
     ],
 )
-def test_what_starts_ranks_on_several_hosts_is_chosen_by_what_is_there(known, setting, why) -> None:
+def test_the_launcher_for_several_hosts_depends_on_installed_programs(known, setting, why) -> None:
     made = make(hosts="a,b", **known)
     assert (made.launcher_setting, made.launcher_why) == (setting, why)
     assert describe(made).endswith(f" · started by {launchers.load(made.launcher).title} ({why})")
@@ -139,31 +139,31 @@ def test_ssh_takes_no_arguments_of_an_mpi() -> None:
     ("hosts", "here_alone"),
     [("", True), ("head", True), ("localhost:2", True), ("a", False), ("head,a", False)],
 )
-def test_a_job_stays_here_by_whatever_name_this_host_is_called(hosts: str, here_alone: bool) -> None:
+def test_any_name_of_this_host_keeps_a_job_here(hosts: str, here_alone: bool) -> None:
     assert make(hosts=hosts).here_alone is here_alone
 
 
 class TestMpi:
-    def test_without_any_the_error_names_both_ways_out(self) -> None:
+    def test_without_any_the_error_names_both_remedies(self) -> None:
         with pytest.raises(PlanError, match="no MPI was found") as e:
             make("launcher=mpirun", hosts="a,b", mpis=())
         assert "pip install 'cpulaunch[mpi]'" in (e.value.hint or "")
         assert "--launcher ssh" in (e.value.hint or "")
 
-    def test_one_asked_for_and_not_there_is_told_from_those_that_are(self) -> None:
+    def test_a_missing_requested_mpi_is_distinguished_from_others(self) -> None:
         with pytest.raises(
             PlanError, match=r"no mpiexec of openmpi .* found; found: mpich \(/m/mpiexec\)"
         ) as e:
             make("mpi.flavour=openmpi", hosts="a,b", mpis=(MPICH,))
         assert "openmpi" in (e.value.hint or "")
 
-    def test_recorded_facts_need_none_here(self) -> None:
+    def test_recorded_facts_need_no_mpi_here(self) -> None:
         assert make("launcher=mpirun", hosts="a,b", mpis=None).mpiexec == "mpiexec.hydra"
         assert make("mpi.flavour=openmpi", hosts="a,b", mpis=None).mpiexec == "mpiexec"
 
 
 class TestEnvironment:
-    def test_what_the_user_set_wins_and_the_plan_says_so(self) -> None:
+    def test_the_users_variables_win_and_the_plan_notes_it(self) -> None:
         made = make(environ={"CCL_ATL_SHM": "0", "OMP_NUM_THREADS": "5", "UNRELATED": "x"})
         assert made.env["CCL_ATL_SHM"] == "0"
         assert made.env["OMP_NUM_THREADS"] == "5"
@@ -181,12 +181,12 @@ class TestEnvironment:
         assert (made.env["CCL_LOG_LEVEL"], made.env["SECRET"]) == ("info", "s")
         assert made.private == ("CCL_LOG_LEVEL", "SECRET")
 
-    def test_forwarded_names_are_in_the_plan_but_not_their_values(self) -> None:
+    def test_the_plan_has_forwarded_names_without_values(self) -> None:
         made = make("forward=TOKEN", environ={"TOKEN": "hunter2"})
         assert made.forward == ("TOKEN",)
         assert "hunter2" not in json.dumps(made.to_json())
 
-    def test_open_mpi_is_told_every_name_that_makes_sense_elsewhere(self) -> None:
+    def test_open_mpi_gets_every_name_that_makes_sense_elsewhere(self) -> None:
         environ = {
             "PATH": "/bin",
             "HF_TOKEN": "t",
@@ -202,19 +202,19 @@ class TestEnvironment:
     def test_variables_that_name_other_ranks_are_hidden(self) -> None:
         environ = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "OMPI_COMM_WORLD_RANK": "1", "PMI_RANK": "2"}
         made = make("forward=SLURM_NTASKS", hosts="a,b", environ=environ)
-        assert made.launcher == "intel"  # which tells ranks by PMI_RANK
+        assert made.launcher == "intel"  # it sets PMI_RANK
         assert {"SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK"} <= set(made.hidden)
         assert not {"SLURM_NTASKS", "SLURM_JOB_ID", "PMI_RANK", "MPI_LOCALRANKID"} & set(made.hidden)
         (note,) = [note for note in made.notes if "hidden" in note]
         assert note.endswith(": SLURM_PROCID, OMPI_COMM_WORLD_RANK (-x NAME keeps one)")
         assert "PMI_RANK" in make(hosts="").hidden  # started by cpulaunch itself
 
-    def test_worker_affinity_is_the_hosts_one_flat_list(self) -> None:
+    def test_worker_affinity_is_the_hosts_one_list(self) -> None:
         made = make("hosts.nproc_per_node=4", "ccl.worker_count=1", hosts="a,b")
         assert [host.env for host in made.hosts] == [{"CCL_WORKER_AFFINITY": "0,14,28,42"}] * 2
         assert "CCL_WORKER_AFFINITY" not in made.env
 
-    def test_threads_that_differ_are_each_ranks_own(self) -> None:
+    def test_differing_threads_are_set_per_rank(self) -> None:
         made = make(
             "cpu.cores=0-27,28-40", "cpu.cores_per_rank=max", "hosts.nproc=2", "training.backend=gloo"
         )
@@ -232,7 +232,7 @@ class TestLibrariesAndMemory:
     FEDORA = replace(BIG, libraries={"tcmalloc": "/usr/lib64/libtcmalloc_minimal.so.4"})
     BARE = replace(BIG, libraries={})
 
-    def test_each_host_has_its_own(self) -> None:
+    def test_each_host_has_its_own_libraries(self) -> None:
         known = {"a": self.DEBIAN, "b": self.FEDORA}
         made = make(hosts="a,b", hosts_known=known)
         preloads = [host.env["LD_PRELOAD"] for host in made.hosts]
@@ -240,7 +240,7 @@ class TestLibrariesAndMemory:
         assert setting(made, "cpu.allocator")[0] == "tcmalloc"
         assert "LD_PRELOAD" not in made.env  # mpiexec and the agents do without
 
-    def test_a_host_that_lacks_one_does_without_or_is_an_error_that_names_it(self) -> None:
+    def test_a_host_without_the_library_does_without_or_is_an_error(self) -> None:
         known = {"a": self.DEBIAN, "b": self.BARE}
         made = make(hosts="a,b", hosts_known=known)
         assert ["LD_PRELOAD" in host.env for host in made.hosts] == [True, False]
@@ -248,7 +248,7 @@ class TestLibrariesAndMemory:
         with pytest.raises(PlanError, match="b: allocator tcmalloc: tcmalloc was not found"):
             make("cpu.allocator=tcmalloc", hosts="a,b", hosts_known=known)
 
-    def test_without_tcmalloc_malloc_is_tuned_where_there_is_room(self) -> None:
+    def test_without_tcmalloc_malloc_is_tuned_if_memory_suffices(self) -> None:
         roomy, full = (
             replace(self.BARE, libc="glibc 2.36"),
             replace(self.BARE, libc="glibc 2.28", memory_limit=15 << 30),
@@ -281,7 +281,7 @@ class TestLibrariesAndMemory:
             assert made.hosts[0].env["GLIBC_TUNABLES"] == tunables(own)
             assert "GLIBC_TUNABLES: your glibc.malloc.mmap_max=7 stays" in made.notes
 
-    def test_on_a_host_that_nobody_looked_at_it_may_be(self) -> None:
+    def test_malloc_may_be_tuned_on_an_uninspected_host(self) -> None:
         made = make("cpu.openmp=intel", hosts="a", facts=self.BARE)
         assert made.hosts[0].env["LD_PRELOAD"] == "libiomp5.so"
         assert "whether libiomp5.so is there was not checked" in made.notes
@@ -299,20 +299,20 @@ class TestLibrariesAndMemory:
         with pytest.raises(PlanError, match="allocator tcmalloc is asked for, but LD_PRELOAD has jemalloc"):
             make_plan(asked, facts, PROGRAM)
 
-    def test_an_env_of_the_settings_is_kept_too(self) -> None:
+    def test_values_of_env_are_kept_too(self) -> None:
         made = make("env=LD_PRELOAD=/my/libfoo.so", facts=self.DEBIAN)
         assert made.hosts[0].env["LD_PRELOAD"] == (
             "/my/libfoo.so:/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"
         )
 
     @pytest.mark.parametrize("name", ["OMP_PLACES", "OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY"])
-    def test_threads_that_the_user_binds_are_let_be(self, name: str) -> None:
+    def test_threads_bound_by_the_user_are_left_alone(self, name: str) -> None:
         assert all("OMP_PLACES" in rank.env for rank in make().hosts[0].ranks)
         for made in (make(environ={name: "x"}), make(f"env={name}=x")):
             assert not any(rank.env for rank in made.hosts[0].ranks)
             assert f"your {name} binds OpenMP's threads; cpulaunch leaves them alone" in made.notes
 
-    def test_intels_runtime_has_its_own_variables(self) -> None:
+    def test_intels_runtime_gets_its_own_variables(self) -> None:
         facts = replace(BIG, libraries={"intel": "/v/lib/libiomp5.so", "torch": "/t/libgomp.so.1"})
         made = make("cpu.openmp=intel", "ccl.worker_count=1", facts=facts)
         assert made.hosts[0].env == {
@@ -322,7 +322,7 @@ class TestLibrariesAndMemory:
         }
         assert all(list(rank.env) == ["KMP_AFFINITY"] for rank in made.hosts[0].ranks)
 
-    def test_memory_is_near_or_strictly_there(self) -> None:
+    def test_memory_is_preferred_or_required_on_near_nodes(self) -> None:
         assert [rank.memory_policy for rank in make().hosts[0].ranks] == ["prefer:0", "prefer:1"]
         strict = make("cpu.bind_numa=true").hosts[0].ranks
         assert [rank.memory_policy for rank in strict] == ["bind:0", "bind:1"]
@@ -343,7 +343,7 @@ class TestLibrariesAndMemory:
             (("ccl.worker_count=1", "training.backend=gloo"), {}, ("", "")),
         ],
     )
-    def test_communication_gets_cores_where_the_user_says_so_or_oneccl_carries_it(
+    def test_communication_gets_cores_on_request_or_with_oneccl(
         self, settings: tuple[str, ...], environ: dict[str, str], firsts: tuple[str, str]
     ) -> None:
         made = make("training.backend=ccl", *settings, environ=environ)
@@ -365,7 +365,7 @@ class TestHosts:
         ]
         assert [host.assumed for host in made.hosts] == [True, False]
 
-    def test_one_number_of_workers_suits_the_smallest_host(self) -> None:
+    def test_the_number_of_workers_suits_the_smallest_host(self) -> None:
         made = make("hosts.nproc_per_node=2", "ccl.transport=ofi", hosts="a,b", hosts_known={"b": SMALL})
         assert all(not rank.comm_cores for host in made.hosts for rank in host.ranks)
         assert made.env["CCL_WORKER_OFFLOAD"] == "0"
@@ -376,10 +376,10 @@ class TestHosts:
 
 
 class TestBackendAndPrecision:
-    def test_ccl_where_it_can_be_used(self) -> None:
+    def test_ccl_is_chosen_if_it_can_be_used(self) -> None:
         assert make().env["CPULAUNCH_BACKEND"] == "ccl"
 
-    def test_auto_falls_to_gloo_and_says_why(self) -> None:
+    def test_auto_falls_back_to_gloo_with_a_reason(self) -> None:
         made = make(ccl_missing="no compiler")
         assert made.env["CPULAUNCH_BACKEND"] == "gloo"
         assert any("no compiler" in note for note in made.notes)
@@ -404,13 +404,13 @@ class TestBackendAndPrecision:
         assert made.precision.measured == ProductRates(threads, *rates)
         assert made.notes == tuple(filter(None, [made.precision.warning]))
 
-    def test_rates_of_another_number_of_threads_dont_count(self) -> None:
+    def test_rates_with_another_number_of_threads_do_not_count(self) -> None:
         threads = make(facts=SMALL).hosts[0].ranks[0].threads
         made = make(facts=replace(SMALL, rates=(ProductRates(threads + 1, 4e11, 8e11),)))
         assert made.precision.measured is None
         assert made.precision.precision == "fp32"
 
-    def test_one_host_whose_cpu_lacks_bf16_makes_it_fp32(self) -> None:
+    def test_a_host_whose_cpu_lacks_bf16_makes_the_precision_fp32(self) -> None:
         known = {"a": replace(SMALL, cpu_flags=("amx_bf16",)), "b": SMALL}
         assert make(hosts="a,b", facts=SMALL, hosts_known=known).env["CPULAUNCH_PRECISION"] == "fp32"
 
@@ -419,7 +419,7 @@ class TestBackendAndPrecision:
         again = make_plan(load([]), Facts(SMALL), PROGRAM, first)
         assert (again.precision, again.env["CPULAUNCH_PRECISION"]) == (first, "bf16")
 
-    def test_as_written_it_is_the_scripts_and_nothing_is_said_of_it(self) -> None:
+    def test_as_written_the_script_decides_on_the_precision(self) -> None:
         assert make("training.as_written=true", facts=SMALL).notes == ()
 
 
@@ -429,7 +429,7 @@ class TestBackendAndPrecision:
         ("all", "", "", "abcd"),
         ("3", "b", "", "acd"),  # d was a spare
         ("3", "b", "b", "acd"),
-        ("3", "ab", "", "acd"),  # not without one of them
+        ("3", "ab", "", "acd"),  # one of them is needed
         ("3:4", "b", "", "acd"),
         ("2:3", "bc", "", "ad"),
         ("2:3", "", "a", "bcd"),
@@ -438,9 +438,7 @@ class TestBackendAndPrecision:
         ("all", "d", "d", ""),
     ],
 )
-def test_another_attempt_takes_the_hosts_that_are_left(
-    nnodes: str, avoid: str, unusable: str, left: str
-) -> None:
+def test_another_attempt_uses_the_remaining_hosts(nnodes: str, avoid: str, unusable: str, left: str) -> None:
     config = load([("hosts.nnodes", nnodes, "--nnodes")], environ={})
     named = tuple(map(Host, "abcd"))
 

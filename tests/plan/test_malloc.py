@@ -1,4 +1,4 @@
-"""When glibc's malloc is tuned, and what GLIBC_TUNABLES says then."""
+"""When glibc's malloc is tuned, and the value of GLIBC_TUNABLES."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ GIB = 1 << 30
         ("musl", 1 * GIB, 4, "the C library is musl"),
     ],
 )
-def test_why_malloc_is_left_as_it_is(libc: str | None, limit: int | None, ranks: int, why: str) -> None:
+def test_reasons_not_to_tune_malloc(libc: str | None, limit: int | None, ranks: int, why: str) -> None:
     assert why_untuned(libc, limit, ranks) == why
 
 
 @pytest.mark.parametrize(
     ("libc", "error"), [("glibc 2.36", ""), (None, ""), ("musl", "allocator glibc: the C")]
 )
-def test_asking_for_it_where_it_cannot_be_is_an_error(libc: str | None, error: str) -> None:
+def test_an_unsuitable_glibc_is_an_error(libc: str | None, error: str) -> None:
     if not error:
         demand_glibc(libc)
         return
@@ -72,7 +72,7 @@ OURS = ("mmap_max=0", "trim_threshold=17179869184", "top_pad=67108864", "mxfast=
             "glibc.malloc.mxfast=64:glibc.malloc.arena_max=2:glibc.malloc.tcache_count=7:"
             + keeps("mxfast", "tcache_count"),
         ),
-        # what malloc(3) calls the same
+        # the name in malloc(3)
         ({"MALLOC_TRIM_THRESHOLD_": "1"}, keeps("trim_threshold")),
         ({"MALLOC_MMAP_MAX_": "9", "MALLOC_TOP_PAD_": "0"}, keeps("mmap_max", "top_pad")),
         (
@@ -81,5 +81,5 @@ OURS = ("mmap_max=0", "trim_threshold=17179869184", "top_pad=67108864", "mxfast=
         ),
     ],
 )
-def test_the_users_own_names_win_and_others_are_kept(users: dict[str, str], expected: str) -> None:
+def test_the_users_tunables_win_and_others_are_kept(users: dict[str, str], expected: str) -> None:
     assert tunables(users) == expected

@@ -1,4 +1,4 @@
-"""What the plan makes of the hosts' network: their cards, their interfaces, the master's address."""
+"""The network part of a plan: the hosts' cards, their interfaces, the master's address."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def looked_at(
     known: Mapping[str, HostFacts] = KNOWN,
     environ: dict[str, str] | None = None,
 ) -> Plan:
-    """The plan for hosts of which some were looked at."""
+    """The plan for hosts of which some were inspected."""
     return make(*settings, hosts=hosts, facts=SMALL, hosts_known=known, environ=environ)
 
 
@@ -47,7 +47,7 @@ def variables(plan: Plan) -> list[dict[str, str]]:
     return [{k: v for k, v in {**plan.env, **host.env}.items() if k.startswith("FI_")} for host in plan.hosts]
 
 
-def test_a_card_that_works_everywhere_is_used_by_its_own_interface() -> None:
+def test_a_card_that_works_everywhere_is_used_with_its_own_interface() -> None:
     made = with_cards((VERBS,), (VERBS._replace(interface="ib7"),))
     assert variables(made) == [
         {"FI_PROVIDER": "verbs", "FI_VERBS_IFACE": "ib0"},
@@ -57,7 +57,7 @@ def test_a_card_that_works_everywhere_is_used_by_its_own_interface() -> None:
     assert not made.notes
 
 
-def test_else_tcp_is_and_the_plan_says_why() -> None:
+def test_otherwise_tcp_is_used_and_the_plan_notes_why() -> None:
     made = with_cards((VERBS,), (BROKEN,))
     assert [each["FI_PROVIDER"] for each in variables(made)] == ["tcp", "tcp"]
     assert made.notes == (
@@ -66,7 +66,7 @@ def test_else_tcp_is_and_the_plan_says_why() -> None:
     )
 
 
-def test_what_the_user_says_is_not_asked_about() -> None:
+def test_a_provider_of_the_user_is_not_checked() -> None:
     made = with_cards((VERBS,), (BROKEN,), settings=("ccl.provider=verbs",))
     assert [each["FI_PROVIDER"] for each in variables(made)] == ["verbs", "verbs"]
     assert not made.notes
@@ -90,19 +90,19 @@ def test_each_host_gets_its_own_interface() -> None:
     assert not set(names) & set(made.env)
 
 
-def test_one_that_all_share_is_said_once() -> None:
+def test_a_common_interface_is_named_once() -> None:
     made = looked_at(known={name: host("eth0", f"10.0.0.{n}") for n, name in enumerate("ab")})
     assert made.env["GLOO_SOCKET_IFNAME"] == "eth0"
     assert [host.env for host in made.hosts] == [{}, {}]
 
 
-def test_what_the_user_said_wins() -> None:
+def test_the_users_choice_wins() -> None:
     assert looked_at("ccl.interface=ib0").env["GLOO_SOCKET_IFNAME"] == "ib0"
     made = looked_at(environ={"GLOO_SOCKET_IFNAME": "ib1"})
     assert "GLOO_SOCKET_IFNAME" not in {**made.env, **made.hosts[0].env, **made.hosts[1].env}
 
 
-def test_a_host_that_nobody_looked_at_has_no_interface() -> None:
+def test_an_uninspected_host_has_no_interface() -> None:
     made = looked_at(hosts="a,c")
     assert [(host.assumed, host.env.get("GLOO_SOCKET_IFNAME")) for host in made.hosts] == [
         (False, "eth0"),
@@ -126,10 +126,8 @@ def test_the_master_is_the_first_hosts_address() -> None:
         ("head,b", ("localhost", "node7"), "head"),
     ],
 )
-def test_other_hosts_are_never_sent_to_a_loopback_address(
-    hosts: str, names: tuple[str, ...], expected: str
-) -> None:
-    """As in a dry run, in which nobody looks for an address."""
+def test_other_hosts_never_get_a_loopback_address(hosts: str, names: tuple[str, ...], expected: str) -> None:
+    """As in a dry run, which doesn't look for an address."""
     first = hosts.partition(",")[0]
     made = looked_at(hosts=hosts, known={first: replace(SMALL, names=frozenset(names))})
     assert (made.master_addr, made.env["MASTER_ADDR"]) == (expected, expected)
@@ -137,7 +135,7 @@ def test_other_hosts_are_never_sent_to_a_loopback_address(
     assert (told in made.notes) == expected.startswith("node7")
 
 
-def test_an_address_of_localhost_that_was_found_is_taken() -> None:
+def test_a_detected_address_of_localhost_is_used() -> None:
     made = looked_at(hosts="localhost,b", known={"localhost": host("eth0", "10.0.0.1")})
     assert (made.master_addr, made.notes) == ("10.0.0.1", ())
 
@@ -151,19 +149,20 @@ def test_an_address_of_localhost_that_was_found_is_taken() -> None:
         (("hosts.master_addr=localhost",), "a,b", KNOWN, "localhost is another host on each of 2"),
     ],
 )
-def test_where_none_is_known_to_other_hosts_there_is_no_plan(
+def test_without_an_address_for_other_hosts_there_is_no_plan(
     settings: tuple[str, ...], hosts: str, known: Mapping[str, HostFacts], message: str
 ) -> None:
     with pytest.raises(CpulaunchError, match=message):
         looked_at(*settings, hosts=hosts, known=known)
 
 
-def test_instances_meet_nowhere() -> None:
+def test_instances_have_no_rendezvous() -> None:
     assert "MASTER_ADDR" not in looked_at("instances.count=2", hosts="localhost,b", known={}).env
 
 
 def transport(plan: Plan) -> tuple[str, str | None, tuple[str, str]]:
-    """What carries the collectives: of the plan, as the ranks are told, and the setting with its origin."""
+    """The transport of collectives: in the plan, in the ranks' environment, and the setting with its
+    origin."""
     return plan.transport, plan.env.get("CPULAUNCH_RANK_CCL_TRANSPORT"), setting(plan, "ccl.transport")
 
 
@@ -195,7 +194,7 @@ def transport(plan: Plan) -> tuple[str, str | None, tuple[str, str]]:
     ],
     ids=str,
 )
-def test_the_plan_says_what_carries_the_collectives(
+def test_the_plan_names_the_transport_of_collectives(
     hosts: str, settings: tuple[str, ...], environ: dict[str, str], planned: str, setting: tuple[str, str]
 ) -> None:
     made = make(*settings, hosts=hosts, environ=environ)
@@ -203,7 +202,7 @@ def test_the_plan_says_what_carries_the_collectives(
     assert made.env["CCL_ATL_TRANSPORT"] == ("mpi" if planned == "mpi" else "ofi")
 
 
-def test_a_transport_that_oneccl_bind_pt_lacks_is_not_dropped_without_a_word() -> None:
+def test_replacing_a_transport_that_oneccl_bind_pt_lacks_is_noted() -> None:
     made = make("ccl.binding=oneccl_bind_pt", "ccl.transport=tcp", hosts="a,b")
     (note,) = (note for note in made.notes if "oneccl_bind_pt" in note)
     assert note == "ccl.transport (--ccl.transport): oneccl_bind_pt has no tcp; it takes ofi"
@@ -218,11 +217,11 @@ def test_oneccl_drives_a_card_unless_the_user_wants_tcp() -> None:
     assert (forced.transport, forced.env["FI_PROVIDER"], forced.notes) == ("tcp", "tcp", ())
 
 
-def test_gloo_has_a_transport_of_its_own() -> None:
+def test_gloo_has_its_own_transport() -> None:
     assert transport(make("training.backend=gloo")) == ("", None, ("auto", "default"))
 
 
-def test_a_rank_that_starts_a_job_does_not_hand_on_its_own_transport() -> None:
+def test_a_rank_that_starts_a_job_does_not_pass_on_its_transport() -> None:
     outer = make()
     environ = {name: value for name, value in outer.env.items() if name != "MASTER_ADDR"}
     inner = make(hosts="a:2,b", environ=environ)
@@ -242,12 +241,12 @@ PORTS = "hosts.port_range=20000-20099"
         (("hosts.master_port=29500",), "port 29500 is outside of hosts.port_range"),
     ],
 )
-def test_nothing_listens_outside_of_the_users_ports(settings: tuple[str, ...], says: str) -> None:
+def test_nothing_listens_outside_the_users_ports(settings: tuple[str, ...], says: str) -> None:
     with pytest.raises(CpulaunchError, match=says):
         looked_at(PORTS, *settings)
 
 
-def test_each_library_is_told_the_users_ports() -> None:
+def test_each_library_gets_the_users_ports() -> None:
     made = looked_at(PORTS, "hosts.master_port=20005")
     assert made.env["FI_TCP_PORT_LOW_RANGE"] == "20000"
     assert made.env["FI_TCP_PORT_HIGH_RANGE"] == "20099"
@@ -272,7 +271,7 @@ def test_each_library_is_told_the_users_ports() -> None:
         ),
     ],
 )
-def test_mpiexec_is_told_them(mpi: str, expected: dict[str, str]) -> None:
+def test_mpiexec_gets_the_users_ports(mpi: str, expected: dict[str, str]) -> None:
     def environment(*settings: str) -> Mapping[str, str]:
         found = (Mpi(mpi, f"/{mpi}/mpiexec", "1"),)
         made = make(f"mpi.flavour={mpi}", *settings, hosts="a,b", hosts_known=KNOWN, mpis=found)

@@ -1,4 +1,4 @@
-"""The machine drawn in text: some pictures whole, in ``pictures/``, and what holds for all of them."""
+"""The machine drawn in text: some whole pictures, in ``pictures/``, and properties of all of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def drawn(name: str, request: BindingRequest | None = None, **options: Any) -> s
         ("quota-narrow", "container-quota", BindingRequest(), {"width": 50}),
     ],
 )
-def test_a_picture_is_as_it_was(
+def test_a_picture_is_the_golden_one(
     file: str, name: str, request_: BindingRequest, options: dict[str, Any]
 ) -> None:
     assert drawn(name, request_, **options) + "\n" == (
@@ -57,7 +57,7 @@ def test_the_documentation_shows_this_picture() -> None:
 
 @pytest.mark.parametrize("width", [50, 80, 132])
 @pytest.mark.parametrize("name", MACHINES)
-def test_no_line_is_wider_than_asked_and_boxes_are_closed(name: str, width: int) -> None:
+def test_lines_fit_the_width_and_boxes_are_closed(name: str, width: int) -> None:
     for request in (BindingRequest(), BindingRequest(logical_cores=True, e_cores=True)):
         lines = drawn(name, request, width=width).splitlines()
         assert max(map(len, lines)) <= width

@@ -1,4 +1,4 @@
-"""The plan as it travels to the agents: read back as it was, and small."""
+"""The plan as it travels to the agents: it round-trips, and is small."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cpulaunch.plan.plan import Plan
 
 
 def travelling(plan: Plan) -> dict[str, str]:
-    """The variables that tell the agents of ``plan``."""
+    """The variables that carry ``plan`` to the agents."""
     commands = launchers.load(plan.launcher).commands(
         plan, Installation("/agent.py", "/ssh.sh", "/spawner.py")
     )
@@ -55,12 +55,12 @@ host_plans = st.tuples(texts, st.booleans(), st.dictionaries(texts, texts), rank
 
 
 def different(placement: Placement) -> int:
-    """How many kinds of hosts there are in the text; like ones share their ranks."""
+    """The number of different hosts in the text.  Hosts that are alike share an entry."""
     return len({id(host.ranks) for host in placement.hosts})
 
 
 @given(st.lists(host_plans, min_size=1, max_size=3), st.dictionaries(texts, texts))
-def test_a_placement_is_read_back_as_it_was(hosts: list[HostPlan], env: dict[str, str]) -> None:
+def test_a_placement_round_trips(hosts: list[HostPlan], env: dict[str, str]) -> None:
     placement = Placement(
         launcher="x",
         identity=IdentityVariables("R", "S", "L"),
@@ -80,7 +80,7 @@ def test_a_placement_is_read_back_as_it_was(hosts: list[HostPlan], env: dict[str
     assert Placement.from_variables(placement.to_variables()) == placement
 
 
-def test_it_holds_what_was_planned() -> None:
+def test_a_placement_has_the_planned_values() -> None:
     plan = make("hosts.nproc_per_node=4", "env=SECRET=s", hosts="a,b")
     placement = Placement.from_variables(travelling(plan))
     assert [host.host for host in placement.hosts] == ["a", "b"]
@@ -97,7 +97,7 @@ def test_a_thousand_like_hosts_take_a_few_kilobytes_more_than_one() -> None:
     assert len(thousand["CPULAUNCH_PLACEMENT"]) - len(one["CPULAUNCH_PLACEMENT"]) < 16_000
 
 
-def test_a_thousand_hosts_that_all_differ_fit_into_variables_that_linux_takes() -> None:
+def test_a_thousand_different_hosts_fit_into_variables() -> None:
     plan = thousand_different_hosts()
     told = travelling(plan)
     assert all(len(f"{name}={value}\0") <= 128 * 1024 for name, value in told.items())
@@ -106,13 +106,13 @@ def test_a_thousand_hosts_that_all_differ_fit_into_variables_that_linux_takes() 
     assert [host[:4] for host in placement.hosts] == [host[:4] for host in plan.hosts]
 
 
-def test_what_can_be_neither_compressed_nor_split_is_an_error() -> None:
+def test_a_placement_that_fits_no_variables_is_an_error() -> None:
     noise = random.Random(0).randbytes(2 << 20).hex()
-    with pytest.raises(PlanError, match=r"the plan of 1 hosts takes \d+ bytes; agents can be told 983040"):
+    with pytest.raises(PlanError, match=r"the plan of 1 hosts takes \d+ bytes; agents can receive 983040"):
         travelling(make(f"env=NOISE={noise}"))
 
 
 @pytest.mark.parametrize("arguments", [[":"], ["a", ":", "b"], ["\\:", "\\\\:"], ["a:b", "\\"], []])
-def test_arguments_that_would_mean_something_to_mpiexec_are_guarded(arguments: list[str]) -> None:
+def test_arguments_with_a_meaning_to_mpiexec_are_escaped(arguments: list[str]) -> None:
     assert ":" not in guard(arguments)
     assert unguard(guard(arguments)) == arguments

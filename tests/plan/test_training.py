@@ -67,7 +67,7 @@ def test_auto_chooses_the_faster_precision(hosts: list[HostSpeed], precision: st
          "the CPU of n[0-5] has no instructions for bf16"),
     ],
 )  # fmt: skip
-def test_the_users_choice_holds_with_a_warning_where_it_is_slower(
+def test_the_users_slower_choice_is_kept_with_a_warning(
     requested: str, hosts: list[HostSpeed], warning: str
 ) -> None:
     decision = decide_precision(requested, hosts)

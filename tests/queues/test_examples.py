@@ -1,4 +1,4 @@
-"""The queues of examples/queues, installed as a package would be: their scripts, as golden texts."""
+"""The queues of examples/queues, installed like a package, and their golden scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JOBS = {
     "flux-whole-nodes": "--nnodes 4",
 }
 
-# What each program says to a job that it takes, and how it ends.
+# The output of each program for an accepted job, and the job's end.
 PROGRAMS = {
     "qsub": "cat >/dev/null; echo 7.server",
     "qstat": "echo ' job_state = F'; echo ' Exit_status = 5'",
@@ -62,7 +62,7 @@ def submit(environment: dict[str, str], directory: Path, *words: str) -> subproc
 
 
 @pytest.mark.parametrize("case", JOBS)
-def test_a_script_is_as_its_golden_text(case: str, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_script_is_the_golden_text(case: str, environment: dict[str, str], tmp_path: Path) -> None:
     to = case.partition("-")[0]
     words = ("--to", to, "--dry-run", "--lscpu", "lscpu", *JOBS[case].split(), "train.py", "--lr", "0.1")
     done = submit(environment, tmp_path, *words)
@@ -85,17 +85,17 @@ def test_a_job_is_submitted_and_followed_to_its_end(
     assert "7" in done.stderr
 
 
-def test_slots_of_lsf_need_a_number_for_each_host(environment: dict[str, str], tmp_path: Path) -> None:
+def test_slots_of_lsf_need_a_number_per_host(environment: dict[str, str], tmp_path: Path) -> None:
     done = submit(environment, tmp_path, "--to", "lsf", "-n", "8", "train.py")
     assert done.returncode == 2
     assert "hint: -R 'span[ptile=N]'" in done.stderr
 
 
-def test_each_example_is_short_and_says_that_it_was_never_run() -> None:
+def test_each_example_is_short_and_states_that_it_was_never_run() -> None:
     for path in HERE.glob("*.py"):
         text = path.read_text()
         assert len(text.splitlines()) <= 120, path.name
-        assert "never run on the real thing" in text
+        assert "never run on a real" in text
 
 
 def test_the_clusters_page_submits_to_one(environment: dict[str, str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Telemetry in buckets: sums stay right, whatever the rows and however many."""
+"""Telemetry in buckets: sums stay correct for any rows and any number of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cpulaunch.report.read import Job, read_job, read_telemetry
 from cpulaunch.supervise.output.record import State
 
 
-def test_nothing_is_lost_when_buckets_are_made_wider() -> None:
+def test_widening_buckets_loses_nothing() -> None:
     buckets = Buckets()
     for number in range(1, 2001):
         rows = [
@@ -37,7 +37,7 @@ def test_nothing_is_lost_when_buckets_are_made_wider() -> None:
     assert buckets.of["rss"].max(axis=1).tolist() == [0, 0, 3000]
 
 
-def test_rows_of_several_steps_count_as_many() -> None:
+def test_rows_of_several_steps_count_as_several() -> None:
     one, other = Buckets(), Buckets()
     one.add([{"rank": 0, "step": n, "time": 2.0, "seconds": 0.5, "samples": 4} for n in (1, 2, 3, 4)])
     other.add([{"rank": 0, "step": 4, "steps": 4, "time": 2.0, "seconds": 2.0, "samples": 16}])
@@ -46,7 +46,7 @@ def test_rows_of_several_steps_count_as_many() -> None:
 
 
 def test_rows_without_a_time_follow_each_other() -> None:
-    """As the interface has them at least."""
+    """These are the minimal rows of the interface."""
     buckets = Buckets()
     buckets.add([{"rank": 0, "step": n, "seconds": 0.25} for n in (1, 2, 3)])
     assert np.flatnonzero(buckets.of["steps"][0]).tolist() == [16, 32, 48]
@@ -68,7 +68,7 @@ def test_rows_without_a_time_follow_each_other() -> None:
         '{"something": "new"}',
     ],
 )
-def test_rows_without_sense_are_passed_over(tmp_path: Path, line: str) -> None:
+def test_invalid_rows_are_skipped(tmp_path: Path, line: str) -> None:
     good = json.dumps({"rank": 0, "step": 1, "time": 1.0, "seconds": 0.5})
     (path := tmp_path / "telemetry.jsonl").write_text(f'{{"schema": 1}}   \n{good}\n{line}\n{good}\n')
     head, buckets = read_telemetry(path)
@@ -76,7 +76,7 @@ def test_rows_without_sense_are_passed_over(tmp_path: Path, line: str) -> None:
     assert (buckets.ranks, buckets.of["steps"].sum(), buckets.of["seconds"].sum()) == (1, 2, 1.0)
 
 
-def test_the_numbers_are_those_of_the_rows(tmp_path: Path) -> None:
+def test_buckets_have_the_numbers_of_the_rows(tmp_path: Path) -> None:
     numbers = Numbers(read_job(write_job(tmp_path, ranks=4, steps=300, slow=2)))
     figures = {name: number for name, _, number in numbers.key_figures()}
     assert figures["steps"] == 300
@@ -89,8 +89,8 @@ def test_the_numbers_are_those_of_the_rows(tmp_path: Path) -> None:
     assert sum(part.mean() for part in numbers.shares().values()) == pytest.approx(1)
 
 
-def test_a_job_of_slow_steps_has_curves_without_holes() -> None:
-    """Its buckets are shorter than a step."""
+def test_a_job_of_slow_steps_has_curves_without_gaps() -> None:
+    """The job's buckets are shorter than a step."""
     buckets = Buckets()
     ends = np.cumsum([1.0 + 0.3 * (number % 3) for number in range(40)])
     buckets.add([{"rank": 0, "step": n, "time": float(end), "seconds": 1.3} for n, end in enumerate(ends)])

@@ -1,4 +1,4 @@
-"""Memory on another NUMA node than a rank's cores, on a virtual machine that has two."""
+"""Memory on a NUMA node other than a rank's cores, on a virtual machine with two nodes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ exec {python} -m cpulaunch run -n 2 --backend gloo program.py
 """
 
 
-def test_the_rank_whose_memory_is_far_is_named_first_and_the_other_is_not(tmp_path: Path) -> None:
+def test_the_rank_with_far_memory_is_named_first(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     (shared / "program.py").write_text(PROGRAM)

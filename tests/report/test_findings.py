@@ -1,4 +1,4 @@
-"""What a report says first."""
+"""The findings at the top of a report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cpulaunch.report.read import read_job
 def job(
     tmp_path: Path, *rows: dict[str, Any], waiting: float = 0.0, reading: dict[int, float] | None = None
 ) -> Path:
-    """20 steps of 0.1 s of 4 ranks; those but rank 1 wait for the ``waiting`` seconds in each."""
+    """20 steps of 0.1 s of 4 ranks.  All ranks but rank 1 wait for ``waiting`` seconds in each."""
     place = write_job(tmp_path, steps=0)
     lines = [
         {
@@ -39,7 +39,7 @@ def texts(place: Path) -> list[str]:
     return [each.text for each in findings(Numbers(read_job(place)))]
 
 
-def test_that_telemetry_was_switched_off_is_said(tmp_path: Path) -> None:
+def test_disabled_telemetry_is_reported(tmp_path: Path) -> None:
     place = write_job(tmp_path, steps=0)
     plan = json.loads((place / "plan.json").read_text())
     plan["settings"].append({"key": "watch.telemetry", "value": "none", "origin": "--telemetry"})
@@ -50,14 +50,14 @@ def test_that_telemetry_was_switched_off_is_said(tmp_path: Path) -> None:
     assert "switched off (--telemetry none)" in render([numbers.job], "", "test")
 
 
-def test_a_slow_rank_and_by_how_much(tmp_path: Path) -> None:
+def test_a_slow_rank_is_named_with_its_delay(tmp_path: Path) -> None:
     assert texts(job(tmp_path, waiting=0.08)) == [
         "80 % of the others' time waiting for slower ranks: rank 1 on node0 takes 99 ms a step without waiting, the others 19 ms"
     ]
 
 
-def test_a_slow_rank_is_slower_than_the_others_by_one_figure(tmp_path: Path) -> None:
-    """Of two ranks, too, where the median of all would be half its own."""
+def test_a_slow_rank_is_compared_with_the_other_ranks(tmp_path: Path) -> None:
+    """Also of two ranks, where half of the median of all would be its own figure."""
     place = job(tmp_path, waiting=0.08)
     rows = [json.loads(line) for line in (place / "telemetry.jsonl").read_text().splitlines()]
     text = "".join(json.dumps(row) + "\n" for row in rows if row.get("rank", 0) < 2)
@@ -68,8 +68,8 @@ def test_a_slow_rank_is_slower_than_the_others_by_one_figure(tmp_path: Path) -> 
     assert "Rank 1 takes 421 % longer than the others." in render([numbers.job], "", "test")
 
 
-def test_where_no_rank_is_the_slowest_none_is_named(tmp_path: Path) -> None:
-    """Each waits in every fourth step only, for as long."""
+def test_without_a_slowest_rank_none_is_named(tmp_path: Path) -> None:
+    """Each rank waits only in every fourth step, and equally long."""
     place = job(tmp_path)
     rows = [json.loads(line) for line in (place / "telemetry.jsonl").read_text().splitlines()]
     for row in rows[1:]:
@@ -82,8 +82,9 @@ def test_where_no_rank_is_the_slowest_none_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_the_slowest_rank_is_not_blamed_for_what_single_steps_took(tmp_path: Path) -> None:
-    """Of 20 steps three are long, for which the other ranks wait; in the others, one rank is slower by little."""
+def test_the_slowest_rank_is_not_blamed_for_single_long_steps(tmp_path: Path) -> None:
+    """Three of 20 steps are long, and the other ranks wait for them.  In the other steps, one rank is a
+    little slower."""
     place = job(tmp_path)
     rows = [json.loads(line) for line in (place / "telemetry.jsonl").read_text().splitlines()]
     for row in rows[1:]:
@@ -112,8 +113,8 @@ def test_a_loader_that_is_slow_on_all_ranks(tmp_path: Path) -> None:
         ("far_memory", "40 % of the memory of rank 1 on node0 is on other NUMA nodes than its cores"),
     ],
 )
-def test_what_holds_a_rank_back_from_outside_comes_first(tmp_path: Path, name: str, says: str) -> None:
-    """Though more time is lost by what follows from it."""
+def test_outside_influences_on_a_rank_come_first(tmp_path: Path, name: str, says: str) -> None:
+    """It comes first although its consequences take more time."""
     rows = [{"rank": 1, name: 0.3}, {"rank": 1, name: 0.5}, {"rank": 3, name: 0.3}, {"rank": 0, name: 0.01}]
     first, second = texts(job(tmp_path, *rows, waiting=0.08))
     assert first.startswith(says)
@@ -130,8 +131,8 @@ def test_nothing_stands_out(tmp_path: Path) -> None:
     assert "stands out" not in in_words(Numbers(read_job(place)))
 
 
-def test_counters_go_on_after_a_restart(tmp_path: Path) -> None:
-    """Where another program counts from 0."""
+def test_counters_continue_after_a_restart(tmp_path: Path) -> None:
+    """After the restart, another program counts from 0."""
     rows = [
         {"rank": 0, "cycles": 1000, "instructions": 1500, "amx_busy": 100},
         {"rank": 0, "cycles": 2000, "instructions": 3500, "amx_busy": 300},
@@ -144,7 +145,7 @@ def test_counters_go_on_after_a_restart(tmp_path: Path) -> None:
     assert figures["cycles with AMX busy"] == "12 %"
 
 
-def test_without_counters_there_are_no_such_figures(tmp_path: Path) -> None:
+def test_figures_from_counters_need_counters(tmp_path: Path) -> None:
     figures = {name for name, *_ in Numbers(read_job(job(tmp_path, {"rank": 0}))).key_figures()}
     assert not {"instructions per cycle", "cycles with AMX busy"} & figures
 

@@ -1,4 +1,4 @@
-"""Vega's scripts in what is built: ``scripts/wheel/backend.py``."""
+"""Vega's scripts in the built packages: ``scripts/wheel/backend.py``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_NPM = "#!/bin/sh\necho no network >&2\nexit 1\n"
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What a build reads of a fresh checkout; no npm of it reaches a registry."""
+    """A fresh checkout's files for a build, with an npm that reaches no registry."""
     place = tmp_path / "checkout"
     shutil.copytree(
         REPOSITORY / "cpulaunch", place / "cpulaunch", ignore=shutil.ignore_patterns("vega", "__pycache__")
@@ -37,7 +37,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def build(checkout: Path, kind: str, **env: str) -> tuple[Path, str]:
-    """What the backend builds in a checkout, and what it says."""
+    """The package that the backend builds in a checkout, and its output."""
     out = checkout.parent / f"out-{kind}"
     out.mkdir()
     code = f"import sys; sys.path[0] = 'scripts/wheel'; import backend; print(backend.build_{kind}({str(out)!r}))"
@@ -72,9 +72,9 @@ def test_a_wheel_and_an_sdist_have_the_scripts_and_their_licenses(checkout: Path
     assert {f"{VEGA}/{name}" for name in NAMES} | {"scripts/wheel/backend.py"} < names
 
 
-def test_where_npm_reaches_nothing_a_wheel_is_built_without_them(checkout: Path) -> None:
+def test_without_a_registry_a_wheel_is_built_without_them(checkout: Path) -> None:
     path = f"{checkout.parent / 'bin'}:{os.environ['PATH']}"
-    # An npm beside the interpreter would come first: the build has one of its own.
+    # An npm beside the interpreter would come first, so the build gets its own interpreter.
     code = "import sys; sys.executable = '/nowhere/python'; sys.path[0] = 'scripts/wheel'; import backend; "
     (out := checkout.parent / "out").mkdir()
     done = subprocess.run(
@@ -87,7 +87,7 @@ def test_where_npm_reaches_nothing_a_wheel_is_built_without_them(checkout: Path)
     assert not any("vega" in name for name in zipfile.ZipFile(wheel).namelist())
 
 
-def test_a_build_without_npm_asks_pip_for_it(checkout: Path) -> None:
+def test_a_build_without_npm_installs_it_with_pip(checkout: Path) -> None:
     code = "import sys; sys.executable = '/nowhere/python'; sys.path[0] = 'scripts/wheel'; import backend; "
     done = subprocess.run(
         [sys.executable, "-c", f"{code}print(backend.get_requires_for_build_wheel())"],

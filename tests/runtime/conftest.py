@@ -1,4 +1,4 @@
-"""Running `programs` under `cpulaunch run`, with today's torch and with Intel's stack."""
+"""Run `programs` under `cpulaunch run`, with the current torch and with Intel's stack."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT = 120.0  # seconds
 
 @dataclass(frozen=True)
 class Job:
-    """What a job's ranks returned, in the order of ranks, and its stderr."""
+    """The results of a job's ranks, in the order of ranks, and its stderr."""
 
     results: list[Any]
     stderr: str
@@ -62,7 +62,7 @@ def _start(python: Path, directory: Path) -> Start:
         for line in done.stdout.splitlines():
             if returned := re.fullmatch(
                 r"(?:\[(\d+)\] )?RESULT (\{.*\})", line
-            ):  # one rank alone has no prefix
+            ):  # a single rank has no prefix
                 found[int(returned[1] or 0)] = json.loads(returned[2])
         assert sorted(found) == list(range(ranks)), done.stdout
         return Job([found[rank] for rank in sorted(found)], done.stderr)
@@ -78,7 +78,7 @@ def job(tmp_path: Path) -> Start:
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """What one rank makes of a function in fp32, once for all tests that compare with it."""
+    """The result of a function on one rank in fp32, computed once for all tests that compare with it."""
 
     @functools.cache
     def start(*arguments: str) -> Any:
@@ -90,7 +90,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
 
 @pytest.fixture
 def fitting_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever transformers is installed, IPEX could be imported beside it."""
+    """Pretend that IPEX can be imported beside the installed transformers."""
     monkeypatch.setattr(ipex, "_unfit_transformers", lambda version: None)
 
 

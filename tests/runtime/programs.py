@@ -1,4 +1,4 @@
-"""What the ranks of the tests do.  Each function is a rank's program, started as ``programs.py NAME ARGS``.
+"""Programs of ranks.  Each function is a rank's program, started as ``programs.py NAME ARGS``.
 
 Its result goes to stdout as ``RESULT`` and JSON in one line, from every rank.
 """
@@ -70,7 +70,8 @@ def digest(model: nn.Module) -> str:
 def train(
     name: str, steps: str, total: str, seed: str = "0", accumulate: str = "1", options: str = "{}"
 ) -> dict:
-    """Train on batches of ``total`` examples over all ranks; ``seed`` "rank" gives ranks unlike models."""
+    """Train on batches of ``total`` examples over all ranks; with ``seed`` "rank", ranks begin with different
+    models."""
     size, rank = cpulaunch.world_size(), cpulaunch.rank()
     torch.manual_seed(rank if seed == "rank" else int(seed))
     model = MODELS[name]()
@@ -96,7 +97,7 @@ def train(
 
 
 def digits(epochs: str) -> dict:
-    """The example's net and data, by ``prepare``; the accuracy in per cent."""
+    """Train the example's net on its data with ``prepare``; return the accuracy in per cent."""
     sys.path.insert(0, str(REPOSITORY / "examples"))
     import digits as example
 
@@ -121,10 +122,10 @@ def digits(epochs: str) -> dict:
 
 
 def prepared() -> dict:
-    """What ``prepare`` makes of each kind of object, and of itself."""
+    """The result of ``prepare`` for each kind of object, and for prepared ones."""
     cpulaunch.init()
     rank, size = cpulaunch.rank(), cpulaunch.world_size()
-    torch.manual_seed(7 + rank)  # each rank shuffles by a seed of its own, if nobody takes care
+    torch.manual_seed(7 + rank)  # without an equal seed, each rank would shuffle differently
     model, other = convolutional(), mlp()
     optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -148,7 +149,7 @@ def prepared() -> dict:
 
 
 def checkpoint(step: str, path: str) -> dict:
-    """Save after ten steps and make ten more, or load and make these ten: their losses."""
+    """Save after ten steps and make ten more, or load and make these ten; return their losses."""
     torch.manual_seed(0)
     model = convolutional()
     model.append(nn.Linear(5, 5))
@@ -192,7 +193,7 @@ def adamw(steps: str) -> dict:
         own = [p for name, p in split.named_parameters() if "_ipex_module_empty" not in name]
         for _ in range(int(steps)):
             for mine, other in zip(own, plain.parameters(), strict=True):
-                gradient = torch.randn(other.shape).bfloat16()  # what both can hold
+                gradient = torch.randn(other.shape).bfloat16()  # values that both can represent
                 other.grad = gradient.to(other.dtype)
                 attribute = ours.params_attr[mine]
                 packed = (
@@ -212,7 +213,7 @@ def adamw(steps: str) -> dict:
 
 
 def misuse(what: str) -> dict:
-    """Provoke an error, or a line on stderr; the error's text."""
+    """Provoke an error, or a line on stderr; return the error's text."""
     cpulaunch.init()
     torch.manual_seed(0)
     model = mlp()
@@ -265,7 +266,7 @@ def misuse(what: str) -> dict:
 
 
 def refused(*kinds: str) -> dict:
-    """The errors of several misuses, one after the other."""
+    """The errors of several wrong calls."""
     return {what: misuse(what)["error"] for what in kinds}
 
 
@@ -277,7 +278,7 @@ def use_ipex_if_asked(target: Any) -> None:
 
 
 def trainer(options: str, model: str = "bert") -> dict:
-    """transformers' Trainer, as anybody writes it."""
+    """An ordinary script with transformers' Trainer."""
     from torch.distributed.tensor import DTensor
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
@@ -314,7 +315,7 @@ def trainer(options: str, model: str = "bert") -> dict:
 
 
 def accelerated(options: str) -> dict:
-    """accelerate's Accelerator, as anybody writes it."""
+    """An ordinary script with accelerate's Accelerator."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(**json.loads(options))
@@ -344,10 +345,8 @@ def accelerated(options: str) -> dict:
 
 
 def plain(context: str) -> dict:
-    """A script with a DistributedDataParallel of its own.
-
-    Its forward pass is in no autocast, in one that is off, or in one while it trains and in none while it
-    evaluates.
+    """A script with its own DistributedDataParallel. Its forward pass runs without autocast, with a disabled
+    autocast, or with autocast only while it trains.
     """
     own = torch.autocast("cpu", torch.bfloat16, enabled=context == "training")
     torch.distributed.init_process_group()
@@ -378,7 +377,7 @@ def plain(context: str) -> dict:
 
 
 def stamped(optimizer_class: str) -> dict:
-    """Train by test_engines' engine: what it left on the model and the optimizer, and what was learnt."""
+    """Train with test_engines' engine; return its marks on the model and the optimizer, and the weights."""
     torch.manual_seed(cpulaunch.rank())
     net = mlp()
     optimizer: Any = getattr(torch.optim, optimizer_class)(net.parameters())
@@ -400,7 +399,7 @@ def stamped(optimizer_class: str) -> dict:
 
 
 def on_a_slow_cpu() -> None:
-    """Let rank 1 see no instructions for bf16, as if its /proc/cpuinfo showed none."""
+    """Hide bf16 instructions from rank 1, as if its /proc/cpuinfo had no such flags."""
     from cpulaunch.runtime.change import groups, precision
 
     if cpulaunch.rank() == 1:
@@ -425,7 +424,7 @@ def plain_on_a_slow_cpu() -> dict:
 
 
 def grouped(*backend: str) -> dict:
-    """A script that makes its group itself."""
+    """A script that makes its process group itself."""
     torch.distributed.init_process_group(*backend)
     return {"backend": cpulaunch.backend(), "answered": torch.distributed.get_backend()}
 

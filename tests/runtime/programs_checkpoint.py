@@ -1,4 +1,4 @@
-"""Programs that save and go on: ``programs_checkpoint.py NAME ARGS``, on one rank or several.
+"""Programs that save and resume: ``programs_checkpoint.py NAME ARGS``, on one rank or several.
 
 Each prints what it found as ``RESULT {…}``.
 """
@@ -79,7 +79,8 @@ def digest(module: nn.Module) -> str:
 
 
 def train(directory: str, loader: Any, steps: int, **options: Any) -> tuple[str, list[int]]:
-    """Train for so many steps in all, or go on to there; the digest of the weights, and the steps done here."""
+    """Train to step ``steps``, resuming if possible; return the digest of the weights, and the steps made
+    here."""
     seed = options.pop("seed", 0)
     random.seed(seed)
     np.random.seed(seed)
@@ -127,7 +128,7 @@ def loaders() -> dict[str, Any]:
 
 
 def continued() -> dict[str, Any]:
-    """Each kind of loader: 25 steps at once, and in parts that end within an epoch and at its end."""
+    """Each kind of loader: 25 steps in one part, and in parts that end within and at the end of an epoch."""
     found = {}
     for name, make in loaders().items():
         whole, _ = train(f"{name}-whole", make(), 25)
@@ -163,7 +164,7 @@ def killed(directory: str, point: str) -> dict[str, Any]:
             kill()
 
     def own_fsync(fd: int) -> None:
-        assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == 19  # of the thread that writes
+        assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == 19  # in the thread that writes
         if where == "writing" and f"{die}.partial" in os.readlink(f"/proc/self/fd/{fd}"):
             kill()
         fsync(fd)
@@ -180,7 +181,7 @@ def killed(directory: str, point: str) -> dict[str, Any]:
 
 
 def full(directory: str) -> dict[str, Any]:
-    """The disk is full at the saves of steps 10 and 15, and has room again at that of step 20."""
+    """The disk is full for the saves of steps 10 and 15, and has space again for that of step 20."""
     filler = Path(directory, "filler")
     loader, model = loaders()["shuffled"](), network()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -202,9 +203,9 @@ def full(directory: str) -> dict[str, Any]:
 
 
 def damaged(directory: str) -> dict[str, Any]:
-    """Goes on from copies of a directory with checkpoints of steps 1 to 4, each of which is damaged otherwise.
-
-    What it goes on from, whether the weights are those of that step, and what lies there then; or the error.
+    """Resume from copies of a directory with checkpoints of steps 1 to 4, each copy with another damage.
+    Returns the resumed step, whether the weights are those of that step, and the remaining files; or the
+    error.
     """
     cpulaunch.init()
     first, last = cpulaunch.rank() == 0, f"__{cpulaunch.world_size() - 1}_0.distcp"
@@ -336,7 +337,7 @@ def engines(directory: str, last: str) -> dict[str, Any]:
 
 
 def job(directory: str, steps: str) -> dict[str, Any]:
-    """DDP on each rank's share of the data; says where it is."""
+    """DDP on each rank's share of the data.  Prints its position."""
     cpulaunch.init()
     sampler = DistributedSampler(Noisy())
     loader = DataLoader(Noisy(), 2, sampler=sampler)
@@ -370,7 +371,7 @@ def stuck(directory: str) -> None:
 
 
 def refused(directory: str) -> dict[str, Any]:
-    """What is not taken, and what is said."""
+    """The checkpoints that are refused, and the messages."""
     model = network()
     checkpoint = cpulaunch.Checkpoint(directory, model=model, every=1)
     checkpoint.resume()
@@ -423,7 +424,7 @@ def refused(directory: str) -> dict[str, Any]:
 
 
 def gone(directory: str) -> dict[str, Any]:
-    """A file takes the directory's place before the second save."""
+    """A file replaces the directory before the second save."""
     model = network()
     checkpoint = cpulaunch.Checkpoint(directory, model=model)
     checkpoint.resume()
@@ -437,7 +438,7 @@ def gone(directory: str) -> dict[str, Any]:
 
 
 def unread(directory: str) -> dict[str, Any]:
-    """Two programs that save, of which the second doesn't ask for what the first has saved."""
+    """Two programs that save.  The second one doesn't resume from the first one's checkpoint."""
     for _ in range(2):
         checkpoint = cpulaunch.Checkpoint(directory, model=network())
         for step in (1, 2):
@@ -454,7 +455,7 @@ def holds(directory: str) -> dict[str, Any]:
 
 
 def refused_lock(directory: str) -> dict[str, Any]:
-    """What is said of a directory that another job may have, without patience."""
+    """The message about a directory that another job may use, without waiting."""
     lock.PATIENCE = 0.0
     try:
         cpulaunch.Checkpoint(directory, model=network()).resume()

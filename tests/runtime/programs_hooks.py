@@ -1,7 +1,6 @@
-"""Two ranks of a small job, once for each name of torch that is renamed before cpulaunch is loaded.
-
+"""Two ranks of a small job for each name of torch, which is renamed before cpulaunch is loaded.
 ``programs_hooks.py NAME…`` prints a JSON object: name → exit codes, and the lines of both ranks on stderr.
-torch is imported once; each job is two forks of this process.
+torch is imported once, and each job is two forks of this process.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ OF_TRACES = {name for change in tracing.CHANGES for name in change.needs}
 
 @contextlib.contextmanager
 def renamed(name: str) -> Iterator[None]:
-    """What torch is to code that doesn't know the new name.  A name that a class inherits stays there, so
-    that the class itself is renamed.
+    """Rename a name of torch. A class would still inherit a renamed attribute, so then the class itself is
+    renamed.
     """
     if not name:
         yield
         return
     place, _, last = name.rpartition(".")
     owner = sys.modules.get(f"torch.{place}") or (attrgetter(place)(torch) if place else torch)
-    if last not in vars(owner):  # a property of an object
+    if last not in vars(owner):  # an attribute of an instance
         owner = type(owner)
     value = vars(owner)[last]
     delattr(owner, last)
@@ -56,7 +55,7 @@ def renamed(name: str) -> Iterator[None]:
 
 
 def with_renamed(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """What is installed later than at the import of torch doesn't find the name either."""
+    """Changes that are installed after the import of torch don't find the name either."""
 
     def call(*args: Any) -> Any:
         with renamed(name):

@@ -1,4 +1,4 @@
-"""``--as-written`` and telemetry leave a script's numbers alone, to the last bit."""
+"""``--as-written`` and telemetry leave a script's numbers unchanged, bit for bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.marks import repeat
 
 pytestmark = pytest.mark.slow
 
-# What is compiled computes something else than what runs eagerly, so that a step which runs eagerly shows.
+# The compiled function computes other numbers than the eager one, so a step that runs eagerly is noticed.
 SCRIPT = """
 import sys, torch, torch.distributed as dist
 from torch.utils.data import DataLoader
@@ -42,7 +42,7 @@ dist.destroy_process_group()
 
 
 def losses(out: str) -> list[list[str]]:
-    """Of each rank, its number of threads and its losses, in no order."""
+    """The number of threads and the losses of each rank, in any order."""
     return sorted(line.partition("LOSSES ")[2].split() for line in out.splitlines() if "LOSSES" in line)
 
 
@@ -78,7 +78,7 @@ def by_itself(directory: Path, threads: str, kind: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("kind", ["eager", repeat("compiled")])
-def test_losses_of_a_script_as_written_are_those_of_python_alone(tmp_path: Path, kind: str) -> None:
+def test_as_written_gives_the_losses_of_plain_python(tmp_path: Path, kind: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     found = by_cpulaunch(tmp_path, "--as-written", kind=kind)
     assert len(found) == 2

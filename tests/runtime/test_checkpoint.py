@@ -1,4 +1,4 @@
-"""Checkpoints: what goes on after one is what went on without one, bit for bit; and none is lost."""
+"""Checkpoints: a resumed training equals an uninterrupted one, bit for bit, and no checkpoint is lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LIMIT = 150.0
 
 
 def alone(directory: Path, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
-    """A program on its own, without a launcher; ``before`` is done in a mount namespace for it alone."""
+    """Run a program without a launcher, after the commands ``before`` in its own mount namespace."""
     command = [sys.executable, str(PROGRAMS), *arguments]
     if before:
         command = ["unshare", "--mount", "sh", "-c", f'{before} && exec "$@"', "sh", *command]
@@ -48,8 +48,9 @@ def complete(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.glob("step-*") if path.suffix == "")
 
 
-def test_training_goes_on_bit_for_bit_with_any_loader(tmp_path: Path) -> None:
-    """Dropout, and random numbers of torch, NumPy and Python in the data; from within an epoch and its end."""
+def test_training_resumes_bit_for_bit_with_any_loader(tmp_path: Path) -> None:
+    """With dropout, and random numbers of torch, NumPy and Python in the data, from within and at the end of
+    an epoch."""
     done = alone(tmp_path, "continued")
     assert done.returncode == 0, done.stderr
     found = result(done.stdout)
@@ -62,7 +63,8 @@ def test_training_goes_on_bit_for_bit_with_any_loader(tmp_path: Path) -> None:
 
 
 def test_a_kill_within_a_save_loses_no_checkpoint(tmp_path: Path) -> None:
-    """While files are written, before and after the directory gets its name, while an old one is removed."""
+    """The kill comes while files are written, before and after the directory is renamed, or while an old one
+    is removed."""
     calm = result(alone(tmp_path, "killed", "calm", "none").stdout)
     for point, left in {
         "writing-10": ["step-5"],
@@ -79,7 +81,7 @@ def test_a_kill_within_a_save_loses_no_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
-def test_a_full_disk_costs_a_line_for_each_save_and_no_checkpoint(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_loses_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     done = alone(tmp_path, "full", "disk", before="mount -t tmpfs -o size=400k tmpfs disk")
     assert done.returncode == 0, done.stderr
@@ -94,10 +96,10 @@ def test_a_full_disk_costs_a_line_for_each_save_and_no_checkpoint(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_costs_a_line_and_the_one_before_it_is_read(
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_read(
     cpulaunch: Run, tmp_path: Path
 ) -> None:
-    """Only the second rank reads the file that is damaged; both go on from the same step."""
+    """Only the second rank reads the damaged file.  Both resume from the same step."""
     done = run_job(cpulaunch, "-n", "2", PROGRAMS, "damaged", "ckpt")
     found = [json.loads(each) for each in re.findall(r"RESULT (\{.*\})", done.stdout)]
     assert len(found) == 2
@@ -126,7 +128,7 @@ def test_a_damaged_checkpoint_costs_a_line_and_the_one_before_it_is_read(
     assert "Traceback" not in done.stderr
 
 
-def test_what_does_not_fit_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_checkpoints_that_do_not_fit_are_refused_in_a_line(tmp_path: Path) -> None:
     done = alone(tmp_path, "refused", "ckpt")
     assert done.returncode == 0, done.stderr
     said = {
@@ -169,14 +171,14 @@ def test_what_does_not_fit_is_refused_in_a_line(tmp_path: Path) -> None:
     )
 
 
-def test_a_directory_that_is_gone_costs_a_line_for_each_save(tmp_path: Path) -> None:
+def test_a_deleted_directory_is_reported_at_each_save(tmp_path: Path) -> None:
     done = alone(tmp_path, "gone", "disk")
     assert done.returncode == 0, done.stderr
     lost = "cpulaunch: the checkpoint of step 2 was not saved: Not a directory; there is none before it\n"
     assert done.stderr.count(lost) == 1, done.stderr
 
 
-def test_a_script_that_does_not_load_what_is_there_is_told_so_once(tmp_path: Path) -> None:
+def test_a_script_that_ignores_a_checkpoint_gets_one_warning(tmp_path: Path) -> None:
     done = alone(tmp_path, "unread", "ckpt")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == [
@@ -186,7 +188,7 @@ def test_a_script_that_does_not_load_what_is_there_is_told_so_once(tmp_path: Pat
 
 
 def test_one_job_at_a_time_writes_into_a_directory(tmp_path: Path) -> None:
-    """The second waits for the first, which may be ranks whose launcher was killed, and says for whom."""
+    """The second job waits for the first, which may be ranks without a launcher, and names it."""
     first = subprocess.Popen([sys.executable, PROGRAMS, "holds", "ckpt"], cwd=tmp_path, env=clean_environment(),
                              text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
     with bounded(first, LIMIT):
@@ -207,7 +209,7 @@ def test_one_job_at_a_time_writes_into_a_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
-def test_a_directory_without_room_for_a_name_can_be_had_all_the_same(tmp_path: Path) -> None:
+def test_a_directory_on_a_full_disk_can_be_locked(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     full = "mount -t tmpfs -o size=4k tmpfs disk && head -c 4096 /dev/zero > disk/rest"
     done = alone(tmp_path, "refused_lock", "disk", before=full)
@@ -236,12 +238,11 @@ def run_job(cpulaunch: Run, *arguments: object) -> subprocess.CompletedProcess[s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
-def test_a_job_whose_rank_is_killed_ends_with_the_weights_of_a_calm_one(
+def test_a_job_with_a_killed_rank_ends_with_the_weights_of_an_undisturbed_one(
     cpulaunch: Run, tmp_path: Path, backend: str
 ) -> None:
-    """On four ranks, whose sums depend on DDP's buckets; by prepare's EpochSampler; data by two workers.
-
-    A rank that is stuck outside of a collective isn't given its grace period to save."""
+    """On four ranks, whose sums depend on DDP's buckets, with prepare's EpochSampler and two workers for
+    data. A rank that is stuck outside a collective doesn't get its grace period to save."""
     (tmp_path / "struck.py").write_text(
         "import os, runpy, signal, sys, time, torch\n"
         "from torch.optim.optimizer import register_optimizer_step_post_hook\n"
@@ -274,8 +275,8 @@ def test_sharded_models_are_saved_and_loaded(cpulaunch: Run) -> None:
 
 
 @pytest.mark.slow
-def test_another_number_of_ranks_goes_on_with_new_data(cpulaunch: Run) -> None:
-    """20 steps of four ranks have used up 4 epochs; the checkpoint is from the end of the 4th."""
+def test_another_number_of_ranks_resumes_with_new_data(cpulaunch: Run) -> None:
+    """20 steps of four ranks are 4 epochs, and the checkpoint is from the end of the 4th."""
     run_job(cpulaunch, "-n", "4", PROGRAMS, "job", "ckpt", "4")
     done = run_job(cpulaunch, "-n", "2", PROGRAMS, "job", "ckpt", "5")
     assert result(done.stdout) == {"first": [[4, 20]], "last": [[4, 29]]}
@@ -298,7 +299,8 @@ def test_engines_load_each_others_checkpoints(tmp_path: Path) -> None:
         found = result(done.stdout)
         assert found["first"] == last - 20
         losses += found["losses"]
-    # The four batches take turns: none is harder than the last time, also where the engine has changed.
+    # The four batches alternate.  No loss is higher than the batch's previous one, even after a change of
+    # engine.
     assert all(later < earlier for earlier, later in zip(losses, losses[4:], strict=False))
 
 
@@ -311,10 +313,10 @@ def test_engines_load_each_others_checkpoints(tmp_path: Path) -> None:
         (signal.SIGUSR1, "the launcher"),
     ],
 )
-def test_a_signal_saves_on_all_ranks_and_has_an_exit_code_of_its_own(
+def test_a_signal_saves_on_all_ranks_and_has_its_own_exit_code(
     tmp_path: Path, number: signal.Signals, to: str
 ) -> None:
-    restarts = ("--max-restarts", "1", "--restart-on", "error")  # which it isn't
+    restarts = ("--max-restarts", "1", "--restart-on", "error")  # saving is no error
     command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--tee", "all", *restarts,
                PROGRAMS, "job", "ckpt", "1000000"]  # fmt: skip
     launcher = subprocess.Popen([*map(str, command)], cwd=tmp_path, env=clean_environment(), text=True,
@@ -340,7 +342,7 @@ def test_a_signal_saves_on_all_ranks_and_has_an_exit_code_of_its_own(
 
 
 @pytest.mark.slow
-def test_what_is_not_saved_before_ranks_are_killed_is_said(tmp_path: Path) -> None:
+def test_an_unfinished_save_at_the_end_of_the_grace_period_is_reported(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--grace-period", "2",
                PROGRAMS, "stuck", "ckpt"]  # fmt: skip
     launcher = subprocess.Popen([*map(str, command)], cwd=tmp_path, env=clean_environment(), text=True,
@@ -355,10 +357,9 @@ def test_what_is_not_saved_before_ranks_are_killed_is_said(tmp_path: Path) -> No
     assert launcher.returncode == 128 + signal.SIGTERM
 
 
-def test_signals_are_left_to_forked_processes_and_to_the_script() -> None:
-    """A thread is told of a signal though the first one waits, and what is in time is not late.
-
-    The same signal once more in a moment is the first one; later, it ends the program.
+def test_forked_processes_and_the_script_handle_signals_themselves() -> None:
+    """A thread handles a signal while the main thread waits, and a save in time is not reported as late. A
+    repeated signal within moments counts as the first one.  Later, it ends the program.
     """
     code = (
         "import multiprocessing, os, signal, threading, time, types\n"
@@ -384,7 +385,7 @@ def test_signals_are_left_to_forked_processes_and_to_the_script() -> None:
         "thread = next(each for each in threading.enumerate() if each.name == 'cpulaunch-late')\n"
         "second.in_time(); thread.join(0.5)\n"
         "assert len(late) == 1\n"
-        "os.kill(os.getpid(), signal.SIGTERM)\n"  # the same, come another way
+        "os.kill(os.getpid(), signal.SIGTERM)\n"  # the same signal, sent another way
         "signals.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + signals.TWICE)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "time.sleep(60)\n"
@@ -395,7 +396,7 @@ def test_signals_are_left_to_forked_processes_and_to_the_script() -> None:
 
 
 @pytest.mark.slow
-def test_an_error_of_ours_names_the_users_line_and_says_what_to_do(cpulaunch: Run, tmp_path: Path) -> None:
+def test_our_errors_name_the_users_line_and_a_remedy(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import torch, cpulaunch\n"
         "open('file', 'w').close()\n"

@@ -1,4 +1,5 @@
-"""What cpulaunch replaces in torch and elsewhere: all of it is in the tables, and none of it can break a job."""
+"""The attributes that cpulaunch replaces in torch and elsewhere are all in the tables, and can't break a
+job."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ SOME = (
     "_C._distributed_c10d.Work.wait",
     "autograd.profiler._enable_profiler",
 )
-"""A name of the step counter, of a class, of groups, of C++, and of what a trace replaces."""
+"""Names of the step counter, of a class, of groups, of C++, and of an attribute that a trace replaces."""
 
 NAMES = sorted({
     name
@@ -50,24 +51,24 @@ def jobs(directory: Path, *names: str) -> dict[str, Any]:
 
 
 def check(found: dict[str, Any]) -> None:
-    """Each job has succeeded, and one line says which name is missing."""
+    """Assert that each job has succeeded, with one line about the missing name."""
     for name, job in found.items():
         assert job["codes"] == [0, 0], (name, job["lines"])
         warnings = [line for line in job["lines"] if line.startswith("cpulaunch: warning: torch ")]
         assert len(warnings) == bool(name), (name, job["lines"])
-        if name:  # or its class, where that would inherit it
+        if name:  # the line may name the class instead, if it would inherit the name
             missing = warnings[0].partition(" has no ")[2].partition(", so ")[0]
             assert missing, (name, warnings)
             assert name.startswith(missing), (name, warnings)
 
 
-def test_a_job_goes_on_where_torch_has_renamed_something(tmp_path: Path) -> None:
+def test_a_job_runs_although_torch_has_renamed_an_attribute(tmp_path: Path) -> None:
     check(jobs(tmp_path, *SOME))
 
 
 @pytest.mark.repeats
 @pytest.mark.parametrize("part", range(3))
-def test_whichever_name_that_is(tmp_path: Path, part: int) -> None:
+def test_a_job_runs_whichever_attribute_torch_has_renamed(tmp_path: Path, part: int) -> None:
     check(jobs(tmp_path, *NAMES[part::3]))
 
 
@@ -78,9 +79,7 @@ def test_whichever_name_that_is(tmp_path: Path, part: int) -> None:
         ({"CPULAUNCH_ENGINE": "none such"}, 0),  # no rank of a job
     ],
 )
-def test_torch_can_be_imported_where_nothing_of_ours_can_be_installed(
-    environment: dict[str, str], said: int
-) -> None:
+def test_torch_can_be_imported_if_no_change_can_be_installed(environment: dict[str, str], said: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import torch; print(torch.ones(1).item())"],
         env={"PATH": os.environ["PATH"], **environment}, capture_output=True, text=True, timeout=TIMEOUT,
@@ -89,13 +88,13 @@ def test_torch_can_be_imported_where_nothing_of_ours_can_be_installed(
     assert done.stderr.count("cpulaunch: warning: torch stays as it is") == said
 
 
-def test_the_page_lists_what_is_changed() -> None:
+def test_the_page_lists_the_changes() -> None:
     script = runpy.run_path(str(REPOSITORY / "scripts" / "hooks_page.py"))
     page = (REPOSITORY / "docs" / "scripts.md").read_text()
     assert script["page"]() == page, "run scripts/hooks_page.py"
 
 
-# Prints every function of cpulaunch that stands in a module or a class that isn't cpulaunch's.
+# Prints every function of cpulaunch that is in a module or class of another package.
 LIST = """
 import os, sys, types, cpulaunch
 PACKAGE = os.path.dirname(cpulaunch.__file__)
@@ -137,7 +136,7 @@ dist.destroy_process_group()
 
 
 def replaced(directory: Path, *options: str) -> list[str]:
-    """What a rank finds replaced."""
+    """The attributes that are replaced in a rank."""
     (directory / "job.py").write_text(JOB)
     command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--tee", "all"]
     done = subprocess.run(
@@ -155,13 +154,13 @@ def test_as_written_nothing_is_replaced_and_one_hook_counts_steps(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_what_is_replaced_is_in_the_tables(tmp_path: Path) -> None:
-    """Whichever way it is reached: a class or function may be in several modules."""
+def test_all_replaced_attributes_are_in_the_tables(tmp_path: Path) -> None:
+    """By any of its names, as a class or function may be in several modules."""
     tables = [change for table in (*OBSERVED, OF_TORCH) for change in table.changes]
     declared = {name.rpartition(".")[2] for change in tables for name in change.replaces}
     found = {line.rpartition(".")[2] for line in replaced(tmp_path, "--backend", "gloo") if ": " not in line}
     assert found - {"excepthook", "bind"} <= declared
-    # Not in this job: launchers of processes, and traces.
+    # This job has no launchers of processes, and no traces.
     assert declared - found <= {"launch_agent", *tracing.STARTS}, declared - found
     assert not {change.replaces for change in (*OF_INSTANCES.changes, *abort.CHANGES)} & {()}
 

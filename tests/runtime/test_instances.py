@@ -1,4 +1,4 @@
-"""What a program says of itself, with many instances of it or not."""
+"""Metrics that a program states, with and without instances."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from cpulaunch.errors import UsageError
     [(True, "1"), ("2.5", "2.5"), (float("nan"), "nan"), (float("inf"), "inf"), (1e200, "1e+200"),
      pytest.param(10**400, "inf", id="much"), pytest.param(-(10**400), "-inf", id="little")],
 )  # fmt: skip
-def test_a_metric_is_a_line_whatever_its_value(
-    capsys: pytest.CaptureFixture[str], value: Any, text: str
-) -> None:
+def test_a_metric_of_any_value_is_a_line(capsys: pytest.CaptureFixture[str], value: Any, text: str) -> None:
     cpulaunch.metric("loss", value, "ms")
     assert capsys.readouterr().out == f"CPULAUNCH_METRIC loss={text} ms\n"
 
@@ -33,6 +31,6 @@ def test_a_metric_is_a_line_whatever_its_value(
         (("a b", 1.0), "'a b' can't be the name of a metric"),
     ],
 )
-def test_what_is_no_metric_is_refused_in_a_sentence(arguments: Any, error: str) -> None:
+def test_an_invalid_metric_is_refused(arguments: Any, error: str) -> None:
     with pytest.raises(UsageError, match=error):
         cpulaunch.metric(*arguments)

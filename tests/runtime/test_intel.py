@@ -17,16 +17,16 @@ IPEX = ("--engine", "ipex")
 
 
 @needs_bf16
-def test_adamw_on_split_weights_is_torchs(intel_job: Start) -> None:
+def test_adamw_on_split_weights_equals_torchs(intel_job: Start) -> None:
     (result,) = intel_job(1, "adamw", "50").results
     assert result["worst"] < 2**-9  # half of bf16's last bit, relative to a tensor's largest weight
     assert result["worst"] > 0
 
 
 @needs_bf16
-def test_it_is_near_fp32_and_ranks_that_began_apart_hold_the_same_weights(intel_job: Start) -> None:
+def test_ipex_is_near_fp32_and_ranks_get_the_same_weights(intel_job: Start) -> None:
     (exact,) = intel_job(1, "train", "bert", "50", "24", options=("--precision", "fp32")).results
-    for ranks, steps in ((2, 50), (3, 10)):  # three sum bf16 gradients in fp32
+    for ranks, steps in ((2, 50), (3, 10)):  # three ranks sum bf16 gradients in fp32
         done = intel_job(ranks, "train", "bert", str(steps), "24", "rank", options=IPEX)
         assert [line for line in done.ours() if "engine ipex: as asked, version 2.8.0" in line]
         for result in done.results:
@@ -43,7 +43,7 @@ def test_digits_are_learnt(intel_job: Start) -> None:
 
 @needs_bf16
 @pytest.mark.parametrize("back", [False, repeat(True)], ids=["ipex to native", "native to ipex"])
-def test_checkpoints_are_full_precision_and_load_under_either_engine(
+def test_checkpoints_have_full_precision_and_load_with_either_engine(
     intel_job: Start, tmp_path, back
 ) -> None:
     engines = [IPEX, ("--engine", "native")]
@@ -57,15 +57,15 @@ def test_checkpoints_are_full_precision_and_load_under_either_engine(
 
 @needs_bf16
 @pytest.mark.repeats
-def test_an_optimizer_that_it_cannot_fuse_trains_natively(intel_job: Start) -> None:
+def test_an_optimizer_that_ipex_cannot_fuse_trains_natively(intel_job: Start) -> None:
     done = intel_job(2, "misuse", "unfusable", options=IPEX)
     assert [result["error"] for result in done.results] == ["", ""]
     expected = "Sequential gets the engine native: IPEX has no fused step for RMSprop; it has for Adam, AdamW"
     assert [line for line in done.ours() if line.startswith(expected)]
 
 
-def test_it_cannot_be_imported_beside_a_transformers_without_a_module() -> None:
-    """Which is why cpulaunch asks for that module before it imports IPEX."""
+def test_ipex_cannot_be_imported_beside_a_transformers_without_a_module() -> None:
+    """That is why cpulaunch looks for that module before it imports IPEX."""
     hidden = "import sys; sys.modules['transformers.modeling_attn_mask_utils'] = None; "
     done = subprocess.run(
         [intel_python(), "-c", hidden + "import intel_extension_for_pytorch"],
@@ -76,7 +76,7 @@ def test_it_cannot_be_imported_beside_a_transformers_without_a_module() -> None:
 
 
 @needs_bf16
-def test_a_trainer_gets_it_by_one_line(intel_job: Start) -> None:
+def test_a_trainer_uses_ipex_with_one_line(intel_job: Start) -> None:
     for result in intel_job(2, "trainer", "{}", TEST_USE_IPEX="1").results:
         assert result["kinds"] == ["_IPEXLinear"]
         assert result["weights"] == ["torch.float32"]
@@ -86,15 +86,15 @@ def test_a_trainer_gets_it_by_one_line(intel_job: Start) -> None:
 
 @needs_bf16
 @pytest.mark.repeats
-def test_an_accelerator_gets_it_by_one_line(intel_job: Start) -> None:
+def test_an_accelerator_uses_ipex_with_one_line(intel_job: Start) -> None:
     first, second = intel_job(
         2, "accelerated", '{"cpu": true, "mixed_precision": "bf16"}', TEST_USE_IPEX="1"
     ).results
-    assert first == second  # ranks began with unlike weights
+    assert first == second  # ranks began with different weights
     assert (first["layers"], first["backend"], first["learnt"]) == (["_IPEXLinear"], "ccl", True)
 
 
-def test_without_ipex_the_one_line_says_why_and_training_goes_on(job: Start) -> None:
+def test_without_ipex_one_line_gives_the_reason_and_training_continues(job: Start) -> None:
     done = job(2, "trainer", "{}", TEST_USE_IPEX="1")
     assert all(result["kinds"] == [] for result in done.results)
     assert [

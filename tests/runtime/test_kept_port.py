@@ -1,4 +1,4 @@
-"""MASTER_PORT belongs to the job from its choice on, and is free for whatever its program does with it."""
+"""MASTER_PORT belongs to the job from its choice on, and its program can use it freely."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.plans import make
 
 from cpulaunch.supervise.attempts.attempt import first_attempt
 
-# Groups by the environment, one after the other, and stores of the script's own.
+# Successive groups from the environment, and stores of the script.
 STORES = """
 import os, pathlib
 from datetime import timedelta
@@ -66,7 +66,7 @@ else:
     ],
     indirect=["launcher_options"],
 )
-def test_stores_of_a_script_listen_there_one_after_the_other(
+def test_successive_stores_of_a_script_listen_on_the_port(
     cpulaunch: Run, tmp_path: Path, launcher_options: list[str], address: str
 ) -> None:
     (tmp_path / "stores.py").write_text(STORES)
@@ -85,14 +85,14 @@ dist.barrier()
 """
 
 
-def test_the_store_of_a_job_on_this_machine_is_on_loopback_alone(cpulaunch: Run, tmp_path: Path) -> None:
+def test_the_store_of_a_local_job_listens_only_on_loopback(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "reached.py").write_text(REACHED)
     done = cpulaunch("run", "-n", "2", "reached.py")
     assert (done.returncode, done.stdout) == (0, f"[0] 0\n[0] {errno.ECONNREFUSED}\n"), done.stderr
 
 
 @pytest.mark.slow
-def test_stores_of_torch_28_listen_there(tmp_path: Path) -> None:
+def test_stores_of_torch_28_listen_on_the_port(tmp_path: Path) -> None:
     (tmp_path / "stores.py").write_text(STORES)
     done = subprocess.run(
         [intel_python(), "-m", "cpulaunch", "run", "-n", "2", "--backend", "gloo", "stores.py"],
@@ -159,7 +159,7 @@ asyncio.run(serve())""",
 
 
 @pytest.mark.parametrize("how", OTHERS)
-def test_whatever_else_a_script_does_with_the_port_works(cpulaunch: Run, tmp_path: Path, how: str) -> None:
+def test_other_uses_of_the_port_work(cpulaunch: Run, tmp_path: Path, how: str) -> None:
     script = f"import os, socket\nport = int(os.environ['MASTER_PORT'])\n{OTHERS[how]}\nprint('done')"
     (tmp_path / "script.py").write_text(script)
     done = cpulaunch("run", "-n", "1", "script.py")
@@ -167,9 +167,7 @@ def test_whatever_else_a_script_does_with_the_port_works(cpulaunch: Run, tmp_pat
 
 
 @pytest.mark.parametrize("options", [["--as-written"], ["--no-python"]])
-def test_the_port_is_free_where_torch_is_left_alone(
-    cpulaunch: Run, tmp_path: Path, options: list[str]
-) -> None:
+def test_the_port_is_free_with_as_written(cpulaunch: Run, tmp_path: Path, options: list[str]) -> None:
     (tmp_path / "store.py").write_text(f"import socket\n{STORE}print(made)")
     program = [sys.executable, "store.py"] if options == ["--no-python"] else ["store.py"]
     done = cpulaunch("run", "-n", "1", *options, *program)
@@ -192,7 +190,8 @@ def test_only_the_first_rank_has_the_socket_and_its_children_dont(cpulaunch: Run
     assert [line[4:] for line in done.stdout.splitlines() if line.startswith("[1]")] == ["0", "0", "0"]
 
 
-# Tries for the port as another user until its stdin ends; says how often, and whether it ever got it.
+# Tries to get the port as another user until its stdin ends; prints the number of attempts, and whether one
+# succeeded.
 HAMMER = f"""
 import os, select, socket, sys
 os.setuid({NOBODY})
@@ -243,7 +242,7 @@ wait_for("stopped")
     ],
     indirect=["launcher_options"],
 )
-def test_another_user_who_wants_the_port_never_gets_it(
+def test_another_user_never_gets_the_port(
     marked: dict[str, str], tmp_path: Path, launcher_options: list[str], fixed: bool
 ) -> None:
     (tmp_path / "meet.py").write_text(MEET)

@@ -1,4 +1,4 @@
-"""A training keeps its memory from step to step, and needs hardly more of it."""
+"""Training keeps freed memory from step to step, and needs hardly more memory."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ def test_a_step_of_a_model_takes_less_than_a_thousand_page_faults(cpulaunch: Run
     for allocator in ("glibc", "auto"):
         tuned = trained(cpulaunch, tmp_path, allocator)
         assert {model: typical(tuned[model]) < 1000 for model in MODELS} == dict.fromkeys(MODELS, True)
-        if tuned["tunables"]:  # else auto took tcmalloc, which needs up to 11 % more for this GPT-2
+        if tuned["tunables"]:  # otherwise, auto chose tcmalloc, which needs up to 11 % more for this GPT-2
             growth = {model: tuned[model]["peak"] / plain[model]["peak"] for model in MODELS}
             assert max(growth.values()) <= 1.1, growth
 
 
 def typical(seen: dict[str, Any]) -> float:
-    """The page faults of a step, after those in which the heap grows."""
+    """The page faults of a step, after the first steps, in which the heap grows."""
     return statistics.median(seen["faults"][3:])

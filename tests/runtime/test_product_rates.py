@@ -1,4 +1,4 @@
-"""The rates of matrix products: measured once, kept by CPU, torch and threads, and used by every later job."""
+"""The rates of matrix products: measured once, cached by CPU, torch and threads, and used by later jobs."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def test_each_number_of_threads_has_its_own_rates(cache: RateCache) -> None:
 @pytest.mark.parametrize(
     "text", ["broken", "[]", '{"1": 3}', '{"1": {"fp32": {"layer": 1}, "bf16": {"layer": -1}}}']
 )
-def test_a_broken_cache_is_an_empty_one(cache: RateCache, text: str) -> None:
+def test_a_broken_cache_counts_as_empty(cache: RateCache, text: str) -> None:
     cache.keep(2, SLOW_BF16)
     cache.file.write_text(text)
     assert cache.product_rates() == ()
     assert cache.rate(1, "fp32") is None
 
 
-def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     cache = RateCache.of(cpu_here(), torch.__version__, {})
@@ -91,9 +91,7 @@ def own_cache(directory: Path) -> dict[str, str]:
     return {"XDG_CACHE_HOME": str(directory / "cache"), "CPULAUNCH_TRAINING_ENGINE": "torch"}
 
 
-def test_a_job_computes_in_the_precision_that_was_faster(
-    cpulaunch: Run, tmp_path: Path, cache: RateCache
-) -> None:
+def test_a_job_computes_in_the_faster_precision(cpulaunch: Run, tmp_path: Path, cache: RateCache) -> None:
     cache.keep(1, SLOW_BF16)
     (tmp_path / "script.py").write_text(SCRIPT)
     env = own_cache(tmp_path)
@@ -143,7 +141,7 @@ def test_the_first_job_measures_with_one_line(cpulaunch: Run, tmp_path: Path, ca
     )
 
 
-def test_a_dry_run_follows_the_flags_that_the_limit_leaves(cpulaunch: Run, tmp_path: Path) -> None:
+def test_a_dry_run_uses_the_flags_within_the_instruction_limit(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     env = own_cache(tmp_path) | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
     dry = cpulaunch("run", "-n", 1, "--dry-run", "script.py", env=env)
@@ -186,7 +184,9 @@ def test_ranks_without_a_plan_decide_by_the_rates_of_rank_0(
 
 
 @pytest.mark.slow
-def test_a_measurement_that_fails_leaves_the_flags(cpulaunch: Run, tmp_path: Path, cache: RateCache) -> None:
+def test_after_a_failed_measurement_the_flags_decide(
+    cpulaunch: Run, tmp_path: Path, cache: RateCache
+) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "torch.py").write_text("raise ImportError('no such torch')\n")
     env = own_cache(tmp_path) | {"PYTHONPATH": str(tmp_path)}
@@ -213,7 +213,7 @@ print("step", first, out.dtype)
 
 
 @pytest.mark.slow
-def test_a_training_keeps_the_precision_of_its_checkpoint(
+def test_a_resumed_training_keeps_the_precision_of_its_checkpoint(
     cpulaunch: Run, tmp_path: Path, cache: RateCache
 ) -> None:
     (tmp_path / "script.py").write_text(TRAINING)
@@ -221,7 +221,7 @@ def test_a_training_keeps_the_precision_of_its_checkpoint(
     options = ("-n", 1, "--cores-per-rank", 1, "--backend", "gloo")
     cache.keep(1, SLOW_BF16)
     assert cpulaunch("run", *options, "script.py", env=env).stdout == "step 0 torch.float32\n"
-    cache.keep(1, {"fp32": Rate(1e11, 1e11), "bf16": Rate(9e11, 9e11)})  # on another CPU, say
+    cache.keep(1, {"fp32": Rate(1e11, 1e11), "bf16": Rate(9e11, 9e11)})  # as on another CPU
     resumed = cpulaunch("run", *options, "script.py", env=env)
     assert resumed.stdout == "step 1 torch.float32\n"
     assert "precision fp32, as in the job that saved the checkpoint" in resumed.stderr

@@ -1,4 +1,4 @@
-"""What ``import cpulaunch`` gives to a training script, and what it costs."""
+"""The public names of ``import cpulaunch``, and its cost."""
 
 from __future__ import annotations
 

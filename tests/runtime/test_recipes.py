@@ -1,4 +1,4 @@
-"""The recipes of docs/restarts.md and docs/checkpoints.md: each is run, and its rank 1 killed once on the way."""
+"""The recipes of docs/restarts.md and docs/checkpoints.md: each is run, and its rank 1 is killed once."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def recipe(page: str, title: str) -> str:
         ("checkpoints.md", "A loop of your own:", 25, r"goes on after step \d+, from .*/own/step-\d+"),
     ],
 )
-def test_a_recipe_gets_up(
+def test_a_recipe_survives_a_killed_rank(
     cpulaunch: Run, tmp_path: Path, page: str, title: str, killed_at: int, said: str
 ) -> None:
     (tmp_path / "recipe.py").write_text(recipe(page, title))

@@ -1,4 +1,5 @@
-"""Scripts that know nothing of cpulaunch run on what was planned; and don't, where that is switched off."""
+"""Scripts without cpulaunch's interface run with the planned backend and precision, unless that is switched
+off."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def test_a_group_is_of_the_planned_backend(job: Start, said: tuple[str, ...]) ->
     assert [result["answered"] for result in done.results] == [said[0] if said else "undefined"] * 2
 
 
-def test_a_data_parallel_model_of_the_scripts_own_is_in_the_planned_precision(job: Start) -> None:
+def test_a_scripts_own_data_parallel_model_is_in_the_planned_precision(job: Start) -> None:
     done = job(2, "plain", "none", options=("--precision", "bf16"))
     first, second = done.results
     assert first == second
@@ -41,7 +42,7 @@ def test_a_data_parallel_model_of_the_scripts_own_is_in_the_planned_precision(jo
     ("context", "options"),
     [("off", ()), repeat("none", ("--precision", "fp32")), ("none", ("--as-written",))],
 )
-def test_but_not_where_the_script_or_the_user_says_another(job: Start, context: str, options) -> None:
+def test_the_script_or_the_user_may_choose_another_precision(job: Start, context: str, options) -> None:
     for result in job(2, "plain", context, options=options).results:
         assert result["kinds"] == ["torch.float32"]
 
@@ -58,9 +59,9 @@ def test_a_script_that_trains_in_its_own_autocast_may_evaluate_outside(job: Star
         repeat("gloo", "none", False),
         ("gloo", "bf16", True),
         ("ccl", "bf16", False),
-    ],  # by ccl only between hosts
+    ],  # ccl compresses only between hosts
 )
-def test_gradients_of_the_scripts_own_model_are_compressed_where_that_is_asked_for(
+def test_gradients_of_the_scripts_own_model_are_compressed_on_request(
     job: Start, backend: str, precision: str, compressed: bool
 ) -> None:
     options = ("--backend", backend, "--precision", "fp32", "--compress-gradients", precision)
@@ -96,7 +97,7 @@ if __name__ == "__main__":
     ],
     ids="-".join,
 )
-def test_workers_of_data_loaders_start_in_each_way_while_a_group_is_used(
+def test_workers_of_data_loaders_start_by_each_method_beside_a_group(
     cpulaunch: Run, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     (tmp_path / "loaders.py").write_text(LOADERS)
@@ -105,7 +106,7 @@ def test_workers_of_data_loaders_start_in_each_way_while_a_group_is_used(
     assert done.stdout.count("loaded") == 2
 
 
-def test_what_is_pasted_does_the_same(cpulaunch: Run, tmp_path: Path) -> None:
+def test_pasted_commands_do_the_same(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "group.py").write_text(
         "import cpulaunch, torch.distributed as d\nd.init_process_group('gloo')\nprint(cpulaunch.backend(), d.get_world_size())"
     )
@@ -115,7 +116,7 @@ def test_what_is_pasted_does_the_same(cpulaunch: Run, tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["[0] ccl 2", "[1] ccl 2"], done.stderr
 
 
-def test_a_switch_leaves_scripts_as_they_are_written(job: Start) -> None:
+def test_as_written_leaves_scripts_unchanged(job: Start) -> None:
     done = job(2, "grouped", "gloo", options=("--as-written",))
     assert [result["backend"] for result in done.results] == ["gloo", "gloo"]
     assert not done.ours()

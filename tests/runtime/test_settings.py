@@ -8,7 +8,7 @@ from cpulaunch.errors import UsageError
 from cpulaunch.runtime.settings import TrainingSettings, training_settings
 
 
-def test_they_are_read_from_the_environment() -> None:
+def test_settings_are_read_from_the_environment() -> None:
     assert training_settings({}) == TrainingSettings()
     read = training_settings(
         {"CPULAUNCH_JOB_ID": "j", "CPULAUNCH_BACKEND": "ccl", "CPULAUNCH_PRECISION": "bf16", "CPULAUNCH_ENGINE": "ipex",
@@ -27,6 +27,6 @@ def test_they_are_read_from_the_environment() -> None:
         ("CPULAUNCH_BUCKET_MB", "0", "a whole number of at least 1, or auto"),
     ],
 )
-def test_a_value_that_does_not_exist_is_named(name: str, value: str, valid: str) -> None:
+def test_an_invalid_value_is_named(name: str, value: str, valid: str) -> None:
     with pytest.raises(UsageError, match=f"{name} is '{value}': expected .*{valid}"):
         training_settings({name: value})

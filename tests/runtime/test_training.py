@@ -1,4 +1,4 @@
-"""Training by ``prepare`` on real ranks: what it computes, not how fast."""
+"""Training with ``prepare`` on real ranks: its results, not its speed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 Alone = Callable[..., Any]
 FP32 = ("--precision", "fp32")
 BF16_LOSS = 0.02
-"""How far a loss of some 1.6 may be from that of fp32 in the first 50 steps: bf16 has 8 bits."""
+"""Maximum difference of a loss of about 1.6 from fp32's in the first 50 steps, as bf16 has 8 bits."""
 
 
 @pytest.mark.parametrize("model", [repeat("mlp"), "bert"])
@@ -36,9 +36,7 @@ def test_accumulated_batches_are_one_batch(job: Start, alone: Alone) -> None:
 
 
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
-def test_bf16_is_near_fp32_and_ranks_that_began_apart_hold_the_same_weights(
-    job: Start, alone: Alone, backend: str
-) -> None:
+def test_bf16_is_near_fp32_and_ranks_get_the_same_weights(job: Start, alone: Alone, backend: str) -> None:
     exact = alone("train", "bert", "50", "24")
     options = ("--engine", "native", "--precision", "bf16", "--backend", backend)
     first, second = job(2, "train", "bert", "50", "24", "rank", options=options).results
@@ -62,7 +60,7 @@ def test_ddp_by_settings(job: Start, alone: Alone, settings: str, backend: str, 
     first, second = job(2, "train", "mlp", "50", "24", "0", "1", settings, options=options).results
     assert first["digest"] == second["digest"]
     assert first["losses"] == pytest.approx(expected, abs=tolerance)
-    if "compress" in settings:  # and it was
+    if "compress" in settings:  # the gradients were compressed
         assert first["losses"] != pytest.approx(expected, abs=1e-7)
 
 
@@ -76,7 +74,7 @@ def test_ccl_compresses_nothing_within_a_host(job: Start) -> None:
 
 
 def test_settings_of_the_plan_reach_the_model(job: Start) -> None:
-    """Compression, asked for by an option of `run`, shows in the result."""
+    """Compression, requested by an option of `run`, shows in the result."""
     options = (*FP32, "--backend", "gloo")
     planned = (*options, "--compress-gradients", "bf16", "--bucket-mb", "7", "--static-graph")
     by_plan, _ = job(2, "train", "mlp", "20", "24", options=planned).results
@@ -102,7 +100,7 @@ def test_digits_are_learnt(job: Start, options: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("ranks", [repeat(1), 2])
-def test_what_prepare_gives_back(job: Start, ranks: int) -> None:
+def test_the_results_of_prepare(job: Start, ranks: int) -> None:
     results = job(ranks, "prepared").results
     for rank, result in enumerate(results):
         assert all(result[name] for name in ("idempotent", "originals", "keys", "channels_last", "fused"))
@@ -111,15 +109,15 @@ def test_what_prepare_gives_back(job: Start, ranks: int) -> None:
         assert result["wrapped"] == ("DataParallel" if ranks > 1 else "Sequential")
         for epoch in (0, 1):
             shares = [values[epoch] for values in result["epochs"]]
-            assert set().union(*shares) == set(range(21))  # nothing is left out …
-            assert len({len(share) for share in shares}) == 1  # … and all ranks take as many steps
-            assert sum(map(len, shares)) - 21 < ranks  # … on as little twice as can be
+            assert set().union(*shares) == set(range(21))  # no example is left out …
+            assert len({len(share) for share in shares}) == 1  # … all ranks make equally many steps …
+            assert sum(map(len, shares)) - 21 < ranks  # … with the fewest possible repeated examples
         first, second = (result["epochs"][0][epoch] for epoch in (0, 1))
-        assert first != second  # each epoch in its own order
+        assert first != second  # each epoch has its own order
 
 
-def test_a_checkpoint_goes_on_where_it_was_saved(job: Start, tmp_path) -> None:
-    """Of a model in channels_last, by a fused AdamW, which would mix up states of another layout."""
+def test_a_checkpoint_resumes_where_it_was_saved(job: Start, tmp_path) -> None:
+    """A model in channels_last with a fused AdamW, which would mix up states of another layout."""
     path = str(tmp_path / "checkpoint.pt")
     (saved,) = job(1, "checkpoint", "save", path, options=FP32).results
     assert saved["kinds"] == ["torch.float32"]
@@ -153,7 +151,7 @@ def test_misuse_is_refused(job: Start) -> None:
         ("no autocast", "Sequential runs outside of `with cpulaunch.autocast():`"),
     ],
 )
-def test_what_would_not_train_is_said_once(job: Start, what: str, expected: str) -> None:
+def test_a_model_that_would_not_train_is_reported_once(job: Start, what: str, expected: str) -> None:
     done = job(2, "misuse", what, options=("--engine", "native", "--precision", "bf16"))
     assert [result["error"] for result in done.results] == ["", ""]
     assert len([line for line in done.ours() if line.startswith(expected)]) == 1
@@ -172,7 +170,7 @@ optimizer.step()
 """
 
 
-def test_a_forked_child_is_not_said_to_have_trained_nothing(cpulaunch: Run, tmp_path: Path) -> None:
+def test_a_forked_child_gets_no_warning_about_training_nothing(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "forks.py").write_text(FORKS)
     done = cpulaunch("run", "-n", "1", "forks.py")
     assert done.returncode == 0, done.stderr

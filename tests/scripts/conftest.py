@@ -23,7 +23,7 @@ TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2", "--standalone")
 
 @dataclass(frozen=True)
 class Done:
-    """What a job's ranks reported, by rank, how it ended, and what it printed."""
+    """The results of a job's ranks, by rank, its exit status, and its output."""
 
     results: list[Any]
     status: int
@@ -37,7 +37,7 @@ class Done:
 
 Start = Callable[..., Done]
 
-# Each library has tests that cpulaunch starts itself, and one that Intel MPI starts.
+# Each library has tests whose ranks cpulaunch starts, and one whose ranks Intel MPI starts.
 by_mpirun = pytest.mark.parametrize("start", ["mpirun", repeat("local")], indirect=True)
 
 
@@ -69,9 +69,8 @@ def run(
 
 @pytest.fixture(scope="session")
 def by_torchrun(tmp_path_factory: pytest.TempPathFactory) -> Start:
-    """What torchrun makes of a program, once for all tests that compare with it.
-
-    Its exit status says nothing: see `report`.
+    """The results of a program under torchrun, computed once for all tests that compare with them. Its exit
+    status means nothing: see `report`.
     """
     made: dict[tuple[object, ...], Done] = {}
 
@@ -88,7 +87,7 @@ def by_torchrun(tmp_path_factory: pytest.TempPathFactory) -> Start:
 
 @pytest.fixture(params=["local", repeat("mpirun")])
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
-    """``cpulaunch run`` of a program on two ranks, which cpulaunch or Intel MPI starts; to its good end."""
+    """Run a program on two ranks, started by cpulaunch or by Intel MPI, to its successful end."""
     launcher = ("--launcher", "local") if request.param == "local" else tuple(mpi_options("intel"))
 
     def start(
@@ -104,7 +103,8 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
 
 
 def assert_alike(ours: Any, theirs: Any) -> None:
-    """That results are equal, numbers but for rounding: a fused step and ours sums are not torchrun's bits."""
+    """Assert that results are equal except for rounding, as fused steps and our sums differ from torchrun's
+    in bits."""
     if isinstance(theirs, dict):
         assert ours.keys() == theirs.keys()
         for key, value in theirs.items():

@@ -1,4 +1,4 @@
-"""Scripts of Lightning, pytorch-ignite, accelerate, transformers and DeepSpeed, as anybody writes them.
+"""Ordinary scripts with Lightning, pytorch-ignite, accelerate, transformers and DeepSpeed.
 
 Each function is a rank's program, started as ``programs_libraries.py NAME ARGS``.
 """
@@ -109,7 +109,7 @@ def ignite() -> dict:
 
     idist.initialize("gloo")
     atexit.register(idist.finalize)
-    torch.manual_seed(idist.get_rank())  # unlike weights, which DDP makes alike
+    torch.manual_seed(idist.get_rank())  # different weights, which DDP makes equal
     net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
     ready = idist.auto_model(net)
     optimizer = idist.auto_optim(torch.optim.SGD(ready.parameters(), lr=0.1))
@@ -143,7 +143,7 @@ def accelerate(kind: str) -> dict:
         plugin = FullyShardedDataParallelPlugin(fsdp_version=int(kind), auto_wrap_policy="no_wrap")
         accelerator = Accelerator(fsdp_plugin=plugin)
     net, loader = model(), DataLoader(data(), 4)
-    if kind == "1":  # which takes the optimizer after the model
+    if kind == "1":  # it takes the optimizer after the model
         ready = accelerator.prepare(net)
         optimizer, loader = accelerator.prepare(torch.optim.AdamW(ready.parameters(), lr=0.01), loader)
     else:
@@ -165,7 +165,7 @@ def accelerate(kind: str) -> dict:
 
 
 def trainer(sharded_by: str = "") -> dict:
-    """transformers' Trainer: it trains, evaluates and saves; a second one goes on from there."""
+    """transformers' Trainer trains, evaluates and saves, and a second one resumes."""
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Scripts of torch alone, as anybody writes them: run by torchrun and by cpulaunch, they do the same.
+"""Ordinary scripts with torch alone, which behave alike under torchrun and cpulaunch.
 
 Each function is a rank's program, started as ``programs_torch.py NAME ARGS``; `report` prints what it returns.
 """
@@ -28,7 +28,8 @@ def batch(step: int, rank: int) -> torch.Tensor:
 
 
 def weights(parameters: Any) -> list[float]:
-    """One number for each parameter, whole or sharded; equal within rounding where training was the same."""
+    """One number for each parameter, whole or sharded.  After the same training, they are equal within
+    rounding."""
     from torch.distributed.tensor import DTensor
 
     whole = (p.full_tensor() if isinstance(p, DTensor) else p for p in parameters)
@@ -95,7 +96,8 @@ def pipeline(rank: int) -> list[float]:
 
 
 def older() -> dict:
-    """What came before meshes: FSDP version 1, optimizers that share their state or average models, RPC."""
+    """Techniques older than meshes: FSDP version 1, optimizers that shard their state or average models,
+    RPC."""
     from torch.distributed import rpc
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
@@ -131,7 +133,8 @@ def older() -> dict:
 
 
 def named(*backends: str) -> dict:
-    """What groups answer to a script that names a backend, and whether they do what that backend does."""
+    """The backend names that groups report to a script that names a backend, and whether they behave like
+    that backend."""
     result = {}
     for backend in backends:
         dist.init_process_group(*([] if backend == "none" else [backend]))
@@ -166,7 +169,8 @@ class Embedded(nn.Module):
 
 
 def sparse() -> dict:
-    """Sparse gradients with each optimizer that takes them; those that become sparse later; uneven inputs."""
+    """Sparse gradients with each optimizer that supports them, gradients that become sparse later, and uneven
+    inputs."""
     from torch.distributed.algorithms import Join
 
     dist.init_process_group("gloo")
@@ -191,7 +195,7 @@ def sparse() -> dict:
                 optimizer.zero_grad()
             result[f"{name}{', later' if turns else ''}"] = weights(net.parameters())
     dense = DistributedDataParallel(model())
-    with Join([dense]):  # of ranks with unlike numbers of batches
+    with Join([dense]):  # of ranks with different numbers of batches
         for step in range(2 + dist.get_rank()):
             dense(batch(step, 0)).pow(2).mean().backward()
     result["Join"] = weights(p.grad for p in dense.parameters())
@@ -204,7 +208,7 @@ def sparse() -> dict:
 
 
 def variables() -> dict:
-    """torchrun's variables, of which ours may have more."""
+    """torchrun's variables.  Ranks may have more under cpulaunch."""
     return {
         n: v
         for n, v in os.environ.items()

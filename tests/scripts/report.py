@@ -1,4 +1,4 @@
-"""How a rank's program tells the test what it found."""
+"""Passes a rank's result to the test."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 
 
 def report(result: Any) -> None:
-    """Hand ``result``, of plain values, to the test that has started this rank.
-
-    Under torchrun the rank ends here: what gloo does at the end of a process, where it may abort or hang, is
-    not what is compared.
+    """Pass ``result``, of plain values, to the test that has started this rank. Under torchrun the rank ends
+    here, as gloo may abort or hang at the end of a process, which isn't compared.
     """
     path = Path(os.environ["TEST_RESULTS"], os.environ["RANK"])
     path.write_text(json.dumps(result))

@@ -1,4 +1,4 @@
-"""Scripts of libraries that know nothing of cpulaunch."""
+"""Scripts with libraries that don't know cpulaunch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAMS = "programs_libraries.py"
 FP32 = ("--precision", "fp32")
-SLURM = {  # an allocation, in whose batch script cpulaunch was typed
+SLURM = {  # an allocation whose batch script calls cpulaunch
     "SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": "1", "SLURM_PROCID": "0",
     "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
 }  # fmt: skip
@@ -35,9 +35,7 @@ def test_lightning_sees_the_job_and_trains_as_under_torchrun(start: Start, by_to
 
 
 @by_mpirun
-def test_in_slurm_too_and_in_the_planned_precision_where_the_script_names_none(
-    start: Start, by_torchrun: Start
-) -> None:
+def test_lightning_in_slurm_trains_in_the_planned_precision(start: Start, by_torchrun: Start) -> None:
     ours = start(PROGRAMS, "lightning", options=("--precision", "bf16"), **SLURM)
     for result, other in zip(ours.results, by_torchrun(PROGRAMS, "lightning").results, strict=True):
         assert result["environment"] == "TorchElasticEnvironment"
@@ -70,7 +68,7 @@ def test_ignite_wraps_its_models_and_trains_as_under_torchrun(start: Start, by_t
 
 @pytest.mark.parametrize("name", ["test_script", repeat("test_sync"), repeat("test_ops")])
 def test_accelerates_own_scripts_pass(start: Start, name: str) -> None:
-    """All but ``test_distributed_data_loop``: it joins uneven inputs, as accelerate does on GPUs alone."""
+    """All but ``test_distributed_data_loop``, which joins uneven inputs, as accelerate does only on GPUs."""
     import accelerate.test_utils
 
     start(Path(accelerate.test_utils.__file__).with_name("scripts") / f"{name}.py", options=FP32)
@@ -88,7 +86,7 @@ def test_accelerate_shards_a_model_by_both_versions_of_fsdp(start: Start) -> Non
 
 
 @by_mpirun
-def test_a_trainer_evaluates_saves_and_goes_on(start: Start, by_torchrun: Start) -> None:
+def test_a_trainer_evaluates_saves_and_resumes(start: Start, by_torchrun: Start) -> None:
     ours = start(PROGRAMS, "trainer", options=FP32).results
     assert ours[0]["steps"] == [2, 4]
     assert_alike(ours, by_torchrun(PROGRAMS, "trainer").results)
@@ -96,7 +94,7 @@ def test_a_trainer_evaluates_saves_and_goes_on(start: Start, by_torchrun: Start)
 
 @pytest.mark.repeats
 def test_a_trainer_shards_its_model(start: Start, by_torchrun: Start) -> None:
-    """torchrun's doesn't: on CPUs it trains with DDP, without a word."""
+    """Under torchrun, it doesn't: on CPUs it silently trains with DDP."""
     theirs = by_torchrun(PROGRAMS, "trainer", "fsdp").results
     for result, other in zip(start(PROGRAMS, "trainer", "fsdp", options=FP32).results, theirs, strict=True):
         assert (result["engine"], other["engine"]) == (
@@ -108,7 +106,7 @@ def test_a_trainer_shards_its_model(start: Start, by_torchrun: Start) -> None:
 
 
 @by_mpirun
-def test_deepspeeds_engine_is_what_runs(start: Start, by_torchrun: Start) -> None:
+def test_deepspeeds_engine_runs(start: Start, by_torchrun: Start) -> None:
     env = deepspeed()
     assert_alike(
         start(PROGRAMS, "deepspeed", **env).results, by_torchrun(PROGRAMS, "deepspeed", **env).results
@@ -123,4 +121,4 @@ def test_deepspeeds_engine_is_what_runs(start: Start, by_torchrun: Start) -> Non
 
 
 LOSSES = [1.509, 1.481, 1.335, 1.372, 1.382, 1.231]
-"""Of `accelerate`, whatever shards its model."""
+"""The DeepSpeed plug-in of `accelerate`."""

@@ -1,4 +1,5 @@
-"""Scripts of torch alone: meshes, pipelines, checkpoints, sparse gradients, and what groups are called."""
+"""Scripts with torch alone: meshes, pipelines, checkpoints, sparse gradients, and names of groups'
+backends."""
 
 from __future__ import annotations
 
@@ -14,9 +15,7 @@ FP32 = ("--precision", "fp32")
 NOT_OURS = {"TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
 
 
-def test_meshes_are_of_the_planned_backend_and_train_as_under_torchrun(
-    start: Start, by_torchrun: Start
-) -> None:
+def test_meshes_use_the_planned_backend_and_train_as_under_torchrun(start: Start, by_torchrun: Start) -> None:
     theirs, ours = by_torchrun(PROGRAMS, "sharded").results, start(PROGRAMS, "sharded", options=FP32)
     for one, other in zip(ours.results, theirs, strict=True):
         assert (one.pop("backend"), other["backend"]) == ("cpu:ccl", "cpu:gloo")
@@ -29,7 +28,7 @@ def test_meshes_are_of_the_planned_backend_and_train_as_under_torchrun(
 def test_sparse_gradients_train_as_under_torchrun(start: Start, by_torchrun: Start) -> None:
     ours = start(PROGRAMS, "sparse", options=FP32)
     assert_alike(ours.results, by_torchrun(PROGRAMS, "sparse").results)
-    assert any("SGD takes its fused step" in line for line in ours.ours())  # as long as gradients were dense
+    assert any("SGD takes its fused step" in line for line in ours.ours())  # while gradients were dense
 
 
 @by_mpirun
@@ -38,7 +37,7 @@ def test_older_ways_to_share_a_model_train_as_under_torchrun(start: Start, by_to
     assert_alike(ours, by_torchrun(PROGRAMS, "older").results)
 
 
-def test_groups_answer_the_name_that_the_script_knows(start: Start) -> None:
+def test_groups_report_the_backend_name_that_the_script_knows(start: Start) -> None:
     names = ("none", "gloo", "nccl", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo")
     ours = start(PROGRAMS, "named", *names)
     for result in ours.results:
@@ -69,13 +68,13 @@ def test_ranks_have_torchruns_variables(start: Start, by_torchrun: Start) -> Non
 
 
 @pytest.mark.parametrize("options", [repeat(("--precision", "bf16")), ("--as-written",)])
-def test_ranks_without_a_group_are_told_that_they_train_separate_models(
+def test_ranks_without_a_group_get_a_warning_about_separate_models(
     start: Start, options: tuple[str, ...]
 ) -> None:
     lines = start(PROGRAMS, "alone", options=options).ours()
     (line,) = [line for line in lines if "they train 2 separate models" in line]
     assert "Trainer(strategy='ddp', devices=2)" in line
-    # Nor does the planned precision reach a script without DDP.
+    # The planned precision doesn't reach a script without DDP either.
     assert sum("this script's precision is its own" in line for line in lines) == (
         "--as-written" not in options
     )

@@ -17,7 +17,7 @@ from support.slurm import Queue, why_not
 HOSTS = ("node0", "node1", "node2", "node3")
 
 GONE_WITHIN = 10.0
-"""Seconds in which what a test has ended is gone."""
+"""Seconds within which processes that a test has ended must be gone."""
 
 CPULAUNCH = (sys.executable, "-m", "cpulaunch")
 
@@ -27,7 +27,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="session")
 def the_queue() -> Iterator[Queue]:
     if problem := why_not():
-        # Where one is promised, as by scripts/test.sh, tests must not vanish quietly.
+        # Where Slurm is required, as in scripts/test.sh, tests must not be skipped.
         (pytest.fail if os.environ.get("CPULAUNCH_TEST_CLUSTER") else pytest.skip)(f"no Slurm: {problem}")
     with Queue(("login", *HOSTS)) as queue:
         yield queue
@@ -35,7 +35,7 @@ def the_queue() -> Iterator[Queue]:
 
 @pytest.fixture
 def queue(the_queue: Queue) -> Iterator[Queue]:
-    """A host called login, and four that are Slurm's, on which a test must leave no process and no job."""
+    """A host called login and four nodes of Slurm.  A test must leave no process and no job on them."""
     yield the_queue
 
     def left() -> list[str]:

@@ -1,4 +1,4 @@
-"""What befalls jobs that srun has started; all of it is let happen by scripts/chaos.py --slurm."""
+"""Faults injected into jobs that srun has started; scripts/chaos.py --slurm injects all of them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ pytestmark = pytest.mark.slow
 
 NAMES = tuple(chaos_slurm.EVENTS)
 
-# What an agent does is tested under mpiexec, too: these two differ most from that, and Slurm's own events.
+# The agents' part is tested with mpiexec.  These events differ most from it, and there are Slurm's own
+# events.
 KEPT = {"link cut", "launcher killed", *(name for name in NAMES if name not in chaos.EVENTS)}
 KEPT -= {"slurmd missing at start", "node set down"}  # test_restart.py has the latter
 
 
 @pytest.mark.parametrize("name", [name if name in KEPT else repeat(name) for name in NAMES])
-def test_what_befalls_a_job_is_named_and_leaves_nothing(name: str, queue: Queue, tmp_path: Path) -> None:
+def test_a_fault_is_reported_and_leaves_no_process(name: str, queue: Queue, tmp_path: Path) -> None:
     rank = NAMES.index(name) % 4
     result = chaos_slurm.run(queue, tmp_path, name, rank)
     assert not chaos.problems(chaos_slurm.EVENTS[name], rank, result), result.stderr

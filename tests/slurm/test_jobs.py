@@ -37,10 +37,10 @@ def show(tmp_path: Path) -> Path:
     return script
 
 
-def test_ranks_are_where_the_plan_says_whatever_the_order_and_the_counts(
+def test_ranks_run_where_the_plan_says_for_any_order_and_counts(
     queue: Queue, salloc: Run, show: Path
 ) -> None:
-    """Variables that srun takes for options are those of the allocation, and would disturb."""
+    """The allocation sets variables that srun would read as options."""
     hosts = ("--hosts", "node2:2,node0:1,node3:3")
     env = {"SLURM_EXACT": "1", "SLURM_LABELIO": "1", "SLURM_NTASKS_PER_NODE": "1", "SRUN_CPUS_PER_TASK": "1"}
     env |= {"SLURM_MEM_PER_CPU": "100", "SLURM_MEM_PER_NODE": "100", "SLURM_STDOUTMODE": "none"}
@@ -52,7 +52,7 @@ def test_ranks_are_where_the_plan_says_whatever_the_order_and_the_counts(
     assert [r["GLOO_SOCKET_IFNAME"] for r in ranks] == [queue.interfaces[r["host"]] for r in ranks]
     assert {(r["MASTER_ADDR"], r["WORLD_SIZE"]) for r in ranks} == {(queue.addresses["node2"], "6")}
     assert {(r["GIVEN"], r["directory"]) for r in ranks} == {("two words", str(show.parent))}
-    # The step's own, by which scripts written for srun go.
+    # The step's own variables, which scripts written for srun use.
     told = [(r["SLURM_PROCID"], r["SLURM_NTASKS"], r["SLURM_LOCALID"]) for r in ranks]
     assert told == [(r["RANK"], r["WORLD_SIZE"], r["LOCAL_RANK"]) for r in ranks]
     (plan,) = (json.loads(path.read_text()) for path in show.parent.glob("runs/*/plan.json"))
@@ -61,8 +61,8 @@ def test_ranks_are_where_the_plan_says_whatever_the_order_and_the_counts(
     assert [str(CoreSet(r["cores"])) for r in ranks] == planned
 
 
-def test_the_tasks_that_were_asked_for_in_a_batch_script(queue: Queue, show: Path, tmp_path: Path) -> None:
-    """The batch shell's own variables say that it is rank 0 of 7, or of 1."""
+def test_a_batch_scripts_tasks_are_the_ranks(queue: Queue, show: Path, tmp_path: Path) -> None:
+    """By its variables, the batch shell is rank 0 of 7, or of 1."""
     (tmp_path / "job.sh").write_text(
         "#!/bin/bash\n"
         "#SBATCH --nodes=4 --ntasks=7 --overcommit --output=slurm.out --error=slurm.err\n"
@@ -119,7 +119,7 @@ def test_two_jobs_on_the_same_nodes_have_the_cpus_of_their_cgroups(show: Path, t
 
 
 def test_two_jobs_share_an_allocation(queue: Queue, show: Path, tmp_path: Path) -> None:
-    """Both run at the same time: each waits for a file that the other writes."""
+    """Both jobs run at the same time, as each waits for a file that the other writes."""
     (tmp_path / "meet.py").write_text(
         "import os, pathlib, sys, time\n"
         "own, other = sys.argv[1:]\n"
@@ -144,7 +144,7 @@ def test_two_jobs_share_an_allocation(queue: Queue, show: Path, tmp_path: Path) 
 
 
 @needs_two_cores
-def test_a_dry_run_knows_how_many_cpus_the_job_has_of_each_node(salloc: Run, show: Path) -> None:
+def test_a_dry_run_knows_the_jobs_cpus_on_each_node(salloc: Run, show: Path) -> None:
     tasks, options = "-n 3 -N 2 -c 1", ("run", "--tee", "all")
     planned = json.loads(salloc(tasks, *options, "--dry-run", "--format", "json", show).stdout)
     done = salloc(tasks, *options, show)
@@ -155,9 +155,7 @@ def test_a_dry_run_knows_how_many_cpus_the_job_has_of_each_node(salloc: Run, sho
 
 class TestAuto:
     @needs_two_cores
-    def test_takes_srun_and_what_goes_by_ssh_warns_where_the_job_has_a_part_of_its_nodes(
-        self, salloc: Run, show: Path
-    ) -> None:
+    def test_uses_srun_and_ssh_warns_if_the_job_has_parts_of_nodes(self, salloc: Run, show: Path) -> None:
         done = salloc("-N2", "run", "--tee", "all", show)
         assert [len(r["cores"]) for r in outputs(done)] == [1, 1]
         part = f"Slurm has given this job 1 of the {CPUS} CPUs of node0"
@@ -166,7 +164,7 @@ class TestAuto:
         assert f"warning: {part}, and ranks that ssh starts can use all of them" in by_ssh.stderr
 
 
-def test_a_heterogeneous_job_runs_on_the_component_that_is_named(salloc: Run, show: Path) -> None:
+def test_a_heterogeneous_job_runs_on_the_named_component(salloc: Run, show: Path) -> None:
     apart = "-N1 : -N2"
     done = salloc(apart, *STEP, "-ppn", 1, show)
     assert done.returncode == 2
@@ -178,8 +176,8 @@ def test_a_heterogeneous_job_runs_on_the_component_that_is_named(salloc: Run, sh
     assert [r["host"] for r in outputs(by_ssh)] == ["node0", "node2"]
 
 
-def test_a_step_that_has_its_cpus_to_itself_disturbs_no_job(queue: Queue, show: Path, tmp_path: Path) -> None:
-    """Slurm would let an ordinary step wait for its end."""
+def test_an_exclusive_step_does_not_block_a_job(queue: Queue, show: Path, tmp_path: Path) -> None:
+    """Slurm would make an ordinary step wait for its end."""
     with queue.allocation("--nodes=2", "--exclusive") as allocation:
         environ = clean_environment(LC_ALL="C.UTF-8", **allocation)
         alone = ["srun", "--exclusive", "-N1", "-n1", "-c", str(CPUS), "--nodelist=node0"]
@@ -193,7 +191,7 @@ def test_a_step_that_has_its_cpus_to_itself_disturbs_no_job(queue: Queue, show: 
 
 
 def test_a_job_within_a_step_has_the_cpus_of_the_step(queue: Queue, show: Path, tmp_path: Path) -> None:
-    """Several such steps share a node, as in a sweep over hyperparameters."""
+    """Several such steps may share a node, as in a sweep over hyperparameters."""
     step = ["srun", "--exact", "-N1", "-n1", "-c1", *CPULAUNCH, "run", "--launcher", "local", "-n", "1"]
     with queue.allocation("--nodes=1", "--exclusive") as allocation:
         environ = clean_environment(LC_ALL="C.UTF-8", **allocation)
@@ -210,8 +208,8 @@ class TestNoStepCanBeStarted:
         assert "launcher (--launcher): srun starts ranks in an allocation, and this is none" in done.stderr
 
     @pytest.mark.parametrize("options", [repeat(["--launcher", "slurm"]), ["-ppn", "1"]])
-    def test_on_hosts_of_others(self, options: list[str], salloc: Run, show: Path) -> None:
-        """ssh leads there, too."""
+    def test_on_hosts_of_other_jobs(self, options: list[str], salloc: Run, show: Path) -> None:
+        """ssh would also reach them."""
         done = salloc("-N2 --exclusive", "run", *options, "--hosts", "node0,node3", show)
         assert done.returncode == 2
         assert "hosts.list (--hosts): node3 is not among the nodes of Slurm job" in done.stderr

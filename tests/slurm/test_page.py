@@ -22,7 +22,8 @@ EIGHT = sorted(f"{rank} of 8 on {host}" for rank, host in enumerate(host for hos
 
 @pytest.fixture
 def environ(queue: Queue, tmp_path: Path) -> dict[str, str]:
-    """One in which cpulaunch is a program, and shows all ranks' lines; train.py prints its rank and host."""
+    """A directory in which cpulaunch is a program and shows all ranks' lines, and train.py prints its rank
+    and host."""
     (tmp_path / "train.py").write_text(
         "import os, socket\n"
         "print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], 'on', socket.gethostname())\n"
@@ -53,7 +54,7 @@ SCRIPTS = re.findall(r"^```bash\n(.*?)^```", PAGE, re.M | re.S)
     "script", SCRIPTS[:1] + [repeat(script) for script in SCRIPTS[1:]], ids=range(len(SCRIPTS))
 )
 def test_sbatch(script: str, queue: Queue, environ: dict[str, str], tmp_path: Path) -> None:
-    """The first, and what becomes of one for torchrun."""
+    """The first batch script, and the converted one for torchrun."""
     (tmp_path / "job.sh").write_text(script)
     done = queue.run("login", ["sbatch", "--wait", "job.sh"], directory=tmp_path, env=environ)
     (output,) = (path.read_text() for path in tmp_path.glob("slurm-*.out"))
@@ -66,7 +67,7 @@ SUBMITS = re.findall(r"^\$ (cpulaunch submit .* -ppn 2 .*)$", PAGE, re.M)
 
 @pytest.mark.parametrize("submit", [repeat(each) if "--follow" in each else each for each in SUBMITS])
 def test_submit(submit: str, queue: Queue, environ: dict[str, str], tmp_path: Path) -> None:
-    """Its other commands are tested in test_submit.py, as they need a training that saves."""
+    """The page's other commands need a training that saves, and are tested in test_submit.py."""
     done = queue.run("login", shlex.split(submit), directory=tmp_path, env=environ)
     assert done.returncode == 0, done.stderr
     until(lambda: not queue.jobs(), "the job to end", 60.0)
@@ -83,7 +84,7 @@ def test_submit(submit: str, queue: Queue, environ: dict[str, str], tmp_path: Pa
         repeat("--machine_rank 1", "numbers them in the hostfile's order"),
     ],
 )
-def test_what_is_left_of_another_launchers_script_says_what_to_do(
+def test_leftovers_of_another_launchers_script_cause_errors_with_remedies(
     option: str, why: str, queue: Queue, environ: dict[str, str], tmp_path: Path
 ) -> None:
     argv = ["salloc", "--quiet", "--nodes=2", "--exclusive", "cpulaunch", "run", *option.split(), "train.py"]
@@ -92,7 +93,7 @@ def test_what_is_left_of_another_launchers_script_says_what_to_do(
     assert why in done.stderr
 
 
-def test_accelerates_number_of_processes_is_that_of_the_job(
+def test_accelerates_number_of_processes_is_the_jobs(
     queue: Queue, environ: dict[str, str], tmp_path: Path
 ) -> None:
     words = ["cpulaunch", "run", "--num_processes", "8", "train.py"]

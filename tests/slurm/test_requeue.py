@@ -1,4 +1,4 @@
-"""Time limits: a job saves, is requeued, and goes on to the end.
+"""Time limits: a job saves, is requeued, and continues to its end.
 
 `cpulaunch submit --requeue` writes the same lines (`tests/cli/submit/test_submit.py`).
 """
@@ -22,8 +22,8 @@ STEPS = 2000
 EXAMPLE = REPOSITORY / "examples" / "checkpoint.py"
 
 
-def test_a_job_that_is_warned_saves_is_requeued_and_goes_on(queue: Queue, tmp_path: Path) -> None:
-    """The script of docs/restarts.md.  Its signal is sent by hand, as Slurm knows no limit under a minute."""
+def test_a_warned_job_saves_is_requeued_and_continues(queue: Queue, tmp_path: Path) -> None:
+    """The script of docs/restarts.md.  The test sends its signal, as Slurm has no limit under a minute."""
     pytest.importorskip("sklearn")
     page = (REPOSITORY / "docs" / "restarts.md").read_text()
     (script,) = re.findall(r"^```bash\n(#!/bin/bash\n#SBATCH .*?)^```", page, re.M | re.S)

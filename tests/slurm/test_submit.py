@@ -1,4 +1,4 @@
-"""``cpulaunch submit``: the plan before, the log meanwhile, and what becomes of jobs that Slurm ends early."""
+"""``cpulaunch submit``: the plan, the log, and jobs that Slurm ends early."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 LIMIT = 120.0
 
-# The first time it is there to be interrupted.
+# Its first run waits to be interrupted.
 AGAIN = """\
 import os, time
 first = "SLURM_RESTART_COUNT" not in os.environ
@@ -29,7 +29,7 @@ if first:
     time.sleep(300)
 """
 
-# As one that has made steps and not saved.
+# It ends like a program that has made steps and not saved.
 LOSES = ("--set", "watch.restartable=false")
 
 Submit = Callable[..., "subprocess.Popen[str]"]
@@ -49,7 +49,7 @@ def submit(queue: Queue, tmp_path: Path) -> Iterator[Submit]:
 
 
 def job_number(submitted: subprocess.Popen[str]) -> str:
-    """The number of the job, once it is said."""
+    """The number of the job, when it has been printed."""
     assert submitted.stderr
     for line in submitted.stderr:
         if found := re.match(r"cpulaunch: Slurm job (\d+): ", line):
@@ -57,7 +57,7 @@ def job_number(submitted: subprocess.Popen[str]) -> str:
     raise AssertionError("no job was submitted")
 
 
-def test_the_plan_comes_first_and_a_follower_ends_as_the_job_does(submit: Submit, tmp_path: Path) -> None:
+def test_the_plan_is_first_and_a_follower_ends_like_the_job(submit: Submit, tmp_path: Path) -> None:
     program = "import os, sys\nprint('rank', os.environ['RANK'], 'is here')\nsys.exit(3)\n"
     (tmp_path / "fails.py").write_text(program)
     options = ("--nodes", 2, "-ppn", 1, "--launcher", "slurm", "--skip-preflight", "--follow")
@@ -73,7 +73,7 @@ def test_the_plan_comes_first_and_a_follower_ends_as_the_job_does(submit: Submit
 
 
 @pytest.mark.parametrize("more", [(), repeat(("--open-mode=append",))], ids=["emptied", "appended to"])
-def test_a_follower_shows_both_logs_and_nothing_of_what_was_in_them_before(
+def test_a_follower_shows_both_logs_without_their_earlier_content(
     more: tuple[str, ...], submit: Submit, tmp_path: Path
 ) -> None:
     (tmp_path / "fails.py").write_text("print('new')\nraise ValueError('boom')\n")
@@ -100,7 +100,7 @@ def test_a_follower_shows_both_logs_and_nothing_of_what_was_in_them_before(
         (("-c", 64), f"64 CPUs of a node, and those of partition batch have {CPUS} at most"),
     ],
 )
-def test_what_no_node_can_give_is_refused_before_it_waits(
+def test_a_job_that_fits_no_node_is_refused_before_it_waits(
     options: tuple[object, ...], why: str, submit: Submit, queue: Queue, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").touch()
@@ -119,7 +119,7 @@ def test_what_no_node_can_give_is_refused_before_it_waits(
         (("--invented-in-2030=a",), "unrecognized option '--invented-in-2030=a'"),
     ],
 )
-def test_what_slurm_refuses_sbatch_says(
+def test_sbatch_reports_slurms_refusal(
     options: tuple[object, ...], why: str, submit: Submit, queue: Queue, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").touch()
@@ -134,7 +134,7 @@ def test_what_slurm_refuses_sbatch_says(
 def test_newer_options_and_patterns_in_the_logs_directory_reach_slurm(
     submit: Submit, queue: Queue, tmp_path: Path
 ) -> None:
-    """sbatch takes what cpulaunch doesn't read, and --wait ends with the job's exit code."""
+    """sbatch accepts options that cpulaunch doesn't read, and --wait ends with the job's exit code."""
     (tmp_path / "fails.py").write_text("import sys\nprint('here', flush=True)\nsys.exit(3)\n")
     (tmp_path / "root").mkdir()
     options = ("--nodes", 1, "-ppn", 1, "--output=%u/slurm-%j.out", "--propagate=NOFILE", "--wait")
@@ -170,10 +170,10 @@ def test_ctrl_c_leaves_the_job_running_and_scancel_ends_it_for_good(
     [((), False), repeat((), True), repeat(LOSES, True)],
     ids=["limit", "early", "loses"],
 )
-def test_a_job_that_is_warned_before_its_first_step_is_requeued(
+def test_a_job_warned_before_its_first_step_is_requeued(
     more: tuple[str, ...], preempted: bool, submit: Submit, queue: Queue, tmp_path: Path
 ) -> None:
-    """So is one that is preempted, whatever it makes of the signal."""
+    """So is a preempted job, however it handles the signal."""
     (tmp_path / "again.py").write_text(AGAIN)
     given = ("--nodes", 1, "-p", "spare", "--requeue", "--launcher", "slurm", "--skip-preflight", "--follow")
     with bounded(submit(*given, *more, "again.py"), LIMIT) as job:
@@ -193,7 +193,7 @@ def test_a_job_that_is_warned_before_its_first_step_is_requeued(
 
 
 def preempt(queue: Queue) -> None:
-    """Run a job of another partition, for which those of ``spare`` have to make room."""
+    """Run a job of another partition that preempts those of ``spare``."""
     urgent = ["srun", "--partition=urgent", "--nodes=4", "--exclusive", "true"]
     done = queue.run("login", urgent, timeout=LIMIT, env=clean_environment(**queue.environment))
     assert done.returncode == 0, done.stderr
@@ -221,12 +221,12 @@ SAVES = ("-ppn", 1, "--launcher", "slurm", "--skip-preflight", "--threads", 1, "
 
 
 def went_on(before: str, after: str) -> bool:
-    """Whether one job has gone on where the other had saved, to the end."""
+    """Whether one job has continued where the other had saved, to its end."""
     saved = re.search(r"saved step (\d+), ending with exit code 75", before)
     return bool(saved and f"goes on after step {saved[1]}," in after and "weights " in after)
 
 
-def test_preemption_saves_requeues_and_goes_on(submit: Submit, queue: Queue) -> None:
+def test_a_preempted_job_saves_is_requeued_and_continues(submit: Submit, queue: Queue) -> None:
     pytest.importorskip("sklearn")
     with bounded(submit("-N", 2, "-p", "spare", "--requeue", "--follow", *SAVES, *TRAINS), LIMIT) as job:
         assert job.stdout
@@ -239,10 +239,10 @@ def test_preemption_saves_requeues_and_goes_on(submit: Submit, queue: Queue) -> 
     assert "has ended (queued anew 1×): COMPLETED, exit code 0" in error
 
 
-def test_preemption_without_grace_goes_on_from_what_was_saved_now_and_then(
+def test_a_job_preempted_without_grace_continues_from_its_last_checkpoint(
     submit: Submit, queue: Queue
 ) -> None:
-    """Slurm ends srun, and so the ranks, whether or not they have saved by then."""
+    """Slurm ends srun, and therefore the ranks, whether or not they have saved."""
     pytest.importorskip("sklearn")
     options = ("-N", 2, "-p", "abrupt", "--requeue", "--follow", *SAVES)
     with bounded(submit(*options, *TRAINS), LIMIT) as job:
@@ -263,7 +263,7 @@ def test_preemption_without_grace_goes_on_from_what_was_saved_now_and_then(
 
 @pytest.mark.repeats
 def test_a_job_saves_before_its_real_time_limit(submit: Submit) -> None:
-    """Of two minutes, as Slurm knows no shorter one of which it can warn."""
+    """A limit of two minutes, the shortest of which Slurm can warn."""
     pytest.importorskip("sklearn")
     limit = ("--time", 2, "--signal=B:TERM@30", "--grace-period", 25)
     endless = (TRAINS[0], "--steps", 10**6)
@@ -279,10 +279,10 @@ def test_a_job_saves_before_its_real_time_limit(submit: Submit) -> None:
 
 
 @pytest.mark.repeats
-def test_a_chain_of_jobs_goes_on_where_the_one_before_was_warned(
+def test_a_chain_of_jobs_continues_where_the_previous_one_was_warned(
     submit: Submit, queue: Queue, tmp_path: Path
 ) -> None:
-    """The array of docs/slurm.md, of two jobs; its signal is sent by hand, as no limit is under a minute."""
+    """The array of two jobs of docs/slurm.md.  The test sends its signal, as no limit is under a minute."""
     pytest.importorskip("sklearn")
     page = (REPOSITORY / "docs" / "slurm.md").read_text()
     (words,) = re.findall(r"^\$ cpulaunch submit --nodes 4 (.*--array.*) train.py$", page, re.M)

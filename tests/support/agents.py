@@ -1,4 +1,4 @@
-"""Agents on their own: started without a launcher, or with one that the test plays."""
+"""Agents, started without a launcher, or with one that the test plays."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rank_plan(policy: str = "", cores: str = str(FIRST_CPU)) -> RankPlan:
 
 
 def placement(directory: Path, rank: RankPlan | None = None, **different: Any) -> Placement:
-    """The plan of a job of one rank on this host; ``assumed`` and ``host_env`` are of the host."""
+    """The plan of a job of one rank on this host; ``assumed`` and ``host_env`` are those of the host."""
     assumed, env = different.pop("assumed", False), different.pop("host_env", {})
     host = HostPlan("localhost", assumed, env, (rank or rank_plan(),))
     request = different.pop("request", HostRequest(allocator="default", openmp="default"))
@@ -66,7 +66,8 @@ def agent(
     arguments: Sequence[str] = (),
     **options: Any,
 ) -> subprocess.Popen[str]:
-    """The agent of one ``rank`` on a host of ``size``, which runs the Python ``program``, or ``arguments``."""
+    """The agent of one ``rank`` of ``size`` on this host.  It runs the Python ``program``, or
+    ``arguments``."""
     script = Path(placed.directory, "program.py")
     script.write_text(program)
     identity = dict(zip(placed.identity, map(str, (rank, size, rank, size)), strict=True))
@@ -84,7 +85,7 @@ def agent(
 def run_agent(
     placed: Placement, program: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """An agent without a launcher, to its end: its program's output is its own."""
+    """Run an agent without a launcher to its end.  Its output is that of its program."""
     with agent(placed, program, env) as running:
         try:
             out, err = running.communicate(timeout=TIMEOUT)
@@ -94,7 +95,7 @@ def run_agent(
 
 
 class PlayedLauncher:
-    """A launcher to which one agent has connected; the test plays what it says."""
+    """A launcher, played by the test, to which one agent has connected."""
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class PlayedLauncher:
         keeps_listening: bool = False,
         **options: Any,
     ) -> None:
-        """``hang_ups``: how often it hangs up on the agent before; ``options`` are those of Popen.
+        """It first closes ``hang_ups`` connections of the agent; ``options`` are those of Popen.
 
         Unless it ``keeps_listening``, it accepts no further connection.
         """
@@ -148,7 +149,7 @@ class PlayedLauncher:
         self.agent.communicate(timeout=TIMEOUT)
 
     def welcome(self, token: str = TOKEN) -> messages.Hello:
-        """Let the agent in, and prove to know ``token``."""
+        """Accept the agent, and prove the knowledge of ``token``."""
         self.say(messages.Challenge("salt"))
         hello = self.next(messages.Hello)
         self.say(messages.Welcome(proof(token, "launcher", hello.salt, hello.rank)))
@@ -167,8 +168,8 @@ class PlayedLauncher:
         return decode(line, FROM_AGENT)
 
     def next(self, kind: type[M]) -> M:
-        """The agent's next message of one kind; others are passed over."""
-        until = time.monotonic() + TIMEOUT  # beats come as long as there is an agent
+        """The agent's next message of one kind.  Others are skipped."""
+        until = time.monotonic() + TIMEOUT  # beats arrive as long as the agent runs
         while not isinstance(message := self.hear(), kind):
             assert time.monotonic() < until, f"no {kind.__name__}; the last that came is {message}"
         return message
@@ -185,6 +186,6 @@ class PlayedLauncher:
         self._connection.close()
 
     def end(self) -> tuple[int, str, str]:
-        """Wait for the agent's end: its exit code, and what it printed itself."""
+        """Wait for the agent's end; return its exit code, and its own output."""
         out, err = self.agent.communicate(timeout=TIMEOUT)
         return self.agent.returncode, out, err

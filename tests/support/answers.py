@@ -1,4 +1,4 @@
-"""What hosts answer when they are asked about themselves."""
+"""Answers of hosts to a probe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DOCKER = ["docker0", "172.17.0.1", 16]
 
 
 def answer(number: int, *, interface: str = "eth0", here: bool = False, **changes: Any) -> ProbeAnswer:
-    """What host number ``number`` of a sound cluster answers."""
+    """The answer of host number ``number`` of a sound cluster."""
     sound: dict[str, Any] = {
         "name": f"node{number}",
         "time": 1000.5,

@@ -57,7 +57,7 @@ requests = st.builds(
 
 
 def bound(topology: Topology, request: BindingRequest) -> Binding:
-    """The binding; examples that the host cannot fulfil are left out."""
+    """The binding.  Examples that the host cannot fulfil are skipped."""
     try:
         binding = bind(topology, request)
     except PlanError:

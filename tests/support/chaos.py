@@ -1,6 +1,5 @@
-"""Jobs of four ranks on four hosts, and what can befall them: the table of docs/reliability.md.
-
-``scripts/chaos.py`` runs and times it all; ``test_chaos.py`` takes a part of it for the suite.
+"""Faults of jobs of four ranks on four hosts: the table of docs/reliability.md. ``scripts/chaos.py`` runs and
+times all of them, ``test_chaos.py`` a part of them.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from support.namespaces import until
 
 HOSTS = ("node0", "node1", "node2", "node3")
 LAUNCHERS = (*MPIS, "ssh")
-"""What can start ranks on them."""
+"""The launchers that can start ranks on these hosts."""
 GRACE, HEARTBEAT = 1.0, 6
 TIMEOUT = 90.0
-"""Seconds in which anything at all has to have ended."""
+"""Seconds within which every job must have ended."""
 
-# Ranks say "ready", and wait in some way; when the file "trigger" is there, those who are meant fail.
+# Ranks print "ready", and wait in the named way.  When the file "trigger" exists, the ranks named in it fail.
 PROGRAM = """\
 import ctypes, os, pathlib, sys, time
 mode, how, who = sys.argv[1:]
@@ -48,7 +47,7 @@ while not pathlib.Path("trigger").exists():
     if mode == "compute":
         sum(range(100_000))
     elif mode in ("gloo", "ccl") and not meant:
-        dist.all_reduce(values)  # which those who are meant never join
+        dist.all_reduce(values)  # the hanging ranks never join this
     else:
         time.sleep(0.005)
 if meant:
@@ -66,7 +65,7 @@ time.sleep(600)
 
 @dataclass(frozen=True)
 class Result:
-    """What came of it.  ``seconds``: from the event to the launcher's end."""
+    """The result of a job. ``seconds``: from the event to the launcher's end."""
 
     exit_code: int
     seconds: float
@@ -76,7 +75,8 @@ class Result:
 
 
 class Job:
-    """A job on the cluster, its launcher on the host ``login``.  ``since``: when it started, or met its event."""
+    """A job on the cluster, its launcher on the host ``login``.  ``since``: the time of its start, or of the
+    event."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Job:
         self.since = time.monotonic()
 
     def ready(self) -> None:
-        """Wait until all ranks are."""
+        """Wait until all ranks are ready."""
         assert self.launcher.stdout
         seen: set[str] = set()
         while len(seen) < len(HOSTS):
@@ -120,7 +120,7 @@ class Job:
         self.cluster.signal(self.launcher, number)
 
     def end(self) -> Result:
-        """Wait until the launcher has ended, and see what is left of the job a moment later."""
+        """Wait until the launcher has ended, and find what is left of the job a moment later."""
         _, stderr = self.launcher.communicate()
         seconds = time.monotonic() - self.since
         self.killer.cancel()
@@ -132,18 +132,16 @@ class Job:
         return Result(self.launcher.returncode, seconds, stderr, outcome, left)
 
     def _left(self) -> list[str]:
-        # Neither knows yet that the other end is gone, where a host was cut off.
+        # If a host was cut off, neither end has noticed the loss of the other one yet.
         daemons = ("sshd: root@notty", "slurmstepd: ")
         return [line for line in self.cluster.processes() if not any(name in line for name in daemons)]
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that befalls a job.
-
-    ``happen(job, rank)`` lets it; it stays while it is entered.  ``said`` is what the user must read, with
-    the rank's number and host in it.  ``at_start``: before the job is there.  ``for_good``: there is no way
-    back for the host.  ``launchers`` are those of the hosts that it can happen to.
+    """A fault of a job. ``happen(job, rank)`` is a context manager that injects it, and heals it at its end.
+    ``said`` is the message to the user, with the rank's number and host in it. ``at_start``: before the job
+    starts. ``for_good``: the host can't be restored. ``launchers`` are those that the fault can concern.
     """
 
     mode: str
@@ -179,7 +177,7 @@ def _fault(name: str) -> Callable[[Job, int], contextlib.AbstractContextManager[
         host = f"node{rank}"
         with getattr(job.cluster, name)(host):
             yield
-        # Its sshd hasn't heard that the other end of a session is gone, and would wait for hours.
+        # Its sshd hasn't noticed that the other end of a session is lost, and would wait for hours.
         with job.cluster.without_sshd(host, sessions=True):
             pass
 
@@ -188,7 +186,7 @@ def _fault(name: str) -> Callable[[Job, int], contextlib.AbstractContextManager[
 
 @contextlib.contextmanager
 def _without_ssh(job: Job, rank: int) -> Iterator[None]:
-    """The connections to a host end, and then the job does."""
+    """The connections to a host end, and then the job ends."""
     with job.cluster.without_sshd(f"node{rank}", sessions=True):
         until(lambda: not _connections(job, rank), f"the connection to node{rank} to end", TIMEOUT)
         job.trigger()
@@ -274,13 +272,14 @@ EVENTS = {
     "SIGHUP": Event("sleep", "", 129, ("SIGHUP: ending all ranks",), _send(signal.SIGHUP)),
     "launcher killed": Event("sleep", "", None, (), _send(signal.SIGKILL)),
 }
-"""What happens to a rank, its host or the launcher, in the order of the table."""
+"""Faults of a rank, its host or the launcher, in the order of the table."""
 
 
 def run(
     cluster: Cluster, directory: Path, mpi: Sequence[str], name: str, rank: int, moment: float = 0
 ) -> Result:
-    """Let the event ``name`` happen to ``rank``, or its host, in a new job, ``moment`` s after all are up."""
+    """Inject the event ``name`` into ``rank``, or its host, in a new job, ``moment`` s after all ranks are
+    ready."""
     return happens(EVENTS[name], cluster, directory, mpi, rank, moment)
 
 
@@ -293,7 +292,7 @@ def happens(
     moment: float = 0,
     env: Mapping[str, str] = {},
 ) -> Result:
-    """Let ``event`` happen to ``rank``, or its host, in a new job, ``moment`` s after all are up."""
+    """Inject ``event`` into ``rank``, or its host, in a new job, ``moment`` s after all ranks are ready."""
     options = [*mpi, *event.options]
     if event.mode in ("gloo", "ccl"):
         options += ["--backend", event.mode]
@@ -311,7 +310,7 @@ def happens(
 
 
 def problems(event: Event, rank: int, result: Result) -> list[str]:
-    """What isn't as it should be."""
+    """The deviations of a result from the expected one."""
     found = [f"left: {line}" for line in result.left]
     if event.exit_code is not None:
         if result.exit_code != event.exit_code:
@@ -373,7 +372,7 @@ def main() -> int:
 
 
 def hosts_for(cluster: Cluster, event: Event) -> contextlib.AbstractContextManager[Cluster]:
-    """Return the cluster that an event happens to: one of its own if it can't be healed."""
+    """Return the cluster for an event: a separate one if the event can't be healed."""
     return Cluster(("login", *HOSTS)) if event.for_good else contextlib.nullcontext(cluster)
 
 
@@ -385,7 +384,8 @@ def timed(
     dice: random.Random,
     once: Callable[[Path, int], Result],
 ) -> bool:
-    """Let an event happen ``once`` for each of ``rounds``, and print a line; whether anything was wrong."""
+    """Inject an event by ``once`` in each of ``rounds``, and print a line; return whether anything was
+    wrong."""
     times, found = [], []
     for _ in range(rounds):
         rank = dice.randrange(len(HOSTS))

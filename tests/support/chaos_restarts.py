@@ -1,7 +1,7 @@
-"""One training job that is struck down again and again, and whether its weights are those of a calm run.
+"""A training job whose processes are killed repeatedly must end with the weights of an undisturbed run.
 
-``scripts/chaos.py --restarts`` runs it; the program is examples/checkpoint.py, with a step slowed down so that
-there is a moment to strike at.
+``scripts/chaos.py --restarts`` runs it; the program is examples/checkpoint.py, with slower steps so that
+there is time to kill.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ SLOW = 0.05
 EVERY = 3
 """Steps from one checkpoint to the next."""
 LONGEST = 240.0
-"""Seconds in which a job has to print a line, be it after getting up again."""
+"""Seconds within which a job must print a line, even after a restart."""
 
 SHARES = {"rank": 20, "agent": 12, "mpiexec": 12, "host": 6}
-"""Of fifty blows, how many hit what."""
+"""The targets of fifty kills, with their numbers."""
 
-# Each rank looks for a blow that is meant for it, and deals it to itself or to its parent, the agent.
+# Each rank looks for an order to kill itself, or its parent, the agent.
 PROGRAM = f"""\
 import os, pathlib, runpy, signal, socket, sys, threading, time
 import torch
@@ -66,7 +66,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @dataclass
 class Seen:
-    """What a job has printed: its attempt and steps, the host of each rank, the digest of its weights."""
+    """The output of a job: its attempt and steps, the host of each rank, the digest of its weights."""
 
     attempt: int = -1
     steps: int = 0
@@ -87,7 +87,7 @@ class Seen:
 
 
 class Job:
-    """A job on the cluster, and what it says."""
+    """A job on the cluster, and its output."""
 
     def __init__(self, cluster: Cluster, directory: Path, backend: str, mpi: Sequence[str]) -> None:
         self.cluster, self.directory, self.seen = cluster, directory, Seen()
@@ -119,7 +119,7 @@ class Job:
         self.said.extend(self.launcher.stderr)
 
     def wait(self, attempt: int, steps: int) -> bool:
-        """Wait until an attempt has made so many steps; False if the job ends before that."""
+        """Wait until an attempt has made ``steps`` steps; False if the job ends before that."""
         while self.seen.attempt < attempt or (self.seen.attempt == attempt and self.seen.steps < steps):
             try:
                 line = self._lines.get(timeout=LONGEST)
@@ -160,7 +160,7 @@ class Job:
             new.rename(blow)
 
     def wait_for_save(self) -> None:
-        """Wait until a checkpoint is being written, for a second at most."""
+        """Wait for at most a second until a checkpoint is being written."""
         end = time.monotonic() + 1
         while time.monotonic() < end:
             if any(name.endswith(".partial") for name in os.listdir(self.directory / "ckpt")):
@@ -168,7 +168,7 @@ class Job:
 
 
 def blows(count: int, dice: random.Random) -> list[tuple[str, bool, int]]:
-    """What is hit, whether during a save, and which rank, in the order of ``count`` blows."""
+    """The target, whether during a save, and the rank of ``count`` kills, in order."""
     kinds = [what for what, share in SHARES.items() for _ in range(share)]
     chosen = [kinds[number * len(kinds) // count] for number in range(count)]
     dice.shuffle(chosen)
@@ -176,7 +176,8 @@ def blows(count: int, dice: random.Random) -> list[tuple[str, bool, int]]:
 
 
 def run(backend: str, mpi: Sequence[str], count: int, seed: int) -> bool:
-    """A calm run, and one with ``count`` blows; prints a table, and returns whether the weights are the same."""
+    """An undisturbed run, and one with ``count`` kills; prints a table, and returns whether the weights are
+    the same."""
     dice = random.Random(seed)
     planned = blows(count, dice)
     spares = sum(what == "host" for what, _, _ in planned)

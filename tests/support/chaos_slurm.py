@@ -1,4 +1,4 @@
-"""What befalls jobs that srun has started: all that befalls others, and what Slurm itself does to them."""
+"""Faults of jobs that srun has started: those of other launchers, and Slurm's own events."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _interrupted_without_slurmd(job: Job, rank: int) -> Iterator[None]:
 REPLACED = {
     "packets dropped at start": {"said": ("node{rank}: no answer within 7 s",)},
     "packets dropped at start, no preflight": {
-        "said": (chaos.NOT_STARTED, "no sign of life within 6 s")  # Slurm takes ten to say so
+        "said": (chaos.NOT_STARTED, "no sign of life within 6 s")  # Slurm takes ten seconds to report it
     },
 }
 
@@ -78,7 +78,7 @@ EVENTS = {
         137,
         ("Slurm cancelled the step",),
         _scancel("{job}.0"),
-        options=("--skip-preflight",),  # which takes numbers, too
+        options=("--skip-preflight",),  # the check of the nodes allows numbers, too
     ),
     "scancel of the allocation": Event(
         "sleep", "", 143, ("SIGTERM (ended by another program or the batch system)",), _scancel("{job}")
@@ -98,7 +98,7 @@ EVENTS = {
 
 
 def run(queue: Queue, directory: Path, name: str, rank: int, moment: float = 0) -> Result:
-    """Let the event ``name`` happen to ``rank``, or its host, in a new job in an allocation of its own."""
+    """Inject the event ``name`` into ``rank``, or its host, in a new job in a separate allocation."""
     with queue.allocation("--nodes=4") as allocation:
         options = ["--launcher", "slurm"]
         return chaos.happens(EVENTS[name], queue, directory, options, rank, moment, allocation)

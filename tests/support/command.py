@@ -1,4 +1,4 @@
-"""Running the real command line in a clean environment, and the MPIs at hand."""
+"""Run the real command line in a clean environment, with the available MPIs."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ TIMEOUT = 60.0
 """Seconds after which a command counts as hung."""
 
 HAS_BF16 = cpu_flags() != ()
-"""Whether this CPU has instructions for bf16, or may have: else fp32 is the default here, and IPEX does no bf16."""
+"""Whether this CPU has, or may have, instructions for bf16.  Otherwise, fp32 is the default here, and IPEX
+has no bf16."""
 
 needs_bf16 = pytest.mark.skipif(not HAS_BF16, reason="needs a CPU with instructions for bf16")
 needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 
 
 def clean_environment(**further: str) -> dict[str, str]:
-    """Our environment without settings of cpulaunch or its field."""
+    """This environment without settings of cpulaunch and variables that count as settings."""
     names = ("CPULAUNCH_", "OMP_", "KMP_", "CCL_", "FI_", "I_MPI_", "MASTER_", "SLURM_", "PBS_", "XDG_CONFIG")
     return {**{k: v for k, v in os.environ.items() if not k.startswith(names)}, **further}
 
 
 def mpi_options(flavour: str) -> list[str]:
-    """Options that choose an MPI: Intel's is in the venv; scripts/test.sh says where the others are."""
+    """Options that choose an MPI.  Intel's is in the venv, and scripts/test.sh sets the paths of the
+    others."""
     if flavour == "intel":
         return ["--mpi", "intel"]
     directory = os.environ.get(f"CPULAUNCH_TEST_{flavour.upper()}")
@@ -44,7 +46,7 @@ def mpi_options(flavour: str) -> list[str]:
 
 
 def launcher_options(name: str) -> list[str]:
-    """Options that choose what starts the ranks on several hosts: an MPI, or ssh."""
+    """Options that choose the launcher for several hosts: an MPI, or ssh."""
     return ["--launcher", "ssh"] if name == "ssh" else mpi_options(name)
 
 
@@ -61,7 +63,7 @@ def mpiexec_after(directory: Path, command: str, flavour: str = "intel") -> list
 
 
 def intel_python() -> Path:
-    """The Python of an environment with torch 2.8 and IPEX 2.8; scripts/test.sh says where it is."""
+    """The Python of an environment with torch 2.8 and IPEX 2.8.  scripts/test.sh sets its path."""
     directory = os.environ.get("CPULAUNCH_TEST_INTEL")
     if not directory:
         pytest.skip("CPULAUNCH_TEST_INTEL is not set: scripts/test.sh sets it")
@@ -70,9 +72,8 @@ def intel_python() -> Path:
 
 @contextlib.contextmanager
 def bounded(process: subprocess.Popen[str], limit: float = TIMEOUT) -> Iterator[subprocess.Popen[str]]:
-    """A process that is killed after ``limit`` seconds, so that what it should print can be waited for.
-
-    It is gone, and its pipes are closed, when this is left.
+    """A process that is killed after ``limit`` seconds, so waiting for its output is bounded. At the end of
+    the block, it has ended, and its pipes are closed.
     """
     timer = threading.Timer(limit, process.kill)
     timer.start()

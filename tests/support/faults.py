@@ -1,4 +1,4 @@
-"""What can happen to the hosts of a cluster, on demand.
+"""Faults of the hosts of a cluster, on demand.
 
 with Cluster() as cluster, cluster.dropping("node1"):
     …
@@ -19,16 +19,17 @@ from support.namespaces import SEARCH, TIMEOUT, Hosts, until
 
 
 class Cluster(Hosts):
-    """Hosts with faults: context managers, which heal what they did; only ``power_off`` is for good."""
+    """Hosts with faults.  These are context managers that heal their fault; only ``power_off`` is
+    permanent."""
 
     def power_off(self, name: str) -> None:
-        """The host is gone, and says no word of goodbye.  There is no way back."""
+        """The host disappears without closing a connection, permanently."""
         self._batch("switch", f"link set {self._wire(name)} nomaster")
         os.kill(self._init.pop(name), signal.SIGKILL)
 
     @contextlib.contextmanager
     def cut(self, name: str) -> Iterator[None]:
-        """The cable is out at the switch's end: nothing arrives, and the host sees nothing of it."""
+        """The cable is unplugged at the switch's end: nothing arrives, and the host doesn't notice."""
         self._batch("switch", f"link set {self._wire(name)} nomaster")
         try:
             yield
@@ -37,7 +38,7 @@ class Cluster(Hosts):
 
     @contextlib.contextmanager
     def dropping(self, name: str) -> Iterator[None]:
-        """The host answers no packet, though it is there: what a firewall that drops looks like."""
+        """The host runs, but answers no packet, as behind a firewall that drops packets."""
         self._batch(
             name, *(f"route add blackhole {address}" for n, address in self.addresses.items() if n != name)
         )
@@ -60,7 +61,7 @@ class Cluster(Hosts):
 
     @contextlib.contextmanager
     def parted(self, name: str, other: str) -> Iterator[None]:
-        """What two hosts send each other goes to nobody, and neither sees anything of it."""
+        """Packets between two hosts are lost, and neither host notices."""
         pairs = ((name, other), (other, name))
         for a, b in pairs:
             at = f"{self.addresses[b]} dev {self.interfaces[a]}"
@@ -73,7 +74,7 @@ class Cluster(Hosts):
 
     @contextlib.contextmanager
     def without_sshd(self, name: str, sessions: bool = False) -> Iterator[None]:
-        """No sshd listens; with ``sessions``, those that are open end too."""
+        """No sshd listens; with ``sessions``, open sessions end, too."""
         what = "kill $(cat /run/sshd.pid)" + ("; pkill -KILL -x sshd || true" if sessions else "")
         self._inside(name, "sh", "-c", what)
         try:
@@ -84,7 +85,7 @@ class Cluster(Hosts):
 
     @contextlib.contextmanager
     def unknown_key(self, name: str) -> Iterator[None]:
-        """No host knows this one's key."""
+        """No other host knows this host's key."""
         self._know({other: key for other, key in self._host_keys().items() if other != name})
         try:
             yield
@@ -103,7 +104,7 @@ class Cluster(Hosts):
 
     @contextlib.contextmanager
     def refusing_users(self, name: str) -> Iterator[None]:
-        """The host lets nobody in: the user's key isn't among those that it accepts."""
+        """The host doesn't accept the user's key."""
         file = self.directory / name / "ssh" / "authorized_keys"
         before = file.read_text()
         file.write_text("")
@@ -114,7 +115,7 @@ class Cluster(Hosts):
 
     @contextlib.contextmanager
     def hidden(self, name: str, path: str | Path) -> Iterator[None]:
-        """The directory ``path`` is empty on this host."""
+        """The directory ``path`` appears empty on this host."""
         self._inside(name, "mount", "-t", "tmpfs", "tmpfs", str(path))
         try:
             yield
@@ -123,7 +124,7 @@ class Cluster(Hosts):
 
     @contextlib.contextmanager
     def replaced(self, name: str, path: str | Path, text: str) -> Iterator[None]:
-        """The file ``path`` has another text on this host."""
+        """The file ``path`` appears with another text on this host."""
         ours = self.directory / f"replaced-{uuid.uuid4().hex}"
         ours.write_text(text)
         ours.chmod(Path(path).stat().st_mode)
@@ -135,7 +136,7 @@ class Cluster(Hosts):
 
     @contextlib.contextmanager
     def limited(self, name: str, cpus: str) -> Iterator[None]:
-        """Whoever comes in by ssh may use only these CPUs, as on a smaller host."""
+        """Processes started over ssh may use only these CPUs, as on a smaller host."""
         before = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         self._inside(name, "sh", "-c", f"taskset -cp {cpus} $(cat /run/sshd.pid) >/dev/null")
         try:

@@ -1,4 +1,5 @@
-"""Programs that hang, each in a way of its own: ``train.py BACKEND CASE``.  The rank after the first half does."""
+"""Programs that hang in different ways: ``train.py BACKEND CASE``. The first rank of the second half causes
+it."""
 
 import re
 import subprocess
@@ -221,7 +222,7 @@ def interrupted():
             open("heard", "w").close()
     else:
         download()
-        while not os.path.islink("pid"):  # where making the group took so long that it was reported
+        while not os.path.islink("pid"):  # the group took so long to make that it was reported
             time.sleep(0.05)
         os.kill(int(os.readlink("pid")), signal.SIGINT)
         while not os.path.exists("heard"):
@@ -415,24 +416,24 @@ dist.destroy_process_group()
 
 
 def line_of(text: str, after: str = "") -> int:
-    """Its number in the program; the first such line after one that has ``after``."""
+    """The number in the program of the first line with ``text`` after one with ``after``."""
     lines = PROGRAM.splitlines()
     start = next((number for number, line in enumerate(lines) if after in line), 0)
     return next(number + 1 for number, line in enumerate(lines) if number >= start and text in line)
 
 
 PAGES = "".join((REPOSITORY / "docs" / name).read_text() for name in ("hangs.md", "hang-reports.md"))
-"""What the documentation says of jobs that hang."""
+"""The pages about jobs that hang."""
 
 
 def shown_in_docs(text: str) -> bool:
-    """Whether the documentation shows the one box in ``text``."""
+    """Whether the documentation shows the only box in ``text``."""
     (found,) = boxes(text)
     return found in boxes(PAGES)
 
 
 def boxes(text: str) -> list[list[str]]:
-    """Title and lines of the boxes in ``text``, without what differs between two runs."""
+    """Title and lines of the boxes in ``text``, without parts that differ between runs."""
     found: list[list[str]] = []
     for line in text.splitlines():
         if line.startswith("╭"):
@@ -457,7 +458,8 @@ def _the_same(line: str) -> str:
 def stall(
     tmp_path: Path, done: subprocess.CompletedProcess[str], *, in_docs: bool = False
 ) -> tuple[str, list[str], dict]:
-    """Title and lines of the box, which may have to be in the documentation; what outcome.json says of it."""
+    """Title and lines of the box, and its entry in outcome.json.  Asserts that the documentation has the box,
+    if required."""
     assert done.returncode == 4, done.stderr
     result = outcome(tmp_path)
     assert (result["kind"], len(result["stalls"])) == ("stalled", 1)

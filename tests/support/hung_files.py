@@ -1,7 +1,7 @@
-"""A file system whose file takes reads and never answers them: FUSE by hand, in a process of its own.
+"""A file system whose file never answers reads, implemented with FUSE in a separate process.
 
-Root can mount it where there is /dev/fuse.  ``python hung_files.py DIR`` mounts it, says so, and serves until
-it is killed; then whoever waits gets an error.  Source: include/uapi/linux/fuse.h.
+Root can mount it if /dev/fuse exists. ``python hung_files.py DIR`` mounts it, prints a line, and serves until
+it is killed; then waiting processes get an error.  Source: include/uapi/linux/fuse.h.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 LOOKUP, GETATTR, OPEN, READ, FORGET, INIT = 1, 3, 14, 15, 2, 26
 HEADER = struct.Struct("=IIQQIIII")  # len, opcode, unique, node, uid, gid, pid, padding
 SIZE = 1 << 20
-ASYNC_READ = 1  # who reads waits for the page, in the state D, as with a disk
+ASYNC_READ = 1  # a reader waits for the page in the state D, as with a disk
 
 
 def attributes(node: int) -> bytes:
@@ -29,7 +29,7 @@ def attributes(node: int) -> bytes:
 
 
 def answer(opcode: int, node: int, body: bytes) -> bytes | int | None:
-    """What to say; an int is an error, None never anything."""
+    """The answer to a request; an int is an error, and None no answer."""
     if opcode == INIT:
         return struct.pack("=4I2H8I", 7, 31, 1 << 16, ASYNC_READ, 16, 16, 1 << 16, 0, 0, 0, 0, 0, 0, 0)[:64]
     if opcode == LOOKUP:
@@ -61,9 +61,8 @@ def serve(directory: str) -> None:
 
 @contextlib.contextmanager
 def hung_file(directory: Path, inside: Callable[[list[str]], list[str]] = list) -> Iterator[Path]:
-    """A file in a new ``directory`` that can be opened, and hangs who reads it until this is left.
-
-    ``inside`` makes a command one that runs on another host, which alone has the file then.
+    """A file in a new ``directory`` that can be opened, and whose reads hang until the end of the block.
+    ``inside`` turns a command into one that runs on another host, and then only that host has the file.
     """
     if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
         pytest.skip("needs root and /dev/fuse")

@@ -1,4 +1,4 @@
-"""Starting jobs, and reading what they left."""
+"""Start jobs, and read their output and files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.command import TIMEOUT, bounded, clean_environment
 
 
 def outputs(done: subprocess.CompletedProcess[str]) -> list[dict]:
-    """What `SHOW` printed on each rank, by rank; each line had its rank's prefix."""
+    """The output of `SHOW`, by rank.  Each line had its rank's prefix."""
     assert done.returncode == 0, done.stderr
     lines = [line.partition("] ") for line in done.stdout.splitlines()]
     by_rank = {int(prefix[1:]): json.loads(rest) for prefix, _, rest in lines}
@@ -23,7 +23,7 @@ def outputs(done: subprocess.CompletedProcess[str]) -> list[dict]:
 
 
 def output_of_one(done: subprocess.CompletedProcess[str]) -> Any:
-    """What the only rank printed: JSON, with a prefix where the launcher isn't there to leave it out."""
+    """The JSON printed by the only rank, with a prefix if no launcher removes it."""
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.removeprefix("[0] "))
 
@@ -31,7 +31,7 @@ def output_of_one(done: subprocess.CompletedProcess[str]) -> Any:
 def run_changed(
     code: str, *arguments: str, directory: Path, env: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``code``, which changes cpulaunch and calls its entry, with the arguments of a command."""
+    """Run ``code``, which changes cpulaunch and calls its entry point, with the arguments of a command."""
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         cwd=directory,
@@ -99,9 +99,7 @@ class job:
 
     def __enter__(self) -> subprocess.Popen[str]:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(
-                bounded(self.launcher, 3 * TIMEOUT)
-            )  # the commands beside it have TIMEOUT each
+            stack.enter_context(bounded(self.launcher, 3 * TIMEOUT))  # each command beside it has TIMEOUT
             stack.callback(self._terminate)
             assert self.launcher.stdout
             ready = {self.launcher.stdout.readline().strip(), self.launcher.stdout.readline().strip()}
@@ -113,6 +111,6 @@ class job:
         self._open.close()
 
     def _terminate(self) -> None:
-        """Let it end its ranks, too."""
+        """Interrupt the job, so that its ranks end as well."""
         self.launcher.terminate()
         self.launcher.wait(TIMEOUT)

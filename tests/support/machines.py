@@ -1,7 +1,7 @@
-"""The machines that the placement tests are about, and how a binding is written in their tables.
+"""The machines of the placement tests, and the notation of bindings in their tables.
 
-``machine_files/*.json`` are sysfs trees (path → text), ``machine_files/*.txt`` the output of ``lscpu``.  They are
-written after the layouts of such machines, with as many files as tell the layout; none is a full recording.
+``machine_files/*.json`` are sysfs trees (path → text), ``machine_files/*.txt`` the output of ``lscpu``.  They
+describe the layouts of such machines with the necessary files.  None is a full recording.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MACHINES = sorted(path.stem for path in (HERE / "machine_files").iterdir())
 
 
 def machine(name: str) -> Topology:
-    """The topology that cpulaunch would see there, with the CPU mask that ``affinity`` names, if any."""
+    """The topology that cpulaunch would read there, with the CPU mask ``affinity``, if any."""
     text = HERE / "machine_files" / f"{name}.txt"
     if text.exists():
         return topology_from_lscpu(text.read_text())
@@ -32,7 +32,7 @@ def machine(name: str) -> Topology:
 
 
 def table(binding: Binding) -> str:
-    """A binding as the tables in ``bindings/`` have it."""
+    """A binding in the notation of the tables in ``bindings/``."""
     rows = [("rank", "comm", "cores", "nodes", "threads")]
     for rank in binding.ranks:
         cells = (rank.local_rank, rank.comm_cores, rank.cores, rank.numa_nodes, rank.threads)

@@ -21,9 +21,8 @@ def slow(*values: Any) -> Any:
 
 
 def usually_under(*launchers: str) -> pytest.MarkDecorator:
-    """``launcher_options`` of these, and of all others where all is repeated.
-
-    For what depends little on the launcher.  Tests take turns at which MPI is the usual one.
+    """``launcher_options`` of these launchers, and of all others under ``scripts/test.sh --all``. For tests
+    that hardly depend on the launcher. Different tests use different MPIs as the usual one.
     """
     usual = [name if name == "local" else slow(name) for name in launchers]
     others = [repeat(name) for name in ("local", *MPIS) if name not in launchers]
@@ -31,5 +30,6 @@ def usually_under(*launchers: str) -> pytest.MarkDecorator:
 
 
 def by_launcher(rows: Iterable[tuple[Any, ...]], usual: Collection[tuple[Any, ...]]) -> list[Any]:
-    """Rows that begin with a launcher: those of local are fast, the ``usual`` are slow, all others repeats."""
+    """Rows that begin with a launcher: those of local are fast, those of ``usual`` are slow, all others are
+    repeats."""
     return [row if row[0] == "local" else slow(*row) if row in usual else repeat(*row) for row in rows]

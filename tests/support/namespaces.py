@@ -1,16 +1,15 @@
 """A cluster for tests on one Linux machine: every host is a set of namespaces with a real sshd.
 
 A host has its own network, mount, process, UTS and IPC namespace: address, host name, /etc/hosts, /etc/ssh,
-/run, /dev/shm, boot id, process 1.  Files are shared, as they are over NFS, where a test doesn't hide some.
-The hosts hang on a bridge in a namespace of its own, so nothing is added to this machine's network,
-~/.ssh or /etc, no packet gets out, and when the process that made the cluster dies, all of it does.
+/run, /dev/shm, boot id, process 1.  Files are shared, as over NFS, unless a test hides some. The hosts are on
+a bridge in a separate namespace, so this machine's network, ~/.ssh and /etc stay unchanged, no packet leaves
+the cluster, and the cluster ends with the process that made it.
 
     with Hosts(("login", "node0", "node1")) as hosts:
         hosts.run("login", ["ssh", "node1", "hostname"])
 
-As on many a real host, each has a ``docker0`` with the same address everywhere, which comes before the
-interface that matters; and that interface has another name on the last host.
-``scripts/play_cluster.sh`` gives such a cluster to play with.
+As on many real hosts, each has a ``docker0`` with the same address everywhere, before the interface to the
+others, which has another name on the last host. ``scripts/play_cluster.sh`` starts such a cluster to try.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ TOOLS = {
     "sshd": "openssh-server",
 }
 TIMEOUT = 10.0
-"""Seconds that any single step of building, or of a fault, may take."""
+"""Maximum seconds of a single step of building, or of a fault."""
 
 _NAMESPACES = ("--net", "--mount", "--pid", "--uts", "--ipc")
 SEARCH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
@@ -108,7 +107,7 @@ MaxStartups 200:30:400
 
 
 def why_not() -> str | None:
-    """Why there can be no such cluster here; None where there can."""
+    """The reason why no such cluster can be made here, or None."""
     if os.geteuid() != 0:
         return "only root can make network namespaces"
     missing = sorted({package for tool, package in TOOLS.items() if not shutil.which(tool, path=SEARCH)})
@@ -131,7 +130,7 @@ def why_not() -> str | None:
 
 
 class Hosts:
-    """The hosts ``names``, up while this is entered."""
+    """The hosts ``names``, which run during the block."""
 
     def __init__(
         self,
@@ -148,7 +147,7 @@ class Hosts:
 
     @classmethod
     def at(cls, directory: Path) -> Self:
-        """The cluster that another process has up, with its files in ``directory``."""
+        """The running cluster of another process, with its files in ``directory``."""
         state = json.loads((directory / "cluster.json").read_text())
         cluster = cls(state["names"])
         cluster.directory, cluster._init = directory, state["init"]
@@ -170,7 +169,7 @@ class Hosts:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         for process in self._running:
-            process.kill()  # unshare takes process 1 with it, and the kernel the rest of the namespace
+            process.kill()  # process 1 ends with unshare, and the kernel ends the rest of the namespace
         for process in self._running:
             process.wait(TIMEOUT)
             for pipe in (process.stdin, process.stdout):
@@ -226,7 +225,7 @@ class Hosts:
         hosts = "127.0.0.1 localhost\n::1 localhost\n"
         hosts += "".join(f"{address} {name}\n" for name, address in self.addresses.items())
         shadow = re.sub(r"^root:[^:]*", "root:*", Path("/etc/shadow").read_text(), flags=re.MULTILINE)
-        # There is no DNS: asked for ::ffff:10.213.88.2, it would be "temporarily" out of order, and torch warn.
+        # There is no DNS.  A lookup of ::ffff:10.213.88.2 would fail "temporarily", and torch would warn.
         there = Path("/etc/nsswitch.conf")
         switch = (
             re.sub(r"(?m)^hosts:.*\n?", "", there.read_text() if there.exists() else "") + "hosts: files\n"
@@ -344,7 +343,7 @@ class Hosts:
         env: Mapping[str, str] = os.environ,
         stdin: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[str]:
-        """Start ``argv`` on a host; the caller ends it, and reads its stdout and stderr."""
+        """Start ``argv`` on a host.  The caller ends it, and reads its stdout and stderr."""
         return subprocess.Popen(
             self.command(name, [str(word) for word in argv], directory),
             text=True,
@@ -355,9 +354,8 @@ class Hosts:
         )
 
     def signal(self, process: subprocess.Popen[str], number: int) -> None:
-        """Send a signal to what ``start`` started: nsenter's child, as nsenter hands none on.
-
-        nsenter stops when its child does, and goes on with it.
+        """Send a signal to a process of ``start``: nsenter's child, as nsenter forwards no signals. nsenter
+        stops and continues with its child.
         """
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         until(lambda: bool(children.read_text().split()), "nsenter to have a child")
@@ -366,7 +364,7 @@ class Hosts:
             process.send_signal(number)
 
     def processes(self, name: str | None = None) -> list[str]:
-        """Command lines of what runs on a host, or on all of them, but for what belongs to the host itself."""
+        """Command lines of the processes on a host, or on all hosts, except those of the host itself."""
         if name is None:
             return [line for each in self.names for line in self.processes(each)]
         if name not in self._init:
@@ -385,7 +383,7 @@ class Hosts:
         return lines
 
     def hostfile(self, file: Path, names: Sequence[str], slots: Sequence[int] | None = None) -> Path:
-        """Write a hostfile with ``names``, and slots where they are given."""
+        """Write a hostfile with ``names``, and slots if given."""
         counts = [f" slots={count}" for count in slots] if slots else [""] * len(names)
         file.write_text("".join(f"{name}{count}\n" for name, count in zip(names, counts, strict=True)))
         return file

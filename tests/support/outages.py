@@ -1,6 +1,6 @@
-"""Outages of the network that a job on three hosts survives, or not: the table of docs/reliability.md.
+"""Outages of the network of a job on three hosts: the table of docs/reliability.md.
 
-``scripts/bench/outages.py`` measures them; ``tests/cluster/test_outages.py`` takes a part for the suite.
+``scripts/bench/outages.py`` measures them; ``tests/cluster/test_outages.py`` tests a part of them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ HOSTS = ("node0", "node1", "node2")
 LAUNCHERS = (*MPIS, "ssh", "slurm")
 OUTAGES, BACKENDS, TIMEOUTS = (5, 15, 25, 60), ("gloo", "ccl"), (30, 120)
 START_WITHIN = 90.0
-"""Seconds in which the ranks have to meet, and in which a job has to end after its outage."""
+"""Seconds within which the ranks must meet, and within which a job must end after its outage."""
 
-# The ranks reduce until rank 0 finds the file "stop"; each says the longest time between two results.
+# The ranks reduce until rank 0 finds the file "stop".  Each prints the longest time between two results.
 PROGRAM = """\
 import os, pathlib, sys, time
 import torch, torch.distributed as dist
@@ -54,7 +54,7 @@ dist.destroy_process_group()
 
 
 class Survived(NamedTuple):
-    """What became of a job.
+    """The result of a job.
 
     ``pause`` is the longest time in seconds between two of its steps, which ranks agree on; None if it did not
     end by itself.  ``ended_after``: the seconds from the start of the outage until the launcher's end.
@@ -80,7 +80,7 @@ def run(
     host: str = "node1",
     env: Mapping[str, str] = {},
 ) -> Survived:
-    """Run a job, and take ``host`` off the network for ``outage`` seconds."""
+    """Run a job, and disconnect ``host`` from the network for ``outage`` seconds."""
     (directory / "program.py").write_text(PROGRAM)
     argv = [sys.executable, "-m", "cpulaunch", "run", "--backend", backend, "--precision", "fp32"]
     argv += ["--heartbeat-timeout", str(timeout), "--grace-period", "2", "--stall-timeout", "0", *options]
@@ -98,7 +98,7 @@ def run(
         with cluster.cut(host):
             while time.monotonic() < deadline and launcher.poll() is None:
                 time.sleep(0.01)
-        # A connection of others than ours may take as long again to notice that the network is back.
+        # Connections that aren't ours may take the same time again to notice that the network is back.
         healed = time.time()
         while launcher.poll() is None and time.monotonic() < deadline + outage + 10:
             if any(path.stat().st_mtime > healed for path in directory.glob("runs/*/rank-1.log")):

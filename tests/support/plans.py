@@ -50,13 +50,14 @@ def make(
 
 
 def setting(plan: Plan, key: str) -> tuple[Any, str]:
-    """The value that the plan shows for a setting, and where it is from."""
+    """The value that the plan shows for a setting, and its origin."""
     (row,) = [row for row in plan.setting_rows() if row.key == key]
     return row.value, str(row.origin)
 
 
 def thousand_different_hosts(last: HostFacts | None = None) -> Plan:
-    """The plan for 1,024 hosts that each lack other CPUs; on the ``last`` one, of its own kind, is one rank."""
+    """The plan for 1,024 hosts that lack different CPUs.  The ``last`` one, of a different kind, has one
+    rank."""
     chance = random.Random(0)
     cpus = BIG.topology.cpus
     names = [f"node{number:04d}" for number in range(1, 1025)]

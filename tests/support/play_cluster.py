@@ -1,4 +1,4 @@
-"""A cluster of namespace hosts to play with: a shell with a ``cluster`` command, and all is gone after it.
+"""A cluster of namespace hosts to try: a shell with a ``cluster`` command, whose end removes everything.
 
     play_cluster.sh [--hosts N] [COMMAND …]    make a cluster, run COMMAND (else a shell), take it down
 
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _leave(*_: object) -> None:
-    """Else the hosts would end, but not their files; timeout(1) asks twice."""
+    """Otherwise, the hosts would end, but their files would stay.  timeout(1) sends its signal twice."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     sys.exit(1)
@@ -88,7 +88,7 @@ def _command(cluster: Cluster, words: list[str]) -> int:
     if words[:1] == ["ps"]:
         print("\n".join(cluster.processes()))
     elif words and words[0] in cluster.names:
-        # Ctrl-C is for the command: where nsenter dies of it, the command is killed at once.
+        # Ctrl-C is for the command.  If it ended nsenter, the command would be killed at once.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         wanted = words[1:] or [os.environ.get("SHELL", "/bin/sh")]
         argv = cluster.command(words[0], ["env", "--default-signal=INT", *wanted])

@@ -1,4 +1,4 @@
-"""A job that is played to the state machine, event by event, by a made-up clock."""
+"""Feeds events of a job to the state machine, with a made-up clock."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from cpulaunch.supervise.job.state import Watching
 from cpulaunch.supervise.stalls.progress import StallSettings
 
 TIMEOUT, GRACE = 6.0, 1.0
-SILENCE = 8.0  # that a host may keep: TIMEOUT, and the time between two beats
+SILENCE = 8.0  # a host may be silent for TIMEOUT and the time between two beats
 START = 1000.0
-"""What the launcher's clock shows when the job starts."""
+"""The launcher's clock at the start of the job."""
 
 GLOO = "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:14554."
-"""What gloo says in a rank whose peer has gone."""
+"""gloo's error in a rank whose peer has ended."""
 
 SSH = "ssh: connect to host node2 port 22: Connection timed out\r\n"
 
@@ -43,8 +43,8 @@ A = TypeVar("A", bound=Action)
 class Played:
     """A job of one rank on each of ``hosts``.  Times are in seconds since its start.
 
-    Hosts' clocks are ahead of the launcher's by ``ahead`` seconds, a number for each rank.  Agents beat, and
-    ticks come, as time goes by, unless told otherwise.
+    Hosts' clocks are ahead of the launcher's by ``ahead`` seconds, a number for each rank.  As time passes,
+    agents send beats and the loop ticks, unless told otherwise.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Played:
         return done
 
     def until(self, moment: float, *, full: bool = False) -> None:
-        """Let time go by, in steps as short as the loop's; agents that still beat do so."""
+        """Let time pass in the loop's steps.  Running agents send beats."""
         while self.now < moment and not self.state.finished:
             due = [moment, self.now + self.state.tick_period]
             if self.state.wake_at is not None:
@@ -90,7 +90,7 @@ class Played:
             self.happens(Tick(full))
 
     def to_the_end(self) -> None:
-        """Let time go by until the job is finished, a minute at most."""
+        """Let time pass until the job has finished, for at most a minute."""
         end = self.now + 60
         while not self.state.finished:
             assert self.now < end, "the job doesn't end"
@@ -99,14 +99,15 @@ class Played:
     def connects(
         self, *ranks: int, version: int = messages.VERSION, said: float = 0.0, here: bool = False
     ) -> None:
-        """The agents' hellos are heard, which they have ``said`` seconds ago."""
+        """The agents' hellos arrive, which were sent ``said`` seconds ago."""
         for rank in ranks:
             self.beating.add(rank)
             hello = messages.Hello(version, rank, "", "", self.clock(rank) - said, 99, "x")
             self.happens(AgentConnected(rank, hello, here))
 
     def answers(self, rank: int, after: float) -> None:
-        """The agent says how late it is, as it was asked to, ``after`` seconds, which go half-way by then."""
+        """The agent answers the request for its clock after ``after`` seconds, half of which pass before the
+        answer."""
         self.now += after / 2
         at = self.clock(rank)
         self.now += after / 2
@@ -122,14 +123,14 @@ class Played:
         return self.happens(AgentSaid(rank, message))
 
     def raises(self, rank: int, error: str, **different: Any) -> None:
-        """The program has raised ``error`` just now."""
+        """The program raises ``error`` now."""
         raised = messages.Failure(
             error, "train.py", 5, f"Traceback …\n{error}", "", None, self.clock(rank), False, []
         )
         self.says(rank, raised._replace(**different))
 
     def exits(self, rank: int, code: int | None = 0, signal: int | None = None, **different: Any) -> None:
-        """The program has ended just now, and its agent goes once it may."""
+        """The program ends now, and its agent when it is released."""
         end = messages.Exit(code, signal, self.clock(rank), False, 0, None)._replace(**different)
         released = any(
             isinstance(action, Send) and isinstance(action.message, messages.Release)
@@ -139,7 +140,7 @@ class Played:
         self.disconnects(rank)
 
     def obeys(self, *ranks: int) -> None:
-        """The programs of ``ranks`` end by SIGTERM, as the launcher has asked for."""
+        """The programs of ``ranks`` end by SIGTERM, as the launcher has ordered."""
         for rank in ranks:
             assert self.sent(rank, messages.End), f"rank {rank} wasn't asked to end"
             self.exits(rank, None, 15, by_launcher=True)
@@ -160,14 +161,14 @@ class Played:
     def user_sends(self, number: int) -> None:
         self.happens(UserSignal(number))
 
-    # ---- what came of it
+    # ---- results
 
     def clock(self, rank: int) -> float:
-        """What the clock on a rank's host shows now."""
+        """The current time of the clock on a rank's host."""
         return 2e9 + self.now + self.ahead.get(rank, 0.0)
 
     def sent(self, rank: int, kind: type[messages.LauncherMessage]) -> list[tuple[float, Any]]:
-        """When a rank's agent was sent a message of this kind, and which."""
+        """The times and messages of this kind sent to a rank's agent."""
         return [
             (at, action.message)
             for at, action in self.actions
@@ -175,7 +176,7 @@ class Played:
         ]
 
     def of(self, kind: type[A]) -> list[tuple[float, A]]:
-        """The actions of one kind, and when they were asked for."""
+        """The actions of one kind, with their times."""
         return [(at, action) for at, action in self.actions if isinstance(action, kind)]
 
     @property
@@ -186,7 +187,7 @@ class Played:
         return [rank.status for rank in self.state.ranks]
 
     def outcome(self) -> Outcome:
-        """How it ended; that is said once."""
+        """The end of the job, which is reported once."""
         assert len(self.of(Finish)) == 1
         return self.state.outcome(START + self.now)
 

@@ -1,4 +1,4 @@
-"""A job whose pods are hosts of the test cluster, as its operator and kubelets make them of it.
+"""A job whose pods are hosts of the test cluster, made as by its operator and kubelets.
 
 `Pods` are of an MPIJob, `TrainerPods` of a TrainJob.
 
@@ -7,9 +7,9 @@
         pods.start_workers()
 
 Each pod has the image's user and its /etc (ours, with the files of examples/kubernetes), the job's secret and
-ConfigMaps, /dev/shm of the manifest's size, and as many CPUs of its own as it asks for.  It runs its manifest's
-command with the operator's variables.  What isn't played: scheduling, probes, and the isolation of files, as
-every pod reads this machine's.
+ConfigMaps, /dev/shm of the manifest's size, and as many CPUs of its own as it asks for.  It runs its
+manifest's command with the operator's variables.  Scheduling, probes and the isolation of files are not
+simulated: every pod reads this machine's files.
 
 Sources: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go; kubeflow/trainer,
 pkg/runtime/framework/plugins/mpi and plugins/jobset.
@@ -94,7 +94,7 @@ class Pods(Cluster):
         self.cpusets: list[Path] = []
 
     def _names(self) -> tuple[str, list[str], str]:
-        """The launcher's pod, the workers' ones, and the domain in the hostfile."""
+        """The launcher's pod, the workers' pods, and the domain in the hostfile."""
         count = self.spec["mpiReplicaSpecs"]["Worker"]["replicas"]
         workers = [f"{self.name}-worker-{number}" for number in range(count)]
         return f"{self.name}-launcher", workers, f"{self.name}.{self.namespace}.svc"
@@ -116,7 +116,7 @@ class Pods(Cluster):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        with contextlib.ExitStack() as stack:  # all of it, whatever fails
+        with contextlib.ExitStack() as stack:  # close everything, whatever fails
             for cpuset in self.cpusets:
                 stack.callback(cpuset.rmdir)
             for sshd in self.sshds:
@@ -154,18 +154,18 @@ class Pods(Cluster):
         return self._listens(worker, SSH_PORT)
 
     def change_key(self, worker: str) -> None:
-        """The worker's sshd gets another key than the job's."""
+        """Give the worker's sshd another key than the job's."""
         key = "rm /home/mpiuser/.ssh/id_rsa && ssh-keygen -q -t ecdsa -N '' -f /home/mpiuser/.ssh/id_rsa"
         self._inside(worker, "sh", "-c", f"{key} && chmod 644 /home/mpiuser/.ssh/id_rsa")
 
     def cpus(self, pod: str) -> set[int]:
-        """The CPUs that a pod has for its own."""
+        """The CPUs that belong only to this pod."""
         wanted = int(self._container(pod)["resources"]["limits"]["cpu"])
         mine = sorted(os.sched_getaffinity(0))
         first = self.workers.index(pod) * wanted if pod in self.workers else 0
         return {mine[number % len(mine)] for number in range(first, first + wanted)}
 
-    # ---- what the operator and the kubelets do
+    # ---- the work of the operator and the kubelets
 
     def _make_pods(self) -> None:
         command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-C", "job"]
@@ -266,7 +266,7 @@ class Pods(Cluster):
 
 
 class TrainerPods(Pods):
-    """The pods of the TrainJob in ``documents``, as Trainer and JobSet make them of it and of its runtime."""
+    """The pods that Trainer and JobSet make of the TrainJob in ``documents`` and its runtime."""
 
     KIND = "TrainJob"
 

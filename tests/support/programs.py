@@ -1,4 +1,4 @@
-"""Small programs that the tests let ranks run."""
+"""Small programs for ranks."""
 
 SHOW = """
 import json, os, sys
@@ -29,7 +29,7 @@ if os.environ["RANK"] == "1":
 time.sleep(300)
 """
 
-# A program with a child, a grandchild in a session of its own, and no ear for SIGTERM.
+# A program with a child and a grandchild in its own session, which ignores SIGTERM.
 FAMILY = """
 import os, signal, subprocess, sys, time
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -41,7 +41,7 @@ print("ready", flush=True)
 time.sleep(300)
 """
 
-# Says "ready", and ends once there is a file "go".
+# Prints "ready", and ends when a file "go" exists.
 UNTIL_TOLD = """
 import pathlib, time
 print("ready")

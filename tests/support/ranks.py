@@ -1,4 +1,4 @@
-"""Ranks on the hosts of a cluster, one process each, started by nobody who would pin, watch or end them."""
+"""Ranks on the hosts of a cluster, one process each, without a launcher that pins, watches or ends them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.faults import Cluster
 PORT = 29400
 
 OVER_ONECCL = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
-"""Variables of ranks that have oneCCL between the hosts."""
+"""Variables of ranks that use oneCCL between the hosts."""
 
 
 def hosts_of(layout: str) -> list[str]:
@@ -37,7 +37,7 @@ def started_ranks(
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """A rank that runs ``argv`` for each of ``hosts``, with ``variables`` in its environment.
 
-    It can import ``support``.  It is killed after ``limit`` seconds, and gone when this is left.
+    It can import ``support``.  It is killed after ``limit`` seconds, and has ended after the block.
     """
     path = [*filter(None, [os.environ.get("PYTHONPATH")]), str(REPOSITORY / "tests")]
     with contextlib.ExitStack() as stack:
@@ -58,9 +58,8 @@ def started_ranks(
 
 
 def answers(processes: Sequence[subprocess.Popen[str]]) -> list[Any]:
-    """What each rank has printed last, as JSON, once all have ended.
-
-    Raises RuntimeError, with the ends of what the ranks say, where one has failed or was killed.
+    """The last output of each rank, as JSON, when all have ended. Raises RuntimeError, with the ends of the
+    ranks' output, if one has failed or was killed.
     """
     said = [process.communicate() for process in processes]
     if any(process.returncode for process in processes):

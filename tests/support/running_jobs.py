@@ -1,4 +1,4 @@
-"""Jobs that run, and those who ask about them."""
+"""Running jobs, and commands about them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-# Ranks say "ready", wait for each in its own way, and end once there is a file "go".
+# Ranks print "ready", wait for each other in different ways, and end when a file "go" exists.
 SLEEPS = """\
 import os, pathlib, time
 def load_batch():

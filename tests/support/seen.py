@@ -1,4 +1,4 @@
-"""Ranks as their agents see them: ledgers and stacks, for tests of what is said of them."""
+"""Ranks as their agents see them: ledgers and stacks, for tests of reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TORCH: Frame = ("all_reduce", "/venv/lib/python3.12/site-packages/torch/distribu
 def operation(
     sequence: int, kind: str = "all_reduce", *, done: float = 0.0, **different: Any
 ) -> dict[str, Any]:
-    """One that is waited in, or was ``done`` so long ago."""
+    """An operation that a rank waits in, or that was completed ``done`` seconds ago."""
     return {
         "sequence": sequence, "state": COMPLETED if done else STARTED, "kind": kind, "type": "float32",
         "bytes": 25_000_000, "enqueued": NOW - 93, "started": NOW - 93, "completed": NOW - done if done else 0.0,
@@ -62,13 +62,13 @@ def seen(
     hosts: int = 2,
     left: str = "",
 ) -> Seen:
-    """Ranks are dealt to two hosts in turns; one that has ``left`` says nothing."""
+    """Ranks are assigned to two hosts in turn.  One that has ``left`` is silent."""
     dump = Dump(1, NOW, list(groups), list(processes or (process(TORCH, MAIN),)), "")
     return Seen(rank, f"node{rank % hosts}", left, None if left else dump)
 
 
 def others(*but: int, size: int = 4) -> list[Seen]:
-    """All others wait in their seventh all_reduce."""
+    """All other ranks wait in their seventh all_reduce."""
     return [
         seen(rank, [group(rank, operation(6, done=94), operation(7))])
         for rank in range(size)

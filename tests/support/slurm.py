@@ -3,8 +3,8 @@
     with Queue(("login", "node0", "node1")) as queue:
         queue.run("login", ["srun", "-N2", "hostname"])
 
-Its programs are those of Debian's packages slurmctld, slurmd, slurm-client and munge.  State and sockets lie
-in each host's own /run, so all of it goes with the hosts.
+Its programs are those of Debian's packages slurmctld, slurmd, slurm-client and munge.  State and sockets are
+in each host's own /run, so they disappear with the hosts.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 TOOLS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 CPUS = len(os.sched_getaffinity(0))
-"""What each host has, of which Slurm gives a job as many as it asks for: they are this machine's."""
+"""The CPUs of each host, which are this machine's; Slurm gives a job as many as it requests."""
 
 UP_WITHIN = 30.0
-"""Seconds in which all nodes are idle."""
+"""Seconds within which all nodes must be idle."""
 
 _CONFIGURATION = """\
 ClusterName=test
@@ -67,7 +67,8 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptM
 """
 
 CPUSETS = Path("/sys/fs/cgroup/cpuset")
-"""Where control groups of version 1 are; Slurm can make groups of version 2 only in systemd's."""
+"""The directory of control groups of version 1, as Slurm can make groups of version 2 only below
+systemd's."""
 
 _CGROUPS = """\
 CgroupPlugin=cgroup/v1
@@ -89,16 +90,15 @@ munged --force --key-file=/run/slurm/munge.key --pid-file=/run/munge/munged.pid 
 
 
 def why_not() -> str | None:
-    """Why there can be no Slurm here; None where there can."""
+    """The reason why no Slurm can run here, or None."""
     missing = [package for tool, package in TOOLS.items() if not shutil.which(tool, path=SEARCH)]
     return f"apt-get install {' '.join(missing)}" if missing else why_no_hosts()
 
 
 class Queue(Cluster):
-    """A cluster whose hosts are Slurm's nodes, but for the first, on which jobs are submitted.
-
-    ``cgroups``: a job's processes are kept to its CPUs by control groups, too.  These are the machine's, in
-    `CPUSETS`, and named after the hosts, so nobody else may have hosts of the same names.
+    """A cluster whose hosts are Slurm's nodes, except for the first, on which jobs are submitted.
+    ``cgroups``: control groups also keep a job's processes on its CPUs. These groups are this machine's, in
+    `CPUSETS`, and named after the hosts, so no other cluster may have hosts of these names.
     """
 
     def __init__(self, names: Sequence[str], *, cgroups: bool = False) -> None:
@@ -119,7 +119,7 @@ class Queue(Cluster):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What Slurm's commands need to find it."""
+        """The variables that Slurm's commands need."""
         return {"SLURM_CONF": str(self.directory / "slurm.conf")}
 
     def _start_slurm(self) -> None:
@@ -152,17 +152,17 @@ class Queue(Cluster):
         )
 
     def idle(self) -> int:
-        """How many nodes are idle."""
+        """The number of idle nodes."""
         done = self.slurm("sinfo", "-h", "-t", "idle", "-o", "%D")
         return int(done.stdout or 0)
 
     def slurm(self, *argv: str, env: Mapping[str, str] = os.environ) -> subprocess.CompletedProcess[str]:
-        """Run one of Slurm's commands where jobs are submitted."""
+        """Run one of Slurm's commands on the host where jobs are submitted."""
         return self.run(self.names[0], argv, timeout=30.0, env={**env, **self.environment})
 
     @contextlib.contextmanager
     def allocation(self, *options: str) -> Iterator[dict[str, str]]:
-        """An allocation that lasts while this is entered: the variables that are set in its shell."""
+        """An allocation that lasts for the block; yields the variables of its shell."""
         done = self.slurm("salloc", "--no-shell", *options)
         found = re.search(r"Granted job allocation (\d+)", done.stderr)
         assert found, done.stderr
@@ -176,7 +176,7 @@ class Queue(Cluster):
 
     @contextlib.contextmanager
     def without_slurmd(self, name: str) -> Iterator[None]:
-        """Slurm's daemon is killed; what it has started goes on."""
+        """Kill Slurm's daemon.  The processes that it has started continue."""
         self._inside(name, "sh", "-c", "kill -KILL $(cat /run/slurm/slurmd.pid)")
         try:
             yield
@@ -186,27 +186,27 @@ class Queue(Cluster):
 
     @contextlib.contextmanager
     def down(self, name: str) -> Iterator[None]:
-        """An administrator has set the node down."""
+        """Set the node down, as an administrator would."""
         self.slurm("scontrol", "update", f"nodename={name}", "state=down", "reason=test")
         try:
             yield
         finally:
             self.slurm(
                 "scontrol", "update", f"nodename={name}", "state=resume"
-            )  # it may have come back itself
+            )  # it may have returned by itself
             until(lambda: not self._silent(), "the node to be there again", UP_WITHIN)
 
     def _silent(self) -> bool:
-        """Whether Slurm misses a node, or takes it for down."""
+        """Whether Slurm has lost a node, or considers it down."""
         states = self.slurm("sinfo", "-h", "-N", "-o", "%T").stdout.split()
         return any(state.endswith("*") or state.startswith("down") for state in states)
 
     def jobs(self) -> list[str]:
-        """A line for each job that waits, runs, or has not quite ended: its number and state."""
+        """A line for each job that waits, runs, or is still ending: its number and state."""
         return self.slurm("squeue", "-h", "-o", "%i %t").stdout.splitlines()
 
     def processes(self, name: str | None = None) -> list[str]:
-        """Those of `Hosts.processes` that aren't Slurm's own daemons."""
+        """The processes of `Hosts.processes`, except Slurm's own daemons."""
         daemons = ("munged ", "slurmctld", "slurmd -N", ": slurm")  # the last is a helper of slurmctld
         return [line for line in super().processes(name) if not line.split(" ", 2)[2].startswith(daemons)]
 

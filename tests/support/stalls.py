@@ -1,4 +1,4 @@
-"""A job of two ranks that stalls, and those who watch it, by a made-up clock."""
+"""A stalled job of two ranks, and its observers, with a made-up clock."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ BEAT = 10.0
 
 
 class Job:
-    """Two ranks whose agents beat and answer, until they are told not to; what they do is in ``beats``.
-
-    Answers come ``slow`` seconds after their question.
+    """Two ranks whose agents send beats and answers, unless told otherwise; their state is in ``beats``.
+    Answers arrive ``slow`` seconds after their request.
     """
 
     def __init__(self, settings: StallSettings = AUTO, steps: int = 0, ahead: float = 0.0) -> None:
@@ -33,12 +32,12 @@ class Job:
         self.slow = 0.0
         self.called: dict[
             int, list[str]
-        ] = {}  # what ranks have called in group 0 and wait in, if they are in it
-        self.lines = [1, 1]  # of train.py, at which ranks are
-        self.works_until = 1.0  # the worker uses the CPU all the time up to then
+        ] = {}  # the operation of group 0 that ranks have called and wait in, if they are members
+        self.lines = [1, 1]  # the line of train.py at which ranks are
+        self.works_until = 1.0  # until this time, the worker uses the CPU
         self.worker = 0
-        self.states = ["S", "S"]  # of the ranks' processes
-        self.throttled = 0.0  # the share of the time that a quota takes of each
+        self.states = ["S", "S"]  # the states of the ranks' processes
+        self.throttled = 0.0  # the share of time that a quota takes from each
         self.done: list[tuple[float, Action]] = []
         self._on_the_way: list[tuple[float, Rank, LauncherMessage]] = []
         self._beat_at = BEAT
@@ -46,7 +45,7 @@ class Job:
             self.steps(steps)
 
     def steps(self, count: int, *ranks: int, gap: float = 0.1) -> None:
-        """Ranks have made so many more steps just now."""
+        """Ranks make ``count`` further steps now."""
         for rank in ranks or (0, 1):
             before, at = self.beats[rank], self.now + self.ahead * rank
             self.beats[rank] = before._replace(
@@ -54,7 +53,7 @@ class Job:
             )
 
     def waits(self, rank: int) -> None:
-        """It has called ``init_process_group`` just now."""
+        """The rank calls ``init_process_group`` now."""
         self.beats[rank] = self.beats[rank]._replace(waits_since=self.now + self.ahead * rank)
 
     def until(self, moment: float) -> None:
@@ -75,7 +74,7 @@ class Job:
         self._act(self.stalls.printed(self.ranks[0], self.now))
 
     def ends(self, number: int) -> None:
-        """With exit code 0."""
+        """The program exits with code 0."""
         rank = self.ranks[number]
         rank.state, rank.exit = RankState.EXITED, Exit(0, None, self.now, False, 0, None)
         self._act(self.stalls.ended(rank, self.now))

@@ -1,4 +1,4 @@
-"""Job directories with telemetry, as a job would have written it."""
+"""Job directories with telemetry like a real job's."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ def write_job(
     step: float = 0.084,
     restart_at: int | None = None,
 ) -> Path:
-    """A job of ``ranks`` ranks on two hosts whose rank ``slow`` keeps the others waiting.
-
-    ``restart_at`` is a step at which it failed, and went on from the step before.
-    """  # fmt: skip
+    """A job of ``ranks`` ranks on two hosts whose rank ``slow`` makes the others wait. ``restart_at`` is a
+    step at which it failed, and resumed from the previous step. """  # fmt: skip
     place = directory / job
     place.mkdir(parents=True)
     chance = random.Random(7)
@@ -98,7 +96,7 @@ SECRET = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz123456"
 
 
 def _write_plan(place: Path, hosts: list[str]) -> None:
-    """With secrets in all places where users put them."""
+    """A job with secrets in all places where users put them."""
     ranks = [
         {"rank": n, "local_rank": n, "cores": f"{8 * n + 1}-{8 * n + 7}", "comm_cores": str(8 * n), "numa_nodes": "0",
          "threads": 7, "memory_policy": "", "env": {}}

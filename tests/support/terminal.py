@@ -18,14 +18,14 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\x07")
 
 
 def question_of(key: str) -> str:
-    """What the wizard asks for a setting."""
+    """The wizard's question for a setting."""
     ask = SETTINGS[key].ask
     assert ask
     return ask.question
 
 
 class Terminal:
-    """A command on a terminal of its own.  Waits for text, never for time."""
+    """A command on its own terminal.  All waits are for text."""
 
     def __init__(
         self, directory: Path, env: Mapping[str, str], command: Sequence[str], columns: int = 80
@@ -33,14 +33,14 @@ class Terminal:
         self.child = pexpect.spawn(
             command[0], list(command[1:]), cwd=str(directory), encoding="utf-8", timeout=TIMEOUT,
             dimensions=(24, columns),
-            # Nobody is here to answer where the cursor is.
+            # No terminal answers requests for the cursor's position.
             env={"TERM": "xterm-256color", "LANG": "C.UTF-8", "PROMPT_TOOLKIT_NO_CPR": "1", **env},
         )  # fmt: skip
         self.child.delaybeforesend = None
         self.raw = ""
 
     def sees(self, text: str) -> None:
-        """Wait until ``text`` is shown, after all that was waited for before."""
+        """Wait until ``text`` is shown after all earlier awaited texts."""
         self.child.expect_exact(text)
         self.raw += self.child.before + self.child.after
 
@@ -54,7 +54,7 @@ class Terminal:
         self.types(*keys, ENTER)
 
     def ends(self) -> int:
-        """Wait until the command ends; its exit code."""
+        """Wait until the command ends; return its exit code."""
         self.child.expect(pexpect.EOF)
         self.raw += self.child.before
         self.child.close()
@@ -62,7 +62,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What was shown so far, without the terminal's commands."""
+        """The text shown so far, without the terminal's commands."""
         return _ESCAPES.sub("", self.raw)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Programs whose steps are traced, and what a merged trace has to hold."""
+"""Programs whose steps are traced, and the properties of a merged trace."""
 
 from __future__ import annotations
 
@@ -54,11 +54,10 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 
 
 def check_format(events: list[dict[str, Any]]) -> None:
-    """The rules of Chrome's trace format by which Perfetto draws what is meant.
-
-    Of a thread, events with a duration nest, as Perfetto drops those that only overlap, and each end of an
-    arrow is within one of them.  Perfetto counts in nanoseconds.  Sources: Trace Event Format (Google), "Duration
-    Events" and "Flow Events"; https://perfetto.dev/docs/faq; google/perfetto#928 and #4280.
+    """Assert the rules of Chrome's trace format that Perfetto needs. A thread's events with a duration are
+    nested, as Perfetto drops those that only overlap, and each end of an arrow is within one of them.
+    Perfetto counts in nanoseconds.  Sources: Trace Event Format (Google), "Duration Events" and "Flow
+    Events"; https://perfetto.dev/docs/faq; google/perfetto#928 and #4280.
     """
     threads: dict[Any, list[tuple[int, int]]] = defaultdict(list)
     for event in events:
@@ -69,7 +68,7 @@ def check_format(events: list[dict[str, Any]]) -> None:
             assert duration >= 0
             threads[event["pid"], event["tid"]].append((begin, begin + duration))
     for spans in threads.values():
-        around: list[int] = []  # the ends of those that go on
+        around: list[int] = []  # the ends of unfinished events
         for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
             while around and around[-1] <= begin:
                 around.pop()
@@ -85,7 +84,7 @@ def check_format(events: list[dict[str, Any]]) -> None:
 
 
 def check(events: list[dict[str, Any]], ranks: int, *, backend: str, late: float = 1.0) -> list[str]:
-    """The merged trace of so many ranks is whole.  Returns the names of its steps.
+    """Assert that the merged trace of ``ranks`` ranks is complete. Returns the names of its steps.
 
     ``late``: milliseconds by which a collective may seem to end before the last rank has begun it.
     """

@@ -1,4 +1,4 @@
-"""What collectives send from host to host, counted in a rank."""
+"""The bytes that collectives send between hosts, counted in a rank."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 from cpulaunch.bench.ranks import meeting as bench
 
 QUIET = 0.05
-"""Seconds for what is still on its way, such as acknowledgements."""
+"""Seconds for packets in transit, such as acknowledgements."""
 
 
 class Meeting(bench.Meeting):
-    """A meeting point of all ranks, which also counts what a host sends."""
+    """A barrier of all ranks that also counts the bytes sent by a host."""
 
     def count(self, work: Callable[[], object]) -> int:
         """The bytes that this rank's host sends to others while all ranks do their ``work``."""
         self.exchange()
         time.sleep(QUIET)
         before = sent()
-        self.exchange()  # nobody works before all have looked
+        self.exchange()  # no rank works before all have read the counters
         work()
         self.exchange()
         time.sleep(QUIET)
         after = sent()
-        self.exchange()  # nobody goes on to other work before
+        self.exchange()  # no rank continues before all have read the counters
         return after - before
 
 

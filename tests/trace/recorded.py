@@ -1,4 +1,4 @@
-"""Traces of ranks as torch's profiler writes them, small ones."""
+"""Small traces of ranks in the format of torch's profiler."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ BASE = 1790857026_000000000
 """Nanoseconds that torch's times are counted from."""
 
 START = 5_000_000_000
-"""When a trace begins on its host's monotonic clock, in nanoseconds."""
+"""Start of a trace on its host's monotonic clock, in nanoseconds."""
 
 
 class Recorded:
     """The trace of one rank, of ``steps`` steps of ``length`` microseconds each, from step 10 on.
 
-    ``ahead`` is by how much its host's monotonic clock is ahead of the launcher's, in seconds.
+    The host's monotonic clock is ``ahead`` seconds ahead of the launcher's.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Recorded:
     ) -> None:
         self.rank, self.host, self.ahead, self.pid = rank, host, ahead, 4700 + rank
         self.began = START + int(ahead * 1e9)
-        self.wall = BASE + 77_000_000_000 - self.began  # of the wall clock to the monotonic one
+        self.wall = BASE + 77_000_000_000 - self.began  # from the wall clock to the monotonic one
         self.borders = [(9 + n, self.began + int(n * length * 1e3)) for n in range(steps + 1)]
         self.events: list[dict[str, Any]] = []
         self.notes: list[tuple[str, str, int, str, int]] = []
@@ -36,7 +36,7 @@ class Recorded:
     def add(
         self, name: str, at: float, duration: float, *, thread: int = 0, cat: str = "cpu_op", **args: Any
     ) -> Recorded:
-        """An event ``at`` so many microseconds after the beginning."""
+        """An event ``at`` microseconds after the beginning."""
         ts = 77_000_000 + at
         thread = thread or self.pid
         self.events.append(
@@ -56,7 +56,7 @@ class Recorded:
         group: str = "0",
         backend: str = "ccl",
     ) -> Recorded:
-        """One of which the program's records have the number, where it is given."""
+        """A collective.  If ``number`` is given, the program's records have it."""
         self.add(f"{backend}:{kind}", at, duration, cat="user_annotation")
         if number is not None:
             self.notes.append((backend, group, number, kind, self.began + int(at * 1e3)))
@@ -84,6 +84,6 @@ class Recorded:
 
 
 def merged(*recorded: Recorded) -> tuple[list[dict[str, Any]], list[Any]]:
-    """The events of the merged trace, and what is kept for the figures."""
+    """The events of the merged trace, and the data kept for the figures."""
     events: list[dict[str, Any]] = []
     return events, merge([each.source() for each in recorded], events.append)

@@ -1,4 +1,4 @@
-"""What a trace says, by traces whose figures are known."""
+"""The figures of a trace, by traces whose figures are known."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_the_parts_of_a_step_add_up() -> None:
     assert sum(parts) + shares.other == pytest.approx(1)
 
 
-def test_a_wait_within_an_operation_is_no_computation() -> None:
-    """As that of a function of autograd with a collective in its backward pass."""
+def test_a_wait_within_an_operation_is_not_computation() -> None:
+    """As in an autograd function with a collective in its backward pass."""
     rank = Recorded(0, steps=1)
     rank.add("autograd::engine::evaluate_function: SyncBatchNormBackward", 0, 800)
     rank.add("SyncBatchNormBackward", 0, 800).collective("all_reduce", 100, 600, 1)
@@ -66,11 +66,11 @@ def test_a_wait_within_an_operation_is_no_computation() -> None:
         ("DistributedDataParallel.forward", False),
     ],
 )
-def test_what_computes(name: str, computes: bool) -> None:
+def test_operations_that_count_as_computation(name: str, computes: bool) -> None:
     assert is_computation(name) is computes
 
 
-def test_own_time_is_without_that_of_what_is_called() -> None:
+def test_own_time_excludes_called_operations() -> None:
     rank = Recorded(0, steps=2)
     for step in range(2):
         rank.add("aten::linear", 1000 * step, 500).add("aten::mm", 1000 * step + 100, 300)
@@ -80,7 +80,7 @@ def test_own_time_is_without_that_of_what_is_called() -> None:
 
 
 def test_the_slowest_rank_is_named_first_and_why() -> None:
-    """Three ranks wait in every step for one that computes longer."""
+    """In every step, three ranks wait for one that computes longer."""
     ranks = []
     for rank in range(4):
         ranks.append(recorded := Recorded(rank, f"node{rank}", steps=3))
@@ -109,7 +109,7 @@ def test_a_slow_loader_is_named_first(loader: str, hint: str) -> None:
     assert hint in line
 
 
-def test_what_holds_a_rank_back_from_outside_comes_first() -> None:
+def test_outside_influences_on_a_rank_come_first() -> None:
     ranks = [Recorded(rank, steps=1).add(LOADER, 0, 600, cat="user_annotation") for rank in range(2)]
     ranks[1].throttled, ranks[1].far_memory = 0.3, 0.9
     first, second, third = [each.text for each in advice(of(*ranks))][:3]
@@ -120,7 +120,7 @@ def test_what_holds_a_rank_back_from_outside_comes_first() -> None:
     assert third.startswith("60 % waiting for input")
 
 
-def test_more_is_advised_where_there_is_a_figure() -> None:
+def test_figures_lead_to_advice() -> None:
     rank = Recorded(0, steps=1)
     rank.add("aten::bernoulli_", 0, 120).add("aten::copy_", 120, 130)
     rank.add("Optimizer.step#SGD.step", 250, 200, cat="user_annotation").add("aten::mm", 500, 500)
@@ -134,20 +134,20 @@ def test_more_is_advised_where_there_is_a_figure() -> None:
     assert texts[4].startswith("threads migrate 3000 times a second")
 
 
-def test_python_that_stands_still_can_be_looked_at() -> None:
+def test_idle_python_leads_to_advice() -> None:
     line = first_advice(of(Recorded(0, steps=1).add("aten::mm", 0, 500)))
     assert line.startswith("50 % in Python, or idle: ")
     assert "cpulaunch stacks" in line
 
 
-def test_of_a_single_rank_nothing_is_said_about_others() -> None:
+def test_a_single_rank_is_not_compared() -> None:
     said = summary(of(Recorded(0, steps=1).collective("all_reduce", 0, 900, 1)), {}).text
     assert "of 1 rank" in said
     assert "arrows" not in said
     assert "mean" not in said
 
 
-def test_nothing_is_advised_for_nothing() -> None:
+def test_no_figures_no_advice() -> None:
     found = of(Recorded(0, steps=1, length=1e6).add("aten::mm", 0, 1e6))
     assert advice(found) == []
     assert "nothing stands out" in summary(found, {}).text

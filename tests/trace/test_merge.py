@@ -31,8 +31,8 @@ def test_each_rank_is_a_row_with_its_host_and_its_steps() -> None:
     assert (mm["pid"], mm["ts"], mm["dur"], mm["args"]) == (1, 10.0, 5, {})
 
 
-def test_clocks_are_those_of_the_launcher() -> None:
-    """What happens at the same time on two hosts does so in the trace, whatever their clocks show."""
+def test_times_are_converted_to_the_launchers_clock() -> None:
+    """Events at the same time on two hosts are so in the trace, although the hosts' clocks differ."""
     one = Recorded(0, "a", ahead=3.25).add("aten::mm", 100, 5)
     other = Recorded(1, "b", ahead=-700.0).add("aten::mm", 130, 5)
     events, ranks = merged(one, other)
@@ -40,13 +40,13 @@ def test_clocks_are_those_of_the_launcher() -> None:
     assert [rank.begin for rank in ranks] == [0.0, 0.0]
 
 
-def test_threads_of_two_hosts_with_the_same_number_are_two() -> None:
+def test_threads_with_the_same_number_on_two_hosts_are_distinct() -> None:
     events, _ = merged(*(Recorded(rank).add("aten::mm", 1, 1, thread=7) for rank in range(2)))
     assert len({event["tid"] for event in named(events, "aten::mm")}) == 2
 
 
 def test_arrows_join_the_same_collective_of_all_ranks() -> None:
-    """In the order in which they came to it; and who waited is told for whom, and how long."""
+    """In the order in which ranks joined it.  A rank that waited has the awaited rank and the time."""
     ranks = [
         Recorded(rank).collective("all_reduce", at, 600 - at, 41).collective("all_reduce", 700, 10, 42)
         for rank, at in enumerate((100, 500, 300))
@@ -70,7 +70,7 @@ def test_arrows_join_the_same_collective_of_all_ranks() -> None:
 
 
 def test_groups_are_kept_apart() -> None:
-    """Two pairs of ranks call the same operation at the same time, each in a group of its own."""
+    """Two pairs of ranks call the same operation at the same time, each in its own group."""
     ranks = [Recorded(rank).collective("all_reduce", 100, 50, 1, str(rank // 2)) for rank in range(4)]
     events, _ = merged(*ranks)
     arrows: dict[int, set[int]] = {}
@@ -80,8 +80,8 @@ def test_groups_are_kept_apart() -> None:
     assert sorted(map(sorted, arrows.values())) == [[1, 2], [3, 4]]
 
 
-def test_numbers_between_two_that_are_known_follow_where_there_is_one_group() -> None:
-    """The records of a rank have the last operations of a step only."""
+def test_in_a_single_group_missing_numbers_are_interpolated() -> None:
+    """A rank's records only have the last operations of a step."""
     ranks = []
     for rank in range(2):
         ranks.append(recorded := Recorded(rank))
@@ -92,8 +92,8 @@ def test_numbers_between_two_that_are_known_follow_where_there_is_one_group() ->
         assert [each.key for each in trace.collectives] == [("ccl", "0", 30 + index) for index in range(6)]
 
 
-def test_records_of_ccl_have_names_of_their_own() -> None:
-    """What torch's profiler calls _all_gather_base is all_gather_into_tensor in the ledger."""
+def test_records_of_ccl_have_their_own_names() -> None:
+    """torch's profiler says _all_gather_base for the ledger's all_gather_into_tensor."""
     ranks = []
     for rank in range(2):
         ranks.append(recorded := Recorded(rank))
@@ -116,8 +116,8 @@ def test_a_rank_that_was_late_is_joined_by_number_not_by_order() -> None:
     assert [each.last for each in second.collectives] == [220.0, 420.0, 620.0]
 
 
-def test_collectives_that_overlap_have_rows_of_their_own() -> None:
-    """Perfetto takes events of a row that overlap for nested ones."""
+def test_overlapping_collectives_have_separate_rows() -> None:
+    """Perfetto shows overlapping events of a row as nested."""
     recorded = Recorded(0)
     for index in range(3):
         recorded.collective("all_reduce", 100 * index, 150, index)
@@ -127,13 +127,13 @@ def test_collectives_that_overlap_have_rows_of_their_own() -> None:
     assert slices[0]["tid"] == slices[2]["tid"]
 
 
-def test_what_was_before_the_first_step_is_left_out() -> None:
+def test_events_before_the_first_step_are_left_out() -> None:
     events, _ = merged(Recorded(0).add("aten::mm", -50, 20).add("aten::mm", 50, 20))
     assert [event["ts"] for event in named(events, "aten::mm")] == [50.0]
 
 
 def test_a_file_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever they are cut."""
+    """Pieces may end anywhere."""
     text = Recorded(0).add("aten::mm", 1, 1, shape="[1, {]").text()
     whole = list(reading.read(io.StringIO(text))[1])
     for size in (1, 7, 100):
@@ -144,12 +144,12 @@ def test_a_file_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{}", '{"traceEvents": [', "\0" * 9, "[1, 2]", '{"traceEvents": [{"ph"']
 )
-def test_what_is_no_trace_is_said(text: str) -> None:
+def test_an_invalid_trace_is_reported(text: str) -> None:
     with pytest.raises(TraceError):
         merge([Recorded(0).source(text)], lambda event: None)
 
 
-def test_a_trace_that_ends_early_is_said() -> None:
+def test_a_truncated_trace_is_reported() -> None:
     text = Recorded(0).add("aten::mm", 1, 1).text()
     with pytest.raises(SourceError, match="ends early") as raised:
         merge([Recorded(0).source(), Recorded(1).source(text[:-150])], lambda event: None)
@@ -166,7 +166,7 @@ def test_the_document_is_json() -> None:
 
 
 @pytest.mark.parametrize("noun", ["rank", "instance"])
-def test_files_are_merged_and_one_that_is_broken_is_missing(
+def test_broken_files_are_left_out_of_the_merge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noun: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -186,7 +186,7 @@ def test_files_are_merged_and_one_that_is_broken_is_missing(
     assert advice
     assert text.startswith("\n".join([first, one, three, "", *advice]))
     assert f"of 2 {noun}s: " in first
-    assert f"{noun} 1 is missing: what it has sent is not all of a trace" in text
+    assert f"{noun} 1 is missing: its trace is incomplete" in text
     assert f"{noun} 3 is missing: its agent has gone" in text
     assert text == (tmp_path / "trace.txt").read_text()
     with gzip.open("trace.json.gz") as file:

@@ -1,4 +1,4 @@
-"""The rate of a trial by its telemetry's rows."""
+"""The rate of a trial, computed from its rows of telemetry."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_without_samples_the_steps_of_all_ranks_count() -> None:
     assert (rate.per_second, rate.unit) == (4.0, "steps")
 
 
-def test_a_row_for_several_steps_has_their_sums() -> None:
+def test_a_row_for_several_steps_counts_their_sums() -> None:
     meter = Meter()
     meter.add({"rank": 0, "step": 10 * n, "steps": 10, "seconds": 0.5} for n in range(1, 9))
     rate = meter.rate(1)
@@ -60,7 +60,7 @@ def test_the_spread_shrinks_with_the_number_of_rows() -> None:
     assert spread(5) == pytest.approx(2 * 0.2 / 10**0.5, rel=0.1)  # two standard errors of 20 %
 
 
-def test_other_rows_change_nothing() -> None:
+def test_other_rows_are_ignored() -> None:
     meter = Meter()
     meter.add([{"schema": 1}, {"rank": 0, "time": 1.0, "rss": 5}, *rows(0, [*WARM, *[0.5] * MIN_ROWS])])
     assert meter.rate(1) is not None

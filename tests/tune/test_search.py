@@ -1,4 +1,4 @@
-"""Successive halving, with rates that are made up for each candidate."""
+"""Successive halving, with invented rates for each candidate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ NAMES = ("tcmalloc", "glibc", "jemalloc", "default")
 
 
 class Machine:
-    """Candidates with known rates: so many samples a second for each value; ``trials`` were run."""
+    """Candidates with known rates, in samples per second for each value.  ``trials`` are those that were
+    run."""
 
     def __init__(self, speeds: dict[str, float], trials: int = 1000) -> None:
         self.speeds, self.left = speeds, trials
@@ -48,7 +49,7 @@ def found(machine: Machine) -> Trial:
 SPEEDS = {"1": 0.5, "2": 1.5, "4": 2.0, "8": 0.0, **dict.fromkeys(NAMES, 1.0), "glibc": 1.2}
 
 
-def test_each_stage_starts_from_the_best_of_the_one_before() -> None:
+def test_each_stage_starts_from_the_best_of_the_previous_one() -> None:
     machine = Machine(SPEEDS)
     assert found(machine).values == {RANKS: 4, ALLOCATOR: "glibc"}
     assert all(values.get(RANKS) == 4 for values, _ in machine.run if ALLOCATOR in values)
@@ -64,11 +65,11 @@ def test_only_the_faster_half_is_measured_again() -> None:
     assert len(machine.run) < 16
 
 
-def test_what_is_not_faster_beyond_the_spread_does_not_win() -> None:
+def test_a_candidate_within_the_spread_does_not_win() -> None:
     assert found(Machine({**dict.fromkeys(SPEEDS, 1.0), "4": 1.02})).values == {}
 
 
-def test_of_equal_candidates_the_one_with_the_fewest_settings_wins() -> None:
+def test_the_fewest_settings_win_among_equal_candidates() -> None:
     def both(best: Values) -> Iterator[Values]:
         return iter(({RANKS: 4, ALLOCATOR: "glibc"}, {RANKS: 4, ALLOCATOR: "default"}, {RANKS: 4}))
 
@@ -82,19 +83,19 @@ def test_candidates_that_fail_lose() -> None:
     assert found(Machine(dict.fromkeys(SPEEDS, 0.0))).values == {}
 
 
-def test_the_best_so_far_is_found_where_the_time_is_up() -> None:
+def test_the_best_so_far_is_found_when_the_time_is_up() -> None:
     assert found(Machine(SPEEDS, trials=5)).values == {}
     assert found(Machine(SPEEDS, trials=8)).values == {RANKS: 4}
 
 
-def test_a_default_that_fails_loses_to_anything_that_runs() -> None:
+def test_a_failing_default_loses_to_any_other_candidate() -> None:
     default = Trial({}, None, "out of memory")
     winner = search(default, [ranks], Machine(SPEEDS))
     assert winner.values == {RANKS: 4}
     assert confirm(winner, default, Machine(SPEEDS)).is_faster
 
 
-def test_a_winner_has_to_be_faster_each_time() -> None:
+def test_a_winner_must_be_faster_each_time() -> None:
     default = Trial({}, Rate(100.0, FINE, "samples"))
     winner = Trial({RANKS: 4}, Rate(200.0, FINE, "samples"))
     machine = Machine(SPEEDS)

@@ -1,4 +1,4 @@
-"""What is tried on which machine."""
+"""The candidates on different machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tried(space: Space, stage: int) -> list[dict[str, object]]:
     return [{s.key: value for s, value in values.items()} for values in space.stages[stage]({})]
 
 
-def test_ranks_are_tried_from_one_to_one_per_core_by_powers_of_two_of_the_numa_nodes() -> None:
+def test_numbers_of_ranks_are_the_numa_nodes_times_powers_of_two() -> None:
     counts = {values.get("hosts.nproc_per_node", 2) for values in tried(space(), 0)}
     assert counts == {1, 2, 4, 8, 16, 32}  # two sockets of 28 cores; the default is one per node
 
@@ -43,7 +43,7 @@ def test_values_that_change_nothing_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("settings", "environ"), [(["hosts.nproc=4"], {}), ([], {"CPULAUNCH_HOSTS_NPROC_PER_NODE": "4"})]
 )
-def test_what_the_user_has_chosen_is_not_varied(settings: list[str], environ: dict[str, str]) -> None:
+def test_settings_of_the_user_are_not_varied(settings: list[str], environ: dict[str, str]) -> None:
     placements = tried(space(*settings, "training.precision=fp32", **environ), 0)
     assert placements
     assert all(values.keys() == {"cpu.logical_cores"} for values in placements)
@@ -59,7 +59,7 @@ def without_libraries() -> HostFacts:
     return HostFacts(BIG.topology, libraries={}, libc="glibc 2.36")
 
 
-def test_communication_is_tried_where_there_are_several_ranks() -> None:
+def test_communication_is_tried_with_several_ranks() -> None:
     def keys(where: Space) -> set[str]:
         return {key for values in tried(where, 2) for key in values}
 

@@ -17,7 +17,7 @@ from cpulaunch.config.load import read_yaml
 
 LIMIT = 240.0
 
-# As fast as it sleeps: half as long with two ranks' settings, whatever else the machine does.
+# Its speed depends only on its sleep, which is half as long with two ranks.
 SLEEPS = """
 import os, time, torch
 model = torch.nn.Linear(4, 4)
@@ -89,7 +89,7 @@ def test_the_faster_number_of_ranks_is_found_and_written(tmp_path: Path) -> None
     assert {trial["unit"] for trial in document["trials"]} == {"samples"}
     written = (tmp_path / "cpulaunch.yaml").read_text()
     assert yaml.safe_load(written)["hosts"] == {"nproc": 2}
-    assert yaml.safe_load(written)["output"] == {"tee": "none"}  # from the file that was in force
+    assert yaml.safe_load(written)["output"] == {"tee": "none"}  # from the file that was read
     assert "# nproc 2" in written
     assert read_yaml(tmp_path / "cpulaunch.yaml")
     assert left_behind(tmp_path) == []
@@ -105,7 +105,7 @@ def test_a_checkpoint_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_tuning_shows_its_trials_and_leaves_nothing_running(tmp_path: Path) -> None:
+def test_an_interrupted_tuning_shows_its_trials_and_leaves_no_process(tmp_path: Path) -> None:
     with bounded(start(tmp_path, SLEEPS, "--budget", "10m"), LIMIT) as process:
         assert process.stderr is not None
         while "trial 1: " not in (line := process.stderr.readline()):
@@ -119,7 +119,7 @@ def test_an_interrupted_tuning_shows_its_trials_and_leaves_nothing_running(tmp_p
 
 
 @pytest.mark.slow
-def test_a_script_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_failing_script_is_reported_with_the_reason(tmp_path: Path) -> None:
     code, out, _ = tune(tmp_path, "raise ValueError('no data')", "--budget", "60s", "-n", "1")
     assert code == 1
     assert "ValueError: no data" in out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -237,7 +236,7 @@ class Wizard:
             return None
         if isinstance(after, PlanError) and several(self.draft.values, self.machine):
             return None
-        return _with_keys(f"{after}" + (f"  ({after.hint})" if after.hint else ""))
+        return f"{after}" + (f"  ({after.hint})" if after.hint else "")
 
     def later(self, setting: Setting[Any]) -> dict[Setting[Any], None]:
         """Return the settings asked for after this one, as unset, as old answers may no longer fit."""
@@ -269,7 +268,7 @@ class Wizard:
         try:
             facts, plan = preview(self.draft.config(self.environ, self.later(setting)))
         except CpulaunchError as e:
-            self.say(_with_keys(f"  This would not run: {e}\n"))
+            self.say(f"  This would not run: {e}\n")
             return
         drawn = picture_of_first_host(plan, facts, width=width(), colour=has_colour(), unicode=has_unicode())
         if drawn == self.drawn and not always:
@@ -344,9 +343,9 @@ def plan_lines(draft: Draft, environ: Mapping[str, str]) -> Iterator[str]:
         config = draft.config(environ)
         _, plan = preview(config)
     except CpulaunchError as e:
-        yield _with_keys(f"warning: this would not run from here: {e}")
+        yield f"warning: this would not run from here: {e}"
         if e.hint:
-            yield _with_keys(f"hint: {e.hint}")
+            yield f"hint: {e.hint}"
         return
     unknown_nodes = plan.launcher == STEPS and plan.here_alone  # nodes that Slurm has yet to allocate
     line = sentence(plan)
@@ -375,14 +374,6 @@ def draft_from(path: Path, fixed: Mapping[Setting[Any], Any], say: Say) -> Draft
         except ConfigError as e:
             say(f"{path} exists, but is not valid ({e}): the questions start with the usual defaults.\n")
     return Draft(path, {**values, **fixed})
-
-
-_OF_FLAG = {flag: setting.key for setting in SETTINGS.values() for flag in setting.flags}
-
-
-def _with_keys(text: str) -> str:
-    """Return ``text`` with the settings' keys instead of options, as a file is being written."""
-    return re.sub(r"(?<![\w-])--?[a-z][a-z-]*", lambda found: _OF_FLAG.get(found[0], found[0]), text)
 
 
 def _typed(setting: Setting[Any], value: Any) -> str:

@@ -160,8 +160,8 @@ def _may_come_back(exit_code: int) -> bool:
     if requeued < FRUITLESS:
         return True
     say(
-        f"Slurm has queued this job anew {requeued} times, and again it has made no step of torch.optim: it "
-        f"ends with {exit_code}, not {SAVED_EXIT_CODE}, so that this doesn't go on for ever"
+        f"Slurm has requeued this job {requeued} times, and again it has made no step of torch.optim: it "
+        f"ends with {exit_code}, not {SAVED_EXIT_CODE}, so that it is not requeued forever"
     )
     return False
 

@@ -1,4 +1,4 @@
-"""Command lines that make no job: options behind the script, launchers instead of it or around the job."""
+"""Detects mistaken command lines: options after the script, a launcher in its place or around the job."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def refuse_launcher(options: Sequence[str], words: Sequence[str], split: Split, 
             f"{module} starts {'instances' if module in _OF_INSTANCES else 'ranks'} itself, as cpulaunch does"
         )
     elif words[0] in _DEVICES and len(words) > 1:
-        what = f"{words[0]} is not a script, but what ipexrun is told first: cpulaunch starts all on CPUs"
+        what = f"{words[0]} is a word for ipexrun, not a script: cpulaunch always runs on CPUs"
     elif _PYTHON.fullmatch(program):
         what = f"{words[0]} is not a script: cpulaunch runs the script with its own Python"
     elif program in _LAUNCHERS:

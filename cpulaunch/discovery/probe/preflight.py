@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from cpulaunch.discovery.host.interfaces import select_interfaces
 from cpulaunch.discovery.probe.messages import (
@@ -17,11 +17,13 @@ from cpulaunch.discovery.probe.messages import (
     ProbeResponse,
 )
 from cpulaunch.errors import HostError
-from cpulaunch.launchers.reach import UNRESOLVED, Reach
+from cpulaunch.launchers.reach import ANY_HOST, UNRESOLVED, Reach, without_name
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.model.network import Interface
 from cpulaunch.wording import PORT_IS_TAKEN
+
+T = TypeVar("T")
 
 MAX_CLOCK_DIFFERENCE = 30.0
 """Seconds between clocks above which logs of several hosts can't be compared, and caches on NFS fail."""
@@ -35,12 +37,16 @@ MANY = 3
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a host isn't ready, and what to do about it."""
+    """Why a host isn't ready, and what to do about it.  Both texts have ANY_HOST for the host's name."""
 
     what: str
     remedy: str
     hopeless: bool = False  # nothing can be started there
     of_the_host: bool = True  # excluding the host would solve it
+
+    def of(self, host: str) -> tuple[str, str]:
+        """What is wrong with ``host``, and the remedy."""
+        return self.what.replace(ANY_HOST, host), self.remedy.replace(ANY_HOST, host)
 
 
 @dataclass(frozen=True)
@@ -108,27 +114,28 @@ def egress_interface(
     return next((interface for interface in interfaces if interface.address in seen), None)
 
 
-def of_many(said: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Merge pairs of a host and texts if MANY or more hosts have the same texts.
+def folded_problems(reports: Iterable[Report]) -> Iterator[tuple[str, str, str]]:
+    """Yield ``(hosts, what, remedy)``.  Equal problems of MANY or more hosts are merged, with HOST as
+    name."""
+    for hosts, name, problem in _folded((r.host, problem) for r in reports for problem in r.problems):
+        yield hosts, *problem.of(name)
 
-    Texts that differ only in the host's own name count as the same; in merged texts, ``HOST`` stands for it.
-    """
-    groups: dict[tuple[str, ...], list[tuple[str, tuple[str, ...]]]] = {}
-    for host, texts in said:
-        name = re.compile(rf"(?<![\w.-]){re.escape(host)}(?![\w-])")
-        groups.setdefault(tuple(name.sub("HOST", text) for text in texts), []).append((host, texts))
-    for common, group in groups.items():
-        if len(group) < MANY:
-            yield from group
+
+def _folded(found: Iterable[tuple[str, T]]) -> Iterator[tuple[str, str, T]]:
+    """Group pairs of a host and what was found there: ``(hosts, a name for each of them, found)``."""
+    groups: dict[T, list[str]] = {}
+    for host, value in found:
+        groups.setdefault(value, []).append(host)
+    for value, hosts in groups.items():
+        if len(hosts) < MANY:
+            yield from ((host, host, value) for host in hosts)
         else:
-            yield fold_hosts(host for host, _ in group), common
+            yield fold_hosts(hosts), "HOST", value
 
 
 def warnings(reports: Iterable[Report]) -> Iterator[str]:
     """Lines with the hosts' warnings.  Equal warnings of many hosts are merged into one line."""
-    for hosts, (warning,) in of_many(
-        (report.host, (line,)) for report in reports for line in report.warnings
-    ):
+    for hosts, _, warning in _folded((report.host, line) for report in reports for line in report.warnings):
         yield f"warning: {hosts}: {warning}"
 
 
@@ -160,7 +167,7 @@ def _no_answer(host: str, response: ProbeResponse, request: ProbeRequest, reach:
         return Problem(response.error, remedy)
     if response.exit_code is None:
         return Problem(
-            f"no answer within {ANSWER_TIMEOUT:.0f} s", f"`{reach.by_hand(host)}` shows where it stops"
+            f"no answer within {ANSWER_TIMEOUT:.0f} s", f"`{reach.by_hand(ANY_HOST)}` shows where it stops"
         )
     if response.exit_code == NO_PYTHON:
         return Problem(
@@ -172,12 +179,12 @@ def _no_answer(host: str, response: ProbeResponse, request: ProbeRequest, reach:
             f"{request.python} is there, but cpulaunch isn't where it is here",
             "put the same environment there, at the same path, or share it over NFS",
         )
-    last = response.error.splitlines()[-1].strip() if response.error else ""
+    last = without_name(host, response.error.splitlines()[-1].strip()) if response.error else ""
     if obstacle := reach.obstacle(host, response.exit_code, response.error):
         return Problem(*obstacle)
     return Problem(
         f"its answer was not understood (exit code {response.exit_code}{f': {last}' if last else ''})",
-        f"does a startup file such as ~/.bashrc end the shell?  Try: {reach.by_hand(host)}",
+        f"does a startup file such as ~/.bashrc end the shell?  Try: {reach.by_hand(ANY_HOST)}",
     )
 
 
@@ -283,7 +290,7 @@ def _network(
     if response.connect_error and host == master:
         yield Problem(
             f"can't connect to {request.master}, where the ranks meet: {response.connect_error}",
-            f"--master-addr auto takes an address of {host}",
+            f"--master-addr auto takes an address of {ANY_HOST}",
         )
     elif response.connect_error and not astray:
         yield Problem(

@@ -8,15 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpulaunch.queues.kubernetes.pods import (
-    HOME,
-    Job,
-    Kind,
-    config_maps,
-    launcher_pod,
-    metadata,
-    worker_pod,
-)
+from cpulaunch.queues.kubernetes.pods import HOME, Job, Kind, config_maps, document, launcher_pod, worker_pod
 
 
 def _documents(job: Job) -> list[dict[str, Any]]:
@@ -44,8 +36,7 @@ def _documents(job: Job) -> list[dict[str, Any]]:
     }
     if job.slots:
         spec = {"slotsPerWorker": job.slots, **spec}
-    mpijob = {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "metadata": metadata(job, job.name)}
-    return [{**mpijob, "spec": spec}, *config_maps(job)]
+    return [document(job, "kubeflow.org/v2beta1", "MPIJob", job.name, spec=spec), *config_maps(job)]
 
 
 MPIJOB = Kind(

@@ -113,17 +113,16 @@ class Kind:
         return f"it has {len(name)} characters, and may have {longest}" if len(name) > longest else None
 
 
-def metadata(job: Job, name: str) -> dict[str, Any]:
-    """The metadata of a document called ``name``."""
-    return {"name": name, **({"namespace": job.namespace} if job.namespace else {})}
+def document(job: Job, version: str, kind: str, name: str, **content: Any) -> dict[str, Any]:
+    """A Kubernetes object called ``name`` in the job's namespace.  ``version`` is its apiVersion."""
+    namespace = {"namespace": job.namespace} if job.namespace else {}
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, **namespace}, **content}
 
 
 def config_maps(job: Job) -> list[dict[str, Any]]:
     """The ConfigMap with the job's files; none if it has none."""
-    if not job.files:
-        return []
-    about = metadata(job, files_of(job.name))
-    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": dict(job.files)}]
+    files = dict(job.files)
+    return [document(job, "v1", "ConfigMap", files_of(job.name), data=files)] if files else []
 
 
 def files_of(name: str) -> str:

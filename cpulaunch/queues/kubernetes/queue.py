@@ -280,7 +280,7 @@ def _resources(cpu: str | None, memory: str | None) -> tuple[int | None, str | N
     if cpu is None or memory is None:
         raise UsageError(
             f"--{'memory' if cpu is None else 'cpu'} without --{'cpu' if cpu is None else 'memory'}",
-            hint="a pod gets CPUs of its own only if it names both; without both, it may use all of its node",
+            hint="a pod gets exclusive CPUs only with both options; with neither, it may use the whole node",
         )
     if not re.fullmatch("[1-9][0-9]{0,4}", cpu):
         raise UsageError(

@@ -1,9 +1,8 @@
 """Render a job as a TrainJob for Kubeflow Trainer v2 (trainer.kubeflow.org/v1alpha1), with its own runtime.
 
-A TrainJob says which TrainingRuntime it uses, and that says which pods there are.  Trainer makes the
-hostfile, and the key by which the pods reach each other, only for runtimes of Open MPI
-(kubeflow/trainer#4025).  So the runtime asks for Open MPI; cpulaunch reads the hostfile, and starts the ranks
-by ssh or by any MPI of the image.
+A TrainJob refers to a TrainingRuntime, and the runtime defines the pods.  Trainer makes a hostfile and an ssh
+key for the pods only if the runtime asks for Open MPI (kubeflow/trainer#4025), so this one does.  cpulaunch
+reads the hostfile, and starts the ranks by ssh or by any MPI of the image.
 
 Sources, of Trainer 2.3: kubeflow/trainer, pkg/apis/trainer/v1alpha1 (the fields),
 pkg/runtime/framework/plugins/mpi (the hostfile, the key, and the names "node" and "launcher") and
@@ -14,23 +13,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpulaunch.queues.kubernetes.pods import (
-    HOME,
-    Job,
-    Kind,
-    config_maps,
-    launcher_pod,
-    metadata,
-    worker_pod,
-)
+from cpulaunch.queues.kubernetes.pods import HOME, Job, Kind, config_maps, document, launcher_pod, worker_pod
 
 GROUP = "trainer.kubeflow.org"
+VERSION = f"{GROUP}/v1alpha1"
 RUNTIME = "TrainingRuntime"
 
 
 def _documents(job: Job) -> list[dict[str, Any]]:
     """The TrainingRuntime, the TrainJob and, if the job has files, the ConfigMap with them."""
-    runtime = {"apiVersion": f"{GROUP}/v1alpha1", "kind": RUNTIME, "metadata": metadata(job, job.name)}
     slots = {"numProcPerNode": job.slots} if job.slots else {}
     policy = {"mpiImplementation": "OpenMPI", "sshAuthMountPath": f"{HOME}/.ssh", **slots}
     launcher = launcher_pod(job, TRAINJOB)
@@ -45,12 +36,12 @@ def _documents(job: Job) -> list[dict[str, Any]]:
             }
         },
     }
-    trainjob = {"apiVersion": f"{GROUP}/v1alpha1", "kind": "TrainJob", "metadata": metadata(job, job.name)}
     uses = {
         "runtimeRef": {"apiGroup": GROUP, "kind": RUNTIME, "name": job.name},
         "trainer": {"numNodes": job.workers, **slots, "command": command},
     }
-    return [{**runtime, "spec": spec}, {**trainjob, "spec": uses}, *config_maps(job)]
+    runtime = document(job, VERSION, RUNTIME, job.name, spec=spec)
+    return [runtime, document(job, VERSION, "TrainJob", job.name, spec=uses), *config_maps(job)]
 
 
 def _workers(job: Job) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def check_logs(options: Mapping[str, str]) -> None:
         if "%" not in str(directory) and not directory.is_dir():  # other patterns depend on the job
             raise UsageError(
                 f"{name}={options[name]}: there is no directory {directory}, and Slurm doesn't make it: "
-                "the job would end without a word",
+                "the job would end without a message",
                 hint=f"mkdir -p {directory}",
             )
 
@@ -63,7 +63,7 @@ def check_hosts(config: Config, asked: Mapping[str, str]) -> None:
     """Raise UsageError if settings name hosts that Slurm may not give the job."""
     if config.hosts.exclude:
         where = config.where(Config.hosts.exclude)
-        hint = f"--exclude={config.hosts.exclude} of sbatch has Slurm avoid them"
+        hint = f"--exclude={config.hosts.exclude} of sbatch keeps the job off these hosts"
         raise UsageError(f"{where}: the job's nodes are those that Slurm gives it", hint=hint)
     try:
         file, named = config.hosts.hostfile, config.hosts.list

@@ -78,8 +78,8 @@ def nodes_of_partition(options: Mapping[str, str]) -> PartitionNodes:
 def demand_room(text: str, options: Mapping[str, str]) -> None:
     """Raise UsageError if sbatch's ``options`` ask for more than any partition in sinfo's ``text`` has.
 
-    Of several partitions in ``--partition``, one that is large enough will do.  Slurm itself lets such a job
-    wait for ever, unless the site has set EnforcePartLimits (slurm.conf).
+    Of several partitions in ``--partition``, one that is large enough will do.  Slurm itself accepts such a
+    job, and it never starts, unless the site has set EnforcePartLimits (slurm.conf).
     """
     partitions: dict[str, list[PartitionNodes]] = {}
     for kind in _kinds(text):

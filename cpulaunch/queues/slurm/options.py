@@ -157,7 +157,7 @@ def warned(options: Mapping[str, str], grace: float | None, *, by_srun: bool = F
 def demand_time(options: Mapping[str, str], warning: Warned) -> None:
     """Raise UsageError if the time limit is so short that the job would be warned at its start.
 
-    Such a job would be requeued for ever.
+    Such a job would be requeued again and again.
     """
     seconds, before = limit(options), warning.seconds + INACCURACY
     if seconds is None or seconds > before:

@@ -23,7 +23,7 @@ HELP = """\
 Options of sbatch, such as --nodes, --time, -p, --requeue, become #SBATCH lines; options of `cpulaunch run`
 stay those of the job.  An option of sbatch that cpulaunch doesn't know is written --name=value.
 Without --cpus-per-task, --ntasks, --mem or --exclusive, the job takes whole nodes.
-With --requeue, it is warned before its time limit, saves (cpulaunch.Checkpoint), is queued anew and goes on.
+With --requeue, it is warned before its time limit, saves (cpulaunch.Checkpoint), is requeued and continues.
 
 examples:
   cpulaunch submit --nodes 4 --time 2:00:00 -p batch train.py --lr 0.1

@@ -97,14 +97,14 @@ CHANGES = (
     Change(
         (),
         (),
-        "sets the variables `ACCELERATE_USE_CPU` and `ACCELERATE_MIXED_PRECISION` where the user has not",
+        "sets `ACCELERATE_USE_CPU` and `ACCELERATE_MIXED_PRECISION`, unless the user has set them",
         "accelerate's own defaults hold",
         _set_defaults,
     ),
     Change(
         (),
         ("PartialState._shared_state",),
-        "knows that accelerate sees to its models' precision",
+        "knows that accelerate sets its models' precision",
         "its models without mixed precision are trained in the planned precision nevertheless",
         _own_precision,
     ),
@@ -143,8 +143,8 @@ OF_ACCELERATOR = (
             "accelerate.data_loader.DataLoaderShard.__iter__",
         ),
         ("Accelerator.save_iteration",),
-        "goes on from the last saved state in a restarted job, without the batches before it",
-        "a restarted job trains from the start unless the script goes on itself",
+        "resumes from the last saved state in a restarted job, and skips the batches before it",
+        "a restarted job trains from the start unless the script itself resumes",
         resume_own_states,
     ),
 )

@@ -46,8 +46,8 @@ def _of_trainer(module: Any, settings: TrainingSettings) -> None:
     _choose_precision(module._AcceleratorConnector, "_precision_flag", "_precision_plugin_flag", settings)
 
 
-_WHAT = "trains in the planned precision where the script names none"
-_WITHOUT = "its models are in bf16 where the plan says so, whatever precision the script names"
+_WHAT = "trains in the planned precision if the script names none"
+_WITHOUT = "its models are in the planned bf16, whatever precision the script names"
 
 OF_FABRIC = (Change(("_Connector._check_config_and_set_final_flags",), (), _WHAT, _WITHOUT, _of_fabric),)
 OF_TRAINER = (

@@ -201,7 +201,7 @@ CHANGES = (
             for name in ("init_process_group", "new_group", "get_backend")
         ),
         ("distributed.group", "distributed.get_rank", "distributed.Backend"),
-        "makes groups of the planned backend, which answer the name that the script knows",
+        "makes groups of the planned backend, which report the name that the script knows",
         "process groups have the backend that the script names",
         replace_backend,
     ),
@@ -215,7 +215,7 @@ CHANGES = (
     Change(
         ("nn.parallel.DistributedDataParallel.forward",),
         ("utils._pytree.tree_map", "autocast_increment_nesting", "autocast_decrement_nesting"),
-        "computes in the planned precision, where the script has no autocast",
+        "computes in the planned precision, if the script has no autocast",
         "DDP models are in the precision that the script names",
         _autocast_ddp,
     ),
@@ -245,8 +245,8 @@ CHANGES = (
     Change(
         (),
         ("optim.optimizer.register_optimizer_step_pre_hook",),
-        "has optimizers take their fused step, and says what was changed",
-        "optimizers take the step that the script names",
+        "enables optimizers' fused steps, and reports all changes",
+        "optimizers use the step that the script names",
         _watch_steps,
     ),
 )

@@ -98,8 +98,8 @@ OF_TRAINER = (
     Change(
         ("Trainer.train",),
         ("TrainerCallback.on_save",),
-        "goes on from the last checkpoint in a restarted job",
-        "a restarted job trains from the start unless the script goes on itself",
+        "resumes from the last checkpoint in a restarted job",
+        "a restarted job trains from the start unless the script itself resumes",
         _resume,
     ),
 )

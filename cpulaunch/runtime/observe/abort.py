@@ -1,6 +1,6 @@
 """A rank's report before gloo aborts it: its threads' stacks, and the ledger's last collectives.
 
-If a peer sends more than is expected, gloo throws in a thread of its own, where nobody can catch it.  C++
+If a peer sends more than expected, gloo throws in its own thread, where the exception can't be caught.  C++
 then calls the terminate handler, which aborts the process and loses torch's flight recorder.  The handler
 installed here runs first.  It takes Python's lock (the GIL).  It would wait forever if another thread held
 the lock and waited for the thread that aborts.  torch releases the lock in everything that moves data, but
@@ -65,8 +65,8 @@ CHANGES = (
     Change(
         ("_ZSt13set_terminatePFvvE",),
         (),
-        "C++'s terminate handler: says what the rank was doing, before it calls the former one",
-        "nobody knows what a rank was doing that gloo aborts",
+        "C++'s terminate handler: reports what the rank was doing, and then calls the former handler",
+        "the calls of a rank that gloo aborts are not reported",
         _say_before_abort,
     ),
 )

@@ -201,7 +201,7 @@ CHANGES = (
     Change(
         ("nn.parallel.DistributedDataParallel.__init__",),
         ("nn.parallel.DistributedDataParallel._set_ddp_runtime_logging_sample_rate",),
-        "has DistributedDataParallel time each step (by default, one of a hundred)",
+        "makes DistributedDataParallel time each step (by default, one of a hundred)",
         "waiting within DistributedDataParallel is missing in telemetry",
         _watch_parallel,
     ),

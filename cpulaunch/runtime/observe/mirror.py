@@ -113,7 +113,7 @@ class _Group:
         self.slot = slot
         self.last_at = ledger.FIRST_GROUP + (slot + 1) * ledger.GROUP_BYTES - ledger.OPERATION.size
         self.word = self.last_at // 8
-        self.kind: str | None = None  # of the last record, while it was noted and has no root
+        self.kind: str | None = None  # of the last record, until it has a root
         self.size, self.dtype, self.thread = 0, None, 0
 
 

@@ -69,7 +69,8 @@ def _other_ranks(environ: Mapping[str, str]) -> int:
 
 
 def _own_group(given: Mapping[str, Any], environ: Mapping[str, str]) -> int | None:
-    """Return the size of the group made with the arguments ``given``, in its last process; else None.
+    """Return the size of the group that a call with the arguments ``given`` makes, if this is its last
+    process; else None.
 
     In the job's first rank, the result is never the job's group, as its last process is another rank.
     """
@@ -87,18 +88,18 @@ def _number(given: Mapping[str, Any], environ: Mapping[str, str], name: str) -> 
     return int(text) if by_environment and text.isdecimal() else None
 
 
-_WITHOUT = "nobody says that ranks start processes, and train separate models"
+_WITHOUT = "there is no warning if ranks start processes, and train separate models"
 
 CHANGES = (
     Change(
         ("distributed.distributed_c10d.init_process_group",),
         (),
-        "says that the script makes process groups of its own in each rank",
+        "warns if the script makes its own process groups in each rank",
         _WITHOUT,
         _tell_of_own_groups,
     ),
 )
 
 OF_LAUNCHER = (
-    Change(("launch_agent",), (), "says that each rank starts torchrun", _WITHOUT, _tell_of_own_launcher),
+    Change(("launch_agent",), (), "warns if each rank starts torchrun", _WITHOUT, _tell_of_own_launcher),
 )

@@ -225,7 +225,7 @@ class Operations:
         self._found = {}
 
     def look(self) -> None:
-        """Keep operations called since the last look.  Other backends' times are of the wall clock."""
+        """Keep operations called since the last look.  Times of other backends are on the wall clock."""
         for group in ledger.groups(self._memory):
             if group.backend == "ccl":
                 for each in group.operations:

@@ -22,7 +22,7 @@ class RankState(Enum):
 
     NOT_STARTED = auto()
     RUNNING = auto()
-    FAILED_TO_START = auto()  # or the agent ended the program because it was not where it should be
+    FAILED_TO_START = auto()  # or its agent refused to run the program
     EXITED = auto()
     SIGNALED = auto()
     ENDED_BY_LAUNCHER = auto()

@@ -48,14 +48,14 @@ _SENTENCES: Mapping[Kind, Callable[[Cause], str]] = {
         "it, its network or its agents have stopped"
     ),
     Kind.HOST_FAILED: lambda cause: f"the batch system says that {cause.host} has failed, or was set down",
-    Kind.AGENT_KILLED: lambda cause: "its agent ended without a word",
+    Kind.AGENT_KILLED: lambda cause: "its agent ended without a report",
     Kind.AGENT_SIGNALED: lambda cause: (
         f"its agent got signal {cause.signal}, from mpiexec or a batch system, not from us"
     ),
-    Kind.AGENT_MALFORMED: lambda cause: f"the launcher can't understand its agent: {cause.detail}",
+    Kind.AGENT_MALFORMED: lambda cause: f"its agent sent malformed data: {cause.detail}",
     Kind.AGENT_ENDED: lambda cause: "its agent ended before it said hello",
     Kind.AGENT_SILENT: lambda cause: (
-        f"no sign of life within {cause.seconds:.0f} s of the last rank's that has come"
+        f"no sign of life within {cause.seconds:.0f} s of the last rank to connect"
     ),
     Kind.NOT_STARTED: _not_started,
     Kind.REFUSED: lambda cause: cause.detail or "",

@@ -40,7 +40,7 @@ def test_a_launcher_may_not_tell_the_number_of_local_ranks() -> None:
         ({"R": "5", "S": "8", "LR": "one", "LS": "4"}, "x was to start this process, but LR is one"),
     ],
 )
-def test_an_identity_that_is_not_told_is_an_error(environ: dict[str, str], why: str) -> None:
+def test_a_missing_identity_is_an_error(environ: dict[str, str], why: str) -> None:
     with pytest.raises(HostError) as raised:
         identify("x", NAMES, environ)
     assert str(raised.value) == why
@@ -57,7 +57,7 @@ def test_an_identity_that_is_not_told_is_an_error(environ: dict[str, str], why: 
         ),
     ],
 )
-def test_an_agent_without_a_plan_that_it_can_read_says_so(tmp_path: Path, text: str, why: str) -> None:
+def test_an_unreadable_plan_is_an_error_of_the_agent(tmp_path: Path, text: str, why: str) -> None:
     done = run_agent(placement(tmp_path), "", {variables.PLACEMENT[0]: text})
     assert (done.returncode, done.stdout) == (HostError.exit_code, "")
     assert done.stderr.startswith(f"cpulaunch: this process can't know its rank: {why}")

@@ -42,7 +42,7 @@ thread.join()
 
 LOCKED = """\
 import ctypes
-libc = ctypes.PyDLL(None)  # which keeps the GIL
+libc = ctypes.PyDLL(None)  # its calls keep the GIL
 print("ready", flush=True)
 libc.sleep(1000)
 """
@@ -100,7 +100,7 @@ def with_bin(directory: Path, py_spy: str | None = None) -> dict[str, Any]:
 
 
 @needs_py_spy
-def test_threads_and_where_they_are(tmp_path: Path) -> None:
+def test_threads_and_their_frames(tmp_path: Path) -> None:
     with launcher(tmp_path, WAIT) as played:
         (program,) = dump(played)
     assert (program["pid"], program["state"], program["stacks"]) == (played.pid, "S", "py-spy")
@@ -161,7 +161,7 @@ def test_a_program_that_a_debugger_holds(tmp_path: Path) -> None:
             assert (program["traced_by"], program["tracer"]) == (tracer.pid, "strace")
 
 
-def test_the_agent_goes_on_while_py_spy_hangs_and_sets_the_program_free(tmp_path: Path) -> None:
+def test_the_agent_works_while_py_spy_hangs_and_resumes_the_program(tmp_path: Path) -> None:
     """A py-spy that stops the program, and then takes for ever.  Who asks meanwhile is answered in time, too."""
     hangs = f'echo >>{tmp_path}/spies; while [ "$1" != --pid ]; do shift; done; kill -STOP $2; exec /bin/sleep 1000'
     with launcher(tmp_path, WAIT, **with_bin(tmp_path, hangs)) as played:
@@ -189,7 +189,7 @@ def test_processes_that_are_too_much_to_send_are_counted(monkeypatch: pytest.Mon
         dumps = Dumps(selectors.DefaultSelector(), None, answers.append)
         dumps.ask(AskDump(1, False))
         until(lambda: dumps.check_time() or answers, "the answer")
-        family = list(processes.family(os.getpid()))  # and what other tests of this process have started
+        family = list(processes.family(os.getpid()))  # includes processes that other tests have started
         left_out = len(family) - len(answers[0].processes)
         assert 0 < left_out < len(family)
         assert f"{left_out} more processes are left out: too much to send" in answers[0].error
@@ -199,7 +199,7 @@ def test_processes_that_are_too_much_to_send_are_counted(monkeypatch: pytest.Mon
             child.wait(TIMEOUT)
 
 
-def test_a_py_spy_is_of_the_job_to_those_who_sweep_it(tmp_path: Path) -> None:
+def test_the_sweep_counts_py_spy_as_part_of_the_job(tmp_path: Path) -> None:
     """Who kills the agent can leave a py-spy that hangs."""
     hangs = "exec /bin/sleep 1000"
     options = with_bin(tmp_path, hangs)
@@ -245,7 +245,7 @@ def test_a_py_spy_that_was_reaped_before_its_last_words_were_read_is_no_error() 
     assert not selector.get_map()
 
 
-def test_where_ptrace_is_forbidden_the_program_writes_its_stacks_itself(tmp_path: Path) -> None:
+def test_a_program_writes_its_stacks_itself_if_ptrace_is_forbidden(tmp_path: Path) -> None:
     refuses = "echo 'Error: Permission Denied: Try running again with elevated permissions' >&2; exit 1"
     with launcher(tmp_path, WAIT, **with_bin(tmp_path, refuses)) as played:
         (program,) = dump(played)
@@ -264,7 +264,7 @@ def test_a_program_that_ends_meanwhile(tmp_path: Path) -> None:
         assert played.end()[0] == 0
 
 
-def test_dumps_leave_the_program_as_it_was(tmp_path: Path) -> None:
+def test_dumps_do_not_change_the_program(tmp_path: Path) -> None:
     """Neither its output nor its exit code is another."""
     program = "import sys\nprint('ready', flush=True)\nfor _ in range(3): print(sys.stdin)\nsys.exit(7)\n"
     program = program.replace("print(sys.stdin)", "import time; time.sleep(0.3)")
@@ -362,7 +362,7 @@ def test_gdb_shows_the_stack_of_a_program_without_python_if_native_frames_are_wa
 
 
 @needs_py_spy
-def test_where_frames_of_c_cannot_be_seen_those_of_python_are(tmp_path: Path) -> None:
+def test_python_frames_are_shown_if_c_frames_are_unreadable(tmp_path: Path) -> None:
     """As of a rank that gets no time."""
     refuses = 'case "$*" in *--native*) echo "Error: UNW_EBADREG" >&2; exit 1;; esac'
     script = f'{refuses}; exec {shutil.which("py-spy")} "$@"'

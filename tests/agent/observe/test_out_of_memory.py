@@ -15,8 +15,8 @@ from support.jobs import box
 
 
 @pytest.mark.slow
-def test_want_of_memory_is_told_from_a_kill(cpulaunch: Run, tmp_path: Path) -> None:
-    """In a memory cgroup of version 1 or 2, where we may make one."""
+def test_an_out_of_memory_kill_differs_from_another_kill(cpulaunch: Run, tmp_path: Path) -> None:
+    """In a memory cgroup of version 1 or 2, if we may make one."""
     with memory_cgroup(64 << 20) as procs:
         greedy = "x = [bytearray(1 << 20) for _ in range(1000)]"
         command = f"echo $$ > {procs} && exec {sys.executable} -c '{greedy}'"
@@ -28,7 +28,7 @@ def test_want_of_memory_is_told_from_a_kill(cpulaunch: Run, tmp_path: Path) -> N
     assert re.search("ran out of memory and says: .*Killed process|killed for want of memory", lines[1])
 
 
-def test_a_kill_from_outside_is_not_taken_for_want_of_memory(cpulaunch: Run, tmp_path: Path) -> None:
+def test_a_kill_from_outside_is_not_reported_as_out_of_memory(cpulaunch: Run, tmp_path: Path) -> None:
     done = cpulaunch("run", "-n", "1", "--no-python", "sh", "-c", "kill -9 $$")
     assert done.returncode == 137
     assert re.match(r"not out of memory \(peak 0\.\d\d GiB\)", box(done.stderr)[1][1])

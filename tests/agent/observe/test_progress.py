@@ -24,7 +24,7 @@ def asked(launcher: PlayedLauncher) -> messages.Beat:
     return launcher.next(messages.Beat)
 
 
-def test_an_agent_says_at_once_how_far_its_program_is(tmp_path: Path) -> None:
+def test_an_agent_reports_its_programs_progress_at_once(tmp_path: Path) -> None:
     program = WRITES + "write(7, 140, 10**15, 5 * 10**8, 125 * 10**7)" + SLEEP
     with PlayedLauncher(placement(tmp_path), program) as launcher:
         launcher.welcome()
@@ -32,7 +32,7 @@ def test_an_agent_says_at_once_how_far_its_program_is(tmp_path: Path) -> None:
         assert asked(launcher) == messages.Beat(7, 140, 0.5, 1.25, True, len("ready\n"), 10.0**6, True)
 
 
-def test_what_a_program_prints_is_progress(tmp_path: Path) -> None:
+def test_output_of_a_program_counts_as_progress(tmp_path: Path) -> None:
     before = time.monotonic()
     with PlayedLauncher(placement(tmp_path), SLEEP) as launcher:
         launcher.welcome()
@@ -43,7 +43,7 @@ def test_what_a_program_prints_is_progress(tmp_path: Path) -> None:
         assert beat == messages.Beat(printed=len("ready\n"), progressed_at=beat.progressed_at)
 
 
-def test_that_a_program_ends_is_said_while_its_exit_handlers_run(tmp_path: Path) -> None:
+def test_the_end_of_a_program_is_reported_while_its_exit_handlers_run(tmp_path: Path) -> None:
     program = "import atexit, time\natexit.register(lambda: (print('ready', flush=True), time.sleep(300)))"
     with PlayedLauncher(placement(tmp_path), program) as launcher:
         launcher.welcome()
@@ -111,7 +111,7 @@ def test_processes_of_the_program_have_no_ledger(tmp_path: Path, child: str) -> 
         assert "None False\n[] seen" in seen
 
 
-def test_a_program_that_closed_what_it_inherited_has_no_ledger(tmp_path: Path) -> None:
+def test_a_program_that_closed_its_inherited_files_has_no_ledger(tmp_path: Path) -> None:
     """And what it has at that descriptor stays as it is."""
     program = (
         "import os\n"

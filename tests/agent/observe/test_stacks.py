@@ -49,7 +49,7 @@ def test_a_stack_of_py_spy() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"Error: no", b"{}", b'[{"pid": 1}]', b'["x"]'])
-def test_what_is_no_stack_of_py_spy_is_an_error(text: bytes) -> None:
+def test_malformed_output_of_py_spy_is_an_error(text: bytes) -> None:
     if text == b"{}":
         assert from_py_spy(text, 1) == []
     else:
@@ -87,7 +87,7 @@ def test_threads_of_ours_are_left_out() -> None:
     assert [each["name"] for each in found] == ["MainThread", "loader"]
 
 
-def test_the_main_thread_of_faulthandler_is_the_last_one_whatever_its_name() -> None:
+def test_faulthandlers_last_thread_is_the_main_one_with_any_name() -> None:
     """From Python 3.14 on it has the process's.  Of more than a hundred, the main one isn't there."""
     text = 'Thread 0x01 [{}] (most recent call first):\n  File "t.py", line 3 in f\n'
     both = text.format("loader") + "\n" + text.format("python")

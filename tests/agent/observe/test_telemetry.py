@@ -54,7 +54,7 @@ def fields(row: StepRow) -> dict[str, float | None]:
     return {field.name: value for field, value in zip(OF_STEPS, row.fields, strict=True)}
 
 
-def test_each_step_is_told_once() -> None:
+def test_each_step_is_sent_once() -> None:
     written = Written()
     reader = telemetry(written)
     assert written.told(reader) == []
@@ -69,7 +69,7 @@ def test_each_step_is_told_once() -> None:
     assert written.told(reader) == []
 
 
-def test_of_many_steps_those_with_round_numbers_are_told_and_all_count() -> None:
+def test_steps_with_round_numbers_are_sent_and_all_steps_count() -> None:
     written = Written()
     reader = telemetry(written)
     written.steps(99)
@@ -126,7 +126,7 @@ def test_the_last_loss_of_several_steps_is_theirs() -> None:
     assert {fields(row)["loss"] for row in rows} == {3.0}
 
 
-def test_the_peak_is_told_once() -> None:
+def test_the_peak_is_sent_once() -> None:
     written = Written()
     reader = telemetry(written)
     ledger.RECORDED.pack_into(written.memory, ledger.RECORDED_AT, 0, 5e11, b"bf16")
@@ -164,7 +164,7 @@ def test_the_last_steps_come_before_the_programs_end(tmp_path: Path) -> None:
         assert launcher.next(messages.Exit).code == 0
 
 
-def test_nothing_is_told_where_nobody_wants_it(tmp_path: Path) -> None:
+def test_nothing_is_sent_without_a_sink(tmp_path: Path) -> None:
     with PlayedLauncher(placement(tmp_path, telemetry=False), PROGRAM) as launcher:
         launcher.welcome()
         kinds = set()

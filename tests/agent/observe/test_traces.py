@@ -93,7 +93,7 @@ def test_a_trace_that_is_not_wanted_any_more(agent: Agent) -> None:
     assert agent.said == []
 
 
-def test_what_can_not_be_read_is_said(agent: Agent) -> None:
+def test_an_unreadable_trace_is_reported(agent: Agent) -> None:
     agent.asked()
     agent.traces.reported(HasTraced(7, 12, 14, ""))
     agent.asked()

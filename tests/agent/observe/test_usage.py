@@ -77,12 +77,12 @@ def test_threads_of_the_program_are_counted_and_its_children_are_not(program: su
     assert PAGES <= found["page_faults"] < 2 * PAGES
     assert found["nanoseconds"] > 0
     program.communicate("\n", timeout=TIMEOUT)
-    assert counted.read()["page_faults"] >= found["page_faults"]  # of a program that has ended, too
+    assert counted.read()["page_faults"] >= found["page_faults"]  # the counters outlive the program
     counted.close()
     assert counted.read() == {}
 
 
-def test_what_the_kernel_refuses_is_left_out() -> None:
+def test_counters_that_the_kernel_refuses_are_left_out() -> None:
     assert Counters(os.getpid(), {"nothing": (1, 12345)}).read() == {}
     assert Counters(2**22 + 1, SOFTWARE).read() == {}  # there is no such process
 
@@ -107,7 +107,7 @@ print(*before, "|", *after, "|", *Usage(me, CoreSet(os.sched_getaffinity(0)), 0.
 """
 
 
-def test_where_a_container_forbids_counting_the_rest_is_still_said() -> None:
+def test_the_other_fields_remain_if_a_container_forbids_counters() -> None:
     """By a filter of system calls, as Docker has."""
     if not Counters(os.getpid(), SOFTWARE).read():
         pytest.skip("this machine forbids perf_event_open")
@@ -128,7 +128,7 @@ def test_where_a_container_forbids_counting_the_rest_is_still_said() -> None:
         ("AuthenticAMD", "fpu amx_tile", {"cycles", "instructions"}),
     ],
 )
-def test_amx_is_counted_where_its_event_is_known(vendor: str, flags: str, asked: set[str]) -> None:
+def test_amx_is_counted_if_its_event_is_known(vendor: str, flags: str, asked: set[str]) -> None:
     cpuinfo = f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {flags}\n\nprocessor\t: 1\n"
     assert events_of_cpu(cpuinfo).keys() == asked
 
@@ -156,7 +156,7 @@ def test_far_nodes_are_those_without_a_core_of_the_rank() -> None:
     assert far_nodes(CoreSet.parse("0-1"), {}.get) == frozenset()
 
 
-def test_the_kernel_says_what_a_process_has_used() -> None:
+def test_the_usage_of_a_process_is_the_kernels() -> None:
     row = process_row(os.getpid())
     assert 1 << 20 < row["rss"] < 1 << 34
     assert 0 < row["cpu_seconds"] <= time.process_time() + 0.1

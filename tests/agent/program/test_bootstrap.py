@@ -36,7 +36,7 @@ RAISED = Raised("ValueError: x", "train.py", 5, "Traceback …", "", None)
         ([leaving(1) + b"nonsense\nhalf a line", leaving(0)], [Leaving(1), Leaving(0)]),
     ],
 )
-def test_what_is_no_report_is_passed_over(pieces: list[bytes], reports: list[Report]) -> None:
+def test_malformed_reports_are_ignored(pieces: list[bytes], reports: list[Report]) -> None:
     reader = Reports()
     assert [report for piece in pieces for report in reader.feed(piece)] == reports
 

@@ -46,7 +46,8 @@ dist.all_reduce(torch.ones(8))
 
 
 def test_a_forked_child_ends_too(cpulaunch: Run, tmp_path: Path) -> None:
-    """Without us, gloo's destructor waits in it for ever for threads that it doesn't have."""
+    """Without cpulaunch, gloo's destructor hangs in the child, as it waits for threads that exist only in the
+    parent."""
     (tmp_path / "forked.py").write_text(FORKED)
     done = cpulaunch("run", "-n", "2", "--backend", "gloo", "--tee", "all", "forked.py")
     assert done.returncode == 0, done.stderr
@@ -75,7 +76,7 @@ def test_it_connects_ranks_when_they_first_need_it(cpulaunch: Run, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("ranks", "lazily"), [repeat(64, ""), (65, "1")])
-def test_ranks_of_a_large_job_are_told_to_connect_so(cpulaunch: Run, ranks: int, lazily: str) -> None:
+def test_ranks_of_a_large_job_connect_lazily(cpulaunch: Run, ranks: int, lazily: str) -> None:
     program = ("--no-python", "sh", "-c", 'echo "lazily:$TORCH_GLOO_LAZY_INIT"')
     done = cpulaunch("run", "-n", ranks, "--oversubscribe", "--tee", "all", *program)
     assert done.returncode == 0, done.stderr

@@ -51,7 +51,7 @@ def test_other_lines_are_no_messages(line: bytes) -> None:
         decode(line, TO_PARENT)
 
 
-def test_a_message_to_a_child_is_none_to_the_parent() -> None:
+def test_messages_to_a_child_do_not_reach_the_parent() -> None:
     assert decode(encode(Ended("a", 3)), TO_PARENT) == Ended("a", 3)
     with pytest.raises(MessageError):
         decode(encode(Ended("a", 3)), TO_CHILD)

@@ -128,7 +128,7 @@ def test_each_agent_is_told_its_rank_and_gets_the_environment(spawned: Spawned) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("alone", ["", repeat("1")])
-def test_many_hosts_start_in_a_tree_or_flat_where_they_do_not_reach_each_other(
+def test_many_hosts_start_in_a_tree_or_flat_if_they_can_not_reach_each_other(
     spawned: Spawned, alone: str
 ) -> None:
     found = shown(spawned.run(lines(70), SHOW, ALONE=alone))
@@ -172,7 +172,7 @@ def test_a_host_that_only_others_tried_to_reach_is_tried_from_here(spawned: Spaw
 
 
 @pytest.mark.parametrize("hosts", ["node0 2\nnode1 1\n", "node0 2 here\nnode1 1\n"])
-def test_an_agent_that_fails_ends_the_others_where_no_launcher_watches(spawned: Spawned, hosts: str) -> None:
+def test_a_failed_agent_ends_the_others_if_no_launcher_watches(spawned: Spawned, hosts: str) -> None:
     fail = (
         "import os, sys, time; from cpulaunch import variables\n"
         "sys.exit(5) if os.environ[variables.LOCAL_IDENTITY[0]] == '1' else time.sleep(300)"
@@ -213,7 +213,7 @@ def test_no_output_is_lost_of_programs_that_print_at_once(spawned: Spawned) -> N
 
 
 @pytest.mark.parametrize("hosts", ["node0 1\n", "node0 1 here\n"])
-def test_agents_that_can_not_be_started_are_an_error_of_their_host(spawned: Spawned, hosts: str) -> None:
+def test_an_agent_that_can_not_be_started_is_an_error_of_its_host(spawned: Spawned, hosts: str) -> None:
     command = spawned.command(f"{hosts}node1 1\n", "")
     command[command.index("--") + 1 :] = ["/nowhere/python"]
     done = subprocess.run(
@@ -263,7 +263,7 @@ def test_nothing_outlives_a_spawner_that_is_killed(spawned: Spawned) -> None:
         spawned.gone()
 
 
-def test_a_spawner_of_another_cpulaunch_says_so(tmp_path: Path) -> None:
+def test_a_spawner_of_another_version_is_reported(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-S", installation_here().spawner],
         input='{"type": "begin"}\n',

@@ -135,7 +135,7 @@ def test_in_an_allocation_its_hosts_are_offered_but_not_written(wizard: Start, t
     assert not {"hosts.hostfile", "hosts.list", "launcher"} & set(said(tmp_path))
 
 
-def test_in_an_allocation_this_machine_alone_means_local(wizard: Start, tmp_path: Path) -> None:
+def test_an_allocation_of_this_machine_only_means_local(wizard: Start, tmp_path: Path) -> None:
     terminal = wizard(*GLOO, SLURM_JOB_NODELIST="node[1-2]", SLURM_JOB_ID="12")
     terminal.answers(WHERE, UP)
     accept(terminal, asked(ONE_MACHINE[1:]))
@@ -143,9 +143,7 @@ def test_in_an_allocation_this_machine_alone_means_local(wizard: Start, tmp_path
     assert said(tmp_path)["launcher"] == "local"
 
 
-def test_nodes_that_slurm_gives_are_offered_where_jobs_can_be_submitted(
-    wizard: Start, tmp_path: Path
-) -> None:
+def test_nodes_of_slurm_are_offered_if_jobs_can_be_submitted(wizard: Start, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (sbatch := tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\n")
     sbatch.chmod(0o755)
@@ -247,7 +245,7 @@ def test_escape_goes_back_and_keeps_the_answers(wizard: Start, tmp_path: Path) -
     terminal.types(ESCAPE)
     terminal.sees(PRECISION)
     terminal.types(ESCAPE)
-    terminal.sees("[1]")  # what was answered is now the default
+    terminal.sees("[1]")  # the answer is now the default
     terminal.types(ESCAPE)
     terminal.sees(WHERE)
     terminal.types(ESCAPE)
@@ -404,7 +402,7 @@ def test_plain_narrow_terminals_are_readable(wizard: Start, four_nodes: Path, co
     assert [line for line in prose if len(line) > columns] == []
 
 
-def test_without_a_terminal_it_says_defaults(cpulaunch: Run, tmp_path: Path) -> None:
+def test_without_a_terminal_the_error_suggests_defaults(cpulaunch: Run, tmp_path: Path) -> None:
     done = cpulaunch("config")
     assert (done.returncode, done.stdout) == (2, "")
     assert "no terminal" in done.stderr
@@ -412,20 +410,20 @@ def test_without_a_terminal_it_says_defaults(cpulaunch: Run, tmp_path: Path) -> 
     assert left_behind(tmp_path) == []
 
 
-def test_a_terminal_that_cannot_move_its_cursor_is_none(wizard: Start) -> None:
+def test_a_terminal_that_cannot_move_its_cursor_is_refused(wizard: Start) -> None:
     terminal = wizard(TERM="dumb")
     terminal.sees("--defaults")
     assert terminal.ends() == 2
 
 
-def test_run_does_not_load_what_only_the_wizard_needs(tmp_path: Path) -> None:
+def test_run_does_not_load_the_wizards_modules(tmp_path: Path) -> None:
     code = "import sys, cpulaunch.cli.run.command, cpulaunch.cli.config.command; print([m for m in sys.modules if m in %r])"
     heavy = ("questionary", "prompt_toolkit", "rich", "torch", "yaml", "psutil")
     done = subprocess.run([sys.executable, "-c", code % (heavy,)], capture_output=True, text=True, timeout=30)
     assert done.stdout == "[]\n"
 
 
-def test_what_is_typed_before_the_first_question_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_before_the_first_question_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     keyboard, keys = os.openpty()
     with open(keys, closefd=True) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
@@ -434,12 +432,3 @@ def test_what_is_typed_before_the_first_question_answers_nothing(monkeypatch: py
         drop_keys()
         assert not select.select([stdin], [], [], 0)[0]
     os.close(keyboard)
-
-
-def test_a_wrong_answer_is_explained_in_the_words_of_the_file(wizard: Start) -> None:
-    terminal = wizard(*GLOO)
-    terminal.answers(WHERE)
-    terminal.answers(RANKS, str(CPUS + 1000))
-    terminal.sees("hosts.oversubscribe")
-    terminal.sees(RANKS)
-    assert "--" not in terminal.text

@@ -35,7 +35,7 @@ print("done", flush=True)
 """
 
 
-def test_all_ranks_lines_are_those_of_the_terminal_in_its_order(cpulaunch: Run, tmp_path: Path) -> None:
+def test_all_ranks_lines_are_in_the_order_of_the_terminal(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "prints.py").write_text(PRINTS)
     ran = subprocess.run(
         [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "prints.py"],
@@ -55,7 +55,7 @@ def test_all_ranks_lines_are_those_of_the_terminal_in_its_order(cpulaunch: Run, 
     assert one == (directory / "rank-1.log").read_bytes()
     both = cpulaunch("logs", directory.name[:20], "--rank", "0-1").stdout
     assert both.splitlines() == shown
-    (directory / "output.order").unlink()  # as where the disk has not taken it
+    (directory / "output.order").unlink()  # as on a full disk
     assert {line for line in shown if "step" in line} <= set(cpulaunch("logs", "runs").stdout.splitlines())
 
 

@@ -1,4 +1,4 @@
-"""What other users learn of a job, and what theirs do to ours."""
+"""Other users can't read a job's secrets, and their jobs and files don't disturb ours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.running_jobs import SLEEPS, Ask, directory_of
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
 
 
-def test_what_is_known_of_a_job_is_the_owners_alone(env: dict[str, str], tmp_path: Path) -> None:
+def test_only_the_owner_can_read_a_jobs_files(env: dict[str, str], tmp_path: Path) -> None:
     with job(tmp_path, env, [], SLEEPS) as launcher:
         control = directory_of(tmp_path) / "control.json"
         (entry,) = Path(env["XDG_RUNTIME_DIR"]).rglob("*.json")
@@ -72,7 +72,7 @@ def test_another_user_learns_nothing_of_a_job(
 
 
 @needs_root
-def test_a_control_file_of_somebody_else_is_not_read(ask: Ask, tmp_path: Path) -> None:
+def test_a_control_file_of_another_user_is_not_read(ask: Ask, tmp_path: Path) -> None:
     """They would have us connect wherever they like, and show what they say."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
@@ -97,10 +97,11 @@ def test_a_control_file_of_somebody_else_is_not_read(ask: Ask, tmp_path: Path) -
 
 
 @needs_root
-def test_nothing_is_made_in_a_directory_of_somebody_else(
+def test_nothing_is_made_in_a_directory_of_another_user(
     env: dict[str, str], ask: Ask, tmp_path: Path
 ) -> None:
-    """``su`` leaves the variable as it was: a directory of root's would keep the user from having one."""
+    """``su`` doesn't reset the variable.  The user must not lose the list of jobs because the directory is
+    root's."""
     theirs = Path(env["XDG_RUNTIME_DIR"])
     os.chown(theirs, 65534, 65534)
     with job(tmp_path, env, [], SLEEPS) as launcher:

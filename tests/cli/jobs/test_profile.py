@@ -28,7 +28,9 @@ from support.command import Run
         (("run", "--profile", "2-5", "--no-python", "true"), "a program that is not Python makes no steps"),
     ],
 )
-def test_what_can_not_be_asked_for(arguments: tuple[str, ...], why: str, cpulaunch: Run) -> None:
+def test_invalid_requests_for_a_profile_are_refused(
+    arguments: tuple[str, ...], why: str, cpulaunch: Run
+) -> None:
     done = cpulaunch(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert why in done.stderr

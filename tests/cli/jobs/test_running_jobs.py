@@ -47,14 +47,14 @@ def test_jobs_that_run_are_listed(env: dict[str, str], ask: Ask, tmp_path: Path)
         for file in (control, *Path(env["XDG_RUNTIME_DIR"]).rglob("*.json")):
             file.write_text(json.dumps({**json.loads(file.read_text()), "host": "another", "machine": "x"}))
         said = json.loads(control.read_text())
-        assert ask("stacks").stdout.startswith(f"job {directory.name} in ")  # as it can be reached
+        assert ask("stacks").stdout.startswith(f"job {directory.name} in ")  # it can be reached
         control.write_text(json.dumps({**said, "address": "@there"}))
         (other := tmp_path / "elsewhere" / "runs" / "other").mkdir(parents=True)
         (other / "control.json").write_text(json.dumps({**said, "job": "newer", "started": time.time()}))
         listed = {"schema": 1, "job": "newer", "directory": str(other), "host": "another", "machine": "x"}
         (Path(env["XDG_RUNTIME_DIR"]) / "cpulaunch/jobs/newer.json").write_text(json.dumps(listed))
         hint = f"`cpulaunch stacks {directory.name}` asks the one on another"
-        assert hint in ask("stacks").stderr  # and not one of another directory
+        assert hint in ask("stacks").stderr  # not a job of another directory
         control.write_text(json.dumps(said))
         shutil.rmtree(other)
         assert ask("jobs").stdout.splitlines()[0].endswith(" · launched on another")
@@ -62,7 +62,7 @@ def test_jobs_that_run_are_listed(env: dict[str, str], ask: Ask, tmp_path: Path)
         launcher.wait(TIMEOUT)
 
 
-def test_a_job_that_is_started_again_is_no_newer_for_it(
+def test_a_restart_does_not_make_a_job_newer(
     env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", env["XDG_RUNTIME_DIR"])
@@ -130,7 +130,7 @@ def test_a_job_that_has_stalled_names_the_rank_once(ask: Ask, tmp_path: Path) ->
     assert f"runs/x  stalled: {text} · " in ask("jobs").stdout
 
 
-def test_a_job_that_hangs_now_is_said_to(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
+def test_a_job_that_hangs_now_is_shown_as_hanging(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
     program = SLEEPS.replace('print("done"', 'import sys; sys.exit(0)\nprint("done"')
     with job(tmp_path, env, ["--no-python", "--stall-timeout", "1"], program, sys.executable) as launcher:
         until(lambda: list(tmp_path.glob("runs/*/stacks-1.txt")), "the stall to be reported")
@@ -174,7 +174,7 @@ def test_jobs_that_have_ended_are_listed_the_newest_first(
     assert ask("jobs", others[0]).stdout == lines[0].replace("runs/", f"{tmp_path}/runs/") + "\n"
 
 
-def test_jobs_are_found_where_the_settings_put_them(
+def test_jobs_are_found_in_the_directory_of_the_settings(
     env: dict[str, str], ask: Ask, cpulaunch: Run, tmp_path: Path
 ) -> None:
     """By the YAML file or the environment, as `cpulaunch run` finds the directory itself."""
@@ -207,7 +207,7 @@ def test_steps_of_all_attempts_make_the_rate() -> None:
     assert ended({"attempts": [{}, 7], "ranks": 3, "first_failure": 4}).steps is None
 
 
-def test_a_launcher_of_another_host_that_was_killed_is_said_to_be_gone(
+def test_a_killed_launcher_on_another_host_is_reported_as_gone(
     env: dict[str, str], ask: Ask, tmp_path: Path
 ) -> None:
     """Its host can't be looked at, and its files are in a directory of both."""
@@ -241,7 +241,7 @@ def test_a_launcher_of_another_host_that_was_killed_is_said_to_be_gone(
         launcher.wait(TIMEOUT)
 
 
-def test_a_launcher_that_was_stopped_is_said_to_be(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
+def test_a_stopped_launcher_is_shown_as_stopped(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
     with job(tmp_path, env, [], SLEEPS) as launcher:
         until((directory_of(tmp_path) / CONTROL_FILE).exists, "the launcher to be found")
         launcher.send_signal(signal.SIGSTOP)
@@ -257,7 +257,9 @@ def test_a_launcher_that_was_stopped_is_said_to_be(env: dict[str, str], ask: Ask
         launcher.wait(TIMEOUT)
 
 
-def test_where_the_list_cannot_be_written_the_job_runs(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
+def test_the_job_runs_even_if_the_list_cannot_be_written(
+    env: dict[str, str], ask: Ask, tmp_path: Path
+) -> None:
     """And is found by its directory, or in it."""
     shutil.rmtree(env["XDG_RUNTIME_DIR"])
     Path(env["XDG_STATE_HOME"]).write_text("no directory")

@@ -19,7 +19,7 @@ needs_py_spy = pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy
 
 @needs_py_spy
 @usually_under("local", "openmpi")
-def test_stacks_are_those_of_all_ranks_and_change_nothing(
+def test_stacks_of_all_ranks_change_nothing(
     launcher_options: list[str], env: dict[str, str], ask: Ask, tmp_path: Path
 ) -> None:
     with job(tmp_path, env, launcher_options, SLEEPS) as launcher:

@@ -84,7 +84,7 @@ class TestEveryLauncher:
         assert "no process group" in done.stderr
 
     @usually_under("local", "mpich")
-    def test_where_one_fails_the_other_goes_on(
+    def test_one_failure_does_not_end_the_other(
         self, cpulaunch: Run, launcher_options, marked, tmp_path: Path
     ) -> None:
         (tmp_path / "fail.py").write_text(FAIL)
@@ -125,7 +125,7 @@ class TestOptions:
         assert " on localhost failed: " not in done.stderr
         assert "cpulaunch: 1 other instance (1): ended by launcher" in done.stderr
 
-    def test_instance_runs_one_where_it_would_be(self, cpulaunch: Run, infer: Path) -> None:
+    def test_instance_runs_one_instance_in_its_place(self, cpulaunch: Run, infer: Path) -> None:
         both = outputs(cpulaunch("run", "--instances", "2", infer))
         done = cpulaunch("run", "--instances", "2", "--instance", "1", infer, "--part={instance}")
         alone = json.loads(done.stdout)
@@ -140,20 +140,20 @@ class TestOptions:
         both = outputs(cpulaunch("run", "--each", "args.txt", infer, "all-{instance}"))
         assert [r["argv"] for r in both] == [["all-0", "--part", "a b", "0"], ["all-1", "--part", "$x"]]
 
-    def test_a_dry_run_of_one_shows_its_number(self, cpulaunch: Run, infer: Path) -> None:
+    def test_a_dry_run_of_one_instance_shows_its_number(self, cpulaunch: Run, infer: Path) -> None:
         shown = cpulaunch("run", "--instances", "2", "--instance", "1", "--dry-run", infer).stdout
         assert re.search(r"^    instance 1: cores \d", shown, re.M)
         assert "instance 0" not in shown
 
     @pytest.mark.parametrize("how", ["--instances 2", "--each args.txt"])
-    def test_a_job_for_slurm_is_planned_as_what_it_is(self, cpulaunch: Run, infer: Path, how: str) -> None:
+    def test_a_plan_for_slurm_shows_instances(self, cpulaunch: Run, infer: Path, how: str) -> None:
         (infer.parent / "args.txt").write_text("--part a\n--part b\n")
         described = ("--lscpu", REPOSITORY / "tests/plan/2x28.lscpu")
         done = cpulaunch("submit", "--nodes", "2", *described, "--dry-run", *how.split(), infer)
         assert "2 instances on 2 hosts (node[1-2]), 56 threads each · no process group, " in done.stderr
         assert f"run {how.replace(' ', '=')} {infer}" in done.stdout
 
-    def test_what_is_said_of_them_later_calls_them_instances(self, cpulaunch: Run, tmp_path: Path) -> None:
+    def test_later_messages_call_them_instances(self, cpulaunch: Run, tmp_path: Path) -> None:
         (tmp_path / "fail.py").write_text("import os; print('CPULAUNCH_METRIC x'); os._exit(3)")
         done = cpulaunch("run", "--instances", "2", "--fail-fast", "--instance", "1", "fail.py")
         assert "localhost: instance 1 printed a metric that can't be read: expected " in done.stderr
@@ -169,7 +169,7 @@ class TestOptions:
         rank = json.loads(cpulaunch("run", "-n", "1", infer, "{instance}").stdout)
         assert rank["argv"] == ["{instance}"]
 
-    def test_run_cpus_options_do_what_they_do_there(self, cpulaunch: Run, infer: Path) -> None:
+    def test_options_of_run_cpu_keep_their_meaning(self, cpulaunch: Run, infer: Path) -> None:
         both = outputs(cpulaunch("run", "--ninstances", "2", "--ncores_per_instance=1", infer))
         assert [len(r["cpus"]) for r in both] == [1, 1]
         done = cpulaunch("run", "--throughput_mode", "--node_id", "0", infer)
@@ -205,14 +205,14 @@ class TestOptions:
 @pytest.mark.slow
 class TestAScriptThatMakesAGroup:
     @pytest.mark.parametrize("how", ["", repeat("'gloo'"), "backend='nccl', init_method='env://'"])
-    def test_is_alone_in_it_and_a_line_says_so(self, cpulaunch: Run, tmp_path: Path, how: str) -> None:
+    def test_is_alone_in_its_group_with_a_message(self, cpulaunch: Run, tmp_path: Path, how: str) -> None:
         (tmp_path / "group.py").write_text(GROUP.format(how=how))
         done = cpulaunch("run", "--instances", "2", "group.py")
         assert sorted(done.stdout.splitlines()) == ["[0] 0 1 1.0", "[1] 0 1 1.0"], done.stderr
         (line,) = [line for line in done.stderr.splitlines() if "independent programs" in line]
         assert "the process group of each has no other member" in line
 
-    def test_gets_the_one_that_it_wires_itself(self, cpulaunch: Run, tmp_path: Path) -> None:
+    def test_can_make_a_group_of_several_instances(self, cpulaunch: Run, tmp_path: Path) -> None:
         how = "'gloo', init_method=f'file://{__file__}.store', rank=int(__import__('os').environ['CPULAUNCH_INSTANCE']), world_size=2"
         (tmp_path / "group.py").write_text(GROUP.replace("{how}", how))
         done = cpulaunch("run", "--instances", "2", "group.py")
@@ -240,7 +240,7 @@ class TestAScriptThatMakesAGroup:
         ("--each two --instances none", "the job has no instances, as instances.count (--instances) is none", None),
     ],
 )  # fmt: skip
-def test_what_can_not_be_is_refused(
+def test_invalid_instances_are_refused(
     cpulaunch: Run, infer: Path, tmp_path: Path, arguments: str, said: str, hint: str | None
 ) -> None:
     (tmp_path / "empty").write_text("# nothing\n\n")
@@ -256,7 +256,7 @@ def test_what_can_not_be_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dry_run_shows_what_each_one_is_given(cpulaunch: Run, infer: Path, tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_arguments_of_each_instance(cpulaunch: Run, infer: Path, tmp_path: Path) -> None:
     (tmp_path / "each").write_text("--out {instance}.csv\n'b c'\n")
     dry = ("run", "--each", "each", "--lscpu", REPOSITORY / "tests/plan/2x28.lscpu", "--dry-run")
     lines = cpulaunch(*dry, infer, "part-{instance}").stdout.splitlines()

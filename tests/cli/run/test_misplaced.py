@@ -24,7 +24,7 @@ from cpulaunch.cli.run.misuse import complained_of, went_astray
         "│ Unrecognized options: --precision │",
     ],
 )
-def test_a_script_says_in_many_ways_that_it_does_not_know_one(text: str) -> None:
+def test_complaints_about_unknown_options_are_recognized(text: str) -> None:
     assert complained_of(f"working\n{text}\n".encode(), ["--tee", "--precision"]) == ["--precision"]
 
 
@@ -38,7 +38,7 @@ def test_a_script_says_in_many_ways_that_it_does_not_know_one(text: str) -> None
         "",
     ],
 )
-def test_what_is_about_something_else_is_no_such_complaint(text: str) -> None:
+def test_other_errors_are_no_complaints_about_options(text: str) -> None:
     assert complained_of(text.encode(), ["--precision"]) == []
 
 
@@ -49,7 +49,7 @@ def test_several_are_them() -> None:
     )
 
 
-def test_a_script_that_has_such_an_option_itself_is_told_of_none(cpulaunch: Run, tmp_path: Path) -> None:
+def test_an_option_that_the_script_has_is_not_misplaced(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import argparse\nparser = argparse.ArgumentParser()\n"
         "parser.add_argument('--precision', choices=['fp32', 'bf16'])\nparser.parse_args()\n"

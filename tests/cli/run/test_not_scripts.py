@@ -37,7 +37,7 @@ from cpulaunch.cli.main import main
         ("-m intel_extension_for_pytorch.cpu.launch --node_id 0 train.py", "--node_id 0 train.py"),
     ],
 )
-def test_a_launcher_in_the_scripts_place_is_taken_away(
+def test_a_launcher_in_place_of_the_script_is_removed(
     script: None, capsys: pytest.CaptureFixture[str], command: str, instead: str
 ) -> None:
     assert main(["run", *command.split()]) == 2

@@ -310,7 +310,7 @@ class TestLauncherInOddPlaces:
         assert all(log.stat().st_size for log in show.parent.glob("runs/*/rank-?.log"))
 
     @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-", "2>/dev/full"])
-    def test_the_exit_code_is_the_ranks_where_the_report_cannot_be_shown(self, tmp_path, closed: str) -> None:
+    def test_the_ranks_exit_code_remains_if_the_report_cannot_be_shown(self, tmp_path, closed: str) -> None:
         command = f"exec {sys.executable} -m cpulaunch run -n 2 --no-python sh -c 'exit 4' {closed}"
         done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=clean_environment(), timeout=TIMEOUT)
         assert done.returncode == 4
@@ -359,7 +359,7 @@ class TestSlurmShell:
             assert seen["OMPI_COMM_WORLD_RANK"] in (None, str(rank))
 
 
-def test_what_hydra_says_of_a_topology_it_needs_not_stays_in_its_log(cpulaunch: Run, show) -> None:
+def test_hydras_message_on_an_unneeded_topology_stays_in_its_log(cpulaunch: Run, show) -> None:
     said = "IPL WARN> no such node\nall else\nIPL WARN> again"
     options = mpiexec_after(show.parent, f"echo '{said}' >&2; exec")
     done = cpulaunch("run", "-n", "2", *options, "show.py")
@@ -382,7 +382,7 @@ def test_files_that_may_hold_secrets_are_private(cpulaunch: Run, show) -> None:
     }
 
 
-def test_where_the_script_decides_the_headline_says_so(cpulaunch: Run, show: Path) -> None:
+def test_the_headline_names_decisions_of_the_script(cpulaunch: Run, show: Path) -> None:
     done = cpulaunch("run", "-n", "1", "--as-written", "show.py")
     assert re.search(r"1 rank on this machine, \d+ threads? · as written · started directly", done.stderr)
     assert "bf16" not in done.stderr
@@ -399,7 +399,7 @@ class TestPlacement:
         assert outcome(show.parent)["kind"] == "start_failed"
 
     @pytest.mark.parametrize("cores", ["0", "1"])
-    def test_cores_are_those_asked_for(self, cpulaunch: Run, show, cores) -> None:
+    def test_a_rank_gets_the_requested_cores(self, cpulaunch: Run, show, cores) -> None:
         ranks = output_of_one(cpulaunch("run", "-n", "1", "--cores", cores, "show.py"))
         assert ranks["cpus"] == [int(cores)]
 

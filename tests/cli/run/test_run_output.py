@@ -49,7 +49,7 @@ class TestOutput:
         with job(tmp_path, marked, [], "import time\nprint('ready')\ntime.sleep(300)"):
             pass  # entering has read the lines, while the program still runs
 
-    def test_a_job_goes_on_when_nobody_reads_its_output_any_more(self, marked, tmp_path) -> None:
+    def test_a_job_continues_when_its_output_is_no_longer_read(self, marked, tmp_path) -> None:
         (tmp_path / "count.py").write_text("for number in range(100_000): print(number)")
         command = [sys.executable, "-m", "cpulaunch", "run", "-n", "1", "count.py"]
         with bounded(

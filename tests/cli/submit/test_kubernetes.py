@@ -80,7 +80,7 @@ def command(job: dict[str, Any]) -> list[str]:
         ("--no-python ./prog x", "--no-python ./prog x", []),
     ],
 )
-def test_the_launcher_runs_what_was_typed(
+def test_the_launcher_runs_the_given_command(
     typed: str, runs: str, files: list[str], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job, maps = printed(capsys, *(["--job-name", "j"] if "./prog" in typed else []), *typed.split())
@@ -190,7 +190,7 @@ def test_a_job_is_called_like_its_script(here: Path, capsys: pytest.CaptureFixtu
         ("submit --image train:1 train.py", "--image is for --to kubernetes, and this job is for slurm"),
     ],
 )
-def test_what_can_not_become_a_job_is_an_error_with_a_hint(
+def test_an_impossible_job_is_an_error_with_a_hint(
     typed: str, says: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "sub").mkdir()
@@ -242,7 +242,7 @@ def test_a_trainjobs_runtime_is_created_before_it(kubectl: Path, capsys: pytest.
         ("ConfigMap", "exceeded quota", "", "delete --ignore-not-found trainjob/train trainingruntime/train"),
     ],
 )
-def test_what_kubectl_refuses_leaves_no_part_of_a_trainjob(
+def test_a_refusal_of_kubectl_leaves_no_part_of_a_trainjob(
     kind: str, says: str, hint: str, last: str, kubectl: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -279,7 +279,7 @@ def test_a_patch_names_the_document_that_it_changes(here: Path, capsys: pytest.C
         ("ConfigMap", "exceeded quota", "", "delete --ignore-not-found mpijob/train"),
     ],
 )
-def test_what_kubectl_refuses_leaves_no_half_of_a_job(
+def test_a_refusal_of_kubectl_leaves_no_part_of_a_job(
     kind: str, says: str, hint: str, last: str, kubectl: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -345,7 +345,7 @@ def test_a_job_that_is_deleted_while_it_waits_is_followed_no_more(
     assert 'kubectl: Error: mpijobs "train" not found' in capsys.readouterr().err
 
 
-def test_a_patch_reaches_what_no_option_does(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_patch_sets_fields_without_an_option(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     patch = re.search(r"```yaml\n(.*?)```", (REPOSITORY / "docs" / "kubernetes.md").read_text(), re.S)
     assert patch
     (here / "site.yaml").write_text(patch[1])
@@ -365,7 +365,7 @@ def test_a_patch_reaches_what_no_option_does(here: Path, capsys: pytest.CaptureF
     assert list(files) == ["train.py"]
 
 
-def test_where_there_is_no_kubectl(
+def test_without_kubectl(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -388,7 +388,7 @@ def test_the_pages_commands_are_understood(here: Path, capsys: pytest.CaptureFix
         assert yaml.safe_load(capsys.readouterr().out.partition("\n---")[0])["kind"] == kind
 
 
-def test_the_page_shows_what_is_said(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pages_messages_are_current(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (REPOSITORY / "docs" / "kubernetes.md").read_text()
     shown = re.findall(r"^cpulaunch: .*\n", page, re.M)
     Path("digits.py").touch()

@@ -136,7 +136,7 @@ def test_the_plan_and_the_script_are_shown(environment: dict[str, str], tmp_path
         ("--to psb train.py", 2, "--to psb: no such queue"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_errors_are_reported(
     words: str, code: int, says: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
     done = submit(environment, tmp_path, *words.split())

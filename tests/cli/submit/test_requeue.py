@@ -77,5 +77,5 @@ def test_a_batch_script_requeues_a_job_that_has_saved_or_not_begun(
     assert job.returncode == code, stderr
     assert ("requeue 4711" in stdout) == (code == 75)
     assert ("it had made no step, so nothing is lost" in stderr) == (script == BEGINS and code == 75)
-    why = f"Slurm has queued this job anew {FRUITLESS} times, and again it has made no step of torch.optim"
+    why = f"Slurm has requeued this job {FRUITLESS} times, and again it has made no step of torch.optim"
     assert (why in stderr) == (script == BEGINS and code != 75)

@@ -100,9 +100,7 @@ def test_sbatchs_letters_and_its_log(script: Path, capsys: pytest.CaptureFixture
     assert f"exec {RUN} -ppn 2 -n 8 train.py" in out
 
 
-def test_paths_are_those_of_the_directory_that_the_job_runs_in(
-    script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_paths_are_relative_to_the_jobs_directory(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (there := script.parent / "there").mkdir()
     assert main(["submit", "--dry-run", "-D", "there", "train.py"]) == 2
     assert f"train.py: no such script in {there}" in capsys.readouterr().err
@@ -141,7 +139,7 @@ def test_paths_are_those_of_the_directory_that_the_job_runs_in(
         ("--rdzv-backend static", f"exec {RUN} --rdzv-backend=static train.py"),
     ],
 )
-def test_what_a_job_can_make_of_it_is_taken(
+def test_usable_options_of_sbatch_are_accepted(
     typed: str, line: str, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (script.parent / getuser()).mkdir()
@@ -185,7 +183,7 @@ def test_the_remedies_for_a_time_limit_that_is_too_short_are_some(
     assert main([*typed, "--time", time, *later.split(), "train.py"]) == 0
 
 
-def test_the_script_is_kept_where_that_is_asked_for(
+def test_the_script_is_kept_on_request(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["submit", "--dry-run", "--output", "kept.sh", "--nodes", "2", "train.py"]) == 0
@@ -246,7 +244,7 @@ def test_the_script_is_kept_where_that_is_asked_for(
         ("-N 4 srun python train.py", "type: cpulaunch submit --dry-run -N 4 train.py"),
     ],
 )
-def test_what_run_would_refuse_is_refused_before_the_job_waits(
+def test_submit_refuses_what_run_would_refuse(
     typed: str, says: str, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["submit", "--dry-run", *typed.split()]) == 2
@@ -271,18 +269,18 @@ def test_the_plan_is_shown_from_a_description_of_the_nodes(
     assert "lscpu" not in out
 
 
-def test_the_page_shows_the_plan_that_comes_of_slurms_description(
+def test_the_page_shows_the_plan_from_slurms_description(
     slurm: Callable[[str, str], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm("sinfo", "echo 'batch*|2|28|2|256000|96|(null)'")
-    monkeypatch.setattr(job_plan, "ensure_ccl", lambda config, build, tell: None)  # as where it is built
+    monkeypatch.setattr(job_plan, "ensure_ccl", lambda config, build, tell: None)  # as if ccl were built
     page = (REPOSITORY / "docs" / "slurm.md").read_text()
     words, shown = re.findall(r"^\$ cpulaunch (submit .* --follow .*)\n((?:cpulaunch: .*\n)+)", page, re.M)[0]
     assert main(["submit", "--dry-run", *words.split()[1:]]) == 0
     assert shown.startswith(capsys.readouterr().err)
 
 
-def test_hosts_that_are_named_are_those_of_the_plan(
+def test_named_hosts_are_planned(
     script: Path, slurm: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     slurm("sinfo", "echo 'batch*|1|8|1|4000|96|(null)'")
@@ -304,7 +302,7 @@ def test_hosts_that_are_named_are_those_of_the_plan(
         (["--ntasks", "8", "--nodes", "1"], ""),
     ],
 )
-def test_a_small_share_of_a_node_that_nobody_asked_for_is_warned_of(
+def test_a_small_share_of_a_node_without_a_request_is_a_warning(
     options: list[str], warning: str, slurm: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     slurm("sinfo", "echo 'batch*|1|8|1|256000|96|(null)'")
@@ -313,7 +311,7 @@ def test_a_small_share_of_a_node_that_nobody_asked_for_is_warned_of(
     assert (f"warning: {warning}" in error) if warning else ("Slurm gives the job" not in error)
 
 
-def test_what_sbatch_warns_of_is_shown(
+def test_warnings_of_sbatch_are_shown(
     slurm: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     slurm("sbatch", "echo 7; echo 'sbatch: warning: late' >&2")
@@ -346,7 +344,7 @@ def test_a_time_limit(time: str, seconds: int | None) -> None:
     assert limit({"--time": time}) == seconds
 
 
-def test_where_nobody_describes_the_nodes_a_line_says_so(
+def test_a_line_reports_missing_facts_of_the_nodes(
     script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -368,13 +366,13 @@ def test_where_nobody_describes_the_nodes_a_line_says_so(
         ({"--mem": "0"}, (0,), None),
     ],
 )
-def test_what_a_job_asks_of_its_nodes(
+def test_the_resources_that_a_job_requests(
     options: dict[str, str], tasks: tuple[int, ...], cpus: int | None
 ) -> None:
     assert share(options, 16) == (tasks, cpus)
 
 
-def test_where_there_is_no_sbatch(
+def test_without_sbatch(
     script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -382,7 +380,7 @@ def test_where_there_is_no_sbatch(
     assert "--dry-run prints the script, to be submitted elsewhere" in capsys.readouterr().err
 
 
-def test_what_the_user_says_of_the_logs_mode_stays() -> None:
+def test_the_users_open_mode_of_the_log_is_kept() -> None:
     text = batch_script([("--requeue", ""), ("--open-mode", "truncate")], ["cpulaunch", "run", "train.py"])
     assert re.findall("^#SBATCH .*mode=.*", text, re.M) == ["#SBATCH --open-mode=truncate"]
 
@@ -416,7 +414,7 @@ def test_the_pages_commands_are_understood(script: Path, capsys: pytest.CaptureF
         )
 
 
-def test_the_page_shows_what_is_printed(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pages_output_is_current(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (REPOSITORY / "docs" / "slurm.md").read_text()
     command, _, shown = page.partition("$ cpulaunch submit --nodes 4 --time 12:00:00 --requeue ")[
         2

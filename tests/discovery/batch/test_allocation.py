@@ -66,7 +66,7 @@ def test_the_tasks_of_a_step_that_we_are_in_say_nothing_of_the_job() -> None:
     assert shown(found.hosts) == "n1 n2 n3"
 
 
-def test_the_launchers_pod_goes_by_its_own_name_where_it_is_a_worker_too() -> None:
+def test_a_launchers_pod_that_is_also_a_worker_keeps_its_name() -> None:
     hostfile = "j-launcher.j.ns.svc:2\nj-worker-0.j.ns.svc:2\n"
     files = {"/etc/mpi/hostfile": hostfile, "/etc/hostname": "j-launcher\n"}
     found = allocation({**POD, "HYDRA_HOST_FILE": "/etc/mpi/hostfile"}, files.get)
@@ -79,7 +79,7 @@ def test_the_cpus_of_each_node() -> None:
     assert cpus_of_nodes(SLURM) == {}
 
 
-def test_an_allocation_says_its_name() -> None:
+def test_an_allocation_has_a_name() -> None:
     assert allocation(POD, lambda path: path) is None
     slurm = allocation(SLURM, lambda path: path)
     pbs = allocation({"PBS_JOBID": "4.head", "PBS_NODEFILE": "a"}, lambda path: path)

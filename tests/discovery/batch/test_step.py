@@ -52,5 +52,5 @@ def test_a_host_that_the_job_does_not_have_is_refused(
 
 
 @pytest.mark.parametrize(("text", "times"), [("3", 3), ("", 0), ("x", 0), (None, 0)])
-def test_how_often_a_job_was_queued_anew(text: str | None, times: int) -> None:
+def test_the_number_of_requeues_is_read(text: str | None, times: int) -> None:
     assert times_requeued({} if text is None else {"SLURM_RESTART_COUNT": text}) == times

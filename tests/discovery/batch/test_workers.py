@@ -42,7 +42,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "PAUSE", 0.01)
 
 
-def test_nothing_is_said_where_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_printed_if_all_workers_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with greeting(NAMES[0], 0) as port, greeting(NAMES[1], port):
         monkeypatch.setattr(workers, "_port", lambda name: port)
         wait_for_workers(NAMES, pytest.fail)
@@ -74,7 +74,7 @@ def test_it_ends_when_the_last_one_comes(monkeypatch: pytest.MonkeyPatch) -> Non
         ),
     ],
 )
-def test_after_its_time_an_error_says_who_is_missing_and_why(
+def test_the_error_after_the_timeout_names_missing_workers_and_causes(
     names: tuple[str, ...], text: bytes, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with greeting(NAMES[0], 0, text) as port, greeting(NAMES[1], port, text):

@@ -131,7 +131,7 @@ def test_limits_of_memory(groups: str, mounts: str, files: dict[str, str], limit
         ),
     ],
 )
-def test_what_a_quota_has_cost(
+def test_the_time_lost_to_a_quota_is_read(
     groups: str, mounts: str, files: dict[str, str], seen: Throttling | None
 ) -> None:
     assert cgroup_throttling(reader(groups, mounts, **files)) == seen

@@ -61,12 +61,12 @@ def test_a_card_without_a_link_and_a_host_without_cards(card) -> None:
     assert find_fabrics(LIBRARIES, "/nowhere") == ()
 
 
-def test_libfabric_says_what_works() -> None:
+def test_libfabric_lists_the_providers_that_work() -> None:
     assert why_unusable("tcp", LIBRARIES) == ""
     assert why_unusable("verbs", LIBRARIES, "ib0") == NOTHING
     assert why_unusable("tcp", ["/nowhere"]) == "there is no libfabric"
 
 
-def test_a_libfabric_that_is_none(tmp_path: Path) -> None:
+def test_a_library_that_is_not_libfabric(tmp_path: Path) -> None:
     (tmp_path / "libfabric.so.1").write_text("no library")
     assert "libfabric.so.1" in why_unusable("tcp", [str(tmp_path)])

@@ -41,13 +41,15 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("mpirun (Open MPI) of today", "openmpi", "unknown"),
     ],
 )
-def test_an_mpi_is_known_by_what_it_says(tmp_path: Path, says: str, flavour: str, version: str) -> None:
+def test_an_mpi_is_recognized_by_its_version_text(
+    tmp_path: Path, says: str, flavour: str, version: str
+) -> None:
     path = install(tmp_path / "mpiexec", says)
     assert find_mpis("auto", str(path)) == (Mpi(flavour, str(path), version),)
 
 
 @pytest.mark.parametrize("where", ["", "bin"])
-def test_a_directory_may_be_the_mpis_own_or_that_of_its_programs(tmp_path: Path, where: str) -> None:
+def test_a_directory_may_be_the_mpis_or_its_bin(tmp_path: Path, where: str) -> None:
     path = install(tmp_path / "mpi" / "bin" / "mpiexec", MPICH)
     assert find_mpis("auto", str(tmp_path / "mpi" / where)) == (Mpi("mpich", str(path), "5.0.2"),)
 
@@ -70,20 +72,20 @@ def test_the_flavour_that_is_asked_for_is_found_behind_others(tmp_path: Path) ->
     assert find_mpis("intel", "auto") == found  # so that the error can name them
 
 
-def test_of_intels_the_program_is_taken_and_not_the_script_that_calls_it(tmp_path: Path) -> None:
+def test_intels_program_is_used_and_not_its_script(tmp_path: Path) -> None:
     script = install(tmp_path / "mpirun", INTEL)
     hydra = install(tmp_path / "mpiexec.hydra", INTEL)
     assert find_mpis("auto", str(script)) == (Mpi("intel", str(hydra), "2021.18.1"),)
 
 
-def test_what_pip_has_installed_is_not_even_run(tmp_path: Path) -> None:
+def test_an_mpiexec_from_pip_is_not_even_run(tmp_path: Path) -> None:
     python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     (tmp_path / "venv/lib" / python / "site-packages/impi_rt-2021.18.dist-info").mkdir(parents=True)
     path = install(tmp_path / "venv/bin/mpiexec.hydra", "nothing of use")
     assert find_mpis("auto", "auto") == (Mpi("intel", str(path), "2021.18"),)
 
 
-def test_other_programs_are_none(tmp_path: Path) -> None:
+def test_other_programs_are_not_taken_for_an_mpi(tmp_path: Path) -> None:
     install(tmp_path / "path/mpiexec", "mpiexec of something else")
     install(tmp_path / "path/mpirun", MPICH).chmod(0o644)
     assert find_mpis("auto", "auto") == ()

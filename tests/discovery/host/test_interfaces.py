@@ -42,13 +42,13 @@ def test_a_master_name_that_leads_into_dockers_network() -> None:
     assert chosen(answer(0), misled) == ["eth0", "eth0"]
 
 
-def test_of_two_networks_the_one_to_the_master() -> None:
+def test_the_network_to_the_master_is_chosen() -> None:
     interfaces = [LO, ["eno1", "10.0.0.2", 24], ["ib0", "192.168.7.2", 24]]
     fast = answer(1, source="192.168.7.2", interfaces=interfaces)
     assert chosen(answer(0), fast) == ["eth0", "ib0"]
 
 
-def test_what_the_user_said_wins() -> None:
+def test_the_users_choice_wins() -> None:
     assert chosen(answer(0), answer(1, interface="ens5"), said="eth0") == ["eth0", None]
     assert chosen(answer(0), said="docker0") == ["docker0"]
 

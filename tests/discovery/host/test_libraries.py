@@ -26,7 +26,7 @@ class TestFinding:
         found = find_libraries([str(tmp_path / "venv/lib"), str(tmp_path / "module/lib")], [])
         assert (found["intel"], found["jemalloc"]) == (venv, other)
 
-    def test_what_the_linker_would_not_load_is_passed_over(self, tmp_path: Path) -> None:
+    def test_libraries_that_the_linker_would_not_load_are_skipped(self, tmp_path: Path) -> None:
         own = bytearray(Path(sys.executable).read_bytes()[:64])
         foreign = bytes([*own[:18], own[18] ^ 1, *own[19:]])  # another architecture
         library(tmp_path / "a/libiomp5.so", foreign)
@@ -37,7 +37,7 @@ class TestFinding:
         good = library(tmp_path / "e/libiomp5.so")
         assert find_libraries([str(tmp_path / name) for name in "abcde"], [])["intel"] == good
 
-    def test_one_that_can_be_preloaded_is_preferred_to_one_that_cannot(self, tmp_path: Path) -> None:
+    def test_libraries_that_can_be_preloaded_are_preferred(self, tmp_path: Path) -> None:
         odd = [library(tmp_path / name / "libiomp5.so") for name in ("my env", "a:b")]
         plain = library(tmp_path / "plain/libiomp5.so")
         directories = [str(Path(path).parent) for path in (*odd, plain)]
@@ -50,12 +50,12 @@ class TestFinding:
         assert find_libraries([str(tmp_path)], [])["tcmalloc"] == minimal
 
     @pytest.mark.parametrize("name", ["libgomp.so.1", "libgomp-a34b3233.so.1", "libiomp5.so", "libomp.so"])
-    def test_torchs_own_openmp_is_what_its_wheel_carries(self, tmp_path: Path, name: str) -> None:
+    def test_torchs_openmp_is_the_one_in_its_wheel(self, tmp_path: Path, name: str) -> None:
         carried = library(tmp_path / "torch/lib" / name)
         library(tmp_path / "torch/lib/libtorch.so")
         assert find_libraries([], ["/nowhere", str(tmp_path)])["torch"] == carried
 
-    def test_condas_torch_takes_what_stands_for_libgomp(self, tmp_path: Path) -> None:
+    def test_condas_torch_takes_the_replacement_of_libgomp(self, tmp_path: Path) -> None:
         (tmp_path / "site-packages/torch/lib").mkdir(parents=True)
         llvm = library(tmp_path / "lib/libomp.so")
         (tmp_path / "lib/libgomp.so.1").symlink_to("libomp.so")

@@ -72,7 +72,7 @@ def test_a_port_that_another_job_keeps_is_in_use(kept: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_a_port_of_one_address_that_somebody_has_is_in_use(address: str) -> None:
+def test_a_port_taken_on_one_address_is_in_use(address: str) -> None:
     with socket.create_server(
         (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
     ) as s:
@@ -106,7 +106,7 @@ def test_connections_that_have_just_ended_dont_keep_the_next_job_out(kept: socke
         listening.listen()
     with listening, socket.create_connection(("127.0.0.1", port), TIMEOUT) as client:
         accepted, _ = listening.accept()
-        accepted.close()  # who closes first has it in TIME_WAIT
+        accepted.close()  # the side that closes first keeps the port in TIME_WAIT
         assert client.recv(1) == b""
     kept.close()
     with master_port.keep(port, None), master_port.offered(port):

@@ -26,7 +26,7 @@ def handler() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_what_has_begun_is_ended_before_the_handler_raises() -> None:
+def test_started_processes_end_before_the_handler_raises() -> None:
     ended = []
 
     async def waits(number: int) -> None:

@@ -40,7 +40,9 @@ def responses(*answers: ProbeAnswer) -> dict[str, ProbeResponse]:
 def complaints(
     given: dict[str, ProbeResponse], request: ProbeRequest = REQUEST, reach: Reach = SSH
 ) -> list[str]:
-    return [f"{r.host}: {p.what}" for r in report_on_hosts(given, request, reach) for p in r.problems]
+    return [
+        f"{r.host}: {p.of(r.host)[0]}" for r in report_on_hosts(given, request, reach) for p in r.problems
+    ]
 
 
 def test_the_egress_interface_is_where_the_others_saw_us() -> None:
@@ -53,7 +55,7 @@ def test_the_egress_interface_is_where_the_others_saw_us() -> None:
     assert egress_interface(responses(answer(0, here=True)), ours) is None
 
 
-def test_where_not_even_the_first_host_finds_itself_the_others_are_not_to_blame() -> None:
+def test_the_other_hosts_are_not_blamed_if_the_first_cannot_find_itself() -> None:
     hosts = responses(answer(0), answer(1))
     hosts = {name: each._replace(connect_error="Connection refused") for name, each in hosts.items()}
     assert complaints(hosts, REQUEST._replace(master="10.9.9.9")) == [
@@ -119,7 +121,7 @@ def test_the_majority_has_the_right_version() -> None:
             "ssh: connect to host node1 port 22: No route to host",
         ),
         (ProbeResponse(None, 255, "kex_exchange: closed"), "ssh: kex_exchange: closed"),
-        (ProbeResponse(None, 255), "ssh: ended without a word"),
+        (ProbeResponse(None, 255), "ssh: ended without a message"),
         (ProbeResponse(None, 0, ""), "its answer was not understood (exit code 0)"),
         (
             ProbeResponse(None, 1, "a\nMemoryError"),
@@ -182,7 +184,7 @@ def test_two_names_of_one_host() -> None:
     ]
 
 
-def test_what_will_slow_the_others_down_is_a_warning() -> None:
+def test_a_host_that_would_slow_the_others_is_a_warning() -> None:
     facts = {"topology": {"cpus": [[0, 0, 0, 0]]}, "cpu_flags": [], "memory": 1 << 30}
     slow = answer(1, shm=64 << 20, facts=facts)
     report = report_on_hosts(responses(answer(0), slow, answer(2)), REQUEST, SSH)[1]

@@ -26,7 +26,7 @@ def ask(
     return probe_hosts(["here"], frozenset({"here"}), request, NoReach(), print)["here"]
 
 
-def test_a_host_tells_what_is_asked_for(tmp_path: Path) -> None:
+def test_a_host_answers_a_request(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a")
     response = ask(tmp_path, files=[str(tmp_path / "a"), str(tmp_path / "b")], ports=[0])
     answer = response.answer
@@ -42,7 +42,7 @@ def test_a_host_tells_what_is_asked_for(tmp_path: Path) -> None:
     assert response.connect_error is None
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         answer, other = (ask(tmp_path, files=[], ports=ports).answer for ports in ([port], [port, 0]))
@@ -61,7 +61,7 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         ("garbled", "not JSON"),
     ],
 )
-def test_an_answer_that_is_none_is_an_error_at_once(tmp_path: Path, line: str, error: str) -> None:
+def test_a_malformed_answer_is_an_error_at_once(tmp_path: Path, line: str, error: str) -> None:
     (program := tmp_path / "python").write_text(f"#!/bin/sh\necho '{MARK}{line}'\ncat >/dev/null\n")
     program.chmod(0o755)
     response = ask(tmp_path, python=str(program), files=[], ports=[])

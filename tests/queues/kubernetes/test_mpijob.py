@@ -34,7 +34,7 @@ JOBS = {
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_is_as_its_golden_text(name: str) -> None:
+def test_a_job_is_the_golden_text(name: str) -> None:
     path = GOLDEN / f"{name}.yaml"
     text = as_yaml(MPIJOB.documents(JOBS[name]))
     if os.environ.get("UPDATE_GOLDEN"):
@@ -71,7 +71,7 @@ def test_pods_and_config_maps_fit_kubernetes_own_schema(name: str, version: str)
         ("metadata.name", "n" * 55, f"{'n' * 55}-worker-3 is no DNS label"),
     ],
 )
-def test_the_check_of_fields_sees_what_is_wrong(path: str, value: Any, says: str) -> None:
+def test_the_check_of_fields_finds_errors(path: str, value: Any, says: str) -> None:
     job, *_ = MPIJOB.documents(JOBS["four-workers"])
     *parts, last = path.split(".")
     here = job
@@ -81,7 +81,7 @@ def test_the_check_of_fields_sees_what_is_wrong(path: str, value: Any, says: str
     assert problems(job) == [says]
 
 
-def test_the_schema_sees_what_is_wrong_in_a_pod() -> None:
+def test_the_schema_finds_errors_of_a_pod() -> None:
     job, *_ = MPIJOB.documents(JOBS["four-workers"])
     spec = templates(job)["Worker"]["spec"]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec}
@@ -102,7 +102,7 @@ def test_the_schema_sees_what_is_wrong_in_a_pod() -> None:
         ("", 1, "it must begin with a letter"),
     ],
 )
-def test_names_are_those_that_services_and_hosts_can_have(name: str, workers: int, why: str | None) -> None:
+def test_names_are_valid_for_services_and_hosts(name: str, workers: int, why: str | None) -> None:
     found = MPIJOB.why_not_a_name(name, workers)
     assert found == why or (why and found and found.startswith(why))
 
@@ -119,12 +119,13 @@ def test_quantities(quantity: str, size: int | None) -> None:
 @pytest.mark.parametrize(
     ("memory", "half"), [("64Gi", "32Gi"), ("3Gi", "1536Mi"), ("2Gi", "1Gi"), ("64G", "30517Mi")]
 )
-def test_shared_memory_is_half_of_a_workers(memory: str, half: str) -> None:
+def test_shared_memory_is_half_of_a_workers_memory(memory: str, half: str) -> None:
     assert half_of(memory) == half
 
 
-def test_only_whole_cpus_that_are_limits_too_make_a_pod_guaranteed() -> None:
-    """For which the kubelet's static policy asks; the launcher is one as well, and then nobody is evicted first."""
+def test_only_whole_cpus_with_equal_limits_make_a_pod_guaranteed() -> None:
+    """The kubelet's static policy requires this.  The launcher's pod is also guaranteed, so no pod is evicted
+    first."""
     job, *_ = MPIJOB.documents(JOBS["four-workers"])
     for template in templates(job).values():
         for container in template["spec"]["containers"]:

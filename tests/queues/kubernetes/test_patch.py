@@ -1,4 +1,4 @@
-"""Merge patches: those of RFC 7386's appendix, and lists that are merged by name."""
+"""Merge patches: the examples of RFC 7386's appendix, and lists that are merged by name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_examples_of_the_rfc(target: Any, patch: Any, result: Any) -> None:
     assert merged(target, patch) == result
 
 
-def test_items_that_have_names_are_merged_by_name() -> None:
+def test_items_with_names_are_merged_by_name() -> None:
     containers = [{"name": "worker", "image": "i", "env": [{"name": "A", "value": "1"}]}]
     patch = [
         {"name": "worker", "env": [{"name": "B", "value": "2"}, {"name": "A", "value": "3"}]},
@@ -64,7 +64,7 @@ def test_items_without_names_replace_the_list() -> None:
         (b"a: " + b"b" * (1 << 20), "it has more than 1 MiB"),
     ],
 )
-def test_a_file_that_is_no_patch_is_an_error(text: bytes | None, says: str, tmp_path: Path) -> None:
+def test_an_invalid_patch_is_an_error(text: bytes | None, says: str, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "p.yaml").write_bytes(text)
     with pytest.raises(UsageError, match=says):

@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def problems(document: dict[str, Any]) -> str:
-    """What Trainer's models refuse in a document, or don't know; empty if all is well."""
+    """The errors and unknown fields of a document, by Trainer's models."""
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install kubeflow-trainer-api")
     model = {
         "TrainJob": models.TrainerV1alpha1TrainJob,
@@ -32,7 +32,7 @@ def problems(document: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_is_as_its_golden_text(name: str) -> None:
+def test_a_job_is_the_golden_text(name: str) -> None:
     path = GOLDEN / f"trainjob-{name}.yaml"
     text = as_yaml(TRAINJOB.documents(JOBS[name]))
     if os.environ.get("UPDATE_GOLDEN"):
@@ -68,7 +68,7 @@ def test_jobs_and_pods_fit_kubernetes_own_schema(name: str, version: str) -> Non
         (1, "spec.runtimeref", {"name": "train"}),
     ],
 )
-def test_the_check_of_fields_sees_what_is_wrong(document: int, path: str, value: Any) -> None:
+def test_the_check_of_fields_finds_errors(document: int, path: str, value: Any) -> None:
     found = TRAINJOB.documents(JOBS["four-workers"])[document]
     *parts, last = path.split(".")
     here = found
@@ -78,7 +78,7 @@ def test_the_check_of_fields_sees_what_is_wrong(document: int, path: str, value:
     assert problems(found) != ""
 
 
-def test_trainer_finds_what_it_adds_its_keys_and_its_hostfile_to() -> None:
+def test_trainer_finds_the_parts_that_it_extends() -> None:
     """Trainer's plug-in for MPI looks for these names (pkg/constants, plugins/mpi)."""
     runtime, job, *_ = TRAINJOB.documents(JOBS["everything"])
     assert runtime["spec"]["mlPolicy"]["mpi"]["mpiImplementation"] == "OpenMPI"
@@ -93,12 +93,12 @@ def test_trainer_finds_what_it_adds_its_keys_and_its_hostfile_to() -> None:
 
 
 @pytest.mark.parametrize(("length", "workers", "longest"), [(44, 1, None), (45, 1, 44), (45, 1001, 44)])
-def test_names_leave_room_for_those_of_the_pods(length: int, workers: int, longest: int | None) -> None:
+def test_names_leave_room_for_the_pods_names(length: int, workers: int, longest: int | None) -> None:
     found = TRAINJOB.why_not_a_name("a" * length, workers)
     assert found == (longest and f"it has {length} characters, and may have {longest}")
 
 
-def test_the_documents_can_be_created_in_their_order() -> None:
+def test_the_documents_can_be_created_in_this_order() -> None:
     kinds = [each["kind"] for each in yaml.safe_load_all(as_yaml(TRAINJOB.documents(JOBS["everything"])))]
     assert kinds == ["TrainingRuntime", "TrainJob", "ConfigMap"]
     without_files = Job("train", "train:1", ["cpulaunch", "run", "/app/train.py"])

@@ -1,4 +1,4 @@
-"""What Slurm says of a job, and the exit code that comes of it; `tests/slurm` follows real jobs."""
+"""Slurm's description of a job, and the resulting exit code.  `tests/slurm` follows real jobs."""
 
 from __future__ import annotations
 

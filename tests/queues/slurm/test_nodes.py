@@ -28,13 +28,13 @@ broken|0|0|0|0|4|(null)
         ({"--partition": "big"}, "partition big (8 sockets × 28 cores × 1 thread, 2000 GiB)"),
     ],
 )
-def test_nodes_are_those_of_the_kind_that_there_are_most_of(options: dict[str, str], shown: str) -> None:
+def test_nodes_are_of_the_most_frequent_kind(options: dict[str, str], shown: str) -> None:
     # With a partition, sinfo has named no other.
     text = "".join(line for line in SINFO.splitlines(True) if line.startswith(options.get("--partition", "")))
     assert str(most_nodes(text, options)) == shown
 
 
-def test_nobody_has_such_nodes() -> None:
+def test_no_partition_has_the_requested_nodes() -> None:
     with pytest.raises(HostError, match="sinfo names no such node"):
         most_nodes(SINFO, {"--constraint": "arm"})
 
@@ -54,9 +54,7 @@ def test_nobody_has_such_nodes() -> None:
         ({"--cpus-per-task": "113", "--overcommit": ""}, None),
     ],
 )
-def test_a_job_for_which_there_is_no_room_even_if_nothing_runs(
-    options: dict[str, str], why: str | None
-) -> None:
+def test_a_job_that_does_not_fit_an_idle_cluster(options: dict[str, str], why: str | None) -> None:
     if why is None:
         demand_room(SINFO, options)
         return
@@ -76,7 +74,9 @@ SEVERAL = "thin|2|28|1|256000|96|(null)\nfat|8|28|1|2048000|2|(null)\n"
         ({"--nodes": "3", "--cpus-per-task": "224"}, "those of partition thin have 56 at most"),
     ],
 )
-def test_one_of_several_partitions_has_to_have_room_for_all(options: dict[str, str], why: str | None) -> None:
+def test_one_of_several_partitions_must_have_room_for_the_job(
+    options: dict[str, str], why: str | None
+) -> None:
     options = {**options, "--partition": "thin,fat"}
     if why is None:
         demand_room(SEVERAL, options)
@@ -85,7 +85,7 @@ def test_one_of_several_partitions_has_to_have_room_for_all(options: dict[str, s
         demand_room(SEVERAL, options)
 
 
-def test_cores_of_a_socket_are_a_numa_node_and_threads_are_numbered_as_linux_does() -> None:
+def test_a_socket_is_a_numa_node_and_threads_have_linuxs_numbers() -> None:
     topology = facts_of(most_nodes(SINFO, {})).topology
     assert str(topology.allowed) == "0-111"
     assert [(c.core, c.socket, c.node) for c in topology.cpus if c.cpu in (27, 28, 56, 111)] == [
@@ -96,6 +96,6 @@ def test_cores_of_a_socket_are_a_numa_node_and_threads_are_numbered_as_linux_doe
     ]
 
 
-def test_a_share_of_a_node_is_whole_cores() -> None:
+def test_a_share_of_a_node_has_whole_cores() -> None:
     topology = facts_of(most_nodes(SINFO, {}), cpus=5).topology
     assert str(topology.allowed) == "0-2,56-58"

@@ -1,6 +1,6 @@
-"""Scripts of transformers and accelerate that know nothing of restarts, and are killed once on the way.
+"""Scripts of transformers and accelerate that don't handle restarts, and are killed once.
 
-``programs_resume.py NAME``: without RESTARTS in the environment, nobody is killed.
+``programs_resume.py NAME``: without RESTARTS in the environment, no rank is killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ steps = 0
 
 
 def die_at(step: int) -> None:
-    """Let rank 1 die after its so many-th step, but only if this is a job that has not been restarted."""
+    """Let rank 1 die after ``step`` steps, but only in a job that has not been restarted."""
 
     def stepped(*_: Any) -> None:
         global steps
@@ -58,9 +58,8 @@ def digest(model: nn.Module) -> str:
 
 
 def trainer() -> dict[str, Any]:
-    """Eight steps an epoch, three epochs, saves at every 5th; it dies in step 13.
-
-    A save that was interrupted lies there, and a checkpoint of another job.
+    """Eight steps an epoch, three epochs, a save at every 5th step; it dies in step 13. The directory also
+    has an interrupted save and a checkpoint of another job.
     """
     from transformers import Trainer, TrainingArguments
 
@@ -81,7 +80,8 @@ def trainer() -> dict[str, Any]:
 
 
 def accelerate() -> dict[str, Any]:
-    """Eight steps an epoch, three epochs, saves at every 5th; it dies in step 13.  Another job's state lies there."""
+    """Eight steps an epoch, three epochs, a save at every 5th step; it dies in step 13. The directory also
+    has another job's state."""
     from accelerate import Accelerator
     from accelerate.utils import ProjectConfiguration, set_seed
 

@@ -1,4 +1,4 @@
-"""Engines: found by name, and asked through one protocol, also those of other packages."""
+"""Engines, including those of other packages: found by name, and used through one protocol."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_an_engine_of_another_package_trains_a_job(job: Start, package: dict[str
     options = ("--engine", "stamping", "--precision", "bf16")
     done = job(2, "stamped", "AdamW", options=options, **package)
     first, second = done.results
-    assert first == second  # ranks began with unlike weights
+    assert first == second  # ranks began with different weights
     assert first["stamp"] is not None
     assert (first["stamped"], first["falls"]) == (True, True)
     assert [line for line in done.ours() if line == "bf16, engine stamping: as asked, version 7.1"]
 
 
 @pytest.mark.slow
-def test_it_may_leave_a_model_to_native(job: Start, package: dict[str, str]) -> None:
+def test_an_engine_may_leave_a_model_to_native(job: Start, package: dict[str, str]) -> None:
     done = job(2, "stamped", "RMSprop", options=("--engine", "stamping", "--precision", "bf16"), **package)
     assert [(result["stamp"], result["falls"]) for result in done.results] == [(None, True), (None, True)]
     assert [
@@ -94,7 +94,7 @@ def test_engines_of_this_package_are_loaded_by_their_names(name: str) -> None:
     assert engines.load(name).name == name
 
 
-def test_an_unknown_name_is_an_error_with_the_names_there_are() -> None:
+def test_an_unknown_name_is_an_error_with_the_valid_names() -> None:
     with pytest.raises(UsageError, match="'natve'.*did you mean 'native'"):
         engines.load("natve")
 
@@ -111,14 +111,14 @@ def test_an_unknown_name_is_an_error_with_the_names_there_are() -> None:
     ],
 )
 @pytest.mark.usefixtures("fitting_transformers")
-def test_where_ipex_can_be_used(version, torch_version, flags, expected) -> None:
+def test_conditions_for_ipex(version, torch_version, flags, expected) -> None:
     problem = IpexEngine(version).unavailable(torch_version, flags)
     assert (problem or "").startswith(expected or "")
     assert (problem is None) == (expected is None)
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_ipex_is_not_imported_beside_a_transformers_that_it_cannot_stand(
+def test_ipex_is_not_imported_beside_an_incompatible_transformers(
     tmp_path: Path, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "transformers"
@@ -134,7 +134,7 @@ def test_ipex_is_not_imported_beside_a_transformers_that_it_cannot_stand(
     assert IpexEngine("2.8.0").unavailable("2.8.0", None) == (None if fits else expected)
 
 
-def test_what_ipex_cannot_take() -> None:
+def test_ipex_does_not_support_every_setup() -> None:
     model = nn.Linear(2, 2)
     adamw = torch.optim.AdamW(model.parameters())
     assert IpexEngine().problem(model, adamw) is None
@@ -146,7 +146,8 @@ def test_what_ipex_cannot_take() -> None:
 
 
 def test_the_optimizer_of_a_model() -> None:
-    """Engines that need it get a model's one optimizer, which trains no other model; else a reason."""
+    """Engines that need a model's optimizer get it if it is the only one and trains no other model;
+    otherwise, a reason."""
     first, second, third, fourth = (nn.Linear(2, 2) for _ in range(4))
     own, shared = (
         torch.optim.SGD(first.parameters()),

@@ -1,4 +1,4 @@
-"""Functions that are called when a module has been imported."""
+"""Callbacks for the import of a module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from cpulaunch.runtime.change import import_hook
 from cpulaunch.runtime.change.import_hook import after_import
 
-# A module that imports what calls after_import, as a library does that imports torch in its first lines.
+# A module whose first lines import a module that calls after_import, as libraries import torch.
 MIDWAY = """
 import hook_for_midway
 class Thing:
@@ -26,7 +26,7 @@ class Thing:
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory on sys.path; what is imported from there is forgotten at the end."""
+    """A directory on sys.path.  Modules imported from it are removed at the end."""
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
     yield tmp_path
@@ -40,19 +40,19 @@ def mark(module: ModuleType) -> None:
     module.Thing.calls = getattr(module.Thing, "calls", 0) + 1
 
 
-def test_a_module_that_is_there_is_passed_at_once(modules: Path) -> None:
+def test_an_imported_module_is_passed_at_once(modules: Path) -> None:
     (modules / "there.py").write_text("class Thing: pass")
     module = importlib.import_module("there")
     after_import("there", mark)
     assert module.Thing.calls == 1
 
 
-def test_a_module_that_is_imported_later_is_passed_then(modules: Path) -> None:
+def test_a_module_is_passed_when_it_is_imported(modules: Path) -> None:
     (modules / "later").mkdir()
     (modules / "later" / "__init__.py").write_text("from later.inner import Thing; seen = Thing.calls")
     (modules / "later" / "inner.py").write_text("class Thing: pass\n")
     after_import("later.inner", mark)
-    assert importlib.util.find_spec("later") is not None  # looking for it is no import
+    assert importlib.util.find_spec("later") is not None  # finding it does not import it
     later = importlib.import_module("later")
     assert later.seen == later.Thing.calls == 1
     inner = sys.modules["later.inner"]
@@ -61,7 +61,7 @@ def test_a_module_that_is_imported_later_is_passed_then(modules: Path) -> None:
     assert importlib.reload(inner).Thing.calls == 1  # a new class
 
 
-def test_a_module_in_the_midst_of_its_import_is_passed_when_it_is_complete(modules: Path) -> None:
+def test_a_partially_imported_module_is_passed_when_complete(modules: Path) -> None:
     (modules / "midway.py").write_text(MIDWAY)
     (modules / "hook_for_midway.py").write_text(
         "from cpulaunch.runtime.change.import_hook import after_import\n"
@@ -69,12 +69,12 @@ def test_a_module_in_the_midst_of_its_import_is_passed_when_it_is_complete(modul
         "after_import('midway', mark)"
     )
     midway = importlib.import_module("midway")
-    assert midway.Thing.calls == 1  # and nothing else was imported since
+    assert midway.Thing.calls == 1  # no other module was imported since
     assert type(midway.__spec__) is importlib.machinery.ModuleSpec
     assert midway.__spec__._initializing is False
 
 
-def test_nothing_is_called_for_a_module_whose_import_fails(modules: Path) -> None:
+def test_a_failed_import_calls_nothing(modules: Path) -> None:
     (modules / "failing.py").write_text("import hook_for_failing\nraise ValueError('no')")
     (modules / "hook_for_failing.py").write_text(
         "from cpulaunch.runtime.change.import_hook import after_import\n"
@@ -89,15 +89,15 @@ def test_nothing_is_called_for_a_module_whose_import_fails(modules: Path) -> Non
     assert not {"failing", "failing_later"} & set(sys.modules)
 
 
-def test_a_module_that_is_missing_is_missing(modules: Path) -> None:
+def test_a_missing_module_stays_missing(modules: Path) -> None:
     after_import("there_is_no_such_module", mark)
     with pytest.raises(ModuleNotFoundError, match="No module named 'there_is_no_such_module'"):
         importlib.import_module("there_is_no_such_module")
 
 
 @pytest.mark.slow
-def test_libraries_that_import_torch_themselves_are_changed_before_a_script_uses_them(tmp_path: Path) -> None:
-    """transformers.training_args is in the midst of its import when torch calls us."""
+def test_libraries_that_import_torch_are_changed_before_scripts_use_them(tmp_path: Path) -> None:
+    """transformers.training_args is still being imported when torch calls us."""
     code = (
         "from transformers.training_args import TrainingArguments as T\n"
         "assert T.__post_init__.__module__ == 'transformers.training_args', T.__post_init__.__module__\n"

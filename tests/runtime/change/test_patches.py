@@ -1,4 +1,4 @@
-"""Patches of libraries: they apply where the names are there, and say so in one line where they are not."""
+"""Patches of libraries: they apply if the needed names exist, and otherwise print one line."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ SETTINGS = TrainingSettings(in_job=True, backend="ccl", precision="bf16")
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing was logged or registered yet, and this process is rank 0."""
+    """A process of rank 0 in which nothing was logged or registered."""
     owners = base.precision_owners[:]
     base.precision_owners.clear()
     monkeypatch.setattr("cpulaunch.runtime.log._logged", set())
     monkeypatch.setattr(base, "_announced", [])
     monkeypatch.delenv("RANK", raising=False)
     for name in ("ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION"):
-        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.setenv(name, "")  # so that monkeypatch restores it
         monkeypatch.delenv(name)
     yield
     base.precision_owners[:] = owners
 
 
 @pytest.mark.parametrize("patched", PATCHED, ids=lambda patched: patched.module)
-def test_each_missing_name_is_said_in_one_line(patched: Patched, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_missing_name_is_reported_in_one_line(
+    patched: Patched, capsys: pytest.CaptureFixture[str]
+) -> None:
     library = patched.library
     install.patch(patched, SETTINGS, ModuleType("another"))
     lines = capsys.readouterr().err.splitlines()
@@ -88,9 +90,7 @@ def test_one_missing_name_does_not_prevent_the_other_changes(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("gpu", [False, True])
-def test_groups_for_gpus_are_left_alone_where_there_is_one(
-    gpu: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_for_gpus_are_left_alone_if_a_gpu_exists(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     for name in ("nccl", "cuda:nccl", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo"):
         assert groups.is_replaced(torch, name) is not gpu
@@ -119,7 +119,7 @@ def test_training_arguments_are_for_the_cpu() -> None:
     ("environment", "patched"),
     [
         ({}, False),
-        ({"CPULAUNCH_BACKEND": "ccl", "CPULAUNCH_ENGINE": "none such"}, False),  # not in a job: not even read
+        ({"CPULAUNCH_BACKEND": "ccl", "CPULAUNCH_ENGINE": "none such"}, False),  # not read outside a job
         ({"CPULAUNCH_JOB_ID": "j", "CPULAUNCH_BACKEND": "ccl"}, True),
         ({"CPULAUNCH_JOB_ID": "j", "CPULAUNCH_BACKEND": "ccl", "CPULAUNCH_AS_WRITTEN": "1"}, False),
         ({"CPULAUNCH_JOB_ID": "j"}, False),

@@ -1,4 +1,4 @@
-"""The precision and the engine of a rank, as a table; and that a rank computes in what was planned."""
+"""The precision and the engine of a rank, as a table.  Ranks compute in the planned precision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AMX, AVX = ("amx_bf16", "avx512_bf16"), ("avx512_bf16",)
 
 
 class NoIpex(IpexEngine):
-    """IPEX where it isn't installed."""
+    """Pretend that IPEX is installed."""
 
     def version(self) -> None:
         return None
@@ -61,7 +61,7 @@ def choice_of(settings: dict, flags: tuple[str, ...] | None, torch: str, ipex: E
         ({"engine": "torch"}, AVX, "2.13.0+cpu", None, ("torch", "fp32", "not measured; the CPU has avx512_bf16")),
     ],
 )  # fmt: skip
-def test_the_choice(settings, flags, torch, ipex, expected) -> None:
+def test_the_chosen_precision_and_engine(settings, flags, torch, ipex, expected) -> None:
     choice = choice_of(settings, flags, torch, IpexEngine(ipex) if ipex else NoIpex())
     assert (choice.engine, choice.precision) == expected[:2]
     assert expected[2] in choice.why
@@ -71,7 +71,7 @@ def test_the_choice(settings, flags, torch, ipex, expected) -> None:
 @pytest.mark.parametrize(
     ("ratio", "expected"), [(0.5, "ipex"), (0.79, "ipex"), (0.8, "native"), (1.5, "native")]
 )
-def test_auto_takes_an_engine_that_was_measured_to_be_much_faster(ratio: float, expected: str) -> None:
+def test_auto_chooses_an_engine_measured_to_be_much_faster(ratio: float, expected: str) -> None:
     ipex = IpexEngine("2.8.0")
     ipex.measured = (
         Measured("avx512_bf16", "2.8", 0.1, "another"),
@@ -80,7 +80,7 @@ def test_auto_takes_an_engine_that_was_measured_to_be_much_faster(ratio: float, 
     assert choice_of({}, AMX, "2.8.0", ipex).engine == expected
 
 
-def test_auto_goes_by_measurements_that_stand_in_the_engines_file() -> None:
+def test_auto_uses_the_measurements_in_the_engines_file() -> None:
     assert IpexEngine.measured
     assert all(row.ratio > 0 and row.source for row in IpexEngine.measured)
 
@@ -89,7 +89,7 @@ def test_auto_goes_by_measurements_that_stand_in_the_engines_file() -> None:
     ("precision", "flags", "warned"),
     [("bf16", (), True), ("bf16", AVX, False), ("bf16", None, False), ("fp32", (), False)],
 )
-def test_a_rank_warns_where_its_cpu_lacks_instructions(
+def test_a_rank_warns_if_its_cpu_lacks_instructions(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, precision, flags, warned
 ) -> None:
     monkeypatch.setattr("cpulaunch.runtime.log._logged", set())
@@ -106,8 +106,8 @@ def test_a_rank_warns_where_its_cpu_lacks_instructions(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["prepared_on_a_slow_cpu", repeat("plain_on_a_slow_cpu")])
-def test_a_rank_whose_cpu_lacks_instructions_computes_in_what_was_planned(job: Start, program: str) -> None:
-    """Rank 1 sees no flags for bf16.  Before, it computed in fp32, and rank 0 in bf16."""
+def test_a_rank_whose_cpu_lacks_instructions_computes_as_planned(job: Start, program: str) -> None:
+    """Rank 1 sees no flags for bf16.  Once, it computed in fp32, and rank 0 in bf16."""
     done = job(2, program, options=("--precision", "bf16"))
     assert [result["kinds"] for result in done.results] == [["torch.bfloat16"], ["torch.bfloat16"]]
     lines = [line for line in done.stderr.splitlines() if "warning: precision bf16 is slow here" in line]

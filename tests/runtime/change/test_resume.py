@@ -1,4 +1,5 @@
-"""Scripts that know nothing of restarts go on from their libraries' own checkpoints, and one line says so."""
+"""Scripts that don't handle restarts continue from their libraries' own checkpoints, with one line about
+it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ LIMIT = 150.0
 
 
 def run(directory: Path, name: str, **environment: str) -> tuple[list[dict[str, Any]], str]:
-    """What the two ranks of a script found, and stderr."""
+    """The results of a script's two ranks, and stderr."""
     directory.mkdir()
     command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--tee", "all",
                "--precision", "fp32", "--max-restarts", "1", PROGRAMS, name]  # fmt: skip
@@ -29,8 +30,9 @@ def run(directory: Path, name: str, **environment: str) -> tuple[list[dict[str, 
     return [json.loads(each) for each in re.findall(r"RESULT (\{.*\})", done.stdout)], done.stderr
 
 
-def test_a_trainer_takes_its_last_whole_checkpoint(tmp_path: Path) -> None:
-    """It died in step 13; that of step 10 is whole, that of step 12 lacks its end, and that of 16 is another job's."""
+def test_a_trainer_loads_its_last_complete_checkpoint(tmp_path: Path) -> None:
+    """It died in step 13.  The checkpoint of step 10 is complete, that of step 12 is not, and that of step 16
+    is another job's."""
     calm, _ = run(tmp_path / "calm", "trainer")
     struck, errors = run(tmp_path / "struck", "trainer", STRUCK="1")
     assert (
@@ -42,7 +44,7 @@ def test_a_trainer_takes_its_last_whole_checkpoint(tmp_path: Path) -> None:
     assert len({each["weights"] for each in calm}) == 1
 
 
-def test_accelerate_loads_its_last_state_and_leaves_its_batches_out(tmp_path: Path) -> None:
+def test_accelerate_loads_its_last_state_and_skips_its_batches(tmp_path: Path) -> None:
     calm, _ = run(tmp_path / "calm", "accelerate")
     struck, errors = run(tmp_path / "struck", "accelerate", STRUCK="1")
     assert errors.count("cpulaunch: restarted: accelerate goes on after step 10, from ") == 1

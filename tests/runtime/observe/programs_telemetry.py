@@ -1,4 +1,4 @@
-"""Training scripts that know nothing of cpulaunch, for test_telemetry.py: ``programs_telemetry.py NAME``."""
+"""Training scripts without cpulaunch's interface, for test_telemetry.py: ``programs_telemetry.py NAME``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def loader(ranks: int = 1) -> DataLoader:
 
 
 def plain(backend: str) -> None:
-    """DDP; an evaluation between two epochs whose samples are none of a step's."""
+    """DDP, with an evaluation between two epochs whose samples belong to no step."""
     torch.distributed.init_process_group(backend)
     parallel = nn.parallel.DistributedDataParallel(model())
     optimizer = torch.optim.SGD(parallel.parameters(), 0.01)
@@ -54,7 +54,7 @@ def slow_rank(backend: str) -> None:
 
 
 def prepared(backend: str) -> None:
-    """By ``cpulaunch.prepare``, with a convolution before the layers."""
+    """Training with ``cpulaunch.prepare`` of a model with a convolution before the layers."""
     import cpulaunch
 
     cpulaunch.init()

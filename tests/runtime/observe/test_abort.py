@@ -1,4 +1,4 @@
-"""What a rank says before C++ aborts it keeps it from nothing."""
+"""A rank's last message before C++ aborts it doesn't prevent the abort."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ abort.report = says
 
 
 def aborted(program: str) -> str:
-    """What it says, once it has ended by SIGABRT."""
+    """Its message, after it has ended by SIGABRT."""
     argv = [sys.executable, "-c", PROGRAM + program]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert done.returncode == -signal.SIGABRT, done.stderr
     return done.stderr
 
 
-def test_the_threads_are_told_as_they_were() -> None:
+def test_the_threads_are_reported() -> None:
     said = aborted(
         "abort.watch(lambda: None)\n"
         "def fails():\n    terminate()\n"
@@ -45,11 +45,11 @@ def test_the_threads_are_told_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("where", ["terminate()", "abort_in_a_thread_of_c(); threading.Event().wait()"])
-def test_a_look_that_takes_for_ever_is_given_up(where: str) -> None:
+def test_an_inspection_that_takes_too_long_is_given_up(where: str) -> None:
     aborted(f"abort.watch(threading.Event().wait)\n{where}\n")
 
 
-def test_nothing_is_waited_for_while_a_group_is_destroyed_which_may_keep_the_gil() -> None:
+def test_destroying_a_group_that_may_hold_the_gil_delays_nothing() -> None:
     said = aborted(
         "abort.watch(lambda: None)\n"
         "with abort.nothing_said():\n"
@@ -59,6 +59,6 @@ def test_nothing_is_waited_for_while_a_group_is_destroyed_which_may_keep_the_gil
     assert "aborts" not in said
 
 
-def test_afterwards_it_is_said_again() -> None:
+def test_afterwards_threads_are_reported_again() -> None:
     said = aborted("abort.watch(lambda: None)\nwith abort.nothing_said():\n    pass\nterminate()\n")
     assert '"type":"aborts"' in said

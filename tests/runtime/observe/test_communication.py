@@ -1,4 +1,4 @@
-"""What collectives of gloo take, seen from outside: two real ranks, which are processes of the test."""
+"""The time of gloo's collectives, observed from outside, with two real ranks as processes of the test."""
 
 from __future__ import annotations
 
@@ -82,15 +82,15 @@ def ranks() -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_what_gloo_takes_of_a_step() -> None:
+def test_gloos_share_of_a_step() -> None:
     first, late = ranks()
     for name in ("collective", "backward"):
-        assert first[name]["waiting"] > 0.2e9  # rank 1 comes 0.3 s later
+        assert first[name]["waiting"] > 0.2e9  # rank 1 joins 0.3 s later
         assert late[name]["waiting"] < first[name]["waiting"]
         for rank in (first, late):
             assert rank[name]["waiting"] <= rank[name]["busy"] <= rank[name]["took"]
     for rank in (first, late):
-        # Hidden behind what the program does meanwhile.
+        # It is hidden behind the program's work.
         assert rank["asynchronous"]["busy"] > 0.3e9 > 2 * rank["asynchronous"]["waiting"]
         assert {name: each["bytes"] for name, each in rank.items()} == {
             "collective": 400, "asynchronous": 400, "gather": 40, "first": 440, "second": 440,

@@ -1,4 +1,4 @@
-"""What real ranks leave in their ledgers, which the test holds as their agents would."""
+"""The ledgers of real ranks, which the test holds like their agents."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ each_torch_and_backend = pytest.mark.parametrize(
     ],
     ids=["torch, ccl", "torch, gloo", "torch 2.8, ccl", "torch 2.8, gloo"],
 )
-# Those of ccl are written in C++ by either torch, and those of gloo copied from its recorder, whose format differs.
+# ccl's ledgers are written in C++ with either torch.  gloo's are copied from the recorder, whose format
+# differs between them.
 each_backend = pytest.mark.parametrize("backend", [repeat("ccl"), "gloo"])
 each_torch = pytest.mark.parametrize(
     "python",
@@ -57,7 +58,7 @@ def pause():
 
 
 class Ranks:
-    """Two ranks that run a program, without a launcher."""
+    """Two ranks of a program, without a launcher."""
 
     def __init__(self, directory: Path, python: str, backend: str, program: str) -> None:
         script = directory / "program.py"
@@ -107,14 +108,14 @@ class Ranks:
             assert "paused\n" in iter(out.readline, "")
 
     def say_go_on(self, *ranks: int) -> None:
-        """To these, or to all."""
+        """Continue these ranks, or all."""
         for process in [self.processes[rank] for rank in ranks] or self.processes:
             assert process.stdin
             process.stdin.write("\n")
             process.stdin.flush()
 
     def go_on(self) -> None:
-        """Let both go on, and wait for their end."""
+        """Continue both ranks, and wait for their end."""
         self.say_go_on()
         for process in self.processes:
             process.communicate(timeout=TIMEOUT)
@@ -132,7 +133,7 @@ class Ranks:
 
 
 def until(found: Callable[[], Any]) -> Any:
-    """What ``found`` returns, once it is true."""
+    """The first true result of ``found``."""
     limit = time.monotonic() + TIMEOUT
     while not (result := found()):
         assert time.monotonic() < limit
@@ -141,7 +142,7 @@ def until(found: Callable[[], Any]) -> Any:
 
 
 @each_torch_and_backend
-def test_a_killed_rank_leaves_what_it_was_in(tmp_path: Path, python: str, backend: str) -> None:
+def test_a_killed_rank_leaves_its_last_operations(tmp_path: Path, python: str, backend: str) -> None:
     program = "for _ in range(6): dist.all_reduce(x)\nif rank == 1: pause()\ndist.all_reduce(x)\n"
     with Ranks(tmp_path, python, backend, program) as ranks:
         ranks.paused(1)
@@ -190,8 +191,8 @@ def test_messages_have_their_peers(tmp_path: Path, python: str, backend: str) ->
 
 
 @each_torch
-def test_barriers_of_gloo_are_there_too(tmp_path: Path, python: str) -> None:
-    """``monitored_barrier`` isn't in torch's recorder, and has the number that a collective would have."""
+def test_barriers_of_gloo_are_recorded(tmp_path: Path, python: str) -> None:
+    """``monitored_barrier`` isn't in torch's recorder, but takes the number of a collective."""
     program = (
         "dist.barrier()\ndist.send(x, 1) if rank == 0 else dist.recv(x, 0)\n"
         "dist.monitored_barrier()\ndist.all_reduce(x)\n"
@@ -240,7 +241,7 @@ def test_collectives_of_two_backends_are_all_counted(tmp_path: Path) -> None:
 
 
 @each_backend
-def test_the_oldest_of_many_that_hang_is_there(tmp_path: Path, backend: str) -> None:
+def test_the_oldest_of_many_hanging_operations_is_kept(tmp_path: Path, backend: str) -> None:
     program = (
         "dist.all_reduce(x)\nif rank == 1: pause()\n"
         "works = [dist.all_reduce(torch.ones(10 + n), async_op=True) for n in range(40)]\n"
@@ -263,8 +264,8 @@ def test_the_oldest_of_many_that_hang_is_there(tmp_path: Path, backend: str) -> 
 
 
 @each_torch
-def test_a_group_of_ours_says_whose_it_is(tmp_path: Path, python: str) -> None:
-    """As a box names it where only some ranks call ``save_if_due``."""
+def test_a_group_of_ours_has_a_description(tmp_path: Path, python: str) -> None:
+    """A box names it if only some ranks call ``save_if_due``."""
     program = (
         "import cpulaunch\nmodel = torch.nn.Linear(2, 2)\n"
         f"checkpoint = cpulaunch.Checkpoint({str(tmp_path / 'ckpt')!r}, model=model)\ncheckpoint.resume()\n"
@@ -282,10 +283,8 @@ def test_a_group_of_ours_says_whose_it_is(tmp_path: Path, python: str) -> None:
 
 
 @each_torch_and_backend
-def test_what_a_group_has_completed_counts_though_it_is_destroyed_at_once(
-    tmp_path: Path, python: str, backend: str
-) -> None:
-    """Before the thread that copies gloo's groups has looked once."""
+def test_operations_of_a_group_destroyed_at_once_count(tmp_path: Path, python: str, backend: str) -> None:
+    """The group is destroyed before the thread that copies gloo's groups has looked once."""
     program = "for _ in range(3): dist.all_reduce(x)\ndist.destroy_process_group()\npause()\n"
     with Ranks(tmp_path, python, backend, program) as ranks:
         ranks.paused(0, 1)
@@ -293,8 +292,8 @@ def test_what_a_group_has_completed_counts_though_it_is_destroyed_at_once(
         ranks.go_on()
 
 
-def test_the_last_collective_of_a_group_is_there_though_it_was_destroyed(tmp_path: Path) -> None:
-    """Not that of another group which had the same name before; messages are none."""
+def test_the_last_collective_of_a_destroyed_group_is_kept(tmp_path: Path) -> None:
+    """It isn't that of an earlier group of the same name, and messages don't count."""
     program = (
         "pair = dist.new_group([0, 1])\ndist.barrier(pair)\n"
         "for _ in range(3): dist.all_reduce(x)\n"
@@ -310,7 +309,7 @@ def test_the_last_collective_of_a_group_is_there_though_it_was_destroyed(tmp_pat
 
 
 @each_backend
-def test_groups_share_the_room(tmp_path: Path, backend: str) -> None:
+def test_groups_share_the_ledgers_space(tmp_path: Path, backend: str) -> None:
     program = (
         "for _ in range(100):\n"
         "    group = dist.new_group([0, 1])\n    dist.all_reduce(x, group=group)\n    dist.destroy_process_group(group)\n"
@@ -351,7 +350,7 @@ pause()
 def test_steps_and_collectives_of_a_plain_script_are_counted(
     tmp_path: Path, python: str, backend: str
 ) -> None:
-    """A forked process, which is not the rank, counts nothing."""
+    """A forked process is not the rank, and counts nothing."""
     with Ranks(tmp_path, python, backend, TRAINS) as ranks:
         ranks.paused(0, 1)
         progress = until(lambda: ranks.progress(0).collectives >= 5 and ranks.progress(0))
@@ -373,7 +372,7 @@ pause()
 
 
 def test_groups_of_a_forked_process_are_not_the_ranks(tmp_path: Path) -> None:
-    """What a worker does among its like is none of what the rank waits for."""
+    """The rank doesn't wait for collectives among its workers."""
     with Ranks(tmp_path, sys.executable, "ccl", FORKS) as ranks:
         ranks.paused(0, 1)
         assert len(ledger.groups(ranks.ledgers[0])) == 1

@@ -1,4 +1,4 @@
-"""Scripts that start processes themselves: one line says what that means in a job of several ranks."""
+"""Scripts that start processes themselves get one line about the consequences in a job of several ranks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ STARTS = (
 def run(
     cpulaunch: Run, directory: Path, script: str, ranks: int, *options: str
 ) -> tuple[list[str], list[str]]:
-    """What the processes print, and the lines that say that some are started by the script."""
+    """The processes' output, and the lines about processes that the script starts."""
     (directory / "script.py").write_text(script)
     words: Sequence[object] = ["run", "-n", ranks, "--backend", "gloo", "--tee", "all", *options, "script.py"]
     done = cpulaunch(*words, timeout=120)
@@ -104,7 +104,7 @@ def run(
     ],
     ids=["spawn", "fork", "torchrun", "notebook_launcher", "alone"],
 )
-def test_one_line_says_that_each_rank_starts_processes(
+def test_one_line_reports_that_each_rank_starts_processes(
     cpulaunch: Run, tmp_path: Path, script: str, sums: list[str], said: str
 ) -> None:
     found, lines = run(cpulaunch, tmp_path, script, 2)
@@ -114,7 +114,7 @@ def test_one_line_says_that_each_rank_starts_processes(
     assert "start the script with -n 1, or have `cpulaunch run` start all of its processes" in line
 
 
-# As Intel's examples begin.
+# The beginning of Intel's examples.
 OF_MPI = """
 import os, torch.distributed as dist
 rank, size = int(os.environ.get("PMI_RANK", 0)), int(os.environ.get("PMI_SIZE", 1))
@@ -124,9 +124,7 @@ print("sum", dist.get_world_size())
 """
 
 
-def test_a_script_that_wants_an_mpis_variables_is_told_how_to_get_them(
-    cpulaunch: Run, tmp_path: Path
-) -> None:
+def test_a_script_that_needs_an_mpis_variables_gets_a_hint(cpulaunch: Run, tmp_path: Path) -> None:
     sums, (line,) = run(cpulaunch, tmp_path, OF_MPI, 2)
     assert sums == ["1", "1"]
     assert line.startswith(f"[0] cpulaunch: {MAKES.format(1)}")
@@ -144,9 +142,7 @@ def test_a_rank_alone_may_start_processes(cpulaunch: Run, tmp_path: Path, script
     [repeat(SPAWN, 0), (SPAWN.replace('"gloo"', '"nccl"'), 1), repeat(FORK.replace('"gloo"', '"nccl"'), 1)],
     ids=["spawn gloo", "spawn nccl", "fork nccl"],
 )
-def test_what_is_changed_is_told_by_one_of_the_processes(
-    cpulaunch: Run, tmp_path: Path, script: str, said: int
-) -> None:
+def test_one_process_reports_the_changes(cpulaunch: Run, tmp_path: Path, script: str, said: int) -> None:
     (tmp_path / "script.py").write_text(script)
     done = cpulaunch("run", "-n", "1", "--backend", "gloo", "script.py", timeout=120)
     lines = [line for line in done.stderr.splitlines() if "changed in this script" in line]
@@ -154,13 +150,13 @@ def test_what_is_changed_is_told_by_one_of_the_processes(
     assert all("backend gloo (not nccl)" in line for line in lines)
 
 
-def test_nothing_is_said_of_the_jobs_own_group(cpulaunch: Run, tmp_path: Path) -> None:
+def test_nothing_is_reported_about_the_jobs_own_group(cpulaunch: Run, tmp_path: Path) -> None:
     assert run(cpulaunch, tmp_path, THE_JOBS, 2) == (["2", "2"], [])
     (log,) = tmp_path.glob("runs/*/rank-0.log")
-    assert "changed in this script" not in log.read_text()  # gloo is what it asked for
+    assert "changed in this script" not in log.read_text()  # the script requested gloo
 
 
-# The last rank never comes; it knows by the store's port that the first one waits.
+# The last rank never joins.  It knows by the store's port that the first one waits.
 WAIT = """
 import os, socket, time
 if os.environ["RANK"] == "1":
@@ -177,7 +173,7 @@ dist.init_process_group()
 
 
 def test_ctrl_c_ends_ranks_that_wait_for_others(tmp_path: Path) -> None:
-    """At once: TIMEOUT is over long before the grace period."""
+    """They end at once, as TIMEOUT is much shorter than the grace period."""
     (tmp_path / "script.py").write_text(WAIT)
     command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--backend", "gloo"]
     launcher = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What training scripts that know nothing of cpulaunch leave in telemetry.jsonl."""
+"""The telemetry.jsonl of training scripts without cpulaunch's interface."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(
     """The rows of a job of two ranks, the first line first."""
     cache = directory / "cache" / "cpulaunch"
     cache.mkdir(parents=True)
-    (cache / "ccl").symlink_to(cache_directory())  # so that only peaks are found anew
+    (cache / "ccl").symlink_to(cache_directory())  # so that only peaks are measured again
     command = [
         python, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--backend", backend, "--precision", "bf16",
         *options, PROGRAMS, name, backend,
@@ -57,9 +57,8 @@ def steps_of(rows: list[Row], rank: int) -> list[Row]:
 
 
 def flops_by_hand() -> int:
-    """Of a step of one rank: three products of matrices for each layer, but for the inputs' gradients.
-
-    A product of n × k and k × m matrices takes n·m·k multiplications, and as many additions.
+    """FLOPs of a step of one rank: three matrix products for each layer, except for the inputs' gradients. A
+    product of n × k and k × m matrices takes n·m·k multiplications, and as many additions.
     """
     first, second, third = WIDTHS
     return 2 * BATCH * (3 * first * second + 3 * second * third - first * second)
@@ -90,7 +89,7 @@ def test_a_plain_script(tmp_path: Path, backend: str) -> None:
 
 @pytest.mark.slow
 def test_compiled_models_are_not_counted(tmp_path: Path) -> None:
-    """They would have to run eagerly, which changes their numbers."""
+    """Counting would run them eagerly, which changes their numbers."""
     head, *rows = run(tmp_path, "compiled", "gloo")
     assert (head["flops_per_step"], head["precision"]) == (None, None)
     assert steps_of(rows, 1)[-1]["step"] == STEPS
@@ -103,7 +102,7 @@ def test_accelerate(tmp_path: Path) -> None:
     assert head["flops_per_step"] == 2 * flops_by_hand()
     steps = steps_of(rows, 0)
     assert steps[-1]["step"] == STEPS
-    # It loads a batch ahead, so that the first step takes two, and the last one none.
+    # It loads one batch ahead, so the first step loads two, and the last one none.
     assert sum(row.get("samples", 0) for row in steps) == BATCH * STEPS
 
 
@@ -112,7 +111,7 @@ def test_trainer(tmp_path: Path) -> None:
     head, *rows = run(tmp_path, "trainer", "gloo")
     steps = steps_of(rows, 0)
     assert steps[-1]["step"] == STEPS
-    # Two batches for a step, and one is loaded ahead.
+    # A step has two batches, and one more is loaded ahead.
     assert sum(row["samples"] for row in steps) == 2 * 4 * STEPS
     assert all(row["tokens"] == TOKENS * row["samples"] for row in steps)
     assert head["precision"] == "bf16"
@@ -122,9 +121,8 @@ def test_trainer(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["native", pytest.param("ipex", marks=needs_bf16)])
 def test_cpulaunchs_own_engines(tmp_path: Path, engine: str) -> None:
-    """A convolution of 3 to 4 channels, 3 × 3, and a layer: forward, and their weights' gradients.
-
-    IPEX computes other gradients where its operations are looked at, so they aren't.
+    """A 3 × 3 convolution from 3 to 4 channels, and a layer: forward pass and weight gradients. IPEX computes
+    other gradients if its operations are observed, so its steps are not counted.
     """
     python = str(intel_python()) if engine == "ipex" else sys.executable
     head, *rows = run(tmp_path, "prepared", "gloo", python, "--engine", engine)
@@ -132,7 +130,7 @@ def test_cpulaunchs_own_engines(tmp_path: Path, engine: str) -> None:
     layer = 2 * BATCH * WIDTHS[0] * WIDTHS[1]
     counted = (2 * (2 * convolution + 3 * layer), "bf16") if engine == "native" else (None, None)
     assert (head["flops_per_step"], head["precision"]) == counted
-    losses = [row["loss"] for row in steps_of(rows, 0) if "loss" in row]  # it is told after the step
+    losses = [row["loss"] for row in steps_of(rows, 0) if "loss" in row]  # it is reported after the step
     assert losses[-1] == STEPS - 1
 
 
@@ -140,7 +138,7 @@ def test_cpulaunchs_own_engines(tmp_path: Path, engine: str) -> None:
 
 
 class Script:
-    """A recorder, whose ledger is read as an agent does."""
+    """A recorder, whose ledger is read as by an agent."""
 
     def __init__(self, flops: Flops | None = None) -> None:
         self.memory = mmap.mmap(-1, ledger.SIZE)
@@ -163,7 +161,7 @@ def optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
 
 
-def test_steps_are_those_of_the_first_optimizer_that_steps() -> None:
+def test_the_first_optimizer_that_steps_counts_steps() -> None:
     script, first, other = Script(), optimizer(), optimizer()
     for _ in range(3):
         script.recorder.stepped(first)
@@ -172,7 +170,7 @@ def test_steps_are_those_of_the_first_optimizer_that_steps() -> None:
     assert script.last == 3
 
 
-def test_until_it_steps_no_more() -> None:
+def test_another_optimizer_counts_steps_if_the_first_stops() -> None:
     script, first, other = Script(), optimizer(), optimizer()
     script.recorder.stepped(first)
     for _ in range(OTHERS + 2):
@@ -183,7 +181,7 @@ def test_until_it_steps_no_more() -> None:
     assert script.last == 5
 
 
-def test_samples_are_those_of_the_loader_that_the_step_used() -> None:
+def test_samples_are_counted_from_the_steps_loader() -> None:
     script, trained = Script(), optimizer()
     for iterator, samples in ((1, 8), (2, 100), (1, 8), (3, 16)):
         script.recorder.took(iterator, 10, samples, 2 * samples)
@@ -195,8 +193,8 @@ def test_samples_are_those_of_the_loader_that_the_step_used() -> None:
     assert script.step(2).fields["samples"] == 16 + 16
 
 
-def test_an_iterator_with_the_number_of_one_that_is_gone_is_another_one() -> None:
-    """The one before was an evaluation's."""
+def test_an_iterator_with_the_id_of_an_earlier_one_is_distinguished() -> None:
+    """The earlier iterator was an evaluation's."""
     script = Script()
     script.recorder.took(1, 10, 100, 0)
     script.recorder.begins(1, iterator=1)
@@ -205,7 +203,7 @@ def test_an_iterator_with_the_number_of_one_that_is_gone_is_another_one() -> Non
     assert script.step(1).fields["samples"] == 8
 
 
-def test_a_loss_is_that_of_the_last_step_until_a_batch_is_taken() -> None:
+def test_a_loss_belongs_to_the_last_step_until_the_next_batch() -> None:
     script, trained = Script(), optimizer()
     script.recorder.log(4.0)
     script.recorder.stepped(trained)
@@ -218,8 +216,8 @@ def test_a_loss_is_that_of_the_last_step_until_a_batch_is_taken() -> None:
     assert (script.step(2).fields["loss"], script.step(3).fields["loss"]) == (3.0, 2.0)
 
 
-def test_a_loss_with_a_gradient_is_no_reason_to_warn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch has warned on every rank: the loss is given as it is, before or after its backward pass."""
+def test_a_loss_with_a_gradient_causes_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch once warned on every rank, if the loss was logged before or after its backward pass."""
     script = Script()
     monkeypatch.setattr(telemetry, "recorder", script.recorder)
     script.recorder.stepped(optimizer())
@@ -231,12 +229,12 @@ def test_a_loss_with_a_gradient_is_no_reason_to_warn(monkeypatch: pytest.MonkeyP
     assert script.step(1).fields["loss"] == 2.0
 
 
-def test_outside_of_a_job_a_loss_goes_nowhere() -> None:
+def test_outside_a_job_a_loss_is_ignored() -> None:
     assert telemetry.recorder is None
     telemetry.log(loss=torch.tensor(1.0))
 
 
-def test_what_a_script_does_before_it_trains_is_no_part_of_its_first_step() -> None:
+def test_work_before_training_is_not_part_of_the_first_step() -> None:
     script = Script()
     script.recorder.took(1, 10**9, 8, 0)
     script.recorder.begins(now := ledger.step(script.memory, 0).ended_at + 1)  # type: ignore[union-attr]
@@ -272,15 +270,15 @@ def counted(train: Any) -> int | None:
     return result
 
 
-def test_attention_of_cpus_is_counted() -> None:
-    """2 products of 8 × 16 and 16 × 8 matrices for each of 6 heads, and 5 of them backward."""
+def test_attention_on_cpus_is_counted() -> None:
+    """2 products of 8 × 16 and 16 × 8 matrices for each of 6 heads, and 5 products in the backward pass."""
     q, k, v = (torch.randn(2, 3, 8, 16, requires_grad=True) for _ in range(3))
     product = 2 * 8 * 8 * 16 * 6
     attend = torch.nn.functional.scaled_dot_product_attention
     assert counted(lambda: attend(q, k, v).sum().backward()) == (2 + 5) * product
 
 
-def test_a_mode_of_the_scripts_own_is_left_alone() -> None:
+def test_a_scripts_own_dispatch_mode_is_left_alone() -> None:
     from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
     class Own(TorchDispatchMode):
@@ -296,7 +294,7 @@ def test_a_mode_of_the_scripts_own_is_left_alone() -> None:
 
 
 def test_a_program_that_has_called_torch_compile_is_not_counted() -> None:
-    """What that has returned may run for the first time in the step that would be counted."""
+    """The compiled function may run for the first time in the counted step."""
     code = (
         "import torch\nfrom cpulaunch.runtime.observe.flops import EVERY, FIRST, Flops\n"
         "double = torch.compile(lambda x: 2 * x, backend='eager')\nflops = Flops(torch)\n"
@@ -310,8 +308,8 @@ def test_a_program_that_has_called_torch_compile_is_not_counted() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_step_that_is_traced_is_not_counted_but_the_next_one_that_is_not() -> None:
-    """A counted step takes longer, and the trace would show that."""
+def test_a_traced_step_is_not_counted_but_the_next_untraced_one_is() -> None:
+    """A counted step takes longer, which the trace would show."""
     flops = Flops(torch)
     traced = [True, True, False]
     flops.traced = lambda: traced.pop(0)
@@ -322,8 +320,8 @@ def test_a_step_that_is_traced_is_not_counted_but_the_next_one_that_is_not() -> 
     assert found == [None] * (FIRST + 1) + [16, None]
 
 
-def test_a_process_that_is_forked_while_a_step_is_counted_counts_nothing() -> None:
-    """A loader's worker, which would take longer for everything otherwise."""
+def test_a_process_forked_in_a_counted_step_counts_nothing() -> None:
+    """The process is a loader's worker, in which counting would slow down everything."""
     from torch.utils._python_dispatch import _get_current_dispatch_mode
 
     script = Script(Flops(torch))
@@ -339,7 +337,7 @@ def test_a_process_that_is_forked_while_a_step_is_counted_counts_nothing() -> No
     assert script.last == 3
 
 
-def test_an_exception_of_the_script_is_its_own_while_a_step_is_counted() -> None:
+def test_an_exception_in_a_counted_step_is_the_scripts_own() -> None:
     flops = Flops(torch)
     flops.stepped(2)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
@@ -348,7 +346,7 @@ def test_an_exception_of_the_script_is_its_own_while_a_step_is_counted() -> None
     assert flops.stepped(3) == 16
 
 
-def test_measuring_takes_none_of_the_scripts_random_numbers() -> None:
+def test_measuring_consumes_no_random_numbers() -> None:
     torch.manual_seed(1)
     expected = torch.rand(1)
     torch.manual_seed(1)

@@ -35,13 +35,13 @@ with tempfile.TemporaryDirectory() as directory:
 
 @pytest.fixture
 def env(marked: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """With a directory of its own for temporary files."""
+    """The environment with a separate directory for temporary files."""
     (tmp_path / "tmp").mkdir()
     return {**marked, "TMPDIR": str(tmp_path / "tmp")}
 
 
 def left_in(directory: Path) -> list[Path]:
-    """What should have been removed; torch has directories of its own there."""
+    """Files that should have been removed, without torch's own directories."""
     return list(directory.glob("cpulaunch-*"))
 
 
@@ -50,7 +50,7 @@ def files(tmp_path: Path) -> list[str]:
 
 
 def found_first(job: Path) -> str:
-    """What the job's report names first, which takes telemetry alone."""
+    """The first finding of the job's report, which uses only telemetry."""
     return findings(Numbers(read_job(job)))[0].text
 
 
@@ -76,7 +76,8 @@ def test_steps_from_the_start(
     env: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    """The program ends right after them.  What it is slow by is said first, and by the report, too."""
+    """The program ends right after these steps.  The cause of its slowness is the first finding of the trace
+    and of the report."""
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("-n", "2", "--backend", backend, "--profile", "4-6")
     done = cpulaunch("run", *options, "train.py", backend, case, "6", env=env)
@@ -96,7 +97,7 @@ def test_steps_from_the_start(
 def test_a_throttled_rank_is_named_first(
     cpulaunch: Run, env: dict[str, str], tmp_path: Path, cpu_group: Path
 ) -> None:
-    """Its control group, which it enters when it begins to train, may use a twentieth of a CPU."""
+    """When it begins to train, it enters a control group with a twentieth of a CPU."""
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("-n", "2", "--backend", "gloo", "--profile", "4-23")
     env["GROUP"] = str(cpu_group / "cgroup.procs")
@@ -108,7 +109,9 @@ def test_a_throttled_rank_is_named_first(
     assert re.match(lost, found_first(text.parent))
 
 
-def test_a_script_of_the_trainer_as_it_is(cpulaunch: Run, built, env: dict[str, str], tmp_path: Path) -> None:
+def test_a_script_with_the_trainer_runs_unchanged(
+    cpulaunch: Run, built, env: dict[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "train.py").write_text(TRAINER)
     done = cpulaunch("run", "-n", "2", "--profile", "3-4", "train.py", env=env)
     assert done.returncode == 0, done.stderr
@@ -117,7 +120,7 @@ def test_a_script_of_the_trainer_as_it_is(cpulaunch: Run, built, env: dict[str, 
 
 
 @pytest.mark.repeats
-def test_a_script_of_accelerate_as_it_is(cpulaunch: Run, env: dict[str, str], tmp_path: Path) -> None:
+def test_a_script_with_accelerate_runs_unchanged(cpulaunch: Run, env: dict[str, str], tmp_path: Path) -> None:
     script = Path(__file__).with_name("programs_telemetry.py")
     done = cpulaunch(
         "run", "-n", "2", "--backend", "gloo", "--profile", "5-6", script, "accelerated", "gloo", env=env
@@ -145,7 +148,7 @@ dist.destroy_process_group()
 """
 
 
-def test_a_script_that_starts_torchs_profiler_has_it_for_itself(
+def test_a_script_that_starts_torchs_profiler_is_not_traced(
     cpulaunch: Run, env: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(TRACES_ITSELF)
@@ -176,12 +179,9 @@ for step in range(begins + 1, 15):
 """
 
 
-def test_a_job_that_is_started_again_traces_its_steps_once(
-    cpulaunch: Run, env: dict[str, str], tmp_path: Path
-) -> None:
-    """The first attempt dies within them, and the second one makes them, counted from the job's start.
-
-    Nor are the model's FLOPs counted in them: that would make the third step of the second attempt longer.
+def test_a_restarted_job_traces_its_steps_once(cpulaunch: Run, env: dict[str, str], tmp_path: Path) -> None:
+    """The first attempt dies within these steps, and the second one makes them, counted from the job's start.
+    The model's FLOPs aren't counted in them, as that would lengthen the third step of the second attempt.
     """
     (tmp_path / "train.py").write_text(RESTARTS)
     options = ("-n", "2", "--backend", "gloo", "--profile", "6-8", "--max-restarts", "2")
@@ -209,7 +209,7 @@ def asking(env: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.P
 
 
 def reads(asked: subprocess.Popen[str], begin: str) -> str:
-    """What was said on stderr before a line that begins so."""
+    """The lines on stderr before a line with this beginning."""
     assert asked.stderr
     before = ""
     while not (line := asked.stderr.readline()).startswith(f"cpulaunch: {begin}"):
@@ -219,7 +219,8 @@ def reads(asked: subprocess.Popen[str], begin: str) -> str:
 
 
 def test_steps_of_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
-    """Of all ranks, and of one; who asks in vain hears why; a rank that is killed meanwhile leaves no file."""
+    """Steps of all ranks, and of one.  A request that fails gets the reason.  A rank that is killed meanwhile
+    leaves no file."""
     with job(tmp_path, env, ["--backend", "gloo"], PROGRAM):
         said = {}
         for ranks in ("0-1", "1", "0-7"):
@@ -273,10 +274,11 @@ while not pathlib.Path("go").exists():
 
 
 @pytest.mark.repeats
-def test_a_job_is_traced_that_was_started_again_while_it_was_traced(
+def test_a_job_restarted_during_a_trace_can_be_traced_again(
     cpulaunch: Run, env: dict[str, str], tmp_path: Path
 ) -> None:
-    """Who waits hears that the program has ended; the next attempt's steps go on from its saved state."""
+    """The waiting command reports the end of the program.  The next attempt's steps continue from the saved
+    state."""
     with job(tmp_path, env, ["--backend", "gloo", "--max-restarts", "1"], DIES_ONCE) as launcher:
         assert launcher.stdout
         with bounded(asking(env, tmp_path, "--steps", "1000")) as first:
@@ -298,8 +300,8 @@ def test_a_job_is_traced_that_was_started_again_while_it_was_traced(
     assert left_in(tmp_path / "tmp") == []
 
 
-def test_what_has_no_steps_can_not_be_traced(env: dict[str, str], tmp_path: Path) -> None:
-    """Neither a program without torch, nor one without an optimizer."""
+def test_programs_without_steps_can_not_be_traced(env: dict[str, str], tmp_path: Path) -> None:
+    """A program without torch, and one without an optimizer."""
     program = """
 import pathlib, time, os
 if os.environ["RANK"] == "1":
@@ -319,10 +321,11 @@ while not pathlib.Path("go").exists(): time.sleep(0.1)
 
 
 @pytest.mark.parametrize("window", ["10-12", repeat("2-12")])
-def test_a_job_that_ends_before_the_last_step_to_trace(
+def test_a_job_that_ends_before_the_last_step_to_trace_has_a_trace(
     window: str, cpulaunch: Run, env: dict[str, str], tmp_path: Path
 ) -> None:
-    """Before the first one, too; with torch's profiler still on, programs have crashed at their end."""
+    """Also a job that ends before the first step to trace.  Programs crashed at their end if torch's profiler
+    was still on."""
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("-n", "2", "--backend", "gloo", "--profile", window)
     done = cpulaunch("run", *options, "train.py", "gloo", "", "3", env=env)

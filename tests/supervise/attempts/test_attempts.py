@@ -1,4 +1,4 @@
-"""Jobs that are started more than once: two attempts, for real, one after the other."""
+"""Jobs with two real attempts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from support.command import TIMEOUT, bounded, clean_environment
 from support.jobs import outcome
 
-# cpulaunch which notes that it plans once more.
+# cpulaunch that records that it plans again.
 LAUNCH = """
 import os
 from cpulaunch.cli.run import replan
@@ -31,7 +31,7 @@ replan.Replanner.__call__ = plan_again
 entry()
 """
 
-# cpulaunch with a mistake, made once a rank runs, where an agent is heard.
+# cpulaunch with a bug in the handling of agents' messages, which appears once a rank runs.
 BROKEN = """
 from cpulaunch import messages
 from cpulaunch.cli.main import entry
@@ -103,9 +103,7 @@ def start(directory: Path, env: dict[str, str], launch: str = LAUNCH) -> subproc
     )
 
 
-def test_a_second_attempt_has_nothing_of_the_first_but_its_job(
-    marked: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_second_attempt_shares_only_the_job_with_the_first(marked: dict[str, str], tmp_path: Path) -> None:
     with bounded(start(tmp_path, marked)) as launcher:
         _, stderr = launcher.communicate(timeout=TIMEOUT)
     assert launcher.returncode == 0, stderr
@@ -123,7 +121,7 @@ def test_a_second_attempt_has_nothing_of_the_first_but_its_job(
         assert first[0][name] != second[0][name]
     assert len({record["CPULAUNCH_JOB_ID"] for record in (*first, *second)}) == 1
     assert [record["left"] for record in second] == [[], []]
-    # Of rank 1 the terminal had shown nothing more once it had failed; that was the first attempt's.
+    # After rank 1's failure, the terminal shows no more of its output from the first attempt.
     assert "[1] attempt 1" in stderr
     (log,) = tmp_path.glob("runs/*/rank-1.log")
     assert log.read_text().count("ready") == 2
@@ -141,7 +139,7 @@ def test_after_ctrl_c_nothing_is_planned(marked: dict[str, str], tmp_path: Path)
     assert outcome(tmp_path)["restarts"] == 0
 
 
-def test_where_no_second_attempt_can_start_the_firsts_outcome_is_the_jobs(
+def test_without_a_second_attempt_the_firsts_outcome_is_the_jobs(
     marked: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "refuse").touch()
@@ -154,7 +152,7 @@ def test_where_no_second_attempt_can_start_the_firsts_outcome_is_the_jobs(
     assert "no such luck" in result["first_failure"]["error"]
 
 
-def test_an_error_of_our_own_ends_the_job_and_is_shown(marked: dict[str, str], tmp_path: Path) -> None:
+def test_a_bug_of_cpulaunch_ends_the_job_and_is_shown(marked: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "wait").touch()
     with bounded(start(tmp_path, marked, BROKEN)) as launcher:
         _, stderr = launcher.communicate(timeout=TIMEOUT)

@@ -1,4 +1,4 @@
-"""What a batch system does to a job, by what srun says: by a made-up clock, and in the real one's words."""
+"""A batch system's effects on a job, by srun's real messages and with a made-up clock."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_cancelled_step_is_the_reason_for_its_ranks_signals(why: str, said: st
 class TestAJobThatCanBeStartedAgain:
     @pytest.mark.parametrize(("steps", "code"), [(0, 75), (3, 143)])
     @pytest.mark.parametrize("whom", ["the launcher", "the agents"])
-    def test_has_lost_nothing_before_its_first_step(self, whom: str, steps: int, code: int) -> None:
+    def test_loses_nothing_before_its_first_step(self, whom: str, steps: int, code: int) -> None:
         job = under_srun()
         job.says(2, messages.Beat(steps=steps, keeps_ledger=True))
         if whom == "the launcher":
@@ -56,7 +56,7 @@ class TestAJobThatCanBeStartedAgain:
         outcome = job.outcome().if_restartable()
         assert (outcome.exit_code, outcome.began) == (code, steps > 0)
 
-    def test_has_failed_where_a_rank_alone_got_a_signal(self) -> None:
+    def test_has_failed_if_only_one_rank_got_a_signal(self) -> None:
         job = under_srun()
         job.exits(1, None, SIGTERM)
         job.obeys(0, 2, 3)
@@ -69,7 +69,7 @@ class TestAJobThatCanBeStartedAgain:
         assert job.outcome().if_restartable().exit_code == 130
 
 
-def test_a_rank_with_a_failure_of_its_own_keeps_it() -> None:
+def test_a_rank_keeps_its_own_failure() -> None:
     job = under_srun()
     job.raises(1, "ValueError: x")
     job.exits(1, 1)
@@ -78,7 +78,7 @@ def test_a_rank_with_a_failure_of_its_own_keeps_it() -> None:
     assert first_error(job) == "ValueError: x"
 
 
-def test_the_step_that_we_end_ourselves_was_not_cancelled_by_slurm() -> None:
+def test_a_step_that_we_end_was_not_cancelled_by_slurm() -> None:
     job = under_srun()
     job.exits(1, None, 9)
     job.process_says("srun: forcing job termination\n" + CANCELLED.format(""))
@@ -87,7 +87,7 @@ def test_the_step_that_we_end_ourselves_was_not_cancelled_by_slurm() -> None:
 
 
 @pytest.mark.parametrize("first", ["the node", "a rank"])
-def test_a_node_that_was_set_down_is_lost_whatever_is_heard_first(first: str) -> None:
+def test_a_node_that_was_set_down_is_lost_in_any_order_of_events(first: str) -> None:
     job = under_srun()
     if first == "a rank":
         job.exits(0, None, 15)
@@ -111,14 +111,14 @@ class TestSrunIsKilled:
         job.obeys(0, 1, 2, 3)
         assert (first_error(job), job.outcome().exit_code) == ("mpiexec got SIGKILL, not from us", 137)
 
-    def test_those_that_do_not_are_given_up(self) -> None:
+    def test_ranks_that_do_not_end_are_given_up(self) -> None:
         job = under_srun()
         job.process_ends(-9)
         job.to_the_end()
         assert job.now == pytest.approx(2.0 + 1.0 + GRACE + 2)
         assert job.statuses() == ["killed by launcher"] * 4
 
-    def test_an_mpiexec_takes_its_ranks_with_it(self) -> None:
+    def test_ranks_end_with_an_mpiexec(self) -> None:
         job = running(launcher="intel")
         job.process_ends(-9)
         job.to_the_end()

@@ -1,4 +1,5 @@
-"""Real jobs whose ranks leave something behind: they end, with their own exit code, and nothing else stays."""
+"""Real jobs whose ranks leave processes behind: the jobs end with their own exit code, and leave nothing
+else."""
 
 from __future__ import annotations
 
@@ -22,9 +23,8 @@ from cpulaunch.launchers import MPIS
 
 @pytest.fixture
 def leftovers(tmp_path: Path) -> Iterator[Path]:
-    """A directory in which rank N tells the pid of what it leaves behind, in N/pid.
-
-    All are killed at the end, even where a rank was ended before it could tell: what has TEST_LEFT.
+    """A directory in which rank N writes the pid of a process that it leaves behind, in N/pid. All processes
+    with TEST_LEFT are killed at the end, even if a rank was ended before it could write.
     """
     for rank in "01":
         (tmp_path / rank).mkdir()
@@ -39,7 +39,7 @@ def leftovers(tmp_path: Path) -> Iterator[Path]:
     by_launcher(itertools.product(("local", *MPIS), (0, 3)), usual=[("openmpi", 3)]),
     indirect=["launcher_options"],
 )
-def test_what_may_not_be_signaled_is_named_and_changes_nothing(
+def test_processes_that_may_not_be_signaled_are_named(
     leftovers: Path, launcher_options: list[str], code: int
 ) -> None:
     program = f"import os\nos.chdir(os.environ['RANK'])\n{ANOTHER_USERS_CHILD}\nsys.exit({code})"
@@ -57,7 +57,7 @@ def test_what_may_not_be_signaled_is_named_and_changes_nothing(
         assert line.endswith("user nobody) can't be ended: Operation not permitted")
 
 
-def test_a_success_that_waits_for_what_is_left_says_so_once(cpulaunch: Run, tmp_path: Path) -> None:
+def test_a_successful_job_that_waits_for_leftovers_prints_one_line(cpulaunch: Run, tmp_path: Path) -> None:
     program = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.execlp('sleep', 'sleep', '299')\n"
     (tmp_path / "leave.py").write_text(program)
     done = cpulaunch("run", "-n", "2", "--grace-period", "2", "leave.py")
@@ -105,16 +105,16 @@ def test_workers_of_a_data_loader_end_with_their_rank(
 ) -> None:
     (tmp_path / "loader.py").write_text(LOADER)
     before = semaphores()
-    environment = {**marked, "TMPDIR": str(tmp_path)}  # where the fork server's socket stays
+    environment = {**marked, "TMPDIR": str(tmp_path)}  # the fork server leaves its socket there
     done = cpulaunch("run", "-n", "1", "--grace-period", "1", "loader.py", context, how, env=environment)
     assert (done.returncode, done.stdout) == (code, "ready\n"), done.stderr
-    until(lambda: semaphores() <= before, "semaphores to be removed")  # other tests may have some
+    until(lambda: semaphores() <= before, "semaphores to be removed")  # other tests may have left some
 
 
-def test_a_rank_that_raised_and_waits_for_its_processes_is_said_to_have_raised(
+def test_a_rank_that_raised_and_waits_for_its_processes_has_failed(
     cpulaunch: Run, marked: dict[str, str], tmp_path: Path
 ) -> None:
-    """Python joins them when it ends, so the launcher has to end the rank."""
+    """Python joins its processes at its end, so the launcher has to end the rank."""
     (tmp_path / "waits.py").write_text(
         "import multiprocessing, time\n"
         "if __name__ == '__main__':\n"
@@ -128,5 +128,5 @@ def test_a_rank_that_raised_and_waits_for_its_processes_is_said_to_have_raised(
 
 
 def semaphores() -> set[str]:
-    """Those of Python's multiprocessing that are on this host."""
+    """Processes of Python's multiprocessing on this host."""
     return {name for name in os.listdir("/dev/shm") if name.startswith("sem.mp-")}

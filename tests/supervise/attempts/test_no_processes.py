@@ -1,4 +1,4 @@
-"""Where no more processes may be started, a job says so in a line, and still reports what went wrong."""
+"""If no more processes can be started, a job prints a line about it, and still reports failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WHY = "can't be run: Resource temporarily unavailable (ulimit -u, or the control
 
 
 class Group:
-    """A control group of its own, which limits processes and threads, also those of root."""
+    """A control group that limits processes and threads, also those of root."""
 
     def __init__(self) -> None:
         parent = ROOT if (ROOT / "cgroup.controllers").exists() else ROOT / "pids"
@@ -33,12 +33,12 @@ class Group:
             pytest.skip(f"no control group that limits processes can be made here: {error}")
 
     def limit(self, processes: int | None = None) -> None:
-        """Allow so many, or no more than there are."""
+        """Allow ``most`` processes, or no more than exist."""
         now = int((self.path / "pids.current").read_text())
         (self.path / "pids.max").write_text(str(now if processes is None else processes))
 
     def start(self, directory: Path, *arguments: str) -> subprocess.Popen[str]:
-        """Start ``cpulaunch run ARGUMENTS`` in it."""
+        """Start ``cpulaunch run ARGUMENTS`` in the group."""
         return subprocess.Popen(
             [sys.executable, "-m", "cpulaunch", "run", "--oversubscribe", *arguments],
             cwd=directory, env=clean_environment(LC_ALL="C.UTF-8"), text=True, stdin=subprocess.DEVNULL,
@@ -47,7 +47,7 @@ class Group:
         )  # fmt: skip
 
     def is_left(self) -> bool:
-        """Whether a process stays in it; those that were killed need a moment."""
+        """Whether a process stays in the group.  Killed processes need a moment to disappear."""
         deadline = time.monotonic() + 10
         while (left := (self.path / "cgroup.procs").read_text().split()) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -67,7 +67,7 @@ def group() -> Iterator[Group]:
 
 
 @pytest.mark.parametrize("limit", [1, 5, 20])
-def test_a_job_that_cannot_be_started_is_a_line(group: Group, tmp_path: Path, limit: int) -> None:
+def test_a_job_that_cannot_be_started_prints_one_line(group: Group, tmp_path: Path, limit: int) -> None:
     group.limit(limit)
     with bounded(group.start(tmp_path, "-n", "40", "--no-python", "sleep", "300")) as launcher:
         out, err = launcher.communicate(timeout=TIMEOUT)
@@ -77,7 +77,7 @@ def test_a_job_that_cannot_be_started_is_a_line(group: Group, tmp_path: Path, li
 
 
 def test_an_agent_that_cannot_be_started_later_is_the_reported_failure(group: Group, tmp_path: Path) -> None:
-    """The first agents run already: each takes a process, and its program another."""
+    """The first agents already run.  Each takes one process, and its program another."""
     group.limit(150)
     with bounded(group.start(tmp_path, "-n", "120", "--no-python", "sleep", "300")) as launcher:
         _, err = launcher.communicate(timeout=TIMEOUT)
@@ -89,7 +89,7 @@ def test_an_agent_that_cannot_be_started_later_is_the_reported_failure(group: Gr
     assert not group.is_left()
 
 
-def test_a_failure_is_reported_though_nothing_more_can_be_started(group: Group, tmp_path: Path) -> None:
+def test_a_failure_is_reported_although_no_process_can_be_started(group: Group, tmp_path: Path) -> None:
     program = "touch up-$RANK; until test -e go; do read -t 0.01 <>/dev/zero; done; exit $((5 * RANK))"
     with bounded(group.start(tmp_path, "-n", "2", "--no-python", "bash", "-c", program)) as launcher:
         while len(list(tmp_path.glob("up-*"))) < 2:

@@ -1,4 +1,4 @@
-"""Real jobs whose ranks or agents fail: who is named, and with which exit code the launcher ends."""
+"""Real jobs whose ranks or agents fail: the named rank, and the launcher's exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cpulaunch.supervise.attempts import start
 
 
 @usually_under("local", "mpich")
-def test_a_killed_agent_is_a_killed_rank_and_its_program_goes_with_it(
+def test_a_killed_agent_is_a_killed_rank_and_its_program_ends(
     launcher_options, marked, tmp_path: Path
 ) -> None:
     with job(tmp_path, marked, launcher_options, UNTIL_TOLD) as launcher:
@@ -38,7 +38,7 @@ def test_a_killed_agent_is_a_killed_rank_and_its_program_goes_with_it(
 
 
 def test_an_agent_that_dies_before_its_hello_is_noticed(cpulaunch: Run, marked, tmp_path: Path) -> None:
-    """The program's own start kills its agent, most of the time before that has said hello."""
+    """The program kills its agent at its start, mostly before the agent's hello."""
     (tmp_path / "kill.py").write_text(
         "import os, time\nif os.environ['RANK'] == '1': os.kill(os.getppid(), 9)\ntime.sleep(300)"
     )
@@ -50,7 +50,7 @@ def test_an_agent_that_dies_before_its_hello_is_noticed(cpulaunch: Run, marked, 
 
 @pytest.mark.parametrize("mpi", [repeat("intel"), repeat("mpich"), slow("openmpi")])
 def test_a_killed_mpiexec_is_named_and_leaves_nothing(mpi: str, marked, tmp_path: Path) -> None:
-    """Open MPI's has a directory, which its guard removes."""
+    """Open MPI's mpiexec has a directory, which its guard removes."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     env = {**marked, "TMPDIR": str(temporary)}
@@ -71,7 +71,7 @@ def test_a_killed_mpiexec_is_named_and_leaves_nothing(mpi: str, marked, tmp_path
 
 
 @pytest.mark.parametrize(("leaves", "left"), [("ompi.{pid}", 0), ("", 1)])
-def test_a_guard_removes_what_mpiexec_leaves_and_nothing_else(
+def test_a_guard_removes_only_files_of_mpiexec(
     leaves: str, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -104,7 +104,7 @@ def test_a_guard_of_a_command_that_was_never_started_ends() -> None:
         repeat("gloo", "exit", 5, "exit"),
     ],
 )
-def test_the_cause_is_named_though_the_others_wait_in_a_collective(
+def test_the_cause_is_named_while_the_others_wait_in_a_collective(
     marked, tmp_path: Path, backend: str, how: str, code: int, kind: str
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -148,7 +148,7 @@ urllib.request.urlopen("http://127.0.0.1:9/upload")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [repeat("ccl"), "gloo"])
-def test_a_failed_connection_of_a_rank_of_its_own_is_not_blamed_on_those_that_have_left(
+def test_a_ranks_own_failed_connection_is_not_blamed_on_ended_ranks(
     cpulaunch: Run, backend: str, marked, tmp_path: Path
 ) -> None:
     code = UPLOADS.format(backend=backend, directory="DIRECTORY").replace("'DIRECTORY'", "next(iter(runs()))")

@@ -1,4 +1,4 @@
-"""Many ranks on a small machine: they start, are heard, and end, whatever that takes of time or descriptors."""
+"""Many ranks on a small machine start, connect, and end, with bounded time and descriptors."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def limited(files: str, *arguments: str, directory: Path) -> subprocess.Complete
 @pytest.mark.slow
 @pytest.mark.skipif(MOST_FILES < 8192 + OWN_FILES, reason=f"only {MOST_FILES} files may be open at once")
 @pytest.mark.parametrize("ranks", [2048, repeat(8192)])
-def test_thousands_of_agents_cost_little_and_the_one_that_fails_is_named(ranks: int, tmp_path: Path) -> None:
-    """The program looks at what was named and logged; here, at what that has cost."""
+def test_thousands_of_agents_cost_little_and_a_failing_one_is_named(ranks: int, tmp_path: Path) -> None:
+    """The program checks the reports and logs.  The test checks their cost."""
     done = subprocess.run(
         [
             sys.executable,
@@ -73,7 +73,7 @@ def test_many_local_agents_start_print_and_end(cpulaunch: Run, tmp_path: Path, r
 
 
 @pytest.mark.repeats
-def test_of_many_local_agents_the_one_that_fails_is_named_and_all_end(
+def test_a_failing_one_of_many_local_agents_is_named_and_all_end(
     cpulaunch: Run, marked: dict[str, str], tmp_path: Path
 ) -> None:
     program = ("--no-python", "sh", "-c", 'test "$RANK" != 700 || exit 5; exec sleep 300')
@@ -85,7 +85,7 @@ def test_of_many_local_agents_the_one_that_fails_is_named_and_all_end(
     assert set(statuses[:700] + statuses[701:]) <= {"ended by launcher", "not started"}
 
 
-def test_agents_are_started_a_few_at_a_time_and_are_heard_meanwhile(
+def test_agents_are_started_a_few_at_a_time_and_served_meanwhile(
     cpulaunch: Run, marked: dict[str, str], tmp_path: Path
 ) -> None:
     """A rank that fails at once ends the job before a hundred others have been started."""
@@ -116,7 +116,7 @@ def test_ctrl_c_while_agents_are_started_ends_them_all(marked: dict[str, str], t
 
 
 def test_programs_get_the_limit_of_open_files_that_the_launcher_was_started_with(tmp_path: Path) -> None:
-    """Though the launcher, and the agents, raise it for themselves: a hundred agents take more than 99."""
+    """The launcher and the agents raise it for themselves, as a hundred agents need more than 99."""
     program = ("--no-python", "sh", "-c", "ulimit -Sn")
     done = limited("-Sn 99", "run", "-n", "100", "--oversubscribe", *program, directory=tmp_path)
     assert (done.returncode, set(done.stdout.split()[1::2])) == (0, {"99"}), done.stderr
@@ -134,7 +134,7 @@ def test_few_ranks_on_this_machine_need_few_files(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_where_too_few_files_may_be_open_nothing_is_started(tmp_path: Path) -> None:
+def test_with_too_few_open_files_nothing_is_started(tmp_path: Path) -> None:
     program = ("--no-python", "touch", str(tmp_path / "started"))
     done = limited("-n 180", "run", "-n", "100", "--oversubscribe", *program, directory=tmp_path)
     assert done.returncode == 3
@@ -145,7 +145,7 @@ def test_where_too_few_files_may_be_open_nothing_is_started(tmp_path: Path) -> N
     assert not (tmp_path / "started").exists()
 
 
-# cpulaunch whose last agent's interpreter isn't there, so that it can't be started when the others run.
+# cpulaunch whose last agent has a missing interpreter, so it can't be started after the others.
 ONE_IS_MISSING = """
 from dataclasses import replace
 from cpulaunch.cli.main import entry

@@ -1,4 +1,4 @@
-"""Those who ask a launcher what its job does: who they are, and how many."""
+"""Observers of a job: their authentication, and their number."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Launcher:
             asyncio.get_running_loop().call_soon(self.observers.dumped, seen)
 
     def want_progress(self, ranks: list[Rank]) -> None:
-        """The first rank has done more since its last beat; the other one says nothing."""
+        """The first rank has progressed since its last beat.  The other one is silent."""
         ranks[0].beats(Beat(14, 140), time.monotonic())
 
     def agent_connected(self, rank: int, hello: Hello, *, here: bool) -> None:
@@ -60,7 +60,7 @@ class Launcher:
 
 
 def with_launcher(asks: Callable[[Contact], Any], launcher: Launcher | None = None) -> Any:
-    """What ``asks`` returns, which is called in a thread beside a launcher."""
+    """The result of ``asks``, called in a thread beside a launcher."""
 
     async def run() -> Any:
         played = launcher or Launcher()
@@ -92,7 +92,7 @@ def test_questions_and_their_answers() -> None:
     assert launcher.wanted == [True, False]
 
 
-def test_rates_are_those_of_a_second_at_least() -> None:
+def test_rates_are_over_at_least_a_second() -> None:
     rank = Rank(0, "a", RankState.RUNNING)
     for at, steps in ((1.0, 10), (1.1, 14), (3.0, 14), (3.1, 20)):
         rank.beats(Beat(steps, 10 * steps), at)
@@ -102,7 +102,7 @@ def test_rates_are_those_of_a_second_at_least() -> None:
 
 
 @pytest.mark.parametrize("token", ["", "token", "0" * 64])
-def test_who_knows_another_token_is_hung_up_on(token: str) -> None:
+def test_a_wrong_token_closes_the_connection(token: str) -> None:
     def asks(contact: Contact) -> None:
         with pytest.raises(HostError, match="it has hung up"), Observer(contact._replace(token=token)):
             pass
@@ -112,8 +112,8 @@ def test_who_knows_another_token_is_hung_up_on(token: str) -> None:
     assert str(launcher.refused).startswith("1 connection was hung up on: no proof")
 
 
-def test_what_is_not_the_launcher_is_told_from_it() -> None:
-    """Whoever has its address now hears nothing by which he could ask it himself."""
+def test_another_program_is_not_mistaken_for_the_launcher() -> None:
+    """A program that now has its address gets nothing by which it could query the launcher."""
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
         server.settimeout(TIMEOUT)
 
@@ -133,8 +133,8 @@ def test_what_is_not_the_launcher_is_told_from_it() -> None:
     assert raised.value.hint
 
 
-def test_an_observers_token_is_no_agents() -> None:
-    """Neither does its holder speak for a rank, nor for the launcher."""
+def test_an_observers_token_is_not_an_agents() -> None:
+    """Its holder can't act as a rank's agent, nor as the launcher."""
     launcher = Launcher()
 
     def asks(contact: Contact) -> bytes:
@@ -151,7 +151,7 @@ def test_an_observers_token_is_no_agents() -> None:
     assert observers_token("token") not in ("token", proof("token", "launcher", "", 0))
 
 
-def test_observers_are_few() -> None:
+def test_the_number_of_observers_is_limited() -> None:
     launcher = Launcher()
     launcher.answers = False  # so that they stay
 

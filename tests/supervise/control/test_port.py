@@ -1,4 +1,4 @@
-"""The control port: who may speak there, and what comes of those who may not, or say odd things."""
+"""The control port: authentication, strangers, and malformed messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from cpulaunch.wire import MAX_LINE, decode, encode, proof
 
 
 def control_address(launcher: subprocess.Popen[str]) -> str:
-    """Where the agents of a job on this machine reach their launcher: the name of an abstract Unix socket."""
+    """The launcher's address for agents on this machine: the name of an abstract Unix socket."""
     agent, *_ = psutil.Process(launcher.pid).children()
     address = agent.environ()["CPULAUNCH_CONTROL"]
     assert address.startswith("@cpulaunch-")
@@ -86,7 +86,7 @@ HOSTILE = {
 
 
 def say(address: str, data: bytes) -> None:
-    """What a stranger sends, who then waits until it is hung up on; that may be before all is sent."""
+    """Send data as a stranger, and wait for the end of the connection, which may come before all is sent."""
     with contextlib.suppress(OSError), connect(address) as it:
         it.sendall(data)
         it.shutdown(socket.SHUT_WR)
@@ -120,7 +120,7 @@ def test_a_fuzzer_on_the_control_port_costs_no_memory(marked, tmp_path: Path) ->
         sizes = []
         for number in range(600):
             say(address, dice.choice(list(HOSTILE.values())) + dice.randbytes(dice.randrange(100_000)))
-            if number >= 200:  # by then it has all that it needs
+            if number >= 200:  # it has allocated all its memory by now
                 sizes.append(psutil.Process(launcher.pid).memory_info().rss)
         (tmp_path / "go").touch()
         assert launcher.wait(TIMEOUT) == 0
@@ -128,7 +128,7 @@ def test_a_fuzzer_on_the_control_port_costs_no_memory(marked, tmp_path: Path) ->
 
 
 class Audience:
-    """Remembers what it is told."""
+    """Records the events that it gets."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, int, object]] = []
@@ -154,7 +154,7 @@ class Audience:
 
 
 Peer = tuple[StreamReader, StreamWriter, str]
-"""A connection to the control port, and the salt that it is to prove itself by."""
+"""A connection to the control port, and the salt for its proof."""
 
 
 async def connect_from(origin: str, address: tuple[str, int]) -> Peer:
@@ -165,7 +165,7 @@ async def connect_from(origin: str, address: tuple[str, int]) -> Peer:
 
 
 async def prove(peer: Peer, rank: int) -> None:
-    """Be the agent of ``rank``, and hear that one is."""
+    """Connect as the agent of ``rank``, up to the launcher's welcome."""
     reader, writer, salt = peer
     writer.write(encode(hello(rank=rank, proof=proof("token", "agent", salt, rank))))
     assert decode(await reader.readline(), FROM_LAUNCHER) == Welcome(proof("token", "launcher", "s", rank))
@@ -173,7 +173,7 @@ async def prove(peer: Peer, rank: int) -> None:
 
 @contextlib.contextmanager
 def listening(size: int) -> Iterator[tuple[Audience, tuple[str, int]]]:
-    """A control port for ``size`` ranks, who hears of them, and its address."""
+    """A control port for ``size`` ranks, the recorder of its events, and its address."""
     audience = Audience()
     control = Control("token", size, audience)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -185,8 +185,8 @@ def listening(size: int) -> Iterator[tuple[Audience, tuple[str, int]]]:
 
 
 @pytest.mark.parametrize("origin", ["127.0.0.1", "127.0.0.2"])
-def test_silent_strangers_cost_no_agent_its_connection(origin: str) -> None:
-    """Be there more of them than may be, and from the agent's own address."""
+def test_silent_strangers_do_not_keep_agents_from_connecting(origin: str) -> None:
+    """Even if there are more of them than allowed, and from the agent's own address."""
 
     async def crowd() -> list[tuple[str, int, object]]:
         with listening(size=2) as (audience, address):
@@ -195,7 +195,7 @@ def test_silent_strangers_cost_no_agent_its_connection(origin: str) -> None:
             silent = [await connect_from("127.0.0.1", address) for _ in range(MAX_STRANGERS + 50)]
             agents.append(await connect_from(origin, address))
             await prove(agents[1], rank=1)
-            assert await silent[0][0].read() == b""  # the first to come was the first to go
+            assert await silent[0][0].read() == b""  # the first one was closed first
             assert not silent[-1][0].at_eof()
             heard = list(audience.heard)
         for _, writer, _ in (*agents, *silent):
@@ -206,10 +206,8 @@ def test_silent_strangers_cost_no_agent_its_connection(origin: str) -> None:
     assert heard == [("connected", 0, VERSION), ("connected", 1, VERSION)]
 
 
-def test_silent_strangers_cost_no_log_where_few_files_may_be_open(
-    marked: dict[str, str], tmp_path: Path
-) -> None:
-    """The launcher opens the ranks' logs when they are there."""
+def test_silent_strangers_do_not_use_up_descriptors_for_logs(marked: dict[str, str], tmp_path: Path) -> None:
+    """The launcher opens the ranks' logs when the ranks have connected."""
     program = ("--no-python", "sh", "-c", "touch up-$RANK; until test -e go; do sleep 0.01; done; echo said")
     limit = (4 + MAX_STRANGERS_HERE + OWN_FILES,) * 2
     with bounded(
@@ -230,7 +228,7 @@ def test_silent_strangers_cost_no_log_where_few_files_may_be_open(
     assert [log.read_text() for log in tmp_path.glob("runs/*/rank-*.log")] == ["said\n"] * 4
 
 
-def test_of_strangers_those_go_of_whom_there_are_most() -> None:
+def test_strangers_of_the_most_frequent_address_are_closed_first() -> None:
     async def crowd() -> None:
         with listening(size=1) as (_, address):
             slow = await connect_from("127.0.0.2", address)
@@ -242,8 +240,8 @@ def test_of_strangers_those_go_of_whom_there_are_most() -> None:
     asyncio.run(asyncio.wait_for(crowd(), TIMEOUT))
 
 
-def test_what_strangers_say_costs_no_memory() -> None:
-    """Who says more than an agent's hello has is hung up on, be it a line that never ends."""
+def test_messages_of_strangers_take_no_memory() -> None:
+    """A stranger that sends more than an agent's hello is disconnected, even within an endless line."""
 
     async def crowd() -> int:
         with listening(size=1) as (_, address):
@@ -283,7 +281,7 @@ def test_another_user_of_the_machine_is_not_challenged(marked: dict[str, str], t
 
 
 async def talk(lines: list[bytes], version: int = VERSION) -> Audience:
-    """What a launcher hears from the agent of rank 1, which sends ``lines`` once it is welcome, and hangs up."""
+    """The launcher's events for an agent of rank 1 that sends ``lines`` after the welcome, and hangs up."""
     audience = Audience()
     control = Control("token", 2, audience)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -329,10 +327,13 @@ NOTE = encode(messages.Note("x"))
         ),
         ([b'{"type":"note"}\n', NOTE], [("disconnected", 1, "note without note")]),
         ([b"nonsense\n", NOTE], [("disconnected", 1, "not JSON")]),
-        ([NOTE, NOTE[:-5]], [("said", 1, messages.Note("x")), ("disconnected", 1, "")]),  # killed as it spoke
+        (
+            [NOTE, NOTE[:-5]],
+            [("said", 1, messages.Note("x")), ("disconnected", 1, "")],
+        ),  # killed while it sent a line
     ],
 )
-def test_what_an_agent_says_is_heard_up_to_the_first_line_that_is_no_message(
+def test_an_agents_messages_count_up_to_the_first_invalid_line(
     lines: list[bytes], heard: list[tuple[str, int, object]]
 ) -> None:
     audience = asyncio.run(asyncio.wait_for(talk(lines), TIMEOUT))
@@ -340,7 +341,7 @@ def test_what_an_agent_says_is_heard_up_to_the_first_line_that_is_no_message(
     assert [type(what) for _, _, what in audience.heard[1:]] == [type(what) for _, _, what in heard]
 
 
-def test_an_agent_of_another_version_is_hung_up_on_and_heard_of() -> None:
+def test_an_agent_of_another_version_is_disconnected_and_reported() -> None:
     audience = asyncio.run(asyncio.wait_for(talk([NOTE], version=VERSION + 1), TIMEOUT))
     assert audience.heard == [("connected", 1, VERSION + 1), ("disconnected", 1, "")]
 
@@ -383,8 +384,8 @@ def _reset(writer: StreamWriter) -> None:
 
 
 @pytest.mark.parametrize("pause", [0.1, 0.0], ids=["noticed by reading", "noticed by writing"])
-def test_an_agent_whose_connection_was_reset_goes_on_where_it_was(pause: float) -> None:
-    """What the launcher has not acknowledged is sent again, and what it had for the agent comes once."""
+def test_an_agent_whose_connection_was_reset_continues(pause: float) -> None:
+    """Data that the launcher has not acknowledged is sent again, and its own messages arrive once."""
 
     async def talk() -> tuple[Audience, list[object]]:
         audience = Audience()
@@ -416,7 +417,7 @@ def test_an_agent_whose_connection_was_reset_goes_on_where_it_was(pause: float) 
     assert [each[-1] for each in audience.heard] == [VERSION, Note("first"), "is back", Note("second")]
 
 
-def test_an_agent_that_does_not_come_back_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_does_not_reconnect_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port, "BACK_WITHIN", 0.2)
 
     async def talk() -> Audience:
@@ -436,12 +437,12 @@ def test_an_agent_that_does_not_come_back_is_gone(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("count", [-1, 1])
-def test_a_receipt_for_what_was_never_sent_is_refused(count: int) -> None:
+def test_an_acknowledgement_of_unsent_data_is_refused(count: int) -> None:
     audience = asyncio.run(asyncio.wait_for(talk([encode(Receipt(count))]), TIMEOUT))
     assert audience.heard[-1] == ("disconnected", 1, f"{count} messages acknowledged, of 0")
 
 
-def test_a_rank_that_is_connected_already_is_nobody_else() -> None:
+def test_a_second_agent_for_a_connected_rank_is_refused() -> None:
     async def second() -> bytes:
         audience = Audience()
         control = Control("token", 2, audience)

@@ -1,4 +1,4 @@
-"""Which of several failures is the cause."""
+"""The cause among several failures."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_other_errors_of_connections_are_about_a_peer_only_of_torch_or_within_an
     assert cause_of(raised(error, traceback, state)).kind is kind
 
 
-def test_what_a_program_says_of_the_cause_counts_and_its_text_does_not() -> None:
+def test_a_programs_cause_counts_and_its_text_does_not() -> None:
     found = cause_of(
         raised("torch.distributed.DistBackendError: …", kind="sizes_differ", rank=3, sizes=[44, 40])
     )
@@ -96,7 +96,7 @@ def test_what_a_program_says_of_the_cause_counts_and_its_text_does_not() -> None
         ({"kind": "peer_ended", "rank": True, "more": 1}, Cause(Kind.PEER_ENDED)),
     ],
 )
-def test_a_cause_that_makes_no_sense_is_passed_over(said: dict[str, Any], found: Cause | None) -> None:
+def test_an_invalid_cause_is_ignored(said: dict[str, Any], found: Cause | None) -> None:
     assert Cause.from_document(said) == found
 
 
@@ -106,7 +106,8 @@ def test_every_kind_is_documented() -> None:
 
 
 def test_every_kind_is_worded_in_one_place() -> None:
-    """``ccl`` words its own for its exceptions, and the launcher the others; some need no words."""
+    """``ccl`` words its own kinds for its exceptions, and the launcher the others.  Some kinds need no
+    sentence."""
     source = REPOSITORY / "cpulaunch/ccl/csrc/core"
     names = (source / "cause.hpp").read_text().partition("kCauseNames[] = {")[2].partition("}")[0]
     of_ccl = set(re.findall(r'"(\w+)"', names)) - {"none"}
@@ -116,7 +117,7 @@ def test_every_kind_is_worded_in_one_place() -> None:
     assert sorted([*of_ccl, *here, *own_words]) == sorted(kind.value for kind in Kind)
 
 
-def test_every_cause_is_read_as_it_was_written() -> None:
+def test_every_cause_round_trips() -> None:
     for kind in Kind:
         cause = Cause(kind, 3, "a", 1, "all_reduce", 7, ("a", "b"), (1, 2), (0, 1), ("sum", "max"), 3.0)
         assert Cause.from_document(cause.document()) == cause
@@ -136,7 +137,9 @@ def test_every_cause_is_read_as_it_was_written() -> None:
         ([failed(0, 1.0, signal=15, by_signal=True)], 0),
     ],
 )
-def test_the_cause_is_the_earliest_that_is_no_consequence(candidates: list[Candidate], cause: int) -> None:
+def test_the_cause_is_the_earliest_failure_that_is_no_consequence(
+    candidates: list[Candidate], cause: int
+) -> None:
     found = root_cause(candidates, [])
     assert found
     assert found.failure.rank == cause
@@ -146,7 +149,7 @@ def test_without_a_failure_there_is_no_cause() -> None:
     assert root_cause([], [(1.0, 0)]) is None
 
 
-def test_consequences_alone_name_those_who_left_before() -> None:
+def test_if_all_failures_are_consequences_the_ended_ranks_are_named() -> None:
     found = root_cause([failed(0, 5.0, GONE)], [(6.0, 1), (3.5, 2), (4.0, 3)])
     assert found
     assert found.failure.note == "ranks 2-3 had exited with code 0, 1.5 s earlier"

@@ -1,4 +1,4 @@
-"""Every row of the table in docs/reliability.md, by a made-up clock.  In each, rank 2, or its host, is hit."""
+"""Every row of the table in docs/reliability.md, with a made-up clock. In each, rank 2 or its host fails."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INTEL_SAYS = "[mpiexec@login] Error: Unable to run bstrap_proxy on node2 (pid 26
 
 
 def raises_alone() -> Played:
-    """While the others sleep, or compute: nobody else notices."""
+    """The others sleep or compute, so no other rank notices."""
     job = running()
     job.raises(2, "ValueError: no such luck")
     job.obeys(0, 1, 3)
@@ -41,7 +41,7 @@ def raises_alone() -> Played:
 
 
 def raises_in_collective(consequence: str) -> Callable[[], Played]:
-    """The others fail because it has, and the launcher may hear of them first."""
+    """The others fail as a consequence, and their reports may arrive first."""
 
     def play() -> Played:
         job = running(ahead=(0.0, 5.0, -3.0, 0.0))
@@ -106,7 +106,7 @@ def agent_is_killed() -> Played:
 
 
 def all_fail_at_once() -> Played:
-    """Rank 2 is first by the time at which it happened, though its clock is ahead and its word comes last."""
+    """Rank 2's failure is the earliest, although its clock is ahead and its report arrives last."""
     job = running(ahead=(0.0, 0.0, 100.0, 0.0))
     failures = {}
     for rank, at in ((2, 2.00), (0, 2.02), (3, 2.04), (1, 2.06)):
@@ -122,7 +122,7 @@ def all_fail_at_once() -> Played:
 
 
 def host_falls_silent() -> Played:
-    """Its link is cut, or its packets are dropped: no end of the connection is seen."""
+    """Its link is cut, or its packets are dropped, so the end of the connection isn't seen."""
     job = running()
     job.falls_silent(2)
     job.until(2.0 + SILENCE + 1.1)
@@ -132,7 +132,8 @@ def host_falls_silent() -> Played:
 
 
 def group_loses_host_first() -> Played:
-    """Its link is cut for a while: the others' ccl group gives it up, and it is back before we would."""
+    """Its link is cut for a while: the others' ccl group gives it up, and it is back before the launcher
+    would."""
     job = running()
     job.falls_silent(2)
     job.until(6.0)
@@ -144,7 +145,7 @@ def group_loses_host_first() -> Played:
 
 
 def host_cannot_be_reached(text: str, launcher: str = "mpich") -> Callable[[], Played]:
-    """By ssh, or by mpiexec, which then waits for ever."""
+    """With ssh, or with mpiexec, which then waits forever."""
 
     def play() -> Played:
         job = Played(launcher=launcher)
@@ -184,7 +185,7 @@ def user_sends(number: int) -> Callable[[], Played]:
 KILL = {"kind": "killed_by_others", "memory": 1.5}
 NOT_OOM = "not out of memory (peak 1.50 GiB)"
 ROWS = [
-    # the event, what happens, kind, exit code, and what is said of the first failure
+    # name, event, kind, exit code, and sentence of the first failure
     ("raises while the others sleep, or compute", raises_alone, "error", 1, "ValueError: no such luck"),
     ("raises while the others wait (gloo)", raises_in_collective(GLOO), "error", 1, "ValueError: no such luck"),
     ("raises while the others wait (ccl)", raises_in_collective(CCL), "error", 1, "ValueError: no such luck"),
@@ -194,7 +195,7 @@ ROWS = [
     ("is killed while the others wait (ccl)", dies_of(SIGKILL, KILL, CCL), "signal", 137, NOT_OOM),
     ("segfaults", dies_of(SIGSEGV), "signal", 139, ""),
     ("aborts", dies_of(SIGABRT), "signal", 134, ""),
-    ("loses its agent", agent_is_killed, "signal", 137, "its agent ended without a word"),
+    ("loses its agent", agent_is_killed, "signal", 137, "its agent ended without a report"),
     ("all fail at once", all_fail_at_once, "error", 1, "ValueError: 2"),
     ("link cut, packets dropped", host_falls_silent, "node_lost", 4, "no sign of life from host node2 for 9 s"),
     ("link cut for a while", group_loses_host_first, "node_lost", 4, "no sign of life from host node2 for"),
@@ -220,7 +221,7 @@ def test_a_row_of_the_table(play: Callable[[], Played], kind: str, code: int, sa
     assert (outcome.ranks[2].status == "not started") is (kind == "start_failed")
 
 
-def test_who_leaves_with_0_while_the_others_wait_is_named() -> None:
+def test_a_rank_that_exits_with_0_while_others_wait_is_named() -> None:
     outcome = leaves_while_others_wait().outcome()
     first = outcome.first_failure
     assert first
@@ -230,7 +231,7 @@ def test_who_leaves_with_0_while_the_others_wait_is_named() -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 129)])
-def test_a_users_signal_ends_the_job_and_nobody_is_blamed(number: int, code: int) -> None:
+def test_a_users_signal_ends_the_job_without_blame(number: int, code: int) -> None:
     job = user_sends(number)()
     outcome = job.outcome()
     assert (outcome.kind, outcome.exit_code, outcome.first_failure) == ("interrupted", code, None)
@@ -240,7 +241,7 @@ def test_a_users_signal_ends_the_job_and_nobody_is_blamed(number: int, code: int
     assert set(job.statuses()) == {"ended by launcher"}
 
 
-def test_a_job_whose_ranks_end_well_ends_well() -> None:
+def test_a_job_whose_ranks_succeed_succeeds() -> None:
     job = running()
     job.says(1, messages.Output(1, "hello"))
     for rank in range(4):
@@ -262,9 +263,9 @@ def test_a_job_whose_ranks_end_well_ends_well() -> None:
         (Failure(3, "b", exit_code=2), EXIT, "rank 3 on b ended with exit code 2"),
         (Failure(3, "b", signal=9), SIGNAL, "rank 3 on b got SIGKILL"),
         (
-            Failure(3, "b", signal=9, error="its agent ended without a word", note="out of memory"),
+            Failure(3, "b", signal=9, error="its agent ended without a report", note="out of memory"),
             SIGNAL,
-            "rank 3 on b got SIGKILL: its agent ended without a word: out of memory",
+            "rank 3 on b got SIGKILL: its agent ended without a report: out of memory",
         ),
         (Failure(3, "b", error="E", text="ranks disagree", note="0: x\n1: y", disagree=True), ERROR,
          "ranks disagree: 0: x; 1: y"),
@@ -275,8 +276,6 @@ def test_a_job_whose_ranks_end_well_ends_well() -> None:
         (Failure(), ERROR, "it failed"),
     ],
 )  # fmt: skip
-def test_a_failure_in_a_line_is_the_same_now_and_from_the_jobs_record(
-    failure: Failure, kind: str, line: str
-) -> None:
+def test_a_failures_line_is_the_same_from_the_jobs_record(failure: Failure, kind: str, line: str) -> None:
     assert failure.in_a_line(kind) == line
     assert why_failed({"kind": kind, "first_failure": asdict(failure)}) == line

@@ -1,4 +1,4 @@
-"""Instances, by a made-up clock: where one fails, the others go on."""
+"""Instances, with a made-up clock: if one fails, the others continue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def none_was_ended(job: Played, *ranks: int) -> bool:
     return not any(job.sent(rank, messages.End) for rank in ranks)
 
 
-def test_one_that_raises_is_named_and_the_others_go_on() -> None:
+def test_one_that_raises_is_named_and_the_others_continue() -> None:
     job = instances()
     job.raises(1, "ValueError: x")
     job.exits(1, 1)
@@ -39,7 +39,7 @@ def test_one_that_raises_is_named_and_the_others_go_on() -> None:
     ("end", "said", "code"),
     [({"code": 3}, "exit code 3", 3), ({"code": None, "signal": 11}, "SIGSEGV", 139)],
 )
-def test_the_first_ones_exit_code_is_the_jobs(end: dict[str, Any], said: str, code: int) -> None:
+def test_the_first_failures_exit_code_is_the_jobs(end: dict[str, Any], said: str, code: int) -> None:
     job = instances()
     job.exits(2, **end)
     job.until(5.0)
@@ -53,16 +53,16 @@ def test_the_first_ones_exit_code_is_the_jobs(end: dict[str, Any], said: str, co
     ]
 
 
-def test_where_all_fail_alike_nobody_is_said_to_go_on() -> None:
+def test_if_all_fail_alike_none_continues() -> None:
     job = instances()
     for rank in range(3):
         job.raises(rank, "ModuleNotFoundError: No module named 'x'")
     for rank in range(3):
         job.exits(rank, 1)
-    assert job.told == []  # the box says it
+    assert job.told == []  # the box reports it
 
 
-def test_those_that_fail_alike_at_about_the_same_time_are_one_line() -> None:
+def test_equal_failures_at_about_the_same_time_are_one_line() -> None:
     job = instances()
     for rank in (0, 2):
         job.exits(rank, 3)
@@ -73,7 +73,7 @@ def test_those_that_fail_alike_at_about_the_same_time_are_one_line() -> None:
     assert len(job.told) == 1
 
 
-def test_one_that_has_raised_does_not_go_on_though_it_has_yet_to_exit() -> None:
+def test_one_that_has_raised_counts_as_failed_before_it_exits() -> None:
     job = instances()
     job.exits(2)
     job.raises(0, "ValueError: x")
@@ -85,7 +85,7 @@ def test_one_that_has_raised_does_not_go_on_though_it_has_yet_to_exit() -> None:
     assert job.told[1:] == ["instance 0 on localhost failed: ValueError: x at train.py:5"]
 
 
-def test_the_last_one_leaves_nobody_to_go_on() -> None:
+def test_no_instance_continues_after_the_last_one() -> None:
     job = instances()
     job.exits(0)
     job.exits(1)
@@ -94,7 +94,7 @@ def test_the_last_one_leaves_nobody_to_go_on() -> None:
     assert job.outcome().exit_code == 1
 
 
-def test_one_whose_agent_is_killed_ends_no_other() -> None:
+def test_the_other_instances_outlive_a_killed_agent() -> None:
     job = instances()
     job.disconnects(0)
     job.until(5.0)
@@ -104,7 +104,7 @@ def test_one_whose_agent_is_killed_ends_no_other() -> None:
     assert job.outcome().exit_code == 137
 
 
-def test_what_looks_as_if_ranks_disagree_asks_nobody() -> None:
+def test_errors_of_differing_operations_start_no_inquiry() -> None:
     job = instances()
     job.raises(0, "RuntimeError: [/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:1")
     job.exits(0, None, 6)
@@ -113,14 +113,14 @@ def test_what_looks_as_if_ranks_disagree_asks_nobody() -> None:
     assert none_was_ended(job, 1, 2)
 
 
-def test_a_host_that_falls_silent_ends_the_job_as_it_does_ranks() -> None:
+def test_a_silent_host_ends_the_job() -> None:
     job = running("node0", "node1", independent=True)
     job.falls_silent(1)
     job.until(12.0)
     assert [end.signal for _, end in job.sent(0, messages.End)] == [SIGTERM]
 
 
-def test_the_first_is_the_cause_whatever_it_has_lost() -> None:
+def test_the_first_failure_is_the_cause() -> None:
     job = instances()
     job.raises(1, "ConnectionRefusedError: [Errno 111] Connection refused")
     job.exits(1, 7)
@@ -141,14 +141,14 @@ def test_with_fail_fast_the_others_are_ended() -> None:
     assert job.statuses() == ["ended by launcher", "exit 1", "ended by launcher"]
 
 
-def test_the_user_ends_all_of_them() -> None:
+def test_the_users_signal_ends_all() -> None:
     job = instances()
     job.user_sends(SIGINT)
     assert [len(job.sent(rank, messages.End)) for rank in range(3)] == [1, 1, 1]
     assert job.told[0].startswith("SIGINT: ending all instances, ")
 
 
-def test_what_they_state_is_in_the_outcome() -> None:
+def test_stated_metrics_are_in_the_outcome() -> None:
     job = instances()
     for rank in range(3):
         line = b"CPULAUNCH_METRIC throughput=%d samples/s\n" % (100 + rank)
@@ -163,7 +163,7 @@ def test_what_they_state_is_in_the_outcome() -> None:
     assert note.endswith("; it was 'CPULAUNCH_METRIC broken'")
 
 
-def test_a_figure_on_a_last_line_without_an_end_counts_unless_the_program_was_killed_in_it() -> None:
+def test_a_metric_on_an_unfinished_last_line_counts_unless_the_program_was_killed() -> None:
     job = instances()
     for rank in range(3):
         job.says(rank, messages.Output(1, wire.pack(b"CPULAUNCH_METRIC x=%d ms" % rank)))

@@ -1,4 +1,4 @@
-"""The job's state machine, by a made-up clock: the rules behind the table of failures."""
+"""The job's state machine, with a made-up clock: the rules behind the table of failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TestARankThatRaises:
         job.until(3.5)
         assert [(at, end.signal) for at, end in job.sent(2, messages.End)] == [(3.0, SIGTERM)]
 
-    def test_is_taken_at_its_first_word(self) -> None:
+    def test_counts_at_its_first_report(self) -> None:
         job = running()
         job.raises(2, "ValueError: x")
         job.raises(2, "KeyError: y")
@@ -41,7 +41,7 @@ class TestARankThatRaises:
         assert first
         assert first.error == "ValueError: x"
 
-    def test_is_the_cause_though_it_never_ends(self) -> None:
+    def test_is_the_cause_although_it_never_ends(self) -> None:
         job = running()
         job.raises(2, "ValueError: x")
         job.obeys(0, 1, 3)
@@ -51,7 +51,7 @@ class TestARankThatRaises:
         assert (outcome.kind, outcome.exit_code) == ("error", 1)
         assert [rank.status for rank in outcome.ranks][2] == "raised ValueError, killed by launcher"
 
-    def test_is_said_to_have_raised_where_it_did_not_end_by_itself(self) -> None:
+    def test_has_raised_if_it_did_not_end_by_itself(self) -> None:
         job = running()
         job.raises(2, "ValueError: x")
         job.raises(3, "KeyError: y", by_launcher=True)
@@ -81,7 +81,7 @@ class TestARankThatRaises:
     ],
     ids=lambda event: str(event)[:40],
 )
-def test_what_happens_to_one_rank_costs_no_more_where_there_are_many(event: Event) -> None:
+def test_the_cost_of_an_event_does_not_grow_with_the_ranks(event: Event) -> None:
     """Counted in lines of the state machine."""
 
     def lines(ranks: int) -> int:
@@ -107,7 +107,7 @@ def test_what_happens_to_one_rank_costs_no_more_where_there_are_many(event: Even
 
 
 class TestTheUser:
-    def test_who_asks_twice_has_the_ranks_killed(self) -> None:
+    def test_a_second_signal_kills_the_ranks(self) -> None:
         job = running()
         job.user_sends(SIGINT)
         assert not job.sent(0, messages.End)[0][1].failed  # there is a state to save
@@ -119,7 +119,7 @@ class TestTheUser:
         assert set(job.statuses()) == {"killed by launcher"}
         assert job.outcome().exit_code == 130
 
-    def test_who_asks_again_does_not_put_off_the_end(self) -> None:
+    def test_a_repeated_signal_does_not_delay_the_end(self) -> None:
         job = running()
         job.user_sends(SIGINT)
         job.until(4.5)
@@ -128,7 +128,7 @@ class TestTheUser:
         assert job.now == pytest.approx(2.0 + GRACE + 2)
 
     @pytest.mark.parametrize(("number", "kills"), [(SIGINT, False), (SIGTERM, True)])
-    def test_who_asks_while_a_failure_ends_the_job(self, number: int, kills: bool) -> None:
+    def test_a_signal_while_a_failure_ends_the_job(self, number: int, kills: bool) -> None:
         job = running()
         job.exits(2, 5)
         job.user_sends(number)
@@ -139,7 +139,7 @@ class TestTheUser:
 
 
 class TestRanksThatAreEnded:
-    def test_are_named_where_they_took_long(self) -> None:
+    def test_are_named_if_they_took_long(self) -> None:
         job = running()
         job.exits(2, None, 9)
         job.obeys(0)
@@ -171,10 +171,8 @@ class TestRanksThatAreEnded:
 
     @pytest.mark.parametrize("says", [True, False], ids=["with a word", "without a word"])
     @pytest.mark.parametrize("mpiexec_first", [True, False])
-    def test_that_end_with_an_mpiexec_that_was_killed_are_not_blamed(
-        self, mpiexec_first: bool, says: bool
-    ) -> None:
-        """Their agents get SIGTERM from the kernel, as their parent has died, or are killed as well."""
+    def test_that_end_with_a_killed_mpiexec_are_not_blamed(self, mpiexec_first: bool, says: bool) -> None:
+        """As their parent has died, agents get SIGTERM from the kernel, or are killed as well."""
         job = running()
         if mpiexec_first:
             job.process_ends(-9)
@@ -199,7 +197,7 @@ class TestRanksThatAreEnded:
         job.obeys(0, 1, 3)
         assert job.statuses()[0] == "ended by launcher"
 
-    def test_whose_agents_go_without_a_word_count_as_ended(self) -> None:
+    def test_whose_agents_end_silently_count_as_ended(self) -> None:
         job = running()
         job.exits(2, 5)
         for rank in (0, 1, 3):
@@ -207,7 +205,7 @@ class TestRanksThatAreEnded:
         assert job.statuses() == ["ended by launcher", "ended by launcher", "exit 5", "ended by launcher"]
         assert [rank.rank for rank in job.state.untidy] == [0, 1, 3]
 
-    def test_with_exit_code_0_say_so(self) -> None:
+    def test_with_exit_code_0_are_reported_as_such(self) -> None:
         job = running()
         job.exits(2, 5)
         job.exits(0, 0, by_launcher=True)
@@ -226,7 +224,7 @@ class TestMessages:
         assert (outcome.kind, outcome.exit_code, first.rank) == ("start_failed", 3, 2)
         assert first.error == "rank 2 is planned on CPUs 1 of node2, but may use only 0"
 
-    def test_of_somebody_elses_signal_are_no_cause_where_there_is_another(self) -> None:
+    def test_by_another_processs_signal_are_no_cause_if_there_is_another(self) -> None:
         """mpiexec ends all ranks when one has died."""
         job = running()
         job.exits(0, None, 15, by_signal=15, cause={"kind": "agent_signaled", "signal": 15})
@@ -236,7 +234,7 @@ class TestMessages:
         assert first
         assert (first.rank, first.signal) == (2, 9)
 
-    def test_of_an_unknown_kind_are_logged_and_told_once(self) -> None:
+    def test_of_an_unknown_kind_are_logged_and_reported_once(self) -> None:
         job = running()
         for rank in (1, 2, 2):
             job.says(rank, messages.Unknown("stall"))
@@ -244,13 +242,13 @@ class TestMessages:
         entries = [action.entry for _, action in job.of(Log) if action.entry["type"] == "stall"]
         assert [entry["rank"] for entry in entries] == [1, 2, 2]
 
-    def test_that_are_none_cost_the_rank_its_connection(self) -> None:
+    def test_that_are_invalid_close_the_connection(self) -> None:
         job = running()
         job.disconnects(2, "exit without code")
         job.obeys(0, 1, 3)
         first = job.outcome().first_failure
         assert first
-        assert (first.rank, first.error) == (2, "the launcher can't understand its agent: exit without code")
+        assert (first.rank, first.error) == (2, "its agent sent malformed data: exit without code")
 
     def test_with_notes_are_shown_with_their_host(self) -> None:
         job = running()
@@ -266,7 +264,7 @@ class TestMessages:
             notes = [] if rank % 2 else ["/opt/my env/libtcmalloc.so is left out"]
             job.says(rank, messages.Started(7, "0", "", 1, notes))
             if rank % 512 == 0:
-                job.until(job.now + 0.5)  # so slowly do they come
+                job.until(job.now + 0.5)  # reports arrive this slowly
         job.until(job.now + 1.0)
         assert job.told == [
             "node[0-1023]: /opt/my env/libtcmalloc.so is left out",
@@ -285,7 +283,7 @@ class TestMessages:
             "node[1,3]: ranks 1,3: left",
         ]
 
-    def test_are_logged_but_for_secrets_beats_and_output(self) -> None:
+    def test_are_logged_except_secrets_beats_and_output(self) -> None:
         job = Played()
         job.connects(1)
         job.says(1, messages.Beat())
@@ -301,7 +299,7 @@ class TestMessages:
             "finished": False,
         }  # fmt: skip
 
-    def test_that_come_late_do_not_revive_a_rank(self) -> None:
+    def test_that_arrive_late_do_not_revive_a_rank(self) -> None:
         job = running()
         job.falls_silent(2)
         job.until(2.0 + SILENCE + 1.1)
@@ -309,7 +307,7 @@ class TestMessages:
         assert job.statuses()[2] == "lost"
 
 
-def test_the_status_line_names_hosts_that_miss_ranks() -> None:
+def test_the_status_line_names_hosts_with_missing_ranks() -> None:
     job = Played()
     job.starts(0, 2)
     job.says(0, messages.Output(1, "x"))
@@ -321,8 +319,8 @@ def test_the_status_line_names_hosts_that_miss_ranks() -> None:
     )
 
 
-def test_what_a_rank_has_saved_counts_as_made_though_its_agent_never_told_its_steps() -> None:
-    """Agents die with mpiexec, before their next beat."""
+def test_saved_steps_count_although_the_agent_never_reported_them() -> None:
+    """Agents end with mpiexec, before their next beat."""
     job = running()
     for rank in range(4):
         job.says(rank, messages.Resumed(100))
@@ -336,7 +334,7 @@ def test_what_a_rank_has_saved_counts_as_made_though_its_agent_never_told_its_st
 
 
 @pytest.mark.parametrize(("saved", "kind"), [(False, "exit"), (True, "interrupted")])
-def test_exit_code_75_means_a_saved_state_only_where_a_rank_has_said_so(saved: bool, kind: str) -> None:
+def test_exit_code_75_means_a_saved_state_only_if_a_rank_reported_it(saved: bool, kind: str) -> None:
     job = running()
     if saved:
         job.says(0, messages.Saved(300, leaves=True))

@@ -1,4 +1,4 @@
-"""The job's state machine: agents that come late or never, and processes of the launcher that end."""
+"""The job's state machine: agents that connect late or never, and the end of the launcher's processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cpulaunch.supervise.job.events import (
 
 
 class TestAnAgentThatNeverConnects:
-    def test_is_missed_when_others_have_been_there_for_the_timeout(self) -> None:
+    def test_is_missed_when_the_timeout_has_passed_since_the_others_connected(self) -> None:
         job = Played()
         job.until(30.0)
         assert not job.state.ending  # a big job takes its time
@@ -30,10 +30,10 @@ class TestAnAgentThatNeverConnects:
         assert (outcome.kind, outcome.exit_code) == ("start_failed", 3)
         first = outcome.first_failure
         assert first
-        assert (first.rank, first.error) == (2, "no sign of life within 6 s of the last rank's that has come")
+        assert (first.rank, first.error) == (2, "no sign of life within 6 s of the last rank to connect")
 
-    def test_is_not_missed_while_others_still_come(self) -> None:
-        """A thousand agents on a small machine take longer than the timeout."""
+    def test_is_not_missed_while_others_still_connect(self) -> None:
+        """A thousand agents on a small machine need longer than the timeout."""
         job = Played()
         for rank in (0, 1, 3):
             job.starts(rank)
@@ -51,7 +51,7 @@ class TestAnAgentThatNeverConnects:
         job.until(120.0)
         assert not job.state.ending
 
-    def test_is_missed_a_second_after_its_end_where_the_launcher_started_it(self) -> None:
+    def test_is_missed_a_second_after_its_end_if_the_launcher_started_it(self) -> None:
         job = Played(launcher="local")
         job.starts(0, 1, 3)
         job.until(0.5)
@@ -78,7 +78,7 @@ class TestAnAgentThatNeverConnects:
         assert first
         assert first.error == GLOO
 
-    def test_is_not_missed_where_the_launcher_was_asleep_when_it_ended(self) -> None:
+    def test_is_not_missed_if_the_launcher_was_asleep_at_its_end(self) -> None:
         job = Played(launcher="local")
         job.starts(0, 1, 3)
         job.process_ends(-9, number=2)
@@ -86,7 +86,7 @@ class TestAnAgentThatNeverConnects:
         job.happens(Tick())
         assert not job.state.ending
 
-    def test_is_not_missed_where_its_hello_was_on_its_way(self) -> None:
+    def test_is_not_missed_if_its_hello_was_in_transit(self) -> None:
         job = Played(launcher="local")
         job.starts(0, 1, 3)
         job.process_ends(-9, number=2)
@@ -95,7 +95,7 @@ class TestAnAgentThatNeverConnects:
         job.until(3.0)
         assert not job.state.ending
 
-    def test_gets_the_end_that_it_has_missed(self) -> None:
+    def test_is_ended_if_it_connects_late(self) -> None:
         job = Played()
         job.starts(0, 1, 3)
         job.exits(0, 5)
@@ -103,7 +103,7 @@ class TestAnAgentThatNeverConnects:
         assert [end.signal for _, end in job.sent(2, messages.End)] == [SIGTERM, SIGTERM]
         assert not job.of(EndProcesses)
 
-    def test_leaves_the_launchers_processes_to_be_ended_where_there_is_no_agent_at_all(self) -> None:
+    def test_without_any_other_makes_the_launchers_processes_end(self) -> None:
         job = Played()
         job.until(1.0)
         job.user_sends(SIGINT)
@@ -114,7 +114,7 @@ class TestAnAgentThatNeverConnects:
         assert (outcome.kind, outcome.exit_code) == ("interrupted", 130)
         assert {rank.status for rank in outcome.ranks} == {"not started"}
 
-    def test_that_says_on_stderr_that_it_cannot_runs_unwatched(self) -> None:
+    def test_that_reports_on_stderr_that_it_cannot_connect_runs_unwatched(self) -> None:
         job = Played()
         job.process_says(f"[0] {messages.UNREACHED} at 10.0.0.9:1 (Connection refused): the job runs, but …")
         job.until(100.0)
@@ -125,7 +125,7 @@ class TestAnAgentThatNeverConnects:
         assert (outcome.kind, outcome.exit_code, outcome.first_failure) == ("exit", 6, None)
         assert {rank.status for rank in outcome.ranks} == {"not watched"}
 
-    def test_that_cannot_is_not_missed_when_it_ends(self) -> None:
+    def test_that_cannot_connect_is_not_missed_when_it_ends(self) -> None:
         job = Played(("localhost", "localhost"), launcher="local")
         job.process_says(f"[0] {messages.UNREACHED} at …")
         job.process_ends(0, number=0)
@@ -136,7 +136,7 @@ class TestAnAgentThatNeverConnects:
         outcome = job.outcome()
         assert (outcome.kind, outcome.exit_code) == ("exit", 143)
 
-    def test_that_could_not_be_started_is_the_cause_though_ssh_takes_its_time_to_say_so(self) -> None:
+    def test_that_could_not_be_started_is_the_cause_although_ssh_reports_late(self) -> None:
         job = Played()
         job.starts(0, 1, 3)
         job.until(3.0)
@@ -157,13 +157,13 @@ class TestAnAgentThatNeverConnects:
         job.to_the_end()
         first = job.outcome().first_failure
         assert first
-        assert first.error == "no sign of life within 6 s of the last rank's that has come"
+        assert first.error == "no sign of life within 6 s of the last rank to connect"
 
-    def test_that_speaks_another_version_is_not_heard(self) -> None:
+    def test_that_has_another_version_is_refused(self) -> None:
         job = Played()
         job.starts(0, 1, 3)
         job.connects(2, version=messages.VERSION + 1)
-        job.disconnects(2)  # by the loop
+        job.disconnects(2)  # the loop would do so
         job.obeys(0, 1, 3)
         outcome = job.outcome()
         assert (outcome.kind, outcome.exit_code) == ("start_failed", 3)
@@ -198,7 +198,7 @@ class TestAnAgentOfOurs:
         assert job.statuses()[2:] == ["not started", "not started"]
         assert job.state.untidy == []
 
-    def test_that_ended_before_the_others_were_to_be_started_is_the_last(self) -> None:
+    def test_that_ended_early_is_the_last_one_started(self) -> None:
         job = Played(launcher="local")
         job.process_ends(-9, number=0)
         job.until(1.0)
@@ -208,8 +208,8 @@ class TestAnAgentOfOurs:
         assert first
         assert (first.rank, first.error) == (0, "its agent ended before it said hello")
 
-    def test_is_not_lost_where_the_machine_has_much_to_do(self) -> None:
-        """There is no network that could be down, and the end of an agent would be seen."""
+    def test_is_not_lost_on_a_busy_machine(self) -> None:
+        """There is no network that could fail, and the end of an agent would be seen."""
         job = running("localhost", "localhost", launcher="local", here_alone=True)
         job.falls_silent(0, 1)
         job.until(100.0)
@@ -234,7 +234,7 @@ class TestAProcessOfTheLauncherThatEnds:
         assert (outcome.kind, outcome.exit_code, first.rank) == ("start_failed", 3, 0)
         assert first.error == "mpiexec ended with code 137 before 4 of 4 ranks had reported"
 
-    def test_leaves_a_second_for_what_is_on_its_way(self) -> None:
+    def test_leaves_a_second_for_messages_in_transit(self) -> None:
         job = running()
         job.process_ends(0)
         job.until(2.5)

@@ -1,4 +1,4 @@
-"""The job's state machine: hosts that fall silent, and the clocks of others."""
+"""The job's state machine: silent hosts, and the clocks of other hosts."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class TestAHostThatFallsSilent:
         assert job.state.ranks[2].state is RankState.LOST
         assert job.state.ending
 
-    def test_takes_the_ranks_beside_along_that_are_due_soon(self) -> None:
+    def test_loses_its_other_ranks_that_are_due_soon(self) -> None:
         job = running("node0", "node1", "node1")
         job.falls_silent(1)
         job.until(4.9)
-        job.falls_silent(2)  # more than a beat ago when the other's time is up
+        job.falls_silent(2)  # its last beat is more than one interval old when the other one's timeout ends
         job.until(2.0 + SILENCE + 1.1)
         assert [rank.state for rank in job.state.ranks][1:] == [RankState.LOST, RankState.LOST]
 
-    def test_keeps_the_ranks_beside_that_are_still_heard(self) -> None:
+    def test_keeps_its_other_ranks_that_still_send(self) -> None:
         job = running("node0", "node1", "node1")
         job.falls_silent(1)
         job.until(2.0 + SILENCE + 1.1)
         assert [rank.state for rank in job.state.ranks][1:] == [RankState.LOST, RankState.RUNNING]
 
-    def test_takes_no_rank_of_another_host_along_that_is_due_soon(self) -> None:
+    def test_loses_no_rank_of_another_host_that_is_due_soon(self) -> None:
         job = running("node0", "node1", "node2")
         job.falls_silent(1)
         job.until(4.9)
@@ -48,7 +48,7 @@ class TestAHostThatFallsSilent:
         job.until(2.0 + SILENCE + 1.1)
         assert [rank.state for rank in job.state.ranks][1:] == [RankState.LOST, RankState.RUNNING]
 
-    def test_is_found_lost_when_the_grace_is_over_too(self) -> None:
+    def test_is_also_found_lost_after_the_grace_period(self) -> None:
         job = running()
         job.falls_silent(2)
         job.until(5.0)
@@ -58,7 +58,7 @@ class TestAHostThatFallsSilent:
         assert job.now < 2.0 + SILENCE + 1.1
         assert job.statuses()[2] == "lost"
 
-    def test_is_the_cause_of_what_happens_later_though_that_is_seen_first(self) -> None:
+    def test_is_the_cause_of_later_failures_that_are_seen_first(self) -> None:
         job = running()
         job.falls_silent(2)
         job.until(5.5)
@@ -71,7 +71,7 @@ class TestAHostThatFallsSilent:
         assert first
         assert (outcome.kind, outcome.exit_code, first.host) == ("node_lost", 4, "node2")
 
-    def test_is_not_at_fault_where_the_launcher_was_asleep(self) -> None:
+    def test_is_not_lost_if_the_launcher_was_asleep(self) -> None:
         job = running()
         job.now = 100.0  # Ctrl-Z, and fg
         job.says(2, messages.Beat())
@@ -81,8 +81,8 @@ class TestAHostThatFallsSilent:
         job.until(100.0 + SILENCE + 1.1)
         assert job.state.ranks[2].state is RankState.LOST
 
-    def test_is_not_at_fault_while_the_terminal_takes_nothing(self) -> None:
-        """Agents whose output is not read can't be heard."""
+    def test_is_not_lost_while_the_terminal_is_blocked(self) -> None:
+        """Agents whose output isn't read can't send messages."""
         job = running()
         job.until(60.0, full=True)
         assert not job.state.ending
@@ -93,7 +93,7 @@ class TestAHostThatFallsSilent:
 
 class TestClocks:
     def fail(self, job: Played, first: int, then: int) -> Failure:
-        """Two ranks fail one after the other, and the second is heard first."""
+        """Two ranks fail one after the other, and the second one's report arrives first."""
         at = job.clock(first)
         job.now += 0.2
         job.exits(then, 6)
@@ -106,27 +106,27 @@ class TestClocks:
     def test_of_other_hosts_are_compared_by_a_question_and_its_answer(self) -> None:
         job = Played(ahead=(0.0, 100.0, -100.0, 0.0))
         for rank in range(4):
-            job.connects(rank, said=3.0 * rank)  # so long have their hellos waited to be heard
+            job.connects(rank, said=3.0 * rank)  # the time that their hellos waited to be read
             assert job.sent(rank, messages.AskTime)
             job.answers(rank, after=0.01)
         assert self.fail(job, first=0, then=3).rank == 0
 
-    def test_are_compared_again_where_the_answer_took_long(self) -> None:
+    def test_are_compared_again_if_the_answer_took_long(self) -> None:
         job = Played()
         for rank in (0, 1, 3):
             job.connects(rank)
             job.answers(rank, after=0.01)
         job.connects(2)
         at = job.clock(2)
-        job.now += 3.0  # so long has its answer waited to be heard
+        job.now += 3.0  # the time that its answer waited to be read
         job.says(2, messages.Time(at))
         while len(job.sent(2, messages.AskTime)) < 2:
             job.until(job.now + 0.1)
         job.answers(2, after=0.01)
         assert self.fail(job, first=1, then=2).rank == 1
 
-    def test_are_asked_for_ever_more_seldom_where_answers_always_take_long(self) -> None:
-        """The quickest answer counts, and a slow network isn't asked every second for days."""
+    def test_are_requested_less_often_if_answers_always_take_long(self) -> None:
+        """The quickest answer counts, and hosts on a slow network aren't asked every second for days."""
         job = Played()
         job.connects(0, 1, 2, 3)
         for rank in (0, 1, 3):
@@ -152,7 +152,7 @@ class TestClocks:
         job.ahead[2] = 5.0
         while len(job.sent(2, messages.AskTime)) < 2:
             job.until(job.now + 1.0)
-        job.answers(2, after=0.01)  # which took longer than the first time
+        job.answers(2, after=0.01)  # slower than the first answer
         assert self.fail(job, first=1, then=2).rank == 1
 
     def test_of_this_host_are_the_same(self) -> None:

@@ -1,4 +1,4 @@
-"""When a job is started again: the rules by a table, and real jobs that fall."""
+"""Restarts of a job: the rules as a table, and real jobs that fail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PEER_GONE = Cause(Kind.PEER_GONE)
 def ended(
     kind: str, steps: int | None = 7, resumed_from: int | None = None, lost: str = "", **failure: Any
 ) -> Outcome:
-    """An attempt on the hosts a and b that has ended so; ``lost`` is a host that is gone."""
+    """An attempt on the hosts a and b with this end; ``lost`` is a lost host."""
     first = None if kind == kinds.OK else Failure(0, failure.pop("host", "a"), **failure)
     status = {"a": "ended by launcher", "b": "ended by launcher", lost: "lost"}
     ranks = tuple(RankOutcome(n, host, 1, "0", status[host]) for n, host in enumerate("ab"))
@@ -73,7 +73,9 @@ RAISED: dict[str, Any] = {"kind": kinds.ERROR, "error": "ValueError: x"}
         ({"kind": kinds.OK}, {}, ""),
     ],
 )
-def test_a_cause_is_judged(attempt: dict[str, Any], rules: dict[str, Any], why_not: str | None) -> None:
+def test_causes_that_allow_a_restart(
+    attempt: dict[str, Any], rules: dict[str, Any], why_not: str | None
+) -> None:
     verdict = Restarts(Rules(**{"max_restarts": 1, **rules})).judge(ended(**attempt))
     assert verdict.again == (why_not is None)
     assert bool(verdict.why) == bool(why_not)
@@ -91,7 +93,7 @@ def test_a_cause_is_judged(attempt: dict[str, Any], rules: dict[str, Any], why_n
         ([(None, None), (None, None)], 1),
     ],
 )
-def test_restarts_are_given_back_where_a_job_gets_further(
+def test_restarts_are_restored_if_a_job_gets_further(
     reached: list[tuple[int | None, int | None]], restarts: int
 ) -> None:
     rules = Restarts(Rules(max_restarts=1))
@@ -112,11 +114,11 @@ def test_a_host_that_is_lost_or_fails_twice_is_avoided() -> None:
     assert (failed.again, failed.unusable) == (True, {"b"})
 
 
-def test_the_status_line_says_how_often_a_job_was_started_again() -> None:
+def test_the_status_line_has_the_number_of_restarts() -> None:
     assert status_line(Up(["a"]), 3.0, 2, 0, None) == "cpulaunch: 0 of 1 ranks up · 3 s · restart 2"
 
 
-def test_the_launchers_log_says_where_a_restart_begins(tmp_path: Path) -> None:
+def test_the_launchers_log_marks_restarts(tmp_path: Path) -> None:
     directory = JobDirectory.make(tmp_path / "runs" / "x")
     output = Output(directory, frozenset(), Screen(status=False), print)
     for number, said in enumerate((b"first\n", b"", b"second\n", b"third\n")):
@@ -135,7 +137,7 @@ def test_the_launchers_log_says_where_a_restart_begins(tmp_path: Path) -> None:
 
 COMMANDS = ("command.sh", "command-1.sh", "command-2.sh")
 
-# Each attempt makes as many steps as its word of the file says, and ends as that says.
+# Each attempt makes as many steps as its word in the file states, and ends in the stated way.
 TRAIN = """
 import os, psutil, signal, subprocess, sys, time
 from cpulaunch import ledger
@@ -184,7 +186,7 @@ entry()
 
 
 class Fall:
-    """Runs jobs of two ranks whose attempts end as ``attempts`` says: STEPS:HOW each."""
+    """Runs jobs of two ranks whose attempts end as stated in ``attempts``, STEPS:HOW for each."""
 
     def __init__(self, directory: Path, env: dict[str, str]) -> None:
         self.directory, self._env = directory, env
@@ -192,7 +194,7 @@ class Fall:
     def __call__(
         self, attempts: str, *options: str, code: int = 0, cpulaunch: str = ENTRY
     ) -> tuple[list[str], dict[str, Any]]:
-        """What the launcher has said of restarts, and outcome.json."""
+        """The launcher's lines about restarts, and outcome.json."""
         (self.directory / "attempts").write_text(attempts)
         (self.directory / "train.py").write_text(TRAIN)
         shared = ("run", "-n", "2", "--tee", "all", "--grace-period", "1", "--max-restarts", "1")
@@ -214,8 +216,8 @@ def fall(marked: dict[str, str], tmp_path: Path) -> Fall:
     return Fall(tmp_path, marked)
 
 
-def test_a_job_that_falls_gets_up_as_often_as_it_may(fall: Fall) -> None:
-    """The second attempt gets further than the first, which gives its restart back; the third doesn't."""
+def test_a_failing_job_is_restarted_as_often_as_allowed(fall: Fall) -> None:
+    """The second attempt gets further than the first, which restores the restart.  The third doesn't."""
     told, result = fall("2:signal 2:signal 2:signal", code=137)
     first, restart, second, again, refused = told
     assert first.startswith("rank 1 on localhost got SIGKILL")
@@ -236,14 +238,14 @@ def test_a_job_that_falls_gets_up_as_often_as_it_may(fall: Fall) -> None:
 
 
 @pytest.mark.slow
-def test_a_state_that_was_saved_is_a_step_though_mpiexec_took_the_agents_along(fall: Fall) -> None:
+def test_a_saved_state_counts_as_a_step_although_agents_ended_with_mpiexec(fall: Fall) -> None:
     told, result = fall("10:mpiexec 1:end", "--launcher", "mpirun", "--mpi", "intel")
     assert ", at step 10" in told[0], told
     assert result["restarts"] == 1
 
 
 @pytest.mark.slow
-def test_a_job_that_was_started_again_may_end_well(fall: Fall) -> None:
+def test_a_restarted_job_may_succeed(fall: Fall) -> None:
     told, result = fall("1:signal 1:jobs")
     assert len(told) == 2
     assert " · 1 restart · " in fall.stdout
@@ -259,21 +261,21 @@ def test_an_exception_ends_a_job_with_its_traceback(fall: Fall) -> None:
 
 
 @pytest.mark.slow
-def test_an_exception_starts_it_again_where_the_user_wants_that(fall: Fall) -> None:
+def test_an_exception_restarts_a_job_on_request(fall: Fall) -> None:
     told, result = fall("1:error 1:end", "--restart-on", "error")
     assert told[0].startswith("rank 1 on localhost: ValueError: no such luck, at train.py:")
     assert result["restarts"] == 1
 
 
 @pytest.mark.slow
-def test_what_fails_before_the_first_step_stays_down(fall: Fall) -> None:
+def test_a_job_that_fails_before_the_first_step_is_not_restarted(fall: Fall) -> None:
     told, result = fall("0:signal", code=137)
     assert told[0].startswith("the job is not started again: it failed before its first step")
     assert result["restarts"] == 0
 
 
 @pytest.mark.slow
-def test_a_stalled_job_is_started_again(fall: Fall) -> None:
+def test_a_stalled_job_is_restarted(fall: Fall) -> None:
     told, result = fall("1:stall 1:end", "--stall-timeout", "1", "--stall-action", "restart")
     assert any(line.startswith("restart 1 of 1") for line in told)
     assert [attempt["kind"] for attempt in result["attempts"]] == ["stalled", "ok"]
@@ -282,7 +284,7 @@ def test_a_stalled_job_is_started_again(fall: Fall) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [repeat("INT", 130), ("TERM", 143)])
-def test_a_signal_between_two_attempts_is_the_end(fall: Fall, name: str, code: int) -> None:
+def test_a_signal_between_two_attempts_ends_the_job(fall: Fall, name: str, code: int) -> None:
     told, result = fall("1:signal 1:end", code=code, cpulaunch=INTERRUPTED.format(name=name))
     assert len(told) == 1
     assert (result["kind"], result["restarts"], result["exit_code"]) == ("interrupted", 0, code)

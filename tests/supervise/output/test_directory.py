@@ -1,4 +1,4 @@
-"""A job's directory is its own: nobody can have been there before, nor lead its files elsewhere."""
+"""A job's directory belongs to it alone: no one can prepare it, or redirect its files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_jobs_of_one_second_never_share_an_id() -> None:
     assert len(ids) == 2000
 
 
-def test_a_directory_that_is_there_is_not_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_directory_is_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "job").mkdir()
     directory = _job_directory(tmp_path, "job")
     try:
@@ -50,7 +50,7 @@ def test_a_link_in_place_of_a_log_is_not_followed(tmp_path: Path) -> None:
 
 
 class Raced(type(Path())):  # type: ignore[misc]
-    """A path in a directory of somebody who puts something else there as soon as a directory is made."""
+    """A path in a directory whose owner replaces each new directory at once."""
 
     instead = ""
 
@@ -69,7 +69,7 @@ class Raced(type(Path())):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("instead", ["a link", "his own", "one with files"])
-def test_a_directory_that_takes_the_place_of_a_new_one_is_refused(
+def test_a_directory_that_replaces_a_new_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instead: str
 ) -> None:
     if instead == "his own" and os.geteuid() != 0:
@@ -82,7 +82,7 @@ def test_a_directory_that_takes_the_place_of_a_new_one_is_refused(
 def test_a_directory_that_is_replaced_while_the_job_runs_gets_nothing(
     marked: dict[str, str], tmp_path: Path
 ) -> None:
-    """By the owner of the one above it, who has it point into one of the user's own."""
+    """The owner of the directory above replaces it by a link into a directory of the user."""
     (victim := tmp_path / "victim").mkdir()
     with job(tmp_path, marked, [], UNTIL_TOLD) as launcher:
         (directory,) = (tmp_path / "runs").iterdir()
@@ -94,8 +94,8 @@ def test_a_directory_that_is_replaced_while_the_job_runs_gets_nothing(
     assert (tmp_path / "moved/outcome.json").exists()
 
 
-def test_a_hostfile_is_read_from_where_it_was_written(tmp_path: Path) -> None:
-    """A replaced one would have mpiexec hand the job's token to other hosts."""
+def test_a_hostfile_is_read_from_the_original_directory(tmp_path: Path) -> None:
+    """With a replaced hostfile, mpiexec would send the job's token to other hosts."""
     directory = JobDirectory.make(tmp_path / "job")
     (tmp_path / "job").rename(tmp_path / "moved")
     (tmp_path / "job").mkdir()

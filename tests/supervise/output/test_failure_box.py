@@ -1,4 +1,4 @@
-"""What the box shows of an exception."""
+"""The box about an exception."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_box_shows_an_error_once(
 @pytest.mark.parametrize(
     ("pid", "title"), [(None, "was not started"), (7, "was started, but not as planned")]
 )
-def test_the_title_says_whether_it_had_been_started(tmp_path: Path, pid: int | None, title: str) -> None:
+def test_the_title_names_a_failed_start(tmp_path: Path, pid: int | None, title: str) -> None:
     failure = Failure(1, "a", error="rank 1 was put on CPUs 0, but is on 1")
     ranks = (RankOutcome(0, "a", 6, "0", "failed"), RankOutcome(1, "a", pid, "0", "failed to start"))
     outcome = Outcome(3, "start_failed", 1.0, failure, ranks)
@@ -54,18 +54,19 @@ def test_the_title_says_whether_it_had_been_started(tmp_path: Path, pid: int | N
     assert box(shown)[0] == f"instance 1 on a {title}"
 
 
-def test_of_a_rank_whose_agent_was_killed_the_last_output_is_shown(tmp_path: Path) -> None:
-    """As Intel MPI kills the agent of a rank whose MPI_Init aborts, and only the rank has said why."""
+def test_the_last_output_of_a_rank_with_a_killed_agent_is_shown(tmp_path: Path) -> None:
+    """Intel MPI kills the agent of a rank whose MPI_Init aborts, and only the rank's output has the
+    reason."""
     (tmp_path / "rank-0.log").write_text("Abort(1) on node 0: Fatal error in internal_Init_thread\n")
-    failure = Failure(0, "a", signal=9, error="its agent ended without a word")
+    failure = Failure(0, "a", signal=9, error="its agent ended without a report")
     outcome = Outcome(137, "signal", 1.0, failure, (RankOutcome(0, "a", 1, "0", "lost"),))
     lines = box(failure_report(outcome, JobDirectory(tmp_path), nothing_kept))[1]
-    assert lines[:2] == ["SIGKILL (killed)", "its agent ended without a word"]
+    assert lines[:2] == ["SIGKILL (killed)", "its agent ended without a report"]
     assert lines[3:5] == ["Its last output:", "Abort(1) on node 0: Fatal error in internal_Init_thread"]
 
 
-def test_what_cpp_threw_is_shown_before_the_programs_threads(tmp_path: Path) -> None:
-    """And not what a thread of ours did, nor what of ours lies around a function of torch's."""
+def test_a_cpp_exception_is_shown_before_the_programs_threads(tmp_path: Path) -> None:
+    """The box leaves out our threads, and our frames around functions of torch."""
     threading = '  File "/usr/lib/python3.12/threading.py", line 331 in wait\n'
     ours = f'{threading}  File "/venv/cpulaunch/runtime/observe/mirror.py", line 122 in run\n{threading}'
     wrapper = '  File "/venv/cpulaunch/runtime/observe/communication.py", line 93 in call\n'
@@ -92,7 +93,7 @@ def test_what_cpp_threw_is_shown_before_the_programs_threads(tmp_path: Path) -> 
     ]
 
 
-def test_a_long_line_is_folded_where_there_is_no_terminal(tmp_path: Path) -> None:
+def test_a_long_line_is_folded_without_a_terminal(tmp_path: Path) -> None:
     error = "ValueError: " + "x" * 300
     outcome = Outcome(
         1, "error", 1.0, Failure(0, "a", exit_code=1, error=error), (RankOutcome(0, "a", 1, "0", "failed"),)

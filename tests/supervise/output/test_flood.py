@@ -1,4 +1,5 @@
-"""The control port under a flood from the agents' own address: agents get in, and the launcher keeps little."""
+"""The control port under a flood from the agents' own address: agents connect, and the launcher keeps little
+data."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ WHAT_THEY_SAY = {
 
 
 class Counting(Control):
-    """A control port that counts what strangers cost, and lets agents go when their program has ended."""
+    """A control port that counts the cost of strangers, and releases agents when their program has ended."""
 
     def __init__(self, size: int) -> None:
         super().__init__(TOKEN, size, self)
@@ -95,7 +96,7 @@ async def flood(port: int, line: str) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("line", WHAT_THEY_SAY.values(), ids=WHAT_THEY_SAY)
-def test_a_flood_from_the_agents_own_address_keeps_none_out(line: str, tmp_path: Path) -> None:
+def test_a_flood_from_the_agents_own_address_keeps_no_agent_out(line: str, tmp_path: Path) -> None:
     placed = placement(tmp_path, hosts=[HostPlan("localhost", False, {}, (rank_plan(),) * RANKS)])
     agents: list[subprocess.Popen[str]] = []
 

@@ -1,4 +1,4 @@
-"""A disk that hangs, for the launcher a log that is a FIFO which nobody reads; and one that fails late."""
+"""A hanging disk, played by a log that is a FIFO without a reader, and a disk that fails late."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.jobs import box, job
 from cpulaunch.supervise.output.directory import JobDirectory
 from cpulaunch.supervise.output.logs import MAX_WAITING, Logs
 
-# Both ranks say "ready" to the screen alone, as rank 0's log is the FIFO from its first line on.
+# Both ranks print "ready" only to the terminal, as rank 0's log is the FIFO from its first line on.
 PROGRAM = """
 import os, pathlib, signal, time
 while not pathlib.Path("hung").exists(): time.sleep(0.01)
@@ -32,7 +32,7 @@ time.sleep(300)
 
 @contextmanager
 def hung_job(directory: Path, marked: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A job whose ranks have said "ready", which the launcher can't write into a log."""
+    """A job whose ranks have printed "ready", which the launcher can't write into a log."""
     (directory / "hang.sh").write_text(
         "while ! ls runs/*/events.jsonl; do sleep 0.01; done\nmkfifo $(echo runs/*/)rank-0.log; touch hung\n"
     )
@@ -70,7 +70,7 @@ def test_a_rank_that_fails_is_named(tmp_path: Path, marked: dict[str, str]) -> N
 
 @contextmanager
 def disk(directory: Path) -> Iterator[Path]:
-    """A file system of its own at ``directory``, which may be frozen by the time that it ends."""
+    """A separate file system at ``directory``, which may be frozen at the end."""
     if os.geteuid() != 0 or not shutil.which("fsfreeze") or not shutil.which("mkfs.ext4"):
         pytest.skip("only root can mount and freeze a file system, and needs fsfreeze and mkfs.ext4")
     image = directory.with_name("image")
@@ -110,7 +110,7 @@ def test_a_frozen_file_system_delays_only_the_launchers_process(
             assert launcher.wait(TIMEOUT) == 130
 
 
-def test_a_start_says_that_it_waits_for_a_frozen_file_system(tmp_path: Path) -> None:
+def test_the_launcher_reports_that_it_waits_for_a_frozen_file_system(tmp_path: Path) -> None:
     said = tmp_path / "stderr"
     with disk(tmp_path / "runs") as runs, said.open("w") as stderr:
         subprocess.run(["fsfreeze", "-f", runs], timeout=TIMEOUT, check=True)
@@ -123,7 +123,7 @@ def test_a_start_says_that_it_waits_for_a_frozen_file_system(tmp_path: Path) -> 
             assert launcher.wait(TIMEOUT) == 0
 
 
-def test_what_waits_is_limited_and_nobody_waits_for_a_disk_that_hangs(
+def test_pending_output_is_limited_and_no_one_waits_for_a_hanging_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "log")
@@ -131,7 +131,7 @@ def test_what_waits_is_limited_and_nobody_waits_for_a_disk_that_hangs(
     logs = Logs(JobDirectory(tmp_path), warnings.append)
     logs.append("log", b"x" * MAX_WAITING)
     while logs._bytes:
-        time.sleep(0.001)  # until the thread has taken it
+        time.sleep(0.001)  # until the thread has taken the line
     logs.append("log", b"x" * (MAX_WAITING + 1))
     assert logs.full
     monkeypatch.setattr("cpulaunch.supervise.output.logs.HUNG", 0.0)
@@ -151,7 +151,7 @@ def test_what_waits_is_limited_and_nobody_waits_for_a_disk_that_hangs(
     assert (tmp_path / "outcome").read_text() == "ended"
 
 
-def test_a_disk_that_is_only_slow_loses_nothing(tmp_path: Path) -> None:
+def test_a_slow_disk_loses_nothing(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log")
     logs = Logs(JobDirectory(tmp_path), lambda line: None)
     for number in range(1000):
@@ -162,8 +162,8 @@ def test_a_disk_that_is_only_slow_loses_nothing(tmp_path: Path) -> None:
     assert logs.close(TIMEOUT)
 
 
-def test_a_disk_that_fails_only_when_a_log_is_closed_costs_a_warning(tmp_path: Path) -> None:
-    """Here, as the log's descriptor is closed already."""
+def test_a_disk_that_fails_when_a_log_is_closed_causes_a_warning(tmp_path: Path) -> None:
+    """Here, the log's descriptor is already closed."""
     warnings: list[str] = []
     logs = Logs(JobDirectory(tmp_path), warnings.append)
     logs.append("log", b"x")

@@ -1,4 +1,4 @@
-"""The ranks' output: folded lines, bars, nothing lost, and a disk that takes no more of it."""
+"""The ranks' output: folded lines, progress bars, nothing lost, and a full disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cpulaunch.supervise.output.terminal import Screen
 
 
 class Remembering(Screen):
-    """Shows nothing, and remembers it."""
+    """Shows nothing, and records the output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Remembering(Screen):
 
 
 NO_PLACE = Path("/proc")
-"""A directory in which nobody can make a file."""
+"""A directory in which no file can be made."""
 
 
 def output_of(ranks: int, fold: bool) -> tuple[Output, Remembering]:
@@ -44,14 +44,14 @@ def output_of(ranks: int, fold: bool) -> tuple[Output, Remembering]:
     ), screen
 
 
-def test_equal_lines_of_many_ranks_are_one_unless_all_are_asked_for(cpulaunch: Run, tmp_path: Path) -> None:
+def test_equal_lines_of_many_ranks_are_one_unless_all_are_requested(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "warn.py").write_text(
         "import os\nprint('same')\nprint('mine', os.environ['RANK'])\nprint('same again')"
     )
     four = ("run", "-n", "4", "--oversubscribe")
     lines = cpulaunch(*four, "warn.py").stdout.splitlines()
     same = [line for line in lines if line.endswith("] same")]
-    # All at once, or three of them and one that came a moment later, …
+    # All four ranks together, or three of them and one a moment later, …
     assert sorted(rank for line in same for rank in CoreSet.parse(line[1:].partition("]")[0])) == [0, 1, 2, 3]
     assert sorted(line for line in lines if "mine" in line) == [f"[{rank}] mine {rank}" for rank in range(4)]
     assert lines.index(same[0]) < lines.index("[0] mine 0") < len(lines) - 1
@@ -70,7 +70,7 @@ def test_lines_of_three_ranks_are_folded_and_of_two_are_not() -> None:
     assert asyncio.run(asyncio.wait_for(shown(), TIMEOUT)) == [(1, b"[0-3] all\n[0] two\n[1] two\n")]
 
 
-def test_of_states_that_come_together_the_last_is_shown() -> None:
+def test_the_last_of_several_states_is_shown() -> None:
     output, screen = output_of(2, fold=False)
     output.feed(0, 1, b"\r1%\r2%\r100%\r\nend\n")
     assert screen.put_in == [(1, b"[0] 100%\n[0] end\n")]
@@ -83,7 +83,7 @@ def test_a_bar_grows_and_is_shown_to_its_end(cpulaunch: Run, tmp_path: Path) -> 
     done = cpulaunch("run", "-n", "2", "--tee", "all", "bar.py", text=False)
     shown = done.stdout.decode().splitlines()
     for rank in (0, 1):
-        # A look or two at the bar while it grew, then its end.
+        # The bar once or twice while it grew, then its end.
         *states, last = [line.partition("] ")[2] for line in shown if line.startswith(f"[{rank}] ")]
         numbers = [int(state.removesuffix("%")) for state in states]
         assert numbers == sorted(numbers)
@@ -116,7 +116,7 @@ def test_logs_of_many_ranks_take_few_descriptors(tmp_path: Path) -> None:
         assert warnings == []
         assert len(os.listdir("/proc/self/fd")) - before <= (
             1 if finished else OPEN_LOGS
-        )  # that of their order stays open
+        )  # the file of their order stays open
         del output
     for rank in range(300):
         log = (tmp_path / f"rank-{rank}.log").read_text()
@@ -125,15 +125,15 @@ def test_logs_of_many_ranks_take_few_descriptors(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_full_disk_costs_a_line_for_the_logs_and_one_for_the_outcome(tmp_path: Path, code: int) -> None:
-    """What a rank that fails has said last is shown, though its log lacks it."""
+def test_a_full_disk_is_reported_for_the_logs_and_the_outcome(tmp_path: Path, code: int) -> None:
+    """The last output of a failing rank is shown, although its log lacks it."""
     (tmp_path / "much.py").write_text(
         "import os, sys\nif os.environ['RANK'] == '1':\n"
         f"    for i in range(5000): print(i, 'x' * 60)\n    sys.exit({code})"
     )
     (tmp_path / "runs").mkdir()
     command = (
-        # An outcome of so many ranks takes more than control.json, which is removed before, has left.
+        # An outcome of so many ranks needs more space than the removal of control.json frees.
         f"mount -t tmpfs -o size=200k tmpfs runs && {sys.executable} -m cpulaunch run -n 48 --oversubscribe "
         "much.py; code=$?; "
         "! ls runs/*/outcome.json* 2>/dev/null && exit $code"
@@ -156,7 +156,7 @@ def test_a_full_disk_costs_a_line_for_the_logs_and_one_for_the_outcome(tmp_path:
 
 
 class TestFigures:
-    """Lines that state them are in the table at the end; a terminal doesn't need them, too."""
+    """Lines that state metrics are summarized in the final table, so a terminal doesn't need them."""
 
     TEXT = (
         b"begin\n50 %CPULAUNCH_METRIC p=3 ms\nCPULAUNCH_METRIC x=1\nCPULAUNCH_METRIC broken\n"
@@ -170,7 +170,7 @@ class TestFigures:
 
     @pytest.mark.parametrize("size", [1, 7, 100, 5000])
     @pytest.mark.parametrize("left_out", [True, False])
-    def test_are_left_out_if_wanted_and_nothing_else_is(self, size: int, left_out: bool) -> None:
+    def test_are_left_out_on_request_and_nothing_else_is(self, size: int, left_out: bool) -> None:
         output, screen = output_of(1, fold=False)
         if left_out:
             output.leave_out_figures()

@@ -1,4 +1,4 @@
-"""What the terminal shows while a job runs: a status line, events; and one that takes nothing."""
+"""The terminal while a job runs: a status line, events, and a blocked terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def waiting(directory: Path, env: dict[str, str], columns: int = 80) -> pexpect.
     )
 
 
-def test_a_status_line_says_how_it_goes_and_goes_itself(marked, tmp_path: Path) -> None:
+def test_a_status_line_shows_the_progress_and_disappears(marked, tmp_path: Path) -> None:
     terminal = waiting(tmp_path, marked)
     terminal.expect(r"cpulaunch: 2 of 2 ranks up · \d+ s")
     (tmp_path / "go").touch()
@@ -42,10 +42,10 @@ def test_a_status_line_says_how_it_goes_and_goes_itself(marked, tmp_path: Path) 
     terminal.expect(pexpect.EOF)
     terminal.close()
     assert terminal.exitstatus == 0
-    assert not re.search(r"ranks up[^\x1b]*$", terminal.before)  # it was cleared, if drawn again
+    assert not re.search(r"ranks up[^\x1b]*$", terminal.before)  # if it was drawn again, it was cleared
 
 
-def test_on_a_narrow_terminal_the_status_line_stays_one_line(marked, tmp_path: Path) -> None:
+def test_the_status_line_is_one_line_on_a_narrow_terminal(marked, tmp_path: Path) -> None:
     terminal = waiting(tmp_path, marked, columns=20)
     terminal.expect("cpulaunch: 2 of 2 r")
     (tmp_path / "go").touch()
@@ -65,7 +65,7 @@ def test_verbose_shows_every_event(cpulaunch: Run, tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def nobody_reads() -> Iterator[int]:
-    """A terminal for a program, the other end of which nobody reads."""
+    """A terminal for a program whose other end is not read."""
     ours, theirs = pty.openpty()
     try:
         yield theirs
@@ -75,15 +75,15 @@ def nobody_reads() -> Iterator[int]:
 
 
 @pytest.mark.slow
-def test_the_box_begins_on_a_line_of_its_own(cpulaunch: Run, tmp_path: Path) -> None:
+def test_the_box_begins_on_its_own_line(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "fail.py").write_text("import sys\nsys.stderr.write('no end')\nsys.exit(5)")
     done = cpulaunch("run", "-n", "1", "fail.py")
     assert "no end\n╭" in done.stderr
     assert box(done.stderr)[1][0] == "exit code 5"
 
 
-def test_a_terminal_that_takes_nothing_makes_nobody_deaf(marked, tmp_path: Path) -> None:
-    """As after Ctrl-S, or with `less` at work."""
+def test_a_blocked_terminal_does_not_block_the_job(marked, tmp_path: Path) -> None:
+    """As after Ctrl-S, or with `less`."""
     (tmp_path / "talk.py").write_text(
         "import itertools\nfor i in itertools.count():\n    print('x' * 70, flush=True)\n"
         "    if i == 20_000: open('talked', 'w').close()\n"

@@ -1,4 +1,4 @@
-"""Which steps of a job are traced, and which ranks can be."""
+"""The steps and ranks of a job that can be traced."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cpulaunch.supervise.profiling.request import Sample, cannot_be_traced, firs
 def test_the_first_step_is_ahead_of_all_ranks(
     before: list[tuple[int, float]], after: list[tuple[int, float]], first: int
 ) -> None:
-    """By what the fastest one does until it hears of it, and a step for the profiler to start in."""
+    """Ahead by the fastest rank's steps until it gets the request, and one step for the profiler's start."""
     assert first_step([Sample(*each) for each in before], [Sample(*each) for each in after]) == first
 
 
@@ -55,7 +55,9 @@ GOOD = Beat(steps=3, expects_steps=True, keeps_ledger=True)
         ([GOOD] * 65, list(range(65)), 5, "65 ranks would be traced, and 64 can be: choose by --ranks"),
     ],
 )
-def test_what_can_not_be_traced(beats: list[Beat | None], wanted: list[int], steps: int, why: str) -> None:
+def test_requests_that_can_not_be_traced(
+    beats: list[Beat | None], wanted: list[int], steps: int, why: str
+) -> None:
     said = cannot_be_traced(ranks(*beats), wanted, steps, heard=True)
     assert said.startswith(why) if why else said == ""
 
@@ -66,6 +68,6 @@ def test_a_rank_that_has_ended_can_not_be_traced() -> None:
     assert cannot_be_traced([rank], [0], 5) == "rank 0 on h can't be traced: lost"
 
 
-def test_instances_go_by_their_own_numbers() -> None:
+def test_instances_have_their_own_numbers() -> None:
     why = cannot_be_traced(ranks(GOOD), [1], 5, Names(INSTANCE, 3))
     assert why == "there is no instance 4: the only instance is 3"

@@ -36,7 +36,7 @@ AHEAD = 40.0
 
 
 class Job:
-    """A job of two ranks on two hosts, whose agents answer as ``answers`` say instead of as they should."""
+    """A job of two ranks on two hosts, whose agents answer normally except for ``answers``."""
 
     def __init__(self, directory: Path) -> None:
         self.ranks = [Rank(0, "a", RankState.RUNNING), Rank(1, "b", RankState.RUNNING, clock=-AHEAD)]
@@ -109,10 +109,10 @@ def test_all_ranks_trace_the_same_steps_and_their_clocks_are_compared(tmp_path: 
         events = json.load(file)["traceEvents"]
     assert sum(event["ph"] == "s" for event in events) == 1
     times = {event["pid"]: event["ts"] for event in events if event["name"] == "ccl:all_reduce"}
-    assert abs(times[1] - times[2]) < 1e4  # and not by AHEAD, 4e7
+    assert abs(times[1] - times[2]) < 1e4  # they don't differ by AHEAD, 4e7
 
 
-def test_a_rank_that_goes_is_missing_and_the_others_are_there(tmp_path: Path) -> None:
+def test_a_rank_that_ends_is_missing_in_the_trace(tmp_path: Path) -> None:
     async def play(job: Job) -> Any:
         job.answers[1, SendTrace] = lambda message: job.profiling.gone(1)
         return await job.trace()
@@ -122,7 +122,7 @@ def test_a_rank_that_goes_is_missing_and_the_others_are_there(tmp_path: Path) ->
     assert sorted(os.listdir(tmp_path)) == ["trace.json.gz", "trace.summary.json", "trace.txt"]
 
 
-def test_what_no_rank_can_do_is_said(tmp_path: Path) -> None:
+def test_a_trace_that_no_rank_can_make_is_refused(tmp_path: Path) -> None:
     async def play(job: Job) -> Any:
         for rank in (0, 1):
             job.answers[rank, Trace] = lambda message: Traced(message.request, 0, 0, 0, "no room in /tmp")
@@ -140,7 +140,7 @@ def test_what_no_rank_can_do_is_said(tmp_path: Path) -> None:
 
 
 async def under_way(job: Job) -> asyncio.Task[Any]:
-    """A trace, for which the ranks were asked and which they don't answer."""
+    """A requested trace that the ranks don't answer."""
     asked = asyncio.Event()
     for rank in (0, 1):
         job.answers[rank, Trace] = lambda message: asked.set()
@@ -149,7 +149,7 @@ async def under_way(job: Job) -> asyncio.Task[Any]:
     return task
 
 
-def test_there_is_one_trace_at_a_time_and_a_late_rank_says_so(tmp_path: Path) -> None:
+def test_only_one_trace_at_a_time_is_possible(tmp_path: Path) -> None:
     async def play(job: Job) -> Any:
         task = await under_way(job)
         second = await job.trace()
@@ -163,7 +163,7 @@ def test_there_is_one_trace_at_a_time_and_a_late_rank_says_so(tmp_path: Path) ->
     assert (first.error, told[1]) == ("", "rank 1 was already past step 11, and traces from step 14 on")
 
 
-def test_nobody_traces_for_somebody_who_has_gone(tmp_path: Path) -> None:
+def test_a_trace_ends_when_its_requester_disconnects(tmp_path: Path) -> None:
     async def play(job: Job) -> Any:
         task = await under_way(job)
         task.cancel()
@@ -177,7 +177,7 @@ def test_nobody_traces_for_somebody_who_has_gone(tmp_path: Path) -> None:
     assert again.error == ""
 
 
-def test_steps_from_the_start_are_asked_for_when_a_rank_has_started(tmp_path: Path) -> None:
+def test_steps_from_the_start_are_requested_when_a_rank_has_started(tmp_path: Path) -> None:
     async def play(job: Job) -> Any:
         done: asyncio.Queue[Profile] = asyncio.Queue()
         job.profiling.from_start(10, 14, done.put_nowait)

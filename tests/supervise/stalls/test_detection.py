@@ -1,4 +1,4 @@
-"""What a job's agents are asked once it stalls, and what comes of it, by a made-up clock."""
+"""Inquiries and reports about a stalled job, with a made-up clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cpulaunch.supervise.stalls.inquiry import Inquiry
 from cpulaunch.supervise.stalls.progress import ABORT, StallSettings
 
 
-def test_a_stall_is_reported_once_after_a_minute_and_the_end_of_it_said() -> None:
+def test_a_stall_is_reported_once_after_a_minute_and_its_end_too() -> None:
     job = Job(steps=5)
     job.until(200)
     assert job.reports == [pytest.approx(60, abs=DUE)]
@@ -30,7 +30,7 @@ def test_a_stall_is_reported_once_after_a_minute_and_the_end_of_it_said() -> Non
     assert len(job.reports) == 1
 
 
-def test_a_job_that_goes_on_is_said_to_before_its_next_beat() -> None:
+def test_progress_is_reported_before_the_next_beat() -> None:
     job = Job(StallSettings(15), steps=1)
     job.until(33)
     job.steps(1)
@@ -46,7 +46,7 @@ def test_nothing_counts_as_a_stall_once_the_ranks_are_being_ended() -> None:
     assert job.reports == []
 
 
-def test_a_second_stall_is_reported_too_and_auto_learns_from_the_first() -> None:
+def test_a_second_stall_is_reported_and_auto_learns_from_the_first() -> None:
     job = Job(steps=5)
     job.until(100)
     job.steps(1, gap=100)
@@ -56,7 +56,7 @@ def test_a_second_stall_is_reported_too_and_auto_learns_from_the_first() -> None
     assert job.reports[1] == pytest.approx(1100, abs=DUE)
 
 
-def test_silent_agents_do_not_keep_the_report() -> None:
+def test_silent_agents_do_not_delay_the_report() -> None:
     job = Job(steps=1)
     job.answering, job.dumping = {0}, {0}
     job.until(100)
@@ -72,7 +72,7 @@ def test_slow_answers_do_not_make_the_report_late(slow: float) -> None:
     assert 15 <= at <= 15 + DUE
 
 
-def test_a_slow_answer_by_which_the_stall_is_known_at_all_does_not_either() -> None:
+def test_a_slow_answer_that_reveals_the_stall_does_not_delay_the_report() -> None:
     job = Job(StallSettings(5), steps=1)
     job.slow = 1.3
     job.until(9)
@@ -81,7 +81,7 @@ def test_a_slow_answer_by_which_the_stall_is_known_at_all_does_not_either() -> N
 
 
 def test_a_stall_that_begins_just_after_a_beat_is_not_late() -> None:
-    """Agents were asked before, and have answered a moment later."""
+    """Agents were asked before, and answered a moment later."""
     job = Job(StallSettings(5))
     job.slow = 0.2
     job.until(10.5)
@@ -91,7 +91,7 @@ def test_a_stall_that_begins_just_after_a_beat_is_not_late() -> None:
     assert 15.5 <= at <= 15.5 + DUE
 
 
-def test_a_launcher_that_comes_late_gives_less_time_to_answers() -> None:
+def test_a_late_launcher_gives_less_time_to_answers() -> None:
     job = Job(StallSettings(15), steps=1)
     job.until(14)
     job.dumping = {0}
@@ -100,7 +100,7 @@ def test_a_launcher_that_comes_late_gives_less_time_to_answers() -> None:
     assert job.reports == [pytest.approx(15 + DUE - MIN_NATIVE)]
 
 
-def test_answers_have_a_moment_though_the_launcher_comes_very_late() -> None:
+def test_answers_have_a_minimal_time_even_with_a_very_late_launcher() -> None:
     job = Job(StallSettings(15), steps=1)
     job.until(14)
     job.answering = job.dumping = {0}
@@ -109,7 +109,7 @@ def test_answers_have_a_moment_though_the_launcher_comes_very_late() -> None:
     assert job.reports == [pytest.approx(19 + 2 * LEAST)]
 
 
-def test_a_straggler_that_its_cgroup_throttles_is_said_to_be() -> None:
+def test_a_throttled_straggler_is_reported_as_such() -> None:
     ranks = [Rank(n, f"node{n}", RankState.RUNNING) for n in range(2)]
     inquiry = Inquiry()
     stalls = Stalls(ranks, StallSettings(0), 0.0, inquiry)
@@ -133,7 +133,7 @@ def test_a_straggler_that_its_cgroup_throttles_is_said_to_be() -> None:
     ]
 
 
-def test_abort_ends_all_ranks_and_names_who_is_waited_for() -> None:
+def test_abort_ends_all_ranks_and_names_the_awaited_rank() -> None:
     job = running(stalls=StallSettings(2, ABORT))
     for rank in range(4):
         job.says(rank, Beat(1, 1, 0.1, 0, True, 0, job.clock(rank)))
@@ -151,7 +151,7 @@ def test_abort_ends_all_ranks_and_names_who_is_waited_for() -> None:
     )
 
 
-def test_programs_that_have_finished_may_take_long_to_exit_as_long_as_they_do_anything() -> None:
+def test_finished_programs_may_take_long_to_exit_while_they_are_active() -> None:
     job = Job(StallSettings(20, ABORT), steps=5)
     job.works_until = inf
     job.until(10)
@@ -167,7 +167,7 @@ def test_programs_that_have_finished_may_take_long_to_exit_as_long_as_they_do_an
     assert acted.stall.ranks == (0,)
 
 
-def test_a_rank_that_leaves_while_another_waits_is_blamed_at_once() -> None:
+def test_a_rank_that_ends_while_another_waits_is_blamed_at_once() -> None:
     job = Job(StallSettings(20, ABORT), steps=5)
     job.works_until = inf
     job.called = {0: [], 1: ["barrier"]}
@@ -178,10 +178,8 @@ def test_a_rank_that_leaves_while_another_waits_is_blamed_at_once() -> None:
 
 
 @pytest.mark.parametrize(("finished", "kind", "code"), [(4, "ok", 0), (3, "stalled", 4)])
-def test_a_stall_of_programs_that_have_all_finished_is_no_failure(
-    finished: int, kind: str, code: int
-) -> None:
-    """Those that their agents end then had said that they would exit with 0."""
+def test_a_stall_of_finished_programs_is_no_failure(finished: int, kind: str, code: int) -> None:
+    """The programs that agents end then had announced exit code 0."""
     job = running(stalls=StallSettings(2, ABORT))
     for rank in range(4):
         job.says(rank, Beat(1, 1, 0.1, 0, True, 0, job.clock(rank)))
@@ -196,7 +194,7 @@ def test_a_stall_of_programs_that_have_all_finished_is_no_failure(
     assert (outcome.first_failure is None) == (kind == "ok")
 
 
-def test_of_ranks_that_wait_for_each_other_none_is_the_first_failure() -> None:
+def test_among_ranks_that_wait_for_each_other_none_is_the_first_failure() -> None:
     job = running("node0", "node1", stalls=StallSettings(4, ABORT))
     operation = {
         "sequence": 1, "state": STARTED, "kind": "recv", "type": "", "bytes": 0, "enqueued": 0.0, "started": 0.0,

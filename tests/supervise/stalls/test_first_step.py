@@ -1,4 +1,4 @@
-"""What counts as a stall before the first step, and what is done about it, by a made-up clock."""
+"""Stalls before the first step, and the reactions to them, with a made-up clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cpulaunch.supervise.stalls.detection import DUE
 from cpulaunch.supervise.stalls.progress import ABORT, FEW, StallSettings
 
 
-def test_nothing_is_counted_before_the_first_step() -> None:
+def test_no_stall_counts_before_the_first_step() -> None:
     job = Job(StallSettings(3))
     job.beats = [Beat(0, 12, 0.1, 0, True, 100, 1.0)] * 2  # DDP has broadcast the model
     job.until(100)
@@ -52,10 +52,10 @@ def test_before_the_first_step_a_wait_for_others_is_reported_once_it_has_lasted(
     assert title(report) == (
         f"no progress for {due - 15:.0f} s, before the first step: rank 0 on node0 has not called init_process_group"
     )
-    assert report.stall.at == 15  # since when somebody has waited
+    assert report.stall.at == 15  # the start of the wait
 
 
-def test_before_the_first_step_a_rank_that_does_nothing_is_ended_and_one_at_work_is_left_alone() -> None:
+def test_before_the_first_step_an_idle_rank_is_ended_and_an_active_one_is_not() -> None:
     job = Job(StallSettings(20, ABORT))
     job.waits(1)
     job.works_until = inf
@@ -64,14 +64,14 @@ def test_before_the_first_step_a_rank_that_does_nothing_is_ended_and_one_at_work
     assert not job.of(ActOnStall)
     job.works_until = job.now
     job.until(200)
-    # It has worked in a part of the time up to the next look, and in none up to the one after it.
+    # It worked for a part of the time until the next inspection, and not at all until the one after.
     (acted,) = (at for at, action in job.done if isinstance(action, ActOnStall))
     assert acted == pytest.approx(120, abs=10)
     assert len(job.reports) == 1
     assert job.stalls.stalls[0].seconds == pytest.approx(acted, abs=1)
 
 
-def test_a_rank_that_goes_on_before_the_second_look_is_not_ended() -> None:
+def test_a_rank_that_continues_before_the_second_inspection_is_not_ended() -> None:
     job = Job(StallSettings(20, ABORT))
     job.waits(1)
     job.until(30)
@@ -83,7 +83,7 @@ def test_a_rank_that_goes_on_before_the_second_look_is_not_ended() -> None:
 
 
 def test_before_the_first_step_the_rank_that_is_waited_for_last_is_blamed() -> None:
-    """Rank 0 was late, and was reported; then it calls a barrier, and rank 1 never comes."""
+    """Rank 0 was late, and was reported.  Then it calls a barrier, and rank 1 never joins."""
     job = Job(StallSettings(20, ABORT))
     job.waits(1)
     job.works_until = inf
@@ -91,7 +91,7 @@ def test_before_the_first_step_the_rank_that_is_waited_for_last_is_blamed() -> N
     assert len(job.reports) == 1
     job.works_until = job.now
     job.waits(0)
-    job.until(85)  # a look comes upon both in init_process_group
+    job.until(85)  # an inspection finds both in init_process_group
     assert len(job.reports) == 1
     job.beats[1] = job.beats[1]._replace(waits_since=None)
     job.called, job.lines = {0: ["barrier"], 1: []}, [1, 7]
@@ -105,7 +105,7 @@ def test_before_the_first_step_the_rank_that_is_waited_for_last_is_blamed() -> N
     assert [stall.ranks for stall in job.stalls.stalls] == [(0,), (1,)]
 
 
-def test_before_the_first_step_the_line_is_that_of_the_last_look() -> None:
+def test_before_the_first_step_the_line_is_from_the_last_inspection() -> None:
     job = Job(StallSettings(20, ABORT))
     job.waits(1)
     job.works_until = 50
@@ -119,7 +119,7 @@ def test_before_the_first_step_the_line_is_that_of_the_last_look() -> None:
     assert shown == [1, 9]
 
 
-def test_before_the_first_step_a_wait_that_is_over_is_a_stall_no_more() -> None:
+def test_before_the_first_step_a_wait_that_has_ended_is_no_stall() -> None:
     job = Job(StallSettings(20, ABORT))
     job.waits(1)
     job.until(25)
@@ -133,7 +133,7 @@ def test_before_the_first_step_a_wait_that_is_over_is_a_stall_no_more() -> None:
     assert not job.stalls.stalled(job.now)
 
 
-def test_before_the_first_step_a_group_that_all_make_is_left_alone_and_looked_at_again() -> None:
+def test_before_the_first_step_a_group_that_all_make_is_inspected_again() -> None:
     job = Job(StallSettings(20, ABORT))
     job.waits(0)
     job.waits(1)
@@ -153,7 +153,7 @@ def test_before_the_first_step_a_group_that_all_make_is_left_alone_and_looked_at
 
 
 @pytest.mark.parametrize("timeout", [20, None])
-def test_before_the_first_step_the_end_of_a_rank_that_was_at_work_is_looked_at(timeout: float | None) -> None:
+def test_before_the_first_step_the_end_of_an_active_rank_is_inspected(timeout: float | None) -> None:
     job = Job(StallSettings(timeout, ABORT))
     job.waits(1)
     job.works_until = inf
@@ -176,7 +176,7 @@ def test_a_rank_that_starts_late_is_waited_for() -> None:
     assert job.reports == [pytest.approx(35, abs=DUE)]
 
 
-def test_collectives_count_where_no_rank_has_an_optimizer() -> None:
+def test_collectives_count_if_no_rank_has_an_optimizer() -> None:
     job = Job(StallSettings(3))
     job.beats = [Beat(0, 12, 0.1, 0, False, 0, 1.0)] * 2
     job.until(100)
@@ -184,13 +184,15 @@ def test_collectives_count_where_no_rank_has_an_optimizer() -> None:
 
 
 def few(count: int) -> list[Beat]:
-    """Of a job without an optimizer so far, which has completed some collectives."""
+    """The progress of a job that has no optimizer yet, and has completed some collectives."""
     return [Beat(0, count, 0.1, 0, False, 0, 1.0)] * 2
 
 
 @pytest.mark.parametrize(("count", "reported"), [(1, False), (FEW + 1, True)])
-def test_ranks_that_compute_after_a_first_barrier_have_yet_to_begin(count: int, reported: bool) -> None:
-    """They compile, and make their optimizer only then."""
+def test_ranks_that_compute_after_a_first_barrier_are_before_their_first_step(
+    count: int, reported: bool
+) -> None:
+    """They compile, and make their optimizer afterwards."""
     job = Job(StallSettings(20, ABORT))
     job.slow, job.works_until = 0.3, inf
     job.beats = few(count)
@@ -199,8 +201,8 @@ def test_ranks_that_compute_after_a_first_barrier_have_yet_to_begin(count: int, 
 
 
 @pytest.mark.parametrize("worker", [0, 1])
-def test_any_rank_that_computes_elsewhere_says_that_the_first_step_is_still_to_come(worker: int) -> None:
-    """The other one sleeps at another line, and neither waits for anybody."""
+def test_a_rank_that_computes_elsewhere_is_before_the_first_step(worker: int) -> None:
+    """The other one sleeps at another line, and neither waits for a rank."""
     job = Job(StallSettings(20, ABORT))
     job.slow, job.works_until, job.worker = 0.3, inf, worker
     job.beats, job.called, job.lines = few(1), {0: [], 1: []}, [1, 7]
@@ -211,10 +213,10 @@ def test_any_rank_that_computes_elsewhere_says_that_the_first_step_is_still_to_c
 @pytest.mark.parametrize(
     ("state", "throttled", "reported"), [("R", 0.0, False), ("S", 0.0, True), ("R", 0.9, True)]
 )
-def test_a_rank_that_gets_no_core_though_it_would_run_has_yet_to_begin(
+def test_a_runnable_rank_without_a_core_is_before_the_first_step(
     state: str, throttled: float, reported: bool
 ) -> None:
-    """But for one that its cgroup throttles, which is said."""
+    """A rank that its cgroup throttles is reported as such."""
     job = Job(StallSettings(20, ABORT))
     job.slow, job.states, job.beats, job.throttled = 0.3, ["S", state], few(1), throttled
     job.until(150)
@@ -233,9 +235,7 @@ def test_a_job_that_began_later_counts_from_there() -> None:
     assert job.of(ActOnStall)
 
 
-def test_a_rank_that_others_wait_for_while_it_computes_after_a_first_barrier_is_before_its_first_step() -> (
-    None
-):
+def test_an_awaited_rank_that_computes_after_a_first_barrier_is_before_its_first_step() -> None:
     job = Job(StallSettings(20, ABORT))
     job.slow, job.works_until = 0.3, inf
     job.beats = few(1)
@@ -248,7 +248,7 @@ def test_a_rank_that_others_wait_for_while_it_computes_after_a_first_barrier_is_
     assert not job.of(ActOnStall)
 
 
-def test_programs_that_have_finished_after_few_collectives_are_no_beginning() -> None:
+def test_programs_that_finished_after_few_collectives_are_not_at_their_start() -> None:
     job = Job(StallSettings(20, ABORT))
     job.slow, job.works_until = 0.3, 60
     job.beats = [beat._replace(leaving=True) for beat in few(1)]

@@ -1,4 +1,4 @@
-"""Asking agents what their programs do: who is asked, and when the answers are complete."""
+"""Inquiries to agents about their programs: the ranks that are asked, and when the answers are complete."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def answer(request: int) -> Dump:
     return Dump(request, 1.0, [{"name": "0"}], [], "")
 
 
-def test_a_question_is_over_when_all_have_answered() -> None:
+def test_an_inquiry_is_complete_when_all_have_answered() -> None:
     inquiry = Inquiry()
     question, sends = inquiry.ask([0, 1], 9.0, native=[1])
     assert sends == [Send(0, AskDump(1, False)), Send(1, AskDump(1, True))]
@@ -28,18 +28,18 @@ def test_a_question_is_over_when_all_have_answered() -> None:
     assert question.answers == {0: answer(1), 1: answer(1)}
 
 
-def test_a_question_does_not_wait_for_ranks_that_say_nothing_or_have_gone() -> None:
+def test_an_inquiry_does_not_wait_for_silent_or_ended_ranks() -> None:
     inquiry = Inquiry()
     question, _ = inquiry.ask([0, 1, 2], 9.0)
     inquiry.answered(0, answer(1), 1.0)
     inquiry.gone(1)
     assert not question.is_over(8.9)
     assert question.is_over(9.0)
-    inquiry.answered(2, answer(1), 9.0)  # which is too late
+    inquiry.answered(2, answer(1), 9.0)  # too late
     assert question.answers.keys() == {0}
 
 
-def test_each_question_gets_its_own_answers() -> None:
+def test_each_inquiry_gets_its_own_answers() -> None:
     inquiry = Inquiry()
     first, _ = inquiry.ask([0], 9.0)
     second, sends = inquiry.ask([0], 9.0, fresh=True, ledgers=False)
@@ -56,12 +56,12 @@ def stack(name: str, frames: int, thread: str = "MainThread") -> dict[str, Any]:
 
 
 def with_stacks(*threads: dict[str, Any]) -> Dump:
-    """As it comes over the wire."""
+    """As it is received."""
     program = {"pid": 1, "threads": [*threads]}
     return Dump(1, 1.0, [], json.loads(json.dumps([program, {"pid": 2}])), "")
 
 
-def test_equal_stacks_of_many_ranks_are_held_once() -> None:
+def test_equal_stacks_of_many_ranks_are_kept_once() -> None:
     answers = Answers()
     for rank in range(100):
         answers.keep(rank, with_stacks(stack("train", 20), stack("load", 20, "loader")))
@@ -70,7 +70,7 @@ def test_equal_stacks_of_many_ranks_are_held_once() -> None:
     assert (len(held), len({id(frames) for frames in held})) == (200, 2)
 
 
-def test_what_is_held_of_different_stacks_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_for_different_stacks_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpulaunch.supervise.stalls.inquiry.MAX_FRAMES", 50)
     answers = Answers()
     for rank in range(10):
@@ -78,5 +78,5 @@ def test_what_is_held_of_different_stacks_is_limited(monkeypatch: pytest.MonkeyP
     lengths = [[len(thread["frames"]) for thread in answers[r].processes[0]["threads"]] for r in range(10)]
     assert lengths[:2] == [[10, 10]] * 2
     assert lengths[3:] == [[INNERMOST]] * 7
-    answers.keep(10, with_stacks(stack("rank_0", 10)))  # which is known
+    answers.keep(10, with_stacks(stack("rank_0", 10)))  # a known stack
     assert len(answers[10].processes[0]["threads"][0]["frames"]) == 10

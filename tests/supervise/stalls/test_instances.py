@@ -1,4 +1,4 @@
-"""When an instance counts as stalled, whatever the others do, by a made-up clock."""
+"""Stalls of an instance, independent of the others, with a made-up clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def prints(job: Played, *ranks: int, text: bytes = b"CPULAUNCH_METRIC latency=3 
 
 
 def work(job: Played, *ranks: int, until: float, processes: Sequence[Any] = ()) -> None:
-    """These print every second, and all agents answer what they are asked, with these ``processes``."""
+    """These instances print every second, and all agents answer inquiries with these ``processes``."""
     answered = set()
     while job.now < until and not job.state.finished:
         job.until(job.now + 0.25)
@@ -48,7 +48,7 @@ def titles(job: Played) -> list[str]:
     return [title(report) for _, report in job.of(ReportStall)]
 
 
-def test_one_that_hangs_is_seen_while_the_others_work() -> None:
+def test_one_that_hangs_is_noticed_while_the_others_work() -> None:
     job = instances()
     work(job, 0, 2, until=30.0)
     (report,) = [report for _, report in job.of(ReportStall)]
@@ -59,13 +59,13 @@ def test_one_that_hangs_is_seen_while_the_others_work() -> None:
     assert none_was_ended(job, 0, 1, 2)
 
 
-def test_those_that_print_are_at_work() -> None:
+def test_instances_that_print_are_active() -> None:
     job = instances()
     work(job, 0, 1, 2, until=60.0)
     assert titles(job) == []
 
 
-def test_a_line_says_that_it_continues() -> None:
+def test_a_line_reports_that_it_continues() -> None:
     job = instances()
     work(job, 0, 2, until=20.0)
     prints(job, 1)
@@ -84,7 +84,7 @@ def test_only_the_first_of_several_has_a_box() -> None:
     assert [stall.ranks for stall in job.outcome().stalls] == [(0,), (1,)]
 
 
-def test_the_only_one_of_many_has_its_own_number_in_box_and_stacks() -> None:
+def test_a_single_instance_has_its_own_number_in_box_and_stacks() -> None:
     job = instances()
     work(job, 0, 2, until=20.0)
     ((_, report),) = job.of(ReportStall)
@@ -94,7 +94,7 @@ def test_the_only_one_of_many_has_its_own_number_in_box_and_stacks() -> None:
     assert "[5] " in stall_box(report, Path("stacks-1.txt"), first) + text
 
 
-def test_aborting_ends_it_alone_and_the_others_go_on() -> None:
+def test_aborting_ends_it_alone_and_the_others_continue() -> None:
     job = instances(action=ABORT)
     work(job, 0, 2, until=20.0)
     assert [end.signal for _, end in job.sent(1, End)] == [SIGTERM]
@@ -111,7 +111,7 @@ def test_aborting_ends_it_alone_and_the_others_go_on() -> None:
     assert [rank.status for rank in outcome.ranks] == ["exit 0", "ended by launcher", "exit 0"]
 
 
-def test_the_place_of_the_one_that_is_ended_is_said_once() -> None:
+def test_the_place_of_the_ended_one_is_reported_once() -> None:
     job = instances(action=ABORT)
     work(job, 0, 2, until=20.0, processes=[process(LOAD)])
     job.exits(1, None, 15, by_launcher=True)
@@ -126,7 +126,7 @@ def test_the_place_of_the_one_that_is_ended_is_said_once() -> None:
     assert [line.strip("│ ") for line in box.splitlines()][1] == "Who is where:"
 
 
-def test_that_py_spy_was_not_found_is_in_the_box() -> None:
+def test_the_box_reports_a_missing_py_spy() -> None:
     job = instances()
     work(
         job,
@@ -154,7 +154,7 @@ def test_one_that_has_ended_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("timeout", [0.0, None])
-def test_without_a_number_none_counts_as_stalled(timeout: float | None) -> None:
+def test_without_a_timeout_none_counts_as_stalled(timeout: float | None) -> None:
     job = instances(timeout)
     job.until(1200.0)
     assert titles(job) == []

@@ -1,4 +1,5 @@
-"""Ranks that say of each other that they call different operations: both sides are shown, by a made-up clock."""
+"""Ranks that report each other for calling different operations: both sides are shown, with a made-up
+clock."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ ERROR, CALLS_DIFFER = "DistBackendError: …", {"kind": "calls_differ", "rank": 
 def groups(
     rank: int, kind: str = "all_reduce", state: int = FAILED, backend: str = "ccl"
 ) -> list[dict[str, Any]]:
-    """A ledger's, whose only operation is not completed."""
+    """The progress in a ledger whose only operation is not completed."""
     operation = {
         "sequence": 3, "state": state, "kind": kind, "type": "float32", "bytes": 4000, "enqueued": 1.0,
         "started": 1.0, "completed": None, "peer": -1, "waits_for": "",
@@ -28,7 +29,7 @@ def groups(
 
 
 def differs() -> Played:
-    """Rank 0 has said so, and the others were asked where they are."""
+    """Rank 0 has reported it, and the others were asked for their places."""
     job = running()
     job.raises(0, ERROR, cause=CALLS_DIFFER, groups=groups(0))
     assert all(job.sent(rank, AskDump) for rank in (1, 2, 3))
@@ -47,14 +48,14 @@ def note(job: Played) -> list[str]:
     return (first.note or "").splitlines()
 
 
-def test_each_says_where_it_is_before_it_is_ended() -> None:
+def test_each_rank_reports_its_place_before_it_is_ended() -> None:
     job = differs()
     job.raises(1, ERROR, cause={**CALLS_DIFFER, "finder": 0}, groups=groups(1, "broadcast"), line=31)
     job.says(2, dump(2))
     assert not job.sent(2, End)
     job.says(3, dump(3))
     assert all(job.sent(rank, End) for rank in (1, 2, 3))
-    assert not job.sent(0, End)  # which ends by itself
+    assert not job.sent(0, End)  # the rank ends by itself
     job.exits(0, 1)
     job.exits(1, 1)
     job.obeys(2, 3)
@@ -66,8 +67,8 @@ def test_each_says_where_it_is_before_it_is_ended() -> None:
 
 
 @pytest.mark.parametrize("runs", [True, False])
-def test_one_for_which_its_operation_is_complete_is_elsewhere_by_now(runs: bool) -> None:
-    """The root of a broadcast doesn't wait for the others.  Once its Python ends, it is at no line."""
+def test_a_rank_with_a_completed_operation_is_shown_at_its_current_place(runs: bool) -> None:
+    """The root of a broadcast doesn't wait for the others.  After Python's end, it is at no line."""
     job = differs()
     its = dump(1, "broadcast", COMPLETED)
     job.says(1, its if runs else its._replace(processes=[{"pid": 9, "word": "running", "threads": []}]))
@@ -79,8 +80,8 @@ def test_one_for_which_its_operation_is_complete_is_elsewhere_by_now(runs: bool)
     assert (f"{called}; now at train.py:13 step" if runs else called) in note(job)
 
 
-def test_who_sends_a_part_of_another_size_is_shown_though_it_has_gone_on() -> None:
-    """What it gets has the size that it expects."""
+def test_the_sender_of_a_part_of_another_size_is_shown_although_it_has_continued() -> None:
+    """The part that it gets has the expected size."""
     job = running()
     cause = {"kind": "sizes_differ", "rank": 2, "sizes": [4400, 4000]}
     job.raises(0, ERROR, cause=cause, groups=groups(0, "all_to_all"))
@@ -116,7 +117,7 @@ def test_an_error_raised_in_a_later_call_is_at_no_line_of_the_earlier_one() -> N
     )
 
 
-def test_a_rank_that_says_nothing_does_not_keep_the_others() -> None:
+def test_a_silent_rank_does_not_delay_the_others() -> None:
     job = differs()
     job.exits(0, 1)
     assert not job.sent(1, End)
@@ -131,8 +132,9 @@ RESET = "RuntimeError: [gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0
 
 @pytest.mark.parametrize("size", [8000, 4000])
 @pytest.mark.parametrize("abort_first", [False, True], ids=["error first", "abort first"])
-def test_what_gloo_has_aborted_is_explained_by_sizes_that_differ(size: int, abort_first: bool) -> None:
-    """Not by lines that do, if the operation is the same.  The others are asked whatever is heard first."""
+def test_an_abort_by_gloo_is_explained_by_differing_sizes(size: int, abort_first: bool) -> None:
+    """Lines that differ explain nothing if the operation is the same.  The others are asked in any order of
+    events."""
     job = running()
     aborted = groups(0, state=STARTED, backend="gloo")
     aborted[0]["operations"][0]["bytes"] = size
@@ -161,7 +163,7 @@ def test_what_gloo_has_aborted_is_explained_by_sizes_that_differ(size: int, abor
 
 
 def test_a_rank_that_is_not_in_the_group_any_more_is_named() -> None:
-    """It has destroyed the group; all that gloo says is that its connection is gone."""
+    """It has destroyed the group.  gloo only reports a lost connection."""
     job = running()
     job.raises(0, RESET, groups=groups(0, backend="gloo"))
     for rank in (2, 3):
@@ -178,8 +180,8 @@ def test_a_rank_that_is_not_in_the_group_any_more_is_named() -> None:
 HAS_ENDED = {"kind": "peer_ended", "rank": 1}
 
 
-def test_all_that_wait_for_a_rank_that_has_left_are_named() -> None:
-    """One of them raises its error before the others notice."""
+def test_all_ranks_that_wait_for_an_ended_rank_are_named() -> None:
+    """One of them raises an error before the others notice."""
     job = running()
     job.exits(1, 0)
     job.until(job.now + 2)
@@ -196,7 +198,7 @@ def test_all_that_wait_for_a_rank_that_has_left_are_named() -> None:
     assert note(job)[0].startswith("ranks 0,2-3 on node[0,2-3]: all_reduce #3 of group 0")
 
 
-def test_whoever_had_called_it_before_it_left_is_not_its_cause() -> None:
+def test_a_rank_that_ended_after_the_call_is_not_the_cause() -> None:
     job = running()
     job.exits(1, 0, groups=groups(1, state=COMPLETED))
     job.until(job.now + 2)
@@ -224,7 +226,7 @@ GLOOS = (
 
 
 @pytest.mark.parametrize("backend", ["ccl", "gloo"])
-def test_whoever_has_let_an_operation_time_out_is_named_instead_of_the_one_that_waited(backend: str) -> None:
+def test_the_rank_that_caused_a_timeout_is_named_instead_of_the_waiting_one(backend: str) -> None:
     job = running()
     error, cause = (ERROR, TIMED_OUT) if backend == "ccl" else (GLOOS, None)
     job.raises(0, error, cause=cause, groups=groups(0, backend=backend))
@@ -251,8 +253,8 @@ def pair(state: int = FAILED, kind: str = "all_reduce", rank: int = 0) -> dict[s
     return {**its, "name": "1", "size": 2, "count": 2, "members": "0,2"}
 
 
-def test_a_timeout_is_about_the_group_in_which_it_was() -> None:
-    """Though more ranks wait in another group for the one that is late in both."""
+def test_a_timeout_is_about_its_own_group() -> None:
+    """Even if more ranks wait in another group for the same late rank."""
     job = running()
     job.raises(0, ERROR, cause=TIMED_OUT, groups=[*groups(0, state=COMPLETED), pair()])
     for rank in (1, 3):
@@ -269,7 +271,7 @@ def test_a_timeout_is_about_the_group_in_which_it_was() -> None:
     assert first.text == "rank 2 on node2 has not called all_reduce #0"
 
 
-def test_a_rank_that_has_left_is_not_to_blame_for_a_group_that_it_is_not_in() -> None:
+def test_an_ended_rank_is_not_to_blame_for_a_group_without_it() -> None:
     job = running()
     job.exits(1, 0, groups=groups(1, state=COMPLETED))
     job.until(job.now + 2)
@@ -285,7 +287,7 @@ def test_a_rank_that_has_left_is_not_to_blame_for_a_group_that_it_is_not_in() ->
     assert (first.text, first.ranks) == ("rank 2 on node2 has not called all_reduce #0", (2,))
 
 
-def test_only_members_of_a_group_are_said_to_disagree() -> None:
+def test_only_members_of_a_group_can_disagree() -> None:
     job = running()
     job.raises(0, ERROR, cause=CALLS_DIFFER, groups=[*groups(0, state=COMPLETED), pair()])
     for rank in (1, 3):
@@ -300,7 +302,7 @@ def test_only_members_of_a_group_are_said_to_disagree() -> None:
     assert (first.disagree, first.ranks) == (True, (0, 2))
 
 
-def test_one_that_is_aborted_outside_of_collectives_does_not_keep_the_others() -> None:
+def test_an_abort_outside_collectives_does_not_delay_the_end() -> None:
     job = running()
     job.exits(0, signal=6, groups=groups(0, state=COMPLETED, backend="gloo"))
     assert all(job.sent(rank, End) for rank in (1, 2, 3))
@@ -313,8 +315,8 @@ def test_other_errors_end_all_at_once() -> None:
     assert not job.sent(1, AskDump)
 
 
-def test_what_was_aborted_has_the_line_of_the_thread_that_has_called_it() -> None:
-    """As the rank has said just before; in the backward pass, DistributedDataParallel calls in C++."""
+def test_an_aborted_operation_has_the_line_of_its_calling_thread() -> None:
+    """The rank has reported it just before.  In the backward pass, DistributedDataParallel calls in C++."""
     torch = "/venv/lib/python3.12/site-packages/torch/autograd/graph.py"
     main = {"id": 9, "name": "MainThread", "frames": [["join", "/home/me/train.py", 3]]}
     frames = [["_engine_run_backward", torch, 979], ["train", "/home/me/train.py", 40]]
@@ -323,7 +325,7 @@ def test_what_was_aborted_has_the_line_of_the_thread_that_has_called_it() -> Non
     aborted[0]["operations"][0] |= {"bytes": 8000, "thread": 77}
     job = running()
     job.exits(0, signal=6, groups=aborted, threads=[main, caller])
-    # That it has failed isn't in the ledger of a rank that gloo has told so.
+    # gloo's ledger doesn't show the failure of an aborted operation.
     job.raises(1, RESET, groups=groups(1, state=COMPLETED, backend="gloo"), line=5)
     for rank in (2, 3):
         assert job.sent(rank, AskDump)
@@ -337,7 +339,7 @@ def test_what_was_aborted_has_the_line_of_the_thread_that_has_called_it() -> Non
     ]
 
 
-def test_roots_that_differ_are_a_disagreement_though_the_lines_say_nothing_of_it() -> None:
+def test_differing_roots_are_a_disagreement_even_at_the_same_line() -> None:
     job = differs()
     for rank in (1, 2, 3):
         job.says(rank, dump(rank))

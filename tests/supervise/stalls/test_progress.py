@@ -1,4 +1,4 @@
-"""How long nothing may happen in a job until that counts as a stall, by a made-up clock."""
+"""The time without progress after which a job counts as stalled, with a made-up clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_job_that_makes_steps_is_never_asked() -> None:
     assert not job.done
 
 
-def test_auto_goes_by_the_rank_with_the_shortest_gap() -> None:
+def test_auto_uses_the_rank_with_the_shortest_gap() -> None:
     """A rank's own gaps are at least as long as the job's."""
     job = Job()
     job.steps(1, 0, gap=30)
@@ -29,14 +29,14 @@ def test_auto_goes_by_the_rank_with_the_shortest_gap() -> None:
     assert job.reports == [pytest.approx(200, abs=DUE)]
 
 
-def test_a_short_timeout_is_kept_though_beats_are_rare() -> None:
+def test_a_short_timeout_is_kept_although_beats_are_rare() -> None:
     job = Job(StallSettings(3), steps=7)
     job.until(9)
     (at,) = job.reports
     assert 3 <= at <= 3 + DUE
 
 
-def test_a_stall_that_has_begun_before_anything_was_heard_is_not_late() -> None:
+def test_a_stall_that_began_before_the_first_beat_is_not_late() -> None:
     job = Job(StallSettings(3))
     job.until(1)
     job.steps(7)
@@ -44,7 +44,7 @@ def test_a_stall_that_has_begun_before_anything_was_heard_is_not_late() -> None:
     assert job.reports == [pytest.approx(4, abs=0.3)]
 
 
-def test_what_one_rank_does_is_progress_of_the_job() -> None:
+def test_one_ranks_progress_is_progress_of_the_job() -> None:
     job = Job(steps=1)
     for second in range(0, 300, 20):
         job.until(float(second))
@@ -66,7 +66,7 @@ def test_clocks_that_differ_change_nothing() -> None:
     assert job.reports == [pytest.approx(60, abs=DUE)]
 
 
-def test_progress_that_only_the_answer_tells_of_is_no_stall() -> None:
+def test_progress_reported_only_by_the_answer_prevents_a_stall() -> None:
     job = Job(StallSettings(15), steps=1)
     job.until(14)  # the last beat came at 10
     job.steps(1)
@@ -81,7 +81,7 @@ def test_zero_means_never() -> None:
     assert not job.done
 
 
-def test_a_program_without_a_ledger_stalls_only_by_a_number() -> None:
+def test_a_program_without_a_ledger_stalls_only_with_a_fixed_timeout() -> None:
     for settings, reports in ((StallSettings(None, ledgers=False), 0), (StallSettings(5, ledgers=False), 1)):
         job = Job(settings)
         job.beats = [Beat()] * 2
@@ -89,7 +89,7 @@ def test_a_program_without_a_ledger_stalls_only_by_a_number() -> None:
         assert len(job.reports) == reports
 
 
-def test_the_launchers_own_sleep_is_forgiven() -> None:
+def test_the_launchers_own_suspension_does_not_count() -> None:
     job = Job(steps=1)
     job.until(20)
     job.now += 1000

@@ -1,4 +1,4 @@
-"""From what ranks were seen to do to the reason why they make no progress."""
+"""From the ranks' observed states to the reason for a stall."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_a_rank_that_has_not_called_the_collective_is_named_with_its_line() -> N
     assert (found.ranks, found.operation, found.sequence) == ((3,), "all_reduce", 7)
 
 
-def test_what_keeps_the_missing_rank_comes_first() -> None:
+def test_the_reason_for_the_missing_rank_comes_first() -> None:
     stopped = process(LOAD, state="T", stopped_by="SIGSTOP")
     found = explained(*others(1), seen(1, [group(1, operation(6, done=93))], stopped))
     assert found.headline == "rank 1 on node1: stopped (SIGSTOP)"
     assert "finished #6 93 s ago" in found.lines[1]
 
 
-def test_a_rank_that_waits_alone_is_named_where_the_others_have_gone_on() -> None:
+def test_a_rank_that_waits_alone_is_named_if_the_others_have_continued() -> None:
     alone = seen(0, [group(0, operation(6, done=94), operation(7, "barrier", bytes=0))])
     rest = [seen(rank, [group(rank, operation(6, done=94))], process(LOAD, MAIN)) for rank in (1, 2, 3)]
     found = explained(alone, *rest)
@@ -54,14 +54,14 @@ def test_a_rank_that_waits_alone_is_named_where_the_others_have_gone_on() -> Non
     assert found.ranks == (1, 2, 3)
 
 
-def test_a_rank_that_has_left_is_named() -> None:
+def test_an_ended_rank_is_named() -> None:
     found = explained(*others(2), seen(2, left="exit 0"))
     assert found.headline == "rank 2 on node0 has left (exit 0) without calling all_reduce #7"
     assert found.ranks == (2,)
 
 
 @pytest.mark.parametrize("left", [(), (group(2, operation(7, done=50)),)], ids=["unknown", "known"])
-def test_a_rank_that_may_have_called_it_before_it_left_is_not_named_where_another_one_is_late(
+def test_an_ended_rank_that_may_have_called_it_is_not_named_if_another_is_late(
     left: Sequence[dict[str, Any]],
 ) -> None:
     gone = replace(seen(2, left, left="exit 0"), dump=Dump(1, NOW, list(left), [], "") if left else None)
@@ -71,7 +71,7 @@ def test_a_rank_that_may_have_called_it_before_it_left_is_not_named_where_anothe
     assert (found.ranks, found.certain) == ((1,), False)
 
 
-def test_a_rank_that_is_known_to_have_left_before_is_named_though_another_one_is_late() -> None:
+def test_an_ended_rank_that_had_not_called_it_is_named_although_another_is_late() -> None:
     dump = Dump(1, NOW, [group(2, operation(6, done=50))], [], "")
     late = seen(1, [group(1, operation(6, done=93))], process(LOAD, MAIN))
     found = explained(*others(1, 2), late, replace(seen(2, left="exit 0"), dump=dump))
@@ -95,11 +95,11 @@ def test_different_operations_under_one_number_are_shown_with_both_lines() -> No
         "ranks 0,2-3 on node[0-1]: all_reduce #7 of group 0, 25 MB float32, at train.py:91 main",
         "rank 1 on node1: broadcast #7 of group 0, 25 MB float32, at train.py:88 load_batch",
     )
-    assert (found.ranks, found.mutual) == ((0, 1, 2, 3), True)  # nobody knows who is wrong
+    assert (found.ranks, found.mutual) == ((0, 1, 2, 3), True)  # it is unknown which one is wrong
 
 
-def test_a_ledger_that_is_behind_is_no_news() -> None:
-    """gloo's says of a rank that was stopped that it has called #6, and not that this was completed."""
+def test_an_outdated_ledger_is_ignored() -> None:
+    """With gloo, a stopped rank's ledger has the call of #6, but not its completion."""
     stopped = seen(3, [group(3, operation(6))], process(LOAD, MAIN))
     waiting = [
         seen(rank, [group(rank, operation(6, done=93), operation(7))], process(TORCH, MAIN))
@@ -111,8 +111,8 @@ def test_a_ledger_that_is_behind_is_no_news() -> None:
     assert found.ranks == (3,)
 
 
-def test_one_for_which_an_operation_with_another_root_is_complete_is_no_sign_that_it_is() -> None:
-    """As a ledger of gloo may have it: two ranks take different ones for the root, and the third has gone on."""
+def test_completion_with_another_root_does_not_count() -> None:
+    """As in a ledger of gloo: two ranks name different roots, and the third has continued."""
     roots = {0: 0, 1: 1}
     two = [seen(rank, [group(rank, operation(6, "broadcast", root=roots[rank]), size=3)]) for rank in roots]
     third = [operation(6, "broadcast", root=0, done=93), operation(7)]
@@ -121,8 +121,8 @@ def test_one_for_which_an_operation_with_another_root_is_complete_is_no_sign_tha
     assert (found.ranks, found.mutual) == ((0, 1, 2), True)
 
 
-def test_sides_that_are_said_to_differ_are_the_first_ones_that_do() -> None:
-    """Both roots have gone on to the same operation, in which their messages are found out."""
+def test_the_first_differing_operations_are_shown() -> None:
+    """Both roots have continued to the same operation, where their messages are noticed."""
     ranks = [
         seen(rank, [group(rank, operation(6, "broadcast", root=rank, done=5), operation(7), size=2)])
         for rank in range(2)
@@ -133,8 +133,8 @@ def test_sides_that_are_said_to_differ_are_the_first_ones_that_do() -> None:
     ]
 
 
-def test_one_that_has_completed_another_operation_and_gone_on_is_shown_too() -> None:
-    """As the root of a broadcast may."""
+def test_a_rank_that_completed_another_operation_is_shown_too() -> None:
+    """The root of a broadcast may do so."""
     other = seen(1, [group(1, operation(7, "broadcast", done=93), operation(8))])
     assert explained(*others(1), other).headline == "ranks make different calls as #7 of group 0"
 
@@ -148,7 +148,7 @@ def test_different_sizes_are_shown() -> None:
     )
 
 
-def test_roots_that_differ_are_shown_where_all_are_known() -> None:
+def test_differing_roots_are_shown_if_all_are_known() -> None:
     ranks = [
         seen(rank, [group(rank, operation(7, "broadcast", root=root))])
         for rank, root in enumerate((1, 0, 0, 0))
@@ -162,7 +162,7 @@ def test_roots_that_differ_are_shown_where_all_are_known() -> None:
     assert "from" not in explained(*same).lines[0]
 
 
-def test_reductions_are_shown_where_they_differ() -> None:
+def test_differing_reductions_are_shown() -> None:
     ranks = [
         seen(rank, [group(rank, operation(7, reduction=reduction))])
         for rank, reduction in enumerate(("sum", "max", "sum", "sum"))
@@ -175,16 +175,16 @@ def test_reductions_are_shown_where_they_differ() -> None:
     assert "sum" not in explained(*same).lines[0]
 
 
-def test_seconds_since_a_ranks_last_operation_are_those_of_the_title() -> None:
-    """Clocks and looks differ by parts of a second."""
+def test_the_title_and_the_ranks_show_the_same_seconds() -> None:
+    """Clocks and times of inspection differ by fractions of a second."""
     late = seen(3, [group(3, operation(6, done=93))], process(LOAD, MAIN))
     found = explain([*others(3), replace(late, now=NOW + 1.4)], 94.6)
     assert "finished #6 95 s ago" in found.lines[1]
     assert "finished #6 94 s ago" in explain([*others(3), replace(late, now=NOW + 1.4)], 7.0).lines[1]
 
 
-def test_who_waits_for_a_message_from_any_rank_is_shown_with_where_the_others_are() -> None:
-    """Nobody is known to be the one to send it."""
+def test_a_wait_for_a_message_from_any_rank_is_shown_with_the_others_places() -> None:
+    """It is unknown which rank should send it."""
     waits = seen(1, [group(1, operation(0, "recv from any rank"))])
     found = explained(waits, *(seen(rank, [group(rank)], process(LOAD)) for rank in (0, 2)))
     assert found.headline == "no rank has sent what rank 1 on node1 waits for in recv from any rank #0"
@@ -216,18 +216,18 @@ def test_crossed_groups_are_shown_with_both_lines() -> None:
 
 
 def test_a_chain_of_groups_leads_to_the_rank_that_computes() -> None:
-    """Rank 0 waits for 1 in one group, which waits for 2 in another."""
+    """Rank 0 waits for rank 1 in one group, and rank 1 for rank 2 in another."""
     zero = seen(0, [group(0, operation(3), size=2, name="1")])
     one = seen(1, [group(1, size=2, name="1"), group(0, operation(5), size=2, name="2")])
     two = seen(2, [group(1, size=2, name="2")], process(LOAD))
     assert explained(zero, one, two).headline == "rank 2 on node0 has not called all_reduce #5"
 
 
-def test_a_group_that_expects_more_ranks_than_there_are_says_so() -> None:
+def test_a_group_that_expects_too_many_ranks_is_reported() -> None:
     meeting = [operation(0, MEETING, bytes=0, type="")]
     found = explained(*(seen(rank, [group(rank, *meeting, size=3, name="")]) for rank in range(2)))
     assert found.headline == "init_process_group expects 3 ranks, but this job has 2 ranks"
-    assert (found.ranks, found.certain) == ((), False)  # others may join it that aren't the job's
+    assert (found.ranks, found.certain) == ((), False)  # ranks of other jobs may join it
     found = explained(seen(0, [group(0, *meeting, size=2, name="")]), seen(1), seen(2))
     assert found.headline == (
         "member 1 of the group of 2 can't be seen; rank 0 on node0 waits in init_process_group"
@@ -243,7 +243,7 @@ def makes(rank: int, number: int, *operations: dict[str, Any], members: str = "0
     )
 
 
-def test_a_rank_that_makes_a_group_alone_is_shown_with_those_who_wait_elsewhere() -> None:
+def test_a_rank_that_makes_a_group_alone_is_shown_with_waiting_ranks() -> None:
     found = explained(*others(1), makes(1, 1, operation(6, done=93)))
     assert found.headline == ("rank 1 on node1 waits in new_group, ranks 0,2-3 on node[0-1] in all_reduce #7")
     assert found.lines == (
@@ -253,14 +253,14 @@ def test_a_rank_that_makes_a_group_alone_is_shown_with_those_who_wait_elsewhere(
     assert (found.ranks, found.certain, found.mutual) == ((0, 1, 2, 3), True, True)
 
 
-def test_who_has_not_come_to_make_a_group_of_some_ranks_is_named() -> None:
+def test_a_rank_missing_from_a_new_group_of_some_ranks_is_named() -> None:
     elsewhere = [seen(rank, [group(rank, operation(6, done=93))], process(LOAD, MAIN)) for rank in (0, 1, 2)]
     found = explained(*elsewhere, makes(3, 1, operation(6, done=93), members="2-3"))
     assert found.headline == "rank 2 on node0 has not called new_group"
     assert (found.ranks, found.operation) == ((2,), NEW_GROUP)
 
 
-def test_who_has_made_a_group_before_others_is_not_missed() -> None:
+def test_a_rank_that_made_a_group_earlier_is_not_missed() -> None:
     there = group(0, size=2, name="1")
     found = explained(
         seen(0, [there], process(LOAD, MAIN)),
@@ -278,12 +278,12 @@ def test_a_rank_that_makes_another_group_of_the_same_number_is_missed_in_this_on
     assert found.lines[0].startswith("rank 2 on node0 waits in new_group of ranks 2-3")
 
 
-def test_all_at_the_same_line_are_there() -> None:
+def test_ranks_at_the_same_line_are_one_line() -> None:
     found = explained(*(seen(rank, [group(rank)], process(LOAD, MAIN)) for rank in range(2)))
     assert (found.ranks, found.place and found.place.line) == ((), 88)
 
 
-def test_after_the_last_group_was_destroyed_that_is_said() -> None:
+def test_destroyed_groups_are_reported() -> None:
     ranks = [replace(seen(rank, [], process(LOAD, MAIN)), collectives=9) for rank in range(2)]
     assert explained(*ranks).lines[0] == "no rank is in a process group any more, after 9 collectives"
 
@@ -300,7 +300,7 @@ def test_a_rank_without_the_group_has_left_it_only_if_the_group_was_in_use() -> 
         assert found.lines[1].startswith(f"rank 3 on node1 {words} and is at train.py:88"), found.lines
 
 
-def test_a_message_that_nobody_answers_names_the_peer() -> None:
+def test_an_unanswered_message_names_the_peer() -> None:
     receiver = seen(0, [group(0, operation(1, "recv", peer=2))])
     found = explained(receiver, *(seen(rank, [group(rank)], process(LOAD)) for rank in (1, 2, 3)))
     assert found.headline == "rank 2 on node0 has not answered rank 0's recv #1 from rank 2"
@@ -310,19 +310,19 @@ def test_a_message_that_nobody_answers_names_the_peer() -> None:
     assert found.headline.endswith("has left (exit 0) without answering rank 0's recv #1 from rank 2")
 
 
-def test_nobody_knows_whether_a_peer_that_can_not_be_seen_has_answered() -> None:
+def test_whether_an_unobserved_peer_has_answered_is_unknown() -> None:
     receiver = seen(0, [group(0, operation(1, "recv", peer=2))])
     found = explained(receiver, seen(1, [group(1)], process(LOAD)))
     assert found.headline.startswith("member 2 of group 0 can't be seen; rank 0 on node0 waits in recv #1")
 
 
-def test_two_that_both_want_to_receive_wait_for_each_other() -> None:
+def test_two_receiving_ranks_wait_for_each_other() -> None:
     zero = seen(0, [group(0, operation(1, "recv", peer=1), size=2)])
     one = seen(1, [group(1, operation(1, "recv", peer=0), size=2)])
     assert explained(zero, one).headline == "ranks 0-1 on node[0-1] wait for each other in messages"
 
 
-def test_a_message_that_the_missing_rank_has_asked_for_is_not_what_it_waits_in() -> None:
+def test_a_pending_receive_is_not_the_missing_ranks_wait() -> None:
     """A rank may listen all the time, and compute."""
     program = process(LOAD)
     program["threads"][0]["idle"] = False
@@ -330,8 +330,13 @@ def test_a_message_that_the_missing_rank_has_asked_for_is_not_what_it_waits_in()
     assert explained(*others(3), late).headline == "rank 3 on node1 has not called all_reduce #7"
 
 
-def test_a_network_that_is_cut_between_two_hosts_is_named_by_them() -> None:
-    waits_for = {0: "2", 1: "3", 2: "0", 3: "1"}  # node0 has 0 and 2, so that the groups' numbers tell
+def test_two_hosts_report_the_cut_network_between_them() -> None:
+    waits_for = {
+        0: "2",
+        1: "3",
+        2: "0",
+        3: "1",
+    }  # node0 has ranks 0 and 2, so the groups' numbers identify them
     names = ["node0", "node0", "node1", "node1"]
     ranks = [
         Seen(rank, names[rank], "", Dump(1, NOW, [group(rank, operation(7, waits_for=waits_for[rank]))], [process(MAIN)], ""))
@@ -342,8 +347,8 @@ def test_a_network_that_is_cut_between_two_hosts_is_named_by_them() -> None:
     assert found.ranks == (0, 1, 2, 3)
 
 
-def test_ranks_that_wait_for_others_that_wait_are_not_the_pair() -> None:
-    """Of four hosts, the network is cut between 1 and 3; 0 and 2 only wait for them."""
+def test_ranks_that_wait_for_waiting_ranks_are_not_the_pair() -> None:
+    """The network is cut between hosts 1 and 3 of four.  Hosts 0 and 2 only wait for them."""
     waits_for = {0: "1", 1: "3", 2: "3", 3: "1"}
     ranks = [seen(rank, [group(rank, operation(7, waits_for=waits_for[rank]))], hosts=4) for rank in range(4)]
     found = explained(*ranks)
@@ -356,14 +361,14 @@ def test_a_rank_that_was_stopped_within_the_collective_is_named() -> None:
     assert explained(*others(2), stopped).headline == "rank 2 on node0: stopped (SIGSTOP)"
 
 
-def test_all_that_wait_for_input_are_said_to() -> None:
+def test_ranks_that_all_wait_for_input_are_reported_as_such() -> None:
     loader = ("_get_data", "/venv/lib/python3.12/site-packages/torch/utils/data/dataloader.py", 9)
     found = explained(*(seen(rank, [group(rank)], process(loader, MAIN)) for rank in range(4)))
     assert found.headline == "all ranks wait for input"
     assert (found.ranks, found.place and found.place.line) == ((), 91)
 
 
-def test_a_dead_lock_of_threads_is_named_with_their_lines() -> None:
+def test_a_deadlock_of_threads_is_named_with_their_lines() -> None:
     lock = ("PyThread_acquire_lock_timed", "libpython3.12.so", 0)
     program = process(MAIN)
     program["threads"] = [thread(lock, MAIN), thread(lock, LOAD, name="Thread-1")]
@@ -376,8 +381,8 @@ def test_a_dead_lock_of_threads_is_named_with_their_lines() -> None:
 
 
 @pytest.mark.parametrize("waiting", [1, 2])
-def test_locks_that_another_thread_may_hold_are_no_dead_lock(waiting: int) -> None:
-    """It sleeps, or waits for the disk, and is shown beside those that wait for it."""
+def test_locks_that_another_thread_may_hold_are_no_deadlock(waiting: int) -> None:
+    """The thread sleeps, or waits for the disk, and is shown beside the waiting threads."""
     lock = ("PyThread_acquire_lock_timed", "libpython3.12.so", 0)
     program = process(MAIN)
     program["threads"] = [
@@ -391,7 +396,7 @@ def test_locks_that_another_thread_may_hold_are_no_dead_lock(waiting: int) -> No
     assert "  its thread writer is at train.py:88 load_batch" in found.lines
 
 
-def test_threads_that_wait_in_queues_are_no_dead_lock() -> None:
+def test_threads_that_wait_in_queues_are_no_deadlock() -> None:
     lock = ("PyThread_acquire_lock_timed", "libpython3.12.so", 0)
     wait = ("wait", "/usr/lib/python3.12/threading.py", 355)
     program = process(MAIN)
@@ -409,25 +414,25 @@ def test_a_disk_that_hangs_is_named() -> None:
     assert found.headline == "rank 2 on node0: waits for a disk: fsync of /mnt/x"
 
 
-def test_nobody_in_a_collective_is_said_with_all_places() -> None:
+def test_without_a_collective_all_places_are_shown() -> None:
     done = [[group(rank, operation(6, done=93))] for rank in range(4)]
     found = explained(*(seen(rank, done[rank], process(LOAD if rank == 1 else MAIN)) for rank in range(4)))
     assert found.headline == "no rank waits in a collective"
     assert (found.ranks, found.place, found.odd) == ((), None, (1,))
 
 
-def test_without_a_ledger_nobody_is_blamed() -> None:
+def test_without_a_ledger_no_rank_is_blamed() -> None:
     found = explained(*(seen(rank, [], process(LOAD if rank == 1 else MAIN)) for rank in range(4)))
     assert found.headline == "what the ranks wait for isn't known"
     assert found.ranks == ()
 
 
-def test_nothing_known_is_no_error() -> None:
+def test_unknown_states_are_no_error() -> None:
     found = explained(*(Seen(rank, "node0") for rank in range(2)))
     assert found.headline == "what the ranks wait for isn't known"
 
 
-def test_reductions_that_differ_at_the_same_line_are_shown_with_it() -> None:
+def test_differing_reductions_at_one_line_are_shown_with_it() -> None:
     ranks = [seen(rank, [group(rank, operation(7), size=2)]) for rank in range(2)]
     at = "ranks 0-1 on node[0-1]: all_reduce #7 of group 0, 25 MB float32, at train.py:91 main"
     assert sides(ranks, said=True)[0] == [at]

@@ -1,4 +1,4 @@
-"""What ranks are doing, for those who ask: whose frames of C are shown for whom."""
+"""Inquiries for commands, and the ranks whose C frames are shown for others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POLL = ["poll", "/usr/lib/libc.so.6", 0]
 
 
 class Asked:
-    """Agents that are asked for what their programs do, and answer with request numbers from 1 on."""
+    """Agents that answer inquiries, with request numbers from 1 on."""
 
     def __init__(self) -> None:
         self.inquiry = Inquiry()
@@ -29,7 +29,7 @@ def answer(request: int) -> Dump:
     return Dump(request, 1.0, [], [], "")
 
 
-def test_a_round_is_over_when_all_have_answered() -> None:
+def test_a_round_is_complete_when_all_have_answered() -> None:
     asked = Asked()
     assert asked.rounds.ask([0, 1], False, 1.0) == [Send(rank, AskDump(1, False)) for rank in (0, 1)]
     assert asked.says(0, answer(1)) == []
@@ -47,7 +47,7 @@ def test_ranks_that_do_not_answer_in_time_are_named() -> None:
     assert asked.rounds.look(ANSWER_WITHIN) == [Dumped(False, {0: answer(1)}, [1, 2])]
 
 
-def test_those_who_ask_the_same_share_a_round() -> None:
+def test_equal_requests_share_a_round() -> None:
     asked = Asked()
     asked.rounds.ask([0], True, 0.0)
     assert asked.rounds.ask([0], True, 1.0) == []
@@ -55,14 +55,14 @@ def test_those_who_ask_the_same_share_a_round() -> None:
     assert asked.says(0, answer(2)) == [Dumped(False, {0: answer(2)}, [])]
 
 
-def test_nobody_to_ask_is_an_answer() -> None:
+def test_a_job_without_ranks_gets_an_empty_answer() -> None:
     asked = Asked()
     assert asked.rounds.ask([], True, 0.0) == []
     assert asked.rounds.look(0.0) == [Dumped(True, {}, [])]
 
 
 def in_python(request: int, line: int, *inner: list[Any], wchan: str = "futex_wait") -> Dump:
-    """A rank that is at a line of train.py, and what that has called of C."""
+    """A rank at a line of train.py, and the C functions called from there."""
     main = {"id": 1, "name": "MainThread", "frames": [*inner, ["step", "train.py", line]]}
     loader = {"id": 2, "name": "loader", "frames": [*inner, ["load", "data.py", 5]]}
     program = {"pid": 7, "state": "S", "wchan": wchan, "threads": [main, loader]}
@@ -70,7 +70,7 @@ def in_python(request: int, line: int, *inner: list[Any], wchan: str = "futex_wa
 
 
 def asked_closely(*answers: Dump) -> tuple[Asked, list[int]]:
-    """All ranks have said where they are in Python; who is asked for more, by a second request."""
+    """All ranks have reported their Python frames; the ranks that get a second request."""
     asked, sends = Asked(), list[Send | Dumped]()
     asked.rounds.ask(range(len(answers)), True, 0.0)
     for rank, dump in enumerate(answers):
@@ -87,7 +87,7 @@ def seen(found: Sequence[Send | Dumped]) -> Dumped:
     return dumped
 
 
-def test_of_ranks_that_do_the_same_in_python_one_shows_the_frames_of_c() -> None:
+def test_one_of_the_ranks_with_equal_python_frames_shows_c_frames() -> None:
     at_5, at_9, elsewhere = in_python(1, 5), in_python(1, 9), in_python(1, 5, wchan="ep_poll")
     asked, again = asked_closely(at_5, at_9, at_5, elsewhere, at_5)
     assert again == [0, 1, 3]
@@ -101,7 +101,7 @@ def test_of_ranks_that_do_the_same_in_python_one_shows_the_frames_of_c() -> None
     assert "native_of" not in found.answers[0].processes[0]
 
 
-def test_a_rank_that_has_gone_on_shows_no_frames_for_others() -> None:
+def test_a_rank_that_has_continued_shows_no_frames_for_others() -> None:
     asked, again = asked_closely(in_python(1, 5), in_python(1, 5))
     assert again == [0]
     found = seen(asked.says(0, in_python(2, 6, POLL)))
@@ -109,7 +109,7 @@ def test_a_rank_that_has_gone_on_shows_no_frames_for_others() -> None:
     assert found.answers[1].error == "has shown no frames of C: rank 0, which did the same, has gone on since"
 
 
-def test_a_rank_whose_stack_is_not_known_shows_its_own() -> None:
-    """Such as a program that isn't Python."""
+def test_a_rank_with_an_unknown_stack_shows_its_own() -> None:
+    """For example, a program that isn't Python."""
     without = Dump(1, 1.0, [], [{"pid": 7, "state": "S", "wchan": "do_wait", "threads": []}], "")
     assert asked_closely(without, without)[1] == [0, 1]

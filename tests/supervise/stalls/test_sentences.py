@@ -1,4 +1,4 @@
-"""What a report says of a rank: its line, its children, its threads, and why it has no stack."""
+"""A report's sentences about a rank: its line, its children, its threads, and why it has no stack."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_children_of_the_missing_rank_are_shown() -> None:
 
 
 def test_other_programs_that_a_rank_has_started_are_named() -> None:
-    """It may well wait for one of them."""
+    """The rank may wait for one of them."""
     fetch = process(
         pid=7, command="curl https://data", stacks="", lacking="it is not a Python program", python=False
     )
@@ -53,7 +53,7 @@ def test_other_programs_that_a_rank_has_started_are_named() -> None:
     assert found.lines[2] == "  its process 7: curl https://data; sleeping"
 
 
-def test_the_line_of_a_thread_is_told_as_long_as_it_is_in_torch() -> None:
+def test_the_line_of_a_thread_is_shown_while_it_is_in_torch() -> None:
     main = thread(("join", "/usr/lib/python3.12/threading.py", 9), MAIN) | {"id": 4}
     exchange: Frame = ("exchange", "/home/me/train.py", 33)
     within = thread(TORCH, exchange, name="helper") | {"id": 5}
@@ -88,7 +88,7 @@ SLEEPS = {"wchan": "hrtimer_nanosleep"}
         ([BACKWARD_PASS, MAIN], {"state": "R"}, True),  # it may spin
         ([LOAD, BACKWARD_PASS, MAIN], {"state": "R"}, False),
         ([MATMUL, FSDP, MAIN], {"state": "R"}, False),
-        ([MAIN], {"wchan": "futex_do_wait"}, True),  # in `wait` of the operation
+        ([MAIN], {"wchan": "futex_do_wait"}, True),  # in the operation's `wait`
         ([MAIN], {"state": "R"}, False),
         ([MAIN], SLEEPS, False),
         ([("c10d::Work::wait", "libtorch_cpu.so", 0), MAIN], {"state": "R"}, True),
@@ -96,7 +96,7 @@ SLEEPS = {"wchan": "hrtimer_nanosleep"}
         ([], {}, True),
     ],
 )
-def test_a_rank_that_has_started_a_collective_is_said_to_wait_only_if_it_may(
+def test_a_rank_with_a_started_collective_waits_only_if_it_can(
     frames: list[Frame], state: dict[str, str], waits: bool
 ) -> None:
     started = seen(0, [group(0, operation(7), size=2)], process(*frames, **state))
@@ -107,7 +107,7 @@ def test_a_rank_that_has_started_a_collective_is_said_to_wait_only_if_it_may(
     assert (found.headline, found.ranks) == ("rank 1 on node1 has not called all_reduce #7", (1,))
 
 
-def test_one_of_the_others_that_has_only_started_it_has_a_line_of_its_own() -> None:
+def test_a_rank_that_has_only_started_it_has_its_own_line() -> None:
     computes = seen(2, [group(2, operation(7))], process(MAIN, state="R"))
     late = seen(3, [group(3, operation(6, done=93))], process(LOAD, MAIN))
     assert explained(*others(2, 3), computes, late).lines[:2] == (
@@ -116,8 +116,8 @@ def test_one_of_the_others_that_has_only_started_it_has_a_line_of_its_own() -> N
     )
 
 
-def test_who_has_only_started_something_does_not_wait_for_others() -> None:
-    """Rank 1 waits for it in another group."""
+def test_a_rank_that_has_only_started_an_operation_does_not_wait() -> None:
+    """Rank 1 waits for that rank in another group."""
     zero = seen(
         0, [group(0, size=2, name="1"), group(0, operation(5), size=2, name="2")], process(LOAD, **SLEEPS)
     )
@@ -127,7 +127,7 @@ def test_who_has_only_started_something_does_not_wait_for_others() -> None:
     assert not found.certain
 
 
-def test_libraries_without_a_source_file_are_not_where_a_program_is() -> None:
+def test_libraries_without_a_source_file_are_not_a_programs_place() -> None:
     sleeping: Frame = ("__GI___clock_nanosleep", "../sysdeps/unix/sysv/linux/clock_nanosleep.c", 78)
     solver = process(sleeping, ("wait_for_input", "solver.c", 12), stacks="gdb", python=False)
     assert explained(seen(0, [], solver)).headline == "rank 0 on node0 is at solver.c:12 wait_for_input"
@@ -167,7 +167,7 @@ def test_a_thread_that_outlives_the_script_in_a_function_of_c_is_named() -> None
     )
 
 
-def test_why_there_is_no_stack_is_said_where_py_spy_has_shown_none_of_the_main_thread() -> None:
+def test_the_reason_for_a_missing_stack_of_the_main_thread_is_shown() -> None:
     ends = process(wchan="futex_wait", threads=[], stacks="py-spy")
     found = explained(*[replace(seen(rank, [], ends), leaving=True) for rank in range(2)])
     assert found.lines[0] == (
@@ -183,9 +183,7 @@ def test_why_there_is_no_stack_is_said_where_py_spy_has_shown_none_of_the_main_t
         ((36, 0), ("36 bytes", "0 bytes")),
     ],
 )
-def test_sizes_that_would_read_the_same_are_told_in_full(
-    sizes: tuple[int, int], told: tuple[str, str]
-) -> None:
+def test_sizes_that_would_look_equal_are_shown_in_full(sizes: tuple[int, int], told: tuple[str, str]) -> None:
     ranks = [
         seen(rank, [group(rank, operation(7, bytes=size), size=2)], process(TORCH, MAIN))
         for rank, size in enumerate(sizes)

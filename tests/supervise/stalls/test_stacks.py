@@ -52,7 +52,7 @@ def seen(rank: int, *processes: Any, host: str = "") -> RankSeen:
     return RankSeen(rank, host or f"node{rank // 4}", processes)
 
 
-def test_why_a_program_has_written_its_stacks_itself_is_said() -> None:
+def test_the_reason_why_a_program_wrote_its_own_stacks_is_shown() -> None:
     written = process(thread(ALL_REDUCE), stacks="faulthandler", lacking="py-spy was not found")
     line = "[0-1] py-spy was not found: stacks have no frames of C, and threads no names"
     ranks = [seen(0, written), seen(1, written), seen(2, process(thread(LOAD)))]
@@ -61,7 +61,7 @@ def test_why_a_program_has_written_its_stacks_itself_is_said() -> None:
     assert not list(lacking(ranks[2:]))
 
 
-def test_functions_of_ours_that_stand_in_for_torchs_are_left_out() -> None:
+def test_our_wrappers_of_torchs_functions_are_left_out() -> None:
     wait = (
         "Communication._watch_waits.<locals>.wait",
         "/venv/cpulaunch/runtime/observe/communication.py",
@@ -72,7 +72,7 @@ def test_functions_of_ours_that_stand_in_for_torchs_are_left_out() -> None:
     assert "all_reduce ← train.py:91" in text
 
 
-def test_whose_frames_of_c_are_shown_is_said() -> None:
+def test_the_rank_of_the_c_frames_is_shown() -> None:
     native = thread([("poll", "/usr/lib/libc.so.6", 0), *ALL_REDUCE])
     text = report([seen(0, process(native)), seen(1, process(native, native_of=0))])
     assert (
@@ -163,7 +163,7 @@ def test_ranks_with_the_same_stack_are_one() -> None:
     )
 
 
-def test_what_ddp_calls_in_the_backward_pass_is_that() -> None:
+def test_calls_of_ddp_are_in_the_backward_pass() -> None:
     backward = [
         ("_engine_run_backward", "/venv/lib/python3.11/site-packages/torch/autograd/graph.py", 879),
         ("backward", "/venv/lib/python3.11/site-packages/torch/_tensor.py", 630),
@@ -175,7 +175,7 @@ def test_what_ddp_calls_in_the_backward_pass_is_that() -> None:
     assert shown == ["[0] all_reduce in backward ← train.py:91", "[1] backward ← train.py:91"]
 
 
-def test_what_has_no_stack_is_said_too() -> None:
+def test_ranks_without_a_stack_are_listed() -> None:
     worker = process(thread([("fetch", "/home/me/data.py", 7)]), pid=5000)
     ranks = [
         seen(

@@ -1,4 +1,4 @@
-"""A host that is slower than the others, by the beats of its ranks."""
+"""Detection of a slow host by the beats of its ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ HOSTS = ["node0", "node0", "node1", "node1", "node2", "node2"]
 
 
 def play(computing: list[float], step: float, rounds: int = 8, hosts: list[str] = HOSTS) -> list[Straggler]:
-    """Ranks compute for so long in each step, and wait for the rest of it; a beat every 30 steps."""
+    """Ranks compute for these times in each step, and wait for the rest of it.  They send a beat every 30
+    steps."""
     stragglers = Stragglers(hosts)
     found = []
     for number in range(rounds):
@@ -28,7 +29,7 @@ def test_a_slow_host_is_named_once_with_its_figures() -> None:
     assert found.rank == 4
 
 
-def test_a_slow_rank_on_a_host_is_not_the_host() -> None:
+def test_a_single_slow_rank_is_not_a_slow_host() -> None:
     assert not play([0.042] * 4 + [0.084, 0.042], 0.090, hosts=["a", "a", "b", "b", "b", "b"])
 
 

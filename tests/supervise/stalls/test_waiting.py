@@ -1,4 +1,4 @@
-"""How the ranks' last collectives and messages are matched, and what that costs for many ranks."""
+"""Matching the ranks' last collectives and messages, and its cost for many ranks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cpulaunch.supervise.stalls.waiting import disagreements, waits
 
 RANKS = 1024
 PER_RECORD = 64
-"""Comparisons that a record of the ranks' ledgers may cost.  Without a limit, each one would be compared with
-those of all other ranks."""
+"""Maximum comparisons per record of the ranks' ledgers. Comparing each record with those of all other ranks
+would take many more."""
 
 
 class Number(int):
-    """A number of a ledger that counts how often it is compared, and stops where that is too often."""
+    """A number in a ledger that counts its comparisons, and fails if there are too many."""
 
     compared = 0
 
@@ -55,9 +55,8 @@ def _from_zero() -> None:
 
 
 def ledgers(*numbers: int, apart: int = 0) -> dict[int, list[dict[str, Any]]]:
-    """Of many ranks that wait in collectives with these numbers, each of them ``apart`` from the rank before's.
-
-    The last record of all is that of one which all wait in.
+    """The ledgers of many ranks that wait in collectives with these numbers, each ``apart`` from the previous
+    rank's. The last record of all ranks is the collective that they all wait in.
     """
     last = operation(Number(1_000_000))
     return {
@@ -71,15 +70,15 @@ def test_many_ranks_in_the_same_collectives_are_compared_once_each() -> None:
     assert (wait.sequence, len(wait.waiting), wait.missing) == (7, RANKS, ())
 
 
-def test_many_ranks_that_are_behind_in_collectives_of_their_own_are_compared_once_each() -> None:
-    """By the other ranks' ledgers, all of these lie in the past."""
+def test_many_ranks_behind_in_their_own_collectives_are_compared_once_each() -> None:
+    """According to the other ranks' ledgers, all of these are in the past."""
     groups = ledgers(*range(OPERATIONS - 1), apart=OPERATIONS)
     (wait,) = waits(groups, RANKS)
     assert (wait.sequence, len(wait.waiting)) == (1_000_000, RANKS)
     assert disagreements(groups, RANKS) == []
 
 
-def test_many_ranks_that_wait_for_messages_of_their_neighbours_are_compared_once_each() -> None:
+def test_each_rank_in_a_long_chain_of_messages_is_compared_once() -> None:
     groups = {
         Number(rank): [
             group(
@@ -95,7 +94,7 @@ def test_many_ranks_that_wait_for_messages_of_their_neighbours_are_compared_once
     assert found[5].missing == (6,)
 
 
-def test_a_collective_that_has_failed_for_a_rank_is_not_in_the_past() -> None:
+def test_a_failed_collective_is_not_in_the_past() -> None:
     groups = {
         0: [group(0, operation(6, state=FAILED), operation(7), size=3)],
         1: [group(1, operation(6), size=3)],

@@ -1,4 +1,4 @@
-"""Figures that programs state on stdout, over all of them."""
+"""Metrics that programs state on stdout, combined over all programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cpulaunch.supervise.telemetry.metrics import (
 
 
 def found(*pieces: tuple[int, str]) -> Metrics:
-    """The metrics after these pieces of output of ranks; no line of them is wrong."""
+    """The metrics after these pieces of the ranks' output, without an invalid line."""
     metrics = Metrics()
     for rank, text in pieces:
         assert list(metrics.feed(rank, text.encode())) == []
@@ -63,7 +63,7 @@ def test_a_rate_is_summed_over_the_means_of_all(unit: str) -> None:
     )
 
 
-def test_of_a_time_median_and_percentile_are_those_of_all_values() -> None:
+def test_a_times_median_and_percentile_are_over_all_values() -> None:
     chance = random.Random(0)
     values = [[chance.uniform(1, 20) for _ in range(500)] for _ in range(3)]
     metric = only(found(*((rank, stated("lat", *mine, unit="ms")) for rank, mine in enumerate(values))))
@@ -90,17 +90,17 @@ def test_times_have_many_names(unit: str) -> None:
         "=" * 5000 + "CPULAUNCH_METRIC p=3 ms\n",
     ],
 )
-def test_what_a_program_has_printed_before_is_no_hindrance(text: str) -> None:
+def test_earlier_output_on_the_line_does_not_matter(text: str) -> None:
     for size in (1, 5, len(text)):
         pieces = [(0, text[at : at + size]) for at in range(0, len(text), size)]
         assert only(found(*pieces)) == Metric("p", "ms", 1, 1, None, 3, 3, 3, 3, 3)
 
 
-def test_other_words_that_begin_alike_are_none() -> None:
+def test_words_with_the_same_beginning_are_no_metrics() -> None:
     assert found((0, "CPULAUNCH_METRICS x=1\nsee CPULAUNCH_METRIC name=value unit\n")).summary() == ()
 
 
-def test_what_cannot_be_read_is_told_once_for_each_name_and_cause() -> None:
+def test_an_invalid_metric_is_reported_once_per_name_and_cause() -> None:
     metrics = Metrics()
     told = [
         said
@@ -115,7 +115,7 @@ def test_what_cannot_be_read_is_told_once_for_each_name_and_cause() -> None:
     ]
 
 
-def test_of_anything_else_the_mean_counts() -> None:
+def test_other_metrics_are_averaged() -> None:
     metric = only(found((0, stated("accuracy", 90, unit="%")), (1, stated("accuracy", 94, unit="%"))))
     assert metrics_table([metric], "instance") == ("cpulaunch: accuracy  mean 92 % (2 instances, 90 to 94)\n")
 
@@ -138,14 +138,14 @@ def test_lines_may_come_in_pieces_of_any_size_and_ranks_mixed() -> None:
         assert (metric.total, metric.values) == (6, 6)
 
 
-def test_a_line_without_an_end_is_none_until_nothing_more_comes() -> None:
+def test_an_unfinished_line_counts_only_at_the_end_of_output() -> None:
     metrics = found((0, "50 %\rCPULAUNCH_METRIC x=1 it/s"))
     assert metrics.summary() == ()
     assert list(metrics.finish(0)) == []
     assert (only(metrics).total, list(metrics.finish(0))) == (1, [])
 
 
-def test_a_last_line_without_an_end_that_can_not_be_read_is_told() -> None:
+def test_an_invalid_unfinished_last_line_is_reported() -> None:
     (problem,) = found((0, "CPULAUNCH_METRIC x=fast")).finish(0)
     assert "its value is not a number" in problem
     assert list(found((0, "done")).finish(0)) == []
@@ -168,7 +168,7 @@ def test_a_last_line_without_an_end_that_can_not_be_read_is_told() -> None:
         "d=1 ms extra words",
     ],
 )
-def test_a_line_that_states_nothing_is_told(line: str) -> None:
+def test_a_line_without_a_metric_is_reported(line: str) -> None:
     metrics = Metrics()
     (problem,) = metrics.feed(3, f"CPULAUNCH_METRIC {line}\n".encode())
     assert problem.startswith(" printed a metric that can't be read: ")
@@ -176,13 +176,13 @@ def test_a_line_that_states_nothing_is_told(line: str) -> None:
     assert metrics.summary() == ()
 
 
-def test_bytes_that_are_no_text_do_no_harm() -> None:
+def test_bytes_that_are_not_text_do_no_harm() -> None:
     metrics = Metrics()
     assert len(list(metrics.feed(0, b"CPULAUNCH_METRIC \xff=1 s\n\xff\x00\n"))) == 1
     assert metrics.summary() == ()
 
 
-def test_many_names_and_long_lines_take_no_room() -> None:
+def test_many_names_and_long_lines_take_little_memory() -> None:
     metrics = Metrics()
     text = "".join(f"CPULAUNCH_METRIC m{n}=1 s\n" for n in range(MAX_METRICS + 1))
     assert len(list(metrics.feed(0, text.encode()))) == 1
@@ -192,7 +192,7 @@ def test_many_names_and_long_lines_take_no_room() -> None:
     assert len(metrics._rest[1]) <= MAX_LINE + 1
 
 
-def test_of_very_many_values_a_part_stands_for_all() -> None:
+def test_very_many_values_are_sampled() -> None:
     metrics = Metrics()
     count = 4 * MAX_VALUES
     for value in range(count):
@@ -204,8 +204,8 @@ def test_of_very_many_values_a_part_stands_for_all() -> None:
     assert len(metrics._found["x", "ms"][0].sample) <= MAX_VALUES
 
 
-def test_that_part_is_none_that_a_pattern_of_the_values_could_bias() -> None:
-    """Every second value is 100, and one in 128 is 1000."""
+def test_the_sample_is_not_biased_by_a_pattern_in_the_values() -> None:
+    """Every second value is 100, and one of 128 is 1000."""
     metrics = Metrics()
     for number in range(4 * MAX_VALUES + 4):
         value = 1000 if number % 128 == 0 else 100 if number % 2 else 1
@@ -215,7 +215,7 @@ def test_that_part_is_none_that_a_pattern_of_the_values_could_bias() -> None:
     assert sum(value == 100 for value in sample) == pytest.approx(MAX_VALUES / 2, rel=0.03)
 
 
-def test_the_line_says_that_they_are_of_a_sample_and_another_run_says_the_same() -> None:
+def test_the_line_reports_a_sample_and_is_reproducible() -> None:
     def once() -> Metric:
         metrics = Metrics()
         for rank, count in ((0, MAX_VALUES + 8), (1, 8)):
@@ -256,7 +256,7 @@ def test_many_values_of_many_ranks_take_little_memory_at_the_end() -> None:
     assert metric.sample <= MAX_ALL_VALUES
 
 
-def test_a_rank_with_few_values_weighs_as_much_as_they_are() -> None:
+def test_a_rank_with_few_values_has_a_proportional_weight() -> None:
     metrics = Metrics()
     for _ in range(4 * MAX_VALUES):
         assert list(metrics.feed(0, b"CPULAUNCH_METRIC x=1 ms\n")) == []
@@ -270,7 +270,7 @@ def test_a_rank_with_few_values_weighs_as_much_as_they_are() -> None:
     [(203520.4, "203,520"), (0.05841, "0.05841"), (123456789012345.0, "123,456,789,012,345"), (1e15, "1e+15"),
      (-1.23456e99, "-1.235e+99"), (0.0, "0")],
 )  # fmt: skip
-def test_a_number_has_as_many_digits_as_can_be_read(value: float, text: str) -> None:
+def test_numbers_have_few_digits(value: float, text: str) -> None:
     assert number_text(value) == text
 
 
@@ -279,11 +279,11 @@ class TestTheLine:
         "one",
         [Stated("x", 1.0, ""), Stated("a.b/c:d@e_f-g%", -1.5e-7, "µs"), Stated("x", 3.0, "samples / s")],
     )
-    def test_is_read_back_as_it_was(self, one: Stated) -> None:
+    def test_round_trips(self, one: Stated) -> None:
         assert read_metric(metric_line(one)) == one
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e101])
-    def test_is_there_for_what_is_no_value_and_says_so(self, value: float) -> None:
+    def test_reports_a_value_that_is_no_number(self, value: float) -> None:
         (problem,) = Metrics().feed(0, metric_line(Stated("x", value, "ms")).encode() + b"\n")
         assert ": a value is finite, and at most 1e+100; it was " in problem
 
@@ -295,6 +295,6 @@ class TestTheLine:
             (Stated("x", 1.0, "a\nb"), "can't be the unit"),
         ],
     )
-    def test_is_refused_where_nobody_could_read_it(self, one: Stated, error: str) -> None:
+    def test_is_refused_if_it_could_not_be_read(self, one: Stated, error: str) -> None:
         with pytest.raises(UsageError, match=error):
             metric_line(one)

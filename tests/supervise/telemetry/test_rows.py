@@ -1,4 +1,4 @@
-"""What the launcher writes down and shows of the ranks' steps."""
+"""The launcher's file and summary of the ranks' steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def said(*steps: StepRow, process: dict[str, Any] | None = None, peak: float | N
     return Steps(200.0, [list(each) for each in steps], process or {}, peak, "bf16" if peak else "")
 
 
-def test_rows_say_what_the_documentation_says() -> None:
+def test_rows_have_the_documented_fields() -> None:
     telemetry = Telemetry(2, began=100.0)
     rank = Rank(1, "node1", clock=-50.0)
     rows = telemetry.heard(rank, said(step(60, loss=2.5), step(62, steps=2), process={"rss": 5}))
@@ -45,19 +45,19 @@ def test_rows_say_what_the_documentation_says() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_unknown_values_are_left_out() -> None:
     unknown = step(1, communication=None, waiting=None, bytes=None, samples=0.0, tokens=0.0)
     (row,) = Telemetry(1, 0.0).heard(Rank(0, "here"), said(unknown))
     assert row == {"rank": 0, "step": 1, "time": 101.0, "seconds": 0.1, "input": 0.002}
 
 
-def test_steps_of_a_resumed_rank_go_on_from_the_saved_ones() -> None:
+def test_steps_of_a_resumed_rank_continue_from_the_checkpoint() -> None:
     (row,) = Telemetry(1, 0.0).heard(Rank(0, "here", resumed_from=300), said(step(1)))
     assert row["step"] == 301
 
 
 def test_the_first_line_has_the_numbers_of_all_ranks() -> None:
-    """Those that haven't told yet count like those that have."""
+    """Ranks that haven't reported yet count like the others."""
     telemetry = Telemetry(4, 0.0)
     first = telemetry.heard(Rank(0, "here"), said(step(3, flops=1e9), peak=5e11))
     assert first[-1] == {
@@ -84,14 +84,14 @@ def test_the_summary_names_the_rank_that_waits_least() -> None:
     assert " · MFU 0.2 % · " in telemetry.summary()
 
 
-def test_the_summary_is_of_one_step_where_a_row_stands_for_several() -> None:
+def test_the_summary_is_per_step_if_a_row_has_several() -> None:
     one, several = Telemetry(1, 0.0), Telemetry(1, 0.0)
     one.heard(Rank(0, "here"), said(step(8)))
     several.heard(Rank(0, "here"), said(step(8, steps=4, seconds=0.4, waiting=0.04, tokens=4096.0)))
     assert one.summary() == several.summary() == "step 8 · 100 ms · 10,200 tokens/s"
 
 
-def test_the_summary_of_what_little_is_known() -> None:
+def test_the_summary_with_few_known_values() -> None:
     telemetry = Telemetry(1, 0.0)
     telemetry.heard(Rank(0, "here"), said(step(1, tokens=0.0)))
     assert telemetry.summary() == "step 1 · 100 ms · 80 samples/s"
@@ -119,7 +119,7 @@ def test_durations(seconds: float, shown: str) -> None:
     ("number", "shown"),
     [(41_234, "41,200"), (381.4, "381"), (12.34, "12.3"), (0.1234, "0.123"), (999.9, "1,000")],
 )
-def test_numbers_have_three_digits_that_count(number: float, shown: str) -> None:
+def test_numbers_have_three_significant_digits(number: float, shown: str) -> None:
     assert rounded(number) == shown
 
 
@@ -178,7 +178,7 @@ def test_the_first_line_is_rewritten_in_its_place(tmp_path: Path) -> None:
     assert rest == [row(1), row(2)]
 
 
-def test_a_full_file_keeps_every_second_step_and_goes_on(tmp_path: Path) -> None:
+def test_a_full_file_keeps_every_second_step_and_continues(tmp_path: Path) -> None:
     file = sink(tmp_path, [], max_rows=100)
     for number in range(1, 1001):
         file.rows([row(number, rank) for rank in (0, 1)])
@@ -194,7 +194,7 @@ def test_a_full_file_keeps_every_second_step_and_goes_on(tmp_path: Path) -> None
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_a_file_that_cannot_be_written_is_told_of_once(tmp_path: Path) -> None:
+def test_an_unwritable_file_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "telemetry.jsonl").mkdir()
     warned: list[str] = []
     file = sink(tmp_path, warned)

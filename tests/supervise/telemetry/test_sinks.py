@@ -1,4 +1,4 @@
-"""Telemetry for Prometheus and TensorBoard: real jobs, scraped and read."""
+"""Telemetry for Prometheus and TensorBoard, from real jobs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def scrape(port: int, path: str = "/metrics") -> tuple[int, str]:
 
 
 def parsed(text: str) -> dict[tuple[str, str], float]:
-    """By name and rank."""
+    """The values by name and rank."""
     parser = pytest.importorskip("prometheus_client.parser")
     return {
         (sample.name, sample.labels.get("rank", "")): sample.value
@@ -109,7 +109,7 @@ def test_a_steps_rows_become_scalars_of_the_job() -> None:
 
 
 def test_the_first_step_of_an_attempt_has_no_rate() -> None:
-    """The start is in it; also where the attempt goes on from a saved state."""
+    """It includes the start, also if the attempt resumes from a saved state."""
     scalars = Scalars(1)
     steps = [{"rank": 0, "step": n, "time": 1.0, "seconds": 0.5, "samples": 4} for n in (7, 8)]
     rows = [{"schema": 1, "peak_flops": 1e12, "flops_per_step": 3e11}, *steps, ROWS[0] | {"world_size": 1}]
@@ -120,13 +120,13 @@ def test_the_first_step_of_an_attempt_has_no_rate() -> None:
     assert found.count(("time/step", 7)) == 2
 
 
-def test_ranks_that_tell_nothing_keep_few_steps_waiting() -> None:
+def test_silent_ranks_keep_few_steps_waiting() -> None:
     scalars = Scalars(2)
     rows = [{"rank": 0, "step": step, "time": 1.0, "seconds": 0.5} for step in range(1000)]
     assert len({step for _, _, step in scalars.take(rows)}) > 900
 
 
-def test_silent_clients_are_few_and_keep_nobody_waiting() -> None:
+def test_silent_clients_are_limited_and_delay_no_one() -> None:
     sink = PrometheusSink("127.0.0.1", 0, Metrics("job", ["a"]))
     try:
         sink.rows(ROWS)
@@ -163,7 +163,7 @@ def test_a_running_job_is_scraped_and_its_events_are_read(marked: dict[str, str]
     assert sorted(step for name, step, _ in events if name == "time/step") == [1, 2, 3, 4, 5]
     assert all(value > 0 for name, _, value in events if name == "time/step")
     figures = {name: text for name, text, _ in Numbers(read_job(place.parent)).key_figures()}
-    assert (figures["result"], figures["steps"]) == ("ok", "5")  # as a report has them
+    assert (figures["result"], figures["steps"]) == ("ok", "5")  # as in a report
 
 
 def test_a_port_that_is_in_use_is_an_error_before_the_start(cpulaunch: Run, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_without_the_package_the_error_names_it(cpulaunch: Run, tmp_path: Path) 
     path = os.pathsep.join([str(tmp_path / "hidden"), os.environ.get("PYTHONPATH", "")])
     done = cpulaunch("run", "-n", "1", "--telemetry", "tensorboard", "x.py", env={"PYTHONPATH": path})
     assert done.returncode == 2
-    assert "--telemetry tensorboard takes the package tensorboardX" in done.stderr
+    assert "--telemetry tensorboard requires the package tensorboardX" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,7 @@ def test_without_the_package_the_error_names_it(cpulaunch: Run, tmp_path: Path) 
         ("tensorboard", None),
     ],
 )
-def test_prometheus_listens_on_loopback_unless_told_otherwise(
-    text: str, place: tuple[str, int] | None
-) -> None:
+def test_prometheus_listens_on_loopback_by_default(text: str, place: tuple[str, int] | None) -> None:
     sinks = Destinations().from_text(text)
     assert sinks == Sinks(tensorboard=place is None, prometheus=place)
     assert str(sinks) == text

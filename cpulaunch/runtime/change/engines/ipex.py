@@ -47,7 +47,7 @@ class IpexEngine(Engine):
     def unavailable(self, torch_version: str, cpu_flags: Collection[str] | None) -> str | None:
         version = self.version()
         if version is None:
-            return "IPEX is not installed (it wants an environment of its own, with torch 2.8)"
+            return "IPEX is not installed (it needs a separate environment with torch 2.8)"
         if _series(version) != _series(torch_version):
             return (
                 f"IPEX {version} is for torch {_series(version)}.*, and this is torch {torch_version} "

@@ -94,7 +94,7 @@ class TensorBoardSink:
             from tensorboardX import SummaryWriter
         except ImportError:
             hint = "pip install 'cpulaunch[tensorboard]', or pip install tensorboardX"
-            raise UsageError("--telemetry tensorboard takes the package tensorboardX", hint=hint) from None
+            raise UsageError("--telemetry tensorboard requires the package tensorboardX", hint=hint) from None
         self._make: Callable[[], Any] = lambda: SummaryWriter(f"{directory.place}/{DIRECTORY}")
         self._scalars, self._began, self._warn = scalars, began, warn
         self._writer: Any = None
