@@ -43,6 +43,8 @@ STEP = 4
 
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 
+PROGRAM = ["-m", "cpulaunch.bench.ranks.program"]
+
 MESSAGES = "messages"
 """File in the bench's directory for the messages of its job."""
 
@@ -61,6 +63,7 @@ def main(arguments: list[str]) -> int:
         raise UsageError("instances don't communicate", hint="leave out --instances")
     if config.origin(Config.training.backend).source is Source.COMMAND_LINE:
         raise UsageError("bench compares ccl with gloo", hint="leave out --backend")
+    _check_ranks(config)
     with tempfile.TemporaryDirectory(prefix="cpulaunch-bench-") as name:
         code = _run([*without(OWN, words)], options, Path(name))
         if code != 0:
@@ -68,6 +71,17 @@ def main(arguments: list[str]) -> int:
         result = Result.of(_measured(Path(name)))
     print(json.dumps(result.to_json(), indent=1) if options.format == "json" else "\n".join(result.text()))
     return 0
+
+
+def _check_ranks(config: Config) -> None:
+    """Raise UsageError if a job with these settings has a single rank.  No host is asked."""
+    from cpulaunch.cli.run.command import program_of
+    from cpulaunch.cli.run.facts import gather
+    from cpulaunch.plan.make import make_plan
+
+    plan = make_plan(config, gather(config, tell=lambda line: None), program_of(PROGRAM, False, Path()))
+    if plan.world_size < 2:
+        raise UsageError("bench needs at least two ranks", hint="-n 2 starts two on this machine")
 
 
 def _parser() -> Parser:
@@ -118,7 +132,7 @@ def _run(words: Sequence[str], options: argparse.Namespace, directory: Path) -> 
     """Run the ranks, whose output is kept in ``directory``, and return the job's exit code."""
     own = ["--backend=ccl", "--tee=none", "--set=watch.max_restarts=0", f"--set=output.log_dir={directory}"]
     sizes = ",".join(map(str, options.sizes))
-    program = ["-m", "cpulaunch.bench.ranks.program", ",".join(options.operations), sizes]
+    program = [*PROGRAM, ",".join(options.operations), sizes]
     say(f"measuring {counted(len(options.operations), 'operation')} in {counted(len(options.sizes), 'size')}")
     # Nothing of a bench's job is kept, so its launcher's messages are shown only if it fails.
     with (directory / MESSAGES).open("w+b") as messages:

@@ -207,7 +207,9 @@ class _Import:
         elif precision == "no":
             self.settings[Table.training.precision] = "fp32"
         else:
-            self.drop("mixed_precision", precision, "not for CPUs: bf16, the default, is used instead")
+            self.drop(
+                "mixed_precision", precision, "not for CPUs: auto takes the faster one of bf16 and fp32"
+            )
         ipex = self.mapping("ipex_config")
         wanted, xpu = ipex.pop("ipex", None), ipex.pop("use_xpu", None)
         if wanted:

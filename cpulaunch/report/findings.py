@@ -133,7 +133,10 @@ def _communication(numbers: Numbers, share: Floats | None) -> Iterator[Finding]:
 def _off_cpu(share: Floats | None) -> Iterator[Finding]:
     """Yield a finding about time in which ranks do nothing, based on the median rank."""
     if share is not None and (usual := float(np.sort(share)[(len(share) - 1) // 2])) >= NOTABLE:
-        why = "the program sleeps, or waits for a disk, a network or another process (cpulaunch stacks)"
+        why = (
+            "the program sleeps, or waits for a disk, a network, another process or a free core "
+            "(cpulaunch stacks)"
+        )
         yield Finding(usual, f"{_percent(usual)} {OFF_CPU}: {why}")
 
 

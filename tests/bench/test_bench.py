@@ -23,13 +23,6 @@ def test_each_operation_is_measured_by_both_backends(cpulaunch: Run, tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_one_rank_has_nobody_to_communicate_with(cpulaunch: Run) -> None:
-    done = cpulaunch("bench", "-n", "1", "--sizes", "4K")
-    assert done.returncode == 1
-    assert "cpulaunch bench needs at least two ranks, such as by -n 2" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -38,6 +31,7 @@ def test_one_rank_has_nobody_to_communicate_with(cpulaunch: Run) -> None:
         (["--sizes", "64M-4K"], "a range goes from small to large"),
         (["--operations", "allreduce"], "there is no operation 'allreduce'; did you mean 'all_reduce'?"),
         (["--backend", "gloo"], "bench compares ccl with gloo"),
+        (["-n", "1"], "bench needs at least two ranks"),
         (["--instances", "2"], "instances don't communicate"),
         (["train.py"], "bench runs no program, and 'train.py' looks like one"),
     ],

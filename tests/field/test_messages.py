@@ -147,3 +147,14 @@ def test_a_port_that_the_script_has_chosen_is_named_if_it_is_in_use(cpulaunch: R
     assert done.returncode == 1
     assert f"port {port}, which the script has chosen itself, is in use" in done.stderr
     assert cpulaunch("run", "-n", "1", *GLOO, "a.py", port).returncode == 0
+
+
+def test_a_module_that_is_missing_is_named_by_the_error_that_says_so(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/__init__.py").write_text("import nosuch")
+    (tmp_path / "pkg/train.py").touch()
+    done = cpulaunch("run", "-n", "1", *GLOO, "-m", "pkg.train")
+    assert done.returncode == 1
+    assert "ModuleNotFoundError: No module named 'nosuch'" in done.stderr
+    assert "at pkg/__init__.py:1" in done.stderr
+    assert "direct cause" not in done.stderr

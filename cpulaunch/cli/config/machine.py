@@ -60,7 +60,7 @@ class Machine:
         for i, mpi in enumerate(self.mpis):
             yield f"{'' if i else 'MPI':10} {launchers.load(mpi.flavour).title} {mpi.version}"
         if not self.mpis:
-            yield "MPI        none found; needed for several machines"
+            yield "MPI        none found; --launcher ssh needs none"
         missing = self.ccl_missing and f"can't be used: {self.ccl_missing}"
         yield "ccl        " + (missing or self.ccl_note or "ready")
         yield "IPEX       " + (self.ipex or "not installed")

@@ -193,7 +193,7 @@ class Wizard:
             return f"{name} {mpi.version}" if mpi else f"{name} not found here".strip()
         if setting is Table.training.backend:
             taken = "gloo" if machine.ccl_missing else "ccl"
-            ccl = f"not usable: {machine.ccl_missing}" if machine.ccl_missing else "oneCCL"
+            ccl = f"not usable: {machine.ccl_missing}" if machine.ccl_missing else "cpulaunch's own group"
             return {"auto": f"{taken} here", "ccl": ccl, "gloo": "comes with PyTorch"}.get(word, "")
         if setting is Table.training.precision and (chosen := self.precision(word)):
             return f"{chosen.precision} here: {chosen.why}" if chosen.why else chosen.warning

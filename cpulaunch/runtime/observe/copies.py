@@ -23,7 +23,7 @@ def warn_of_separate_copies(torch: Any) -> None:
             "models, and write the same files"
         )
         remedy = (
-            "one model takes DistributedDataParallel, cpulaunch.prepare, Accelerator(cpu=True) or "
+            "to train one model, use DistributedDataParallel, cpulaunch.prepare, Accelerator(cpu=True) or "
             f"Lightning's Trainer(strategy='ddp', devices={on_host})"
         )
     elif _accelerate_is_alone():
