@@ -486,7 +486,7 @@ def test_a_build_that_does_not_load_is_deleted(tmp_path: Path, small: Path) -> N
         limit=120,
     ) as builder:
         _, error = builder.communicate()
-    assert "what was compiled does not load" in error
+    assert "the compiled libraries do not load" in error
     assert not [*installed.cache_directory().glob("core-*")]
 
 

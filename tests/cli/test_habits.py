@@ -377,7 +377,7 @@ def test_torchruns_restarts_are_ours(script: None, capsys: pytest.CaptureFixture
             "one rank per NUMA",
         ),
         ("--tee 0:3", "--tee 0:3: it takes ranks, and both streams", "leave it out"),
-        ("--nproc_per_node gpu", "--nproc-per-node gpu: ranks aren't counted", "or say a number"),
+        ("--nproc_per_node gpu", "--nproc-per-node gpu: ranks aren't counted", "or give a number"),
         ("--nnodes 3:4", "hosts.nnodes (--nnodes): 3 hosts, but only 1 named", "--hosts a,b"),
         ("--stall-action restart", "watch.stall_action (--stall-action): no restart", "--max-restarts N"),
         (
@@ -391,7 +391,7 @@ def test_torchruns_restarts_are_ours(script: None, capsys: pytest.CaptureFixture
             "--stall-timeout auto",
         ),
         ("--mixed_precision fp16", "--mixed-precision fp16: CPUs train in bf16 or fp32", "bf16"),
-        ("--dynamo_backend eager", "--dynamo-backend eager: models are compiled by", "--compile"),
+        ("--dynamo_backend eager", "--dynamo-backend eager: models are compiled with", "--compile"),
         ("--numa-binding socket", "--numa-binding socket: ranks can be kept", "--bind-numa"),
         ("--use_fsdp", "--use-fsdp: the script has to set it up itself", "in the script"),
         ("--ninstances 2 --latency_mode", "--latency-mode contradicts --ninstances 2", "as many of 4 cores"),

@@ -85,7 +85,7 @@ def test_torch_can_be_imported_if_no_change_can_be_installed(environment: dict[s
         env={"PATH": os.environ["PATH"], **environment}, capture_output=True, text=True, timeout=TIMEOUT,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "1.0\n"), done.stderr
-    assert done.stderr.count("cpulaunch: warning: torch stays as it is") == said
+    assert done.stderr.count("cpulaunch: warning: torch is left unchanged") == said
 
 
 def test_the_page_lists_the_changes() -> None:

@@ -228,7 +228,7 @@ EVENTS = {
     "is killed while the others wait (ccl)": Event("ccl", "kill", 137, (FIRST, "SIGKILL"), _trigger),
     "segfaults": Event("sleep", "segv", 139, (FIRST, "SIGSEGV", "Segmentation fault"), _trigger),
     "aborts": Event("sleep", "abort", 134, (FIRST, "SIGABRT"), _trigger),
-    "loses its agent": Event("sleep", "agent", 137, (FIRST, "agent ended without a word"), _trigger),
+    "loses its agent": Event("sleep", "agent", 137, (FIRST, "agent ended without a report"), _trigger),
     "all raise at once": Event("sleep", "raise", 1, ("ValueError: rank ",), _trigger, to_all=True),
     "link cut": Event("sleep", "", 4, ("host node{rank} was lost",), _fault("cut")),
     "packets dropped": Event("sleep", "", 4, ("host node{rank} was lost",), _fault("dropping")),
