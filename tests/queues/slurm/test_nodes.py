@@ -94,8 +94,3 @@ def test_cores_of_a_socket_are_a_numa_node_and_threads_are_numbered_as_linux_doe
         (0, 0, 0),
         (55, 1, 1),
     ]
-
-
-def test_a_share_of_a_node_is_whole_cores() -> None:
-    topology = facts_of(most_nodes(SINFO, {}), cpus=5).topology
-    assert str(topology.allowed) == "0-2,56-58"
