@@ -257,6 +257,21 @@ def in_a_thread():
 def exchange():
     dist.all_reduce(ones)
 
+def in_two_threads():
+    first, second = dist.new_group(), dist.new_group()
+    steps(3)
+    thread = threading.Thread(target=spread, args=(second,), name="spread")
+    thread.start()
+    if is_culprit:
+        load_batch()
+    dist.all_reduce(more, group=first)
+    thread.join()
+
+def spread(group):
+    if is_culprit:
+        load_batch()
+    dist.broadcast(ones, 0, group)
+
 def unmet_for_good():
     if is_culprit:
         load_batch()
