@@ -118,6 +118,8 @@ def test_a_spare_takes_the_place_of_a_host_that_is_gone(cluster: Cluster, tmp_pa
 def test_where_too_few_hosts_are_left_the_job_ends_with_the_host(cluster: Cluster, tmp_path: Path) -> None:
     ended = Ended(cluster, tmp_path, "node2", *mpi_options("openmpi"))
     assert ended.code == 4, ended.stderr
-    assert ended.told[1].startswith("the job can't be started again: 3 hosts of at least 4 are left (node2: ")
+    assert ended.told[1].startswith(
+        "the job can't be started again: only 3 of the required 4 hosts remain (node2: "
+    )
     assert (ended.outcome["kind"], ended.outcome["restarts"]) == ("node_lost", 0)
     assert "host node2 was lost" in ended.stderr

@@ -74,7 +74,7 @@ def test_a_kill_within_a_save_loses_no_checkpoint(tmp_path: Path) -> None:
         assert complete(tmp_path / "struck") == left
     last = alone(tmp_path, "killed", "struck", "none")
     assert result(last.stdout) == {"weights": calm["weights"], "first": 25}
-    assert "cpulaunch: goes on after step 25, from " in last.stderr
+    assert "cpulaunch: resuming after step 25 from " in last.stderr
     assert sorted(path.name for path in (tmp_path / "struck").iterdir()) == [".lock", "step-30", "step-35"]
 
 
@@ -120,7 +120,7 @@ def test_a_damaged_checkpoint_costs_a_line_and_the_one_before_it_is_read(
         assert own == {name: [3, True, left] for name in reasons}
     for name, reason in reasons.items():
         path = re.escape(str(tmp_path / name.replace(" ", "-")))
-        said = f"cpulaunch: {path}/step-4 is damaged: {reason}; it is now step-4.damaged, and the run goes on after"
+        said = f"cpulaunch: {path}/step-4 is damaged: {reason}; it is now step-4.damaged, and the run resumes after"
         assert len(re.findall(f"{said} step 3\n", done.stderr)) == 1, (name, done.stderr)
     assert len(re.findall("is damaged: .*after step 2\n", done.stderr)) == 2
     assert "Traceback" not in done.stderr
@@ -262,7 +262,7 @@ def test_a_job_whose_rank_is_killed_ends_with_the_weights_of_a_calm_one(
     calm = run_job(cpulaunch, *options, *script, "--directory", "calm")
     struck = run_job(cpulaunch, *options, tmp_path / "struck.py", *script, "--directory", "struck")
     assert re.findall("weights .*", struck.stdout) == re.findall("weights .*", calm.stdout) != []
-    assert len(re.findall(r"cpulaunch: goes on after step [24]0, from ", struck.stderr)) == 1
+    assert len(re.findall(r"cpulaunch: resuming after step [24]0 from ", struck.stderr)) == 1
 
 
 @pytest.mark.slow
@@ -334,7 +334,7 @@ def test_a_signal_saves_on_all_ranks_and_has_an_exit_code_of_its_own(
     ended = outcome(tmp_path)
     assert {rank["status"] for rank in ended["ranks"]} <= {"exit 75", "ended by launcher"}
     assert (ended["kind"], ended["exit_code"], ended["restarts"]) == ("interrupted", 75, 0)
-    assert "s; its state is saved, so the same command goes on from there\n" in errors
+    assert "s; state saved; rerun the same command to resume\n" in errors
     assert "failed first" not in errors
     assert launcher.returncode == 75
 

@@ -33,9 +33,7 @@ def test_a_trainer_takes_its_last_whole_checkpoint(tmp_path: Path) -> None:
     """It died in step 13; that of step 10 is whole, that of step 12 lacks its end, and that of 16 is another job's."""
     calm, _ = run(tmp_path / "calm", "trainer")
     struck, errors = run(tmp_path / "struck", "trainer", STRUCK="1")
-    assert (
-        errors.count("cpulaunch: restarted: the Trainer goes on after step 10, from out/checkpoint-10") == 1
-    )
+    assert errors.count("cpulaunch: restarted: the Trainer resumes after step 10 from out/checkpoint-10") == 1
     assert errors.count("restarted: ") == 1, errors
     assert [(each["step"], each["steps here"]) for each in struck] == 2 * [(24, 14)]
     assert {each["weights"] for each in struck} == {each["weights"] for each in calm}
@@ -45,7 +43,7 @@ def test_a_trainer_takes_its_last_whole_checkpoint(tmp_path: Path) -> None:
 def test_accelerate_loads_its_last_state_and_leaves_its_batches_out(tmp_path: Path) -> None:
     calm, _ = run(tmp_path / "calm", "accelerate")
     struck, errors = run(tmp_path / "struck", "accelerate", STRUCK="1")
-    assert errors.count("cpulaunch: restarted: accelerate goes on after step 10, from ") == 1
+    assert errors.count("cpulaunch: restarted: accelerate resumes after step 10 from ") == 1
     for one, other in zip(struck, calm, strict=True):
         assert (one["steps here"], other["steps here"]) == (14, 24)
         for same in ("weights", "rate", "evaluated"):
