@@ -182,9 +182,9 @@ class _Import:
         if workers is None:
             return
         number = self.number("mpirun_config.mpirun_ccl", workers)
-        if number >= 1:
+        if number > 1:
             self.settings[Table.ccl.worker_count] = number
-        else:
+        else:  # accelerate's default is 1, however small the ranks
             self.drop("mpirun_config.mpirun_ccl", workers, "auto decides: no worker on small ranks")
 
     def meeting_point(self) -> None:

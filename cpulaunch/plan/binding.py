@@ -23,6 +23,10 @@ SMALL_RANK = 4
 """With fewer physical cores, a rank loses more by giving one away than communication gains."""
 
 
+WITHIN_NODES = 0.9
+"""The least part of its cores that a rank keeps if they are to be of one NUMA node."""
+
+
 class Binding(NamedTuple):
     """The CPU binding of one host's ranks.
 
@@ -66,8 +70,9 @@ def bind(topology: Topology, request: BindingRequest) -> Binding:
     The usable physical cores are taken in the order of NUMA nodes and CPU numbers.  Every rank gets the same
     number of cores:
 
-    1. *Size.*  With C cores for R ranks, each rank gets C // R cores (or the requested number).  Within nodes
-       only (``bind_numa``), it is the largest size for which all nodes together hold R ranks.
+    1. *Size.*  With C cores for R ranks, each rank gets C // R cores (or the requested number).  If all nodes
+       together hold R ranks of at least WITHIN_NODES of that size, it is the largest such size.  Within nodes
+       only (``bind_numa``), it is the largest size that they hold, however small.
     2. *Within nodes.*  A node of c cores holds c // size ranks.  If all nodes together hold R, no rank
        spans nodes.  ``scatter`` puts each rank on the node, then the socket, with the fewest ranks so far;
        ``close`` fills node after node.  Ranks are numbered in the order of nodes.
@@ -183,9 +188,8 @@ def _size(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> int:
     if isinstance(request.cores_per_rank, int):
         return request.cores_per_rank
     even = sum(len(node) for node in nodes) // ranks
-    if not request.bind_numa:
-        return even
-    return next((size for size in range(even, 0, -1) if _room(nodes, size) >= ranks), 0)
+    within = next((size for size in range(even, 0, -1) if _room(nodes, size) >= ranks), 0)
+    return within if request.bind_numa or within >= WITHIN_NODES * even else even
 
 
 def _default_ranks(nodes: list[list[Core]], request: BindingRequest) -> int:

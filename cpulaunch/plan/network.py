@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from cpulaunch.config.config import Config
@@ -57,6 +59,26 @@ def check_ports(config: Config, backend: str) -> str:
     if config.training.as_written:
         return f"{where}: if the script itself makes a gloo group, that listens on any port"
     return ""
+
+
+def _check_interface_names(config: Config, backend: str, *, several: bool) -> None:
+    """Raise PlanError if the user's GLOO_SOCKET_IFNAME names no interface, and is going to be used.
+
+    Some set it to a pattern, as NCCL's variable may be, or to an address.
+    """
+    text = user_environment(config).get("GLOO_SOCKET_IFNAME", "")
+    wrong = [name for name in text.split(",") if name[:1] in "^=" or _is_address(name)]
+    if text and wrong and (several or backend == "gloo"):
+        raise PlanError(
+            f"$GLOO_SOCKET_IFNAME: {text}: {wrong[0] or 'an empty word'} is not the name of an interface",
+            hint="unset it, or name one, such as eth0; --interface names one for all that communicates",
+        )
+
+
+def _is_address(name: str) -> bool:
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(name))
+    return False
 
 
 class Interfaces(NamedTuple):
@@ -167,6 +189,8 @@ def plan_communication(
 
     ``transport`` is from `choose_transport`.
     """
+    several = len(bound) > 1
+    _check_interface_names(config, backend, several=several)
     bindings = [each.binding for each in bound]
     ranks = [rank for binding in bindings for rank in binding.ranks]
     situation = Situation(
@@ -182,7 +206,6 @@ def plan_communication(
         bindings=config.ccl.binding == "oneccl_bind_pt",
         ports=config.hosts.ports,
     )
-    several = len(bound) > 1
     each = {interfaces_of(config, host.facts, provider, several=several) for host in bound}
     by_interfaces = {
         one: communication_defaults(situation._replace(interface=one.interface, card=one.card))

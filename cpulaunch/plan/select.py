@@ -72,8 +72,8 @@ def remaining_hosts(
         good += [host.name for host in usable if host.name in avoid][:missing]
     if len(good) < wanted.least:
         why = "; ".join(f"{host}: {reason}" for host, reason in list(unusable.items())[:FEW])
-        verb = "is" if len(good) == 1 else "are"
-        left = f"{counted(len(good), 'host')} of at least {wanted.least} {verb} left"
+        verb = "remains" if len(good) == 1 else "remain"
+        left = f"only {len(good)} of the required {counted(wanted.least, 'host')} {verb}"
         hint = "--nnodes MIN:MAX goes on with fewer hosts, and further hosts in the list are spares"
         raise HostError(f"{left} ({why})", hint=hint)
     return tuple(host for host in usable if host.name in good)

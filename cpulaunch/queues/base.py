@@ -72,14 +72,20 @@ class Job:
 class Nodes(NamedTuple):
     """The nodes that a job would get, which are taken to be equal.
 
-    ``cpus`` is the number of CPUs of each node.  ``facts`` describe the part of a node that the job may use.
-    ``what`` names the nodes, such as ``the nodes of partition batch``.  ``warning`` points out what the user
-    may not have intended.
+    ``facts`` describe a whole node.  ``what`` names the nodes, such as ``the nodes of partition batch``.
+    """
+
+    facts: HostFacts
+    what: str
+
+
+class Part(NamedTuple):
+    """The part of each node that a job gets: ``cpus`` CPUs.
+
+    ``warning`` points out that the user may not have intended it; empty otherwise.
     """
 
     cpus: int
-    facts: HostFacts
-    what: str
     warning: str = ""
 
 
@@ -157,6 +163,13 @@ class Queue(ABC):
         """The nodes that the job would get, in order to show a plan; None if they can't be known.
 
         Raises HostError if the queue doesn't answer.
+        """
+        return None
+
+    def part(self, job: Job, cpus: int | None) -> Part | None:
+        """The part of each node that the options request; None for whole nodes.
+
+        ``cpus`` is the number of CPUs of a node; None if unknown.
         """
         return None
 

@@ -127,7 +127,9 @@ def _communication(found: Figures) -> Iterator[Advice]:
     if "gloo" in found.backends:
         do = "--backend ccl is faster"
     else:
-        do = "larger batches or gradient accumulation; between hosts also --compress-gradients bf16"
+        do = "larger batches or gradient accumulation"
+        if len({each.host for each in found.ranks}) > 1:
+            do += "; between hosts also --compress-gradients bf16"
     yield Advice(share, f"{percent(share)} in {EXPOSED} ({beside}): {do}")
 
 

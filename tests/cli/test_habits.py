@@ -161,6 +161,8 @@ def settings_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dic
         ("-oversubscribe", "hosts.oversubscribe", True),
         ("--nprocs-per-node 1", "hosts.nproc_per_node", 1),
         ("--cores-list 0", "cpu.cores", "0"),
+        ("--bind_core_list 0", "cpu.cores", "0"),
+        ("--num_gpus 1", "hosts.nproc_per_node", 1),
         ("--node_id 0", "cpu.numa_nodes", "0"),
         ("--memory-allocator default", "cpu.allocator", "default"),
         ("--use_default_allocator", "cpu.allocator", "default"),

@@ -117,6 +117,8 @@ def test_a_spare_replaces_a_lost_host(cluster: Cluster, tmp_path: Path) -> None:
 def test_with_too_few_hosts_left_the_job_ends(cluster: Cluster, tmp_path: Path) -> None:
     ended = Ended(cluster, tmp_path, "node2", *mpi_options("openmpi"))
     assert ended.code == 4, ended.stderr
-    assert ended.told[1].startswith("the job can't be started again: 3 hosts of at least 4 are left (node2: ")
+    assert ended.told[1].startswith(
+        "the job can't be started again: only 3 of the required 4 hosts remain (node2: "
+    )
     assert (ended.outcome["kind"], ended.outcome["restarts"]) == ("node_lost", 0)
     assert "host node2 was lost" in ended.stderr

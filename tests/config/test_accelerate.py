@@ -88,7 +88,7 @@ def reasons(imported: Imported) -> dict[str, str]:
             {
                 Table.hosts.hostfile: "/home/user/hostfile", Table.hosts.nnodes: HostCount(4, 4),
                 Table.hosts.nproc_per_node: 4,
-                Table.ccl.worker_count: 1, Table.training.precision: "bf16", Table.training.engine: "ipex",
+                Table.training.precision: "bf16", Table.training.engine: "ipex",
             },
         ),
         (VERY_OLD, {Table.hosts.nproc_per_node: 4, Table.training.precision: "fp32"}),
@@ -126,6 +126,7 @@ def test_nothing_is_dropped_silently() -> None:
         ("mixed_precision: fp16", "mixed_precision", "bf16"),
         ("ipex_config: {use_xpu: true}", "ipex_config.use_xpu", "Intel GPUs"),
         ("mpirun_config: {mpirun_ccl: '0'}", "mpirun_config.mpirun_ccl", "auto"),
+        ("mpirun_config: {mpirun_ccl: '1'}", "mpirun_config.mpirun_ccl", "auto"),
         ("main_process_ip: 10.0.0.1", "main_process_ip", "the ranks meet on the first host"),
         ("main_process_port: 29500", "main_process_port", "the ranks meet at a free port"),
         ("something_new: 1", "something_new", "no key of accelerate"),

@@ -118,6 +118,15 @@ def test_a_refused_affinity_is_named_and_lenient_runs_without(lenient: bool, tmp
     assert "--lenient" in done.stderr or lenient
 
 
+def test_no_backend_and_no_precision_is_planned_for_a_program_that_is_not_python(
+    cpulaunch: Run, tmp_path: Path
+) -> None:
+    done = cpulaunch("run", "-n", "1", "--no-python", "true")
+    assert done.returncode == 0
+    assert "1 rank on this machine" in done.stderr
+    assert not any(word in done.stderr for word in ("planned", "bf16", "ccl"))
+
+
 def test_equal_lines_of_two_ranks_are_one_on_a_terminal(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print('the same line', flush=True)")
     job = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", *GLOO, "a.py"]

@@ -55,7 +55,7 @@ def test_a_job_reports_replaced_kernels_at_its_first_step(cpulaunch: Run, script
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if LINE in line]
     assert "changed in this script: " in line
-    assert "SGD takes its fused step" in line
+    assert "SGD uses its fused implementation" in line
     assert "overriding" not in done.stderr.lower()
 
 

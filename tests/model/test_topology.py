@@ -73,3 +73,10 @@ def test_e_cores_are_clearly_slower(performances: list[float | None], efficient:
 def test_cores_are_in_the_order_of_nodes() -> None:
     topology = topology_from_lscpu("# CPU,Core,Socket,Node\n0,0,0,1\n1,1,0,0\n2,2,0,1\n")
     assert [core.cpus for core in topology.cores] == [(1,), (0,), (2,)]
+
+
+def test_the_first_cpus_are_those_of_whole_cores() -> None:
+    topology = topology_from_lscpu(
+        "# CPU,Core,Socket,Node\n" + "".join(f"{i},{i % 4},0,0\n" for i in range(8))
+    )
+    assert str(topology.first(5).allowed) == "0-2,4-6"

@@ -57,6 +57,11 @@ def usable(topology: Topology, request: BindingRequest) -> list[Core]:
     return fast or list(topology.cores)
 
 
+def room(topology: Topology, request: BindingRequest, size: int) -> int:
+    """The number of ranks of ``size`` cores that NUMA nodes hold."""
+    return sum(count // size for count in Counter(core.node for core in usable(topology, request)).values())
+
+
 @given(topologies(), requests)
 def test_ranks_have_disjoint_nonempty_sets_of_allowed_cores(
     topology: Topology, request: BindingRequest
@@ -94,8 +99,13 @@ def test_every_rank_gets_equally_many_cores(topology: Topology, request: Binding
     assert len(sizes) == 1
     if isinstance(request.cores_per_rank, int):
         assert sizes == {request.cores_per_rank}
-    elif not request.bind_numa and not binding.oversubscribed:
-        assert sizes == {len(usable(topology, request)) // len(binding.ranks)}
+    elif not binding.oversubscribed:
+        even = len(usable(topology, request)) // len(binding.ranks)
+        within = max(
+            (size for size in range(1, even + 1) if room(topology, request, size) >= len(binding.ranks)),
+            default=0,
+        )
+        assert sizes == {within if request.bind_numa or within >= 0.9 * even else even}
 
 
 @given(topologies(), requests)
@@ -142,6 +152,27 @@ def test_a_rank_spans_nodes_only_if_that_leaves_fewer_cores_idle(
     else:
         idle = [len(physical(topology, each.idle)) for each in (binding, within)]
         assert idle[0] < idle[1]
+
+
+@pytest.mark.parametrize(
+    ("per_node", "ranks", "cores", "spanning"),
+    [
+        ((48, 46), 2, 46, 0),
+        ((96, 94), 4, 47, 0),
+        ((20, 22, 22), 3, 20, 0),
+        ((28, 28), 3, 18, 1),
+        ((48, 30), 2, 39, 1),
+        ((10, 8), 2, 9, 1),
+    ],
+)
+def test_ranks_stay_within_nodes_where_that_costs_them_few_cores(
+    per_node: tuple[int, ...], ranks: int, cores: int, spanning: int
+) -> None:
+    nodes = [node for node, count in enumerate(per_node) for _ in range(count)]
+    topology = Topology(tuple(Cpu(i, i, node, node) for i, node in enumerate(nodes)))
+    binding = bind(topology, BindingRequest(ranks=ranks, dedicate_workers=False))
+    assert {len(rank.cores) for rank in binding.ranks} == {cores}
+    assert sum(len(rank.numa_nodes) > 1 for rank in binding.ranks) == spanning
 
 
 @given(topologies(), requests)
@@ -237,6 +268,7 @@ def test_the_fewest_possible_ranks_span_nodes(sizes: list[int], ranks: int) -> N
     """Compared with all ways to leave cores idle at the ends of nodes."""
     assume(ranks <= sum(sizes))
     size = sum(sizes) // ranks
+    assume(size < 10)  # of larger ranks, all may have less to stay within nodes
     cpus = [node for node, count in enumerate(sizes) for _ in range(count)]
     topology = Topology(tuple(Cpu(i, i, 0, node) for i, node in enumerate(cpus)))
     binding = bind(topology, BindingRequest(ranks=ranks, dedicate_workers=False))

@@ -450,5 +450,7 @@ def test_another_attempt_uses_the_remaining_hosts(nnodes: str, avoid: str, unusa
     if left:
         assert remaining() == left
     else:
-        with pytest.raises(HostError, match=rf"hosts? of at least \d (is|are) left \({unusable[0]}: off"):
+        with pytest.raises(
+            HostError, match=rf"only \d of the required \d hosts? (remains|remain) \({unusable[0]}: off"
+        ):
             remaining()

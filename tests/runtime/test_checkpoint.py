@@ -76,7 +76,7 @@ def test_a_kill_within_a_save_loses_no_checkpoint(tmp_path: Path) -> None:
         assert complete(tmp_path / "struck") == left
     last = alone(tmp_path, "killed", "struck", "none")
     assert result(last.stdout) == {"weights": calm["weights"], "first": 25}
-    assert "cpulaunch: goes on after step 25, from " in last.stderr
+    assert "cpulaunch: resuming after step 25 from " in last.stderr
     assert sorted(path.name for path in (tmp_path / "struck").iterdir()) == [".lock", "step-30", "step-35"]
 
 
@@ -122,7 +122,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_read(
         assert own == {name: [3, True, left] for name in reasons}
     for name, reason in reasons.items():
         path = re.escape(str(tmp_path / name.replace(" ", "-")))
-        said = f"cpulaunch: {path}/step-4 is damaged: {reason}; it is now step-4.damaged, and the run goes on after"
+        said = f"cpulaunch: {path}/step-4 is damaged: {reason}; it is now step-4.damaged, and the run resumes after"
         assert len(re.findall(f"{said} step 3\n", done.stderr)) == 1, (name, done.stderr)
     assert len(re.findall("is damaged: .*after step 2\n", done.stderr)) == 2
     assert "Traceback" not in done.stderr
@@ -263,7 +263,7 @@ def test_a_job_with_a_killed_rank_ends_with_the_weights_of_an_undisturbed_one(
     calm = run_job(cpulaunch, *options, *script, "--directory", "calm")
     struck = run_job(cpulaunch, *options, tmp_path / "struck.py", *script, "--directory", "struck")
     assert re.findall("weights .*", struck.stdout) == re.findall("weights .*", calm.stdout) != []
-    assert len(re.findall(r"cpulaunch: goes on after step [24]0, from ", struck.stderr)) == 1
+    assert len(re.findall(r"cpulaunch: resuming after step [24]0 from ", struck.stderr)) == 1
 
 
 @pytest.mark.slow
@@ -336,7 +336,7 @@ def test_a_signal_saves_on_all_ranks_and_has_its_own_exit_code(
     ended = outcome(tmp_path)
     assert {rank["status"] for rank in ended["ranks"]} <= {"exit 75", "ended by launcher"}
     assert (ended["kind"], ended["exit_code"], ended["restarts"]) == ("interrupted", 75, 0)
-    assert "s; its state is saved, so the same command goes on from there\n" in errors
+    assert "s; state saved; rerun the same command to resume\n" in errors
     assert "failed first" not in errors
     assert launcher.returncode == 75
 

@@ -35,12 +35,12 @@ def recipe(page: str, title: str) -> str:
 @pytest.mark.parametrize(
     ("page", "title", "killed_at", "said"),
     [
-        ("restarts.md", "## A plain script", 35, r"goes on after step \d+, from .*/ckpt/step-\d+"),
+        ("restarts.md", "## A plain script", 35, r"resuming after step \d+ from .*/ckpt/step-\d+"),
         repeat(
             "checkpoints.md",
             "## Trainer",
             7,
-            r"restarted: the Trainer goes on after step 5, from out/checkpoint-5",
+            r"restarted: the Trainer resumes after step 5 from out/checkpoint-5",
         ),
         (
             "checkpoints.md",
@@ -54,8 +54,8 @@ def recipe(page: str, title: str) -> str:
             3,
             "restarted: accelerate starts from the beginning, as this job has ",
         ),
-        repeat("checkpoints.md", "## accelerate", 12, r"restarted: accelerate goes on after step 8, from "),
-        ("checkpoints.md", "A loop of your own:", 25, r"goes on after step \d+, from .*/own/step-\d+"),
+        repeat("checkpoints.md", "## accelerate", 12, r"restarted: accelerate resumes after step 8 from "),
+        ("checkpoints.md", "A loop of your own:", 25, r"resuming after step \d+ from .*/own/step-\d+"),
     ],
 )
 def test_a_recipe_survives_a_killed_rank(

@@ -35,7 +35,9 @@ def test_a_scripts_own_data_parallel_model_is_in_the_planned_precision(job: Star
     assert first["falls"]
     group, training = (line for line in done.ours() if "changed in this script" in line)
     assert group.partition(": ")[2].startswith("backend ccl (--as-written")
-    assert training.endswith(": DDP in bf16, where the script has no autocast; AdamW takes its fused step")
+    assert training.endswith(
+        ": DDP in bf16, where the script has no autocast; AdamW uses its fused implementation"
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_an_accelerator(job: Start, options: str) -> None:
     assert first["kinds"] == ["torch.bfloat16"]
     group, training = (line for line in done.ours() if "changed in this script" in line)
     assert "; accelerate on the CPU, in bf16 unless the script says otherwise (" in group
-    assert training == "changed in this script: AdamW takes its fused step"
+    assert training == "changed in this script: AdamW uses its fused implementation"
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_warned_job_saves_is_requeued_and_continues(queue: Queue, tmp_path: Pa
         queue.slurm("scancel", job)
     saved = re.search(r"SIGUSR1: saved step (\d+), ending with exit code 75", printed())
     assert saved, printed()
-    assert f"goes on after step {saved[1]}," in printed()
+    assert f"resuming after step {saved[1]} " in printed()
     assert printed().count("step 50:") == 1
     assert printed().count(f"step {STEPS}:") == 1
     assert "weights " in printed()

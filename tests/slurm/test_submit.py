@@ -223,7 +223,7 @@ SAVES = ("-ppn", 1, "--launcher", "slurm", "--skip-preflight", "--threads", 1, "
 def went_on(before: str, after: str) -> bool:
     """Whether one job has continued where the other had saved, to its end."""
     saved = re.search(r"saved step (\d+), ending with exit code 75", before)
-    return bool(saved and f"goes on after step {saved[1]}," in after and "weights " in after)
+    return bool(saved and f"resuming after step {saved[1]} " in after and "weights " in after)
 
 
 def test_a_preempted_job_saves_is_requeued_and_continues(submit: Submit, queue: Queue) -> None:
@@ -254,7 +254,7 @@ def test_a_job_preempted_without_grace_continues_from_its_last_checkpoint(
         assert job.wait() == 0, out + error
     assert "DUE TO PREEMPTION" in out
     assert "Traceback" not in out
-    goes_on = re.search(r"goes on after step (\d+),", out)
+    goes_on = re.search(r"resuming after step (\d+) ", out)
     assert goes_on, out
     assert int(goes_on[1]) >= EVERY
     assert "weights " in out
@@ -273,7 +273,7 @@ def test_a_job_saves_before_its_real_time_limit(submit: Submit) -> None:
         out = ""
         for line in job.stdout:
             out += line
-            if "goes on after step" in line:
+            if "resuming after step" in line:
                 break
     assert went_on(out + "weights ", out + "weights "), number + out
 

@@ -410,6 +410,21 @@ def done():
     if rank == 0:
         sys.exit()  # the others destroy the group before
 
+def in_two_threads():
+    first, second = dist.new_group(), dist.new_group()
+    steps(3)
+    thread = threading.Thread(target=spread, args=(second,), name="spread")
+    thread.start()
+    if is_culprit:
+        load_batch()
+    dist.all_reduce(more, group=first)
+    thread.join()
+
+def spread(group):
+    if is_culprit:
+        load_batch()
+    dist.broadcast(ones, 0, group)
+
 globals()[case]()
 dist.destroy_process_group()
 """

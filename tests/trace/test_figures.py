@@ -134,6 +134,15 @@ def test_figures_lead_to_advice() -> None:
     assert texts[4].startswith("threads migrate 3000 times a second")
 
 
+@pytest.mark.parametrize(("hosts", "between"), [(("node0", "node0"), False), (("node0", "node1"), True)])
+def test_gradients_are_compressed_between_hosts_only(hosts: tuple[str, str], between: bool) -> None:
+    ranks = [Recorded(rank, host, steps=1) for rank, host in enumerate(hosts)]
+    for each in ranks:
+        each.add("aten::mm", 0, 500).collective("all_reduce", 500, 500, 1)
+    line = next(each.text for each in advice(of(*ranks)) if "communication" in each.text)
+    assert ("--compress-gradients" in line) == between
+
+
 def test_idle_python_leads_to_advice() -> None:
     line = first_advice(of(Recorded(0, steps=1).add("aten::mm", 0, 500)))
     assert line.startswith("50 % in Python, or idle: ")

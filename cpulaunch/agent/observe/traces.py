@@ -114,8 +114,8 @@ class RankTraces:
         if self._asked:
             done = ledger.progress(self._ledger) if self._ledger else None
             made = done and done.steps
-            when = "before the last step to trace" if made else "without a step of an optimizer"
-            self._fail(f"its program has ended {when}")
+            when = "before the last traced step" if made else "without a step of an optimizer"
+            self._fail(f"its program exited {when}")
 
     def drop(self) -> None:
         """Forget the trace, and remove its file."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cpulaunch.cli.jobs.selection import NEWEST, WHICH, find_directory
+from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser
 from cpulaunch.errors import ConfigError, UsageError
 from cpulaunch.model.cores import CoreSet
@@ -48,9 +49,10 @@ def main(arguments: list[str]) -> int:
         print(f"cpulaunch: logs of {directory}", file=sys.stderr, flush=True)
     _check_ranks(ranks, directory)
     raw = ranks is not None and len(ranks) == 1
-    renderer = Renderer()
+    renderer, silent = Renderer(), True
     with MergedLogs(directory, lambda rank: ranks is None or rank in ranks) as logs:
         for piece in _pieces(logs, directory, options.follow):
+            silent = silent and piece is None
             if piece is None:
                 _show(b"".join(text for _, text in renderer.flush()))
                 sys.stdout.flush()
@@ -60,6 +62,8 @@ def main(arguments: list[str]) -> int:
                 _show(b"".join(text for _, text in renderer.feed(piece)))
         _show(b"".join(text for _, text in renderer.finish()))
     sys.stdout.flush()
+    if silent:
+        say("nothing has been printed")
     return 0
 
 

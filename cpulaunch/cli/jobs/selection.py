@@ -196,7 +196,7 @@ def find_directory(named: str | None) -> Path:
         if len(found) == 1:
             return found[0]
         raise _several(named, sorted(place.name for place in found))
-    hint = elsewhere() or "`cpulaunch jobs` lists them; the directory of a job will do, too"
+    hint = elsewhere() or "`cpulaunch jobs` lists them; a job's directory also works"
     if named is None:
         raise UsageError(f"no job of yours is running, and none has been run in {runs()}/", hint=hint)
     raise UsageError(f"{named}: no such job", hint=hint)

@@ -105,6 +105,10 @@ def main(arguments: list[str]) -> int:
     if config.watch.profile != "none" and not program.python:
         why = f"{config.where(Config.watch.profile)}: a program that is not Python makes no steps to trace"
         raise UsageError(why, hint="leave out --no-python, or --profile")
+    if config.watch.telemetry != "none" and config.watch.telemetry.tensorboard and not options.dry_run:
+        from cpulaunch.supervise.telemetry.sinks.tensorboard import summary_writer
+
+        summary_writer()  # an error comes before anything is built or asked
     alike = parser.own_options(rest[1:])
     if config.watch.restartable and not options.dry_run:
         with _signals_lose_nothing():

@@ -15,11 +15,10 @@ from cpulaunch.config.config import Config
 from cpulaunch.discovery.collect import listed_hosts
 from cpulaunch.errors import CpulaunchError, HostError, UsageError
 from cpulaunch.model.facts import Facts
-from cpulaunch.model.hosts import Host
 from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Program
 from cpulaunch.plan.select import check_restarts, ranks_per_host
-from cpulaunch.queues.base import Job, Queue
+from cpulaunch.queues.base import Job, Part, Queue
 from cpulaunch.wording import counted
 
 
@@ -58,30 +57,32 @@ def planned_lines(
     config = job.config
     if facts or lscpu:
         recorded = gather(config, facts_file=facts, lscpu_file=lscpu)
-        hosts = queue.hosts(job, len(recorded.like.topology.cpus))
-        yield from _lines(queue, config, program, replace(recorded, hosts={}), hosts)
+        yield from _lines(queue, job, program, replace(recorded, hosts={}))
         return
     try:
         nodes = queue.nodes(job)
     except HostError as e:
+        yield from _warnings(queue.part(job, None))
         yield f"no plan is shown, as {queue.title} doesn't describe the nodes ({e}); --facts F does"
         return
     if nodes is None:
         return
-    if nodes.warning:
-        yield f"warning: {nodes.warning}"
     ccl_missing = ensure_ccl(config, build=False, tell=lambda line: None)
     described = Facts(nodes.facts, ccl_missing=ccl_missing, like_what=nodes.what)
     try:
-        yield from _lines(queue, config, program, described, queue.hosts(job, nodes.cpus))
+        yield from _lines(queue, job, program, described)
     except CpulaunchError as e:
         # The actual nodes may differ from the queue's description, so let the job find out.
         yield f"warning: on {nodes.what}, it would end at once: {e}"
 
 
-def _lines(
-    queue: Queue, config: Config, program: Program, facts: Facts, hosts: tuple[Host, ...]
-) -> Iterator[str]:
+def _lines(queue: Queue, job: Job, program: Program, facts: Facts) -> Iterator[str]:
+    """Yield the plan on the part that the job gets of nodes as ``facts.like`` describes them."""
+    config, topology = job.config, facts.like.topology
+    hosts, part = queue.hosts(job, len(topology.cpus)), queue.part(job, len(topology.cpus))
+    yield from _warnings(part)
+    if part:
+        facts = replace(facts, like=replace(facts.like, topology=topology.first(part.cpus)))
     if config.hosts.list or config.hosts.hostfile:
         hosts = listed_hosts(config, lambda line: None)
     facts = replace(facts, listed=hosts, step=queue.starts_steps)
@@ -89,3 +90,8 @@ def _lines(
     yield sentence(plan)
     yield from placement_as_text(plan, facts.like_what)
     yield from (f"note: {note}" for note in notes_of(plan, config.output.verbose))
+
+
+def _warnings(part: Part | None) -> Iterator[str]:
+    if part and part.warning:
+        yield f"warning: {part.warning}"

@@ -156,8 +156,8 @@ def _kind(line: str) -> PartitionNodes | None:
     )
 
 
-def facts_of(nodes: PartitionNodes, cpus: int | None = None) -> HostFacts:
-    """The facts of one of ``nodes``, restricted to the first ``cpus`` CPUs (whole cores) unless that is None.
+def facts_of(nodes: PartitionNodes) -> HostFacts:
+    """The facts of one of ``nodes``.
 
     Each socket is taken to be a NUMA node, as Slurm doesn't report NUMA nodes.
     """
@@ -167,5 +167,4 @@ def facts_of(nodes: PartitionNodes, cpus: int | None = None) -> HostFacts:
         for thread in range(nodes.threads)
         for core in numbers
     )
-    topology = Topology(tuple(rows))
-    return HostFacts(topology if cpus is None else topology.first(cpus), memory=nodes.memory)
+    return HostFacts(Topology(tuple(rows)), memory=nodes.memory)

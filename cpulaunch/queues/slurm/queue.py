@@ -12,7 +12,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.discovery.batch.step import NAME as SRUN
 from cpulaunch.errors import UsageError
 from cpulaunch.model.hosts import Host
-from cpulaunch.queues.base import Job, Nodes, Queue, Submitted, Tell, call
+from cpulaunch.queues.base import Job, Nodes, Part, Queue, Submitted, Tell, call
 from cpulaunch.queues.slurm.checks import check_environment, check_hosts, check_logs, missing_nodes
 from cpulaunch.queues.slurm.follow import follow, how_to_watch, logs_before
 from cpulaunch.queues.slurm.nodes import facts_of, failure, nodes_of_partition
@@ -94,14 +94,22 @@ class Slurm(Queue):
 
     def nodes(self, job: Job) -> Nodes:
         nodes = nodes_of_partition(job.asked)
-        cpus, warning = share(job.asked, nodes.cpus).cpus, ""
-        if cpus and cpus < nodes.cpus and "--cpus-per-task" not in job.asked:
-            part = " and ".join(name for name in SHARES if name in job.asked)
-            warning = (
-                f"with {part}, Slurm gives the job {cpus} of {nodes.cpus} CPUs of a node: --exclusive gives "
-                "it whole nodes, and --cpus-per-task more of each"
-            )
-        return Nodes(nodes.cpus, facts_of(nodes, cpus), f"the nodes of {nodes}", warning)
+        return Nodes(facts_of(nodes), f"the nodes of {nodes}")
+
+    def part(self, job: Job, cpus: int | None) -> Part | None:
+        given = share(job.asked, MANY if cpus is None else cpus).cpus
+        if given is None:
+            return None
+        # Of an unknown node, one CPU is certainly a small part.
+        if "--cpus-per-task" in job.asked or (given > 1 if cpus is None else given >= cpus):
+            return Part(given)
+        why = " and ".join(name for name in SHARES if name in job.asked)
+        what = "1 CPU" if cpus is None else f"{given} of {cpus} CPUs"
+        return Part(
+            given,
+            f"with {why}, Slurm gives the job {what} of a node: --exclusive gives it whole nodes, and "
+            "--cpus-per-task more of each",
+        )
 
     def render(self, job: Job) -> str:
         return batch_script(job.options, [sys.executable, "-m", "cpulaunch", "run", *job.run, *job.words])

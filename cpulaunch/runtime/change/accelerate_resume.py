@@ -195,5 +195,5 @@ def _go_on(accelerator: Any, load_state: Any) -> None:
             place = _place(loader)
             place.trains, place.skip, place.states = True, (passes, 0 if keeps_place else batches), states
     _steps[0] = facts["optimizer_steps"]
-    log_once(f"restarted: accelerate goes on after step {_steps[0]}, from {found[number]}")
+    log_once(f"restarted: accelerate resumes after step {_steps[0]} from {found[number]}")
     resumed_from(_steps[0])

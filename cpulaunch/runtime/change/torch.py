@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import weakref
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from itertools import count
 from typing import Any
 
 from cpulaunch import variables
@@ -23,6 +25,9 @@ TRIED = ("2.8.0", "2.13.0")
 
 listens_on_kept_port = False
 """Whether torch's store can listen on a reserved port; else `agent.program.master_port` releases it."""
+
+_first_store: list[Any] = []
+"""The store of the first default group, once it is made, which `_keep_store` keeps."""
 
 _data_parallel: weakref.WeakSet[Any] = weakref.WeakSet()  # DDP models that have run
 
@@ -111,7 +116,7 @@ def _watch_steps(torch: Any, settings: TrainingSettings) -> None:
         seen.add(optimizer)
         if native.fuse(optimizer):
             native.keep_layouts(optimizer)
-            announce_with_step(f"{type(optimizer).__name__} takes its fused step")
+            announce_with_step(f"{type(optimizer).__name__} uses its fused implementation")
         announce(*step_changes())
         if current_precision(settings) == "bf16" and not _has_precision(optimizer):
             log_once(
@@ -150,6 +155,8 @@ def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
         *args: Any,  # timeout, wait_for_workers, multi_tenant, master_listen_fd, use_libuv
         **kwargs: Any,
     ) -> None:
+        if is_master and str(port) == kept and not kwargs.get("multi_tenant"):
+            _first_store.clear()  # a store of the script's own takes its place
         with ExitStack() as stack:
             if is_master and str(port) == kept and len(args) < 4 and "master_listen_fd" not in kwargs:
                 with suppress(OSError):  # torch tries itself, and reports why it can't listen
@@ -167,6 +174,42 @@ def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
 
     store.__init__ = init
     listens_on_kept_port = True
+
+
+def _keep_store(torch: Any, settings: TrainingSettings) -> None:
+    """Keep the job's store until the process ends, with keys of its own for each later default group.
+
+    Otherwise the store ends when rank 0 destroys the default group, and ranks that make the next one a moment
+    earlier meet at a store that ends.  It still ends when the script makes a store of its own at this port.
+    """
+    c10d = torch.distributed.distributed_c10d
+    original, numbers = c10d.rendezvous, count()
+
+    @functools.wraps(original)
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[Any]:
+        _tell_of_rank_0(rank, world_size)
+        met = original(url, rank, world_size, **kwargs)
+        store, *numbered = next(met)
+        if url.startswith("env://"):
+            if number := next(numbers):
+                store = torch.distributed.PrefixStore(f"again-{number}", store)
+            elif listens_on_kept_port:
+                _first_store.append(store)
+        yield store, *numbered
+        yield from met
+
+    c10d.rendezvous = rendezvous
+
+
+def _tell_of_rank_0(rank: int, world_size: int) -> None:
+    """Report that the script has made another rank of the job rank 0, which may be true of all ranks."""
+    ours = os.environ.get("RANK", "0")
+    if rank == 0 != int(ours) and str(world_size) == os.environ.get("WORLD_SIZE"):
+        log_once(
+            f"this is rank {ours} of the job, and the script makes it rank 0 of {world_size}: ranks that all "
+            "pass rank=0 never meet; without rank and world_size, init_process_group takes the job's",
+            every_rank=True,
+        )
 
 
 def _leave_ccl_unwrapped(torch: Any, settings: TrainingSettings) -> None:
@@ -211,6 +254,13 @@ CHANGES = (
         "listens on the `MASTER_PORT` that is kept from other users",
         "MASTER_PORT is not kept from other users until the store listens there",
         _listen_on_kept_port,
+    ),
+    Change(
+        ("distributed.distributed_c10d.rendezvous",),
+        ("distributed.PrefixStore",),
+        "keeps the job's store, so that the default group can be destroyed and made again",
+        "ranks that make the default group again may meet at the store of the destroyed one, which ends",
+        _keep_store,
     ),
     Change(
         ("nn.parallel.DistributedDataParallel.forward",),

@@ -50,7 +50,7 @@ def _resume(trainer: Any, settings: TrainingSettings) -> None:
             step, path = resume.agreed(_last_whole(self.args))
             if path is not None:
                 resume_from_checkpoint = path
-                log_once(f"restarted: the Trainer goes on after step {step}, from {path}")
+                log_once(f"restarted: the Trainer resumes after step {step} from {path}")
             else:
                 log_once(
                     "restarted: the Trainer starts from the beginning, as this job has saved no checkpoint "

@@ -253,10 +253,10 @@ class Checkpoint:
         for step, why in damaged.items() if self._rank == 0 else ():
             aside = directory.set_aside(self._root / f"step-{step}")
             log_once(
-                f"{self._root}/step-{step} is damaged: {why}; it is now {aside.name}, and the run goes on "
+                f"{self._root}/step-{step} is damaged: {why}; it is now {aside.name}, and the run resumes "
                 f"after step {self._step}"
             )
-        log_once(f"goes on after step {self._step}, from {self._root}/step-{self._step}")
+        log_once(f"resuming after step {self._step} from {self._root}/step-{self._step}")
         if facts.world_size != self._ranks:
             log_once(
                 f"the checkpoint was saved by {counted(facts.world_size, 'rank')}, this job has "

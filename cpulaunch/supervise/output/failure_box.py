@@ -93,7 +93,7 @@ def failure_report(
         return _stalled(failure, outcome, names)
     if failure is None or failure.rank is None:
         if outcome.kind == INTERRUPTED:
-            saved = "; its state is saved, so the same command goes on from there"
+            saved = "; state saved; rerun the same command to resume"
             early = "; it had made no step, so nothing is lost if it is started again"
             more = (saved if outcome.began else early) if outcome.exit_code == SAVED_EXIT_CODE else ""
             return f"cpulaunch: interrupted after {outcome.seconds:.1f} s{more}\n"

@@ -106,6 +106,13 @@ def test_an_order_that_promises_more_than_the_logs_have_loses_nothing(tmp_path: 
         assert [piece.data for piece in logs.rest()] == [b"two\n", b"three\n"]
 
 
+def test_a_job_that_has_printed_nothing_says_so(cpulaunch: Run, tmp_path: Path) -> None:
+    assert cpulaunch("run", "-n", "2", "--oversubscribe", "--no-python", "true").returncode == 0
+    shown = cpulaunch("logs")
+    assert (shown.returncode, shown.stdout) == (0, "")
+    assert shown.stderr.endswith("cpulaunch: nothing has been printed\n")
+
+
 def test_ranks_that_the_job_does_not_have_are_an_error(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "rank-0.log").write_bytes(b"one\n")
     (tmp_path / "plan.json").write_text('{"world_size": 2}')

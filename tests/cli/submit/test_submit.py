@@ -311,6 +311,47 @@ def test_a_small_share_of_a_node_without_a_request_is_a_warning(
     assert (f"warning: {warning}" in error) if warning else ("Slurm gives the job" not in error)
 
 
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        (["--mem", "64G"], True),
+        (["--mem-per-cpu", "4G"], True),
+        (["--ntasks-per-node", "1", "--nodes", "2"], True),
+        (["--mem", "64G", "--cpus-per-task", "2"], False),
+        (["--mem", "64G", "--exclusive"], False),
+        (["--mem", "0"], False),
+    ],
+)
+def test_one_cpu_of_a_node_is_warned_of_where_nobody_describes_the_nodes(
+    options: list[str],
+    warned: bool,
+    script: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["submit", "--dry-run", *options, "train.py"]) == 0
+    assert ("Slurm gives the job 1 CPU of a node" in capsys.readouterr().err) == warned
+
+
+@pytest.mark.parametrize(
+    ("options", "cores", "warned"),
+    [
+        (["--mem", "64G"], "cores 0, NUMA 0, 1 thread", True),
+        (["--cpus-per-task", "5"], "cores 0-4, NUMA 0, 5 threads", False),
+        (["--mem", "64G", "--exclusive"], "cores 0-7, NUMA 0, 8 threads", False),
+    ],
+)
+def test_a_plan_from_a_description_is_of_the_part_that_the_job_gets(
+    options: list[str], cores: str, warned: bool, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = [*options, "--backend", "gloo", "--lscpu", "lscpu", "train.py"]
+    assert main(["submit", "--dry-run", *typed]) == 0
+    error = capsys.readouterr().err
+    assert f"local rank 0: {cores}" in error
+    assert ("Slurm gives the job 1 of 8 CPUs of a node" in error) == warned
+
+
 def test_warnings_of_sbatch_are_shown(
     slurm: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

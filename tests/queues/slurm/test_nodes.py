@@ -94,8 +94,3 @@ def test_a_socket_is_a_numa_node_and_threads_have_linuxs_numbers() -> None:
         (0, 0, 0),
         (55, 1, 1),
     ]
-
-
-def test_a_share_of_a_node_has_whole_cores() -> None:
-    topology = facts_of(most_nodes(SINFO, {}), cpus=5).topology
-    assert str(topology.allowed) == "0-2,56-58"

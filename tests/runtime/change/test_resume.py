@@ -35,9 +35,7 @@ def test_a_trainer_loads_its_last_complete_checkpoint(tmp_path: Path) -> None:
     is another job's."""
     calm, _ = run(tmp_path / "calm", "trainer")
     struck, errors = run(tmp_path / "struck", "trainer", STRUCK="1")
-    assert (
-        errors.count("cpulaunch: restarted: the Trainer goes on after step 10, from out/checkpoint-10") == 1
-    )
+    assert errors.count("cpulaunch: restarted: the Trainer resumes after step 10 from out/checkpoint-10") == 1
     assert errors.count("restarted: ") == 1, errors
     assert [(each["step"], each["steps here"]) for each in struck] == 2 * [(24, 14)]
     assert {each["weights"] for each in struck} == {each["weights"] for each in calm}
@@ -47,7 +45,7 @@ def test_a_trainer_loads_its_last_complete_checkpoint(tmp_path: Path) -> None:
 def test_accelerate_loads_its_last_state_and_skips_its_batches(tmp_path: Path) -> None:
     calm, _ = run(tmp_path / "calm", "accelerate")
     struck, errors = run(tmp_path / "struck", "accelerate", STRUCK="1")
-    assert errors.count("cpulaunch: restarted: accelerate goes on after step 10, from ") == 1
+    assert errors.count("cpulaunch: restarted: accelerate resumes after step 10 from ") == 1
     for one, other in zip(struck, calm, strict=True):
         assert (one["steps here"], other["steps here"]) == (14, 24)
         for same in ("weights", "rate", "evaluated"):

@@ -247,7 +247,7 @@ def test_steps_of_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
             (tmp_path / "die").touch()
             _, why = first.communicate(timeout=TIMEOUT)
         assert first.returncode == 3
-        assert "there is no trace: ranks 0-1: its program has ended before the last step" in why
+        assert "there is no trace: ranks 0-1: its program exited before the last traced step" in why
     assert files(tmp_path) == [
         f"trace{number}{end}" for number in ("-2", "") for end in (".json.gz", ".summary.json", ".txt")
     ]
@@ -284,7 +284,7 @@ def test_a_job_restarted_during_a_trace_can_be_traced_again(
         with bounded(asking(env, tmp_path, "--steps", "1000")) as first:
             reads(first, "tracing steps ")
             (tmp_path / "die").touch()
-            assert "its program has ended before the last step" in first.communicate(timeout=TIMEOUT)[1]
+            assert "its program exited before the last traced step" in first.communicate(timeout=TIMEOUT)[1]
         assert {launcher.stdout.readline() for _ in "01"} == {"[0] ready\n", "[1] ready\n"}
         with bounded(asking(env, tmp_path, "--steps", "2")) as second:
             said, why = second.communicate(timeout=TIMEOUT)
@@ -330,6 +330,6 @@ def test_a_job_that_ends_before_the_last_step_to_trace_has_a_trace(
     options = ("-n", "2", "--backend", "gloo", "--profile", window)
     done = cpulaunch("run", *options, "train.py", "gloo", "", "3", env=env)
     assert done.returncode == 0, done.stderr
-    assert "no trace: ranks 0-1: its program has ended before the last step to trace" in done.stderr
+    assert "no trace: ranks 0-1: its program exited before the last traced step" in done.stderr
     assert files(tmp_path) == []
     assert left_in(tmp_path / "tmp") == []

@@ -180,8 +180,13 @@ def test_without_the_package_the_error_names_it(cpulaunch: Run, tmp_path: Path) 
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden/tensorboardX.py").write_text("raise ImportError('hidden')")
     path = os.pathsep.join([str(tmp_path / "hidden"), os.environ.get("PYTHONPATH", "")])
-    done = cpulaunch("run", "-n", "1", "--telemetry", "tensorboard", "x.py", env={"PYTHONPATH": path})
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}  # where nothing is built
+    done = cpulaunch(
+        "run", "-n", "1", "--telemetry", "tensorboard", "x.py", env={"PYTHONPATH": path, **cache}
+    )
     assert done.returncode == 2
+    assert not list(tmp_path.glob("runs/*"))
+    assert "building" not in done.stderr
     assert "--telemetry tensorboard requires the package tensorboardX" in done.stderr
 
 

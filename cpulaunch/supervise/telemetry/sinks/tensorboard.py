@@ -79,6 +79,16 @@ class Scalars:
             yield "MFU", flops / seconds / peak, step
 
 
+def summary_writer() -> Any:
+    """Return tensorboardX's SummaryWriter.  Raises UsageError if it is not installed."""
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        hint = "pip install 'cpulaunch[tensorboard]', or pip install tensorboardX"
+        raise UsageError("--telemetry tensorboard requires the package tensorboardX", hint=hint) from None
+    return SummaryWriter
+
+
 class TensorBoardSink:
     """Writes event files in a thread of its own, so that a hanging disk blocks nobody.
 
@@ -90,12 +100,8 @@ class TensorBoardSink:
         self, directory: JobDirectory, scalars: Scalars, began: float, warn: Callable[[str], None]
     ) -> None:
         """``began``: start of the job, in seconds since 1970."""
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            hint = "pip install 'cpulaunch[tensorboard]', or pip install tensorboardX"
-            raise UsageError("--telemetry tensorboard requires the package tensorboardX", hint=hint) from None
-        self._make: Callable[[], Any] = lambda: SummaryWriter(f"{directory.place}/{DIRECTORY}")
+        make = summary_writer()
+        self._make: Callable[[], Any] = lambda: make(f"{directory.place}/{DIRECTORY}")
         self._scalars, self._began, self._warn = scalars, began, warn
         self._writer: Any = None
         self._failed = False
