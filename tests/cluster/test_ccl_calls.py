@@ -124,7 +124,7 @@ def differing(
 def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
     cluster: Cluster, layout: str, late: int, call: str, variables: dict[str, str]
 ) -> None:
-    """Also by ranks that wait for a rank that waits for it."""
+    """Ranks that wait only indirectly, for a rank that waits for the late one, name the late rank, too."""
     until_all_have_raised = "wait('over', {*range(size)} - {rank})"
     said = differing(cluster, layout, 4, late, until_all_have_raised, call, **variables)
     del said[late]
