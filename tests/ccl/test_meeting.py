@@ -19,6 +19,7 @@ import psutil
 import pytest
 from torch.distributed import DistBackendError, HashStore, TCPStore
 
+from cpulaunch.ccl.levels import Parts
 from cpulaunch.ccl.meeting import (
     Meeting,
     Peer,
@@ -173,7 +174,7 @@ def test_what_ranks_have_not_written_is_refused(written: bytes) -> None:
 
 def peers(*places: tuple[str, float, list[int]]) -> list[Peer]:
     """One for each host, the time of its machine's boot, and CPUs."""
-    return [Peer(host, 4711, cpus, -1, booted) for host, booted, cpus in places]
+    return [Peer(host, 4711, cpus, Parts(), booted) for host, booted, cpus in places]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +233,7 @@ def test_a_rank_yields_where_more_ranks_than_cores_run_on_its_own(
 def test_threads_that_have_a_cpu_each_are_counted(
     ranks: list[tuple[str, list[int], int]], threads: int
 ) -> None:
-    everybody = [Peer(host, 1, cpus, -1, 0.0, count) for host, cpus, count in ranks]
+    everybody = [Peer(host, 1, cpus, Parts(), 0.0, count) for host, cpus, count in ranks]
     assert threads_of_each(everybody) == threads
 
 

@@ -164,7 +164,7 @@ def test_polls_of_connections_that_have_nothing_take_one_call_for_all(plain: Pro
     plain.check(SIXTY_FOUR_HOSTS, seed=23, what="vain polls")
 
 
-@on_each_program("8", "8,8", "12,12,12", "8,2")
+@on_each_program("8", "8,8", "12,12,12", "16", "8,2")
 def test_sockets_are_a_level_of_their_own(program: Program, layout: str) -> None:
     program.check(layout, seed=14, what="sockets", rounds=program.rounds // 4)
 

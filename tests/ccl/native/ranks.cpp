@@ -97,10 +97,11 @@ void run_mix(const Arguments& given) {
   run_ranks(meeting.size(), [&](int rank) { run_rounds(meeting, rank, given.rounds, std::mt19937_64(given.seed)); });
 }
 
-// Every other rank is on one of two sockets.
+// The ranks of the fullest host take turns on its sockets, of which each has four.
 void run_sockets(const Arguments& given) {
   Meeting meeting(given.host_of, given.rounds * kMostAtOnce);
-  for (int rank = 0; rank < meeting.size(); ++rank) meeting.socket_of.push_back(rank % 2);
+  const int sockets = Layout(given.host_of, 0).lanes / 4;
+  for (int rank = 0; rank < meeting.size(); ++rank) meeting.socket_of.push_back(rank % sockets);
   if (Layout(given.host_of, 0, meeting.socket_of).counterparts.empty()) throw std::runtime_error("no sockets");
   run_ranks(meeting.size(), [&](int rank) { run_rounds(meeting, rank, given.rounds, std::mt19937_64(given.seed)); });
 }
