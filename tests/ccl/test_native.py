@@ -28,7 +28,7 @@ SANITIZED = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all
 EMULATOR = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 JOBS = 2
 
-LAYOUTS = ("1", "2", "4", "1,1", "2,2", "1,3", "2,2,2,2", "3", "3,1", "1,2,3")
+LAYOUTS = ("1", "2", "4", "1,1", "2,2", "1,3", "2,2,2,2", "3", "3,1", "2,1,2,1,3", "1,2,3")
 SEVENTEEN_HOSTS = ",".join("1" * 17)  # a prime number: in one row
 SIXTY_FOUR_HOSTS = ",".join("1" * 64)
 TWENTY_HOSTS = ",".join("1" * 20)  # in a grid of 10 and 2
@@ -154,7 +154,9 @@ def test_small_collectives_of_many_hosts_take_few_messages(plain: Program) -> No
     plain.check(SIXTY_FOUR_HOSTS, seed=22, what="few messages")
 
 
-@pytest.mark.parametrize("layout", ["1,1", "2,2,2", SEVENTEEN_HOSTS], ids=lambda layout: f"{layout:.5}")
+@pytest.mark.parametrize(
+    "layout", ["1,1", "2,2,2", "2,1,2,2,1,2,2,1,2,2", SEVENTEEN_HOSTS], ids=lambda layout: f"{layout:.5}"
+)
 def test_hosts_send_no_more_than_they_must(plain: Program, layout: str) -> None:
     done = plain.run(layout, 1, 25, "few bytes")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout

@@ -262,14 +262,20 @@ void expect_sent(const std::string& what, double sent, double most) {
   if (sent > 1.02 * most) throw std::runtime_error(what + " sends more than " + std::to_string(most));
 }
 
-// All hosts together send the root of a reduce each share once.
+// All hosts together send the root of a reduce each share once.  The host of a broadcast's root sends each byte once.
 void run_few_bytes(const Arguments& given) {
   constexpr size_t kBytes = 4 << 20;
   const auto times = [](uint64_t bytes) { return static_cast<double>(bytes) / kBytes; };
   const auto total = [](const auto& all) { return std::accumulate(all.begin(), all.end(), uint64_t{0}); };
-  const double hosts = Layout(given.host_of, 0).hosts;
+  const Layout layout(given.host_of, 0);
+  const double hosts = layout.hosts;
   const auto reduce = bytes_of(given, Call::Kind::reduce, kBytes);
   expect_sent("a reduce", times(total(reduce)), hosts == 2 ? 1 : (hosts - 1) * (1 + 1 / hosts));
+  const auto broadcast = bytes_of(given, Call::Kind::broadcast, kBytes);
+  uint64_t by_root = 0;
+  for (const int rank : layout.ranks_of[0]) by_root += broadcast[rank];
+  expect_sent("the root's host", times(by_root), 1);
+  expect_sent("a broadcast", times(total(broadcast)), hosts - 1);
 }
 
 // One rank waits for all others, and polls while none of them has sent anything.
