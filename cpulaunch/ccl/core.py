@@ -44,9 +44,10 @@ _ONECCL_FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
 
 @dataclass(frozen=True)
 class Layout:
-    """Which ranks share a host and a socket, and their names in messages.
+    """Which ranks share a host and a part of it, and their names in messages.
 
-    ``host_of`` has the number of each rank's host, ``socket_of`` its socket on that host, or -1.  ``numbers``
+    ``host_of`` has the number of each rank's host, ``socket_of`` the number of its socket there, or of a
+    smaller part (`levels.groups_of`), or -1.  ``numbers``
     are the ranks' numbers in the job; ``host_names`` are their hosts' names, empty if there is one host.
     Each rank computes with at least ``threads`` threads.  ``cache`` is this rank's share of the last-level
     cache in bytes.

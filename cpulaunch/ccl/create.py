@@ -26,6 +26,7 @@ from cpulaunch.ccl.meeting import (
     Meeting,
     Peer,
     cache_of,
+    groups_of_host,
     is_crowded,
     own_address,
     shares_cores,
@@ -158,7 +159,7 @@ def _carrier(core: Core, meeting: Meeting, peers: list[Peer]) -> Carrier:
     layout = Layout(
         meeting.rank,
         [hosts.index(host) for host in hosts],
-        [peer.socket for peer in peers],
+        groups_of_host(meeting.rank, peers),
         meeting.numbers,
         names,
         threads_of_each(peers),

@@ -21,6 +21,7 @@ import psutil
 import torch
 from torch import distributed
 
+from cpulaunch.ccl.levels import CPUS, Parts, groups_of
 from cpulaunch.errors import ConfigError, HostError
 from cpulaunch.model.cores import CoreSet
 
@@ -43,7 +44,7 @@ class Peer(NamedTuple):
     host: str  # the same for ranks that see each other's processes and shared memory
     pid: int
     cpus: list[int]
-    socket: int  # -1: on several, or unknown
+    parts: Parts  # of its machine
     booted: float = 0.0  # the machine's boot time in seconds; the same on hosts simulated on one machine
     threads: int = 1  # threads that it computes with
 
@@ -51,7 +52,7 @@ class Peer(NamedTuple):
     def this_process(cls) -> Peer:
         """Return this rank's own data."""
         cpus = sorted(os.sched_getaffinity(0))
-        return cls(_host(), os.getpid(), cpus, _socket(cpus), _booted(), torch.get_num_threads())
+        return cls(_host(), os.getpid(), cpus, Parts.of(cpus), _booted(), torch.get_num_threads())
 
 
 def shares_cores(rank: int, peers: Sequence[Peer]) -> bool:
@@ -79,6 +80,13 @@ def threads_of_each(peers: Sequence[Peer]) -> int:
         of_host.setdefault(peer.host, []).append(peer)
     cpus = min(len({cpu for each in here for cpu in each.cpus}) // len(here) for here in of_host.values())
     return max(1, min(cpus, *(peer.threads for peer in peers)))
+
+
+def groups_of_host(rank: int, peers: Sequence[Peer]) -> list[int]:
+    """Return the group of each rank of ``rank``'s host, by `groups_of`; -1 for ranks of other hosts."""
+    here = [number for number, peer in enumerate(peers) if peer.host == peers[rank].host]
+    groups = dict(zip(here, groups_of([peers[number].parts for number in here]), strict=True))
+    return [groups.get(number, -1) for number in range(len(peers))]
 
 
 class Meeting:
@@ -206,7 +214,7 @@ def _source_address(master: str) -> str:
         raise HostError(f"the master's address {master} can't be reached from this host: {error}") from error
 
 
-def cache_of(cpus: Sequence[int], root: Path = Path("/sys/devices/system/cpu")) -> int:
+def cache_of(cpus: Sequence[int], root: Path = CPUS) -> int:
     """Return the CPUs' bytes of the last-level cache, split evenly among CPUs that share it; 0: unknown.
 
     A virtual machine with few CPUs may show its host's whole cache, so no CPU counts more than `_MOST_CACHE`.
@@ -220,17 +228,6 @@ def cache_of(cpus: Sequence[int], root: Path = Path("/sys/devices/system/cpu")) 
         except (OSError, ValueError, ZeroDivisionError, ConfigError):
             return 0
     return int(total)
-
-
-def _socket(cpus: list[int]) -> int:
-    try:
-        found = {
-            int(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id").read_text())
-            for cpu in cpus
-        }
-    except (OSError, ValueError):
-        return -1
-    return found.pop() if len(found) == 1 else -1
 
 
 def _booted() -> float:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from torch.distributed import DistBackendError, HashStore, TCPStore
 
+from cpulaunch.ccl.levels import Parts
 from cpulaunch.ccl.meeting import (
     Meeting,
     Peer,
@@ -173,7 +174,7 @@ def test_malformed_values_in_the_store_are_refused(written: bytes) -> None:
 
 def peers(*places: tuple[str, float, list[int]]) -> list[Peer]:
     """A peer for each host, with its machine's boot time and its CPUs."""
-    return [Peer(host, 4711, cpus, -1, booted) for host, booted, cpus in places]
+    return [Peer(host, 4711, cpus, Parts(), booted) for host, booted, cpus in places]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +231,7 @@ def test_a_rank_yields_if_ranks_outnumber_its_cores(cpus: list[list[int]], crowd
 def test_threads_with_their_own_cpu_are_counted(
     ranks: list[tuple[str, list[int], int]], threads: int
 ) -> None:
-    everybody = [Peer(host, 1, cpus, -1, 0.0, count) for host, cpus, count in ranks]
+    everybody = [Peer(host, 1, cpus, Parts(), 0.0, count) for host, cpus, count in ranks]
     assert threads_of_each(everybody) == threads
 
 

@@ -18,6 +18,7 @@ constexpr bool kMapsOnce = false;
 constexpr int kNarrow = 16 << 10;  // bytes
 std::atomic<bool> narrow{false}, fabrics{false};
 std::atomic<uint64_t> sent{0}, received{0};
+thread_local uint64_t bytes_sent = 0;
 
 }  // namespace
 
@@ -35,7 +36,9 @@ extern "C" int socket(int domain, int type, int protocol) noexcept {
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 extern "C" ssize_t sendmsg(int descriptor, const msghdr* message, int flags) {
   ++sent;
-  return syscall(SYS_sendmsg, descriptor, message, flags);
+  const auto bytes = syscall(SYS_sendmsg, descriptor, message, flags);
+  if (bytes > 0) bytes_sent += static_cast<uint64_t>(bytes);
+  return bytes;
 }
 extern "C" ssize_t recv(int descriptor, void* data, size_t size, int flags) {
   ++received;
@@ -51,6 +54,7 @@ namespace cpulaunch {
 
 uint64_t calls_to_send() { return sent; }
 uint64_t calls_to_receive() { return received; }
+uint64_t bytes_sent_by_this_thread() { return bytes_sent; }
 void narrow_connections() { narrow = true; }
 void use_fabrics() { fabrics = true; }
 

@@ -56,6 +56,7 @@ void narrow_connections();
 // How often this process has asked the kernel to send something, or for something to receive.
 uint64_t calls_to_send();
 uint64_t calls_to_receive();
+uint64_t bytes_sent_by_this_thread();
 // From now on groups have a fabric between their hosts instead of connections.
 void use_fabrics();
 

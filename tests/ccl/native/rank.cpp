@@ -34,7 +34,7 @@ Call Call::any(std::mt19937_64& random, int ranks) {
   }
   const size_t longest = kLongest[random() % std::size(kLongest)] / size_of(call.source.type);
   call.count = random() % 10 ? 1 + random() % longest : 0;
-  const bool has_tensors = call.kind != Kind::all_reduce && call.kind != Kind::broadcast;
+  const bool has_tensors = call.kind != Kind::all_reduce && !has_root(call.kind);
   if (has_tensors) call.count = (call.count + ranks - 1) / ranks;
   call.uneven = random() % 2;
   call.in_place = random() % 2;
@@ -75,6 +75,7 @@ void Running::check() const {
 Running Rank::start(const Call& call) {
   switch (call.kind) {
     case Call::Kind::all_reduce: return all_reduce(call);
+    case Call::Kind::reduce: return reduce(call);
     case Call::Kind::all_gather: return all_gather(call);
     case Call::Kind::reduce_scatter: return reduce_scatter(call);
     case Call::Kind::broadcast: return broadcast(call);
@@ -118,6 +119,26 @@ Running Rank::all_reduce(const Call& call) {
     } else {
       expect_reduced(*data, call.source, size_);
     }
+  });
+}
+
+// Once it is done, the memory of the others is theirs again.
+Running Rank::reduce(const Call& call) {
+  auto data = std::make_shared<Numbers>(numbers(call.source, call.count));
+  std::shared_ptr<char> shared;
+  if ((call.source.seed >> rank_) % 2) {
+    shared.reset(SharedBlocks::copy(data->data(), data->bytes()), SharedBlocks::free);
+  }
+  char* to = shared ? shared.get() : data->data();
+  const Signature signature{Signature::Kind::reduce, call.source.type, call.source.reduction, Wire::exact, call.root,
+                            data->bytes()};
+  return run(call, {make_all_reduce(*own_, to, signature)}, [=] {
+    if (rank_ != call.root) {
+      if (data->bytes()) std::memset(to, 0x55, data->bytes());
+      return;
+    }
+    if (shared && data->bytes()) std::memcpy(data->data(), shared.get(), data->bytes());
+    expect_reduced(*data, call.source, size_);
   });
 }
 

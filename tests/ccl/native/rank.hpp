@@ -27,11 +27,12 @@ struct Call {
   size_t count;             // of numbers: of a rank's tensor, or of the longest of its tensors
   bool uneven = false;      // whether the ranks' tensors have different sizes
   bool in_place = false;    // whether the output is one of the inputs, or the input one of the outputs
-  int root = -1;            // of a broadcast; for an all-to-all, the only rank that gets anything, or -1
+  int root = -1;            // of a broadcast or a reduce; for an all-to-all, the only rank that gets anything, or -1
   Wire wire = Wire::exact;  // of an all_reduce
 };
-constexpr Call::Kind kKinds[] = {Call::Kind::all_reduce, Call::Kind::all_gather, Call::Kind::reduce_scatter,
-                                 Call::Kind::broadcast, Call::Kind::all_to_all};
+constexpr Call::Kind kKinds[] = {Call::Kind::all_reduce, Call::Kind::reduce, Call::Kind::all_gather,
+                                 Call::Kind::reduce_scatter, Call::Kind::broadcast, Call::Kind::all_to_all};
+inline bool has_root(Call::Kind kind) { return kind == Call::Kind::broadcast || kind == Call::Kind::reduce; }
 
 // An operation under way.
 class Running {
@@ -70,6 +71,7 @@ class Rank {
   Running run(const Call& call, std::vector<OperationPtr> operations, std::function<void()> check);
 
   Running all_reduce(const Call& call);
+  Running reduce(const Call& call);
   Running all_gather(const Call& call);
   Running reduce_scatter(const Call& call);
   Running broadcast(const Call& call);

@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <numeric>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -96,10 +97,11 @@ void run_mix(const Arguments& given) {
   run_ranks(meeting.size(), [&](int rank) { run_rounds(meeting, rank, given.rounds, std::mt19937_64(given.seed)); });
 }
 
-// Every other rank is on one of two sockets.
+// The ranks of the fullest host take turns on its sockets, of which each has four.
 void run_sockets(const Arguments& given) {
   Meeting meeting(given.host_of, given.rounds * kMostAtOnce);
-  for (int rank = 0; rank < meeting.size(); ++rank) meeting.socket_of.push_back(rank % 2);
+  const int sockets = Layout(given.host_of, 0).lanes / 4;
+  for (int rank = 0; rank < meeting.size(); ++rank) meeting.socket_of.push_back(rank % sockets);
   if (Layout(given.host_of, 0, meeting.socket_of).counterparts.empty()) throw std::runtime_error("no sockets");
   run_ranks(meeting.size(), [&](int rank) { run_rounds(meeting, rank, given.rounds, std::mt19937_64(given.seed)); });
 }
@@ -126,7 +128,7 @@ std::vector<Moved> moved_in(const Arguments& given, Call::Kind kind, int rank_to
   run_ranks(meeting.size(), [&](int rank) {
     Rank ranks(meeting, rank);
     Call call{kind, {0, NumberType::float32}, 4'000'000};
-    call.root = kind == Call::Kind::broadcast ? 0 : -1;
+    call.root = has_root(kind) ? 0 : -1;
     const auto running = ranks.start(call);
     LentThreads lent(threads);
     running.wait(kLimit);
@@ -169,7 +171,7 @@ void run_large(const Arguments& given) {
     Rank ranks(meeting, rank);
     for (const auto kind : kKinds) {
       Call call{kind, {given.seed, NumberType::int16}, 2'500'001};
-      call.root = kind == Call::Kind::broadcast ? 0 : -1;
+      call.root = has_root(kind) ? 0 : -1;
       const auto running = ranks.start(call);
       running.wait(kLimit);
       running.check();
@@ -233,6 +235,47 @@ void run_few_messages(const Arguments& given) {
       throw std::runtime_error(std::string(Signature{kind}.call(Members{}).kind) + ": " + std::to_string(calls));
     }
   }
+}
+
+// What each rank sends of an operation on this many bytes, once all are connected.
+std::vector<uint64_t> bytes_of(const Arguments& given, Call::Kind kind, size_t bytes) {
+  Meeting meeting(given.host_of, 2);
+  std::vector<uint64_t> all(meeting.size());
+  run_ranks(meeting.size(), [&](int rank) {
+    Rank ranks(meeting, rank);
+    Call call{kind, {1, NumberType::int32}, bytes / 4};
+    if (has_root(kind)) call.root = 0;
+    for (int time = 0; time < 2; ++time) {
+      const auto before = bytes_sent_by_this_thread();
+      const auto running = ranks.start(call);
+      running.wait(kLimit);
+      running.check();
+      all[rank] = bytes_sent_by_this_thread() - before;
+    }
+  });
+  return all;
+}
+
+// Times the tensor, with 2 % for headers.
+void expect_sent(const std::string& what, double sent, double most) {
+  std::printf("%s sends %.3f times the tensor\n", what.c_str(), sent);
+  if (sent > 1.02 * most) throw std::runtime_error(what + " sends more than " + std::to_string(most));
+}
+
+// All hosts together send the root of a reduce each share once.  The host of a broadcast's root sends each byte once.
+void run_few_bytes(const Arguments& given) {
+  constexpr size_t kBytes = 4 << 20;
+  const auto times = [](uint64_t bytes) { return static_cast<double>(bytes) / kBytes; };
+  const auto total = [](const auto& all) { return std::accumulate(all.begin(), all.end(), uint64_t{0}); };
+  const Layout layout(given.host_of, 0);
+  const double hosts = layout.hosts;
+  const auto reduce = bytes_of(given, Call::Kind::reduce, kBytes);
+  expect_sent("a reduce", times(total(reduce)), hosts == 2 ? 1 : (hosts - 1) * (1 + 1 / hosts));
+  const auto broadcast = bytes_of(given, Call::Kind::broadcast, kBytes);
+  uint64_t by_root = 0;
+  for (const int rank : layout.ranks_of[0]) by_root += broadcast[rank];
+  expect_sent("the root's host", times(by_root), 1);
+  expect_sent("a broadcast", times(total(broadcast)), hosts - 1);
 }
 
 // One rank waits for all others, and polls while none of them has sent anything.
@@ -314,7 +357,7 @@ void run_wrong_numbers(const Arguments& given) {
     std::string errors;
     for (const auto kind : kKinds) {
       Call call{kind, {given.seed, NumberType::int32}, 1000};
-      if (kind == Call::Kind::broadcast) call.root = last;
+      if (has_root(kind)) call.root = last;
       const auto running = ranks.start(call);
       running.wait(kLimit);
       try {
@@ -376,6 +419,18 @@ void run_other_root(const Arguments& given) {
     call.root = rank;
     ranks.start(call).wait(kLimit);
     ranks.start(sum_of(1000)).wait(kLimit);
+  });
+}
+
+// Each rank takes itself for the root of a reduce, and waits for the others.
+template <size_t numbers>
+void run_two_roots(const Arguments& given) {
+  Meeting meeting(given.host_of, 0);
+  run_ranks(meeting.size(), [&](int rank) {
+    Rank ranks(meeting, rank);
+    Call call = sum_of(numbers, Call::Kind::reduce);
+    call.root = rank;
+    ranks.start(call).wait(kShortLimit);
   });
 }
 
@@ -512,6 +567,7 @@ constexpr Program kPrograms[] = {
     {"teams", run_teams},
     {"even parts", run_even_parts},
     {"few messages", run_few_messages},
+    {"few bytes", run_few_bytes},
     {"vain polls", run_vain_polls},
     {"large", run_large},
     {"narrow connections", run_narrow},
@@ -528,6 +584,8 @@ constexpr Program kPrograms[] = {
     {"another wire", run_other_wire},
     {"another part", run_other_part},
     {"another root", run_other_root},
+    {"two roots of little", run_two_roots<1000>},
+    {"two roots of much", run_two_roots<1 << 20>},
     {"ended root", run_ended_root},
     {"absent", run_absent},
     {"few descriptors", run_few_descriptors},

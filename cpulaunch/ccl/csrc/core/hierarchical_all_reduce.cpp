@@ -73,7 +73,10 @@ class AllReduce final : public Operation {
     return is_reduced && take_from_counterparts(piece, range);
   }
 
-  bool collects(Piece piece) const override { return layout_.locals > 1 && !is_whole(range_of(piece)); }
+  // Also a rank that gets no result waits for the others if it has its tensor in shared memory, where they read it.
+  bool collects(Piece piece) const override {
+    return layout_.locals > 1 && !is_whole(range_of(piece)) && (gets_result(layout_.local) || tensor);
+  }
 
   void collect(Piece piece) override {
     const auto range = range_of(piece);
@@ -106,6 +109,11 @@ class AllReduce final : public Operation {
   bool is_whole(Range range) const {
     const size_t most = layout_.hosts == 1 ? kMaxWholeSum : kMaxWholeSumOfHosts;
     return range.size() * layout_.lanes <= most && layout_.is_even();
+  }
+  // Of a reduce only the root gets the result.  Where sockets are a level, the other ranks of its host do, too.
+  bool gets_result(int local) const {
+    const bool is_for_all = signature.kind != Kind::reduce || !layout_.counterparts.empty();
+    return is_for_all || layout_.ranks_of[layout_.host][local] == signature.root;
   }
   bool has_sockets(Range range) const { return !layout_.counterparts.empty() && !is_whole(range); }
 
@@ -218,7 +226,7 @@ class AllReduce final : public Operation {
   // Copies what is reduced to the other ranks of the host, or of the socket.
   void give(Piece piece, Range range, Range part) {
     const auto give_to = [&](int local) {
-      if (local == layout_.local) return;
+      if (local == layout_.local || !gets_result(local)) return;
       batch_.copy(memory_of(local, piece, range) + part.begin - range.begin, data_ + part.begin, part.size());
     };
     if (has_sockets(range)) {

@@ -4,14 +4,24 @@ namespace cpulaunch {
 
 namespace {
 
-// With this many pieces for each host, the hosts form a chain, in which each sends the data once; with fewer, a tree,
-// whose way is shorter.
+// How a tensor comes to all hosts, by its size.
+enum class Route {
+  chain,  // large ones: each host sends all to the next one
+  tree,   // small ones: a binomial tree, whose way is shorter, and in which the root sends each byte several times
+  deal,   // those between, where hosts are many: the root sends each host a part, which that one sends to all others
+};
+
+// Pieces for each host from which on the hosts form a chain.
 constexpr size_t kPiecesForChain = 2;
+// Up to this many hosts, the root of a tree sends each byte twice at most, and nothing is dealt out.
+constexpr int kMostHostsOfTree = 4;
+// Bytes of a lane's part of the tensor for each host from which on it is dealt out.
+constexpr size_t kLeastDealt = 16 << 10;
 // Bytes of a lane's part of a piece, where hosts pass it on: the last one gets smaller ones sooner.
 constexpr size_t kMaxPart = 128 << 10;
 
 // On the root's host, the ranks take pieces from the root's slot.  Each then sends its lane's part to the next hosts,
-// where it goes to a slot for the others.
+// or deals it out to all.  There it goes to a slot for the others once it is whole.
 class Broadcast final : public Operation {
  public:
   Broadcast(Hierarchy& hierarchy, const Signature& signature, char* data)
@@ -21,19 +31,19 @@ class Broadcast final : public Operation {
         data_(data),
         bytes_(signature.bytes),
         root_(signature.root),
+        route_(route_of(hierarchy, signature.bytes)),
         at_root_(layout_.host_numbers[root_] == layout_.host),
         copy_(layout_.hosts == 1 ? bytes_ : 0, layout_.large) {  // what has come is sent on
-    // Its number counted from the root's host.
-    const int host = (layout_.host - layout_.host_numbers[root_] + layout_.hosts) % layout_.hosts;
-    if (pieces() >= kPiecesForChain * layout_.hosts) {
-      parent_ = host - 1;
-      if (host + 1 < layout_.hosts) children_.push_back(host + 1);
-    } else {  // binomial: the parent's number is this host's without its lowest bit
+    own_ = (layout_.host - layout_.host_numbers[root_] + layout_.hosts) % layout_.hosts;
+    if (route_ == Route::chain) {
+      parent_ = own_ - 1;
+      if (own_ + 1 < layout_.hosts) children_.push_back(own_ + 1);
+    } else if (route_ == Route::tree) {  // the parent's number is this host's without its lowest bit
       int bit = 1;
-      for (; bit < layout_.hosts && (host & bit) == 0; bit *= 2) {
-        if (host + bit < layout_.hosts) children_.insert(children_.begin(), host + bit);
+      for (; bit < layout_.hosts && (own_ & bit) == 0; bit *= 2) {
+        if (own_ + bit < layout_.hosts) children_.insert(children_.begin(), own_ + bit);
       }
-      parent_ = host & ~bit;
+      parent_ = own_ & ~bit;
     }
   }
 
@@ -41,16 +51,28 @@ class Broadcast final : public Operation {
 
   void enter(Piece piece) override {
     if (at_root_) return;
+    const auto index = hierarchy_.index(piece);
+    if (route_ == Route::deal) to_pass_on_.push_back(piece);
     for_each_lane(piece, layout_.local, [&](int lane, Range range) {
-      hierarchy_.network().receive(rank_at(parent_, lane), hierarchy_.tag(*this, piece, 0, lane), signature,
-                                   data_ + range.begin, range.size(), receiving_[hierarchy_.index(piece)]);
+      if (route_ != Route::deal) {
+        receive(piece, lane, parent_, range, receiving_[index]);
+        return;
+      }
+      receive(piece, lane, 0, part_of_host(range, own_), dealt_[index]);
+      for (int host = 1; host < layout_.hosts; ++host) {
+        if (host != own_) receive(piece, lane, host, part_of_host(range, host), receiving_[index]);
+      }
     });
   }
 
-  bool can_put(Piece piece) override { return receiving_[hierarchy_.index(piece)] == 0; }
+  bool can_put(Piece piece) override {
+    pass_parts_on();
+    const bool has_passed_on = to_pass_on_.empty() || to_pass_on_.front() > piece;
+    return has_passed_on && receiving_[hierarchy_.index(piece)] == 0;
+  }
 
   void put(Piece piece) override {
-    if (layout_.rank == root_ || !at_root_) send_on(piece);
+    if (layout_.rank == root_ || (!at_root_ && route_ != Route::deal)) send_on(piece);
     if (layout_.locals == 1) return;
     const auto whole = range_of(piece);
     char* slot = hierarchy_.slot(layout_.local, piece) - whole.begin;
@@ -88,10 +110,23 @@ class Broadcast final : public Operation {
   bool is_drained() override { return sending_ == 0; }
 
  private:
+  // Where hosts pass pieces on.
+  static size_t size_to_pass_on(const Hierarchy& hierarchy) {
+    return std::min(hierarchy.shape.slot_size, hierarchy.layout.lanes * kMaxPart);
+  }
+
+  static Route route_of(const Hierarchy& hierarchy, size_t bytes) {
+    const auto& layout = hierarchy.layout;
+    const size_t piece = size_to_pass_on(hierarchy);
+    if ((bytes + piece - 1) / piece >= kPiecesForChain * layout.hosts) return Route::chain;
+    const bool has_many = layout.hosts > kMostHostsOfTree;
+    return has_many && bytes >= kLeastDealt * layout.lanes * (layout.hosts - 1) ? Route::deal : Route::tree;
+  }
+
   // Where a rank has neither local ranks nor a host to pass it on to, the tensor is one piece.
   static size_t piece_size(const Hierarchy& hierarchy, size_t bytes) {
     const auto& layout = hierarchy.layout;
-    if (layout.hosts > 2) return std::min(hierarchy.shape.slot_size, layout.lanes * kMaxPart);
+    if (layout.hosts > 2 && route_of(hierarchy, bytes) != Route::deal) return size_to_pass_on(hierarchy);
     return layout.lanes == 1 && layout.hosts == 2 ? bytes : hierarchy.shape.slot_size;
   }
 
@@ -110,13 +145,44 @@ class Broadcast final : public Operation {
     });
   }
 
+  // What a host is dealt of a lane's part of a piece; the root's host is dealt nothing.
+  Range part_of_host(Range range, int host) const {
+    return part_of(range, host - 1, layout_.hosts - 1, kCopyGranule);
+  }
+
+  // Nothing is sent where there is nothing: the other side knows as well.
+  void receive(Piece piece, int lane, int host, Range range, int& count) {
+    if (range.size() == 0) return;
+    hierarchy_.network().receive(rank_at(host, lane), hierarchy_.tag(*this, piece, 0, lane), signature,
+                                 data_ + range.begin, range.size(), count);
+  }
+
+  void send(Piece piece, int lane, int host, Range range) {
+    if (range.size() == 0) return;
+    hierarchy_.network().send(rank_at(host, lane), hierarchy_.tag(*this, piece, 0, lane), signature,
+                              data_ + range.begin, range.size(), sending_, piece + 1 < pieces());
+  }
+
   void send_on(Piece piece) {
     for_each_lane(piece, layout_.local, [&](int lane, Range range) {
-      for (const int child : children_) {
-        hierarchy_.network().send(rank_at(child, lane), hierarchy_.tag(*this, piece, 0, lane), signature,
-                                  data_ + range.begin, range.size(), sending_, piece + 1 < pieces());
+      for (const int child : children_) send(piece, lane, child, range);
+      for (int host = 1; route_ == Route::deal && host < layout_.hosts; ++host) {
+        send(piece, lane, host, part_of_host(range, host));
       }
     });
+  }
+
+  // Sends the other hosts what this one has been dealt.
+  void pass_parts_on() {
+    for (; !to_pass_on_.empty() && dealt_[hierarchy_.index(to_pass_on_.front())] == 0; to_pass_on_.pop_front()) {
+      const auto piece = to_pass_on_.front();
+      for_each_lane(piece, layout_.local, [&](int lane, Range range) {
+        for (int step = 1; step < layout_.hosts; ++step) {  // each host begins with another one
+          const int host = (own_ + step) % layout_.hosts;
+          if (host != 0) send(piece, lane, host, part_of_host(range, own_));
+        }
+      });
+    }
   }
 
   Hierarchy& hierarchy_;
@@ -124,11 +190,14 @@ class Broadcast final : public Operation {
   char* const data_;
   const size_t bytes_;
   const int root_;
+  const Route route_;
   const bool at_root_;
   const Copy copy_;
+  int own_ = 0;  // this host's number, counted from the root's
   int parent_ = 0;
   std::vector<int> children_;  // those with the most hosts behind them first
-  std::array<int, SharedSlots::kMaxSlots> receiving_{};
+  std::array<int, SharedSlots::kMaxSlots> dealt_{}, receiving_{};  // messages of a piece that have not come
+  std::deque<Piece> to_pass_on_;  // pieces that have entered, of which other hosts have not been sent a part
   int sending_ = 0;
 };
 

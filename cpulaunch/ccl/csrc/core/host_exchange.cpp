@@ -6,7 +6,7 @@ namespace cpulaunch {
 
 namespace {
 
-// The most bytes of which more than two hosts exchange all instead of shares.
+// The most bytes of which hosts exchange all instead of shares, as the number of messages decides.
 constexpr size_t kMaxWholeExchange = 8 << 10;
 
 bool goes_whole(const Layout& layout, size_t bytes) { return layout.hosts == 2 || bytes <= kMaxWholeExchange; }
@@ -21,6 +21,7 @@ HostExchange::HostExchange(Hierarchy& hierarchy, const Operation& operation, Pie
     : hierarchy_(&hierarchy), operation_(&operation), piece_(piece), lane_(lane) {
   const auto& signature = operation.signature;
   reduce_ = reduce_for(is_rounded(signature.wire) ? NumberType::bfloat16 : signature.type, signature.reduction);
+  if (signature.kind == Kind::reduce) root_host_ = hierarchy.layout.host_numbers[signature.root];
 }
 
 size_t HostExchange::staging_size(const Layout& layout, size_t bytes, Wire wire) {
@@ -45,32 +46,48 @@ void HostExchange::start(char* data, size_t bytes, char* staging) {
     bytes = rounded_size(bytes);
     staging += bytes;
   }
+  bytes_ = bytes;
   whole_ = goes_whole(layout, bytes);
-  phase_ = 0;
-  phases_ = (whole_ ? 1 : 2) * layout.grid.size();
-  Range range{0, bytes};
+  one_way_ = whole_ && root_host_ >= 0 && bytes > kMaxWholeExchange;
+  make_dimensions(staging);
+  make_phases();
+  for (size_t phase = 0; phase < phases_.size(); ++phase) ask(phase);
+  send(0);
+}
+
+void HostExchange::make_dimensions(char* staging) {
+  const auto& layout = hierarchy_->layout;
+  Range range{0, bytes_};
   int stride = 1;
   for (const int hosts : layout.grid) {
-    dimensions_.push_back({hosts, layout.host / stride % hosts, stride, range, {}, staging, 0, 0});
+    dimensions_.push_back({hosts, layout.host / stride % hosts, stride, range, {}, staging});
     auto& dimension = dimensions_.back();
     dimension.share = share_of(dimension, dimension.own);
     range = dimension.share;
     staging += (hosts - 1) * range.size();
     stride *= hosts;
   }
-  for (size_t phase = 0; phase < phases_; ++phase) ask(phase);
-  send(0);
+}
+
+void HostExchange::make_phases() {
+  for (size_t i = 0; i < dimensions_.size(); ++i) phases_.push_back({Phase::Kind::reduce, i});
+  if (whole_) return;
+  if (root_host_ >= 0) {
+    phases_.push_back({Phase::Kind::deliver});
+  } else {
+    for (size_t i = dimensions_.size(); i > 0; --i) phases_.push_back({Phase::Kind::give_back, i - 1});
+  }
 }
 
 bool HostExchange::progress() {
-  while (phase_ < phases_) {
-    auto& dimension = dimension_of(phase_);
-    if ((reduces(phase_) ? dimension.reducing : dimension.coming) > 0) return false;
-    if (reduces(phase_)) reduce(dimension);
-    if (++phase_ < phases_) {
+  while (phase_ < phases_.size()) {
+    if (phases_[phase_].pending > 0) return false;
+    const auto& phase = phases_[phase_];
+    if (phase.kind == Phase::Kind::reduce && !sends_only()) reduce(dimensions_[phase.dimension]);
+    if (++phase_ < phases_.size()) {
       send(phase_);
     } else if (wide_) {
-      from_bfloat16(wide_, data_, dimensions_.front().range.size() / size_of(NumberType::bfloat16));
+      from_bfloat16(wide_, data_, bytes_ / size_of(NumberType::bfloat16));
     }
   }
   return true;
@@ -84,33 +101,66 @@ Range HostExchange::share_of(const Dimension& dimension, int place) const {
   return whole_ ? dimension.range : part_of(dimension.range, place, dimension.hosts, kCopyGranule);
 }
 
+// What a host has reduced after the last dimension.
+Range HostExchange::last_share_of(int host) const {
+  Range range{0, bytes_};
+  for (const auto& dimension : dimensions_) {
+    range = part_of(range, host / dimension.stride % dimension.hosts, dimension.hosts, kCopyGranule);
+  }
+  return range;
+}
+
 char* HostExchange::staging_for(const Dimension& dimension, int place) const {
   return dimension.staging + (place - (place > dimension.own)) * dimension.share.size();
 }
 
 // Nothing is sent where there is nothing: the other side knows as well.
-void HostExchange::ask(size_t phase) {
-  auto& dimension = dimension_of(phase);
+void HostExchange::receive(size_t phase, int from, char* to, size_t bytes) {
+  if (bytes == 0) return;
   const auto tag = hierarchy_->tag(*operation_, piece_, phase, lane_);
+  hierarchy_->network().receive(from, tag, operation_->signature, to, bytes, phases_[phase].pending);
+}
+
+void HostExchange::send_to(size_t phase, int to, Range range) {
+  if (range.size() == 0) return;
+  const auto tag = hierarchy_->tag(*operation_, piece_, phase, lane_);
+  hierarchy_->network().send(to, tag, operation_->signature, data_ + range.begin, range.size(), phases_[phase].pending,
+                             /*more_follow=*/piece_ + 1 < operation_->pieces());
+}
+
+void HostExchange::ask(size_t phase) {
+  const auto& layout = hierarchy_->layout;
+  const auto kind = phases_[phase].kind;
+  if (sends_only()) return;
+  if (kind == Phase::Kind::deliver) {
+    for (int host = 0; host < layout.hosts && at_root(); ++host) {
+      const auto range = last_share_of(host);
+      if (host != layout.host) receive(phase, layout.rank_with(lane_, host), data_ + range.begin, range.size());
+    }
+    return;
+  }
+  const auto& dimension = dimensions_[phases_[phase].dimension];
   for (int place = 0; place < dimension.hosts; ++place) {
-    const auto range = reduces(phase) ? dimension.share : share_of(dimension, place);
-    if (place == dimension.own || range.size() == 0) continue;
-    char* to = reduces(phase) ? staging_for(dimension, place) : data_ + range.begin;
-    hierarchy_->network().receive(rank_at(dimension, place), tag, operation_->signature, to, range.size(),
-                                  reduces(phase) ? dimension.reducing : dimension.coming);
+    if (place == dimension.own) continue;
+    const bool reduces = kind == Phase::Kind::reduce;
+    const auto range = reduces ? dimension.share : share_of(dimension, place);
+    char* to = reduces ? staging_for(dimension, place) : data_ + range.begin;
+    receive(phase, rank_at(dimension, place), to, range.size());
   }
 }
 
 void HostExchange::send(size_t phase) {
-  auto& dimension = dimension_of(phase);
-  const auto tag = hierarchy_->tag(*operation_, piece_, phase, lane_);
+  const auto kind = phases_[phase].kind;
+  if (one_way_ && at_root()) return;
+  if (kind == Phase::Kind::deliver) {
+    if (!at_root()) send_to(phase, hierarchy_->layout.rank_with(lane_, root_host_), dimensions_.back().share);
+    return;
+  }
+  const auto& dimension = dimensions_[phases_[phase].dimension];
   for (int step = 1; step < dimension.hosts; ++step) {  // each host begins with another one
     const int place = (dimension.own + step) % dimension.hosts;
-    const auto range = reduces(phase) ? share_of(dimension, place) : dimension.share;
-    if (range.size() == 0) continue;
-    hierarchy_->network().send(rank_at(dimension, place), tag, operation_->signature, data_ + range.begin,
-                               range.size(), reduces(phase) ? dimension.reducing : dimension.coming,
-                               /*more_follow=*/piece_ + 1 < operation_->pieces());
+    const auto range = kind == Phase::Kind::reduce ? share_of(dimension, place) : dimension.share;
+    send_to(phase, rank_at(dimension, place), range);
   }
 }
 

@@ -6,6 +6,10 @@
 // whole range at once, which is as many bytes; and so do more hosts where the range is so small that the number of
 // messages decides.  All hosts get the same bits: a share is reduced in one place, or everywhere in the same order.
 //
+// Only the root's host needs the result of a reduce.  So each host sends its share there instead of back, and of two
+// hosts the other one sends the whole range and gets nothing.  Where all hosts exchange a small range, they still do:
+// it takes no more rounds, and each host compares what the others call.
+//
 // All that will come is asked for at the start, so that no message keeps others waiting behind it.  What comes back
 // goes to where it belongs: a host sends a share back only after it has got this host's contribution to it.
 //
@@ -32,21 +36,36 @@ class HostExchange {
  private:
   // The part of one dimension: a row of hosts, which reduce a range.
   struct Dimension {
-    int hosts, own;        // the row's hosts, and this one's place among them
-    int stride;            // between their numbers
-    Range range;           // before, and after the shares have come back
-    Range share;           // of this host
-    char* staging;         // of this size for each other host
-    int reducing, coming;  // messages of the two phases that are under way
+    int hosts, own;  // the row's hosts, and this one's place among them
+    int stride;      // between their numbers
+    Range range;     // before, and after the shares have come back
+    Range share;     // of this host
+    char* staging;   // of this size for each other host
+  };
+  // All hosts go through the same phases in the same order.
+  struct Phase {
+    enum class Kind {
+      reduce,     // of a dimension: each host gets its share from the others of its row, and reduces it
+      give_back,  // of a dimension: each host sends its share to the others of its row
+      deliver,    // each host sends the root's host its share
+    };
+
+    Kind kind;
+    size_t dimension = 0;
+    int pending = 0;  // messages that are under way
   };
 
-  bool reduces(size_t phase) const { return phase < dimensions_.size(); }
-  Dimension& dimension_of(size_t phase) {
-    return dimensions_[reduces(phase) ? phase : 2 * dimensions_.size() - 1 - phase];
-  }
+  bool at_root() const { return root_host_ == hierarchy_->layout.host; }
+  bool sends_only() const { return one_way_ && !at_root(); }
+
+  void make_dimensions(char* staging);
+  void make_phases();
   int rank_at(const Dimension& dimension, int place) const;
   Range share_of(const Dimension& dimension, int place) const;
+  Range last_share_of(int host) const;
   char* staging_for(const Dimension& dimension, int place) const;
+  void receive(size_t phase, int from, char* to, size_t bytes);
+  void send_to(size_t phase, int to, Range range);
   void ask(size_t phase);
   void send(size_t phase);
   void reduce(const Dimension& dimension);
@@ -58,10 +77,13 @@ class HostExchange {
   Reduce* reduce_;
   char* data_ = nullptr;  // what is exchanged
   char* wide_ = nullptr;  // where the numbers are float32; null where they are exchanged as they are
-  bool whole_ = false;    // the hosts exchange all instead of shares
+  size_t bytes_ = 0;
+  int root_host_ = -1;    // the only one that needs the result; -1: all do
+  bool whole_ = false;    // the hosts exchange all instead of shares,
+  bool one_way_ = false;  // or the other of two hosts sends all to the root's
   std::vector<Dimension> dimensions_;
-  size_t phase_ = 0;  // those that reduce, for each dimension, then those that bring shares back
-  size_t phases_ = 0;
+  std::vector<Phase> phases_;
+  size_t phase_ = 0;
 };
 
 }  // namespace cpulaunch

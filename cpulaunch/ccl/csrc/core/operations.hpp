@@ -21,10 +21,11 @@ using OperationPtr = std::shared_ptr<Operation>;
 // Parts of pieces are multiples of these, in bytes: of what is copied, and of what is summed, whose loops take as much.
 constexpr size_t kCopyGranule = 64, kSumGranule = 256;
 
-// `data` becomes the reduction over all ranks, in place, as the signature says, whichever its kind is.  With
-// Wire::bfloat16, sums of float32 are rounded where there are several hosts (host_exchange.hpp); other reductions are
-// as with Wire::exact.  Of no bytes, also by the functions below: the ranks meet, so that one that has some is found
-// out; over a fabric those of a host do.
+// `data` becomes the reduction over all ranks, in place, as the signature says, whichever its kind is.  Of a reduce,
+// only the root's does; what the other ranks' holds then is undefined.  With Wire::bfloat16, sums of float32 are
+// rounded where there are several hosts (host_exchange.hpp); other reductions are as with Wire::exact.  Of no bytes,
+// also by the functions below: the ranks meet, so that one that has some is found out; over a fabric those of a host
+// do.
 OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, Signature signature);
 
 // `outputs` and `sizes` are of each rank; this rank's input has this rank's size, and may be its output.
@@ -78,7 +79,7 @@ inline Operations operations_of(Hierarchy& hierarchy, const Collective& its) {
   Signature signature{its.kind};
   signature.root = its.root;
   switch (its.kind) {
-    case Kind::reduce:  // all ranks get the sum, in memory that all but the root throw away
+    case Kind::reduce:  // in memory that all but the root throw away
       if (its.sent[0].data != its.received[0].data) {
         std::memcpy(its.received[0].data, its.sent[0].data, its.sent[0].bytes);
       }
