@@ -2,7 +2,7 @@
 # Makes what the tests need, and runs them: the fast ones while the environments for the others are made.
 #   scripts/test.sh                        each kind of test: real MPIs, a cluster of four hosts
 #   scripts/test.sh --all                  all tests: those marked `repeats`, too
-#   scripts/test.sh --fast                 the fast tests: about five minutes
+#   scripts/test.sh --fast                 the fast tests: about ten minutes
 #   scripts/test.sh [--all|--fast] ARGS    … with further arguments for pytest
 # The cluster's hosts are network namespaces: they need root, and sshd and ip; tests of allocators need
 # tcmalloc and jemalloc, and those of another processor a compiler for it and an emulator (else those tests

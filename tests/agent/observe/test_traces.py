@@ -73,7 +73,7 @@ def test_a_trace_is_sent_in_pieces_that_fit(agent: Agent) -> None:
 def test_a_program_that_ends_meanwhile_leaves_nothing(agent: Agent) -> None:
     (agent.asked() / ledger.TRACE_FILE).write_text("half a tr")
     agent.traces.program_ended()
-    assert agent.said == [Traced(7, 0, 0, 0, "its program has ended without a step of an optimizer")]
+    assert agent.said == [Traced(7, 0, 0, 0, "its program exited without a step of an optimizer")]
 
 
 def test_a_program_may_end_once_its_trace_is_written(agent: Agent) -> None:
