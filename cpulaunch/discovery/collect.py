@@ -145,6 +145,8 @@ def ask_hosts(
     here_alone = all_here(listed, names)
     chosen = decide_launcher(config, here_alone=here_alone, mpis=facts.mpis, step=facts.step)
     if here_alone or config.hosts.skip_preflight or chosen.launcher.this_host_only:
+        if not here_alone and config.hosts.skip_preflight:
+            _tell_of_alias(config, listed[0].name, tell)
         return replace(facts, free_port=None)
     # Imported here, as this takes 30 ms, and a job on this machine alone doesn't need it.
     from cpulaunch.discovery.probe.check_hosts import Required, check_hosts
@@ -240,6 +242,18 @@ def _demand_master_on_first(config: Config, listed: Sequence[Host]) -> None:
     for host in others:
         if addresses & addresses_of(host.name):
             raise master_elsewhere(config, host.name, first.name)
+
+
+def _tell_of_alias(config: Config, first: str, tell: Tell) -> None:
+    """Warn if the ranks are to meet at a name that only ssh's configuration may know.
+
+    Preflight asks the ``first`` host for its address instead.
+    """
+    if config.hosts.master_addr == "auto" and not addresses_of(first):
+        tell(
+            f"warning: this machine knows no address of {first}, where the ranks meet: if it is an alias of "
+            "ssh's, they wait in vain; --master-addr names an address that all hosts know"
+        )
 
 
 def listed_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:

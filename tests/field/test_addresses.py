@@ -139,3 +139,22 @@ def test_a_dry_run_shows_the_address_or_that_it_is_not_known_yet(
     (tmp_path / "train.py").write_text("")
     done = cpulaunch("run", *options, "--dry-run", "train.py")
     assert line in done.stdout.splitlines(), done.stdout + done.stderr
+
+
+def test_a_first_host_that_only_ssh_may_know_is_warned_of(cpulaunch: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.py").touch()
+    options = (
+        "--launcher",
+        "ssh",
+        "--hosts",
+        "first.invalid,second.invalid",
+        "-ppn",
+        "1",
+        "--backend",
+        "gloo",
+    )
+    warned = "this machine knows no address of first.invalid, where the ranks meet"
+    done = cpulaunch("run", *options, "--skip-preflight", "a.py")
+    assert (done.returncode, warned in done.stderr) == (3, True)
+    named = cpulaunch("run", *options, "--skip-preflight", "--master-addr", "first.example", "a.py")
+    assert (named.returncode, warned in named.stderr) == (3, False)

@@ -274,7 +274,8 @@ def _own_address(plan: Plan) -> str:
             own = _address_towards(host)
         except OSError as e:
             failed = failed or HostError(
-                f"host {host}: {e.strerror or e}", hint="check the name, and /etc/hosts"
+                f"host {host}: {e.strerror or e}",
+                hint="check the name, and /etc/hosts; an alias of ssh's needs preflight",
             )
             continue
         if not is_loopback(own):
