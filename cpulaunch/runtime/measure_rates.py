@@ -2,7 +2,8 @@
 
     python …/cpulaunch/runtime/measure_rates.py '{"cores": "0-13", "threads": 14, "environment": {}}'
 
-Prints the rates as one line of JSON after MARK.  ``kept`` says whether they are now in the user's cache.
+Prints the rates as one line of JSON after MARK.  ``kept`` says whether they are now in the user's cache,
+and ``writable`` whether its directory can be written.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def main() -> None:
     rates = product_rates(torch)
     cache = RateCache.of(cpu_here(), torch.__version__, os.environ)
     kept = cache.rate(rates.threads, "fp32") is not None
-    print(MARK + json.dumps({**rates._asdict(), "kept": kept}), flush=True)
+    writable = os.access(cache.file.parent, os.W_OK)
+    print(MARK + json.dumps({**rates._asdict(), "kept": kept, "writable": writable}), flush=True)
 
 
 if __name__ == "__main__":

@@ -27,10 +27,14 @@ _PROGRAM = str(Path(__file__).parents[2] / "runtime" / "measure_rates.py")
 
 
 class Answer(NamedTuple):
-    """A host's rates.  ``kept`` says whether they were written to the host's cache."""
+    """A host's rates.
+
+    ``kept`` says whether they were written to the host's cache, and ``writable`` whether that is possible.
+    """
 
     rates: ProductRates
     kept: bool
+    writable: bool
 
 
 class Measured(NamedTuple):
@@ -75,17 +79,18 @@ def measure_rates(
         else:
             found.append((facts.of(host.host)[0].cpu, answer.rates))
 
-    lost = [
-        host.host
-        for host, answer in zip(hosts, answers, strict=True)
-        if isinstance(answer, Answer) and not answer.kept
-    ]
-    if lost:
-        where = "" if here else f" on {fold_hosts(lost)}"
-        tell(
-            f"the rates{where} hold for this job only: other programs took the cores meanwhile, or the "
-            "cache can't be written"
-        )
+    for writable, why in (
+        (True, "other programs took the cores meanwhile"),
+        (False, "the cache can't be written"),
+    ):
+        lost = [
+            host.host
+            for host, answer in zip(hosts, answers, strict=True)
+            if isinstance(answer, Answer) and not answer.kept and answer.writable is writable
+        ]
+        if lost:
+            where = "" if here else f" on {fold_hosts(lost)}"
+            tell(f"the rates{where} hold for this job only, as {why}")
 
     def with_rates(known: HostFacts) -> HostFacts:
         new = (rates for cpu, rates in found if cpu == known.cpu)
@@ -132,6 +137,6 @@ async def _measure_one(argv: Sequence[str]) -> Answer | str:
         if line.startswith(MARK):
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 said = json.loads(line.removeprefix(MARK))
-                return Answer(ProductRates.from_json(said), bool(said["kept"]))
+                return Answer(ProductRates.from_json(said), bool(said["kept"]), bool(said["writable"]))
     last = error.decode(errors="replace").strip().splitlines()[-1:]
     return last[0] if last else f"it ended with code {process.returncode} and printed no rates"
