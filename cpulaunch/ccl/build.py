@@ -224,7 +224,7 @@ def _check_private(root: Path) -> None:
 
 def _not_kept(root: Path, why: str) -> HostError:
     hint = "Name a directory of yours in XDG_CACHE_HOME."
-    return HostError(f"what is compiled can't be kept in {root}: {why}", hint=hint)
+    return HostError(f"compiled files can't be kept in {root}: {why}", hint=hint)
 
 
 def _check_loading(made: dict[str, Part], there: installed.State) -> None:

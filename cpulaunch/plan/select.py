@@ -33,7 +33,7 @@ def check_restarts(config: Config) -> None:
         never = config.where(Config.watch.stall_timeout)
         raise ConfigError(f"{where}: {never} is 0, so no job counts as stalled", hint="--stall-timeout auto")
     if action == "restart" and not config.watch.max_restarts:
-        raise ConfigError(f"{where}: no restart is allowed", hint="--max-restarts N says how many may be")
+        raise ConfigError(f"{where}: no restart is allowed", hint="--max-restarts N allows N of them")
     if action == "restart" and config.watch.restart_on == "never":
         never = config.where(Config.watch.restart_on)
         raise ConfigError(f"{where}: {never} is never", hint="leave it out, or take --stall-action abort")

@@ -175,4 +175,4 @@ def test_a_run_without_a_cache_says_why_it_takes_gloo(tmp_path: Path) -> None:
         env=clean_environment(XDG_CACHE_HOME="/proc/nothing"), timeout=TIMEOUT, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
-    assert "what is compiled can't be kept in /proc/nothing/cpulaunch/ccl" in done.stderr
+    assert "compiled files can't be kept in /proc/nothing/cpulaunch/ccl" in done.stderr

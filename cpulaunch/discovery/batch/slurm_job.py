@@ -92,7 +92,7 @@ def restricted_to_job(topology: Topology, job: SlurmJob | None, names: Collectio
         return topology
     order = [each.cpu for each in sorted(topology.cpus, key=lambda cpu: (cpu.socket, cpu.core, cpu.cpu))]
     if not given <= CoreSet(range(len(order))):
-        note = f"Slurm job {job.number} has CPUs {given} in Slurm's count, which this host has not"
+        note = f"Slurm job {job.number} has CPUs {given} in Slurm's numbering, which this host lacks"
         return replace(topology, notes=(*topology.notes, note))
     ours = CoreSet(order[number] for number in given)
     if len(ours) == len(order):
