@@ -161,8 +161,10 @@ class Step(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """The number of the ``last`` step, the ``peak`` of the rank's cores in FLOP/s or 0, and its
-    ``precision``."""
+    """The number of the ``last`` step, the rank's ``precision``, and the ``peak`` of its cores.
+
+    The peak is in FLOP/s; 0 if unknown.
+    """
 
     last: int
     peak: float
@@ -210,8 +212,9 @@ def members_text(ranks: Sequence[int]) -> str:
 
 
 class Group(NamedTuple):
-    """A process group with its latest operations, in the order of the calls. ``count`` is the number of all
-    calls.
+    """A process group with its latest operations, in the order of the calls.
+
+    ``count`` is the number of all calls.
 
     ``members`` are the job's ranks in the group, such as ``0-3`` or ``0-6:2``; empty if they are unknown.
     """

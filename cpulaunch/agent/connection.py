@@ -30,9 +30,11 @@ class Quiet(NamedTuple):
 
 
 class Connection:
-    """A socket with its unsent and unread data. ``salt`` is the challenge that the launcher has to answer.
-    ``greeted``: the launcher has sent its challenge, and we our hello.  ``welcome``: the launcher has
-    accepted us.  ``connected``: its host has answered.
+    """A socket with its unsent and unread data.
+
+    ``salt`` is the challenge that the launcher has to answer.  ``greeted``: the launcher has sent its
+    challenge, and we our hello.  ``welcome``: the launcher has accepted us.  ``connected``: its host has
+    answered.
     """
 
     def __init__(

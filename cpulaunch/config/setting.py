@@ -39,8 +39,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Ask:
-    """How the wizard asks for a setting: the place in the order, and one line on why it matters and what the
-    default means."""
+    """How the wizard asks for a setting.
+
+    It has the place in the order, and one line on why the setting matters and what its default means.
+    """
 
     place: int
     question: str

@@ -24,8 +24,9 @@ SETTLED = 10.0
 
 
 def mix(seed: int, count: int, by_oneccl: str = "") -> int:
-    """Random operations, the same in all ranks, compared with gloo's.  ``by_oneccl`` limits them to those
-    that oneCCL has, "between hosts" or "alone".
+    """Random operations, the same in all ranks, compared with gloo's.
+
+    ``by_oneccl`` limits them to those that oneCCL has, "between hosts" or "alone".
     """
     draw = random.Random(seed)
     for _ in range(count):

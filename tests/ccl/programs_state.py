@@ -46,8 +46,9 @@ def rows(rank: int, parts: int = 1) -> torch.Tensor:
 def start(
     kind: str, group: Any, make: Make, early: int
 ) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
-    """Start the operation; return its work, the tensors that it writes, and their expected values.  Its root
-    makes the rank `early` wait for the others.
+    """Start the operation; return its work, the tensors that it writes, and their expected values.
+
+    Its root makes the rank `early` wait for the others.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     late = (early + 1) % size
@@ -120,16 +121,19 @@ def start(
 
 
 def completing_thread(future: Any) -> int:
-    """A future's callback.  It runs on the thread that completes the operation, or in then() if it has
-    completed."""
+    """A future's callback.
+
+    It runs on the thread that completes the operation, or in then() if it has completed.
+    """
     future.value()  # raises the operation's exception
     return threading.get_ident()
 
 
 def completes_elsewhere(kind: str, state: str, backend: str, early: int) -> bool:
-    """Whether this rank's operation completed on another thread; AssertionError if its result is wrong. The
-    rank `early` starts first and waits for the future.  That makes no progress, so the background thread has
-    to complete the operation.
+    """Whether this rank's operation completed on another thread; AssertionError if its result is wrong.
+
+    The rank `early` starts first and waits for the future.  That makes no progress, so the background thread
+    has to complete the operation.
     """
     rank = dist.get_rank()
     group = getattr(Groups, backend)

@@ -69,6 +69,7 @@ def watched_processes(groups: int) -> int:
 
 def others_go_on(late_to: str, times: int) -> list[float]:
     """Ranks 0 and 1 reduce among themselves ``times`` times before rank 2 joins a new group of all three.
+
     Rank 2 is late to the "call", or to "connect", after all have exchanged their addresses.
     """
     rank, key = dist.get_rank(), f"late to {late_to}"

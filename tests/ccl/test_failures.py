@@ -60,8 +60,10 @@ def leaves_no_shared_memory() -> object:
     yield
 
     def nothing_left() -> bool:
-        """Files of ended processes, found by libfabric's names for them.  Jobs of other tests may still be
-        cleaning up."""
+        """Files of ended processes, found by libfabric's names for them.
+
+        Jobs of other tests may still be cleaning up.
+        """
         left = {name for name in set(os.listdir("/dev/shm")) - before if name.count(":") == 2}
         return all(Path("/proc", name.split(":")[0]).exists() for name in left)
 
@@ -121,8 +123,10 @@ def test_a_group_reports_the_kind_of_its_failure() -> None:
 
 
 def test_the_cause_of_an_exception_is_known_as_data() -> None:
-    """This includes the cause of an error that led to another.  Each rank names the rank that found the
-    failure."""
+    """This includes the cause of an error that led to another.
+
+    Each rank names the rank that found the failure.
+    """
     calls = (
         "from cpulaunch.agent.program import bootstrap",
         "import json",

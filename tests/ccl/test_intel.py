@@ -1,5 +1,7 @@
-"""The group beside Intel's extension, on the last torch that it supports.  One source serves both versions of
-torch."""
+"""The group beside Intel's extension, on the last torch that it supports.
+
+One source serves both versions of torch.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""cpulaunch's own transport without torch.  Its ranks are threads of one program, built also with sanitizers
-and for other processors.
+"""cpulaunch's own transport without torch.
+
+Its ranks are threads of one program, built also with sanitizers and for other processors.
 
 The program, `native/ranks.cpp`, makes up collectives from a seed and checks every result.
 """

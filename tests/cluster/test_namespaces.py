@@ -1,5 +1,4 @@
-"""The test cluster itself: its hosts behave like hosts, its faults take effect, and it leaves nothing
-behind."""
+"""The test cluster itself: its hosts behave like hosts, its faults take effect, and it leaves nothing behind."""
 
 from __future__ import annotations
 

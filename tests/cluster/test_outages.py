@@ -18,8 +18,9 @@ pytestmark = pytest.mark.slow
 def test_a_shorter_outage_only_delays_a_job(
     launcher: str, backend: str, host: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """This includes an outage of the first rank's host, where the store is: no data is lost or repeated. TCP
-    sends again 6.2 s after the cut, and then, on kernels with default settings, at 12.6 s.
+    """This includes an outage of the first rank's host, where the store is: no data is lost or repeated.
+
+    TCP sends again 6.2 s after the cut, and then, on kernels with default settings, at 12.6 s.
     """
     options = launcher_options(launcher)
     result = outages.run(cluster, tmp_path, backend, options, outage=6, timeout=9, host=host)

@@ -19,8 +19,7 @@ AHEAD = ["unshare", "--time", "--monotonic", "5000", "sh", "-c", '"$@" & wait $!
 
 
 def test_a_trace_of_four_hosts(cluster: Cluster, built, four: Path, tmp_path: Path) -> None:
-    """There is a row for each rank with its host, and no collective ends before its last rank has begun
-    it."""
+    """There is a row for each rank with its host, and no collective ends before its last rank has begun it."""
     (tmp_path / "train.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "cpulaunch", "run", "-f", str(four), "-ppn", "1", "--oversubscribe"]
     options = ["--backend", "ccl", "--profile", "4-5", "train.py", "ccl", "", "7"]

@@ -42,8 +42,10 @@ print(json.dumps({"met": int(ones), **{name: os.environ[name] for name in names}
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """Hosts for a single test, as a host that is switched off doesn't return.  No process may be left on
-    them."""
+    """Hosts for a single test, as a host that is switched off doesn't return.
+
+    No process may be left on them.
+    """
     need_cluster()
     with Cluster(("login", *HOSTS)) as cluster:
         yield cluster

@@ -29,8 +29,10 @@ PROGRAMS = Path(__file__).parent.parent / "runtime" / "observe" / "programs_tele
 def test_the_slow_rank_of_four_hosts_waits_least(
     backend: str, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
-    """Times are on one clock, so a step ends at about the same time on all ranks.  The report names the slow
-    rank first."""
+    """Times are on one clock, so a step ends at about the same time on all ranks.
+
+    The report names the slow rank first.
+    """
     placed = ("-f", four, "-ppn", 1, "--threads", 1, "--oversubscribe")
     done = cpulaunch("run", *placed, "--backend", backend, PROGRAMS, "slow_rank", backend, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -26,8 +26,7 @@ BF16_LOSS = 0.02
 
 @pytest.fixture
 def trained(cluster: Cluster, cpulaunch: Run, tmp_path) -> Any:
-    """Train on two ranks on each of two hosts; return the losses, and the digest of the weights of all
-    ranks."""
+    """Train on two ranks on each of two hosts; return the losses, and the digest of the weights of all ranks."""
     hostfile = cluster.hostfile(tmp_path / "two", dict.fromkeys(hosts_of("2x2")))
 
     def train(*options: str) -> tuple[list[float], str]:

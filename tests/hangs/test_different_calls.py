@@ -1,5 +1,4 @@
-"""Real ranks that call different operations, or with different sizes, types or roots: both sides are
-shown."""
+"""Real ranks that call different operations, or with different sizes, types or roots: both sides are shown."""
 
 from __future__ import annotations
 
@@ -34,8 +33,10 @@ def test_different_operations_are_shown_with_both_lines(hang: Hang, tmp_path: Pa
 def test_ccl_itself_finds_operations_that_differ(
     case: str, called: str, line: str, hang: Hang, tmp_path: Path
 ) -> None:
-    """It does so at once, without a stall.  The last rank to call fails first, and both lines are shown
-    anyway."""
+    """It does so at once, without a stall.
+
+    The last rank to call fails first, and both lines are shown anyway.
+    """
     done = hang(case, "--stall-timeout", "30")
     result = outcome(tmp_path)
     assert (done.returncode, result["kind"], result["stalls"]) == (1, "error", []), done.stderr

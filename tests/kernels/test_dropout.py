@@ -163,8 +163,10 @@ def test_no_mask_is_repeated(ops: Any) -> None:
 
 
 def mask_of(ops: Any, x: torch.Tensor, p: float) -> torch.Tensor:
-    """The mask, in fp64, that dropout will apply next to a tensor like ``x``.  The generator is left
-    unchanged."""
+    """The mask, in fp64, that dropout will apply next to a tensor like ``x``.
+
+    The generator is left unchanged.
+    """
     state = torch.get_rng_state()
     mask = functional.dropout(torch.ones(x.shape), p) != 0
     torch.set_rng_state(state)

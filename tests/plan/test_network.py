@@ -161,8 +161,7 @@ def test_instances_have_no_rendezvous() -> None:
 
 
 def transport(plan: Plan) -> tuple[str, str | None, tuple[str, str]]:
-    """The transport of collectives: in the plan, in the ranks' environment, and the setting with its
-    origin."""
+    """The transport of collectives: in the plan, in the ranks' environment, and the setting with its origin."""
     return plan.transport, plan.env.get("CPULAUNCH_RANK_CCL_TRANSPORT"), setting(plan, "ccl.transport")
 
 

@@ -83,8 +83,10 @@ def test_without_a_slowest_rank_none_is_named(tmp_path: Path) -> None:
 
 
 def test_the_slowest_rank_is_not_blamed_for_single_long_steps(tmp_path: Path) -> None:
-    """Three of 20 steps are long, and the other ranks wait for them.  In the other steps, one rank is a
-    little slower."""
+    """Three of 20 steps are long, and the other ranks wait for them.
+
+    In the other steps, one rank is a little slower.
+    """
     place = job(tmp_path)
     rows = [json.loads(line) for line in (place / "telemetry.jsonl").read_text().splitlines()]
     for row in rows[1:]:

@@ -345,8 +345,9 @@ def accelerated(options: str) -> dict:
 
 
 def plain(context: str) -> dict:
-    """A script with its own DistributedDataParallel. Its forward pass runs without autocast, with a disabled
-    autocast, or with autocast only while it trains.
+    """A script with its own DistributedDataParallel.
+
+    Its forward pass runs without autocast, with a disabled autocast, or with autocast only while it trains.
     """
     own = torch.autocast("cpu", torch.bfloat16, enabled=context == "training")
     torch.distributed.init_process_group()

@@ -204,6 +204,7 @@ def full(directory: str) -> dict[str, Any]:
 
 def damaged(directory: str) -> dict[str, Any]:
     """Resume from copies of a directory with checkpoints of steps 1 to 4, each copy with another damage.
+
     Returns the resumed step, whether the weights are those of that step, and the remaining files; or the
     error.
     """

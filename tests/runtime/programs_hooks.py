@@ -1,4 +1,5 @@
 """Two ranks of a small job for each name of torch, which is renamed before cpulaunch is loaded.
+
 ``programs_hooks.py NAME…`` prints a JSON object: name → exit codes, and the lines of both ranks on stderr.
 torch is imported once, and each job is two forks of this process.
 """
@@ -30,8 +31,9 @@ OF_TRACES = {name for change in tracing.CHANGES for name in change.needs}
 
 @contextlib.contextmanager
 def renamed(name: str) -> Iterator[None]:
-    """Rename a name of torch. A class would still inherit a renamed attribute, so then the class itself is
-    renamed.
+    """Rename a name of torch.
+
+    A class would still inherit a renamed attribute, so then the class itself is renamed.
     """
     if not name:
         yield

@@ -358,8 +358,9 @@ def test_an_unfinished_save_at_the_end_of_the_grace_period_is_reported(tmp_path:
 
 
 def test_forked_processes_and_the_script_handle_signals_themselves() -> None:
-    """A thread handles a signal while the main thread waits, and a save in time is not reported as late. A
-    repeated signal within moments counts as the first one.  Later, it ends the program.
+    """A thread handles a signal while the main thread waits, and a save in time is not reported as late.
+
+    A repeated signal within moments counts as the first one.  Later, it ends the program.
     """
     code = (
         "import multiprocessing, os, signal, threading, time, types\n"

@@ -1,5 +1,4 @@
-"""The attributes that cpulaunch replaces in torch and elsewhere are all in the tables, and can't break a
-job."""
+"""The attributes that cpulaunch replaces in torch and elsewhere are all in the tables, and can't break a job."""
 
 from __future__ import annotations
 

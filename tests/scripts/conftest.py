@@ -69,8 +69,9 @@ def run(
 
 @pytest.fixture(scope="session")
 def by_torchrun(tmp_path_factory: pytest.TempPathFactory) -> Start:
-    """The results of a program under torchrun, computed once for all tests that compare with them. Its exit
-    status means nothing: see `report`.
+    """The results of a program under torchrun, computed once for all tests that compare with them.
+
+    Its exit status means nothing: see `report`.
     """
     made: dict[tuple[object, ...], Done] = {}
 

@@ -28,8 +28,10 @@ def batch(step: int, rank: int) -> torch.Tensor:
 
 
 def weights(parameters: Any) -> list[float]:
-    """One number for each parameter, whole or sharded.  After the same training, they are equal within
-    rounding."""
+    """One number for each parameter, whole or sharded.
+
+    After the same training, they are equal within rounding.
+    """
     from torch.distributed.tensor import DTensor
 
     whole = (p.full_tensor() if isinstance(p, DTensor) else p for p in parameters)
@@ -96,8 +98,7 @@ def pipeline(rank: int) -> list[float]:
 
 
 def older() -> dict:
-    """Techniques older than meshes: FSDP version 1, optimizers that shard their state or average models,
-    RPC."""
+    """Techniques older than meshes: FSDP version 1, optimizers that shard their state or average models, RPC."""
     from torch.distributed import rpc
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager

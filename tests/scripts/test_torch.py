@@ -1,5 +1,4 @@
-"""Scripts with torch alone: meshes, pipelines, checkpoints, sparse gradients, and names of groups'
-backends."""
+"""Scripts with torch alone: meshes, pipelines, checkpoints, sparse gradients, and names of groups' backends."""
 
 from __future__ import annotations
 

@@ -66,8 +66,10 @@ def agent(
     arguments: Sequence[str] = (),
     **options: Any,
 ) -> subprocess.Popen[str]:
-    """The agent of one ``rank`` of ``size`` on this host.  It runs the Python ``program``, or
-    ``arguments``."""
+    """The agent of one ``rank`` of ``size`` on this host.
+
+    It runs the Python ``program``, or ``arguments``.
+    """
     script = Path(placed.directory, "program.py")
     script.write_text(program)
     identity = dict(zip(placed.identity, map(str, (rank, size, rank, size)), strict=True))

@@ -1,5 +1,6 @@
-"""Faults of jobs of four ranks on four hosts: the table of docs/reliability.md. ``scripts/chaos.py`` runs and
-times all of them, ``test_chaos.py`` a part of them.
+"""Faults of jobs of four ranks on four hosts: the table of docs/reliability.md.
+
+``scripts/chaos.py`` runs and times all of them, ``test_chaos.py`` a part of them.
 """
 
 from __future__ import annotations
@@ -75,8 +76,10 @@ class Result:
 
 
 class Job:
-    """A job on the cluster, its launcher on the host ``login``.  ``since``: the time of its start, or of the
-    event."""
+    """A job on the cluster, its launcher on the host ``login``.
+
+    ``since``: the time of its start, or of the event.
+    """
 
     def __init__(
         self,
@@ -139,9 +142,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Event:
-    """A fault of a job. ``happen(job, rank)`` is a context manager that injects it, and heals it at its end.
-    ``said`` is the message to the user, with the rank's number and host in it. ``at_start``: before the job
-    starts. ``for_good``: the host can't be restored. ``launchers`` are those that the fault can concern.
+    """A fault of a job.
+
+    ``happen(job, rank)`` is a context manager that injects it, and heals it at its end.  ``said`` is the
+    message to the user, with the rank's number and host in it.  ``at_start``: before the job starts.
+    ``for_good``: the host can't be restored.  ``launchers`` are those that the fault can concern.
     """
 
     mode: str
@@ -384,8 +389,7 @@ def timed(
     dice: random.Random,
     once: Callable[[Path, int], Result],
 ) -> bool:
-    """Inject an event by ``once`` in each of ``rounds``, and print a line; return whether anything was
-    wrong."""
+    """Inject an event by ``once`` in each of ``rounds``, and print a line; return whether anything was wrong."""
     times, found = [], []
     for _ in range(rounds):
         rank = dice.randrange(len(HOSTS))

@@ -35,8 +35,10 @@ def clean_environment(**further: str) -> dict[str, str]:
 
 
 def mpi_options(flavour: str) -> list[str]:
-    """Options that choose an MPI.  Intel's is in the venv, and scripts/test.sh sets the paths of the
-    others."""
+    """Options that choose an MPI.
+
+    Intel's is in the venv, and scripts/test.sh sets the paths of the others.
+    """
     if flavour == "intel":
         return ["--mpi", "intel"]
     directory = os.environ.get(f"CPULAUNCH_TEST_{flavour.upper()}")
@@ -72,8 +74,9 @@ def intel_python() -> Path:
 
 @contextlib.contextmanager
 def bounded(process: subprocess.Popen[str], limit: float = TIMEOUT) -> Iterator[subprocess.Popen[str]]:
-    """A process that is killed after ``limit`` seconds, so waiting for its output is bounded. At the end of
-    the block, it has ended, and its pipes are closed.
+    """A process that is killed after ``limit`` seconds, so waiting for its output is bounded.
+
+    At the end of the block, it has ended, and its pipes are closed.
     """
     timer = threading.Timer(limit, process.kill)
     timer.start()

@@ -19,8 +19,10 @@ from support.namespaces import SEARCH, TIMEOUT, Hosts, until
 
 
 class Cluster(Hosts):
-    """Hosts with faults.  These are context managers that heal their fault; only ``power_off`` is
-    permanent."""
+    """Hosts with faults.
+
+    These are context managers that heal their fault; only ``power_off`` is permanent.
+    """
 
     def power_off(self, name: str) -> None:
         """The host disappears without closing a connection, permanently."""

@@ -1,5 +1,7 @@
-"""Programs that hang in different ways: ``train.py BACKEND CASE``. The first rank of the second half causes
-it."""
+"""Programs that hang in different ways: ``train.py BACKEND CASE``.
+
+The first rank of the second half causes it.
+"""
 
 import re
 import subprocess
@@ -473,8 +475,10 @@ def _the_same(line: str) -> str:
 def stall(
     tmp_path: Path, done: subprocess.CompletedProcess[str], *, in_docs: bool = False
 ) -> tuple[str, list[str], dict]:
-    """Title and lines of the box, and its entry in outcome.json.  Asserts that the documentation has the box,
-    if required."""
+    """Title and lines of the box, and its entry in outcome.json.
+
+    Asserts that the documentation has the box, if required.
+    """
     assert done.returncode == 4, done.stderr
     result = outcome(tmp_path)
     assert (result["kind"], len(result["stalls"])) == ("stalled", 1)

@@ -62,6 +62,7 @@ def serve(directory: str) -> None:
 @contextlib.contextmanager
 def hung_file(directory: Path, inside: Callable[[list[str]], list[str]] = list) -> Iterator[Path]:
     """A file in a new ``directory`` that can be opened, and whose reads hang until the end of the block.
+
     ``inside`` turns a command into one that runs on another host, and then only that host has the file.
     """
     if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):

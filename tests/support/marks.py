@@ -21,8 +21,9 @@ def slow(*values: Any) -> Any:
 
 
 def usually_under(*launchers: str) -> pytest.MarkDecorator:
-    """``launcher_options`` of these launchers, and of all others under ``scripts/test.sh --all``. For tests
-    that hardly depend on the launcher. Different tests use different MPIs as the usual one.
+    """``launcher_options`` of these launchers, and of all others under ``scripts/test.sh --all``.
+
+    For tests that hardly depend on the launcher.  Different tests use different MPIs as the usual one.
     """
     usual = [name if name == "local" else slow(name) for name in launchers]
     others = [repeat(name) for name in ("local", *MPIS) if name not in launchers]

@@ -23,8 +23,10 @@ def install(directory: Path, name: str, module: str, entry_points: dict[str, str
 
 
 def stand_in(directory: Path, body: str, version: str) -> dict[str, str]:
-    """Write a package with the names of Intel's bindings.  Returns the environment in which Python finds
-    it."""
+    """Write a package with the names of Intel's bindings.
+
+    Returns the environment in which Python finds it.
+    """
     (package := directory / BINDINGS).mkdir()
     (package / "__init__.py").write_text(body)
     (info := directory / "oneccl_bind_pt-0.dist-info").mkdir()

@@ -56,8 +56,10 @@ def setting(plan: Plan, key: str) -> tuple[Any, str]:
 
 
 def thousand_different_hosts(last: HostFacts | None = None) -> Plan:
-    """The plan for 1,024 hosts that lack different CPUs.  The ``last`` one, of a different kind, has one
-    rank."""
+    """The plan for 1,024 hosts that lack different CPUs.
+
+    The ``last`` one, of a different kind, has one rank.
+    """
     chance = random.Random(0)
     cpus = BIG.topology.cpus
     names = [f"node{number:04d}" for number in range(1, 1025)]

@@ -58,8 +58,9 @@ def started_ranks(
 
 
 def answers(processes: Sequence[subprocess.Popen[str]]) -> list[Any]:
-    """The last output of each rank, as JSON, when all have ended. Raises RuntimeError, with the ends of the
-    ranks' output, if one has failed or was killed.
+    """The last output of each rank, as JSON, when all have ended.
+
+    Raises RuntimeError, with the ends of the ranks' output, if one has failed or was killed.
     """
     said = [process.communicate() for process in processes]
     if any(process.returncode for process in processes):

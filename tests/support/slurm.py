@@ -97,7 +97,8 @@ def why_not() -> str | None:
 
 class Queue(Cluster):
     """A cluster whose hosts are Slurm's nodes, except for the first, on which jobs are submitted.
-    ``cgroups``: control groups also keep a job's processes on its CPUs. These groups are this machine's, in
+
+    ``cgroups``: control groups also keep a job's processes on its CPUs.  These groups are this machine's, in
     `CPUSETS`, and named after the hosts, so no other cluster may have hosts of these names.
     """
 

@@ -19,6 +19,7 @@ BEAT = 10.0
 
 class Job:
     """Two ranks whose agents send beats and answers, unless told otherwise; their state is in ``beats``.
+
     Answers arrive ``slow`` seconds after their request.
     """
 

@@ -20,8 +20,10 @@ def write_job(
     step: float = 0.084,
     restart_at: int | None = None,
 ) -> Path:
-    """A job of ``ranks`` ranks on two hosts whose rank ``slow`` makes the others wait. ``restart_at`` is a
-    step at which it failed, and resumed from the previous step. """  # fmt: skip
+    """A job of ``ranks`` ranks on two hosts whose rank ``slow`` makes the others wait.
+
+    ``restart_at`` is a step at which it failed, and resumed from the previous step.
+    """
     place = directory / job
     place.mkdir(parents=True)
     chance = random.Random(7)

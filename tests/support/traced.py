@@ -54,10 +54,11 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 
 
 def check_format(events: list[dict[str, Any]]) -> None:
-    """Assert the rules of Chrome's trace format that Perfetto needs. A thread's events with a duration are
-    nested, as Perfetto drops those that only overlap, and each end of an arrow is within one of them.
-    Perfetto counts in nanoseconds.  Sources: Trace Event Format (Google), "Duration Events" and "Flow
-    Events"; https://perfetto.dev/docs/faq; google/perfetto#928 and #4280.
+    """Assert the rules of Chrome's trace format that Perfetto needs.
+
+    A thread's events with a duration are nested, as Perfetto drops those that only overlap, and each end of
+    an arrow is within one of them.  Perfetto counts in nanoseconds.  Sources: Trace Event Format (Google),
+    "Duration Events" and "Flow Events"; https://perfetto.dev/docs/faq; google/perfetto#928 and #4280.
     """
     threads: dict[Any, list[tuple[int, int]]] = defaultdict(list)
     for event in events:

@@ -14,8 +14,10 @@ NAMES = ("tcmalloc", "glibc", "jemalloc", "default")
 
 
 class Machine:
-    """Candidates with known rates, in samples per second for each value.  ``trials`` are those that were
-    run."""
+    """Candidates with known rates, in samples per second for each value.
+
+    ``trials`` are those that were run.
+    """
 
     def __init__(self, speeds: dict[str, float], trials: int = 1000) -> None:
         self.speeds, self.left = speeds, trials

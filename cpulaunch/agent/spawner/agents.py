@@ -25,8 +25,9 @@ class Agents:
         self._codes: dict[int, int | None] = {}  # pid → exit code as a shell reports it
 
     def start(self, environ: Mapping[str, str], reader: int, its_stdin: int) -> None:
-        """Start one agent for each rank.  The rank ``reader`` gets the descriptor ``its_stdin``, and the
-        others /dev/null.  Raises OSError.
+        """Start one agent for each rank.
+
+        The rank ``reader`` gets the descriptor ``its_stdin``, and the others /dev/null.  Raises OSError.
         """
         spawner, limit = os.getpid(), self._open_files
         nothing = os.open(os.devnull, os.O_RDONLY)

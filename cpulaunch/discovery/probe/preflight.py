@@ -115,8 +115,10 @@ def egress_interface(
 
 
 def folded_problems(reports: Iterable[Report]) -> Iterator[tuple[str, str, str]]:
-    """Yield ``(hosts, what, remedy)``.  Equal problems of MANY or more hosts are merged, with HOST as
-    name."""
+    """Yield ``(hosts, what, remedy)``.
+
+    Equal problems of MANY or more hosts are merged, with HOST as name.
+    """
     for hosts, name, problem in _folded((r.host, problem) for r in reports for problem in r.problems):
         yield hosts, *problem.of(name)
 

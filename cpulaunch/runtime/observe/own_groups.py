@@ -69,10 +69,10 @@ def _other_ranks(environ: Mapping[str, str]) -> int:
 
 
 def _own_group(given: Mapping[str, Any], environ: Mapping[str, str]) -> int | None:
-    """Return the size of the group that a call with the arguments ``given`` makes, if this is its last
-    process; else None.
+    """Return the size of the group that a call with the arguments ``given`` makes.
 
-    In the job's first rank, the result is never the job's group, as its last process is another rank.
+    None if this process is not the last of the group.  In the job's first rank, the result is never the job's
+    group, as its last process is another rank.
     """
     rank, size = _number(given, environ, "rank"), _number(given, environ, "world_size")
     return size if rank is not None and size is not None and rank == size - 1 else None

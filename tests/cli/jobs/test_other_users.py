@@ -100,8 +100,10 @@ def test_a_control_file_of_another_user_is_not_read(ask: Ask, tmp_path: Path) ->
 def test_nothing_is_made_in_a_directory_of_another_user(
     env: dict[str, str], ask: Ask, tmp_path: Path
 ) -> None:
-    """``su`` doesn't reset the variable.  The user must not lose the list of jobs because the directory is
-    root's."""
+    """``su`` doesn't reset the variable.
+
+    The user must not lose the list of jobs because the directory is root's.
+    """
     theirs = Path(env["XDG_RUNTIME_DIR"])
     os.chown(theirs, 65534, 65534)
     with job(tmp_path, env, [], SLEEPS) as launcher:

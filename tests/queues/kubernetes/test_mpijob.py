@@ -124,8 +124,10 @@ def test_shared_memory_is_half_of_a_workers_memory(memory: str, half: str) -> No
 
 
 def test_only_whole_cpus_with_equal_limits_make_a_pod_guaranteed() -> None:
-    """The kubelet's static policy requires this.  The launcher's pod is also guaranteed, so no pod is evicted
-    first."""
+    """The kubelet's static policy requires this.
+
+    The launcher's pod is also guaranteed, so no pod is evicted first.
+    """
     job, *_ = MPIJOB.documents(JOBS["four-workers"])
     for template in templates(job).values():
         for container in template["spec"]["containers"]:

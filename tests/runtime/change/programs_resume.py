@@ -58,8 +58,9 @@ def digest(model: nn.Module) -> str:
 
 
 def trainer() -> dict[str, Any]:
-    """Eight steps an epoch, three epochs, a save at every 5th step; it dies in step 13. The directory also
-    has an interrupted save and a checkpoint of another job.
+    """Eight steps an epoch, three epochs, a save at every 5th step; it dies in step 13.
+
+    The directory also has an interrupted save and a checkpoint of another job.
     """
     from transformers import Trainer, TrainingArguments
 
@@ -80,8 +81,10 @@ def trainer() -> dict[str, Any]:
 
 
 def accelerate() -> dict[str, Any]:
-    """Eight steps an epoch, three epochs, a save at every 5th step; it dies in step 13. The directory also
-    has another job's state."""
+    """Eight steps an epoch, three epochs, a save at every 5th step; it dies in step 13.
+
+    The directory also has another job's state.
+    """
     from accelerate import Accelerator
     from accelerate.utils import ProjectConfiguration, set_seed
 

@@ -1,5 +1,4 @@
-"""Scripts that don't handle restarts continue from their libraries' own checkpoints, with one line about
-it."""
+"""Scripts that don't handle restarts continue from their libraries' own checkpoints, with one line about it."""
 
 from __future__ import annotations
 
@@ -31,8 +30,10 @@ def run(directory: Path, name: str, **environment: str) -> tuple[list[dict[str, 
 
 
 def test_a_trainer_loads_its_last_complete_checkpoint(tmp_path: Path) -> None:
-    """It died in step 13.  The checkpoint of step 10 is complete, that of step 12 is not, and that of step 16
-    is another job's."""
+    """It died in step 13.
+
+    The checkpoint of step 10 is complete, that of step 12 is not, and that of step 16 is another job's.
+    """
     calm, _ = run(tmp_path / "calm", "trainer")
     struck, errors = run(tmp_path / "struck", "trainer", STRUCK="1")
     assert errors.count("cpulaunch: restarted: the Trainer resumes after step 10 from out/checkpoint-10") == 1

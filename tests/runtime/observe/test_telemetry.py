@@ -57,8 +57,9 @@ def steps_of(rows: list[Row], rank: int) -> list[Row]:
 
 
 def flops_by_hand() -> int:
-    """FLOPs of a step of one rank: three matrix products for each layer, except for the inputs' gradients. A
-    product of n × k and k × m matrices takes n·m·k multiplications, and as many additions.
+    """FLOPs of a step of one rank: three matrix products for each layer, except for the inputs' gradients.
+
+    A product of n × k and k × m matrices takes n·m·k multiplications, and as many additions.
     """
     first, second, third = WIDTHS
     return 2 * BATCH * (3 * first * second + 3 * second * third - first * second)
@@ -121,8 +122,9 @@ def test_trainer(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["native", pytest.param("ipex", marks=needs_bf16)])
 def test_cpulaunchs_own_engines(tmp_path: Path, engine: str) -> None:
-    """A 3 × 3 convolution from 3 to 4 channels, and a layer: forward pass and weight gradients. IPEX computes
-    other gradients if its operations are observed, so its steps are not counted.
+    """A 3 × 3 convolution from 3 to 4 channels, and a layer: forward pass and weight gradients.
+
+    IPEX computes other gradients if its operations are observed, so its steps are not counted.
     """
     python = str(intel_python()) if engine == "ipex" else sys.executable
     head, *rows = run(tmp_path, "prepared", "gloo", python, "--engine", engine)

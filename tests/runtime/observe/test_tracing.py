@@ -76,8 +76,10 @@ def test_steps_from_the_start(
     env: dict[str, str],
     tmp_path: Path,
 ) -> None:
-    """The program ends right after these steps.  The cause of its slowness is the first finding of the trace
-    and of the report."""
+    """The program ends right after these steps.
+
+    The cause of its slowness is the first finding of the trace and of the report.
+    """
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("-n", "2", "--backend", backend, "--profile", "4-6")
     done = cpulaunch("run", *options, "train.py", backend, case, "6", env=env)
@@ -181,6 +183,7 @@ for step in range(begins + 1, 15):
 
 def test_a_restarted_job_traces_its_steps_once(cpulaunch: Run, env: dict[str, str], tmp_path: Path) -> None:
     """The first attempt dies within these steps, and the second one makes them, counted from the job's start.
+
     The model's FLOPs aren't counted in them, as that would lengthen the third step of the second attempt.
     """
     (tmp_path / "train.py").write_text(RESTARTS)
@@ -219,8 +222,10 @@ def reads(asked: subprocess.Popen[str], begin: str) -> str:
 
 
 def test_steps_of_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
-    """Steps of all ranks, and of one.  A request that fails gets the reason.  A rank that is killed meanwhile
-    leaves no file."""
+    """Steps of all ranks, and of one.
+
+    A request that fails gets the reason.  A rank that is killed meanwhile leaves no file.
+    """
     with job(tmp_path, env, ["--backend", "gloo"], PROGRAM):
         said = {}
         for ranks in ("0-1", "1", "0-7"):
@@ -277,8 +282,10 @@ while not pathlib.Path("go").exists():
 def test_a_job_restarted_during_a_trace_can_be_traced_again(
     cpulaunch: Run, env: dict[str, str], tmp_path: Path
 ) -> None:
-    """The waiting command reports the end of the program.  The next attempt's steps continue from the saved
-    state."""
+    """The waiting command reports the end of the program.
+
+    The next attempt's steps continue from the saved state.
+    """
     with job(tmp_path, env, ["--backend", "gloo", "--max-restarts", "1"], DIES_ONCE) as launcher:
         assert launcher.stdout
         with bounded(asking(env, tmp_path, "--steps", "1000")) as first:
@@ -324,8 +331,10 @@ while not pathlib.Path("go").exists(): time.sleep(0.1)
 def test_a_job_that_ends_before_the_last_step_to_trace_has_a_trace(
     window: str, cpulaunch: Run, env: dict[str, str], tmp_path: Path
 ) -> None:
-    """Also a job that ends before the first step to trace.  Programs crashed at their end if torch's profiler
-    was still on."""
+    """Also a job that ends before the first step to trace.
+
+    Programs crashed at their end if torch's profiler was still on.
+    """
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("-n", "2", "--backend", "gloo", "--profile", window)
     done = cpulaunch("run", *options, "train.py", "gloo", "", "3", env=env)

@@ -23,8 +23,9 @@ from cpulaunch.launchers import MPIS
 
 @pytest.fixture
 def leftovers(tmp_path: Path) -> Iterator[Path]:
-    """A directory in which rank N writes the pid of a process that it leaves behind, in N/pid. All processes
-    with TEST_LEFT are killed at the end, even if a rank was ended before it could write.
+    """A directory in which rank N writes the pid of a process that it leaves behind, in N/pid.
+
+    All processes with TEST_LEFT are killed at the end, even if a rank was ended before it could write.
     """
     for rank in "01":
         (tmp_path / rank).mkdir()

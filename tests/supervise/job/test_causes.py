@@ -106,8 +106,10 @@ def test_every_kind_is_documented() -> None:
 
 
 def test_every_kind_is_worded_in_one_place() -> None:
-    """``ccl`` words its own kinds for its exceptions, and the launcher the others.  Some kinds need no
-    sentence."""
+    """``ccl`` words its own kinds for its exceptions, and the launcher the others.
+
+    Some kinds need no sentence.
+    """
     source = REPOSITORY / "cpulaunch/ccl/csrc/core"
     names = (source / "cause.hpp").read_text().partition("kCauseNames[] = {")[2].partition("}")[0]
     of_ccl = set(re.findall(r'"(\w+)"', names)) - {"none"}

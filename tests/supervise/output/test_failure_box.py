@@ -55,8 +55,7 @@ def test_the_title_names_a_failed_start(tmp_path: Path, pid: int | None, title: 
 
 
 def test_the_last_output_of_a_rank_with_a_killed_agent_is_shown(tmp_path: Path) -> None:
-    """Intel MPI kills the agent of a rank whose MPI_Init aborts, and only the rank's output has the
-    reason."""
+    """Intel MPI kills the agent of a rank whose MPI_Init aborts, and only the rank's output has the reason."""
     (tmp_path / "rank-0.log").write_text("Abort(1) on node 0: Fatal error in internal_Init_thread\n")
     failure = Failure(0, "a", signal=9, error="its agent ended without a report")
     outcome = Outcome(137, "signal", 1.0, failure, (RankOutcome(0, "a", 1, "0", "lost"),))

@@ -1,5 +1,4 @@
-"""Ranks that report each other for calling different operations: both sides are shown, with a made-up
-clock."""
+"""Ranks that report each other for calling different operations: both sides are shown, with a made-up clock."""
 
 from __future__ import annotations
 
@@ -133,8 +132,10 @@ RESET = "RuntimeError: [gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0
 @pytest.mark.parametrize("size", [8000, 4000])
 @pytest.mark.parametrize("abort_first", [False, True], ids=["error first", "abort first"])
 def test_an_abort_by_gloo_is_explained_by_differing_sizes(size: int, abort_first: bool) -> None:
-    """Lines that differ explain nothing if the operation is the same.  The others are asked in any order of
-    events."""
+    """Lines that differ explain nothing if the operation is the same.
+
+    The others are asked in any order of events.
+    """
     job = running()
     aborted = groups(0, state=STARTED, backend="gloo")
     aborted[0]["operations"][0]["bytes"] = size

@@ -9,8 +9,10 @@ HOSTS = ["node0", "node0", "node1", "node1", "node2", "node2"]
 
 
 def play(computing: list[float], step: float, rounds: int = 8, hosts: list[str] = HOSTS) -> list[Straggler]:
-    """Ranks compute for these times in each step, and wait for the rest of it.  They send a beat every 30
-    steps."""
+    """Ranks compute for these times in each step, and wait for the rest of it.
+
+    They send a beat every 30 steps.
+    """
     stragglers = Stragglers(hosts)
     found = []
     for number in range(rounds):
