@@ -32,7 +32,7 @@ FOR_LARGER = ("--latency-mode", "-f hostfiles")
 
 def part(heading: str) -> str:
     """The block of code below the line that ends with ``heading``."""
-    return re.findall(rf"{re.escape(heading)} of this page:\n\n```\w+\n(.*?)^```", PAGE, re.M | re.S)[0]
+    return re.findall(rf"{re.escape(heading)}:\n\n```\w+\n(.*?)^```", PAGE, re.M | re.S)[0]
 
 
 @pytest.fixture
