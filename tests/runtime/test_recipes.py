@@ -55,7 +55,7 @@ def recipe(page: str, title: str) -> str:
             "restarted: accelerate starts from the beginning, as this job has ",
         ),
         repeat("checkpoints.md", "## accelerate", 12, r"restarted: accelerate resumes after step 8 from "),
-        ("checkpoints.md", "A loop of your own:", 25, r"resuming after step \d+ from .*/own/step-\d+"),
+        ("checkpoints.md", "Your own loop:", 25, r"resuming after step \d+ from .*/own/step-\d+"),
     ],
 )
 def test_a_recipe_survives_a_killed_rank(
