@@ -15,7 +15,7 @@ from cpulaunch.plan.plan import Plan
 def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> str | None:
     """Return why this host can't use the backend ccl; None if it can, or if ccl is not wanted.
 
-    With ``build``, a missing process group is built now, which takes half a minute, with progress on stderr.
+    With ``build``, a missing process group is built now, which takes up to a minute, with progress on stderr.
     Without it, ``tell`` gets a line that it is missing.  Raises HostError if the user insists on ccl and it
     can't be used.
     """

@@ -48,7 +48,7 @@ class BuildProgress:
             seconds = f"{time.monotonic() - self._began:.0f} s"
             _draw(f"cpulaunch: {self._what}, once: {f'{step}, {detail}' if detail else step} ({seconds})")
         elif not detail:
-            say(f"{self._what}: {step}" + ("" if self._said else " (building it takes half a minute, once)"))
+            say(f"{self._what}: {step}" + ("" if self._said else " (building it takes up to a minute, once)"))
             self._said = True
 
 

@@ -226,7 +226,7 @@ def test_a_run_that_builds_prints_two_lines(
     assert done.returncode == 3
     compiling, failed, *_ = done.stderr.splitlines()
     assert compiling == (
-        "cpulaunch: ccl: compiling the core and torch's layer (building it takes half a minute, once)"
+        "cpulaunch: ccl: compiling the core and torch's layer (building it takes up to a minute, once)"
     )
     assert failed.startswith("cpulaunch: error: the compiler failed")
 
@@ -261,7 +261,7 @@ print(build.build(lambda *t: print(*t, flush=True)).module)
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Few sources with their own cache and a counting compiler.  The real sources take half a minute."""
+    """Few sources with their own cache and a counting compiler.  The real sources take up to a minute."""
     sources = tmp_path / "sources"
     for name in ("core/arithmetic.cpp", "core/boundary.cpp", "core/other.cpp", "layer/group.cpp"):
         (sources / name).parent.mkdir(parents=True, exist_ok=True)
