@@ -44,6 +44,7 @@ STEP = 4
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 PROGRAM = ["-m", "cpulaunch.bench.ranks.program"]
+"""What each rank runs."""
 
 MESSAGES = "messages"
 """File in the bench's directory for the messages of its job."""

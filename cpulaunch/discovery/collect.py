@@ -251,8 +251,8 @@ def _tell_of_alias(config: Config, first: str, tell: Tell) -> None:
     """
     if config.hosts.master_addr == "auto" and not addresses_of(first):
         tell(
-            f"warning: this machine knows no address of {first}, where the ranks meet: if it is an alias of "
-            "ssh's, they wait in vain; --master-addr names an address that all hosts know"
+            f"warning: this machine knows no address of {first}, where the ranks meet: if only ssh's "
+            "configuration knows that name, they never do; --master-addr takes an address that all hosts know"
         )
 
 

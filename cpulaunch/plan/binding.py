@@ -24,7 +24,7 @@ SMALL_RANK = 4
 
 
 WITHIN_NODES = 0.9
-"""The least part of its cores that a rank keeps if they are to be of one NUMA node."""
+"""To stay within a NUMA node, a rank gives up cores, but keeps at least this part of them."""
 
 
 class Binding(NamedTuple):

@@ -71,7 +71,7 @@ def _check_interface_names(config: Config, backend: str, *, several: bool) -> No
     if text and wrong and (several or backend == "gloo"):
         raise PlanError(
             f"$GLOO_SOCKET_IFNAME: {text}: {wrong[0] or 'an empty word'} is not the name of an interface",
-            hint="unset it, or name one, such as eth0; --interface names one for all that communicates",
+            hint="unset it, or name one, such as eth0; --interface names one for all communication",
         )
 
 

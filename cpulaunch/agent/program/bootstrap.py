@@ -255,7 +255,8 @@ def _raised(error: BaseException) -> bytes:
     if isinstance(error, CpulaunchError):  # the user's mistake, not a bug: no traceback
         text, hint = "", error.hint or ""
     else:
-        told = error if frames or error.__cause__ is None else error.__cause__  # runpy hides its own frames
+        # An error without frames is runpy's about a module: its cause has the frames.
+        told = error if frames or error.__cause__ is None else error.__cause__
         text, hint = "".join(traceback.format_exception(type(told), told, told.__traceback__)), ""
     name = type(error).__qualname__
     if (module := type(error).__module__) not in ("builtins", "__main__"):

@@ -98,13 +98,16 @@ Running Rank::run(const Call& call, std::vector<OperationPtr> operations, std::f
   return {std::move(name), std::move(transfers), std::move(check)};
 }
 
-// All ranks have the same bits, so that one of them checks what they mean.  Some have their tensor in shared memory.
+// Some ranks have their tensor in shared memory.
+std::shared_ptr<char> Rank::shared_copy(const Call& call, Numbers& data) const {
+  if ((call.source.seed >> rank_) % 2 == 0) return nullptr;
+  return {SharedBlocks::copy(data.data(), data.bytes()), SharedBlocks::free};
+}
+
+// All ranks have the same bits, so that one of them checks what they mean.
 Running Rank::all_reduce(const Call& call) {
   auto data = std::make_shared<Numbers>(numbers(call.source, call.count));
-  std::shared_ptr<char> shared;
-  if ((call.source.seed >> rank_) % 2) {
-    shared.reset(SharedBlocks::copy(data->data(), data->bytes()), SharedBlocks::free);
-  }
+  const auto shared = shared_copy(call, *data);
   char* to = shared ? shared.get() : data->data();
   const Signature signature{Signature::Kind::all_reduce, call.source.type, call.source.reduction,
                             call.wire,                   -1,               data->bytes()};
@@ -125,10 +128,7 @@ Running Rank::all_reduce(const Call& call) {
 // Once it is done, the memory of the others is theirs again.
 Running Rank::reduce(const Call& call) {
   auto data = std::make_shared<Numbers>(numbers(call.source, call.count));
-  std::shared_ptr<char> shared;
-  if ((call.source.seed >> rank_) % 2) {
-    shared.reset(SharedBlocks::copy(data->data(), data->bytes()), SharedBlocks::free);
-  }
+  const auto shared = shared_copy(call, *data);
   char* to = shared ? shared.get() : data->data();
   const Signature signature{Signature::Kind::reduce, call.source.type, call.source.reduction, Wire::exact, call.root,
                             data->bytes()};

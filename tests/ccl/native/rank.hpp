@@ -70,6 +70,7 @@ class Rank {
   size_t count_of(const Call& call, int rank) const { return call.uneven ? call.count * (rank % 3) / 2 : call.count; }
   Running run(const Call& call, std::vector<OperationPtr> operations, std::function<void()> check);
 
+  std::shared_ptr<char> shared_copy(const Call& call, Numbers& data) const;
   Running all_reduce(const Call& call);
   Running reduce(const Call& call);
   Running all_gather(const Call& call);

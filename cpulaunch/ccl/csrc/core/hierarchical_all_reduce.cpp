@@ -73,7 +73,7 @@ class AllReduce final : public Operation {
     return is_reduced && take_from_counterparts(piece, range);
   }
 
-  // Also a rank that gets no result waits for the others if it has its tensor in shared memory, where they read it.
+  // A rank that gets no result also waits if its tensor is in shared memory, where the others read it.
   bool collects(Piece piece) const override {
     return layout_.locals > 1 && !is_whole(range_of(piece)) && (gets_result(layout_.local) || tensor);
   }

@@ -11,11 +11,11 @@ enum class Route {
   deal,   // those between, where hosts are many: the root sends each host a part, which that one sends to all others
 };
 
-// Pieces for each host from which on the hosts form a chain.
+// With this many pieces for each host, the hosts form a chain.
 constexpr size_t kPiecesForChain = 2;
 // Up to this many hosts, the root of a tree sends each byte twice at most, and nothing is dealt out.
 constexpr int kMostHostsOfTree = 4;
-// Bytes of a lane's part of the tensor for each host from which on it is dealt out.
+// With this many bytes of a lane's part for each host, the tensor is dealt out.
 constexpr size_t kLeastDealt = 16 << 10;
 // Bytes of a lane's part of a piece, where hosts pass it on: the last one gets smaller ones sooner.
 constexpr size_t kMaxPart = 128 << 10;

@@ -21,8 +21,8 @@ using OperationPtr = std::shared_ptr<Operation>;
 // Parts of pieces are multiples of these, in bytes: of what is copied, and of what is summed, whose loops take as much.
 constexpr size_t kCopyGranule = 64, kSumGranule = 256;
 
-// `data` becomes the reduction over all ranks, in place, as the signature says, whichever its kind is.  Of a reduce,
-// only the root's does; what the other ranks' holds then is undefined.  With Wire::bfloat16, sums of float32 are
+// `data` becomes the reduction over all ranks, in place, as the signature says, whichever its kind is.  In a reduce,
+// only the root gets it, and the data of the other ranks is undefined.  With Wire::bfloat16, sums of float32 are
 // rounded where there are several hosts (host_exchange.hpp); other reductions are as with Wire::exact.  Of no bytes,
 // also by the functions below: the ranks meet, so that one that has some is found out; over a fabric those of a host
 // do.
