@@ -23,9 +23,9 @@ from cpulaunch.plan.instances import are_wanted
 from cpulaunch.plan.plan import Program
 from cpulaunch.plugins import ENGINE_PACKAGES
 from cpulaunch.tune import table
-from cpulaunch.tune.search import CONFIRMATIONS, FINE, Found, Trial, confirm, search
+from cpulaunch.tune.search import COARSE, CONFIRMATIONS, Found, Trial, confirm, search
 from cpulaunch.tune.space import Space, Values
-from cpulaunch.tune.trial import Runner
+from cpulaunch.tune.trial import Goal, Runner
 
 USAGE = """cpulaunch tune [OPTIONS] train.py [ARGS…]
        cpulaunch tune [OPTIONS] -m module [ARGS…]"""
@@ -43,8 +43,23 @@ not ready; 130 interrupted
 OWN = ("--budget", "--output", "-o", "--force", "--format", "--wdir")
 """Options that `cpulaunch run` doesn't get."""
 
-FIRST_SHARE, SHARE = 0.5, 0.2
-"""Maximum fractions of the budget for the first trial, and for each other trial."""
+FIRST_SHARE = 0.5
+"""Fraction of the budget in which the first trial must have a rate."""
+
+SHARE = 0.05
+"""Fraction of the budget after which a coarse trial ends, however much its rate varies.
+
+Finer trials may take up to `FINER` times as long.  Where the first trial takes longer to have a rate, so may
+the others.
+"""
+
+FINER = 3.0
+
+SLOWER = 3.0
+"""Multiple of that time after which a trial without a rate has failed."""
+
+RESERVED = 3 * CONFIRMATIONS
+"""Time kept for the final comparison, in lengths of the first trial: half as much again as its runs need."""
 
 
 def main(arguments: list[str]) -> int:
@@ -119,29 +134,36 @@ class Tuning:
         self._space, self._runner, self._budget = space, runner, budget
         self._deadline = time.monotonic() + budget
         self._reserve = 0.0  # seconds kept for confirming the winner
+        self._shortest, self._longest = 0.0, SHARE * budget  # seconds of a trial
 
     def find(self) -> Found | None:
         """Return the fastest settings; None if no trial made steps."""
-        default = self._run({}, FINE, 0.0, FIRST_SHARE * self._budget)
+        default = self._run({}, Goal(COARSE, 0.0, self._longest, FIRST_SHARE * self._budget))
         if default.rate and default.rate.unit == "steps":
             say("warning: the batches can't be seen, so steps of all ranks are counted: "
                 "this compares settings only if the batch per rank is always the same")  # fmt: skip
-        self._reserve = 2 * CONFIRMATIONS * default.seconds
+        self._reserve = RESERVED * default.seconds
+        self._shortest, self._longest = default.seconds, max(self._longest, default.seconds)
         winner = search(default, self._space.stages, self._measure)
         if winner.rate is None:
             return None
-        self._reserve = 0.0
+        self._reserve = self._shortest = 0.0
+        self._longest = self._left() / RESERVED / FINER
         return confirm(winner, default, self._measure)
 
-    def _measure(self, values: Values, tolerance: float, to_beat: float = 0.0) -> Trial | None:
-        left = self._deadline - time.monotonic() - self._reserve
-        if left < self.trials[0].seconds:
-            return None
-        return self._run(values, tolerance, to_beat, min(left, SHARE * self._budget))
+    def _left(self) -> float:
+        return self._deadline - time.monotonic() - self._reserve
 
-    def _run(self, values: Values, tolerance: float, to_beat: float, limit: float) -> Trial:
+    def _measure(self, values: Values, tolerance: float, to_beat: float = 0.0) -> Trial | None:
+        left = self._left()
+        if left <= self._shortest:
+            return None
+        enough = min(left, self._longest * min(FINER, COARSE / tolerance))
+        return self._run(values, Goal(tolerance, to_beat, enough, min(left, SLOWER * enough)))
+
+    def _run(self, values: Values, goal: Goal) -> Trial:
         ranks = self._space.plan(values).world_size
-        trial = self._runner.run(values, ranks, tolerance, to_beat, limit)
+        trial = self._runner.run(values, ranks, goal)
         self.trials.append(trial)
         came = f"{trial.rate.per_second:,.1f} {trial.rate.unit}/s" if trial.rate else f"failed: {trial.why}"
         say(f"trial {len(self.trials)}: {table.named(values)}: {came}")

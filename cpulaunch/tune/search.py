@@ -73,14 +73,20 @@ def _halve(best: Trial, candidates: list[Values], measure: Measure) -> Trial:
     tolerance = COARSE
     while trials and tolerance > FINE:
         tolerance = max(FINE, tolerance / 2)
-        trials = _ranked(trials)[: -(-len(trials) // 2)]
-        finer = [
-            each if each.rate and each.rate.spread <= tolerance else measure(each.values, tolerance)
-            for each in trials
-        ]
-        trials = [each for each in finer if each and each.rate]
-    winner = next(iter(_ranked(trials)), best)
-    return winner if best.rate is None or (winner.rate and winner.rate.least > best.rate.most) else best
+        trials = [_finer(each, tolerance, measure) for each in _ranked(trials)[: -(-len(trials) // 2)]]
+    winner = next(iter(_ranked(trials)), None)
+    if winner is None or best.rate is None:
+        return winner or best
+    best = _finer(best, FINE, measure)
+    return winner if winner.rate and best.rate and winner.rate.least > best.rate.most else best
+
+
+def _finer(trial: Trial, tolerance: float, measure: Measure) -> Trial:
+    """Measure a trial again, unless its rate is known well enough."""
+    if trial.rate is None or trial.rate.spread <= tolerance:
+        return trial
+    again = measure(trial.values, tolerance)
+    return again if again and again.rate else trial
 
 
 def _ranked(trials: list[Trial]) -> list[Trial]:

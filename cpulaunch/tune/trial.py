@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cpulaunch import variables
 from cpulaunch.config.config import Config
@@ -31,6 +31,19 @@ MIN_SECONDS = 2.0
 """Minimum seconds for which each rank is measured."""
 
 
+class Goal(NamedTuple):
+    """When a trial ends: its rate is known within ``tolerance``, or surely below ``to_beat``.
+
+    Both with 95 % confidence; ``tolerance`` is a fraction of the rate, ``to_beat`` is per second.  After
+    ``enough`` seconds, a rate of any precision counts; after ``limit`` seconds, the trial has failed.
+    """
+
+    tolerance: float
+    to_beat: float
+    enough: float
+    limit: float
+
+
 @dataclass(frozen=True)
 class Runner:
     """Runs trials of one job.
@@ -42,12 +55,8 @@ class Runner:
     program: Sequence[str]
     environ: dict[str, str]
 
-    def run(self, values: Values, ranks: int, tolerance: float, to_beat: float, limit: float) -> Trial:
-        """Run ``values`` on ``ranks`` ranks for at most ``limit`` seconds.
-
-        The trial ends when the rate is known within ``tolerance``, or is below ``to_beat`` with 95 %
-        confidence.  It leaves nothing running, and nothing on disk.
-        """
+    def run(self, values: Values, ranks: int, goal: Goal) -> Trial:
+        """Run ``values`` on ``ranks`` ranks.  Leaves nothing running, and nothing on disk."""
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="cpulaunch-tune-") as name:
             directory = Path(name)
@@ -57,8 +66,8 @@ class Runner:
                 (directory / OUTPUT).open("wb") as output,
                 nested_run(options, self.program, output, output, self.environ) as process,
             ):
-                rate = _watch(process, directory, ranks, tolerance, to_beat, began + limit)
-            why = "" if rate else _why(process.returncode, directory, limit)
+                rate = _watch(process, directory, ranks, goal)
+            why = "" if rate else _why(process.returncode, directory, goal.limit)
         return Trial(values, rate, why, time.monotonic() - began)
 
     def _options(self, values: Values, directory: Path) -> Iterator[str]:
@@ -71,23 +80,20 @@ class Runner:
         yield f"--env={variables.TUNING}=1"
 
 
-def _watch(
-    process: subprocess.Popen[bytes],
-    directory: Path,
-    ranks: int,
-    tolerance: float,
-    to_beat: float,
-    until: float,
-) -> Rate | None:
+def _watch(process: subprocess.Popen[bytes], directory: Path, ranks: int, goal: Goal) -> Rate | None:
     """Wait until the rate is known well enough, the trial has ended, or its time is up."""
-    meter, rows = Meter(), _Rows(directory / "runs")
+    began, meter, rows = time.monotonic(), Meter(), _Rows(directory / "runs")
     while True:
         ended = process.poll() is not None
         meter.add(rows.new())
-        rate = meter.rate(ranks)
-        if ended or time.monotonic() > until:
+        rate, seconds = meter.rate(ranks), time.monotonic() - began
+        if ended or seconds > goal.limit:
             return rate if not ended or process.returncode == 0 else None
-        if rate and meter.seconds >= MIN_SECONDS and (rate.spread <= tolerance or rate.most < to_beat):
+        if (
+            rate
+            and meter.seconds >= MIN_SECONDS
+            and (rate.spread <= goal.tolerance or rate.most < goal.to_beat or seconds > goal.enough)
+        ):
             return rate
         time.sleep(POLL)
 

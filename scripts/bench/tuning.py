@@ -1,10 +1,11 @@
 """`cpulaunch tune` beside a full grid: how good its settings are, and how long it takes, on this machine.
 
-    python scripts/bench/tuning.py [--models bert resnet] [--budget 10m]
+    python scripts/bench/tuning.py [--models bert resnet] [--share 0.25]
 
-The tuning starts from one rank that is not pinned.  The grid is all combinations of 1 or 2 ranks, pinned or
-not, bf16 or fp32, and malloc, glibc's tunables or tcmalloc; each point is run once until its rate is known
-within 3 %.  Then the winner of the tuning and the best point of the grid are run in turn, three times.
+The grid is all combinations of 1 or 2 ranks, pinned or not, bf16 or fp32, and malloc, glibc's tunables or
+tcmalloc; each point is run once until its rate is known within 3 %, for at most 45 s.  The tuning starts from
+one rank that is not pinned; its budget is a share of the grid's time.  Then the winner of the tuning and the
+best point of the grid are run in turn, three times.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.tune.search import FINE, Trial
 from cpulaunch.tune.table import named
-from cpulaunch.tune.trial import Runner
+from cpulaunch.tune.trial import Goal, Runner
 
-LIMIT = 120.0  # seconds for one run
+LIMIT = 120.0  # seconds in which a run must have a rate
+ENOUGH = 45.0  # and after which it ends, however much its rate varies
 
 START = "cpulaunch: 1\nhosts: {nproc: 1}\ncpu: {strategy: none}\noutput: {tee: none}\n"
 
@@ -78,7 +80,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", choices=("bert", "resnet"), default=["bert", "resnet"])
-    parser.add_argument("--budget", default="10m")
+    parser.add_argument("--share", type=float, default=0.25, help="of the grid's time, for the tuning")
     options = parser.parse_args()
     cpu = re.search("model name\\s*: (.*)", Path("/proc/cpuinfo").read_text())
     print(f"CPU: {cpu[1] if cpu else 'unknown'}")
@@ -87,22 +89,21 @@ def main() -> int:
         Path("train.py").write_text(SCRIPT)
         Path("start.yaml").write_text(START)
         for model in options.models:
-            compare(model, options.budget)
+            compare(model, options.share)
     return 0
 
 
-def compare(model: str, budget: str) -> None:
+def compare(model: str, share: float) -> None:
     print(f"\n{model}")
     runner = Runner(["--config-file=start.yaml"], ["train.py", model], dict(os.environ))
-    found, tuning = tune(model, budget)
-    winner = {SETTINGS[key]: SETTINGS[key].kind.from_yaml(value) for key, value in found.items()}
-    print(f"tuning: {tuning:.0f} s, {named(winner)}", flush=True)
     began = time.monotonic()
     trials = [measure(runner, dict(zip(GRID, values, strict=True))) for values in product(*GRID.values())]
     whole = time.monotonic() - began
     best = max(trials, key=rate_of)
     print(f"grid: {len(trials)} points, {whole:.0f} s; best: {named(best.values)}")
-    print(f"time of the tuning ÷ grid: {tuning / whole:.2f}")
+    found, tuning = tune(model, share * whole)
+    winner = {SETTINGS[key]: SETTINGS[key].kind.from_yaml(value) for key, value in found.items()}
+    print(f"tuning: {tuning:.0f} s, {tuning / whole:.2f} of the grid's; {named(winner)}", flush=True)
     ratios = []
     for _ in range(3):
         ours = rate_of(measure(runner, winner))
@@ -111,19 +112,19 @@ def compare(model: str, budget: str) -> None:
     print(f"rate of the winner ÷ best point: {middle:.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
 
 
-def tune(model: str, budget: str) -> tuple[dict[str, Any], float]:
+def tune(model: str, budget: float) -> tuple[dict[str, Any], float]:
     """Return the values that the tuning chose, by the settings' keys, and its time in seconds."""
     began = time.monotonic()
-    command = [sys.executable, "-m", "cpulaunch", "tune", "--config-file", "start.yaml", "--budget", budget]
+    options = ["--config-file", "start.yaml", f"--budget={budget:.0f}s", "--format", "json"]
     done = subprocess.run(
-        [*command, "--format", "json", "-o", f"{model}.yaml", "train.py", model],
+        [sys.executable, "-m", "cpulaunch", "tune", *options, "-o", f"{model}.yaml", "train.py", model],
         stdout=subprocess.PIPE, text=True, check=True, timeout=3600,
     )  # fmt: skip
     return json.loads(done.stdout)["winner"] or {}, time.monotonic() - began
 
 
 def measure(runner: Runner, values: dict[Setting[Any], Any]) -> Trial:
-    trial = runner.run(values, values.get(Config.hosts.nproc, 1), FINE, 0.0, LIMIT)
+    trial = runner.run(values, values.get(Config.hosts.nproc, 1), Goal(FINE, 0.0, ENOUGH, LIMIT))
     print(f"  {rate_of(trial):8.2f}/s in {trial.seconds:3.0f} s  {named(values)} {trial.why}", flush=True)
     return trial
 
