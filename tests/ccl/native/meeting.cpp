@@ -6,6 +6,8 @@
 
 #include <stdexcept>
 
+#include "network_tcp.hpp"
+
 namespace {
 
 // ThreadSanitizer knows memory by its address, so it has to be the same one for all ranks of a host.
@@ -85,7 +87,7 @@ std::shared_ptr<Hierarchy> Meeting::join(int rank) {
   if (connects) {
     auto connector =
         std::make_shared<Connector>(rank, listeners_[rank], addresses_, std::string(kLeastKey, 'x'));
-    network = std::make_unique<Network>(layout, std::move(connector));
+    network = std::make_unique<TcpNetwork>(layout, std::move(connector));
   }
   std::shared_ptr<Fabric> fabric;
   if (fabrics) fabric = std::make_shared<ThreadFabric>(mailboxes_, layout);

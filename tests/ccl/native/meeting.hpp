@@ -9,8 +9,9 @@
 #include <memory>
 #include <vector>
 
-#include "thread_fabric.hpp"
+#include "connector.hpp"
 #include "hierarchy.hpp"
+#include "thread_fabric.hpp"
 
 namespace cpulaunch {
 
