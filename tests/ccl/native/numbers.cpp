@@ -247,10 +247,14 @@ double compressed_sum(const Source& source, const Layout& layout, size_t i) {
   }
   if (layout.hosts == 1) return sums[0];
   const auto rounded = [](double sum) { return BFloat16::value(BFloat16::nearest(sum)); };
+  size_t in_grid = layout.hosts_in_grid();  // and behind them, in the first dimension, the guests of its rows
   for (const int row : layout.grid) {
-    std::vector<double> of_rows(sums.size() / row);
-    for (size_t host = 0; host < sums.size(); ++host) of_rows[host / row] += rounded(sums[host]);
+    std::vector<double> of_rows(in_grid / row);
+    for (size_t host = 0; host < sums.size(); ++host) {
+      of_rows[host < in_grid ? host / row : (host - in_grid) % of_rows.size()] += rounded(sums[host]);
+    }
     sums = of_rows;
+    in_grid = sums.size();
   }
   return rounded(sums[0]);
 }
