@@ -39,7 +39,7 @@ class Network {
 
   // These add 1 to `pending` and take it off again when the memory is free to be used: the data is on its way, or is
   // here.  The memory and the counter must stay until then, or until close().
-  // Where `more_follow` to the same rank, a large message may go with them when progress() is called.
+  // Where `more_follow` to the same rank, the message may go with them when progress() is called.
   virtual void send(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes, int& pending,
                     bool more_follow = false) = 0;
   virtual void receive(int from, const Tag& tag, const Signature& signature, char* data, size_t bytes,

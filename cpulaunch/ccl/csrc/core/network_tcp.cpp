@@ -13,7 +13,6 @@ namespace {
 
 constexpr size_t kMaxParts = 16;             // of what one call of the kernel sends
 constexpr size_t kTurn = 1 << 20;            // bytes of one peer after which another one's turn comes
-constexpr size_t kMaxSentAtOnce = 64 << 10;  // bytes of a message: about what the kernel puts into a packet
 // Calls of progress() in which nothing moves, until unasked messages are looked for: some 0.1 s for one who sleeps in
 // between.
 constexpr unsigned kIdleCallsPerCheck = 1000;
@@ -37,7 +36,7 @@ void TcpNetwork::enter(const Signature& signature) {
 
 void TcpNetwork::send(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes, int& pending,
                    bool more_follow) {
-  enqueue(to, {{tag, signature, bytes}, data, &pending}, more_follow && bytes > kMaxSentAtOnce);
+  enqueue(to, {{tag, signature, bytes}, data, &pending}, more_follow);
 }
 
 void TcpNetwork::enqueue(int to, const Sent& message, bool more_follow) {
@@ -306,12 +305,15 @@ size_t TcpNetwork::read_expected(int from) {
     std::memcpy(message.data + peer.done, peer.buffer.data() + peer.begin, buffered);
     peer.begin += buffered;
     peer.done += buffered;
-    if (peer.done < message.bytes) {
+    if (const size_t rest = message.bytes - peer.done) {  // and nothing is left in the buffer
+      peer.begin = peer.end = 0;
       const bool patient = message.signature.bytes >= kLeastForPatience;
-      const size_t got = peer.receiver.read(message.data + peer.done, message.bytes - peer.done, patient);
+      const size_t got = peer.receiver.read(message.data + peer.done, rest, patient,
+                                            {peer.buffer.data(), peer.buffer.size()});
       if (got == 0) break;
       moved += got;
-      peer.done += got;
+      peer.done += std::min(got, rest);
+      peer.end = got - std::min(got, rest);
     }
     if (peer.done == message.bytes) {
       --*message.pending;

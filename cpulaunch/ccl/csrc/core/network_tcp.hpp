@@ -8,7 +8,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +15,7 @@
 
 #include "cause.hpp"
 #include "connector.hpp"
+#include "fifo.hpp"
 #include "layout.hpp"
 #include "network.hpp"
 #include "readiness.hpp"
@@ -51,14 +51,14 @@ class TcpNetwork final : public Network {
     uint64_t bytes;
   };
   struct Sent {
-    Header header;
-    const char* data;
-    int* pending;
+    Header header{};
+    const char* data = nullptr;
+    int* pending = nullptr;
   };
   struct Outgoing {
     Sender sender;
     size_t done = 0;  // bytes of the first message, with its header
-    std::deque<Sent> queue;
+    Fifo<Sent> queue;
     bool listed = false;      // in sending_
   };
   struct Expected {
