@@ -33,10 +33,10 @@ HEAD = """\
 We have no machines larger than those of the tables in [ccl.md](ccl.md#how-fast). This page says what ccl does
 there, by counting and arithmetic: it has not been measured. `scripts/ccl_arithmetic.py` generates the page.
 
-The core itself counts bytes, messages and rounds (`tests/ccl/native`, the programs `counts` and `steps`), with
-ranks that are threads of one process. Times follow from 10 GB/s that a core reads and writes, 200 GB/s that
-the memory of a NUMA node carries, and 12.5 GB/s of a link of 100 Gbit/s. They are lower limits: no rank waits
-for another.
+The core itself counts bytes, messages and rounds (the programs `counts` and `steps` in `tests/ccl/native`),
+with ranks that are threads of one process. Times follow from 10 GB/s that a core reads and writes, 200 GB/s
+that the memory of a NUMA node carries, and 12.5 GB/s of a link of 100 Gbit/s. They are lower limits: no rank
+waits for another.
 """
 
 WITHIN = """\
