@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 from collections import Counter
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.command import REPOSITORY
 from support.marks import repeat
 
 from cpulaunch.ccl.installed import SOURCES
@@ -31,9 +33,11 @@ EMULATOR = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 JOBS = 2
 
 LAYOUTS = ("1", "2", "4", "1,1", "2,2", "1,3", "2,2,2,2", "3", "3,1", "2,1,2,1,3", "1,2,3")
-SEVENTEEN_HOSTS = ",".join("1" * 17)  # a prime number: in one row
+SEVENTEEN_HOSTS = ",".join("1" * 17)  # in one row
 SIXTY_FOUR_HOSTS = ",".join("1" * 64)
 TWENTY_HOSTS = ",".join("1" * 20)  # in a grid of 10 and 2
+# In grids of 12 and 3, with two guests, and of 9 and 2, with one, where some ranks have two lanes.
+LARGE_PRIME_FACTORS = (",".join("1" * 38), ",".join("12" * 9 + "1"))
 OVER_A_FABRIC = ("1,1", "2,2", "3,1", "2,2,2,2", "1,2,3")
 PROGRAMS = ("plain", "addresses", "threads", "aarch64")
 
@@ -123,6 +127,16 @@ def aarch64(tmp_path_factory: pytest.TempPathFactory) -> Program:
     return Program((*EMULATOR, program), rounds=4)
 
 
+def counted(program: Program, layout: str, what: str) -> dict[str, dict[str, float]]:
+    """Return the program's lines of `NAME: KEY=NUMBER …`."""
+    done = program.run(layout, 1, 1, what)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = (line.split(": ") for line in done.stdout.splitlines()[:-1])
+    return {
+        name: {key: float(number) for key, number in re.findall(r"(\w+)=(\S+)", rest)} for name, rest in lines
+    }
+
+
 @pytest.fixture(params=PROGRAMS)
 def program(request: pytest.FixtureRequest) -> Program:
     return request.getfixturevalue(request.param)
@@ -146,7 +160,11 @@ def test_random_collectives(program: Program, layout: str) -> None:
     program.check(layout, seed=1)
 
 
-@pytest.mark.parametrize("layout", [SEVENTEEN_HOSTS, TWENTY_HOSTS], ids=["17 hosts", "20 hosts"])
+@pytest.mark.parametrize(
+    "layout",
+    [SEVENTEEN_HOSTS, TWENTY_HOSTS, *LARGE_PRIME_FACTORS],
+    ids=lambda layout: f"{layout.count(',') + 1} hosts",
+)
 def test_random_collectives_of_many_hosts(plain: Program, layout: str) -> None:
     plain.check(layout, seed=2, rounds=10)
 
@@ -163,6 +181,40 @@ def test_small_collectives_of_many_hosts_take_few_messages(plain: Program) -> No
 def test_hosts_send_no_more_than_they_must(plain: Program, layout: str) -> None:
     done = plain.run(layout, 1, 25, "few bytes")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("hosts", "rounds", "peers"), [(17, 1, 16), (19, 3, 10), (31, 3, 16), (61, 3, 18), (127, 3, 22)]
+)
+def test_a_prime_number_of_hosts_takes_few_messages(
+    plain: Program, hosts: int, rounds: int, peers: int
+) -> None:
+    steps = counted(plain, ",".join("1" * hosts), "steps")
+    small, large = steps["all_reduce of 4 KB"], steps["all_reduce of 25 MB"]
+    assert (small["rounds"], small["messages"], large["peers"]) == (rounds, peers, peers)
+    assert large["bytes"] < 1.06 * 2 * (hosts - 1) / hosts * (25 << 20)
+
+
+def test_many_hosts_cost_no_allocations_and_few_calls(plain: Program) -> None:
+    """An operation takes a few allocations, whatever its size; its pieces and messages take none."""
+    steps, counts = (counted(plain, SIXTY_FOUR_HOSTS, what) for what in ("steps", "counts"))
+    for name, its in counts.items():
+        assert (its["allocations"] <= 20, its["large_allocations"]) == (True, 0), name
+    large = counts["all_reduce of 25 MB"]
+    messages = steps["all_reduce of 25 MB"]["messages"]
+    assert large["sends"] < messages / 2
+    assert large["receives"] < 1.5 * messages
+    assert (
+        counts["all_to_all of 16 KB"]["descriptors"] <= 2 * 63 + 2
+    )  # with the listener, and one to poll all
+
+
+def test_the_page_of_arithmetic_is_what_the_core_counts(plain: Program) -> None:
+    script = runpy.run_path(str(REPOSITORY / "scripts" / "ccl_arithmetic.py"))
+    text = script["page"](plain.command[0])
+    if os.environ.get("UPDATE_GOLDEN"):
+        script["PAGE"].write_text(text)
+    assert script["PAGE"].read_text() == text, "run it with UPDATE_GOLDEN=1"
 
 
 def test_one_call_polls_all_idle_connections(plain: Program) -> None:
@@ -223,7 +275,9 @@ def test_nothing_is_left_of_groups(program: Program, layout: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", ["1,1", "1,2,3", "2,2,2,2", "1,1,1,1,1,1", TWENTY_HOSTS], ids=lambda layout: f"{layout:.11}"
+    "layout",
+    ["1,1", "1,2,3", "2,2,2,2", "1,1,1,1,1,1", TWENTY_HOSTS, LARGE_PRIME_FACTORS[1]],
+    ids=lambda layout: f"{layout:.15}",
 )
 def test_messages_do_not_depend_on_the_kernels_buffers(plain: Program, layout: str) -> None:
     plain.check(layout, seed=5, what="narrow connections", rounds=20)

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "network.hpp"
+#include "connector.hpp"
 
 namespace cpulaunch {
 

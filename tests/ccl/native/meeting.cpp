@@ -1,10 +1,13 @@
 #include "meeting.hpp"
 
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <stdexcept>
+
+#include "network_tcp.hpp"
 
 namespace {
 
@@ -17,8 +20,7 @@ constexpr bool kMapsOnce = false;
 
 constexpr int kNarrow = 16 << 10;  // bytes
 std::atomic<bool> narrow{false}, fabrics{false};
-std::atomic<uint64_t> sent{0}, received{0};
-thread_local uint64_t bytes_sent = 0;
+thread_local cpulaunch::Counts counts;
 
 }  // namespace
 
@@ -35,26 +37,47 @@ extern "C" int socket(int domain, int type, int protocol) noexcept {
 // A sanitizer's would see which thread learns of what by it.
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 extern "C" ssize_t sendmsg(int descriptor, const msghdr* message, int flags) {
-  ++sent;
+  ++counts.sends;
   const auto bytes = syscall(SYS_sendmsg, descriptor, message, flags);
-  if (bytes > 0) bytes_sent += static_cast<uint64_t>(bytes);
+  if (bytes > 0) counts.sent_bytes += static_cast<uint64_t>(bytes);
   return bytes;
 }
-extern "C" ssize_t recv(int descriptor, void* data, size_t size, int flags) {
-  ++received;
-  return syscall(SYS_recvfrom, descriptor, data, size, flags, nullptr, nullptr);
+extern "C" ssize_t recvmsg(int descriptor, msghdr* message, int flags) {
+  const auto bytes = syscall(SYS_recvmsg, descriptor, message, flags);
+  ++(bytes > 0 ? counts.receives : counts.vain);
+  if (bytes > 0) counts.received_bytes += static_cast<uint64_t>(bytes);
+  return bytes;
 }
 extern "C" int accept4(int descriptor, sockaddr* address, socklen_t* length, int flags) {
-  ++received;
-  return static_cast<int>(syscall(SYS_accept4, descriptor, address, length, flags));
+  const auto accepted = static_cast<int>(syscall(SYS_accept4, descriptor, address, length, flags));
+  ++(accepted >= 0 ? counts.receives : counts.vain);
+  return accepted;
+}
+extern "C" int epoll_wait(int descriptor, epoll_event* events, int most, int timeout) {
+  ++counts.polls;
+  return static_cast<int>(syscall(SYS_epoll_pwait, descriptor, events, most, timeout, nullptr, 0));
+}
+
+extern "C" void* __libc_malloc(size_t bytes);
+extern "C" void* malloc(size_t bytes) {  // of operator new, too
+  ++counts.allocations;
+  counts.large_allocations += bytes >= cpulaunch::Counts::kLargeAllocation;
+  return __libc_malloc(bytes);
 }
 #endif
 
 namespace cpulaunch {
 
-uint64_t calls_to_send() { return sent; }
-uint64_t calls_to_receive() { return received; }
-uint64_t bytes_sent_by_this_thread() { return bytes_sent; }
+Counts Counts::operator-(const Counts& before) const {
+  Counts since = *this;
+  since.sends -= before.sends, since.sent_bytes -= before.sent_bytes;
+  since.receives -= before.receives, since.received_bytes -= before.received_bytes, since.vain -= before.vain;
+  since.polls -= before.polls;
+  since.allocations -= before.allocations, since.large_allocations -= before.large_allocations;
+  return since;
+}
+
+Counts counts_of_this_thread() { return counts; }
 void narrow_connections() { narrow = true; }
 void use_fabrics() { fabrics = true; }
 
@@ -85,7 +108,7 @@ std::shared_ptr<Hierarchy> Meeting::join(int rank) {
   if (connects) {
     auto connector =
         std::make_shared<Connector>(rank, listeners_[rank], addresses_, std::string(kLeastKey, 'x'));
-    network = std::make_unique<Network>(layout, std::move(connector));
+    network = std::make_unique<TcpNetwork>(layout, std::move(connector));
   }
   std::shared_ptr<Fabric> fabric;
   if (fabrics) fabric = std::make_shared<ThreadFabric>(mailboxes_, layout);

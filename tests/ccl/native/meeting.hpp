@@ -9,8 +9,9 @@
 #include <memory>
 #include <vector>
 
-#include "thread_fabric.hpp"
+#include "connector.hpp"
 #include "hierarchy.hpp"
+#include "thread_fabric.hpp"
 
 namespace cpulaunch {
 
@@ -53,10 +54,17 @@ class Meeting {
 // From now on the kernel's buffers of each connection hold so few bytes that a message is soon taken by the receiver's
 // memory only.
 void narrow_connections();
-// How often this process has asked the kernel to send something, or for something to receive.
-uint64_t calls_to_send();
-uint64_t calls_to_receive();
-uint64_t bytes_sent_by_this_thread();
+// What a thread, and so a rank, has had the kernel and the heap do.  With a sanitizer, nothing is counted.
+struct Counts {
+  uint64_t sends = 0, sent_bytes = 0;
+  uint64_t receives = 0, received_bytes = 0, vain = 0;  // calls that brought something, and those that didn't
+  uint64_t polls = 0;                                   // of many connections at once
+  uint64_t allocations = 0, large_allocations = 0;      // and those of kLargeAllocation or more
+  static constexpr size_t kLargeAllocation = 64 << 10;
+
+  Counts operator-(const Counts& before) const;
+};
+Counts counts_of_this_thread();
 // From now on groups have a fabric between their hosts instead of connections.
 void use_fabrics();
 

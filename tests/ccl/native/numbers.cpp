@@ -247,10 +247,14 @@ double compressed_sum(const Source& source, const Layout& layout, size_t i) {
   }
   if (layout.hosts == 1) return sums[0];
   const auto rounded = [](double sum) { return BFloat16::value(BFloat16::nearest(sum)); };
+  size_t in_grid = layout.hosts_in_grid();  // and behind them, in the first dimension, the guests of its rows
   for (const int row : layout.grid) {
-    std::vector<double> of_rows(sums.size() / row);
-    for (size_t host = 0; host < sums.size(); ++host) of_rows[host / row] += rounded(sums[host]);
+    std::vector<double> of_rows(in_grid / row);
+    for (size_t host = 0; host < sums.size(); ++host) {
+      of_rows[host < in_grid ? host / row : (host - in_grid) % of_rows.size()] += rounded(sums[host]);
+    }
     sums = of_rows;
+    in_grid = sums.size();
   }
   return rounded(sums[0]);
 }
@@ -302,6 +306,36 @@ void check_pairs(NumberType type, Reduction reduction, int divisor, std::mt19937
     throw std::runtime_error(std::string(name_of(reduction)) + " of " + name_of(type) + " with bits " +
                              std::to_string(a[i].bits) + " and " + std::to_string(b[i].bits) + ": " +
                              std::to_string(got[i].bits) + ", not " + std::to_string(wanted.bits));
+  }
+}
+
+// Sums of float16, by vectors and number by number, have the same bits: of all numbers with each of those in whose
+// neighbourhood something changes.
+void check_sums_of_float16() {
+  constexpr uint16_t kSpecial[] = {0x0000, 0x0001, 0x03ff, 0x0400, 0x0401, 0x3c00, 0x3c01, 0x7bff, 0x7c00, 0x7c01,
+                                   0x7dff, 0x7e00, 0x7fff, 0x1000, 0x5800};
+  std::vector<uint16_t> every(1 << 16), other(every.size()), got(every.size());
+  for (size_t i = 0; i < every.size(); ++i) every[i] = static_cast<uint16_t>(i);
+  auto* const sum = reduce_for(NumberType::float16, Reduction::sum);
+  const auto check = [&](size_t sources, int divisor) {
+    const char* from[] = {reinterpret_cast<const char*>(every.data()), reinterpret_cast<const char*>(other.data())};
+    sum(reinterpret_cast<char*>(got.data()), from, sources, got.size() * 2, divisor);
+    for (size_t i = 0; i < every.size(); ++i) {
+      const char* one[] = {from[0] + 2 * i, from[1] + 2 * i};
+      uint16_t wanted;
+      sum(reinterpret_cast<char*>(&wanted), one, sources, 2, divisor);
+      if (got[i] == wanted) continue;
+      throw std::runtime_error("the sum of float16 with bits " + std::to_string(every[i]) + " and " +
+                               std::to_string(other[i]) + ", divided by " + std::to_string(divisor) + ": " +
+                               std::to_string(got[i]) + ", alone " + std::to_string(wanted));
+    }
+  };
+  for (const int divisor : {1, 2, 3}) check(1, divisor);
+  for (const uint16_t special : kSpecial) {
+    for (const int sign : {0, 0x8000}) {
+      std::fill(other.begin(), other.end(), static_cast<uint16_t>(special | sign));
+      check(2, 1);
+    }
   }
 }
 
@@ -361,6 +395,7 @@ void expect_compressed_sum(const Numbers& got, const Source& source, const std::
 
 void check_rounding(uint64_t seed, int rounds) {
   std::mt19937_64 random(seed);
+  check_sums_of_float16();
   for (int round = 0; round < rounds; ++round) {
     check_conversions(random);
     const auto check_types = [&](Reduction reduction, int divisor) {

@@ -21,6 +21,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "counts.hpp"
 #include "details.hpp"
 #include "intruders.hpp"
 #include "lent_threads.hpp"
@@ -204,19 +205,16 @@ void run_two_groups(const Arguments& given) {
 // What the ranks of these hosts, of which each has one, send in a small collective: they are connected already.
 uint64_t calls_in(const Arguments& given, Call::Kind kind) {
   Meeting meeting(given.host_of, 2);
-  uint64_t calls = 0;
+  std::atomic<uint64_t> calls{0};
   run_ranks(meeting.size(), [&](int rank) {
     Rank ranks(meeting, rank);
     const Call call{kind, {1, NumberType::int32}, 8};
     for (int time = 0; time < 2; ++time) {
-      meeting.wait_for_all();
-      const auto before = calls_to_send();
-      meeting.wait_for_all();
+      const auto before = counts_of_this_thread();
       const auto running = ranks.start(call);
       while (!running.test()) std::this_thread::yield();
       running.check();
-      meeting.wait_for_all();
-      if (rank == 0) calls = calls_to_send() - before;
+      if (time == 1) calls += (counts_of_this_thread() - before).sends;
     }
   });
   return calls;
@@ -246,11 +244,11 @@ std::vector<uint64_t> bytes_of(const Arguments& given, Call::Kind kind, size_t b
     Call call{kind, {1, NumberType::int32}, bytes / 4};
     if (has_root(kind)) call.root = 0;
     for (int time = 0; time < 2; ++time) {
-      const auto before = bytes_sent_by_this_thread();
+      const auto before = counts_of_this_thread();
       const auto running = ranks.start(call);
       running.wait(kLimit);
       running.check();
-      all[rank] = bytes_sent_by_this_thread() - before;
+      all[rank] = (counts_of_this_thread() - before).sent_bytes;
     }
   });
   return all;
@@ -288,12 +286,13 @@ void run_vain_polls(const Arguments& given) {
     const Call call{Call::Kind::all_to_all, {1, NumberType::int32}, 8};
     ranks.start(call).wait(kLimit);
     meeting.wait_for_all();
-    const auto before = calls_to_receive();
     std::optional<Running> running;
     if (rank == 0) {
+      const auto before = counts_of_this_thread();
       running.emplace(ranks.start(call));
       for (int i = 0; i < kPolls; ++i) running->test();
-      calls = calls_to_receive() - before;
+      const auto since = counts_of_this_thread() - before;
+      calls = since.receives + since.vain;
     }
     meeting.wait_for_all();
     if (rank != 0) running.emplace(ranks.start(call));
@@ -569,6 +568,8 @@ constexpr Program kPrograms[] = {
     {"few messages", run_few_messages},
     {"few bytes", run_few_bytes},
     {"vain polls", run_vain_polls},
+    {"steps", [](const Arguments& given) { print_steps(given.host_of); }},
+    {"counts", [](const Arguments& given) { print_counts(given.host_of); }},
     {"large", run_large},
     {"narrow connections", run_narrow},
     {"two groups", run_two_groups},

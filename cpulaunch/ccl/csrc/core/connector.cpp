@@ -97,10 +97,14 @@ Receiver::~Receiver() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-size_t Receiver::read(char* data, size_t bytes, bool patient) {
+size_t Receiver::read(char* data, size_t bytes, bool patient, iovec more) {
   patient = patient && bytes >= kLeastToRest;
   if (patient && std::chrono::steady_clock::now() < rests_until_) return 0;
-  const auto got = recv(descriptor_, data, bytes, MSG_DONTWAIT);
+  iovec parts[] = {{data, bytes}, more};
+  msghdr call{};
+  call.msg_iov = parts;
+  call.msg_iovlen = more.iov_len ? 2 : 1;
+  const auto got = recvmsg(descriptor_, &call, MSG_DONTWAIT);
   if (patient && got < static_cast<ssize_t>(bytes)) rests_until_ = std::chrono::steady_clock::now() + kRest;
   if (got > 0) return got;
   if (got == 0) throw ConnectionLost("it was closed there");

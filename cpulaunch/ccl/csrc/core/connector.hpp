@@ -70,7 +70,8 @@ class Receiver {
   // Returns how many bytes have been read; 0: none have come.  A `patient` reader, once it has read all that was there,
   // lets more of it come for a moment, and gets 0 meanwhile.  The kernel acknowledges what is read, and the sender's
   // processor spends time on each acknowledgement.
-  size_t read(char* data, size_t bytes, bool patient = false);
+  // What comes behind that goes to `more`.
+  size_t read(char* data, size_t bytes, bool patient = false, iovec more = {});
 
  private:
   int descriptor_;

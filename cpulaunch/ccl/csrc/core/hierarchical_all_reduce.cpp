@@ -82,7 +82,7 @@ class AllReduce final : public Operation {
     const auto range = range_of(piece);
     if (collects(piece) && !tensor) copy_others(data_, hierarchy_.slot(layout_.local, piece) - range.begin, range);
     batch_.run();
-    states_[hierarchy_.index(piece)] = {};
+    states_[hierarchy_.index(piece)].clear();
   }
 
  private:
@@ -101,6 +101,12 @@ class AllReduce final : public Operation {
     std::vector<HostExchange> exchanges;                // over the network,
     std::vector<std::unique_ptr<Transfer>> reductions;  // or over a fabric
     bool is_reduced = false;  // over all hosts
+
+    void clear() {
+      exchanges.clear();
+      reductions.clear();
+      is_reduced = false;
+    }
   };
 
   Range range_of(Piece piece) const { return {piece * piece_bytes, std::min(bytes_, (piece + 1) * piece_bytes)}; }

@@ -1,3 +1,5 @@
+#include <deque>
+
 #include "operations.hpp"
 
 namespace cpulaunch {

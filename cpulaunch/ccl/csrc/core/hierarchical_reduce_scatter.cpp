@@ -120,7 +120,7 @@ class ReduceScatter final : public Operation {
     if (layout_.hosts > 1 && ours) {
       const auto& coming = coming_for(piece);
       if (coming.pending > 0) return false;
-      reduce_hosts(coming.memory.get(), piece);
+      reduce_hosts(coming.memory, piece);
     }
     return true;
   }
@@ -132,11 +132,11 @@ class ReduceScatter final : public Operation {
   };
   // What other hosts have for this rank in one stretch.
   struct Coming {
-    std::unique_ptr<char[]> memory;
+    char* memory = nullptr;
     int pending = 0;
   };
-  // How many stretches may be under way at the same time, with two pieces or more each.
-  static constexpr size_t kStretches = SharedSlots::kMaxSlots / 2 + 1;
+  // A stretch has two pieces or more.
+  static constexpr size_t kStretches = Hierarchy::kStretches;
 
   int host_of(Piece piece) const { return static_cast<int>((layout_.host + 1 + piece) % layout_.hosts); }
 
@@ -155,8 +155,9 @@ class ReduceScatter final : public Operation {
     const auto range = range_of(piece, layout_.rank);
     if (range.size() == 0) return;
     auto& coming = coming_for(piece);
-    if (!coming.memory) coming.memory.reset(new char[(layout_.hosts - 1) * range.size()]);  // none after it is longer
-    char* to = coming.memory.get();
+    const size_t all = (layout_.hosts - 1) * range.size();  // none after it is longer
+    if (!coming.memory) coming.memory = hierarchy_.stretch(&coming - coming_.data(), all);
+    char* to = coming.memory;
     for (int host = 0; host < layout_.hosts; ++host) {
       if (host == layout_.host) continue;
       const int from = layout_.rank_with(layout_.local, host);

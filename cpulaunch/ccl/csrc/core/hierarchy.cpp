@@ -92,10 +92,12 @@ bool Hierarchy::is_idle() const {
   return put_.number == 0 || others_passed(&SharedSlots::Counters::taken, put_.number - 1);
 }
 
-char* Hierarchy::staging(Piece piece, size_t bytes) {
-  auto& staging = staging_[index(piece)];
-  if (staging.bytes < bytes) staging = {std::unique_ptr<char[]>(new char[bytes]), bytes};
-  return staging.memory.get();
+char* Hierarchy::Staging::of(size_t needed) {
+  if (bytes < needed) {
+    memory.reset(new char[needed]);
+    bytes = needed;
+  }
+  return memory.get();
 }
 
 bool Hierarchy::reads_directly() const {

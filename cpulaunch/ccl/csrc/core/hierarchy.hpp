@@ -59,7 +59,6 @@
 #pragma once
 
 #include <array>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -68,6 +67,7 @@
 #include <vector>
 
 #include "fabric.hpp"
+#include "fifo.hpp"
 #include "idle_memory.hpp"
 #include "layout.hpp"
 #include "network.hpp"
@@ -160,7 +160,10 @@ class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private 
   void set_mark(Mark mark, Piece piece);
   bool has_mark(Mark mark, int local, Piece piece) const;
   // Memory for a piece from its entry until it is collected.
-  char* staging(Piece piece, size_t bytes);
+  char* staging(Piece piece, size_t bytes) { return staging_[index(piece)].of(bytes); }
+  // Memory of an operation for what several of its pieces need, until all of them have been exchanged between hosts.
+  static constexpr size_t kStretches = SharedSlots::kMaxSlots / 2 + 1;
+  char* stretch(size_t index, size_t bytes) { return staging_[SharedSlots::kMaxSlots + index].of(bytes); }
   // For what a stage copies and sums.  A stage leaves nothing in it.
   Batch& batch() { return batch_; }
   const SharedSlots& slots() const { return *slots_; }
@@ -216,16 +219,18 @@ class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private 
   const std::shared_ptr<Fabric> fabric_;
   MappedBlocks mapped_;
   struct Staging {
+    char* of(size_t needed);
+
     std::unique_ptr<char[]> memory;
     size_t bytes = 0;
   };
-  std::array<Staging, SharedSlots::kMaxSlots> staging_;
+  std::array<Staging, SharedSlots::kMaxSlots + kStretches> staging_;
   Batch batch_;
 
   // Relaxed: it orders nothing, and a poller that reads an old value polls once more.
   std::atomic<uint64_t> steps_{0};
   std::mutex mutex_;
-  std::deque<std::shared_ptr<Operation>> operations_;  // those that are not collected
+  Fifo<std::shared_ptr<Operation>> operations_;        // those that are not collected
   uint64_t gone_ = 0;                                  // operations before these
   Cursor entered_, put_, taken_, started_, exchanged_, collected_;
   std::array<uint64_t, SharedSlots::kMaxSlots> done_{};  // for each slot, 1 + the last piece in it that is exchanged

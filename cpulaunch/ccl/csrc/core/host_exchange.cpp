@@ -1,5 +1,7 @@
 #include "host_exchange.hpp"
 
+#include <cstring>
+
 #include "operations.hpp"
 
 namespace cpulaunch {
@@ -28,10 +30,13 @@ size_t HostExchange::staging_size(const Layout& layout, size_t bytes, Wire wire)
   size_t size = 0;
   if (is_rounded(wire)) size = bytes = rounded_size(bytes);
   const bool whole = goes_whole(layout, bytes);
+  if (layout.host >= layout.hosts_in_grid()) return size + (whole ? bytes : 0);
+  int guests = layout.guests_of_row(layout.host / layout.grid[0]);
   for (const int hosts : layout.grid) {
     const size_t share = whole ? bytes : part_of({0, bytes}, 0, hosts, kCopyGranule).size();
-    size += (hosts - 1) * share;
+    size += (hosts + guests - 1) * share;
     bytes = share;
+    guests = 0;
   }
   return size;
 }
@@ -57,25 +62,39 @@ void HostExchange::start(char* data, size_t bytes, char* staging) {
 
 void HostExchange::make_dimensions(char* staging) {
   const auto& layout = hierarchy_->layout;
+  const int guest = layout.host - layout.hosts_in_grid();  // its number, or less than 0
+  const int rows = layout.hosts_in_grid() / layout.grid[0];
+  const int row = guest < 0 ? layout.host / layout.grid[0] : guest % rows;
   Range range{0, bytes_};
   int stride = 1;
   for (const int hosts : layout.grid) {
-    dimensions_.push_back({hosts, layout.host / stride % hosts, stride, range, {}, staging});
-    auto& dimension = dimensions_.back();
-    dimension.share = share_of(dimension, dimension.own);
-    range = dimension.share;
-    staging += (hosts - 1) * range.size();
+    const int guests = stride == 1 ? layout.guests_of_row(row) : 0;
+    Dimension dimension{hosts, guests, 0, 0, stride, range, {}, staging};
+    if (guest < 0) {
+      dimension.own = layout.host / stride % hosts;
+      dimension.first = layout.host - dimension.own * stride;
+    } else if (stride == 1) {
+      dimension.own = hosts + guest / rows;
+      dimension.first = row * hosts;
+    } else {
+      dimension.hosts = 0;
+    }
+    dimension.share = range = share_of(dimension, dimension.own);
+    dimensions_.add(dimension);
+    staging += (dimension.places() - 1) * range.size();
     stride *= hosts;
   }
 }
 
 void HostExchange::make_phases() {
-  for (size_t i = 0; i < dimensions_.size(); ++i) phases_.push_back({Phase::Kind::reduce, i});
+  for (size_t i = 0; i < dimensions_.size(); ++i) phases_.add({Phase::Kind::reduce, i});
+  const auto& layout = hierarchy_->layout;
+  if (whole_ && layout.hosts > layout.hosts_in_grid()) phases_.add({Phase::Kind::hand_out});
   if (whole_) return;
   if (root_host_ >= 0) {
-    phases_.push_back({Phase::Kind::deliver});
+    phases_.add({Phase::Kind::deliver});
   } else {
-    for (size_t i = dimensions_.size(); i > 0; --i) phases_.push_back({Phase::Kind::give_back, i - 1});
+    for (size_t i = dimensions_.size(); i > 0; --i) phases_.add({Phase::Kind::give_back, i - 1});
   }
 }
 
@@ -83,7 +102,10 @@ bool HostExchange::progress() {
   while (phase_ < phases_.size()) {
     if (phases_[phase_].pending > 0) return false;
     const auto& phase = phases_[phase_];
-    if (phase.kind == Phase::Kind::reduce && !sends_only()) reduce(dimensions_[phase.dimension]);
+    const auto& dimension = dimensions_[phase.dimension];
+    const bool is_guest = dimension.is_guest(dimension.own);
+    if (phase.kind == Phase::Kind::reduce && !sends_only() && !is_guest) reduce(dimension);
+    if (phase.kind == Phase::Kind::hand_out && is_guest) std::memcpy(data_, dimension.staging, bytes_);
     if (++phase_ < phases_.size()) {
       send(phase_);
     } else if (wide_) {
@@ -94,18 +116,24 @@ bool HostExchange::progress() {
 }
 
 int HostExchange::rank_at(const Dimension& dimension, int place) const {
-  return hierarchy_->layout.rank_with(lane_, hierarchy_->layout.host + (place - dimension.own) * dimension.stride);
+  const auto& layout = hierarchy_->layout;
+  if (!dimension.is_guest(place)) return layout.rank_with(lane_, dimension.first + place * dimension.stride);
+  const int in_grid = layout.hosts_in_grid(), rows = in_grid / dimension.hosts, row = dimension.first / dimension.hosts;
+  return layout.rank_with(lane_, in_grid + row + (place - dimension.hosts) * rows);
 }
 
 Range HostExchange::share_of(const Dimension& dimension, int place) const {
+  if (dimension.is_guest(place)) return {dimension.range.end, dimension.range.end};
   return whole_ ? dimension.range : part_of(dimension.range, place, dimension.hosts, kCopyGranule);
 }
 
 // What a host has reduced after the last dimension.
 Range HostExchange::last_share_of(int host) const {
+  if (host >= hierarchy_->layout.hosts_in_grid()) return {bytes_, bytes_};
   Range range{0, bytes_};
-  for (const auto& dimension : dimensions_) {
-    range = part_of(range, host / dimension.stride % dimension.hosts, dimension.hosts, kCopyGranule);
+  for (const int hosts : hierarchy_->layout.grid) {
+    range = part_of(range, host % hosts, hosts, kCopyGranule);
+    host /= hosts;
   }
   return range;
 }
@@ -140,7 +168,12 @@ void HostExchange::ask(size_t phase) {
     return;
   }
   const auto& dimension = dimensions_[phases_[phase].dimension];
-  for (int place = 0; place < dimension.hosts; ++place) {
+  if (kind == Phase::Kind::hand_out) {
+    // Not where it belongs, which may still wait to be sent to another host of the row.
+    if (dimension.is_guest(dimension.own)) receive(phase, rank_at(dimension, 0), dimension.staging, bytes_);
+    return;
+  }
+  for (int place = 0; place < dimension.places(); ++place) {
     if (place == dimension.own) continue;
     const bool reduces = kind == Phase::Kind::reduce;
     const auto range = reduces ? dimension.share : share_of(dimension, place);
@@ -157,8 +190,14 @@ void HostExchange::send(size_t phase) {
     return;
   }
   const auto& dimension = dimensions_[phases_[phase].dimension];
-  for (int step = 1; step < dimension.hosts; ++step) {  // each host begins with another one
-    const int place = (dimension.own + step) % dimension.hosts;
+  if (kind == Phase::Kind::hand_out) {
+    for (int place = dimension.hosts; place < dimension.places() && dimension.own == 0; ++place) {
+      send_to(phase, rank_at(dimension, place), {0, bytes_});
+    }
+    return;
+  }
+  for (int step = 1; step < dimension.places(); ++step) {  // each host begins with another one
+    const int place = (dimension.own + step) % dimension.places();
     const auto range = kind == Phase::Kind::reduce ? share_of(dimension, place) : dimension.share;
     send_to(phase, rank_at(dimension, place), range);
   }
@@ -166,7 +205,7 @@ void HostExchange::send(size_t phase) {
 
 void HostExchange::reduce(const Dimension& dimension) {
   auto& batch = hierarchy_->batch();
-  for (int place = 0; place < dimension.hosts; ++place) {
+  for (int place = 0; place < dimension.places(); ++place) {
     batch.add(place == dimension.own ? data_ + dimension.share.begin : staging_for(dimension, place));
   }
   batch.sum(reduce_, data_ + dimension.share.begin, dimension.share.size(), 1);

@@ -6,6 +6,10 @@
 // whole range at once, which is as many bytes; and so do more hosts where the range is so small that the number of
 // messages decides.  All hosts get the same bits: a share is reduced in one place, or everywhere in the same order.
 //
+// Where no such grid has all hosts, a few are guests of rows of its first dimension.  A guest sends what it has to the
+// hosts of its row, as these do, and gets the result from them, but no share to reduce.  So what a host sends more is a
+// share for each guest of its row.
+//
 // Only the root's host needs the result of a reduce.  So each host sends its share there instead of back, and of two
 // hosts the other one sends the whole range and gets nothing.  Where all hosts exchange a small range, they still do:
 // it takes no more rounds, and each host compares what the others call.
@@ -18,6 +22,8 @@
 // dimension.  So all hosts get the same bits here, too, and which ones does not depend on how the range is shared out.
 
 #pragma once
+
+#include <array>
 
 #include "hierarchy.hpp"
 
@@ -36,11 +42,15 @@ class HostExchange {
  private:
   // The part of one dimension: a row of hosts, which reduce a range.
   struct Dimension {
-    int hosts, own;  // the row's hosts, and this one's place among them
-    int stride;      // between their numbers
-    Range range;     // before, and after the shares have come back
-    Range share;     // of this host
-    char* staging;   // of this size for each other host
+    int hosts, guests;  // the row's; after the first dimension, a guest has neither
+    int own;            // this host's place among them: the guests' are the last ones
+    int first, stride;  // the number of the row's first host, and what it is more with each place
+    Range range;        // before, and after the shares have come back
+    Range share;        // of this host
+    char* staging;      // of this size for each other host
+
+    int places() const { return hosts + guests; }
+    bool is_guest(int place) const { return place >= hosts; }
   };
   // All hosts go through the same phases in the same order.
   struct Phase {
@@ -48,11 +58,27 @@ class HostExchange {
       reduce,     // of a dimension: each host gets its share from the others of its row, and reduces it
       give_back,  // of a dimension: each host sends its share to the others of its row
       deliver,    // each host sends the root's host its share
+      hand_out,   // where shares are whole, guests get the result from the first host of their row
     };
 
-    Kind kind;
+    Kind kind = Kind::reduce;
     size_t dimension = 0;
     int pending = 0;  // messages that are under way
+  };
+
+  // Without memory of its own.
+  template <class T, size_t most>
+  class Few {
+   public:
+    void add(const T& item) { items_.at(size_++) = item; }
+    size_t size() const { return size_; }
+    T& operator[](size_t index) { return items_[index]; }
+    const T& operator[](size_t index) const { return items_[index]; }
+    T& back() { return items_[size_ - 1]; }
+
+   private:
+    std::array<T, most> items_;
+    size_t size_ = 0;
   };
 
   bool at_root() const { return root_host_ == hierarchy_->layout.host; }
@@ -61,6 +87,7 @@ class HostExchange {
   void make_dimensions(char* staging);
   void make_phases();
   int rank_at(const Dimension& dimension, int place) const;
+  // Nothing for guests.
   Range share_of(const Dimension& dimension, int place) const;
   Range last_share_of(int host) const;
   char* staging_for(const Dimension& dimension, int place) const;
@@ -81,8 +108,8 @@ class HostExchange {
   int root_host_ = -1;    // the only one that needs the result; -1: all do
   bool whole_ = false;    // the hosts exchange all instead of shares,
   bool one_way_ = false;  // or the other of two hosts sends all to the root's
-  std::vector<Dimension> dimensions_;
-  std::vector<Phase> phases_;
+  Few<Dimension, Layout::kMostDimensions> dimensions_;
+  Few<Phase, 2 * Layout::kMostDimensions> phases_;
   size_t phase_ = 0;
 };
 

@@ -7,6 +7,7 @@
 
 #include "boundary.hpp"
 #include "liveness.hpp"
+#include "network_tcp.hpp"
 #include "team.hpp"
 #include "transport_own.hpp"
 
@@ -105,7 +106,7 @@ cl_carrier* cl_own_carrier(const cl_layout* layout, const cl_slots* slots, int l
       for (int rank = 0; rank < its.size; ++rank) addresses.push_back({ips[rank], ports[rank]});
       connector = std::make_shared<Connector>(its.rank, Connector::Listener{listener, port}, std::move(addresses),
                                               std::string(key, key_size));
-      network = std::make_unique<Network>(its, connector);
+      network = std::make_unique<TcpNetwork>(its, connector);
     }
     auto carrier = std::make_unique<OwnCarrier>();
     carrier->connect = connect;

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -59,6 +61,11 @@ struct Layout {
   int most_lanes() const { return (lanes + least - 1) / least; }  // of one rank
   bool is_even() const { return lanes == least; }
   size_t longest_row() const { return *std::max_element(grid.begin(), grid.end()); }  // of hosts, in the grid
+  int hosts_in_grid() const { return product(grid); }
+  int guests_of_row(int row) const {  // of the first dimension
+    const int rows = hosts_in_grid() / grid[0], guests = hosts - hosts_in_grid();
+    return (guests - row + rows - 1) / rows;
+  }
 
   Members members;
   int rank, size, threads;
@@ -68,7 +75,9 @@ struct Layout {
   size_t large = Copy::kLarge;  // bytes of a result that is larger than this rank's caches
   std::vector<std::vector<int>> ranks_of;        // each host's
   std::vector<int> host_numbers, local_numbers;  // of each rank
-  std::vector<int> grid;                         // its sizes: their product is the number of hosts
+  // Its sizes.  The hosts outside of it, which are the last ones, are guests of its first dimension's rows, in turn.
+  std::vector<int> grid;
+  static constexpr size_t kMostDimensions = 14;  // of 2^31 hosts, as 5 is the least factor that is ever taken
   // Where this host's ranks reduce on each socket first: the local ranks on this rank's socket, and those that have its
   // place on each socket, both with this one.  Else empty.
   std::vector<int> neighbors, counterparts;
@@ -90,19 +99,28 @@ struct Layout {
     std::sort(counterparts.begin(), counterparts.end());
   }
 
-  // A host exchanges messages with all others of its row: the rows are short where the number of hosts allows it.
+  static int product(const std::vector<int>& sizes) {
+    return std::accumulate(sizes.begin(), sizes.end(), 1, std::multiplies<int>());
+  }
+
+  // A host exchanges messages with all others of its row.  So rows are short, and where the number of hosts has a large
+  // prime factor, a few hosts stay outside of the grid.
   static std::vector<int> grid_of(int hosts) {
     constexpr int kLongestRow = 16;
-    std::vector<int> sizes;
-    while (hosts > kLongestRow) {
-      int size = kLongestRow;
-      while (size > 1 && hosts % size != 0) --size;
-      if (size == 1) break;  // all its factors are larger
-      sizes.push_back(size);
-      hosts /= size;
+    if (hosts == kLongestRow + 1) return {hosts};  // a guest of all others would save no message
+    const auto factor_of = [](int number) {
+      int factor = kLongestRow;
+      while (number % factor != 0) --factor;
+      return factor;
+    };
+    for (int in_grid = hosts;; --in_grid) {
+      std::vector<int> sizes;
+      int rest = in_grid;
+      for (int size; rest > kLongestRow && (size = factor_of(rest)) > 1; rest /= size) sizes.push_back(size);
+      if (rest > kLongestRow) continue;
+      if (rest > 1 || sizes.empty()) sizes.push_back(rest);
+      return sizes;
     }
-    if (hosts > 1 || sizes.empty()) sizes.push_back(hosts);
-    return sizes;
   }
 };
 

@@ -1,4 +1,4 @@
-#include "network.hpp"
+#include "network_tcp.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -13,7 +13,6 @@ namespace {
 
 constexpr size_t kMaxParts = 16;             // of what one call of the kernel sends
 constexpr size_t kTurn = 1 << 20;            // bytes of one peer after which another one's turn comes
-constexpr size_t kMaxSentAtOnce = 64 << 10;  // bytes of a message: about what the kernel puts into a packet
 // Calls of progress() in which nothing moves, until unasked messages are looked for: some 0.1 s for one who sleeps in
 // between.
 constexpr unsigned kIdleCallsPerCheck = 1000;
@@ -22,7 +21,7 @@ constexpr uint16_t kQuestion = 0xffff;
 
 }  // namespace
 
-void Network::close() {
+void TcpNetwork::close() {
   connector_->close();
   outgoing_.clear();
   incoming_.clear();
@@ -30,17 +29,17 @@ void Network::close() {
   receiving_.clear();
 }
 
-void Network::enter(const Signature& signature) {
+void TcpNetwork::enter(const Signature& signature) {
   current_ = signature;
   if (signature.root >= 0) entered_ = Clock::now();
 }
 
-void Network::send(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes, int& pending,
+void TcpNetwork::send(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes, int& pending,
                    bool more_follow) {
-  enqueue(to, {{tag, signature, bytes}, data, &pending}, more_follow && bytes > kMaxSentAtOnce);
+  enqueue(to, {{tag, signature, bytes}, data, &pending}, more_follow);
 }
 
-void Network::enqueue(int to, const Sent& message, bool more_follow) {
+void TcpNetwork::enqueue(int to, const Sent& message, bool more_follow) {
   ++*message.pending;
   auto& peer = outgoing_[to];
   peer.queue.push_back(message);
@@ -49,7 +48,7 @@ void Network::enqueue(int to, const Sent& message, bool more_follow) {
   if (peer.queue.size() == 1 && !more_follow) write_to(to);
 }
 
-void Network::receive(int from, const Tag& tag, const Signature& signature, char* data, size_t bytes, int& pending) {
+void TcpNetwork::receive(int from, const Tag& tag, const Signature& signature, char* data, size_t bytes, int& pending) {
   ++pending;
   auto& peer = incoming_[from];
   if (peer.expected.empty()) receiving_.push_back(from);
@@ -58,7 +57,7 @@ void Network::receive(int from, const Tag& tag, const Signature& signature, char
 
 // Where there are many connections, those with nothing to read take no call of the kernel; neither do those that have
 // not been opened, but for one of them.
-size_t Network::read_from_ready() {
+size_t TcpNetwork::read_from_ready() {
   size_t moved = 0;
   bool looks = true;
   const auto* ready = readiness_.is_asked() && !receiving_.empty() ? &readiness_.ask(incoming_.size()) : nullptr;
@@ -79,7 +78,7 @@ size_t Network::read_from_ready() {
   return moved;
 }
 
-size_t Network::progress() {
+size_t TcpNetwork::progress() {
   size_t moved = read_from_ready();
   for (size_t i = 0; i < sending_.size();) {
     const int to = sending_[i];
@@ -100,7 +99,7 @@ size_t Network::progress() {
   return moved;
 }
 
-std::vector<int> Network::awaited() const {
+std::vector<int> TcpNetwork::awaited() const {
   if (receiving_.empty()) {
     auto ranks = sending_;
     std::sort(ranks.begin(), ranks.end());
@@ -117,7 +116,7 @@ std::vector<int> Network::awaited() const {
   return {earliest.begin(), earliest.end()};
 }
 
-const Cause& Network::lost() {
+const Cause& TcpNetwork::lost() {
   for (size_t i = 0; i < receiving_.size() && lost_.empty(); ++i) {
     const int from = receiving_[i];
     try {
@@ -135,7 +134,7 @@ const Cause& Network::lost() {
 }
 
 // Asks once for each operation.
-void Network::ask(int rank) {
+void TcpNetwork::ask(int rank) {
   auto& peer = incoming_[rank];
   if (peer.expected.empty()) return;
   const auto& awaited = peer.expected.front();
@@ -154,7 +153,7 @@ void Network::ask(int rank) {
 // True when the message whose header is in the buffer was a question about this rank's operation, or about one before:
 // its sender waits for what another rank, or the network, has not brought yet.  Throws Mismatch where this rank calls
 // something else.
-bool Network::answer(int from) {
+bool TcpNetwork::answer(int from) {
   auto& peer = incoming_[from];
   const auto& signature = peer.header.signature;
   if (peer.header.tag.phase != kQuestion || !current_ || signature.sequence > current_->sequence) return false;
@@ -165,14 +164,14 @@ bool Network::answer(int from) {
   return true;
 }
 
-void Network::lose(int peer, const std::string& what) {
+void TcpNetwork::lose(int peer, const std::string& what) {
   if (lost_.empty()) lost_ = Cause(CauseKind::connection_lost, members_, peer).with(what);
 }
 
 // --- sending
 
 // Returns the bytes written; takes what is complete off the queue.
-size_t Network::write_to(int to) {
+size_t TcpNetwork::write_to(int to) {
   auto& peer = outgoing_[to];
   if (peer.queue.empty() || !lost_.empty()) return 0;
   size_t written = 0;
@@ -204,7 +203,7 @@ size_t Network::write_to(int to) {
 }
 
 // What the first messages lack.
-size_t Network::write_some(Outgoing& peer) {
+size_t TcpNetwork::write_some(Outgoing& peer) {
   iovec parts[kMaxParts];
   size_t count = 0;
   const auto add = [&](const void* data, size_t bytes) {
@@ -223,7 +222,7 @@ size_t Network::write_some(Outgoing& peer) {
 // --- receiving
 
 // Reads into the peer's buffer.
-size_t Network::fill(int from) {
+size_t TcpNetwork::fill(int from) {
   auto& peer = incoming_[from];
   std::memmove(peer.buffer.data(), peer.buffer.data() + peer.begin, peer.end - peer.begin);
   peer.end -= peer.begin;
@@ -234,7 +233,7 @@ size_t Network::fill(int from) {
 }
 
 // True when the connection that the rank has opened is there.
-bool Network::open_receiver(int from, bool looks) {
+bool TcpNetwork::open_receiver(int from, bool looks) {
   auto& peer = incoming_[from];
   if (peer.receiver.is_open()) return true;
   peer.receiver = connector_->accept(from, Channel::collectives, looks);
@@ -245,7 +244,7 @@ bool Network::open_receiver(int from, bool looks) {
 }
 
 // Takes the next message's header from the buffer, past questions that are answered; true when there is one.
-bool Network::read_header(int from) {
+bool TcpNetwork::read_header(int from) {
   auto& peer = incoming_[from];
   do {
     if (!peer.in_header && peer.end - peer.begin >= sizeof(Header)) {
@@ -258,7 +257,7 @@ bool Network::read_header(int from) {
 }
 
 // True when the message whose header is in the buffer is expected.
-bool Network::begin_message(int from) {
+bool TcpNetwork::begin_message(int from) {
   auto& peer = incoming_[from];
   if (!read_header(from)) return false;
   const auto& header = peer.header;
@@ -280,7 +279,7 @@ bool Network::begin_message(int from) {
   return true;
 }
 
-size_t Network::read_from(int from, bool looks) {
+size_t TcpNetwork::read_from(int from, bool looks) {
   if (!lost_.empty()) return 0;
   try {
     return open_receiver(from, looks) ? read_expected(from) : 0;
@@ -290,7 +289,7 @@ size_t Network::read_from(int from, bool looks) {
   }
 }
 
-size_t Network::read_expected(int from) {
+size_t TcpNetwork::read_expected(int from) {
   size_t moved = 0;
   auto& peer = incoming_[from];
   while (!peer.expected.empty() && moved < kTurn) {
@@ -306,12 +305,15 @@ size_t Network::read_expected(int from) {
     std::memcpy(message.data + peer.done, peer.buffer.data() + peer.begin, buffered);
     peer.begin += buffered;
     peer.done += buffered;
-    if (peer.done < message.bytes) {
+    if (const size_t rest = message.bytes - peer.done) {  // and nothing is left in the buffer
+      peer.begin = peer.end = 0;
       const bool patient = message.signature.bytes >= kLeastForPatience;
-      const size_t got = peer.receiver.read(message.data + peer.done, message.bytes - peer.done, patient);
+      const size_t got = peer.receiver.read(message.data + peer.done, rest, patient,
+                                            {peer.buffer.data(), peer.buffer.size()});
       if (got == 0) break;
       moved += got;
-      peer.done += got;
+      peer.done += std::min(got, rest);
+      peer.end = got - std::min(got, rest);
     }
     if (peer.done == message.bytes) {
       --*message.pending;
@@ -323,7 +325,7 @@ size_t Network::read_expected(int from) {
   return moved;
 }
 
-void Network::check_unasked() {
+void TcpNetwork::check_unasked() {
   for (size_t from = 0; current_ && from < incoming_.size(); ++from) {
     auto& peer = incoming_[from];
     const bool is_expected = !peer.expected.empty();
