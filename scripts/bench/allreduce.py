@@ -2,7 +2,7 @@
 
     python scripts/bench/allreduce.py [--rounds 3] [--out runs/allreduce]
     python scripts/bench/allreduce.py --more --only ddp --out runs/allreduce  adds rounds to that file
-    python scripts/bench/allreduce.py --only gather  all_gather and reduce_scatter, in place, as FSDP2 calls them
+    python scripts/bench/allreduce.py --only gather  all_gather and reduce_scatter, in place, as FSDP2 does
     python scripts/bench/allreduce.py --only fsdp    a step of FSDP2 of BERT (needs transformers)
 
 "ccl, shared" reduces tensors that lie in memory which the ranks share, as DDP's buckets do after `prepare`,
@@ -95,9 +95,10 @@ def main() -> int:
         draw(document["allreduce_us"], options.out.with_suffix(".png"))
     if document["ddp_ms"]:
         print(ddp_table(document["ddp_ms"]))
-    for title, unit, key in (("all_gather and reduce_scatter", "us", "gather_us"), ("FSDP2", "ms", "fsdp_ms")):
-        if document[key]:
-            print(in_turn_table(title, unit, document[key]))
+    if document["gather_us"]:
+        print(in_turn_table("all_gather and reduce_scatter", "us", document["gather_us"]))
+    if document["fsdp_ms"]:
+        print(in_turn_table("FSDP2 of BERT", "ms", document["fsdp_ms"]))
     return 0
 
 
@@ -400,7 +401,8 @@ def in_turn_table(title: str, unit: str, samples: dict[str, dict[str, list[float
     for name, ours in samples["ccl"].items():
         shared, gloo = samples["ccl-shared"][name], samples["gloo"][name]
         cells = [f"{statistics.median(each):,.0f}" for each in (ours, shared, gloo)]
-        cells += [spread([a / b for a, b in zip(*pair, strict=True)]) for pair in ((gloo, shared), (shared, ours))]
+        for pair in ((gloo, shared), (shared, ours)):
+            cells.append(spread([a / b for a, b in zip(*pair, strict=True)]))
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -54,7 +54,7 @@ def _wait(waits: Any, is_async: bool) -> None:
 
 
 def coalesced_kinds() -> str:
-    """Collectives of several kinds, whose one work has all results."""
+    """Collectives of several kinds, whose one work has all results; and the error of a second end."""
     rank, size = dist.get_rank(), dist.get_world_size()
     backend = Groups.ccl._get_backend(CPU)
     assert backend.supports_coalescing
@@ -74,8 +74,7 @@ def coalesced_kinds() -> str:
     try:
         Groups.ccl._end_coalescing(CPU)
     except RuntimeError as error:
-        assert "coalesces nothing" in str(error)
-        return "ok"
+        return str(error)
     return "no error"
 
 
@@ -99,20 +98,19 @@ def messages_in_a_batch(length: int) -> list[int]:
 
 
 def a_call_that_fails_within_a_batch() -> str:
-    """The group stays usable."""
+    """The error; the group stays usable."""
+    message = "no error"
     try:
         with _coalescing_manager(Groups.ccl, CPU, True):
             dist.broadcast(torch.ones(3), 0, async_op=True)
             dist.all_to_all([torch.ones(1)], [torch.ones(1)], async_op=True)
     except ValueError as error:
-        assert "expected a list of" in str(error)
-        dist.distributed_c10d._world.pg_coalesce_state.clear()
-        summed = torch.ones(1000)
-        work = dist.all_reduce(summed, async_op=True)
-        work.get_future().wait()
-        assert (summed == dist.get_world_size()).all()
-        return "ok"
-    return "no error"
+        message = str(error)
+    dist.distributed_c10d._world.pg_coalesce_state.clear()
+    summed = torch.ones(1000)
+    dist.all_reduce(summed, async_op=True).get_future().wait()
+    assert (summed == dist.get_world_size()).all()
+    return message
 
 
 def completion_hook() -> list[list[Any]]:

@@ -146,6 +146,8 @@ void ProcessGroupCCL::shutdown() {
 
 void ProcessGroupCCL::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   TORCH_CHECK_VALUE(!onCompletionHook_, "ccl: group '", state_->name, "' has a completion hook already");
+  TORCH_CHECK(state_->in_flight == 0, "ccl: operations of group '", state_->name, "' are in flight, which a completion "
+              "hook would miss");
   onCompletionHook_ = hook;
   state_->set_hook(std::move(hook));
 }

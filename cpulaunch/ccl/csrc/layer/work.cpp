@@ -291,7 +291,7 @@ void CclWork::finish_with(std::exception_ptr error) {
   }
   entry_.end(/*failed=*/error != nullptr);
   ended_at_ = Clock::now();
-  if (group_->hook()) call_hook();
+  if (!error && group_->hook()) call_hook();
   state_.store(State::done, std::memory_order_release);
   --group_->in_flight;
   finish(error);
@@ -303,8 +303,12 @@ void CclWork::finish_with(std::exception_ptr error) {
 }
 
 void CclWork::call_hook() const {
-  group_->hook()(std::make_shared<c10d::WorkInfo>(retrieveOpType(), sequence_, Clock::steady(started_at_),
-                                                  Clock::steady(ended_at_), ended_at_ - started_at_));
+  using Time = decltype(c10d::WorkInfo::timeStarted);  // of the system's clock, or of the steady one
+  const auto shown = [](Clock::time_point time) {
+    return Time::clock::now() - std::chrono::duration_cast<Time::duration>(Clock::now() - time);
+  };
+  group_->hook()(std::make_shared<c10d::WorkInfo>(retrieveOpType(), sequence_, shown(started_at_), shown(ended_at_),
+                                                  ended_at_ - started_at_));
 }
 
 float CclWork::getDuration() const {
