@@ -21,7 +21,7 @@ def _inputs(seed: int) -> list[torch.Tensor]:
 
 
 def coalesced_reductions() -> str:
-    """Coalesced collectives give the same as gloo's, whether the program waits within the manager or later."""
+    """Coalesced collectives give what gloo's give, whether the program waits in the manager or later."""
     size, gathered_into = dist.get_world_size(), dist.all_gather_into_tensor
     for is_async in (False, True):
         for device in (None, CPU):
