@@ -73,6 +73,7 @@ MODULES = (
         "pytorch_lightning.trainer.connectors.accelerator_connector",
         "change.lightning.OF_TRAINER",
     ),
+    Patched("torch", "torch.distributed.fsdp._fully_shard._fsdp_param_group", "change.fsdp.CHANGES"),
 )
 """Modules that are changed once a script has imported them."""
 

@@ -2,8 +2,11 @@
 
     python scripts/bench/allreduce.py [--rounds 3] [--out runs/allreduce]
     python scripts/bench/allreduce.py --more --only ddp --out runs/allreduce  adds rounds to that file
+    python scripts/bench/allreduce.py --only gather  all_gather and reduce_scatter, in place, as FSDP2 does
+    python scripts/bench/allreduce.py --only fsdp    a step of FSDP2 of BERT (needs transformers)
 
-"ccl, shared" reduces tensors that lie in memory which the ranks share, as DDP's buckets do after `prepare`.
+"ccl, shared" reduces tensors that lie in memory which the ranks share, as DDP's buckets do after `prepare`,
+and FSDP2's buffers do.
 The contenders take turns, so that a busy machine hurts them alike, and each ratio is of one round's numbers.
 Each rank is pinned to one core (but "gloo, free").  Prints medians, and ratios as min/median/max over the
 rounds; writes OUT.json with every sample, and OUT.png where matplotlib is installed.
@@ -22,12 +25,16 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 DTYPES = ("float32", "bfloat16")
 SIZES = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]  # bytes
-RUN_LIMIT = 300.0  # seconds
+RUN_LIMIT = 400.0  # seconds
+
+
+BATCHES = (1, 8)  # of 128 tokens, per rank
 
 
 Samples = dict[str, dict[str, dict[str, list[float]]]]
@@ -61,7 +68,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
-    parser.add_argument("--only", choices=("allreduce", "ddp"))
+    parser.add_argument("--only", choices=("allreduce", "ddp", "gather", "fsdp"))
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--more", action="store_true", help="add to the rounds that OUT.json holds")
     parser.add_argument("--out", type=Path, default=Path("allreduce"))
@@ -69,14 +76,18 @@ def main() -> int:
     options = parser.parse_args()
     if options.rank_of:
         return run_rank(options.rank_of, options.sizes)
-    document: Samples = {"allreduce_us": {}, "ddp_ms": {}}
+    document: Samples = {"allreduce_us": {}, "ddp_ms": {}, "gather_us": {}, "fsdp_ms": {}}
     if options.more:
         document |= json.loads(options.out.with_suffix(".json").read_text())
     for number in range(options.rounds):
-        if options.only != "ddp":
+        if options.only in (None, "allreduce"):
             bench_allreduce(options, document["allreduce_us"])
-        if options.only != "allreduce":
+        if options.only in (None, "ddp"):
             bench_ddp(options, document["ddp_ms"])
+        if options.only == "gather":
+            bench_in_turn("gather", options, document["gather_us"])
+        if options.only == "fsdp":
+            bench_in_turn("fsdp", options, document["fsdp_ms"])
         options.out.with_suffix(".json").write_text(json.dumps(document, indent=1))
         print(f"round {number + 1} of {options.rounds} done", file=sys.stderr, flush=True)
     if document["allreduce_us"]:
@@ -84,6 +95,10 @@ def main() -> int:
         draw(document["allreduce_us"], options.out.with_suffix(".png"))
     if document["ddp_ms"]:
         print(ddp_table(document["ddp_ms"]))
+    if document["gather_us"]:
+        print(in_turn_table("all_gather and reduce_scatter", "us", document["gather_us"]))
+    if document["fsdp_ms"]:
+        print(in_turn_table("FSDP2 of BERT", "ms", document["fsdp_ms"]))
     return 0
 
 
@@ -111,6 +126,12 @@ def bench_ddp(options: argparse.Namespace, samples: dict[str, dict[str, list[flo
             name = f"{backend}, {threads} thread{'s' * (threads > 1)}"
             case = Contender(name, backend, threads == 1, threads=threads)
             add(samples, name, start(case, "ddp", options))
+
+
+def bench_in_turn(task: str, options: argparse.Namespace, samples: dict[str, dict[str, list[float]]]) -> None:
+    """Add one round of a task of FSDP2's, each rank pinned to a core."""
+    for backend in ("ccl", "ccl-shared", "gloo"):
+        add(samples, backend, start(Contender(backend, backend), task, options))
 
 
 def add(samples: dict[str, dict[str, list[float]]], name: str, round_: dict[str, float]) -> None:
@@ -188,7 +209,13 @@ def run_rank(what: str, sizes: list[int]) -> int:
 
     dist.init_process_group("gloo" if backend == "none" else backend.partition("-")[0])
     shared = backend.endswith("-shared")
-    result = measure_allreduce(rest[0], sizes, shared) if task == "allreduce" else measure_ddp(backend)
+    measure = {
+        "allreduce": lambda: measure_allreduce(rest[0], sizes, shared),
+        "ddp": lambda: measure_ddp(backend),
+        "gather": lambda: measure_gather(sizes, shared),
+        "fsdp": lambda: measure_fsdp(shared),
+    }
+    result = measure[task]()
     if dist.get_rank() == 0:
         print(json.dumps(result), flush=True)
     dist.destroy_process_group()
@@ -263,6 +290,69 @@ def reduce_in_turn(bucket: Any) -> Any:
     return done
 
 
+def measure_gather(sizes: list[int], shared: bool) -> dict[str, float]:
+    """Of float32 tensors, whose `sizes` are those of all ranks' parts together."""
+    import torch
+    import torch.distributed as dist
+
+    result = {}
+    rank, group = dist.get_rank(), dist.group.WORLD
+    assert group is not None
+    backend: Any = group._get_backend(torch.device("cpu"))
+    for size in sizes:
+        count = size // 4
+        make = partial(backend.allocate_tensor, device=torch.device("cpu")) if shared else torch.empty
+        whole, part = make(count, dtype=torch.float32), make(count // group.size(), dtype=torch.float32)
+        whole.zero_()
+        own = whole.chunk(group.size())[rank]
+        calls = {
+            "all_gather": partial(dist.all_gather_into_tensor, whole, own),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole),
+        }
+        for name, call in calls.items():
+            for _ in range(3):
+                call()
+            times = []
+            for _ in range(max(5, min(500, (256 << 20) // size))):
+                began = time.perf_counter()
+                call()
+                times.append(time.perf_counter() - began)
+            result[f"{name}, {size:,}"] = statistics.median(times) * 1e6
+    return result
+
+
+def measure_fsdp(shared: bool) -> dict[str, float]:
+    """Of BERT, base, each of whose layers is sharded, in float32 and in bfloat16."""
+    import torch
+    import torch.distributed as dist
+    import transformers
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh, result = dist.init_device_mesh("cpu", (dist.get_world_size(),)), {}
+    for kind in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        model: Any = transformers.BertForSequenceClassification(transformers.BertConfig())
+        policy = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32)
+        for layer in model.bert.encoder.layer:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+        for module in (model, *model.bert.encoder.layer):
+            module.set_allocate_memory_from_process_group_for_comm(shared)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        for batch in BATCHES:
+            tokens, labels = torch.randint(30000, (batch, 128)), torch.randint(2, (batch,))
+            times = []
+            for step in range(7):
+                began = time.perf_counter()
+                optimizer.zero_grad()
+                model(input_ids=tokens, labels=labels).loss.backward()
+                optimizer.step()
+                if step >= 2:
+                    times.append(time.perf_counter() - began)
+            result[f"{str(kind).partition('.')[2]}, {batch} x 128 tokens"] = statistics.median(times) * 1e3
+    return result
+
+
 # --- results
 
 
@@ -302,6 +392,18 @@ def ddp_table(ms: dict[str, dict[str, list[float]]]) -> str:
         gloo = ms["gloo," + name.partition(",")[2]]["median"]
         ratios = [theirs / mine for theirs, mine in zip(gloo, values["median"], strict=True)]
         lines.append(f"| {name} | {spread(values['median'])} | {spread(ratios)} |")
+    return "\n".join(lines)
+
+
+def in_turn_table(title: str, unit: str, samples: dict[str, dict[str, list[float]]]) -> str:
+    lines = ["", f"{title}, {unit}, medians; ratios min/median/max of the rounds", ""]
+    lines += ["| | ccl | ccl, shared | gloo | gloo ÷ ccl, shared | shared ÷ ccl |", "|---" * 6 + "|"]
+    for name, ours in samples["ccl"].items():
+        shared, gloo = samples["ccl-shared"][name], samples["gloo"][name]
+        cells = [f"{statistics.median(each):,.0f}" for each in (ours, shared, gloo)]
+        for pair in ((gloo, shared), (shared, ours)):
+            cells.append(spread([a / b for a, b in zip(*pair, strict=True)]))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

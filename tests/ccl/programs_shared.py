@@ -158,3 +158,86 @@ def not_shared() -> list[str]:
         except ValueError as error:
             messages.append(str(error))
     return [*messages, str(share_memory(torch.empty(0)))]
+
+
+def allocated(kind: str, size: int) -> torch.Tensor:
+    """A tensor that the group has allocated."""
+    backend, cpu = Groups.ccl._get_backend(torch.device("cpu")), torch.device("cpu")
+    assert backend.supports_tensor_alloc(cpu)
+    return backend.allocate_tensor(size, dtype=getattr(torch, kind), device=cpu)
+
+
+def gathered_and_scattered_in_place() -> str:
+    """Collectives between allocated tensors give the same as gloo's, and the tensors may change at once."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for number, length in enumerate((1, 16_384, 65_539, 300_001)):
+        mine = (rank + number) % 3 > 0  # ranks with ordinary memory take part, too
+        whole = allocated("float32", size * length) if mine else torch.empty(size * length)
+        own = whole[rank * length : (rank + 1) * length]
+        for seed in range(3):
+            expected = torch.cat([made_up(length, seed * size + each) for each in range(size)])
+            own.copy_(made_up(length, seed * size + rank))
+            dist.all_gather_into_tensor(whole, own)
+            own.fill_(torch.nan)
+            assert torch.equal(whole[: rank * length], expected[: rank * length])
+            assert torch.equal(whole[(rank + 1) * length :], expected[(rank + 1) * length :])
+            part = allocated("float32", length)
+            for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+                whole.copy_(made_up(size * length, seed * size + rank))
+                inputs = [made_up(size * length, seed * size + each) for each in range(size)]
+                total = torch.stack(inputs).double().sum(0)[rank * length : (rank + 1) * length]
+                dist.reduce_scatter_tensor(part, whole, op)
+                whole.fill_(torch.nan)
+                divisor = size if op == dist.ReduceOp.AVG else 1
+                torch.testing.assert_close(part.double(), total / divisor, rtol=1e-5, atol=1e-5)
+    return "ok"
+
+
+def scattered_with_the_same_bits() -> str:
+    """A sum has the same bits, whichever ranks have allocated their tensors."""
+    rank, size, length = dist.get_rank(), dist.get_world_size(), 100_003
+    results = []
+    for turn in range(3):
+        whole = made_up(size * length, rank)
+        if turn == 1 or (turn == 2 and rank == 1):
+            whole = allocated("float32", size * length).copy_(whole)
+        part = torch.empty(length)
+        dist.reduce_scatter_tensor(part, whole, dist.ReduceOp.AVG)
+        results.append(part)
+    assert all(torch.equal(each, results[0]) for each in results)
+    return "ok"
+
+
+def allocated_and_freed(times: int) -> list[list[int]]:
+    """The mappings and open files before, while tensors are allocated again and again, and at the end.
+
+    A group that ends gives back what is kept.
+    """
+    dist.destroy_process_group(dist.new_group(backend="ccl"))
+    before, size, during = blocks(), dist.get_world_size(), set()
+    for time in range(times):
+        whole = allocated("float32", size * 100_000)
+        whole[dist.get_rank() * 100_000 :][:100_000] = time
+        dist.all_gather_into_tensor(whole, whole[dist.get_rank() * 100_000 :][:100_000])
+        assert (whole == time).all()
+        during.add(whole.data_ptr())
+        whole.resize_(10)
+        del whole
+    kept = blocks()
+    dist.destroy_process_group(dist.new_group(backend="ccl"))
+    return [before, kept, blocks(), [len(during)]]
+
+
+def not_allocated() -> list[str]:
+    """Why these tensors can't be allocated, and whether a group of one rank allocates any."""
+    alone = [dist.new_group([rank], backend="ccl") for rank in range(dist.get_world_size())][dist.get_rank()]
+    cpu = torch.device("cpu")
+    messages = [str(alone._get_backend(cpu).supports_tensor_alloc(cpu))]
+    for size, device in ((5, "meta"), (-1, "cpu")):
+        try:
+            backend = Groups.ccl._get_backend(cpu)
+            backend.allocate_tensor(size, dtype=torch.float32, device=torch.device(device))
+        except ValueError as error:
+            messages.append(str(error))
+    small = allocated("float64", 3)
+    return [*messages, str(tuple(small.shape)), str(small.dtype)]

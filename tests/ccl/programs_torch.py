@@ -55,37 +55,44 @@ def train_ddp(hook: str | None = None, unused: bool = False) -> list[list[float]
     return curves
 
 
+def _losses(model: torch.nn.Module, data: list[torch.Tensor]) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    curve = []
+    for x in data:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total, dist.ReduceOp.AVG)
+        curve.append(total.item())
+    return curve
+
+
+def _network() -> torch.nn.Sequential:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(300, 500), torch.nn.Tanh(), torch.nn.Linear(500, 70))
+
+
 def train_fsdp2() -> list[list[float]]:
-    from torch.distributed.device_mesh import init_device_mesh
+    """The losses with the group's memory, with ordinary memory, with gloo, and of one process."""
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
-
-    def losses(model: torch.nn.Module, data: list[torch.Tensor]) -> list[float]:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        curve = []
-        for x in data:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            total = loss.detach().clone()
-            dist.all_reduce(total, dist.ReduceOp.AVG)
-            curve.append(total.item())
-        return curve
-
-    def network() -> torch.nn.Sequential:
-        torch.manual_seed(3)
-        return torch.nn.Sequential(torch.nn.Linear(30, 50), torch.nn.Tanh(), torch.nn.Linear(50, 7))
 
     size, rank = dist.get_world_size(), dist.get_rank()
     generator = torch.Generator().manual_seed(5)
-    batches = [torch.randn(size * 4, 30, generator=generator) for _ in range(5)]
-    sharded = network()
-    mesh = init_device_mesh("cpu", (size,))
-    for layer in (sharded[0], sharded[2]):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(sharded, mesh=mesh)
-    ours = losses(sharded, [batch.chunk(size)[rank] for batch in batches])
-    return [ours, losses(network(), batches)]
+    batches = [torch.randn(size * 4, 300, generator=generator) for _ in range(5)]
+    curves = []
+    for group, by_group in ((Groups.ccl, True), (Groups.ccl, False), (Groups.gloo, False)):
+        sharded = _network()
+        mesh = DeviceMesh.from_group(group, "cpu")
+        for layer in (sharded[0], sharded[2]):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(sharded, mesh=mesh)
+        for module in (sharded, sharded[0], sharded[2]):
+            module.set_allocate_memory_from_process_group_for_comm(by_group)
+        curves.append(_losses(sharded, [batch.chunk(size)[rank] for batch in batches]))
+    return [*curves, _losses(_network(), batches)]
 
 
 def checkpoint(directory: str) -> bool:

@@ -287,8 +287,9 @@ def test_16_bit_numbers_are_rounded_correctly(program: Program) -> None:
     program.check("1", seed=6, what="rounding")
 
 
-DETAILS = ("a piece exchanged once", "other sizes", "freed blocks", "subnormal sums", "an endless message", "seals",
-           "a crowd", "a crowd beside a rank", "proofs", "idle memory", "pace")  # fmt: skip
+DETAILS = ("a piece exchanged once", "other sizes", "freed blocks", "spare blocks", "subnormal sums",
+           "an endless message", "seals", "a crowd", "a crowd beside a rank", "proofs", "idle memory",
+           "pace")  # fmt: skip
 
 
 @pytest.mark.parametrize("what", DETAILS)

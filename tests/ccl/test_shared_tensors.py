@@ -44,6 +44,29 @@ def test_tensors_that_cannot_be_shared(two: Ranks) -> None:
     assert empty == "True"
 
 
+def test_collectives_use_allocated_tensors_in_place(ranks: Ranks) -> None:
+    assert ranks.call("gathered_and_scattered_in_place") == ["ok"] * ranks.size
+
+
+def test_sums_of_allocated_tensors_have_the_same_bits(ranks: Ranks) -> None:
+    assert ranks.call("scattered_with_the_same_bits") == ["ok"] * ranks.size
+
+
+def test_allocated_memory_is_used_again_and_given_back(two: Ranks) -> None:
+    for before, kept, after, used in two.call("allocated_and_freed", 20):
+        assert kept == [before[0] + 2, before[1] + 1]  # each rank maps its own block and the other's
+        assert after == before
+        assert used == [1]
+
+
+def test_tensors_that_are_not_allocated_in_shared_memory(two: Ranks) -> None:
+    alone, meta, negative, *small = two.call("not_allocated")[0]
+    assert alone == "False"
+    assert meta.startswith("ccl allocate_tensor: only dense tensors on the CPU")
+    assert negative == "ccl allocate_tensor: a tensor can't have -1 elements"
+    assert small == ["(3,)", "torch.float64"]
+
+
 @pytest.mark.slow
 def test_a_scripts_own_hook_replaces_ours(two: Ranks) -> None:
     for calls, gradient, error in two.call("prepared_with_own_hook"):

@@ -37,8 +37,10 @@ def test_ddp_averages_buffers_and_finds_unused_parameters(ranks: Ranks) -> None:
         assert ours == pytest.approx(gloos, rel=1e-5)
 
 
-def test_fsdp2_trains_as_one_process_does(ranks: Ranks) -> None:
-    for ours, alone in ranks.call("train_fsdp2"):
+def test_fsdp2_trains_as_with_gloo_and_as_one_process_does(ranks: Ranks) -> None:
+    for shared, ours, gloos, alone in ranks.call("train_fsdp2"):
+        assert shared == ours
+        assert ours == pytest.approx(gloos, rel=1e-5)
         assert ours == pytest.approx(alone, rel=1e-4)
 
 

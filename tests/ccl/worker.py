@@ -16,6 +16,8 @@ answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
 import programs  # noqa: E402  (imports torch, which must not write to the answers)
+import programs_coalesced  # noqa: E402
+import programs_compiled  # noqa: E402
 import programs_compressed  # noqa: E402
 import programs_mixed  # noqa: E402
 import programs_shared  # noqa: E402
@@ -28,8 +30,8 @@ import programs_torch  # noqa: E402
 from cpulaunch.agent.program.gloo import let_gloo_finish  # noqa: E402
 
 MODULES = (
-    programs_torch, programs_state, programs_store, programs_mixed, programs_compressed, programs_shared,
-    programs_sums, programs_threads, programs,
+    programs_torch, programs_coalesced, programs_compiled, programs_state, programs_store, programs_mixed,
+    programs_compressed, programs_shared, programs_sums, programs_threads, programs,
 )  # fmt: skip
 KNOWN = {name: value for module in MODULES for name, value in vars(module).items()}
 

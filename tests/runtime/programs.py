@@ -424,6 +424,29 @@ def plain_on_a_slow_cpu() -> dict:
     return {"kinds": plain("none")["kinds"]}
 
 
+def sharded(chosen: str = "") -> dict:
+    """A script of FSDP2, which may choose the memory of its buffers itself."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(300, 500), nn.Tanh(), nn.Linear(500, 70))
+    rank = int(os.environ["RANK"])
+    fully_shard(model, mesh=init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),)))
+    if chosen:
+        model.set_allocate_memory_from_process_group_for_comm(chosen == "group")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before, losses = Path("/proc/self/maps").read_text().count("memfd:cpulaunch-ccl"), []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = model(torch.randn(16, 300) + rank).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item().hex())
+    after = Path("/proc/self/maps").read_text().count("memfd:cpulaunch-ccl")
+    return {"blocks": after - before, "losses": losses}
+
+
 def grouped(*backend: str) -> dict:
     """A script that makes its process group itself."""
     torch.distributed.init_process_group(*backend)

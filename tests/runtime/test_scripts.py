@@ -26,6 +26,18 @@ def test_a_group_is_of_the_planned_backend(job: Start, said: tuple[str, ...]) ->
     assert [result["answered"] for result in done.results] == [said[0] if said else "undefined"] * 2
 
 
+def test_buffers_of_fsdp_are_in_shared_memory_and_change_no_numbers(job: Start) -> None:
+    shared, ordinary = job(2, "sharded").results, job(2, "sharded", "ordinary").results
+    assert all(result["blocks"] >= 2 for result in shared)
+    assert [result["blocks"] for result in ordinary] == [0, 0]
+    assert [result["losses"] for result in shared] == [result["losses"] for result in ordinary]
+
+
+def test_buffers_of_fsdp_are_the_scripts_own_as_it_is_written(job: Start) -> None:
+    options = ("--as-written",)
+    assert [result["blocks"] for result in job(2, "sharded", options=options).results] == [0, 0]
+
+
 def test_a_scripts_own_data_parallel_model_is_in_the_planned_precision(job: Start) -> None:
     done = job(2, "plain", "none", options=("--precision", "bf16"))
     first, second = done.results

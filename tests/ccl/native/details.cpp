@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <set>
 #include <stdexcept>
 #include <thread>
 
@@ -133,6 +134,43 @@ void check_freed_blocks() {
   close(file);
   expect(status.st_blocks * 512 <= 64 << 10, "the memory is kept");
   mapped.drop_freed();
+}
+
+namespace {
+
+uint32_t number_of(const char* memory) { return SharedBlocks::find(memory, 1).block; }
+
+}  // namespace
+
+// What was taken is taken again, and less is kept than was taken at one time.
+void check_spare_blocks() {
+  constexpr size_t kSize = 3 << 20;
+  char* first = SharedBlocks::take(kSize);
+  char* second = SharedBlocks::take(kSize);
+  const auto numbers = std::set<uint32_t>{number_of(first), number_of(second)};
+  const int file = fcntl(SharedBlocks::find(first, kSize).descriptor, F_DUPFD_CLOEXEC, 0);
+  SharedBlocks::free(first);
+  SharedBlocks::free(second);
+  expect(!SharedBlocks::find(first, kSize), "a tensor that was freed is shared");
+  first = SharedBlocks::take(kSize - (1 << 20));
+  second = SharedBlocks::take(kSize);
+  expect(numbers == std::set<uint32_t>{number_of(first), number_of(second)}, "they are not taken again");
+  SharedBlocks::free(first);
+  SharedBlocks::free(second);
+  char* large = SharedBlocks::take(4 * kSize);  // more than both together
+  struct stat status {};
+  fstat(file, &status);
+  close(file);
+  expect(status.st_blocks * 512 <= 64 << 10, "more is kept than was taken at one time");
+  char* small = SharedBlocks::take(kSize);
+  expect(numbers.count(number_of(small)) == 0, "it is kept");
+  const int last = fcntl(SharedBlocks::find(large, 1).descriptor, F_DUPFD_CLOEXEC, 0);
+  SharedBlocks::free(small);
+  SharedBlocks::free(large);
+  SharedBlocks::drop_spares();
+  fstat(last, &status);
+  close(last);
+  expect(status.st_blocks * 512 <= 64 << 10, "what is kept is not given back");
 }
 
 void check_forked_tensors() {

@@ -7,6 +7,7 @@ namespace cpulaunch {
 void check_exchanged_once();
 void check_other_sizes();
 void check_freed_blocks();
+void check_spare_blocks();
 void check_forked_tensors();
 void check_subnormal_sums();
 void check_endless_message();

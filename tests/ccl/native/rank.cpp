@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 
 namespace cpulaunch {
@@ -98,10 +99,14 @@ Running Rank::run(const Call& call, std::vector<OperationPtr> operations, std::f
   return {std::move(name), std::move(transfers), std::move(check)};
 }
 
-// Some ranks have their tensor in shared memory.
+// Some ranks have their tensor in shared memory, some of these in memory that they had before.
 std::shared_ptr<char> Rank::shared_copy(const Call& call, Numbers& data) const {
-  if ((call.source.seed >> rank_) % 2 == 0) return nullptr;
-  return {SharedBlocks::copy(data.data(), data.bytes()), SharedBlocks::free};
+  const auto drawn = call.source.seed >> rank_;
+  if (drawn % 2 == 0) return nullptr;
+  if (drawn % 4 == 1) return {SharedBlocks::copy(data.data(), data.bytes()), SharedBlocks::free};
+  char* memory = SharedBlocks::take(data.bytes());
+  if (data.bytes()) std::memcpy(memory, data.data(), data.bytes());
+  return {memory, SharedBlocks::free};
 }
 
 // All ranks have the same bits, so that one of them checks what they mean.
@@ -142,6 +147,16 @@ Running Rank::reduce(const Call& call) {
   });
 }
 
+namespace {
+
+// Side by side.
+template <class Data>
+void place_in(char* row, const std::vector<size_t>& sizes, std::vector<Data>& parts) {
+  for (size_t i = 0; i < sizes.size(); row += sizes[i++]) parts[i] = row;
+}
+
+}  // namespace
+
 Running Rank::all_gather(const Call& call) {
   auto mine = std::make_shared<Numbers>(numbers(call.source, count_of(call, rank_)));
   Tensors all = std::make_shared<std::vector<Numbers>>();
@@ -150,9 +165,16 @@ Running Rank::all_gather(const Call& call) {
   for (int rank = 0; rank < size_; ++rank) all->emplace_back(call.source.type, count_of(call, rank));
   if (call.in_place) (*all)[rank_] = *mine;
   for (auto& each : *all) outputs.push_back(each.data()), sizes.push_back(each.bytes());
-  const char* input = call.in_place ? outputs[rank_] : mine->data();
+  const auto row = in_a_row(call, *all);
+  if (row) place_in(row.get(), sizes, outputs);
+  const bool is_part = call.in_place && sizes[rank_] > 0;  // an empty part begins where the next one does
+  const char* input = is_part ? outputs[rank_] : mine->data();
   return run(call, {make_all_gather(*own_, input, outputs, sizes)}, [=] {
-    for (int rank = 0; rank < size_; ++rank) expect_numbers((*all)[rank], call.source, rank);
+    for (int rank = 0; rank < size_; ++rank) {
+      if (row && sizes[rank]) std::memcpy((*all)[rank].data(), outputs[rank], sizes[rank]);
+      expect_numbers((*all)[rank], call.source, rank);
+      if (sizes[rank]) std::memset(outputs[rank], 0x55, sizes[rank]);  // once it is done, it is this rank's again
+    }
     static_cast<void>(mine);
   });
 }
@@ -164,13 +186,30 @@ Running Rank::reduce_scatter(const Call& call) {
   std::vector<const char*> parts;
   std::vector<size_t> sizes;
   for (auto& each : *inputs) parts.push_back(each.data()), sizes.push_back(each.bytes());
+  const auto row = call.in_place ? nullptr : in_a_row(call, *inputs);
+  if (row) place_in(row.get(), sizes, parts);
   Numbers& output = call.in_place ? (*inputs)[rank_] : *apart;
   auto operation =
       make_reduce_scatter(*own_, output.data(), parts, sizes, call.source.type, call.source.reduction);
   return run(call, {operation}, [=, &output] {
     expect_reduced(output, of_tensor(call.source, rank_), size_);
+    const auto all = std::accumulate(sizes.begin(), sizes.end(), size_t{0});
+    if (row && all) std::memset(row.get(), 0x55, all);  // once it is done, it is this rank's again
     static_cast<void>(inputs), static_cast<void>(apart);
   });
+}
+
+// Some ranks have all of their tensors side by side in shared memory.
+std::shared_ptr<char> Rank::in_a_row(const Call& call, std::vector<Numbers>& tensors) const {
+  size_t bytes = 0;
+  for (const auto& each : tensors) bytes += each.bytes();
+  Numbers all(NumberType::uint8, bytes);
+  char* to = all.data();
+  for (auto& each : tensors) {
+    if (each.bytes()) std::memcpy(to, each.data(), each.bytes());
+    to += each.bytes();
+  }
+  return shared_copy(call, all);
 }
 
 Running Rank::broadcast(const Call& call) {

@@ -71,6 +71,7 @@ class Rank {
   Running run(const Call& call, std::vector<OperationPtr> operations, std::function<void()> check);
 
   std::shared_ptr<char> shared_copy(const Call& call, Numbers& data) const;
+  std::shared_ptr<char> in_a_row(const Call& call, std::vector<Numbers>& tensors) const;
   Running all_reduce(const Call& call);
   Running reduce(const Call& call);
   Running all_gather(const Call& call);

@@ -598,6 +598,7 @@ constexpr Program kPrograms[] = {
     {"a piece exchanged once", run_check<check_exchanged_once>},
     {"other sizes", run_check<check_other_sizes>},
     {"freed blocks", run_check<check_freed_blocks>},
+    {"spare blocks", run_check<check_spare_blocks>},
     {"forked tensors", run_check<check_forked_tensors>},
     {"subnormal sums", run_check<check_subnormal_sums>},
     {"an endless message", run_check<check_endless_message>},

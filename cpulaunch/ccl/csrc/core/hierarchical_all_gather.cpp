@@ -9,6 +9,8 @@ namespace {
 
 // The most bytes of all inputs together that go in few messages, in which most of them travel several times.
 constexpr size_t kMostSmallGather = 64 << 10;
+// The fewest bytes of all outputs that the other local ranks read where they are: a rank waits until they have.
+constexpr size_t kLeastReadInPlace = 128 << 10;
 
 // One piece, of all inputs.  In each lane, the hosts double what they have in each round, until they have all:
 //
@@ -128,7 +130,8 @@ class SmallAllGather final : public Operation {
 };
 
 // A piece is a stretch of the inputs of one host's ranks.  For those of another host, each input is received by one
-// local rank, which puts it into its slot for the others.
+// local rank, which puts it into its slot for the others, as each does with its own input.  Where a rank's outputs are
+// in shared memory, in a row, the others read them there, and it puts nothing into its slot.
 class AllGather final : public Operation {
  public:
   AllGather(Hierarchy& hierarchy, const Signature& signature, const char* input, std::vector<char*> outputs,
@@ -141,7 +144,11 @@ class AllGather final : public Operation {
         sizes_(std::move(sizes)),
         // As many as a local rank may have to put.
         bytes_of_rank_(piece_bytes / layout_.most_lanes() / kCopyGranule * kCopyGranule),
-        copy_(signature.bytes, layout_.large) {}
+        begins_(begins_of(sizes_)),
+        copy_(signature.bytes, layout_.large) {
+    const bool is_read = layout_.locals > 1 && signature.bytes >= kLeastReadInPlace;
+    if (is_read && are_in_a_row(outputs_, begins_)) tensor = SharedBlocks::find(outputs_[0], signature.bytes);
+  }
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
@@ -170,7 +177,7 @@ class AllGather final : public Operation {
   void put(Piece piece) override {
     const auto own = range_of(piece, layout_.rank);
     const bool copied = host_of(piece) == layout_.host && outputs_[layout_.rank] != input_;
-    if (layout_.locals > 1) put_all(piece);
+    if (layout_.locals > 1 && !tensor) put_all(piece);
     if (copied) hierarchy_.batch().copy(outputs_[layout_.rank] + own.begin, input_ + own.begin, own.size(), copy_);
     hierarchy_.batch().run();
   }
@@ -181,6 +188,9 @@ class AllGather final : public Operation {
     }
     hierarchy_.batch().run();
   }
+
+  // Once this is over, the outputs may change.
+  bool collects(Piece) const override { return static_cast<bool>(tensor); }
 
   bool is_drained() override { return sending_ == 0; }
 
@@ -209,11 +219,13 @@ class AllGather final : public Operation {
   }
 
   void take_from(int local, Piece piece) {
+    const char* theirs = hierarchy_.tensor(local, piece, signature.bytes);
     const char* slot = hierarchy_.slot(local, piece);
     for (const int rank : layout_.ranks_of[host_of(piece)]) {
       if (layout_.local_with(layout_.local_numbers[rank], layout_.host) != local) continue;
       const auto range = range_of(piece, rank);
-      hierarchy_.batch().copy(outputs_[rank] + range.begin, slot, range.size(), copy_);
+      const char* from = theirs ? theirs + begins_[rank] + range.begin : slot;
+      hierarchy_.batch().copy(outputs_[rank] + range.begin, from, range.size(), copy_);
       slot += bytes_of_rank_;
     }
   }
@@ -224,6 +236,7 @@ class AllGather final : public Operation {
   const std::vector<char*> outputs_;
   const std::vector<size_t> sizes_;
   const size_t bytes_of_rank_;
+  const std::vector<size_t> begins_;  // of each rank's, where they are in a row
   const Copy copy_;
   std::array<int, SharedSlots::kMaxSlots> receiving_{};
   int sending_ = 0;

@@ -56,7 +56,8 @@ class SmallReduceScatter final : public Operation {
 constexpr size_t kMostComing = 16 << 20;
 
 // A piece is a stretch of what the ranks of one host get.  The local ranks reduce it for that host, each for some of
-// those ranks, and send it there; the own host's comes last, and is reduced with what the other hosts have sent.
+// those ranks, and send it there; the own host's comes last, and is reduced with what the other hosts have sent.  Where
+// a rank's inputs are in shared memory, in a row, the others read them there, and it puts nothing into its slot.
 class ReduceScatter final : public Operation {
  public:
   ReduceScatter(Hierarchy& hierarchy, const Signature& signature, char* output, std::vector<const char*> inputs,
@@ -69,8 +70,11 @@ class ReduceScatter final : public Operation {
         sizes_(std::move(sizes)),
         reduce_(reduce_for(signature.type, signature.reduction)),
         divisor_(signature.divisor(layout_.size)),
+        begins_(begins_of(sizes_)),
         bytes_of_rank_(std::min(piece_bytes / std::max(layout_.lanes - 1, 1), kMostComing / layout_.hosts) /
-                       kSumGranule * kSumGranule) {}
+                       kSumGranule * kSumGranule) {
+    if (layout_.locals > 1 && are_in_a_row(inputs_, begins_)) tensor = SharedBlocks::find(inputs_[0], signature.bytes);
+  }
 
   uint64_t pieces() const override {
     const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
@@ -84,7 +88,7 @@ class ReduceScatter final : public Operation {
 
   void put(Piece piece) override {
     for (int local = 0; local < layout_.locals; ++local) {
-      if (local == layout_.local) continue;
+      if (local == layout_.local || tensor) continue;
       for_each(piece, local, [&](int rank, Range range) {
         hierarchy_.batch().copy(in_slot(layout_.local, piece, rank), inputs_[rank] + range.begin, range.size());
       });
@@ -99,7 +103,7 @@ class ReduceScatter final : public Operation {
     char* staging = state.staging;
     for_each(piece, layout_.local, [&](int rank, Range range) {
       char* to = ours ? output_ + range.begin : staging;
-      if (!alone) reduce_locally(piece, to, inputs_[rank] + range.begin, rank, range.size());
+      if (!alone) reduce_locally(piece, to, rank, range);
       if (alone && ours) batch.copy(to, inputs_[rank] + range.begin, range.size());
       staging += bytes_of_rank_;
     });
@@ -112,6 +116,9 @@ class ReduceScatter final : public Operation {
       staging += bytes_of_rank_;
     });
   }
+
+  // Once this is over, the inputs may change.
+  bool collects(Piece) const override { return static_cast<bool>(tensor); }
 
   bool exchange(Piece piece) override {
     auto& state = states_[hierarchy_.index(piece)];
@@ -189,12 +196,17 @@ class ReduceScatter final : public Operation {
     return hierarchy_.slot(local, piece) + before * bytes_of_rank_;
   }
 
-  void reduce_locally(Piece piece, char* to, const char* own, int rank, size_t bytes) {
+  // Where what a local rank has for a rank is.
+  const char* memory_of(int local, Piece piece, int rank, Range range) const {
+    if (local == layout_.local) return inputs_[rank] + range.begin;
+    const char* tensor = hierarchy_.tensor(local, piece, signature.bytes);
+    return tensor ? tensor + begins_[rank] + range.begin : in_slot(local, piece, rank);
+  }
+
+  void reduce_locally(Piece piece, char* to, int rank, Range range) {
     auto& batch = hierarchy_.batch();
-    for (int local = 0; local < layout_.locals; ++local) {
-      batch.add(local == layout_.local ? own : in_slot(local, piece, rank));
-    }
-    batch.sum(reduce_, to, bytes, layout_.hosts == 1 ? divisor_ : 1);
+    for (int local = 0; local < layout_.locals; ++local) batch.add(memory_of(local, piece, rank, range));
+    batch.sum(reduce_, to, range.size(), layout_.hosts == 1 ? divisor_ : 1);
   }
 
   void reduce_hosts(const char* coming, Piece piece) {
@@ -215,6 +227,7 @@ class ReduceScatter final : public Operation {
   const std::vector<size_t> sizes_;
   Reduce* const reduce_;
   const int divisor_;
+  const std::vector<size_t> begins_;  // of each rank's, where they are in a row
   const size_t bytes_of_rank_;
   std::array<State, SharedSlots::kMaxSlots> states_;
   std::array<Coming, kStretches> coming_;

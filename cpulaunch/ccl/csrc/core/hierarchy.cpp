@@ -49,6 +49,12 @@ Hierarchy::Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::uni
   IdleMemory::join();
 }
 
+// Tensors that the group's collectives needed may not be needed any more.
+Hierarchy::~Hierarchy() {
+  IdleMemory::leave();
+  SharedBlocks::drop_spares();
+}
+
 std::unique_ptr<Transfer> Hierarchy::start(std::shared_ptr<Operation> operation) {
   IdleMemory::look_after_others();
   std::lock_guard<std::mutex> lock(mutex_);

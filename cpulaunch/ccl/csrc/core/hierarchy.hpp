@@ -130,7 +130,7 @@ class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private 
   // have introduced themselves.  A `fabric` takes the network's place.
   Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network,
             std::shared_ptr<Fabric> fabric = nullptr);
-  ~Hierarchy() { IdleMemory::leave(); }
+  ~Hierarchy();
 
   // The ranks start the same operations in the same order.  The transfer's test() throws std::runtime_error where they
   // don't.

@@ -134,6 +134,7 @@ void cl_moved(uint64_t* copied, uint64_t* summed) {
 }
 
 char* cl_block_copy(const char* from, size_t bytes) { return SharedBlocks::copy(from, bytes); }
+char* cl_block_take(size_t bytes) { return SharedBlocks::take(bytes); }
 void cl_block_free(char* memory) { SharedBlocks::free(memory); }
 int cl_block_holds(const char* memory, size_t bytes) { return static_cast<bool>(SharedBlocks::find(memory, bytes)); }
 

@@ -190,6 +190,7 @@ CL_EXPORT void cl_moved(uint64_t* copied, uint64_t* summed);
 
 /* --- tensors in memory that the host's ranks share (shared_blocks.hpp) */
 CL_EXPORT char* cl_block_copy(const char* from, size_t bytes);
+CL_EXPORT char* cl_block_take(size_t bytes);
 CL_EXPORT void cl_block_free(char* memory);
 CL_EXPORT int cl_block_holds(const char* memory, size_t bytes);
 

@@ -60,6 +60,21 @@ inline std::vector<size_t> sizes_of(const Parts& parts) {
   return sizes;
 }
 
+// Where parts of these sizes begin that are side by side, from the beginning of the first one.
+inline std::vector<size_t> begins_of(const std::vector<size_t>& sizes) {
+  std::vector<size_t> begins(sizes.size());
+  for (size_t i = 1; i < sizes.size(); ++i) begins[i] = begins[i - 1] + sizes[i - 1];
+  return begins;
+}
+
+template <class Data>
+bool are_in_a_row(const std::vector<Data>& parts, const std::vector<size_t>& begins) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i] != parts[0] + begins[i]) return false;
+  }
+  return true;
+}
+
 template <class Data>
 std::vector<Data> data_of(const Parts& parts) {
   std::vector<Data> data;

@@ -10,8 +10,10 @@
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <vector>
 
 #include "forked.hpp"
+#include "idle_memory.hpp"
 #include "shared_file.hpp"
 
 namespace cpulaunch {
@@ -30,24 +32,102 @@ struct Block {
   uint32_t number;
   int descriptor;
   size_t size;
+  bool is_reused;
+
+  size_t room() const { return size - kHeaderSize; }
 };
 
-struct Blocks {
+// A block that nobody uses, for the next one who takes that much.
+struct Spare {
+  char* memory;
+  Block block;
+  IdleMemory::Time since;
+};
+
+void unmap(char* memory, const Block& block) {
+  munmap(memory - kHeaderSize, block.size);
+  close(block.descriptor);
+}
+
+// Gives the memory back, also that of other processes' mappings, which they end with their next operation.
+void destroy(char* memory, const Block& block) {
+  reinterpret_cast<Header*>(memory - kHeaderSize)->freed.store(true, std::memory_order_release);
+  empty_shared_file(block.descriptor, kHeaderSize, block.size);
+  unmap(memory, block);
+}
+
+struct Blocks final : private IdleMemory {
   std::mutex mutex;
   uint32_t last = 0;
   std::map<const char*, Block> by_memory;
+  std::vector<Spare> spares;  // those that were freed first come first
+  size_t used = 0, most_used = 0;  // bytes of the blocks that are taken, now and at most
+
+  Blocks() { join(); }
+
+  // A spare of this much, or up to twice that; null where there is none.
+  char* take_spare(size_t room) {
+    auto best = spares.end();
+    for (auto each = spares.begin(); each != spares.end(); ++each) {
+      const size_t has = each->block.room();
+      if (has >= room && has / 2 <= room && (best == spares.end() || has < best->block.room())) best = each;
+    }
+    if (best == spares.end()) return nullptr;
+    const auto [memory, block, since] = *best;
+    spares.erase(best);
+    add(memory, block);
+    return memory;
+  }
+
+  void add(char* memory, const Block& block) {
+    by_memory.emplace(memory, block);
+    if (!block.is_reused) return;
+    used += block.size;
+    most_used = std::max(most_used, used);
+  }
+
+  // Spares never add to what the program needed at one time.
+  void drop_spares_beyond(size_t bytes) {
+    size_t spare = 0;
+    for (const auto& each : spares) spare += each.block.size;
+    auto first_kept = spares.begin();
+    for (; first_kept != spares.end() && used + spare > bytes; ++first_kept) {
+      spare -= first_kept->block.size;
+      destroy(first_kept->memory, first_kept->block);
+    }
+    spares.erase(spares.begin(), first_kept);
+  }
+
+  size_t give_back(IdleMemory::Time now) override {
+    const std::unique_lock<std::mutex> lock(mutex, std::try_to_lock);
+    if (!lock) return 0;
+    size_t given = 0;
+    auto first_kept = spares.begin();
+    for (; first_kept != spares.end() && now - first_kept->since >= IdleMemory::kAfter; ++first_kept) {
+      given += first_kept->block.size;
+      destroy(first_kept->memory, first_kept->block);
+    }
+    spares.erase(spares.begin(), first_kept);
+    if (spares.empty()) most_used = used;
+    return given;
+  }
+
+  // A process that is forked gets tensors of its own: what it writes to them isn't for the other ranks.
+  void become_private() {
+    for (const auto& [memory, block] : by_memory) {
+      make_private(const_cast<char*>(memory) - kHeaderSize, block.descriptor, block.size);
+    }
+    for (const auto& each : spares) unmap(each.memory, each.block);
+    spares.clear();
+  }
 };
 
 // Never destroyed: tensors may outlive everything else.
-//
-// A process that is forked gets tensors of its own: what it writes to them isn't for the other ranks.
 Blocks& blocks() {
   static auto* all = [] {
     pthread_atfork([] { blocks().mutex.lock(); }, [] { blocks().mutex.unlock(); },
                    [] {
-                     for (const auto& [memory, block] : blocks().by_memory) {
-                       make_private(const_cast<char*>(memory) - kHeaderSize, block.descriptor, block.size);
-                     }
+                     blocks().become_private();
                      blocks().mutex.unlock();
                    });
     return new Blocks;
@@ -57,10 +137,8 @@ Blocks& blocks() {
 
 Header& header_of(char* whole) { return *reinterpret_cast<Header*>(whole); }
 
-}  // namespace
-
-char* SharedBlocks::copy(const char* from, size_t bytes) {
-  const size_t size = kHeaderSize + bytes;
+// Null where there is no memory to be had.
+char* make_block(size_t size, bool is_reused) {
   const int descriptor = create_shared_file(size);
   if (descriptor < 0) return nullptr;
   char* whole = map_shared_file(descriptor, size);
@@ -68,16 +146,34 @@ char* SharedBlocks::copy(const char* from, size_t bytes) {
     close(descriptor);
     return nullptr;
   }
-  char* memory = whole + kHeaderSize;
-  if (bytes) std::memcpy(memory, from, bytes);
   use_huge_pages(whole, size);
   auto& all = blocks();
   std::lock_guard<std::mutex> lock(all.mutex);
-  const Block block{++all.last, descriptor, size};
+  const Block block{++all.last, descriptor, size, is_reused};
   header_of(whole).pid = getpid();
   header_of(whole).block = block.number;
-  all.by_memory.emplace(memory, block);
+  all.add(whole + kHeaderSize, block);
+  return whole + kHeaderSize;
+}
+
+}  // namespace
+
+char* SharedBlocks::copy(const char* from, size_t bytes) {
+  char* memory = make_block(kHeaderSize + bytes, /*is_reused=*/false);
+  if (memory && bytes) std::memcpy(memory, from, bytes);
   return memory;
+}
+
+char* SharedBlocks::take(size_t bytes) {
+  if (is_forked()) return nullptr;
+  auto& all = blocks();
+  const size_t size = round_to_pages(kHeaderSize + bytes);
+  {
+    std::lock_guard<std::mutex> lock(all.mutex);
+    if (char* memory = all.take_spare(bytes)) return memory;
+    all.drop_spares_beyond(std::max(all.most_used, all.used + size) - size);
+  }
+  return make_block(size, /*is_reused=*/true);
 }
 
 void SharedBlocks::free(char* memory) {
@@ -86,14 +182,21 @@ void SharedBlocks::free(char* memory) {
   const auto found = all.by_memory.find(memory);
   const auto block = found->second;
   all.by_memory.erase(found);
-  // A process that was forked has a copy of the tensor, and no say about the memory.
-  char* whole = memory - kHeaderSize;
-  if (!is_forked()) {
-    header_of(whole).freed.store(true, std::memory_order_release);
-    empty_shared_file(block.descriptor, kHeaderSize, block.size);  // the others unmap it with their next operation
+  if (is_forked()) {  // it has a copy of the tensor, and no say about the memory
+    unmap(memory, block);
+  } else if (block.is_reused) {
+    all.used -= block.size;
+    all.spares.push_back({memory, block, IdleMemory::now()});
+  } else {
+    destroy(memory, block);
   }
-  munmap(whole, block.size);
-  close(block.descriptor);
+}
+
+void SharedBlocks::drop_spares() {
+  auto& all = blocks();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  all.drop_spares_beyond(0);
+  all.most_used = all.used;
 }
 
 SharedBlocks::Place SharedBlocks::find(const char* memory, size_t bytes) {

@@ -26,7 +26,14 @@ class SharedBlocks {
   // A copy of these bytes, in memory that other processes may map; null where there is none to be had.  Any thread may
   // call these.
   static char* copy(const char* from, size_t bytes);
+  // This many bytes, whatever is in them; null where there are none to be had.  They may be some that were freed: the
+  // other ranks have mapped these, and the kernel needn't clear them.
+  static char* take(size_t bytes);
+  // What was taken is kept for who takes as much within IdleMemory::kAfter, but no more in all than was taken at one
+  // time.
   static void free(char* memory);
+  // Gives back what is kept.
+  static void drop_spares();
   static Place find(const char* memory, size_t bytes);
 };
 

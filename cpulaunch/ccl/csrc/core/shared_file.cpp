@@ -72,8 +72,15 @@ char* map_shared_file(int descriptor, size_t size) {
   return memory;
 }
 
+// The kernel collapses what has at least one small page.
 void use_huge_pages(char* memory, size_t size) {
-  madvise(memory, size / kHugePage * kHugePage, kCollapse);
+  const size_t whole = size / kHugePage * kHugePage;
+  for (size_t at = 0; at < whole; at += kHugePage) memory[at] = 0;
+  if (whole) madvise(memory, whole, kCollapse);
+}
+
+size_t round_to_pages(size_t size) {
+  return size < kHugePage ? size : (size + kHugePage - 1) / kHugePage * kHugePage;
 }
 
 std::pair<char*, size_t> open_shared_file(int pid, int descriptor) {

@@ -15,9 +15,11 @@ void empty_shared_file(int descriptor, size_t begin, size_t size);
 bool make_private(char* memory, int descriptor, size_t size);
 // Null where it can't be mapped.
 char* map_shared_file(int descriptor, size_t size);
-// Moves what was written to a mapping of a file to pages of 2 MB, where the kernel can: then fewer addresses are looked
-// up, here and in the mappings of other processes.
+// Gives a new mapping of a new file pages of 2 MB, where the kernel can: they are made several times as fast as small
+// ones, and fewer addresses are looked up, here and in the mappings of other processes.
 void use_huge_pages(char* memory, size_t size);
+// The size of a file that has pages of 2 MB only, if it is not small.
+size_t round_to_pages(size_t size);
 // Maps the file that has this descriptor in another process, and tells its size.  Null, with errno, where this process
 // may not open it (it belongs to another user, for example).
 std::pair<char*, size_t> open_shared_file(int pid, int descriptor);

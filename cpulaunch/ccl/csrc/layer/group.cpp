@@ -10,6 +10,7 @@
 #include "boundary.hpp"
 #include "buffers.hpp"
 #include "forked.hpp"
+#include "shared_memory.hpp"
 
 namespace cpulaunch {
 
@@ -143,6 +144,14 @@ void ProcessGroupCCL::shutdown() {
   close();
 }
 
+void ProcessGroupCCL::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+  TORCH_CHECK_VALUE(!onCompletionHook_, "ccl: group '", state_->name, "' has a completion hook already");
+  TORCH_CHECK(state_->in_flight == 0, "ccl: operations of group '", state_->name, "' are in flight, which a completion "
+              "hook would miss");
+  onCompletionHook_ = hook;
+  state_->set_hook(std::move(hook));
+}
+
 // The background thread completes the operations that are still in flight; the group's timeout holds for them.
 void ProcessGroupCCL::finish() {
   const auto until = Clock::now() + timeout_;
@@ -188,15 +197,11 @@ bool ProcessGroupCCL::shares_memory() const { return transport_ && transport_->a
 
 bool ProcessGroupCCL::share_memory(const at::Tensor& tensor) {
   check_tensor({"share_memory"}, tensor);
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
-  const auto* from = static_cast<const char*>(storage->data());
-  const size_t bytes = storage->nbytes();
-  if (cl_block_holds(from, bytes)) return true;
-  char* memory = cl_block_copy(from, bytes);
-  if (!memory) return false;
-  const auto free = [](void* data) { cl_block_free(static_cast<char*>(data)); };
-  storage->set_data_ptr(at::DataPtr(memory, memory, free, at::kCPU));
-  return true;
+  return cpulaunch::share_memory(tensor);
+}
+
+at::Tensor ProcessGroupCCL::allocateTensor(long size, at::TensorOptions options) {
+  return allocate_shared(size, options);
 }
 
 void ProcessGroupCCL::abort() {
@@ -210,50 +215,6 @@ c10d::ErrorType ProcessGroupCCL::getError() { return state_->error(); }
 c10d::Backend& ProcessGroupCCL::gloo() {
   std::call_once(gloo_made_, [this] { gloo_fallback_ = make_gloo_(); });
   return *gloo_fallback_;
-}
-
-ProcessGroupCCL::Ptr<CclWork> ProcessGroupCCL::begin(c10d::OpType type, const char* name, const char* profiling_title,
-                                                     Tensors inputs, Milliseconds timeout) {
-  return make_work(type, name, profiling_title, std::move(inputs), timeout, sequence_, /*peer=*/-1);
-}
-
-ProcessGroupCCL::Ptr<CclWork> ProcessGroupCCL::begin_message(c10d::OpType type, const char* name,
-                                                             const char* profiling_title, Tensors inputs,
-                                                             int peer) {
-  return make_work(type, name, profiling_title, std::move(inputs), kNoTimeout, messages_, peer);
-}
-
-ProcessGroupCCL::Ptr<CclWork> ProcessGroupCCL::make_work(c10d::OpType type, const char* name,
-                                                         const char* profiling_title, Tensors inputs,
-                                                         Milliseconds timeout, std::atomic<uint64_t>& sequence,
-                                                         int peer) {
-  if (state_->failed()) {
-    throw_for(state_->cause(), c10::str(name, ": group '", state_->name, "' cannot be used any more: ",
-                                        state_->reason()));
-  }
-  static_cast<void>(transport(name));
-  const auto limit = timeout > kNoTimeout ? timeout : timeout_;
-  return c10::make_intrusive<CclWork>(state_, type, name, profiling_title, std::move(inputs), sequence++, limit,
-                                       peer);
-}
-
-ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run(const Ptr<CclWork>& work, bool asynchronous,
-                                                      const Collective* collectives, size_t count) {
-  const ProgressEngine::Visit visit(ProgressEngine::instance(), work->is_message());
-  auto transfer = std::make_unique<CombinedTransfer>();
-  auto& transfers = *transfer;
-  work->started(std::move(transfer));
-  try {
-    std::lock_guard<std::mutex> lock(starting_);
-    ++state_->in_flight;
-    for (size_t i = 0; i < count; ++i) transfers.add(transport_->start(collectives[i]));
-  } catch (const std::exception& error) {
-    // Its other tensors may be under way.
-    work->fail(c10::str("could not be started: ", error.what()), Cause(CauseKind::transport_failed));
-    work->wait();  // throws that
-  }
-  ProgressEngine::instance().run(work, asynchronous);
-  return work;
 }
 
 }  // namespace cpulaunch

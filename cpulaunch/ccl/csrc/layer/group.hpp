@@ -4,6 +4,8 @@
 
 #include <functional>
 #include <mutex>
+#include <optional>
+#include <vector>
 
 #include "interface.h"
 #include "progress.hpp"
@@ -22,6 +24,11 @@ class ProcessGroupCCL final : public c10d::Backend {
 
   // Makes what carries the collectives, which may be waiting for the other ranks.
   using Carrier = std::shared_ptr<cl_carrier>;
+
+  using Work = c10d::Work;
+  using Tensors = std::vector<at::Tensor>;
+  template <class T>
+  using Ptr = c10::intrusive_ptr<T>;
 
   // `in_ledger` is how the ledger has the members' numbers, `pace` is how it waits.  Throws DistBackendError
   // when the ranks do not meet within `timeout`.
@@ -51,11 +58,21 @@ class ProcessGroupCCL final : public c10d::Backend {
   // Moves a tensor's storage, and so all tensors on it, to memory that the other ranks of this host may map.  False
   // where there is none to be had; nothing is moved then.
   static bool share_memory(const at::Tensor& tensor);
+  // A tensor in such memory, as FSDP2 asks for it.
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return shares_memory(); }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
-  using Work = c10d::Work;
-  using Tensors = std::vector<at::Tensor>;
-  template <class T>
-  using Ptr = c10::intrusive_ptr<T>;
+  // What is called between the two starts at once; the work that endCoalescing() returns waits for all of it.
+  bool supportsCoalescing() const override {
+    return transport_ && transport_->abilities.messages && transport_->abilities.bitwise;
+  }
+  void startCoalescing() override;
+  Ptr<Work> endCoalescing() override;
+
+  // `hook` gets each operation that completes, before who waits for that goes on.
+  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  void waitForPendingWorks() override { finish(); }
+  void enableCollectivesTiming() override {}  // all are timed
 
   // collective_allreduce.cpp
   Ptr<Work> allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
@@ -109,6 +126,7 @@ class ProcessGroupCCL final : public c10d::Backend {
                          Milliseconds timeout, std::atomic<uint64_t>& sequence, int peer);
   // Starts the operation, which is done when all of these are.
   Ptr<Work> run(const Ptr<CclWork>& work, bool asynchronous, const Collective* collectives, size_t count = 1);
+  Ptr<Work> run_unrecorded(const Ptr<CclWork>& work, bool asynchronous, const Collective* collectives, size_t count);
   Ptr<Work> run(const Ptr<CclWork>& work, bool asynchronous, const std::vector<Collective>& collectives) {
     return run(work, asynchronous, collectives.data(), collectives.size());
   }
@@ -143,6 +161,7 @@ class ProcessGroupCCL final : public c10d::Backend {
   Milliseconds timeout_;
   std::unique_ptr<Transport> transport_;  // null once the group is closed
   std::mutex starting_;  // all ranks start their collectives in the same order; so one thread at a time starts some
+  std::optional<std::vector<Ptr<CclWork>>> coalesced_;  // those that have started since startCoalescing()
   std::atomic<uint64_t> sequence_{0};
   std::atomic<uint64_t> messages_{0};  // sent and received
 };

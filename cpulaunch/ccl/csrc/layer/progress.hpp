@@ -71,6 +71,8 @@ class ProgressEngine {
 
   // Brings a started operation on its way: completes it when it is synchronous.
   void run(const c10::intrusive_ptr<CclWork>& work, bool asynchronous);
+  // Leaves a started operation to a background thread.
+  void watch(c10::intrusive_ptr<CclWork> work);
 
   // For interpreter exit: waits for the collectives in flight, and up to some seconds for messages and callbacks (for a
   // message that another thread of the program waits for, not at all), and for all if the program `has_failed`; then
@@ -91,7 +93,6 @@ class ProgressEngine {
  private:
   void rest(Rest rest, Idle& idle) const;
   std::chrono::nanoseconds yielding(const Idle& idle, const Pace& pace) const;
-  void watch(c10::intrusive_ptr<CclWork> work);
   void lead();
   void background();
   void promote_follower();

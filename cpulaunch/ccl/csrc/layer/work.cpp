@@ -290,6 +290,8 @@ void CclWork::finish_with(std::exception_ptr error) {
     callers_state_.reset();
   }
   entry_.end(/*failed=*/error != nullptr);
+  ended_at_ = Clock::now();
+  if (!error && group_->hook()) call_hook();
   state_.store(State::done, std::memory_order_release);
   --group_->in_flight;
   finish(error);
@@ -298,6 +300,20 @@ void CclWork::finish_with(std::exception_ptr error) {
   } else {
     future->markCompleted(c10::IValue(outputs));
   }
+}
+
+void CclWork::call_hook() const {
+  using Time = decltype(c10d::WorkInfo::timeStarted);  // of the system's clock, or of the steady one
+  const auto shown = [](Clock::time_point time) {
+    return Time::clock::now() - std::chrono::duration_cast<Time::duration>(Clock::now() - time);
+  };
+  group_->hook()(std::make_shared<c10d::WorkInfo>(retrieveOpType(), sequence_, shown(started_at_), shown(ended_at_),
+                                                  ended_at_ - started_at_));
+}
+
+float CclWork::getDuration() const {
+  TORCH_CHECK(done(), describe(), " is not completed, and so has no duration");
+  return std::chrono::duration<float, std::milli>(ended_at_ - started_at_).count();
 }
 
 void CclWork::check(Clock::time_point now) {

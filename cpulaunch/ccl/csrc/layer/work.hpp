@@ -64,6 +64,11 @@ class GroupState {
   // About ranks of the group, such as "1, 3", or "" where they aren't known.
   Cause about(CauseKind kind, const std::string& ranks) const;
 
+  // What learns of each operation that completes; before the first one starts.
+  using Hook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
+  void set_hook(Hook hook) { hook_ = std::move(hook); }
+  const Hook& hook() const { return hook_; }
+
   const std::string name;
   const int rank;
   const int size;
@@ -75,6 +80,7 @@ class GroupState {
  private:
   std::atomic<bool> failed_{false};
   std::atomic<c10d::ErrorType> error_{c10d::ErrorType::SUCCESS};
+  Hook hook_;
   mutable std::mutex mutex_;
   std::string reason_;
   Cause cause_;
@@ -143,6 +149,7 @@ class CclWork final : public c10d::Work {
   bool done() const { return state_.load(std::memory_order_acquire) == State::done; }
   Clock::time_point started_at() const { return started_at_; }
   std::string describe() const;
+  const std::vector<at::Tensor>& tensors() const { return inputs_; }
 
   // --- c10d::Work
 
@@ -152,6 +159,7 @@ class CclWork final : public c10d::Work {
   void synchronize() override { wait(); }
   void abort() override { fail("was aborted", Cause(CauseKind::aborted)); }
   std::vector<at::Tensor> result() override { return outputs_; }
+  float getDuration() const override;  // in milliseconds
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
   uint64_t getSequencenumber() const override { return sequence_; }
   int sourceRank() const override { return source_ ? *source_ : Work::sourceRank(); }
@@ -175,6 +183,7 @@ class CclWork final : public c10d::Work {
   // True for the one thread that may complete or fail the operation.
   bool wins();
   void finish_with(std::exception_ptr error);
+  void call_hook() const;
 
   const std::shared_ptr<GroupState> group_;
   const char *const name_, *const kind_;
@@ -182,6 +191,7 @@ class CclWork final : public c10d::Work {
   const uint64_t sequence_;
   const Milliseconds timeout_;
   const Clock::time_point started_at_ = Clock::now();
+  Clock::time_point ended_at_{};
   LedgerEntry entry_;
   std::atomic<bool> driven_{false};  // at some time
   std::atomic<int> drivers_{0};      // threads in wait(), but for those that handle signals

@@ -1,0 +1,43 @@
+"""FSDP2: its communication buffers lie in memory that a host's ranks share.
+
+Collectives then read and write the buffers in place, and later buffers get the memory of earlier ones.  The
+numbers stay the same.  A script can say so itself, by the model's
+``set_allocate_memory_from_process_group_for_comm``; what it says later wins.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from cpulaunch.runtime.hooks import Change
+from cpulaunch.runtime.settings import TrainingSettings
+
+
+def _allocate_by_group(module: Any, settings: TrainingSettings) -> None:
+    """Have FSDP2 ask the process group for memory, which only ccl's groups within a host have to offer."""
+    parameters = module.FSDPParamGroup
+    original = parameters.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if not isinstance(self.mesh_info, module.FSDPMeshInfo):
+            return  # replicated parameters, which need no such buffers
+        if hasattr(self, "set_allocate_memory_from_process_group"):
+            self.set_allocate_memory_from_process_group(True)
+        else:  # torch before 2.9
+            self.allocate_memory_from_process_group = True
+
+    parameters.__init__ = __init__
+
+
+CHANGES = (
+    Change(
+        ("FSDPParamGroup.__init__",),
+        ("FSDPMeshInfo",),
+        "FSDP2's buffers for collectives lie in memory that the ranks of a host share",
+        "FSDP2's collectives copy their data through shared memory",
+        _allocate_by_group,
+    ),
+)

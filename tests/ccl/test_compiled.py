@@ -1,0 +1,28 @@
+"""Functional collectives, DTensors and tensor parallelism under torch.compile."""
+
+from __future__ import annotations
+
+import pytest
+from ranks import Ranks
+from support.marks import repeat
+
+pytestmark = pytest.mark.slow
+
+LIMIT = 240.0  # seconds: the compiler of C++ is slow
+
+
+@pytest.fixture(params=["two", repeat("three")])
+def ranks(request: pytest.FixtureRequest) -> Ranks:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize("compiler", [None, repeat("aot_eager"), "inductor"])
+def test_functional_collectives_give_what_gloos_give(ranks: Ranks, compiler: str | None) -> None:
+    assert ranks.call("functional_collectives", compiler, limit=LIMIT) == ["ok"] * ranks.size
+
+
+@pytest.mark.parametrize("compiler", [None, repeat("aot_eager"), "inductor"])
+def test_dtensors_and_tensor_parallelism_give_what_they_give_on_gloo(
+    ranks: Ranks, compiler: str | None
+) -> None:
+    assert ranks.call("dtensors", compiler, limit=LIMIT) == ["ok"] * ranks.size
