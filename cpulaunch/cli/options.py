@@ -198,8 +198,13 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def add_settings(parser: Parser, sections: Collection[str] = tuple(SECTIONS)) -> None:
-    """Add options for the settings of ``sections``, and those for the sources of settings."""
+def add_settings(
+    parser: Parser, sections: Collection[str] = tuple(SECTIONS), common: Collection[str] = tuple(SECTIONS)
+) -> None:
+    """Add options for the settings of ``sections``, and those for the sources of settings.
+
+    ``--help`` shows those of ``common``, and ``--help-all`` all of them.
+    """
     parser.set_defaults(given=[], restricted=[])
     if sections:
         parser.add_argument(
@@ -213,7 +218,7 @@ def add_settings(parser: Parser, sections: Collection[str] = tuple(SECTIONS)) ->
                 action = group.add_argument(
                     *setting.flags, action=_Take, row=row, dest="_", help=setting.help
                 )
-                if not setting.common:
+                if not setting.common or section not in common:
                     parser.rare.append(action)
     source = parser.add_argument_group("Settings")
     source.add_argument(

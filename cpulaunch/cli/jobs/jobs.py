@@ -46,7 +46,8 @@ from cpulaunch.supervise.telemetry.metrics import in_brief
 from cpulaunch.wording import counted
 
 EPILOG = """\
-Finds your running jobs that were started on this host, in any directory, and other jobs in DIR.
+Finds your running jobs that were started on this host, in any directory, and other jobs in DIR.  Jobs that
+could not write to DIR are in a temporary directory, and are listed with them.
 
 examples:
   cpulaunch jobs
