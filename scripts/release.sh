@@ -37,7 +37,8 @@ step "sdist and wheels, in $out"
 rm -rf "$out"
 "$tools/python" -m build --outdir "$out" .  # the wheel is built from the sdist
 wheel=$out/cpulaunch-$version-py3-none-any.whl
-"$tools/python" -m zipfile -l "$wheel" | grep -q report/vega/LICENSES.txt || fail "the wheel has no scripts of Vega"
+listed=$("$tools/python" -m zipfile -l "$wheel")
+[[ $listed == *report/vega/LICENSES.txt* ]] || fail "the wheel has no scripts of Vega"
 PYTHON=${layers[0]} scripts/build_wheels.sh "$out" "${layers[@]}"
 
 # No compiler, nothing that was compiled before, and no variable of Python's or cpulaunch's.

@@ -22,7 +22,7 @@ for package in torch accelerate transformers lightning; do
 done
 echo "installing ${wanted[*]}"
 "$venv/bin/pip" install -q --upgrade "${wanted[@]}" 'setuptools>=77' wheel numpy pyyaml psutil rich questionary py-spy \
-  scikit-learn einops pytest pytest-rerunfailures pytest-xdist hypothesis pexpect expecttest
+  'impi-rt<2021.19' pytorch-ignite scikit-learn einops pytest pytest-rerunfailures pytest-xdist hypothesis pexpect expecttest
 install_checkout "$venv"
 export PATH=$venv/bin:$PATH
 versions=$(pip list --format=freeze | grep -E '^(torch|accelerate|transformers|lightning)==' | tr '\n' ' ')

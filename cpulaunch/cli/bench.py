@@ -86,8 +86,7 @@ def _check_ranks(config: Config) -> None:
 
 
 def _parser() -> Parser:
-    what = "Collectives of ccl beside gloo on these hosts, and the limits there."
-    what = "Collectives of ccl beside gloo on these hosts, and the limits there."
+    what = "Compare collectives of ccl and gloo on these hosts, and show the limits."
     parser = Parser("cpulaunch bench", what, EPILOG, USAGE)
     own = parser.add_argument_group("Bench")
     own.add_argument("--operations", metavar="LIST", type=_operations, default=",".join(OPERATIONS),
@@ -95,7 +94,7 @@ def _parser() -> Parser:
     own.add_argument("--sizes", metavar="LIST", type=_sizes, default="4K-64M",
                      help="sizes of the whole tensor, such as 4K,1M or 4K-256M; default: 4K-64M")  # fmt: skip
     own.add_argument("--format", choices=("text", "json"), default="text", help="how the result is printed")
-    add_settings(parser)
+    add_settings(parser, common=("", "hosts", "mpi", "ccl"))
     return parser
 
 

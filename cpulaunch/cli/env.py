@@ -19,7 +19,7 @@ from cpulaunch.model.hosts import all_here
 from cpulaunch.wording import counted
 
 EPILOG = """\
-Versions, the machine, the MPIs, which process group `ccl` would be and why, related environment variables,
+Versions, the machine, the MPIs, which build of `ccl` ranks would load and why, related environment variables,
 and the settings that are not the defaults.  With a hostfile, also each of its hosts, over ssh.
 The values of `env:` and of variables that may hold a secret are left out.
 
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     parser = Parser(
         "cpulaunch env", "Print a report to paste into an issue.", EPILOG, "cpulaunch env [OPTIONS]"
     )
-    add_settings(parser, ("hosts", "mpi", "ccl", "training"))
+    add_settings(parser, ("hosts", "mpi", "ccl", "training"), common=("hosts", "mpi", "ccl"))
     config = load_config(parser.parse(arguments))
     for label, text in (*_software(), *_machine(config), *ccl_lines(config.ccl.binding),
                         *_variables(), *_settings(config)):  # fmt: skip

@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--facts-out", metavar="F", type=Path, help="record what the hosts are like, to plan for them later"
     )
-    add_settings(parser, ("hosts", "mpi", "ccl", "training"))
+    add_settings(parser, ("hosts", "mpi", "ccl", "training"), common=("hosts", "mpi", "ccl"))
     if arguments[0] != "check":
         parser.print_help()
         return 0

@@ -23,6 +23,9 @@ CLOSE = 0.77
 _LIKE_AN_OPTION = re.compile(r"-\D")
 """Start of words that count as an option's value only if joined by =; negative numbers are excluded."""
 
+_LIKE_HYDRAS = re.compile(r"-\w{2}")
+"""Start of an option of mpiexec: a word after a single dash."""
+
 _VALUE_OF_SWITCH = re.compile(r"argument (?P<names>\S+): ignored explicit argument (?P<value>.+)")
 """argparse's message for a switch that was given a value."""
 
@@ -87,9 +90,10 @@ class Parser(argparse.ArgumentParser):
         return self.parse_args(options)
 
     def own_options(self, words: Sequence[str]) -> list[str]:
-        """Return the words of another program that are long options of this parser."""
-        names = (word.partition("=")[0] for word in words if word.startswith("--"))
-        return [name for name in dict.fromkeys(names) if name in self._option_string_actions]
+        """Return the words of another program that are options of this parser, as they were typed."""
+        names = (word.partition("=")[0] for word in words if word.startswith("-"))
+        known = self._option_string_actions
+        return [name for name in dict.fromkeys(names) if name[:2] + name[2:].replace("_", "-") in known]
 
     def split(self, arguments: Sequence[str], ends: Iterable[str] = ()) -> tuple[list[str], list[str]]:
         """Split into ``(options, the rest)``; in options, dashes replace underscores.
@@ -152,7 +156,10 @@ class Parser(argparse.ArgumentParser):
         if self.passes_through and name.startswith("--") and not close:
             return name, equals, value
         meant = f"; did you mean {ours[close]!r}?" if close else ""
-        raise UsageError(f"unknown option {name}{meant}", hint=self._where_listed())
+        hint = self._where_listed()
+        if not close and _LIKE_HYDRAS.match(name) and self.has("--mpi-args"):
+            hint += "; --mpi-args=WORD hands one to mpiexec"
+        raise UsageError(f"unknown option {name}{meant}", hint=hint)
 
 
 def _values(action: argparse.Action) -> int:
@@ -191,8 +198,13 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def add_settings(parser: Parser, sections: Collection[str] = tuple(SECTIONS)) -> None:
-    """Add options for the settings of ``sections``, and those for the sources of settings."""
+def add_settings(
+    parser: Parser, sections: Collection[str] = tuple(SECTIONS), common: Collection[str] = tuple(SECTIONS)
+) -> None:
+    """Add options for the settings of ``sections``, and those for the sources of settings.
+
+    ``--help`` shows those of ``common``, and ``--help-all`` all of them.
+    """
     parser.set_defaults(given=[], restricted=[])
     if sections:
         parser.add_argument(
@@ -206,7 +218,7 @@ def add_settings(parser: Parser, sections: Collection[str] = tuple(SECTIONS)) ->
                 action = group.add_argument(
                     *setting.flags, action=_Take, row=row, dest="_", help=setting.help
                 )
-                if not setting.common:
+                if not setting.common or section not in common:
                     parser.rare.append(action)
     source = parser.add_argument_group("Settings")
     source.add_argument(
@@ -222,8 +234,6 @@ def add_settings(parser: Parser, sections: Collection[str] = tuple(SECTIONS)) ->
 def _add_habits(parser: Parser, sections: Container[str]) -> None:
     """Add other programs' options for settings of ``sections``, or without effect; no help shows them."""
     parser.foreign = habits.REFUSED
-    if "mpi" in sections:
-        parser.elsewhere = "; --mpi-args=WORD hands one to mpiexec"
     for row in habits.TABLE:
         names = [name for name in row.spellings if not parser.has(name)]
         elsewhere = isinstance(row, habits.Means) and SETTINGS[row.key].section not in sections

@@ -32,7 +32,9 @@ def main(arguments: list[str]) -> int:
         "--facts", metavar="F", type=Path, help="draw the first host that this facts file describes"
     )
     add_each(parser)
-    add_settings(parser, ("hosts", "instances", "ccl", "cpu", "training"))
+    add_settings(
+        parser, ("hosts", "instances", "ccl", "cpu", "training"), common=("hosts", "instances", "cpu")
+    )
     options = parser.parse(arguments)
     config, each = instances_of(load_config(options), options.each)
     facts = gather(config, facts_file=options.facts, lscpu_file=options.lscpu)

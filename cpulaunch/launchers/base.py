@@ -41,6 +41,9 @@ class Launcher(ABC):
     stop_signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGKILL)
     """The signals that its processes are sent in turn until they end."""
 
+    exit_patience = 5.0
+    """Seconds that its processes have to end by themselves after the last rank."""
+
     reach: Reach = NoReach()
     """The way to run a command on a host, in order to probe or to sweep it."""
 

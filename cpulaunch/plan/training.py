@@ -29,8 +29,8 @@ class BackendDecision(NamedTuple):
 class PrecisionDecision(NamedTuple):
     """The precision that every rank trains in.
 
-    ``why``: the reason, such as ``"bf16 is 1.9 times slower on this CPU"``; empty if the user chose.
-    ``warning``: why the user's choice is the slower one.
+    ``why``: the reason, such as ``"bf16 is 1.9 times slower on this CPU"``; empty if the user chose, unless
+    the choice is fp32, and costs time.  ``warning``: why the user's choice of bf16 is the slower one.
     ``measured``: the rates that decided; None if the hosts were not measured.
     """
 
@@ -84,12 +84,15 @@ def decide_precision(requested: str, hosts: Sequence[HostSpeed]) -> PrecisionDec
     slowest = _slowest(hosts)
     if requested == "auto":
         return _faster(slowest, hosts) if slowest else _suggested(hosts)
+    if requested == "fp32":  # chosen for its accuracy, so the figures are no warning
+        worth_it = slowest and slowest.bf16 >= WORTH_IT * slowest.fp32
+        why = f"bf16 is {_comparison(slowest, hosts)}" if slowest and worth_it else ""
+        return PrecisionDecision(requested, why, "", slowest)
     warning = ""
     if slowest:
-        ratio = slowest.bf16 / slowest.fp32
-        if ratio >= WORTH_IT if requested == "fp32" else ratio < NO_FASTER:
+        if slowest.bf16 < NO_FASTER * slowest.fp32:
             warning = f"bf16 is {_comparison(slowest, hosts)}"
-    elif requested == "bf16" and (lacking := [host.host for host in hosts if host.flags == ()]):
+    elif lacking := [host.host for host in hosts if host.flags == ()]:
         whose = f"the CPU of {fold_hosts(lacking)}" if len(hosts) > 1 else "the CPU"
         warning = f"{whose} has no instructions for bf16"
     if warning:

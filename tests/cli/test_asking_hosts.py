@@ -90,10 +90,10 @@ def test_a_problem_of_many_hosts_is_reported_once(
     done = cpulaunch(*CHECK, env=played_ssh)
     assert done.returncode == 3
     assert done.stderr.splitlines() == [
-        "cpulaunch: ✗ lost[1-12]: ssh: Could not resolve hostname HOST: Name or service not known",
+        "cpulaunch: ✗ lost[1-12]: ssh: Could not resolve hostname lost1: Name or service not known",
         "cpulaunch:     is the name right?  Names come from /etc/hosts, DNS or ~/.ssh/config",
-        "cpulaunch: ✗ slow[1-28]: ssh: HOST: Permission denied (publickey).",
-        "cpulaunch:     ssh must not need a password: ssh-copy-id HOST",
+        "cpulaunch: ✗ slow[1-28]: ssh: slow1: Permission denied (publickey).",
+        "cpulaunch:     ssh must not need a password: ssh-copy-id slow1",
     ]
 
 

@@ -92,6 +92,7 @@ def test_a_job_survives_the_loss_of_an_ssh_connection(cluster: Cluster, tmp_path
         result = job.end()
     assert (result.exit_code, result.left) == (0, []), result.stderr
     assert {rank["status"] for rank in outcome(tmp_path)["ranks"]} == {"exit 0"}
+    assert [attempt["waited"] for attempt in outcome(tmp_path)["attempts"]] == [[]]
 
 
 def test_argument_lists_show_no_variable(cluster: Cluster, tmp_path: Path) -> None:

@@ -105,3 +105,28 @@ def test_a_job_of_another_network_namespace_is_not_called_dead(
         assert "left behind" not in done.stdout + done.stderr
         (tmp_path / "go").touch()
         assert launcher.wait(TIMEOUT) == 0
+
+
+def test_a_job_without_its_log_directory_is_listed_with_the_others(
+    env: dict[str, str], ask: Ask, tmp_path: Path
+) -> None:
+    (temporary := tmp_path / "temporary").mkdir()
+    (project := tmp_path / "project").mkdir()
+    (project / "script.py").write_text("print('ran')\n")
+    (project / "runs").write_text("not a directory")
+    (project / "logs").write_text("neither")
+    env["TMPDIR"] = str(temporary)
+    for options in ([], ["--log-dir", "logs"]):
+        words = ["run", "-n", "1", "--backend", "gloo", "--precision", "fp32", *options, "script.py"]
+        done = subprocess.run(
+            [sys.executable, "-m", "cpulaunch", *words], cwd=project, env=env, text=True,
+            capture_output=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    for named in ([], ["logs"]):
+        listed = [line.split()[0] for line in ask("jobs", *named, cwd=project).stdout.splitlines()]
+        assert len(listed) == 1
+        assert Path(listed[0]).parent.parent == temporary
+        shown = ask("logs", Path(listed[0]).name if not named else listed[0], cwd=project)
+        assert (shown.returncode, "ran" in shown.stdout) == (0, True), shown.stderr
+    assert "no job of yours" in ask("jobs", cwd=tmp_path).stdout

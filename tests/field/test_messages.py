@@ -167,3 +167,30 @@ def test_a_module_that_is_missing_is_named_by_the_error_that_says_so(cpulaunch: 
     assert "ModuleNotFoundError: No module named 'nosuch'" in done.stderr
     assert "at pkg/__init__.py:1" in done.stderr
     assert "direct cause" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "script", "said"),
+    [
+        ("-n", "print('ran')", True),
+        ("--nproc_per_node", "print('ran')", True),
+        ("--lr", "print('ran')", False),
+        ("-n", "import sys; print('ran', len(sys.argv))", False),
+        ("-n", "import click; print('ran')", False),
+    ],
+)
+def test_an_option_after_a_script_that_reads_none_is_pointed_out(
+    option: str, script: str, said: bool, cpulaunch: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "a.py").write_text(script)
+    done = cpulaunch("run", "-n", "1", "--dry-run", "a.py", option, "2")
+    assert done.returncode == 0
+    line = f"cpulaunch: {option} came after the script, so the script got it: "
+    assert (line in done.stderr) is said, done.stderr
+
+
+@pytest.mark.parametrize(("option", "said"), [("-demux", True), ("--nod", False), ("--frobnicate", False)])
+def test_only_an_option_like_mpiexecs_leads_to_mpi_args(option: str, said: bool, cpulaunch: Run) -> None:
+    done = cpulaunch("run", option, "a.py")
+    assert done.returncode == 2
+    assert ("--mpi-args=WORD" in done.stderr) is said, done.stderr

@@ -90,10 +90,8 @@ def run_with(place: str, state: str, directory: Path, words: list[str]) -> subpr
             env=clean_environment(DIRECTORY=str(directory), TMPDIR=str(temporary)), text=True,
             capture_output=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        for logs in re.findall(
-            r"logs are in (/\S*/cpulaunch-\S+)", done.stderr
-        ):  # where TMPDIR can't be used
-            shutil.rmtree(logs, ignore_errors=True)
+        for logs in re.findall(r"logs are in (/\S*/cpulaunch-[^/\s]+)", done.stderr):
+            shutil.rmtree(logs, ignore_errors=True)  # where TMPDIR can't be used
         return done
     finally:
         if directory.exists():

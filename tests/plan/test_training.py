@@ -56,10 +56,6 @@ def test_auto_chooses_the_faster_precision(hosts: list[HostSpeed], precision: st
         ("bf16", [host(160, 84)], "bf16 is 1.9 times slower on this CPU, 84 against 160 GFLOP/s"),
         ("bf16", [host(100, 110)], ""),
         ("bf16", [host(160, 800)], ""),
-        ("fp32", [host(160, 84)], ""),
-        ("fp32", [host(100, 110)], ""),
-        ("fp32", [host(160, 800)], "bf16 is 5.0 times faster on this CPU, 800 against 160 GFLOP/s"),
-        ("fp32", [host(flags=NO_FLAGS)], ""),
         ("bf16", [host(flags=AVX)], ""),
         ("bf16", [host(flags=NO_FLAGS)], "the CPU has no instructions for bf16"),
         ("bf16", [host(flags=NO_FLAGS, name="a"), host(name="b")], "the CPU of a has no instructions for bf16"),
@@ -74,3 +70,17 @@ def test_the_users_slower_choice_is_kept_with_a_warning(
     assert (decision.precision, decision.why) == (requested, "")
     assert decision.warning == (f"precision {requested} is slow here: {warning}" if warning else "")
     assert str(decision) == f"precision {requested}"
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (host(160, 84), ""),
+        (host(100, 110), ""),
+        (host(160, 800), "bf16 is 5.0 times faster on this CPU, 800 against 160 GFLOP/s"),
+        (host(flags=NO_FLAGS), ""),
+    ],
+)
+def test_fp32_by_the_users_choice_is_no_reason_for_a_warning(one: HostSpeed, why: str) -> None:
+    decision = decide_precision("fp32", [one])
+    assert (decision.precision, decision.why, decision.warning) == ("fp32", why, "")

@@ -6,7 +6,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from cpulaunch.cli.jobs.selection import Running, elsewhere, printable, running_jobs, runs, usual_places
+from cpulaunch.cli.jobs.selection import (
+    Running,
+    elsewhere,
+    printable,
+    running_jobs,
+    runs,
+    usual_places,
+    with_displaced,
+)
 from cpulaunch.cli.options import Parser
 from cpulaunch.errors import SAVED_EXIT_CODE, HostError
 from cpulaunch.report.read import program_in
@@ -38,7 +46,8 @@ from cpulaunch.supervise.telemetry.metrics import in_brief
 from cpulaunch.wording import counted
 
 EPILOG = """\
-Finds your running jobs that were started on this host, in any directory, and other jobs in DIR.
+Finds your running jobs that were started on this host, in any directory, and other jobs in DIR.  Jobs that
+could not write to DIR are in a temporary directory, and are listed with them.
 
 examples:
   cpulaunch jobs
@@ -61,7 +70,8 @@ def main(arguments: list[str]) -> int:
         help="a job's directory, or a directory of jobs; default: the setting output.log_dir",
     )
     options = parser.parse_args(arguments)
-    directories = options.directories or usual_places()
+    named = [place for given in options.directories for place in with_displaced(given)]
+    directories = named or usual_places()
     running = [each for each in running_jobs(directories) if not is_gone(each[1])]
     for each in running:
         print(printable("\n".join(_running(each))))

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from cpulaunch.config.config import Config
 from cpulaunch.errors import HostError, UsageError
 from cpulaunch.supervise.control.client import Observer
 from cpulaunch.supervise.control.registry import (
@@ -16,7 +17,16 @@ from cpulaunch.supervise.control.registry import (
     listed_jobs,
     read_contact,
 )
-from cpulaunch.supervise.output.record import State, age, jobs_below, state_of
+from cpulaunch.supervise.output.directory import TEMPORARY, temporary_places
+from cpulaunch.supervise.output.record import (
+    PLAN,
+    State,
+    age,
+    documents,
+    jobs_below,
+    read_document,
+    state_of,
+)
 
 Running = tuple[Path, Contact]
 """A job's directory, and how to contact its launcher."""
@@ -54,14 +64,37 @@ def runs() -> Path:
 def usual_places() -> list[Path]:
     """Return where to look for jobs if none is named: ``runs()``, or else this directory or its parent.
 
-    So jobs are also found from within ``runs()``, and from a job's own directory.  Raises ConfigError.
+    So jobs are also found from within ``runs()``, and from a job's own directory.  Jobs that could not write
+    to ``runs()`` are among these places.  Raises ConfigError.
     """
-    if (usual := runs()).is_dir():
-        return [usual]
+    usual = runs()
+    if places := [place for place in with_displaced(usual) if place.is_dir()]:
+        return places
     here = Path.cwd()
     return [place for place in (here, here.parent) if place.name == usual.name and jobs_below(place)] or [
         place for place in (here,) if jobs_below(place)
     ]
+
+
+def displaced_jobs(log_dir: Path) -> list[Path]:
+    """Return the user's jobs that were to be in ``log_dir``, which could not be used then."""
+    made = (job for place in temporary_places() for job in place.glob(f"{TEMPORARY}*/*") if _is_ours(job))
+    return [job for job in made if _planned_log_dir(job) == log_dir.absolute()]
+
+
+def with_displaced(directory: Path) -> list[Path]:
+    """Return ``directory`` and its displaced jobs; these alone, if they are all there is."""
+    displaced = displaced_jobs(directory)
+    return [*([] if displaced and not directory.is_dir() else [directory]), *displaced]
+
+
+def _planned_log_dir(job: Path) -> Path | None:
+    """Return where a job's plan wants its directory; relative paths are below the ranks' directory."""
+    plan = read_document(job / PLAN) or {}
+    for setting in documents(plan.get("settings")):
+        if setting.get("key") == Config.output.log_dir.key:
+            return Path(str(plan.get("directory")), str(setting.get("value")))
+    return None
 
 
 def elsewhere() -> str:

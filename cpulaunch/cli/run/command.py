@@ -24,10 +24,12 @@ from cpulaunch.cli.options import (
 )
 from cpulaunch.cli.run.each import add_each, instances_of
 from cpulaunch.cli.run.misuse import (
+    reads_arguments,
     refuse_launcher,
     refuse_several_programs,
     refuse_shell_script,
     refuse_within_a_launcher,
+    went_astray,
 )
 from cpulaunch.config.config import Config
 from cpulaunch.config.setting import Setting
@@ -110,6 +112,8 @@ def main(arguments: list[str]) -> int:
 
         summary_writer()  # an error comes before anything is built or asked
     alike = parser.own_options(rest[1:])
+    if alike and program.python and rest[0] not in MODULE and not reads_arguments(options.wdir / rest[0]):
+        say(went_astray(alike))
     if config.watch.restartable and not options.dry_run:
         with _signals_lose_nothing():
             return _plan_and_run(options, config, program, alike)
@@ -335,7 +339,7 @@ def _run(
     program: Program,
     alike: Sequence[str],
 ) -> int:
-    from cpulaunch.cli.run.misuse import complained_of, went_astray
+    from cpulaunch.cli.run.misuse import complained_of
     from cpulaunch.cli.terminal import has_last_line
     from cpulaunch.supervise.attempts.attempt import first_attempt
     from cpulaunch.supervise.attempts.execute import execute
@@ -442,13 +446,11 @@ def _job_directory(log_dir: Path, job_id: str) -> JobDirectory:
 
 def _temporary_directory(job_id: str, log_dir: Path, why_not_there: str) -> JobDirectory:
     """Return a temporary job directory, as ``log_dir`` can't hold one.  Raises HostError if that fails."""
-    import tempfile
+    from cpulaunch.supervise.output.directory import JobDirectory, temporary_places
 
-    from cpulaunch.supervise.output.directory import JobDirectory
-
-    for parent in (None, "/dev/shm"):  # None: the default place of temporary files
+    for place in temporary_places():
         with suppress(OSError):
-            return JobDirectory(Path(tempfile.mkdtemp(prefix=f"cpulaunch-{job_id}-", dir=parent)))
+            return JobDirectory.make_temporary(place, job_id)
     raise HostError(
         f"{log_dir} can't be written ({why_not_there}), and neither can a temporary directory",
         hint="--log-dir names a directory for the job's files",

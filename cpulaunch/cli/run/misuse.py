@@ -6,10 +6,13 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from cpulaunch import launchers, plugins, variables
 from cpulaunch.errors import UsageError
+
+MAX_SCRIPT = 1 << 20
+"""Maximum bytes of a script that are searched."""
 
 _PYTHON = re.compile(r"python[0-9.]*")
 _LAUNCHERS = {
@@ -132,6 +135,22 @@ def complained_of(last_output: bytes, options: Sequence[str]) -> list[str]:
     """Return the ``options`` that a script's last output reports as unknown."""
     lines = [line for line in last_output.decode(errors="replace").splitlines() if _COMPLAINS.search(line)]
     return [option for option in options if any(_names(line, option) for line in lines)]
+
+
+_READS_ARGUMENTS = re.compile(
+    rb"argv|argparse|argument|\b(?:args|cli|click|typer|tyro|fire|absl|flags|hydra|docopt|optparse|getopt)\b|CLI\b",
+    re.IGNORECASE,
+)
+"""In scripts that read their arguments: names of libraries for that, and usual names of the result."""
+
+
+def reads_arguments(script: Path) -> bool:
+    """Return whether a Python script seems to read its arguments.  True if it cannot be read."""
+    try:
+        with script.open("rb") as file:
+            return bool(_READS_ARGUMENTS.search(file.read(MAX_SCRIPT)))
+    except OSError:
+        return True
 
 
 def went_astray(options: Sequence[str]) -> str:

@@ -133,7 +133,7 @@ def _parser(chosen: Queue, names: Sequence[str]) -> tuple[Parser, Mapping[str, s
     parser = run_parser()
     parser.prog, parser.usage = "cpulaunch submit", USAGE
     parser.epilog = "\n".join(filter(None, (chosen.help, EXIT_CODES)))
-    parser.description = "Submit a job to a queue: the queue's options, and those of `cpulaunch run`."
+    parser.description = "Submit a job to a queue.  Takes the queue's options and those of `cpulaunch run`."
     parser.conflict_handler = parser._optionals.conflict_handler = "resolve"  # the queue's options win
     parser.add_argument("--to", choices=names, default=names[0], help="the queue")
     parser.add_argument("--output", metavar="F", type=Path, help="keep the script, or the job, in this file")

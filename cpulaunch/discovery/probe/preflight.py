@@ -117,7 +117,8 @@ def egress_interface(
 def folded_problems(reports: Iterable[Report]) -> Iterator[tuple[str, str, str]]:
     """Yield ``(hosts, what, remedy)``.
 
-    Equal problems of MANY or more hosts are merged, with HOST as name.
+    Equal problems of MANY or more hosts are merged, with the first host's name in both texts, so that a
+    command among them can be pasted.
     """
     for hosts, name, problem in _folded((r.host, problem) for r in reports for problem in r.problems):
         yield hosts, *problem.of(name)
@@ -132,7 +133,7 @@ def _folded(found: Iterable[tuple[str, T]]) -> Iterator[tuple[str, str, T]]:
         if len(hosts) < MANY:
             yield from ((host, host, value) for host in hosts)
         else:
-            yield fold_hosts(hosts), "HOST", value
+            yield fold_hosts(hosts), hosts[0], value
 
 
 def warnings(reports: Iterable[Report]) -> Iterator[str]:

@@ -35,11 +35,8 @@ from cpulaunch.supervise.profiling.traces import Profile, Profiling
 from cpulaunch.supervise.stalls.progress import stall_settings
 from cpulaunch.supervise.telemetry.rows import Row
 
-PROCESS_EXIT = 5.0
-"""Seconds that mpiexec has to end by itself after its last rank."""
-
-PROCESS_EXIT_LOST = 0.5
-"""The same if a host is lost: mpiexec would wait for it."""
+EXIT_LOST = 0.5
+"""Seconds that mpiexec has to end by itself if a host is lost: it would wait for it."""
 
 LONG_START = 1.0
 """Seconds after which an agent without a hello no longer delays the start of others."""
@@ -434,7 +431,7 @@ class AttemptLoop:
         """
         lost = any(rank.state is RankState.LOST for rank in untidy)
         what = "its agents" if self.launcher.agents_are_children else self.launcher.title
-        await self._timed(what, self._end_processes(PROCESS_EXIT_LOST if lost else PROCESS_EXIT))
+        await self._timed(what, self._end_processes(EXIT_LOST if lost else self.launcher.exit_patience))
         if not thorough:
             return
         sweep(self.attempt.job_id)

@@ -23,6 +23,7 @@ _PEER_IS_GONE = re.compile(
     ^(\w+\.)*(Connection(Reset|Aborted|Refused)Error|BrokenPipeError|Dist(Backend|Network|Store)Error)\b
     | (closed|reset|refused|aborted)\ by\ peer | Broken\ pipe | Connection\ (closed|reset|refused)
     | [Tt]imed\ out\ waiting | Socket\ Timeout
+    | successfully\ reached\ monitoredBarrier,\ but\ received\ errors
     """,
     re.VERBOSE,
 )
@@ -31,7 +32,9 @@ _PEER_IS_GONE = re.compile(
 _TORCHS = re.compile(r"^torch\.distributed\.\w+Error\b|\bgloo/")
 """An exception class of torch, or a source file of gloo."""
 
-_GLOO_TIMED_OUT = re.compile(r"\bgloo/.*\bTimed out waiting (\d+)ms for ")
+_GLOO_TIMED_OUT = re.compile(
+    r"\bgloo/.*\bTimed out waiting (\d+)ms for |\bfailed to pass monitoredBarrier in (\d+) ms"
+)
 """gloo's error about an operation's timeout, in milliseconds."""
 
 _FRAME = re.compile(r'^  File "([^"]*)"', re.MULTILINE)
@@ -62,7 +65,7 @@ def cause_of(raised: Raised) -> Cause:
     timeout, operations = _GLOO_TIMED_OUT.search(raised.error), list(_unfinished(raised))
     if timeout and operations:
         last = max(operations, key=lambda each: each["enqueued"])
-        seconds = int(timeout[1]) / 1e3
+        seconds = int(timeout[1] or timeout[2]) / 1e3
         return Cause(Kind.PEER_LATE, operation=last["kind"], sequence=last["sequence"], timeout=seconds)
     return Cause(Kind.PEER_GONE if _peer_is_gone(raised) else Kind.EXCEPTION)
 
@@ -93,7 +96,7 @@ def root_cause(
     *,
     independent: bool = False,
 ) -> Candidate | None:
-    """Return the earliest failure that isn't another's consequence; if all are, the earliest one.
+    """Return the earliest failure that isn't another's consequence; if all are, a timeout, or the earliest.
 
     A failure that reports what another rank has found ranks behind that rank's own failure.
 
@@ -112,7 +115,9 @@ def root_cause(
     if causes:
         own = (each for each in causes if each.failure.cause.finder is None)
         return next(own, causes[0])
-    first = ordered[0]
+    # A rank that has waited for its whole timeout was not ended by a peer that ended at about the same time.
+    soon = (each for each in ordered if each.at < ordered[0].at + SLACK)
+    first = next((each for each in soon if each.failure.cause.kind is Kind.PEER_LATE), ordered[0])
     before = [(at, rank) for at, rank in sorted(succeeded) if at < first.at + SLACK]
     if not before:
         return first

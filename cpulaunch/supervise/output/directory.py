@@ -5,12 +5,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 _NOBODY = 65534
 """UID of ``nobody``, which usually owns what root creates on NFS (exports(5), root_squash)."""
+
+TEMPORARY = "cpulaunch-"
+"""Start of the names of temporary directories, which hold a job's directory each."""
+
+
+def temporary_places() -> Iterator[Path]:
+    """Yield where temporary directories may be made for jobs whose log directory can't be used."""
+    with contextlib.suppress(OSError):
+        yield Path(tempfile.gettempdir())
+    yield Path("/dev/shm")
 
 
 class JobDirectory:
@@ -37,6 +48,11 @@ class JobDirectory:
             os.close(made.fd)
             raise OSError(errno.EEXIST, "somebody has put another directory in its place")
         return made
+
+    @classmethod
+    def make_temporary(cls, parent: Path, job_id: str) -> JobDirectory:
+        """Create ``parent/cpulaunch-…/job_id``, which only the user can read.  Raises OSError."""
+        return cls.make(Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=parent), job_id))
 
     @property
     def place(self) -> str:

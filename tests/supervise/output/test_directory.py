@@ -36,6 +36,7 @@ def test_an_existing_directory_is_not_used(tmp_path: Path, capsys: pytest.Captur
         assert "can't be written (File exists); logs are in" in capsys.readouterr().err
     finally:
         directory.path.rmdir()
+        directory.path.parent.rmdir()
 
 
 def test_a_link_in_place_of_a_log_is_not_followed(tmp_path: Path) -> None:
