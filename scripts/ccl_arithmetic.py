@@ -163,7 +163,7 @@ def _servers(counts: Counts) -> str:
         )
     text = (
         "So four ranks of 28 threads nearly fill such a link, and eight of 14 do. With "
-        "`--compress-gradients bf16` all of\nthese times are half as long."
+        "`--compress-gradients bf16` all\nof these times are half as long."
     )
     return "\n".join([*rows, "", text, ""])
 
