@@ -184,7 +184,8 @@ def test_hosts_send_no_more_than_they_must(plain: Program, layout: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "rounds", "peers"), [(17, 1, 16), (19, 3, 10), (31, 3, 16), (61, 3, 18), (127, 3, 22)]
+    ("hosts", "rounds", "peers"),
+    [(17, 1, 16), repeat(19, 3, 10), (31, 3, 16), repeat(61, 3, 18), repeat(127, 3, 22)],
 )
 def test_a_prime_number_of_hosts_takes_few_messages(
     plain: Program, hosts: int, rounds: int, peers: int
@@ -195,6 +196,7 @@ def test_a_prime_number_of_hosts_takes_few_messages(
     assert large["bytes"] < 1.06 * 2 * (hosts - 1) / hosts * (25 << 20)
 
 
+@pytest.mark.repeats  # minutes, and on a busy machine the kernel has other moments to send
 def test_many_hosts_cost_no_allocations_and_few_calls(plain: Program) -> None:
     """An operation takes a few allocations, whatever its size; its pieces and messages take none."""
     steps, counts = (counted(plain, SIXTY_FOUR_HOSTS, what) for what in ("steps", "counts"))
@@ -204,11 +206,11 @@ def test_many_hosts_cost_no_allocations_and_few_calls(plain: Program) -> None:
     messages = steps["all_reduce of 25 MB"]["messages"]
     assert large["sends"] < messages / 2
     assert large["receives"] < 1.5 * messages
-    assert (
-        counts["all_to_all of 16 KB"]["descriptors"] <= 2 * 63 + 2
-    )  # with the listener, and one to poll all
+    # Two for each peer, the listener, and one to poll all.
+    assert counts["all_to_all of 16 KB"]["descriptors"] <= 2 * 63 + 2
 
 
+@pytest.mark.repeats
 def test_the_page_of_arithmetic_is_what_the_core_counts(plain: Program) -> None:
     script = runpy.run_path(str(REPOSITORY / "scripts" / "ccl_arithmetic.py"))
     text = script["page"](plain.command[0])
