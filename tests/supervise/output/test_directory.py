@@ -32,7 +32,7 @@ def test_an_existing_directory_is_not_used(tmp_path: Path, capsys: pytest.Captur
     directory = _job_directory(tmp_path, "job")
     try:
         assert directory.path != tmp_path / "job"
-        assert directory.path.stat().st_mode & 0o777 == 0o700
+        assert directory.path.parent.stat().st_mode & 0o777 == 0o700
         assert "can't be written (File exists); logs are in" in capsys.readouterr().err
     finally:
         directory.path.rmdir()
