@@ -1,4 +1,4 @@
-"""Write docs/ccl-arithmetic.md from what the core of ccl counts.  A slow test holds the page to the counts.
+"""Write docs/ccl-arithmetic.md from what the core of ccl counts.  ``scripts/test.sh --all`` compares them.
 
 UPDATE_GOLDEN=1 pytest tests/ccl/test_native.py -k arithmetic
 """

@@ -49,14 +49,14 @@ FIRST_SHARE = 0.5
 SHARE = 0.05
 """Fraction of the budget after which a coarse trial ends, however much its rate varies.
 
-Finer trials may take up to `FINER` times as long.  Where the first trial takes longer to have a rate, so may
-the others.
+Where the first trial takes longer to have a rate, so may the others.
 """
 
 FINER = 3.0
+"""Maximum time of a finer trial, as a multiple of a coarse one's."""
 
 SLOWER = 3.0
-"""Multiple of that time after which a trial without a rate has failed."""
+"""Time after which a trial without a rate has failed, as a multiple of the time that it was to take."""
 
 RESERVED = 3 * CONFIRMATIONS
 """Time kept for the final comparison, in lengths of the first trial: half as much again as its runs need."""
@@ -148,7 +148,7 @@ class Tuning:
         if winner.rate is None:
             return None
         self._reserve = self._shortest = 0.0
-        self._longest = self._left() / RESERVED / FINER
+        self._longest = self._left() / RESERVED / FINER  # as these are finer trials
         return confirm(winner, default, self._measure)
 
     def _left(self) -> float:

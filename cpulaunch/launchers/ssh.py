@@ -40,7 +40,7 @@ class Ssh(Launcher):
     reach = SshReach()
     noise = (_FAILED,)
     ranks_outlive_it = ends_with_network = True
-    exit_patience = 0.5  # the first spawner can't know when the hosts have ended whose connection is lost
+    exit_patience = 0.5  # it would wait for hosts whose connection is lost
 
     def commands(self, plan: Plan, installation: Installation) -> tuple[Command, ...]:
         """The single command of a plan.  Raises PlanError for arguments of an MPI."""

@@ -98,7 +98,7 @@ def test_the_faster_number_of_ranks_is_found_and_written(tmp_path: Path) -> None
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.repeats  # minutes
 @needs_two_cores
 def test_time_is_left_for_other_trials_and_their_confirmation_where_rates_vary(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("cpulaunch: 1\nhosts:\n  nproc: 1\n")

@@ -19,9 +19,11 @@ TEMPORARY = "cpulaunch-"
 
 def temporary_places() -> Iterator[Path]:
     """Yield where temporary directories may be made for jobs whose log directory can't be used."""
+    memory = Path("/dev/shm")
     with contextlib.suppress(OSError):
-        yield Path(tempfile.gettempdir())
-    yield Path("/dev/shm")
+        if (usual := Path(tempfile.gettempdir())) != memory:
+            yield usual
+    yield memory
 
 
 class JobDirectory:
