@@ -63,13 +63,14 @@ intel_venv() {
 }
 
 # DeepSpeed stands beside the environment, as accelerate and transformers import it wherever it is installed.
-# It is built with the torch that is there, and compiles nothing before it is used.
+# It is built with the torch that is there, and with the operation that it would compile in the first job: that
+# takes minutes on a busy machine, and a job that ends meanwhile leaves a lock that later ones wait for.
 install_deepspeed() {
   [ -e "$deepspeed/.ready" ] && return
   rm -rf "$deepspeed"
-  DS_BUILD_OPS=0 "$venv/bin/pip" install -q --no-deps --no-build-isolation --target "$deepspeed" \
-    deepspeed==0.19.8
-  touch "$deepspeed/.ready"
+  DS_BUILD_OPS=0 DS_BUILD_SHM_COMM=1 "$venv/bin/pip" install -q --no-cache-dir --no-deps --no-build-isolation \
+    --target "$deepspeed" deepspeed==0.19.8
+  ls "$deepspeed"/deepspeed/ops/comm/deepspeed_shm_comm_op.*.so >"$deepspeed/.ready"
 }
 
 make_mpi_environments() {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import re
 from pathlib import Path
@@ -67,6 +68,20 @@ def shared_and_freed(times: int) -> list[list[int]]:
         dist.all_reduce(tensor)
     del tensor
     return [before, blocks()]
+
+
+def refusal_of_huge_pages(megabytes: int) -> str:
+    """What the kernel says now if a program asks it for huge pages of shared memory as we do; or nothing."""
+    descriptor = os.memfd_create("huge")
+    os.truncate(descriptor, megabytes << 20)
+    with mmap.mmap(descriptor, megabytes << 20) as memory:
+        os.close(descriptor)
+        memory.write(bytes(megabytes << 20))
+        try:
+            memory.madvise(25)  # MADV_COLLAPSE
+        except OSError as error:
+            return str(error)
+    return ""
 
 
 def mapped_by_huge_pages(megabytes: int) -> tuple[int, int]:

@@ -24,7 +24,10 @@ def test_nothing_is_left_of_them(ranks: Ranks) -> None:
 )
 def test_large_tensors_are_in_huge_pages(two: Ranks) -> None:
     """Both ranks map their own tensor, and the half of the other's tensor that they sum."""
-    for size, huge in two.call("mapped_by_huge_pages", 16):
+    mapped = two.call("mapped_by_huge_pages", 16)
+    if any(huge < 16 + 6 for _, huge in mapped) and any(refusals := two.call("refusal_of_huge_pages", 16)):
+        pytest.skip(f"the kernel gives nobody huge pages now: {refusals}")
+    for size, huge in mapped:
         assert size == 32
         assert huge >= 16 + 6
 
