@@ -71,11 +71,8 @@ def shared_and_freed(times: int) -> list[list[int]]:
 
 
 def refusal_of_huge_pages(megabytes: int) -> str:
-    """What the kernel says now if a program asks it for huge pages of shared memory as we do; or nothing."""
-    descriptor = os.memfd_create("huge")
-    os.truncate(descriptor, megabytes << 20)
-    with mmap.mmap(descriptor, megabytes << 20) as memory:
-        os.close(descriptor)
+    """What the kernel says now if a program asks it for huge pages as we do; or nothing."""
+    with mmap.mmap(-1, megabytes << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.write(bytes(megabytes << 20))
         try:
             memory.madvise(25)  # MADV_COLLAPSE
