@@ -6,7 +6,8 @@
     python scripts/bench/allreduce.py --only fsdp    a step of FSDP2 of BERT (needs transformers)
 
 "ccl, shared" reduces tensors that lie in memory which the ranks share, as DDP's buckets do after `prepare`,
-and FSDP2's buffers do.
+and FSDP2's buffers do.  A step of FSDP2 is also taken with torch's backend "fake", which sends nothing: no
+backend's step can be shorter.
 The contenders take turns, so that a busy machine hurts them alike, and each ratio is of one round's numbers.
 Each rank is pinned to one core (but "gloo, free").  Prints medians, and ratios as min/median/max over the
 rounds; writes OUT.json with every sample, and OUT.png where matplotlib is installed.
@@ -129,8 +130,8 @@ def bench_ddp(options: argparse.Namespace, samples: dict[str, dict[str, list[flo
 
 
 def bench_in_turn(task: str, options: argparse.Namespace, samples: dict[str, dict[str, list[float]]]) -> None:
-    """Add one round of a task of FSDP2's, each rank pinned to a core."""
-    for backend in ("ccl", "ccl-shared", "gloo"):
+    """Add one round of a task of FSDP2's, each rank pinned to a core; steps also without communication."""
+    for backend in ("ccl", "ccl-shared", "gloo", *(["fake"] if task == "fsdp" else [])):
         add(samples, backend, start(Contender(backend, backend), task, options))
 
 
@@ -207,7 +208,13 @@ def run_rank(what: str, sizes: list[int]) -> int:
     backend, task, *rest = what.split(":")
     import torch.distributed as dist
 
-    dist.init_process_group("gloo" if backend == "none" else backend.partition("-")[0])
+    if backend == "fake":
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    else:
+        dist.init_process_group("gloo" if backend == "none" else backend.partition("-")[0])
     shared = backend.endswith("-shared")
     measure = {
         "allreduce": lambda: measure_allreduce(rest[0], sizes, shared),
@@ -339,17 +346,16 @@ def measure_fsdp(shared: bool) -> dict[str, float]:
         for module in (model, *model.bert.encoder.layer):
             module.set_allocate_memory_from_process_group_for_comm(shared)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-        for batch in BATCHES:
-            tokens, labels = torch.randint(30000, (batch, 128)), torch.randint(2, (batch,))
-            times = []
-            for step in range(7):
-                began = time.perf_counter()
-                optimizer.zero_grad()
-                model(input_ids=tokens, labels=labels).loss.backward()
-                optimizer.step()
-                if step >= 2:
-                    times.append(time.perf_counter() - began)
-            result[f"{str(kind).partition('.')[2]}, {batch} x 128 tokens"] = statistics.median(times) * 1e3
+        tokens, labels = torch.randint(30000, (1, 128)), torch.randint(2, (1,))
+        times = []
+        for step in range(7):
+            began = time.perf_counter()
+            optimizer.zero_grad()
+            model(input_ids=tokens, labels=labels).loss.backward()
+            optimizer.step()
+            if step >= 2:
+                times.append(time.perf_counter() - began)
+        result[f"{str(kind).partition('.')[2]}, 128 tokens"] = statistics.median(times) * 1e3
     return result
 
 
@@ -397,11 +403,12 @@ def ddp_table(ms: dict[str, dict[str, list[float]]]) -> str:
 
 def in_turn_table(title: str, unit: str, samples: dict[str, dict[str, list[float]]]) -> str:
     lines = ["", f"{title}, {unit}, medians; ratios min/median/max of the rounds", ""]
-    lines += ["| | ccl | ccl, shared | gloo | gloo ÷ ccl, shared | shared ÷ ccl |", "|---" * 6 + "|"]
-    for name, ours in samples["ccl"].items():
-        shared, gloo = samples["ccl-shared"][name], samples["gloo"][name]
-        cells = [f"{statistics.median(each):,.0f}" for each in (ours, shared, gloo)]
-        for pair in ((gloo, shared), (shared, ours)):
+    pairs = [("gloo", "ccl-shared"), ("ccl-shared", "ccl")] + [("gloo", "fake")] * ("fake" in samples)
+    heads = ["", *samples, *(f"{one} ÷ {other}" for one, other in pairs)]
+    lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name in samples["ccl"]:
+        cells = [f"{statistics.median(each[name]):,.0f}" for each in samples.values()]
+        for pair in [(samples[one][name], samples[other][name]) for one, other in pairs]:
             cells.append(spread([a / b for a, b in zip(*pair, strict=True)]))
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
