@@ -41,6 +41,8 @@ int threads_to_lend(bool lends) {
 LentTeam::LentTeam(bool lends)
     : team_{threads_to_lend(lends), run_parts}, before_(cl_lend_team(team_.size > 1 ? &team_ : nullptr)) {}
 
+LentTeam::LentTeam(const cl_team* team) : team_{}, before_(cl_lend_team(team)) {}
+
 LentTeam::~LentTeam() { cl_lend_team(before_); }
 
 }  // namespace cpulaunch

@@ -1,4 +1,4 @@
-// The threads that a thread of the program lends to the core: OpenMP's, with which torch computes.
+// The threads that a thread lends to the core.
 
 #pragma once
 
@@ -6,10 +6,13 @@
 
 namespace cpulaunch {
 
-// While it lives, the calling thread lends its OpenMP team, where it `lends` and has one.
+// What the calling thread lends while this lives.
 class LentTeam {
  public:
+  // Its OpenMP team, with which torch computes, where it `lends` and has one.
   explicit LentTeam(bool lends);
+  // That team; null: none.
+  explicit LentTeam(const cl_team* team);
   ~LentTeam();
   LentTeam(const LentTeam&) = delete;
   LentTeam& operator=(const LentTeam&) = delete;

@@ -128,7 +128,7 @@ PYBIND11_MODULE(_group, module) {
         ProgressEngine::instance().configure(std::move(options));
       },
       py::kw_only(), py::arg("has_core"), py::arg("only_core"), py::arg("cores"),
-      "How collectives are driven; before the first group is made.");
+      "How collectives are driven; once, before the first group is made.");
   ProgressEngine::instance().set_signal_handling([] {
     if (syscall(SYS_gettid) != getpid()) return;  // Python's other threads handle none
     const py::gil_scoped_acquire acquire;

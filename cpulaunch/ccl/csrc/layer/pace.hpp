@@ -18,6 +18,18 @@ struct Pace {
   }
 };
 
+// Whether a thread of a rank with this pace may let others help it: not where ranks take turns on the cores.
+inline bool may_lend(const Pace& pace) { return !pace.crowded && !pace.shares_cores; }
+
+// Tells the processor that this thread waits for memory to change.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 enum class Rest {
   spin,       // keeps the core
   yield,      // lets another thread run that waits for the core
