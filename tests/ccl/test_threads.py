@@ -18,8 +18,8 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"
 
 @pytest.fixture(scope="module")
 def ranks_of_two(built: Built) -> Iterator[Ranks]:
-    """Two ranks of two threads, on two cores and more."""
-    ranks = Ranks(2, OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive")
+    """Two ranks of two threads, which have two cores each, as far as they know."""
+    ranks = Ranks(2, OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive", PRETENDED_CORES="2")
     yield ranks
     assert ranks.close() == [0, 0]
 
@@ -89,6 +89,15 @@ def test_reductions_of_ranks_with_threads_equal_gloos(ranks_of_two: Ranks, kind:
 @pytest.mark.parametrize("kind", names.MOVEMENTS)
 def test_movements_of_ranks_with_threads_deliver_the_senders_values(ranks_of_two: Ranks, kind: str) -> None:
     ranks_of_two.call("movement", kind, "float32", [1_000_003], "plain", 1, 5, False)
+
+
+def test_threads_that_have_no_cores_lie_idle(built: Built, two: Ranks) -> None:
+    """Ranks of more threads than cores do all in one."""
+    ranks = Ranks(2, OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive", PRETENDED_CORES="1")
+    try:
+        assert ranks.call("moved", "all_reduce") == two.call("moved", "all_reduce")
+    finally:
+        assert ranks.close() == [0, 0]
 
 
 def test_background_threads_have_no_teams(built: Built) -> None:

@@ -9,8 +9,8 @@ namespace cpulaunch {
 // What the calling thread lends while this lives.
 class LentTeam {
  public:
-  // Its OpenMP team, with which torch computes, where it `lends` and has one.
-  explicit LentTeam(bool lends);
+  // Up to `most` threads of its OpenMP team, with which torch computes, if it has one.
+  explicit LentTeam(int most);
   // That team; null: none.
   explicit LentTeam(const cl_team* team);
   ~LentTeam();

@@ -10,6 +10,7 @@ namespace cpulaunch {
 struct Pace {
   bool crowded = false;       // more ranks of its host than cores run on them: each vain poll gives up the core
   bool shares_cores = false;  // ranks of other hosts, simulated on this machine, run on them
+  int cores = 1;              // how many this rank has if it shares them evenly with the other ranks of its host
 
   // Of a thread that polls for several groups.
   void add(const Pace& other) {

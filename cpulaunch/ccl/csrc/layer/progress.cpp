@@ -123,12 +123,12 @@ void ProgressEngine::pause(Idle& idle, const Pace& pace) const {
   rest(rest_of_poller(pace, idle.polls, yielding(idle, pace)), idle);
 }
 
-bool ProgressEngine::lends_openmp(const Pace& pace) const {
-  return !options_.only_core && !is_background_thread && may_lend(pace);
+int ProgressEngine::openmp_threads(const Pace& pace) const {
+  return may_lend(pace) && !is_background_thread ? pace.cores : 1;
 }
 
 void ProgressEngine::run(const c10::intrusive_ptr<CclWork>& work, bool asynchronous) {
-  const LentTeam team(lends_openmp(work->pace()));
+  const LentTeam team(openmp_threads(work->pace()));
   if (!asynchronous) {
     work->drive(Clock::time_point::max());
     return;

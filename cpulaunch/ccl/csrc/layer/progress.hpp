@@ -82,9 +82,9 @@ class ProgressEngine {
   bool shutdown(bool has_failed);
   bool stopped() const { return stopping_.load(std::memory_order_acquire); }
 
-  // Whether the calling thread lends its OpenMP team while it moves data: not where other ranks need the cores, nor a
-  // background thread, which would start a team of its own.
-  bool lends_openmp(const Pace& pace) const;
+  // How many threads of its OpenMP team the calling thread has while it moves data, with itself.  One where other ranks
+  // need the cores, and in a background thread, which would start a team of its own.
+  int openmp_threads(const Pace& pace) const;
 
   // Lets time pass between two polls.
   void pause(Idle& idle, const Pace& pace) const;
