@@ -293,7 +293,7 @@ def test_16_bit_numbers_are_rounded_correctly(program: Program) -> None:
 
 DETAILS = ("a piece exchanged once", "other sizes", "freed blocks", "spare blocks", "subnormal sums",
            "an endless message", "seals", "a crowd", "a crowd beside a rank", "proofs", "idle memory",
-           "pace")  # fmt: skip
+           "pace", "sources")  # fmt: skip
 
 
 @pytest.mark.parametrize("what", DETAILS)
