@@ -123,8 +123,8 @@ class Connector {
   // A descriptor of a connection that is being made.  Throws std::runtime_error where it is known at once that there
   // will be none.
   static int reach(const Address& to);
-  // Where the ranks of a host have several addresses, as of several interfaces, this rank connects to the second address
-  // of another host from the second one of its own.  From the first one, data would leave by one interface and its
+  // Where the ranks of a host have several addresses, as of several interfaces, this rank connects to another host's
+  // second address from its own host's second one.  From the first one, data would leave by one interface and its
   // acknowledgements arrive by another, which kernels refuse that filter by the way back (rp_filter).
   static void choose_sources(std::vector<Address>& addresses, const std::vector<int>& host_of, int rank);
 
