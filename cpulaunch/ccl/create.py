@@ -26,8 +26,8 @@ from cpulaunch.ccl.meeting import (
     Meeting,
     Peer,
     cache_of,
+    cores_of,
     groups_of_host,
-    is_crowded,
     own_address,
     shares_cores,
     threads_of_each,
@@ -79,6 +79,8 @@ def create(options: Any, backend_options: Any) -> Any:
         atexit.register(_leave, loaded)
         _state.ready, _state.pid = True, os.getpid()
     here = peers[rank].host
+    _state.known |= {(peer.host, peer.pid): peer for peer in peers}
+    cores = cores_of(peers[rank], _state.known.values())  # among the ranks of all groups so far
     carrier = _carrier(loaded.core, meeting, peers)
     gloo = None
     if not carrier.has_messages and not listening_ports():
@@ -96,8 +98,9 @@ def create(options: Any, backend_options: Any) -> Any:
         numbers=meeting.numbers,
         in_ledger=ledger.members_text(meeting.numbers),
         host_names=_host_names(peers),
-        crowded=_is_crowded(peers[rank], peers),
+        crowded=_is_crowded(cores),
         shares_cores=shares_cores(rank, peers),
+        cores=max(1, cores),
         local_peers=[(r, peer.pid) for r, peer in enumerate(peers) if r != rank and peer.host == here],
         heartbeat=_heartbeat(rank, peers, meeting.numbers),
         store_interval=store_interval(size),
@@ -128,12 +131,11 @@ def _numbers(options: Any) -> list[int]:
     return list(options.global_ranks_in_group) or list(range(options.group_size))
 
 
-def _is_crowded(own: Peer, peers: list[Peer]) -> bool:
-    """Return whether ranks of all groups so far crowd this rank's cores; the user's CCL_YIELD wins."""
-    _state.known |= {(peer.host, peer.pid): peer for peer in peers}
+def _is_crowded(cores: int) -> bool:
+    """Return whether a rank with this many cores yields them; the user's CCL_YIELD wins."""
     if yields := _state.variables.get("CCL_YIELD"):
         return yields == "sched_yield"
-    return is_crowded(own, _state.known.values())
+    return cores == 0
 
 
 def _by_bindings(there: installed.State, options: Any, backend_options: Any) -> Any:

@@ -185,14 +185,17 @@ def installed_library(name: str) -> Path | None:
 
 
 def _worker_cores(environ: Mapping[str, str], neighbours: Neighbours) -> Sequence[int]:
-    """Return this rank's part of CCL_WORKER_AFFINITY, one flat list for all ranks of the host."""
+    """Return this rank's part of CCL_WORKER_AFFINITY, one flat list for all ranks of the host.
+
+    An oversubscribed rank may have each of its cores several times there.
+    """
     try:
         cores = [int(core) for core in environ.get("CCL_WORKER_AFFINITY", "").split(",")]
         count = int(environ.get("CCL_WORKER_COUNT", "1"))
     except ValueError:
         return []  # "auto", or ranges: the background thread then runs anywhere
     first = neighbours.local_rank * count
-    return cores[first : first + count]
+    return list(dict.fromkeys(cores[first : first + count]))
 
 
 def leave_mpi(*, has_failed: bool) -> None:

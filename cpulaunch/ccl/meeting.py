@@ -66,11 +66,11 @@ def shares_cores(rank: int, peers: Sequence[Peer]) -> bool:
     return any(set(peer.cpus) & set(own.cpus) for peer in beside)
 
 
-def is_crowded(own: Peer, peers: Iterable[Peer]) -> bool:
-    """Return whether more ranks of ``own``'s host run on the CPUs that it may use than there are CPUs."""
+def cores_of(own: Peer, peers: Iterable[Peer]) -> int:
+    """Return how many CPUs ``own`` has if the ranks of its host share theirs evenly; 0: fewer than ranks."""
     beside = [peer for peer in peers if peer.host == own.host and set(peer.cpus) & set(own.cpus)]
     within = [peer for peer in beside if set(peer.cpus) <= set(own.cpus)]
-    return any(len(ranks) > len({cpu for each in ranks for cpu in each.cpus}) for ranks in (beside, within))
+    return min(len({cpu for each in ranks for cpu in each.cpus}) // len(ranks) for ranks in (beside, within))
 
 
 def threads_of_each(peers: Sequence[Peer]) -> int:

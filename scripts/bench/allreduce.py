@@ -4,6 +4,7 @@
     python scripts/bench/allreduce.py --more --only ddp --out runs/allreduce  adds rounds to that file
     python scripts/bench/allreduce.py --only gather  all_gather and reduce_scatter, in place, as FSDP2 does
     python scripts/bench/allreduce.py --only fsdp    a step of FSDP2 of BERT (needs transformers)
+    python scripts/bench/allreduce.py --only threads  ranks of two threads beside ranks of one
 
 "ccl, shared" reduces tensors that lie in memory which the ranks share, as DDP's buckets do after `prepare`,
 and FSDP2's buffers do.  A step of FSDP2 is also taken with torch's backend "fake", which sends nothing: no
@@ -25,7 +26,8 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ DTYPES = ("float32", "bfloat16")
 SIZES = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]  # bytes
 RUN_LIMIT = 400.0  # seconds
 
+
+TURNS = 7  # of ranks with one thread, and as many with two
 
 BATCHES = (1, 8)  # of 128 tokens, per rank
 
@@ -48,6 +52,7 @@ class Contender:
     pinned: bool = True
     binding: str = "cpulaunch"
     threads: int = 1
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def contenders() -> list[Contender]:
@@ -69,7 +74,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES")
-    parser.add_argument("--only", choices=("allreduce", "ddp", "gather", "fsdp"))
+    parser.add_argument("--only", choices=("allreduce", "ddp", "gather", "fsdp", "threads"))
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--more", action="store_true", help="add to the rounds that OUT.json holds")
     parser.add_argument("--out", type=Path, default=Path("allreduce"))
@@ -77,7 +82,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.rank_of:
         return run_rank(options.rank_of, options.sizes)
-    document: Samples = {"allreduce_us": {}, "ddp_ms": {}, "gather_us": {}, "fsdp_ms": {}}
+    document: Samples = {"allreduce_us": {}, "ddp_ms": {}, "gather_us": {}, "fsdp_ms": {}, "threads_us": {}}
     if options.more:
         document |= json.loads(options.out.with_suffix(".json").read_text())
     for number in range(options.rounds):
@@ -89,6 +94,8 @@ def main() -> int:
             bench_in_turn("gather", options, document["gather_us"])
         if options.only == "fsdp":
             bench_in_turn("fsdp", options, document["fsdp_ms"])
+        if options.only == "threads":
+            bench_threads(options, document["threads_us"])
         options.out.with_suffix(".json").write_text(json.dumps(document, indent=1))
         print(f"round {number + 1} of {options.rounds} done", file=sys.stderr, flush=True)
     if document["allreduce_us"]:
@@ -100,6 +107,8 @@ def main() -> int:
         print(in_turn_table("all_gather and reduce_scatter", "us", document["gather_us"]))
     if document["fsdp_ms"]:
         print(in_turn_table("FSDP2 of BERT", "ms", document["fsdp_ms"]))
+    if document["threads_us"]:
+        print(threads_table(document["threads_us"]))
     return 0
 
 
@@ -135,6 +144,18 @@ def bench_in_turn(task: str, options: argparse.Namespace, samples: dict[str, dic
         add(samples, backend, start(Contender(backend, backend), task, options))
 
 
+def bench_threads(options: argparse.Namespace, samples: dict[str, dict[str, list[float]]]) -> None:
+    """Add one round of ranks that may all run on every core, with one thread and with two.
+
+    OpenMP's threads sleep while they wait, as there are more than cores.
+    """
+    for backend in ("ccl", "ccl-shared"):
+        case = Contender(backend, backend, pinned=False, threads=2, variables={"OMP_WAIT_POLICY": "passive"})
+        for key, us in start(case, "threads", options).items():
+            threads, size = key.split(":")
+            add(samples, f"{backend}, {threads}", {size: us})
+
+
 def add(samples: dict[str, dict[str, list[float]]], name: str, round_: dict[str, float]) -> None:
     for key, value in round_.items():
         samples.setdefault(name, {}).setdefault(key, []).append(value)
@@ -152,6 +173,7 @@ def start(contender: Contender, task: str, options: argparse.Namespace) -> dict[
             **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank),
             "WORLD_SIZE": str(options.ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(options.ranks),
             "OMP_NUM_THREADS": str(contender.threads), "CPULAUNCH_RANK_CCL_BINDING": contender.binding,
+            **contender.variables,
         }  # fmt: skip
         argv = [
             sys.executable,
@@ -221,6 +243,7 @@ def run_rank(what: str, sizes: list[int]) -> int:
         "ddp": lambda: measure_ddp(backend),
         "gather": lambda: measure_gather(sizes, shared),
         "fsdp": lambda: measure_fsdp(shared),
+        "threads": lambda: measure_threads(sizes, shared),
     }
     result = measure[task]()
     if dist.get_rank() == 0:
@@ -247,6 +270,30 @@ def measure_allreduce(dtype: str, sizes: list[int], shared: bool) -> dict[str, f
             dist.all_reduce(tensor)
             times.append(time.perf_counter() - began)
         result[str(size)] = statistics.median(times) * 1e6
+    return result
+
+
+def measure_threads(sizes: list[int], shared: bool) -> dict[str, float]:
+    """Of all_reduces of float32 in which each rank has one thread, and in turn two."""
+    import torch
+    import torch.distributed as dist
+
+    result = {}
+    for size in sizes:
+        tensor, times = torch.zeros(size // 4), {1: [], 2: []}
+        if shared:
+            share_memory(tensor)
+        for turn in range(-2, 2 * TURNS):
+            threads = 1 + turn % 2
+            torch.set_num_threads(threads)
+            dist.barrier()
+            for _ in range(max(2, min(200, (64 << 20) // size))):
+                began = time.perf_counter()
+                dist.all_reduce(tensor)
+                if turn >= 0:
+                    times[threads].append(time.perf_counter() - began)
+        for threads, each in times.items():
+            result[f"{threads}:{size}"] = statistics.median(each) * 1e6
     return result
 
 
@@ -411,6 +458,19 @@ def in_turn_table(title: str, unit: str, samples: dict[str, dict[str, list[float
         for pair in [(samples[one][name], samples[other][name]) for one, other in pairs]:
             cells.append(spread([a / b for a, b in zip(*pair, strict=True)]))
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def threads_table(us: dict[str, dict[str, list[float]]]) -> str:
+    lines = ["", "allreduce, float32, us, medians; ratios min/median/max of the rounds", ""]
+    names = [f"{backend}, {threads}" for backend in ("ccl", "ccl-shared") for threads in (1, 2)]
+    heads = [f"{name} thread{'s' * name.endswith('2')}" for name in names]
+    lines += [f"| bytes | {' | '.join(heads)} | 2 ÷ 1 | shared, 2 ÷ 1 |", "|---" * 7 + "|"]
+    for size in us[names[0]]:
+        cells = [f"{statistics.median(us[name][size]):.0f}" for name in names]
+        for one, two in (names[:2], names[2:]):
+            cells.append(spread([b / a for a, b in zip(us[one][size], us[two][size], strict=True)]))
+        lines.append(f"| {int(size):,} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

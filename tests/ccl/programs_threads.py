@@ -53,6 +53,48 @@ def moved(kind: str, *, in_shared_memory: bool = False, asynchronous: bool = Fal
     return [*[b - a for a, b in zip(before, after, strict=True)], int(result.double().sum())]
 
 
+_moved_before: dict[int, tuple[int, int]] = {}  # by a background thread, when it last completed something
+
+
+def moved_in_background(kind: str, rank: int) -> tuple[list[int], list[int], int] | None:
+    """Bytes that this thread and the background thread of `rank` have copied and summed, and the result's sum.
+
+    This thread only starts the collective.  The other ranks do so once it can't miss its end.
+    """
+    store = dist.PrefixStore(f"{kind} {rank}", dist.distributed_c10d._get_default_store())
+    if dist.get_rank() != rank:
+        store.wait(["started"], LIMIT)
+        start(kind)
+        return None
+    core, background, done = load_group().core, [], threading.Event()
+    before = core.moved_by_this_thread()
+    work, result = start(kind, asynchronous=True)
+    after = core.moved_by_this_thread()
+
+    def completed(_: object) -> None:  # in the thread that has moved the data
+        now, thread = core.moved_by_this_thread(), threading.get_native_id()
+        then = _moved_before.get(thread, (0, 0))
+        _moved_before[thread] = now
+        background.extend(b - a for a, b in zip(then, now, strict=True))
+        done.set()
+
+    work.get_future().add_done_callback(completed)
+    store.set("started", "yes")
+    assert done.wait(LIMIT.total_seconds())
+    return [b - a for a, b in zip(before, after, strict=True)], background, int(result.double().sum())
+
+
+def cores_of_threads() -> list[tuple[str, str]]:
+    """The names of the threads of communication, and the list of cores that each may use."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        name = (task / "comm").read_text().strip()
+        allowed = re.search(r"\nCpus_allowed_list:\s+(\S+)", (task / "status").read_text())
+        if name.startswith("cpulaunch-") and allowed:
+            found.add((name, allowed[1]))
+    return sorted(found)
+
+
 def background_threads() -> int:
     """The number of threads in this process after collectives that nobody waits for."""
     torch.ones(1 << 20).sum()  # this thread's team is there

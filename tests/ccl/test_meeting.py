@@ -24,7 +24,7 @@ from cpulaunch.ccl.meeting import (
     Meeting,
     Peer,
     cache_of,
-    is_crowded,
+    cores_of,
     own_address,
     shares_cores,
     threads_of_each,
@@ -200,22 +200,25 @@ def test_a_group_on_one_host_shares_no_cores_in_a_job_of_many() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpus", "crowded"),
+    ("cpus", "cores"),
     [
-        ([[0], [1]], False),
-        ([[0], [0]], True),
-        ([[0], [1], [1]], False),  # the third rank shares nothing with the others
-        ([[1], [0], [1]], True),
-        ([[0, 1], [0, 1]], False),
-        ([[0, 1], [0, 1], [0, 1]], True),
-        ([[0], [0], [0, 1, 2, 3]], True),  # the third can go elsewhere
-        ([[0, 1, 2, 3], [0], [0]], False),
+        ([[0], [1]], 1),
+        ([[0], [0]], 0),
+        ([[0], [1], [1]], 1),  # the third rank shares nothing with the others
+        ([[1], [0], [1]], 0),
+        ([[0, 1], [0, 1]], 1),
+        ([[0, 1], [0, 1], [0, 1]], 0),
+        ([[0], [0], [0, 1, 2, 3]], 0),  # the third can go elsewhere
+        ([[0, 1, 2, 3], [0], [0]], 1),
+        ([[0, 1, 2, 3], [4]], 4),
+        ([[0, 1, 2, 3], [0, 1, 2, 3]], 2),
+        ([[0, 1], [0, 1, 2, 3, 4, 5]], 2),
     ],
 )
-def test_a_rank_yields_if_ranks_outnumber_its_cores(cpus: list[list[int]], crowded: bool) -> None:
+def test_ranks_share_their_cores_evenly(cpus: list[list[int]], cores: int) -> None:
     everybody = peers(*[("a", 10.0, its) for its in cpus])
     elsewhere = peers(("b", 10.0, cpus[0]))
-    assert is_crowded(everybody[0], [*everybody, *elsewhere]) is crowded
+    assert cores_of(everybody[0], [*everybody, *elsewhere]) == cores
 
 
 @pytest.mark.parametrize(

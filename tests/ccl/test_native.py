@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
 
 NATIVE = Path(__file__).parent / "native"
 CORE = SOURCES / "core"
+OWN_TEAM = SOURCES / "layer/own_team.cpp"  # the one file of the layer that the program has
 FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{CORE}", f"-I{SOURCES / 'layer'}")
 SANITIZED = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-D_GLIBCXX_ASSERTIONS")
 EMULATOR = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
@@ -75,7 +76,8 @@ def compiled(directory: Path, compiler: str, *flags: str) -> str:
     # Compile all files of a directory at once, as the standard library's headers take most of the time.
     sources = [directory / f"{folder.name}.cpp" for folder in (NATIVE, CORE)]
     for source, folder in zip(sources, (NATIVE, CORE), strict=True):
-        source.write_text("".join(f'#include "{each}"\n' for each in sorted(folder.glob("*.cpp"))))
+        files = [*sorted(folder.glob("*.cpp")), *([OWN_TEAM] if folder == NATIVE else [])]
+        source.write_text("".join(f'#include "{each}"\n' for each in files))
     objects = [source.with_suffix(".o") for source in sources]
 
     def tool(*arguments: str | Path) -> None:
@@ -291,7 +293,7 @@ def test_16_bit_numbers_are_rounded_correctly(program: Program) -> None:
 
 DETAILS = ("a piece exchanged once", "other sizes", "freed blocks", "spare blocks", "subnormal sums",
            "an endless message", "seals", "a crowd", "a crowd beside a rank", "proofs", "idle memory",
-           "pace")  # fmt: skip
+           "pace", "sources")  # fmt: skip
 
 
 @pytest.mark.parametrize("what", DETAILS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import programs_names as names
@@ -11,13 +12,25 @@ from ranks import Ranks
 
 from cpulaunch.ccl.installed import Built
 
+CORES = sorted(os.sched_getaffinity(0))[:2]
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 
 
 @pytest.fixture(scope="module")
 def ranks_of_two(built: Built) -> Iterator[Ranks]:
-    """Two ranks of two threads, on two cores and more."""
-    ranks = Ranks(2, OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive")
+    """Two ranks of two threads, which have two cores each, as far as they know."""
+    ranks = Ranks(2, OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive", PRETENDED_CORES="2")
+    yield ranks
+    assert ranks.close() == [0, 0]
+
+
+@pytest.fixture(scope="module")
+def ranks_of_two_cores(built: Built) -> Iterator[Ranks]:
+    """Two ranks of one thread, with the same two cores for communication."""
+    if len(CORES) < 2:
+        pytest.skip("needs two cores")
+    ranks = Ranks(2, CCL_WORKER_COUNT="2", CCL_WORKER_AFFINITY=",".join(map(str, 2 * CORES)),
+                  CPULAUNCH_RANK_CCL_TRANSPORT="tcp")  # fmt: skip
     yield ranks
     assert ranks.close() == [0, 0]
 
@@ -35,6 +48,20 @@ def test_two_threads_share_the_work_of_a_collective(
         if not asynchronous:
             assert 0.45 * all_copied <= copied <= 0.55 * all_copied
             assert 0.45 * all_summed <= summed <= 0.55 * all_summed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_core_of_communication_does_an_equal_part(
+    two: Ranks, ranks_of_two_cores: Ranks, kind: str
+) -> None:
+    """Its thread does, if twice what the first one moves is the whole."""
+    for rank, (*wholes, expected) in enumerate(two.call("moved", kind)):
+        by_caller, by_first, result = ranks_of_two_cores.call("moved_in_background", kind, rank)[rank]
+        assert result == expected
+        for whole, callers, firsts in zip(wholes, by_caller, by_first, strict=True):
+            assert 0.9 * (whole - callers) <= 2 * firsts <= 1.1 * (whole - callers)
+    threads = [["cpulaunch-ccl", str(CORES[0])], ["cpulaunch-copy", str(CORES[1])]]
+    assert ranks_of_two_cores.call("cores_of_threads") == [threads, threads]
 
 
 def test_ranks_move_the_bytes_that_the_page_on_ccl_states(two: Ranks) -> None:
@@ -62,6 +89,15 @@ def test_reductions_of_ranks_with_threads_equal_gloos(ranks_of_two: Ranks, kind:
 @pytest.mark.parametrize("kind", names.MOVEMENTS)
 def test_movements_of_ranks_with_threads_deliver_the_senders_values(ranks_of_two: Ranks, kind: str) -> None:
     ranks_of_two.call("movement", kind, "float32", [1_000_003], "plain", 1, 5, False)
+
+
+def test_threads_that_have_no_cores_lie_idle(built: Built, two: Ranks) -> None:
+    """Ranks of more threads than cores do all in one."""
+    ranks = Ranks(2, OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive", PRETENDED_CORES="1")
+    try:
+        assert ranks.call("moved", "all_reduce") == two.call("moved", "all_reduce")
+    finally:
+        assert ranks.close() == [0, 0]
 
 
 def test_background_threads_have_no_teams(built: Built) -> None:

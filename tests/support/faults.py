@@ -39,6 +39,29 @@ class Cluster(Hosts):
             self._batch("switch", f"link set {self._wire(name)} master br0")
 
     @contextlib.contextmanager
+    def second_network(self, *names: str) -> Iterator[dict[str, str]]:
+        """These hosts have a second interface, ``rail1``, on a network of its own; yields its addresses.
+
+        They drop packets that come in where their own answers wouldn't go out, as many distributions do.
+        """
+        filters = "/proc/sys/net/ipv4/conf/all/rp_filter"
+        addresses = {name: f"10.213.89.{number}" for number, name in enumerate(names, 1)}
+        self._batch("switch", "link add br1 type bridge", "link set br1 up")
+        for name, address in addresses.items():
+            wire = f"{self._wire(name)}-1"
+            self._batch("switch", f"link add {wire} type veth peer name rail1 netns {self._init[name]}",
+                        f"link set {wire} master br1 up")  # fmt: skip
+            self._batch(name, f"addr add {address}/24 dev rail1", "link set rail1 up")
+            self._inside(name, "sh", "-c", f"echo 1 > {filters}")
+        try:
+            yield addresses
+        finally:
+            for name in names:
+                self._batch(name, "link del rail1")
+                self._inside(name, "sh", "-c", f"echo 0 > {filters}")
+            self._batch("switch", "link del br1")
+
+    @contextlib.contextmanager
     def dropping(self, name: str) -> Iterator[None]:
         """The host runs, but answers no packet, as behind a firewall that drops packets."""
         self._batch(
@@ -53,13 +76,14 @@ class Cluster(Hosts):
             )
 
     @contextlib.contextmanager
-    def unroutable(self, name: str, other: str) -> Iterator[None]:
-        """The host can send nothing to one other host."""
-        self._batch(name, f"route add blackhole {self.addresses[other]}")
+    def unroutable(self, name: str, other: str, address: str = "") -> Iterator[None]:
+        """The host can send nothing to one other host, or to one of that host's addresses."""
+        address = address or self.addresses[other]
+        self._batch(name, f"route add blackhole {address}")
         try:
             yield
         finally:
-            self._batch(name, f"route del blackhole {self.addresses[other]}")
+            self._batch(name, f"route del blackhole {address}")
 
     @contextlib.contextmanager
     def parted(self, name: str, other: str) -> Iterator[None]:

@@ -355,6 +355,21 @@ void check_idle_memory() {
   });
 }
 
+// Three ranks and one: where the ranks of the first host connect from, and the last one.
+void check_sources() {
+  const auto sources = [](int rank, const std::vector<std::string>& ips) {
+    std::vector<Connector::Address> addresses;
+    for (const auto& ip : ips) addresses.push_back({ip, 1});
+    Connector::choose_sources(addresses, {7, 7, 7, 3}, rank);
+    std::string all;
+    for (const auto& each : addresses) all += each.from + " ";
+    return all;
+  };
+  expect(sources(1, {"a", "a", "a", "b"}) == "a a a a ", "one interface is not used");
+  expect(sources(1, {"a", "A", "a", "b"}) == "a A a a ", "it crosses to the other network");
+  expect(sources(3, {"a", "A", "a", "b"}) == "b  b b ", "it leaves from an address that it doesn't know");
+}
+
 void check_pace() {
   const auto none = 0ns;
   const Pace own{}, shared{false, true}, crowded{true, false};

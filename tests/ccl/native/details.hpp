@@ -16,5 +16,6 @@ void check_crowd(const char* from);
 void check_proofs();
 void check_idle_memory();
 void check_pace();
+void check_sources();
 
 }  // namespace cpulaunch

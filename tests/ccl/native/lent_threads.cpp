@@ -1,61 +1,39 @@
 #include "lent_threads.hpp"
 
+#include <sched.h>
+
 namespace cpulaunch {
 
-LentThreads::LentThreads(int count)
-    : cl_team{count, [](const cl_team* self, int32_t parts, void (*part)(void*, int32_t), void* argument) {
-                auto& all = *const_cast<LentThreads*>(static_cast<const LentThreads*>(self));
-                all.run_all([&](int thread) {
-                  for (int32_t i = thread; i < parts; i += all.size) part(argument, i);
-                });
-              }} {
-  for (int thread = 1; thread < count; ++thread) threads_.emplace_back([this, thread] { work(thread); });
-  lend_team(this);
+namespace {
+
+// The first threads have cores, which those of other ranks have, too; the last runs anywhere.
+std::vector<int> cores_for(int count) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  sched_getaffinity(0, sizeof(allowed), &allowed);
+  std::vector<int> cores;
+  for (int core = 0; static_cast<int>(cores.size()) + 1 < count; core = (core + 1) % CPU_SETSIZE) {
+    if (CPU_ISSET(core, &allowed)) cores.push_back(core);
+  }
+  cores.push_back(-1);
+  return cores;
 }
 
-LentThreads::~LentThreads() {
-  lend_team(nullptr);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ends_ = true;
-  }
-  changed_.notify_all();
-  for (auto& thread : threads_) thread.join();
-}
+}  // namespace
+
+LentThreads::LentThreads(int count) : team_(cores_for(count)) { lend_team(&team_); }
+
+LentThreads::~LentThreads() { lend_team(nullptr); }
 
 std::vector<Moved> LentThreads::moved() {
-  std::vector<Moved> moved(size);
-  run_all([&](int thread) { moved[thread] = moved_by_this_thread(); });
+  std::vector<Moved> moved(team_.size);
+  const auto ask = [](void* all, int32_t thread) {
+    (*static_cast<std::vector<Moved>*>(all))[thread] = moved_by_this_thread();
+  };
+  team_.run(&team_, team_.size, ask, &moved);
   moved[0].copied -= before_.copied;
   moved[0].summed -= before_.summed;
   return moved;
-}
-
-void LentThreads::run_all(const Act& act) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    act_ = &act;
-    ++turn_;
-    working_ = size - 1;
-  }
-  changed_.notify_all();
-  act(0);
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [&] { return working_ == 0; });
-}
-
-void LentThreads::work(int thread) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  for (int turn = 1;; ++turn) {
-    changed_.wait(lock, [&] { return ends_ || turn_ == turn; });
-    if (ends_) return;
-    const Act& act = *act_;
-    lock.unlock();
-    act(thread);
-    lock.lock();
-    --working_;
-    changed_.notify_all();
-  }
 }
 
 }  // namespace cpulaunch

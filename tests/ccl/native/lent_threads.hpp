@@ -1,19 +1,16 @@
-// Threads that a rank's thread lends to the transport, in place of OpenMP's.
+// Threads that a rank's thread lends to the transport, as the background thread lends those of communication.
 
 #pragma once
 
-#include <condition_variable>
-#include <functional>
-#include <mutex>
-#include <thread>
 #include <vector>
 
+#include "own_team.hpp"
 #include "team.hpp"
 
 namespace cpulaunch {
 
 // Lent by the thread that makes it, which is the first one of them, for as long as it lives.
-class LentThreads : cl_team {
+class LentThreads {
  public:
   explicit LentThreads(int count);
   ~LentThreads();
@@ -24,19 +21,8 @@ class LentThreads : cl_team {
   std::vector<Moved> moved();
 
  private:
-  using Act = std::function<void(int thread)>;
-
-  // Calls `act` with the number of each thread, in that thread, and returns when all calls have.
-  void run_all(const Act& act);
-  void work(int thread);
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  const Act* act_ = nullptr;
-  int turn_ = 0, working_ = 0;  // how often they were called, and how many have not returned
-  bool ends_ = false;
+  OwnTeam team_;
   const Moved before_ = moved_by_this_thread();
-  std::vector<std::thread> threads_;
 };
 
 }  // namespace cpulaunch

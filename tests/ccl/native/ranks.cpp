@@ -608,6 +608,7 @@ constexpr Program kPrograms[] = {
     {"proofs", run_check<check_proofs>},
     {"idle memory", run_check<check_idle_memory>},
     {"pace", run_check<check_pace>},
+    {"sources", run_check<check_sources>},
 };
 
 constexpr char kOverFabric[] = " over a fabric";

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <utility>
 
 namespace cpulaunch {
@@ -65,10 +66,9 @@ bool would_block(int error) {
 
 constexpr int kSend = MSG_NOSIGNAL | MSG_DONTWAIT;
 
-// What a call that sends has returned, in bytes.
-size_t sent(ssize_t result) {
-  if (result < 0 && !would_block(errno)) throw ConnectionLost(std::strerror(errno));
-  return std::max<ssize_t>(result, 0);
+// In errors.
+std::string name_of(const Connector::Address& address) {
+  return address.from.empty() ? address.ip : address.ip + ", from " + address.from + ",";
 }
 
 }  // namespace
@@ -121,7 +121,11 @@ size_t Sender::write(const iovec* parts, size_t count) {
   msghdr call{};
   call.msg_iov = all;
   call.msg_iovlen = filled;
-  const size_t written = sent(sendmsg(descriptor_, &call, kSend));
+  const auto result = sendmsg(descriptor_, &call, kSend);
+  if (result < 0 && !would_block(errno)) {
+    throw ConnectionLost((hello_done_ ? "" : name_ + " can't be reached: ") + std::strerror(errno));
+  }
+  const size_t written = std::max<ssize_t>(result, 0);
   const size_t of_hello = std::min(written, hello_left);
   hello_done_ += of_hello;
   return written - of_hello;
@@ -160,22 +164,37 @@ void Connector::listen_within(int first, int last) {
   last_port = last;
 }
 
-int Connector::reach(const Address& to, const std::string& own) {
+void Connector::choose_sources(std::vector<Address>& addresses, const std::vector<int>& host_of, int rank) {
+  std::map<int, std::vector<std::string>> of_host;  // the different ones of each, in the order of its ranks
+  std::vector<size_t> numbers;                      // of each rank's among them
+  for (size_t each = 0; each < addresses.size(); ++each) {
+    auto& all = of_host[host_of[each]];
+    const auto found = std::find(all.begin(), all.end(), addresses[each].ip);
+    numbers.push_back(found - all.begin());
+    if (found == all.end()) all.push_back(addresses[each].ip);
+  }
+  const auto& own = of_host[host_of[rank]];
+  for (size_t each = 0; each < addresses.size(); ++each) {
+    if (numbers[each] < own.size()) addresses[each].from = own[numbers[each]];
+  }
+}
+
+int Connector::reach(const Address& to) {
   ResolvedAddress address(to.ip, to.port);
   const int descriptor = open_socket(address);
   bool reached = true;
-  if (!own.empty()) {
+  if (!to.from.empty()) {
     // The port is chosen when the destination is known: without that, all connections of a host together could be no
     // more than it has ports.
     const int on = 1;
     setsockopt(descriptor, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
-    ResolvedAddress from(own, 0);
+    ResolvedAddress from(to.from, 0);
     reached = bind(descriptor, from.get(), from.length) == 0;
   }
   if (reached && (::connect(descriptor, address.get(), address.length) == 0 || would_block(errno))) return descriptor;
   const int error = errno;
   ::close(descriptor);
-  throw ConnectionLost(to.ip + " can't be reached: " + std::strerror(error), error);
+  throw ConnectionLost(name_of(to) + " can't be reached: " + std::strerror(error), error);
 }
 
 Hello Hello::of(const std::string& key, int rank, int to, Channel channel) {
@@ -197,9 +216,8 @@ void Connector::close() {
 }
 
 Sender Connector::connect(int to, Channel channel) {
-  // From the address that the others know, so that the data takes the chosen interface.
-  const int descriptor = reach(addresses_[to], addresses_[rank_].ip);
-  Sender sender(descriptor, Hello::of(key_, rank_, to, channel));
+  const int descriptor = reach(addresses_[to]);
+  Sender sender(descriptor, Hello::of(key_, rank_, to, channel), name_of(addresses_[to]));
   const int on = 1;
   setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   setsockopt(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMaxUnsent, sizeof(kMaxUnsent));

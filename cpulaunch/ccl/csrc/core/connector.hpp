@@ -82,7 +82,9 @@ class Receiver {
 class Sender {
  public:
   Sender() = default;
-  Sender(int descriptor, const Hello& hello) : socket_(descriptor), descriptor_(descriptor), hello_(hello) {}
+  // Its errors call it `name` until the other end has answered.
+  Sender(int descriptor, const Hello& hello, std::string name = "the rank")
+      : socket_(descriptor), descriptor_(descriptor), hello_(hello), name_(std::move(name)) {}
 
   bool is_open() const { return socket_.is_open(); }
   // Returns how many bytes of the parts have been written.
@@ -98,6 +100,7 @@ class Sender {
   int descriptor_ = -1;
   Hello hello_{};
   size_t hello_done_ = 0;
+  std::string name_;
 };
 
 // Used by several threads.
@@ -107,6 +110,7 @@ class Connector {
   struct Address {
     std::string ip;
     int port = 0;
+    std::string from = {};  // this host's address for connections to it; empty: the kernel chooses
   };
   struct Listener {
     int descriptor;
@@ -116,9 +120,13 @@ class Connector {
   static Listener listen(const std::string& ip);
   // From now on, this process listens on the first free port from `first` to `last`; on any for 0.
   static void listen_within(int first, int last);
-  // A descriptor of a connection that is being made; from `own` address, unless that is "".  Throws std::runtime_error
-  // where it is known at once that there will be none.
-  static int reach(const Address& to, const std::string& own = "");
+  // A descriptor of a connection that is being made.  Throws std::runtime_error where it is known at once that there
+  // will be none.
+  static int reach(const Address& to);
+  // Where the ranks of a host have several addresses, as of several interfaces, this rank connects to another host's
+  // second address from its own host's second one.  From the first one, data would leave by one interface and its
+  // acknowledgements arrive by another, which kernels refuse that filter by the way back (rp_filter).
+  static void choose_sources(std::vector<Address>& addresses, const std::vector<int>& host_of, int rank);
 
   // Takes the listener over.  `addresses` has one for each rank of the group.  `key` is a secret of this group alone,
   // of kLeastKey bytes or more, by which its ranks know each other.

@@ -104,6 +104,7 @@ cl_carrier* cl_own_carrier(const cl_layout* layout, const cl_slots* slots, int l
     if (listener >= 0) {
       std::vector<Connector::Address> addresses;
       for (int rank = 0; rank < its.size; ++rank) addresses.push_back({ips[rank], ports[rank]});
+      Connector::choose_sources(addresses, its.host_numbers, its.rank);
       connector = std::make_shared<Connector>(its.rank, Connector::Listener{listener, port}, std::move(addresses),
                                               std::string(key, key_size));
       network = std::make_unique<TcpNetwork>(its, connector);

@@ -2,6 +2,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+
 // Of the OpenMP library that torch is linked with, or of one that is loaded in its place: whichever it is, they are
 // found where torch finds them.  A library that this one is linked with would have threads of its own.
 extern "C" {
@@ -31,15 +33,17 @@ void run_parts(const cl_team*, int32_t count, void (*run)(void*, int32_t), void*
   GOMP_parallel(work, &parts, /*threads=*/0, /*flags=*/0);
 }
 
-int threads_to_lend(bool lends) {
+int threads_to_lend(int most) {
   const bool has_openmp = AT_PARALLEL_OPENMP && GOMP_parallel && omp_get_thread_num && omp_get_num_threads;
-  return lends && has_openmp && !at::in_parallel_region() ? at::get_num_threads() : 1;
+  return has_openmp && !at::in_parallel_region() ? std::min(most, at::get_num_threads()) : 1;
 }
 
 }  // namespace
 
-LentTeam::LentTeam(bool lends)
-    : team_{threads_to_lend(lends), run_parts}, before_(cl_lend_team(team_.size > 1 ? &team_ : nullptr)) {}
+LentTeam::LentTeam(int most)
+    : team_{threads_to_lend(most), run_parts}, before_(cl_lend_team(team_.size > 1 ? &team_ : nullptr)) {}
+
+LentTeam::LentTeam(const cl_team* team) : team_{}, before_(cl_lend_team(team)) {}
 
 LentTeam::~LentTeam() { cl_lend_team(before_); }
 

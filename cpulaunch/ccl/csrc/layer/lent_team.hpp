@@ -1,4 +1,4 @@
-// The threads that a thread of the program lends to the core: OpenMP's, with which torch computes.
+// The threads that a thread lends to the core.
 
 #pragma once
 
@@ -6,10 +6,13 @@
 
 namespace cpulaunch {
 
-// While it lives, the calling thread lends its OpenMP team, where it `lends` and has one.
+// What the calling thread lends while this lives.
 class LentTeam {
  public:
-  explicit LentTeam(bool lends);
+  // Up to `most` threads of its OpenMP team, with which torch computes, if it has one.
+  explicit LentTeam(int most);
+  // That team; null: none.
+  explicit LentTeam(const cl_team* team);
   ~LentTeam();
   LentTeam(const LentTeam&) = delete;
   LentTeam& operator=(const LentTeam&) = delete;

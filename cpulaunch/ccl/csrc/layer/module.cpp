@@ -61,7 +61,8 @@ PYBIND11_MODULE(_group, module) {
   py::class_<ProcessGroupCCL, Holder<ProcessGroupCCL>, c10d::Backend>(module, "ProcessGroupCCL")
       .def(py::init([](Holder<c10d::Store> store, int rank, int size, double timeout, std::string name,
                        std::vector<int> numbers, const std::string& in_ledger, std::vector<std::string> host_names,
-                       bool crowded, bool shares_cores, const std::vector<std::pair<int, int>>& local_peers,
+                       bool crowded, bool shares_cores, int cores,
+                       const std::vector<std::pair<int, int>>& local_peers,
                        std::tuple<std::string, std::string, std::string, std::string> heartbeat, double store_interval,
                        double silence, uintptr_t carrier, py::function make_gloo) {
              std::vector<Peer> peers;
@@ -77,7 +78,7 @@ PYBIND11_MODULE(_group, module) {
              py::gil_scoped_release release;
              return c10::make_intrusive<ProcessGroupCCL>(
                  std::move(store), rank, size, Milliseconds(static_cast<int64_t>(timeout * 1e3)), std::move(name),
-                 Members(std::move(numbers), std::move(host_names)), in_ledger, Pace{crowded, shares_cores},
+                 Members(std::move(numbers), std::move(host_names)), in_ledger, Pace{crowded, shares_cores, cores},
                  std::move(peers),
                  Heartbeat{std::move(own_key), std::move(own_ip), std::move(next_key), std::move(next_host)},
                  StoreIntervals(Milliseconds(static_cast<int64_t>(store_interval * 1e3)),
@@ -90,13 +91,14 @@ PYBIND11_MODULE(_group, module) {
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::kw_only(), py::arg("timeout"), py::arg("name"),
            py::arg("numbers"), py::arg("in_ledger"), py::arg("host_names"), py::arg("crowded"), py::arg("shares_cores"),
-           py::arg("local_peers"),
+           py::arg("cores"), py::arg("local_peers"),
            py::arg("heartbeat"), py::arg("store_interval"), py::arg("silence"), py::arg("carrier"),
            py::arg("make_gloo"),
            "Connects the ranks by a cl_carrier of the core's, at the address `carrier`, which is taken over.\n"
            "`numbers` are the ranks' in the job, `in_ledger` is how the ledger has those, and `host_names` are the\n"
            "names of their hosts, empty where there is one; `crowded`: more ranks of this host than cores run on\n"
            "this rank's, and `shares_cores`: ranks of other hosts, simulated on this machine, do;\n"
+           "`cores`: how many this rank has if the ranks of its host share them evenly;\n"
            "`local_peers` are (rank, pid) of the others on this host, `timeout` is in seconds,\n"
            "`heartbeat` is (key to write, this host's address, key to read, name of the host that writes that),\n"
            "empty for none;\n"
@@ -128,7 +130,7 @@ PYBIND11_MODULE(_group, module) {
         ProgressEngine::instance().configure(std::move(options));
       },
       py::kw_only(), py::arg("has_core"), py::arg("only_core"), py::arg("cores"),
-      "How collectives are driven; before the first group is made.");
+      "How collectives are driven; once, before the first group is made.");
   ProgressEngine::instance().set_signal_handling([] {
     if (syscall(SYS_gettid) != getpid()) return;  // Python's other threads handle none
     const py::gil_scoped_acquire acquire;

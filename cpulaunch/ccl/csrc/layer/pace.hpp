@@ -10,6 +10,7 @@ namespace cpulaunch {
 struct Pace {
   bool crowded = false;       // more ranks of its host than cores run on them: each vain poll gives up the core
   bool shares_cores = false;  // ranks of other hosts, simulated on this machine, run on them
+  int cores = 1;              // how many this rank has if it shares them evenly with the other ranks of its host
 
   // Of a thread that polls for several groups.
   void add(const Pace& other) {
@@ -17,6 +18,18 @@ struct Pace {
     shares_cores = shares_cores || other.shares_cores;
   }
 };
+
+// Whether a thread of a rank with this pace may let others help it: not where ranks take turns on the cores.
+inline bool may_lend(const Pace& pace) { return !pace.crowded && !pace.shares_cores; }
+
+// Tells the processor that this thread waits for memory to change.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 enum class Rest {
   spin,       // keeps the core

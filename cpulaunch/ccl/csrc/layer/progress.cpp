@@ -11,6 +11,7 @@
 #include <set>
 
 #include "lent_team.hpp"
+#include "own_team.hpp"
 #include "watchdog.hpp"
 
 namespace cpulaunch {
@@ -41,15 +42,6 @@ std::chrono::nanoseconds thread_time() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
-}
-
-// Tells the processor that this thread waits for memory to change.
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 [[noreturn]] void stay() {
@@ -102,7 +94,10 @@ ProgressEngine& ProgressEngine::instance() {
   return *engine;
 }
 
-void ProgressEngine::configure(ProgressOptions options) { options_ = std::move(options); }
+void ProgressEngine::configure(ProgressOptions options) {
+  options_ = std::move(options);
+  if (options_.cores.size() > 1) team_ = new OwnTeam(options_.cores);
+}
 
 // How long it has yielded, where that matters: asking for the time takes as long as a poll.
 std::chrono::nanoseconds ProgressEngine::yielding(const Idle& idle, const Pace& pace) const {
@@ -128,12 +123,12 @@ void ProgressEngine::pause(Idle& idle, const Pace& pace) const {
   rest(rest_of_poller(pace, idle.polls, yielding(idle, pace)), idle);
 }
 
-bool ProgressEngine::lends_team(const Pace& pace) const {
-  return !options_.only_core && !pace.crowded && !pace.shares_cores && !is_background_thread;
+int ProgressEngine::openmp_threads(const Pace& pace) const {
+  return may_lend(pace) && !is_background_thread ? pace.cores : 1;
 }
 
 void ProgressEngine::run(const c10::intrusive_ptr<CclWork>& work, bool asynchronous) {
-  const LentTeam team(lends_team(work->pace()));
+  const LentTeam team(openmp_threads(work->pace()));
   if (!asynchronous) {
     work->drive(Clock::time_point::max());
     return;
@@ -167,12 +162,7 @@ void ProgressEngine::background() {
   pthread_setname_np(pthread_self(), "cpulaunch-ccl");
   prctl(PR_SET_TIMERSLACK, kTimerSlack, 0, 0, 0);
   is_background_thread = true;
-  if (!options_.cores.empty()) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    for (int core : options_.cores) CPU_SET(core, &set);
-    pthread_setaffinity_np(pthread_self(), sizeof(set), &set);  // where that is not allowed: anywhere
-  }
+  if (!options_.cores.empty()) pin_this_thread(options_.cores[0]);
   while (!stopped()) lead();
   std::lock_guard<std::mutex> lock(mutex_);
   --threads_;
@@ -207,6 +197,7 @@ void ProgressEngine::lead() {
     counted = true;
     for (const auto& work : polled) {
       if (work->is_driven()) continue;
+      const LentTeam team(may_lend(work->pace()) ? team_ : nullptr);
       if (work->claim()) completed.push_back(work);
       if (driven.count(work->moved_with())) continue;
       leads = true;

@@ -19,10 +19,12 @@
 
 namespace cpulaunch {
 
+class OwnTeam;
+
 struct ProgressOptions {
   bool has_core = false;   // communication has cores of its own: the background thread's, or those of oneCCL's workers
   bool only_core = false;  // the rank has one core, so nothing is computed while its caller drives
-  std::vector<int> cores;  // those of the background thread alone; empty: it runs anywhere
+  std::vector<int> cores;  // those of communication alone: one thread on each; empty: a thread that runs anywhere
 };
 
 // What a thread that polls knows of its polls in vain.
@@ -80,9 +82,9 @@ class ProgressEngine {
   bool shutdown(bool has_failed);
   bool stopped() const { return stopping_.load(std::memory_order_acquire); }
 
-  // Whether the calling thread lends its OpenMP team while it moves data: not where other ranks need the cores, nor a
-  // background thread, which has no team yet.
-  bool lends_team(const Pace& pace) const;
+  // How many threads of its OpenMP team the calling thread has while it moves data, with itself.  One where other ranks
+  // need the cores, and in a background thread, which would start a team of its own.
+  int openmp_threads(const Pace& pace) const;
 
   // Lets time pass between two polls.
   void pause(Idle& idle, const Pace& pace) const;
@@ -98,6 +100,7 @@ class ProgressEngine {
   void promote_follower();
 
   ProgressOptions options_;
+  OwnTeam* team_ = nullptr;  // where communication has several cores; the thread that leads lends it
   std::function<void()> handle_signals_;
 
   // Leader and followers: one background thread polls.  Before it completes operations, which may run callbacks

@@ -431,7 +431,7 @@ bool CclWork::wait(Milliseconds timeout) {
   const auto until = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
   const ProgressEngine::Visit visit(ProgressEngine::instance(), is_message());
   const Counted driver(drivers_, 1);
-  const LentTeam team(ProgressEngine::instance().lends_team(group_->pace));
+  const LentTeam team(ProgressEngine::instance().openmp_threads(group_->pace));
   if (!drive(until)) {
     auto cause = own(delay());
     cause.timeout = timeout.count();
