@@ -77,9 +77,16 @@ void Hierarchy::check_unasked() {
   }
 }
 
+void Hierarchy::meet() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (network_) network_->meet();
+}
+
 void Hierarchy::leave() {
   // Release: whoever sees that this rank has left sees all that it has taken, too.
   if (slots_) slots_->counters(layout.local).has_left.store(true, std::memory_order_release);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (network_) network_->leave();
 }
 
 // A group that is at work has its lock held; it isn't waited for.

@@ -137,7 +137,10 @@ class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private 
   std::unique_ptr<Transfer> start(std::shared_ptr<Operation> operation);
   // Throws Mismatch where a rank has sent what shows that they didn't.
   void check_unasked();
-  // The other local ranks wait in vain from here on, if this rank hasn't completed what they call.
+  // Returns when the ranks are connected, as far as they need to be.
+  void meet();
+  // The other local ranks wait in vain from here on, if this rank hasn't completed what they call.  Returns when the
+  // other hosts' have what it has sent.
   void leave();
   // The slots' memory, and what pieces were staged in.
   size_t give_back(IdleMemory::Time now) override;

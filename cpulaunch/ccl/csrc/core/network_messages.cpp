@@ -109,11 +109,14 @@ bool MessageNetwork::begin_message(int from) {
   if (!read_header(from)) return false;
   const auto& header = peer.header;
   if (header.tag.phase == kQuestion) return false;  // of a later operation
+  const auto first = std::find_if(peer.expected.begin(), peer.expected.end(),
+                                  [](const Expected& one) { return one.parts == 0; });
+  if (first == peer.expected.end()) return false;
   const auto same_operation = [&](const Expected& one) { return one.tag.operation == header.tag.operation; };
-  const auto operation = std::find_if(peer.expected.begin(), peer.expected.end(), same_operation);
+  const auto operation = std::find_if(first, peer.expected.end(), same_operation);
   // Messages come operation by operation, as they are expected.  So one of another operation is wrong, too: its sender
   // has another root, for instance, and this rank is past that operation, for which nothing was expected.
-  const auto& wanted = operation == peer.expected.end() ? peer.expected.front() : *operation;
+  const auto& wanted = operation == peer.expected.end() ? *first : *operation;
   if (wanted.signature != header.signature) throw header.signature.mismatch(members_, from, wanted.signature);
   const auto found = std::find_if(peer.expected.begin(), peer.expected.end(),
                                   [&](const Expected& one) { return one.tag == header.tag; });

@@ -43,6 +43,7 @@ class MessageNetwork : public Network {
     char* data;
     size_t bytes;
     int* pending;
+    size_t parts = 0;  // that are on their way to `data`, apart from the header
   };
   struct Incoming {
     std::optional<uint64_t> asked;  // about the operation with this number
