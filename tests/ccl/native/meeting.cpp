@@ -22,7 +22,7 @@ constexpr bool kMapsOnce = false;
 #endif
 
 constexpr int kNarrow = 16 << 10;  // bytes
-std::atomic<bool> narrow{false}, fabrics{false}, over_libfabric{false};
+std::atomic<bool> narrow{false}, over_libfabric{false};
 thread_local cpulaunch::Counts counts;
 
 }  // namespace
@@ -82,7 +82,6 @@ Counts Counts::operator-(const Counts& before) const {
 
 Counts counts_of_this_thread() { return counts; }
 void narrow_connections() { narrow = true; }
-void use_fabrics() { fabrics = true; }
 void use_libfabric() { over_libfabric = true; }
 
 Meeting::Meeting(std::vector<int> hosts, size_t results)
@@ -92,7 +91,6 @@ Meeting::Meeting(std::vector<int> hosts, size_t results)
       listeners_(host_of.size()),
       addresses_(host_of.size()),
       names_(host_of.size()),
-      mailboxes_(std::make_shared<Mailboxes>(size())),
       digests_(results) {
   pthread_barrier_init(&barrier_, nullptr, static_cast<unsigned>(host_of.size()));
 }
@@ -101,7 +99,7 @@ Meeting::~Meeting() { pthread_barrier_destroy(&barrier_); }
 
 std::shared_ptr<Hierarchy> Meeting::join(int rank) {
   const Layout layout(host_of, rank, socket_of, {}, threads);
-  const bool connects = layout.hosts > 1 && !fabrics;
+  const bool connects = layout.hosts > 1;
   if (connects) {
     listeners_[rank] = Connector::listen("127.0.0.1");
     addresses_[rank] = {"127.0.0.1", listeners_[rank].port};
@@ -126,9 +124,7 @@ std::shared_ptr<Hierarchy> Meeting::join(int rank) {
       network = std::make_unique<TcpNetwork>(layout, std::move(connector));
     }
   }
-  std::shared_ptr<Fabric> fabric;
-  if (fabrics) fabric = std::make_shared<ThreadFabric>(mailboxes_, layout);
-  auto hierarchy = std::make_shared<Hierarchy>(layout, std::move(slots), std::move(network), std::move(fabric));
+  auto hierarchy = std::make_shared<Hierarchy>(layout, std::move(slots), std::move(network));
   hierarchy->meet();
   return hierarchy;
 }
@@ -138,7 +134,7 @@ void Meeting::leave(Hierarchy& hierarchy) const {
 }
 
 std::shared_ptr<SharedSlots> Meeting::share(const Layout& layout) {
-  const SharedSlots::Shape shape(layout, fabrics);
+  const SharedSlots::Shape shape(layout);
   const bool first = layout.local == 0;
   const int first_rank = layout.ranks_of[layout.host][0];
   auto& offer = offers_[first_rank];

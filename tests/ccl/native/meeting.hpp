@@ -12,7 +12,6 @@
 
 #include "connector.hpp"
 #include "hierarchy.hpp"
-#include "thread_fabric.hpp"
 
 namespace cpulaunch {
 
@@ -50,7 +49,6 @@ class Meeting {
   std::vector<Connector::Listener> listeners_;
   Addresses addresses_;
   std::vector<std::string> names_;  // of each rank's endpoint
-  const std::shared_ptr<Mailboxes> mailboxes_;  // of a fabric
   std::vector<std::atomic<uint64_t>> digests_;
   pthread_barrier_t barrier_;
 };
@@ -69,8 +67,6 @@ struct Counts {
   Counts operator-(const Counts& before) const;
 };
 Counts counts_of_this_thread();
-// From now on groups have a fabric between their hosts instead of connections.
-void use_fabrics();
 // From now on groups have libfabric between their hosts: the environment's LIBFABRIC, by FI_PROVIDER.
 void use_libfabric();
 

@@ -125,6 +125,7 @@ FabricNetwork::FabricNetwork(const Layout& layout, std::shared_ptr<Connector> co
       rank_(layout.rank),
       endpoint_(std::move(endpoint)),
       peers_(layout.size) {
+  for (int rank = 0; rank < layout.size; ++rank) peers_[rank].is_remote = layout.host_numbers[rank] != layout.host;
   if (layout.hosts > kMostGreeted) return;
   layout.for_each_lane(layout.local, [&](int lane) {
     for (int host = 0; host < layout.hosts; ++host) {
@@ -172,7 +173,7 @@ void FabricNetwork::meet() {
 void FabricNetwork::leave() {
   if (!endpoint_ || !lost_.empty()) return;
   for (size_t peer = 0; peer < peers_.size(); ++peer) {
-    if (peers_[peer].slots[0]) tell(static_cast<int>(peer), kBye);
+    if (look(static_cast<int>(peer)) && is_connected(peers_[peer])) tell(static_cast<int>(peer), kBye);
   }
   auto looked = Clock::now();
   until([&] {
@@ -181,8 +182,8 @@ void FabricNetwork::leave() {
     bool all = true;
     for (size_t peer = 0; peer < peers_.size(); ++peer) {
       auto& its = peers_[peer];
-      while (its.slots[0] && take_header(static_cast<int>(peer))) {}  // nobody will ask for it
-      if (!its.slots[0] || its.left || !its.broken.empty()) continue;
+      while (take_header(static_cast<int>(peer))) {}  // nobody will ask for it
+      if (!is_connected(its) || its.left || !its.broken.empty()) continue;
       if (looks && has_left(static_cast<int>(peer))) its.left = true;
       all = all && its.left;
     }
@@ -433,8 +434,8 @@ void FabricNetwork::post_receive(Work* work) {
 }
 
 bool FabricNetwork::look(int from) {
-  listen(from);
-  return true;
+  if (peers_[from].is_remote) listen(from);
+  return peers_[from].is_remote;
 }
 
 void FabricNetwork::release_slot(int from) {

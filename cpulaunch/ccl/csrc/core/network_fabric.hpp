@@ -78,7 +78,7 @@ class FabricNetwork final : public MessageNetwork {
   void close() override;
 
  private:
-  static constexpr size_t kSmall = 8192;  // bytes of data that goes with its header
+  static constexpr size_t kSmall = 4096;  // bytes of data that goes with its header
   static constexpr size_t kRoom = sizeof(Header) + kSmall;
   static constexpr size_t kSlots = 4;     // for the next headers from a rank
   // Phases in the tags of messages that are not of an operation.
@@ -106,6 +106,7 @@ class FabricNetwork final : public MessageNetwork {
     uint64_t headers_sent = 0, parts_sent = 0, headers_taken = 0, parts_expected = 0;
     std::array<Work*, kSlots> slots{};     // null: nothing is received from it yet
     size_t arriving = 0;                   // parts
+    bool is_remote = false;                // on another host: others aren't sent anything
     bool greeted = false;                  // it has sent something
     bool left = false;                     // it has said so
     bool said_bye = false;                 // this rank has
@@ -137,6 +138,7 @@ class FabricNetwork final : public MessageNetwork {
   void receive_parts(int from, Expected& message);
   void release_slot(int from);
   bool has_left(int peer);
+  bool is_connected(const Peer& peer) const { return peer.greeted || peer.headers_sent > 0; }
   template <class Done>
   void until(const Done& done);
 
