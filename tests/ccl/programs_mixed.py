@@ -48,19 +48,6 @@ def drawn(draw: random.Random) -> tuple[Callable[..., None], tuple[Any, ...]]:
     return movement, (draw.choice(names.MOVEMENTS), draw.choice(names.MOVED), *rest)
 
 
-def oneccl_lacks(alone: bool, kind: str, what: str, *rest: Any) -> bool:
-    """Whether this reduction or movement fails beside oneCCL; ``what`` is its operator or type."""
-    if kind in ("send_recv", "recv_any"):  # gloo's
-        return what in names.NOT_FOR_GLOO or 0 in rest[0]
-    # gloo also carries the bitwise ones, except for reduce_scatter, and its reduce changes all ranks'
-    # tensors.
-    if what not in ("BAND", "BOR", "BXOR"):
-        return False
-    if kind.startswith("reduce_scatter"):
-        return alone
-    return kind == "reduce" or rest[0] in names.NOT_FOR_GLOO
-
-
 class Begun(NamedTuple):
     """An operation, the tensors that it writes, and their expected values."""
 
