@@ -126,6 +126,7 @@ std::shared_ptr<Hierarchy> Meeting::join(int rank) {
   }
   auto hierarchy = std::make_shared<Hierarchy>(layout, std::move(slots), std::move(network));
   hierarchy->meet();
+  wait_for_all();  // whoever is done calls nothing until all are
   return hierarchy;
 }
 

@@ -156,7 +156,7 @@ void FabricNetwork::meet() {
   until([&] {
     const bool looks = Clock::now() - looked > kLookInterval;
     if (looks) looked = Clock::now();
-    bool all = greetings_ == 0;
+    bool all = true;
     for (const int peer : to_greet_) {
       auto& its = peers_[peer];
       if (its.greeted && its.headers_sent == 0) tell(peer, kHello);
@@ -165,7 +165,7 @@ void FabricNetwork::meet() {
       if (looks && !its.greeted && has_left(peer)) lose(peer, "it was closed there");
     }
     if (!lost_.empty()) throw std::runtime_error(lost_.text());
-    return all;
+    return all && greetings_ == 0;
   });
 }
 
