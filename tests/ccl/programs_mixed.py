@@ -23,16 +23,11 @@ SETTLED = 10.0
 """Seconds within which background threads release a group's resources."""
 
 
-def mix(seed: int, count: int, by_oneccl: str = "") -> int:
-    """Random operations, the same in all ranks, compared with gloo's.
-
-    ``by_oneccl`` limits them to those that oneCCL has, "between hosts" or "alone".
-    """
+def mix(seed: int, count: int) -> int:
+    """Random operations, the same in all ranks, compared with gloo's."""
     draw = random.Random(seed)
     for _ in range(count):
         function, arguments = drawn(draw)
-        while by_oneccl and oneccl_lacks(by_oneccl == "alone", *arguments):
-            function, arguments = drawn(draw)
         try:
             function(*arguments)
         except Exception as error:
