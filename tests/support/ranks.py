@@ -17,8 +17,6 @@ PORT = 29400
 
 OVER_LIBFABRIC = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
 """Variables of ranks that use libfabric between the hosts."""
-OVER_ONECCL = {"CPULAUNCH_RANK_CCL_TRANSPORT": "oneccl"}
-"""Variables of ranks that use oneCCL."""
 
 
 def hosts_of(layout: str) -> list[str]:
