@@ -4,8 +4,8 @@
 // up: one that nobody has asked for yet may keep those behind it waiting.  So whoever sends must be sure that each
 // message is asked for without the help of a later one to the same rank; hierarchy.hpp says why that is so here.
 //
-// Nothing here blocks and nothing is thread-safe: the caller has a lock, and calls progress() until it has what it
-// waits for.
+// Only meet() and leave() block.  Nothing is thread-safe: the caller has a lock, and calls progress() until it has what
+// it waits for.
 
 #pragma once
 

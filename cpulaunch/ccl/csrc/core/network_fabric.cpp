@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
+#include <thread>
 
 #include "forked.hpp"
 
@@ -18,6 +19,9 @@ constexpr size_t kMostUnderWay = 64;        // messages to a rank
 constexpr size_t kMostCompletions = 16;     // at a time
 constexpr int kMostGreeted = 64;            // hosts
 constexpr std::chrono::milliseconds kLookInterval{100};  // for ranks that have gone
+// Who meets others, or leaves, yields this often and then rests in between.
+constexpr int kYields = 1000;
+constexpr std::chrono::microseconds kRest{100};
 
 // Of the number-th header, or part, from a rank.
 uint64_t tag_of(int rank, uint64_t number, bool is_part) {
@@ -193,10 +197,11 @@ void FabricNetwork::leave() {
 
 template <class Done>
 void FabricNetwork::until(const Done& done) {
-  for (;;) {
-    const size_t moved = complete() + post_all();
+  for (int idle = 0;;) {
+    idle = complete() + post_all() ? 0 : idle + 1;
     if (done()) return;
-    if (moved == 0) sched_yield();
+    if (idle > kYields) std::this_thread::sleep_for(kRest);
+    if (idle > 0) sched_yield();
   }
 }
 
