@@ -151,7 +151,7 @@ TABLE = (
     Variable("CCL_LOCAL_SIZE", "ccl", "<oneCCL>", "integer", "number of ranks on the host"),
     Variable("CCL_LOG_LEVEL", "<user> plan", "ccl <oneCCL>", "error, warn, …", "what oneCCL logs"),
     Variable("CCL_MPI_LIBRARY_PATH", "ccl", "ccl <oneCCL>", "path", "Intel MPI's library"),
-    Variable("CCL_OFI_LIBRARY_PATH", "ccl", "<oneCCL>", "path", "libfabric"),
+    Variable("CCL_OFI_LIBRARY_PATH", "ccl", "ccl <oneCCL>", "path", "libfabric"),
     Variable("CCL_PROCESS_LAUNCHER", "plan ccl", "<oneCCL>", "hydra, torchrun or none", "how oneCCL finds out its local ranks"),
     Variable("CCL_REDUCE", "<user>", "plan <oneCCL>", "algorithm", "oneCCL's algorithm for reduce"),
     Variable("CCL_REDUCE_SCATTER", "<user>", "plan <oneCCL>", "algorithm", "oneCCL's algorithm for reduce_scatter"),

@@ -26,19 +26,22 @@ _FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
     "cl_layout_make": (c_void_p, [c_int32, c_int32, *[POINTER(c_int32)] * 3, POINTER(c_char_p), c_int32,
                                   c_uint64]),
     "cl_layout_free": (None, [c_void_p]),
-    "cl_memory_offer": (c_int, [c_void_p, c_int]),
-    "cl_memory_map": (c_void_p, [c_void_p, c_int, c_int, c_int]),
+    "cl_memory_offer": (c_int, [c_void_p]),
+    "cl_memory_map": (c_void_p, [c_void_p, c_int, c_int]),
     "cl_slots_free": (None, [c_void_p]),
     "cl_listen_within": (None, [c_int32, c_int32]),
     "cl_listen": (c_int, [c_char_p, POINTER(c_int32), POINTER(_Error)]),
     "cl_own_carrier": (c_void_p, [c_void_p, c_void_p, c_int, c_int32, POINTER(c_char_p), POINTER(c_int32),
-                                  c_char_p, c_size_t, POINTER(_Error)]),
+                                  c_char_p, c_size_t, c_void_p, POINTER(_Error)]),
     "cl_carrier_free": (None, [c_void_p]),
+    "cl_endpoint_open": (c_void_p, [c_char_p, c_char_p, POINTER(_Error)]),
+    "cl_endpoint_free": (None, [c_void_p]),
+    "cl_endpoint_name": (c_void_p, [c_void_p, POINTER(c_size_t)]),
+    "cl_endpoint_know": (None, [c_void_p, POINTER(c_char_p), POINTER(c_size_t), c_int32, POINTER(_Error)]),
     "cl_moved": (None, [POINTER(c_uint64)] * 2),
 }  # fmt: skip
 _ONECCL_FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
     "cl_oneccl_carrier": (c_void_p, [c_void_p]),
-    "cl_oneccl_fabric_carrier": (c_void_p, [c_void_p, c_void_p]),
 }
 
 
@@ -98,24 +101,32 @@ class Carrier:
     has_messages: bool  # supports send and recv
 
 
+@dataclass(frozen=True)
+class Endpoint:
+    """This rank's end of a network over libfabric."""
+
+    handle: Handle
+    name: bytes  # by which other ranks reach it
+
+
 class Core:
     """The loaded core.  Raises HostError if it does not load."""
 
     def __init__(self, path: Path) -> None:
         self._c = _load(path, _FUNCTIONS)
 
-    def offer_memory(self, layout: Layout, *, fabric: bool) -> int:
+    def offer_memory(self, layout: Layout) -> int:
         """Return a descriptor of memory for the ranks of this host; -1 if none is available.
 
-        Keep it open until all have mapped it.  ``fabric``: oneCCL reduces between the hosts.
+        Keep it open until all have mapped it.
         """
         its = self._layout(layout)
-        return int(self._c.cl_memory_offer(its.address, fabric))
+        return int(self._c.cl_memory_offer(its.address))
 
-    def map_memory(self, layout: Layout, *, fabric: bool, pid: int, descriptor: int) -> Handle | None:
+    def map_memory(self, layout: Layout, *, pid: int, descriptor: int) -> Handle | None:
         """Map the memory that another rank of this host offers; None if this rank may not open it."""
         its = self._layout(layout)
-        slots = self._c.cl_memory_map(its.address, fabric, pid, descriptor)
+        slots = self._c.cl_memory_map(its.address, pid, descriptor)
         return Handle(slots, self._c.cl_slots_free) if slots else None
 
     def listen_within(self, ports: range) -> None:
@@ -131,6 +142,17 @@ class Core:
         descriptor = self._call("cl_listen", ip.encode(), byref(port))
         return int(descriptor), port.value
 
+    def open_endpoint(self, library: str, ip: str) -> Endpoint:
+        """Return this rank's end of a network over libfabric, whose path or name is ``library``.
+
+        ``ip`` is an address of this host, or empty to leave it to the provider.  Raises HostError if the
+        library does not load, or has no provider for this host.
+        """
+        address = self._call("cl_endpoint_open", library.encode(), ip.encode())
+        size = c_size_t()
+        name = self._c.cl_endpoint_name(address, byref(size))
+        return Endpoint(Handle(address, self._c.cl_endpoint_free), ctypes.string_at(name, size.value))
+
     def own_carrier(
         self,
         layout: Layout,
@@ -139,18 +161,26 @@ class Core:
         listener: tuple[int, int] | None = None,
         addresses: Sequence[tuple[str, int]] = (),
         key: bytes = b"",
+        endpoint: Endpoint | None = None,
+        names: Sequence[bytes] = (),
     ) -> Carrier:
         """Return cpulaunch's own transport.
 
         ``slots`` is None if this rank is alone on its host, ``listener`` if there is one host.  ``addresses``
-        has each rank's (ip, port), and ``key`` is the group's secret.
+        has each rank's (ip, port), and ``key`` is the group's secret.  An ``endpoint``, which is used up,
+        carries the collectives between hosts instead of TCP; ``names`` are those of all ranks' endpoints.
         """
+        if endpoint:
+            sizes = (c_size_t * len(names))(*[len(name) for name in names])
+            texts = (c_char_p * len(names))(*names)
+            self._call("cl_endpoint_know", endpoint.handle.address, texts, sizes, len(names))
         descriptor, port = listener or (-1, 0)
         ips = _texts([ip for ip, _ in addresses])
         its = self._layout(layout)
         address = self._call(
             "cl_own_carrier", its.address, _address(slots), descriptor, port, ips,
             _numbers([port for _, port in addresses]), key, len(key),
+            endpoint.handle.address if endpoint else None,
         )  # fmt: skip
         return Carrier(Handle(address, self._c.cl_carrier_free), has_messages=True)
 
@@ -158,13 +188,6 @@ class Core:
         """Return oneCCL for all collectives, from the module ``path``.  Raises HostError if it can't load."""
         its = self._layout(layout)
         made = _load(path, _ONECCL_FUNCTIONS).cl_oneccl_carrier(its.address)
-        return Carrier(Handle(made, self._c.cl_carrier_free), has_messages=False)
-
-    def oneccl_between_hosts(self, path: Path, layout: Layout, slots: Handle | None) -> Carrier:
-        """Return oneCCL between hosts, combined with shared memory within a host."""
-        make = _load(path, _ONECCL_FUNCTIONS).cl_oneccl_fabric_carrier
-        its = self._layout(layout)
-        made = make(its.address, _address(slots))
         return Carrier(Handle(made, self._c.cl_carrier_free), has_messages=False)
 
     def moved_by_this_thread(self) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from cpulaunch import ledger
 from cpulaunch.ccl import bindings, installed, load
-from cpulaunch.ccl.core import Carrier, Core, Handle, Layout
+from cpulaunch.ccl.core import Carrier, Core, Endpoint, Handle, Layout
 from cpulaunch.ccl.key import KeyOffer, group_key, offer_key
 from cpulaunch.ccl.load import Loaded, leave_mpi
 from cpulaunch.ccl.meeting import (
@@ -35,7 +35,7 @@ from cpulaunch.ccl.meeting import (
 from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.config.settings import Table
 from cpulaunch.errors import HostError
-from cpulaunch.plan.communication import COMBINED_TRANSPORT, TRANSPORTS, decide_transport
+from cpulaunch.plan.communication import decide_transport, needs_libfabric, needs_oneccl
 
 _CONNECTIONS = 4  # with each rank of another host
 _SPARE_DESCRIPTORS = 256  # for what the program opens later, mainly data files
@@ -50,7 +50,7 @@ Python itself reports exceptions only, not ``sys.exit(1)``.
 
 GLOO_IS_REFUSED = (
     "--port-range is set, and gloo, which this call needs, can't keep its ports within a range.  Reductions "
-    "of sparse tensors need it; with --ccl-transport ofi and mpi, bitwise ones and messages do, too"
+    "of sparse tensors need it; with --ccl-transport oneccl and mpi, bitwise ones and messages do, too"
 )
 
 
@@ -154,7 +154,7 @@ def _carrier(core: Core, meeting: Meeting, peers: list[Peer]) -> Carrier:
     """Choose and return the transport of the collectives.
 
     If a rank may not open memory that another rank of its host offers, shared memory is not used.  The ranks
-    are then connected as if each had a host of its own; oneCCL alone replaces oneCCL with shared memory.
+    are then connected as if each had a host of its own.
     """
     hosts = [peer.host for peer in peers]
     names = _host_names(peers)
@@ -168,24 +168,18 @@ def _carrier(core: Core, meeting: Meeting, peers: list[Peer]) -> Carrier:
         cache_of(peers[meeting.rank].cpus),
     )
     transport = _transport(layout.hosts, max(hosts.count(host) for host in set(hosts)))
-    if transport in TRANSPORTS:
+    if needs_oneccl(transport):
         return core.oneccl_carrier(load.oneccl_module(), layout)
-    fabric = transport == COMBINED_TRANSPORT
-    oneccl = load.oneccl_module() if fabric else None  # before the others wait for this rank
-    memory, slots = _shared_memory(core, meeting, peers[layout.locals[0]].pid, layout, fabric)
-    if oneccl and memory:
-        return core.oneccl_between_hosts(oneccl, layout, slots)
-    if oneccl:
-        # libfabric's shared memory also reads other processes'.  If that is forbidden, 300 KB sometimes hang.
-        os.environ["CCL_ATL_SHM"] = "0"
-        return core.oneccl_carrier(oneccl, layout)
+    # Before the others wait for this rank.
+    libfabric = load.fabric_library(os.environ) if needs_libfabric(transport) else None
+    memory, slots = _shared_memory(core, meeting, peers[layout.locals[0]].pid, layout)
     if not memory:
         layout = replace(layout, host_of=list(range(len(peers))), socket_of=[-1] * len(peers))
-    return _own_carrier(core, meeting, layout, slots)
+    return _own_carrier(core, meeting, layout, slots, libfabric)
 
 
 def _shared_memory(
-    core: Core, meeting: Meeting, first_pid: int, layout: Layout, fabric: bool
+    core: Core, meeting: Meeting, first_pid: int, layout: Layout
 ) -> tuple[bool, Handle | None]:
     """Return whether all ranks have the memory that they need; and this host's, offered by its first rank.
 
@@ -197,12 +191,12 @@ def _shared_memory(
     first, shares = layout.locals[0], len(layout.locals) > 1
     with ExitStack() as stack:
         if shares and meeting.rank == first:
-            memory = core.offer_memory(layout, fabric=fabric)
+            memory = core.offer_memory(layout)
             if memory >= 0:
                 stack.callback(os.close, memory)
         offers = meeting.exchange("memory", memory)
         if shares:
-            slots = core.map_memory(layout, fabric=fabric, pid=first_pid, descriptor=offers[first])
+            slots = core.map_memory(layout, pid=first_pid, descriptor=offers[first])
         everywhere = all(meeting.exchange("mapped", not shares or slots is not None))
     return everywhere, slots if everywhere else None
 
@@ -220,14 +214,19 @@ def reserve_descriptors(others: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
-def _own_carrier(core: Core, meeting: Meeting, layout: Layout, slots: Handle | None) -> Carrier:
+def _own_carrier(
+    core: Core, meeting: Meeting, layout: Layout, slots: Handle | None, libfabric: str | None
+) -> Carrier:
     if layout.hosts == 1:
         return core.own_carrier(layout, slots)
     ip = own_address(_state.variables, layout.locals.index(meeting.rank))
     reserve_descriptors(layout.size - len(layout.locals))
+    endpoint = _endpoint(core, libfabric, ip) if libfabric else None
+    name = endpoint.name.hex() if endpoint else ""
     listener = core.listen(ip)
     try:
-        offers = meeting.exchange("address", (ip, listener[1], offer_key(meeting.rank, _state.variables)))
+        own_key = offer_key(meeting.rank, _state.variables)
+        offers = meeting.exchange("address", (ip, listener[1], name, own_key))
         key = group_key([KeyOffer(*each) for *_, each in offers], meeting.numbers, _state.variables)
     except BaseException:
         os.close(listener[0])
@@ -236,9 +235,21 @@ def _own_carrier(core: Core, meeting: Meeting, layout: Layout, slots: Handle | N
         layout,
         slots,
         listener=listener,
-        addresses=[(ip, port) for ip, port, _ in offers],
+        addresses=[(ip, port) for ip, port, *_ in offers],
         key=key,
+        endpoint=endpoint,
+        names=[bytes.fromhex(name) for _, _, name, _ in offers] if endpoint else (),
     )
+
+
+def _endpoint(core: Core, libfabric: str, ip: str) -> Endpoint:
+    """Open this rank's end of a fabric.  Only of the provider `tcp` is known that ``ip`` is the card's."""
+    provider = os.environ.get("FI_PROVIDER", "")
+    try:
+        return core.open_endpoint(libfabric, ip if provider == "tcp" else "")
+    except HostError as error:
+        # A rank's traceback would not show a hint.
+        raise HostError(f"{error} (FI_PROVIDER={provider}). `--ccl-transport tcp` needs none.") from None
 
 
 def _transport(hosts: int, local_ranks: int) -> str:

@@ -219,8 +219,8 @@ def describe(there: State, binding: str = "auto") -> list[tuple[str, str]]:
     if binding != "oneccl_bind_pt":
         oneccl = there.part("oneccl")
         needed = (
-            "not built; only --ccl-transport ofi and mpi, several workers and oneCCL's algorithms need it: "
-            "such a run builds it, and so does `cpulaunch ccl build --oneccl`"
+            "not built; only --ccl-transport oneccl and mpi, several workers and oneCCL's algorithms need "
+            "it: such a run builds it, and so does `cpulaunch ccl build --oneccl`"
         )
         lines.append(("oneCCL", f"{ONECCL_VERSION}, {oneccl.file}" if oneccl else needed))
     kernels = there.part("kernels")

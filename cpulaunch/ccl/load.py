@@ -101,13 +101,18 @@ def oneccl_module() -> Path:
             f"oneCCL cannot carry the collectives: {there.oneccl_problem}. "
             "Run `cpulaunch ccl build --oneccl` on this host, or take `--ccl-transport tcp`."
         )
-    _demand_library(os.environ)
+    _demand_library(os.environ.get("CCL_ATL_TRANSPORT", "ofi"), os.environ)
     return part.file
 
 
-def _demand_library(environ: Mapping[str, str]) -> None:
-    """Raise HostError if the library is missing that oneCCL's transport sends through."""
-    transport = environ.get("CCL_ATL_TRANSPORT", "ofi")
+def fabric_library(environ: Mapping[str, str]) -> str:
+    """Return libfabric's path, or its name if the system has it.  Raises HostError if it is missing."""
+    _demand_library("ofi", environ)
+    return environ.get("CCL_OFI_LIBRARY_PATH") or str(installed_library("libfabric.so.1") or "libfabric.so.1")
+
+
+def _demand_library(transport: str, environ: Mapping[str, str]) -> None:
+    """Raise HostError if the library is missing that this transport, ofi or mpi, sends through."""
     what, name, variable = (
         ("Intel MPI", "libmpi.so.12", "CCL_MPI_LIBRARY_PATH")
         if transport == "mpi"
@@ -119,7 +124,7 @@ def _demand_library(environ: Mapping[str, str]) -> None:
         ctypes.CDLL(name)  # the system's library
     except OSError:
         raise HostError(
-            f"oneCCL's transport {transport} needs {what}, and there is no {name} here. "
+            f"the transport {transport} needs {what}, and there is no {name} here. "
             "`pip install 'cpulaunch[mpi]'` brings it, or take `--ccl-transport tcp`."
         ) from None
 

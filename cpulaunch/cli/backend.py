@@ -76,7 +76,7 @@ def ensure_oneccl(config: Config, plan: Plan) -> str | None:
         with BuildProgress() as progress:
             build(progress, oneccl=True, patient=False)
     except HostError as e:
-        ours: tuple[Setting[Any], ...] = (Config.ccl.transport, Config.ccl.provider, Config.ccl.worker_count)
+        ours: tuple[Setting[Any], ...] = (Config.ccl.transport, Config.ccl.worker_count)
         chosen = any(config.is_set(setting) for setting in ours)
         if chosen or any(config.environ.get(name) for name in ALGORITHMS):
             raise

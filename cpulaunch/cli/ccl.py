@@ -18,7 +18,7 @@ USAGE = """cpulaunch ccl build [--oneccl] [--wheel DIR] [--force]   compile it f
 EPILOG = """\
 examples:
   cpulaunch ccl build                 once on each machine, or on a shared home directory
-  cpulaunch ccl build --oneccl        the module for --ccl-transport ofi and mpi, too
+  cpulaunch ccl build --oneccl        the module for --ccl-transport oneccl and mpi, too
   cpulaunch ccl build --wheel .       a wheel to `pip install` on nodes without a compiler or network
 """
 

@@ -44,7 +44,7 @@ Precision: TypeAlias = Literal["auto", "bf16", "fp32"]
 RestartOn: TypeAlias = Literal["failure", "error", "never"]
 StallAction: TypeAlias = Literal["report", "abort", "restart"]
 Strategy: TypeAlias = Literal["scatter", "close", "none"]
-Transport: TypeAlias = Literal["auto", "tcp", "ofi", "mpi"]
+Transport: TypeAlias = Literal["auto", "tcp", "ofi", "oneccl", "mpi"]
 DecidedTransport: TypeAlias = Literal["shm", "shm+tcp", "shm+ofi"]
 
 # Launchers that ``mpirun`` doesn't stand for.
@@ -229,7 +229,7 @@ class CclSection(Section):
     transport: Setting[Transport | DecidedTransport] = Setting(
         Choice(*get_args(Transport)),
         "auto",
-        "transport of ccl's collectives; tcp: cpulaunch itself, by shared memory within a host and TCP between hosts; ofi, mpi: oneCCL, over libfabric (with cpulaunch's shared memory within hosts) or MPI; auto: tcp, but ofi over fast network cards of several hosts, with several oneCCL workers, or where a oneCCL algorithm is set (CCL_ALLREDUCE, CCL_BCAST, …)",
+        "transport of ccl's collectives; tcp, ofi: cpulaunch itself, by shared memory within a host, and TCP or libfabric between hosts; oneccl, mpi: oneCCL, over libfabric or MPI; auto: tcp, but ofi over fast network cards of several hosts, and oneccl with several oneCCL workers, or where a oneCCL algorithm is set (CCL_ALLREDUCE, CCL_BCAST, …)",
         ("--ccl-transport",),
         "CCL_ATL_TRANSPORT",
         rank_variable=variables.CCL_TRANSPORT,

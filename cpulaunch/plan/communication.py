@@ -16,8 +16,6 @@ from cpulaunch.errors import PlanError
 BACKENDS = ("ccl", "gloo")
 TRANSPORTS = ("ofi", "mpi")
 """oneCCL's transports."""
-COMBINED_TRANSPORT = "shm+ofi"
-"""oneCCL's `ofi` between hosts, and cpulaunch's shared memory within a host."""
 ALGORITHMS = (
     "CCL_ALLGATHERV", "CCL_ALLREDUCE", "CCL_ALLTOALLV", "CCL_BCAST", "CCL_REDUCE", "CCL_REDUCE_SCATTER",
 )  # fmt: skip
@@ -47,30 +45,35 @@ def decide_transport(
 ) -> str:
     """Choose the transport of ccl's collectives, for the planner and for a rank's own group.
 
-    ``shm``, ``tcp`` and ``shm+tcp`` are cpulaunch's own.  With ``ofi`` and ``mpi``, oneCCL carries
-    everything; with ``shm+ofi``, only traffic between hosts.  ``requested`` is the setting's value, or this
-    function's result for the whole job.  ``local_ranks`` is the number of ranks on the host with the most.
-    ``user_variables`` is the environment as the user has set it, without cpulaunch's additions.
+    All are cpulaunch's own, except ``oneccl`` (over libfabric) and ``mpi``, with which oneCCL carries
+    everything: ``shm`` is shared memory within a host, and ``tcp`` or ``ofi`` (libfabric) connects hosts.
+    ``requested`` is the setting's value, or this function's result for the whole job.  ``local_ranks`` is the
+    number of ranks on the host with the most.  ``user_variables`` is the environment as the user has set it,
+    without cpulaunch's additions.
     """
     tunes_oneccl = worker_count > 1 or any(user_variables.get(name) for name in ALGORITHMS)
     if requested == "auto":
         on_fabric = hosts > 1 and provider not in (None, "tcp")
-        for_oneccl = on_fabric or tunes_oneccl
-        requested = user_variables.get("CCL_ATL_TRANSPORT") or ("ofi" if for_oneccl else "tcp")
-    if requested == "ofi" and hosts > 1 and not tunes_oneccl:
-        requested = COMBINED_TRANSPORT  # otherwise, the user's wish also affects oneCCL within a host
-    if requested == COMBINED_TRANSPORT and hosts > 1:
-        return COMBINED_TRANSPORT if local_ranks > 1 else "ofi"
-    if requested in TRANSPORTS:
+        own = "ofi" if on_fabric else "tcp"
+        requested = user_variables.get("CCL_ATL_TRANSPORT") or ("oneccl" if tunes_oneccl else own)
+    if requested == "ofi" and tunes_oneccl:
+        return "oneccl"
+    if needs_oneccl(requested):
         return requested
     if hosts == 1:
         return "shm"
-    return "shm+tcp" if local_ranks > 1 else "tcp"
+    network = "ofi" if needs_libfabric(requested) else "tcp"
+    return f"shm+{network}" if local_ranks > 1 else network
 
 
 def needs_oneccl(transport: str) -> bool:
     """Return whether a transport of `decide_transport` needs the module with oneCCL in it."""
-    return transport in (*TRANSPORTS, COMBINED_TRANSPORT)
+    return transport in ("oneccl", "mpi")
+
+
+def needs_libfabric(transport: str) -> bool:
+    """Return whether cpulaunch's own transport sends between hosts through libfabric."""
+    return transport in ("ofi", "shm+ofi")
 
 
 class Situation(NamedTuple):

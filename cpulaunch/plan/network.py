@@ -106,7 +106,7 @@ def choose_provider(config: Config, backend: str, facts: Facts, hosts: Sequence[
     chosen = config.ccl.provider
     if chosen != "auto":
         return Provider(chosen)
-    if len(hosts) == 1 or config.ccl.transport not in ("auto", "ofi"):
+    if len(hosts) == 1 or config.ccl.transport not in ("auto", "ofi", "oneccl"):
         return Provider(None)
     known = {host.name: facts.of(host.name) if facts.listed else (facts.like, False) for host in hosts}
     provider, complaints = common_provider(
@@ -136,8 +136,8 @@ def choose_transport(
         return Transport("")
     requested = config.ccl.transport
     if config.ccl.binding == "oneccl_bind_pt":  # it doesn't know cpulaunch's own transports
-        name = "mpi" if requested == "mpi" else "ofi"
-        dropped = requested not in ("auto", name)
+        name = "mpi" if requested == "mpi" else "oneccl"
+        dropped = requested not in ("auto", "ofi", name)
         where = config.where(Config.ccl.transport)
         return Transport(
             name, f"{where}: oneccl_bind_pt has no {requested}; it takes {name}" if dropped else ""

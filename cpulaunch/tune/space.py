@@ -138,7 +138,7 @@ def _communication(space: Space, plan: Plan) -> Iterator[Values]:
         return
     yield {Config.training.backend: "gloo"}
     if len(plan.hosts) > 1 and space.has_oneccl:
-        yield {Config.ccl.transport: "ofi"}
+        yield {Config.ccl.transport: "oneccl"}
     if min(len(rank.cores) for host in plan.hosts for rank in host.ranks) >= SMALL_RANK:
         yield from ({Config.ccl.worker_count: count} for count in (0, 1, 2))
     yield from ({Config.training.bucket_mb: size} for size in BUCKETS_MB)

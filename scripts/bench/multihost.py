@@ -21,9 +21,8 @@ core, or with ``--pin rank`` rank i of all.  For all_gather, reduce_scatter and 
 of all ranks' parts; all_reduces are eight asynchronous ones of an eighth each; in all_reduce_shared, ccl's
 tensor lies in memory that the ranks of a host share, as DDP's buckets do after `prepare`; send_recv is half a
 round trip between rank 0 and another.  ``--json FILE`` keeps every sample.
-With ``--over oneccl``, ccl uses oneCCL between hosts, as it does over fast cards: with shared memory within a
-host, against oneCCL alone (whose allreduce goes by its ring from 64 KB on, else by recursive doubling), which
-has processes of its own.
+With ``--over libfabric``, ccl uses libfabric between hosts, as it does over fast cards, against oneCCL (whose
+allreduce goes by its ring from 64 KB on, else by recursive doubling), which has processes of its own.
 
 A layout is hosts x ranks on each, or as 3+1.  ``--congestion`` names the hosts' congestion control of TCP,
 else it is the machine's.  With bbr, the timers of its pacing slow transfers over these links down for
@@ -87,13 +86,13 @@ class Contender(NamedTuple):
 
 
 OFI = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
-ALONE = OFI | {"CCL_ALLREDUCE": "recursive_doubling:0-65535;ring:65536-max"}
+ONECCL = OFI | {"CCL_ALLREDUCE": "recursive_doubling:0-65535;ring:65536-max"}
 CONTENDERS = {
     "sockets": {"gloo": Contender("gloo"), "gloo, free": Contender("gloo", False), "ccl": Contender("ccl")},
-    "oneccl": {
-        "oneCCL": Contender("ccl", variables=ALONE),
+    "libfabric": {
+        "oneCCL": Contender("ccl", variables=ONECCL),
         "gloo": Contender("gloo", variables=OFI),
-        "shm + oneCCL": Contender("ccl", variables=OFI),
+        "ccl": Contender("ccl", variables=OFI),
     },
 }
 """Contenders by ccl's transport between hosts.  The last one of each is compared with the best of the

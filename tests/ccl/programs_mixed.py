@@ -23,16 +23,11 @@ SETTLED = 10.0
 """Seconds within which background threads release a group's resources."""
 
 
-def mix(seed: int, count: int, by_oneccl: str = "") -> int:
-    """Random operations, the same in all ranks, compared with gloo's.
-
-    ``by_oneccl`` limits them to those that oneCCL has, "between hosts" or "alone".
-    """
+def mix(seed: int, count: int) -> int:
+    """Random operations, the same in all ranks, compared with gloo's."""
     draw = random.Random(seed)
     for _ in range(count):
         function, arguments = drawn(draw)
-        while by_oneccl and oneccl_lacks(by_oneccl == "alone", *arguments):
-            function, arguments = drawn(draw)
         try:
             function(*arguments)
         except Exception as error:
@@ -46,19 +41,6 @@ def drawn(draw: random.Random) -> tuple[Callable[..., None], tuple[Any, ...]]:
     if draw.random() < 0.5:
         return reduction, (draw.choice(names.REDUCTIONS), *draw.choice(names.REDUCED + names.BITWISE), *rest)
     return movement, (draw.choice(names.MOVEMENTS), draw.choice(names.MOVED), *rest)
-
-
-def oneccl_lacks(alone: bool, kind: str, what: str, *rest: Any) -> bool:
-    """Whether this reduction or movement fails beside oneCCL; ``what`` is its operator or type."""
-    if kind in ("send_recv", "recv_any"):  # gloo's
-        return what in names.NOT_FOR_GLOO or 0 in rest[0]
-    # gloo also carries the bitwise ones, except for reduce_scatter, and its reduce changes all ranks'
-    # tensors.
-    if what not in ("BAND", "BOR", "BXOR"):
-        return False
-    if kind.startswith("reduce_scatter"):
-        return alone
-    return kind == "reduce" or rest[0] in names.NOT_FOR_GLOO
 
 
 class Begun(NamedTuple):

@@ -646,7 +646,7 @@ def test_warnings_of_oneccl_are_shown_on_request(
     options: list[str], environ: dict[str, str], warned: bool,
 ) -> None:  # fmt: skip
     (tmp_path / "hello.py").write_text(HELLO % "ccl")
-    oneccl = ["--backend", "ccl", "--ccl-transport", "ofi"]
+    oneccl = ["--backend", "ccl", "--ccl-transport", "oneccl"]
     done = cpulaunch("run", "-n", "2", *options, *oneccl, "hello.py", env=environ, timeout=120)
     assert done.stdout.count("sum 2.0 ccl") == 2, done.stderr
     assert ("CCL_WARN" in done.stdout + done.stderr) is warned
@@ -656,7 +656,7 @@ def test_warnings_of_oneccl_are_shown_on_request(
 def test_the_users_variables_reach_oneccl(built: Built) -> None:
     source = HELLO % "ccl" + "print(os.environ['CCL_ATL_SHM'], os.environ['CCL_WORKER_OFFLOAD'])"
     given = {"CCL_ATL_SHM": "0", "CCL_WORKER_OFFLOAD": "1", "CCL_YIELD": "sleep", "CCL_LOG_LEVEL": "info"}
-    first, second = run_script(2, source, CPULAUNCH_RANK_CCL_TRANSPORT="ofi", **given)
+    first, second = run_script(2, source, CPULAUNCH_RANK_CCL_TRANSPORT="oneccl", **given)
     for result in (first, second):
         assert result.returncode == 0, result.stderr
         assert result.stdout.splitlines()[-1] == "0 1"

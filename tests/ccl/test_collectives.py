@@ -52,7 +52,7 @@ def test_movements_deliver_the_senders_values(ranks: Ranks, kind: str, dtype: st
 @pytest.fixture(scope="module")
 def oneccl(built: Built) -> Iterator[Ranks]:
     # Then gloo's groups don't wait for all ranks, so a rank may be late to the next operation.
-    ranks = Ranks(3, CPULAUNCH_RANK_CCL_TRANSPORT="ofi", TORCH_GLOO_LAZY_INIT="1")
+    ranks = Ranks(3, CPULAUNCH_RANK_CCL_TRANSPORT="oneccl", TORCH_GLOO_LAZY_INIT="1")
     yield ranks
     assert ranks.close() == [0, 0, 0]
 

@@ -70,7 +70,7 @@ def leaves_no_shared_memory() -> object:
     until(nothing_left, "shared memory to be removed")
 
 
-ONECCL = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
+ONECCL = {"CPULAUNCH_RANK_CCL_TRANSPORT": "oneccl"}
 CALLS = {
     "all_reduce": ("all_reduce(x", {}),
     "broadcast": ("broadcast(x, 1", {}),

@@ -139,7 +139,7 @@ def test_a_run_that_needs_oneccl_does_not_try_again(
     shutil.copytree(built.core.directory, installed.cache_directory() / built.core.directory.name)
     shutil.copytree(built.layer.directory, installed.cache_directory() / built.layer.directory.name)
     index("closed port")
-    oneccl = ("--backend", "ccl", "--ccl-transport", "ofi")
+    oneccl = ("--backend", "ccl", "--ccl-transport", "oneccl")
     first, second = (cpulaunch("run", "-n", "1", *oneccl, "show.py") for _ in range(2))
     for done in (first, second):
         assert done.returncode == 3

@@ -22,6 +22,7 @@ from support.command import REPOSITORY
 from support.marks import repeat
 
 from cpulaunch.ccl.installed import SOURCES
+from cpulaunch.ccl.load import installed_library
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +40,6 @@ SIXTY_FOUR_HOSTS = ",".join("1" * 64)
 TWENTY_HOSTS = ",".join("1" * 20)  # in a grid of 10 and 2
 # In grids of 12 and 3, with two guests, and of 9 and 2, with one, where some ranks have two lanes.
 LARGE_PRIME_FACTORS = (",".join("1" * 38), ",".join("12" * 9 + "1"))
-OVER_A_FABRIC = ("1,1", "2,2", "3,1", "2,2,2,2", "1,2,3")
 PROGRAMS = ("plain", "addresses", "threads", "aarch64")
 
 
@@ -230,27 +230,44 @@ def test_sockets_are_a_separate_level(program: Program, layout: str) -> None:
     program.check(layout, seed=14, what="sockets", rounds=program.rounds // 4)
 
 
-@on_each_program(*OVER_A_FABRIC)
-def test_random_collectives_over_a_fabric(program: Program, layout: str) -> None:
-    program.check(layout, seed=15, what="mix over a fabric")
+@pytest.fixture(params=["tcp", "shm"])
+def provider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A provider of the libfabric that the package `impi-rt` has."""
+    library = installed_library("libfabric.so.1")
+    if library is None:
+        pytest.skip("there is no libfabric: pip install 'cpulaunch[mpi]'")
+    monkeypatch.setenv("LIBFABRIC", str(library))
+    monkeypatch.setenv("FI_PROVIDER_PATH", str(library.parent))
+    monkeypatch.setenv("FI_PROVIDER", request.param)
+    return str(request.param)
 
 
-def test_random_collectives_of_many_hosts_over_a_fabric(plain: Program) -> None:
-    plain.check(TWENTY_HOSTS, seed=16, what="mix over a fabric", rounds=10)
+@pytest.mark.usefixtures("provider")
+@pytest.mark.parametrize("layout", ["1,1", "2,1,2,1,3", repeat("2,2,2,2"), TWENTY_HOSTS], ids="{:.9}".format)
+def test_random_collectives_over_libfabric(plain: Program, layout: str) -> None:
+    plain.check(layout, seed=15, what="mix over libfabric", rounds=10)
 
 
-def test_sockets_are_a_separate_level_over_a_fabric(program: Program) -> None:
-    program.check("8,8", seed=17, what="sockets over a fabric", rounds=program.rounds // 4)
+@pytest.mark.usefixtures("provider")
+@pytest.mark.parametrize("what", ["large", "two groups", repeat("teams")])
+def test_collectives_over_libfabric(plain: Program, what: str) -> None:
+    plain.check("1,2", seed=16, what=f"{what} over libfabric", rounds=10)
 
 
-@on_each_program("1,1,2", "1,2")  # the former have a chain in their broadcast
-def test_large_results_over_a_fabric(program: Program, layout: str) -> None:
-    program.check(layout, seed=18, what="large over a fabric", rounds=1)
-
-
-@on_each_program("1,2", "2,2")
-def test_two_groups_at_once_over_a_fabric(program: Program, layout: str) -> None:
-    program.check(layout, seed=19, what="two groups over a fabric")
+@pytest.mark.usefixtures("provider")
+@pytest.mark.parametrize("provider", ["tcp"], indirect=True)
+def test_a_rank_over_libfabric_gets_the_cause_of_a_failure(plain: Program) -> None:
+    for what, said in (
+        (
+            "another size",
+            "rank 1 calls all_reduce (sum) of 4004 bytes int32, this rank all_reduce (sum) of 4000",
+        ),
+        ("another part", "rank 1 sends 4004 bytes to this rank, which expects 4000"),
+        ("two roots of much", "rank 1 calls reduce (sum) of 4194304 bytes int32 to rank 1, this rank reduce"),
+        ("absent", "waits for rank 1"),
+    ):
+        done = plain.run("1,1", 1, 8, f"{what} over libfabric")
+        assert (done.returncode, said in done.stderr) == (1, True), done.stderr
 
 
 @on_each_program("2", "8", "2,2", "1,3")
@@ -310,10 +327,9 @@ def test_a_forked_process_has_its_own_tensors(plain: Program) -> None:
 # --- errors
 
 
-@pytest.mark.parametrize("over", ["", " over a fabric"])
 @pytest.mark.parametrize("layout", ["2", "1,1"])
-def test_every_collective_detects_a_wrong_number(plain: Program, layout: str, over: str) -> None:
-    done = plain.run(layout, 1, 7, f"wrong numbers{over}")
+def test_every_collective_detects_a_wrong_number(plain: Program, layout: str) -> None:
+    done = plain.run(layout, 1, 7, "wrong numbers")
     assert done.returncode == 1
     wrong = Counter(re.findall(r"(\w+)(?: \(\d+ from a rank\))? is wrong at 500", done.stderr))
     on_both = dict.fromkeys(("all_gather", "reduce_scatter", "broadcast", "all_to_all"), 2)
@@ -353,7 +369,6 @@ def test_every_collective_detects_a_wrong_number(plain: Program, layout: str, ov
         ("1,1", "ended root", "rank 0 calls broadcast of 4000 bytes from rank 0, this rank all_reduce (sum) of 4000 bytes int32\n"),
         ("2", "absent", "waits for rank 1"),
         ("1,1", "absent", "waits for rank 1"),
-        ("1,2", "absent over a fabric", "waits for rank 2"),
         ("1,1", "few descriptors", "Too many open files"),  # to connect, or to accept a connection
     ],
 )  # fmt: skip

@@ -72,13 +72,13 @@ print(status, x.sum().item())
     ("child", "code", "transport"),
     [
         repeat("os._exit(3)", 3, "auto"),
-        repeat("os._exit(3)", 3, "ofi"),
+        repeat("os._exit(3)", 3, "oneccl"),
         ("sys.exit(4)", 4, "auto"),
-        repeat("sys.exit(4)", 4, "ofi"),
+        repeat("sys.exit(4)", 4, "oneccl"),
         repeat("dist.destroy_process_group(); sys.exit(5)", 5, "auto"),
-        repeat("dist.destroy_process_group(); sys.exit(5)", 5, "ofi"),
+        repeat("dist.destroy_process_group(); sys.exit(5)", 5, "oneccl"),
         repeat("dist.all_reduce(x)", 1, "auto"),
-        ("dist.all_reduce(x)", 1, "ofi"),
+        ("dist.all_reduce(x)", 1, "oneccl"),
     ],
 )
 def test_a_forked_child_does_no_harm(child: str, code: int, transport: str, built: object) -> None:
@@ -108,7 +108,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize(
     ("apart", "seconds", "transport"),  # heartbeats are written once a second, and nothing shows when
-    [(False, 0, "auto"), (True, 2.5, "ofi"), repeat(False, 0, "ofi"), repeat(True, 2.5, "auto")],
+    [(False, 0, "auto"), (True, 2.5, "oneccl"), repeat(False, 0, "oneccl"), repeat(True, 2.5, "auto")],
 )
 def test_a_rank_that_outlives_the_store_prints_nothing(
     apart: bool, seconds: float, transport: str, built: object
@@ -158,8 +158,8 @@ SUSPENSION = 9
         repeat(1, True, "auto"),
         repeat(0, False, "auto"),
         repeat(1, False, "auto"),
-        repeat(0, True, "ofi"),
-        repeat(1, True, "ofi"),
+        repeat(0, True, "oneccl"),
+        repeat(1, True, "oneccl"),
     ],
 )
 def test_a_rank_that_is_stopped_for_long_is_not_lost(

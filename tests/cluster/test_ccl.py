@@ -15,7 +15,7 @@ import pytest
 from support.command import mpi_options
 from support.faults import Cluster
 from support.marks import repeat
-from support.ranks import OVER_ONECCL, hosts_of, started_ranks
+from support.ranks import OVER_LIBFABRIC, hosts_of, started_ranks
 
 from cluster.conftest import Run
 from cpulaunch.ccl.installed import state
@@ -293,10 +293,10 @@ def test_a_rank_killed_on_another_host_is_an_error_in_all_others(
     ],
     ids=["beside another", "the one with the store", "alone on its host"],
 )
-def test_a_rank_killed_on_another_host_is_an_error_over_oneccl_too(
+def test_a_rank_killed_on_another_host_is_an_error_over_libfabric_too(
     cluster: Cluster, layout: str, dead: int, noticed: str
 ) -> None:
-    with ranks(cluster, hosts_of(layout), idle=dead, **SOON_SILENT, **OVER_ONECCL) as processes:
+    with ranks(cluster, hosts_of(layout), idle=dead, **SOON_SILENT, **OVER_LIBFABRIC) as processes:
         cluster.signal(processes[dead], 9)
         survivors = [process for rank, process in enumerate(processes) if rank != dead]
         said = [process.communicate(timeout=60)[0] for process in survivors]
@@ -420,8 +420,8 @@ def test_a_job_survives_a_stopped_rank(stopped: int, cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(
     ("stopped", "variables"),
-    [repeat(0, {}), repeat(2, {}), repeat(2, OVER_ONECCL)],
-    ids=["the one with the store", "", "oneccl"],
+    [repeat(0, {}), repeat(2, {}), repeat(2, OVER_LIBFABRIC)],
+    ids=["the one with the store", "", "libfabric"],
 )
 def test_the_host_of_a_stopped_rank_is_lost_if_its_network_fails(
     stopped: int, variables: dict[str, str], cluster: Cluster

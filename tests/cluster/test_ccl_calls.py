@@ -12,7 +12,7 @@ import pytest
 from support.faults import Cluster
 from support.jobs import box, outcome
 from support.marks import repeat
-from support.ranks import OVER_ONECCL, hosts_of, started_ranks
+from support.ranks import OVER_LIBFABRIC, hosts_of, started_ranks
 
 from cluster.conftest import Run
 from cpulaunch.ccl.installed import state
@@ -106,19 +106,19 @@ def differing(
         repeat("3x1", 2, "dist.all_reduce(torch.ones(1_000_000))", {}),
         repeat("4x1", 0, "dist.broadcast(x, 0)", {}),
         repeat("4x1", 2, "dist.all_gather(parts, x)", {}),
-        ("2x2", 3, "dist.all_reduce(x)", OVER_ONECCL),
-        repeat("4x2", 5, "dist.reduce(torch.ones(1_000_000), 0)", OVER_ONECCL),
-        repeat("3+1", 3, "dist.all_reduce(x)", OVER_ONECCL),
-        repeat("2x2", 3, "dist.all_gather(parts, x)", OVER_ONECCL),
-        repeat("2x2", 2, "dist.reduce_scatter(x, parts)", OVER_ONECCL),
-        repeat("3x2", 3, "dist.broadcast(torch.ones(10_000_000), 0)", OVER_ONECCL),  # more than fits into the sockets' buffers
-        repeat("2x2", 3, "dist.all_to_all(parts, [x] * size)", OVER_ONECCL),
-        repeat("4x1", 2, "dist.all_gather(parts, x)", OVER_ONECCL),
+        ("2x2", 3, "dist.all_reduce(x)", OVER_LIBFABRIC),
+        repeat("4x2", 5, "dist.reduce(torch.ones(1_000_000), 0)", OVER_LIBFABRIC),
+        repeat("3+1", 3, "dist.all_reduce(x)", OVER_LIBFABRIC),
+        repeat("2x2", 3, "dist.all_gather(parts, x)", OVER_LIBFABRIC),
+        repeat("2x2", 2, "dist.reduce_scatter(x, parts)", OVER_LIBFABRIC),
+        repeat("3x2", 3, "dist.broadcast(torch.ones(10_000_000), 0)", OVER_LIBFABRIC),  # more than fits into the sockets' buffers
+        repeat("2x2", 3, "dist.all_to_all(parts, [x] * size)", OVER_LIBFABRIC),
+        repeat("4x1", 2, "dist.all_gather(parts, x)", OVER_LIBFABRIC),
     ],
     ids=[
         "all_reduce", "all_to_all", "reduce_scatter", "in pieces", "broadcast", "all_gather",
-        "oneccl", "oneccl, in pieces", "oneccl, alone on its host", "oneccl, all_gather", "oneccl, reduce_scatter",
-        "oneccl, broadcast", "oneccl, all_to_all", "oneccl alone",
+        "libfabric", "libfabric, in pieces", "libfabric, alone on its host", "libfabric, all_gather",
+        "libfabric, reduce_scatter", "libfabric, broadcast", "libfabric, all_to_all", "libfabric alone",
     ],
 )  # fmt: skip
 def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
@@ -195,23 +195,12 @@ def test_a_differing_rank_on_another_host_is_named_with_both_calls(
     ],
     ids=["reduction", "operation"],
 )  # fmt: skip
-def test_a_differing_rank_beside_others_is_named_over_oneccl_too(
+def test_a_differing_rank_beside_others_is_named_over_libfabric_too(
     cluster: Cluster, odd_call: str, call: str, named: tuple[str, str]
 ) -> None:
     """The ranks on its host name it, and notify the others."""
-    said = differing(cluster, "2x2", 30, 3, odd_call, call, **OVER_ONECCL)
+    said = differing(cluster, "2x2", 30, 3, odd_call, call, **OVER_LIBFABRIC)
     assert all(all(one in text for one in named) for text in said), said
-
-
-@pytest.mark.parametrize("layout", [repeat("3+1"), repeat("2x1")])
-def test_a_differing_rank_alone_on_its_host_is_named_over_oneccl_too(cluster: Cluster, layout: str) -> None:
-    """The ranks wait for each other, as oneCCL itself doesn't report it."""
-    odd = len(hosts_of(layout)) - 1
-    calls = f"dist.gather(x, parts, {odd})", f"dist.scatter(x, None, {odd})"
-    *said, of_odd = differing(cluster, layout, 6, odd, *calls, **OVER_ONECCL)
-    named = re.compile(r"scatter \(.*timeout of 6 s: rank \d on node\d calls gather of float32\[1000\]")
-    assert all(named.search(text) for text in said), said
-    assert re.search(r"gather \(.* rank \d on node0 calls scatter|rank \d failed: scatter", of_odd), of_odd
 
 
 BROADCAST, SCATTER = "dist.broadcast(x, rank)", "dist.scatter(x, [x] * size, rank)"

@@ -10,7 +10,7 @@ from ccl import programs_names as names
 from ccl.ranks import WORKER, Ranks
 from support.faults import Cluster
 from support.marks import repeat
-from support.ranks import PORT, hosts_of, started_ranks
+from support.ranks import OVER_LIBFABRIC, PORT, hosts_of, started_ranks
 
 from cpulaunch.ccl.installed import state
 
@@ -43,10 +43,27 @@ def ranks_on(
         )
 
 
-@pytest.fixture(scope="module", params=[repeat("2x1"), repeat("2x2"), repeat("3+1"), "1+2+1, in turn"])
+OVER_TCP: dict[str, object] = {}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        repeat(("2x1", OVER_TCP)),
+        repeat(("2x2", OVER_TCP)),
+        repeat(("3+1", OVER_TCP)),
+        ("1+2+1, in turn", OVER_TCP),
+        repeat(("2x2", OVER_LIBFABRIC)),
+        repeat(("3+1", OVER_LIBFABRIC)),
+        repeat(("4x2", OVER_LIBFABRIC)),
+        ("1+2+1, in turn", OVER_LIBFABRIC),
+    ],
+    ids=str,
+)
 def ranks(request: pytest.FixtureRequest, the_cluster: Cluster) -> Iterator[Ranks]:
     """Ranks on several hosts, for all tests with this layout."""
-    yield from ranks_on(the_cluster, LAYOUTS[request.param])
+    layout, variables = request.param
+    yield from ranks_on(the_cluster, LAYOUTS[layout], **variables)
 
 
 def test_a_random_mix_gives_gloos_results(ranks: Ranks) -> None:
@@ -118,76 +135,13 @@ def test_a_rank_without_access_to_its_neighbours_memory_takes_part(
     variables = {"MASTER_PORT": PORT + 1, "CPULAUNCH_RANK_CCL_TRANSPORT": transport}
     for ranks in ranks_on(the_cluster, hosts_of(layout), [*UNPRIVILEGED, *WORKER], **variables):
         assert ranks.call("shares_memory") == [[False, False]] * ranks.size
-        assert (
-            ranks.call("mix", 17, 100, "alone" if transport == "ofi" else "", limit=180) == [100] * ranks.size
-        )
-
-
-@pytest.fixture(scope="module", params=[repeat("2x2"), repeat("3+1"), repeat("4x2"), "1+2+1, in turn"])
-def over_oneccl(request: pytest.FixtureRequest, the_cluster: Cluster) -> Iterator[Ranks]:
-    """Ranks that use oneCCL between the hosts."""
-    variables = {"MASTER_PORT": PORT + 2, "CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
-    yield from ranks_on(the_cluster, LAYOUTS[request.param], **variables)
-
-
-def test_oneccl_reduces_all_types_between_hosts(over_oneccl: Ranks) -> None:
-    for number, (op, dtype) in enumerate(names.REDUCED):
-        for kind in ("all_reduce", "reduce", "reduce_scatter"):
-            for shape in ([3], [4097], [200_003]):
-                over_oneccl.call("reduction", kind, op, dtype, shape, "plain", number, number, True)
-
-
-def test_bitwise_reductions_over_oneccl_between_hosts(over_oneccl: Ranks) -> None:
-    for number, (op, dtype) in enumerate(names.BITWISE):
-        for kind in ("reduce_scatter", "reduce_scatter_uneven", "reduce_scatter_tensor", "all_reduce"):
-            if kind != "all_reduce" or dtype not in names.NOT_FOR_GLOO:  # gloo's
-                over_oneccl.call("reduction", kind, op, dtype, [4097], "plain", 0, number, True)
-
-
-def test_oneccl_moves_all_types_between_hosts(over_oneccl: Ranks) -> None:
-    for number, dtype in enumerate(names.MOVED):
-        for kind in names.MOVEMENTS:
-            if kind not in ("send_recv", "recv_any"):  # gloo's
-                over_oneccl.call("movement", kind, dtype, [200_003], "plain", number, number, True)
-
-
-@pytest.mark.parametrize("seed", [17, repeat(18)])
-def test_oneccl_carries_a_random_mix(over_oneccl: Ranks, seed: int) -> None:
-    assert over_oneccl.call("mix", seed, 100, "between hosts", limit=240) == [100] * over_oneccl.size
-
-
-def test_oneccl_completes_operations_in_any_order(over_oneccl: Ranks) -> None:
-    assert over_oneccl.call("any_order", 5, 50, limit=120) == ["ok"] * over_oneccl.size
-
-
-def test_oneccl_carries_two_groups_at_once(over_oneccl: Ranks) -> None:
-    """Two threads at the same time use a group of all ranks, and a group of two ranks on different hosts."""
-    assert over_oneccl.call("two_threads", 3, 50, limit=180) == ["ok"] * over_oneccl.size
-
-
-def test_oneccl_completes_each_kind_in_the_background(over_oneccl: Ranks) -> None:
-    for kind in names.COMPLETIONS:
-        early = over_oneccl.size - 1
-        assert over_oneccl.call("completes_elsewhere", kind, "no_grad, parameter", "ccl", early)[early], kind
-
-
-@pytest.mark.repeats
-def test_oneccl_reduces_between_hosts_with_its_own_threads(the_cluster: Cluster) -> None:
-    variables = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi", "CCL_WORKER_AFFINITY": "0,1", "CCL_WORKER_COUNT": 1}
-    for ranks in ranks_on(the_cluster, hosts_of("2x2"), MASTER_PORT=PORT + 1, **variables):
-        assert ranks.call("any_order", 7, 50, limit=120) == ["ok"] * ranks.size
-        assert len(set(ranks.call("shm_sums", "float32"))) == 1
-
-
-def test_reductions_of_oneccl_have_the_same_bits_in_all_ranks(over_oneccl: Ranks) -> None:
-    first, *others = over_oneccl.call("digests")
-    assert all(other == first for other in others)
+        assert ranks.call("mix", 17, 100, limit=180) == [100] * ranks.size
 
 
 @pytest.mark.repeats
 def test_oneccl_carries_all_traffic_if_its_algorithm_is_set(the_cluster: Cluster) -> None:
     """Also for a rank alone on its host, which has to choose the same transports as the others."""
-    variables = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi", "CCL_ALLREDUCE": "ring"}
+    variables = {**OVER_LIBFABRIC, "CCL_ALLREDUCE": "ring"}
     for ranks in ranks_on(the_cluster, LAYOUTS["3+1"], MASTER_PORT=PORT + 1, **variables):
         assert len(set(ranks.call("shm_sums", "float32"))) == 1
         ranks.call("objects")

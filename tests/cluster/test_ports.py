@@ -120,8 +120,8 @@ def test_all_sockets_of_a_job_are_within_the_range(launcher: str, cluster: Clust
     assert within(found), found
 
 
-@pytest.mark.parametrize("transport", ["ofi", "mpi"])
-def test_oneccls_sockets_are_within_the_range(transport: str, cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["ofi", pytest.param("oneccl", marks=pytest.mark.repeats), "mpi"])
+def test_libfabrics_sockets_are_within_the_range(transport: str, cluster: Cluster, tmp_path: Path) -> None:
     options = (*mpi_options("intel"), "--ccl-transport", transport)
     found = ports_of_a_job(cluster, tmp_path, *options, *RANGE)
     assert all(found[host] for host in ("node0", "node1"))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from support.faults import Cluster
 from support.marks import repeat
-from support.ranks import answers, hosts_of, started_ranks
+from support.ranks import OVER_LIBFABRIC, answers, hosts_of, started_ranks
 
 from cpulaunch.bench.limits import least_wire
 from cpulaunch.ccl.installed import state
@@ -23,9 +23,6 @@ SIZES = (256 << 10, 1 << 20, 16 << 20)
 
 HEADERS = 1.05
 """Factor by which a host may send more than its data, for headers, acknowledgements and heartbeats."""
-
-OVER_ONECCL = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
-"""For ranks that use oneCCL between the hosts."""
 
 # Each size is sent at least three times and until 8 MB are reached, so that other traffic hardly counts.
 MOVE = """\
@@ -142,16 +139,16 @@ def test_a_sum_crosses_the_network_once_per_host(cluster: Cluster, layout: str) 
 
 
 @pytest.mark.parametrize("layout", [repeat("2x2"), repeat("4x2"), repeat("3+1")])
-def test_a_sum_over_oneccl_crosses_the_network_once_per_host(cluster: Cluster, layout: str) -> None:
-    check(cluster, layout, least(layout, "all_reduce"), **OVER_ONECCL)
+def test_a_sum_over_libfabric_crosses_the_network_once_per_host(cluster: Cluster, layout: str) -> None:
+    check(cluster, layout, least(layout, "all_reduce"), **OVER_LIBFABRIC)
 
 
-@pytest.mark.parametrize("over", ["sockets", repeat("oneccl")])
+@pytest.mark.parametrize("over", ["sockets", repeat("libfabric")])
 @pytest.mark.parametrize("layout", ["2x2", repeat("4x2")])
 def test_other_collectives_cross_the_network_once_per_host(cluster: Cluster, layout: str, over: str) -> None:
     operations = least(layout, "all_gather", "reduce_scatter", "broadcast", "all_to_all")
     # A smaller broadcast uses a tree of hosts, whose root sends it more than once.
-    check(cluster, layout, operations, SIZES[2:], **(OVER_ONECCL if over == "oneccl" else {}))
+    check(cluster, layout, operations, SIZES[2:], **(OVER_LIBFABRIC if over == "libfabric" else {}))
 
 
 @pytest.mark.parametrize("layout", ["2x2", repeat("4x2")])

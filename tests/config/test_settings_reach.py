@@ -168,7 +168,7 @@ EFFECTS = {
 TOLD = {
     "hosts.port_range": PortRange(20000, 20099),
     "ccl.binding": "oneccl_bind_pt",
-    "ccl.transport": "ofi",
+    "ccl.transport": "oneccl",
     "training.backend": "gloo",
     "training.precision": "fp32",
     "training.engine": "native",

@@ -175,20 +175,27 @@ def transport(plan: Plan) -> tuple[str, str | None, tuple[str, str]]:
         ("a,b", ("ccl.provider=psm3",), {}, "shm+ofi", ("shm+ofi", "detected")),
         ("a:1,b:1", ("ccl.provider=psm3",), {}, "ofi", ("ofi", "detected")),
         ("a,b", ("ccl.transport=ofi",), {}, "shm+ofi", ("ofi", "--ccl.transport")),
-        ("a,b", ("ccl.transport=ofi",), {"CCL_ALLREDUCE": "ring"}, "ofi", ("ofi", "--ccl.transport")),
+        ("a,b", ("ccl.transport=ofi",), {"CCL_ALLREDUCE": "ring"}, "oneccl", ("ofi", "--ccl.transport")),
         ("a,b", ("env=FI_PROVIDER=psm3",), {}, "shm+ofi", ("shm+ofi", "detected")),
-        ("a,b", ("ccl.worker_count=2",), {}, "ofi", ("ofi", "detected")),
-        ("a,b", (), {"CCL_WORKER_COUNT": "2"}, "ofi", ("ofi", "detected")),
-        ("a,b", (), {"CCL_ALLREDUCE": "ring"}, "ofi", ("ofi", "detected")),
-        ("a,b", ("env=CCL_ALLREDUCE=ring",), {}, "ofi", ("ofi", "detected")),
-        ("a,b", ("ccl.binding=oneccl_bind_pt",), {}, "ofi", ("ofi", "detected")),
-        ("a,b", ("ccl.binding=oneccl_bind_pt", "ccl.transport=tcp"), {}, "ofi", ("ofi", "detected")),
-        ("a,b", ("ccl.binding=oneccl_bind_pt", "ccl.transport=ofi"), {}, "ofi", ("ofi", "--ccl.transport")),
+        ("a,b", ("ccl.worker_count=2",), {}, "oneccl", ("oneccl", "detected")),
+        ("a,b", (), {"CCL_WORKER_COUNT": "2"}, "oneccl", ("oneccl", "detected")),
+        ("a,b", (), {"CCL_ALLREDUCE": "ring"}, "oneccl", ("oneccl", "detected")),
+        ("a,b", ("env=CCL_ALLREDUCE=ring",), {}, "oneccl", ("oneccl", "detected")),
+        ("a,b", ("ccl.binding=oneccl_bind_pt",), {}, "oneccl", ("oneccl", "detected")),
+        ("a,b", ("ccl.binding=oneccl_bind_pt", "ccl.transport=tcp"), {}, "oneccl", ("oneccl", "detected")),
+        (
+            "a,b",
+            ("ccl.binding=oneccl_bind_pt", "ccl.transport=ofi"),
+            {},
+            "oneccl",
+            ("ofi", "--ccl.transport"),
+        ),
         ("a:2,b", ("ccl.transport=tcp", "ccl.worker_count=2"), {}, "shm+tcp", ("tcp", "--ccl.transport")),
-        ("", ("ccl.transport=ofi",), {}, "ofi", ("ofi", "--ccl.transport")),
+        ("", ("ccl.transport=ofi",), {}, "shm", ("ofi", "--ccl.transport")),
+        ("", ("ccl.transport=oneccl",), {}, "oneccl", ("oneccl", "--ccl.transport")),
         ("", ("mpi.flavour=intel", "ccl.transport=mpi"), {}, "mpi", ("mpi", "--ccl.transport")),
         ("a,b", (), {"CCL_ATL_TRANSPORT": "mpi"}, "mpi", ("mpi", "$CCL_ATL_TRANSPORT")),
-        ("", ("env=CCL_ATL_TRANSPORT=ofi",), {}, "ofi", ("ofi", "--env CCL_ATL_TRANSPORT")),
+        ("", ("env=CCL_ATL_TRANSPORT=ofi",), {}, "shm", ("ofi", "--env CCL_ATL_TRANSPORT")),
         ("", ("ccl.transport=auto",), {"CCL_ATL_TRANSPORT": "ofi"}, "shm", ("shm", "detected")),
     ],
     ids=str,
@@ -204,12 +211,12 @@ def test_the_plan_names_the_transport_of_collectives(
 def test_replacing_a_transport_that_oneccl_bind_pt_lacks_is_noted() -> None:
     made = make("ccl.binding=oneccl_bind_pt", "ccl.transport=tcp", hosts="a,b")
     (note,) = (note for note in made.notes if "oneccl_bind_pt" in note)
-    assert note == "ccl.transport (--ccl.transport): oneccl_bind_pt has no tcp; it takes ofi"
+    assert note == "ccl.transport (--ccl.transport): oneccl_bind_pt has no tcp; it takes oneccl"
     for settings in ((), ("ccl.transport=ofi",), ("mpi.flavour=intel", "ccl.transport=mpi")):
         assert not make("ccl.binding=oneccl_bind_pt", *settings, hosts="a,b").notes
 
 
-def test_oneccl_drives_a_card_unless_the_user_wants_tcp() -> None:
+def test_libfabric_drives_a_card_unless_the_user_wants_tcp() -> None:
     assert with_cards((VERBS,), (VERBS,)).transport == "ofi"
     assert with_cards((VERBS,), (BROKEN,)).transport == "tcp"
     forced = with_cards((VERBS,), (VERBS,), settings=("ccl.transport=tcp",))

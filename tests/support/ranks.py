@@ -15,8 +15,8 @@ from support.faults import Cluster
 
 PORT = 29400
 
-OVER_ONECCL = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
-"""Variables of ranks that use oneCCL between the hosts."""
+OVER_LIBFABRIC = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi"}
+"""Variables of ranks that use libfabric between the hosts."""
 
 
 def hosts_of(layout: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Check whether a libfabric offers an endpoint that oneCCL can use::
+"""Check whether a libfabric offers an endpoint that ccl can use::
 
     FI_PROVIDER=verbs python -I -S …/ask_libfabric.py /…/libfabric.so.1
 
@@ -12,8 +12,8 @@ import ctypes
 import sys
 
 _VERSION = (1 << 16) | 10  # of libfabric's interface: 1.10
-_RELIABLE_DATAGRAM = 3  # FI_EP_RDM, the type of endpoint that oneCCL opens
-_TAGGED = 1 << 3  # FI_TAGGED, the capability that oneCCL needs
+_RELIABLE_DATAGRAM = 3  # FI_EP_RDM, the type of endpoint that ccl opens
+_TAGGED, _DIRECTED_RECEIVE = 1 << 3, 1 << 59  # the capabilities that it needs
 
 
 class _Info(ctypes.Structure):
@@ -37,12 +37,12 @@ _Info._fields_ = [
 
 
 def _ask(library: str) -> str:
-    """Why ``library`` offers nothing that oneCCL can use in this environment; empty if it does."""
+    """Why ``library`` offers nothing that ccl can use in this environment; empty if it does."""
     fabric = ctypes.CDLL(library)
     fabric.fi_dupinfo.restype = ctypes.POINTER(_Info)
     fabric.fi_strerror.restype = ctypes.c_char_p
     hints = fabric.fi_dupinfo(None)
-    hints.contents.caps = _TAGGED
+    hints.contents.caps = _TAGGED | _DIRECTED_RECEIVE
     hints.contents.mode = (1 << 64) - 1
     hints.contents.endpoint[0] = _RELIABLE_DATAGRAM
     found = ctypes.POINTER(_Info)()

@@ -5,8 +5,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <exception>
 #include <stdexcept>
 
+#include "network_fabric.hpp"
 #include "network_tcp.hpp"
 
 namespace {
@@ -19,7 +22,7 @@ constexpr bool kMapsOnce = false;
 #endif
 
 constexpr int kNarrow = 16 << 10;  // bytes
-std::atomic<bool> narrow{false}, fabrics{false};
+std::atomic<bool> narrow{false}, over_libfabric{false};
 thread_local cpulaunch::Counts counts;
 
 }  // namespace
@@ -79,7 +82,7 @@ Counts Counts::operator-(const Counts& before) const {
 
 Counts counts_of_this_thread() { return counts; }
 void narrow_connections() { narrow = true; }
-void use_fabrics() { fabrics = true; }
+void use_libfabric() { over_libfabric = true; }
 
 Meeting::Meeting(std::vector<int> hosts, size_t results)
     : host_of(std::move(hosts)),
@@ -87,7 +90,7 @@ Meeting::Meeting(std::vector<int> hosts, size_t results)
       mapped_(host_of.size()),
       listeners_(host_of.size()),
       addresses_(host_of.size()),
-      mailboxes_(std::make_shared<Mailboxes>(size())),
+      names_(host_of.size()),
       digests_(results) {
   pthread_barrier_init(&barrier_, nullptr, static_cast<unsigned>(host_of.size()));
 }
@@ -96,10 +99,16 @@ Meeting::~Meeting() { pthread_barrier_destroy(&barrier_); }
 
 std::shared_ptr<Hierarchy> Meeting::join(int rank) {
   const Layout layout(host_of, rank, socket_of, {}, threads);
-  const bool connects = layout.hosts > 1 && !fabrics;
+  const bool connects = layout.hosts > 1;
   if (connects) {
     listeners_[rank] = Connector::listen("127.0.0.1");
     addresses_[rank] = {"127.0.0.1", listeners_[rank].port};
+  }
+  std::unique_ptr<FabricEndpoint> endpoint;
+  if (connects && over_libfabric) {
+    const std::string provider = std::getenv("FI_PROVIDER");
+    endpoint = std::make_unique<FabricEndpoint>(std::getenv("LIBFABRIC"), provider == "tcp" ? "127.0.0.1" : "");
+    names_[rank] = endpoint->name();
   }
   auto slots = share(layout);
   if (rank == 0) before_connecting(addresses_);
@@ -108,15 +117,25 @@ std::shared_ptr<Hierarchy> Meeting::join(int rank) {
   if (connects) {
     auto connector =
         std::make_shared<Connector>(rank, listeners_[rank], addresses_, std::string(kLeastKey, 'x'));
-    network = std::make_unique<TcpNetwork>(layout, std::move(connector));
+    if (endpoint) {
+      endpoint->know(names_);
+      network = std::make_unique<FabricNetwork>(layout, std::move(connector), std::move(endpoint));
+    } else {
+      network = std::make_unique<TcpNetwork>(layout, std::move(connector));
+    }
   }
-  std::shared_ptr<Fabric> fabric;
-  if (fabrics) fabric = std::make_shared<ThreadFabric>(mailboxes_, layout);
-  return std::make_shared<Hierarchy>(layout, std::move(slots), std::move(network), std::move(fabric));
+  auto hierarchy = std::make_shared<Hierarchy>(layout, std::move(slots), std::move(network));
+  hierarchy->meet();
+  wait_for_all();  // whoever is done calls nothing until all are
+  return hierarchy;
+}
+
+void Meeting::leave(Hierarchy& hierarchy) const {
+  if (over_libfabric && std::uncaught_exceptions() == 0) hierarchy.leave();
 }
 
 std::shared_ptr<SharedSlots> Meeting::share(const Layout& layout) {
-  const SharedSlots::Shape shape(layout, fabrics);
+  const SharedSlots::Shape shape(layout);
   const bool first = layout.local == 0;
   const int first_rank = layout.ranks_of[layout.host][0];
   auto& offer = offers_[first_rank];

@@ -7,11 +7,11 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "connector.hpp"
 #include "hierarchy.hpp"
-#include "thread_fabric.hpp"
 
 namespace cpulaunch {
 
@@ -28,6 +28,8 @@ class Meeting {
   int size() const { return static_cast<int>(host_of.size()); }
   // Called by each rank in a thread of its own: returns when all have come.
   std::shared_ptr<Hierarchy> join(int rank);
+  // Called by each rank in the end, unless something has failed.
+  void leave(Hierarchy& hierarchy) const;
   // Returns when all ranks have called it.
   void wait_for_all() { pthread_barrier_wait(&barrier_); }
   // Throws std::runtime_error where a rank has another result, by its digest.
@@ -46,7 +48,7 @@ class Meeting {
   std::vector<std::shared_ptr<SharedSlots>> mapped_;
   std::vector<Connector::Listener> listeners_;
   Addresses addresses_;
-  const std::shared_ptr<Mailboxes> mailboxes_;  // of a fabric
+  std::vector<std::string> names_;  // of each rank's endpoint
   std::vector<std::atomic<uint64_t>> digests_;
   pthread_barrier_t barrier_;
 };
@@ -65,7 +67,7 @@ struct Counts {
   Counts operator-(const Counts& before) const;
 };
 Counts counts_of_this_thread();
-// From now on groups have a fabric between their hosts instead of connections.
-void use_fabrics();
+// From now on groups have libfabric between their hosts: the environment's LIBFABRIC, by FI_PROVIDER.
+void use_libfabric();
 
 }  // namespace cpulaunch

@@ -58,6 +58,7 @@ class Running {
 class Rank {
  public:
   Rank(Meeting& meeting, int rank) : meeting_(meeting), rank_(rank), size_(meeting.size()), own_(meeting.join(rank)) {}
+  ~Rank() { meeting_.leave(*own_); }
 
   Running start(const Call& call);
 

@@ -3,7 +3,7 @@
 //
 //     ranks LAYOUT ROUNDS SEED [WHAT]        LAYOUT: the number of ranks on each host, such as 3,1
 //
-// WHAT is one of kPrograms; with " over a fabric" behind it, one connects the hosts.  Exits with 1 where something is
+// WHAT is one of kPrograms; with " over libfabric" behind it, that connects the hosts.  Exits with 1 where something is
 // wrong, and says what.
 
 #include <sys/resource.h>
@@ -611,7 +611,7 @@ constexpr Program kPrograms[] = {
     {"sources", run_check<check_sources>},
 };
 
-constexpr char kOverFabric[] = " over a fabric";
+constexpr char kOverLibfabric[] = " over libfabric";
 
 std::vector<int> hosts_of(const std::string& layout) {
   std::vector<int> host_of;
@@ -635,8 +635,8 @@ void allow_many_descriptors() {
 
 int main(int count, char** arguments) {
   std::string wanted = count > 4 ? arguments[4] : "mix";
-  if (const auto at = wanted.find(kOverFabric); at != std::string::npos) {
-    use_fabrics();
+  if (const auto at = wanted.find(kOverLibfabric); at != std::string::npos) {
+    use_libfabric();
     wanted.erase(at);
   }
   const auto* program = std::find_if(std::begin(kPrograms), std::end(kPrograms),

@@ -113,6 +113,7 @@ constexpr cl_transport_functions kTransportFunctions = {
       });
     },
     [](cl_transport* self, cl_error* error) { guarded(error, [&] { transport_of(self).check_calls(); }); },
+    [](cl_transport* self) { transport_of(self).leave(); },
     [](cl_transport* self, int in_flight) { transport_of(self).close(in_flight != 0); },
     [](cl_transport* self) { delete &ExportedTransport::of(self); },
 };
@@ -120,8 +121,7 @@ constexpr cl_transport_functions kTransportFunctions = {
 class ImportedTransport final : public Transport {
  public:
   explicit ImportedTransport(cl_transport* c)
-      : Transport({c->messages != 0, c->bitwise != 0, c->bitwise_scatter != 0, c->shared_memory != 0,
-                   c->compressing_hosts}),
+      : Transport({c->messages != 0, c->bitwise != 0, c->shared_memory != 0, c->compressing_hosts}),
         c_(c) {}
   ~ImportedTransport() override { c_->functions->destroy(c_); }
 
@@ -144,88 +144,11 @@ class ImportedTransport final : public Transport {
     c_->functions->check_calls(c_, &error);
     throw_error(error);
   }
+  void leave() override { c_->functions->leave(c_); }
   void close(bool in_flight) override { c_->functions->close(c_, in_flight); }
 
  private:
   cl_transport* const c_;
-};
-
-// --- fabrics
-
-struct ExportedFabric : Exported<cl_fabric, Fabric> {
-  size_t hosts, ranks;
-
-  Fabric::Sizes sizes(const size_t* of_hosts) const { return {of_hosts, of_hosts + hosts}; }
-  static ExportedFabric& of(cl_fabric* self) { return *static_cast<ExportedFabric*>(self); }
-};
-Fabric& fabric_of(cl_fabric* self) { return *ExportedFabric::of(self).object; }
-
-constexpr cl_fabric_functions kFabricFunctions = {
-    [](cl_fabric* self, int lane, char* data, size_t bytes, uint8_t type, uint8_t reduction, cl_error* error) {
-      return guarded(error, [&] {
-        return export_transfer(fabric_of(self).reduce(lane, data, bytes, static_cast<NumberType>(type),
-                                                      static_cast<Reduction>(reduction)));
-      });
-    },
-    [](cl_fabric* self, int lane, char* data, size_t bytes, int host, cl_error* error) {
-      return guarded(error, [&] { return export_transfer(fabric_of(self).broadcast(lane, data, bytes, host)); });
-    },
-    [](cl_fabric* self, int lane, const char* from, char* to, const size_t* sizes, cl_error* error) {
-      const auto all = ExportedFabric::of(self).sizes(sizes);
-      return guarded(error, [&] { return export_transfer(fabric_of(self).gather(lane, from, to, all)); });
-    },
-    [](cl_fabric* self, int lane, const char* from, const size_t* sent, char* to, const size_t* received,
-       cl_error* error) {
-      const auto& exported = ExportedFabric::of(self);
-      const auto goes = exported.sizes(sent), comes = exported.sizes(received);
-      return guarded(error, [&] { return export_transfer(fabric_of(self).exchange(lane, from, goes, to, comes)); });
-    },
-    [](cl_fabric* self, const cl_part* sent, const cl_part* received, cl_error* error) {
-      const size_t ranks = ExportedFabric::of(self).ranks;
-      return guarded(error, [&] {
-        return export_transfer(fabric_of(self).exchange_all(parts_of_c(sent, ranks), parts_of_c(received, ranks)));
-      });
-    },
-    [](cl_fabric* self) { fabric_of(self).close(); },
-    [](cl_fabric* self) { delete &ExportedFabric::of(self); },
-};
-
-class ImportedFabric final : public Fabric {
- public:
-  explicit ImportedFabric(cl_fabric* fabric) : c_(fabric) {}
-  ~ImportedFabric() override { c_->functions->destroy(c_); }
-
-  Result reduce(int lane, char* data, size_t bytes, NumberType type, Reduction reduction) override {
-    return taken([&](cl_error* error) {
-      return c_->functions->reduce(c_, lane, data, bytes, static_cast<uint8_t>(type),
-                                   static_cast<uint8_t>(reduction), error);
-    });
-  }
-  Result broadcast(int lane, char* data, size_t bytes, int host) override {
-    return taken([&](cl_error* error) { return c_->functions->broadcast(c_, lane, data, bytes, host, error); });
-  }
-  Result gather(int lane, const char* from, char* to, const Sizes& sizes) override {
-    return taken([&](cl_error* error) { return c_->functions->gather(c_, lane, from, to, sizes.data(), error); });
-  }
-  Result exchange(int lane, const char* from, const Sizes& sent, char* to, const Sizes& received) override {
-    return taken([&](cl_error* error) {
-      return c_->functions->exchange(c_, lane, from, sent.data(), to, received.data(), error);
-    });
-  }
-  Result exchange_all(const Parts& sent, const Parts& received) override {
-    return taken([&](cl_error* error) {
-      return c_->functions->exchange_all(c_, parts_in_c(sent), parts_in_c(received), error);
-    });
-  }
-  void close() override { c_->functions->close(c_); }
-
- private:
-  template <class Start>
-  static Result taken(const Start& start) {
-    return import_transfer(unguarded(start));
-  }
-
-  cl_fabric* const c_;
 };
 
 }  // namespace
@@ -272,8 +195,8 @@ std::unique_ptr<Transfer> import_transfer(cl_transfer* transfer) {
 cl_transport* export_transport(std::unique_ptr<Transport> transport) {
   auto* exported = new ExportedTransport;
   const auto& can = transport->abilities;
-  static_cast<cl_transport&>(*exported) = {&kTransportFunctions, can.messages,      can.bitwise,
-                                           can.bitwise_scatter,  can.shared_memory, can.compressing_hosts};
+  static_cast<cl_transport&>(*exported) = {&kTransportFunctions, can.messages, can.bitwise, can.shared_memory,
+                                           can.compressing_hosts};
   exported->object = std::move(transport);
   return exported;
 }
@@ -281,16 +204,5 @@ cl_transport* export_transport(std::unique_ptr<Transport> transport) {
 std::unique_ptr<Transport> import_transport(cl_transport* transport) {
   return std::make_unique<ImportedTransport>(transport);
 }
-
-cl_fabric* export_fabric(std::unique_ptr<Fabric> fabric, int hosts, int ranks) {
-  auto* exported = new ExportedFabric;
-  exported->functions = &kFabricFunctions;
-  exported->object = std::move(fabric);
-  exported->hosts = hosts;
-  exported->ranks = ranks;
-  return exported;
-}
-
-std::unique_ptr<Fabric> import_fabric(cl_fabric* fabric) { return std::make_unique<ImportedFabric>(fabric); }
 
 }  // namespace cpulaunch

@@ -7,7 +7,6 @@
 #include <memory>
 #include <string>
 
-#include "fabric.hpp"
 #include "interface.h"
 #include "transport.hpp"
 
@@ -46,9 +45,5 @@ std::unique_ptr<Transfer> import_transfer(cl_transfer* transfer);
 
 cl_transport* export_transport(std::unique_ptr<Transport> transport);
 std::unique_ptr<Transport> import_transport(cl_transport* transport);
-
-// The fabric connects `hosts` with `ranks` in all.
-cl_fabric* export_fabric(std::unique_ptr<Fabric> fabric, int hosts, int ranks);
-std::unique_ptr<Fabric> import_fabric(cl_fabric* fabric);
 
 }  // namespace cpulaunch

@@ -250,9 +250,6 @@ OperationPtr make_all_gather(Hierarchy& hierarchy, const char* input, std::vecto
   Signature signature{Kind::all_gather, NumberType::uint8, Reduction::sum, Wire::exact, -1, all};
   signature.sizes = digest_of(sizes);
   if (all == 0) return make_all_reduce(hierarchy, nullptr, signature);
-  if (hierarchy.fabric()) {
-    return make_fabric_all_gather(hierarchy, signature, input, std::move(outputs), std::move(sizes));
-  }
   if (hierarchy.layout.hosts > 2 && all <= kMostSmallGather) {
     return std::make_shared<SmallAllGather>(hierarchy, signature, input, std::move(outputs), std::move(sizes));
   }

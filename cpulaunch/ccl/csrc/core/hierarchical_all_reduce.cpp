@@ -12,7 +12,6 @@ constexpr size_t kMaxWholeSumOfHosts = 8 << 10;
 // Bytes of a lane's part of a piece, but for the last piece: within a host for each of a rank's threads; with other
 // hosts at least, and for each of a row, which gets a share of it.
 constexpr size_t kLeastLanePart = 64 << 10, kLeastShare = 16 << 10;
-constexpr size_t kLeastPartOfFabric = 256 << 10;  // as it takes longer to start something
 constexpr size_t kSumPieces = 16;
 
 // A piece is cut into lanes.  A rank reduces its own lane over the host, and then over the hosts.
@@ -62,7 +61,7 @@ class AllReduce final : public Operation {
   bool start(Piece piece) override {
     const auto range = range_of(piece);
     if (!reduce_between_sockets(piece, range)) return false;
-    if (layout_.hosts > 1) hierarchy_.fabric() ? start_reductions(piece, range) : start_exchanges(piece, range);
+    if (layout_.hosts > 1) start_exchanges(piece, range);
     return true;
   }
 
@@ -89,22 +88,19 @@ class AllReduce final : public Operation {
   // Between hosts, large pieces take fewer calls of the kernel; yet there should be some, to work on several at a time.
   static size_t piece_size(Hierarchy& hierarchy, size_t bytes) {
     const auto& layout = hierarchy.layout;
-    size_t part = layout.hosts == 1 ? layout.threads * kLeastLanePart
-                                    : std::max(kLeastLanePart, layout.longest_row() * kLeastShare);
-    if (hierarchy.fabric()) part = kLeastPartOfFabric;
+    const size_t part = layout.hosts == 1 ? layout.threads * kLeastLanePart
+                                          : std::max(kLeastLanePart, layout.longest_row() * kLeastShare);
     const size_t least = std::min(layout.lanes * part, hierarchy.shape.slot_size);
     const size_t even = (bytes / kSumPieces + kSumGranule - 1) / kSumGranule * kSumGranule;
     return std::clamp(even, least, hierarchy.shape.slot_size);
   }
 
   struct State {
-    std::vector<HostExchange> exchanges;                // over the network,
-    std::vector<std::unique_ptr<Transfer>> reductions;  // or over a fabric
+    std::vector<HostExchange> exchanges;
     bool is_reduced = false;  // over all hosts
 
     void clear() {
       exchanges.clear();
-      reductions.clear();
       is_reduced = false;
     }
   };
@@ -209,7 +205,6 @@ class AllReduce final : public Operation {
     bool all = true;
     auto& state = states_[hierarchy_.index(piece)];
     for (auto& each : state.exchanges) all = each.progress() && all;
-    for (auto& each : state.reductions) all = all && each->test();
     if (!all) return false;
     if (layout_.hosts > 1 && divisor_ > 1) {
       for_each_lane(range, [&](int, Range part) {
@@ -272,16 +267,6 @@ class AllReduce final : public Operation {
     });
   }
 
-  // Where there is no data, only the ranks of a host meet: a fabric compares nothing, and may lack the reduction.
-  void start_reductions(Piece piece, Range range) {
-    if (signature.bytes == 0) return;
-    auto& reductions = states_[hierarchy_.index(piece)].reductions;
-    for_each_lane(range, [&](int lane, Range part) {
-      reductions.push_back(hierarchy_.fabric()->reduce(lane, data_ + part.begin, part.size(), signature.type,
-                                                       signature.reduction));
-    });
-  }
-
   Hierarchy& hierarchy_;
   const Layout& layout_;
   Batch& batch_;
@@ -297,7 +282,7 @@ class AllReduce final : public Operation {
 
 OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, Signature signature) {
   const bool adds = signature.reduction == Reduction::sum || signature.reduction == Reduction::average;
-  if (signature.type != NumberType::float32 || !adds || hierarchy.fabric()) signature.wire = Wire::exact;
+  if (signature.type != NumberType::float32 || !adds) signature.wire = Wire::exact;
   return std::make_shared<AllReduce>(hierarchy, data, signature);
 }
 

@@ -1,5 +1,4 @@
 #include <cstring>
-#include <limits>
 #include <optional>
 
 #include "operations.hpp"
@@ -11,10 +10,6 @@ namespace {
 // The size of a part that is read from the sender's memory.  A small one would take longer, and a large result is
 // stored past the caches, which the kernel's copies are not.
 constexpr size_t kLeastDirect = 64 << 10, kMostDirect = 4 << 20;
-// Over a fabric there is no upper limit, as putting and taking in turn keeps a rank from the fabric.  It reads this
-// many bytes at a time instead.  32 MB on 2 hosts x 2 ranks, over libfabric's tcp on one machine: oneCCL alone takes
-// 1.02 times as long, and 0.93 times where slots are used.  The network carries the same either way.
-constexpr size_t kFabricBytesOfRank = 1 << 20;
 
 // The local ranks tell each other how much they send and where it is, from which follows how many pieces there are.
 class Counts final : public Operation {
@@ -26,7 +21,6 @@ class Counts final : public Operation {
   Counts(Hierarchy& hierarchy, const Signature& signature, std::vector<Sent> sent, std::vector<size_t> received)
       : Operation(signature, sizeof(Sent) * sent.size()),
         hierarchy_(hierarchy),
-        most_direct_(hierarchy.fabric() ? std::numeric_limits<size_t>::max() : kMostDirect),
         sent_(std::move(sent)),
         received_(std::move(received)) {}
 
@@ -69,10 +63,9 @@ class Counts final : public Operation {
   uint64_t address(int local) const { return addresses_[local]; }
 
  private:
-  bool is_read(size_t bytes) const { return bytes >= kLeastDirect && bytes <= most_direct_; }
+  static bool is_read(size_t bytes) { return bytes >= kLeastDirect && bytes <= kMostDirect; }
 
   Hierarchy& hierarchy_;
-  const size_t most_direct_;
   const std::vector<Sent> sent_;
   const std::vector<size_t> received_;  // for each local rank
   std::vector<uint64_t> addresses_;
@@ -81,7 +74,7 @@ class Counts final : public Operation {
 };
 
 // Between the ranks of a host, through slots with a part for each other one, or from one's memory to the other's;
-// between hosts, a message for each pair, also over a fabric.
+// between hosts, a message for each pair.
 class AllToAll final : public Operation {
  public:
   AllToAll(Hierarchy& hierarchy, const Signature& signature, std::vector<Part> sent, std::vector<Part> received,
@@ -100,10 +93,6 @@ class AllToAll final : public Operation {
   void begin() override {
     const auto tag = hierarchy_.tag(*this, 0);
     copy_own(pieces() * bytes_of_rank(), received_[layout_.rank].bytes);  // what no piece covers
-    if (hierarchy_.fabric()) {
-      over_fabric_ = hierarchy_.fabric()->exchange_all(of_others(sent_), of_others(received_));
-      return;
-    }
     for (int step = 1; step < layout_.size; ++step) {  // each rank begins with another one
       const int rank = (layout_.rank + step) % layout_.size;
       if (layout_.host_numbers[rank] == layout_.host) continue;
@@ -148,27 +137,13 @@ class AllToAll final : public Operation {
   // The others don't wait for what this rank has for itself.
   void collect(Piece piece) override { copy_own(piece * bytes_of_rank(), (piece + 1) * bytes_of_rank()); }
 
-  bool is_drained() override { return pending_ == 0 && (!over_fabric_ || over_fabric_->test()); }
-
-  std::vector<int> awaited() const override {
-    std::vector<int> ranks;
-    for (int rank = 0; over_fabric_ && rank < layout_.size; ++rank) {
-      const bool has_part = sent_[rank].data || received_[rank].data;
-      if (layout_.host_numbers[rank] != layout_.host && has_part) ranks.push_back(rank);
-    }
-    return ranks;
-  }
+  bool is_drained() override { return pending_ == 0; }
 
  private:
   static size_t total(const std::vector<Part>& parts) {
     size_t sum = 0;
     for (const auto& part : parts) sum += part.bytes;
     return sum;
-  }
-
-  std::vector<Part> of_others(std::vector<Part> parts) const {
-    for (const int rank : layout_.ranks_of[layout_.host]) parts[rank] = {};
-    return parts;
   }
 
   void copy_own(size_t begin, size_t end) const {
@@ -181,11 +156,10 @@ class AllToAll final : public Operation {
   // The place, in a slot of `from`, of what is for `to`: it has none for itself.
   static size_t place_of(int to, int from) { return to - (to > from); }
 
-  // The bytes of each part that are in a piece.  Where nothing goes through slots there is one piece, but over a
-  // fabric: each one more has the ranks wait for each other once more.
+  // The bytes of each part that are in a piece.  Where nothing goes through slots there is one piece.
   size_t bytes_of_rank() const {
     if (counts_->needs_slots()) return piece_bytes / (layout_.locals - 1) / kCopyGranule * kCopyGranule;
-    return hierarchy_.fabric() ? kFabricBytesOfRank : kMostDirect;
+    return kMostDirect;
   }
 
   Range range_of(const Part& part, Piece piece) const {
@@ -198,7 +172,6 @@ class AllToAll final : public Operation {
   const std::shared_ptr<Counts> counts_;
   const Copy copy_;
   int pending_ = 0;
-  std::unique_ptr<Transfer> over_fabric_;
 };
 
 }  // namespace

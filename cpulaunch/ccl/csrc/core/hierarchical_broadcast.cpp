@@ -208,7 +208,6 @@ class Broadcast final : public Operation {
 OperationPtr make_broadcast(Hierarchy& hierarchy, char* data, size_t bytes, int root) {
   const Signature signature{Signature::Kind::broadcast, NumberType::uint8, Reduction::sum, Wire::exact, root, bytes};
   if (bytes == 0) return make_all_reduce(hierarchy, nullptr, signature);
-  if (hierarchy.fabric()) return make_fabric_broadcast(hierarchy, signature, data);
   return std::make_shared<Broadcast>(hierarchy, signature, data);
 }
 

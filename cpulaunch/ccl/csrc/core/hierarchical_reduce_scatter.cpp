@@ -42,7 +42,6 @@ class SmallReduceScatter final : public Operation {
     std::memcpy(output_, all_.data() + before, sizes_[rank_]);
   }
   bool is_drained() override { return sum_->is_drained(); }
-  std::vector<int> awaited() const override { return sum_->awaited(); }
 
  private:
   char* const output_;
@@ -241,9 +240,6 @@ OperationPtr make_reduce_scatter(Hierarchy& hierarchy, char* output, std::vector
   Signature signature{Kind::reduce_scatter, type, reduction, Wire::exact, -1, all};
   signature.sizes = digest_of(sizes);
   if (all == 0) return make_all_reduce(hierarchy, nullptr, signature);
-  if (hierarchy.fabric()) {
-    return make_fabric_reduce_scatter(hierarchy, signature, output, std::move(inputs), std::move(sizes));
-  }
   if (hierarchy.layout.hosts > 2 && all <= kMostSmallScatter) {
     return std::make_shared<SmallReduceScatter>(hierarchy, signature, output, inputs, std::move(sizes));
   }

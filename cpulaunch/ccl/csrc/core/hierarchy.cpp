@@ -20,17 +20,10 @@ class Hierarchy::Progress final : public Transfer {
 
   bool test() override { return hierarchy_->advance(*operation_); }
   void abort() override { hierarchy_->abort(); }
-  std::string stragglers() override { return hierarchy_->stragglers(*operation_); }
-  std::optional<std::set<int>> needed() override {
-    if (hierarchy_->fabric_) return std::nullopt;
-    return hierarchy_->needed();
-  }
+  std::string stragglers() override { return hierarchy_->stragglers(); }
+  std::optional<std::set<int>> needed() override { return hierarchy_->needed(); }
   Cause lost() override { return hierarchy_->lost(); }
-  // What moves within a fabric is not counted.
-  std::optional<uint64_t> steps() const override {
-    if (hierarchy_->fabric_) return std::nullopt;
-    return hierarchy_->steps_.load(std::memory_order_relaxed);
-  }
+  std::optional<uint64_t> steps() const override { return hierarchy_->steps_.load(std::memory_order_relaxed); }
   const void* moved_with() const override { return hierarchy_.get(); }
 
  private:
@@ -38,13 +31,11 @@ class Hierarchy::Progress final : public Transfer {
   const std::shared_ptr<Operation> operation_;
 };
 
-Hierarchy::Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network,
-                     std::shared_ptr<Fabric> fabric)
+Hierarchy::Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network)
     : layout(std::move(layout)),
-      shape(this->layout, fabric != nullptr),
+      shape(this->layout),
       slots_(std::move(slots)),
-      network_(std::move(network)),
-      fabric_(std::move(fabric)) {
+      network_(std::move(network)) {
   if (slots_) slots_->counters(this->layout.local).reads_others = slots_->can_read_all();
   IdleMemory::join();
 }
@@ -77,9 +68,20 @@ void Hierarchy::check_unasked() {
   }
 }
 
+void Hierarchy::meet() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (network_) network_->meet();
+}
+
 void Hierarchy::leave() {
   // Release: whoever sees that this rank has left sees all that it has taken, too.
   if (slots_) slots_->counters(layout.local).has_left.store(true, std::memory_order_release);
+  leave_network();
+}
+
+void Hierarchy::leave_network() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (network_ && !aborted_) network_->leave();
 }
 
 // A group that is at work has its lock held; it isn't waited for.
@@ -170,15 +172,10 @@ void Hierarchy::abort() {
   }
 }
 
-std::string Hierarchy::stragglers(const Operation& operation) {
+std::string Hierarchy::stragglers() {
   std::lock_guard<std::mutex> lock(mutex_);
   auto late = behind(&SharedSlots::Counters::put);
   if (late.empty() && network_) late = network_->awaited();
-  if (late.empty() && fabric_ && exchanged_.number < started_.number) {  // it may be any of those
-    const auto peers = lane_peers();
-    late.assign(peers.begin(), peers.end());
-  }
-  if (late.empty()) late = operation.awaited();
   if (late.empty()) late = behind(&SharedSlots::Counters::taken);
   std::string ranks;
   for (const int rank : late) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
@@ -211,16 +208,6 @@ Cause Hierarchy::lost() {
     return Cause(CauseKind::peer_left, layout.members, layout.ranks_of[layout.host][local]);
   }
   return network_ ? network_->lost() : Cause();
-}
-
-std::set<int> Hierarchy::lane_peers() const {
-  std::set<int> ranks;
-  layout.for_each_lane(layout.local, [&](int lane) {
-    for (int host = 0; host < layout.hosts; ++host) {
-      if (host != layout.host) ranks.insert(layout.rank_with(lane, host));
-    }
-  });
-  return ranks;
 }
 
 // --- the stages
@@ -276,7 +263,6 @@ size_t Hierarchy::exchange() {
       if (slots_) slots_->counters(layout.local).taken.store(each.number, std::memory_order_release);
       return operation->piece_bytes;
     }
-    if (fabric_) break;  // a test costs more than all else here, and this one has moved the other pieces on
     each.pass();
   }
   return 0;

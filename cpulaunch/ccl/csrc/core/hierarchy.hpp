@@ -1,4 +1,5 @@
-// cpulaunch's own transport: collectives through memory that the ranks of a host share, and over TCP between hosts.
+// cpulaunch's own transport: collectives through memory that the ranks of a host share, and over a network between
+// hosts.
 //
 // An operation is cut into pieces, which go through stages one after the other.  Several pieces are under way at the
 // same time, so that the network works while memory does.  Each rank goes through the stages at its own pace:
@@ -48,10 +49,6 @@
 //   3. where a piece waits until what it sends is on its way, the receiver asks for that in its own piece of the same
 //      number or an earlier one.
 //
-// With a fabric instead of the network there are no such messages.  All ranks of a lane start what it does in the order
-// of their pieces, and none waits for a later one.  What has come goes to a slot, where the other local ranks read it
-// while they exchange the piece: a mark tells them that it is there.
-//
 // Memory order.  `put` and `taken` are stored with release and read by other ranks with acquire.  Whoever sees a stage
 // thus sees the data that was written before it, and whatever was read before it had been read when the slot is
 // overwritten.  The counters are the only atomics that order data; each is written by its own rank only.
@@ -66,7 +63,6 @@
 #include <string>
 #include <vector>
 
-#include "fabric.hpp"
 #include "fifo.hpp"
 #include "idle_memory.hpp"
 #include "layout.hpp"
@@ -112,8 +108,6 @@ class Operation {
 
   // Whether nothing that began outside of the pieces is under way.
   virtual bool is_drained() { return true; }
-  // The ranks that it waits for then, as far as the operation knows.
-  virtual std::vector<int> awaited() const { return {}; }
 
   Signature signature;  // its sequence number is set when the operation starts
   SharedBlocks::Place tensor;  // where it is, if other local ranks may use it there
@@ -127,9 +121,8 @@ class Operation {
 class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private IdleMemory {
  public:
   // `slots` may be null where this rank is alone on its host, and `network` where there is one host.  All local ranks
-  // have introduced themselves.  A `fabric` takes the network's place.
-  Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network,
-            std::shared_ptr<Fabric> fabric = nullptr);
+  // have introduced themselves.
+  Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network);
   ~Hierarchy();
 
   // The ranks start the same operations in the same order.  The transfer's test() throws std::runtime_error where they
@@ -137,7 +130,11 @@ class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private 
   std::unique_ptr<Transfer> start(std::shared_ptr<Operation> operation);
   // Throws Mismatch where a rank has sent what shows that they didn't.
   void check_unasked();
-  // The other local ranks wait in vain from here on, if this rank hasn't completed what they call.
+  // Returns when the ranks are connected, as far as they need to be.
+  void meet();
+  // Returns when the ranks of other hosts have what this one has sent.
+  void leave_network();
+  // And the other local ranks wait in vain from here on, if this rank hasn't completed what they call.
   void leave();
   // The slots' memory, and what pieces were staged in.
   size_t give_back(IdleMemory::Time now) override;
@@ -168,7 +165,6 @@ class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private 
   Batch& batch() { return batch_; }
   const SharedSlots& slots() const { return *slots_; }
   Network& network() { return *network_; }
-  Fabric* fabric() const { return fabric_.get(); }  // null: the network carries all
   Tag tag(const Operation& operation, uint64_t piece, size_t phase = 0, size_t lane = 0) const;
 
  private:
@@ -192,13 +188,11 @@ class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private 
   void abort();
   // Whether nothing is in this rank's slots that somebody still needs.
   bool is_idle() const;
-  std::string stragglers(const Operation& operation);
+  std::string stragglers();
   // The local ranks that have put, or taken, less than this one has put.
   std::vector<int> behind(Counter counter) const;
   std::set<int> needed();
   Cause lost();
-  // The ranks of other hosts that have a lane of this rank's.
-  std::set<int> lane_peers() const;
 
   // The operation of the cursor's next piece, to which it moves the cursor; null where there is none, or not yet.
   Operation* move_on(Cursor& cursor);
@@ -216,7 +210,6 @@ class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private 
 
   const std::shared_ptr<SharedSlots> slots_;
   const std::unique_ptr<Network> network_;
-  const std::shared_ptr<Fabric> fabric_;
   MappedBlocks mapped_;
   struct Staging {
     char* of(size_t needed);

@@ -7,6 +7,7 @@
 
 #include "boundary.hpp"
 #include "liveness.hpp"
+#include "network_fabric.hpp"
 #include "network_tcp.hpp"
 #include "team.hpp"
 #include "transport_own.hpp"
@@ -18,6 +19,9 @@ struct cl_layout {
 };
 struct cl_slots {
   std::shared_ptr<SharedSlots> slots;
+};
+struct cl_endpoint {
+  std::unique_ptr<FabricEndpoint> endpoint;
 };
 struct cl_process {
   std::shared_ptr<Process> process;
@@ -45,6 +49,7 @@ struct OwnCarrier : cl_carrier {
 cl_transport* connect(cl_carrier* self, const cl_store*, cl_error* error) {
   auto& carrier = *static_cast<OwnCarrier*>(self);
   return guarded(error, [&] {
+    carrier.hierarchy->meet();
     return export_transport(std::make_unique<OwnTransport>(std::move(carrier.hierarchy), std::move(carrier.messages)));
   });
 }
@@ -62,24 +67,22 @@ cl_layout* cl_layout_make(int32_t size, int32_t rank, const int32_t* host_of, co
   return new cl_layout{std::move(layout)};
 }
 void cl_layout_free(cl_layout* layout) { delete layout; }
-cl_layout* cl_layout_copy(const cl_layout* layout) { return new cl_layout(*layout); }
 cl_layout_facts cl_layout_look(const cl_layout* layout) {
   const auto& its = layout->layout;
-  return {its.rank, its.size, its.host, its.hosts, its.local, its.locals, its.lanes, its.host_numbers.data()};
+  return {its.rank, its.size};
 }
 
-int cl_memory_offer(const cl_layout* layout, int fabric) {
-  return SharedSlots::offer(layout->layout.locals, SharedSlots::Shape(layout->layout, fabric));
+int cl_memory_offer(const cl_layout* layout) {
+  return SharedSlots::offer(layout->layout.locals, SharedSlots::Shape(layout->layout));
 }
-cl_slots* cl_memory_map(const cl_layout* layout, int fabric, int pid, int descriptor) {
+cl_slots* cl_memory_map(const cl_layout* layout, int pid, int descriptor) {
   const auto& its = layout->layout;
-  auto slots = SharedSlots::map({pid, descriptor}, its.locals, SharedSlots::Shape(its, fabric));
+  auto slots = SharedSlots::map({pid, descriptor}, its.locals, SharedSlots::Shape(its));
   if (!slots) return nullptr;
   slots->introduce(its.local);
   return new cl_slots{std::move(slots)};
 }
 void cl_slots_free(cl_slots* slots) { delete slots; }
-cl_slots* cl_slots_copy(const cl_slots* slots) { return slots ? new cl_slots(*slots) : nullptr; }
 
 int cl_listen(const char* ip, int32_t* port, cl_error* error) {
   try {
@@ -94,9 +97,27 @@ int cl_listen(const char* ip, int32_t* port, cl_error* error) {
 
 void cl_listen_within(int32_t first, int32_t last) { Connector::listen_within(first, last); }
 
+cl_endpoint* cl_endpoint_open(const char* library, const char* ip, cl_error* error) {
+  return guarded(error, [&] { return new cl_endpoint{std::make_unique<FabricEndpoint>(library, ip)}; });
+}
+void cl_endpoint_free(cl_endpoint* endpoint) { delete endpoint; }
+const char* cl_endpoint_name(const cl_endpoint* endpoint, size_t* size) {
+  const auto& name = endpoint->endpoint->name();
+  *size = name.size();
+  return name.data();
+}
+void cl_endpoint_know(cl_endpoint* endpoint, const char* const* names, const size_t* sizes, int32_t count,
+                      cl_error* error) {
+  guarded(error, [&] {
+    std::vector<std::string> all;
+    for (int32_t rank = 0; rank < count; ++rank) all.emplace_back(names[rank], sizes[rank]);
+    endpoint->endpoint->know(all);
+  });
+}
+
 cl_carrier* cl_own_carrier(const cl_layout* layout, const cl_slots* slots, int listener, int32_t port,
                            const char* const* ips, const int32_t* ports, const char* key, size_t key_size,
-                           cl_error* error) {
+                           cl_endpoint* endpoint, cl_error* error) {
   const auto& its = layout->layout;
   return guarded(error, [&] {
     std::shared_ptr<Connector> connector;
@@ -107,7 +128,11 @@ cl_carrier* cl_own_carrier(const cl_layout* layout, const cl_slots* slots, int l
       Connector::choose_sources(addresses, its.host_numbers, its.rank);
       connector = std::make_shared<Connector>(its.rank, Connector::Listener{listener, port}, std::move(addresses),
                                               std::string(key, key_size));
-      network = std::make_unique<TcpNetwork>(its, connector);
+      if (endpoint) {
+        network = std::make_unique<FabricNetwork>(its, connector, std::move(endpoint->endpoint));
+      } else {
+        network = std::make_unique<TcpNetwork>(its, connector);
+      }
     }
     auto carrier = std::make_unique<OwnCarrier>();
     carrier->connect = connect;
@@ -119,11 +144,6 @@ cl_carrier* cl_own_carrier(const cl_layout* layout, const cl_slots* slots, int l
 }
 void cl_carrier_free(cl_carrier* carrier) { carrier->destroy(carrier); }
 
-cl_transport* cl_fabric_transport(const cl_layout* layout, const cl_slots* slots, cl_fabric* fabric) {
-  auto hierarchy =
-      std::make_shared<Hierarchy>(layout->layout, slots_of(slots), nullptr, import_fabric(fabric));
-  return export_transport(std::make_unique<OwnTransport>(std::move(hierarchy), nullptr));
-}
 void cl_divide(char* data, size_t bytes, uint8_t type, int divisor) {
   divide(data, bytes, static_cast<NumberType>(type), divisor);
 }

@@ -89,12 +89,13 @@ typedef struct cl_transport cl_transport;
 typedef struct cl_transport_functions {
   cl_transfer* (*start)(cl_transport*, const cl_collective*, cl_error*); /* null with an error */
   void (*check_calls)(cl_transport*, cl_error*);
+  void (*leave)(cl_transport*);
   void (*close)(cl_transport*, int in_flight);
   void (*destroy)(cl_transport*);
 } cl_transport_functions;
 struct cl_transport {
   const cl_transport_functions* functions;
-  int messages, bitwise, bitwise_scatter, shared_memory, compressing_hosts;
+  int messages, bitwise, shared_memory, compressing_hosts;
 };
 
 /* --- a group's store, while its ranks are connected */
@@ -112,22 +113,6 @@ struct cl_carrier {
   void (*destroy)(cl_carrier*);
 };
 
-/* --- what connects hosts in place of the core's own network (fabric.hpp) */
-typedef struct cl_fabric cl_fabric;
-typedef struct cl_fabric_functions {
-  cl_transfer* (*reduce)(cl_fabric*, int lane, char* data, size_t bytes, uint8_t type, uint8_t reduction, cl_error*);
-  cl_transfer* (*broadcast)(cl_fabric*, int lane, char* data, size_t bytes, int host, cl_error*);
-  cl_transfer* (*gather)(cl_fabric*, int lane, const char* from, char* to, const size_t* sizes, cl_error*);
-  cl_transfer* (*exchange)(cl_fabric*, int lane, const char* from, const size_t* sent, char* to,
-                           const size_t* received, cl_error*);
-  cl_transfer* (*exchange_all)(cl_fabric*, const cl_part* sent, const cl_part* received, cl_error*);
-  void (*close)(cl_fabric*);
-  void (*destroy)(cl_fabric*);
-} cl_fabric_functions;
-struct cl_fabric {
-  const cl_fabric_functions* functions;
-};
-
 /* === what the core exports */
 
 /* The sentence about a cause. */
@@ -142,19 +127,18 @@ CL_EXPORT cl_layout* cl_layout_make(int32_t size, int32_t rank, const int32_t* h
                                     const int32_t* numbers, const char* const* host_names, int32_t threads,
                                     uint64_t cache);
 CL_EXPORT void cl_layout_free(cl_layout*);
-/* For libraries other than the core: what of it a fabric needs. */
+/* For libraries other than the core. */
 typedef struct cl_layout_facts {
-  int32_t rank, size, host, hosts, local, locals, lanes;
-  const int32_t* host_numbers; /* of each rank; the layout's */
+  int32_t rank, size;
 } cl_layout_facts;
 CL_EXPORT cl_layout_facts cl_layout_look(const cl_layout*);
 
 /* --- memory of a host's ranks */
 typedef struct cl_slots cl_slots;
 /* A descriptor of memory for the ranks of this host; -1 where there is none to be had. */
-CL_EXPORT int cl_memory_offer(const cl_layout*, int fabric);
+CL_EXPORT int cl_memory_offer(const cl_layout*);
 /* What another rank of this host offers; null where this rank may not open it. */
-CL_EXPORT cl_slots* cl_memory_map(const cl_layout*, int fabric, int pid, int descriptor);
+CL_EXPORT cl_slots* cl_memory_map(const cl_layout*, int pid, int descriptor);
 CL_EXPORT void cl_slots_free(cl_slots*);
 
 /* --- transports */
@@ -162,19 +146,23 @@ CL_EXPORT void cl_slots_free(cl_slots*);
 CL_EXPORT int cl_listen(const char* ip, int32_t* port, cl_error*);
 /* On which ports this process listens from now on: `first` to `last`, or any for 0. */
 CL_EXPORT void cl_listen_within(int32_t first, int32_t last);
+/* This rank's end of libfabric's network, for `library`, its path or name; `ip` is an address of this host, or "" to
+ * leave it to the provider.  Null with an error. */
+typedef struct cl_endpoint cl_endpoint;
+CL_EXPORT cl_endpoint* cl_endpoint_open(const char* library, const char* ip, cl_error*);
+CL_EXPORT void cl_endpoint_free(cl_endpoint*);
+CL_EXPORT const char* cl_endpoint_name(const cl_endpoint*, size_t* size); /* by which others reach it; the endpoint's */
+/* The names of all ranks' endpoints. */
+CL_EXPORT void cl_endpoint_know(cl_endpoint*, const char* const* names, const size_t* sizes, int32_t count, cl_error*);
 /* `slots` may be null where this rank is alone on its host, and stay the caller's; `listener` is -1 where there is one
- * host, and taken over.  `ips` and `ports` are of each rank, and `key` is the group's secret. */
+ * host, and taken over.  `ips` and `ports` are of each rank, and `key` is the group's secret.  An `endpoint`, whose
+ * content is taken over, carries the collectives between hosts; null: TCP does. */
 CL_EXPORT cl_carrier* cl_own_carrier(const cl_layout*, const cl_slots* slots, int listener, int32_t port,
                                      const char* const* ips, const int32_t* ports, const char* key,
-                                     size_t key_size, cl_error*);
+                                     size_t key_size, cl_endpoint* endpoint, cl_error*);
 CL_EXPORT void cl_carrier_free(cl_carrier*);
-/* The core's own within a host, and a fabric, which is taken over, between the hosts. */
-CL_EXPORT cl_transport* cl_fabric_transport(const cl_layout*, const cl_slots*, cl_fabric*);
 /* Divides sums in place. */
 CL_EXPORT void cl_divide(char* data, size_t bytes, uint8_t type, int divisor);
-/* Copies of what a layout, or the memory, is: for who keeps them. */
-CL_EXPORT cl_layout* cl_layout_copy(const cl_layout*);
-CL_EXPORT cl_slots* cl_slots_copy(const cl_slots*);
 
 /* --- threads that help the calling one to copy and to sum (team.hpp) */
 typedef struct cl_team cl_team;

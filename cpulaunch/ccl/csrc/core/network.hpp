@@ -4,8 +4,8 @@
 // up: one that nobody has asked for yet may keep those behind it waiting.  So whoever sends must be sure that each
 // message is asked for without the help of a later one to the same rank; hierarchy.hpp says why that is so here.
 //
-// Nothing here blocks and nothing is thread-safe: the caller has a lock, and calls progress() until it has what it
-// waits for.
+// Only meet() and leave() block.  Nothing is thread-safe: the caller has a lock, and calls progress() until it has what
+// it waits for.
 
 #pragma once
 
@@ -64,6 +64,11 @@ class Network {
   // The ranks from which something is expected next; where there are none, those that have not taken what is sent to
   // them.
   virtual std::vector<int> awaited() const = 0;
+  // Returns when small messages reach all ranks that a collective may send to, also those that are busy.  Throws
+  // std::runtime_error where one has left.
+  virtual void meet() {}
+  // Returns when the others have got what has been sent to them; this rank expects nothing, and sends nothing more.
+  virtual void leave() {}
   // The peers notice.  Nothing moves any more.
   virtual void close() = 0;
 };

@@ -1,5 +1,5 @@
 // The collective operations in pieces, and which of them each Kind of collective is.  Each family has a file,
-// hierarchical_*.cpp, and fabric_*.cpp where it takes other steps over a fabric.
+// hierarchical_*.cpp.
 //
 // They read and write the memory that they are given until their transfer is done.  Sizes are in bytes.
 
@@ -24,8 +24,7 @@ constexpr size_t kCopyGranule = 64, kSumGranule = 256;
 // `data` becomes the reduction over all ranks, in place, as the signature says, whichever its kind is.  In a reduce,
 // only the root gets it, and the data of the other ranks is undefined.  With Wire::bfloat16, sums of float32 are
 // rounded where there are several hosts (host_exchange.hpp); other reductions are as with Wire::exact.  Of no bytes,
-// also by the functions below: the ranks meet, so that one that has some is found out; over a fabric those of a host
-// do.
+// also by the functions below: the ranks meet, so that one that has some is found out.
 OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, Signature signature);
 
 // `outputs` and `sizes` are of each rank; this rank's input has this rank's size, and may be its output.
@@ -46,13 +45,6 @@ struct Operations {
 // The ranks exchange what each has for each other one, which may be nothing.
 Operations make_all_to_all(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received,
                            Signature signature = {Signature::Kind::all_to_all});
-
-// Those that the functions above make where there is a fabric.
-OperationPtr make_fabric_all_gather(Hierarchy& hierarchy, const Signature& signature, const char* input,
-                                    std::vector<char*> outputs, std::vector<size_t> sizes);
-OperationPtr make_fabric_reduce_scatter(Hierarchy& hierarchy, const Signature& signature, char* output,
-                                        std::vector<const char*> inputs, std::vector<size_t> sizes);
-OperationPtr make_fabric_broadcast(Hierarchy& hierarchy, const Signature& signature, char* data);
 
 inline std::vector<size_t> sizes_of(const Parts& parts) {
   std::vector<size_t> sizes;

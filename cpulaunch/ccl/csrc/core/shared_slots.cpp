@@ -25,9 +25,7 @@ constexpr size_t kSlotSize = 512 << 10, kSlotSizeOfFew = 256 << 10, kSlotSizeOfM
 // the shares of the hosts of a row to become smaller than this, where there are many.
 constexpr size_t kLeastRowShare = 64 << 10;
 constexpr size_t kMostSlotSize = 8 << 20;
-constexpr size_t kFabricSlotSize = 1 << 20;  // a fabric takes longer to start something than the network
 constexpr size_t kLeastPart = 256;  // bytes: of all the local ranks that a machine may ever have, each has a part
-constexpr size_t kLeastFabricPart = 1 << 10;  // and of all lanes of all hosts, where one rank may have several
 constexpr size_t kPage = 4096;      // bytes
 
 size_t size_of_slots(const Layout& layout) {
@@ -53,12 +51,9 @@ size_t memory_size(int locals, SharedSlots::Shape shape) {
 
 // Two slots let a rank put a piece while others still take the one before.  With other hosts, more pieces are under way
 // at the same time, each at another stage.
-SharedSlots::Shape::Shape(const Layout& layout, bool fabric)
+SharedSlots::Shape::Shape(const Layout& layout)
     : slots(layout.hosts == 1 ? 2 : kMaxSlots),
-      slot_size(fabric ? kFabricSlotSize : size_of_slots(layout)) {
-  const size_t parts = std::max(layout.size, layout.hosts * layout.most_lanes());
-  slot_size = std::max(slot_size, fabric ? parts * kLeastFabricPart : layout.lanes * kLeastPart);
-}
+      slot_size(std::max(size_of_slots(layout), layout.lanes * kLeastPart)) {}
 
 int SharedSlots::offer(int locals, Shape shape) { return create_shared_file(memory_size(locals, shape)); }
 

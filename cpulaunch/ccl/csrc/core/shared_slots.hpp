@@ -68,8 +68,7 @@ class SharedSlots {
 
   // The slots of a rank, and the bytes of each.
   struct Shape {
-    // `fabric`: one takes the place of the network between the hosts.
-    explicit Shape(const Layout& layout, bool fabric = false);
+    explicit Shape(const Layout& layout);
 
     size_t slots, slot_size;
   };

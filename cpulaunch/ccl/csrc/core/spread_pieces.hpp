@@ -1,46 +1,26 @@
-// Pieces that come from other hosts to a slot, and from there to all ranks of the host.  Over a fabric, this also has
-// what is under way.
+// Pieces that come from other hosts to a slot, and from there to all ranks of the host.
 
 #pragma once
 
 #include <array>
-#include <memory>
-#include <vector>
 
-#include "fabric.hpp"
 #include "hierarchy.hpp"
 
 namespace cpulaunch {
 
 class SpreadPieces {
  public:
-  using Transfers = std::vector<std::unique_ptr<Transfer>>;
-
   explicit SpreadPieces(Hierarchy& hierarchy) : hierarchy_(hierarchy), layout_(hierarchy.layout) {}
 
-  // Where what is under way of a piece goes; there is none yet.
-  Transfers& begin(Piece piece) {
-    auto& state = states_[hierarchy_.index(piece)];
-    state = {};
-    return state.transfers;
-  }
-
-  // Whether all has come.
-  bool is_here(Piece piece) const {
-    const auto& transfers = states_[hierarchy_.index(piece)].transfers;
-    return std::all_of(transfers.begin(), transfers.end(), [](const auto& each) { return each->test(); });
-  }
-
-  // Calls `copy` for this rank once all is here, and then, once they have their own, for each other local rank.  True
+  // Once all is here: calls `copy` for this rank, and then, once they have their own, for each other local rank.  True
   // after that.
   template <class Copy>
   bool spread(Piece piece, const Copy& copy) {
-    if (!is_here(piece)) return false;
-    auto& state = states_[hierarchy_.index(piece)];
-    if (!state.has_own) {
+    auto& has_own = has_own_[hierarchy_.index(piece)];
+    if (!has_own) {
       copy(layout_.local);
       if (layout_.locals > 1) hierarchy_.set_mark(kMark, piece);
-      state.has_own = true;
+      has_own = true;
     }
     for (int local = 0; local < layout_.locals; ++local) {
       if (local != layout_.local && !hierarchy_.has_mark(kMark, local, piece)) return false;
@@ -57,14 +37,9 @@ class SpreadPieces {
  private:
   static constexpr Hierarchy::Mark kMark = &SharedSlots::Counters::everywhere;
 
-  struct State {
-    Transfers transfers;
-    bool has_own = false;
-  };
-
   Hierarchy& hierarchy_;
   const Layout& layout_;
-  std::array<State, SharedSlots::kMaxSlots> states_;
+  std::array<bool, SharedSlots::kMaxSlots> has_own_{};
 };
 
 }  // namespace cpulaunch

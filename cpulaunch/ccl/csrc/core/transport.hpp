@@ -12,8 +12,7 @@ namespace cpulaunch {
 // What a transport can do beside the collectives.
 struct Abilities {
   bool messages = false;
-  bool bitwise = false;            // reductions, by all_reduce and reduce
-  bool bitwise_scatter = false;    // and by reduce_scatter
+  bool bitwise = false;            // reductions
   bool shared_memory = false;      // a tensor in shared memory is reduced where it is (shared_blocks.hpp)
   int compressing_hosts = 0;       // the number of hosts between which sums go as Wire says; 0: they go as they are
 };
@@ -29,6 +28,8 @@ class Transport {
   // Throws Mismatch where it is known that ranks have called different collectives, though none that this rank has
   // called could tell.
   virtual void check_calls() {}
+  // Returns when the other ranks have got what this one has sent them.  Nothing is in flight, nor is started any more.
+  virtual void leave() {}
   // Nothing is in flight, or else `in_flight`: then what an operation may still use must stay.
   virtual void close(bool in_flight) = 0;
 

@@ -4,22 +4,18 @@ namespace cpulaunch {
 
 namespace {
 
-// What a fabric between the hosts reduces, it must be able to; what it only moves, the ranks reduce.
-Abilities abilities_of(const Hierarchy& hierarchy, bool has_messages) {
-  const bool has_fabric = hierarchy.fabric() != nullptr;
+Abilities abilities_of(const Hierarchy& hierarchy) {
   Abilities can;
-  can.messages = has_messages;
-  can.bitwise = !has_fabric;
-  can.bitwise_scatter = true;
+  can.messages = can.bitwise = true;
   can.shared_memory = hierarchy.layout.locals > 1;
-  can.compressing_hosts = has_fabric ? 0 : hierarchy.layout.hosts;
+  can.compressing_hosts = hierarchy.layout.hosts;
   return can;
 }
 
 }  // namespace
 
 OwnTransport::OwnTransport(std::shared_ptr<Hierarchy> hierarchy, std::shared_ptr<PointToPoint> messages)
-    : Transport(abilities_of(*hierarchy, messages != nullptr)),
+    : Transport(abilities_of(*hierarchy)),
       hierarchy_(std::move(hierarchy)),
       messages_(std::move(messages)) {}
 
@@ -39,12 +35,7 @@ std::unique_ptr<Transfer> OwnTransport::start(const Collective& its) {
 
 // What is in flight holds these two, whose connections are closed when they go.
 void OwnTransport::close(bool in_flight) {
-  if (!in_flight) {
-    hierarchy_->leave();
-    if (hierarchy_->fabric()) hierarchy_->fabric()->close();
-  } else if (hierarchy_->fabric()) {
-    new auto(hierarchy_);  // until the process ends: the fabric still uses the memory of what it has started
-  }
+  if (!in_flight) hierarchy_->leave();
   hierarchy_.reset();
   messages_.reset();
 }

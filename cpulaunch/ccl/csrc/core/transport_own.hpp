@@ -10,11 +10,11 @@ namespace cpulaunch {
 
 class OwnTransport final : public Transport {
  public:
-  // Without `messages` where a fabric connects the hosts.
   OwnTransport(std::shared_ptr<Hierarchy> hierarchy, std::shared_ptr<PointToPoint> messages);
 
   std::unique_ptr<Transfer> start(const Collective& collective) override;
   void check_calls() override { hierarchy_->check_unasked(); }
+  void leave() override { hierarchy_->leave_network(); }
   void close(bool in_flight) override;
 
  private:

@@ -37,7 +37,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce_scatter(Tensors& output
 void ProcessGroupCCL::check_scattered(const Invalid& invalid, const at::Tensor& output,
                                       const c10d::ReduceOp& op) const {
   check_reduction(output.scalar_type(), op);
-  if (is_bitwise(reduction_of(op)) && !transport(invalid.operation).abilities.bitwise_scatter) {
+  if (is_bitwise(reduction_of(op)) && !transport(invalid.operation).abilities.bitwise) {
     invalid("oneCCL has no bitwise reductions; use all_reduce, which goes through gloo, and take this rank's part");
   }
 }

@@ -133,6 +133,14 @@ void ProcessGroupCCL::check_all_calls() {
   for (auto* group : open_groups().all) group->check_calls();
 }
 
+void ProcessGroupCCL::leave_all() {
+  if (is_forked()) return;
+  std::lock_guard<std::mutex> lock(open_groups().mutex);
+  for (auto* group : open_groups().all) {
+    if (group->transport_ && group->state_->in_flight == 0 && !group->state_->failed()) group->transport_->leave();
+  }
+}
+
 void ProcessGroupCCL::shutdown() {
   finish();
   try {

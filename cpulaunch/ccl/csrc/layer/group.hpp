@@ -52,6 +52,8 @@ class ProcessGroupCCL final : public c10d::Backend {
   void check_calls();
   // The same for each group of this process that is not closed.
   static void check_all_calls();
+  // Waits, for each group that is not closed, until the other ranks have got what this one has sent.
+  static void leave_all();
 
   // Whether ranks reduce a tensor without copying it where it lies in shared memory (shared_blocks.hpp).
   bool shares_memory() const;

@@ -163,7 +163,9 @@ PYBIND11_MODULE(_group, module) {
       "shutdown",
       [](bool has_failed) {
         py::gil_scoped_release release;
-        return ProgressEngine::instance().shutdown(has_failed);
+        const bool has_ended = ProgressEngine::instance().shutdown(has_failed);
+        if (has_ended && !has_failed) ProcessGroupCCL::leave_all();
+        return has_ended;
       },
       py::arg("has_failed"), "Ends all progress; true when nothing was in flight.");
 }

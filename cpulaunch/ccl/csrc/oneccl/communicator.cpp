@@ -34,7 +34,7 @@ constexpr auto kMaxBackoff = std::chrono::microseconds(2000);
 // or did not meet within oneCCL's limit.  So a rank that asks in vain sleeps a little, longer each time.
 class StoreKvs final : public ccl::kvs_interface {
  public:
-  StoreKvs(const cl_store& store, std::string prefix, int id) : store_(store), prefix_(std::move(prefix)), id_(id) {}
+  StoreKvs(const cl_store& store, int id) : store_(store), id_(id) {}
 
   // Empty while the key is missing: oneCCL asks again.  Called by one thread.
   ccl::vector_class<char> get(const ccl::string_class& key) override;
@@ -49,7 +49,6 @@ class StoreKvs final : public ccl::kvs_interface {
   void back_off_if_unchanged(const std::string& key, const std::string& value);
 
   std::optional<cl_store> store_;  // none from end() on
-  const std::string prefix_;
   const int id_;
   std::unordered_map<std::string, std::string> seen_;  // key → the last answer
   std::string round_;  // the key at which a round of queries in vain begins
@@ -130,8 +129,7 @@ ccl::vector_class<char> StoreKvs::get(const ccl::string_class& key) {
   // What was there once stays: oneCCL removes a value by writing an empty one.
   char* found = nullptr;
   size_t size = 0;
-  const auto its_key = prefix_ + std::string(key);
-  if (unguarded([&](cl_error* error) { return store_->get(store_->self, its_key.c_str(), &found, &size, error); })) {
+  if (unguarded([&](cl_error* error) { return store_->get(store_->self, key.c_str(), &found, &size, error); })) {
     value.assign(found, size);
     std::free(found);
   }
@@ -157,7 +155,7 @@ void StoreKvs::back_off_if_unchanged(const std::string& key, const std::string& 
 void StoreKvs::set(const ccl::string_class& key, const ccl::vector_class<char>& data) {
   if (!store_) return;
   cl_error error{};
-  store_->set(store_->self, (prefix_ + std::string(key)).c_str(), data.data(), data.size(), &error);
+  store_->set(store_->self, key.c_str(), data.data(), data.size(), &error);
   throw_error(error);
 }
 
@@ -179,9 +177,8 @@ void end_forked_process(int status, void*) {
   _exit(status);
 }
 
-std::unique_ptr<ccl::communicator> connect_oneccl(const cl_store& store, const std::string& prefix, int rank,
-                                                  int size) {
-  auto kvs = std::make_shared<StoreKvs>(store, prefix, next_kvs++);
+std::unique_ptr<ccl::communicator> connect_oneccl(const cl_store& store, int rank, int size) {
+  auto kvs = std::make_shared<StoreKvs>(store, next_kvs++);
   auto communicator = make_communicator(kvs, rank, size);
   // As each rank sends a message to each other one, all of oneCCL's shared memory is mapped from here on.
   std::vector<char> from(size), to(size);

@@ -14,9 +14,9 @@
 
 namespace cpulaunch {
 
-// Connects the ranks through `store`, by keys that begin with `prefix`.  Throws std::exception when they don't meet
+// Connects the ranks through `store`.  Throws std::exception when they don't meet
 // within oneCCL's own time.
-std::unique_ptr<ccl::communicator> connect_oneccl(const cl_store& store, const std::string& prefix, int rank, int size);
+std::unique_ptr<ccl::communicator> connect_oneccl(const cl_store& store, int rank, int size);
 // `in_flight`: some of its operations are.
 void disconnect_oneccl(std::unique_ptr<ccl::communicator> communicator, bool in_flight);
 // Starts an operation of oneCCL's, which `call` calls.

@@ -31,16 +31,6 @@ size_t count_of(const Part& part, NumberType type) { return part.bytes / size_of
 
 }  // namespace
 
-std::unique_ptr<Transfer> start_exchange(Parts sent, Parts received, const ccl::communicator& communicator) {
-  const auto from = std::make_shared<SideBySide>(std::move(sent));
-  const auto to = std::make_shared<SideBySide>(std::move(received));
-  from->join();
-  auto transfer = start_oneccl([&] {
-    return ccl::alltoallv(from->data, from->sizes, to->data, to->sizes, ccl::datatype::uint8, communicator);
-  });
-  return then(std::move(transfer), [from, to] { to->split(); });
-}
-
 std::unique_ptr<Transfer> OneCclTransport::start(const Collective& its) {
   switch (its.kind) {
     case Kind::all_reduce:
@@ -125,7 +115,13 @@ std::unique_ptr<Transfer> OneCclTransport::gather_all(const Collective& its) {
 }
 
 std::unique_ptr<Transfer> OneCclTransport::exchange(Parts sent, Parts received) {
-  return start_exchange(std::move(sent), std::move(received), *communicator_);
+  const auto from = std::make_shared<SideBySide>(std::move(sent));
+  const auto to = std::make_shared<SideBySide>(std::move(received));
+  from->join();
+  auto transfer = start_oneccl([&] {
+    return ccl::alltoallv(from->data, from->sizes, to->data, to->sizes, ccl::datatype::uint8, *communicator_);
+  });
+  return then(std::move(transfer), [from, to] { to->split(); });
 }
 
 Parts OneCclTransport::only(const Part& part, int rank) const {

@@ -1,13 +1,10 @@
-// oneCCL for all collectives, or between the hosts only.
+// oneCCL for all collectives.
 
 #pragma once
 
-#include <map>
-#include <mutex>
 #include <vector>
 
 #include "communicator.hpp"
-#include "fabric.hpp"
 #include "transport.hpp"
 
 namespace cpulaunch {
@@ -16,7 +13,7 @@ class OneCclTransport final : public Transport {
  public:
   // Throws as connect_oneccl().
   OneCclTransport(const cl_store& store, int rank, int size)
-      : Transport({}), rank_(rank), size_(size), communicator_(connect_oneccl(store, "", rank, size)) {}
+      : Transport({}), rank_(rank), size_(size), communicator_(connect_oneccl(store, rank, size)) {}
 
   std::unique_ptr<Transfer> start(const Collective& collective) override;
   void close(bool in_flight) override { disconnect_oneccl(std::move(communicator_), in_flight); }
@@ -34,30 +31,5 @@ class OneCclTransport final : public Transport {
   const int rank_, size_;
   std::unique_ptr<ccl::communicator> communicator_;
 };
-
-// Each lane is a communicator, and so are all ranks.
-class OneCclFabric final : public Fabric {
- public:
-  // Connects the ranks.  Throws as connect_oneccl().
-  OneCclFabric(const cl_store& store, const cl_layout_facts& layout);
-
-  Result reduce(int lane, char* data, size_t bytes, NumberType type, Reduction reduction) override;
-  Result broadcast(int lane, char* data, size_t bytes, int host) override;
-  Result gather(int lane, const char* from, char* to, const Sizes& sizes) override;
-  Result exchange(int lane, const char* from, const Sizes& sent, char* to, const Sizes& received) override;
-  Result exchange_all(const Parts& sent, const Parts& received) override;
-  void close() override;
-
- private:
-  Parts only(Parts parts, bool behind) const;
-
-  const int host_, hosts_;
-  const std::vector<int> host_numbers_;  // of each rank
-  std::unique_ptr<ccl::communicator> all_;
-  std::map<int, std::unique_ptr<ccl::communicator>> lanes_;  // of this rank
-};
-
-// What all ranks have for each other, by an alltoallv.
-std::unique_ptr<Transfer> start_exchange(Parts sent, Parts received, const ccl::communicator& communicator);
 
 }  // namespace cpulaunch
