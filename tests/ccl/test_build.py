@@ -553,15 +553,6 @@ def test_registration_loads_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", [repeat("ccl"), "cpu:ccl"])
-def test_scripts_need_no_import(built: Built, backend: str) -> None:
-    for result in run_script(2, HELLO % backend):
-        assert result.returncode == 0, result.stderr
-        assert "sum 2.0" in result.stdout
-        assert "CCL_" not in result.stderr
-
-
-@pytest.mark.slow
 def test_torchrun(built: Built, tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text(HELLO % "ccl")
     done = subprocess.run(
@@ -572,6 +563,7 @@ def test_torchrun(built: Built, tmp_path: Path) -> None:
     assert done.stdout.count("sum 2.0 ccl") == 2, done.stderr
 
 
+@pytest.mark.repeats
 @pytest.mark.slow
 def test_plain_mpiexec(built: Built, tmp_path: Path) -> None:
     mpiexec = Path(sys.prefix) / "bin" / "mpiexec.hydra"
