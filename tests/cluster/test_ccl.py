@@ -263,7 +263,7 @@ def ranks(
 @pytest.mark.parametrize(
     ("hosts", "dead", "noticed"),
     [
-        (["node0", "node0", "node1", "node1"], 3, "rank 3 on node1 has ended"),
+        repeat(["node0", "node0", "node1", "node1"], 3, "rank 3 on node1 has ended"),
         repeat(["node0", "node1"], 1, "the connection to rank 1 on node1 is lost"),
         repeat(["node0", "node1", "node2"], 2, "the connection to rank 2 on node2 is lost"),
         (["node0", "node1"], 0, "the connection to rank 0 on node0 is lost"),
@@ -306,7 +306,7 @@ def test_a_rank_killed_on_another_host_is_an_error_over_oneccl_too(
 
 
 @pytest.mark.parametrize(
-    ("hosts", "call"), [("2x2", "broadcast"), repeat("2x1", "recv"), repeat("4x1", "broadcast")]
+    ("hosts", "call"), [repeat("2x2", "broadcast"), ("2x1", "recv"), repeat("4x1", "broadcast")]
 )
 def test_the_end_of_a_rank_without_connections_is_an_error_in_all_waiting_ranks(
     hosts: str, call: str, cluster: Cluster
@@ -373,6 +373,7 @@ def test_a_host_that_falls_off_the_network_is_an_error_in_the_others(cluster: Cl
         assert all("host node2 (rank 2) has given no sign of life" in text for text in said), said
 
 
+@pytest.mark.repeats
 def test_the_host_with_the_store_falls_off_the_network(cluster: Cluster) -> None:
     three = ranks(cluster, ["node0", "node1", "node2"], idle=0, **SOON_SILENT)
     with three as processes, cluster.cut("node0"):
@@ -399,7 +400,8 @@ def test_a_job_survives_its_suspension(cluster: Cluster) -> None:
     assert [out for out, _ in said] == ["went on\n"] * len(hosts), said
 
 
-@pytest.mark.parametrize("stopped", [0, repeat(1)])
+@pytest.mark.repeats
+@pytest.mark.parametrize("stopped", [0, 1])
 def test_a_job_survives_a_stopped_rank(stopped: int, cluster: Cluster) -> None:
     """As by a debugger.  Rank 0 has the store, and each rank is the first of its host."""
     argv = [sys.executable, "-c", STOPPED]

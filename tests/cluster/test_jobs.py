@@ -77,7 +77,7 @@ def test_ranks_are_where_the_plan_says(
     assert [r["LD_PRELOAD"] for r in ranks] == preloads
 
 
-@usually("intel", "openmpi")
+@usually("intel")
 def test_uneven_slots_names_and_addresses(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, show: Path, tmp_path: Path
 ) -> None:
@@ -165,7 +165,7 @@ def test_each_host_is_bound_by_its_own_cores(
     assert "warning: node2: has 1 of the" in done.stderr
 
 
-@usually("openmpi", "ssh")
+@usually("openmpi")
 def test_environment_reaches_every_rank(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
@@ -178,8 +178,8 @@ def test_environment_reaches_every_rank(
 @pytest.mark.parametrize(
     ("mpi", "name", "value"),
     [
-        ("intel", "I_MPI_PIN_DOMAIN", "core"),
-        ("mpich", "HYDRA_BINDING", "core"),
+        repeat("intel", "I_MPI_PIN_DOMAIN", "core"),
+        repeat("mpich", "HYDRA_BINDING", "core"),
         ("openmpi", "PRTE_MCA_plm", "slurm"),
         repeat("openmpi", "PRTE_MCA_hwloc_default_binding_policy", "core"),
     ],
@@ -193,7 +193,7 @@ def test_variables_that_pin_ranks_or_select_a_launcher_do_not_reach_mpiexec(
     assert f"doesn't get {name}: cpulaunch places and starts the ranks" in done.stderr
 
 
-@usually("openmpi", "ssh")
+@usually("ssh")
 def test_directory_and_python_are_as_planned(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
@@ -211,18 +211,16 @@ def test_directory_and_python_are_as_planned(
 @pytest.mark.parametrize(
     ("backend", "mpi"),
     [
-        ("ccl", "intel"),
+        repeat("ccl", "intel"),
         repeat("gloo", "mpich"),
         repeat("ccl", "openmpi"),
-        repeat("gloo", "intel"),
-        repeat("ccl", "mpich"),
-        repeat("gloo", "openmpi"),
     ],
     indirect=["mpi"],
 )
 def test_the_digits_example_trains_as_well_as_locally(
     backend: str, mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path
 ) -> None:
+    """tests/cluster/test_page.py trains it by the launcher that is found."""
     pytest.importorskip("sklearn")
     if backend == "ccl" and state().built is None:
         pytest.skip("the ccl process group is not built: cpulaunch ccl build")
@@ -236,7 +234,7 @@ def test_the_digits_example_trains_as_well_as_locally(
     assert float(accuracy[1]) > 95
 
 
-@usually("mpich", "ssh")
+@usually("mpich")
 def test_without_preflight_agents_report_problems(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:

@@ -188,7 +188,7 @@ def test_the_first_rank_alone_gets_stdin(spawned: Spawned, hosts: str) -> None:
     assert (done.returncode, sorted(done.stdout.split())) == (0, sorted([str(len(text)), "0"]))
 
 
-@pytest.mark.parametrize("reader", [2, pytest.param(34, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("reader", [2, repeat(34)])
 def test_another_rank_may_get_stdin_also_behind_another_host(spawned: Spawned, reader: int) -> None:
     show = (
         "import os, sys; from cpulaunch import variables\n"

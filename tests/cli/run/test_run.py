@@ -86,7 +86,7 @@ class TestEveryLauncher:
             ",".join(unfolded(cores)) for cores in planned
         ]
 
-    @usually_under("local", "mpich", "openmpi")
+    @usually_under("local", "openmpi")
     def test_arguments_reach_the_program_unchanged(self, cpulaunch: Run, launcher_options, show) -> None:
         odd = show.rename(show.with_name("odd $name; é '\".py"))
         for r in outputs(cpulaunch("run", "-n", "2", *launcher_options, odd.name, *NASTY)):
@@ -101,7 +101,7 @@ class TestEveryLauncher:
         for r in outputs(cpulaunch("run", "-n", "2", *launcher_options, show, cwd=odd)):
             assert r["cwd"] == str(odd)
 
-    @usually_under("local", "intel", "openmpi")
+    @usually_under("local", "openmpi")
     def test_the_environment_reaches_every_rank(self, cpulaunch: Run, launcher_options, show) -> None:
         value = "two words\n$x é"
         env = {"FORWARDED": value, "INHERITED": "yes"}
@@ -183,7 +183,7 @@ class TestEveryLauncher:
         assert processes_with(f"TEST_MARK={tmp_path}") == []
         assert outcome(tmp_path)["kind"] == "interrupted"
 
-    @usually_under("local", "intel", "openmpi")
+    @usually_under("local", "openmpi")
     def test_a_killed_launcher_leaves_nothing_behind(self, launcher_options, marked, tmp_path) -> None:
         with job(tmp_path, marked, launcher_options, programs.FAMILY, "--grace-period", "0.5") as launcher:
             launcher.kill()
@@ -212,7 +212,7 @@ class TestEveryLauncher:
 
     @pytest.mark.parametrize(
         ("launcher_options", "sh"),
-        by_launcher(itertools.product(LAUNCHERS, ("bash", "sh")), [("mpich", "bash"), ("openmpi", "sh")]),
+        by_launcher(itertools.product(LAUNCHERS, ("bash", "sh")), [("mpich", "bash")]),
         indirect=["launcher_options"],
     )
     def test_the_pasted_shell_form_runs(self, cpulaunch: Run, launcher_options, show, sh: str) -> None:
@@ -230,7 +230,7 @@ class TestEveryLauncher:
         )
         assert {tuple(r["argv"]) for r in outputs(done)} == {("show.py", *NASTY)}
 
-    @usually_under("local", "intel")
+    @usually_under("local")
     def test_the_pasted_shell_form_fails_as_the_rank_does(
         self, cpulaunch: Run, launcher_options, tmp_path
     ) -> None:
@@ -339,7 +339,7 @@ class TestLauncherInOddPlaces:
 
 
 class TestSlurmShell:
-    @usually_under("local", "intel", "openmpi")
+    @usually_under("local", "openmpi")
     def test_a_run_is_not_confused_by_slurm(self, cpulaunch: Run, launcher_options, show) -> None:
         env = {
             "SLURM_PROCID": "5",
