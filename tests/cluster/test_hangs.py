@@ -140,7 +140,16 @@ def test_a_host_that_is_slower_than_the_others_is_named_once(
 ) -> None:
     """It computes for one more millisecond in each step, and its control group gives it a twentieth of a CPU."""
     (tmp_path / "steps.py").write_text(STEPS)
-    options = ("--hosts", "node0,node1,node2", "--heartbeat-timeout", "3", "--env", f"CPU_GROUP={cpu_group}")
+    options = (
+        "--hosts",
+        "node0,node1,node2",
+        "-ppn",
+        "1",
+        "--heartbeat-timeout",
+        "3",
+        "--env",
+        f"CPU_GROUP={cpu_group}",
+    )
     argv = [sys.executable, "-m", "cpulaunch", "run", *options, "steps.py"]
     process = cluster.start("node0", argv, directory=tmp_path, env=clean_environment(LC_ALL="C.UTF-8"))
     with bounded(process, 2 * TIMEOUT):

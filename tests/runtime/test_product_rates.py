@@ -183,6 +183,7 @@ def test_ranks_without_a_plan_decide_by_the_rates_of_rank_0(
     ], done.stderr
 
 
+@pytest.mark.repeats
 @pytest.mark.slow
 def test_rates_that_cannot_be_kept_hold_for_one_job(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -48,7 +48,7 @@ def recipe(page: str, title: str) -> str:
             3,
             "restarted: the Trainer starts from the beginning, as this job has saved ",
         ),
-        (
+        repeat(
             "checkpoints.md",
             "## accelerate",
             3,

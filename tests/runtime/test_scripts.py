@@ -33,6 +33,7 @@ def test_buffers_of_fsdp_are_in_shared_memory_and_change_no_numbers(job: Start) 
     assert [result["losses"] for result in shared] == [result["losses"] for result in ordinary]
 
 
+@pytest.mark.repeats
 def test_buffers_of_fsdp_are_the_scripts_own_as_it_is_written(job: Start) -> None:
     options = ("--as-written",)
     assert [result["blocks"] for result in job(2, "sharded", options=options).results] == [0, 0]
@@ -54,7 +55,7 @@ def test_a_scripts_own_data_parallel_model_is_in_the_planned_precision(job: Star
 
 @pytest.mark.parametrize(
     ("context", "options"),
-    [("off", ()), repeat("none", ("--precision", "fp32")), ("none", ("--as-written",))],
+    [("off", ()), repeat("none", ("--precision", "fp32")), repeat("none", ("--as-written",))],
 )
 def test_the_script_or_the_user_may_choose_another_precision(job: Start, context: str, options) -> None:
     for result in job(2, "plain", context, options=options).results:
@@ -72,7 +73,7 @@ def test_a_script_that_trains_in_its_own_autocast_may_evaluate_outside(job: Star
     [
         repeat("gloo", "none", False),
         ("gloo", "bf16", True),
-        ("ccl", "bf16", False),
+        repeat("ccl", "bf16", False),
     ],  # ccl compresses only between hosts
 )
 def test_gradients_of_the_scripts_own_model_are_compressed_on_request(
@@ -120,6 +121,7 @@ def test_workers_of_data_loaders_start_by_each_method_beside_a_group(
     assert done.stdout.count("loaded") == 2
 
 
+@pytest.mark.repeats
 def test_pasted_commands_do_the_same(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "group.py").write_text(
         "import cpulaunch, torch.distributed as d\nd.init_process_group('gloo')\nprint(cpulaunch.backend(), d.get_world_size())"
@@ -136,7 +138,7 @@ def test_as_written_leaves_scripts_unchanged(job: Start) -> None:
     assert not done.ours()
 
 
-@pytest.mark.parametrize(("options", "size"), [("{}", 1), ('{"cpu": true}', 2)])
+@pytest.mark.parametrize(("options", "size"), [("{}", 1), repeat('{"cpu": true}', 2)])
 def test_separate_copies_of_an_accelerator_as_written_are_warned_of(
     job: Start, options: str, size: int
 ) -> None:
@@ -147,6 +149,7 @@ def test_separate_copies_of_an_accelerator_as_written_are_warned_of(
     assert len(done.ours()) == len(warnings)
 
 
+@pytest.mark.repeats
 def test_other_backends_are_not_touched(job: Start) -> None:
     done = job(2, "grouped", "gloo", options=("--backend", "gloo"))
     assert [result["backend"] for result in done.results] == ["gloo", "gloo"]

@@ -33,10 +33,11 @@ for batch in loader:
 # The rate of such steps is known within 3 % after hundreds of them.
 VARIES = SLEEPS.replace("time.sleep(0.05)", "time.sleep(__import__('random').choice([0.02, 0.1]))")
 
-# Settings that are not to be tried, so that the numbers of ranks, and pinning, are.
+# Settings that are not to be tried, so that only the numbers of ranks are.
 ONLY_RANKS = [
     "--precision=fp32",
     "--engine=native",
+    "--strategy=none",
     "--allocator=default",
     "--openmp=default",
     "--backend=gloo",
@@ -112,8 +113,7 @@ def test_time_is_left_for_other_trials_and_their_confirmation_where_rates_vary(t
 
 @pytest.mark.slow
 def test_a_checkpoint_writes_nothing(tmp_path: Path) -> None:
-    fixed = ["-n", "1", "--precision", "fp32", "--allocator", "default", "--openmp", "default"]
-    code, out, err = tune(tmp_path, SAVES, "--budget", "60s", *fixed)
+    code, out, err = tune(tmp_path, SAVES, "--budget", "60s", "-n", "1", *ONLY_RANKS)
     assert code == 0, err
     assert "steps/s" in out or "samples/s" in out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
@@ -121,7 +121,7 @@ def test_a_checkpoint_writes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_interrupted_tuning_shows_its_trials_and_leaves_no_process(tmp_path: Path) -> None:
-    with bounded(start(tmp_path, SLEEPS, "--budget", "10m"), LIMIT) as process:
+    with bounded(start(tmp_path, SLEEPS, "--budget", "10m", *ONLY_RANKS), LIMIT) as process:
         assert process.stderr is not None
         while "trial 1: " not in (line := process.stderr.readline()):
             assert line, "it has ended"

@@ -98,7 +98,7 @@ def run(
     [
         (SPAWN, ["2"] * 4, MAKES.format(2)),
         repeat(FORK, ["2"] * 4, MAKES.format(2)),
-        (TORCHRUN, ["2"] * 4, STARTS),
+        repeat(TORCHRUN, ["2"] * 4, STARTS),
         repeat(NOTEBOOK, ["2"] * 4, STARTS),
         (ALONE, ["1"] * 2, MAKES.format(1)),
     ],

@@ -96,6 +96,7 @@ def test_steps_from_the_start(
     assert reported in found_first(trace.parent)
 
 
+@pytest.mark.repeats
 def test_a_throttled_rank_is_named_first(
     cpulaunch: Run, env: dict[str, str], tmp_path: Path, cpu_group: Path
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_throttled_rank_is_named_first(
     assert re.match(lost, found_first(text.parent))
 
 
+@pytest.mark.repeats
 def test_a_script_with_the_trainer_runs_unchanged(
     cpulaunch: Run, built, env: dict[str, str], tmp_path: Path
 ) -> None:
