@@ -163,22 +163,6 @@ def test_a_message_that_is_never_sent_or_received_is_named(call: str, missing: s
     assert found == ("message_missing", 1 if "1, tag" in call else None, 2.0, missing)
 
 
-@pytest.mark.repeats
-@pytest.mark.parametrize(
-    "last", [repeat("pass"), "dist.destroy_process_group()"], ids=["", "destroyed at once"]
-)
-def test_tensors_that_differ_between_ranks_are_an_error(last: str) -> None:
-    """Each rank learns the cause, although the other one, which may have the store, ends at once."""
-    differing = ("try: dist.all_reduce(torch.ones(100_000 * (rank + 1)))", f"finally: {last}")
-    results = run_script(2, script(*differing, seconds=10))
-    for rank, result in enumerate(results):
-        cause = cause_of(result)
-        finder, other = cause.get("finder", rank), cause["rank"]
-        assert {finder, other} == {0, 1}
-        sizes = [400_000 * (other + 1), 400_000 * (finder + 1)]
-        assert (cause["kind"], cause["operation"], cause["sizes"]) == ("calls_differ", "all_reduce", sizes)
-
-
 OF_ONES = "of 36 bytes float32"
 # What rank 0 calls, what rank 1 calls, and how an error names the two.
 DIFFERENT_CALLS = (
@@ -304,16 +288,6 @@ def test_an_error_of_oneccl_names_the_other_rank_and_its_call() -> None:
     assert "rank 1 failed: barrier" in first.stderr
 
 
-@pytest.mark.repeats
-def test_an_error_of_oneccl_is_reported_after_the_other_rank_has_ended() -> None:
-    calls = "if rank == 1: dist.barrier()", "else: dist.broadcast(torch.ones(9), 0)"
-    first, second = run_script(2, script(*calls, seconds=30), **ONECCL)
-    assert first.returncode == 0
-    # Its process may not have ended yet when it is looked for: then it "did not call it in time, … or ended".
-    why = r"(oneCCL: .*has ended|rank 0 .*ended; oneCCL: )"
-    assert re.search(rf"rank 1: barrier \(.* failed: {why}", second.stderr)
-
-
 @each_call("dead", 1, 0)
 def test_a_killed_peer_is_noticed_before_the_timeout(
     collective: str, variables: dict[str, str], dead: int
@@ -373,14 +347,6 @@ def test_a_collective_of_a_daemon_thread_is_completed_for_the_others() -> None:
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-@pytest.mark.repeats
-def test_an_exception_ends_a_rank_while_a_daemon_thread_waits() -> None:
-    calls = ("if rank == 0: raise ValueError('mine')", "store.wait(['main ends'])")
-    first, second = run_script(2, script(*WAITS_IN_A_THREAD, *calls))
-    assert (first.returncode, second.returncode) == (1, 0), first.stderr
-    assert first.stderr.endswith("ValueError: mine\n")
-
-
 def test_callbacks_that_communicate_complete_before_the_process_ends() -> None:
     calls = (
         "group = dist.new_group([0, 1])",
@@ -393,17 +359,6 @@ def test_callbacks_that_communicate_complete_before_the_process_ends() -> None:
     )
     for result in run_script(2, script(*calls)):
         assert (result.returncode, result.stdout, result.stderr) == (0, "called back", "")
-
-
-@pytest.mark.repeats
-def test_a_daemon_thread_may_wait_for_messages_forever() -> None:
-    calls = (
-        *IN_A_DAEMON_THREAD,
-        "if rank == 0: calls(lambda: dist.recv(x, 1))",
-        "if rank == 1: os._exit(0 if ends(0, within=30) else 9)",
-    )
-    for result in run_script(2, script(*calls)):
-        assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_a_calls_error_is_not_reported_for_a_later_call() -> None:
@@ -449,20 +404,6 @@ def test_a_rank_that_leaves_a_group_ends_the_others_waits() -> None:
     assert second.returncode == 0, second.stderr
     left = {"kind": "peer_left", "rank": 1, "operation": "all_reduce", "sequence": 1}
     assert cause_of(first) == left
-
-
-@pytest.mark.repeats
-def test_a_rank_may_leave_its_group_before_a_late_rank_completes_a_collective() -> None:
-    calls = (
-        "group = dist.new_group([0, 1, 2])",
-        "dist.all_reduce(x, group=group)",
-        "if rank == 2: assert not ends(0, within=5)",
-        "dist.gather(x, parts if rank == 1 else None, 1, group=group)",
-        "dist.destroy_process_group(group)",
-        "dist.barrier()",
-    )
-    for result in run_script(3, script(*calls)):
-        assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -148,18 +148,6 @@ else:
 dist.all_reduce(x)
 print("went on", flush=True)
 """
-STOPPED = """\
-import os, sys, torch, torch.distributed as dist
-os.environ["CPULAUNCH_HEARTBEAT_TIMEOUT"] = "5"
-dist.init_process_group("ccl")
-x = torch.ones(1000)
-dist.all_reduce(x)
-print("up", flush=True)
-sys.stdin.readline()
-dist.all_reduce(x)
-dist.all_reduce(x)
-print("went on", x[0].item())
-"""
 # Rank 0 waits until the test lets rank 1 call.  Another of its threads reports when the waiting thread has
 # slept.
 PATIENT = """\
@@ -373,14 +361,6 @@ def test_a_host_that_falls_off_the_network_is_an_error_in_the_others(cluster: Cl
         assert all("host node2 (rank 2) has given no sign of life" in text for text in said), said
 
 
-@pytest.mark.repeats
-def test_the_host_with_the_store_falls_off_the_network(cluster: Cluster) -> None:
-    three = ranks(cluster, ["node0", "node1", "node2"], idle=0, **SOON_SILENT)
-    with three as processes, cluster.cut("node0"):
-        said = [process.communicate(timeout=90)[0] for process in processes[1:]]
-        assert all("the group's store" in text or "has given no sign of life" in text for text in said), said
-
-
 def test_a_job_survives_its_suspension(cluster: Cluster) -> None:
     """As when a batch system suspends a job: the clock advances, and no rank can send a heartbeat."""
     argv = [sys.executable, "-c", SUSPENDED]
@@ -398,26 +378,6 @@ def test_a_job_survives_its_suspension(cluster: Cluster) -> None:
             cluster.signal(process, signal.SIGCONT)
         said = [process.communicate("go on\n", timeout=60) for process in reversed(processes)]
     assert [out for out, _ in said] == ["went on\n"] * len(hosts), said
-
-
-@pytest.mark.repeats
-@pytest.mark.parametrize("stopped", [0, 1])
-def test_a_job_survives_a_stopped_rank(stopped: int, cluster: Cluster) -> None:
-    """As by a debugger.  Rank 0 has the store, and each rank is the first of its host."""
-    argv = [sys.executable, "-c", STOPPED]
-    with started_ranks(cluster, hosts_of("4x1"), argv, limit=90, stdin=subprocess.PIPE) as processes:
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "up\n"
-        cluster.signal(processes[stopped], signal.SIGSTOP)
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("go on\n")
-            process.stdin.flush()
-        time.sleep(LONG)
-        cluster.signal(processes[stopped], signal.SIGCONT)
-        said = [process.communicate(timeout=30) for process in processes]
-    assert [out for out, _ in said] == ["went on 64.0\n"] * 4, said
 
 
 @pytest.mark.parametrize(

@@ -100,15 +100,6 @@ def test_compressed_averages_are_rounded_on_the_wire_only(ranks: Ranks) -> None:
     assert ranks.call("exact_averages") == ["ok"] * ranks.size
 
 
-@pytest.mark.repeats
-def test_sums_have_the_same_bits_from_run_to_run(the_cluster: Cluster) -> None:
-    hosts, port = LAYOUTS["3+1"], PORT + 1  # ranks of other tests may still run
-    found = [
-        ranks.call("digests")[0] for _ in range(2) for ranks in ranks_on(the_cluster, hosts, MASTER_PORT=port)
-    ]
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize(
     ("layout", "transport"), [repeat("1x2", "auto"), ("2x2", "auto"), repeat("2x2", "ofi")]
 )
@@ -182,16 +173,3 @@ def test_oneccl_reduces_between_hosts_with_its_own_threads(the_cluster: Cluster)
 def test_reductions_of_oneccl_have_the_same_bits_in_all_ranks(over_oneccl: Ranks) -> None:
     first, *others = over_oneccl.call("digests")
     assert all(other == first for other in others)
-
-
-@pytest.mark.repeats
-def test_oneccl_carries_all_traffic_if_its_algorithm_is_set(the_cluster: Cluster) -> None:
-    """Also for a rank alone on its host, which has to choose the same transports as the others."""
-    variables = {"CPULAUNCH_RANK_CCL_TRANSPORT": "ofi", "CCL_ALLREDUCE": "ring"}
-    for ranks in ranks_on(the_cluster, LAYOUTS["3+1"], MASTER_PORT=PORT + 1, **variables):
-        assert len(set(ranks.call("shm_sums", "float32"))) == 1
-        ranks.call("objects")
-        ranks.call("exact_averages")
-        for dtype in ("float32", "int64"):
-            ranks.call("movement", "all_to_all_single", dtype, [4097], "plain", 1, 1, True)
-            ranks.call("reduction", "reduce_scatter", "MAX", dtype, [4097], "plain", 1, 1, True)

@@ -6,21 +6,19 @@ import hashlib
 import json
 import os
 import random
-import re
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from support.chaos import LAUNCHERS
-from support.command import REPOSITORY, clean_environment, launcher_options, mpi_options, needs_two_cores
+from support.command import clean_environment, launcher_options, mpi_options, needs_two_cores
 from support.faults import Cluster
 from support.jobs import outputs
 from support.marks import repeat
 
 import cpulaunch as package
 from cluster.conftest import HOSTS, Run
-from cpulaunch.ccl.installed import state
 from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
 
 pytestmark = pytest.mark.slow
@@ -206,32 +204,6 @@ def test_directory_and_python_are_as_planned(
     ranks = outputs(done)
     assert {r["directory"] for r in ranks} == {str(show.parent)}
     assert len({r["python"] for r in ranks}) == 1
-
-
-@pytest.mark.parametrize(
-    ("backend", "mpi"),
-    [
-        repeat("ccl", "intel"),
-        repeat("gloo", "mpich"),
-        repeat("ccl", "openmpi"),
-    ],
-    indirect=["mpi"],
-)
-def test_the_digits_example_trains_as_well_as_locally(
-    backend: str, mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path
-) -> None:
-    """tests/cluster/test_page.py trains it by the launcher that is found."""
-    pytest.importorskip("sklearn")
-    if backend == "ccl" and state().built is None:
-        pytest.skip("the ccl process group is not built: cpulaunch ccl build")
-    script = REPOSITORY / "examples" / "digits.py"
-    options = ["--backend", backend, "--threads", "1", "-ppn", "1"]
-    done = cpulaunch("run", *mpi, "-f", four, *options, script, "--epochs", "4", timeout=180, on="login")
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(f"rank \\d of 4: backend {backend}", done.stdout)) == 4
-    accuracy = re.search(r"test accuracy ([\d.]+)%", done.stdout)
-    assert accuracy, done.stdout
-    assert float(accuracy[1]) > 95
 
 
 @usually("mpich")

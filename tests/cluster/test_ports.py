@@ -133,23 +133,12 @@ def test_without_the_option_a_job_listens_outside_the_range(cluster: Cluster, tm
     assert not within(ports_of_a_job(cluster, tmp_path, "--launcher", "ssh"))
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--backend", "gloo"), "gloo can't keep its ports within a range"),
-        (("--master-port", "29500"), "port 29500 is outside of hosts.port_range"),
-        (("--port-range", "20139-20100"), "expected ports such as"),
-        repeat(("--port-range", "80-90"), "expected ports such as"),
-    ],
-)
-def test_settings_that_would_listen_outside_the_range_are_an_error(
-    options: tuple[str, ...], says: str, cpulaunch: Run, tmp_path: Path
-) -> None:
+def test_settings_that_would_listen_outside_the_range_are_an_error(cpulaunch: Run, tmp_path: Path) -> None:
+    """tests/plan/test_network.py has the others."""
     (tmp_path / "train.py").touch()
-    done = cpulaunch("run", "--hosts", "node0,node1", "--dry-run", *RANGE, *options, "train.py")
+    done = cpulaunch("run", "--dry-run", "--port-range", "20139-20100", "train.py")
     assert done.returncode == 2
-    assert says in done.stderr
-    assert "hint: " in done.stderr or "expected" in done.stderr
+    assert "expected ports such as" in done.stderr
 
 
 GLOO = """

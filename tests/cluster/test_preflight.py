@@ -16,7 +16,7 @@ from support.faults import Cluster
 from support.marks import repeat
 
 import cpulaunch as package
-from cluster.conftest import HOSTS, Run, need_cluster
+from cluster.conftest import HOSTS, Run
 from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
 
 PACKAGE = Path(package.__file__).parent
@@ -146,17 +146,6 @@ def test_the_first_host_may_be_dead(cluster: Cluster, cpulaunch: Run, four: Path
     assert done.returncode == 3
     assert "✗ node0: ssh: connect to host node0 port 22: Connection refused" in done.stderr
     assert done.stderr.count("✗") == 1
-
-
-@pytest.mark.repeats
-def test_a_host_without_power() -> None:
-    need_cluster()
-    with Cluster(("login", "node0", "node1")) as own:
-        own.power_off("node1")
-        argv = [sys.executable, "-m", "cpulaunch", "hosts", "check", "--hosts", "node0,node1"]
-        done = own.run("login", argv)
-    assert done.returncode == 3
-    assert "node1: ssh: connect to host node1 port 22" in done.stderr
 
 
 @pytest.mark.parametrize("hosts", [repeat("node0,nod1"), "nod1,node0"])

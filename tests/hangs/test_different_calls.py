@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from support.hangs import PAGES, Hang, line_of, stall
 from support.jobs import box, outcome
-from support.marks import repeat
 
 pytestmark = pytest.mark.slow
 
@@ -50,41 +49,6 @@ def test_ccl_itself_finds_operations_that_differ(hang: Hang, tmp_path: Path) -> 
 STEP = f"train.py:{line_of('dist.all_reduce(tensor)')} step"
 
 
-@pytest.mark.repeats
-@pytest.mark.parametrize(
-    ("case", "line", "on_0", "on_1"),
-    [
-        repeat(
-            "other_part",
-            "dist.all_to_all_single(",
-            "all_to_all_single #3 of group 0, 6 kB float32, at {}",
-            "all_to_all_single #3 of group 0, 6.4 kB float32, at {}",
-        ),
-        (
-            "other_message",
-            "dist.recv(ones)",
-            "recv from any rank #0 of group 0, 4 kB float32, at {}",
-            f"send #0 to rank 0 of group 0, 8 kB float32, which is complete there; now at {STEP}",
-        ),
-    ],
-    ids=["part", "message"],
-)
-def test_a_part_or_message_of_another_size_is_shown_with_both_ends(
-    case: str, line: str, on_0: str, on_1: str, hang: Hang, tmp_path: Path
-) -> None:
-    """ccl's error names both ranks.  A third rank is not involved."""
-    hang(case, "--stall-timeout", "30", "-n", "3", "--oversubscribe")
-    first = outcome(tmp_path)["first_failure"]
-    assert (first["disagree"], first["ranks"]) == (True, [0, 1])
-    cause = first["cause"]
-    assert cause["kind"] == "sizes_differ"
-    assert {cause["rank"], cause.get("finder", first["rank"])} == {0, 1}
-    assert cause["sizes"] in ([2400, 2000], [8000, 4000])
-    at = f"train.py:{line_of(line)} {case}"
-    sides = [f"rank {rank} on localhost: {called.format(at)}" for rank, called in enumerate((on_0, on_1))]
-    assert first["note"].splitlines() == sides
-
-
 def test_a_timeout_of_the_group_is_explained_by_the_other_ranks_calls(hang: Hang, tmp_path: Path) -> None:
     """The waiting rank was only the first to fail."""
     who = "rank 1 on localhost has not called all_reduce #1"
@@ -102,15 +66,6 @@ def test_a_timeout_of_the_group_is_explained_by_the_other_ranks_calls(hang: Hang
     assert "was not completed within its timeout of 3 s" in first["error"]
     assert title in PAGES
     assert first["note"].splitlines()[0] in PAGES
-
-
-@pytest.mark.repeats
-def test_a_timeout_of_gloo_is_explained_by_the_other_ranks_calls(hang: Hang, tmp_path: Path) -> None:
-    done = hang("hasty", "--stall-timeout", "30", backend="gloo")
-    first = outcome(tmp_path)["first_failure"]
-    assert first["text"] == "rank 1 on localhost has not called all_reduce #1", done.stderr
-    assert (first["rank"], first["ranks"]) == (0, [1])
-    assert first["cause"] == {"kind": "peer_late", "operation": "all_reduce", "sequence": 1, "timeout": 3.0}
 
 
 def test_ranks_of_a_smaller_group_have_the_jobs_rank_numbers(hang: Hang, tmp_path: Path) -> None:

@@ -197,17 +197,6 @@ def test_a_wait_before_the_first_step_is_reported_and_not_ended(
     assert found["advice"].startswith("--stall-action abort: before the first step, it ends the job once ")
 
 
-@pytest.mark.repeats
-def test_a_rank_that_never_reaches_the_first_step_is_ended(hang: Hang, tmp_path: Path) -> None:
-    """It is ended once it was seen idle, which a rank that compiles or reads data is not."""
-    title, lines, found = stall(tmp_path, hang("unmet_for_good", backend="gloo"))
-    assert title.endswith("before the first step: rank 1 on localhost has not called init_process_group")
-    assert found["seconds"] >= 6
-    first = outcome(tmp_path)["first_failure"]
-    at = line_of("time.sleep(600)", "def load_batch")
-    assert (first["rank"], first["line"]) == (1, at), lines
-
-
 def test_a_rank_that_saves_alone_is_not_reported(hang: Hang, tmp_path: Path) -> None:
     done = hang("save", "--stall-timeout", "10")
     assert (done.returncode, outcome(tmp_path)["stalls"]) == (0, []), done.stderr

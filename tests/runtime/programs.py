@@ -222,11 +222,6 @@ def misuse(what: str) -> dict:
             model, optimizer = cpulaunch.prepare(model, optimizer)
             loss_of("mlp", model, batches[0]).backward()
             optimizer.step()
-        elif what == "unfusable":
-            model, optimizer = cpulaunch.prepare(model, torch.optim.RMSprop(model.parameters()))
-            with cpulaunch.autocast():
-                loss_of("mlp", model, batches[0]).backward()
-            optimizer.step()
         else:
             model, optimizer = cpulaunch.prepare(model, optimizer)
             for step in cpulaunch.accumulate(batches, 2, model):

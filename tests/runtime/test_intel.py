@@ -49,15 +49,6 @@ def test_checkpoints_have_full_precision_and_load_with_either_engine(
     assert loaded["losses"] == pytest.approx(saved["losses"], abs=0.05)
 
 
-@needs_bf16
-@pytest.mark.repeats
-def test_an_optimizer_that_ipex_cannot_fuse_trains_natively(intel_job: Start) -> None:
-    done = intel_job(2, "misuse", "unfusable", options=IPEX)
-    assert [result["error"] for result in done.results] == ["", ""]
-    expected = "Sequential gets the engine native: IPEX has no fused step for RMSprop; it has for Adam, AdamW"
-    assert [line for line in done.ours() if line.startswith(expected)]
-
-
 def test_ipex_cannot_be_imported_beside_a_transformers_without_a_module() -> None:
     """That is why cpulaunch looks for that module before it imports IPEX."""
     hidden = "import sys; sys.modules['transformers.modeling_attn_mask_utils'] = None; "

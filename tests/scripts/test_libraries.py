@@ -27,13 +27,6 @@ def deepspeed() -> dict[str, str]:
     return {"PYTHONPATH": directory}
 
 
-@pytest.mark.repeats
-def test_lightning_sees_the_job_and_trains_as_under_torchrun(start: Start, by_torchrun: Start) -> None:
-    assert_alike(
-        start(PROGRAMS, "lightning", options=FP32).results, by_torchrun(PROGRAMS, "lightning").results
-    )
-
-
 @by_mpirun
 def test_lightning_in_slurm_trains_in_the_planned_precision(start: Start, by_torchrun: Start) -> None:
     ours = start(PROGRAMS, "lightning", options=("--precision", "bf16"), **SLURM)
@@ -93,19 +86,6 @@ def test_a_trainer_evaluates_saves_and_resumes(start: Start, by_torchrun: Start)
     ours = start(PROGRAMS, "trainer", options=FP32).results
     assert ours[0]["steps"] == [2, 4]
     assert_alike(ours, by_torchrun(PROGRAMS, "trainer").results)
-
-
-@pytest.mark.repeats
-def test_a_trainer_shards_its_model(start: Start, by_torchrun: Start) -> None:
-    """Under torchrun, it doesn't: on CPUs it silently trains with DDP."""
-    theirs = by_torchrun(PROGRAMS, "trainer", "fsdp").results
-    for result, other in zip(start(PROGRAMS, "trainer", "fsdp", options=FP32).results, theirs, strict=True):
-        assert (result["engine"], other["engine"]) == (
-            "FSDPBertForSequenceClassification",
-            "DistributedDataParallel",
-        )
-        assert result["loss"] == pytest.approx(other["loss"], abs=2e-3)
-        assert result["steps"] == [2, 4]
 
 
 @by_mpirun

@@ -20,7 +20,7 @@ import torch, torch.distributed as dist
 from torch.utils.data import DataLoader
 
 backend, case = sys.argv[1:]
-"unmet" in case or dist.init_process_group(backend)
+case == "unmet" or dist.init_process_group(backend)
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 is_culprit = rank == size // 2
 ones, more = torch.ones(1000), torch.ones(2000)
@@ -183,7 +183,6 @@ def roots():
     steps(3)
     dist.broadcast(ones, size - 1 - rank)
 
-
 def in_backward(features, other):
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(features, 100))
     for number in range(4):
@@ -195,11 +194,6 @@ def in_backward(features, other):
 
 def larger_than_a_bucket():
     in_backward(10, lambda: dist.all_reduce(more))
-
-def unmet_for_good():
-    if is_culprit:
-        load_batch()
-    dist.init_process_group(backend)
 
 def stopped_for_a_while():
     os.environ["CPULAUNCH_HEARTBEAT_TIMEOUT"] = "5"
@@ -258,19 +252,6 @@ def hasty():
         load_batch()
     dist.all_reduce(more, group=group)
 
-def other_part():
-    steps(3)
-    usual = [500] * size
-    sizes = [600, *usual[1:]] if is_culprit else usual
-    dist.all_to_all_single(torch.empty(sum(usual)), torch.ones(sum(sizes)), usual, sizes)
-
-def other_message():
-    steps(3)
-    if is_culprit:
-        dist.send(more, 0)
-    elif rank == 0:
-        dist.recv(ones)
-    step()
 
 def pairs():
     from datetime import timedelta

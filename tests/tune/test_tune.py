@@ -30,9 +30,6 @@ for batch in loader:
     time.sleep(0.05)
 """
 
-# The rate of such steps is known within 3 % after hundreds of them.
-VARIES = SLEEPS.replace("time.sleep(0.05)", "time.sleep(__import__('random').choice([0.02, 0.1]))")
-
 # Settings that are not to be tried, so that only the numbers of ranks are.
 ONLY_RANKS = [
     "--precision=fp32",
@@ -97,18 +94,6 @@ def test_the_faster_number_of_ranks_is_found_and_written(tmp_path: Path) -> None
     assert "# nproc 2" in written
     assert read_yaml(tmp_path / "cpulaunch.yaml")
     assert left_behind(tmp_path) == []
-
-
-@pytest.mark.repeats  # minutes
-@needs_two_cores
-def test_time_is_left_for_other_trials_and_their_confirmation_where_rates_vary(tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text("cpulaunch: 1\nhosts:\n  nproc: 1\n")
-    options = ["--config-file", "base.yaml", "--budget", "400s", "--format", "json"]
-    code, out, err = tune(tmp_path, VARIES, *options, *ONLY_RANKS)
-    assert code == 0, err
-    document = json.loads(out)
-    assert document["winner"] == {"hosts.nproc": 2}
-    assert len(document["ratios"]) == 3
 
 
 @pytest.mark.slow

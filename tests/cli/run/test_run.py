@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,13 +17,12 @@ from support import programs
 from support.command import (
     TIMEOUT,
     Run,
-    bounded,
     clean_environment,
     mpiexec_after,
     processes_with,
 )
 from support.jobs import box, job, outcome, output_of_one, outputs
-from support.marks import by_launcher, repeat, slow, usually_under
+from support.marks import by_launcher, usually_under
 
 from cpulaunch.launchers import MPIS
 
@@ -186,26 +184,6 @@ class TestEveryLauncher:
     @usually_under("local", "openmpi")
     def test_a_killed_launcher_leaves_nothing_behind(self, launcher_options, marked, tmp_path) -> None:
         with job(tmp_path, marked, launcher_options, programs.FAMILY, "--grace-period", "0.5") as launcher:
-            launcher.kill()
-            launcher.wait(TIMEOUT)
-            wait_until_gone(marked)
-
-    @pytest.mark.parametrize("flavour", [repeat("intel"), repeat("mpich"), slow("openmpi")])
-    def test_a_launcher_killed_before_it_has_heard_an_agent_leaves_nothing_behind(
-        self, flavour: str, marked, tmp_path
-    ) -> None:
-        """It is stopped when it starts mpiexec: the agents connect, but are never answered."""
-        options = mpiexec_after(tmp_path, "kill -STOP $PPID; exec", flavour)
-        (tmp_path / "sleep.py").write_text("import time; open('started', 'w'); time.sleep(300)")
-        command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", *options, "--grace-period", "0.5"]
-        launcher = subprocess.Popen(
-            [*command, "sleep.py"], cwd=tmp_path, env=clean_environment(**marked), text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        with bounded(launcher):
-            while not (tmp_path / "started").exists():
-                assert launcher.poll() is None
-                time.sleep(0.01)
             launcher.kill()
             launcher.wait(TIMEOUT)
             wait_until_gone(marked)

@@ -89,17 +89,6 @@ def test_a_plain_script(tmp_path: Path, backend: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.repeats
-def test_accelerate(tmp_path: Path) -> None:
-    head, *rows = run(tmp_path, "accelerated")
-    assert head["flops_per_step"] == 2 * flops_by_hand()
-    steps = steps_of(rows, 0)
-    assert steps[-1]["step"] == STEPS
-    # It loads one batch ahead, so the first step loads two, and the last one none.
-    assert sum(row.get("samples", 0) for row in steps) == BATCH * STEPS
-
-
-@pytest.mark.slow
 def test_trainer(tmp_path: Path) -> None:
     head, *rows = run(tmp_path, "trainer", "gloo")
     steps = steps_of(rows, 0)

@@ -123,17 +123,6 @@ def test_a_script_with_the_trainer_runs_unchanged(
     assert check(events_of(trace), 2, backend="ccl") == ["step 3", "step 4"]
 
 
-@pytest.mark.repeats
-def test_a_script_with_accelerate_runs_unchanged(cpulaunch: Run, env: dict[str, str], tmp_path: Path) -> None:
-    script = Path(__file__).with_name("programs_telemetry.py")
-    done = cpulaunch(
-        "run", "-n", "2", "--backend", "gloo", "--profile", "5-6", script, "accelerated", "gloo", env=env
-    )
-    assert done.returncode == 0, done.stderr
-    (trace,) = tmp_path.glob("runs/*/trace.json.gz")
-    assert check(events_of(trace), 2, backend="gloo") == ["step 5", "step 6"]
-
-
 TRACES_ITSELF = """
 import torch, torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
