@@ -79,10 +79,11 @@ CALLS = {
 }
 
 
-def each_call(name: str, usual: int, other: int) -> pytest.MarkDecorator:
-    """One of CALLS over each transport.  The other calls, and those with the value ``other``, are repeats."""
-    rows = [("all_reduce", usual), ("oneccl", usual)]
-    others = [("all_reduce", other), ("broadcast", usual), ("all_gather", usual), ("oneccl", other)]
+def each_call(name: str, usual: int, other: int, *calls: str) -> pytest.MarkDecorator:
+    """These of CALLS.  The other calls, and those with the value ``other``, are repeats."""
+    rows = [(call, usual) for call in calls]
+    others = [(call, usual) for call in CALLS if call not in calls]
+    others += [("all_reduce", other), ("oneccl", other)]
     return pytest.mark.parametrize(
         ("collective", "variables", name),
         [
@@ -93,7 +94,7 @@ def each_call(name: str, usual: int, other: int) -> pytest.MarkDecorator:
     )
 
 
-@each_call("late", 0, 1)
+@each_call("late", 0, 1, "all_reduce", "oneccl")
 def test_the_error_for_a_late_rank_names_the_awaited_operation(
     collective: str, variables: dict[str, str], late: int
 ) -> None:
@@ -235,6 +236,7 @@ def test_errors_of_a_smaller_group_use_the_jobs_rank_numbers() -> None:
         assert re.search(rf"^rank 1: .* of group '\d' of 2 ranks .*{told}", said, re.MULTILINE), said
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize(
     ("on_1", "on_2", "told"),
     [
@@ -288,7 +290,7 @@ def test_an_error_of_oneccl_names_the_other_rank_and_its_call() -> None:
     assert "rank 1 failed: barrier" in first.stderr
 
 
-@each_call("dead", 1, 0)
+@each_call("dead", 1, 0, "all_reduce")
 def test_a_killed_peer_is_noticed_before_the_timeout(
     collective: str, variables: dict[str, str], dead: int
 ) -> None:

@@ -101,7 +101,7 @@ def test_compressed_averages_are_rounded_on_the_wire_only(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "transport"), [repeat("1x2", "auto"), ("2x2", "auto"), repeat("2x2", "ofi")]
+    ("layout", "transport"), [("1x2", "auto"), repeat("2x2", "auto"), repeat("2x2", "ofi")]
 )
 def test_a_rank_without_access_to_its_neighbours_memory_takes_part(
     the_cluster: Cluster, layout: str, transport: str
@@ -124,8 +124,8 @@ def over_oneccl(request: pytest.FixtureRequest, the_cluster: Cluster) -> Iterato
 def test_oneccl_reduces_all_types_between_hosts(over_oneccl: Ranks) -> None:
     for number, (op, dtype) in enumerate(names.REDUCED):
         for kind in ("all_reduce", "reduce", "reduce_scatter"):
-            for shape in ([3], [4097], [200_003]):
-                over_oneccl.call("reduction", kind, op, dtype, shape, "plain", number, number, True)
+            shape = ([3], [4097], [200_003])[number % 3]
+            over_oneccl.call("reduction", kind, op, dtype, shape, "plain", number, number, True)
 
 
 def test_bitwise_reductions_over_oneccl_between_hosts(over_oneccl: Ranks) -> None:

@@ -50,6 +50,7 @@ def test_a_rank_that_is_late_is_named_with_its_line(
     assert "load_batch" in stacks.read_text()
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
 def test_a_rank_that_computes_meanwhile_is_not_reported_as_waiting(
     backend: str, hang: Hang, tmp_path: Path

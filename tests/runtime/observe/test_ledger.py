@@ -249,6 +249,7 @@ def test_collectives_of_two_backends_are_all_counted(tmp_path: Path) -> None:
         ranks.go_on()
 
 
+@pytest.mark.repeats
 @each_backend
 def test_the_oldest_of_many_hanging_operations_is_kept(tmp_path: Path, backend: str) -> None:
     program = (
@@ -272,6 +273,7 @@ def test_the_oldest_of_many_hanging_operations_is_kept(tmp_path: Path, backend: 
         assert ranks.progress(1).collectives >= 41 or backend == "gloo"
 
 
+@pytest.mark.repeats
 @each_torch
 def test_a_group_of_ours_has_a_description(tmp_path: Path, python: str) -> None:
     """A box names it if only some ranks call ``save_if_due``."""

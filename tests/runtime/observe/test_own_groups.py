@@ -100,7 +100,7 @@ def run(
         repeat(FORK, ["2"] * 4, MAKES.format(2)),
         repeat(TORCHRUN, ["2"] * 4, STARTS),
         repeat(NOTEBOOK, ["2"] * 4, STARTS),
-        (ALONE, ["1"] * 2, MAKES.format(1)),
+        repeat(ALONE, ["1"] * 2, MAKES.format(1)),
     ],
     ids=["spawn", "fork", "torchrun", "notebook_launcher", "alone"],
 )

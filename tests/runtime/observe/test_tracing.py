@@ -58,7 +58,7 @@ def found_first(job: Path) -> str:
     ("backend", "case", "says", "reported"),
     [
         ("ccl", "slow loader", "waiting for input: set num_workers > 0", "waiting for input: more workers"),
-        (
+        repeat(
             "gloo",
             "slow rank",
             "waiting for slower ranks: rank 1 on localhost: it is in Python, or idle,",
@@ -318,6 +318,7 @@ while not pathlib.Path("go").exists(): time.sleep(0.1)
         assert launcher.wait(TIMEOUT) == 0
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("window", ["10-12", repeat("2-12")])
 def test_a_job_that_ends_before_the_last_step_to_trace_has_a_trace(
     window: str, cpulaunch: Run, env: dict[str, str], tmp_path: Path
