@@ -425,6 +425,7 @@ def test_the_interpreter_exits_cleanly(line: str) -> None:
         assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.repeats
 def test_kill_9_of_all_ranks_leaves_nothing_in_dev_shm() -> None:
     for result in run_script(2, script("os.kill(os.getpid(), 9)")):
         assert result.returncode == -9

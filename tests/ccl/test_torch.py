@@ -114,6 +114,7 @@ def test_waiting_releases_the_gil(two: Ranks) -> None:
     assert two.call("wait_while_a_thread_runs") == ["ok", "ok"]
 
 
+@pytest.mark.repeats
 def test_memory_does_not_grow(two: Ranks) -> None:
     for growth in two.call("repeat", 4_000, 200, limit=240):
         assert growth["allreduce"] < 0.05  # MB: 12 bytes for each

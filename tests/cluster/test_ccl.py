@@ -189,6 +189,7 @@ LONG = 7.0
 """Seconds, more than a silence of 4, the grace period after it, and a timeout of 5."""
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("attempt", [0, repeat(1), repeat(2)])
 def test_several_ranks_on_each_of_four_hosts_meet(
     attempt: int, cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
@@ -327,6 +328,7 @@ def test_a_rank_that_has_sent_its_messages_may_end_before_others_have(
     assert said[-1][0] == "[1, 2]\n"
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize(
     ("hosts", "operation", "late", "size", "done"),
     [

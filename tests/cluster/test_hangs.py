@@ -60,6 +60,7 @@ def test_a_rank_that_is_late_is_named_with_its_host_and_line(
     )
 
 
+@pytest.mark.repeats
 def test_ranks_that_ended_after_calling_the_operation_are_not_blamed(
     cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ def test_a_shorter_outage_only_delays_a_job(
     assert result.connected_again
 
 
+@pytest.mark.repeats
 def test_a_longer_outage_ends_the_job(cluster: Cluster, tmp_path: Path) -> None:
     options = launcher_options("intel")
     result = outages.run(cluster, tmp_path, "ccl", options, outage=30, timeout=3)

@@ -121,6 +121,7 @@ def test_all_sockets_of_a_job_are_within_the_range(launcher: str, cluster: Clust
     assert within(found), found
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("transport", ["ofi", repeat("mpi")])
 def test_oneccls_sockets_are_within_the_range(transport: str, cluster: Cluster, tmp_path: Path) -> None:
     options = (*mpi_options("intel"), "--ccl-transport", transport)
@@ -129,6 +130,7 @@ def test_oneccls_sockets_are_within_the_range(transport: str, cluster: Cluster, 
     assert within(found), found
 
 
+@pytest.mark.repeats
 def test_without_the_option_a_job_listens_outside_the_range(cluster: Cluster, tmp_path: Path) -> None:
     assert not within(ports_of_a_job(cluster, tmp_path, "--launcher", "ssh"))
 

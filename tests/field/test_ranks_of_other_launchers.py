@@ -83,6 +83,7 @@ def test_ranks_behind_a_shell_of_their_own_train_one_model(script: Path, tmp_pat
     assert results(done.stdout) == ONE_TRAINING, done.stderr
 
 
+@pytest.mark.repeats
 @pytest.mark.slow
 def test_processes_of_a_sweep_stay_separate(script: Path, tmp_path: Path) -> None:
     argv = [*mpiexec("intel"), "-n", "2", sys.executable, script, "init"]

@@ -198,6 +198,7 @@ def test_a_wait_before_the_first_step_is_reported_and_not_ended(
     assert found["advice"].startswith("--stall-action abort: before the first step, it ends the job once ")
 
 
+@pytest.mark.repeats
 def test_a_rank_that_saves_alone_is_not_reported(hang: Hang, tmp_path: Path) -> None:
     done = hang("save", "--stall-timeout", "10")
     assert (done.returncode, outcome(tmp_path)["stalls"]) == (0, []), done.stderr

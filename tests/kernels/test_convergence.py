@@ -12,6 +12,7 @@ import pytest
 PROGRAM = Path(__file__).parents[2] / "scripts" / "bench" / "convergence.py"
 
 
+@pytest.mark.repeats
 @pytest.mark.slow
 def test_a_gpt2_reaches_the_loss_that_torch_reaches() -> None:
     done = subprocess.run(

@@ -42,7 +42,7 @@ def recipe(page: str, title: str) -> str:
             7,
             r"restarted: the Trainer resumes after step 5 from out/checkpoint-5",
         ),
-        (
+        repeat(
             "checkpoints.md",
             "## Trainer",
             3,

@@ -147,7 +147,7 @@ def test_an_accelerator(job: Start, options: str) -> None:
     ("said", "planned", "kinds"),
     [
         repeat('{"cpu": true}', "fp32", "float32"),
-        ('{"cpu": true, "mixed_precision": "no"}', "bf16", "float32"),
+        repeat('{"cpu": true, "mixed_precision": "no"}', "bf16", "float32"),
     ],
 )
 def test_the_precision_is_the_plans_unless_the_script_names_one(job: Start, said, planned, kinds) -> None:

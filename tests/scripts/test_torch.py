@@ -25,6 +25,7 @@ def test_meshes_use_the_planned_backend_and_train_as_under_torchrun(start: Start
     assert line.endswith("backend ccl (--as-written leaves the script alone)")  # DTensors have no fused step
 
 
+@pytest.mark.repeats
 def test_sparse_gradients_train_as_under_torchrun(start: Start, by_torchrun: Start) -> None:
     ours = start(PROGRAMS, "sparse", options=FP32)
     assert_alike(ours.results, by_torchrun(PROGRAMS, "sparse").results)

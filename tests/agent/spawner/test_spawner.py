@@ -163,6 +163,7 @@ def test_a_host_that_cannot_be_reached_is_named_with_the_cause_and_ends_the_othe
     assert not_started(done.stderr) == {"host": host, "why": why}
 
 
+@pytest.mark.repeats
 @pytest.mark.slow
 def test_a_host_that_only_others_tried_to_reach_is_tried_from_here(spawned: Spawned) -> None:
     done = spawned.run(lines(40).replace("node39", "dead39"), "import time; time.sleep(300)")

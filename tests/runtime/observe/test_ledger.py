@@ -391,6 +391,7 @@ def test_groups_of_a_forked_process_are_not_the_ranks(tmp_path: Path) -> None:
         ranks.go_on()
 
 
+@pytest.mark.repeats
 def test_compiled_steps_are_counted(tmp_path: Path) -> None:
     program = (
         "p = torch.nn.Parameter(torch.ones(3))\np.grad = torch.ones(3)\n"

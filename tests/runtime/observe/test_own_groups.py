@@ -137,6 +137,7 @@ def test_a_rank_alone_may_start_processes(cpulaunch: Run, tmp_path: Path, script
     assert run(cpulaunch, tmp_path, script, 1) == (["2", "2"], [])
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize(
     ("script", "said"),
     [repeat(SPAWN, 0), (SPAWN.replace('"gloo"', '"nccl"'), 1), repeat(FORK.replace('"gloo"', '"nccl"'), 1)],
