@@ -563,21 +563,6 @@ def test_torchrun(built: Built, tmp_path: Path) -> None:
     assert done.stdout.count("sum 2.0 ccl") == 2, done.stderr
 
 
-@pytest.mark.repeats
-@pytest.mark.slow
-def test_plain_mpiexec(built: Built, tmp_path: Path) -> None:
-    mpiexec = Path(sys.prefix) / "bin" / "mpiexec.hydra"
-    if not mpiexec.exists():
-        pytest.skip("Intel MPI is not installed")
-    lines = "import os\nos.environ.update(RANK=os.environ['PMI_RANK'], WORLD_SIZE=os.environ['PMI_SIZE'])\n"
-    (tmp_path / "hello.py").write_text(lines + HELLO % "ccl")
-    done = subprocess.run(
-        [str(mpiexec), "-n", "2", sys.executable, str(tmp_path / "hello.py")], capture_output=True, text=True,
-        timeout=120, env={**without_rank(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
-    )  # fmt: skip
-    assert done.stdout.count("sum 2.0 ccl") == 2, done.stderr
-
-
 def without_rank() -> dict[str, str]:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     return {k: v for k, v in environment(0, 1, 0).items() if k not in names}

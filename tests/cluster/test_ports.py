@@ -130,11 +130,6 @@ def test_oneccls_sockets_are_within_the_range(transport: str, cluster: Cluster, 
     assert within(found), found
 
 
-@pytest.mark.repeats
-def test_without_the_option_a_job_listens_outside_the_range(cluster: Cluster, tmp_path: Path) -> None:
-    assert not within(ports_of_a_job(cluster, tmp_path, "--launcher", "ssh"))
-
-
 def test_settings_that_would_listen_outside_the_range_are_an_error(cpulaunch: Run, tmp_path: Path) -> None:
     """tests/plan/test_network.py has the others."""
     (tmp_path / "train.py").touch()

@@ -136,11 +136,6 @@ def least(layout: str, *operations: str) -> dict[str, float]:
     return {operation: least_wire(operation, hosts_of(layout)) for operation in operations}
 
 
-@pytest.mark.parametrize("layout", [repeat("4x2"), repeat("2x4"), repeat("3+1")])
-def test_a_sum_crosses_the_network_once_per_host(cluster: Cluster, layout: str) -> None:
-    check(cluster, layout, least(layout, "all_reduce"))
-
-
 @pytest.mark.parametrize("layout", [repeat("2x2"), repeat("4x2"), repeat("3+1")])
 def test_a_sum_over_oneccl_crosses_the_network_once_per_host(cluster: Cluster, layout: str) -> None:
     check(cluster, layout, least(layout, "all_reduce"), **OVER_ONECCL)
