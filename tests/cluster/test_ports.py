@@ -81,7 +81,7 @@ def listening(cluster: Cluster, host: str) -> set[int]:
 def ports_of_a_job(
     cluster: Cluster, directory: Path, *options: object, library: Path | None = None
 ) -> dict[str, set[int]]:
-    """The ports on which a job of two ranks on one host and one on another listens, started from ``login``, by host."""
+    """The ports, by host, on which a job of three ranks on two hosts listens, started from ``login``."""
     (directory / "train.py").write_text(LISTENS)
     argv = [sys.executable, "-m", "cpulaunch", "run", "--hosts", "node0:2,node1:1", "--tee", "all"]
     argv += [*map(str, options), "train.py", *([str(library)] if library else [])]

@@ -52,7 +52,8 @@ def test_digits_are_learnt(cpulaunch: Run, tmp_path: Path, launcher: str, backen
 
 def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
     torchrun = Path(sys.executable).with_name("torchrun")
-    done = subprocess.run([torchrun, "--nproc-per-node", "2", DIGITS, "--epochs", "2"], env=clean_environment(TMPDIR=str(tmp_path)), text=True,
+    done = subprocess.run([torchrun, "--nproc-per-node", "2", DIGITS, "--epochs", "2"],
+                          env=clean_environment(TMPDIR=str(tmp_path)), text=True,
                           capture_output=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL)  # fmt: skip
     assert accuracy(done.stdout) > 85
     assert "backend gloo, fp32" in done.stdout

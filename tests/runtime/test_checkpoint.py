@@ -255,7 +255,8 @@ def test_a_job_with_a_killed_rank_ends_with_the_weights_of_an_undisturbed_one(
         "sys.argv = sys.argv[1:]\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
-    options = ("-n", "3", "--oversubscribe", "--backend", backend, "--checkpoint-every", "20", "--max-restarts", "1",
+    options = ("-n", "3", "--oversubscribe", "--backend", backend, "--checkpoint-every", "20",
+               "--max-restarts", "1",
                "--grace-period", "600")  # fmt: skip
     script = (EXAMPLE, "--steps", "60", "--workers", "1")
     calm = run_job(cpulaunch, *options, *script, "--directory", "calm")
