@@ -423,3 +423,8 @@ def test_a_rank_that_leaves_a_group_ends_the_others_waits() -> None:
 def test_the_interpreter_exits_cleanly(line: str) -> None:
     for result in run_script(2, script(line), limit=60):
         assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_kill_9_of_all_ranks_leaves_nothing_in_dev_shm() -> None:
+    for result in run_script(2, script("os.kill(os.getpid(), 9)")):
+        assert result.returncode == -9
