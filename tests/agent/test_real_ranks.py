@@ -230,7 +230,7 @@ class TestThreads:
         [
             ("import os; os.environ['OMP_NUM_THREADS'] = '2'", 2),
             repeat("import os; os.environ['MKL_NUM_THREADS'] = '2'", 2),
-            ("import importlib.util; importlib.util.find_spec('torch')", 1),  # transformers looks first
+            repeat("import importlib.util; importlib.util.find_spec('torch')", 1),  # transformers looks first
         ],
     )
     def test_a_program_that_asks_for_others_itself_may(

@@ -42,12 +42,15 @@ def four(built: Built) -> Iterator[Ranks]:
 @pytest.fixture(
     params=[
         2,
-        pytest.param(3, marks=pytest.mark.slow),
+        pytest.param(3, marks=[pytest.mark.slow, pytest.mark.repeats]),
         pytest.param(4, marks=[pytest.mark.slow, pytest.mark.repeats]),
     ],
     ids=lambda size: f"{size} ranks",
 )
 def ranks(request: pytest.FixtureRequest) -> Ranks:
-    """Each test that uses it runs with two and with three ranks, and with four under ``scripts/test.sh
-    --all``."""
+    """Each test that uses it runs with two ranks, and with three and four under ``scripts/test.sh --all``.
+
+    Otherwise, tests/cluster/test_collectives.py has four ranks on three hosts, and tests/ccl/test_native.py
+    any number of ranks.
+    """
     return request.getfixturevalue({2: "two", 3: "three", 4: "four"}[request.param])

@@ -68,9 +68,9 @@ def test_requesting_incompatible_bindings_is_an_error(version: str | None, advic
 @pytest.mark.parametrize(
     ("body", "version", "binding", "status", "said"),
     [
-        (STAND_IN, "same", "auto", 0, "by ProcessGroupCCL"),
+        repeat(STAND_IN, "same", "auto", 0, "by ProcessGroupCCL"),
         (STAND_IN, "same", "oneccl_bind_pt", 0, "by ProcessGroupGloo, 1"),
-        (STAND_IN, "2.1.0", "oneccl_bind_pt", 1, "works with the torch that it was built for only"),
+        repeat(STAND_IN, "2.1.0", "oneccl_bind_pt", 1, "works with the torch that it was built for only"),
         repeat(BROKEN, "same", "oneccl_bind_pt", 1, "does not load: undefined symbol: _ZN5torch"),
         repeat("", "same", "oneccl_bind_pt", 1, "was imported and registered no backend ccl"),
     ],

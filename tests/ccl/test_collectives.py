@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from ranks import Ranks
+from support.marks import repeat
 
 from cpulaunch.ccl.installed import Built
 
@@ -66,7 +67,7 @@ few = settings(examples, max_examples=8)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", names.REDUCTIONS)
+@pytest.mark.parametrize("kind", [repeat(kind) for kind in names.REDUCTIONS])
 @few
 @given(reduced=st.sampled_from(names.REDUCED), shape=shapes, layout=layouts, root=st.integers(0, 2), seed=seeds,
        late=st.booleans())  # fmt: skip
@@ -76,7 +77,7 @@ def test_oneccls_reductions_equal_gloos(oneccl: Ranks, kind: str, reduced: tuple
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", names.MOVEMENTS)
+@pytest.mark.parametrize("kind", [repeat(kind) for kind in names.MOVEMENTS])
 @few
 @given(dtype=st.sampled_from(names.MOVED), shape=shapes, layout=layouts, root=st.integers(0, 2), seed=seeds,
        late=st.booleans())  # fmt: skip

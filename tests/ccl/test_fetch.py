@@ -67,9 +67,7 @@ def failure(tmp_path: Path, *, patient: bool = False) -> tuple[HostError, list[s
     [
         ("closed port", "{}/oneccl-devel/: Connection refused"),
         repeat("no answer", "no answer from {}/oneccl-devel/ within 1.2 s"),
-        pytest.param(
-            "dropped packets", "no answer from {}/oneccl-devel/ within 1.2 s", marks=pytest.mark.slow
-        ),
+        repeat("dropped packets", "no answer from {}/oneccl-devel/ within 1.2 s"),
     ],
 )
 def test_an_unreachable_index_is_tried_once(tmp_path: Path, index: Index, kind: str, reason: str) -> None:

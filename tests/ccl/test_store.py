@@ -71,14 +71,10 @@ print(status, x.sum().item())
 @pytest.mark.parametrize(
     ("child", "code", "transport"),
     [
-        repeat("os._exit(3)", 3, "auto"),
-        repeat("os._exit(3)", 3, "oneccl"),
-        ("sys.exit(4)", 4, "auto"),
-        repeat("sys.exit(4)", 4, "oneccl"),
+        repeat("sys.exit(4)", 4, "auto"),
         repeat("dist.destroy_process_group(); sys.exit(5)", 5, "auto"),
-        repeat("dist.destroy_process_group(); sys.exit(5)", 5, "oneccl"),
-        repeat("dist.all_reduce(x)", 1, "auto"),
-        ("dist.all_reduce(x)", 1, "oneccl"),
+        ("dist.all_reduce(x)", 1, "auto"),
+        repeat("dist.all_reduce(x)", 1, "oneccl"),
     ],
 )
 def test_a_forked_child_does_no_harm(child: str, code: int, transport: str, built: object) -> None:
@@ -108,7 +104,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize(
     ("apart", "seconds", "transport"),  # heartbeats are written once a second, and nothing shows when
-    [(False, 0, "auto"), (True, 2.5, "oneccl"), repeat(False, 0, "oneccl"), repeat(True, 2.5, "auto")],
+    [repeat(False, 0, "auto"), repeat(True, 2.5, "oneccl"), repeat(False, 0, "oneccl"), (True, 2.5, "auto")],
 )
 def test_a_rank_that_outlives_the_store_prints_nothing(
     apart: bool, seconds: float, transport: str, built: object
@@ -155,10 +151,7 @@ SUSPENSION = 9
     ("stopped", "apart", "transport"),
     [
         (0, True, "auto"),
-        repeat(1, True, "auto"),
-        repeat(0, False, "auto"),
         repeat(1, False, "auto"),
-        repeat(0, True, "oneccl"),
         repeat(1, True, "oneccl"),
     ],
 )

@@ -25,7 +25,8 @@ def test_ddp_trains_as_with_gloo(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize(
-    "hook", [repeat("allreduce_hook"), repeat("fp16_compress_hook"), "bf16_compress_hook", "powerSGD_hook"]
+    "hook",
+    [repeat("allreduce_hook"), repeat("fp16_compress_hook"), repeat("bf16_compress_hook"), "powerSGD_hook"],
 )
 def test_ddp_comm_hooks(ranks: Ranks, hook: str) -> None:
     for ours, gloos in ranks.call("train_ddp", hook=hook):
@@ -63,6 +64,7 @@ def test_a_subgroup_may_be_made_by_its_members_only(three: Ranks) -> None:
     assert three.call("pairs") == ["ok"] * 3
 
 
+@pytest.mark.repeats
 def test_pairs_that_make_only_their_own_group_do_not_mix(four: Ranks) -> None:
     for _ in range(3):
         assert four.call("own_pair") == [3, 3, 7, 7]
@@ -112,11 +114,13 @@ def test_waiting_releases_the_gil(two: Ranks) -> None:
     assert two.call("wait_while_a_thread_runs") == ["ok", "ok"]
 
 
+@pytest.mark.repeats
 def test_memory_does_not_grow(two: Ranks) -> None:
     for growth in two.call("repeat", 4_000, 200, limit=240):
         assert growth["allreduce"] < 0.05  # MB: 12 bytes for each
         assert growth["groups"] < 2.0
 
 
+@pytest.mark.repeats
 def test_more_elements_than_an_int_can_count(two: Ranks) -> None:
     assert two.call("large", 2**31 + 24, limit=300) == ["ok", "ok"]

@@ -22,7 +22,8 @@ BIG = ["--lscpu", REPOSITORY / "tests/plan/2x28.lscpu"]
 def is_like_another(command: str) -> bool:
     """Whether the command starts what another one does; tests/cli/test_habits.py has its options."""
     return any(
-        words in command for words in ("--ninstances", "_mode", "--instances auto", "--cores-per-instance")
+        words in command
+        for words in ("--ninstances", "_mode", "--instances auto", "--cores-per-instance", "--fail-fast")
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.marks import repeat
 
 from cluster.conftest import Run
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("ranks", ["node1:2,node2:2", "node1:2,node2:1"])
+@pytest.mark.parametrize("ranks", [repeat("node1:2,node2:2"), "node1:2,node2:1"])
 def test_the_link_between_hosts_is_measured(cpulaunch: Run, ranks: str) -> None:
     options = ("--sizes", "64K", "--operations", "all_reduce,send_recv", "--format", "json")
     done = cpulaunch(

@@ -117,17 +117,8 @@ def test_compressed_averages_are_rounded_on_the_wire_only(ranks: Ranks) -> None:
     assert ranks.call("exact_averages") == ["ok"] * ranks.size
 
 
-@pytest.mark.repeats
-def test_sums_have_the_same_bits_from_run_to_run(the_cluster: Cluster) -> None:
-    hosts, port = LAYOUTS["3+1"], PORT + 1  # ranks of other tests may still run
-    found = [
-        ranks.call("digests")[0] for _ in range(2) for ranks in ranks_on(the_cluster, hosts, MASTER_PORT=port)
-    ]
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize(
-    ("layout", "transport"), [repeat("1x2", "auto"), ("2x2", "auto"), repeat("2x2", "ofi")]
+    ("layout", "transport"), [("1x2", "auto"), repeat("2x2", "auto"), repeat("2x2", "ofi")]
 )
 def test_a_rank_without_access_to_its_neighbours_memory_takes_part(
     the_cluster: Cluster, layout: str, transport: str

@@ -47,7 +47,13 @@ def run(hosts: Cluster, directory: Path, *options: str, **env: str) -> subproces
 
 @pytest.mark.parametrize(
     ("launcher", "backend"),
-    [("ssh", "ccl"), ("ssh", "gloo"), ("intel", "ccl"), repeat("intel", "gloo"), repeat("openmpi", "ccl")],
+    [
+        repeat("ssh", "ccl"),
+        ("ssh", "gloo"),
+        ("intel", "ccl"),
+        repeat("intel", "gloo"),
+        repeat("openmpi", "ccl"),
+    ],
 )
 def test_ranks_meet(launcher: str, backend: str, the_hosts: Cluster, tmp_path: Path) -> None:
     done = run(the_hosts, tmp_path, *launcher_options(launcher), "--backend", backend)

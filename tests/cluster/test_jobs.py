@@ -6,21 +6,19 @@ import hashlib
 import json
 import os
 import random
-import re
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from support.chaos import LAUNCHERS
-from support.command import REPOSITORY, clean_environment, launcher_options, mpi_options, needs_two_cores
+from support.command import clean_environment, launcher_options, mpi_options, needs_two_cores
 from support.faults import Cluster
 from support.jobs import outputs
 from support.marks import repeat
 
 import cpulaunch as package
 from cluster.conftest import HOSTS, Run
-from cpulaunch.ccl.installed import state
 from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
 
 pytestmark = pytest.mark.slow
@@ -77,7 +75,7 @@ def test_ranks_are_where_the_plan_says(
     assert [r["LD_PRELOAD"] for r in ranks] == preloads
 
 
-@usually("intel", "openmpi")
+@usually("intel")
 def test_uneven_slots_names_and_addresses(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, show: Path, tmp_path: Path
 ) -> None:
@@ -165,7 +163,7 @@ def test_each_host_is_bound_by_its_own_cores(
     assert "warning: node2: has 1 of the" in done.stderr
 
 
-@usually("openmpi", "ssh")
+@usually("openmpi")
 def test_environment_reaches_every_rank(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
@@ -178,8 +176,8 @@ def test_environment_reaches_every_rank(
 @pytest.mark.parametrize(
     ("mpi", "name", "value"),
     [
-        ("intel", "I_MPI_PIN_DOMAIN", "core"),
-        ("mpich", "HYDRA_BINDING", "core"),
+        repeat("intel", "I_MPI_PIN_DOMAIN", "core"),
+        repeat("mpich", "HYDRA_BINDING", "core"),
         ("openmpi", "PRTE_MCA_plm", "slurm"),
         repeat("openmpi", "PRTE_MCA_hwloc_default_binding_policy", "core"),
     ],
@@ -193,7 +191,7 @@ def test_variables_that_pin_ranks_or_select_a_launcher_do_not_reach_mpiexec(
     assert f"doesn't get {name}: cpulaunch places and starts the ranks" in done.stderr
 
 
-@usually("openmpi", "ssh")
+@usually("ssh")
 def test_directory_and_python_are_as_planned(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
@@ -208,35 +206,7 @@ def test_directory_and_python_are_as_planned(
     assert len({r["python"] for r in ranks}) == 1
 
 
-@pytest.mark.parametrize(
-    ("backend", "mpi"),
-    [
-        ("ccl", "intel"),
-        repeat("gloo", "mpich"),
-        repeat("ccl", "openmpi"),
-        repeat("gloo", "intel"),
-        repeat("ccl", "mpich"),
-        repeat("gloo", "openmpi"),
-    ],
-    indirect=["mpi"],
-)
-def test_the_digits_example_trains_as_well_as_locally(
-    backend: str, mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path
-) -> None:
-    pytest.importorskip("sklearn")
-    if backend == "ccl" and state().built is None:
-        pytest.skip("the ccl process group is not built: cpulaunch ccl build")
-    script = REPOSITORY / "examples" / "digits.py"
-    options = ["--backend", backend, "--threads", "1", "-ppn", "1"]
-    done = cpulaunch("run", *mpi, "-f", four, *options, script, "--epochs", "4", timeout=180, on="login")
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(f"rank \\d of 4: backend {backend}", done.stdout)) == 4
-    accuracy = re.search(r"test accuracy ([\d.]+)%", done.stdout)
-    assert accuracy, done.stdout
-    assert float(accuracy[1]) > 95
-
-
-@usually("mpich", "ssh")
+@usually("mpich")
 def test_without_preflight_agents_report_problems(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:

@@ -77,6 +77,7 @@ def test_hosts_are_checked_and_recorded(cluster: Cluster, here: Path) -> None:
     assert "hosts" in done.stdout
 
 
+@pytest.mark.repeats
 def test_a_local_test_cluster(here: Path) -> None:
     check, run, _ = commands("cluster ")
     argv = [str(REPOSITORY / "scripts" / "play_cluster.sh"), "sh", "-ec", f"{check}\n{run} {SHORT}"]

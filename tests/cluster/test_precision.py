@@ -16,6 +16,7 @@ from cpulaunch.discovery.host.this_host import cpu_here
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.repeats
 def test_one_host_of_each_kind_of_cpu_is_measured(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import os; print(os.environ['CPULAUNCH_PRECISION'])\n")
     # MKL ignores a value that it doesn't know, and nothing was measured with it before.

@@ -16,7 +16,7 @@ from support.faults import Cluster
 from support.marks import repeat
 
 import cpulaunch as package
-from cluster.conftest import HOSTS, Run, need_cluster
+from cluster.conftest import HOSTS, Run
 from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
 
 PACKAGE = Path(package.__file__).parent
@@ -94,7 +94,11 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+# That no sshd answers is shown of the first host, too, and each version of cpulaunch differs in its code.
+LIKE_OTHERS = ("sshd is down", "another cpulaunch")
+
+
+@pytest.mark.parametrize("fault", [repeat(fault) if fault in LIKE_OTHERS else fault for fault in FAULTS])
 def test_a_fault_is_named_with_its_host_and_its_remedy(
     fault: str, cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
@@ -144,16 +148,6 @@ def test_the_first_host_may_be_dead(cluster: Cluster, cpulaunch: Run, four: Path
     assert done.stderr.count("✗") == 1
 
 
-def test_a_host_without_power() -> None:
-    need_cluster()
-    with Cluster(("login", "node0", "node1")) as own:
-        own.power_off("node1")
-        argv = [sys.executable, "-m", "cpulaunch", "hosts", "check", "--hosts", "node0,node1"]
-        done = own.run("login", argv)
-    assert done.returncode == 3
-    assert "node1: ssh: connect to host node1 port 22" in done.stderr
-
-
 @pytest.mark.parametrize("hosts", [repeat("node0,nod1"), "nod1,node0"])
 def test_an_unknown_name(cluster: Cluster, cpulaunch: Run, hosts: str) -> None:
     done = cpulaunch("hosts", "check", "--hosts", hosts)
@@ -168,7 +162,7 @@ def test_an_unknown_name(cluster: Cluster, cpulaunch: Run, hosts: str) -> None:
     [
         repeat("node1", "--skip-preflight starts all the same"),
         ("node0,node1", "--skip-preflight starts all the same; --exclude leaves hosts out"),
-        ("nod1", None),
+        repeat("nod1", None),
         ("node0,nod1", "--exclude leaves hosts out"),
     ],
 )
@@ -238,12 +232,6 @@ def test_an_interface_that_is_only_on_some_hosts(cluster: Cluster, cpulaunch: Ru
     done = cpulaunch("hosts", "check", "-f", four, "--interface", "eth0")
     assert done.returncode == 3
     assert "✗ node3: has no interface eth0 with an address; it has docker0, ens5, lo" in done.stderr
-
-
-def test_two_names_of_one_host(cluster: Cluster, cpulaunch: Run) -> None:
-    done = cpulaunch("hosts", "check", "--hosts", f"node0,node1,{cluster.addresses['node1']}")
-    assert done.returncode == 3
-    assert f"✗ {cluster.addresses['node1']}: is the same host as node1" in done.stderr
 
 
 def test_a_startup_file_may_print(cluster: Cluster, cpulaunch: Run, four: Path) -> None:

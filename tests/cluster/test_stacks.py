@@ -52,7 +52,9 @@ def job(
             (directory / "go").touch()
 
 
-def test_stacks_of_four_hosts(cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path) -> None:
+def test_stacks_of_four_hosts_are_for_those_with_the_jobs_token(
+    cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
+) -> None:
     state = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_RUNTIME_DIR": ""}
     with job(cluster, four, tmp_path) as (_, pids):
         cluster.run("node1", ["kill", "-STOP", str(pids[2])])
@@ -69,13 +71,6 @@ def test_stacks_of_four_hosts(cluster: Cluster, cpulaunch: Run, four: Path, tmp_
             cluster.run("node1", ["kill", "-CONT", str(pids[2])])
         (first, *_) = cpulaunch("jobs", "runs", on="node3", **state).stdout.splitlines()
         assert "running · 4 hosts, 8 ranks" in first
-
-
-def test_a_request_without_the_token_gets_no_answer(
-    cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
-) -> None:
-    state = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_RUNTIME_DIR": ""}
-    with job(cluster, four, tmp_path):
         (control,) = tmp_path.glob("runs/*/control.json")
         (tmp_path / "forged").mkdir()
         said = {**json.loads(control.read_text()), "token": "0" * 64}

@@ -25,6 +25,7 @@ pytestmark = [
 PROGRAMS = Path(__file__).parent.parent / "runtime" / "observe" / "programs_telemetry.py"
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
 def test_the_slow_rank_of_four_hosts_waits_least(
     backend: str, cpulaunch: Run, four: Path, tmp_path: Path

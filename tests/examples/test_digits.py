@@ -27,10 +27,10 @@ def accuracy(output: str) -> float:
 @pytest.mark.parametrize(
     ("launcher", "backend"),
     [
-        repeat("local", "ccl"),
         repeat("local", "gloo"),
         ("intel", "ccl"),
-        *(repeat(launcher, backend) for launcher in ("mpich", "openmpi") for backend in ("ccl", "gloo")),
+        repeat("mpich", "gloo"),
+        repeat("openmpi", "ccl"),
     ],
 )
 def test_digits_are_learnt(cpulaunch: Run, tmp_path: Path, launcher: str, backend: str) -> None:
@@ -50,22 +50,10 @@ def test_digits_are_learnt(cpulaunch: Run, tmp_path: Path, launcher: str, backen
         assert line.endswith(f", {threads} thread{'s' * (threads > 1)}, CPUs [{cores}]")
 
 
-def test_a_run_uses_ccl_by_default(cpulaunch: Run) -> None:
-    done = cpulaunch("run", "-n", "2", DIGITS, "--epochs", "1", timeout=TIMEOUT)
-    assert "backend ccl" in done.stdout, done.stderr
-
-
-def test_oneccl_can_go_through_mpi(cpulaunch: Run) -> None:
-    options = (*mpi_options("intel"), "--ccl-transport", "mpi", "--env", "CCL_LOG_LEVEL=info")
-    done = cpulaunch("run", "-n", "2", *options, DIGITS, "--epochs", "1", timeout=TIMEOUT)
-    assert done.returncode == 0, done.stderr
-    assert "atl-mpi" in done.stdout + done.stderr
-    assert accuracy(done.stdout) > 80
-
-
 def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
     torchrun = Path(sys.executable).with_name("torchrun")
-    done = subprocess.run([torchrun, "--nproc-per-node", "2", DIGITS], env=clean_environment(TMPDIR=str(tmp_path)), text=True,
+    done = subprocess.run([torchrun, "--nproc-per-node", "2", DIGITS, "--epochs", "2"],
+                          env=clean_environment(TMPDIR=str(tmp_path)), text=True,
                           capture_output=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL)  # fmt: skip
-    assert accuracy(done.stdout) >= 97
+    assert accuracy(done.stdout) > 85
     assert "backend gloo, fp32" in done.stdout

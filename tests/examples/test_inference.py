@@ -125,7 +125,7 @@ def test_the_trainer_evaluates_compiled(tmp_path: Path, precision: str, engine: 
     ("options", "said"),
     [
         repeat("--precision int8", "int8 takes --engine compile"),
-        ("--batch 0", "--batch and --steps are at least 1"),
+        repeat("--batch 0", "--batch and --steps are at least 1"),
         pytest.param(
             "--engine ipex",
             "--engine ipex requires IPEX, which is not installed here",

@@ -87,6 +87,7 @@ def test_a_hostfile_may_call_this_host_localhost(
     check_rank_1_failed(done, tmp_path)
 
 
+@pytest.mark.repeats
 @pytest.mark.slow
 def test_the_second_host_may_have_its_own_name_on_loopback(
     cluster: Cluster, on_node0: On, tmp_path: Path

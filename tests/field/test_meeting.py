@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.command import Run
+from support.marks import repeat
 
 OPTIONS = ("run", "-n", "2", "--oversubscribe", "--precision", "fp32")
 
@@ -25,8 +26,14 @@ for number in range(3):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ccl", "gloo", ""])
-@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [
+        ("ccl", ""),
+        ("gloo", "ccl"),
+        *(repeat(*each) for each in (("ccl", "ccl"), ("ccl", "gloo"), ("gloo", "gloo"), ("gloo", ""))),
+    ],
+)
 def test_the_default_group_can_be_destroyed_and_made_again(
     name: str, backend: str, cpulaunch: Run, built, tmp_path: Path
 ) -> None:

@@ -111,12 +111,7 @@ def can_run(place: str, state: str) -> bool:
     return place != "all of them" and (place != "log directory" or state in ("read-only", "full"))
 
 
-ONCE = (
-    ("home", "closed"),
-    ("log directory", "read-only"),
-    ("shared memory", "full"),
-    ("all of them", "read-only"),
-)
+ONCE = (("shared memory", "full"), ("all of them", "read-only"))
 CASES = [
     (place, state) if (place, state) in ONCE else repeat(place, state)
     for place in PLACES

@@ -16,7 +16,7 @@ from support.marks import repeat
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("backend", ["ccl", "gloo"])
+@pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
 def test_a_rank_that_is_late_is_named_with_its_line(
     backend: str, cpulaunch: Run, built, marked, tmp_path: Path
 ) -> None:
@@ -50,16 +50,7 @@ def test_a_rank_that_is_late_is_named_with_its_line(
     assert "load_batch" in stacks.read_text()
 
 
-@pytest.mark.parametrize("backend", [repeat("ccl"), "gloo"])
-def test_a_collective_of_another_thread_is_shown_with_its_line(
-    backend: str, hang: Hang, tmp_path: Path
-) -> None:
-    _, lines, _ = stall(tmp_path, hang("in_a_thread", backend=backend))
-    at = f"train.py:{line_of('dist.all_reduce(ones)', 'def exchange')} exchange, in its thread exchange"
-    whole = f"rank 0 on localhost waits in all_reduce #3 of group 0, 4 kB float32, at {at}"
-    assert " ".join(lines).startswith(whole)  # it may be folded
-
-
+@pytest.mark.repeats
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
 def test_a_rank_that_computes_meanwhile_is_not_reported_as_waiting(
     backend: str, hang: Hang, tmp_path: Path
@@ -71,27 +62,6 @@ def test_a_rank_that_computes_meanwhile_is_not_reported_as_waiting(
     assert found["ranks"] == [1]
 
 
-def test_a_late_rank_is_named_and_an_ended_rank_is_not(hang: Hang, tmp_path: Path) -> None:
-    """Rank 0 waits for gloo's handshake with rank 1.  gloo doesn't record rank 2's last call."""
-    title, lines, found = stall(tmp_path, hang("done", "-n", "3", "--oversubscribe", backend="gloo"))
-    assert title.endswith("rank 1 on localhost has not called broadcast #3")
-    assert lines[0].startswith("rank 0 on localhost waits in broadcast #3 of group 0, 4 kB float32, at ")
-    assert lines[1].startswith("rank 1 on localhost finished #2 ")
-    assert found["ranks"] == [1]
-
-
-def test_a_rank_that_has_destroyed_its_group_is_named(hang: Hang, tmp_path: Path) -> None:
-    """gloo's other ranks only see a lost connection."""
-    done = hang("destroyed", "--stall-timeout", "30", backend="gloo")
-    first = outcome(tmp_path)["first_failure"]
-    assert (done.returncode, first["rank"], first["disagree"]) == (1, 0, False), done.stderr
-    at = f"train.py:{line_of('time.sleep(600)', 'def load_batch')} load_batch"
-    assert first["note"].splitlines() == [
-        f"rank 0 on localhost: all_reduce #3 of group 0, 4 kB float32, at train.py:{line_of('dist.all_reduce(tensor)')} step",
-        f"rank 1 on localhost is not in group 0 any more and is at {at}",
-    ]
-
-
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
 def test_crossed_groups_are_shown_with_both_lines(backend: str, hang: Hang, tmp_path: Path) -> None:
     title, lines, _ = stall(tmp_path, hang("crossed", backend=backend), in_docs=backend == "ccl")
@@ -100,37 +70,19 @@ def test_crossed_groups_are_shown_with_both_lines(backend: str, hang: Hang, tmp_
         assert f"train.py:{line_of(text)} crossed" in "\n".join(lines)
 
 
-@pytest.mark.parametrize(
-    ("backend", "case", "line"),
-    [
-        ("ccl", "new_group", "dist.new_group()"),
-        repeat("gloo", "new_group", "dist.new_group()"),
-        repeat("gloo", "new_subgroups", "dist.new_subgroups_by_enumeration("),
-    ],
-)
+@pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
 def test_a_rank_that_makes_a_group_alone_and_the_others_are_shown_with_their_lines(
-    backend: str, case: str, line: str, hang: Hang, tmp_path: Path
+    backend: str, hang: Hang, tmp_path: Path
 ) -> None:
-    done = hang(case, backend=backend)
-    title, lines, found = stall(tmp_path, done, in_docs=(backend, case) == ("ccl", "new_group"))
+    title, lines, found = stall(tmp_path, hang("new_group", backend=backend), in_docs=backend == "ccl")
     assert title.endswith("rank 1 on localhost waits in new_group, rank 0 on localhost in all_reduce #3")
-    at = line_of(line, f"def {'make_group' if case == 'new_group' else case}")
+    at = line_of("dist.new_group()", "def make_group")
     assert lines[0].startswith(f"rank 1 on localhost waits in new_group of ranks 0-1, at train.py:{at} ")
     at = line_of("dist.all_reduce(tensor)")
     assert lines[1].startswith("rank 0 on localhost waits in all_reduce #3 of group 0, 4 kB float32, at ")
     assert lines[1].endswith(f"train.py:{at} step")
     first = outcome(tmp_path)["first_failure"]
     assert (first["rank"], first["ranks"], found["ranks"]) == (None, [0, 1], [0, 1])
-
-
-@pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
-def test_a_rank_missing_from_a_new_group_is_named(backend: str, hang: Hang, tmp_path: Path) -> None:
-    title, lines, found = stall(tmp_path, hang("new_group_alone", backend=backend))
-    assert title.endswith("rank 0 on localhost has not called new_group")
-    at = f"train.py:{line_of('dist.new_group()', 'def make_group')} make_group"
-    assert lines[0] == f"rank 1 on localhost waits in new_group of ranks 0-1, at {at}"
-    assert lines[1] == f"rank 0 on localhost is at train.py:{line_of('time.sleep(600)')} load_batch"
-    assert (found["ranks"], found["operation"]) == ([0], "new_group")
 
 
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
@@ -147,16 +99,6 @@ def test_a_rank_that_has_ended_is_the_headline_of_the_others_error(
     assert lines[0] == f"rank 0 on localhost: all_reduce #3 of group 0, 4 kB float32, at {at}"
     assert "rank 0 on localhost failed then:" in lines
     assert text in cpulaunch("jobs").stdout
-
-
-def test_ranks_without_a_group_are_reported_as_such(hang: Hang, tmp_path: Path) -> None:
-    """All ranks are at the same line, which is also in outcome.json."""
-    title, lines, found = stall(tmp_path, hang("all_destroyed"))
-    at = line_of("time.sleep(600)")
-    assert title.endswith(f"all ranks are at train.py:{at} load_batch")
-    assert lines[0] == "no rank is in a process group any more, after 3 collectives"
-    assert (found["ranks"], found["file"], found["line"]) == ([], "train.py", at)
-    assert (found["attempt"], found["advice"]) == (1, "")
 
 
 def test_a_worker_of_a_data_loader_is_shown(hang: Hang, tmp_path: Path) -> None:
@@ -178,6 +120,7 @@ def test_stopped_and_debugged_ranks_are_reported_as_such(hang: Hang, tmp_path: P
     assert found["ranks"] == [1, 2, 3]
 
 
+@pytest.mark.repeats
 def test_the_rank_with_the_store_may_be_stopped_for_long(hang: Hang, tmp_path: Path) -> None:
     done = hang("stopped_for_a_while", "--stall-action", "report")
     assert done.returncode == 0, done.stderr
@@ -186,24 +129,6 @@ def test_the_rank_with_the_store_may_be_stopped_for_long(hang: Hang, tmp_path: P
     assert lines[0].startswith("rank 1 on localhost waits in all_reduce #1 of group ")
     assert outcome(tmp_path)["stalls"][0]["ranks"] == [0]
     assert "the sum is 4.0" in done.stdout
-
-
-def test_a_stopped_rank_is_reported_as_late(hang: Hang, tmp_path: Path) -> None:
-    """With gloo, the ledger of a stopped rank doesn't show that the last operation was completed."""
-    title, lines, found = stall(tmp_path, hang("stopped", backend="gloo"))
-    assert title.endswith("rank 1 on localhost: stopped (SIGSTOP)")
-    assert lines[0].startswith("rank 0 on localhost waits in all_reduce #3 of group 0")
-    assert re.match(r"rank 1 on localhost (called|finished) #2 ", lines[1])
-    assert (found["ranks"], found["sequence"]) == ([1], 3)
-
-
-def test_a_rank_that_has_ended_is_reported_as_such(hang: Hang, tmp_path: Path) -> None:
-    """No rank waits for it in a collective, which would be an error."""
-    title, lines, found = stall(tmp_path, hang("left"))
-    at = f"train.py:{line_of('_get_default_store().get(')} left"
-    assert title.endswith(f"rank 0 on localhost is at {at}")
-    assert "rank 1 on localhost has left: exit 0" in lines
-    assert found["ranks"] == [0]
 
 
 def test_a_hanging_disk_is_reported(hang: Hang, tmp_path: Path) -> None:
@@ -236,13 +161,6 @@ def test_a_deadlock_of_two_threads_is_shown_with_their_lines(hang: Hang, tmp_pat
         assert any("waits for a lock at" in text and f"train.py:{line} " in text for text in lines), lines
 
 
-@pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
-def test_a_message_that_nobody_sends_names_the_sender(backend: str, hang: Hang, tmp_path: Path) -> None:
-    title, _, found = stall(tmp_path, hang("receive", backend=backend))
-    assert "rank 1 on localhost has not answered rank 0's recv" in title
-    assert found["ranks"] == [1]
-
-
 def test_a_report_does_not_wait_for_an_agent_and_progress_is_reported_later(
     hang: Hang, tmp_path: Path
 ) -> None:
@@ -257,54 +175,30 @@ def test_a_report_does_not_wait_for_an_agent_and_progress_is_reported_later(
     assert outcome(tmp_path)["stalls"][0]["seconds"] >= 3
 
 
-@pytest.mark.parametrize(
-    ("case", "backend", "waits_in"),
-    [
-        ("unmet", "ccl", "init_process_group"),
-        repeat("unmet", "gloo", "init_process_group"),
-        repeat("first", "ccl", "all_reduce #0 of group 0, 4 kB float32"),
-        repeat("first", "gloo", "all_reduce #0 of group 0, 4 kB float32"),
-    ],
-)
+@pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
 def test_a_wait_before_the_first_step_is_reported_and_not_ended(
-    case: str, backend: str, waits_in: str, hang: Hang, tmp_path: Path
+    backend: str, hang: Hang, tmp_path: Path
 ) -> None:
     """The rank continues when the report exists."""
-    done = hang(case, backend=backend)
+    done = hang("unmet", backend=backend)
     assert done.returncode == 0, done.stderr
     title, *lines = boxes(done.stderr)[0]
-    name = waits_in.partition(" of ")[0]
+    name = "init_process_group"
     assert title == f"no progress for N s, before the first step: rank 1 on localhost has not called {name}"
-    assert lines[0].startswith(f"rank 0 on localhost waits in {waits_in}, at train.py:")
+    assert lines[0].startswith(f"rank 0 on localhost waits in {name}, at train.py:")
     assert f"is at train.py:{line_of('time.sleep(0.05)', 'def download')} download" in lines[1]
     assert (
         lines[2]
         == "--stall-action abort: before the first step, it ends the job once rank 1 uses no CPU for N s"
     )
-    assert case == "first" or boxes(done.stderr)[0] in boxes(PAGES)
+    assert boxes(done.stderr)[0] in boxes(PAGES)
     found = outcome(tmp_path)["stalls"][0]
     assert found["ranks"] == [1]
     assert "--stall-action" not in found["note"]
     assert found["advice"].startswith("--stall-action abort: before the first step, it ends the job once ")
 
 
-def test_a_rank_that_never_reaches_the_first_step_is_ended(hang: Hang, tmp_path: Path) -> None:
-    """It is ended once it was seen idle, which a rank that compiles or reads data is not."""
-    title, lines, found = stall(tmp_path, hang("unmet_for_good", backend="gloo"))
-    assert title.endswith("before the first step: rank 1 on localhost has not called init_process_group")
-    assert found["seconds"] >= 6
-    first = outcome(tmp_path)["first_failure"]
-    at = line_of("time.sleep(600)", "def load_batch")
-    assert (first["rank"], first["line"]) == (1, at), lines
-
-
-def test_a_signal_is_handled_while_a_rank_waits_in_a_collective(hang: Hang, tmp_path: Path) -> None:
-    """The other rank never calls it, but sends SIGINT and waits for the KeyboardInterrupt."""
-    done = hang("interrupted", "--stall-action", "report")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "heard").exists()
-
-
+@pytest.mark.repeats
 def test_a_rank_that_saves_alone_is_not_reported(hang: Hang, tmp_path: Path) -> None:
     done = hang("save", "--stall-timeout", "10")
     assert (done.returncode, outcome(tmp_path)["stalls"]) == (0, []), done.stderr
@@ -341,15 +235,3 @@ def test_finished_programs_are_ended_with_a_message(cpulaunch: Run, tmp_path: Pa
     said = map(json.loads, events.read_text().splitlines())
     ends = [(each["code"], each["by_launcher"], each["finished"]) for each in said if each["type"] == "exit"]
     assert ends == [(0, True, True)] * 2
-
-
-@pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
-def test_a_thread_that_never_ends_is_named_after_the_group_was_destroyed(
-    backend: str, hang: Hang, tmp_path: Path
-) -> None:
-    done = hang("thread_outlives", backend=backend)
-    result = outcome(tmp_path)
-    assert (done.returncode, result["kind"], len(result["stalls"])) == (0, "ok", 1), done.stderr
-    title, lines = box(done.stderr)
-    assert title.endswith("rank 1 on localhost has finished, but doesn't exit: threads have not ended")
-    assert lines[0].endswith(" load_batch, in its thread Thread-1 (load_batch)")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.command import REPOSITORY, TIMEOUT, Run, clean_environment
+from support.marks import repeat
 from support.telemetry import JOB, SECRET, write_job
 
 from cpulaunch.report.findings import in_words
@@ -75,7 +76,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @needs_chromium
 @pytest.mark.slow
-@pytest.mark.parametrize(("theme", "options"), [("light", ()), ("dark", (DARK,))])
+@pytest.mark.parametrize(("theme", "options"), [repeat("light", ()), ("dark", (DARK,))])
 def test_a_report_draws_the_jobs_figures_in_the_browsers_theme(
     report: Path, tmp_path: Path, theme: str, options: tuple[str, ...]
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_wheel_and_an_sdist_have_the_scripts_and_their_licenses(checkout: Path
     assert {f"{VEGA}/{name}" for name in NAMES} | {"scripts/wheel/backend.py"} < names
 
 
+@pytest.mark.repeats
 def test_without_a_registry_a_wheel_is_built_without_them(checkout: Path) -> None:
     path = f"{checkout.parent / 'bin'}:{os.environ['PATH']}"
     # An npm beside the interpreter would come first, so the build gets its own interpreter.

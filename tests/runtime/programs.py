@@ -96,29 +96,9 @@ def train(
     return {"losses": losses, "digest": digest(model), "backend": cpulaunch.backend()}
 
 
-def digits(epochs: str) -> dict:
-    """Train the example's net on its data with ``prepare``; return the accuracy in per cent."""
-    sys.path.insert(0, str(REPOSITORY / "examples"))
-    import digits as example
-
-    torch.manual_seed(0)
-    data, test = example.data()
-    model = example.network()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    model, optimizer, loader = cpulaunch.prepare(
-        model, optimizer, DataLoader(data, batch_size=32, shuffle=True)
-    )
-    for _ in range(int(epochs)):
-        model.train()
-        for x, y in loader:
-            with cpulaunch.autocast():
-                loss = functional.cross_entropy(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    with cpulaunch.autocast():
-        found = example.evaluate(cpulaunch.unwrap(model), test, cpulaunch.rank(), cpulaunch.world_size())
-    return {"accuracy": 100 * found}
+def trainings(name: str, steps: str, total: str, ways: str) -> dict:
+    """Several trainings in turn; ``ways`` has the further arguments of each, by its name."""
+    return {way: train(name, steps, total, *more) for way, more in json.loads(ways).items()}
 
 
 def prepared() -> dict:
@@ -242,11 +222,6 @@ def misuse(what: str) -> dict:
             model, optimizer = cpulaunch.prepare(model, optimizer)
             loss_of("mlp", model, batches[0]).backward()
             optimizer.step()
-        elif what == "unfusable":
-            model, optimizer = cpulaunch.prepare(model, torch.optim.RMSprop(model.parameters()))
-            with cpulaunch.autocast():
-                loss_of("mlp", model, batches[0]).backward()
-            optimizer.step()
         else:
             model, optimizer = cpulaunch.prepare(model, optimizer)
             for step in cpulaunch.accumulate(batches, 2, model):
@@ -265,8 +240,8 @@ def misuse(what: str) -> dict:
     return {"error": ""}
 
 
-def refused(*kinds: str) -> dict:
-    """The errors of several wrong calls."""
+def misuses(*kinds: str) -> dict:
+    """The errors of several wrong calls; empty without one."""
     return {what: misuse(what)["error"] for what in kinds}
 
 

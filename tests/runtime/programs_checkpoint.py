@@ -147,7 +147,19 @@ def continued() -> dict[str, Any]:
     return found
 
 
-def killed(directory: str, point: str) -> dict[str, Any]:
+def killed(directory: str, *points: str) -> dict[str, Any]:
+    """Train to the end after processes that were killed, one at each point; what each has left."""
+    left = {}
+    for point in points:
+        if (child := os.fork()) == 0:
+            train_until(directory, point)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL, point
+        left[point] = sorted(path.name for path in Path(directory).glob("step-*") if path.suffix == "")
+    return {**train_until(directory), **({"left": left} if left else {})}
+
+
+def train_until(directory: str, point: str = "") -> dict[str, Any]:
     """Train for 38 steps with a save at every 5th, and be killed at a point of the save of step ``point``."""
     where, _, step = point.partition("-")
     rename, fsync, rmtree = os.rename, os.fsync, shutil.rmtree

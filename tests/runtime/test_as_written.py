@@ -92,6 +92,7 @@ def test_as_written_gives_the_losses_of_plain_python(tmp_path: Path, kind: str) 
     assert not any({"flops", "samples"} & row.keys() for row in steps)
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("kind", ["eager", repeat("compiled")])
 def test_telemetry_changes_no_loss(tmp_path: Path, kind: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)

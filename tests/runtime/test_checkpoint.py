@@ -65,18 +65,16 @@ def test_training_resumes_bit_for_bit_with_any_loader(tmp_path: Path) -> None:
 def test_a_kill_within_a_save_loses_no_checkpoint(tmp_path: Path) -> None:
     """The kill comes while files are written, before and after the directory is renamed, or while an old one
     is removed."""
-    calm = result(alone(tmp_path, "killed", "calm", "none").stdout)
-    for point, left in {
+    calm = result(alone(tmp_path, "killed", "calm").stdout)
+    left = {
         "writing-10": ["step-5"],
         "before-15": ["step-10", "step-5"],
         "after-20": ["step-10", "step-15", "step-20"],
         "removing-15": ["step-20", "step-25"],
-    }.items():
-        assert alone(tmp_path, "killed", "struck", point).returncode == -signal.SIGKILL
-        assert complete(tmp_path / "struck") == left
-    last = alone(tmp_path, "killed", "struck", "none")
-    assert result(last.stdout) == {"weights": calm["weights"], "first": 25}
-    assert "cpulaunch: resuming after step 25 from " in last.stderr
+    }
+    struck = alone(tmp_path, "killed", "struck", *left)
+    assert result(struck.stdout) == {"weights": calm["weights"], "first": 25, "left": left}, struck.stderr
+    assert "cpulaunch: resuming after step 25 from " in struck.stderr
     assert sorted(path.name for path in (tmp_path / "struck").iterdir()) == [".lock", "step-30", "step-35"]
 
 
@@ -241,7 +239,7 @@ def run_job(cpulaunch: Run, *arguments: object) -> subprocess.CompletedProcess[s
 def test_a_job_with_a_killed_rank_ends_with_the_weights_of_an_undisturbed_one(
     cpulaunch: Run, tmp_path: Path, backend: str
 ) -> None:
-    """On four ranks, whose sums depend on DDP's buckets, with prepare's EpochSampler and two workers for
+    """On three ranks, whose sums depend on DDP's buckets, with prepare's EpochSampler and a worker for
     data. A rank that is stuck outside a collective doesn't get its grace period to save."""
     (tmp_path / "struck.py").write_text(
         "import os, runpy, signal, sys, time, torch\n"
@@ -257,7 +255,8 @@ def test_a_job_with_a_killed_rank_ends_with_the_weights_of_an_undisturbed_one(
         "sys.argv = sys.argv[1:]\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
-    options = ("-n", "4", "--backend", backend, "--checkpoint-every", "20", "--max-restarts", "1",
+    options = ("-n", "3", "--oversubscribe", "--backend", backend, "--checkpoint-every", "20",
+               "--max-restarts", "1",
                "--grace-period", "600")  # fmt: skip
     script = (EXAMPLE, "--steps", "60", "--workers", "1")
     calm = run_job(cpulaunch, *options, *script, "--directory", "calm")
@@ -290,7 +289,7 @@ def test_another_number_of_ranks_resumes_with_new_data(cpulaunch: Run) -> None:
 @pytest.mark.slow
 def test_engines_load_each_others_checkpoints(tmp_path: Path) -> None:
     losses = []
-    for engine, last in (("native", 20), ("ipex", 40), ("native", 60)):
+    for engine, last in (("native", 20), ("ipex", 40)):
         command = [intel_python(), "-m", "cpulaunch", "run", "-n", "1", "--engine", engine, "--precision", "bf16",
                    PROGRAMS, "engines", "ckpt", last]  # fmt: skip
         done = subprocess.run([*map(str, command)], cwd=tmp_path, env=clean_environment(), text=True,

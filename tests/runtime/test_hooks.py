@@ -22,13 +22,11 @@ LIMIT = 280.0
 
 SOME = (
     "",
-    "_disable_dynamo",
     "optim.Optimizer.__init__",
-    "distributed.distributed_c10d._new_process_group_helper",
     "_C._distributed_c10d.Work.wait",
     "autograd.profiler._enable_profiler",
 )
-"""Names of the step counter, of a class, of groups, of C++, and of an attribute that a trace replaces."""
+"""Names of a class, of C++, and of an attribute that a trace replaces."""
 
 NAMES = sorted({
     name

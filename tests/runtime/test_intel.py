@@ -6,7 +6,6 @@ import subprocess
 
 import pytest
 from support.command import clean_environment, intel_python, needs_bf16
-from support.marks import repeat
 
 from runtime.conftest import LIMIT, Start
 from runtime.test_training import BF16_LOSS
@@ -18,31 +17,26 @@ IPEX = ("--engine", "ipex")
 
 @needs_bf16
 def test_adamw_on_split_weights_equals_torchs(intel_job: Start) -> None:
-    (result,) = intel_job(1, "adamw", "50").results
+    (result,) = intel_job(1, "adamw", "20").results
     assert result["worst"] < 2**-9  # half of bf16's last bit, relative to a tensor's largest weight
     assert result["worst"] > 0
 
 
 @needs_bf16
 def test_ipex_is_near_fp32_and_ranks_get_the_same_weights(intel_job: Start) -> None:
-    (exact,) = intel_job(1, "train", "bert", "50", "24", options=("--precision", "fp32")).results
-    for ranks, steps in ((2, 50), (3, 10)):  # three ranks sum bf16 gradients in fp32
-        done = intel_job(ranks, "train", "bert", str(steps), "24", "rank", options=IPEX)
-        assert [line for line in done.ours() if "engine ipex: as asked, version 2.8.0" in line]
-        for result in done.results:
-            assert result["backend"] == "ccl"
-            assert result["losses"] == pytest.approx(exact["losses"][:steps], abs=BF16_LOSS)
-        assert len({result["digest"] for result in done.results}) == 1
+    """Three ranks sum bf16 gradients in fp32."""
+    (exact,) = intel_job(1, "train", "mlp", "20", "24", options=("--precision", "fp32")).results
+    done = intel_job(3, "train", "mlp", "20", "24", "rank", options=IPEX)
+    assert [line for line in done.ours() if "engine ipex: as asked, version 2.8.0" in line]
+    for result in done.results:
+        assert result["backend"] == "ccl"
+        assert result["losses"] == pytest.approx(exact["losses"], abs=BF16_LOSS)
+    assert len({result["digest"] for result in done.results}) == 1
 
 
 @needs_bf16
-@pytest.mark.repeats
-def test_digits_are_learnt(intel_job: Start) -> None:
-    assert all(result["accuracy"] >= 97 for result in intel_job(2, "digits", "12", options=IPEX).results)
-
-
-@needs_bf16
-@pytest.mark.parametrize("back", [False, repeat(True)], ids=["ipex to native", "native to ipex"])
+@pytest.mark.repeats  # examples/ipex_bert.py loads its checkpoint, too
+@pytest.mark.parametrize("back", [False, True], ids=["ipex to native", "native to ipex"])
 def test_checkpoints_have_full_precision_and_load_with_either_engine(
     intel_job: Start, tmp_path, back
 ) -> None:
@@ -53,15 +47,6 @@ def test_checkpoints_have_full_precision_and_load_with_either_engine(
     assert saved["kinds"] == ["torch.float32"]
     (loaded,) = intel_job(1, "checkpoint", "load", path, options=second).results
     assert loaded["losses"] == pytest.approx(saved["losses"], abs=0.05)
-
-
-@needs_bf16
-@pytest.mark.repeats
-def test_an_optimizer_that_ipex_cannot_fuse_trains_natively(intel_job: Start) -> None:
-    done = intel_job(2, "misuse", "unfusable", options=IPEX)
-    assert [result["error"] for result in done.results] == ["", ""]
-    expected = "Sequential gets the engine native: IPEX has no fused step for RMSprop; it has for Adam, AdamW"
-    assert [line for line in done.ours() if line.startswith(expected)]
 
 
 def test_ipex_cannot_be_imported_beside_a_transformers_without_a_module() -> None:
@@ -95,8 +80,8 @@ def test_an_accelerator_uses_ipex_with_one_line(intel_job: Start) -> None:
 
 
 def test_without_ipex_one_line_gives_the_reason_and_training_continues(job: Start) -> None:
-    done = job(2, "trainer", "{}", TEST_USE_IPEX="1")
-    assert all(result["kinds"] == [] for result in done.results)
+    done = job(1, "trainer", "{}", TEST_USE_IPEX="1")
+    assert done.results[0]["kinds"] == []
     assert [
         line
         for line in done.ours()

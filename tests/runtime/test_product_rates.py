@@ -184,15 +184,6 @@ def test_ranks_without_a_plan_decide_by_the_rates_of_rank_0(
 
 
 @pytest.mark.slow
-def test_rates_that_cannot_be_kept_hold_for_one_job(cpulaunch: Run, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    env = own_cache(tmp_path / "script.py")  # a file has no directories
-    done = cpulaunch("run", "-n", 1, "--backend", "gloo", "script.py", env=env)
-    assert done.returncode == 0
-    assert "the rates hold for this job only, as the cache can't be written" in done.stderr
-
-
-@pytest.mark.slow
 def test_after_a_failed_measurement_the_flags_decide(
     cpulaunch: Run, tmp_path: Path, cache: RateCache
 ) -> None:

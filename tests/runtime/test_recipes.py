@@ -42,13 +42,13 @@ def recipe(page: str, title: str) -> str:
             7,
             r"restarted: the Trainer resumes after step 5 from out/checkpoint-5",
         ),
-        (
+        repeat(
             "checkpoints.md",
             "## Trainer",
             3,
             "restarted: the Trainer starts from the beginning, as this job has saved ",
         ),
-        (
+        repeat(
             "checkpoints.md",
             "## accelerate",
             3,

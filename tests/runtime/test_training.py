@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,27 +20,41 @@ FP32 = ("--precision", "fp32")
 BF16_LOSS = 0.02
 """Maximum difference of a loss of about 1.6 from fp32's in the first 50 steps, as bf16 has 8 bits."""
 
+MLP = ("mlp", "20", "24")
+WAYS: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "accumulated": ("0", "3"),
+    "in one bucket": ("0", "1", '{"static_graph": true, "bucket_mb": 1}'),
+    "compressed": ("0", "1", '{"compress_gradients": "bf16", "bucket_mb": 7, "static_graph": true}'),
+}
+"""Ways to train: further arguments of `programs.train`."""
 
-@pytest.mark.parametrize("model", [repeat("mlp"), "bert"])
-def test_n_ranks_train_as_one_process_with_n_times_the_batch(job: Start, alone: Alone, model: str) -> None:
-    expected = alone("train", model, "50", "24")["losses"]
-    ranks = 2 if model == "bert" else 3
-    for result in job(ranks, "train", model, "50", "24", options=FP32).results:
-        assert result["losses"] == pytest.approx(expected, abs=1e-5)
+
+def test_ranks_train_as_one_process_with_the_whole_batch(job: Start, alone: Alone) -> None:
+    """With accumulated batches and DDP's settings, too.  ccl compresses nothing within a host."""
+    expected = alone("train", *MLP)["losses"]
+    for result in job(2, "trainings", *MLP, json.dumps(WAYS), options=(*FP32, "--backend", "ccl")).results:
+        assert {way: result[way]["losses"] for way in WAYS} == dict.fromkeys(
+            WAYS, pytest.approx(expected, abs=1e-5)
+        )
+        assert result["compressed"] == result["plain"]
     assert expected[-1] < expected[0]
 
 
-def test_accumulated_batches_are_one_batch(job: Start, alone: Alone) -> None:
-    expected = alone("train", "mlp", "50", "24")["losses"]
-    for result in job(2, "train", "mlp", "50", "24", "0", "3", options=FP32).results:
+@pytest.mark.repeats
+def test_ranks_train_a_bert_as_one_process_does(job: Start, alone: Alone) -> None:
+    expected = alone("train", "bert", "50", "24")["losses"]
+    for result in job(3, "train", "bert", "50", "24", options=FP32).results:
         assert result["losses"] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
-def test_bf16_is_near_fp32_and_ranks_get_the_same_weights(job: Start, alone: Alone, backend: str) -> None:
-    exact = alone("train", "bert", "50", "24")
+@pytest.mark.parametrize(("model", "backend"), [("mlp", "ccl"), repeat("bert", "gloo")])
+def test_bf16_is_near_fp32_and_ranks_get_the_same_weights(
+    job: Start, alone: Alone, model: str, backend: str
+) -> None:
+    exact = alone("train", model, "20", "24")
     options = ("--engine", "native", "--precision", "bf16", "--backend", backend)
-    first, second = job(2, "train", "bert", "50", "24", "rank", options=options).results
+    first, second = job(2, "train", model, "20", "24", "rank", options=options).results
     for result in (first, second):
         assert result["backend"] == backend
         assert result["losses"] == pytest.approx(exact["losses"], abs=BF16_LOSS)
@@ -47,56 +62,24 @@ def test_bf16_is_near_fp32_and_ranks_get_the_same_weights(job: Start, alone: Alo
     assert first["digest"] == second["digest"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "backend", "tolerance"),
-    [
-        ('{"compress_gradients": "bf16"}', "gloo", BF16_LOSS),
-        ('{"static_graph": true, "bucket_mb": 1}', "ccl", 1e-5),
-    ],
-)
-def test_ddp_by_settings(job: Start, alone: Alone, settings: str, backend: str, tolerance: float) -> None:
-    expected = alone("train", "mlp", "50", "24")["losses"]
-    options = (*FP32, "--backend", backend)
-    first, second = job(2, "train", "mlp", "50", "24", "0", "1", settings, options=options).results
-    assert first["digest"] == second["digest"]
-    assert first["losses"] == pytest.approx(expected, abs=tolerance)
-    if "compress" in settings:  # the gradients were compressed
-        assert first["losses"] != pytest.approx(expected, abs=1e-7)
-
-
-def test_ccl_compresses_nothing_within_a_host(job: Start) -> None:
-    options = (*FP32, "--backend", "ccl")
-    plain = job(2, "train", "mlp", "20", "24", options=options).results
-    compressed = job(
-        2, "train", "mlp", "20", "24", options=(*options, "--compress-gradients", "bf16")
-    ).results
-    assert compressed == plain
-
-
-def test_settings_of_the_plan_reach_the_model(job: Start) -> None:
-    """Compression, requested by an option of `run`, shows in the result."""
+def test_gradients_are_compressed_by_settings_of_the_call_or_of_the_plan(job: Start) -> None:
     options = (*FP32, "--backend", "gloo")
+    ways = json.dumps({way: WAYS[way] for way in ("plain", "compressed")})
+    by_call, other = job(2, "trainings", *MLP, ways, options=options).results
+    plain, compressed = by_call["plain"], by_call["compressed"]
+    assert compressed["digest"] == other["compressed"]["digest"] != plain["digest"]
+    assert compressed["losses"] == pytest.approx(plain["losses"], abs=BF16_LOSS)
     planned = (*options, "--compress-gradients", "bf16", "--bucket-mb", "7", "--static-graph")
-    by_plan, _ = job(2, "train", "mlp", "20", "24", options=planned).results
-    settings = '{"compress_gradients": "bf16", "bucket_mb": 7, "static_graph": true}'
-    by_call, _ = job(2, "train", "mlp", "20", "24", "0", "1", settings, options=options).results
-    plain, _ = job(2, "train", "mlp", "20", "24", options=options).results
-    assert by_plan["digest"] == by_call["digest"] != plain["digest"]
+    assert [each["digest"] for each in job(2, "train", *MLP, options=planned).results] == [
+        compressed["digest"]
+    ] * 2
 
 
 def test_compiled_models_train_alike_and_keep_their_names(job: Start, alone: Alone) -> None:
-    expected = alone("train", "mlp", "50", "24")["losses"][:10]
+    expected = alone("train", *MLP)["losses"][:10]
     first, second = job(2, "train", "mlp", "10", "24", options=(*FP32, "--compile")).results
     assert first["digest"] == second["digest"]
     assert first["losses"] == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.parametrize("options", [("--engine", "native"), repeat(FP32)])
-@pytest.mark.repeats
-def test_digits_are_learnt(job: Start, options: tuple[str, ...]) -> None:
-    done = job(2, "digits", "12", options=options)
-    assert all(result["accuracy"] >= 97 for result in done.results)
-    assert [line for line in done.ours() if "engine native" in line]
 
 
 @pytest.mark.parametrize("ranks", [repeat(1), 2])
@@ -137,24 +120,24 @@ REFUSED = {
 
 
 def test_misuse_is_refused(job: Start) -> None:
-    errors = job(2, "refused", *REFUSED).results[0]
+    errors = job(2, "misuses", *REFUSED).results[0]
     assert [
         what for what, start in REFUSED.items() if not errors[what].startswith(f"UsageError: {start}")
     ] == []
 
 
-@pytest.mark.parametrize(
-    ("what", "expected"),
-    [
-        ("nothing to train", "Sequential has nothing to train: it is left without data parallelism"),
-        ("never steps", "AdamW was prepared, but never stepped: this script has not trained"),
-        ("no autocast", "Sequential runs outside of `with cpulaunch.autocast():`"),
-    ],
-)
-def test_a_model_that_would_not_train_is_reported_once(job: Start, what: str, expected: str) -> None:
-    done = job(2, "misuse", what, options=("--engine", "native", "--precision", "bf16"))
-    assert [result["error"] for result in done.results] == ["", ""]
-    assert len([line for line in done.ours() if line.startswith(expected)]) == 1
+REPORTED = {
+    "nothing to train": "Sequential has nothing to train: it is left without data parallelism",
+    "never steps": "AdamW was prepared, but never stepped: this script has not trained",
+    "no autocast": "Sequential runs outside of `with cpulaunch.autocast():`",
+}
+
+
+def test_a_model_that_would_not_train_is_reported_once(job: Start) -> None:
+    done = job(2, "misuses", *REPORTED, options=("--engine", "native", "--precision", "bf16"))
+    assert done.results == [dict.fromkeys(REPORTED, "")] * 2
+    for expected in REPORTED.values():
+        assert len([line for line in done.ours() if line.startswith(expected)]) == 1
 
 
 FORKS = """

@@ -175,10 +175,7 @@ def trainer(sharded_by: str = "") -> dict:
     )  # fmt: skip
     rows = [{"input_ids": torch.randint(50, (12,)), "labels": label % 5} for label in range(32)]
     further: dict[str, Any] = {}
-    if sharded_by == "fsdp":
-        further["fsdp"] = "full_shard"
-        further["fsdp_config"] = {"transformer_layer_cls_to_wrap": ["BertLayer"]}
-    elif sharded_by == "deepspeed":
+    if sharded_by == "deepspeed":
         further["deepspeed"] = {
             "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
             "zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"},

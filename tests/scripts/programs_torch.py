@@ -5,7 +5,6 @@ Each function is a rank's program, started as ``programs_torch.py NAME ARGS``; `
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -206,16 +205,6 @@ def sparse() -> dict:
     optimizer.step()
     result["SparseAdam"] = weights(net.bag.parameters())
     return result
-
-
-def variables() -> dict:
-    """torchrun's variables.  Ranks may have more under cpulaunch."""
-    return {
-        n: v
-        for n, v in os.environ.items()
-        if n.startswith(("TORCH", "ROLE", "GROUP", "LOCAL", "MASTER", "CPULAUNCH_JOB"))
-        or n in ("RANK", "WORLD_SIZE")
-    }
 
 
 def alone() -> dict:

@@ -27,13 +27,6 @@ def deepspeed() -> dict[str, str]:
     return {"PYTHONPATH": directory}
 
 
-@pytest.mark.repeats
-def test_lightning_sees_the_job_and_trains_as_under_torchrun(start: Start, by_torchrun: Start) -> None:
-    assert_alike(
-        start(PROGRAMS, "lightning", options=FP32).results, by_torchrun(PROGRAMS, "lightning").results
-    )
-
-
 @by_mpirun
 def test_lightning_in_slurm_trains_in_the_planned_precision(start: Start, by_torchrun: Start) -> None:
     ours = start(PROGRAMS, "lightning", options=("--precision", "bf16"), **SLURM)
@@ -75,16 +68,19 @@ def test_accelerates_own_scripts_pass(start: Start, name: str) -> None:
 
 
 @by_mpirun
-def test_accelerate_shards_a_model_by_both_versions_of_fsdp(start: Start) -> None:
-    for version, kind in (("1", "FullyShardedDataParallel"), ("2", "FSDPSequential")):
-        done = start(PROGRAMS, "accelerate", version, options=FP32)
-        warnings = [line for line in done.ours() if "can't save a model of FSDP version 1" in line]
-        assert len(warnings) == (version == "1")
-        for result in done.results:
-            assert (result["kind"], result["class"], result["size"]) == ("DistributedType.FSDP", kind, 2)
-            assert result["losses"] == pytest.approx(LOSSES, abs=2e-3)
+@pytest.mark.parametrize(
+    ("version", "kind"), [("1", "FullyShardedDataParallel"), repeat("2", "FSDPSequential")]
+)
+def test_accelerate_shards_a_model_by_both_versions_of_fsdp(start: Start, version: str, kind: str) -> None:
+    done = start(PROGRAMS, "accelerate", version, options=FP32)
+    warnings = [line for line in done.ours() if "can't save a model of FSDP version 1" in line]
+    assert len(warnings) == (version == "1")
+    for result in done.results:
+        assert (result["kind"], result["class"], result["size"]) == ("DistributedType.FSDP", kind, 2)
+        assert result["losses"] == pytest.approx(LOSSES, abs=2e-3)
 
 
+@pytest.mark.repeats
 @by_mpirun
 def test_a_trainer_evaluates_saves_and_resumes(start: Start, by_torchrun: Start) -> None:
     ours = start(PROGRAMS, "trainer", options=FP32).results
@@ -92,30 +88,21 @@ def test_a_trainer_evaluates_saves_and_resumes(start: Start, by_torchrun: Start)
     assert_alike(ours, by_torchrun(PROGRAMS, "trainer").results)
 
 
-@pytest.mark.repeats
-def test_a_trainer_shards_its_model(start: Start, by_torchrun: Start) -> None:
-    """Under torchrun, it doesn't: on CPUs it silently trains with DDP."""
-    theirs = by_torchrun(PROGRAMS, "trainer", "fsdp").results
-    for result, other in zip(start(PROGRAMS, "trainer", "fsdp", options=FP32).results, theirs, strict=True):
-        assert (result["engine"], other["engine"]) == (
-            "FSDPBertForSequenceClassification",
-            "DistributedDataParallel",
-        )
-        assert result["loss"] == pytest.approx(other["loss"], abs=2e-3)
-        assert result["steps"] == [2, 4]
-
-
 @by_mpirun
-def test_deepspeeds_engine_runs(start: Start, by_torchrun: Start) -> None:
+def test_accelerate_trains_by_deepspeed(start: Start) -> None:
+    bf16 = ("--precision", "bf16")
+    for result in start(PROGRAMS, "accelerate", "deepspeed", options=bf16, **deepspeed()).results:
+        assert (result["kind"], result["class"]) == ("DistributedType.DEEPSPEED", "DeepSpeedEngine")
+        assert (result["size"], result["precision"]) == (2, "torch.bfloat16")
+        assert result["losses"] == pytest.approx(LOSSES, abs=2e-2)
+
+
+@pytest.mark.repeats
+def test_deepspeed_itself_and_a_trainer_train_by_it(start: Start, by_torchrun: Start) -> None:
     env = deepspeed()
     assert_alike(
         start(PROGRAMS, "deepspeed", **env).results, by_torchrun(PROGRAMS, "deepspeed", **env).results
     )
-    bf16 = ("--precision", "bf16")
-    for result in start(PROGRAMS, "accelerate", "deepspeed", options=bf16, **env).results:
-        assert (result["kind"], result["class"]) == ("DistributedType.DEEPSPEED", "DeepSpeedEngine")
-        assert (result["size"], result["precision"]) == (2, "torch.bfloat16")
-        assert result["losses"] == pytest.approx(LOSSES, abs=2e-2)
     for result in start(PROGRAMS, "trainer", "deepspeed", **env).results:
         assert (result["engine"], result["steps"]) == ("DeepSpeedEngine", [2, 4])
 

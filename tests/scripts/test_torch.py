@@ -10,6 +10,7 @@ from scripts.conftest import Start, assert_alike, by_mpirun
 pytestmark = pytest.mark.slow
 
 PROGRAMS = "programs_torch.py"
+VARIABLES = "programs_variables.py"
 FP32 = ("--precision", "fp32")
 NOT_OURS = {"TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
 
@@ -24,6 +25,7 @@ def test_meshes_use_the_planned_backend_and_train_as_under_torchrun(start: Start
     assert line.endswith("backend ccl (--as-written leaves the script alone)")  # DTensors have no fused step
 
 
+@pytest.mark.repeats
 def test_sparse_gradients_train_as_under_torchrun(start: Start, by_torchrun: Start) -> None:
     ours = start(PROGRAMS, "sparse", options=FP32)
     assert_alike(ours.results, by_torchrun(PROGRAMS, "sparse").results)
@@ -51,7 +53,7 @@ def test_groups_report_the_backend_name_that_the_script_knows(start: Start) -> N
 
 @by_mpirun
 def test_ranks_have_torchruns_variables(start: Start, by_torchrun: Start) -> None:
-    theirs, ours = by_torchrun(PROGRAMS, "variables").results, start(PROGRAMS, "variables").results
+    theirs, ours = by_torchrun(VARIABLES).results, start(VARIABLES).results
     for rank, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         assert other.keys() - one.keys() <= NOT_OURS
         alike = (

@@ -8,12 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
-from support.command import REPOSITORY, bounded, clean_environment, needs_two_cores
+from support.command import bounded, clean_environment, needs_two_cores
 from support.jobs import outputs
 from support.marks import repeat
 from support.slurm import CPUS, CPUSETS, Queue
 
-from cpulaunch.ccl.installed import state
 from cpulaunch.model.cores import CoreSet
 from slurm.conftest import CPULAUNCH, HOSTS, Run
 
@@ -74,21 +73,6 @@ def test_a_batch_scripts_tasks_are_the_ranks(queue: Queue, show: Path, tmp_path:
     done.stdout = (tmp_path / "slurm.out").read_text()
     hosts = [rank["host"] for rank in outputs(done)]
     assert hosts == [*(host for host in HOSTS[:3] for _ in range(2)), "node3"]
-
-
-@pytest.mark.parametrize("backend", [repeat("gloo"), "ccl"])
-def test_the_digits_example_trains_as_well_as_elsewhere(backend: str, salloc: Run) -> None:
-    pytest.importorskip("sklearn")
-    if backend == "ccl" and state().built is None:
-        pytest.skip("the ccl process group is not built: cpulaunch ccl build")
-    options = ["--launcher", "slurm", "--backend", backend, "--threads", "1", "-ppn", "1"]
-    script = REPOSITORY / "examples" / "digits.py"
-    done = salloc("-N4", "run", *options, script, "--epochs", "4", timeout=180)
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(f"rank \\d of 4: backend {backend}", done.stdout)) == 4
-    accuracy = re.search(r"test accuracy ([\d.]+)%", done.stdout)
-    assert accuracy, done.stdout
-    assert float(accuracy[1]) > 95
 
 
 @needs_two_cores

@@ -226,6 +226,7 @@ def went_on(before: str, after: str) -> bool:
     return bool(saved and f"resuming after step {saved[1]} " in after and "weights " in after)
 
 
+@pytest.mark.repeats
 def test_a_preempted_job_saves_is_requeued_and_continues(submit: Submit, queue: Queue) -> None:
     pytest.importorskip("sklearn")
     with bounded(submit("-N", 2, "-p", "spare", "--requeue", "--follow", *SAVES, *TRAINS), LIMIT) as job:

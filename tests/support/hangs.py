@@ -20,7 +20,7 @@ import torch, torch.distributed as dist
 from torch.utils.data import DataLoader
 
 backend, case = sys.argv[1:]
-"unmet" in case or dist.init_process_group(backend)
+case == "unmet" or dist.init_process_group(backend)
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 is_culprit = rank == size // 2
 ones, more = torch.ones(1000), torch.ones(2000)
@@ -81,12 +81,6 @@ def worker():
     for _ in DataLoader(Items(), num_workers=1):
         step()
 
-def stopped():
-    steps(3)
-    if is_culprit:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    step()
-
 def c_lock():
     steps(3)
     if is_culprit:
@@ -112,13 +106,6 @@ def dead_lock():
 def other_thread(one, two):
     two.acquire()
     one.acquire()
-
-def receive():
-    steps(3)
-    if rank == 0:
-        dist.recv(ones, size // 2)
-    else:
-        load_batch()
 
 def disk():
     steps(3)
@@ -159,7 +146,7 @@ def wait_for_the_report():
 def save():
     steps(3)
     if rank == 0:
-        time.sleep(float(os.environ.get("SAVES", 5)))
+        time.sleep(5)
     step()
 
 def held():
@@ -182,12 +169,6 @@ def debugged():
     sys.stdin = os.fdopen(os.pipe()[0])
     breakpoint()
 
-def left():
-    steps(3)
-    if is_culprit:
-        sys.exit()
-    dist.distributed_c10d._get_default_store().get("what the other rank sets")
-
 def download():
     while not glob.glob("runs/*/stacks-1.txt"):
         time.sleep(0.05)
@@ -198,38 +179,9 @@ def unmet():
     dist.init_process_group(backend)
     step()
 
-def first():
-    if is_culprit:
-        download()
-    step()
-
 def roots():
     steps(3)
     dist.broadcast(ones, size - 1 - rank)
-
-def destroyed():
-    steps(3)
-    if is_culprit:
-        dist.destroy_process_group()
-        load_batch()
-    step()
-
-def interrupted():
-    steps(3)
-    if rank == 0:
-        try:
-            os.symlink(str(os.getpid()), "pid")
-            step()
-        except KeyboardInterrupt:
-            open("heard", "w").close()
-    else:
-        download()
-        while not os.path.islink("pid"):  # the group took so long to make that it was reported
-            time.sleep(0.05)
-        os.kill(int(os.readlink("pid")), signal.SIGINT)
-        while not os.path.exists("heard"):
-            time.sleep(0.05)
-    os._exit(0)
 
 def in_backward(features, other):
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(features, 100))
@@ -240,34 +192,8 @@ def in_backward(features, other):
             model(torch.ones(1, features)).sum().backward()
     step()
 
-def smaller_than_a_bucket():
-    in_backward(1000, lambda: dist.all_reduce(more))
-
 def larger_than_a_bucket():
     in_backward(10, lambda: dist.all_reduce(more))
-
-def other_than_a_bucket():
-    in_backward(1000, lambda: dist.broadcast(ones, rank))
-
-def in_a_thread():
-    steps(3)
-    if is_culprit:
-        load_batch()
-    thread = threading.Thread(target=exchange, name="exchange")
-    thread.start()
-    thread.join()
-
-def exchange():
-    dist.all_reduce(ones)
-
-def unmet_for_good():
-    if is_culprit:
-        load_batch()
-    dist.init_process_group(backend)
-
-def other_reduction():
-    steps(3)
-    dist.all_reduce(ones, dist.ReduceOp.MAX if is_culprit else dist.ReduceOp.SUM)
 
 def stopped_for_a_while():
     os.environ["CPULAUNCH_HEARTBEAT_TIMEOUT"] = "5"
@@ -296,28 +222,11 @@ def new_group():
 def make_group():
     dist.new_group()
 
-def new_subgroups():
-    steps(3)
-    if is_culprit:
-        dist.new_subgroups_by_enumeration([[0, 1]])
-    step()
-
-def new_group_alone():
-    steps(3)
-    if is_culprit:
-        make_group()
-    load_batch()
-
 def finished():
     steps(3)
     if is_culprit:
         sys.exit()
     step()
-
-def all_destroyed():
-    steps(3)
-    dist.destroy_process_group()
-    load_batch()
 
 def asynchronous():
     steps(3)
@@ -327,19 +236,9 @@ def asynchronous():
     compute()
     work.wait()
 
-def thread_outlives():
-    steps(3)
-    if is_culprit:
-        threading.Thread(target=load_batch).start()
-
 def other_type():
     steps(3)
     step(ones.int() if is_culprit else ones)
-
-def own_root():
-    steps(3)
-    dist.broadcast(ones, rank if is_culprit else 0)
-    step()
 
 def hasty_group():
     from datetime import timedelta
@@ -353,26 +252,6 @@ def hasty():
         load_batch()
     dist.all_reduce(more, group=group)
 
-def unsent():
-    group = hasty_group()
-    if is_culprit:
-        dist.barrier(group)
-    else:
-        dist.recv(more, size // 2, group)
-
-def other_part():
-    steps(3)
-    usual = [500] * size
-    sizes = [600, *usual[1:]] if is_culprit else usual
-    dist.all_to_all_single(torch.empty(sum(usual)), torch.ones(sum(sizes)), usual, sizes)
-
-def other_message():
-    steps(3)
-    if is_culprit:
-        dist.send(more, 0)
-    elif rank == 0:
-        dist.recv(ones)
-    step()
 
 def pairs():
     from datetime import timedelta
@@ -381,12 +260,6 @@ def pairs():
         dist.all_reduce(ones, group=group)
     return both
 
-def crossed_pairs():
-    first, second = pairs()
-    if rank:
-        dist.all_reduce(ones, group=first if is_culprit else second)
-    step()
-
 def destroyed_pair():
     group, _ = pairs()
     if is_culprit:
@@ -394,14 +267,6 @@ def destroyed_pair():
         load_batch()
     elif rank == 2:
         dist.all_reduce(more, group=group)
-    step()
-
-def any_of_pair():
-    group, _ = pairs()
-    if is_culprit:
-        load_batch()
-    elif rank == 2:
-        dist.recv(more, group=group)
     step()
 
 def done():

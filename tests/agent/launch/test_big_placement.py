@@ -33,7 +33,7 @@ def test_the_agent_of_the_last_of_a_thousand_different_hosts_starts_its_program(
     assert done.stdout.split()[1:] == [str(last), "1023", f"{{{FIRST_CPU}}}"], done.stderr
 
 
-@usually_under("local", "intel")
+@usually_under("local")
 def test_a_plan_in_several_variables_passes_each_launcher(
     cpulaunch: Run, launcher_options: list[str], tmp_path: Path
 ) -> None:

@@ -163,6 +163,7 @@ def test_a_host_that_cannot_be_reached_is_named_with_the_cause_and_ends_the_othe
     assert not_started(done.stderr) == {"host": host, "why": why}
 
 
+@pytest.mark.repeats
 @pytest.mark.slow
 def test_a_host_that_only_others_tried_to_reach_is_tried_from_here(spawned: Spawned) -> None:
     done = spawned.run(lines(40).replace("node39", "dead39"), "import time; time.sleep(300)")
@@ -188,7 +189,7 @@ def test_the_first_rank_alone_gets_stdin(spawned: Spawned, hosts: str) -> None:
     assert (done.returncode, sorted(done.stdout.split())) == (0, sorted([str(len(text)), "0"]))
 
 
-@pytest.mark.parametrize("reader", [2, pytest.param(34, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("reader", [2, repeat(34)])
 def test_another_rank_may_get_stdin_also_behind_another_host(spawned: Spawned, reader: int) -> None:
     show = (
         "import os, sys; from cpulaunch import variables\n"

@@ -272,7 +272,7 @@ def test_escape_at_the_hosts_leads_back_to_where(wizard: Start, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "number", [repeat(each) if 0 < each < 5 else each for each in range(len(FOUR_NODES))]
+    "number", [repeat(each) if 0 < each < len(FOUR_NODES) - 2 else each for each in range(len(FOUR_NODES))]
 )
 def test_control_c_at_each_question_leaves_nothing_behind(
     wizard: Start, tmp_path: Path, four_nodes: Path, number: int
@@ -301,20 +301,13 @@ def test_leaving_at_the_end_writes_nothing(wizard: Start, tmp_path: Path) -> Non
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("typed", "answer"),
-    [
-        ("two", "expected a whole number of at least 1, or auto"),
-        repeat("0", "expected a whole number of at least 1, or auto"),
-        repeat("-3", "expected a whole number of at least 1, or auto"),
-        (str(CPUS + 1000), f"{CPUS + 1000} ranks do not fit on"),
-    ],
-)
-def test_a_wrong_number_of_ranks_is_explained_and_asked_again(wizard: Start, typed: str, answer: str) -> None:
+def test_a_wrong_number_of_ranks_is_explained_and_asked_again(wizard: Start) -> None:
     terminal = wizard(*GLOO)
     terminal.answers(WHERE)
-    terminal.answers(RANKS, typed)
-    terminal.sees(f"{typed}: {answer}")
+    terminal.answers(RANKS, "two")
+    terminal.sees("two: expected a whole number of at least 1, or auto")
+    terminal.answers(RANKS, str(CPUS + 1000))
+    terminal.sees(f"{CPUS + 1000}: {CPUS + 1000} ranks do not fit on")
     terminal.answers(RANKS, "1")
     terminal.sees(PRECISION)
 
@@ -347,7 +340,7 @@ def test_an_existing_file_gives_the_defaults_and_is_kept(wizard: Start, tmp_path
     ("key", "value", "why", "default"),
     [
         ("hosts.nproc_per_node", str(CPUS + 1000), f"{CPUS + 1000} ranks do not fit on", "auto"),
-        ("output.log_dir", "a-file", "a-file can't be used: is a file, not a directory", "runs-2"),
+        repeat("output.log_dir", "a-file", "a-file can't be used: is a file, not a directory", "runs-2"),
     ],
 )
 def test_a_value_of_the_file_that_is_refused_is_no_default(

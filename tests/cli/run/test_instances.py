@@ -61,6 +61,7 @@ def infer(tmp_path: Path) -> Path:
 
 @needs_two_cores
 class TestEveryLauncher:
+    @usually_under("local", "openmpi")
     def test_instances_know_their_number_and_nothing_of_ranks(
         self, cpulaunch: Run, launcher_options, infer: Path
     ) -> None:
@@ -204,7 +205,7 @@ class TestOptions:
 
 @pytest.mark.slow
 class TestAScriptThatMakesAGroup:
-    @pytest.mark.parametrize("how", ["", repeat("'gloo'"), "backend='nccl', init_method='env://'"])
+    @pytest.mark.parametrize("how", [repeat(""), repeat("'gloo'"), "backend='nccl', init_method='env://'"])
     def test_is_alone_in_its_group_with_a_message(self, cpulaunch: Run, tmp_path: Path, how: str) -> None:
         (tmp_path / "group.py").write_text(GROUP.format(how=how))
         done = cpulaunch("run", "--instances", "2", "group.py")

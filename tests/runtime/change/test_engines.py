@@ -69,8 +69,8 @@ def test_an_engine_of_another_package_trains_a_job(job: Start, package: dict[str
 
 @pytest.mark.slow
 def test_an_engine_may_leave_a_model_to_native(job: Start, package: dict[str, str]) -> None:
-    done = job(2, "stamped", "RMSprop", options=("--engine", "stamping", "--precision", "bf16"), **package)
-    assert [(result["stamp"], result["falls"]) for result in done.results] == [(None, True), (None, True)]
+    done = job(1, "stamped", "RMSprop", options=("--engine", "stamping", "--precision", "bf16"), **package)
+    assert [(result["stamp"], result["falls"]) for result in done.results] == [(None, True)]
     assert [
         line
         for line in done.ours()

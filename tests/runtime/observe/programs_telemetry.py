@@ -69,29 +69,6 @@ def prepared(backend: str) -> None:
         optimizer.zero_grad()
 
 
-def compiled(backend: str) -> None:
-    torch.distributed.init_process_group(backend)
-    fast = torch.compile(model(), backend="aot_eager")
-    optimizer = torch.optim.SGD(fast.parameters(), 0.01)
-    for inputs, labels in loader():
-        optimizer.zero_grad()
-        nn.functional.mse_loss(fast(inputs), labels).backward()
-        optimizer.step()
-
-
-def accelerated(backend: str) -> None:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True)
-    net, optimizer, batches = accelerator.prepare(
-        parts := model(), torch.optim.AdamW(parts.parameters()), loader(accelerator.num_processes)
-    )
-    for inputs, labels in batches:
-        optimizer.zero_grad()
-        accelerator.backward(nn.functional.mse_loss(net(inputs), labels))
-        optimizer.step()
-
-
 def trainer(backend: str) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 

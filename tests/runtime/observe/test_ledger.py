@@ -25,16 +25,25 @@ pytestmark = pytest.mark.slow
 
 INTEL = os.environ.get("CPULAUNCH_TEST_INTEL")
 no_intel = pytest.mark.skipif(not INTEL, reason="no CPULAUNCH_TEST_INTEL")
-each_torch_and_backend = pytest.mark.parametrize(
-    ("python", "backend"),
-    [
-        (sys.executable, "ccl"),
-        repeat(sys.executable, "gloo"),
-        pytest.param(f"{INTEL}/python", "ccl", marks=[no_intel, pytest.mark.repeats]),
-        pytest.param(f"{INTEL}/python", "gloo", marks=no_intel),
-    ],
-    ids=["torch, ccl", "torch, gloo", "torch 2.8, ccl", "torch 2.8, gloo"],
-)
+CASES = {
+    "torch, ccl": (sys.executable, "ccl"),
+    "torch, gloo": (sys.executable, "gloo"),
+    "torch 2.8, ccl": (f"{INTEL}/python", "ccl"),
+    "torch 2.8, gloo": (f"{INTEL}/python", "gloo"),
+}
+
+
+def each_torch_and_backend(*usual: str) -> pytest.MarkDecorator:
+    """These of CASES, and all under ``scripts/test.sh --all``."""
+    rows = []
+    for name, values in CASES.items():
+        marks = [no_intel] if "2.8" in name else []
+        rows.append(
+            pytest.param(*values, marks=marks if name in usual else [*marks, pytest.mark.repeats], id=name)
+        )
+    return pytest.mark.parametrize(("python", "backend"), rows)
+
+
 # ccl's ledgers are written in C++ with either torch.  gloo's are copied from the recorder, whose format
 # differs between them.
 each_backend = pytest.mark.parametrize("backend", [repeat("ccl"), "gloo"])
@@ -141,7 +150,7 @@ def until(found: Callable[[], Any]) -> Any:
     return result
 
 
-@each_torch_and_backend
+@each_torch_and_backend("torch, ccl", "torch 2.8, gloo")
 def test_a_killed_rank_leaves_its_last_operations(tmp_path: Path, python: str, backend: str) -> None:
     program = "for _ in range(6): dist.all_reduce(x)\nif rank == 1: pause()\ndist.all_reduce(x)\n"
     with Ranks(tmp_path, python, backend, program) as ranks:
@@ -171,7 +180,7 @@ def test_a_killed_rank_leaves_its_last_operations(tmp_path: Path, python: str, b
         assert ranks.progress(0).collectives == 6
 
 
-@each_torch_and_backend
+@each_torch_and_backend("torch, ccl")
 def test_messages_have_their_peers(tmp_path: Path, python: str, backend: str) -> None:
     program = (
         "if rank == 0: dist.send(x, 1)\nelse: dist.recv(x, 0)\n"
@@ -240,6 +249,7 @@ def test_collectives_of_two_backends_are_all_counted(tmp_path: Path) -> None:
         ranks.go_on()
 
 
+@pytest.mark.repeats
 @each_backend
 def test_the_oldest_of_many_hanging_operations_is_kept(tmp_path: Path, backend: str) -> None:
     program = (
@@ -263,6 +273,7 @@ def test_the_oldest_of_many_hanging_operations_is_kept(tmp_path: Path, backend: 
         assert ranks.progress(1).collectives >= 41 or backend == "gloo"
 
 
+@pytest.mark.repeats
 @each_torch
 def test_a_group_of_ours_has_a_description(tmp_path: Path, python: str) -> None:
     """A box names it if only some ranks call ``save_if_due``."""
@@ -282,7 +293,7 @@ def test_a_group_of_ours_has_a_description(tmp_path: Path, python: str) -> None:
         ranks.go_on()
 
 
-@each_torch_and_backend
+@each_torch_and_backend("torch 2.8, gloo")
 def test_operations_of_a_group_destroyed_at_once_count(tmp_path: Path, python: str, backend: str) -> None:
     """The group is destroyed before the thread that copies gloo's groups has looked once."""
     program = "for _ in range(3): dist.all_reduce(x)\ndist.destroy_process_group()\npause()\n"
@@ -308,6 +319,7 @@ def test_the_last_collective_of_a_destroyed_group_is_kept(tmp_path: Path) -> Non
             assert kinds == {"0": [("broadcast", 0)], "1": [("barrier", 0)]}
 
 
+@pytest.mark.repeats
 @each_backend
 def test_groups_share_the_ledgers_space(tmp_path: Path, backend: str) -> None:
     program = (
@@ -346,7 +358,7 @@ pause()
 """
 
 
-@each_torch_and_backend
+@each_torch_and_backend("torch, ccl")
 def test_steps_and_collectives_of_a_plain_script_are_counted(
     tmp_path: Path, python: str, backend: str
 ) -> None:
@@ -379,6 +391,7 @@ def test_groups_of_a_forked_process_are_not_the_ranks(tmp_path: Path) -> None:
         ranks.go_on()
 
 
+@pytest.mark.repeats
 def test_compiled_steps_are_counted(tmp_path: Path) -> None:
     program = (
         "p = torch.nn.Parameter(torch.ones(3))\np.grad = torch.ones(3)\n"

@@ -98,9 +98,9 @@ def run(
     [
         (SPAWN, ["2"] * 4, MAKES.format(2)),
         repeat(FORK, ["2"] * 4, MAKES.format(2)),
-        (TORCHRUN, ["2"] * 4, STARTS),
+        repeat(TORCHRUN, ["2"] * 4, STARTS),
         repeat(NOTEBOOK, ["2"] * 4, STARTS),
-        (ALONE, ["1"] * 2, MAKES.format(1)),
+        repeat(ALONE, ["1"] * 2, MAKES.format(1)),
     ],
     ids=["spawn", "fork", "torchrun", "notebook_launcher", "alone"],
 )
@@ -137,6 +137,7 @@ def test_a_rank_alone_may_start_processes(cpulaunch: Run, tmp_path: Path, script
     assert run(cpulaunch, tmp_path, script, 1) == (["2", "2"], [])
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize(
     ("script", "said"),
     [repeat(SPAWN, 0), (SPAWN.replace('"gloo"', '"nccl"'), 1), repeat(FORK.replace('"gloo"', '"nccl"'), 1)],

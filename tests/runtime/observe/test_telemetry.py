@@ -89,25 +89,6 @@ def test_a_plain_script(tmp_path: Path, backend: str) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_models_are_not_counted(tmp_path: Path) -> None:
-    """Counting would run them eagerly, which changes their numbers."""
-    head, *rows = run(tmp_path, "compiled", "gloo")
-    assert (head["flops_per_step"], head["precision"]) == (None, None)
-    assert steps_of(rows, 1)[-1]["step"] == STEPS
-
-
-@pytest.mark.slow
-@pytest.mark.repeats
-def test_accelerate(tmp_path: Path) -> None:
-    head, *rows = run(tmp_path, "accelerated")
-    assert head["flops_per_step"] == 2 * flops_by_hand()
-    steps = steps_of(rows, 0)
-    assert steps[-1]["step"] == STEPS
-    # It loads one batch ahead, so the first step loads two, and the last one none.
-    assert sum(row.get("samples", 0) for row in steps) == BATCH * STEPS
-
-
-@pytest.mark.slow
 def test_trainer(tmp_path: Path) -> None:
     head, *rows = run(tmp_path, "trainer", "gloo")
     steps = steps_of(rows, 0)
@@ -120,7 +101,7 @@ def test_trainer(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["native", pytest.param("ipex", marks=needs_bf16)])
+@pytest.mark.parametrize("engine", ["native", pytest.param("ipex", marks=[needs_bf16, pytest.mark.repeats])])
 def test_cpulaunchs_own_engines(tmp_path: Path, engine: str) -> None:
     """A 3 × 3 convolution from 3 to 4 channels, and a layer: forward pass and weight gradients.
 

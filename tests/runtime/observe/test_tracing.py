@@ -58,7 +58,7 @@ def found_first(job: Path) -> str:
     ("backend", "case", "says", "reported"),
     [
         ("ccl", "slow loader", "waiting for input: set num_workers > 0", "waiting for input: more workers"),
-        (
+        repeat(
             "gloo",
             "slow rank",
             "waiting for slower ranks: rank 1 on localhost: it is in Python, or idle,",
@@ -96,6 +96,7 @@ def test_steps_from_the_start(
     assert reported in found_first(trace.parent)
 
 
+@pytest.mark.repeats
 def test_a_throttled_rank_is_named_first(
     cpulaunch: Run, env: dict[str, str], tmp_path: Path, cpu_group: Path
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_throttled_rank_is_named_first(
     assert re.match(lost, found_first(text.parent))
 
 
+@pytest.mark.repeats
 def test_a_script_with_the_trainer_runs_unchanged(
     cpulaunch: Run, built, env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -119,17 +121,6 @@ def test_a_script_with_the_trainer_runs_unchanged(
     assert done.returncode == 0, done.stderr
     (trace,) = tmp_path.glob("runs/*/trace.json.gz")
     assert check(events_of(trace), 2, backend="ccl") == ["step 3", "step 4"]
-
-
-@pytest.mark.repeats
-def test_a_script_with_accelerate_runs_unchanged(cpulaunch: Run, env: dict[str, str], tmp_path: Path) -> None:
-    script = Path(__file__).with_name("programs_telemetry.py")
-    done = cpulaunch(
-        "run", "-n", "2", "--backend", "gloo", "--profile", "5-6", script, "accelerated", "gloo", env=env
-    )
-    assert done.returncode == 0, done.stderr
-    (trace,) = tmp_path.glob("runs/*/trace.json.gz")
-    assert check(events_of(trace), 2, backend="gloo") == ["step 5", "step 6"]
 
 
 TRACES_ITSELF = """
@@ -327,6 +318,7 @@ while not pathlib.Path("go").exists(): time.sleep(0.1)
         assert launcher.wait(TIMEOUT) == 0
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("window", ["10-12", repeat("2-12")])
 def test_a_job_that_ends_before_the_last_step_to_trace_has_a_trace(
     window: str, cpulaunch: Run, env: dict[str, str], tmp_path: Path

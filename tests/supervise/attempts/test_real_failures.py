@@ -7,13 +7,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
-from support.chaos import PROGRAM
-from support.command import TIMEOUT, Run, bounded, clean_environment, mpi_options, processes_with
+from support.command import TIMEOUT, Run, bounded, mpi_options, processes_with
 from support.jobs import box, job, outcome
 from support.marks import repeat, slow, usually_under
 from support.programs import UNTIL_TOLD
@@ -90,45 +88,6 @@ def test_a_guard_of_a_command_that_was_never_started_ends() -> None:
     guard, told = start.start_guard(0.0, "no job", "")
     os.close(told)
     assert guard.wait(TIMEOUT) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "how", "code", "kind"),
-    [
-        repeat("ccl", "raise", 1, "error"),
-        repeat("gloo", "raise", 1, "error"),
-        repeat("ccl", "kill", 137, "signal"),
-        ("gloo", "kill", 137, "signal"),
-        repeat("ccl", "exit", 5, "exit"),
-        repeat("gloo", "exit", 5, "exit"),
-    ],
-)
-def test_the_cause_is_named_while_the_others_wait_in_a_collective(
-    marked, tmp_path: Path, backend: str, how: str, code: int, kind: str
-) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--tee", "all", "--backend", backend]
-    process = subprocess.Popen(
-        [*command, "program.py", backend, how, "1"],
-        cwd=tmp_path,
-        env=clean_environment(**marked),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with bounded(process) as launcher:
-        assert launcher.stdout
-        ready: set[str] = set()
-        while len(ready) < 2:
-            line = launcher.stdout.readline()
-            assert line, f"it ended too soon: only {ready} said so"
-            ready |= {line} if line.endswith("] ready\n") else set()
-        (tmp_path / "trigger").touch()
-        launcher.stdout.read()
-        assert launcher.wait(TIMEOUT) == code
-    result = outcome(tmp_path)
-    assert (result["kind"], result["first_failure"]["rank"]) == (kind, 1)
 
 
 UPLOADS = """

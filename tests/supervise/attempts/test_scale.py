@@ -62,16 +62,6 @@ def test_thousands_of_agents_cost_little_and_a_failing_one_is_named(ranks: int, 
     assert float(dict(zip(titles, values, strict=True))["memory, MB"]) < 300
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [repeat(600), repeat(1024)])
-def test_many_local_agents_start_print_and_end(cpulaunch: Run, tmp_path: Path, ranks: int) -> None:
-    program = ("--no-python", "sh", "-c", 'echo "rank $RANK"')
-    done = cpulaunch("run", "-n", ranks, "--oversubscribe", "--tee", "all", *program, timeout=LONG)
-    assert (done.returncode, done.stderr.count("can't reach the launcher")) == (0, 0)
-    assert sorted(done.stdout.splitlines()) == sorted(f"[{rank}] rank {rank}" for rank in range(ranks))
-    assert {rank["status"] for rank in outcome(tmp_path)["ranks"]} == {"exit 0"}
-
-
 @pytest.mark.repeats
 def test_a_failing_one_of_many_local_agents_is_named_and_all_end(
     cpulaunch: Run, marked: dict[str, str], tmp_path: Path
