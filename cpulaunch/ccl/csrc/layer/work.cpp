@@ -104,12 +104,12 @@ std::exception_ptr distributed_error(const std::string& what, const Cause& cause
 }
 
 // Adds to a number during its own lifetime.
-class ScopedAddition {
+class Counted {
  public:
-  ScopedAddition(std::atomic<int>& number, int by) : number_(number), by_(by) { number_ += by_; }
-  ~ScopedAddition() { number_ -= by_; }
-  ScopedAddition(const ScopedAddition&) = delete;
-  ScopedAddition& operator=(const ScopedAddition&) = delete;
+  Counted(std::atomic<int>& number, int by) : number_(number), by_(by) { number_ += by_; }
+  ~Counted() { number_ -= by_; }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
 
  private:
   std::atomic<int>& number_;
@@ -352,7 +352,7 @@ void CclWork::handle_signals(Clock::time_point now) {
   thread_local Clock::time_point handled{};
   if (now - started_at_ < kSignalsAfter || now - handled < kSignalsAfter) return;
   handled = now;
-  const ScopedAddition away(drivers_, -1);
+  const Counted away(drivers_, -1);
   try {
     ProgressEngine::instance().handle_signals();
   } catch (...) {
@@ -433,7 +433,7 @@ bool CclWork::isSuccess() const {
 bool CclWork::wait(Milliseconds timeout) {
   const auto until = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
   const ProgressEngine::Visit visit(ProgressEngine::instance(), is_message());
-  const ScopedAddition driver(drivers_, 1);
+  const Counted driver(drivers_, 1);
   const LentTeam team(ProgressEngine::instance().lends_team(group_->pace));
   if (!drive(until)) {
     auto cause = own(delay());
