@@ -1,4 +1,4 @@
-// gelu with tanh, and its gradient.  The exact one, by erf, is torch's, which is as fast.
+// gelu with tanh, and its gradient.  The exact gelu, with erf, is left to torch, which is as fast.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
@@ -11,7 +11,7 @@ namespace cpulaunch::kernels {
 namespace {
 
 using at::Tensor;
-constexpr int64_t elements_of_thread = 1 << 14;  // that are worth one
+constexpr int64_t elements_of_thread = 1 << 14;  // the fewest elements that are worth a thread
 
 bool is_taken(const Tensor& tensor) {
   const auto type = tensor.scalar_type();

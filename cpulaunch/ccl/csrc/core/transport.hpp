@@ -1,4 +1,5 @@
-// What carries a group's collectives: cpulaunch's own (transport_own.hpp), or oneCCL (oneccl/transport.hpp).
+// The interface of transports, which carry a group's collectives: cpulaunch's own (transport_own.hpp), or oneCCL
+// (oneccl/transport.hpp).
 
 #pragma once
 
@@ -9,13 +10,13 @@
 
 namespace cpulaunch {
 
-// What a transport can do beside the collectives.
+// What a transport can do besides the collectives.
 struct Abilities {
   bool messages = false;
   bool bitwise = false;            // reductions, by all_reduce and reduce
   bool bitwise_scatter = false;    // and by reduce_scatter
-  bool shared_memory = false;      // a tensor in shared memory is reduced where it is (shared_blocks.hpp)
-  int compressing_hosts = 0;       // the number of hosts between which sums go as Wire says; 0: they go as they are
+  bool shared_memory = false;      // tensors in shared memory are reduced in place (shared_blocks.hpp)
+  int compressing_hosts = 0;       // the number of hosts between which Wire applies; 0: Wire is ignored
 };
 
 class Transport {
@@ -23,13 +24,12 @@ class Transport {
   explicit Transport(Abilities abilities) : abilities(abilities) {}
   virtual ~Transport() = default;
 
-  // The ranks start the same collectives in the same order; so one thread at a time may start some.  Averages come
-  // divided.  Throws std::exception where it can't be started.
+  // Starts a collective.  All ranks must start the same ones in the same order, so only one thread at a time may call
+  // this.  The result of an average is divided already.  Throws std::exception if it can't be started.
   virtual std::unique_ptr<Transfer> start(const Collective& collective) = 0;
-  // Throws Mismatch where it is known that ranks have called different collectives, though none that this rank has
-  // called could tell.
+  // Throws Mismatch if ranks are known to have called different collectives, although none of this rank's has failed.
   virtual void check_calls() {}
-  // Nothing is in flight, or else `in_flight`: then what an operation may still use must stay.
+  // If operations are still `in_flight`, the memory that they may use must stay.
   virtual void close(bool in_flight) = 0;
 
   const Abilities abilities;
