@@ -16,7 +16,7 @@ namespace cpulaunch {
 namespace {
 
 #define CPULAUNCH_INLINE inline __attribute__((always_inline))
-#pragma GCC diagnostic ignored "-Wpsabi"  // it is about passing vectors, but all functions that take them are inlined
+#pragma GCC diagnostic ignored "-Wpsabi"  // about passing vectors: all functions that take them are inlined
 
 // Defines versions of a function for several instruction sets, because the library may run on another CPU than it was
 // built on.  Each returns `call`, in which kWidth is the size of a vector register in bytes.  With ThreadSanitizer
@@ -71,7 +71,7 @@ struct Float16 {  // IEEE 754's binary16: 5 bits of exponent, 10 of fraction
   static CPULAUNCH_INLINE float widen(Float16 number) { return widen_all<float>(uint32_t{number.bits}); }
   static CPULAUNCH_INLINE Float16 narrow(float wide) { return {static_cast<uint16_t>(narrow_all<uint32_t>(wide))}; }
 
-  // Of one number or of a vector.  A number's bits are the lower half of its word.
+  // Convert one number or a vector of them.  A number's bits are in the lower half of a word.
   template <class Floats, class Words>
   static CPULAUNCH_INLINE Floats widen_all(const Words& words) {
     const Words sign = (words & 0x8000u) << 16, rest = words & 0x7fffu;
@@ -137,7 +137,7 @@ CPULAUNCH_INLINE Wide combine(Wide a, Wide b) {
 // Divides sums for averages.  If the divisor is a power of two, it multiplies: that is faster, and exact.
 template <class Wide, bool = std::is_integral_v<Wide>>
 struct Divisor {
-  static CPULAUNCH_INLINE Divisor by(int divisor) {  // no constructor: clang omits it in functions with versions
+  static CPULAUNCH_INLINE Divisor by(int divisor) {  // clang omits constructors in functions with versions
     return {static_cast<Wide>(divisor), 1 / static_cast<Wide>(divisor), (divisor & (divisor - 1)) == 0};
   }
 
@@ -195,7 +195,7 @@ void reduce_any(char* to, const char* const* from, size_t sources, size_t bytes,
 
 // --- sums of the types in which models train, in the compiler's generic vectors
 
-// Vectors of `width` bytes.  Wider than a register, g++ would keep them in memory.
+// Vectors of `width` bytes, the size of a register.  g++ would keep wider ones in memory.
 template <size_t width>
 struct Vectors {
   typedef float Floats __attribute__((vector_size(width)));

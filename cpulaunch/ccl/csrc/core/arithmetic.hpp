@@ -57,8 +57,8 @@ inline Reduction as_calculated(NumberType type, Reduction reduction) {
 
 // Reduces `sources` arrays of `bytes` each to one.  It follows the order of `from`, so that the result has the same
 // bits wherever it is computed.  `to` may be one of the sources.  16-bit floating-point numbers are reduced in float32
-// and rounded once.  A sum is divided by `divisor`, which is the number of ranks if this completes an average, and else
-// 1. Averages of integers are rounded towards zero.
+// and rounded once.  A sum is divided by `divisor`: the number of ranks if this completes an average, else 1.  Averages
+// of integers are rounded towards zero.
 using Reduce = void(char* to, const char* const* from, size_t sources, size_t bytes, int divisor);
 
 // Returns null if the type has no such reduction.

@@ -9,7 +9,8 @@ namespace {
 
 // Up to this size of all inputs together, SmallAllGather takes fewer messages, though most bytes travel several times.
 constexpr size_t kMostSmallGather = 64 << 10;
-// From this size of all outputs together, the other local ranks read them in place, which a rank must wait for.
+// From this size of all outputs together, the other local ranks read them in place.  For less, that does not pay off,
+// because a rank must wait until the others have read its outputs.
 constexpr size_t kLeastReadInPlace = 128 << 10;
 
 // Gathers all inputs in one piece.  In each lane, each round doubles the inputs that a host has, until it has all:
@@ -202,7 +203,7 @@ class AllGather final : public Operation {
     return {std::min(begin, sizes_[rank]), std::min(begin + bytes_of_rank_, sizes_[rank])};
   }
 
-  // Whether this rank brings the input of `rank` to this host.
+  // Whether this rank provides the input of `rank` on this host: its own, or one that it receives from another host.
   bool is_mine(int rank) const {
     return layout_.local_with(layout_.local_numbers[rank], layout_.host) == layout_.local;
   }

@@ -146,7 +146,7 @@ class AllToAll final : public Operation {
   // The last piece waits until the others have read what this rank sends.
   bool collects(Piece piece) const override { return piece + 1 == pieces(); }
 
-  // Copies this rank's part for itself, late, so that the others don't wait for that.
+  // Copies this rank's part for itself.  That comes last, so that the others don't wait for it.
   void collect(Piece piece) override { copy_own(piece * bytes_of_rank(), (piece + 1) * bytes_of_rank()); }
 
   bool is_drained() override { return pending_ == 0 && (!over_fabric_ || over_fabric_->test()); }

@@ -52,7 +52,7 @@ class SmallReduceScatter final : public Operation {
   OperationPtr sum_;
 };
 
-// The most memory, in bytes, for what a rank receives from all hosts in one stretch.
+// The most bytes that a rank receives from all hosts in one stretch.
 constexpr size_t kMostComing = 16 << 20;
 
 // A piece is a stretch of the results of one host's ranks.  The local ranks reduce it over this host, each for some of

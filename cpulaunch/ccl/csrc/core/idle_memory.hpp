@@ -1,5 +1,5 @@
-// Gives back the memory of idle groups.  A program may make many groups and use only a few at a time.  So a group that
-// starts an operation makes those give back memory that have not started one for a while.
+// Gives back the memory of idle groups.  A program may make many groups and use only a few at a time.  When a group
+// starts an operation, groups that have not started one for a while give back memory.
 
 #pragma once
 

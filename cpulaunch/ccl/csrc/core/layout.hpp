@@ -19,9 +19,9 @@ namespace cpulaunch {
 // their order in the group.  Between hosts, data travels in lanes, of which there are as many as the fullest host has
 // ranks.  On each host, one local rank sends and receives the data of a lane.
 struct Layout {
-  // `host_of` has an arbitrary number of each rank's host.  `socket_of` has the socket on which each rank runs, or -1;
-  // it is empty if that is unknown.  `members` names the ranks in messages.  Each rank computes with at least
-  // `threads`.
+  // `host_of` has a number that identifies the host of each rank.  `socket_of` has the socket of each rank, or -1; it
+  // is empty if the sockets are unknown.  `members` names the ranks in messages.  Each rank computes with at least
+  // `threads` threads.
   Layout(const std::vector<int>& host_of, int rank, const std::vector<int>& socket_of = {}, Members members = {},
          int threads = 1)
       : members(std::move(members)), rank(rank), size(static_cast<int>(host_of.size())), threads(threads) {

@@ -57,8 +57,8 @@ class SharedSlots {
     } pieces[kMaxSlots];
     alignas(kCacheLine) std::atomic<uint64_t> taken;
     std::atomic<bool> has_left;  // this rank has left the group, and takes no more pieces
-    // Marks for each slot: the number (from 1) of the last piece in it of which this rank has finished its parts, on
-    // its socket or for all ranks.
+    // Marks, for each slot: the number, from 1, of the last piece in it whose parts this rank has finished, over its
+    // socket or over all ranks.
     alignas(kCacheLine) std::atomic<uint64_t> on_socket[kMaxSlots], everywhere[kMaxSlots];
   };
 

@@ -1,4 +1,4 @@
-// Clock in terms of the core's, so that all libraries of the process leave out the same stretches of time.
+// Implements Clock by the core's, so that all libraries of the process leave out the same stretches of time.
 
 #include "clock.hpp"
 

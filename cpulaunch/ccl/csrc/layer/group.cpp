@@ -211,8 +211,8 @@ void ProcessGroupCCL::abort() {
 
 c10d::ErrorType ProcessGroupCCL::getError() { return state_->error(); }
 
-// Making the gloo group takes all ranks.  All of them call the operations that make it here; create.py makes it
-// beforehand where gloo carries messages, which only two ranks call.
+// Making the gloo group takes all ranks.  All of them call the sparse and bitwise reductions that need it.  If gloo
+// also carries messages, which only two ranks call, create.py has made the group beforehand.
 c10d::Backend& ProcessGroupCCL::gloo() {
   std::call_once(gloo_made_, [this] { gloo_fallback_ = make_gloo_(); });
   return *gloo_fallback_;

@@ -70,7 +70,7 @@ class ProcessGroupCCL final : public c10d::Backend {
   void startCoalescing() override;
   Ptr<Work> endCoalescing() override;
 
-  // Calls `hook` for each operation that completes, before threads that wait for it continue.
+  // Sets a hook that is called for each operation that completes, before threads that wait for the operation continue.
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override { finish(); }
   void enableCollectivesTiming() override {}  // always on

@@ -1,7 +1,7 @@
 // This rank's ledger: a record of its latest operations, in a mapping that its agent can read even after the rank has
 // died.  cpulaunch/ledger.py declares the same layout and documents the fields.
 //
-// Writing takes no system call and no lock.  Without a ledger, all functions do nothing.
+// Writing takes no system call and no lock.  Without a ledger, nothing is recorded.
 
 #pragma once
 

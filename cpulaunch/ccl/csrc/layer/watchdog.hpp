@@ -48,7 +48,7 @@ struct Heartbeat {
 
 // How often a rank accesses a group's store: the more ranks the group has, the less often.
 struct StoreIntervals {
-  Milliseconds look;       // between checks for failures; also between questions who waits for whom, at least a second
+  Milliseconds look;       // between checks for failures; if over a second, also between questions who waits for whom
   Milliseconds heartbeat;  // between heartbeats, for writing and for reading
   Milliseconds timeout;    // a host without a heartbeat or an answer for this time counts as gone; at least `silence`
 
@@ -62,7 +62,7 @@ class Watchdog {
   // The watchdog's thread opens its own connection to `store` when it first needs one.
   void add(const std::shared_ptr<GroupState>& group, c10::intrusive_ptr<c10d::Store> store,
            const std::vector<Peer>& local_peers, Heartbeat heartbeat, StoreIntervals intervals);
-  // If the group has failed and the failure is not reported yet, it still is.
+  // If the group has failed, its failure is still reported.
   void remove(const GroupState* group);
 
   // Makes the watchdog check this group for the next second, because an operation has taken long.  A thread that waits

@@ -22,7 +22,7 @@ constexpr unsigned kPollsPerCheck = 256;
 // An operation that takes longer alerts the watchdog.  Ordinary imbalance between ranks is shorter, and the watchdog's
 // queries of the store are not free.
 constexpr auto kAlertAfter = std::chrono::milliseconds(300);
-// How long a thread waits before it handles signals, and between two times.
+// A waiting thread handles signals after this time, and again each time it is over.
 constexpr auto kSignalsAfter = std::chrono::milliseconds(100);
 // How long a rank waits before it publishes its call, if the transport doesn't compare calls.
 constexpr auto kPublishAfter = std::chrono::seconds(1);
