@@ -100,12 +100,12 @@ class AllToAll final : public Operation {
 
   void begin() override {
     const auto tag = hierarchy_.tag(*this, 0);
-    copy_own(pieces() * bytes_of_rank(), received_[layout_.rank].bytes);  // the rest, which no piece covers
+    copy_own(pieces() * bytes_of_rank(), received_[layout_.rank].bytes);  // what no piece covers
     if (hierarchy_.fabric()) {
       over_fabric_ = hierarchy_.fabric()->exchange_all(of_others(sent_), of_others(received_));
       return;
     }
-    for (int step = 1; step < layout_.size; ++step) {  // each rank begins with a different one
+    for (int step = 1; step < layout_.size; ++step) {  // each rank begins with another one
       const int rank = (layout_.rank + step) % layout_.size;
       if (layout_.host_numbers[rank] == layout_.host) continue;
       const auto &to = sent_[rank], &from = received_[rank];

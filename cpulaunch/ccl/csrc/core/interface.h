@@ -114,7 +114,7 @@ struct cl_carrier {
   void (*destroy)(cl_carrier*);
 };
 
-/* --- a fabric, which connects hosts in place of the core's own network (fabric.hpp) */
+/* --- what connects hosts in place of the core's own network (fabric.hpp) */
 typedef struct cl_fabric cl_fabric;
 typedef struct cl_fabric_functions {
   cl_transfer* (*reduce)(cl_fabric*, int lane, char* data, size_t bytes, uint8_t type, uint8_t reduction, cl_error*);
@@ -130,7 +130,7 @@ struct cl_fabric {
   const cl_fabric_functions* functions;
 };
 
-/* === functions that the core exports */
+/* === what the core exports */
 
 /* Returns the sentence for a cause. */
 CL_EXPORT char* cl_cause_text(const cl_cause*);
@@ -153,9 +153,9 @@ CL_EXPORT cl_layout_facts cl_layout_look(const cl_layout*);
 
 /* --- memory of a host's ranks */
 typedef struct cl_slots cl_slots;
-/* Returns a descriptor of new memory for the ranks of this host; -1 if that fails. */
+/* A descriptor of memory for the ranks of this host; -1 where there is none to be had. */
 CL_EXPORT int cl_memory_offer(const cl_layout*, int fabric);
-/* Maps the memory that another rank of this host offers; null if this rank may not open it. */
+/* What another rank of this host offers; null where this rank may not open it. */
 CL_EXPORT cl_slots* cl_memory_map(const cl_layout*, int fabric, int pid, int descriptor);
 CL_EXPORT void cl_slots_free(cl_slots*);
 
@@ -164,15 +164,15 @@ CL_EXPORT void cl_slots_free(cl_slots*);
 CL_EXPORT int cl_listen(const char* ip, int32_t* port, cl_error*);
 /* Sets the ports on which this process listens from now on: `first` to `last`, or any if these are 0. */
 CL_EXPORT void cl_listen_within(int32_t first, int32_t last);
-/* `slots` may be null if this rank is alone on its host; the caller keeps them.  `listener` is -1 if there is only one
- * host; else the carrier owns it.  `ips` and `ports` have an item for each rank, and `key` is the group's secret. */
+/* `slots` may be null where this rank is alone on its host, and stay the caller's; `listener` is -1 where there is one
+ * host, and taken over.  `ips` and `ports` are of each rank, and `key` is the group's secret. */
 CL_EXPORT cl_carrier* cl_own_carrier(const cl_layout*, const cl_slots* slots, int listener, int32_t port,
                                      const char* const* ips, const int32_t* ports, const char* key,
                                      size_t key_size, cl_error*);
 CL_EXPORT void cl_carrier_free(cl_carrier*);
 /* The core's own within a host, and a fabric, which is taken over, between the hosts. */
 CL_EXPORT cl_transport* cl_fabric_transport(const cl_layout*, const cl_slots*, cl_fabric*);
-/* Divides numbers in place, to make averages of sums. */
+/* Divides sums in place. */
 CL_EXPORT void cl_divide(char* data, size_t bytes, uint8_t type, int divisor);
 /* Copies of what a layout, or the memory, is: for who keeps them. */
 CL_EXPORT cl_layout* cl_layout_copy(const cl_layout*);

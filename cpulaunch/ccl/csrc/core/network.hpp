@@ -65,7 +65,7 @@ class Network {
   // The ranks from which a message is expected next.  If there are none, the ranks that have not received what this
   // rank sends.
   virtual std::vector<int> awaited() const = 0;
-  // Stops all messages.  The peers notice that.
+  // The peers notice.  Nothing moves any more.
   virtual void close() = 0;
 };
 

@@ -26,7 +26,7 @@ constexpr size_t kSlotSize = 512 << 10, kSlotSizeOfFew = 256 << 10, kSlotSizeOfM
 constexpr size_t kLeastRowShare = 64 << 10;
 constexpr size_t kMostSlotSize = 8 << 20;
 constexpr size_t kFabricSlotSize = 1 << 20;  // a fabric takes longer to start something than the network
-constexpr size_t kLeastPart = 256;  // bytes of a lane's part, so that each lane has one, however many there are
+constexpr size_t kLeastPart = 256;  // bytes: of all the local ranks that a machine may ever have, each has a part
 constexpr size_t kLeastFabricPart = 1 << 10;  // and of all lanes of all hosts, where one rank may have several
 constexpr size_t kPage = 4096;      // bytes
 
@@ -51,8 +51,8 @@ size_t memory_size(int locals, SharedSlots::Shape shape) {
 
 }  // namespace
 
-// With two slots, a rank can put a piece while others still take the previous one.  With several hosts, more pieces are
-// in flight at the same time, each in a different stage.
+// Two slots let a rank put a piece while others still take the one before.  With other hosts, more pieces are under way
+// at the same time, each at another stage.
 SharedSlots::Shape::Shape(const Layout& layout, bool fabric)
     : slots(layout.hosts == 1 ? 2 : kMaxSlots),
       slot_size(fabric ? kFabricSlotSize : size_of_slots(layout)) {

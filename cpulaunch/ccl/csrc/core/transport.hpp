@@ -15,8 +15,8 @@ struct Abilities {
   bool messages = false;
   bool bitwise = false;            // reductions, by all_reduce and reduce
   bool bitwise_scatter = false;    // and by reduce_scatter
-  bool shared_memory = false;      // tensors in shared memory are reduced in place (shared_blocks.hpp)
-  int compressing_hosts = 0;       // the number of hosts between which Wire applies; 0: Wire is ignored
+  bool shared_memory = false;      // a tensor in shared memory is reduced where it is (shared_blocks.hpp)
+  int compressing_hosts = 0;       // the number of hosts between which sums go as Wire says; 0: they go as they are
 };
 
 class Transport {
@@ -29,7 +29,7 @@ class Transport {
   virtual std::unique_ptr<Transfer> start(const Collective& collective) = 0;
   // Throws Mismatch if ranks are known to have called different collectives, although none of this rank's has failed.
   virtual void check_calls() {}
-  // If operations are still `in_flight`, the memory that they may use must stay.
+  // Nothing is in flight, or else `in_flight`: then what an operation may still use must stay.
   virtual void close(bool in_flight) = 0;
 
   const Abilities abilities;
