@@ -1,5 +1,5 @@
-// Attention with dropout and masks, forward and backward.  Each thread holds the scores of one head for a block of
-// queries only.  No tensor holds all scores, whereas torch stores several matrices of queries × keys for each head.
+// Attention with dropout and masks, forward and backward.  At a time, a thread holds the scores of one block of queries
+// of one head.  No tensor holds all scores, whereas torch stores several matrices of queries × keys for each head.
 // oneDNN computes the matrix products, through torch.
 #include <algorithm>
 #include <cmath>
@@ -381,8 +381,8 @@ Gradients call_attention_backward(const Tensor& gradient, const Tensor& query, c
   return operation.call(gradient, query, key, value, mask, output, logsum, seed, p, causal, scale);
 }
 
-// Computes attention by torch's operations, which have derivatives of every order.  Drops the same scores: the kernels
-// number them as dropout numbers the elements of a tensor of this shape.
+// Computes attention by torch's operations, which have derivatives of every order.  It drops the same scores as the
+// kernels, because these number the scores in the same way as dropout numbers the elements of `ones`.
 Tensor attention_by_parts(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask,
                           const Tensor& seed, double p, bool causal, double scale) {
   const int64_t queries = query.size(2), keys = key.size(2);
@@ -443,7 +443,7 @@ Attended attention_autograd(const Tensor& query, const Tensor& key, const Tensor
   return {made[0], made[1]};
 }
 
-bool is_taken(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask) {
+bool is_supported(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask) {
   for (const Tensor* each : {&query, &key, &value}) {
     if (!is_plain(*each) || each->dim() != 4 || each->stride(3) != 1) return false;
     if (each->scalar_type() != query.scalar_type() || each->size(3) != query.size(3)) return false;
@@ -468,7 +468,7 @@ Tensor aten_attention(const Tensor& query, const Tensor& key, const Tensor& valu
                       double p, bool causal, std::optional<double> scale, bool grouped) {
   const bool wanted = in_use && p > 0 && p < 1 && !grouped && !(causal && mask.has_value()) &&
                       at::globalContext().userEnabledFlashSDP();
-  if (!wanted || !is_taken(query, key, value, mask))
+  if (!wanted || !is_supported(query, key, value, mask))
     return at::native::scaled_dot_product_attention(query, key, value, mask, p, causal, scale, grouped);
   note(Operation::attention);
   const double factor = scale.value_or(1 / std::sqrt(double(query.size(3))));

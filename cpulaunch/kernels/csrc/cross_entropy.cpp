@@ -126,7 +126,7 @@ Losses cross_entropy_autograd(const Tensor& logits, const Tensor& target, int64_
   return {made[0], made[1]};
 }
 
-bool is_taken(const Tensor& logits, const Tensor& target) {
+bool is_supported(const Tensor& logits, const Tensor& target) {
   return is_plain(logits) && is_dense(target) && logits.scalar_type() == at::kFloat && logits.dim() == 2 &&
          logits.is_contiguous() && target.scalar_type() == at::kLong && target.dim() == 1 &&
          target.size(0) == logits.size(0) && logits.size(1) >= least_classes;
@@ -136,7 +136,7 @@ bool is_taken(const Tensor& logits, const Tensor& target) {
 Tensor aten_cross_entropy(const Tensor& logits, const Tensor& target, const std::optional<Tensor>& weight,
                           int64_t reduction, c10::SymInt ignored, double smoothing) {
   const bool weighted = weight.has_value() && weight->defined();
-  if (!in_use || weighted || smoothing != 0 || !is_taken(logits, target))
+  if (!in_use || weighted || smoothing != 0 || !is_supported(logits, target))
     return at::native::cross_entropy_loss_symint(logits, target, weight, reduction, ignored, smoothing);
   note(Operation::cross_entropy);
   const int64_t index = ignored.expect_int();

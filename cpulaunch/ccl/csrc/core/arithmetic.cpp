@@ -104,17 +104,17 @@ struct Stored<Float16> : Float16 {};
 // The type for additions and multiplications.  For integers it is unsigned: these may overflow, and wrap around as in
 // torch.
 template <class Wide, bool = std::is_integral_v<Wide>>
-struct Calculated {
+struct ArithmeticType {
   using Type = Wide;
 };
 template <class Wide>
-struct Calculated<Wide, true> {
+struct ArithmeticType<Wide, true> {
   using Type = std::make_unsigned_t<decltype(Wide{} + Wide{})>;
 };
 
 template <Reduction reduction, class Wide>
 CPULAUNCH_INLINE Wide combine(Wide a, Wide b) {
-  using Number = typename Calculated<Wide>::Type;
+  using Number = typename ArithmeticType<Wide>::Type;
   if constexpr (reduction == Reduction::sum) {
     return static_cast<Wide>(static_cast<Number>(a) + static_cast<Number>(b));
   } else if constexpr (reduction == Reduction::product) {

@@ -174,7 +174,7 @@ class Broadcast final : public Operation {
     });
   }
 
-  // Sends the parts that this host has been dealt to the other hosts.
+  // Sends the other hosts the parts that this host has been dealt.
   void pass_parts_on() {
     for (; !to_pass_on_.empty() && dealt_[hierarchy_.index(to_pass_on_.front())] == 0; to_pass_on_.pop_front()) {
       const auto piece = to_pass_on_.front();

@@ -45,7 +45,7 @@ class Network {
   virtual void receive(int from, const Tag& tag, const Signature& signature, char* data, size_t bytes,
                        int& pending) = 0;
 
-  // Announces that this rank now exchanges messages of this operation.  Later ones follow.
+  // Announces that this rank's next messages belong to this operation.  Those of later operations come after them.
   virtual void enter(const Signature& signature) = 0;
   // Sends and receives what is possible now.  Returns the number of bytes, or 1 if something else has changed, or 0 if
   // nothing could be done.  Throws std::runtime_error if a rank sends something else than is expected of it.

@@ -32,7 +32,7 @@ class PointToPoint::Pipe {
   // Return the number of bytes moved; 0 if nothing can be done now.  Throw ConnectionLost.
   virtual size_t write(const iovec* parts, size_t count) = 0;
   virtual size_t read(char* data, size_t bytes) = 0;
-  // Whether the peer has left before it wrote anything.  False where the watchdog detects that, as within a host.
+  // Whether the peer has left before it wrote anything.  Always false within a host, where the watchdog detects that.
   virtual bool has_left() { return false; }
 };
 

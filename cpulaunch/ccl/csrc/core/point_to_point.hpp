@@ -4,8 +4,8 @@
 // Between ranks of a host, messages go through a ring in shared memory; between hosts, over separate connections.  Both
 // are streams of frames.  A small message is sent at once, and the receiver keeps it until it is asked for.  A large
 // message is announced, and sent when the receiver has a buffer for it.  So it is copied right to that buffer, and
-// messages that nobody has asked for take little memory.  If the kernel allows it, the receiver reads a large message
-// within a host directly from the sender's memory.
+// messages that the receiver has not asked for take little memory.  If the kernel allows it, the receiver reads a large
+// message within a host directly from the sender's memory.
 //
 //     small    sender ── eager(tag, bytes), data ──► receiver
 //     large    sender ── request(tag, bytes, id) ──► receiver

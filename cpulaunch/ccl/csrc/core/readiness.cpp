@@ -49,7 +49,7 @@ void Readiness::register_one(int descriptor, int rank) {
 const std::vector<char>& Readiness::ask(size_t ranks) {
   ready_.assign(ranks, false);
   epoll_event events[kAtOnce];
-  // If there are more than kAtOnce, the next call reports the others: the kernel goes round.
+  // If more than kAtOnce are ready, the next call reports others: the kernel takes them in turn.
   const int found = epoll_wait(descriptor_, events, kAtOnce, 0);
   for (int i = 0; i < found; ++i) ready_.at(events[i].data.u32) = true;
   return ready_;

@@ -32,8 +32,8 @@ int open_in(int pid, int descriptor) {
 
 }  // namespace
 
-// The file is not executable, because a host may insist on that (vm.memfd_noexec).  No process can shrink it, because
-// processes that read the missing part would get SIGBUS.
+// The file is not executable, because a host may insist on that (vm.memfd_noexec).  It is sealed against shrinking:
+// otherwise, a process that maps it could shrink it, and the others would get SIGBUS when they read the missing part.
 int create_shared_file(size_t size) {
   int descriptor = -1;
   for (const unsigned flags : {MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExecSeal, MFD_CLOEXEC | MFD_ALLOW_SEALING}) {

@@ -15,7 +15,7 @@
 namespace cpulaunch {
 
 template <class Struct, void free(Struct*)>
-struct Freed {
+struct Deleter {
   void operator()(Struct* object) const { free(object); }
 };
 
@@ -32,7 +32,7 @@ class Process {
   bool has_ended() const { return cl_process_has_ended(c_.get()); }
 
  private:
-  std::unique_ptr<cl_process, Freed<cl_process, cl_process_free>> c_;
+  std::unique_ptr<cl_process, Deleter<cl_process, cl_process_free>> c_;
 };
 
 // The process that serves a store.  If the store is no TCPStore, its server never counts as gone.
@@ -51,7 +51,7 @@ class StoreServer {
   bool is_silent_for(std::chrono::milliseconds limit) { return cl_server_is_silent_for(c_.get(), limit.count()); }
 
  private:
-  std::unique_ptr<cl_server, Freed<cl_server, cl_server_free>> c_;
+  std::unique_ptr<cl_server, Deleter<cl_server, cl_server_free>> c_;
 };
 
 // An address by which processes of other hosts can check that this process still exists.
@@ -64,7 +64,7 @@ class Beacon {
   void close_connections() const { cl_beacon_close_connections(c_.get()); }
 
  private:
-  std::unique_ptr<cl_beacon, Freed<cl_beacon, cl_beacon_free>> c_;
+  std::unique_ptr<cl_beacon, Deleter<cl_beacon, cl_beacon_free>> c_;
 };
 
 // A process on another host, identified by the address of its beacon.
@@ -76,7 +76,7 @@ class RemoteProcess {
   bool has_ended() { return cl_remote_has_ended(c_.get()); }
 
  private:
-  std::unique_ptr<cl_remote, Freed<cl_remote, cl_remote_free>> c_;
+  std::unique_ptr<cl_remote, Deleter<cl_remote, cl_remote_free>> c_;
 };
 
 }  // namespace cpulaunch

@@ -17,9 +17,9 @@ size_t bytes_of(const Parts& parts) {
   return bytes;
 }
 
-// The sizes in a profiler event `record_param_comms`.
-struct Recorded {
-  Recorded(const CclWork& work, const Collective* collectives, size_t count) {
+// The element type and the sizes in a profiler event `record_param_comms`.
+struct EventSizes {
+  EventSizes(const CclWork& work, const Collective* collectives, size_t count) {
     const auto tensors = work.tensors();
     if (!tensors.empty()) type = tensors[0].scalar_type();
     if (work.retrieveOpType() == OpType::BARRIER) return;
@@ -98,13 +98,13 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run(const Ptr<CclWork>& work, 
   if (count == 0 || !at::hasCallbacks()) return run_unrecorded(work, asynchronous, collectives, count);
   const auto type = work->retrieveOpType();
   const int root = collectives[0].root < 0 ? getRank() : collectives[0].root;
-  const Recorded recorded(*work, collectives, count);
+  const EventSizes sizes(*work, collectives, count);
   const auto& members = state_->members;
   const int first = members.number_of(0), stride = getSize() > 1 ? members.number_of(1) - first : 1;
   RECORD_PARAM_COMMS_DATA(std::make_tuple(static_cast<int64_t>(work->getSequencenumber()) + 1, work->is_message()),
                           std::make_tuple(getGroupUid(), getGroupDesc()), work->tensors(), work->result(), root,
-                          name_in_trace(type, collectives[0].kind), recorded.numbers_in, recorded.numbers_out,
-                          recorded.type, recorded.parts_in, recorded.parts_out, first, stride, getSize());
+                          name_in_trace(type, collectives[0].kind), sizes.numbers_in, sizes.numbers_out, sizes.type,
+                          sizes.parts_in, sizes.parts_out, first, stride, getSize());
   return run_unrecorded(work, asynchronous, collectives, count);
 }
 

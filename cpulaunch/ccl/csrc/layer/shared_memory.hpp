@@ -10,8 +10,8 @@ namespace cpulaunch {
 // is none.
 bool share_memory(const at::Tensor& tensor);
 
-// Returns an uninitialized tensor of `size` elements in such memory.  Small tensors are in ordinary memory, and so are
-// all if there is no other.
+// Returns an uninitialized tensor of `size` elements.  It is in such memory if it is large enough and there is some,
+// and else in ordinary memory.
 at::Tensor allocate_shared(int64_t size, const at::TensorOptions& options);
 
 }  // namespace cpulaunch
