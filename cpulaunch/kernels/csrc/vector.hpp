@@ -35,7 +35,7 @@ struct Rows {
   bool causal;  // a query sees no key after its own position
   Bias bias;
   Mask mask;
-  uint64_t first_block;  // the mask's block for the start of the first row
+  uint64_t first_block;  // the number of the mask's block at which the first row starts
 };
 
 struct Vector {

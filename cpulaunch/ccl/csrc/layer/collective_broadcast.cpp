@@ -14,7 +14,8 @@ namespace {
 
 // How often a rank of a monitored barrier looks into the store.
 constexpr auto kBarrierInterval = std::chrono::milliseconds(5);
-// How long rank 0 waits at most for the others to read its answer: a rank that reached the barrier may have ended.
+// The longest time that rank 0 waits for the others to read its answer.  A rank that reached the barrier may have
+// ended.
 constexpr auto kReadTime = std::chrono::seconds(5);
 
 std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }

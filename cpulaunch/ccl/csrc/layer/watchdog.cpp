@@ -31,7 +31,7 @@ constexpr int kMissingHeartbeats = 5;
 // into the store.
 constexpr auto kLingerTime = std::chrono::seconds(1);
 constexpr char kFailureKey[] = "failure";  // value: a cl_cause, then the sentence of the rank that found the failure
-// The shortest time between two questions who waits for whom, and the most ranks whose records are read.
+// The shortest time between two searches for late ranks, and the most ranks whose records a search reads.
 constexpr auto kAskInterval = std::chrono::seconds(1);
 constexpr size_t kMaxAsked = 16;
 
@@ -99,7 +99,7 @@ struct Watchdog::Watched {
   Cause ended;                            // a local peer that is needed and has ended
   Clock::time_point ended_since{};
   std::atomic<bool> has_ended{false};     // `ended` is not empty
-  Clock::time_point asked{};              // last question who is late
+  Clock::time_point asked{};              // last search for late ranks
   std::optional<uint64_t> published;      // the last operation that this rank has published as waiting
   Cause suspicion;
   Clock::time_point suspected{};

@@ -48,7 +48,7 @@ struct Heartbeat {
 
 // How often a rank accesses a group's store: the more ranks the group has, the less often.
 struct StoreIntervals {
-  Milliseconds look;       // between checks for failures; if over a second, also between questions who waits for whom
+  Milliseconds look;       // between checks for failures; if over a second, also between searches for late ranks
   Milliseconds heartbeat;  // between heartbeats, for writing and for reading
   Milliseconds timeout;    // a host without a heartbeat or an answer for this time counts as gone; at least `silence`
 
