@@ -1,6 +1,6 @@
-// Attention with dropout and masks, forward and backward.  A thread holds the scores of a block of queries of one
-// head, and no tensor holds those of all: torch stores several matrices of queries × keys for each head.
-// Matrix products are oneDNN's, through torch.
+// Attention with dropout and masks, forward and backward.  At a time, a thread holds the scores of one block of queries
+// of one head.  No tensor holds all scores, whereas torch stores several matrices of queries × keys for each head.
+// oneDNN computes the matrix products, through torch.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -33,20 +33,20 @@ using OptionalTensor = std::optional<Tensor>;
 using Attended = std::tuple<Tensor, Tensor>;           // the output, and log(sum(exp(scores)))
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // of query, key, value
 
-constexpr int64_t most_scores = 1 << 16;  // of a block of queries: with as many gradients, they fit an L2 cache
+constexpr int64_t most_scores = 1 << 16;  // of a block of queries; together with their gradients, they fit an L2 cache
 constexpr int64_t most_queries = 128;
 constexpr int64_t most_depth = 256;
 
 int64_t round_up(int64_t number, int64_t multiple) { return (number + multiple - 1) / multiple * multiple; }
 
-// Of a matrix of bf16 with `width` columns; oneDNN knows panels of 16, 32, 48 and 64.
+// The panel width for a bf16 matrix with `width` columns.  oneDNN supports panels of 16, 32, 48 and 64 columns.
 int64_t panel_of(int64_t width) { return width % 64 == 0 ? 64 : width % 32 == 0 ? 32 : 16; }
 
-// The sizes that both directions share, and what a head's loops are told.
+// The sizes that forward and backward share, and the parameters of a head's loops.
 struct Shape {
   int64_t batch, heads, queries, keys, depth;
-  int64_t width;    // keys, rounded up to whole blocks of random numbers
-  int64_t block;    // queries at a time
+  int64_t width;    // the number of keys, rounded up to whole blocks of random numbers
+  int64_t block;    // the number of queries at a time
   double p, scale;
   bool causal;
 
@@ -73,7 +73,7 @@ struct Shape {
   }
 };
 
-// A head's rows in a tensor of (batch, heads, rows, depth).
+// The rows of one head in a tensor of shape (batch, heads, rows, depth).
 template <typename T>
 struct Head {
   T* data;
@@ -93,20 +93,20 @@ uint16_t* bits(at::BFloat16* data) { return reinterpret_cast<uint16_t*>(data); }
 void fit(std::vector<at::BFloat16>& to, int64_t count) { to.resize(count); }
 void fit(std::vector<float>& to, int64_t count) { to.resize(count); }
 
-// The right side of a product, as oneDNN wants it: panels of bf16, plain rows of fp32.
+// The right side of a product in oneDNN's format: panels for bf16, plain rows for fp32.
 template <typename T>
 struct Right {
   const T* data = nullptr;
-  int64_t stride = 0;  // of rows, or a panel's width
+  int64_t stride = 0;  // between rows, or the panels' width
   std::vector<T> memory;
 
-  // The transposed of `rows` rows, which become columns; those from there to `width` are zero.
+  // Sets this to the transpose of `rows` rows, padded with columns of zeros to `width`.
   void transpose(const Head<T>& from, int64_t rows, int64_t width, int64_t depth) {
     constexpr bool is_float = std::is_same_v<T, float>;
     stride = is_float ? width : panel_of(width);
     fit(memory, width * depth);
     if (rows < width) memset(static_cast<void*>(memory.data()), 0, memory.size() * sizeof(T));
-    const int64_t units = depth * int64_t(sizeof(T)) / 4;  // of 32 bits: a pair of bf16 stays together
+    const int64_t units = depth * int64_t(sizeof(T)) / 4;  // of 32 bits, so that pairs of bf16 stay together
     auto* to = reinterpret_cast<uint32_t*>(memory.data());
     for (int64_t panel = 0; panel < rows; panel += stride)
       vector().transpose32(from.row(panel), std::min(stride, rows - panel), from.stride * sizeof(T), units,
@@ -114,7 +114,7 @@ struct Right {
     data = memory.data();
   }
 
-  // The rows as they are.
+  // Sets this to the rows, not transposed.
   void take(const Head<float>& from, int64_t, int64_t) { data = from.data, stride = from.stride; }
   void take(const Head<at::BFloat16>& from, int64_t rows, int64_t depth) {
     stride = panel_of(depth);
@@ -123,7 +123,7 @@ struct Right {
     data = memory.data();
   }
 
-  // Rows of fp32 without gaps.
+  // Sets this to contiguous rows of fp32.
   void take(const float* from, int64_t rows, int64_t width);
 };
 
@@ -138,7 +138,7 @@ void Right<at::BFloat16>::take(const float* from, int64_t rows, int64_t width) {
   data = memory.data();
 }
 
-// to[m][n] = left[m][k] · right[k][n], or += that.
+// to[m][n] = left[m][k] · right[k][n]; += instead of = if `add`.
 void multiply(int64_t m, int64_t n, int64_t k, const float* left, int64_t stride, const Right<float>& right,
               float* to, bool add) {
   at::native::cpublas::brgemm(m, n, k, stride, right.stride, n, add, left, right.data, to, false);
@@ -152,7 +152,7 @@ void multiply(int64_t m, int64_t n, int64_t k, const at::BFloat16* left, int64_t
                                 to + column, true);
 }
 
-// The left side of a product: rows of fp32 without gaps, in T.
+// The left side of a product: contiguous rows of fp32, converted to T.
 const float* as_left(const float* rows, int64_t, std::vector<float>&) { return rows; }
 
 const at::BFloat16* as_left(const float* rows, int64_t count, std::vector<at::BFloat16>& memory) {
@@ -186,7 +186,7 @@ void transpose(const at::BFloat16* from, int64_t rows, int64_t stride, int64_t c
   vector().transpose16(from, rows, stride * sizeof(at::BFloat16), columns, bits(to), to_stride);
 }
 
-// The transposed of `rows` rows, with an even number of columns.
+// The transpose of `rows` rows, padded with zeros to an even number of columns.
 template <typename T>
 const T* transposed(const Head<T>& from, int64_t first, int64_t rows, int64_t depth, std::vector<T>& memory) {
   const int64_t columns = round_up(rows, 2);
@@ -236,7 +236,8 @@ struct BackwardMemory {
         of_values(shape.depth * shape.width) {}
 };
 
-// The gradient of some queries of a head, and these queries' part in those of its keys and values.
+// Computes the gradient of a block of queries of a head, and adds their part to the gradients of the head's keys and
+// values.
 template <typename T>
 void attend_backward_block(const Shape& shape, const Rows& rows, const Head<T>& q, const Head<T>& output,
                            const Head<T>& gradient, const Head<T>& to, const float* logs,
@@ -261,7 +262,7 @@ void attend_backward_block(const Shape& shape, const Rows& rows, const Head<T>& 
   multiply(depth, width, count, queries, pairs, its.of_scores, its.of_keys.data(), first > 0);
 }
 
-// The gradient of a head's keys or values, from its transposed.
+// Stores the gradient of a head's keys or values, which is computed transposed.
 template <typename T>
 void finish(const Shape& shape, const std::vector<float>& from, const Head<T>& to, std::vector<float>& memory) {
   fit(memory, shape.width * shape.depth);
@@ -296,7 +297,7 @@ void attend_backward(const Shape& shape, const Tensor& gradient, const Tensor& q
 
 // --- operations
 
-// In the memory order (batch, rows, heads, depth), from which models go on without a copy.
+// An empty tensor with the memory order (batch, rows, heads, depth), which models use next without a copy.
 Tensor like(const Tensor& tensor) {
   return at::empty({tensor.size(0), tensor.size(2), tensor.size(1), tensor.size(3)}, tensor.options())
       .transpose(1, 2);
@@ -380,8 +381,8 @@ Gradients call_attention_backward(const Tensor& gradient, const Tensor& query, c
   return operation.call(gradient, query, key, value, mask, output, logsum, seed, p, causal, scale);
 }
 
-// The same by torch's operations, which have derivatives of every order.  The kernels number the scores as dropout
-// numbers the elements of a tensor of these shapes.
+// Computes attention by torch's operations, which have derivatives of every order.  It drops the same scores as the
+// kernels, because these number the scores in the same way as dropout numbers the elements of `ones`.
 Tensor attention_by_parts(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask,
                           const Tensor& seed, double p, bool causal, double scale) {
   const int64_t queries = query.size(2), keys = key.size(2);
@@ -420,7 +421,7 @@ struct Attention : Function<Attention> {
     const double p = context->saved_data["p"].toDouble(), scale = context->saved_data["scale"].toDouble();
     const bool causal = context->saved_data["causal"].toBool();
     variable_list result(8);
-    if (at::GradMode::is_enabled()) {  // for derivatives of derivatives
+    if (at::GradMode::is_enabled()) {  // the program needs derivatives of this derivative
       variable_list inputs;
       for (int i = 0; i < 3; ++i)
         if (saved[i].requires_grad()) inputs.push_back(saved[i]);
@@ -442,7 +443,7 @@ Attended attention_autograd(const Tensor& query, const Tensor& key, const Tensor
   return {made[0], made[1]};
 }
 
-bool is_taken(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask) {
+bool is_supported(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask) {
   for (const Tensor* each : {&query, &key, &value}) {
     if (!is_plain(*each) || each->dim() != 4 || each->stride(3) != 1) return false;
     if (each->scalar_type() != query.scalar_type() || each->size(3) != query.size(3)) return false;
@@ -462,12 +463,12 @@ bool is_taken(const Tensor& query, const Tensor& key, const Tensor& value, const
   return true;
 }
 
-// In place of aten::scaled_dot_product_attention, where torch would store all scores: with dropout.
+// Replaces aten::scaled_dot_product_attention for calls with dropout, for which torch would store all scores.
 Tensor aten_attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptionalTensor& mask,
                       double p, bool causal, std::optional<double> scale, bool grouped) {
   const bool wanted = in_use && p > 0 && p < 1 && !grouped && !(causal && mask.has_value()) &&
                       at::globalContext().userEnabledFlashSDP();
-  if (!wanted || !is_taken(query, key, value, mask))
+  if (!wanted || !is_supported(query, key, value, mask))
     return at::native::scaled_dot_product_attention(query, key, value, mask, p, causal, scale, grouped);
   note(Operation::attention);
   const double factor = scale.value_or(1 / std::sqrt(double(query.size(3))));

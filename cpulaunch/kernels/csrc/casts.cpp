@@ -1,5 +1,5 @@
-// Casts from bf16 to fp32 of tensors that are larger than caches, such as logits or the gradient of an embedding.
-// What torch writes is first read from memory, only to be overwritten.
+// Casts from bf16 to fp32 for tensors that are larger than the caches, such as logits or the gradient of an embedding.
+// The stores bypass the caches.  torch's stores first read each line from memory, only to overwrite it.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/copy_native.h>

@@ -1,5 +1,6 @@
-// Cross entropy with indices of classes, in fp32.  Neither the logarithms of all probabilities nor a gradient of zeros
-// with respect to them is stored: backward makes the gradient from the logits in one pass.
+// Cross entropy with class indices, in fp32.  Backward computes the gradient from the logits in one pass.  So, unlike
+// in torch, no tensor holds the logarithms of all probabilities, nor a gradient with respect to them, which is mostly
+// zeros.
 #include <tuple>
 
 #include <ATen/ATen.h>
@@ -18,9 +19,9 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
-using Losses = std::tuple<Tensor, Tensor>;  // of each row, and log(sum(exp(logits)))
+using Losses = std::tuple<Tensor, Tensor>;  // the loss and log(sum(exp(logits))) of each row
 
-constexpr int64_t least_classes = 256;  // with fewer, calls take longer than their loops
+constexpr int64_t least_classes = 256;  // with fewer, the calls take longer than the loops
 
 void check(const Tensor& logits, const Tensor& target) {
   TORCH_CHECK(logits.dim() == 2 && logits.scalar_type() == at::kFloat,
@@ -114,7 +115,7 @@ struct CrossEntropy : Function<CrossEntropy> {
     const int64_t ignored = context->saved_data["ignored"].toInt();
     if (!at::GradMode::is_enabled())
       return {call_backward(gradients[0], logits, target, logsums, ignored), Tensor(), Tensor()};
-    const Tensor counts = target.ne(ignored);  // for derivatives of derivatives: torch's operations
+    const Tensor counts = target.ne(ignored);  // torch's operations: the program needs derivatives of this derivative
     const Tensor chosen = at::one_hot(at::where(counts, target, 0), logits.size(1));
     return {(at::softmax(logits, 1) - chosen) * at::where(counts, gradients[0], 0).unsqueeze(1), Tensor(), Tensor()};
   }
@@ -125,17 +126,17 @@ Losses cross_entropy_autograd(const Tensor& logits, const Tensor& target, int64_
   return {made[0], made[1]};
 }
 
-bool is_taken(const Tensor& logits, const Tensor& target) {
+bool is_supported(const Tensor& logits, const Tensor& target) {
   return is_plain(logits) && is_dense(target) && logits.scalar_type() == at::kFloat && logits.dim() == 2 &&
          logits.is_contiguous() && target.scalar_type() == at::kLong && target.dim() == 1 &&
          target.size(0) == logits.size(0) && logits.size(1) >= least_classes;
 }
 
-// In place of aten::cross_entropy_loss.
+// Replaces aten::cross_entropy_loss.
 Tensor aten_cross_entropy(const Tensor& logits, const Tensor& target, const std::optional<Tensor>& weight,
                           int64_t reduction, c10::SymInt ignored, double smoothing) {
   const bool weighted = weight.has_value() && weight->defined();
-  if (!in_use || weighted || smoothing != 0 || !is_taken(logits, target))
+  if (!in_use || weighted || smoothing != 0 || !is_supported(logits, target))
     return at::native::cross_entropy_loss_symint(logits, target, weight, reduction, ignored, smoothing);
   note(Operation::cross_entropy);
   const int64_t index = ignored.expect_int();

@@ -1,4 +1,4 @@
-// Dropout in one pass.  Nothing of a mask is stored: backward makes it again, from the seed.
+// Dropout in one pass.  No mask is stored: backward computes it again from the seed.
 #include "dropout.hpp"
 
 #include <ATen/Parallel.h>
@@ -25,7 +25,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
-constexpr int64_t grain = 1024;  // blocks that are worth a thread
+constexpr int64_t grain = 1024;  // the fewest blocks that are worth a thread
 
 void check(const Tensor& input, double p) {
   TORCH_CHECK(p > 0 && p < 1, "cpulaunch::dropout: p must be between 0 and 1, got ", p);
@@ -54,7 +54,7 @@ Tensor dropout_meta(const Tensor& input, const Tensor& seed, double p) {
   return at::empty_like(input, input.options(), at::MemoryFormat::Contiguous);
 }
 
-// Linear in its input, so its derivatives of every order are the same operation.
+// Dropout is linear in its input, so that its derivatives of every order are the same operation.
 struct Dropout : Function<Dropout> {
   static Tensor forward(AutogradContext* context, const Tensor& input, const Tensor& seed, double p) {
     context->save_for_backward({seed});
@@ -73,7 +73,7 @@ Tensor dropout_autograd(const Tensor& input, const Tensor& seed, double p) {
   return Dropout::apply(input, seed, p);
 }
 
-// In place of aten::dropout.
+// Replaces aten::dropout.
 Tensor aten_dropout(const Tensor& input, double p, bool train) {
   if (!in_use || !train || !(p > 0 && p < 1) || !is_plain(input) || !input.is_contiguous())
     return at::native::dropout(input, p, train);

@@ -1,4 +1,4 @@
-// gelu with tanh, and its gradient.  The exact one, by erf, is torch's, which is as fast.
+// gelu with tanh, and its gradient.  The exact gelu, with erf, is left to torch, which is as fast.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
@@ -11,15 +11,15 @@ namespace cpulaunch::kernels {
 namespace {
 
 using at::Tensor;
-constexpr int64_t elements_of_thread = 1 << 14;  // that are worth one
+constexpr int64_t elements_of_thread = 1 << 14;  // the fewest elements that are worth a thread
 
-bool is_taken(const Tensor& tensor) {
+bool is_supported(const Tensor& tensor) {
   const auto type = tensor.scalar_type();
   return (type == at::kFloat || type == at::kBFloat16) && tensor.is_contiguous() && tensor.numel() > 0;
 }
 
 Tensor gelu(const Tensor& input, c10::string_view approximate) {
-  if (approximate != "tanh" || !is_taken(input)) return at::cpu::gelu(input, approximate);
+  if (approximate != "tanh" || !is_supported(input)) return at::cpu::gelu(input, approximate);
   note(Operation::gelu);
   Tensor output = at::empty_like(input);
   const void* from = input.const_data_ptr();
@@ -35,9 +35,9 @@ Tensor gelu(const Tensor& input, c10::string_view approximate) {
 }
 
 Tensor gelu_backward(const Tensor& gradient, const Tensor& input, c10::string_view approximate) {
-  const bool taken = is_taken(gradient) && is_taken(input) && gradient.sizes() == input.sizes() &&
+  const bool supported = is_supported(gradient) && is_supported(input) && gradient.sizes() == input.sizes() &&
                      gradient.scalar_type() == input.scalar_type();
-  if (approximate != "tanh" || !taken) return at::cpu::gelu_backward(gradient, input, approximate);
+  if (approximate != "tanh" || !supported) return at::cpu::gelu_backward(gradient, input, approximate);
   note(Operation::gelu);
   Tensor output = at::empty_like(input);
   const void *factor = gradient.const_data_ptr(), *from = input.const_data_ptr();

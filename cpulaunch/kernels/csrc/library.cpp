@@ -1,4 +1,4 @@
-// What Python asks of the library as a whole.
+// The functions by which Python controls the library as a whole.
 #include <atomic>
 #include <iterator>
 #include <memory>
@@ -14,19 +14,19 @@
 namespace cpulaunch::kernels {
 namespace {
 
-constexpr const char* names[] = {  // of Operation
+constexpr const char* names[] = {  // in the order of Operation
     "dropout", "attention with dropout", "products of transposed matrices", "gelu with tanh", "cross entropy",
     "large casts"};
 std::atomic<bool> computed[std::size(names)];
 
-// torch warns where a kernel of its own is replaced, which is what these are for.
+// Suppresses torch's warnings that its kernels are replaced: that is the purpose.
 struct Quiet : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
 void use(bool on) {
   static std::mutex mutex;
-  static std::unique_ptr<torch::Library> aten;  // where it ends, torch's kernels are back
+  static std::unique_ptr<torch::Library> aten;  // its destructor restores torch's kernels
   const std::lock_guard<std::mutex> lock(mutex);
   in_use = on;
   if (!on) aten.reset();

@@ -1,5 +1,5 @@
 // Philox4x32 with 7 rounds (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC'11):
-// random numbers that are a function of a seed and a counter.  By that paper it passes all tests of BigCrush.
+// random numbers that are a function of a seed and a counter.  According to that paper it passes all tests of BigCrush.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@ constexpr int lanes = 4;
 constexpr int lanes = 2;
 #endif
 
-// One number of 32 bits in the lower half of each lane; the upper halves hold anything.
+// A 32-bit number in the lower half of each lane.  The upper halves are ignored.
 typedef uint64_t Lanes __attribute__((vector_size(8 * lanes)));
 
-// The products, of 64 bits.
+// The 64-bit products.
 inline Lanes product(Lanes numbers, uint32_t factor) {
 #if defined(__AVX512F__)
   return (Lanes)_mm512_mul_epu32((__m512i)numbers, _mm512_set1_epi64(factor));
@@ -32,8 +32,8 @@ inline Lanes product(Lanes numbers, uint32_t factor) {
 #endif
 }
 
-// The 32 numbers of a block, from 8 counters.  Number 2·c + w of the first half is word w of counter c, and that of
-// the second half word 2 + w: the order in which lanes of 64 bits lie in memory.
+// Computes the 32 random numbers of a block, from 8 counters with 4 words each.  Number 2·c + w is word w of counter c,
+// and number 16 + 2·c + w is its word 2 + w, for w of 0 and 1.  That is the order of 64-bit lanes in memory.
 inline void philox(uint64_t seed, uint64_t block, uint32_t* numbers) {
   constexpr int rounds = 7;
   for (int first = 0; first < 8; first += lanes) {

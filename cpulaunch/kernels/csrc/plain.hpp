@@ -1,4 +1,4 @@
-// Which calls of torch's operations are ours to compute.
+// Decides which calls of torch's operations this library computes.
 #pragma once
 
 #include <atomic>
@@ -10,31 +10,31 @@
 
 namespace cpulaunch::kernels {
 
-extern std::atomic<bool> in_use;  // by `cpulaunch::use`; where it is false, torch computes
+extern std::atomic<bool> in_use;  // set by `cpulaunch::use`; if false, torch computes everything
 
-// What is computed in torch's place.
+// The operations that this library computes in place of torch.
 enum class Operation { dropout, attention, products, gelu, cross_entropy, casts };
 
-// Notes that an operation was ours, for `cpulaunch::replaced`.
+// Records for `cpulaunch::replaced` that this library has computed an operation.
 void note(Operation operation);
 
-// Replace kernels of torch for plain CPU tensors, to which everything above them (autograd, transforms of functions,
-// torch.compile) comes down.
+// Replace torch's kernels for plain CPU tensors.  The layers above (autograd, function transforms, torch.compile) all
+// end up in these kernels.
 void replace_products(torch::Library& aten);
 void replace_gelu(torch::Library& aten);
 void replace_casts(torch::Library& aten);
 
-// A dense tensor of no subclass or wrapper.
+// Whether this is a dense tensor, and no subclass or wrapper.
 bool is_dense(const at::Tensor& tensor);
 
-// A dense tensor of fp32 or bf16, with elements.  False while torch traces or transforms functions: it knows the
-// parts of its own operations.
+// Whether this is a dense tensor of fp32 or bf16 that is not empty.  False while torch traces or transforms functions,
+// because torch can only take its own operations apart.
 bool is_plain(const at::Tensor& tensor);
 
-// The loops for this CPU, or for the lesser one that ATEN_CPU_CAPABILITY names.
+// Returns the loops for this CPU, or for the lesser one that ATEN_CPU_CAPABILITY names.
 const Vector& vector();
 
-// A seed from torch's generator, which torch.manual_seed determines: one int64.
+// Draws a seed, a tensor of one int64, from torch's generator, which torch.manual_seed seeds.
 at::Tensor draw_seed();
 
 }  // namespace cpulaunch::kernels

@@ -1,5 +1,5 @@
-// Matrix products in bf16 whose left side is transposed, as in the gradient of a layer's weights.  oneDNN takes about
-// 1.7 times as long for them as for plain matrices on a CPU with AMX; to transpose first costs less.
+// Matrix products in bf16 whose left side is transposed, as in the gradient of a layer's weights.  On a CPU with AMX,
+// oneDNN takes about 1.7 times as long for them as for plain matrices.  Transposing the left side first costs less.
 #include <algorithm>
 
 #include <ATen/Context.h>
@@ -15,8 +15,8 @@ namespace {
 
 using at::Tensor;
 constexpr int64_t least_rows = 64;       // rows and columns of the left side
-constexpr int64_t least_columns = 256;  // of the right side: each element of the left is used as often
-constexpr int64_t together = 128;       // rows of the transposed that are written at a time
+constexpr int64_t least_columns = 256;  // of the right side, which is how often each element of the left is used
+constexpr int64_t together = 128;       // rows of the copy with dense rows that are written at a time
 
 bool is_slow(const Tensor& left, const Tensor& right) {
   if (left.dim() != 2 || right.dim() != 2 || left.scalar_type() != at::kBFloat16) return false;
@@ -26,7 +26,7 @@ bool is_slow(const Tensor& left, const Tensor& right) {
          at::globalContext().userEnabledMkldnn();
 }
 
-// The same matrix with dense rows.
+// Copies a matrix so that its rows are contiguous.
 Tensor with_rows_in_order(const Tensor& matrix) {
   const int64_t rows = matrix.size(0), columns = matrix.size(1), stride = matrix.stride(1);
   Tensor result = at::empty({rows, columns}, matrix.options());

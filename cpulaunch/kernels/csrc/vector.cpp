@@ -1,4 +1,4 @@
-// The loops of vector.hpp for one kind of vector unit: CPULAUNCH_VECTOR, which the compiler's flags agree with.
+// The loops of vector.hpp for one kind of vector unit, CPULAUNCH_VECTOR.  The compiler's flags must match it.
 #include "vector.hpp"
 
 #include "philox.hpp"
@@ -20,7 +20,7 @@ inline float as_float(uint16_t bfloat16) {
 
 inline void store(float value, float* to) { *to = value; }
 
-// Rounds to the nearest, to even in the middle, as torch does.
+// Rounds to the nearest, ties to even, as torch does.
 inline void store(float value, uint16_t* to) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
@@ -28,7 +28,7 @@ inline void store(float value, uint16_t* to) {
   *to = value == value ? rounded : 0x7fc0;
 }
 
-// As a product, so that NaN and infinity stay NaN where they are dropped, as in torch.
+// Multiplies by 0 to drop an element, so that NaN and infinity become NaN, as in torch.
 template <typename T>
 inline void drop(const T* from, T* to, int64_t count, const uint32_t* numbers, const Mask& mask) {
   for (int64_t i = 0; i < count; ++i)
@@ -37,7 +37,7 @@ inline void drop(const T* from, T* to, int64_t count, const uint32_t* numbers, c
 
 template <typename T>
 void dropout(const T* from, T* to, int64_t begin, int64_t end, int64_t size, const Mask& shared) {
-  const Mask mask = shared;  // a copy, which the stores below can't change
+  const Mask mask = shared;  // a copy: the compiler then knows that the stores below don't change it
   alignas(64) uint32_t numbers[block_size];
   for (int64_t block = begin; block < end; ++block) {
     const int64_t at = block * block_size, left = size - at;
@@ -49,10 +49,10 @@ void dropout(const T* from, T* to, int64_t begin, int64_t end, int64_t size, con
   }
 }
 
-constexpr int accumulators = 16;  // of a sum or a maximum: a vector of them
+constexpr int accumulators = 16;  // of a sum or a maximum: they make a vector
 constexpr float infinity = __builtin_inff();
 
-// By halves: one after the other, each would wait for the last.
+// Adds the halves to each other again and again: one by one, each addition would wait for the one before.
 inline float sum_of(float* numbers) {
   for (int half = accumulators / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) numbers[i] += numbers[i + half];
@@ -67,7 +67,7 @@ inline float largest_of(float* numbers) {
 
 // e^x within 2 ulp (the polynomial of Cephes' expf, on [-ln 2 / 2, ln 2 / 2]); 0 below -87.3.
 inline float exponential(float x) {
-  constexpr float to_nearest = 12582912.0f;  // 1.5 · 2^23: adding it leaves an integer in the lowest bits
+  constexpr float to_nearest = 12582912.0f;  // 1.5 · 2^23; adding it leaves the nearest integer in the lowest bits
   const float shifted = x * 1.44269504f + to_nearest, power = shifted - to_nearest;
   const float rest = (x - power * 0.693359375f) + power * 2.12194440e-4f;
   float value = 1.9875691500e-4f;
@@ -98,7 +98,7 @@ void add_bias(const Bias& bias, int64_t query, int64_t keys, float* row) {
     for (int64_t key = 0; key < keys; ++key) row[key] += as_bias(from[key * bias.by_key]);
 }
 
-// A row's scores, scaled and with its bias.
+// Scales a row's scores, adds its bias, and sets the scores of keys that the query must not see to -infinity.
 void finish_row(const Rows& rows, int64_t index, float* row) {
   const int64_t query = rows.first_query + index;
   const float scale = rows.scale;
@@ -124,7 +124,7 @@ void softmax(const Rows& rows, float* scores, float* factor, float* logsum) {
     for (int64_t key = 0; key < width; key += accumulators)
       for (int i = 0; i < accumulators; ++i) largest[i] = row[key + i] > largest[i] ? row[key + i] : largest[i];
     float most = largest_of(largest);
-    if (most == -infinity) most = 0;  // it sees no key: all become 0
+    if (most == -infinity) most = 0;  // the query sees no key: all its probabilities become 0
     for (int64_t key = 0; key < width; key += block_size, ++block) {
       philox(mask.seed, block, numbers);
       for (int half = 0; half < block_size; half += accumulators)
@@ -186,12 +186,12 @@ inline void transpose_tile(const char* from, int64_t rows, int64_t stride, int64
       memcpy(to + column * to_stride + row, from + row * stride + column * sizeof(T), sizeof(T));
 }
 
-// 16 × 16 numbers.
+// Transposes 16 × 16 numbers of 32 bits.
 inline void transpose_square(const char* from, int64_t stride, uint32_t* to) {
   transpose_tile(from, 16, stride, 16, to, 16);
 }
 
-// 32 × 32 numbers: pairs of them, of two rows each, are numbers of 32 bits.
+// Transposes 32 × 32 numbers of 16 bits, as numbers of 32 bits: each is a pair from two rows.
 inline void transpose_square(const char* from, int64_t stride, uint16_t* to) {
   alignas(64) uint32_t pairs[16 * 32], turned[32 * 16];
   for (int row = 0; row < 16; ++row) {
@@ -206,7 +206,8 @@ inline void transpose_square(const char* from, int64_t stride, uint16_t* to) {
   memcpy(to, turned, sizeof turned);
 }
 
-// By tiles, whose rows are cache lines of `to`: parts of lines that are a power of two apart would evict each other.
+// Transposes by tiles, whose rows are whole cache lines of `to`.  Parts of lines would evict each other before the
+// lines are complete, if the lines are a power of two apart.
 template <typename T>
 void transpose(const void* from, int64_t rows, int64_t stride, int64_t columns, T* to, int64_t to_stride) {
   constexpr int64_t side = 64 / sizeof(T);
@@ -248,7 +249,7 @@ void panels(const T* from, int64_t rows, int64_t stride, int64_t width, int64_t 
     }
 }
 
-// gelu with tanh: what it multiplies x by, and its derivative.
+// gelu with tanh at some x: the factor by which it multiplies x, and gelu's derivative.
 struct Gelu {
   float factor, slope;
 };
@@ -287,7 +288,7 @@ void log_sum(const float* from, int64_t count, float* largest, float* log_of_sum
   *log_of_sum = __builtin_logf(total);
 }
 
-// Writes a line of 64 bytes past the caches, where the vector unit can.
+// Writes a line of 64 bytes, bypassing the caches if the vector unit can do that.
 inline void stream(const void* line, void* to) {
 #if defined(__AVX512F__)
   _mm512_stream_si512(static_cast<__m512i*>(to), _mm512_load_si512(line));
@@ -300,8 +301,8 @@ inline void stream(const void* line, void* to) {
 #endif
 }
 
-// `make(at, first, end, line)` fills elements `first` to `end` of the line that begins at element `at`, which may be
-// before the first one.
+// Writes `count` elements, bypassing the caches.  `make(at, first, end, line)` fills elements `first` to `end` of the
+// line that begins at element `at`, which is negative if the line begins before `to`.
 template <typename Make>
 inline void stream_all(float* to, int64_t count, const Make& make) {
   constexpr int64_t length = 16;

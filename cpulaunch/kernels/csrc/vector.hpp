@@ -1,5 +1,5 @@
-// Loops over numbers, compiled once for each kind of vector unit.  They know nothing of torch: an inline function
-// of torch's headers, compiled for AVX-512, could be the one that the linker keeps for all of the library.
+// Loops over numbers, compiled once for each kind of vector unit.  They include no header of torch.  Otherwise, the
+// linker might keep the AVX-512 version of one of torch's inline functions for the whole library.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@ namespace cpulaunch::kernels {
 // Which elements of a tensor dropout keeps, as a pure function of their positions.
 struct Mask {
   uint64_t seed;
-  uint32_t threshold;  // an element is kept where its random number is not below this
-  float scale;         // of what is kept
+  uint32_t threshold;  // an element is kept if its random number is at least this
+  float scale;         // by which elements that are kept are multiplied
 
   // Drops with probability p, 0 < p < 1, in steps of 2^-32.
   static Mask of(uint64_t seed, double p);
 };
 
-constexpr int64_t block_size = 32;  // elements whose random numbers are made together
+constexpr int64_t block_size = 32;  // elements whose random numbers are computed together
 
-// What is added to a score, of a head: at (query, key), `data` + query · by_query + key · by_key.
+// A head's bias, which is added to its scores.  That of (query, key) is at `data` + query · by_query + key · by_key.
 struct Bias {
   enum Kind { none, boolean, fp32, bf16 };  // boolean: false is -infinity
 
@@ -27,31 +27,33 @@ struct Bias {
   int64_t by_query, by_key;  // elements
 };
 
-// Some rows of a head's scores: one for each query from `first_query` on, and `width` columns, of which `keys` count.
-// `width` is a multiple of block_size.
+// Some rows of a head's scores, one for each query from `first_query` on.  A row has `width` columns, a multiple of
+// block_size; the first `keys` of them are valid.
 struct Rows {
   int64_t first_query, count, keys, width;
   float scale;
   bool causal;  // a query sees no key after its own position
   Bias bias;
   Mask mask;
-  uint64_t first_block;  // of the mask, for the first row
+  uint64_t first_block;  // the number of the mask's block at which the first row starts
 };
 
 struct Vector {
   const char* name;
 
-  // to[i] = from[i] masked and scaled, for all elements of blocks `begin` to `end` of a tensor of `size`.
+  // to[i] = from[i] masked and scaled, for the elements of blocks `begin` to `end` of a tensor with `size` elements.
   void (*dropout_float)(const float* from, float* to, int64_t begin, int64_t end, int64_t size, const Mask&);
   void (*dropout_bfloat16)(const uint16_t* from, uint16_t* to, int64_t begin, int64_t end, int64_t size,
                            const Mask&);
 
-  // Softmax and dropout.  `scores` becomes exp(score - largest) where it is kept, else 0; `factor` is what
-  // makes probabilities of a row, and scales what dropout keeps; `logsum` is log(sum(exp(score))).
+  // Softmax and dropout.  Sets `scores` to exp(score - largest) if dropout keeps it, else to 0.  Sets `factor` of each
+  // row to the number by which these must be multiplied for probabilities, scaled for dropout.  Sets `logsum` to
+  // log(sum(exp(score))).
   void (*softmax)(const Rows&, float* scores, float* factor, float* logsum);
 
-  // Its derivative.  `scores` becomes the masked probabilities, `gradient` (with respect to these) that with
-  // respect to the scores before they are scaled; `inner` is each row's sum of output · gradient of the output.
+  // The derivative of softmax and dropout.  Sets `scores` to the masked probabilities.  `gradient` is with respect to
+  // these, and becomes the gradient with respect to the scores before they are scaled.  `inner` is each row's sum of
+  // output · gradient of the output.
   void (*softmax_backward)(const Rows&, float* scores, float* gradient, const float* logsum, const float* inner);
 
   // to[i] = from[i] · factor.
@@ -62,15 +64,15 @@ struct Vector {
   float (*inner_float)(const float* one, const float* other, int64_t count);
   float (*inner_bfloat16)(const uint16_t* one, const uint16_t* other, int64_t count);
 
-  // to[column][row] = from[row][column], for elements of 16 and 32 bits.  Strides are bytes between rows of `from`,
-  // and elements between those of `to`.
+  // to[column][row] = from[row][column], for elements of 16 and 32 bits.  `stride` is in bytes, between rows of `from`;
+  // `to_stride` is in elements, between rows of `to`.
   void (*transpose16)(const void* from, int64_t rows, int64_t stride, int64_t columns, uint16_t* to,
                       int64_t to_stride);
   void (*transpose32)(const void* from, int64_t rows, int64_t stride, int64_t columns, uint32_t* to,
                       int64_t to_stride);
 
-  // Rows of bf16 for oneDNN's matrix products: panels of `panel` columns, in each of which pairs of rows lie
-  // element beside element.  An odd last row is paired with zeros.
+  // Arranges rows as bf16 for oneDNN's matrix products, in panels of `panel` columns.  Within a panel, each two rows
+  // are interleaved element by element.  An odd last row is paired with zeros.
   void (*panels_of_float)(const float* from, int64_t rows, int64_t stride, int64_t width, int64_t panel,
                           uint16_t* to);
   void (*panels_of_bfloat16)(const uint16_t* from, int64_t rows, int64_t stride, int64_t width, int64_t panel,
@@ -82,13 +84,13 @@ struct Vector {
   void (*gelu_backward_float)(const float* gradient, const float* from, float* to, int64_t count);
   void (*gelu_backward_bfloat16)(const uint16_t* gradient, const uint16_t* from, uint16_t* to, int64_t count);
 
-  // The largest number, and log(sum(exp(number - largest))).
+  // Computes the largest number, and log(sum(exp(number - largest))).
   void (*log_sum)(const float* from, int64_t count, float* largest, float* log_of_sum);
 
-  // to[i] = exp(from[i] - shift) · factor, past the caches.
+  // to[i] = exp(from[i] - shift) · factor.  The stores bypass the caches.
   void (*exponentials)(const float* from, float shift, float factor, float* to, int64_t count);
 
-  // to[i] = from[i], past the caches.
+  // to[i] = from[i].  The stores bypass the caches.
   void (*widen)(const uint16_t* from, float* to, int64_t count);
 };
 

@@ -16,10 +16,11 @@ namespace cpulaunch {
 namespace {
 
 #define CPULAUNCH_INLINE inline __attribute__((always_inline))
-#pragma GCC diagnostic ignored "-Wpsabi"  // how vectors are passed: not at all, as all that takes them is inline
+#pragma GCC diagnostic ignored "-Wpsabi"  // about passing vectors: all functions that take them are inlined
 
-// The module may run on another kind of machine than it was built on.  (ThreadSanitizer starts later than the code that
-// chooses among the versions.)  They return `call`, in which kWidth is the bytes of a vector register.
+// Defines versions of a function for several instruction sets, because the library may run on another CPU than it was
+// built on.  Each returns `call`, in which kWidth is the size of a vector register in bytes.  With ThreadSanitizer
+// there is one version: the code that chooses among several runs before ThreadSanitizer is initialized.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 #define CPULAUNCH_VERSIONS(declaration, call)                                  \
   __attribute__((target("avx512f"))) CPULAUNCH_VERSION(64, declaration, call)  \
@@ -42,7 +43,7 @@ CPULAUNCH_INLINE To bits_of(const From& value) {
   return bits;
 }
 
-// --- how numbers are stored, and what they are reduced as
+// --- how numbers are stored, and in which type they are reduced
 
 template <class Number>
 struct Stored {
@@ -70,11 +71,11 @@ struct Float16 {  // IEEE 754's binary16: 5 bits of exponent, 10 of fraction
   static CPULAUNCH_INLINE float widen(Float16 number) { return widen_all<float>(uint32_t{number.bits}); }
   static CPULAUNCH_INLINE Float16 narrow(float wide) { return {static_cast<uint16_t>(narrow_all<uint32_t>(wide))}; }
 
-  // One number, or a vector of them, whose bits are the lower ones of the words.
+  // Convert one number or a vector of them.  A number's bits are in the lower half of a word.
   template <class Floats, class Words>
   static CPULAUNCH_INLINE Floats widen_all(const Words& words) {
     const Words sign = (words & 0x8000u) << 16, rest = words & 0x7fffu;
-    constexpr float kExponents = 0x1p112f;  // between the two types' biases; it normalizes subnormal numbers, too
+    constexpr float kExponents = 0x1p112f;  // the difference of the exponents' biases; also normalizes subnormals
     const Words finite = bits_of<Words>(bits_of<Floats>(rest << 13) * kExponents);
     const Words others = 0x7f800000u | (rest & 0x3ffu) << 13;
     return bits_of<Floats>(sign | (rest < 0x7c00u ? finite : others));
@@ -84,7 +85,7 @@ struct Float16 {  // IEEE 754's binary16: 5 bits of exponent, 10 of fraction
     const auto word = bits_of<Words>(wide);
     const Words sign = word >> 16 & 0x8000u, magnitude = word & 0x7fffffffu;
     const Words normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
-    // Adding 0.5 has the processor round to multiples of 2^-24.
+    // Adding 0.5 makes the processor round to multiples of 2^-24.
     const Words subnormal = bits_of<Words>(bits_of<Floats>(magnitude) + 0.5f) - bits_of<uint32_t>(0.5f);
     const Words infinity = Words{} + 0x7c00u, not_a_number = Words{} + 0x7e00u;
     Words half = magnitude < bits_of<uint32_t>(0x1p-14f) ? subnormal : normal;
@@ -98,28 +99,29 @@ struct Stored<BFloat16> : BFloat16 {};
 template <>
 struct Stored<Float16> : Float16 {};
 
-// --- reductions of any numbers, in blocks for which a compiler uses vectors
+// --- reductions of any type, in blocks that the compiler vectorizes
 
-// In which numbers are added and multiplied: of integers, unsigned ones may overflow, and wrap around as torch's do.
+// The type for additions and multiplications.  For integers it is unsigned: these may overflow, and wrap around as in
+// torch.
 template <class Wide, bool = std::is_integral_v<Wide>>
-struct Calculated {
+struct ArithmeticType {
   using Type = Wide;
 };
 template <class Wide>
-struct Calculated<Wide, true> {
+struct ArithmeticType<Wide, true> {
   using Type = std::make_unsigned_t<decltype(Wide{} + Wide{})>;
 };
 
 template <Reduction reduction, class Wide>
 CPULAUNCH_INLINE Wide combine(Wide a, Wide b) {
-  using Number = typename Calculated<Wide>::Type;
+  using Number = typename ArithmeticType<Wide>::Type;
   if constexpr (reduction == Reduction::sum) {
     return static_cast<Wide>(static_cast<Number>(a) + static_cast<Number>(b));
   } else if constexpr (reduction == Reduction::product) {
     return static_cast<Wide>(static_cast<Number>(a) * static_cast<Number>(b));
   } else if constexpr (reduction == Reduction::min) {
     const Wide least = b < a ? b : a;
-    return b != b ? b : least;  // one NaN makes it NaN, as in torch; in two steps, which take no branches
+    return b != b ? b : least;  // a NaN in either makes the result NaN, as in torch; two steps need no branches
   } else if constexpr (reduction == Reduction::max) {
     const Wide most = a < b ? b : a;
     return b != b ? b : most;
@@ -132,14 +134,14 @@ CPULAUNCH_INLINE Wide combine(Wide a, Wide b) {
   }
 }
 
-// What makes averages of sums.  Multiplication takes less time, and is exact if the divisor is a power of two.
+// Divides sums for averages.  If the divisor is a power of two, it multiplies: that is faster, and exact.
 template <class Wide, bool = std::is_integral_v<Wide>>
 struct Divisor {
-  static CPULAUNCH_INLINE Divisor by(int divisor) {  // clang leaves constructors out of what has several versions
+  static CPULAUNCH_INLINE Divisor by(int divisor) {  // clang omits constructors in functions with versions
     return {static_cast<Wide>(divisor), 1 / static_cast<Wide>(divisor), (divisor & (divisor - 1)) == 0};
   }
 
-  template <class Numbers>  // one, or a vector
+  template <class Numbers>  // one number or a vector
   CPULAUNCH_INLINE void divide(Numbers& numbers) const {
     if (is_exact) {
       numbers *= factor;
@@ -191,9 +193,9 @@ void reduce_any(char* to, const char* const* from, size_t sources, size_t bytes,
   reduce_range<Number, reduction>(to, from, sources, 0, bytes, divisor);
 }
 
-// --- sums of the types that models train in, in vectors that compilers translate for whichever instruction set
+// --- sums of the types in which models train, in the compiler's generic vectors
 
-// Of `width` bytes; g++ keeps vectors that are wider than a register in memory.
+// Vectors of `width` bytes, the size of a register.  g++ would keep wider ones in memory.
 template <size_t width>
 struct Vectors {
   typedef float Floats __attribute__((vector_size(width)));
@@ -203,7 +205,7 @@ struct Vectors {
   static constexpr size_t kNumbers = width / sizeof(float);
 };
 
-// The sum of vectors, whose numbers are summed as they are.
+// Sums vectors of numbers without conversion.
 template <class Number, class Vector>
 struct Plain {
   using Wide = Number;
@@ -221,7 +223,8 @@ struct Plain {
   Vector sum;
 };
 
-// A word holds two bfloat16; summed apart, they need not change places, which would cost more than the sum.
+// Sums bfloat16 numbers.  A word holds two of them.  They are summed in separate vectors, so that none has to change
+// its place, which would cost more than the sum.
 template <size_t width>
 struct Halves {
   using Wide = float;
@@ -231,7 +234,7 @@ struct Halves {
   static constexpr uint32_t kUpper = 0xffff0000;
 
   CPULAUNCH_INLINE void start(const char* from) {
-    lower = upper = -Floats{};  // -0, to which -0 may be added
+    lower = upper = -Floats{};  // -0, so that a sum of -0 alone stays -0
     add(from);
   }
   CPULAUNCH_INLINE void add(const char* from) {
@@ -248,7 +251,7 @@ struct Halves {
     const Words words = round(lower) >> 16 | (round(upper) & kUpper);
     std::memcpy(to, &words, kWidth);
   }
-  // To the nearest bfloat16, of two to the even one; NaN stays NaN.
+  // Rounds to the nearest bfloat16, ties to even; NaN stays NaN.
   static CPULAUNCH_INLINE Words round(const Floats& value) {
     const auto word = reinterpret_cast<Words>(value);
     return value == value ? word + 0x7fff + (word >> 16 & 1) : Words{} + 0x7fc00000;
@@ -257,7 +260,7 @@ struct Halves {
   Floats lower, upper;
 };
 
-// Of float16.
+// Sums float16 numbers.
 template <size_t width>
 struct Float16s {
   using Wide = float;
@@ -300,14 +303,14 @@ CPULAUNCH_INLINE size_t sum_blocks(char* to, const char* const* from, size_t sou
   return blocks;
 }
 
-// Sums whole blocks; returns how many bytes these are.
+// Sums whole blocks, and returns their size in bytes.
 template <class Sum>
 CPULAUNCH_INLINE size_t sum_blocks(char* to, const char* const* from, size_t sources, size_t bytes, int divisor) {
   return divisor == 1 ? sum_blocks<false, Sum>(to, from, sources, bytes, divisor)
                       : sum_blocks<true, Sum>(to, from, sources, bytes, divisor);
 }
 
-// float32 to bfloat16 and back, whole vectors of float32; both return how many numbers these are.
+// Convert whole vectors from float32 to bfloat16, and back.  They return how many numbers were converted.
 template <size_t width>
 CPULAUNCH_INLINE size_t round_vectors(char* to, const char* from, size_t count) {
   using V = Vectors<width>;
@@ -345,8 +348,9 @@ CPULAUNCH_VERSIONS(size_t sum_float16s(char* to, const char* const* from, size_t
 
 #ifdef __x86_64__
 
-// The processor's own conversions, in functions of their own: no version above may name instructions that the others
-// lack.  Their bits are those of Float16; so a NaN loses what they would keep of it, but for its sign.
+// Sums with the processor's float16 conversions.  They are separate functions, because code shared by the versions
+// above must not use instructions that one of them lacks.  The results have the same bits as those of Float16.  For
+// that, a NaN keeps its sign only.
 #define CPULAUNCH_SUM_FLOAT16S(name, features, width, widen, narrow)                                                \
   __attribute__((target(features))) size_t name(char* to, const char* const* from, size_t sources, size_t bytes,    \
                                                 int divisor) {                                                      \
@@ -373,7 +377,7 @@ CPULAUNCH_VERSIONS(size_t sum_float16s(char* to, const char* const* from, size_t
     }                                                                                                               \
     return blocks;                                                                                                  \
   }
-// (g++ takes what the plain ones leave undefined for a mistake.)
+// (Masked intrinsics, because the plain ones start from an undefined value, for which g++ gives a warning.)
 #define CPULAUNCH_WIDEN_512(numbers) (V::Floats) _mm512_maskz_cvtph_ps(0xffff, (__m256i)(numbers))
 #define CPULAUNCH_NARROW_512(words) \
   (V::Shorts) _mm512_maskz_cvtps_ph(0xffff, (__m512)(words), _MM_FROUND_TO_NEAREST_INT)
@@ -406,7 +410,7 @@ CPULAUNCH_VERSIONS(size_t round_lines(char* to, const char* from, size_t count),
 CPULAUNCH_VERSIONS(size_t widen_lines(char* to, const char* from, size_t count),
                    (widen_vectors<kWidth>(to, from, count)))
 
-// Whole blocks by `sum`, the rest number by number.
+// Sums whole blocks by `sum`, and the rest number by number.
 template <class Number, size_t sum(char*, const char* const*, size_t, size_t, int)>
 void sum_fast(char* to, const char* const* from, size_t sources, size_t bytes, int divisor) {
   const size_t blocks = sum(to, from, sources, bytes, divisor);

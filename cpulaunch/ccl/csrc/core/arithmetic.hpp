@@ -12,10 +12,10 @@ enum class NumberType : uint8_t {
   float64, float32, float16, bfloat16, int64, int32, int16, int8, uint64, uint32, uint16, uint8, boolean
 };
 enum class Reduction : uint8_t { sum, average, product, min, max, bit_and, bit_or, bit_xor };
-// How numbers travel between hosts: as they are, or sums of float32 as bfloat16.
+// How numbers travel between hosts: unchanged, or rounded to bfloat16, which is for sums of float32.
 enum class Wire : uint8_t { exact, bfloat16 };
 
-// The one table of types, in the order of NumberType.
+// The properties of all types, in the order of NumberType.
 struct NumberTraits {
   const char* name;
   size_t bytes;
@@ -30,7 +30,7 @@ inline constexpr const char* kReductionNames[] = {"sum", "average",     "product
                                                   "max", "bitwise and", "bitwise or", "bitwise xor"};
 
 inline size_t size_of(NumberType type) { return kNumbers[static_cast<size_t>(type)].bytes; }
-// "unknown" where another rank has sent something that is none.
+// Returns "unknown" for an invalid value, which another rank may have sent.
 inline const char* name_of(NumberType type) {
   const auto number = static_cast<size_t>(type);
   return number < std::size(kNumbers) ? kNumbers[number].name : "unknown";
@@ -46,7 +46,8 @@ inline bool has_reduction(NumberType type, Reduction reduction) {
   if (type == NumberType::boolean) return reduction != Reduction::average;
   return !is_bitwise(reduction) || !kNumbers[static_cast<size_t>(type)].is_floating;
 }
-// What is calculated: an average is a sum that is divided, and a bool is a byte of 0 or 1 that has to stay one.
+// The reduction that computes this one.  An average is a sum that is divided afterwards.  A bool is a byte of 0 or 1
+// and has to stay one, so that its sum is a maximum and its product a minimum.
 inline Reduction as_calculated(NumberType type, Reduction reduction) {
   if (reduction == Reduction::average) return Reduction::sum;
   if (type == NumberType::boolean && reduction == Reduction::sum) return Reduction::max;
@@ -54,18 +55,18 @@ inline Reduction as_calculated(NumberType type, Reduction reduction) {
   return reduction;
 }
 
-// Reduces `sources` arrays of `bytes` each to one, in the order of `from`, which makes the result's bits the same
-// wherever it is computed.  `to` may be one of the sources.  16-bit floating-point numbers are reduced in float32 and
-// rounded once.  A bool is a byte of 0 or 1 and stays one.  A sum is divided by `divisor`: the number of ranks where it
-// completes an average, else 1.  Averages of whole numbers are rounded towards zero.
+// Reduces `sources` arrays of `bytes` each to one.  It follows the order of `from`, so that the result has the same
+// bits wherever it is computed.  `to` may be one of the sources.  16-bit floating-point numbers are reduced in float32
+// and rounded once.  A sum is divided by `divisor`: the number of ranks if this completes an average, else 1.  Averages
+// of integers are rounded towards zero.
 using Reduce = void(char* to, const char* const* from, size_t sources, size_t bytes, int divisor);
 
-// Null where the type has no such reduction.
+// Returns null if the type has no such reduction.
 Reduce* reduce_for(NumberType type, Reduction reduction);
 // Divides sums in place.
 void divide(char* data, size_t bytes, NumberType type, int divisor);
 
-// Rounds `count` float32 numbers to bfloat16, of two nearest ones to the even one; and back.
+// Convert `count` numbers between float32 and bfloat16.  Rounding is to the nearest, ties to even.
 void to_bfloat16(char* to, const char* from, size_t count);
 void from_bfloat16(char* to, const char* from, size_t count);
 

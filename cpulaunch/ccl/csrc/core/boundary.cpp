@@ -17,7 +17,7 @@ Parts parts_of_c(const cl_part* parts, size_t count) {
   return {begin, begin + count};
 }
 
-// An object of C++ behind a struct of C.
+// A struct of C that owns a C++ object.
 template <class Struct, class Class>
 struct Exported : Struct {
   std::unique_ptr<Class> object;

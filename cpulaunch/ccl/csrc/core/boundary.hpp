@@ -1,5 +1,5 @@
-// The two sides of interface.h: what one library exports as structs of C, another one imports as the same C++ class.
-// Compiled into each of the libraries.
+// Both sides of interface.h: one library exports a C++ object as a struct of C, and another library imports the struct
+// as an object of the same class.  Each library compiles its own copy of this code.
 
 #pragma once
 
@@ -13,14 +13,14 @@
 namespace cpulaunch {
 
 char* copy_text(const std::string& text);
-// Frees it; "" for null.
+// Copies a text and frees it; "" for null.
 std::string take_text(char* text);
 
 void set_error(cl_error* error, const std::exception& what);
-// Throws Mismatch or std::runtime_error where there is an error, and frees its text.
+// If there is an error, frees its text and throws it as Mismatch or std::runtime_error.
 void throw_error(cl_error& error);
 
-// What `act` returns, or a null of that type where it throws std::exception, which goes to `error`.
+// Returns what `act` returns.  If `act` throws std::exception, stores that in `error` and returns a null value.
 template <class Act>
 auto guarded(cl_error* error, const Act& act) -> decltype(act()) {
   try {
@@ -31,7 +31,7 @@ auto guarded(cl_error* error, const Act& act) -> decltype(act()) {
   }
 }
 
-// What `act` returns, which is called with a cl_error.  Throws what that says.
+// Calls `act` with a cl_error and returns its result.  Throws the error, if there is one.
 template <class Act>
 auto unguarded(const Act& act) {
   cl_error error{};

@@ -1,4 +1,4 @@
-// The sentences of errors.  Of what has come over the network no value is taken for granted.
+// Makes sentences from causes.  A cause may have come over the network, so none of its values is trusted.
 
 #include "cause.hpp"
 

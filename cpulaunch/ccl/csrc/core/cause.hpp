@@ -1,5 +1,5 @@
-// Why an operation or a group has failed, as data.  The text of an error is made from it, and nothing reads that text:
-// a rank's report carries the cause to the launcher (cpulaunch/cause.py has the same names).
+// Why an operation or a group has failed, as data.  Errors get their text from it, and no program parses that text: a
+// rank's report carries the cause itself to the launcher (cpulaunch/cause.py has the same names).
 
 #pragma once
 
@@ -16,21 +16,21 @@ enum class CauseKind : uint32_t {
   none,
   peer_ended,        // the process of a rank on this host
   peer_left,         // a rank has destroyed the group
-  connection_lost,   // `detail`: what the system says
+  connection_lost,   // `detail`: the system's error
   host_silent,       // for `milliseconds`
   store_gone,        // the process that serves it has ended
   store_silent,      // for `milliseconds`
-  calls_differ,      // `theirs` and `own`; or `detail`: what the rank says that it calls
-  sizes_differ,      // the rank has sent `bytes`, and `expected` were expected
-  peer_ahead,        // `detail` and `theirs.sequence`: what the rank calls
-  peer_late,         // `detail`: names of several ranks
-  peer_awaited,      // nobody could be asked why; `detail`: names of several ranks
-  message_missing,   // `detail`: which one
-  data_missing,      // all have called the operation
-  callback_failed,   // what is done with the results has failed
-  signal_handler,    // has raised an exception
+  calls_differ,      // `theirs` and `own`; or `detail`: the rank's own description of its call
+  sizes_differ,      // the rank has sent `bytes`, but this rank expects `expected`
+  peer_ahead,        // `detail` and `theirs.sequence`: the rank's call
+  peer_late,         // `detail`: the names, if there are several ranks
+  peer_awaited,      // the reason of its delay is unknown; `detail`: the names, if there are several ranks
+  message_missing,   // `detail`: which message
+  data_missing,      // although all ranks have called the operation
+  callback_failed,   // an action on the operation's results has failed
+  signal_handler,    // a signal handler has raised an exception
   aborted,           // by the program
-  transport_failed,  // for a reason of another library
+  transport_failed,  // an error of the transport, whose text is in the exception
 };
 
 constexpr const char* kCauseNames[] = {
@@ -39,7 +39,7 @@ constexpr const char* kCauseNames[] = {
     "message_missing", "data_missing", "callback_failed", "signal_handler", "aborted",     "transport_failed",
 };
 
-// As much of a text as there is room for.
+// Writes as much of a text as fits.
 template <size_t size>
 void write_text(char (&field)[size], const std::string& text) {
   const auto length = text.copy(field, size - 1);
@@ -53,7 +53,7 @@ struct Cause : cl_cause {
     theirs.bytes = own.bytes = -1;
   }
   explicit Cause(const cl_cause& c) : cl_cause(c) {}
-  // About this rank of the group.
+  // About the rank `about` of the group.
   Cause(CauseKind kind, const Members& members, int about) : Cause(kind) {
     rank = members.number_of(about);
     write_text(host, members.host_of(about));
@@ -66,7 +66,7 @@ struct Cause : cl_cause {
   }
   bool is(CauseKind other) const { return kind == static_cast<uint32_t>(other); }
   bool empty() const { return is(CauseKind::none); }
-  // "" where there is none.
+  // The sentence for the cause; "" if there is none.
   std::string text() const;
 };
 

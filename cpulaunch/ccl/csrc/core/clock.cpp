@@ -9,15 +9,15 @@ namespace {
 
 using Steady = std::chrono::steady_clock;
 
-// A busy host may keep all threads that wait from running for some time; if it takes longer than this, that counts as
-// stopped, too.
+// A gap of this length counts as a stop.  A busy host may keep all waiting threads from running, but rarely for so
+// long; if it does, that counts as a stop, too.
 constexpr Clock::duration kStopped = std::chrono::seconds(2);
-// It is noted once in this time that somebody has asked: most calls only read.
+// `last_asked` is updated once in this time, so that most calls only read it.
 constexpr Clock::duration kResolution = std::chrono::milliseconds(10);
 
 std::atomic<Clock::duration> last_asked{Steady::now().time_since_epoch()};
 std::atomic<Clock::duration> left_out{Clock::duration::zero()};
-std::mutex mutex;  // of those who leave something out
+std::mutex mutex;  // held to change `left_out`
 
 void note(Clock::duration time) {
   auto last = last_asked.load();
@@ -34,7 +34,8 @@ Clock::time_point Clock::now() {
     const auto last = last_asked.load();
     if (time - last > kStopped) {
       std::lock_guard<std::mutex> lock(mutex);
-      // First what is left out: whoever reads the new last_asked, and so finds no gap, must read this as well.
+      // Store `left_out` before `last_asked`: a thread that reads the new `last_asked`, and so finds no gap, must also
+      // read the new `left_out`.
       if (const auto gap = time - last_asked.load(); gap > kStopped) left_out.store(left_out.load() + gap);
       note(time);
     } else if (left_out.load() == before) {

@@ -1,4 +1,4 @@
-// The time by which this process measures how long it has waited.
+// The clock by which this process measures how long it has waited.
 
 #pragma once
 
@@ -6,11 +6,11 @@
 
 namespace cpulaunch {
 
-// The steady clock, without the stretches in which this process was stopped: by a batch system that suspends a job, by
-// Ctrl-Z, by a debugger.  What ought to happen within some time can't while nobody runs.
+// The steady clock without the time during which this process was stopped: by a batch system that suspends a job, by
+// Ctrl-Z, or by a debugger.  So timeouts count only the time in which the process could run.
 //
-// A stretch in which nobody has asked for the time is taken for one.  Whoever waits asks every few milliseconds; and
-// where nobody waits, nobody misses the time that is left out.
+// The clock recognizes a stop by a gap in which no thread has asked for the time.  Threads that wait ask every few
+// milliseconds.  While no thread waits, gaps are left out, too, but then no thread measures time.
 class Clock {
  public:
   using duration = std::chrono::steady_clock::duration;
@@ -20,7 +20,7 @@ class Clock {
   static constexpr bool is_steady = true;
 
   static time_point now();
-  // What the steady clock showed then.
+  // Converts a time to that of the steady clock.  Exact if the process was not stopped since.
   static std::chrono::steady_clock::time_point steady(time_point time);
 };
 

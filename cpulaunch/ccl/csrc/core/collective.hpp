@@ -1,4 +1,4 @@
-// A collective operation or a message, as the caller has it: on memory, whatever the tensors are.
+// A collective operation or a message on plain memory.
 
 #pragma once
 
@@ -24,11 +24,11 @@ enum class Kind : uint32_t {
   receive
 };
 
-// What a rank tells the others of the Kinds that all ranks call, in their order.
+// What the ranks compare of their calls, for the Kinds that all ranks call, in the order of Kind.
 struct KindFacts {
   const char* name;
   bool reduces = false;
-  bool has_size = false;  // the same on all ranks
+  bool has_size = false;  // the size is the same on all ranks
   bool has_root = false;
 };
 constexpr KindFacts kKindFacts[] = {
@@ -43,14 +43,14 @@ constexpr KindFacts kKindFacts[] = {
     {"barrier"},
 };
 
-// What goes to a rank, or comes from it; null where nothing ever does.
+// Memory whose content goes to a rank, or comes from it.  Null if no message is sent at all.
 struct Part {
   char* data;
   size_t bytes;
 };
 using Parts = std::vector<Part>;
 
-// The memory stays as it is until the transfer is done.
+// The caller keeps the memory, and does not change it, until the transfer is done.
 //
 //                       sent                  received
 //   all_reduce, barrier                       one part, in place
@@ -66,13 +66,13 @@ using Parts = std::vector<Part>;
 //   receive                                   one part
 struct Collective {
   Kind kind;
-  NumberType type = NumberType::uint8;     // of reductions
+  NumberType type = NumberType::uint8;     // of a reduction
   Reduction reduction = Reduction::sum;
   Wire wire = Wire::exact;                 // of an all_reduce
-  int32_t root = -1;                       // or the other rank of a message; kAnySource
+  int32_t root = -1;                       // of a message: the other rank, or kAnySource
   int32_t tag = 0;                         // of a message
   Parts sent, received;
-  int32_t* source = nullptr;               // becomes the rank that a message has come from
+  int32_t* source = nullptr;               // where to store the rank that sent a message
 
   static constexpr int32_t kAnySource = -1;
 };

@@ -1,4 +1,4 @@
-// Copies to memory that is not read again soon.
+// Copies of large results, which are not read again soon.
 
 #pragma once
 
@@ -11,14 +11,14 @@
 
 namespace cpulaunch {
 
-// Where a result is larger than the caches, its stores go past them: a store that does not saves reading the line
-// first, and leaves the caches to the slots.
+// Copies parts of a result.  If the result is larger than the caches, its stores bypass them.  Such a store need not
+// read the cache line first, and leaves the caches to the slots.
 class Copy {
  public:
-  // For a result of `bytes` in all, where those that are `large` or more are larger than the caches.
+  // The whole result has `bytes`.  Results of `large` bytes or more are larger than the caches.
   explicit Copy(size_t bytes, size_t large = kLarge) : past_caches_(bytes >= large) {}
 
-  static constexpr size_t kLarge = 8 << 20;  // bytes: at least
+  static constexpr size_t kLarge = 8 << 20;  // bytes; the least value of `large`
 
   void run(char* to, const char* from, size_t bytes) const {
 #if defined(__x86_64__)

@@ -1,4 +1,4 @@
-// A queue that keeps its memory, unlike a std::deque: one that is filled and emptied again and again allocates nothing.
+// A queue that keeps its memory, unlike std::deque: filling and emptying it again allocates nothing.
 
 #pragma once
 
@@ -18,7 +18,8 @@ class Fifo {
   T* begin() { return items_.data() + first_; }
   T* end() { return items_.data() + items_.size(); }
 
-  // Those that have left make room where they are as many as the others: so each is moved once, on average.
+  // Before it grows, the queue reuses the space of items that have left, if these are at least half of all.  So each
+  // item is moved about once.
   void push_back(T item) {
     if (first_ > 0 && first_ >= size() && items_.size() == items_.capacity()) {
       items_.erase(items_.begin(), items_.begin() + first_);

@@ -1,4 +1,5 @@
-// A process that is forked has copies of this one's groups, but neither their threads nor a part in their collectives.
+// Detects forked processes.  A forked process has copies of this one's groups, but not their threads, and must not take
+// part in their collectives.
 
 #pragma once
 
@@ -15,7 +16,7 @@ inline const int registered = pthread_atfork(nullptr, nullptr, [] { here.store(t
 
 }  // namespace forked
 
-// Whether this process was forked from one that has loaded this module.
+// Whether this process was forked from one that had loaded this library.
 inline bool is_forked() { return forked::here.load(std::memory_order_relaxed); }
 
 }  // namespace cpulaunch

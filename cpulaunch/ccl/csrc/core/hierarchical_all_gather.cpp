@@ -7,18 +7,19 @@ namespace cpulaunch {
 
 namespace {
 
-// The most bytes of all inputs together that go in few messages, in which most of them travel several times.
+// Up to this size of all inputs together, SmallAllGather takes fewer messages, though most bytes travel several times.
 constexpr size_t kMostSmallGather = 64 << 10;
-// The fewest bytes of all outputs that the other local ranks read where they are: a rank waits until they have.
+// From this size of all outputs together, the other local ranks read them in place.  For less, that does not pay off,
+// because a rank must wait until the others have read its outputs.
 constexpr size_t kLeastReadInPlace = 128 << 10;
 
-// One piece, of all inputs.  In each lane, the hosts double what they have in each round, until they have all:
+// Gathers all inputs in one piece.  In each lane, each round doubles the inputs that a host has, until it has all:
 //
 //     round 0    host h has the input of h                   and gets those of h + 1
 //     round 1                       of h and h + 1                          of h + 2 and h + 3
 //     round 2                       of h to h + 3                           of h + 4 to h + 7, and so on
 //
-// What it gets lies behind what it has, and all that it has goes to another host as it is.
+// A host appends what it receives to what it has, and sends all of that to another host without moving it.
 class SmallAllGather final : public Operation {
  public:
   SmallAllGather(Hierarchy& hierarchy, const Signature& signature, const char* input, std::vector<char*> outputs,
@@ -63,16 +64,16 @@ class SmallAllGather final : public Operation {
     int number;
     char* data = nullptr;
     int round = 0;
-    std::array<int, kMostRounds> coming{};  // messages of each round
-    int going = 0;
+    std::array<int, kMostRounds> coming{};  // number of messages to receive, for each round
+    int going = 0;                          // number of messages to send
   };
 
   bool has_round(int round) const { return (1 << round) < layout_.hosts; }
-  // How many hosts' inputs go in a round: as many as there are, or fewer in the last one.
+  // How many hosts' inputs a host sends in a round: as many as it has, or fewer in the last round.
   int hosts_in(int round) const { return std::min(1 << round, layout_.hosts - (1 << round)); }
   int host_at(int distance) const { return (layout_.host + distance + layout_.hosts) % layout_.hosts; }
 
-  // Of the inputs in a lane of `hosts` hosts, from `first` on.
+  // The size of the inputs of `hosts` hosts from `first` on, in a lane.
   size_t size_of(int lane, int first, int hosts) const {
     size_t size = 0;
     for (int i = 0; i < hosts; ++i) {
@@ -97,7 +98,7 @@ class SmallAllGather final : public Operation {
                               signature, lane.data, bytes, lane.going);
   }
 
-  // Goes on with what has come.  True when all is here, and what goes is on its way.
+  // Continues with what has been received.  Returns true when all inputs are here and all messages are sent.
   bool progress(Lane& lane) {
     while (has_round(lane.round) && lane.coming[lane.round] == 0) {
       if (has_round(++lane.round)) send(lane);
@@ -129,9 +130,9 @@ class SmallAllGather final : public Operation {
   std::vector<Lane> lanes_;
 };
 
-// A piece is a stretch of the inputs of one host's ranks.  For those of another host, each input is received by one
-// local rank, which puts it into its slot for the others, as each does with its own input.  Where a rank's outputs are
-// in shared memory, in a row, the others read them there, and it puts nothing into its slot.
+// A piece is a stretch of the inputs of one host's ranks.  Each rank puts its own input into its slot for the other
+// local ranks.  An input from another host is received by one local rank, which does the same with it.  If a rank's
+// outputs are adjacent in shared memory, the others read them there, and the rank puts nothing into its slot.
 class AllGather final : public Operation {
  public:
   AllGather(Hierarchy& hierarchy, const Signature& signature, const char* input, std::vector<char*> outputs,
@@ -142,7 +143,7 @@ class AllGather final : public Operation {
         input_(input),
         outputs_(std::move(outputs)),
         sizes_(std::move(sizes)),
-        // As many as a local rank may have to put.
+        // A local rank may have to put as many inputs as it has lanes.
         bytes_of_rank_(piece_bytes / layout_.most_lanes() / kCopyGranule * kCopyGranule),
         begins_(begins_of(sizes_)),
         copy_(signature.bytes, layout_.large) {
@@ -189,7 +190,7 @@ class AllGather final : public Operation {
     hierarchy_.batch().run();
   }
 
-  // Once this is over, the outputs may change.
+  // A rank whose outputs the others read waits for them here, because the outputs may change afterwards.
   bool collects(Piece) const override { return static_cast<bool>(tensor); }
 
   bool is_drained() override { return sending_ == 0; }
@@ -202,7 +203,7 @@ class AllGather final : public Operation {
     return {std::min(begin, sizes_[rank]), std::min(begin + bytes_of_rank_, sizes_[rank])};
   }
 
-  // Whether this rank brings that rank's input to its host.
+  // Whether this rank provides the input of `rank` on this host: its own, or one that it receives from another host.
   bool is_mine(int rank) const {
     return layout_.local_with(layout_.local_numbers[rank], layout_.host) == layout_.local;
   }
@@ -236,7 +237,7 @@ class AllGather final : public Operation {
   const std::vector<char*> outputs_;
   const std::vector<size_t> sizes_;
   const size_t bytes_of_rank_;
-  const std::vector<size_t> begins_;  // of each rank's, where they are in a row
+  const std::vector<size_t> begins_;  // offset of each rank's output, if the outputs are adjacent
   const Copy copy_;
   std::array<int, SharedSlots::kMaxSlots> receiving_{};
   int sending_ = 0;

@@ -5,21 +5,23 @@ namespace cpulaunch {
 
 namespace {
 
-// The most bytes of all local ranks together of which each rank reads all rather than wait for others twice ...
+// Up to this size of all local ranks' data together, each rank reads and sums all of it, instead of waiting for the
+// others twice.
 constexpr size_t kMaxWholeSum = 64 << 10;
-// ... and with other hosts less, because each of these ranks then sends all of it.
+// The same with several hosts.  It is less, because then each rank sends the whole sum to other hosts.
 constexpr size_t kMaxWholeSumOfHosts = 8 << 10;
-// Bytes of a lane's part of a piece, but for the last piece: within a host for each of a rank's threads; with other
-// hosts at least, and for each of a row, which gets a share of it.
+// The least bytes of a lane's part of a piece, except in the last piece.  Within a host, kLeastLanePart is for each of
+// a rank's threads.  Between hosts, a part has at least kLeastLanePart, and kLeastShare for each host of a row.
 constexpr size_t kLeastLanePart = 64 << 10, kLeastShare = 16 << 10;
 constexpr size_t kSumPieces = 16;
 
-// A piece is cut into lanes.  A rank reduces its own lane over the host, and then over the hosts.
+// A piece is cut into lanes.  A rank reduces its own lane over the ranks of its host, and then over the hosts.
 //
-// Where sockets are a level, it first reduces, over its socket, its own lane and those of its counterparts on the other
-// sockets, for whom it leaves the sums in its slot; then it reduces its own lane over the sums that its counterparts
-// have left for it.  On the way back, counterparts take each other's lanes, and each passes them on to its
-// neighbors.  So for each lane, one rank of a socket reads and writes the other sockets' memory instead of all.
+// If the ranks reduce by socket (Layout::counterparts), there is a step before that.  A rank first reduces its own lane
+// and those of its counterparts on the other sockets, over the ranks of its socket.  It leaves the counterparts' sums
+// in its slot.  Then it reduces its own lane over the sums that its counterparts have left for it.  On the way back,
+// each rank takes the lanes of its counterparts and passes them on to its neighbors.  So for each lane, only one rank
+// of a socket accesses the memory of other sockets.
 class AllReduce final : public Operation {
  public:
   AllReduce(Hierarchy& hierarchy, char* data, const Signature& signature)
@@ -72,7 +74,8 @@ class AllReduce final : public Operation {
     return is_reduced && take_from_counterparts(piece, range);
   }
 
-  // A rank that gets no result also waits if its tensor is in shared memory, where the others read it.
+  // Also true if this rank gets no result but its tensor is in shared memory: it must wait until the others have read
+  // the tensor.
   bool collects(Piece piece) const override {
     return layout_.locals > 1 && !is_whole(range_of(piece)) && (gets_result(layout_.local) || tensor);
   }
@@ -85,7 +88,7 @@ class AllReduce final : public Operation {
   }
 
  private:
-  // Between hosts, large pieces take fewer calls of the kernel; yet there should be some, to work on several at a time.
+  // Between hosts, large pieces take fewer system calls.  But there should be several, so that they overlap.
   static size_t piece_size(Hierarchy& hierarchy, size_t bytes) {
     const auto& layout = hierarchy.layout;
     const size_t part = layout.hosts == 1 ? layout.threads * kLeastLanePart
@@ -112,14 +115,14 @@ class AllReduce final : public Operation {
     const size_t most = layout_.hosts == 1 ? kMaxWholeSum : kMaxWholeSumOfHosts;
     return range.size() * layout_.lanes <= most && layout_.is_even();
   }
-  // Of a reduce only the root gets the result.  Where sockets are a level, the other ranks of its host do, too.
+  // Only the root gets the result of a reduce.  If ranks reduce by socket, the other ranks of the root's host do, too.
   bool gets_result(int local) const {
     const bool is_for_all = signature.kind != Kind::reduce || !layout_.counterparts.empty();
     return is_for_all || layout_.ranks_of[layout_.host][local] == signature.root;
   }
   bool has_sockets(Range range) const { return !layout_.counterparts.empty() && !is_whole(range); }
 
-  // Calls `act` for what this rank reduces of a piece: with the lane, and the range of the tensor.
+  // Calls `act` with each lane that this rank reduces of a piece, and with the lane's range of the tensor.
   template <class Act>
   void for_each_lane(Range range, const Act& act) const {
     if (is_whole(range)) {
@@ -132,13 +135,13 @@ class AllReduce final : public Operation {
     });
   }
 
-  // Calls `act` for what no other rank of the socket reduces.
+  // Calls `act` with the lanes that this rank reduces on its socket: its own, and those of its counterparts.
   template <class Act>
   void for_each_counterpart(Range range, const Act& act) const {
     for (const int lane : layout_.counterparts) act(lane, part_of_lane(range, lane));
   }
 
-  // Copies what other local ranks reduce, or others of the socket.
+  // Copies the parts that other ranks of the host reduce, or other ranks of the socket if the ranks reduce by socket.
   void copy_others(char* to, const char* from, Range range) {
     size_t at = range.begin;
     const auto copy_before = [&](int, Range own) {
@@ -153,7 +156,7 @@ class AllReduce final : public Operation {
     batch_.copy(to + at, from + at, range.end - at);
   }
 
-  // Where the others find a local rank's numbers of a piece, and leave their sums: in its tensor, or in its slot.
+  // Where the other local ranks read a rank's part of a piece, and write their sums: in its tensor, or in its slot.
   char* memory_of(int local, Piece piece, Range range) const {
     if (local == layout_.local) return data_ + range.begin;
     char* tensor = is_whole(range) ? nullptr : hierarchy_.tensor(local, piece, bytes_);
@@ -167,7 +170,7 @@ class AllReduce final : public Operation {
     sum_last(part);
   }
 
-  // What has been added, which is the last step of one host's.
+  // Sums what was added to the batch.  This is the last step within a host, so without other hosts it also divides.
   void sum_last(Range part) {
     batch_.sum(reduce_, data_ + part.begin, part.size(), layout_.hosts == 1 ? divisor_ : 1);
   }
@@ -224,7 +227,7 @@ class AllReduce final : public Operation {
     return true;
   }
 
-  // Copies what is reduced to the other ranks of the host, or of the socket.
+  // Copies the sums to the other ranks of the host, or of the socket if the ranks reduce by socket.
   void give(Piece piece, Range range, Range part) {
     const auto give_to = [&](int local) {
       if (local == layout_.local || !gets_result(local)) return;
@@ -260,7 +263,7 @@ class AllReduce final : public Operation {
       needed += HostExchange::staging_size(layout_, part.size(), signature.wire);
     });
     char* staging = hierarchy_.staging(piece, needed);
-    auto exchange = exchanges.begin();  // they stay where they are from here on
+    auto exchange = exchanges.begin();  // `exchanges` doesn't grow any more, so that pointers into it stay valid
     for_each_lane(range, [&](int, Range part) {
       (exchange++)->start(data_ + part.begin, part.size(), staging);
       staging += HostExchange::staging_size(layout_, part.size(), signature.wire);
@@ -270,7 +273,7 @@ class AllReduce final : public Operation {
   Hierarchy& hierarchy_;
   const Layout& layout_;
   Batch& batch_;
-  char nothing_[sizeof(double)] = {};  // where there is no data, the ranks reduce a number without a meaning
+  char nothing_[sizeof(double)] = {};  // without data, the ranks reduce this number, which has no meaning
   char* const data_;
   const size_t bytes_;
   Reduce* const reduce_;

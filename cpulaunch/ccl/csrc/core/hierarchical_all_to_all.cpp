@@ -7,11 +7,12 @@ namespace cpulaunch {
 
 namespace {
 
-// The size of a part that is read from the sender's memory.  A small one would take longer, and a large result is
-// stored past the caches, which the kernel's copies are not.
+// Parts between these sizes are read directly from the sender's memory.  Smaller ones would take longer.  A large
+// result should bypass the caches when it is stored, which the kernel's copies don't do.
 constexpr size_t kLeastDirect = 64 << 10, kMostDirect = 4 << 20;
 
-// The local ranks tell each other how much they send and where it is, from which follows how many pieces there are.
+// Before the exchange, the local ranks tell each other how much they send, and where it is.  The number of pieces
+// follows from that.
 class Counts final : public Operation {
  public:
   struct Sent {
@@ -43,7 +44,7 @@ class Counts final : public Operation {
         throw mismatch_of_sizes(layout.members, layout.ranks_of[layout.host][local], comes, received_[local]);
       }
       addresses_.push_back(direct && is_read(comes) ? sent[layout.local].address : 0);
-      sent[local].bytes = 0;  // a rank's own needs no slot
+      sent[local].bytes = 0;  // a rank's part for itself needs no slot
       for (const auto& each : sent) {
         most = std::max(most, each.bytes);
         slots_ = slots_ || (each.bytes > 0 && !(direct && is_read(each.bytes)));
@@ -53,13 +54,13 @@ class Counts final : public Operation {
     most_ = most;
   }
 
-  // The largest number of bytes from one local rank to another.
+  // The size of the largest part from one local rank to another, once known.
   std::optional<uint64_t> most() const { return most_; }
   // Whether the receiver of a part of this size reads it from the sender's memory.
   bool goes_directly(size_t bytes) const { return direct_ && is_read(bytes); }
-  // Whether something goes from one local rank to another through slots; known when most() is.
+  // Whether any part goes through slots; valid once most() is known.
   bool needs_slots() const { return slots_; }
-  // Where what comes from a local rank is in that rank's memory; 0: it comes through slots.
+  // The address of the part for this rank in a local rank's memory; 0 if the part comes through slots.
   uint64_t address(int local) const { return addresses_[local]; }
 
  private:
@@ -67,7 +68,7 @@ class Counts final : public Operation {
 
   Hierarchy& hierarchy_;
   const std::vector<Sent> sent_;
-  const std::vector<size_t> received_;  // for each local rank
+  const std::vector<size_t> received_;  // expected bytes from each local rank
   std::vector<uint64_t> addresses_;
   bool direct_ = false, slots_ = false;
   std::optional<uint64_t> most_;
@@ -116,7 +117,7 @@ class AllToAll final : public Operation {
 
   void take(Piece piece) override {
     auto& batch = hierarchy_.batch();
-    for (int step = 1; step < layout_.locals; ++step) {  // each rank begins with another one
+    for (int step = 1; step < layout_.locals; ++step) {  // each rank begins with a different one
       const int local = (layout_.local + step) % layout_.locals;
       const auto& part = received_[layout_.ranks_of[layout_.host][local]];
       const auto range = range_of(part, piece);
@@ -131,10 +132,10 @@ class AllToAll final : public Operation {
     batch.run();
   }
 
-  // In the end, the others have read what this rank sends.
+  // The last piece waits until the others have read what this rank sends.
   bool collects(Piece piece) const override { return piece + 1 == pieces(); }
 
-  // The others don't wait for what this rank has for itself.
+  // Copies this rank's part for itself.  That comes last, so that the others don't wait for it.
   void collect(Piece piece) override { copy_own(piece * bytes_of_rank(), (piece + 1) * bytes_of_rank()); }
 
   bool is_drained() override { return pending_ == 0; }
@@ -153,7 +154,7 @@ class AllToAll final : public Operation {
     hierarchy_.batch().run();
   }
 
-  // The place, in a slot of `from`, of what is for `to`: it has none for itself.
+  // The place of the part for `to` in a slot of `from`, which has no part for itself.
   static size_t place_of(int to, int from) { return to - (to > from); }
 
   // The bytes of each part that are in a piece.  Where nothing goes through slots there is one piece.

@@ -6,24 +6,24 @@ namespace cpulaunch {
 
 namespace {
 
-// How a tensor comes to all hosts, by its size.
+// How a tensor reaches all hosts, by its size.
 enum class Route {
-  chain,  // large ones: each host sends all to the next one
-  tree,   // small ones: a binomial tree, whose way is shorter, and in which the root sends each byte several times
-  deal,   // those between, where hosts are many: the root sends each host a part, which that one sends to all others
+  chain,  // large tensors: each host sends all data to the next host
+  tree,   // small tensors: a binomial tree.  The path is shorter, but the root sends each byte several times
+  deal,   // medium tensors on many hosts: the root sends a part to each host, which sends it to all others
 };
 
-// With this many pieces for each host, the hosts form a chain.
+// The hosts form a chain if there are this many pieces for each host.
 constexpr size_t kPiecesForChain = 2;
-// Up to this many hosts, the root of a tree sends each byte twice at most, and nothing is dealt out.
+// Up to this many hosts, the root of a tree sends each byte at most twice, so dealing would not pay off.
 constexpr int kMostHostsOfTree = 4;
-// With this many bytes of a lane's part for each host, the tensor is dealt out.
+// The tensor is dealt out if each host gets at least this many bytes of a lane.
 constexpr size_t kLeastDealt = 16 << 10;
-// Bytes of a lane's part of a piece, where hosts pass it on: the last one gets smaller ones sooner.
+// The most bytes of a lane's part of a piece if hosts pass pieces on: smaller pieces reach the last host sooner.
 constexpr size_t kMaxPart = 128 << 10;
 
-// On the root's host, the ranks take pieces from the root's slot.  Each then sends its lane's part to the next hosts,
-// or deals it out to all.  There it goes to a slot for the others once it is whole.
+// On the root's host, the ranks take each piece from the root's slot.  Each rank then sends its lane's part to the next
+// hosts, or deals it out to all.  A rank that has received its whole part puts it into its slot for the others.
 class Broadcast final : public Operation {
  public:
   Broadcast(Hierarchy& hierarchy, const Signature& signature, char* data)
@@ -35,12 +35,12 @@ class Broadcast final : public Operation {
         root_(signature.root),
         route_(route_of(hierarchy, signature.bytes)),
         at_root_(layout_.host_numbers[root_] == layout_.host),
-        copy_(layout_.hosts == 1 ? bytes_ : 0, layout_.large) {  // what has come is sent on
+        copy_(layout_.hosts == 1 ? bytes_ : 0, layout_.large) {  // with other hosts, data is sent on: keep it in caches
     own_ = (layout_.host - layout_.host_numbers[root_] + layout_.hosts) % layout_.hosts;
     if (route_ == Route::chain) {
       parent_ = own_ - 1;
       if (own_ + 1 < layout_.hosts) children_.push_back(own_ + 1);
-    } else if (route_ == Route::tree) {  // the parent's number is this host's without its lowest bit
+    } else if (route_ == Route::tree) {  // the parent's number is this host's without the lowest set bit
       int bit = 1;
       for (; bit < layout_.hosts && (own_ & bit) == 0; bit *= 2) {
         if (own_ + bit < layout_.hosts) children_.insert(children_.begin(), own_ + bit);
@@ -112,7 +112,7 @@ class Broadcast final : public Operation {
   bool is_drained() override { return sending_ == 0; }
 
  private:
-  // Where hosts pass pieces on.
+  // The size of pieces that hosts pass on.
   static size_t size_to_pass_on(const Hierarchy& hierarchy) {
     return std::min(hierarchy.shape.slot_size, hierarchy.layout.lanes * kMaxPart);
   }
@@ -125,7 +125,7 @@ class Broadcast final : public Operation {
     return has_many && bytes >= kLeastDealt * layout.lanes * (layout.hosts - 1) ? Route::deal : Route::tree;
   }
 
-  // Where a rank has neither local ranks nor a host to pass it on to, the tensor is one piece.
+  // The tensor is one piece if there are two hosts with one rank each: nothing is passed on.
   static size_t piece_size(const Hierarchy& hierarchy, size_t bytes) {
     const auto& layout = hierarchy.layout;
     if (layout.hosts > 2 && route_of(hierarchy, bytes) != Route::deal) return size_to_pass_on(hierarchy);
@@ -134,7 +134,7 @@ class Broadcast final : public Operation {
 
   Range range_of(Piece piece) const { return {piece * piece_bytes, std::min(bytes_, (piece + 1) * piece_bytes)}; }
 
-  // The rank that has a lane on the host with this number, counted from the root's host.
+  // The rank that handles a lane on a host, whose number is counted from the root's host.
   int rank_at(int host, int lane) const {
     return layout_.rank_with(lane, (layout_.host_numbers[root_] + host) % layout_.hosts);
   }
@@ -147,12 +147,12 @@ class Broadcast final : public Operation {
     });
   }
 
-  // What a host is dealt of a lane's part of a piece; the root's host is dealt nothing.
+  // The part of a lane's range that a host is dealt.  The root's host is dealt nothing.
   Range part_of_host(Range range, int host) const {
     return part_of(range, host - 1, layout_.hosts - 1, kCopyGranule);
   }
 
-  // Nothing is sent where there is nothing: the other side knows as well.
+  // No message is sent for an empty range, and both sides know that.
   void receive(Piece piece, int lane, int host, Range range, int& count) {
     if (range.size() == 0) return;
     hierarchy_.network().receive(rank_at(host, lane), hierarchy_.tag(*this, piece, 0, lane), signature,
@@ -174,12 +174,12 @@ class Broadcast final : public Operation {
     });
   }
 
-  // Sends the other hosts what this one has been dealt.
+  // Sends the other hosts the parts that this host has been dealt.
   void pass_parts_on() {
     for (; !to_pass_on_.empty() && dealt_[hierarchy_.index(to_pass_on_.front())] == 0; to_pass_on_.pop_front()) {
       const auto piece = to_pass_on_.front();
       for_each_lane(piece, layout_.local, [&](int lane, Range range) {
-        for (int step = 1; step < layout_.hosts; ++step) {  // each host begins with another one
+        for (int step = 1; step < layout_.hosts; ++step) {  // each host begins with a different one
           const int host = (own_ + step) % layout_.hosts;
           if (host != 0) send(piece, lane, host, part_of_host(range, own_));
         }
@@ -197,9 +197,9 @@ class Broadcast final : public Operation {
   const Copy copy_;
   int own_ = 0;  // this host's number, counted from the root's
   int parent_ = 0;
-  std::vector<int> children_;  // those with the most hosts behind them first
-  std::array<int, SharedSlots::kMaxSlots> dealt_{}, receiving_{};  // messages of a piece that have not come
-  std::deque<Piece> to_pass_on_;  // pieces that have entered, of which other hosts have not been sent a part
+  std::vector<int> children_;  // the child with the most hosts behind it first
+  std::array<int, SharedSlots::kMaxSlots> dealt_{}, receiving_{};  // number of messages still to come, for each piece
+  std::deque<Piece> to_pass_on_;  // pieces that have entered, but whose dealt part is not passed on yet
   int sending_ = 0;
 };
 

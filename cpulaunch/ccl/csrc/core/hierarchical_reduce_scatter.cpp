@@ -7,10 +7,10 @@ namespace cpulaunch {
 
 namespace {
 
-// The most bytes of all parts together that are summed as one, though a rank needs only its part of that.
+// Up to this size of all parts together, each rank sums all parts, although it needs only one.
 constexpr size_t kMostSmallScatter = 64 << 10;
 
-// One sum of all parts, in memory of its own, which takes far fewer messages than a sum for each host.
+// Reduces all parts by one all_reduce on a copy, which takes far fewer messages than a reduction for each host.
 class SmallReduceScatter final : public Operation {
  public:
   SmallReduceScatter(Hierarchy& hierarchy, const Signature& signature, char* output,
@@ -51,12 +51,13 @@ class SmallReduceScatter final : public Operation {
   OperationPtr sum_;
 };
 
-// The most bytes of a stretch that a rank keeps, from all hosts.
+// The most bytes that a rank receives from all hosts in one stretch.
 constexpr size_t kMostComing = 16 << 20;
 
-// A piece is a stretch of what the ranks of one host get.  The local ranks reduce it for that host, each for some of
-// those ranks, and send it there; the own host's comes last, and is reduced with what the other hosts have sent.  Where
-// a rank's inputs are in shared memory, in a row, the others read them there, and it puts nothing into its slot.
+// A piece is a stretch of the results of one host's ranks.  The local ranks reduce it over this host, each for some of
+// those ranks, and send it to that host.  The piece for the own host comes last, and is reduced together with what the
+// other hosts have sent.  If a rank's inputs are adjacent in shared memory, the others read them there, and the rank
+// puts nothing into its slot.
 class ReduceScatter final : public Operation {
  public:
   ReduceScatter(Hierarchy& hierarchy, const Signature& signature, char* output, std::vector<const char*> inputs,
@@ -116,7 +117,7 @@ class ReduceScatter final : public Operation {
     });
   }
 
-  // Once this is over, the inputs may change.
+  // A rank whose inputs the others read waits for them here, because the inputs may change afterwards.
   bool collects(Piece) const override { return static_cast<bool>(tensor); }
 
   bool exchange(Piece piece) override {
@@ -133,15 +134,15 @@ class ReduceScatter final : public Operation {
 
  private:
   struct State {
-    char* staging = nullptr;  // for what goes to another host
+    char* staging = nullptr;  // memory for sums that go to another host
     int sending = 0;
   };
-  // What other hosts have for this rank in one stretch.
+  // The data that other hosts send to this rank in one stretch.
   struct Coming {
     char* memory = nullptr;
     int pending = 0;
   };
-  // A stretch has two pieces or more.
+  // With several hosts, a stretch takes at least two pieces.
   static constexpr size_t kStretches = Hierarchy::kStretches;
 
   int host_of(Piece piece) const { return static_cast<int>((layout_.host + 1 + piece) % layout_.hosts); }
@@ -155,13 +156,13 @@ class ReduceScatter final : public Operation {
 
   Coming& coming_for(Piece piece) { return coming_[piece / layout_.hosts % kStretches]; }
 
-  // This is done before any of the stretch is sent: a piece waits until what it sends is on its way, and the others
-  // would wait like that, too, instead of asking for it in their last piece.
+  // Posts the receives of a stretch, before any of it is sent.  If they were posted in the stretch's last piece, ranks
+  // could block each other: each piece waits until its messages are sent, so no rank would reach its last piece.
   void ask(Piece piece) {
     const auto range = range_of(piece, layout_.rank);
     if (range.size() == 0) return;
     auto& coming = coming_for(piece);
-    const size_t all = (layout_.hosts - 1) * range.size();  // none after it is longer
+    const size_t all = (layout_.hosts - 1) * range.size();  // later stretches are not longer
     if (!coming.memory) coming.memory = hierarchy_.stretch(&coming - coming_.data(), all);
     char* to = coming.memory;
     for (int host = 0; host < layout_.hosts; ++host) {
@@ -172,10 +173,10 @@ class ReduceScatter final : public Operation {
     }
   }
 
-  // The local rank that reduces what a rank gets.
+  // The local rank that reduces the part of `rank`.
   int reducer_for(int rank) const { return layout_.local_with(layout_.local_numbers[rank], layout_.host); }
 
-  // Calls `act` for what a local rank reduces of a piece: for which rank, and what of that rank's.
+  // Calls `act` for each part that a local rank reduces of a piece: with the rank that gets it, and the part's range.
   template <class Act>
   void for_each(Piece piece, int local, const Act& act) const {
     for (const int rank : layout_.ranks_of[host_of(piece)]) {
@@ -184,8 +185,8 @@ class ReduceScatter final : public Operation {
     }
   }
 
-  // Where what a local rank has for a rank lies in its slot.  What it reduces itself isn't there: at least one rank's,
-  // unless the host of that rank has fewer ranks than there are lanes.
+  // Where a local rank's input for `rank` lies in its slot.  The slot lacks the inputs that the local rank reduces
+  // itself: at least one, unless the host of `rank` has fewer ranks than there are lanes.
   char* in_slot(int local, Piece piece, int rank) const {
     size_t before = 0;
     for (const int other : layout_.ranks_of[host_of(piece)]) {
@@ -195,7 +196,7 @@ class ReduceScatter final : public Operation {
     return hierarchy_.slot(local, piece) + before * bytes_of_rank_;
   }
 
-  // Where what a local rank has for a rank is.
+  // Where a local rank's input for `rank` is.
   const char* memory_of(int local, Piece piece, int rank, Range range) const {
     if (local == layout_.local) return inputs_[rank] + range.begin;
     const char* tensor = hierarchy_.tensor(local, piece, signature.bytes);
@@ -226,7 +227,7 @@ class ReduceScatter final : public Operation {
   const std::vector<size_t> sizes_;
   Reduce* const reduce_;
   const int divisor_;
-  const std::vector<size_t> begins_;  // of each rank's, where they are in a row
+  const std::vector<size_t> begins_;  // offset of each rank's input, if the inputs are adjacent
   const size_t bytes_of_rank_;
   std::array<State, SharedSlots::kMaxSlots> states_;
   std::array<Coming, kStretches> coming_;

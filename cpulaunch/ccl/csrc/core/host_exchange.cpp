@@ -8,7 +8,7 @@ namespace cpulaunch {
 
 namespace {
 
-// The most bytes of which hosts exchange all instead of shares, as the number of messages decides.
+// Up to this many bytes, hosts exchange the whole range instead of shares: the number of messages matters most.
 constexpr size_t kMaxWholeExchange = 8 << 10;
 
 bool goes_whole(const Layout& layout, size_t bytes) { return layout.hosts == 2 || bytes <= kMaxWholeExchange; }
@@ -62,7 +62,7 @@ void HostExchange::start(char* data, size_t bytes, char* staging) {
 
 void HostExchange::make_dimensions(char* staging) {
   const auto& layout = hierarchy_->layout;
-  const int guest = layout.host - layout.hosts_in_grid();  // its number, or less than 0
+  const int guest = layout.host - layout.hosts_in_grid();  // the number of the guest; negative if this host is none
   const int rows = layout.hosts_in_grid() / layout.grid[0];
   const int row = guest < 0 ? layout.host / layout.grid[0] : guest % rows;
   Range range{0, bytes_};
@@ -127,7 +127,7 @@ Range HostExchange::share_of(const Dimension& dimension, int place) const {
   return whole_ ? dimension.range : part_of(dimension.range, place, dimension.hosts, kCopyGranule);
 }
 
-// What a host has reduced after the last dimension.
+// The share that a host has reduced after the last dimension.
 Range HostExchange::last_share_of(int host) const {
   if (host >= hierarchy_->layout.hosts_in_grid()) return {bytes_, bytes_};
   Range range{0, bytes_};
@@ -142,7 +142,7 @@ char* HostExchange::staging_for(const Dimension& dimension, int place) const {
   return dimension.staging + (place - (place > dimension.own)) * dimension.share.size();
 }
 
-// Nothing is sent where there is nothing: the other side knows as well.
+// No message is sent for an empty range, and both sides know that.
 void HostExchange::receive(size_t phase, int from, char* to, size_t bytes) {
   if (bytes == 0) return;
   const auto tag = hierarchy_->tag(*operation_, piece_, phase, lane_);
@@ -169,7 +169,7 @@ void HostExchange::ask(size_t phase) {
   }
   const auto& dimension = dimensions_[phases_[phase].dimension];
   if (kind == Phase::Kind::hand_out) {
-    // Not where it belongs, which may still wait to be sent to another host of the row.
+    // Not received in place: the guest's own data may still be waiting there to be sent to another host of the row.
     if (dimension.is_guest(dimension.own)) receive(phase, rank_at(dimension, 0), dimension.staging, bytes_);
     return;
   }
@@ -196,7 +196,7 @@ void HostExchange::send(size_t phase) {
     }
     return;
   }
-  for (int step = 1; step < dimension.places(); ++step) {  // each host begins with another one
+  for (int step = 1; step < dimension.places(); ++step) {  // each host begins with a different one
     const int place = (dimension.own + step) % dimension.places();
     const auto range = kind == Phase::Kind::reduce ? share_of(dimension, place) : dimension.share;
     send_to(phase, rank_at(dimension, place), range);

@@ -1,25 +1,26 @@
 // Reduces memory among the hosts, in place, for one lane of a piece.
 //
-// The hosts form a grid, of one dimension where they are few.  For each dimension in turn, each host gets a share of
-// the range from the others of its row and reduces that; then the shares go back the other way round.  So a host sends
-// 2(H-1)/H times the range, which is the least possible, in as few messages as the grid allows.  Two hosts exchange the
-// whole range at once, which is as many bytes; and so do more hosts where the range is so small that the number of
-// messages decides.  All hosts get the same bits: a share is reduced in one place, or everywhere in the same order.
+// The hosts form a grid, which has one dimension if they are few.  For each dimension in turn, each host receives its
+// share of the range from the others of its row and reduces it.  Then the shares go back in the reverse order.  So a
+// host sends 2(H-1)/H times the range, which is the least possible, in as few messages as the grid allows.  Two hosts
+// exchange the whole range at once, which is as many bytes.  So do more hosts if the range is so small that the number
+// of messages matters more than their size.  All hosts get the same bits, because a share is reduced either in one
+// place or everywhere in the same order.
 //
-// Where no such grid has all hosts, a few are guests of rows of its first dimension.  A guest sends what it has to the
-// hosts of its row, as these do, and gets the result from them, but no share to reduce.  So what a host sends more is a
-// share for each guest of its row.
+// If the number of hosts has a large prime factor, a few hosts are outside of the grid, as guests of rows of its first
+// dimension.  A guest sends its data to the hosts of its row, as these do among themselves.  It gets the result from
+// them, but no share to reduce.  So each guest of a row costs a host of that row one more share to send.
 //
-// Only the root's host needs the result of a reduce.  So each host sends its share there instead of back, and of two
-// hosts the other one sends the whole range and gets nothing.  Where all hosts exchange a small range, they still do:
-// it takes no more rounds, and each host compares what the others call.
+// Only the root's host needs the result of a reduce.  So the hosts send their shares there instead of back.  Of two
+// hosts, the other one sends the whole range and receives nothing.  If all hosts exchange a small range, they do so for
+// a reduce, too: it takes no more rounds, and each host can compare its call with those of the others.
 //
-// All that will come is asked for at the start, so that no message keeps others waiting behind it.  What comes back
-// goes to where it belongs: a host sends a share back only after it has got this host's contribution to it.
+// All receives are posted at the start, so that no message holds up those behind it.  Shares that come back are
+// received in place: a host sends one back only after it has received this host's contribution to it.
 //
-// With Wire::bfloat16 the hosts exchange a copy of the range, of half its size: each host's sum is rounded to bfloat16,
-// also in what it adds itself, and the sum of these, which is calculated in float32, is rounded once more in each
-// dimension.  So all hosts get the same bits here, too, and which ones does not depend on how the range is shared out.
+// With Wire::bfloat16, the hosts exchange a copy of the range that has half its size.  Each host's sum is rounded to
+// bfloat16, also where the host itself adds it.  The sum of these is calculated in float32 and rounded again in each
+// dimension.  So all hosts get the same bits here, too, and these do not depend on how the range is split into shares.
 
 #pragma once
 
@@ -34,20 +35,20 @@ class HostExchange {
   static size_t staging_size(const Layout& layout, size_t bytes, Wire wire);
 
   HostExchange(Hierarchy& hierarchy, const Operation& operation, Piece piece, int lane);
-  // `staging` is for what comes from other hosts, and for the copy.
+  // `staging` is memory for the data of other hosts, and for the rounded copy.
   void start(char* data, size_t bytes, char* staging);
-  // Goes on with what has come.  True when the whole range is reduced.
+  // Continues with the messages that have arrived.  Returns true when the whole range is reduced.
   bool progress();
 
  private:
-  // The part of one dimension: a row of hosts, which reduce a range.
+  // One dimension: this host's row, whose hosts reduce a range.
   struct Dimension {
-    int hosts, guests;  // the row's; after the first dimension, a guest has neither
-    int own;            // this host's place among them: the guests' are the last ones
-    int first, stride;  // the number of the row's first host, and what it is more with each place
-    Range range;        // before, and after the shares have come back
-    Range share;        // of this host
-    char* staging;      // of this size for each other host
+    int hosts, guests;  // in the row; after the first dimension, a guest's row is empty
+    int own;            // this host's place in the row; the guests have the last places
+    int first, stride;  // the number of the row's first host, and the difference from each place to the next
+    Range range;        // what the row reduces, and has again once the shares have come back
+    Range share;        // this host's part of it
+    char* staging;      // memory for a share from each other host
 
     int places() const { return hosts + guests; }
     bool is_guest(int place) const { return place >= hosts; }
@@ -55,18 +56,18 @@ class HostExchange {
   // All hosts go through the same phases in the same order.
   struct Phase {
     enum class Kind {
-      reduce,     // of a dimension: each host gets its share from the others of its row, and reduces it
-      give_back,  // of a dimension: each host sends its share to the others of its row
-      deliver,    // each host sends the root's host its share
-      hand_out,   // where shares are whole, guests get the result from the first host of their row
+      reduce,     // in one dimension: each host receives its share from the others of its row, and reduces it
+      give_back,  // in one dimension: each host sends its share to the others of its row
+      deliver,    // each host sends its share to the root's host
+      hand_out,   // if hosts exchange the whole range: the first host of a row sends the result to the row's guests
     };
 
     Kind kind = Kind::reduce;
     size_t dimension = 0;
-    int pending = 0;  // messages that are under way
+    int pending = 0;  // number of messages in flight
   };
 
-  // Without memory of its own.
+  // A vector of at most `most` items, which allocates nothing.
   template <class T, size_t most>
   class Few {
    public:
@@ -87,7 +88,7 @@ class HostExchange {
   void make_dimensions(char* staging);
   void make_phases();
   int rank_at(const Dimension& dimension, int place) const;
-  // Nothing for guests.
+  // Empty for guests.
   Range share_of(const Dimension& dimension, int place) const;
   Range last_share_of(int host) const;
   char* staging_for(const Dimension& dimension, int place) const;
@@ -102,12 +103,12 @@ class HostExchange {
   Piece piece_;
   int lane_;
   Reduce* reduce_;
-  char* data_ = nullptr;  // what is exchanged
-  char* wide_ = nullptr;  // where the numbers are float32; null where they are exchanged as they are
+  char* data_ = nullptr;  // the numbers that are exchanged
+  char* wide_ = nullptr;  // their float32 originals, if they are rounded; else null
   size_t bytes_ = 0;
-  int root_host_ = -1;    // the only one that needs the result; -1: all do
-  bool whole_ = false;    // the hosts exchange all instead of shares,
-  bool one_way_ = false;  // or the other of two hosts sends all to the root's
+  int root_host_ = -1;    // the only host that needs the result; -1: all do
+  bool whole_ = false;    // the hosts exchange the whole range instead of shares
+  bool one_way_ = false;  // only the host without the root sends
   Few<Dimension, Layout::kMostDimensions> dimensions_;
   Few<Phase, 2 * Layout::kMostDimensions> phases_;
   size_t phase_ = 0;

@@ -19,7 +19,8 @@ struct Groups {
   std::atomic<IdleMemory::Time> next_look{IdleMemory::Time::zero()};
 };
 
-// Never destroyed: groups may outlive everything else.  A process that is forked has groups to destroy, too.
+// Never destroyed, because groups may outlive everything else.  The mutex is usable after a fork, because a forked
+// process destroys its copies of the groups.
 Groups& groups() {
   static auto* its = [] {
     pthread_atfork([] { groups().mutex.lock(); }, [] { groups().mutex.unlock(); }, [] { groups().mutex.unlock(); });
@@ -30,7 +31,7 @@ Groups& groups() {
 
 }  // namespace
 
-// The coarse clock: each operation reads it.
+// Reads the coarse clock, which is fast, because each operation calls this.
 IdleMemory::Time IdleMemory::now() {
   timespec time{};
   clock_gettime(CLOCK_MONOTONIC_COARSE, &time);

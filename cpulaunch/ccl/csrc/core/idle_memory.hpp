@@ -1,5 +1,5 @@
-// Memory of groups that are idle.  A program may make many groups and use few at a time; so a group that starts an
-// operation has those give back their memory that have started none for a while.
+// Gives back the memory of idle groups.  A program may make many groups and use only a few at a time.  When a group
+// starts an operation, groups that have not started one for a while give back memory.
 
 #pragma once
 
@@ -10,9 +10,9 @@ namespace cpulaunch {
 
 class IdleMemory {
  public:
-  using Time = std::chrono::nanoseconds;  // of the machine's clock that only goes forward
-  // After which a group counts as idle.  Its next operation has the kernel clear new pages, 0.5 ms or more for each MB
-  // on a Xeon: so this is long.
+  using Time = std::chrono::nanoseconds;  // of the machine's monotonic clock
+  // A group counts as idle after this time.  It is long because the group's next operation makes the kernel clear new
+  // pages, which takes 0.5 ms or more per MB on a Xeon.
   static constexpr std::chrono::seconds kAfter{10};
 
   static Time now();
@@ -21,16 +21,16 @@ class IdleMemory {
   IdleMemory(const IdleMemory&) = delete;
   IdleMemory& operator=(const IdleMemory&) = delete;
 
-  // Gives back what the group doesn't need until its next operation, if it has started none for kAfter.  Any thread
-  // may call this.  Returns how many bytes it was.
+  // If the group has started no operation for kAfter, gives back the memory that it doesn't need until the next one.
+  // Returns the number of bytes.  Any thread may call this.
   virtual size_t give_back(Time now) = 0;
 
  protected:
   ~IdleMemory() = default;
-  // From here on others may have this group give back memory, up to leave(), which comes before its destructor.
+  // Between join() and leave(), other groups may call give_back().  leave() must come before the destructor.
   void join();
   void leave();
-  // Has them do so, about once a second at most.  For who holds no lock.
+  // Calls give_back() of all groups, about once a second at most.  The caller must not hold a lock.
   static void look_after_others();
 };
 

@@ -1,4 +1,4 @@
-// What the core exports: interface.h.
+// The functions that the core exports (interface.h).
 
 #include "interface.h"
 
@@ -63,7 +63,7 @@ cl_layout* cl_layout_make(int32_t size, int32_t rank, const int32_t* host_of, co
   std::vector<std::string> names;
   for (int each = 0; host_names && each < size; ++each) names.emplace_back(host_names[each]);
   Layout layout(hosts, rank, sockets, Members({numbers, numbers + size}, std::move(names)), threads);
-  layout.large = std::max<size_t>(layout.large, cache / 2);  // beside what it is made of
+  layout.large = std::max<size_t>(layout.large, cache / 2);  // the other half is for what the result is made from
   return new cl_layout{std::move(layout)};
 }
 void cl_layout_free(cl_layout* layout) { delete layout; }

@@ -1,11 +1,12 @@
-/* The C interface of libcpulaunch_ccl: what crosses the borders between the three shared libraries.
+/* The C interface between the three shared libraries:
  *
  *     libcpulaunch_ccl.so      the core: shared memory, TCP, operations, liveness.  Knows neither torch nor oneCCL
  *     _group.so                torch's process group; compiled for one series of torch
  *     libcpulaunch_oneccl.so   oneCCL as a transport; optional
  *
- * Each may have another C++ library and another compiler than the others, so that only what is declared here passes.
- * What a function leaves in a cl_error, and texts that it returns, are the caller's to free().  No exception passes.
+ * The libraries may be built with different compilers and C++ libraries.  So they use nothing of each other but what is
+ * declared here, and no exception crosses the interface.  The caller must free() the texts that a function returns or
+ * leaves in a cl_error.
  */
 #ifndef CPULAUNCH_CCL_INTERFACE_H
 #define CPULAUNCH_CCL_INTERFACE_H
@@ -19,50 +20,50 @@ extern "C" {
 
 #define CL_EXPORT __attribute__((visibility("default")))
 
-/* --- what a rank calls, of which the ranks of a group must call the same */
+/* --- what a rank calls; all ranks of a group must call the same */
 typedef struct cl_call {
-  char kind[16], type[12], reduction[12]; /* "" where that doesn't matter */
-  int32_t root;                           /* its number in the job; -1: there is none */
+  char kind[16], type[12], reduction[12]; /* "" if it doesn't matter */
+  int32_t root;                           /* its number in the job; -1: no root */
   int32_t compressed;                     /* between hosts */
-  int64_t bytes;                          /* -1: they may differ */
+  int64_t bytes;                          /* -1: may differ between ranks */
   uint64_t sequence;
 } cl_call;
 
 /* --- why something failed (cause.hpp) */
 typedef struct cl_cause {
-  uint32_t kind;          /* 0: nothing did */
-  int32_t rank;           /* which it is about; -1: none.  All ranks are numbers in the job */
-  int32_t finder;         /* another rank, which has found it; -1: this one */
-  int32_t parts_differ;   /* only what `theirs` and `own` don't have */
+  uint32_t kind;          /* a CauseKind; 0: nothing failed */
+  int32_t rank;           /* the rank that the cause is about; -1: none.  All ranks are numbers in the job */
+  int32_t finder;         /* the rank that found the cause; -1: this one */
+  int32_t parts_differ;   /* `theirs` and `own` are equal, but the parts have different sizes */
   int64_t milliseconds;   /* of silence */
-  int64_t timeout;        /* in milliseconds; 0: it was not over */
+  int64_t timeout;        /* in milliseconds; 0: no timeout was over */
   int64_t bytes, expected;
   uint64_t sequence;      /* of the finder's operation */
   cl_call theirs, own;
-  char operation[32];     /* the finder's */
-  char host[64];          /* of the rank; "" where there is one */
+  char operation[32];     /* the finder's operation */
+  char host[64];          /* the rank's host; "" if there is only one */
   char detail[400];
 } cl_cause;
 
-/* --- what went wrong: `text` is null where nothing did. */
+/* --- an error; `text` is null if there is none */
 typedef struct cl_error {
   char* text;
-  cl_cause* cause;      /* where the ranks call different operations, else null; */
-  int has_sequence;     /* it is known which one of this rank's is meant */
+  cl_cause* cause;      /* null unless the ranks call different operations */
+  int has_sequence;     /* `sequence` is valid: the number of this rank's operation */
   uint64_t sequence;
 } cl_error;
 
-/* --- a transfer (transfer.hpp has the meaning of each function) */
+/* --- a transfer (transfer.hpp documents the functions) */
 typedef struct cl_transfer cl_transfer;
 typedef struct cl_transfer_functions {
   int (*test)(cl_transfer*, cl_error*);            /* 1: done */
   void (*abort)(cl_transfer*);
   char* (*stragglers)(cl_transfer*);
-  int (*peer)(cl_transfer*, int32_t* rank);        /* 0: no message */
-  int (*needed)(cl_transfer*, int32_t** ranks);    /* how many; -1: all.  The ranks are the caller's to free() */
+  int (*peer)(cl_transfer*, int32_t* rank);        /* 0: not a message */
+  int (*needed)(cl_transfer*, int32_t** ranks);    /* the number of ranks; -1: all.  The caller must free() `ranks` */
   char* (*missing)(cl_transfer*);
   void (*lost)(cl_transfer*, cl_cause*);
-  int (*steps)(const cl_transfer*, uint64_t* steps); /* 0: they aren't counted */
+  int (*steps)(const cl_transfer*, uint64_t* steps); /* 0: not counted */
   const void* (*moved_with)(const cl_transfer*);
   void (*destroy)(cl_transfer*);
 } cl_transfer_functions;
@@ -70,7 +71,7 @@ struct cl_transfer {
   const cl_transfer_functions* functions;
 };
 
-/* --- a collective (collective.hpp has the meaning of each field) */
+/* --- a collective (collective.hpp documents the fields) */
 typedef struct cl_part {
   char* data;
   size_t bytes;
@@ -98,15 +99,16 @@ struct cl_transport {
   int messages, bitwise, shared_memory, compressing_hosts;
 };
 
-/* --- a group's store, while its ranks are connected */
+/* --- a group's store, used while its ranks connect */
 typedef struct cl_store {
   void* self;
-  /* 1: `value` is the caller's to free(); 0: it has no such key. */
+  /* 1: the caller must free() `value`; 0: there is no such key. */
   int (*get)(void* self, const char* key, char** value, size_t* size, cl_error*);
   void (*set)(void* self, const char* key, const char* value, size_t size, cl_error*);
 } cl_store;
 
-/* --- what makes a transport: connects the ranks, which may take long.  The store stays until connect() returns. */
+/* --- a carrier makes a transport.  connect() connects the ranks, which may take long; it needs the store until it
+ * returns. */
 typedef struct cl_carrier cl_carrier;
 struct cl_carrier {
   cl_transport* (*connect)(cl_carrier*, const cl_store*, cl_error*);
@@ -115,14 +117,14 @@ struct cl_carrier {
 
 /* === what the core exports */
 
-/* The sentence about a cause. */
+/* Returns the sentence for a cause. */
 CL_EXPORT char* cl_cause_text(const cl_cause*);
 
-/* --- who is where */
+/* --- which rank is on which host */
 typedef struct cl_layout cl_layout;
-/* `host_of` and `socket_of` (-1: unknown) are of each rank, `numbers` its number in the job, and `host_names` the name
- * of its host; null where there is one.  `threads`: each rank computes with this many, or more; `cache`: bytes of the
- * last cache that are this rank's. */
+/* The arrays have an item for each rank: its host and socket (-1: unknown), its number in the job, and the name of its
+ * host.  `host_names` is null if there is only one host.  Each rank computes with at least `threads` threads.  `cache`:
+ * this rank's part of the last-level cache, in bytes. */
 CL_EXPORT cl_layout* cl_layout_make(int32_t size, int32_t rank, const int32_t* host_of, const int32_t* socket_of,
                                     const int32_t* numbers, const char* const* host_names, int32_t threads,
                                     uint64_t cache);
@@ -142,9 +144,9 @@ CL_EXPORT cl_slots* cl_memory_map(const cl_layout*, int pid, int descriptor);
 CL_EXPORT void cl_slots_free(cl_slots*);
 
 /* --- transports */
-/* A socket for the connections of other hosts' ranks; -1 with an error. */
+/* Returns a listening socket for connections from ranks of other hosts; -1 and an error if that fails. */
 CL_EXPORT int cl_listen(const char* ip, int32_t* port, cl_error*);
-/* On which ports this process listens from now on: `first` to `last`, or any for 0. */
+/* Sets the ports on which this process listens from now on: `first` to `last`, or any if these are 0. */
 CL_EXPORT void cl_listen_within(int32_t first, int32_t last);
 /* This rank's end of libfabric's network, for `library`, its path or name; `ip` is an address of this host, or "" to
  * leave it to the provider.  Null with an error. */
@@ -164,16 +166,16 @@ CL_EXPORT void cl_carrier_free(cl_carrier*);
 /* Divides sums in place. */
 CL_EXPORT void cl_divide(char* data, size_t bytes, uint8_t type, int divisor);
 
-/* --- threads that help the calling one to copy and to sum (team.hpp) */
+/* --- threads that help the calling thread to copy and to sum (team.hpp) */
 typedef struct cl_team cl_team;
 struct cl_team {
-  int32_t size; /* the most that work at the same time, with the one that lends them */
-  /* Calls part(argument, i) for each i below `parts` on these threads, and returns when all calls have. */
+  int32_t size; /* the most threads that work at the same time, including the calling one */
+  /* Calls part(argument, i) on these threads, for each i below `parts`.  Returns when all calls have returned. */
   void (*run)(const cl_team*, int32_t parts, void (*part)(void* argument, int32_t index), void* argument);
 };
-/* From now on the calling thread lends these; null: none.  Returns those that it lent before. */
+/* Sets the team that helps the calling thread from now on; null: none.  Returns the previous one. */
 CL_EXPORT const cl_team* cl_lend_team(const cl_team*);
-/* Bytes that the calling thread has copied since it began, and those that it has read to sum them. */
+/* Returns how many bytes the calling thread has copied, and read to sum them, since it began. */
 CL_EXPORT void cl_moved(uint64_t* copied, uint64_t* summed);
 
 /* --- tensors in memory that the host's ranks share (shared_blocks.hpp) */
@@ -186,31 +188,32 @@ CL_EXPORT int cl_block_holds(const char* memory, size_t bytes);
 CL_EXPORT int64_t cl_clock_now(void);
 CL_EXPORT int64_t cl_clock_steady(int64_t time);
 
-/* --- whether other processes live (liveness.hpp); each cl_..._free() takes what the function before it made */
-/* The time after which a host counts as gone has this many parts; in the last two of them its kernel is asked. */
+/* --- whether other processes are alive (liveness.hpp); cl_..._free() frees what the function above it returns */
+/* The time after which a silent host counts as gone is divided into this many parts.  After the first part, this rank
+ * starts to probe the host's kernel. */
 #define CL_SILENT_PARTS 3
 
 typedef struct cl_process cl_process;
 CL_EXPORT cl_process* cl_process_of(int32_t pid);
 CL_EXPORT void cl_process_free(cl_process*);
-/* The system's error where it can't be watched, else 0. */
+/* The system's error if the process can't be watched, else 0. */
 CL_EXPORT int cl_process_error(const cl_process*);
 CL_EXPORT int cl_process_has_ended(const cl_process*);
 
 typedef struct cl_server cl_server;
-/* The server of a store to which this process is connected; `host` null: one that never counts as gone. */
+/* The server of a store to which this process is connected.  If `host` is null, it never counts as gone. */
 CL_EXPORT cl_server* cl_server_of(const char* host, int32_t port);
 CL_EXPORT void cl_server_free(cl_server*);
 CL_EXPORT int cl_server_is_gone(const cl_server*);
 CL_EXPORT void cl_server_make_patient(const cl_server*);
 CL_EXPORT void cl_server_begin_query(cl_server*);
-CL_EXPORT int64_t cl_server_end_query(cl_server*); /* nanoseconds that it took */
+CL_EXPORT int64_t cl_server_end_query(cl_server*); /* returns how long the query took, in nanoseconds */
 CL_EXPORT int cl_server_is_silent_for(cl_server*, int64_t milliseconds);
 
 typedef struct cl_beacon cl_beacon;
-CL_EXPORT cl_beacon* cl_beacon_make(const char* ip); /* null where this host can't listen there */
+CL_EXPORT cl_beacon* cl_beacon_make(const char* ip); /* null if this host can't listen on that address */
 CL_EXPORT void cl_beacon_free(cl_beacon*);
-CL_EXPORT const char* cl_beacon_address(const cl_beacon*); /* the beacon's */
+CL_EXPORT const char* cl_beacon_address(const cl_beacon*); /* owned by the beacon */
 CL_EXPORT void cl_beacon_close_connections(const cl_beacon*);
 
 typedef struct cl_remote cl_remote;

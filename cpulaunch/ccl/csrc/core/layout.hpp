@@ -1,4 +1,4 @@
-// Which ranks of a group share a host, and a socket.
+// Which ranks of a group share a host, and which share a socket.
 
 #pragma once
 
@@ -15,12 +15,13 @@
 
 namespace cpulaunch {
 
-// Hosts are numbered in the order of their first ranks, and the ranks of a host, its local ranks, in their order in the
-// group.  Between hosts, data travels in lanes: there are as many as local ranks on the fullest host, and on each host
-// one local rank sends and receives what belongs to a lane.
+// Hosts are numbered in the order of their first ranks.  The ranks of a host are its local ranks, and are numbered in
+// their order in the group.  Between hosts, data travels in lanes, of which there are as many as the fullest host has
+// ranks.  On each host, one local rank sends and receives the data of a lane.
 struct Layout {
-  // `host_of` has for each rank whatever identifies its host, and `socket_of` the socket of that host that it runs on,
-  // or -1; empty: unknown.  `members` is how messages name the ranks.  Each rank computes with `threads`, or more.
+  // `host_of` has a number that identifies the host of each rank.  `socket_of` has the socket of each rank, or -1; it
+  // is empty if the sockets are unknown.  `members` names the ranks in messages.  Each rank computes with at least
+  // `threads` threads.
   Layout(const std::vector<int>& host_of, int rank, const std::vector<int>& socket_of = {}, Members members = {},
          int threads = 1)
       : members(std::move(members)), rank(rank), size(static_cast<int>(host_of.size())), threads(threads) {
@@ -45,10 +46,10 @@ struct Layout {
     if (!socket_of.empty()) group_by_socket(socket_of);
   }
 
-  // The local rank of a host that has a lane.
+  // The local rank of a host that handles a lane.
   int local_with(int lane, int on_host) const { return lane % static_cast<int>(ranks_of[on_host].size()); }
   int rank_with(int lane, int on_host) const { return ranks_of[on_host][local_with(lane, on_host)]; }
-  // The rank that a lane is the first one of: on a host with fewer ranks than lanes, some are nobody's.  -1: nobody's.
+  // The rank whose first lane this is; -1 if there is none, because the host has fewer ranks than there are lanes.
   int owner_of(int lane, int on_host) const {
     const auto& ranks = ranks_of[on_host];
     return lane < static_cast<int>(ranks.size()) ? ranks[lane] : -1;
@@ -58,32 +59,34 @@ struct Layout {
   void for_each_lane(int of_local, const Act& act) const {
     for (int lane = of_local; lane < lanes; lane += locals) act(lane);
   }
-  int most_lanes() const { return (lanes + least - 1) / least; }  // of one rank
+  int most_lanes() const { return (lanes + least - 1) / least; }  // the most lanes that one rank handles
   bool is_even() const { return lanes == least; }
-  size_t longest_row() const { return *std::max_element(grid.begin(), grid.end()); }  // of hosts, in the grid
+  size_t longest_row() const { return *std::max_element(grid.begin(), grid.end()); }  // of the grid, in hosts
   int hosts_in_grid() const { return product(grid); }
-  int guests_of_row(int row) const {  // of the first dimension
+  int guests_of_row(int row) const {  // a row of the first dimension
     const int rows = hosts_in_grid() / grid[0], guests = hosts - hosts_in_grid();
     return (guests - row + rows - 1) / rows;
   }
 
   Members members;
   int rank, size, threads;
-  int hosts = 0, host = 0;    // their number, and this rank's
-  int locals = 0, local = 0;  // the ranks of this host, and this rank's number among them
+  int hosts = 0, host = 0;    // how many hosts, and the number of this rank's
+  int locals = 0, local = 0;  // how many ranks on this host, and this rank's number among them
   int lanes = 0, least = 0;   // the most and the fewest ranks of a host
-  size_t large = Copy::kLarge;  // bytes of a result that is larger than this rank's caches
+  size_t large = Copy::kLarge;  // results of this many bytes are larger than this rank's caches
   std::vector<std::vector<int>> ranks_of;        // each host's
   std::vector<int> host_numbers, local_numbers;  // of each rank
-  // Its sizes.  The hosts outside of it, which are the last ones, are guests of its first dimension's rows, in turn.
+  // The sizes of the grid's dimensions.  The last hosts may be outside of the grid.  They are guests of the rows of its
+  // first dimension, in turn.
   std::vector<int> grid;
-  static constexpr size_t kMostDimensions = 14;  // of 2^31 hosts, as 5 is the least factor that is ever taken
-  // Where this host's ranks reduce on each socket first: the local ranks on this rank's socket, and those that have its
-  // place on each socket, both with this one.  Else empty.
+  static constexpr size_t kMostDimensions = 14;  // enough for 2^31 hosts, because no factor is less than 5
+  // Empty unless the ranks of this host reduce on each socket first.  Then `neighbors` are the local ranks on this
+  // rank's socket, and `counterparts` those in its place on each socket.  Both include this rank.
   std::vector<int> neighbors, counterparts;
 
  private:
-  // A socket has kLeastRanks at least, all have equally many, and none has to stand in for one that its host lacks.
+  // Reduces by socket only if each socket has kLeastRanks or more, all sockets have equally many, and each local rank
+  // handles just one lane.
   void group_by_socket(const std::vector<int>& socket_of) {
     constexpr size_t kLeastRanks = 4;
     std::map<int, std::vector<int>> sockets;
@@ -103,11 +106,11 @@ struct Layout {
     return std::accumulate(sizes.begin(), sizes.end(), 1, std::multiplies<int>());
   }
 
-  // A host exchanges messages with all others of its row.  So rows are short, and where the number of hosts has a large
-  // prime factor, a few hosts stay outside of the grid.
+  // A host exchanges messages with all others of its row, so rows are short.  If the number of hosts has a large prime
+  // factor, a few hosts stay outside of the grid.
   static std::vector<int> grid_of(int hosts) {
     constexpr int kLongestRow = 16;
-    if (hosts == kLongestRow + 1) return {hosts};  // a guest of all others would save no message
+    if (hosts == kLongestRow + 1) return {hosts};  // a grid of 16 hosts and a guest would save no message
     const auto factor_of = [](int number) {
       int factor = kLongestRow;
       while (number % factor != 0) --factor;
@@ -130,7 +133,8 @@ struct Range {
   size_t size() const { return end - begin; }
 };
 
-// One of `count` parts of a range; all but the last ones have the same size, which is a multiple of `granule`.
+// Returns one of `count` parts of a range.  They have the same size, a multiple of `granule`, except for the last ones,
+// which may be smaller or empty.
 inline Range part_of(Range whole, size_t index, size_t count, size_t granule) {
   const size_t even = (whole.size() + count - 1) / count;
   const size_t length = (even + granule - 1) / granule * granule;

@@ -24,7 +24,7 @@ namespace cpulaunch {
 
 namespace {
 
-// The address and port that a socket is connected to; "" where it is connected to another port.
+// Returns the address and port to which a socket is connected; "" if it is not connected to this port.
 std::string peer_at(int descriptor, uint16_t port) {
   sockaddr_storage peer{};
   socklen_t size = sizeof(peer);
@@ -36,7 +36,7 @@ std::string peer_at(int descriptor, uint16_t port) {
   return matches ? std::string(reinterpret_cast<const char*>(&peer), size) : "";
 }
 
-// Whether a socket has this port at its own end, as one of a server.
+// Whether this is the port of the socket's own end, as for a server's socket.
 bool is_served_at(int descriptor, uint16_t port) {
   sockaddr_storage own{};
   socklen_t size = sizeof(own);
@@ -45,8 +45,8 @@ bool is_served_at(int descriptor, uint16_t port) {
          (own.ss_family == AF_INET6 && reinterpret_cast<sockaddr_in6*>(&own)->sin6_port == htons(port));
 }
 
-// Whether the kernel asks the other end of a connection once a second whether it is there.  Its own limit, after which
-// it closes the connection, is two minutes of silence.
+// Makes the kernel send keepalive probes on a connection once a second, or stops that.  The kernel closes the
+// connection after two minutes without an answer.
 void set_asking(int descriptor, bool asks) {
   constexpr int kSeconds = 1, kMostQuestions = 127;
   setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &kSeconds, sizeof(kSeconds));
@@ -56,7 +56,7 @@ void set_asking(int descriptor, bool asks) {
   setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
 }
 
-// How long ago the other end's kernel has acknowledged something; max() where there is no connection, or not yet.
+// Returns the time since the other end's kernel last acknowledged anything; max() if there is no connection (yet).
 std::chrono::milliseconds silence_of(int descriptor) {
   tcp_info info{};
   socklen_t size = sizeof(info);
@@ -65,12 +65,12 @@ std::chrono::milliseconds silence_of(int descriptor) {
   return std::chrono::milliseconds(info.tcpi_last_ack_recv);
 }
 
-// Whether a connection with this error was refused, or reset, by the kernel of the process's host.
+// Whether this error of a connection means that the kernel of the peer's host refused or reset it.
 bool is_end(int error) { return error == ECONNREFUSED || error == ECONNRESET; }
 
-// A descriptor of its own for a connection of this process to `port` of a server; -1 where there is none, or where
-// connections to several servers have that port.  One that was there before, with the same port, may have left its
-// connection.
+// Returns a duplicate of the descriptor of this process's connection to `port` of a server.  Returns -1 if there is
+// none, or if there are connections to that port of several servers.  Ignores connections that were closed at the other
+// end: an earlier server may have used the same port.
 int connection_to(uint16_t port) {
   int found = -1;
   std::string server;
@@ -100,7 +100,7 @@ std::shared_ptr<Process> Process::of(int pid) {
   static auto* known = new std::map<int, std::weak_ptr<Process>>;
   auto& entry = (*known)[pid];
   auto process = entry.lock();
-  if (!process || process->has_ended()) {  // the number may have been given to another one
+  if (!process || process->has_ended()) {  // another process may have the number now
     process = std::make_shared<Process>(pid);
     entry = process;
   }
@@ -136,7 +136,7 @@ void StoreServer::make_patient() const {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
     const int copy = port_ ? fcntl(std::stoi(entry.path().filename()), F_DUPFD_CLOEXEC, 0) : -1;
     if (copy < 0) continue;
-    // A connection that is accepted later takes the settings of the socket that listens.
+    // This includes the listening socket, whose settings are inherited by connections that are accepted later.
     if (!peer_at(copy, port_).empty() || is_served_at(copy, port_)) set_patience(copy);
     close(copy);
   }
@@ -185,7 +185,7 @@ RemoteProcess::RemoteProcess(const std::string& address) {
   } catch (const ConnectionLost& error) {
     ended_ = is_end(error.code);
   } catch (const std::runtime_error&) {
-    // It is gone.
+    // The process can't be reached, and is_there() says so.
   }
 }
 
@@ -196,7 +196,7 @@ RemoteProcess::~RemoteProcess() {
 bool RemoteProcess::has_ended() {
   int error = 0;
   socklen_t size = sizeof(error);
-  // The kernel says an error only once.
+  // Keep the result, because the kernel reports an error only once.
   if (connection_ >= 0 && getsockopt(connection_, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && is_end(error)) {
     ended_ = true;
   }

@@ -1,4 +1,5 @@
-// Whether other processes live, without asking them anything.
+// Finds out whether other processes are alive.  The kernels of their hosts answer, so that a stopped process counts as
+// alive.
 
 #pragma once
 
@@ -13,10 +14,9 @@
 
 namespace cpulaunch {
 
-// All groups share the descriptors of these two; their of() and at() aren't for several threads at once.
+// All groups share the descriptors of Process and StoreServer.  Their of() and at() are not thread-safe.
 
-// A process on this host, seen through its pidfd, which becomes readable when the process ends, even while it is a
-// zombie.
+// A process on this host.  Its pidfd becomes readable when the process ends, even while it is a zombie.
 class Process {
  public:
   static std::shared_ptr<Process> of(int pid);
@@ -27,51 +27,52 @@ class Process {
   Process& operator=(const Process&) = delete;
 
   bool has_ended() const;
-  // The system's error where it can't be watched, else 0.
+  // The system's error if the process can't be watched, else 0.
   int error() const { return descriptor_ < 0 && error_ != ESRCH ? error_ : 0; }
 
  private:
   const int descriptor_;
-  const int error_;  // why there is no descriptor
+  const int error_;  // the reason if there is no descriptor
 };
 
-// The process that serves a TCPStore, on whichever host: it has ended when this one's connection to it has.  torch
-// reports each request to a store that is gone with pages of C++ frames; who looks here first makes none.
+// The process that serves a TCPStore, on any host.  It is gone if this process's connection to it is.  Check this
+// before each request: torch logs pages of C++ frames about a request to a store that is gone.
 class StoreServer {
  public:
-  // The one at this address.
+  // Returns the server at this address.
   static std::shared_ptr<StoreServer> at(const std::string& host, uint16_t port);
 
-  // -1: one that never counts as gone.
+  // With connection -1, the server never counts as gone.
   explicit StoreServer(int connection, uint16_t port = 0) : connection_(connection), port_(port) {}
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
   bool is_gone() const;
-  // Lets all connections of this process to it go on soon after an outage, and those of others that it serves.
+  // Makes this process's connections to the store recover soon after an outage of the network.  If this process serves
+  // the store, that includes the connections from others.
   void make_patient() const;
 
-  // One query at a time is under way.  While the process is stopped it takes that long.
+  // Only one query may be under way at a time.  While the server is stopped, the query waits.
   void begin_query() { query_began_ = Clock::now(); }
-  // Returns how long it took.
+  // Returns how long the query took.
   Clock::duration end_query();
-  // Whether a query has had no answer for `limit`, and the process's host has said nothing either: the kernel of that
-  // acknowledges what comes, also where the process is stopped.
+  // Whether a query has had no answer for `limit`, and the server's host has acknowledged nothing for as long.  The
+  // host's kernel acknowledges packets even while the server is stopped.
   bool is_silent_for(std::chrono::milliseconds limit);
 
  private:
-  const int connection_;  // a descriptor of this class's own, or -1
-  const uint16_t port_;   // 0 where it isn't known
+  const int connection_;  // a duplicate of the connection's descriptor, or -1
+  const uint16_t port_;   // 0 if unknown
   std::atomic<Clock::time_point> query_began_{Clock::time_point::max()};
-  std::atomic<bool> is_asked_{false};  // the kernel, once a second
+  std::atomic<bool> is_asked_{false};  // whether this kernel probes the server's host once a second
 };
 
-// Where a process of another host can see that this one is there: the kernel completes its connection, also while this
-// process is stopped, and resets it when this process ends.
+// A listening socket by which processes of other hosts can check that this process exists.  The kernel completes their
+// connections, even while this process is stopped, and resets them when it ends.
 class Beacon {
  public:
-  // Listens on this host's address `ip`.  Throws std::runtime_error where it can't.
+  // Listens on this host's address `ip`.  Throws std::runtime_error if that fails.
   explicit Beacon(const std::string& ip);
   ~Beacon();
   Beacon(const Beacon&) = delete;
@@ -79,7 +80,8 @@ class Beacon {
 
   // Such as "10.0.0.7 4711".
   std::string address() const { return address_; }
-  // Closes the connections that were made while this process was stopped, and strangers'.
+  // Closes the connections that were made since the last call: by ranks that missed this process's heartbeats, or by
+  // strangers.
   void close_connections() const;
 
  private:
@@ -87,18 +89,18 @@ class Beacon {
   std::string address_;
 };
 
-// A process on another host, seen by a connection to its beacon.
+// A process on another host, checked by a connection to its beacon.
 class RemoteProcess {
  public:
-  // `address` is its beacon's.  One that counts as gone where that can't be reached.
+  // `address` is that of the process's beacon.  If it can't be reached, is_there() is false.
   explicit RemoteProcess(const std::string& address);
   ~RemoteProcess();
   RemoteProcess(const RemoteProcess&) = delete;
   RemoteProcess& operator=(const RemoteProcess&) = delete;
 
-  // Whether its host's kernel has said within this time that it is there, be it stopped.
+  // Whether its host's kernel has shown within this time that the process exists, even if it is stopped.
   bool is_there(std::chrono::milliseconds within) const;
-  // Whether its host's kernel has said that it isn't.
+  // Whether its host's kernel has shown that the process has ended.
   bool has_ended();
 
  private:

@@ -1,4 +1,4 @@
-// How messages name the ranks of a group.
+// Names the ranks of a group in messages.
 
 #pragma once
 
@@ -9,19 +9,19 @@
 
 namespace cpulaunch {
 
-// By their numbers in the job, which mean the same in all groups and on all ranks.
+// Ranks are named by their numbers in the job, which are the same in all groups and on all ranks.
 class Members {
  public:
-  // Ranks have the same numbers in the job as in the group.
+  // The ranks' numbers in the job are those in the group.
   Members() = default;
-  // `ranks` are the numbers that the group's ranks have in the job; `hosts` are the names of their hosts, empty where
-  // there is one.
+  // `ranks` are the numbers of the group's ranks in the job.  `hosts` are the names of their hosts, or empty if there
+  // is only one host.
   Members(std::vector<int> ranks, std::vector<std::string> hosts)
       : ranks_(std::move(ranks)), hosts_(std::move(hosts)) {}
 
-  // Of what is no rank of the group, that number itself: it may have come over the network.
+  // Returns an invalid rank unchanged: it may have come over the network.
   int number_of(int rank) const { return static_cast<size_t>(rank) < ranks_.size() ? ranks_[rank] : rank; }
-  // "" where all are on one.
+  // "" if all ranks are on one host.
   std::string host_of(int rank) const { return hosts_.empty() ? "" : hosts_.at(rank); }
   // Such as "rank 3 on node1".
   std::string name(int rank) const {

@@ -1,4 +1,4 @@
-// Sums have the same bits on whichever thread they are calculated.
+// Makes sums have the same bits on all threads, whatever a thread's floating-point mode is.
 
 #pragma once
 
@@ -12,7 +12,7 @@ namespace cpulaunch {
 
 #if defined(__x86_64__)
 using FloatMode = uint32_t;
-constexpr FloatMode kFlushing = 0x8040;  // of subnormal results and operands
+constexpr FloatMode kFlushing = 0x8040;  // flush subnormal results and operands to zero
 inline FloatMode float_mode() { return _mm_getcsr(); }
 inline void set_float_mode(FloatMode mode) { _mm_setcsr(mode); }
 #elif defined(__aarch64__)
@@ -31,7 +31,8 @@ inline FloatMode float_mode() { return 0; }
 inline void set_float_mode(FloatMode) {}
 #endif
 
-// While it lives, this thread doesn't take subnormal numbers for zero, as torch.set_flush_denormal() has some do.
+// During its lifetime, the calling thread does not flush subnormal numbers to zero, as torch.set_flush_denormal() makes
+// some threads do.
 class PlainNumbers {
  public:
   PlainNumbers() : mode_(float_mode()) {

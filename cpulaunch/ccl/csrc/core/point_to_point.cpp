@@ -11,15 +11,16 @@ namespace cpulaunch {
 
 namespace {
 
-// The most bytes of a message that goes before it is asked for: announcing it would take longer than copying it twice.
+// Messages up to this size are sent without being announced: that would take longer than copying them twice.
 constexpr size_t kMaxEager = 16 << 10;
-// The size of a message of the own host that is read from its sender's memory.  For a small one, the kernel's work
-// takes longer than copying it twice; so it does for a large one, by one thread, as the ring stays in the caches.
+// Between these sizes, messages within a host are read from the sender's memory.  For smaller ones, the system calls
+// take longer than copying the message twice.  For larger ones, a single thread's copy takes longer than the ring,
+// which stays in the caches.
 constexpr size_t kLeastRead = 128 << 10, kMostRead = 16 << 20;
-// A rank stops reading from a peer once it keeps this number of its bytes.
+// A rank stops reading from a peer once it keeps this many bytes that it has not asked for.
 constexpr size_t kMaxKept = 16 << 20;
-constexpr size_t kMostNamed = 4;  // of the messages that nobody has asked for
-constexpr size_t kMaxStep = 256 << 10;  // bytes that one call moves: a caller that waits looks at the clock, too
+constexpr size_t kMostNamed = 4;  // unexpected messages that an error message lists
+constexpr size_t kMaxStep = 256 << 10;  // bytes that one call moves, so that a waiting caller can check the clock
 
 }  // namespace
 
@@ -28,10 +29,10 @@ constexpr size_t kMaxStep = 256 << 10;  // bytes that one call moves: a caller t
 class PointToPoint::Pipe {
  public:
   virtual ~Pipe() = default;
-  // Each returns how many bytes were moved; 0: nothing can be done now.  They throw ConnectionLost.
+  // Return the number of bytes moved; 0 if nothing can be done now.  Throw ConnectionLost.
   virtual size_t write(const iovec* parts, size_t count) = 0;
   virtual size_t read(char* data, size_t bytes) = 0;
-  // Whether the peer has left without having written anything, where nothing else tells.
+  // Whether the peer has left before it wrote anything.  Always false within a host, where the watchdog detects that.
   virtual bool has_left() { return false; }
 };
 
@@ -41,7 +42,7 @@ class PointToPoint::RingPipe final : public Pipe {
 
   size_t write(const iovec* parts, size_t count) override {
     const auto begin = out_.written.load(std::memory_order_relaxed);  // only this rank writes it
-    // Acquire: the peer has read what is overwritten.
+    // Acquire: the peer has read the bytes that this overwrites.
     const auto room = out_.read.load(std::memory_order_acquire) + SharedSlots::kRingSize;
     const auto end = std::min(room, begin + kStretch);
     auto at = begin;
@@ -52,7 +53,7 @@ class PointToPoint::RingPipe final : public Pipe {
       at += bytes;
       if (bytes < parts[i].iov_len) break;
     }
-    // Release: a peer that sees the bytes counted sees them.
+    // Release: a peer that sees the new count also sees the bytes.
     if (at != begin) out_.written.store(at, std::memory_order_release);
     return at - begin;
   }
@@ -69,10 +70,10 @@ class PointToPoint::RingPipe final : public Pipe {
   }
 
  private:
-  // One rank writes the next bytes while the other one reads these.
+  // Only part of the ring at a time, so that one rank can write while the other one reads.
   static constexpr size_t kStretch = SharedSlots::kRingSize / 4;
 
-  // These bytes lie in one part of the ring, or in two.
+  // Calls `act` for the one or two parts of the ring in which these bytes lie.
   template <class Act>
   static void for_each_part(SharedSlots::Ring& ring, uint64_t at, size_t bytes, const Act& act) {
     const size_t offset = at % SharedSlots::kRingSize;
@@ -213,7 +214,7 @@ void PointToPoint::lose(int rank, const ConnectionLost& error) {
   peers_[rank].lost = Cause(CauseKind::connection_lost, layout_.members, rank).with(error.what());
 }
 
-// A rank that has sent what it had to send may leave; others still come.
+// A receive from any source is lost only if all ranks are lost.  A rank may leave once it has sent everything.
 Cause PointToPoint::lost(const Request& request) {
   Cause last;
   for (int rank = 0; rank < layout_.size; ++rank) {
@@ -230,7 +231,7 @@ Cause PointToPoint::lost(const Request& request) {
   return last;
 }
 
-// Such as "; one with tag 7 from rank 1 waits to be received": what has come in place of what is asked for.
+// Lists messages that have arrived instead: "; one with tag 7 from rank 1 waits to be received".
 std::string PointToPoint::instead_of(const Request& request) const {
   if (request.sends || request.begun) return "";
   std::set<std::pair<int, int>> others;  // ranks and tags
@@ -247,7 +248,7 @@ std::string PointToPoint::instead_of(const Request& request) const {
   return text;
 }
 
-// Finds a message that has come, or has been announced, before it was asked for.
+// Matches a receive with a message that arrived, or was announced, earlier.
 bool PointToPoint::match_unexpected(int from, const RequestPtr& request) {
   auto& peer = peers_[from];
   const auto found = std::find_if(peer.unexpected.begin(), peer.unexpected.end(), [&](const Unexpected& one) {
@@ -269,7 +270,7 @@ void PointToPoint::deliver(int from, const RequestPtr& request, std::deque<Unexp
   peer.unexpected.erase(message);
 }
 
-// A message has been found for what was asked.
+// Starts the transfer of a message that a receive was matched with.
 void PointToPoint::answer(int from, const RequestPtr& request, const Frame& frame) {
   request->begun = true;
   if (request->source) *request->source = from;
@@ -295,7 +296,7 @@ PointToPoint::RequestPtr PointToPoint::match_posted(int from, int tag) {
   return request;
 }
 
-// Only memory of the own host's ranks, whichever address another one may send.
+// Only memory of ranks on this host is readable, whatever address a rank of another host sends.
 bool PointToPoint::is_readable(int from) const {
   return layout_.host_numbers[from] == layout_.host && slots_->counters(layout_.local).reads_others;
 }
@@ -382,7 +383,7 @@ size_t PointToPoint::read_memory(int from) {
   return bytes;
 }
 
-// Where the data of the frame that is being read goes; null for none.
+// Where the data of the current frame goes; null if it has none.
 char* PointToPoint::data_of(Peer& peer) {
   if (peer.receiving) return peer.receiving->data;
   if (peer.keeping) return peer.unexpected.back().data.data();
@@ -415,7 +416,7 @@ size_t PointToPoint::read_from(int from) {
   return moved;
 }
 
-// A frame has been read; `receiving` or `keeping` says where its data goes.
+// Handles the header of a frame, and sets `receiving`, `keeping` or `discarded`: where its data goes.
 void PointToPoint::begin_frame(int from) {
   auto& peer = peers_[from];
   const auto& frame = peer.frame;
@@ -461,7 +462,7 @@ void PointToPoint::end_frame(int from) {
   if (!peer.keeping) return;
   peer.keeping = false;
   peer.unexpected.back().complete = true;
-  // It may have been asked for since it began to come.
+  // The receive may have been posted while the message was arriving.
   if (auto request = match_posted(from, peer.frame.tag)) deliver(from, request, std::prev(peer.unexpected.end()));
 }
 

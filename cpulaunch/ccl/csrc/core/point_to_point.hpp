@@ -1,16 +1,17 @@
-// Messages from one rank to another, as send and recv have them: whatever others do, and in any order of tags.
+// Messages from one rank to another, for send and recv.  They are independent of other ranks, and may be received in
+// any order of their tags.
 //
-// Between ranks of a host they go through a ring in shared memory, between hosts over connections of their own.  Either
-// is a stream of frames.  What is small goes at once, and the receiver keeps it until somebody asks for it.  What is
-// large is announced, and goes when the receiver has asked for it: so it is copied to where it belongs, and memory that
-// nobody has asked for stays small.  Where the kernel allows that, the receiver reads a large message of the own host
-// from its sender's memory.
+// Between ranks of a host, messages go through a ring in shared memory; between hosts, over separate connections.  Both
+// are streams of frames.  A small message is sent at once, and the receiver keeps it until it is asked for.  A large
+// message is announced, and sent when the receiver has a buffer for it.  So it is copied right to that buffer, and
+// messages that the receiver has not asked for take little memory.  If the kernel allows it, the receiver reads a large
+// message within a host directly from the sender's memory.
 //
 //     small    sender ── eager(tag, bytes), data ──► receiver
 //     large    sender ── request(tag, bytes, id) ──► receiver
 //              sender ◄── clear(id) ──────────────── receiver
 //              sender ── data(id, bytes), data ────► receiver
-//     read     sender ── request(…, address) ──────► receiver, which reads what is there
+//     read     sender ── request(…, address) ──────► receiver, which reads the memory there
 //              sender ◄── taken(id) ──────────────── receiver
 
 #pragma once
@@ -39,9 +40,9 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   PointToPoint(Layout layout, std::shared_ptr<SharedSlots> slots, std::shared_ptr<Connector> connector);
   ~PointToPoint();
 
-  // Done when `data` may be used again.
+  // The transfer is done when the caller may reuse `data`.
   std::unique_ptr<Transfer> send(int to, int tag, const char* data, size_t bytes);
-  // Done when the message is in `data`; `source`, if not null, is then the rank that it came from.
+  // The transfer is done when the message is in `data`.  Then `source`, if not null, is the rank that sent it.
   std::unique_ptr<Transfer> receive(int from, int tag, char* data, size_t bytes, int32_t* source = nullptr);
 
  private:
@@ -56,36 +57,37 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     Kind kind;
     int32_t tag;
     uint64_t bytes;        // of the message
-    uint64_t id;           // which the sender gives a large message
-    uint64_t address = 0;  // of a message that may be read; else 0
+    uint64_t id;           // the sender's number for a large message
+    uint64_t address = 0;  // where the receiver may read the message; else 0
   };
   struct Request {
-    int peer;  // or kAnySource
+    int peer;  // a rank or kAnySource
     int tag;
     char* data;
     size_t bytes;
     bool sends;
     int32_t* source = nullptr;
-    bool begun = false;  // the two ranks know of each other's
+    bool begun = false;  // matched with the other rank's request
     bool done = false;
     std::unique_ptr<const Mismatch> mismatch{};
   };
   using RequestPtr = std::shared_ptr<Request>;
   struct Queued {
     Frame frame;
-    RequestPtr request;  // which is done once this has been written; null for none
+    RequestPtr request;  // the request that is done once this is written, or null
 
-    size_t data() const { return request && frame.kind != Frame::Kind::taken ? request->bytes : 0; }  // that follows
+    // The bytes of data that follow the frame.
+    size_t data() const { return request && frame.kind != Frame::Kind::taken ? request->bytes : 0; }
   };
-  struct Reading {  // from the sender's memory
+  struct Reading {  // a message that is read from the sender's memory
     RequestPtr request;
     Frame frame;
     size_t done = 0;
   };
-  struct Unexpected {  // what nobody has asked for yet
+  struct Unexpected {  // a message that this rank has not asked for yet
     Frame frame;
     std::vector<char> data;
-    bool complete;  // all data is here
+    bool complete;  // all data has been received
   };
   struct Peer {
     Peer();
@@ -93,18 +95,18 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     ~Peer();
 
     std::unique_ptr<Pipe> pipe;
-    Cause lost;  // what has become of it; empty while all is well
+    Cause lost;  // why the pipe is lost; empty while all is well
     // To the peer.
     std::deque<Queued> queue;
-    size_t written = 0;  // bytes of the first frame and its data
+    size_t written = 0;  // bytes written of the first frame and its data
     std::map<uint64_t, RequestPtr> announced;
     uint64_t next_id = 0;
     // From the peer.
     Frame frame{};
-    size_t read = 0;              // bytes of the frame and its data
-    RequestPtr receiving;         // what the frame's data goes to
-    bool keeping = false;         // it goes to the last one of `unexpected`
-    std::vector<char> discarded;  // where it goes when it does not fit
+    size_t read = 0;              // bytes read of the frame and its data
+    RequestPtr receiving;         // the request that gets the frame's data
+    bool keeping = false;         // the data goes to the last item of `unexpected`
+    std::vector<char> discarded;  // where the data goes if it does not fit the request
     std::deque<Unexpected> unexpected;
     size_t kept = 0;              // bytes in `unexpected`
     std::map<uint64_t, RequestPtr> cleared;
@@ -137,7 +139,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   std::atomic<uint64_t> steps_{0};  // relaxed: it orders nothing
   std::mutex mutex_;
   std::vector<Peer> peers_;
-  std::deque<RequestPtr> posted_;  // receives without a message
+  std::deque<RequestPtr> posted_;  // receives that no message has matched yet
   Batch batch_;
   bool aborted_ = false;
 };

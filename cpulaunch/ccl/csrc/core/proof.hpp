@@ -1,4 +1,4 @@
-// Proofs that who connects is of the group: HMAC-SHA256 (RFC 2104, FIPS 180-4).
+// Proofs that a peer belongs to the group: HMAC-SHA256 (RFC 2104, FIPS 180-4).
 
 #pragma once
 
@@ -10,9 +10,9 @@ namespace cpulaunch {
 
 using Proof = std::array<unsigned char, 32>;
 
-// What only a holder of the key can say about this text.
+// The proof for this text, which only a holder of the key can compute.
 Proof prove(const std::string& key, const std::string& text);
-// Takes as long wherever they differ.
+// Takes the same time wherever they differ.
 bool are_same(const Proof& a, const Proof& b);
 
 }  // namespace cpulaunch

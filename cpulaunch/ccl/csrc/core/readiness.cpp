@@ -13,9 +13,9 @@ namespace cpulaunch {
 
 namespace {
 
-// Up to this number, reading from each takes no longer than asking first.
+// With up to this many connections, reading from each takes no longer than asking the kernel first.
 constexpr size_t kFew = 8;
-constexpr int kAtOnce = 64;  // that one call of the kernel names
+constexpr int kAtOnce = 64;  // the most connections that one system call reports
 
 }  // namespace
 
@@ -49,7 +49,7 @@ void Readiness::register_one(int descriptor, int rank) {
 const std::vector<char>& Readiness::ask(size_t ranks) {
   ready_.assign(ranks, false);
   epoll_event events[kAtOnce];
-  // The kernel goes round: it names those last that it has just named.
+  // If more than kAtOnce are ready, the next call reports others: the kernel takes them in turn.
   const int found = epoll_wait(descriptor_, events, kAtOnce, 0);
   for (int i = 0; i < found; ++i) ready_.at(events[i].data.u32) = true;
   return ready_;

@@ -1,4 +1,4 @@
-// Which of many connections have something to read: one call of the kernel asks for all.
+// Finds which of many connections have data to read, by one system call for all of them.
 
 #pragma once
 
@@ -15,18 +15,18 @@ class Readiness {
   Readiness(const Readiness&) = delete;
   Readiness& operator=(const Readiness&) = delete;
 
-  // A connection from a rank, which leaves by itself when it is closed.  Of a few, nothing is asked.  Throws
-  // ConnectionLost where the kernel has no room for it.
+  // Adds the connection from a rank.  Closing it removes it.  Throws ConnectionLost if the kernel can't watch it.
   void add(int descriptor, int rank);
+  // False while there are few connections: reading from each of them is as fast.
   bool is_asked() const { return descriptor_ >= 0; }
-  // Asks, and says of each rank up to `ranks` whether there is something.  What isn't read is there again next time.
+  // Returns for each of `ranks` ranks whether there is data.  Data that isn't read is reported again.
   const std::vector<char>& ask(size_t ranks);
 
  private:
   void register_one(int descriptor, int rank);
 
   int descriptor_ = -1;
-  std::vector<std::pair<int, int>> few_;  // while there are few: descriptors and ranks
+  std::vector<std::pair<int, int>> few_;  // descriptors and ranks, while there are few
   size_t count_ = 0;
   std::vector<char> ready_;
 };

@@ -37,7 +37,7 @@ struct Block {
   size_t room() const { return size - kHeaderSize; }
 };
 
-// A block that nobody uses, for the next one who takes that much.
+// A freed block, kept for the next take() of about its size.
 struct Spare {
   char* memory;
   Block block;
@@ -49,7 +49,7 @@ void unmap(char* memory, const Block& block) {
   close(block.descriptor);
 }
 
-// Gives the memory back, also that of other processes' mappings, which they end with their next operation.
+// Gives the memory back to the system, even while other processes still map it.  They unmap it in their next operation.
 void destroy(char* memory, const Block& block) {
   reinterpret_cast<Header*>(memory - kHeaderSize)->freed.store(true, std::memory_order_release);
   empty_shared_file(block.descriptor, kHeaderSize, block.size);
@@ -60,12 +60,12 @@ struct Blocks final : private IdleMemory {
   std::mutex mutex;
   uint32_t last = 0;
   std::map<const char*, Block> by_memory;
-  std::vector<Spare> spares;  // those that were freed first come first
-  size_t used = 0, most_used = 0;  // bytes of the blocks that are taken, now and at most
+  std::vector<Spare> spares;  // in the order in which they were freed
+  size_t used = 0, most_used = 0;  // bytes of the blocks of take() in use, now and at most
 
   Blocks() { join(); }
 
-  // A spare of this much, or up to twice that; null where there is none.
+  // Takes the smallest spare block with `room` to twice `room` bytes; null if there is none.
   char* take_spare(size_t room) {
     auto best = spares.end();
     for (auto each = spares.begin(); each != spares.end(); ++each) {
@@ -86,7 +86,7 @@ struct Blocks final : private IdleMemory {
     most_used = std::max(most_used, used);
   }
 
-  // Spares never add to what the program needed at one time.
+  // Destroys spare blocks, the oldest first, until they and the blocks in use have at most `bytes`.
   void drop_spares_beyond(size_t bytes) {
     size_t spare = 0;
     for (const auto& each : spares) spare += each.block.size;
@@ -112,7 +112,7 @@ struct Blocks final : private IdleMemory {
     return given;
   }
 
-  // A process that is forked gets tensors of its own: what it writes to them isn't for the other ranks.
+  // Called in a forked process: makes its tensors private, so that the other ranks don't see what it writes.
   void become_private() {
     for (const auto& [memory, block] : by_memory) {
       make_private(const_cast<char*>(memory) - kHeaderSize, block.descriptor, block.size);
@@ -122,7 +122,7 @@ struct Blocks final : private IdleMemory {
   }
 };
 
-// Never destroyed: tensors may outlive everything else.
+// Never destroyed, because tensors may outlive everything else.
 Blocks& blocks() {
   static auto* all = [] {
     pthread_atfork([] { blocks().mutex.lock(); }, [] { blocks().mutex.unlock(); },
@@ -137,7 +137,7 @@ Blocks& blocks() {
 
 Header& header_of(char* whole) { return *reinterpret_cast<Header*>(whole); }
 
-// Null where there is no memory to be had.
+// Returns null if there is no memory.
 char* make_block(size_t size, bool is_reused) {
   const int descriptor = create_shared_file(size);
   if (descriptor < 0) return nullptr;
@@ -182,7 +182,7 @@ void SharedBlocks::free(char* memory) {
   const auto found = all.by_memory.find(memory);
   const auto block = found->second;
   all.by_memory.erase(found);
-  if (is_forked()) {  // it has a copy of the tensor, and no say about the memory
+  if (is_forked()) {  // this process has a private mapping, and the memory belongs to its parent
     unmap(memory, block);
   } else if (block.is_reused) {
     all.used -= block.size;
@@ -210,7 +210,7 @@ SharedBlocks::Place SharedBlocks::find(const char* memory, size_t bytes) {
   return {block.number, block.descriptor, offset};
 }
 
-// --- other processes'
+// --- blocks of other processes
 
 MappedBlocks::~MappedBlocks() {
   for (const auto& mapping : mappings_) munmap(mapping.whole, mapping.size);
@@ -228,7 +228,7 @@ char* MappedBlocks::at(int pid, const SharedBlocks::Place& place, size_t bytes) 
     }
     found = mappings_.insert(mappings_.end(), {pid, place.block, whole, size});
   }
-  // It may be another file: a number is given anew once its file is closed.
+  // Check the header: the descriptor may have been closed, and its number given to another file.
   const bool fits = found->size >= kHeaderSize && place.offset + bytes <= found->size;
   if (!fits || header_of(found->whole).pid != pid || header_of(found->whole).block != place.block) {
     throw std::runtime_error("process " + std::to_string(pid) + " shares no tensor where it says");

@@ -1,7 +1,8 @@
-// Memory for tensors that the other ranks of the host read and write where it is, instead of through slots.
+// Memory for tensors that the other ranks of the host read and write in place, instead of through slots.
 //
-// A block is a page with a header, then the memory.  Its rank says in shared memory where a tensor lies (Place), and
-// the others map the block when they first need it.  The header tells them when its rank has freed it.
+// A block is a page with a header, followed by the memory.  Its owner publishes in the slots' counters where a tensor
+// lies (Place), and the others map the block when they first need it.  The header tells them when the owner has freed
+// it.
 
 #pragma once
 
@@ -14,30 +15,32 @@ namespace cpulaunch {
 
 class SharedBlocks {
  public:
-  // Where memory lies.
+  // A place in a block.
   struct Place {
-    uint32_t block = 0;  // its number among this process's, from 1; 0: in none
+    uint32_t block = 0;  // the number of the process's block, from 1; 0: not in a block
     int32_t descriptor = -1;
     uint64_t offset = 0;  // bytes from the beginning of the block
 
     explicit operator bool() const { return block != 0; }
   };
 
-  // A copy of these bytes, in memory that other processes may map; null where there is none to be had.  Any thread may
-  // call these.
+  // All of these are thread-safe.
+
+  // Copies `bytes` to a new block; null if there is no memory.
   static char* copy(const char* from, size_t bytes);
-  // This many bytes, whatever is in them; null where there are none to be had.  They may be some that were freed: the
-  // other ranks have mapped these, and the kernel needn't clear them.
+  // Returns uninitialized memory in a block; null if there is none.  The block may be a spare one, which was freed
+  // before: the other ranks have mapped it already, and the kernel need not clear it.
   static char* take(size_t bytes);
-  // What was taken is kept for who takes as much within IdleMemory::kAfter, but no more in all than was taken at one
-  // time.
+  // Frees a block.  A block of take() becomes a spare one for IdleMemory::kAfter.  Spare blocks and those in use
+  // together never exceed the most that was in use at one time.
   static void free(char* memory);
-  // Gives back what is kept.
+  // Gives back all spare blocks.
   static void drop_spares();
+  // Returns where this memory lies in a block; an empty Place if it is in none.
   static Place find(const char* memory, size_t bytes);
 };
 
-// The blocks of other processes that this one has mapped.  One thread at a time may use it.
+// The blocks of other processes that this one has mapped.  Not thread-safe.
 class MappedBlocks {
  public:
   MappedBlocks() = default;
@@ -45,9 +48,9 @@ class MappedBlocks {
   MappedBlocks(const MappedBlocks&) = delete;
   MappedBlocks& operator=(const MappedBlocks&) = delete;
 
-  // The `bytes` that lie there in the process `pid`.  Throws std::runtime_error where they can't be mapped.
+  // Returns the `bytes` at `place` in the process `pid`.  Throws std::runtime_error if they can't be mapped.
   char* at(int pid, const SharedBlocks::Place& place, size_t bytes);
-  // Unmaps what has been freed.
+  // Unmaps the blocks that their owners have freed.
   void drop_freed();
 
  private:

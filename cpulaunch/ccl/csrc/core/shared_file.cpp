@@ -32,13 +32,13 @@ int open_in(int pid, int descriptor) {
 
 }  // namespace
 
-// Nothing in it can be executed, which a host may insist on (vm.memfd_noexec), and nobody who maps it can make it
-// smaller: whoever read it would get SIGBUS.
+// The file is not executable, because a host may insist on that (vm.memfd_noexec).  It is sealed against shrinking:
+// otherwise, a process that maps it could shrink it, and the others would get SIGBUS when they read the missing part.
 int create_shared_file(size_t size) {
   int descriptor = -1;
   for (const unsigned flags : {MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoExecSeal, MFD_CLOEXEC | MFD_ALLOW_SEALING}) {
     descriptor = static_cast<int>(syscall(SYS_memfd_create, "cpulaunch-ccl", flags));
-    if (descriptor >= 0 || errno != EINVAL) break;  // kernels before 6.3 don't know the former
+    if (descriptor >= 0 || errno != EINVAL) break;  // kernels before 6.3 don't know MFD_NOEXEC_SEAL
   }
   if (descriptor < 0) return -1;
   if (ftruncate(descriptor, static_cast<off_t>(size)) != 0 || fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
@@ -59,7 +59,7 @@ bool make_private(char* memory, int descriptor, size_t size) {
 
 char* map_shared_file(int descriptor, size_t size) {
   if (size < kHugePage) return map_at(nullptr, descriptor, size);
-  // A huge page of the file can be mapped as one only where its address is a multiple of its size.
+  // A huge page can be mapped as one only at an address that is a multiple of its size.
   void* reserved = mmap(nullptr, size + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) return nullptr;
   char* begin = static_cast<char*>(reserved);
@@ -72,7 +72,7 @@ char* map_shared_file(int descriptor, size_t size) {
   return memory;
 }
 
-// The kernel collapses what has at least one small page.
+// Writes a byte to each huge page first, because the kernel collapses only regions with at least one small page.
 void use_huge_pages(char* memory, size_t size) {
   const size_t whole = size / kHugePage * kHugePage;
   for (size_t at = 0; at < whole; at += kHugePage) memory[at] = 0;

@@ -16,13 +16,13 @@ namespace cpulaunch {
 
 namespace {
 
-// The most bytes of a piece: few enough that two slots, of which one is filled while the other is read, stay
-// in the caches beside the tensor, and enough that a step costs more than the wait for it.  Of two hosts, one or two
-// ranks that share a host keep the network busier with smaller ones.  More hosts divide a sum's pieces among them once
-// more, and smaller ones cost too many calls of the kernel.  All this is measured, with ranks of one thread.
+// The most bytes of a piece, measured with ranks of one thread.  A slot is small enough that two of them stay in the
+// caches beside the tensor: one is filled while the other is read.  It is large enough that a step takes longer than
+// the wait for it.  With two hosts and one or two ranks on each, smaller pieces keep the network busier.  More than two
+// hosts split a sum's pieces once more among them, so that smaller pieces would take too many system calls.
 constexpr size_t kSlotSize = 512 << 10, kSlotSizeOfFew = 256 << 10, kSlotSizeOfManyHosts = 1 << 20;
-// The threads of a rank have caches of their own, and each is to have enough of a piece to be worth waking.  Nor are
-// the shares of the hosts of a row to become smaller than this, where there are many.
+// These sizes are multiplied by the number of threads of a rank: threads have separate caches, and each needs enough of
+// a piece to be worth waking.  With more than two hosts, the share of each host of a row also has at least this size.
 constexpr size_t kLeastRowShare = 64 << 10;
 constexpr size_t kMostSlotSize = 8 << 20;
 constexpr size_t kLeastPart = 256;  // bytes: of all the local ranks that a machine may ever have, each has a part
@@ -69,7 +69,7 @@ std::shared_ptr<SharedSlots> SharedSlots::map(const ShmOffer& offer, int locals,
 
 SharedSlots::SharedSlots(char* memory, int locals, Shape shape)
     : memory_(memory),
-      counters_(reinterpret_cast<Counters*>(memory)),  // zeroes at first, as all memory of a new file
+      counters_(reinterpret_cast<Counters*>(memory)),  // initially zero, like all memory of a new file
       locals_(locals),
       shape_(shape) {}
 
@@ -111,7 +111,7 @@ char* SharedSlots::slot(int local, uint64_t piece) const {
 }
 
 size_t SharedSlots::give_back(int local) const {
-  const size_t page = getpagesize();  // those at the ends may be other ranks', too
+  const size_t page = getpagesize();  // whole pages only: other ranks may share those at the ends
   const size_t slots = slot(local, 0) - memory_;
   const size_t begin = round_up(slots, page), end = (slots + shape_.slots * shape_.slot_size) / page * page;
   return begin < end && madvise(memory_ + begin, end - begin, MADV_REMOVE) == 0 ? end - begin : 0;

@@ -1,7 +1,7 @@
-// Memory that the ranks of a host share, through which they pass data on in pieces.
+// Memory that the ranks of a host share, and through which they exchange data in pieces.
 //
-// The memory: a page-aligned block of counters, then some slots for each rank (here three ranks with two slots each).
-// Piece n of a rank goes to its slot n % (number of slots).
+// The memory consists of a page-aligned block of counters, then some slots for each rank (here three ranks with two
+// slots each).  Piece n of a rank goes to its slot n % (number of slots).
 //
 //     counters            slots of rank 0           slots of rank 1           slots of rank 2
 //   ┌───────────┐     ┌──────────┬──────────┐   ┌──────────┬──────────┐   ┌──────────┬──────────┐
@@ -12,9 +12,10 @@
 //   │ rank      │     │          │          │   │          │          │   │          │          │
 //   └───────────┘     └──────────┴──────────┘   └──────────┴──────────┘   └──────────┴──────────┘
 //
-// hierarchy.hpp says in which order ranks read and write them.
+// hierarchy.hpp describes in which order ranks read and write the slots.
 //
-// Then a ring for each pair of ranks, for what one sends another.  Memory that nobody touches takes no room.
+// After the slots, there is a ring for each pair of ranks, for messages from one to the other.  Memory that no rank has
+// touched takes no space.
 
 #pragma once
 
@@ -29,10 +30,10 @@
 
 namespace cpulaunch {
 
-// Memory that a rank offers to the others of its host: a descriptor, in its process.
+// Memory that a rank offers to the others of its host, as a descriptor of its process.
 struct ShmOffer {
   int pid = 0;
-  int descriptor = -1;  // -1: there is none
+  int descriptor = -1;  // -1: no memory
 };
 
 class SharedSlots {
@@ -40,63 +41,66 @@ class SharedSlots {
   static constexpr size_t kMaxSlots = 4;
   static constexpr size_t kCacheLine = 64;  // bytes
 
-  // How many pieces a rank has put and taken since the beginning, and of what.
+  // How many pieces a rank has put and taken since the beginning, and of which operations.
   struct Counters {
-    // On a cache line of its own with what is read with it: it is written once for each piece, and polled by all.
+    // On a separate cache line, with the members that are read together with it, because it is written once per piece
+    // and polled by all ranks.
     alignas(kCacheLine) std::atomic<uint64_t> put;
-    // What follows is written before `put`, and read after it, but for the first two, which introduce() writes.
+    // introduce() writes these two.
     int32_t pid;
-    uint64_t address;   // of this, in the memory of its rank
+    uint64_t address;   // of this struct, in the memory of its rank
+    // The next members are written before `put`, and read after it.
     bool reads_others;  // whether the kernel lets this rank read the memory of the others
     struct {
       alignas(kCacheLine) Signature signature;
       SharedBlocks::Place tensor;
     } pieces[kMaxSlots];
     alignas(kCacheLine) std::atomic<uint64_t> taken;
-    std::atomic<bool> has_left;  // the group, and so takes nothing any more
-    // For each slot, the number of the piece in it, from 1, once this rank has reduced its parts of it so far.
+    std::atomic<bool> has_left;  // this rank has left the group, and takes no more pieces
+    // Marks, for each slot: the number, from 1, of the last piece in it whose parts this rank has finished, over its
+    // socket or over all ranks.
     alignas(kCacheLine) std::atomic<uint64_t> on_socket[kMaxSlots], everywhere[kMaxSlots];
   };
 
   // A stream of bytes from one rank to another.  Byte n is at data[n % kRingSize].
   static constexpr size_t kRingSize = 64 << 10;
   struct Ring {
-    alignas(kCacheLine) std::atomic<uint64_t> written;  // since the beginning, by the one
-    alignas(kCacheLine) std::atomic<uint64_t> read;     // and by the other
+    alignas(kCacheLine) std::atomic<uint64_t> written;  // total bytes, by the sender
+    alignas(kCacheLine) std::atomic<uint64_t> read;     // total bytes, by the receiver
     alignas(kCacheLine) char data[kRingSize];
   };
 
-  // The slots of a rank, and the bytes of each.
+  // How many slots a rank has, and the bytes of each.
   struct Shape {
     explicit Shape(const Layout& layout);
 
     size_t slots, slot_size;
   };
 
-  // A descriptor of memory for the ranks of one host: without a name, so that nothing of it can stay behind.  -1 where
-  // there is none to be had.
+  // Returns a descriptor of new memory for the ranks of one host; -1 if that fails.  The memory has no name, so that it
+  // ends with the last process that uses it.
   static int offer(int locals, Shape shape);
-  // Null where this rank may not open the memory (it belongs to another user, for example), or where it is something
-  // else.
+  // Returns null if this rank may not open the memory, for example because it belongs to another user, or if its size
+  // is wrong.
   static std::shared_ptr<SharedSlots> map(const ShmOffer& offer, int locals, Shape shape);
 
   ~SharedSlots();
   SharedSlots(const SharedSlots&) = delete;
   SharedSlots& operator=(const SharedSlots&) = delete;
 
-  // Says which process is this local rank, for the others to read its memory.
+  // Publishes this process as the local rank, so that the others can read its memory.
   void introduce(int local);
-  // Whether this process may read the memory of all local ranks.  They have introduced themselves.
+  // Whether this process may read the memory of all local ranks.  All must have called introduce().
   bool can_read_all() const;
-  // Copies what another local rank has at an address.  Throws std::runtime_error where the kernel doesn't let this
-  // process, or the other one has ended.
+  // Copies from an address in another local rank's memory.  Throws std::runtime_error if the kernel doesn't allow that,
+  // or if the other process has ended.
   void read(int local, char* to, uint64_t address, size_t bytes) const;
 
   Counters& counters(int local) const { return counters_[local]; }
   char* slot(int local, uint64_t piece) const;
   Ring& ring(int from, int to) const;
-  // Gives the memory of a local rank's slots back to the system; zeroes are there then.  Returns how many bytes it was
-  // at most.
+  // Gives the memory of a local rank's slots back to the system.  It then reads as zeros.  Returns the number of bytes,
+  // which may include some that were not in use.
   size_t give_back(int local) const;
 
  private:

@@ -1,7 +1,7 @@
-// The way of one operation's data to and from the other ranks.
+// Moves one operation's data to and from the other ranks.
 //
-// A transport (transport.hpp) makes transfers.  An operation of torch's (layer/work.hpp) holds one and knows it by this
-// interface only; the progress engine drives it through the operation.
+// A transport (transport.hpp) makes transfers.  An operation of the process group (layer/work.hpp) holds a transfer and
+// knows nothing but this interface.  The progress engine drives the transfer through the operation.
 
 #pragma once
 
@@ -19,16 +19,16 @@
 
 namespace cpulaunch {
 
-// The ranks call different operations, or with different sizes; the cause says which.
+// The ranks call different operations, or use different sizes; the cause has both.
 struct Mismatch : std::runtime_error {
   explicit Mismatch(const Cause& cause, std::optional<uint64_t> sequence = std::nullopt)
       : std::runtime_error(cause.text()), cause(cause), sequence(sequence) {}
 
   Cause cause;
-  std::optional<uint64_t> sequence;  // of this rank's operation, among its transport's, where that is known
+  std::optional<uint64_t> sequence;  // the number of this rank's operation in its transport, if known
 };
 
-// Each is a struct of C, too, as other libraries know it: that saves an object for each operation (boundary.cpp).
+// Derives from the C struct that other libraries see, which saves a second object for each operation (boundary.cpp).
 class Transfer : public cl_transfer {
  public:
   Transfer();
@@ -36,46 +36,46 @@ class Transfer : public cl_transfer {
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
-  // Makes the progress that is possible now, without waiting for anybody.  True once the transfer is done.
-  // Several threads may call it at the same time.  Throws std::exception when the transfer cannot be completed.
+  // Makes as much progress as is possible without waiting.  Returns true once the transfer is done.  Several threads
+  // may call it at the same time.  Throws std::exception if the transfer cannot be completed.
   virtual bool test() = 0;
 
-  // This rank gives up: no rank may go on with what this one has sent, and test() does nothing any more.  The
-  // transport may still write to the transfer's buffers.  The caller therefore keeps the buffers and this object
-  // until the process ends.
+  // Gives up the operation on this rank: no rank may go on with what this one has sent, and from now on test() does
+  // nothing.  The transport may still write to the transfer's buffers, so the caller must keep the buffers and this
+  // object until the process ends.
   virtual void abort() = 0;
 
-  // The ranks that the transfer waits for, such as "1, 3"; "" where that is unknown.
+  // The ranks that the transfer waits for, such as "1, 3"; "" if unknown.
   virtual std::string stragglers() = 0;
 
-  // The other rank of a message, or -1 where any one will do; nullopt: it is no message.
+  // The other rank of a message; -1 if it may be any rank, and nullopt if this is no message.
   virtual std::optional<int> peer() { return std::nullopt; }
 
-  // The ranks of this host without which it cannot be completed, or -1 where any one will do; lost() tells of those of
-  // other hosts.  nullopt: as far as is known it needs all of the group, and lost() may not tell.
+  // The ranks of this host that the transfer still needs; -1 stands for any one rank.  lost() reports those of other
+  // hosts.  nullopt: the transfer may need any rank of the group, and lost() may miss one that is gone.
   virtual std::optional<std::set<int>> needed() { return std::nullopt; }
 
-  // What that rank has not done yet, such as "sent a message"; "" where there is no such rank.
+  // For a message: what peer() has not done yet, such as "sent a message".  Otherwise "".
   virtual std::string missing() { return ""; }
 
-  // What tells that a peer which the transfer still needs is gone; empty while all is well.
+  // The evidence that a peer which the transfer still needs is gone; empty while all is well.
   virtual Cause lost() { return Cause(); }
 
-  // The number of steps done so far; nullopt where the transfer doesn't count them.  While it grows, the peers are at
+  // The number of steps done so far; nullopt if the transfer doesn't count them.  While it grows, the peers are at
   // work, too.
   virtual std::optional<uint64_t> steps() const { return std::nullopt; }
 
-  // The test() of one transfer moves the data of all that give the same here.
+  // The test() of one transfer moves the data of all transfers with the same moved_with().
   virtual const void* moved_with() const { return this; }
 };
 
-// All of several transfers, each by a transport of its own.  Without any it is done at once.
+// Several transfers as one, which is done when all of them are.  With none it is done at once.
 class CombinedTransfer final : public Transfer {
  public:
-  // Before the first test().
+  // Must come before the first test().
   void add(std::unique_ptr<Transfer> part) { parts_.push_back(std::move(part)); }
 
-  // Each part is tested, so that each call makes progress on all of them.
+  // Tests every part, so that each call makes progress on all of them.
   bool test() override {
     bool all = true;
     for (const auto& part : parts_) all = part->test() && all;

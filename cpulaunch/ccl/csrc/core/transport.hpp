@@ -1,4 +1,5 @@
-// What carries a group's collectives: cpulaunch's own (transport_own.hpp), or oneCCL (oneccl/transport.hpp).
+// The interface of transports, which carry a group's collectives: cpulaunch's own (transport_own.hpp), or oneCCL
+// (oneccl/transport.hpp).
 
 #pragma once
 
@@ -9,7 +10,7 @@
 
 namespace cpulaunch {
 
-// What a transport can do beside the collectives.
+// What a transport can do besides the collectives.
 struct Abilities {
   bool messages = false;
   bool bitwise = false;            // reductions
@@ -22,11 +23,10 @@ class Transport {
   explicit Transport(Abilities abilities) : abilities(abilities) {}
   virtual ~Transport() = default;
 
-  // The ranks start the same collectives in the same order; so one thread at a time may start some.  Averages come
-  // divided.  Throws std::exception where it can't be started.
+  // Starts a collective.  All ranks must start the same ones in the same order, so only one thread at a time may call
+  // this.  The result of an average is divided already.  Throws std::exception if it can't be started.
   virtual std::unique_ptr<Transfer> start(const Collective& collective) = 0;
-  // Throws Mismatch where it is known that ranks have called different collectives, though none that this rank has
-  // called could tell.
+  // Throws Mismatch if ranks are known to have called different collectives, although none of this rank's has failed.
   virtual void check_calls() {}
   // Returns when the other ranks have got what this one has sent them.  Nothing is in flight, nor is started any more.
   virtual void leave() {}

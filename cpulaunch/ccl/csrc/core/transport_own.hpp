@@ -1,4 +1,4 @@
-// cpulaunch's own transport: the hierarchy's operations, and messages.
+// cpulaunch's own transport: collectives by the hierarchy, and messages from rank to rank.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// The core's liveness (interface.h) as objects.
+// C++ wrappers of the core's liveness checks (interface.h).
 
 #pragma once
 
@@ -15,7 +15,7 @@
 namespace cpulaunch {
 
 template <class Struct, void free(Struct*)>
-struct Freed {
+struct Deleter {
   void operator()(Struct* object) const { free(object); }
 };
 
@@ -32,10 +32,10 @@ class Process {
   bool has_ended() const { return cl_process_has_ended(c_.get()); }
 
  private:
-  std::unique_ptr<cl_process, Freed<cl_process, cl_process_free>> c_;
+  std::unique_ptr<cl_process, Deleter<cl_process, cl_process_free>> c_;
 };
 
-// The process that serves a store; one that never counts as gone where it is no TCPStore.
+// The process that serves a store.  If the store is no TCPStore, its server never counts as gone.
 class StoreServer {
  public:
   explicit StoreServer(c10d::Store& store) {
@@ -51,23 +51,23 @@ class StoreServer {
   bool is_silent_for(std::chrono::milliseconds limit) { return cl_server_is_silent_for(c_.get(), limit.count()); }
 
  private:
-  std::unique_ptr<cl_server, Freed<cl_server, cl_server_free>> c_;
+  std::unique_ptr<cl_server, Deleter<cl_server, cl_server_free>> c_;
 };
 
-// Where processes of other hosts can see that this one is there.
+// An address by which processes of other hosts can check that this process still exists.
 class Beacon {
  public:
   explicit Beacon(const std::string& ip) : c_(cl_beacon_make(ip.c_str())) {}
 
-  bool is_there() const { return c_ != nullptr; }  // else this host can't listen on that address
+  bool is_there() const { return c_ != nullptr; }  // false if this host can't listen on that address
   std::string address() const { return cl_beacon_address(c_.get()); }
   void close_connections() const { cl_beacon_close_connections(c_.get()); }
 
  private:
-  std::unique_ptr<cl_beacon, Freed<cl_beacon, cl_beacon_free>> c_;
+  std::unique_ptr<cl_beacon, Deleter<cl_beacon, cl_beacon_free>> c_;
 };
 
-// A process on another host, by its beacon's address.
+// A process on another host, identified by the address of its beacon.
 class RemoteProcess {
  public:
   explicit RemoteProcess(const std::string& address) : c_(cl_remote_at(address.c_str())) {}
@@ -76,7 +76,7 @@ class RemoteProcess {
   bool has_ended() { return cl_remote_has_ended(c_.get()); }
 
  private:
-  std::unique_ptr<cl_remote, Freed<cl_remote, cl_remote_free>> c_;
+  std::unique_ptr<cl_remote, Deleter<cl_remote, cl_remote_free>> c_;
 };
 
 }  // namespace cpulaunch

@@ -1,5 +1,5 @@
-// Tensors as transports take them: contiguous host memory, with a copy where a tensor is not that.  And the checks of
-// a collective's arguments, most of them c10d's own.
+// Prepares tensors for transports, which need contiguous host memory: other tensors are copied.  Also checks a
+// collective's arguments, mostly with c10d's own functions.
 
 #pragma once
 
@@ -13,7 +13,7 @@ namespace cpulaunch {
 
 using Tensors = std::vector<at::Tensor>;
 
-// What c10d's checks call with their message: throws ValueError.
+// The error callback of c10d's checks: throws ValueError with their message.
 struct Invalid {
   const char* operation;
 
@@ -30,7 +30,7 @@ inline void check_tensor(const Invalid& invalid, const at::Tensor& tensor) {
   c10d::assertCPU(invalid, tensor);
 }
 
-// Dense tensors on the host, all of the type of `model`.
+// Checks that all tensors are dense, on the host, and of the type of `model`.
 inline void check_tensors(const Invalid& invalid, const Tensors& tensors, const at::Tensor& model) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     check_tensor(invalid, tensors[i]);
@@ -38,7 +38,7 @@ inline void check_tensors(const Invalid& invalid, const Tensors& tensors, const 
   }
 }
 
-// One tensor for each rank, all of the type of `model`.
+// Checks that there is one tensor for each rank, and that all are of the type of `model`.
 inline void check_list(const Invalid& invalid, const Tensors& tensors, int size, const at::Tensor& model) {
   if (static_cast<int>(tensors.size()) != size) {
     invalid(c10::str("expected a list of ", size, " tensors, one for each rank, got ", tensors.size()));
@@ -50,13 +50,14 @@ inline bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
+// Returns the tensor, or a contiguous copy with its conjugation and negation carried out.
 inline at::Tensor to_send(CclWork& work, const at::Tensor& tensor) {
   auto data = is_plain(tensor) ? tensor : tensor.resolve_conj().resolve_neg().contiguous();
   work.keep(data);
   return data;
 }
 
-// Memory whose content goes to `tensor` when the operation is complete.
+// Returns memory for the result: `tensor` itself, or a buffer that is copied to it once the operation is complete.
 inline at::Tensor to_receive(CclWork& work, const at::Tensor& tensor) {
   if (is_plain(tensor)) {
     work.keep(tensor);
@@ -70,14 +71,14 @@ inline at::Tensor to_receive(CclWork& work, const at::Tensor& tensor) {
   return data;
 }
 
-// The same memory for what is sent and what comes back.
+// Returns memory for an operation in place: it holds the tensor's data now, and the result later.
 inline at::Tensor to_exchange(CclWork& work, const at::Tensor& tensor) {
   auto data = to_receive(work, tensor);
   if (!data.is_same(tensor)) data.copy_(tensor);
   return data;
 }
 
-// `input`, or a copy of it where the two share memory.
+// Returns `input`, or a copy of it if it shares memory with `output`.
 inline at::Tensor apart_from(CclWork& work, const at::Tensor& output, const at::Tensor& input) {
   if (!output.is_alias_of(input)) return input;
   auto copy = input.clone();
@@ -85,7 +86,8 @@ inline at::Tensor apart_from(CclWork& work, const at::Tensor& output, const at::
   return copy;
 }
 
-// A tensor's memory.  An empty tensor may have none, and yet the other rank must learn that nothing comes.
+// A tensor's memory.  An empty tensor may have a null pointer, which would mean that no message is sent at all.  The
+// other rank must learn that this one is empty, so an address stands in.
 inline Part part_of(const at::Tensor& tensor) {
   static char nothing;
   return {tensor.numel() ? static_cast<char*>(tensor.data_ptr()) : &nothing, tensor.nbytes()};
@@ -97,7 +99,7 @@ inline Parts parts_of(const Tensors& tensors) {
   return parts;
 }
 
-// Parts of `counts` elements, one for each rank, of a buffer that has them side by side.
+// Splits a buffer into adjacent parts, one for each rank, of `counts` elements.
 inline Parts split_buffer(const at::Tensor& buffer, const std::vector<int64_t>& counts) {
   Parts parts;
   auto* next = part_of(buffer).data;

@@ -1,4 +1,4 @@
-// The core's clock: all of the process's libraries leave the same stretches out.
+// Implements Clock by the core's, so that all libraries of the process leave out the same stretches of time.
 
 #include "clock.hpp"
 

@@ -1,4 +1,4 @@
-// Operations of which the program waits for all together.
+// Several operations behind one handle: waiting for it waits for all of them.
 
 #pragma once
 
@@ -15,12 +15,12 @@ class CoalescedWork final : public c10d::Work {
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
-  // Throws what the first of them throws that has failed.
+  // If operations have failed, throws the error of the first one in their order.
   bool wait(Milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
   void abort() override;
   std::vector<at::Tensor> result() override;
-  // Has the tensors of result().
+  // Its value is that of result().
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:

@@ -1,4 +1,4 @@
-// all_gather: to lists of tensors and to single ones, one or several at a time.
+// all_gather into lists of tensors and into single tensors, one or several at a time.
 
 #include "buffers.hpp"
 #include "group.hpp"
@@ -32,7 +32,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allgather_coalesced(std::vecto
   if (static_cast<int>(outputs.size()) != getSize()) {
     invalid(c10::str("expected ", getSize(), " output lists, got ", outputs.size()));
   }
-  // In torch's order there is a list for each rank, with one tensor for each input.
+  // torch passes a list for each rank, with one tensor for each input; allgather_lists() needs it the other way round.
   std::vector<Tensors> of_input(inputs.size());
   for (const auto& of_rank : outputs) {
     if (of_rank.size() != inputs.size()) {
@@ -43,7 +43,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allgather_coalesced(std::vecto
   return allgather_lists(OpType::ALLGATHER_COALESCED, "all_gather_coalesced", of_input, inputs, opts);
 }
 
-// `outputs` has for each input a list with one tensor for each rank.
+// `outputs` has a list for each input, with one tensor for each rank.
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allgather_lists(OpType type, const char* name,
                                                                   std::vector<Tensors>& outputs, Tensors& inputs,
                                                                   const c10d::AllgatherOptions& opts) {

@@ -32,7 +32,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allreduce_coalesced(
 
 ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allreduce_each(OpType type, const char* name, Tensors& tensors,
                                                                  const c10d::AllreduceOptions& opts, Wire wire) {
-  // All tensors are checked first, so that nothing has started when one of them does not fit.
+  // Check all tensors first, so that nothing has started if one of them is refused.
   for (const auto& tensor : tensors) {
     check_tensor({name}, tensor);
     check_reduction(tensor.scalar_type(), opts.reduceOp);
@@ -45,7 +45,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::allreduce_each(OpType type, co
     scale_before(opts.reduceOp, data.back());
   }
   work->set_outputs(tensors);
-  c10::SmallVector<Collective, 1> collectives;  // mostly one
+  c10::SmallVector<Collective, 1> collectives;  // usually one, which then needs no allocation
   for (const auto& tensor : data) {
     collectives.push_back(reduction(Kind::all_reduce, tensor, opts.reduceOp));
     collectives.back().wire = wire;
@@ -67,7 +67,7 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::reduce(Tensors& tensors, const
   if (getRank() == opts.rootRank) {
     from = to = to_exchange(*work, tensor);
     scale_before(opts.reduceOp, from);
-  } else {  // this rank's tensor does not change
+  } else {  // this rank's tensor must not change
     from = to_reduce(*work, opts.reduceOp, to_send(*work, tensor));
     to = at::empty_like(from);
     work->keep(to);

@@ -9,7 +9,7 @@ using c10d::OpType;
 
 namespace {
 
-// The number of elements that go to, or come from, each rank, for a tensor split along its first dimension.
+// Returns how many elements are sent to, or received from, each rank if the tensor is split along its first dimension.
 std::vector<int64_t> counts_of_splits(const at::Tensor& tensor, const std::vector<int64_t>& splits, int size) {
   c10d::checkSplitSizes(splits, tensor, size);
   std::vector<int64_t> lengths(size), offsets(size);

@@ -1,4 +1,4 @@
-// broadcast, barrier, and monitored_barrier, which names the ranks that don't come.
+// broadcast, barrier, and monitored_barrier, which names the ranks that do not reach it.
 
 #include <thread>
 
@@ -12,9 +12,10 @@ using c10d::OpType;
 
 namespace {
 
-// How often a rank looks into the store.
+// How often a rank of a monitored barrier looks into the store.
 constexpr auto kBarrierInterval = std::chrono::milliseconds(5);
-// The most that it waits for those that have come: one of them may have ended meanwhile.
+// The longest time that rank 0 waits for the others to read its answer.  A rank that reached the barrier may have
+// ended.
 constexpr auto kReadTime = std::chrono::seconds(5);
 
 std::vector<uint8_t> to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
@@ -45,8 +46,9 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::barrier(const c10d::BarrierOpt
   return run(work, opts.asyncOp, &collective);
 }
 
-// Through the store, so that it works however little the ranks agree on.  Each rank writes a key; rank 0 then writes
-// who is missing, "" for nobody, and waits until those that have come know it: the store may end with rank 0.
+// Uses the store, so that it works even if the ranks call different collectives.  Each rank writes a key.  Rank 0 then
+// writes which ranks are missing ("" if none) and waits until the others have read it, because the store may end with
+// rank 0.
 void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   const auto& members = state_->members;
   const auto timeout = opts.timeout == c10d::kUnsetTimeout ? timeout_ : opts.timeout;
@@ -65,7 +67,7 @@ void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
       std::this_thread::sleep_for(kBarrierInterval);
     }
     const auto missing = store_->get(answer);
-    store_->add(readers, 1);  // the last that this rank asks of the store
+    store_->add(readers, 1);  // this rank's last use of the store
     if (missing.empty()) return;
     Cause cause(CauseKind::peer_late);
     cause.finder = members.number_of(0);
@@ -84,7 +86,7 @@ void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wa
   }
   std::string missing;
   if (!late.empty()) {
-    // It begins as gloo's message does, which torch's tests know.
+    // Begins like gloo's message, which torch's tests look for.
     missing = c10::str("Rank ", members.number_of(0), " timed out in monitoredBarrier after ", seconds, " s: ",
                        wait_all_ranks ? c10::Join(", ", late) : late[0], " did not reach it");
   }

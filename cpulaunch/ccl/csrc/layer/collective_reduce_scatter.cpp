@@ -1,4 +1,4 @@
-// reduce_scatter: from lists of tensors and from single ones, one or several at a time.
+// reduce_scatter of lists of tensors and of single tensors, one or several at a time.
 
 #include "buffers.hpp"
 #include "group.hpp"

@@ -16,11 +16,11 @@ namespace cpulaunch {
 
 namespace {
 
-// How often connect() looks whether the group has failed, and from when on it has the watchdog look after the peers:
-// ranks that are all alive meet within a second.
+// How often connect() checks whether the group has failed, and how long it waits before it alerts the watchdog: if all
+// ranks are alive, they meet within a second.
 constexpr auto kConnectInterval = std::chrono::milliseconds(100);
 constexpr auto kConnectAlertAfter = std::chrono::seconds(1);
-// How often close() looks whether the operations in flight have been completed.
+// How often finish() checks whether the operations in flight are complete.
 constexpr auto kCloseInterval = std::chrono::milliseconds(1);
 
 struct OpenGroups {
@@ -28,7 +28,7 @@ struct OpenGroups {
   std::set<ProcessGroupCCL*> all;
 };
 
-// A store for as long as its ranks are connected through it.
+// Wraps a store for the core.  The caller keeps the store alive while the ranks connect.
 cl_store in_c(c10d::Store& store) {
   const auto get = [](void* self, const char* key, char** value, size_t* size, cl_error* error) -> int {
     return guarded(error, [&] {
@@ -77,13 +77,13 @@ ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank
 
 ProcessGroupCCL::~ProcessGroupCCL() {
   close();
-  if (is_forked()) {  // gloo would wait for threads that only the parent has
+  if (is_forked()) {  // leak them: gloo's destructor would wait for threads that exist in the parent only
     new auto(make_gloo_);
     new auto(gloo_fallback_);
   }
 }
 
-// Connects in a thread of its own, because oneCCL's bootstrap has no time limit that covers a dead peer.
+// Connects in a separate thread, because no time limit of oneCCL's bootstrap covers a dead peer.
 void ProcessGroupCCL::connect(Carrier carrier) {
   auto made = std::make_shared<std::promise<std::unique_ptr<Transport>>>();
   auto result = made->get_future();
@@ -122,7 +122,7 @@ void ProcessGroupCCL::check_calls() {
     transport_->check_calls();
   } catch (const Mismatch& mismatch) {
     state_->fail(c10::str("ranks have called different collectives: ", mismatch.what()), mismatch.cause);
-    Watchdog::instance().alert(state_);  // which reports that to the other ranks
+    Watchdog::instance().alert(state_);  // the watchdog reports the failure to the other ranks
     throw_for(mismatch.cause, c10::str(state_->describe("a collective"), " failed: ", mismatch.what()));
   }
 }
@@ -160,7 +160,7 @@ void ProcessGroupCCL::registerOnCompletionHook(std::function<void(std::shared_pt
   state_->set_hook(std::move(hook));
 }
 
-// The background thread completes the operations that are still in flight; the group's timeout holds for them.
+// Waits, at most for the group's timeout, until the background thread has completed the operations in flight.
 void ProcessGroupCCL::finish() {
   const auto until = Clock::now() + timeout_;
   while (!is_forked() && state_->in_flight > 0 && !state_->failed() && !ProgressEngine::instance().stopped() &&
@@ -172,7 +172,7 @@ void ProcessGroupCCL::finish() {
 void ProcessGroupCCL::close() {
   if (!transport_) return;
   if (is_forked()) {
-    static_cast<void>(transport_.release());  // its other end, and what is in flight, are the parent's
+    static_cast<void>(transport_.release());  // leak it: its connections and operations belong to the parent
     return;
   }
   {
@@ -219,7 +219,8 @@ void ProcessGroupCCL::abort() {
 
 c10d::ErrorType ProcessGroupCCL::getError() { return state_->error(); }
 
-// All ranks call this for the same operation, so that they make the group together.
+// Making the gloo group takes all ranks.  All of them call the sparse and bitwise reductions that need it.  If gloo
+// also carries messages, which only two ranks call, create.py has made the group beforehand.
 c10d::Backend& ProcessGroupCCL::gloo() {
   std::call_once(gloo_made_, [this] { gloo_fallback_ = make_gloo_(); });
   return *gloo_fallback_;

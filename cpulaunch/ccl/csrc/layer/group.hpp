@@ -18,11 +18,11 @@ struct Invalid;  // buffers.hpp
 
 class ProcessGroupCCL final : public c10d::Backend {
  public:
-  // Makes a gloo group of the same ranks: for sparse reductions, which all ranks call, and where oneCCL carries the
-  // collectives also for messages and bitwise reductions.
+  // Makes a gloo group of the same ranks.  It carries sparse reductions, and also messages and bitwise reductions if
+  // oneCCL carries the collectives.
   using MakeGloo = std::function<c10::intrusive_ptr<c10d::Backend>()>;
 
-  // Makes what carries the collectives, which may be waiting for the other ranks.
+  // Makes the transport.  This may wait for the other ranks.
   using Carrier = std::shared_ptr<cl_carrier>;
 
   using Work = c10d::Work;
@@ -30,58 +30,59 @@ class ProcessGroupCCL final : public c10d::Backend {
   template <class T>
   using Ptr = c10::intrusive_ptr<T>;
 
-  // `in_ledger` is how the ledger has the members' numbers, `pace` is how it waits.  Throws DistBackendError
-  // when the ranks do not meet within `timeout`.
+  // `in_ledger` is the text in which the ledger lists the members, and `pace` says how waiting threads poll.  Throws
+  // DistBackendError if the ranks do not meet within `timeout`.
   ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank, int size, Milliseconds timeout, std::string name,
                   Members members, const std::string& in_ledger, Pace pace, std::vector<Peer> local_peers,
                   Heartbeat heartbeat, StoreIntervals intervals, Carrier carrier, MakeGloo make_gloo);
   ~ProcessGroupCCL() override;
 
   const std::string getBackendName() const override { return "ccl"; }
-  c10::intrusive_ptr<Options> getBackendOptions() { return options_; }  // this and the next virtual since 2.9
+  c10::intrusive_ptr<Options> getBackendOptions() { return options_; }  // this and the next: virtual since torch 2.9
   void setTimeout(Milliseconds timeout);
-  void setSequenceNumberForGroup() override {}  // counted from 0 in every rank
+  void setSequenceNumberForGroup() override {}  // all ranks count from 0
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   void abort() override;
-  // Throws DistBackendError as check_calls(); the group is closed all the same.
+  // Closes the group, also if check_calls() throws DistBackendError, which is passed on.
   void shutdown() override;
   c10d::ErrorType getError() override;
 
-  // Throws DistBackendError, and fails the group in all ranks, where it is known that they have called different
-  // collectives, though none of this rank's has failed.
+  // Finds ranks that have called different collectives although none of this rank's operations has failed.  Then fails
+  // the group in all ranks and throws DistBackendError.
   void check_calls();
-  // The same for each group of this process that is not closed.
+  // Calls check_calls() of each open group of this process.
   static void check_all_calls();
   // Waits, for each group that is not closed, until the other ranks have got what this one has sent.
   static void leave_all();
 
-  // Whether ranks reduce a tensor without copying it where it lies in shared memory (shared_blocks.hpp).
+  // Whether the ranks of a host reduce tensors in shared memory (shared_blocks.hpp) without copying them.
   bool shares_memory() const;
-  // Moves a tensor's storage, and so all tensors on it, to memory that the other ranks of this host may map.  False
-  // where there is none to be had; nothing is moved then.
+  // Moves a tensor's storage, and so all tensors that use it, to memory that the other ranks of this host may map.
+  // Returns false and moves nothing if there is no such memory.
   static bool share_memory(const at::Tensor& tensor);
-  // A tensor in such memory, as FSDP2 asks for it.
+  // Allocates a tensor in such memory, for FSDP2.
   bool supportsTensorAlloc(c10::DeviceIndex) override { return shares_memory(); }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
-  // What is called between the two starts at once; the work that endCoalescing() returns waits for all of it.
+  // Operations between startCoalescing() and endCoalescing() start at once.  The work that endCoalescing() returns
+  // waits for all of them.
   bool supportsCoalescing() const override {
     return transport_ && transport_->abilities.messages && transport_->abilities.bitwise;
   }
   void startCoalescing() override;
   Ptr<Work> endCoalescing() override;
 
-  // `hook` gets each operation that completes, before who waits for that goes on.
+  // Sets a hook that is called for each operation that completes, before threads that wait for the operation continue.
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override { finish(); }
-  void enableCollectivesTiming() override {}  // all are timed
+  void enableCollectivesTiming() override {}  // always on
 
   // collective_allreduce.cpp
   Ptr<Work> allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   Ptr<Work> allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
   Ptr<Work> reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
-  // Starts the average over all ranks, in place, whose float32 numbers go between hosts as bfloat16 where the transport
-  // can do that.
+  // Starts the average over all ranks, in place.  float32 numbers travel between hosts as bfloat16 if the transport
+  // supports it.
   Ptr<Work> average_compressed(const at::Tensor& tensor);
   int compressing_hosts() const { return transport("compressing_hosts").abilities.compressing_hosts; }
 
@@ -119,14 +120,14 @@ class ProcessGroupCCL final : public c10d::Backend {
   Ptr<Work> recvAnysource(Tensors& tensors, int tag) override;
 
  private:
-  // An operation that all ranks call, or a message.
+  // begin() is for operations that all ranks call, begin_message() for messages.
   Ptr<CclWork> begin(c10d::OpType type, const char* name, const char* profiling_title, Tensors inputs,
                      Milliseconds timeout);
   Ptr<CclWork> begin_message(c10d::OpType type, const char* name, const char* profiling_title, Tensors inputs,
                              int peer);
   Ptr<CclWork> make_work(c10d::OpType type, const char* name, const char* profiling_title, Tensors inputs,
                          Milliseconds timeout, std::atomic<uint64_t>& sequence, int peer);
-  // Starts the operation, which is done when all of these are.
+  // Starts the operation.  It is done when all of its collectives are.
   Ptr<Work> run(const Ptr<CclWork>& work, bool asynchronous, const Collective* collectives, size_t count = 1);
   Ptr<Work> run_unrecorded(const Ptr<CclWork>& work, bool asynchronous, const Collective* collectives, size_t count);
   Ptr<Work> run(const Ptr<CclWork>& work, bool asynchronous, const std::vector<Collective>& collectives) {
@@ -135,7 +136,7 @@ class ProcessGroupCCL final : public c10d::Backend {
 
   c10d::Backend& gloo();
   Ptr<Work> receive(const char* name, Tensors& tensors, int from, int tag);
-  // Whether the reduction goes through gloo.
+  // Whether the transport lacks this reduction, so that gloo carries it.
   bool lacks(const c10d::ReduceOp& op) const;
   Ptr<Work> allreduce_each(c10d::OpType type, const char* name, Tensors& tensors,
                            const c10d::AllreduceOptions& opts, Wire wire = Wire::exact);
@@ -147,7 +148,7 @@ class ProcessGroupCCL final : public c10d::Backend {
   Ptr<Work> reduce_scatter_tensors(c10d::OpType type, const char* name, Tensors& outputs, Tensors& inputs,
                                    const c10d::ReduceScatterOptions& opts);
 
-  // Throws where the group was destroyed, or is another process's.
+  // Throws if the group was destroyed, or if this process was forked from the group's.
   Transport& transport(const char* operation) const;
   void connect(Carrier carrier);
   void finish();
@@ -162,10 +163,10 @@ class ProcessGroupCCL final : public c10d::Backend {
   Ptr<c10d::Backend> gloo_fallback_;  // null until it is needed
   Milliseconds timeout_;
   std::unique_ptr<Transport> transport_;  // null once the group is closed
-  std::mutex starting_;  // all ranks start their collectives in the same order; so one thread at a time starts some
-  std::optional<std::vector<Ptr<CclWork>>> coalesced_;  // those that have started since startCoalescing()
+  std::mutex starting_;  // one thread at a time starts collectives, because all ranks must start them in the same order
+  std::optional<std::vector<Ptr<CclWork>>> coalesced_;  // the operations since startCoalescing()
   std::atomic<uint64_t> sequence_{0};
-  std::atomic<uint64_t> messages_{0};  // sent and received
+  std::atomic<uint64_t> messages_{0};  // number of messages sent and received
 };
 
 }  // namespace cpulaunch

@@ -1,4 +1,4 @@
-// How an operation of the group starts, alone or coalesced with others, and what torch's profiler records of it.
+// Starts operations of the group, alone or coalesced, and records them for torch's profiler.
 
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
@@ -17,9 +17,9 @@ size_t bytes_of(const Parts& parts) {
   return bytes;
 }
 
-// What an event `record_param_comms` says.
-struct Recorded {
-  Recorded(const CclWork& work, const Collective* collectives, size_t count) {
+// The element type and the sizes in a profiler event `record_param_comms`.
+struct EventSizes {
+  EventSizes(const CclWork& work, const Collective* collectives, size_t count) {
     const auto tensors = work.tensors();
     if (!tensors.empty()) type = tensors[0].scalar_type();
     if (work.retrieveOpType() == OpType::BARRIER) return;
@@ -41,7 +41,7 @@ struct Recorded {
   std::vector<int64_t> parts_in, parts_out;
 };
 
-// As ProcessGroupNCCL names its operations, which is what tools that read a trace know.
+// ProcessGroupNCCL's names of the operations, because tools that read traces expect these.
 const char* name_in_trace(OpType type, Kind kind) {
   switch (type) {
     case OpType::ALLREDUCE: return "allreduce";
@@ -98,13 +98,13 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run(const Ptr<CclWork>& work, 
   if (count == 0 || !at::hasCallbacks()) return run_unrecorded(work, asynchronous, collectives, count);
   const auto type = work->retrieveOpType();
   const int root = collectives[0].root < 0 ? getRank() : collectives[0].root;
-  const Recorded recorded(*work, collectives, count);
+  const EventSizes sizes(*work, collectives, count);
   const auto& members = state_->members;
   const int first = members.number_of(0), stride = getSize() > 1 ? members.number_of(1) - first : 1;
   RECORD_PARAM_COMMS_DATA(std::make_tuple(static_cast<int64_t>(work->getSequencenumber()) + 1, work->is_message()),
                           std::make_tuple(getGroupUid(), getGroupDesc()), work->tensors(), work->result(), root,
-                          name_in_trace(type, collectives[0].kind), recorded.numbers_in, recorded.numbers_out,
-                          recorded.type, recorded.parts_in, recorded.parts_out, first, stride, getSize());
+                          name_in_trace(type, collectives[0].kind), sizes.numbers_in, sizes.numbers_out, sizes.type,
+                          sizes.parts_in, sizes.parts_out, first, stride, getSize());
   return run_unrecorded(work, asynchronous, collectives, count);
 }
 
@@ -122,19 +122,20 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run_unrecorded(const Ptr<CclWo
     is_coalesced = coalesced_.has_value();
     if (is_coalesced) coalesced_->push_back(work);
   } catch (const std::exception& error) {
-    // Its other tensors may be under way.
+    // Collectives of its other tensors may already be in flight, so the whole operation fails.
     work->fail(c10::str("could not be started: ", error.what()), Cause(CauseKind::transport_failed));
-    work->wait();  // throws that
+    work->wait();  // throws the error
   }
   if (is_coalesced) {
-    ProgressEngine::instance().watch(work);  // the program may fail to end what it coalesces
+    ProgressEngine::instance().watch(work);  // the program may never call endCoalescing()
   } else {
     ProgressEngine::instance().run(work, asynchronous);
   }
   return work;
 }
 
-// They start one after the other, as ever.  But this thread drives none before the program waits for all.
+// Coalesced operations start one after the other, as always.  The difference: the calling thread drives none of them
+// until the program waits for all.
 void ProcessGroupCCL::startCoalescing() {
   TORCH_CHECK(supportsCoalescing(), "ccl: gloo carries some operations of group '", state_->name,
               "', which can't be coalesced");

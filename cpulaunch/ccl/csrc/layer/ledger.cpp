@@ -17,12 +17,12 @@ namespace {
 
 std::atomic<File*> opened{nullptr};
 
-// Null in a process that was forked from the rank, whose ledger it is.
+// Null in a process that was forked from the rank: the ledger is the rank's.
 File* file() { return is_forked() ? nullptr : opened.load(std::memory_order_relaxed); }
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// As much of a text as there is room for, and zeros.
+// Writes as much of a text as fits, and fills the rest with zeros.
 template <size_t size>
 void write(char (&field)[size], const char* text) {
   const auto length = strnlen(text, size);
@@ -30,13 +30,13 @@ void write(char (&field)[size], const char* text) {
   std::memset(field + length, 0, size - length);
 }
 
-// The kernel's number of the calling thread, which is asked for it once.
+// The kernel's number of the calling thread, which each thread asks for once.
 uint32_t this_thread() {
   thread_local const auto number = static_cast<uint32_t>(syscall(SYS_gettid));
   return number;
 }
 
-// Something was completed.
+// Counts a completed operation, and updates the longest time between two of them.
 void progress(File& file, uint64_t time) {
   file.collectives.fetch_add(1, kRelaxed);
   const auto before = file.progressed_at.exchange(time, kRelaxed);
@@ -51,7 +51,7 @@ void begin(File& file, uint64_t time, uint64_t bytes) {
   if (file.under_way.fetch_add(1) == 0) file.busy_since.store(time);
 }
 
-// The time was read before the last one was counted out: while any is under way, nobody sets it anew.
+// Reads `busy_since` before the decrement: while any operation is under way, no thread sets it.
 void end(File& file, uint64_t time) {
   const auto since = file.busy_since.load();
   if (file.under_way.fetch_sub(1) == 1 && time > since) file.busy.fetch_add(time - since, kRelaxed);
@@ -117,7 +117,7 @@ LedgerEntry::LedgerEntry(LedgerGroup& of, uint64_t sequence, const char* kind, c
   auto* group = of.group_.load(std::memory_order_acquire);
   if (!group) return;
   auto& record = group->operations[group->count.fetch_add(1, kRelaxed) % ledger::kOperations];
-  // The record is this operation's alone from here to its end.
+  // After the exchange, only this operation writes to the record, until it ends.
   auto state = record.state.load(kRelaxed);
   if (state == ledger::Operation::enqueued || state == ledger::Operation::started ||
       !record.state.compare_exchange_strong(state, ledger::Operation::enqueued, std::memory_order_acquire)) {

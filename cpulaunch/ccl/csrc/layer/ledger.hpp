@@ -1,7 +1,7 @@
-// This rank's ledger: what it has done last, in a mapping that its agent reads even once the rank is dead.
-// cpulaunch/ledger.py has the same layout and says what the fields mean.
+// This rank's ledger: a record of its latest operations, in a mapping that its agent can read even after the rank has
+// died.  cpulaunch/ledger.py declares the same layout and documents the fields.
 //
-// Writing takes no system call and no lock.  Where there is no ledger nothing is written.
+// Writing takes no system call and no lock.  Without a ledger, nothing is recorded.
 
 #pragma once
 
@@ -27,14 +27,14 @@ struct Operation {
 
   uint64_t sequence;
   State state;
-  uint32_t root;  // + 1; 0 where it isn't said
+  uint32_t root;  // plus 1; 0: none
   char kind[28];
   char type[12];
   uint64_t bytes;
   uint64_t enqueued_at, started_at, completed_at;
   int32_t peer;
-  uint32_t thread;  // that has called it
-  std::atomic<uint64_t> waits_for[2];  // a text
+  uint32_t thread;  // the kernel's number of the calling thread
+  std::atomic<uint64_t> waits_for[2];  // text: ranks of the group
   char reduction[16];
 };
 static_assert(sizeof(Operation) == 128 && offsetof(Operation, type) == 44 && offsetof(Operation, bytes) == 56 &&
@@ -49,7 +49,7 @@ struct Group {
   char name[48];
   uint32_t size, rank;
   Number count;
-  char members[48];  // the ranks of the job that they are; zeros where nobody says that
+  char members[48];  // the members' ranks in the job; zeros if unknown
   Operation operations[kOperations];
 };
 static_assert(offsetof(Group, size) == 64 && offsetof(Group, count) == 72 && offsetof(Group, members) == 80 &&
@@ -58,7 +58,8 @@ static_assert(offsetof(Group, size) == 64 && offsetof(Group, count) == 72 && off
 struct File {
   State magic, flags;
   Number steps, collectives, progressed_at, longest_gap, waiting;
-  // How many are under way, since when any was, how long any was before that, and the bytes of all.
+  // Of operations: how many are under way; since when at least one has been; for how long at least one was before that;
+  // and the bytes of all so far.
   Number under_way, busy_since, busy, bytes;
   char padding[48];
   Group groups[kGroups];
@@ -67,20 +68,20 @@ static_assert(offsetof(File, steps) == 8 && offsetof(File, waiting) == 40 && off
               offsetof(File, groups) == 128);
 static_assert(sizeof(File) <= kSize);
 
-// Begins to write to this mapping of kSize bytes, which stays for as long as the process.
+// Starts writing to this mapping of kSize bytes, which must exist until the process ends.
 void open(void* mapping);
 
 bool is_open();
 
-// The monotonic clock in nanoseconds, as all times of a ledger.
+// The monotonic clock in nanoseconds, which all times of a ledger use.
 uint64_t now();
 
-// Adds to the time for which threads have waited for collectives.
+// Adds to the total time that threads have waited for collectives, in nanoseconds.
 void add_waiting(uint64_t time);
 
 }  // namespace ledger
 
-// The part of the ledger that a process group has; nothing where no part is free.
+// A process group's part of the ledger.  If no part is free, the group's operations are not recorded.
 class LedgerGroup {
  public:
   LedgerGroup(const std::string& backend, const std::string& name, int rank, int size, const std::string& members);
@@ -88,7 +89,7 @@ class LedgerGroup {
   LedgerGroup(const LedgerGroup&) = delete;
   LedgerGroup& operator=(const LedgerGroup&) = delete;
 
-  // Makes room for another group.
+  // Frees the part for another group.
   void close();
 
  private:
@@ -96,34 +97,35 @@ class LedgerGroup {
   std::atomic<ledger::Group*> group_{nullptr};
 };
 
-// One collective or message.  It isn't in the ledger where its record is taken by one that is still under way: those
-// are what a rank hangs in.
+// One collective or message.  Records are reused in turn, but not while their operation is still under way, because
+// these show where a rank hangs.  An operation that would get such a record is left out.
 class LedgerEntry {
  public:
-  // `type` has the size of the field.
+  // `type` points to as many bytes as the field has.
   LedgerEntry(LedgerGroup& group, uint64_t sequence, const char* kind, const char* type, uint64_t bytes, int peer,
               uint64_t enqueued_at);
-  // What was never brought to an end counts as failed.
+  // An operation that was never ended counts as failed.
   ~LedgerEntry() { end(/*failed=*/true); }
   LedgerEntry(const LedgerEntry&) = delete;
   LedgerEntry& operator=(const LedgerEntry&) = delete;
 
-  // The rank of the group that others send to or receive from, or -1, and how what they send is reduced, if it is.
+  // Records the root (a rank of the group, or -1) and the name of the reduction ("" if there is none).
   void says(int root, const char* reduction);
-  // No time is taken for it: between the call and this lies no more than the copying of what can't be sent as it is.
+  // Records the time of the call as the start, which saves reading the clock: at most, tensors that can't be sent as
+  // they are were copied in between.
   void start();
-  // `ranks` are those of the group, such as "1, 3".
+  // `ranks` are ranks of the group, such as "1, 3".
   void waits_for(const std::string& ranks);
-  // Only the first call counts.
+  // Only the first call has an effect.
   void end(bool failed);
-  // When it was ended, if it was.
+  // 0 until end() is called.
   uint64_t ended_at() const { return ended_at_.load(std::memory_order_acquire); }
   uint64_t enqueued_at() const { return enqueued_at_; }
 
  private:
   ledger::Operation* record_ = nullptr;
   const uint64_t enqueued_at_;
-  std::atomic<bool> is_under_way_{false};  // and counted as such
+  std::atomic<bool> is_under_way_{false};  // it is counted in File::under_way
   std::atomic<uint64_t> ended_at_{0};
 };
 

@@ -1,4 +1,4 @@
-// What the reductions have in common: torch's types and operators as the core has them, and what comes before a sum.
+// Shared by the reductions: translates torch's types and operators into the core's, and scales a PREMUL_SUM's input.
 
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace cpulaunch {
 
-// A complex number is reduced as two of its parts.  Throws TypeError where numbers of a type can't be reduced.
+// A complex number is reduced as two real ones.  Throws TypeError if numbers of this type can't be reduced.
 inline NumberType number_type_of(c10::ScalarType type) {
   switch (type) {
     case at::kFloat:
@@ -31,7 +31,7 @@ inline NumberType number_type_of(c10::ScalarType type) {
   }
 }
 
-// A PREMUL_SUM is a sum of what was scaled before.
+// A PREMUL_SUM is a sum: its input is scaled beforehand.
 inline Reduction reduction_of(c10d::ReduceOp::RedOpType op) {
   using c10d::ReduceOp;
   switch (op) {
@@ -48,13 +48,13 @@ inline Reduction reduction_of(c10d::ReduceOp::RedOpType op) {
   }
 }
 
-// As the ledger has it; "" for what is none.
+// The name in the ledger; "" if `op` is no reduction.
 inline const char* name_of(const c10d::ReduceOp& op) {
   const c10d::ReduceOp::RedOpType type = op;
   return type < c10d::ReduceOp::UNUSED ? name_of(reduction_of(type)) : "";
 }
 
-// A PREMUL_SUM is scaled before it is summed.
+// Scales the input of a PREMUL_SUM, in place; leaves that of other reductions alone.
 inline void scale_before(const c10d::ReduceOp& op, at::Tensor& data) {
   if (op != c10d::ReduceOp::PREMUL_SUM) return;
   const auto* supplement = reinterpret_cast<c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
@@ -66,7 +66,7 @@ inline void scale_before(const c10d::ReduceOp& op, at::Tensor& data) {
   }
 }
 
-// Throws where the transport can't reduce this: TypeError for types, ValueError for reductions.
+// Throws TypeError if numbers of this type can't be reduced, and ValueError if they can't be reduced by `op`.
 inline void check_reduction(c10::ScalarType type, c10d::ReduceOp::RedOpType op) {
   const auto number = number_type_of(type);
   const auto reduction = reduction_of(op);
@@ -78,7 +78,7 @@ inline void check_reduction(c10::ScalarType type, c10d::ReduceOp::RedOpType op) 
   TORCH_CHECK_VALUE(has_reduction(number, reduction), "ccl: tensors of type ", type, " have no ", name_of(reduction));
 }
 
-// The reduction of such tensors, with its parts still to be filled in.
+// A reduction of tensors like `model`.  The caller fills in the parts.
 inline Collective reduction(Kind kind, const at::Tensor& model, const c10d::ReduceOp& op) {
   Collective collective{kind};
   collective.type = number_type_of(model.scalar_type());
@@ -86,7 +86,7 @@ inline Collective reduction(Kind kind, const at::Tensor& model, const c10d::Redu
   return collective;
 }
 
-// What a rank sends into a reduction whose result goes elsewhere: `tensor`, or a scaled copy of it.
+// Returns the input of a reduction that is not in place: `data`, or for a PREMUL_SUM a scaled copy of it.
 inline at::Tensor to_reduce(CclWork& work, const c10d::ReduceOp& op, at::Tensor data) {
   if (op != c10d::ReduceOp::PREMUL_SUM) return data;
   data = data.clone();

@@ -10,8 +10,8 @@ namespace cpulaunch {
 
 namespace {
 
-// Bytes from which on shared memory gains: smaller tensors take a descriptor and a mapping, too, and collectives copy
-// them faster than they look them up.
+// The fewest bytes for which shared memory pays off.  Smaller tensors need a descriptor and a mapping, too, and
+// collectives copy them faster than they look them up.
 constexpr size_t kLeastShared = 64 << 10;
 
 void free_block(void* memory) { cl_block_free(static_cast<char*>(memory)); }

@@ -6,12 +6,12 @@
 
 namespace cpulaunch {
 
-// Moves a tensor's storage, and so all tensors on it, there.  False where there is no such memory to be had; nothing is
-// moved then.
+// Moves a tensor's storage, and so all tensors that use it, to such memory.  Returns false and moves nothing if there
+// is none.
 bool share_memory(const at::Tensor& tensor);
 
-// A tensor of this many elements there, whatever is in them; in ordinary memory where it is small, or there is none to
-// be had.
+// Returns an uninitialized tensor of `size` elements.  It is in such memory if it is large enough and there is some,
+// and else in ordinary memory.
 at::Tensor allocate_shared(int64_t size, const at::TensorOptions& options);
 
 }  // namespace cpulaunch

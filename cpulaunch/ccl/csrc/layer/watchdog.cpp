@@ -16,27 +16,28 @@ namespace cpulaunch {
 
 namespace {
 
-// The time between two looks at local peers.
+// The time between two checks of local peers.
 constexpr auto kInterval = std::chrono::milliseconds(200);
-// How long the watchdog looks after a group after an alert.  Whoever waits alerts it every few milliseconds.
+// How long the watchdog checks a group after an alert.  A waiting thread alerts it every few milliseconds.
 constexpr auto kAlertTime = std::chrono::seconds(1);
-// The time from a suspicion to the failure: a peer that ended after its last operation may have left behind all that
-// the others still need.
+// The time between a suspicion and the failure.  A peer that ended after its last operation may have left behind
+// everything that the others still need, and they notice that within this time.
 constexpr auto kGracePeriod = std::chrono::seconds(2);
-// How often a heartbeat is written and read at most ...
+// The shortest time between two heartbeats.
 constexpr auto kHeartbeatInterval = std::chrono::seconds(1);
-// ... and after how many that are missing a host counts as gone at the earliest.
+// A host counts as gone after this many missing heartbeats, at the earliest.
 constexpr int kMissingHeartbeats = 5;
-// Whoever waits hears of a failure within this time: it looks after its peers by then, and often enough.
+// How long linger() waits after a failure.  By then, the watchdogs of waiting ranks have been alerted and have looked
+// into the store.
 constexpr auto kLingerTime = std::chrono::seconds(1);
-constexpr char kFailureKey[] = "failure";  // a cl_cause, and the sentence of the rank that has found it
-// The time between two questions who waits for whom, and the most ranks that are asked.
+constexpr char kFailureKey[] = "failure";  // value: a cl_cause, then the sentence of the rank that found the failure
+// The shortest time between two searches for late ranks, and the most ranks whose records a search reads.
 constexpr auto kAskInterval = std::chrono::seconds(1);
 constexpr size_t kMaxAsked = 16;
 
 std::vector<uint8_t> as_bytes(const std::string& text) { return {text.begin(), text.end()}; }
 
-// "" where the store doesn't have the key.
+// Returns "" if the store doesn't have the key.
 std::string read_key(c10d::Store& store, const std::string& key) {
   if (!store.check({key})) return "";
   const auto value = store.get(key);
@@ -59,7 +60,7 @@ struct Watchdog::Watched {
   Watched(c10::intrusive_ptr<c10d::Store> store, StoreIntervals intervals)
       : intervals(intervals), groups_store(std::move(store)), server(*groups_store) {}
 
-  // The watchdog's thread alone uses it.  Throws when it can't be reached.
+  // For the watchdog's thread only.  Throws if the store can't be reached.
   c10d::Store& store() {
     if (server.is_gone()) throw std::runtime_error("the process that serves the store has ended");
     if (!own_store) {
@@ -68,7 +69,7 @@ struct Watchdog::Watched {
     }
     return *own_store;
   }
-  // The same store, by keys that all groups share.
+  // The same store without the group's prefix: all groups share its keys.
   c10d::Store& heartbeats() {
     auto* prefixed = dynamic_cast<c10d::PrefixStore*>(&store());
     return prefixed ? *prefixed->getUnderlyingNonPrefixStore() : store();
@@ -76,33 +77,33 @@ struct Watchdog::Watched {
 
   const StoreIntervals intervals;
   std::weak_ptr<GroupState> group;
-  std::shared_ptr<GroupState> removed;  // the group, which is kept until its failure is reported
+  std::shared_ptr<GroupState> removed;  // keeps a removed group until its failure is reported
   const c10::intrusive_ptr<c10d::Store> groups_store;
   StoreServer server;
   c10::intrusive_ptr<c10d::Store> own_store;
   std::vector<LocalPeer> local_peers;
   Heartbeat heartbeat;
-  Clock::time_point looked{};                 // into the store
+  Clock::time_point looked{};                 // last look into the store
   bool store_is_lost = false;
-  Clock::time_point read{};
-  std::string last_value;  // of the next host's heartbeat
+  Clock::time_point read{};                   // last read of the next host's heartbeat
+  std::string last_value;                     // what was read
   Clock::time_point last_change = Clock::now();
-  std::optional<RemoteProcess> next_process;  // that writes it, once that has not come for long
+  std::optional<RemoteProcess> next_process;  // its writer, watched once the heartbeat has been missing for long
   Clock::time_point next_asked{};
   Clock::time_point alerted{};
-  Cause callers_suspicion;                // under the watchdog's lock, as all up to `ended_since`
+  Cause callers_suspicion;                // this and the members up to `ended_since`: under the watchdog's lock
   Clock::time_point callers_suspected{};
   Alert alert;
   Need need;
   Clock::time_point looked_after_peers{};
-  Cause ended;                            // a local peer that is needed
+  Cause ended;                            // a local peer that is needed and has ended
   Clock::time_point ended_since{};
-  std::atomic<bool> has_ended{false};     // there is one
-  Clock::time_point asked{};              // who is late
-  std::optional<uint64_t> said_last;      // the operation in which this rank has last said that it waits
+  std::atomic<bool> has_ended{false};     // `ended` is not empty
+  Clock::time_point asked{};              // last search for late ranks
+  std::optional<uint64_t> published;      // the last operation that this rank has published as waiting
   Cause suspicion;
   Clock::time_point suspected{};
-  std::atomic<bool> reported{false};  // this rank's failure, in the store
+  std::atomic<bool> reported{false};  // the failure is in the store
 
   void suspect(const Cause& what) {
     if (!suspicion.empty()) return;
@@ -110,14 +111,14 @@ struct Watchdog::Watched {
     suspected = Clock::now();
   }
 
-  // Nothing more is asked of a store that is gone.
+  // Stops using the store: it is gone.
   void lose_store() {
     store_is_lost = true;
     heartbeat.own_key.clear();
-    reported = true;  // as far as possible
+    reported = true;  // there is nowhere to report to
   }
 
-  // Asks the store for something, which throws where it is gone.
+  // Runs a query of the store, which throws if the store is gone.  Distinguishes a lost store from a slow one.
   void ask(c10::function_ref<void()> question) {
     bool failed = false;
     server.begin_query();
@@ -128,15 +129,16 @@ struct Watchdog::Watched {
     }
     const auto took = server.end_query();
     if (failed && took > intervals.timeout && !server.is_gone()) {
-      own_store.reset();  // torch has given up after the store's own timeout; the next query makes a new connection
+      own_store.reset();  // torch gave up after the store's own timeout; the next query makes a new connection
     } else if (failed) {
       lose_store();
     }
-    // Who has got no answer could not hear heartbeats either, and other hosts could not send any.
+    // While the store did not answer, this rank could not read heartbeats, and other hosts could not write any: that
+    // time does not count as their silence.
     if (took > intervals.timeout / CL_SILENT_PARTS) last_change = Clock::now();
   }
 
-  // Says which local peer has ended, of those that are needed; empty when all live.
+  // Returns which needed local peer has ended; empty if all are alive.
   Cause ended_peer(const Need& need, const GroupState& state) const {
     size_t ended = 0;
     Cause last;
@@ -146,12 +148,13 @@ struct Watchdog::Watched {
       if (need.all || need.peers.count(peer.rank)) return last;
       ++ended;
     }
-    // Whoever waits for any rank can do so until all are gone.
+    // An operation that waits for any rank can go on until all other ranks are gone.
     return need.peers.count(-1) && static_cast<int>(ended) == state.size - 1 ? last : Cause();
   }
 
-  // A peer that has ended may have left behind what is needed: that is seen within the grace period.  Callers do this,
-  // as the watchdog's own thread may be waiting for the store.
+  // Fails the group if a needed local peer ended longer ago than the grace period, within which operations complete
+  // that need only what the peer left behind.  Callers run this, because the watchdog's thread may be blocked in the
+  // store.
   void look_after_peers(GroupState& state, Clock::time_point now) {
     if (now - looked_after_peers < kInterval) return;
     looked_after_peers = now;
@@ -170,7 +173,7 @@ struct Watchdog::Watched {
       pulse.beacon = std::make_unique<Beacon>(heartbeat.own_ip);
       if (!pulse.beacon->is_there()) {
         pulse.beacon.reset();
-        heartbeat.own_ip.clear();  // nobody can tell this process from one that is gone, while it is stopped
+        heartbeat.own_ip.clear();  // while this process is stopped, other hosts will take it for gone
       }
     }
     if (pulse.beacon) pulse.beacon->close_connections();
@@ -178,8 +181,9 @@ struct Watchdog::Watched {
     ask([&] { heartbeats().set(heartbeat.own_key, as_bytes(text)); });
   }
 
-  // Throws when the store is gone.  The process that writes it may end before the others, once it has no part any more
-  // in what they wait for: unless the caller needs all ranks, it sees the end of those that it needs by itself.
+  // Throws if the store is gone.  The heartbeat's writer may exit before other ranks once they need nothing more of it.
+  // So a writer that has exited is suspect only if a caller needs all ranks.  Other callers detect by themselves that a
+  // rank they need has ended.
   void read_heartbeat(bool needs_all) {
     const auto now = Clock::now();
     if (heartbeat.next_key.empty() || now - read < intervals.heartbeat) return;
@@ -209,16 +213,16 @@ struct Watchdog::Watched {
     }
   }
 
-  // Says what this rank calls.  If it asks, follows the ranks that others wait for up to those that don't wait
-  // themselves, or that call something else.
-  void find_late(GroupState& state, const Waiting& own) {
-    if (!own.asks && said_last == own.sequence) return;
+  // Publishes this rank's call.  If it asks, follows the chain of ranks that wait for each other until it reaches ranks
+  // that do not wait, or that call something else.
+  void find_late(GroupState& state, const Wait& own) {
+    if (!own.asks && published == own.sequence) return;
     if (Clock::now() - asked < std::max<Milliseconds>(kAskInterval, intervals.look)) return;
     asked = Clock::now();
     const auto key = [](int rank) { return c10::str("waiting/", rank); };
-    const auto waiting = c10::str(own.sequence, ": ", own.ranks, '\n', own.said.must_agree, '\n', own.said.text);
+    const auto waiting = c10::str(own.sequence, ": ", own.ranks, '\n', own.call.must_agree, '\n', own.call.text);
     store().set(key(state.rank), as_bytes(waiting));
-    said_last = own.sequence;
+    published = own.sequence;
     if (!own.asks) return;
     auto suspects = suspects_of(own.ranks, state.size);
     std::set<int> known{state.rank};
@@ -227,14 +231,14 @@ struct Watchdog::Watched {
     for (; !suspects.empty() && known.size() < kMaxAsked; suspects.pop_front()) {
       const int rank = suspects.front();
       if (!known.insert(rank).second) continue;
-      std::istringstream said(read_key(store(), key(rank)));
+      std::istringstream record(read_key(store(), key(rank)));
       std::string waits, must_agree, text;
-      std::getline(std::getline(std::getline(said, waits), must_agree), text);
+      std::getline(std::getline(std::getline(record, waits), must_agree), text);
       const auto colon = waits.find(':');
       const auto sequence = colon == std::string::npos ? 0 : std::stoull(waits);
       if (colon == std::string::npos || sequence < own.sequence) {
         late += (late.empty() ? "" : ", ") + std::to_string(rank);
-      } else if (sequence == own.sequence && must_agree != own.said.must_agree) {
+      } else if (sequence == own.sequence && must_agree != own.call.must_agree) {
         state.set_delay(own.sequence, Cause(CauseKind::calls_differ, state.members, rank).with(text));
         return;
       } else {
@@ -263,18 +267,18 @@ struct Watchdog::Watched {
   }
 
   void look(GroupState& state, const Alert& alert) {
-    // With a suspicion the store is left alone: it may be gone too, which torch reports at length.
+    // With a suspicion, leave the store alone: it may be gone, too, and torch would log that at length.
     if (suspicion.empty() && !has_ended && !store_is_lost && Clock::now() - looked >= intervals.look) {
       looked = Clock::now();
       ask([&] {
         read_heartbeat(alert.needs_all);
-        if (const auto said = read_key(store(), kFailureKey); said.size() > sizeof(cl_cause)) {
+        if (const auto record = read_key(store(), kFailureKey); record.size() > sizeof(cl_cause)) {
           reported = true;  // by another rank
           cl_cause cause;
-          std::memcpy(&cause, said.data(), sizeof(cause));
-          state.fail(said.substr(sizeof(cause)), Cause(cause), c10d::ErrorType::REMOTE_ERROR);
+          std::memcpy(&cause, record.data(), sizeof(cause));
+          state.fail(record.substr(sizeof(cause)), Cause(cause), c10d::ErrorType::REMOTE_ERROR);
         }
-        if (alert.waiting) find_late(state, *alert.waiting);
+        if (alert.wait) find_late(state, *alert.wait);
       });
     }
     if (store_is_lost && alert.needs_all) {
@@ -293,7 +297,7 @@ struct Watchdog::Watched {
       const auto text = c10::str(state.members.name(state.rank), " failed: ", state.reason());
       store().set(kFailureKey, as_bytes(record + text));
     } catch (const std::exception&) {
-      // Nobody is left who could read it.
+      // The store is gone, so no rank could read the report.
     }
   }
 };
@@ -364,15 +368,16 @@ void Watchdog::alert(const std::shared_ptr<GroupState>& group, const Cause& susp
   wake();
 }
 
-void Watchdog::say_what_waits(const GroupState* group, uint64_t sequence, std::string ranks, Said said, bool asks) {
+void Watchdog::publish_wait(const GroupState* group, uint64_t sequence, std::string ranks, CallSummary call,
+                            bool asks) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = groups_.find(group);
   if (found == groups_.end()) return;
-  auto& waiting = found->second->alert.waiting;
-  if (!waiting || sequence <= waiting->sequence) waiting = Waiting{sequence, std::move(ranks), std::move(said), asks};
+  auto& wait = found->second->alert.wait;
+  if (!wait || sequence <= wait->sequence) wait = Wait{sequence, std::move(ranks), std::move(call), asks};
 }
 
-// With the lock held.
+// The caller holds the lock.
 void Watchdog::wake() {
   if (!running_) {
     running_ = true;
@@ -405,7 +410,7 @@ void Watchdog::run() {
         continue;
       }
     }
-    // Without the lock: a store whose host is gone may block for long.
+    // Not under the lock: a store whose host is gone may block for long.
     for (const auto& watched : writing) {
       watched->write_heartbeat(pulses_[watched->heartbeat.own_key]);
     }

@@ -16,26 +16,26 @@ namespace cpulaunch {
 
 namespace {
 
-// How many polls lie between two looks of a waiting thread at the clock and the group's state: a poll takes about a
-// microsecond, and this keeps the check's cost below a percent of it.
+// A waiting thread checks the clock and the group's state once in this many polls.  A poll takes about a microsecond,
+// so that the check costs less than a percent of the polls.
 constexpr unsigned kPollsPerCheck = 256;
-// An operation that takes longer asks the watchdog to look after its peers.  Ordinary imbalance between ranks is
-// shorter, and the watchdog's queries of the store are not free.
+// An operation that takes longer alerts the watchdog.  Ordinary imbalance between ranks is shorter, and the watchdog's
+// queries of the store are not free.
 constexpr auto kAlertAfter = std::chrono::milliseconds(300);
-// How long a thread waits until it handles signals, and between two times.
+// A waiting thread handles signals after this time, and again each time it is over.
 constexpr auto kSignalsAfter = std::chrono::milliseconds(100);
-// How long a rank waits until it says what it calls, where the transport doesn't compare that ...
-constexpr auto kSayAfter = std::chrono::seconds(1);
-// ... and how long one whose transport has failed waits to hear it.
+// How long a rank waits before it publishes its call, if the transport doesn't compare calls.
+constexpr auto kPublishAfter = std::chrono::seconds(1);
+// How long a rank whose transport has failed waits for the calls that others publish.
 constexpr auto kExplainTime = std::chrono::seconds(3);
-// The most tensors of an operation that its messages name.
+// The most tensors that an error message lists.
 constexpr size_t kTensorsNamed = 4;
 
-// The name of a type as Python has it, such as float32.
+// Python's name of a type, such as float32.
 std::string python_name(c10::ScalarType type) {
   try {
     return std::string(c10::getDtypeNames(type).first);
-  } catch (const std::exception&) {  // Python has no name for it
+  } catch (const std::exception&) {  // the type has no name in Python
     return c10::toString(type);
   }
 }
@@ -48,7 +48,7 @@ std::string shapes(const std::vector<at::Tensor>& tensors) {
   return tensors.size() > kTensorsNamed ? c10::str(text, ", … (", tensors.size(), " tensors)") : text;
 }
 
-// The name of a tensor's type, such as float32, as a field of the ledger.
+// The name of the tensors' type, such as float32, in the format of the ledger's field.
 const char* type_in_ledger(const std::vector<at::Tensor>& tensors) {
   using Name = std::array<char, sizeof(ledger::Operation::type)>;
   static const auto names = [] {
@@ -73,35 +73,37 @@ uint64_t in_ledger(Clock::time_point time) {
   return std::chrono::nanoseconds(Clock::steady(time).time_since_epoch()).count();
 }
 
-// Without the C++ stack that torch's errors carry along.
+// The text of an error without the C++ stack that torch appends.
 std::string reason_of(const std::exception& error) {
   const auto* torchs = dynamic_cast<const c10::Error*>(&error);
   return torchs ? torchs->what_without_backtrace() : error.what();
 }
 
-// How many causes of exceptions are kept: of those that come of one failure, any may be what ends the program.
+// How many causes of exceptions are kept.  One failure may raise several exceptions, and any of them may be the one
+// that ends the program.
 constexpr size_t kCausesKept = 64;
 
-struct Raised {
+struct RecentErrors {
   std::mutex mutex;
-  std::deque<std::pair<std::string, Cause>> last;
+  std::deque<std::pair<std::string, Cause>> causes;  // with the errors' texts, the latest first
 };
 
-Raised& raised() {
-  static auto* all = new Raised;
-  return *all;
+RecentErrors& recent_errors() {
+  static auto* errors = new RecentErrors;
+  return *errors;
 }
 
 std::exception_ptr distributed_error(const std::string& what, const Cause& cause) {
   {
-    std::lock_guard<std::mutex> lock(raised().mutex);
-    raised().last.emplace_front(what, cause);
-    if (raised().last.size() > kCausesKept) raised().last.pop_back();
+    auto& recent = recent_errors();
+    std::lock_guard<std::mutex> lock(recent.mutex);
+    recent.causes.emplace_front(what, cause);
+    if (recent.causes.size() > kCausesKept) recent.causes.pop_back();
   }
   return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, 0}, what));
 }
 
-// Adds to a number while it lives.
+// Adds to a number during its own lifetime.
 class Counted {
  public:
   Counted(std::atomic<int>& number, int by) : number_(number), by_(by) { number_ += by_; }
@@ -116,10 +118,11 @@ class Counted {
 
 }  // namespace
 
-// torch may have put something before or after the text.
+// torch may have added text before or after an error's own.
 Cause cause_of(const std::string& error) {
-  std::lock_guard<std::mutex> lock(raised().mutex);
-  for (const auto& [text, cause] : raised().last) {
+  auto& recent = recent_errors();
+  std::lock_guard<std::mutex> lock(recent.mutex);
+  for (const auto& [text, cause] : recent.causes) {
     if (error.find(text) != std::string::npos) return cause;
   }
   return Cause();
@@ -252,8 +255,8 @@ void CclWork::complete() {
       for (auto action = afterwards_.rbegin(); action != afterwards_.rend(); ++action) (*action)();
     }
   } catch (const std::exception& failure) {
-    // This rank's results are wrong, and its caller gets the error.  What the caller does next may differ from what
-    // the other ranks do, which would wait for it until their timeout: so the group fails in all ranks.
+    // This rank's results are wrong, and its caller gets the error.  The caller may now do something else than the
+    // other ranks, which would wait for it until their timeout.  So the group fails in all ranks.
     const auto what = c10::str(" could not be completed: ", reason_of(failure));
     const auto cause = own(Cause(CauseKind::callback_failed));
     group_->fail(call() + what, cause);
@@ -264,20 +267,20 @@ void CclWork::complete() {
 }
 
 Cause CclWork::own(Cause cause) const {
-  if (cause.finder >= 0) return cause;  // which has said that of its own operation
+  if (cause.finder >= 0) return cause;  // another rank found it, and has added its own operation
   cause.sequence = sequence_;
   write_text(cause.operation, name_);
   return cause;
 }
 
 void CclWork::fail(const std::string& what, Cause cause, bool tell, c10d::ErrorType kind) {
-  if (!wins()) return;  // another thread has completed it
+  if (!wins()) return;  // another thread has completed or failed it
   cause = own(cause);
   group_->fail(c10::str(call(), " ", what), cause, kind);
   transfer_->abort();
-  // The transport may still write to the buffers: this operation, which holds them, lives until the process ends.
+  // Leak this operation, which holds the buffers: the transport may still write to them.
   new auto(c10::intrusive_ptr<CclWork>::unsafe_reclaim_from_nonowning(this));
-  if (tell) Watchdog::instance().alert(group_);  // which reports the failure to the other ranks
+  if (tell) Watchdog::instance().alert(group_);  // the watchdog reports the failure to the other ranks
   finish_with(distributed_error(c10::str(describe(), " ", what), cause));
 }
 
@@ -303,7 +306,7 @@ void CclWork::finish_with(std::exception_ptr error) {
 }
 
 void CclWork::call_hook() const {
-  using Time = decltype(c10d::WorkInfo::timeStarted);  // of the system's clock, or of the steady one
+  using Time = decltype(c10d::WorkInfo::timeStarted);  // system or steady clock, depending on torch's version
   const auto shown = [](Clock::time_point time) {
     return Time::clock::now() - std::chrono::duration_cast<Time::duration>(Clock::now() - time);
   };
@@ -337,10 +340,10 @@ void CclWork::check(Clock::time_point now) {
     entry_.waits_for(ranks);
     Watchdog::instance().alert(group_, transfer_->lost(), transfer_->needed());
     if (transfer_->peer()) return;
-    // Half the time is left for asking around.
+    // Start asking after half of the timeout, so that the other half is left for answers.
     const bool asks = broken || waited > timeout_ / 2;
-    if (asks || (ranks.empty() && waited > kSayAfter)) {
-      Watchdog::instance().say_what_waits(group_.get(), sequence_, ranks, said(), asks);
+    if (asks || (ranks.empty() && waited > kPublishAfter)) {
+      Watchdog::instance().publish_wait(group_.get(), sequence_, ranks, summary(), asks);
     }
   }
 }
@@ -353,7 +356,7 @@ void CclWork::handle_signals(Clock::time_point now) {
   try {
     ProgressEngine::instance().handle_signals();
   } catch (...) {
-    // The watchdog tells the others, if this process goes on.  One that ends needn't wait for that: they see its end.
+    // If this process goes on, the watchdog tells the other ranks.  If it ends, they see that, and it need not wait.
     Watchdog::instance().alert(group_);
     fail("was left by a signal handler's exception", Cause(CauseKind::signal_handler), /*tell=*/false);
     throw;
@@ -373,12 +376,12 @@ Cause CclWork::delay() const {
   if (auto missing = missing_message(); !missing.empty()) return missing;
   const auto found = group_->delay(sequence_);
   if (!found.empty()) return found;
-  // Nobody could be asked.
+  // The watchdog found no cause, so name the ranks that the transfer waits for.
   const auto ranks = transfer_->stragglers();
   return group_->about(ranks.empty() ? CauseKind::peer_late : CauseKind::peer_awaited, ranks);
 }
 
-Said CclWork::said() const {
+CallSummary CclWork::summary() const {
   std::string must_agree = kind_;
   const auto type = retrieveOpType();
   if (type == c10d::OpType::ALLREDUCE || type == c10d::OpType::REDUCE || type == c10d::OpType::BROADCAST) {
@@ -390,7 +393,7 @@ Said CclWork::said() const {
 bool CclWork::drive(Clock::time_point until, Clock::duration more) {
   if (poll()) return true;
   if (!ledger::is_open()) return poll_until(until, more);
-  // Its first driver comes at once.
+  // The first driver has waited since the call; later ones wait from now on.
   const auto since = driven_.exchange(true, std::memory_order_relaxed) ? ledger::now() : entry_.enqueued_at();
   const bool is_done = poll_until(until, more);
   const auto end = entry_.ended_at();
@@ -439,7 +442,7 @@ bool CclWork::wait(Milliseconds timeout) {
                               " s that wait() was given: ", cause.text()));
   }
   std::unique_lock<std::mutex> lock(mutex_);
-  // Another thread may be about to complete it.
+  // The thread that completes it may not have notified c10d::Work yet.
   cv_.wait(lock, [&] { return completed_; });
   if (exception_) std::rethrow_exception(exception_);
   return true;
