@@ -213,9 +213,8 @@ def _missing(answer: ProbeAnswer, request: ProbeRequest) -> Iterable[Problem]:
             "copy it there, or share it over NFS; ranks start in it on every host",
         )
     for file in answer.missing:
-        if file in request.optional:
-            continue
-        yield Problem(f"there is no {file}", "copy it there, or share it over NFS")
+        if file not in request.optional:
+            yield Problem(f"there is no {file}", "copy it there, or share it over NFS")
 
 
 def _majority(answers: Mapping[str, ProbeAnswer]) -> dict[tuple[str, str], tuple[str | None, str]]:
