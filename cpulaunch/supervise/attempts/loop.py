@@ -258,7 +258,7 @@ class AttemptLoop:
             self.attempt.restart_count,
             ending=job.ending,
             stalled=job.stalled(now),
-            stated=job.stated_rates,
+            stated=job.metrics.rates(),
         )
 
     def _send(self, rank: int, message: messages.LauncherMessage) -> None:

@@ -97,7 +97,6 @@ class Following:
 
 
 def restart_rules(plan: Plan) -> Rules:
-    """Return the plan's rules for restarts."""
     watch = plan.settings.watch
     return Rules(
         max_restarts=watch.max_restarts,

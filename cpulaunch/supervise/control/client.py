@@ -58,7 +58,6 @@ class Observer:
             self._socket.close()
 
     def status(self) -> protocol.Status:
-        """Return the state and progress of the job."""
         self._say(protocol.AskStatus())
         return self._expect(protocol.Status)
 

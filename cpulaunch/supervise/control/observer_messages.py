@@ -124,7 +124,6 @@ _KINDS = {cls: kind for kinds in (FROM_OBSERVER, FOR_OBSERVER) for kind, cls in 
 
 
 def written(message: Question | Answer | Challenge | Welcome) -> bytes:
-    """Encode a message as a line."""
     return encode(message, _KINDS)
 
 

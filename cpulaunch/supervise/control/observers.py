@@ -90,7 +90,6 @@ class Observers:
                 future.set_result(seen)
 
     def close(self) -> None:
-        """Close all connections."""
         for task in self._tasks:
             task.cancel()
 

@@ -114,7 +114,6 @@ class Control:
             agent.send(message)
 
     def close(self) -> None:
-        """Stop listening, and end all connections."""
         if self._listener:
             self._loop.remove_reader(self._listener)
             self._listener.close()
@@ -165,7 +164,6 @@ class Control:
         return evicted is not None
 
     def too_late(self, stranger: _Connection) -> None:
-        """Disconnect a stranger that has not proved itself in time."""
         self.refused.add(stranger.address)
         self.ended(stranger)
 
@@ -276,7 +274,6 @@ class _Agent:
         self._gone: asyncio.TimerHandle | None = None
 
     def is_of(self, hello: Hello) -> bool:
-        """Whether ``hello`` comes from the same process."""
         return self._process == (hello.host, hello.pid)
 
     def send(self, message: LauncherMessage) -> None:
@@ -285,7 +282,6 @@ class _Agent:
             self.connection.write(line)
 
     def received(self, size: int) -> None:
-        """Count a message of ``size`` bytes."""
         self._received += 1
         self.unconfirmed += size
 
@@ -467,11 +463,8 @@ class _Connection:
     def _flush(self) -> None:
         try:
             self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
-        except (
-            BlockingIOError,
-            BrokenPipeError,
-        ):  # a broken pipe: the peer has hung up, as reading will find
-            pass
+        except (BlockingIOError, BrokenPipeError):
+            pass  # if the pipe is broken, reading will find that the peer has hung up
         except OSError:  # the kernel reports it only once: reading then finds an end
             self._is_broken, self._outgoing = True, b""
         blocked, self._blocked = self._blocked, bool(self._outgoing)

@@ -100,7 +100,6 @@ class Rank:
         self.steps = max(self.steps or 0, steps)
 
     def beats(self, beat: messages.Beat, now: float) -> None:
-        """Record a beat of the agent."""
         self.beat, self.beat_at = beat, now
         if beat.keeps_ledger:
             self.has_made(beat.steps)

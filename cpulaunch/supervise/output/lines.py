@@ -189,7 +189,6 @@ class Output:
         return self.screen.full or self._logs.full
 
     async def room(self) -> None:
-        """Wait until there is room for more output."""
         await self.screen.room()
         while self._logs.full:
             await asyncio.sleep(MOMENT)

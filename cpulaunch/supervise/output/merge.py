@@ -158,7 +158,6 @@ class Renderer:
             self._fold.add(piece.rank, (piece.stream, line))
 
     def flush(self) -> Shown:
-        """Yield the lines that are held back for folding."""
         yield from folded(self._fold)
 
     def finish(self) -> Shown:

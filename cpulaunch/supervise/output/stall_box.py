@@ -24,7 +24,6 @@ def stall_box(report: ReportStall, kept: Path, names: Names) -> str:
 
 
 def stall_line(report: ReportStall, kept: Path) -> str:
-    """Return a single line in place of the box."""
     return f"cpulaunch: {title(report)}; stacks: {shown_path(kept)}\n"
 
 

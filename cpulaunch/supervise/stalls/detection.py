@@ -89,7 +89,6 @@ class Stalls:
     # ---- events
 
     def beat(self, rank: Rank, beat: Beat, now: float) -> list[Action]:
-        """A rank has reported its progress."""
         more = self._pauses.beat(rank, beat, now)
         if self._phase is Phase.ASKING:
             self._waiting.discard(rank.rank)
@@ -99,11 +98,9 @@ class Stalls:
         return actions + self.look(now)
 
     def started(self, rank: Rank, now: float) -> list[Action]:
-        """A rank's program has started."""
         return self._progress(now, now)
 
     def printed(self, rank: Rank, now: float) -> list[Action]:
-        """A rank has printed something."""
         return self._progress(now, now)
 
     def ended(self, rank: Rank, now: float) -> list[Action]:
@@ -119,7 +116,6 @@ class Stalls:
         return self.look(now)
 
     def answered(self, rank: Rank, now: float) -> list[Action]:
-        """A rank has answered a question of the inquiry."""
         actions: list[Action] = []
         for straggler, question in self._slow:
             if dump := question.answers.get(straggler.rank):
@@ -160,7 +156,6 @@ class Stalls:
         return self._until if self._until < inf else None
 
     def look(self, now: float) -> list[Action]:
-        """Return the actions that are due now."""
         if self.settings.never:
             return []
         if self._phase is Phase.WATCHING:

@@ -36,7 +36,6 @@ class SecondLook:
         self.again(now)
 
     def again(self, now: float) -> None:
-        """Look again after another period."""
         self.due, self.question = now + self._period, None
 
     @property
@@ -45,7 +44,6 @@ class SecondLook:
         return self.question.answers if self.question else {}
 
     def has_heard(self, ranks: Sequence[int]) -> bool:
-        """Whether all ``ranks`` have answered."""
         return self.answers.keys() >= set(ranks)
 
     def idle(self) -> bool:

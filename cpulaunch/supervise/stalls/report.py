@@ -174,21 +174,20 @@ class _Case:
 
     def of_waits(self) -> Explanation | None:
         """Explain why the operation that ranks wait in doesn't complete; None if no rank waits."""
-        rules = (
-            self._disagreement,
-            self._missing,
-            self._unmet,
-            self._crossed,
-            self._silent,
-            self._incomplete,
+        return (
+            self._disagreement()
+            or self._missing()
+            or self._unmet()
+            or self._crossed()
+            or self._silent()
+            or self._incomplete()
         )
-        return next((found for rule in rules if (found := rule())), None)
 
     def _disagreement(self) -> Explanation | None:
         """Ranks have called different operations, types or sizes with the same sequence number."""
         for wait in self.waits:
             if len(kinds := wait.kinds()) > 1:
-                lines = [self.words.side(wait, theirs) for theirs in kinds.values()]
+                lines = [self.words.side(wait, theirs) for theirs in kinds]
                 headline = f"ranks make different calls as #{wait.sequence} of group {wait.group.name}"
                 found = self._of(wait, headline, lines, sorted(wait.operations))
                 return replace(found, disagree=True, certain=True, mutual=True)
@@ -341,7 +340,10 @@ class _Case:
         if held := [rank for rank in wait.members if self.seen[rank].held]:
             headline = self.words.held(held)
             return self._of(wait, headline, [*lines, *self.words.situations(held, wait)], held)
-        pairs = [(wait.waiting[0], r) for r in self._peers(wait)] if wait.message else wait.pairs()
+        pairs = wait.pairs()
+        if wait.message:
+            peer = wait.ranks.get(wait.operation.peer)
+            pairs = [] if peer is None else [(wait.waiting[0], peer)]
         if not pairs:
             return self._of(wait, f"all have called {name}, but it has not completed", lines, ())
         by_hosts: dict[frozenset[str], list[tuple[int, int]]] = {}
@@ -357,10 +359,6 @@ class _Case:
             lines.append(f"{who} {waits_or_wait(waiting)} for {whom}")
         found = self._of(wait, headline, lines, sorted({rank for pair in pairs for rank in pair}))
         return replace(found, mutual=True)
-
-    def _peers(self, wait: Wait) -> list[int]:
-        peer = wait.ranks.get(wait.operation.peer)
-        return [] if peer is None else [peer]
 
     def _nobody(self) -> Explanation:
         """No rank waits in an operation."""
@@ -405,16 +403,14 @@ class _Case:
         else:
             who = f"the {noun}s wait" if len(running) > 1 else f"{self.words.named(running)} waits"
             headline = f"what {who} for isn't known"
-        lines = [] if has_ledger or self.names.noun == INSTANCE else [self._why_no_groups()]
+        lines = []
+        if not has_ledger and noun != INSTANCE:
+            done = max(each.collectives for each in self.seen.values())
+            ended = f"no rank is in a process group any more, after {counted(done, 'collective')}"
+            lines.append(ended if done else _NO_LEDGER)
         lines += [line for theirs in places.values() for line in self.words.situations(theirs[:1])]
         lines += self.words.situations([each.rank for each in self.seen.values() if each.left])
         return Explanation(headline, tuple(lines), ranks, odd=tuple(fewest) if has_ledger else ())
-
-    def _why_no_groups(self) -> str:
-        done = max(each.collectives for each in self.seen.values())
-        if not done:
-            return _NO_LEDGER
-        return f"no rank is in a process group any more, after {counted(done, 'collective')}"
 
     def _locked(self, ranks: Sequence[int]) -> list[int]:
         """Return the ranks whose threads wait for each other's locks."""

@@ -88,7 +88,7 @@ class Wait(NamedTuple):
         """Whether ranks reduce in different ways, as far as these are known."""
         return _differ(op.reduction for op in self.operations.values())
 
-    def kinds(self) -> dict[_Call, list[int]]:
+    def kinds(self) -> list[list[int]]:
         """Group the ranks by what they call, the largest group first."""
         return _kinds(self.operations)
 
@@ -123,31 +123,17 @@ class Wait(NamedTuple):
         return sorted((a, b) for a, b in mutual if a < b) or sorted(waits)
 
 
-class _Call(NamedTuple):
-    """The values of a call on which ranks must agree.
-
-    ``bytes`` is -1 if sizes may differ.  ``root`` and ``reduction`` are -1 and "" unless they are known to
-    differ between ranks.
-    """
-
-    kind: str
-    type: str
-    bytes: int
-    root: int
-    reduction: str
-
-
-def _kinds(operations: Mapping[int, Operation]) -> dict[_Call, list[int]]:
-    """Group the ranks by what they call, the largest group first."""
+def _kinds(operations: Mapping[int, Operation]) -> list[list[int]]:
+    """Group the ranks by the values of their calls on which they must agree, the largest group first."""
     roots_differ = _differ(op.root for op in operations.values())
     reductions_differ = _differ(op.reduction for op in operations.values())
-    found: dict[_Call, list[int]] = {}
+    found: dict[tuple[object, ...], list[int]] = {}
     for rank, op in sorted(operations.items()):
         size = op.bytes if op.kind in _SAME_SIZE else -1
         root = op.root if roots_differ else -1
         by = op.reduction if reductions_differ else ""
-        found.setdefault(_Call(op.kind, op.type, size, root, by), []).append(rank)
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+        found.setdefault((op.kind, op.type, size, root, by), []).append(rank)
+    return sorted(found.values(), key=lambda ranks: -len(ranks))
 
 
 def _differ(known: Iterable[int | str]) -> bool:
