@@ -27,7 +27,7 @@ DEAD_WITHIN = 2.0
 """Seconds within which a process ends after SIGKILL, unless a debugger or a dead file server holds it."""
 
 TIDY_WITHIN = 1.0
-"""Seconds that Python's resource tracker gets to remove what the other processes left in /dev/shm."""
+"""Seconds that multiprocessing's resource tracker gets to remove what others left in /dev/shm."""
 
 
 class Ended(NamedTuple):
@@ -75,7 +75,10 @@ class Program:
             # Allow the agent's py-spy to trace it, though it isn't an ancestor (Yama's ptrace_scope 1).
             _libc.prctl(_PR_SET_PTRACER, agent, 0, 0, 0)
             if cores:
-                _pin(cores)
+                try:
+                    os.sched_setaffinity(0, cores)
+                except OSError as e:
+                    raise AffinityError(e.errno, e.strerror) from None
             set_open_files(open_files)
             if not stdin:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -147,7 +150,7 @@ class Program:
         while children := self._children():
             tidying = time.monotonic() < began + TIDY_WITHIN
             for pid in children:
-                if tidying and _is_resource_tracker(pid):
+                if tidying and "multiprocessing.resource_tracker" in command_line(pid):
                     continue  # it ends by itself after all others
                 try:
                     os.kill(pid, signal.SIGKILL)  # the pid stays ours until we reap it
@@ -200,14 +203,6 @@ def fork_and_exec(argv: Sequence[str], env: Mapping[str, str], prepare: Callable
     return pid
 
 
-def _pin(cores: Collection[int]) -> None:
-    """Put this process on ``cores``.  Raises AffinityError."""
-    try:
-        os.sched_setaffinity(0, cores)
-    except OSError as e:
-        raise AffinityError(e.errno, e.strerror) from None
-
-
 def set_open_files(soft: int | None) -> int:
     """Set our soft limit of open files, or raise it to the hard limit if None.  Return the former limit."""
     former, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -254,11 +249,6 @@ def _parent(pid: int) -> int | None:
             return int(f.read().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return None
-
-
-def _is_resource_tracker(pid: int) -> bool:
-    """Whether a process is the one that removes semaphores and shared memory of Python's multiprocessing."""
-    return "multiprocessing.resource_tracker" in command_line(pid)
 
 
 def _remove_fabrics_memory(pid: int) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import os
 import select
 import selectors
+import shutil
 import signal
 import sys
 import time
@@ -409,11 +410,7 @@ class _Spy:
 def find_tool(name: str, environ: Mapping[str, str]) -> str | None:
     """Find a program next to the interpreter or on the PATH.  None if it is not installed."""
     directories = [os.path.dirname(sys.executable), *environ.get("PATH", "").split(os.pathsep)]
-    for directory in directories:
-        path = os.path.join(directory, name)
-        if directory and os.access(path, os.X_OK) and os.path.isfile(path):
-            return path
-    return None
+    return shutil.which(name, path=os.pathsep.join(filter(None, directories)))
 
 
 def _can_be_stopped(process: dict[str, Any]) -> bool:

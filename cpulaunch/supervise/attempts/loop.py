@@ -145,7 +145,9 @@ class AttemptLoop:
         finally:
             self.attempt.let_port_go()
             try:
-                await self._start_no_more(starting)
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+                self.starter.close()
                 await self._clean_up()
             finally:
                 # A process that we can't end may still hold a pipe open.
@@ -209,11 +211,6 @@ class AttemptLoop:
         self._arrival.set()
         asyncio.get_running_loop().call_soon(self._take_early_signals)  # once the job knows of it
 
-    async def _start_no_more(self, starting: asyncio.Task[None]) -> None:
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        self.starter.close()
-
     # ---- events
 
     def agent_connected(self, rank: int, hello: messages.Hello, *, here: bool) -> None:
@@ -265,7 +262,6 @@ class AttemptLoop:
         self.control.send(rank, message)
 
     def _profiled(self, profile: Profile) -> None:
-        """Show the result of ``--profile``."""
         if profile.error:
             self.console.tell(f"no trace: {profile.error}")
             return

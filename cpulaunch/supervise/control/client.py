@@ -18,7 +18,7 @@ from cpulaunch.supervise.control.registry import (
     is_stopped,
 )
 from cpulaunch.supervise.stalls.inquiry import ANSWER_WITHIN, Stacks
-from cpulaunch.wire import Lines, MessageError, same
+from cpulaunch.wire import Lines, MessageError, decode, encode, same
 
 CONNECT_WITHIN = 5.0
 """Timeout in seconds for the connection to a launcher, and for its answers."""
@@ -113,7 +113,7 @@ class Observer:
     def _say(self, message: protocol.Question) -> None:
         assert self._socket
         try:
-            self._socket.sendall(protocol.written(message))
+            self._socket.sendall(encode(message, protocol.KINDS))
         except OSError as e:
             raise self._error(e.strerror or str(e)) from None
 
@@ -130,7 +130,7 @@ class Observer:
                 if not data:
                     raise self._error("it has hung up")
                 self._ready += self._lines.feed(data)
-            return protocol.answer(self._ready.pop(0))
+            return decode(self._ready.pop(0), protocol.FOR_OBSERVER)
         except MessageError as e:
             raise self._error(str(e)) from None
         except OSError as e:

@@ -8,8 +8,8 @@ agents need not import them.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cpulaunch.messages import Challenge, Unknown, Welcome
-from cpulaunch.wire import decode, encode, proof
+from cpulaunch.messages import Challenge, Welcome
+from cpulaunch.wire import proof
 
 OBSERVER, LAUNCHER = "observer", "launcher of observers"
 """Roles of the two ends in their proofs."""
@@ -120,21 +120,7 @@ FOR_OBSERVER: Mapping[str, type[Challenge | Welcome | Answer]] = {
     "profile_progress": ProfileProgress,
     "profiled": Profiled,
 }
-_KINDS = {cls: kind for kinds in (FROM_OBSERVER, FOR_OBSERVER) for kind, cls in kinds.items()}
-
-
-def written(message: Question | Answer | Challenge | Welcome) -> bytes:
-    return encode(message, _KINDS)
-
-
-def question(line: bytes) -> Question | Unknown:
-    """Decode an observer's message.  Raises MessageError."""
-    return decode(line, FROM_OBSERVER)
-
-
-def answer(line: bytes) -> Challenge | Welcome | Answer | Unknown:
-    """Decode a launcher's message to an observer.  Raises MessageError."""
-    return decode(line, FOR_OBSERVER)
+KINDS = {cls: kind for kinds in (FROM_OBSERVER, FOR_OBSERVER) for kind, cls in kinds.items()}
 
 
 def proof_of(role: str, token: str, salt: str) -> str:

@@ -109,7 +109,6 @@ class Control:
         self._loop.add_reader(listener, self._accept)
 
     def send(self, rank: int, message: LauncherMessage) -> None:
-        """Send to one rank, if it is connected."""
         if agent := self._agents.get(rank):
             agent.send(message)
 
@@ -339,23 +338,20 @@ class _Strangers:
 
     def __init__(self) -> None:
         self._by_origin: dict[bytes, dict[_Connection, None]] = {}  # in order of arrival
-        self._count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self._by_origin.values()))
 
     def __iter__(self) -> Iterator[_Connection]:
         return iter([each for group in self._by_origin.values() for each in group])
 
     def add(self, connection: _Connection) -> None:
         self._by_origin.setdefault(connection.origin, {})[connection] = None
-        self._count += 1
 
     def remove(self, connection: _Connection) -> None:
         group = self._by_origin.get(connection.origin, {})
         if connection in group:
             del group[connection]
-            self._count -= 1
             if not group:
                 del self._by_origin[connection.origin]
 

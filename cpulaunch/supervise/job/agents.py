@@ -90,7 +90,7 @@ def _beats(state: State, rank: Rank, beat: messages.Beat) -> None:
 
 def _printed(state: State, rank: Rank, stream: int, data: bytes) -> None:
     state.output_at = state.now
-    about_stalls(state, state.stalls.printed(rank, state.now))
+    about_stalls(state, state.stalls.progressed(rank, state.now))
     state.actions.append(Write(rank.rank, stream, data))
     if stream == STDOUT:
         _note_problems(state, rank, state.metrics.feed(rank.rank, data))
@@ -107,7 +107,7 @@ def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
         case messages.Started(pid, cores):
             rank.pid, rank.cores = pid, cores
             state.move(rank, RankState.RUNNING)
-            about_stalls(state, state.stalls.started(rank, state.now))
+            about_stalls(state, state.stalls.progressed(rank, state.now))
             for note in message.notes:
                 state.notes.add(rank, note, state.now)
         case messages.Note(note):
@@ -141,11 +141,6 @@ def _raised(state: State, rank: Rank, raised: messages.Failure) -> None:
     # Don't wait until the program has printed its traceback and exited.
     if not state.watching.go_on:
         ending.end_others(state, spare=rank.rank)
-
-
-def ask_for_dumps(state: State, native: bool) -> None:
-    running = (rank.rank for rank in state.ranks if rank.state is RankState.RUNNING)
-    state.actions += state.rounds.ask(running, native, state.now)
 
 
 def ask_time(state: State, rank: Rank) -> None:
@@ -186,11 +181,6 @@ def _ask_for_sides(state: State, first: Rank) -> None:
     if not state.watching.independent and not state.sides and not state.ending:
         state.sides = Sides(state.ranks, first, state.now, state.inquiry)
         state.actions += state.sides.asked
-
-
-def is_back(state: State, rank: Rank) -> None:
-    state.heartbeats.heard(rank, state.now)
-    state.log(rank.rank, "connected_again", {})
 
 
 def disconnected(state: State, rank: Rank, error: str) -> None:

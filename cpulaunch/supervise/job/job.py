@@ -13,7 +13,7 @@ from cpulaunch.supervise.job import agents, ending, events, launch
 from cpulaunch.supervise.job import outcome as kinds
 from cpulaunch.supervise.job.outcome import Outcome
 from cpulaunch.supervise.job.processes import SETTLE
-from cpulaunch.supervise.job.rank import Rank
+from cpulaunch.supervise.job.rank import Rank, RankState
 from cpulaunch.supervise.job.state import State, Watching
 from cpulaunch.supervise.job.status import status_line
 
@@ -49,7 +49,8 @@ class JobState(State):
             case events.AgentConnected(rank, hello, here):
                 agents.connected(self, self.ranks[rank], hello, here)
             case events.AgentIsBack(rank):
-                agents.is_back(self, self.ranks[rank])
+                self.heartbeats.heard(self.ranks[rank], self.now)
+                self.log(rank, "connected_again", {})
             case events.AgentDisconnected(rank, error):
                 agents.disconnected(self, self.ranks[rank], error)
             case events.ProcessSaid(data):
@@ -66,7 +67,8 @@ class JobState(State):
             case events.UserSignal(number):
                 ending.interrupt(self, number)
             case events.DumpWanted(native):
-                agents.ask_for_dumps(self, native)
+                running = (each.rank for each in self.ranks if each.state is RankState.RUNNING)
+                self.actions += self.rounds.ask(running, native, self.now)
             case events.Tick(terminal_full):
                 self._tick(terminal_full)
 

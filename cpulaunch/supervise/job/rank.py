@@ -96,7 +96,6 @@ class Rank:
             self.raised, self.cause = message, cause_of(message)
 
     def has_made(self, steps: int) -> None:
-        """Record that the program has made at least ``steps`` steps."""
         self.steps = max(self.steps or 0, steps)
 
     def beats(self, beat: messages.Beat, now: float) -> None:

@@ -130,7 +130,6 @@ class ShownLines:
         return [_last_state(line) for line in lines]
 
     def rest(self, rank: int, stream: int) -> bytes:
-        """Return the unfinished line."""
         return self._rest.get((rank, stream), b"")
 
     def forget(self, rank: int, stream: int) -> None:

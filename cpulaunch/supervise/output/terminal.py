@@ -74,8 +74,6 @@ class Screen:
                 self._room.set()
 
     async def room(self) -> None:
-        if self._room is None:
-            self.serve_loop()
         assert self._room
         await self._room.wait()
 

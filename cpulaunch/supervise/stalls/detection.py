@@ -5,7 +5,7 @@ Pure: as in the job's state machine, each event comes with its time, on the laun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from math import inf
@@ -92,15 +92,17 @@ class Stalls:
         more = self._pauses.beat(rank, beat, now)
         if self._phase is Phase.ASKING:
             self._waiting.discard(rank.rank)
-        actions = list(self._ask_why(self._stragglers.beat(rank.rank, beat, now)))
+        actions: list[Action] = []
+        for straggler in self._stragglers.beat(rank.rank, beat, now):
+            question, sends = self._inquiry.ask([straggler.rank], inf)
+            self._slow.append((straggler, question))
+            actions += sends
         if more and beat.progressed_at is not None:
             actions += self._progress(min(now, beat.progressed_at + rank.clock), now)
         return actions + self.look(now)
 
-    def started(self, rank: Rank, now: float) -> list[Action]:
-        return self._progress(now, now)
-
-    def printed(self, rank: Rank, now: float) -> list[Action]:
+    def progressed(self, rank: Rank, now: float) -> list[Action]:
+        """A rank's program has started, or has printed something."""
         return self._progress(now, now)
 
     def ended(self, rank: Rank, now: float) -> list[Action]:
@@ -391,14 +393,6 @@ class Stalls:
             advice=explanation.advice,
             at=since,
         )
-
-    # ---- stragglers
-
-    def _ask_why(self, found: Sequence[Straggler]) -> Iterator[Action]:
-        for straggler in found:
-            question, sends = self._inquiry.ask([straggler.rank], inf)
-            self._slow.append((straggler, question))
-            yield from sends
 
 
 def _merged(first: Question | None, closer: Question | None) -> Mapping[int, Dump]:

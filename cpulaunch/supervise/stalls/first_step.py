@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cpulaunch.messages import Dump
-from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.names import RANKS
 from cpulaunch.supervise.stalls.inquiry import Question
 from cpulaunch.supervise.stalls.location import held
 
@@ -40,7 +40,6 @@ class SecondLook:
 
     @property
     def answers(self) -> Mapping[int, Dump]:
-        """The answers to the question so far."""
         return self.question.answers if self.question else {}
 
     def has_heard(self, ranks: Sequence[int]) -> bool:
@@ -54,8 +53,7 @@ class SecondLook:
 
     @property
     def named(self) -> str:
-        """The ranks in words, such as ``"rank 1"``."""
-        return f"rank{'s' if len(self.ranks) > 1 else ''} {CoreSet(self.ranks)}"
+        return RANKS.several(self.ranks)
 
     @property
     def are(self) -> str:

@@ -209,5 +209,4 @@ def _command(process: Process) -> str:
 
 
 def is_python(process: Process) -> bool:
-    """Whether the process runs Python, or may do so."""
     return bool(process.get("python", True))

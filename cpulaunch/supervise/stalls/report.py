@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from cpulaunch.model.cores import CoreSet
@@ -189,8 +189,8 @@ class _Case:
             if len(kinds := wait.kinds()) > 1:
                 lines = [self.words.side(wait, theirs) for theirs in kinds]
                 headline = f"ranks make different calls as #{wait.sequence} of group {wait.group.name}"
-                found = self._of(wait, headline, lines, sorted(wait.operations))
-                return replace(found, disagree=True, certain=True, mutual=True)
+                ranks = sorted(wait.operations)
+                return self._of(wait, headline, lines, ranks, disagree=True, certain=True, mutual=True)
         return None
 
     def _missing(self) -> Explanation | None:
@@ -214,7 +214,7 @@ class _Case:
         others = [rank for rank in free if rank not in first]
         lines = [*self.words.waiters(wait, free), *self.words.situations([*first, *others], wait)]
         certain = bool(left) or bool(not held and self._locked(free))
-        return replace(self._of(wait, headline, lines, first), certain=certain)
+        return self._of(wait, headline, lines, first, certain=certain)
 
     def left(self, wait: Wait, ranks: Collection[int]) -> list[int]:
         """Return the ranks that have left and may be the cause.
@@ -267,9 +267,9 @@ class _Case:
                 *self.words.waiters(wait, ()),
                 *(line for each in elsewhere for line in self.words.of_these(each, those[id(each)])),
             ]
-            found = self._of(wait, headline, lines, sorted({*wait.waiting, *wait.absent}))
+            ranks = sorted({*wait.waiting, *wait.absent})
             certain = not any(self.seen[rank].runs for rank in wait.absent)
-            return replace(found, certain=certain, mutual=True)
+            return self._of(wait, headline, lines, ranks, certain=certain, mutual=True)
         return None
 
     def _crossed(self) -> Explanation | None:
@@ -289,7 +289,7 @@ class _Case:
         else:
             what_for = "different groups"
         headline = f"{self.words.named(list(circle))} wait for each other in {what_for}"
-        return replace(self._of(wait, headline, lines, sorted(circle)), certain=True, mutual=True)
+        return self._of(wait, headline, lines, sorted(circle), certain=True, mutual=True)
 
     def _circle(self) -> dict[int, tuple[Wait, int]]:
         """Find ranks that wait for each other in a circle: rank → (its wait, the rank that it waits for)."""
@@ -357,8 +357,7 @@ class _Case:
             waiting, others = {a for a, _ in those}, {b for _, b in those}
             who, whom = self.words.named(waiting), self.words.named(others)
             lines.append(f"{who} {waits_or_wait(waiting)} for {whom}")
-        found = self._of(wait, headline, lines, sorted({rank for pair in pairs for rank in pair}))
-        return replace(found, mutual=True)
+        return self._of(wait, headline, lines, sorted({*chain.from_iterable(pairs)}), mutual=True)
 
     def _nobody(self) -> Explanation:
         """No rank waits in an operation."""
@@ -417,9 +416,11 @@ class _Case:
         programs = ((rank, self.seen[rank].program) for rank in ranks)
         return [rank for rank, program in programs if program and location.dead_lock(program)]
 
-    def _of(self, wait: Wait, headline: str, lines: Iterable[str], ranks: Iterable[int]) -> Explanation:
+    def _of(
+        self, wait: Wait, headline: str, lines: Iterable[str], ranks: Iterable[int], **flags: Any
+    ) -> Explanation:
         first = next(iter(ranks := tuple(ranks)), -1)
         operation = wait.operations.get(first)
         program = self.seen[first].program if operation else None
         place = location.place(program, operation.thread) if operation and program else None
-        return Explanation(headline, tuple(lines), ranks, wait.operation.kind, wait.sequence, place)
+        return Explanation(headline, tuple(lines), ranks, wait.operation.kind, wait.sequence, place, **flags)

@@ -31,7 +31,6 @@ class Round:
 
     @property
     def question(self) -> Question:
-        """The question whose answers are awaited."""
         return self.closer or self.first
 
     def seen(self) -> Dumped:

@@ -275,7 +275,6 @@ def _lines(seen: Sequence[RankSeen]) -> Iterator[str]:
 
 
 def _pids(those: Sequence[RankSeen]) -> str:
-    """Format the process ids of the programs, in the order of the ranks."""
     pids = [str(_program(each).get("pid")) for each in those]
     more = [f"… {len(pids) - MANY_PIDS} more"] if len(pids) > MANY_PIDS else []
     return f"  pid{'s' if len(pids) > 1 else ''} {', '.join([*pids[:MANY_PIDS], *more])}"

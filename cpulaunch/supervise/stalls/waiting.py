@@ -89,7 +89,6 @@ class Wait(NamedTuple):
         return _differ(op.reduction for op in self.operations.values())
 
     def kinds(self) -> list[list[int]]:
-        """Group the ranks by what they call, the largest group first."""
         return _kinds(self.operations)
 
     def between(self, pair: Collection[int]) -> Wait:
@@ -235,20 +234,18 @@ def _wait(
     states: tuple[int, ...],
     there: Collection[int] = (),
 ) -> Wait:
+    group = members[0].group
     called = {member.rank: op for member in members if (op := member.record(sequence))}
-    waiting = [rank for rank, op in called.items() if op.state in states]
-    missing = [member.rank for member in members if member.reached < sequence]
-    known = {member.group.rank for member in members} | set(there if members[0].group.members else ())
-    unknown = [number for number in range(members[0].group.size) if number not in known]
+    known = {member.group.rank for member in members} | set(there if group.members else ())
     return Wait(
-        members[0].group,
-        sequence,
-        called,
-        tuple(waiting),
-        tuple(missing),
-        tuple(unknown),
-        {member.rank: member for member in members},
-        names,
+        group=group,
+        sequence=sequence,
+        operations=called,
+        waiting=tuple(rank for rank, op in called.items() if op.state in states),
+        missing=tuple(member.rank for member in members if member.reached < sequence),
+        unknown=tuple(number for number in range(group.size) if number not in known),
+        members={member.rank: member for member in members},
+        ranks=names,
     )
 
 
