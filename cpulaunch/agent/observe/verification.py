@@ -69,7 +69,7 @@ def _preloaded(pid: int, wanted: list[str]) -> list[str] | None:
         return []
     if (maps := read_file(f"/proc/{pid}/maps")) is None:
         return None
-    mapped = {line.split(maxsplit=5)[5].strip() for line in maps.splitlines() if "/" in line}
+    mapped = {line.split(maxsplit=5)[5].strip() for line in maps.split("\n") if "/" in line}
     names = {os.path.basename(path) for path in mapped}
     found = [
         path for path in wanted if os.path.realpath(path) in mapped or ("/" not in path and path in names)

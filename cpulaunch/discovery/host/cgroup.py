@@ -90,7 +90,7 @@ def _folders(read: Read, controller: str) -> Iterator[str]:
         if not is_version_2 and controller not in controllers.split(","):
             continue
         for options, root, folder in mounts:
-            if is_version_2 if options is None else not is_version_2 and controller in options:
+            if options is None if is_version_2 else controller in (options or ()):
                 yield from _from_inside_out(folder, root, path)
                 break
 

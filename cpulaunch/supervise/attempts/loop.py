@@ -378,13 +378,14 @@ class AttemptLoop:
 
         action = action._replace(number=self._stalls + action.number)
         name, names = f"stacks-{action.number}.txt", self.attempt.plan.names
-        self.output.keep(name, stall_box.stacks_text(action, names).encode(errors="replace"), private=True)
+        text = stall_box.stacks_text(action, names).encode(errors="replace")
+        self.output.logs.append(name, text, private=True)
         kept = self.console.directory.path / name
         brief = stall_box.stall_line(action, kept) if action.brief else ""
         self.output.screen.say(brief or stall_box.stall_box(action, kept, names))
 
     def _log(self, entry: Mapping[str, Any]) -> None:
-        self.output.keep("events.jsonl", json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+        self.output.logs.append("events.jsonl", json.dumps(entry, separators=(",", ":")).encode() + b"\n")
         if self.console.verbose:
             shown = {**entry, "cause": (entry.get("cause") or {}).get("kind")}
             values = (f"{k}={shown[k]}" for k in SHOWN_FIELDS if shown.get(k) is not None)

@@ -18,7 +18,7 @@ from cpulaunch.supervise.control.registry import (
     is_stopped,
 )
 from cpulaunch.supervise.stalls.inquiry import ANSWER_WITHIN, Stacks
-from cpulaunch.wire import Lines, MessageError, decode, encode, same
+from cpulaunch.wire import Lines, MessageError, decode, encode, proof, same
 
 CONNECT_WITHIN = 5.0
 """Timeout in seconds for the connection to a launcher, and for its answers."""
@@ -108,7 +108,7 @@ class Observer:
             raise self._error(getattr(e, "strerror", None) or str(e)) from None
 
     def _proof(self, role: str, salt: str) -> str:
-        return protocol.proof_of(role, self._contact.token, salt)
+        return proof(self._contact.token, role, salt, 0)
 
     def _say(self, message: protocol.Question) -> None:
         assert self._socket

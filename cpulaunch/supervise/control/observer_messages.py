@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from cpulaunch.messages import Challenge, Welcome
-from cpulaunch.wire import proof
 
 OBSERVER, LAUNCHER = "observer", "launcher of observers"
-"""Roles of the two ends in their proofs."""
+"""Roles of the two ends in their proofs that they know `wire.observers_token`.  Both have the rank 0."""
 
 
 class Observe(NamedTuple):
@@ -121,8 +120,3 @@ FOR_OBSERVER: Mapping[str, type[Challenge | Welcome | Answer]] = {
     "profiled": Profiled,
 }
 KINDS = {cls: kind for kinds in (FROM_OBSERVER, FOR_OBSERVER) for kind, cls in kinds.items()}
-
-
-def proof_of(role: str, token: str, salt: str) -> str:
-    """Return the proof that whoever has this ``role`` knows ``token``, a ``wire.observers_token``."""
-    return proof(token, role, salt, 0)

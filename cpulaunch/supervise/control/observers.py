@@ -15,7 +15,7 @@ from cpulaunch.supervise.job.events import Dumped
 from cpulaunch.supervise.job.rank import Rank, RankState
 from cpulaunch.supervise.profiling.traces import Profiling
 from cpulaunch.supervise.stalls.inquiry import ANSWER_WITHIN
-from cpulaunch.wire import Lines, MessageError, decode, encode, observers_token, same
+from cpulaunch.wire import Lines, MessageError, decode, encode, observers_token, proof, same
 
 MAX_OBSERVERS = 8
 """Maximum number of simultaneous observers; further connections are closed."""
@@ -63,8 +63,7 @@ class Observers:
             return None
         if not isinstance(said, protocol.Observe):
             return None
-        proof = protocol.proof_of(protocol.OBSERVER, self._token, salt)
-        return said if same(said.proof, proof) else None
+        return said if same(said.proof, proof(self._token, protocol.OBSERVER, salt, 0)) else None
 
     def serve(self, connected: socket.socket, observer: protocol.Observe) -> None:
         """Answer an observer's questions until it disconnects.
@@ -75,8 +74,8 @@ class Observers:
         if observer.version != VERSION or len(self._tasks) >= MAX_OBSERVERS:
             connected.close()
             return
-        proof = protocol.proof_of(protocol.LAUNCHER, self._token, observer.salt)
-        welcome = encode(Welcome(proof), protocol.KINDS)
+        own_proof = proof(self._token, protocol.LAUNCHER, observer.salt, 0)
+        welcome = encode(Welcome(own_proof), protocol.KINDS)
         task = asyncio.get_running_loop().create_task(self._serve(connected, welcome))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

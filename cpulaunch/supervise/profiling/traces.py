@@ -85,9 +85,8 @@ class Profiling:
         """``send`` sends a message to a rank; ``names`` gives the ranks' names in messages."""
         self._ranks, self._send, self._directory, self._names = ranks, send, directory, names
         self._requests = 0
-        self._inboxes: dict[
-            int, asyncio.Queue[messages.AgentMessage | None]
-        ] = {}  # of the ranks being traced
+        # Messages of the ranks being traced; None once a connection has ended.
+        self._inboxes: dict[int, asyncio.Queue[messages.AgentMessage | None]] = {}
         self._window: messages.Trace | None = None  # sent to each rank once it has started
         self._task: asyncio.Task[None] | None = None
 

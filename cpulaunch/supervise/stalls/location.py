@@ -198,7 +198,7 @@ def children(processes: Sequence[Process]) -> Iterator[tuple[int, str]]:
             words.append(where(process))
         if process.get("command") != processes[0].get("command"):
             words.insert(0, _command(process))
-        elif is_python(processes[0]) and not state and (not frame or is_idle_worker(process)):
+        elif processes[0].get("python", True) and not state and (not frame or is_idle_worker(process)):
             continue
         yield process["pid"], "; ".join(filter(None, words))
 
@@ -206,7 +206,3 @@ def children(processes: Sequence[Process]) -> Iterator[tuple[int, str]]:
 def _command(process: Process) -> str:
     command = str(process.get("command"))
     return command if len(command) <= MAX_COMMAND else f"{command[:MAX_COMMAND]}…"
-
-
-def is_python(process: Process) -> bool:
-    return bool(process.get("python", True))
