@@ -109,8 +109,8 @@ class Output:
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Take output of a rank.  ``stream``: 1 is stdout, 2 is stderr."""
-        if self._begins_anew(self._names.log(rank)):
-            self._log(rank, 0, self._separator())
+        if separator := self._separator(self._names.log(rank)):
+            self._log(rank, 0, separator)
         self._log(rank, stream, data)
         self._last[rank] = data[-KEPT:] if len(data) >= KEPT else (self._last.get(rank, b"") + data)[-KEPT:]
         if rank not in self._shown or (rank, stream) in self._hidden:
@@ -152,9 +152,8 @@ class Output:
 
     def launcher_said(self, data: bytes) -> None:
         """Log output of the launcher's own processes."""
-        if self._begins_anew(LAUNCHER_LOG):
-            self.logs.append(LAUNCHER_LOG, self._separator(), private=True)
-        self.logs.append(LAUNCHER_LOG, data, private=True)  # may have environments in it
+        # May have environments in it.
+        self.logs.append(LAUNCHER_LOG, self._separator(LAUNCHER_LOG) + data, private=True)
 
     def hide(self, rank: int, stream: int) -> None:
         """Stop showing this stream of the rank; its log continues."""
@@ -197,14 +196,11 @@ class Output:
             for stream, text in folded(self._fold):
                 self.screen.put(stream, text)
 
-    def _begins_anew(self, log: str) -> bool:
-        """Whether this is the first write to ``log`` since a restart.  True only once."""
+    def _separator(self, log: str) -> bytes:
+        """Return the line to write before the first output in ``log`` since a restart; later, nothing."""
         if not self._restart or log in self._separated:
-            return False
+            return b""
         self._separated.add(log)
-        return True
-
-    def _separator(self) -> bytes:
         return SEPARATOR + b"%d ====\n" % self._restart
 
     def _log(self, rank: int, stream: int, data: bytes) -> None:

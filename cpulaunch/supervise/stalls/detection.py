@@ -21,6 +21,7 @@ from cpulaunch.supervise.stalls.inquiry import Inquiry, Question
 from cpulaunch.supervise.stalls.location import THROTTLED
 from cpulaunch.supervise.stalls.progress import ANSWERS, REPORT, Pauses, StallSettings
 from cpulaunch.supervise.stalls.report import Explanation, explain
+from cpulaunch.supervise.stalls.sentences import is_or_are
 from cpulaunch.supervise.stalls.snapshot import Seen
 from cpulaunch.supervise.stalls.stragglers import Straggler, Stragglers
 from cpulaunch.wording import shown_path
@@ -306,7 +307,7 @@ class Stalls:
             return []
         second.has_told = True
         alone = f"--stall-action {self.settings.action} leaves {self._who} alone, Ctrl-C ends it"
-        return [Tell(f"{second.named} {second.are} at work: {alone}")]
+        return [Tell(f"{RANKS.several(second.ranks)} {is_or_are(second.ranks)} at work: {alone}")]
 
     def _look_at_finished(self, second: SecondLook, now: float) -> list[Action]:
         """Look at programs that have announced their end: they hang if they do nothing.

@@ -52,20 +52,10 @@ class SecondLook:
         return bool(spent) and all(share is not None and share < AT_WORK for share in spent)
 
     @property
-    def named(self) -> str:
-        return RANKS.several(self.ranks)
-
-    @property
-    def are(self) -> str:
-        return "are" if len(self.ranks) > 1 else "is"
-
-    @property
     def promise(self) -> str:
         """Say when ``--stall-action`` will end the job."""
-        uses = "use" if len(self.ranks) > 1 else "uses"
-        return (
-            f"before the first step, it ends the job once {self.named} {uses} no CPU for {self._period:g} s"
-        )
+        use = f"{RANKS.several(self.ranks)} {'use' if len(self.ranks) > 1 else 'uses'}"
+        return f"before the first step, it ends the job once {use} no CPU for {self._period:g} s"
 
 
 def computes(before: Dump | None, after: Dump | None) -> bool:
