@@ -13,6 +13,7 @@ from cpulaunch.errors import ConfigError
 from cpulaunch.model.hosts import Host, parse_hostfile, parse_hosts
 from cpulaunch.user_file import HOSTFILE_LIMIT, read_user_file
 
+_NAME_THEM = "name the hosts with --hosts or a hostfile"
 _TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
 
 
@@ -103,7 +104,7 @@ def _slurm(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
             return hosts
         raise ConfigError(
             f"$SLURM_TASKS_PER_NODE: {tasks} is for {len(counts)} nodes, but {nodes} are {len(hosts)}",
-            hint="name the hosts with --hosts or a hostfile",
+            hint=_NAME_THEM,
             part=tasks,
         )
     return tuple(Host(host.name, count) for host, count in zip(hosts, counts, strict=True))
@@ -151,14 +152,10 @@ def cpus_of_nodes(environ: Mapping[str, str]) -> dict[str, int]:
 def _in_node_file(variable: str, file: str, text: str | None) -> tuple[Host, ...]:
     """The hosts of a node file with one line per rank.  A host's lines need not be adjacent."""
     if text is None:
-        raise ConfigError(
-            f"{variable}: {file} cannot be read", hint="name the hosts with --hosts or a hostfile"
-        )
+        raise ConfigError(f"{variable}: {file} cannot be read", hint=_NAME_THEM)
     lines = Counter(text.split())
     if not lines:
-        raise ConfigError(
-            f"{variable}: {file} names no host", hint="name the hosts with --hosts or a hostfile"
-        )
+        raise ConfigError(f"{variable}: {file} names no host", hint=_NAME_THEM)
     # If each host has a single line, the file doesn't say how many ranks each should have.
     has_counts = max(lines.values()) > 1
     return tuple(

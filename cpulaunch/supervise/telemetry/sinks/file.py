@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import BinaryIO
 
 from cpulaunch.supervise.output.directory import JobDirectory
@@ -107,9 +108,11 @@ class TelemetryFile(ThreadedSink):
         count = 0
         with self._directory.whole(NAME) as fewer:
             fewer.write(self._first_line())
-            for part in _parts(thinning.take(_rows_of(file))):
+            rows = thinning.take(_rows_of(file))
+            while part := list(islice(rows, 1000)):
                 _write_all(fewer, b"".join(map(_line, part)))
                 count += len(part)
+                time.sleep(0)  # let the launcher's event loop run
         file.close()
         self._thinning = thinning.after(self._thinning)
         self._count = count
@@ -135,17 +138,6 @@ def _rows_of(file: BinaryIO) -> Iterator[Row]:
         for number, line in enumerate(lines):
             if number:
                 yield json.loads(line)
-
-
-def _parts(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    part = []
-    for row in rows:
-        part.append(row)
-        if len(part) == 1000:
-            yield part
-            part = []
-            time.sleep(0)  # let the launcher's event loop run
-    yield part
 
 
 class Thinning:
