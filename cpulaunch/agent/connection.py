@@ -103,11 +103,8 @@ class Connection:
         if self._outgoing:
             try:
                 del self._outgoing[: self._socket.send(self._outgoing)]
-            except (
-                BlockingIOError,
-                BrokenPipeError,
-            ):  # a broken pipe: reading will find that the launcher hung up
-                pass
+            except (BlockingIOError, BrokenPipeError):
+                pass  # if the pipe is broken, reading will find that the launcher hung up
             except OSError as e:  # the kernel reports it only once: reading then finds an end
                 self._broken = e
                 self._outgoing.clear()
@@ -115,7 +112,6 @@ class Connection:
         self._selector.modify(self._socket, events, self)
 
     def quiet(self) -> Quiet:
-        """How long the launcher's host has been quiet."""
         if self._local or not self.open:
             return Quiet(0.0, False)
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)

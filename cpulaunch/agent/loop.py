@@ -73,7 +73,8 @@ class Agent:
     def __init__(self, placement: Placement, identity: Identity) -> None:
         self.placement, self.identity = placement, identity
         self.name = placement.names.one(identity.rank)
-        self.open_files = _raise_open_files()
+        # The program gets the limit of open files that was in force before cpulaunch raised it.
+        self.open_files = int(os.environ.get(variables.OPEN_FILES, set_open_files(None)))
         self.selector = selectors.DefaultSelector()
         self.pipes, self.printer, self.reports = Pipes(self.selector), Printer(identity.rank), Reports()
         self.running: Running | None = None
@@ -327,7 +328,6 @@ class Agent:
         return ledger_file.groups(self.running and self.running.ledger, unfinished=True)
 
     def _verify(self, running: Running, report: messages.Ready | messages.Torch) -> None:
-        """Compare the program's report and its state in /proc with the plan."""
         from cpulaunch.agent.observe.verification import at_start, with_torch
 
         look_at, planned = running.program.pid, running.planned
@@ -431,12 +431,3 @@ class Agent:
         return messages.Exit(
             code, number, at, by_launcher, self.by_signal, said, unexplained, groups, threads, finished
         )
-
-
-def _raise_open_files() -> int:
-    """Raise our soft limit of open files to the hard limit, and return the program's soft limit.
-
-    The program gets the limit that was in force before cpulaunch changed it.
-    """
-    former = set_open_files(None)
-    return int(os.environ.get(variables.OPEN_FILES, former))

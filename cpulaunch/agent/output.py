@@ -79,18 +79,22 @@ class Printer:
         if len(rest) > MAX_OUTPUT:
             lines, rest = [*lines, rest], b""
         self._rest[stream] = rest
-        text = b"".join(b"[%d] %s\n" % (self._rank, line) for line in lines)
-        try:
-            while text:
-                text = text[os.write(stream, text) :]
-        except OSError:
-            pass  # the reader is gone
+        pass_on(stream, b"".join(b"[%d] %s\n" % (self._rank, line) for line in lines))
 
     def finish(self) -> None:
         """Print the incomplete lines, with a line end."""
         for stream, rest in self._rest.items():
             if rest:
                 self.print(stream, b"\n")
+
+
+def pass_on(stream: int, data: bytes) -> None:
+    """Write data to our own stdout (1) or stderr (2).  Drop it if the reader is gone."""
+    try:
+        while data:
+            data = data[os.write(stream, data) :]
+    except OSError:
+        pass
 
 
 class Reports:

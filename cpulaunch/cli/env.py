@@ -79,7 +79,7 @@ def _machine(config: Config) -> Iterator[tuple[str, str]]:
     yield "bf16", " ".join(facts.cpu_flags or ()) or "no instructions for it"
     yield "memory", f"{(facts.memory or 0) / 2**30:.0f} GiB"
     yield "interfaces", ", ".join(f"{one.name} {one.address}" for one in interfaces_here())
-    found = all_mpis(config.mpi.path)
+    found = tuple(all_mpis(config.mpi.path))
     used = next((mpi for mpi in found if config.mpi.flavour in ("auto", mpi.flavour)), None)
     if used:
         yield "MPI", f"{_named(used, config)}, used for several hosts if all have it"

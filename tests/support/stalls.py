@@ -72,7 +72,7 @@ class Job:
             self._act(self.stalls.look(self.now))
 
     def prints(self) -> None:
-        self._act(self.stalls.printed(self.ranks[0], self.now))
+        self._act(self.stalls.progressed(self.ranks[0], self.now))
 
     def ends(self, number: int) -> None:
         """The program exits with code 0."""

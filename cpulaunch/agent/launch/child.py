@@ -27,7 +27,7 @@ DEAD_WITHIN = 2.0
 """Seconds within which a process ends after SIGKILL, unless a debugger or a dead file server holds it."""
 
 TIDY_WITHIN = 1.0
-"""Seconds that Python's resource tracker gets to remove what the other processes left in /dev/shm."""
+"""Seconds that multiprocessing's resource tracker gets to remove what others left in /dev/shm."""
 
 
 class Ended(NamedTuple):
@@ -67,17 +67,34 @@ class Program:
         Raises OSError if ``argv[0]`` can't be run, and AffinityError if the kernel refuses the cores.
         """
         os.set_inheritable(streams[2], True)
-        self.pid = _start(argv, env, cores, streams, stdin, open_files)
+        agent = os.getpid()
+
+        def prepare() -> None:
+            os.setpgid(0, 0)
+            _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            # Allow the agent's py-spy to trace it, though it isn't an ancestor (Yama's ptrace_scope 1).
+            _libc.prctl(_PR_SET_PTRACER, agent, 0, 0, 0)
+            if cores:
+                try:
+                    os.sched_setaffinity(0, cores)
+                except OSError as e:
+                    raise AffinityError(e.errno, e.strerror) from None
+            set_open_files(open_files)
+            if not stdin:
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(streams[0], 1)
+            os.dup2(streams[1], 2)
+
+        self.pid = fork_and_exec(argv, env, prepare)
         self._ended: Ended | None = None
         self._given_up: set[int] = set()
 
     def poll(self) -> Ended | None:
         """Return how the program ended, or None while it runs.  Also reap its orphans."""
         self._reap_orphans()
-        return self._ended or self._reap_program(os.WNOHANG)
+        return self._ended or self._reap_program()
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the program's process group."""
         if self._ended:
             return  # another process may have this pid by now
         try:
@@ -94,8 +111,8 @@ class Program:
         """The command lines of the children that `left_behind` counts."""
         return [command_line(pid) for pid in self._children() if pid != self.pid]
 
-    def _reap_program(self, options: int = 0) -> Ended | None:
-        pid, status = os.waitpid(self.pid, options)
+    def _reap_program(self) -> Ended | None:
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
             code = os.waitstatus_to_exitcode(status)
             self._ended = Ended(code, None) if code >= 0 else Ended(None, -code)
@@ -110,7 +127,7 @@ class Program:
     def _reap(self, pid: int) -> bool:
         """Reap a child if it has ended; returns whether it is gone."""
         if pid == self.pid:
-            return self._reap_program(os.WNOHANG) is not None
+            return self._reap_program() is not None
         try:
             gone = os.waitpid(pid, os.WNOHANG)[0] != 0
         except ChildProcessError:
@@ -133,7 +150,7 @@ class Program:
         while children := self._children():
             tidying = time.monotonic() < began + TIDY_WITHIN
             for pid in children:
-                if tidying and _is_resource_tracker(pid):
+                if tidying and "multiprocessing.resource_tracker" in command_line(pid):
                     continue  # it ends by itself after all others
                 try:
                     os.kill(pid, signal.SIGKILL)  # the pid stays ours until we reap it
@@ -153,33 +170,6 @@ class Program:
         if pid == self.pid:
             self._ended = Ended(None, signal.SIGKILL)
         return f"process {pid} ({command_line(pid)}, user {_user(pid)}) {why}"
-
-
-def _start(
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    cores: Collection[int],
-    streams: tuple[int, int, int],
-    stdin: bool,
-    open_files: int,
-) -> int:
-    """Start ``argv`` in a new process as `Program` describes, and return its pid."""
-    agent = os.getpid()
-
-    def prepare() -> None:
-        os.setpgid(0, 0)
-        _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        # Allow the agent's py-spy to trace it, though it isn't an ancestor (Yama's ptrace_scope 1).
-        _libc.prctl(_PR_SET_PTRACER, agent, 0, 0, 0)
-        if cores:
-            _pin(cores)
-        set_open_files(open_files)
-        if not stdin:
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(streams[0], 1)
-        os.dup2(streams[1], 2)
-
-    return fork_and_exec(argv, env, prepare)
 
 
 def fork_and_exec(argv: Sequence[str], env: Mapping[str, str], prepare: Callable[[], None]) -> int:
@@ -213,14 +203,6 @@ def fork_and_exec(argv: Sequence[str], env: Mapping[str, str], prepare: Callable
     return pid
 
 
-def _pin(cores: Collection[int]) -> None:
-    """Put this process on ``cores``.  Raises AffinityError."""
-    try:
-        os.sched_setaffinity(0, cores)
-    except OSError as e:
-        raise AffinityError(e.errno, e.strerror) from None
-
-
 def set_open_files(soft: int | None) -> int:
     """Set our soft limit of open files, or raise it to the hard limit if None.  Return the former limit."""
     former, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -231,10 +213,7 @@ def set_open_files(soft: int | None) -> int:
 def adopt_orphans_and_die_with(parent_signal: int) -> None:
     """Become the parent of all orphaned descendants, and get ``parent_signal`` when our own parent dies."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    parent = os.getppid()
-    _libc.prctl(_PR_SET_PDEATHSIG, int(parent_signal), 0, 0, 0)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), parent_signal)
+    die_with(os.getppid(), parent_signal)
 
 
 def signal_pipe(numbers: Sequence[int]) -> int:
@@ -249,7 +228,7 @@ def signal_pipe(numbers: Sequence[int]) -> int:
 
 
 def die_with(parent: int, number: int) -> None:
-    """In a new process, ask for a signal when ``parent`` dies.  Send it at once if that has happened."""
+    """Ask for a signal when our ``parent`` dies.  Send it at once if that has happened."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
@@ -270,11 +249,6 @@ def _parent(pid: int) -> int | None:
             return int(f.read().rpartition(")")[2].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return None
-
-
-def _is_resource_tracker(pid: int) -> bool:
-    """Whether a process is the one that removes semaphores and shared memory of Python's multiprocessing."""
-    return "multiprocessing.resource_tracker" in command_line(pid)
 
 
 def _remove_fabrics_memory(pid: int) -> None:
@@ -331,7 +305,6 @@ def set_memory_policy(policy: str) -> None:
     machine = os.uname().machine
     if machine not in _SET_MEMPOLICY:
         raise OSError(f"how to set it isn't known for {machine}")
-    libc = ctypes.CDLL(None, use_errno=True)
     # The kernel reads one bit less than maxnode.
-    if libc.syscall(_SET_MEMPOLICY[machine], _MODES[mode], numbers, 64 * words + 1):
+    if _libc.syscall(_SET_MEMPOLICY[machine], _MODES[mode], numbers, 64 * words + 1):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -38,13 +38,6 @@ STACKS_SIGNAL = signal.SIGRTMAX - 3
 """The signal at which a Python program writes its stacks.  No other software is known to use it."""
 
 
-class StacksHandler(NamedTuple):
-    """How the program writes its stacks: to the descriptor ``fd``, when it gets the signal ``number``."""
-
-    fd: int
-    number: int
-
-
 class Planned(NamedTuple):
     """What the plan gives a program.
 
@@ -61,13 +54,16 @@ class Planned(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A started program, its part of the plan, and the agent's ``message`` to the launcher about it."""
+    """A started program, its part of the plan, and the agent's ``message`` to the launcher about it.
+
+    ``stacks`` is the descriptor to which the program writes its stacks at STACKS_SIGNAL.
+    """
 
     program: Program
     planned: Planned
     message: Started
     ledger: mmap.mmap | None = None  # only for Python programs, if memfd_create works
-    stacks: StacksHandler | None = None
+    stacks: int | None = None
 
 
 def start_program(
@@ -97,7 +93,7 @@ def start_program(
     if placement.python:
         argv = [argv[0], RUN_PROGRAM, *argv[1:]]
         env[variables.REPORT_FD] = str(streams[2])
-        stacks, (ledger_fd, ledger) = _stacks_handler(env), ledger_file.offer(env)
+        stacks, (ledger_fd, ledger) = _offer_stacks_file(env), ledger_file.offer(env)
         kept = _keep_port(env, host) if identity.rank == 0 and not placement.instances else None
     preloads = planned_preloads(placement, assigned.host, os.environ)
     # Only one rank reads stdin.  Under hydra, the stdin of the others never ends.
@@ -110,7 +106,8 @@ def start_program(
     finally:
         if kept:
             kept.close()
-        ledger_file.close(ledger_fd)
+        if ledger_fd is not None:
+            os.close(ledger_fd)
     actual = _cores_of(program.pid)
     if actual is not None and actual != rank.cores:
         notes.append(f"{name} was put on CPUs {rank.cores}, but is on {actual}")
@@ -151,7 +148,7 @@ def _keep_port(env: dict[str, str], host: str) -> socket.socket | None:
     return kept
 
 
-def _stacks_handler(env: dict[str, str]) -> StacksHandler | None:
+def _offer_stacks_file(env: dict[str, str]) -> int | None:
     """Make a memory file to which all processes that inherit it append their stacks.
 
     None if the kernel refuses it.
@@ -162,7 +159,7 @@ def _stacks_handler(env: dict[str, str]) -> StacksHandler | None:
         return None
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
     env[variables.STACKS] = f"{fd}:{int(STACKS_SIGNAL)}"
-    return StacksHandler(fd, STACKS_SIGNAL)
+    return fd
 
 
 def _enter(directory: str, host: str) -> None:

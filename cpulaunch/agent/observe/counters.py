@@ -78,7 +78,6 @@ class Counters:
         return found
 
     def close(self) -> None:
-        """Stop counting."""
         for fd in self._files.values():
             with contextlib.suppress(OSError):
                 os.close(fd)

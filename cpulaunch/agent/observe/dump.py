@@ -14,6 +14,7 @@ import contextlib
 import os
 import select
 import selectors
+import shutil
 import signal
 import sys
 import time
@@ -23,7 +24,7 @@ from math import inf
 from typing import Any
 
 from cpulaunch import ledger, variables
-from cpulaunch.agent.launch.start import Running, StacksHandler
+from cpulaunch.agent.launch.start import STACKS_SIGNAL, Running
 from cpulaunch.agent.observe import processes
 from cpulaunch.agent.observe.stacks import fit, from_faulthandler, from_gdb, from_py_spy
 from cpulaunch.agent.program import ledger_file
@@ -88,7 +89,7 @@ class Dumps:
     ) -> None:
         """``running`` is the program, or None if it was not started."""
         self._selector, self._tell = selector, tell
-        self._handler = running.stacks if running else None
+        self._stacks = running.stacks if running else None
         self._program = running.program.pid if running else 0
         self._ledger = running.ledger if running else None
         self._asked: deque[tuple[AskDump, float]] = deque()  # requests and their times
@@ -126,7 +127,7 @@ class Dumps:
                 until = asked_at + PATIENCE
                 if until < time.monotonic() + LEAST:  # earlier requests have used up its time
                     until = 0.0
-                self._look = Look(message, until, self._program, self._selector, self._handler)
+                self._look = Look(message, until, self._program, self._selector, self._stacks)
             if not self._look.done() or not self._is_copied():
                 return
             shown, errors = fit(self._look.processes, MAX_DUMP), self._look.errors
@@ -147,13 +148,13 @@ class Look:
         until: float,
         program: int,
         selector: selectors.BaseSelector,
-        handler: StacksHandler | None,
+        stacks: int | None,
     ) -> None:
         """``program`` is the pid of the rank's program.  Whatever isn't observed by ``until`` is given up."""
         self.began, self._until = time.monotonic(), until
         self.processes: list[dict[str, Any]] = []
         self.errors: list[str] = []
-        self._selector, self._handler = selector, handler
+        self._selector, self._stacks = selector, stacks
         self._again_at = inf
         self._spies: list[_Spy] = []
         self._writing: _Writing | None = None
@@ -161,7 +162,9 @@ class Look:
         self._throttling: dict[int, Throttling] = {}
         self._py_spy, self._gdb = find_tool("py-spy", os.environ), find_tool("gdb", os.environ)
         self._describe(program)
-        self._waiting = deque(self._worth_a_stack())
+        self._waiting = deque(self.processes[: 1 + MAX_STACKS])
+        for each in self.processes[1 + MAX_STACKS :]:
+            each["lacking"] = f"those of {MAX_STACKS} children were taken"
         few = len(self._waiting) <= MAX_NATIVE
         self._native = {
             each["pid"] for each in self._waiting if asked.native and (few or each["pid"] == program)
@@ -208,11 +211,6 @@ class Look:
         named = [os.path.basename(tool) for tool in tools]  # an exiting process has only its name left
         program = str(process["command"]).partition(" ")[0]
         return process["parent"] == os.getpid() and program in (*tools, *named)
-
-    def _worth_a_stack(self) -> list[dict[str, Any]]:
-        for each in self.processes[1 + MAX_STACKS :]:
-            each["lacking"] = f"those of {MAX_STACKS} children were taken"
-        return self.processes[: 1 + MAX_STACKS]
 
     def _look_again(self, seconds: float) -> None:
         """Observe quotas and blocked threads a second time, ``seconds`` after the first.
@@ -291,13 +289,13 @@ class Look:
         if self._writing and not self._writing.done():
             return
         self._writing = None
-        while self._handler and self._without and not self._writing:
+        while self._stacks is not None and self._without and not self._writing:
             process = self._without.popleft()
             seen = processes.stat(process["pid"])
             # Skip traced processes, whose debugger gets the signal, and stopped ones, which get it later.
             hears = seen and seen.state in "RS" and not process["traced_by"]
-            if hears and processes.catches(process["pid"], self._handler.number):
-                self._writing = _Writing(process, self._handler)
+            if hears and processes.catches(process["pid"], STACKS_SIGNAL):
+                self._writing = _Writing(process, self._stacks)
 
     def _give_up(self) -> None:
         late = [spy.process for spy in self._spies] + list(self._waiting)
@@ -317,13 +315,13 @@ class _Writing:
 
     PERIOD, PERIODS = 0.05, 40
 
-    def __init__(self, process: dict[str, Any], handler: StacksHandler) -> None:
-        self.process, self._fd = process, handler.fd
+    def __init__(self, process: dict[str, Any], fd: int) -> None:
+        self.process, self._fd = process, fd
         self.due = time.monotonic() + self.PERIOD
         self._seen, self._left = 0, self.PERIODS
         os.ftruncate(self._fd, 0)
         try:
-            os.kill(process["pid"], handler.number)
+            os.kill(process["pid"], STACKS_SIGNAL)
         except OSError:  # the process has ended
             self._left = 0
 
@@ -412,11 +410,7 @@ class _Spy:
 def find_tool(name: str, environ: Mapping[str, str]) -> str | None:
     """Find a program next to the interpreter or on the PATH.  None if it is not installed."""
     directories = [os.path.dirname(sys.executable), *environ.get("PATH", "").split(os.pathsep)]
-    for directory in directories:
-        path = os.path.join(directory, name)
-        if directory and os.access(path, os.X_OK) and os.path.isfile(path):
-            return path
-    return None
+    return shutil.which(name, path=os.pathsep.join(filter(None, directories)))
 
 
 def _can_be_stopped(process: dict[str, Any]) -> bool:

@@ -6,6 +6,7 @@ take none of its locks are read.  Sources: proc(5); Documentation/filesystems/pr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from typing import Any, NamedTuple
@@ -49,15 +50,17 @@ _OF_PATHS = ("open", "stat", "rename", "mkdir", "unlink", "openat", "newfstatat"
 class Stat(NamedTuple):
     """Fields of ``/proc/PID/stat``.
 
-    ``cpu`` is the CPU time in seconds, ``started`` the start time in clock ticks since boot, and
-    ``stopped_by`` the number of the signal that stopped the process, or 0.
+    ``cpu`` is the CPU time in seconds, ``started`` the start time in clock ticks since boot, ``rss`` the
+    memory in bytes, and ``stopped_by`` the number of the signal that stopped the process, or 0.
     """
 
     name: str
     state: str
     parent: int
+    major_faults: int
     cpu: float
     started: int
+    rss: int
     stopped_by: int
 
 
@@ -68,10 +71,17 @@ def stat(pid: int, thread: int | None = None) -> Stat | None:
         return None
     begin, _, rest = text.rpartition(")")
     words = rest.split()
-    ticks = os.sysconf("SC_CLK_TCK")
     stopped_by = int(words[49]) if words[0] == "T" and len(words) > 49 else 0
-    cpu = (int(words[11]) + int(words[12])) / ticks
-    return Stat(begin.partition("(")[2], words[0], int(words[1]), cpu, int(words[19]), stopped_by & 0x7F)
+    return Stat(
+        name=begin.partition("(")[2],
+        state=words[0],
+        parent=int(words[1]),
+        major_faults=int(words[9]),
+        cpu=(int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK"),
+        started=int(words[19]),
+        rss=int(words[21]) * os.sysconf("SC_PAGE_SIZE"),
+        stopped_by=stopped_by & 0x7F,
+    )
 
 
 def family(ancestor: int) -> list[int]:
@@ -142,7 +152,6 @@ def threads(pid: int) -> list[int]:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal."""
     return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
@@ -165,18 +174,16 @@ def _waits_in(pid: int, thread: int) -> dict[str, Any]:
 
     Each is None if the thread is in another call, or if the kernel doesn't show it.
     """
-    nothing: dict[str, Any] = {"call": None, "file": None}
     words = (read_file(f"/proc/{pid}/task/{thread}/syscall") or "").split()
     if len(words) < 2 or not words[0].isdigit():
-        return nothing
+        return {"call": None, "file": None}
     pairs = (each.partition("=") for each in _CALLS.get(os.uname().machine, "").split())
     call = next((name for name, _, number in pairs if number == words[0]), None)
-    if call is None or call in _OF_PATHS:
-        return {**nothing, "call": call}
-    try:
-        return {"call": call, "file": os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")[-200:]}
-    except OSError:
-        return {**nothing, "call": call}
+    file = None
+    if call and call not in _OF_PATHS:
+        with contextlib.suppress(OSError):
+            file = os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")[-200:]
+    return {"call": call, "file": file}
 
 
 def _wchan(pid: int, thread: int) -> str | None:

@@ -5,8 +5,6 @@ Sources: proc(5); Documentation/filesystems/proc.rst of Linux.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from cpulaunch.agent.observe import processes
@@ -34,7 +32,7 @@ class Usage:
         self._pid, self._far = pid, far_nodes(cores)
         self._counters = Counters(pid)
         self._quota: tuple[float, Throttling | None] = now, processes.throttling(pid)
-        self._switches: dict[str, Switches] = {}  # thread id → its last known counts
+        self._switches: dict[int, Switches] = {}  # thread id → its last known counts
         self._of_ended = Switches(0, 0)
 
     def row(self, now: float) -> dict[str, Any]:
@@ -58,8 +56,12 @@ class Usage:
         found = switches(self._pid)
         none = Switches(0, 0)
         gone = (each for thread, each in self._switches.items() if found.get(thread, none) < each)
-        self._of_ended, self._switches = added([self._of_ended, *gone]), found
-        return added([self._of_ended, *found.values()])
+        self._of_ended, self._switches = _sum(self._of_ended, *gone), found
+        return _sum(self._of_ended, *found.values())
+
+
+def _sum(*several: Switches) -> Switches:
+    return Switches(*map(sum, zip(*several, strict=True)))
 
 
 def process_row(pid: int) -> dict[str, Any]:
@@ -67,33 +69,16 @@ def process_row(pid: int) -> dict[str, Any]:
 
     Empty if it has ended.
     """
-    text = read_file(f"/proc/{pid}/stat")
-    if text is None:
+    if (found := processes.stat(pid)) is None:
         return {}
-    words = text.rpartition(")")[2].split()
-    row: dict[str, Any] = {
-        "rss": int(words[21]) * os.sysconf("SC_PAGE_SIZE"),
-        "cpu_seconds": (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK"),
-        "major_faults": int(words[9]),
-    }
-    return row
+    return {"rss": found.rss, "cpu_seconds": found.cpu, "major_faults": found.major_faults}
 
 
-def switches(pid: int) -> dict[str, Switches]:
+def switches(pid: int) -> dict[int, Switches]:
     """The context switches of at most MAX_THREADS threads of a process, by thread id."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        threads = []
     found = {}
-    for thread in threads[:MAX_THREADS]:
+    for thread in processes.threads(pid)[:MAX_THREADS]:
         lines = (read_file(f"/proc/{pid}/task/{thread}/status") or "").splitlines()[-2:]
         if lines and lines[-1].startswith("nonvoluntary_ctxt_switches"):
             found[thread] = Switches(*(int(line.split()[1]) for line in lines))
     return found
-
-
-def added(several: Iterable[Switches]) -> Switches:
-    """The sum of ``several``, which must not be empty."""
-    voluntary, preempted = zip(*several, strict=True)
-    return Switches(sum(voluntary), sum(preempted))

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 from cpulaunch.agent.launch.start import RUN_PROGRAM, Planned
+from cpulaunch.discovery.host.files import read_file
 from cpulaunch.messages import Found, Ready, Torch
 from cpulaunch.model.cores import CoreSet
 
@@ -66,11 +67,9 @@ def _preloaded(pid: int, wanted: list[str]) -> list[str] | None:
     """
     if not wanted:
         return []
-    try:
-        with open(f"/proc/{pid}/maps") as f:
-            mapped = {line.split(maxsplit=5)[5].strip() for line in f if "/" in line}
-    except OSError:
+    if (maps := read_file(f"/proc/{pid}/maps")) is None:
         return None
+    mapped = {line.split(maxsplit=5)[5].strip() for line in maps.split("\n") if "/" in line}
     names = {os.path.basename(path) for path in mapped}
     found = [
         path for path in wanted if os.path.realpath(path) in mapped or ("/" not in path and path in names)
@@ -89,7 +88,6 @@ def _is_our_program(pid: int) -> bool:
 
 def _physical_cores() -> int:
     """The physical cores of this machine, also where some have one thread and some have several."""
-    from cpulaunch.discovery.host.files import read_file
     from cpulaunch.discovery.host.sysfs import topology_from_sysfs
 
     return len(topology_from_sysfs(read_file).cores)

@@ -8,6 +8,7 @@ happens to a thread that shares its only core with the program.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -37,14 +38,9 @@ def keep_groups() -> None:
 
 
 def _gloo_runs() -> bool:
-    tasks = f"/proc/{os.getpid()}/task"
-    return any(_runs(f"{tasks}/{thread}/stat") for thread in os.listdir(tasks))
-
-
-def _runs(stat: str) -> bool:
-    try:
-        with open(stat) as f:
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/stat") as f:
             _, _, rest = f.read().partition(THREADS)
-    except OSError:
-        return False  # the thread has ended
-    return rest.partition(") ")[2].startswith("R")
+            if rest.partition(") ")[2].startswith("R"):
+                return True
+    return False

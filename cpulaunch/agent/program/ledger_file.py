@@ -12,10 +12,11 @@ from cpulaunch import ledger, variables
 _NAME = "cpulaunch-ledger"
 
 
-def make() -> tuple[int, mmap.mmap] | tuple[None, None]:
-    """Make a ledger.  Returns a descriptor for the program, and the agent's mapping.
+def offer(env: dict[str, str]) -> tuple[int, mmap.mmap] | tuple[None, None]:
+    """Make a ledger for the program with the variables ``env``, which pass its descriptor on.
 
-    Both are None if the kernel refuses it.
+    Returns the descriptor, to be closed once the program has inherited it, and the agent's mapping.  Both are
+    None if the kernel refuses it.
     """
     try:
         fd = os.memfd_create(_NAME)
@@ -23,25 +24,13 @@ def make() -> tuple[int, mmap.mmap] | tuple[None, None]:
         return None, None
     try:
         os.truncate(fd, ledger.SIZE)
-        return fd, mmap.mmap(fd, ledger.SIZE)
+        kept = mmap.mmap(fd, ledger.SIZE)
     except OSError:
         os.close(fd)
         return None, None
-
-
-def offer(env: dict[str, str]) -> tuple[int, mmap.mmap] | tuple[None, None]:
-    """Make a ledger, and pass its descriptor to the program with the variables ``env``."""
-    made = make()
-    if (fd := made[0]) is not None:
-        os.set_inheritable(fd, True)
-        env[variables.LEDGER_FD] = str(fd)
-    return made
-
-
-def close(fd: int | None) -> None:
-    """Close the agent's descriptor after the program has inherited it."""
-    if fd is not None:
-        os.close(fd)
+    os.set_inheritable(fd, True)
+    env[variables.LEDGER_FD] = str(fd)
+    return fd, kept
 
 
 def groups(kept: mmap.mmap | bytes | None, *, unfinished: bool = False) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from cpulaunch import variables
 from cpulaunch.agent.launch.child import die_with, fork_and_exec
+from cpulaunch.agent.output import pass_on
 from cpulaunch.agent.spawner.messages import MARK, TO_PARENT, Host, Start, decode, encode
 from cpulaunch.messages import UNREACHED
 from cpulaunch.wire import MAX_LINE, MessageError
@@ -158,12 +159,3 @@ class Connection:
             self._selector.unregister(fd)
         os.close(fd)
         del self._ours[fd]
-
-
-def pass_on(stream: int, data: bytes) -> None:
-    """Write data to our own stdout (1) or stderr (2).  Drop it if the reader is gone."""
-    try:
-        while data:
-            data = data[os.write(stream, data) :]
-    except OSError:
-        pass

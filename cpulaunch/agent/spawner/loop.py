@@ -12,9 +12,10 @@ from typing import Any
 
 from cpulaunch import variables
 from cpulaunch.agent.launch.child import set_open_files, signal_pipe
+from cpulaunch.agent.output import pass_on
 from cpulaunch.agent.spawner import messages
 from cpulaunch.agent.spawner.agents import Agents, Input
-from cpulaunch.agent.spawner.connection import PIECE, STDERR, STDIN, STDOUT, Connection, pass_on
+from cpulaunch.agent.spawner.connection import PIECE, STDERR, STDIN, STDOUT, Connection
 from cpulaunch.agent.spawner.messages import FAN_OUT, MARK, TO_CHILD, Host, Start, decode, encode, grouped
 from cpulaunch.errors import HostError
 from cpulaunch.wire import Lines, MessageError, pack, unpack
@@ -78,7 +79,6 @@ class Spawner:
             self._heard(messages.NotStarted(list(self.mine), why))
 
     def wait(self) -> None:
-        """Return when all hosts have ended."""
         while self.waiting:
             for key, _ in self.selector.select():
                 current = self.selector.get_map().get(key.fd)

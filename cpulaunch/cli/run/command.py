@@ -380,8 +380,8 @@ def _run(
         for line in headline(plan, directory.path, verbose):
             tell(line)
         # Both contain the values of `env:`, which others must not read.
-        output.keep("plan.json", plan_as_json(plan, commands).encode(), private=True)
-        output.keep("command.sh", os.fsencode(shell(commands, attempt.master_port)), private=True)
+        output.logs.append("plan.json", plan_as_json(plan, commands).encode(), private=True)
+        output.logs.append("command.sh", os.fsencode(shell(commands, attempt.master_port)), private=True)
 
     try:
         outcome = execute(attempt, console, meanwhile, following)
@@ -390,12 +390,12 @@ def _run(
             if again.began or _may_come_back(outcome.exit_code):
                 outcome = again
     except BaseException:
-        output.close(LAST_WORDS)
+        output.logs.close(LAST_WORDS)
         screen.close(LAST_WORDS)
         raise
-    output.keep_whole("outcome.json", outcome.to_text().encode())
+    output.logs.write_whole("outcome.json", outcome.to_text().encode())
     patience = LAST_WORDS if outcome.kind == INTERRUPTED else HUNG
-    written = all([output.close(patience), *(sink.close(patience) for sink in sinks)])
+    written = all([output.logs.close(patience), *(sink.close(patience) for sink in sinks)])
     if not written:
         tell(f"{directory.path} does not answer: its files are not complete")
     if outcome.kind != OK:

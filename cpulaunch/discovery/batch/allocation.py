@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
-from itertools import chain, repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from cpulaunch.errors import ConfigError
 from cpulaunch.model.hosts import Host, parse_hostfile, parse_hosts
 from cpulaunch.user_file import HOSTFILE_LIMIT, read_user_file
 
+_NAME_THEM = "name the hosts with --hosts or a hostfile"
 _TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
 
 
@@ -97,17 +98,15 @@ def _slurm(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
     tasks = environ.get("SLURM_TASKS_PER_NODE")
     if not tasks or not asked:
         return hosts
-    runs = _runs("$SLURM_TASKS_PER_NODE", tasks)
-    nodes_counted = sum(times for _, times in runs)
-    if nodes_counted != len(hosts):
+    counts = _counts("$SLURM_TASKS_PER_NODE", tasks)
+    if len(counts) != len(hosts):
         if "SLURM_STEP_ID" in environ:  # the current step's tasks, not the job's
             return hosts
         raise ConfigError(
-            f"$SLURM_TASKS_PER_NODE: {tasks} is for {nodes_counted} nodes, but {nodes} are {len(hosts)}",
-            hint="name the hosts with --hosts or a hostfile",
+            f"$SLURM_TASKS_PER_NODE: {tasks} is for {len(counts)} nodes, but {nodes} are {len(hosts)}",
+            hint=_NAME_THEM,
             part=tasks,
         )
-    counts = chain.from_iterable(repeat(count, times) for count, times in runs)
     return tuple(Host(host.name, count) for host, count in zip(hosts, counts, strict=True))
 
 
@@ -131,14 +130,14 @@ def _operators(file: str, read: Callable[[str], str | None]) -> tuple[Host, ...]
     return tuple(host if asked else Host(host.name) for host in hosts)
 
 
-def _runs(variable: str, text: str) -> list[tuple[int, int]]:
-    """Parse a text such as ``2(x3),1`` into pairs of a number and how many consecutive hosts have it."""
-    runs: list[tuple[int, int]] = []
+def _counts(variable: str, text: str) -> list[int]:
+    """Parse a text such as ``2(x3),1``: the number of each host."""
+    counts: list[int] = []
     for part in text.split(","):
         if not (match := _TASKS.fullmatch(part.strip())):
             raise ConfigError(f"{variable}: {part!r} is not like 2(x3)", part=part)
-        runs.append((int(match[1]), int(match[2] or 1)))
-    return runs
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
 
 
 def cpus_of_nodes(environ: Mapping[str, str]) -> dict[str, int]:
@@ -146,24 +145,17 @@ def cpus_of_nodes(environ: Mapping[str, str]) -> dict[str, int]:
     nodes, text = nodes_for_steps(environ), environ.get("SLURM_JOB_CPUS_PER_NODE")
     if not nodes or not text:
         return {}
-    runs = _runs("$SLURM_JOB_CPUS_PER_NODE", text)
-    counts = chain.from_iterable(repeat(count, times) for count, times in runs)
+    counts = _counts("$SLURM_JOB_CPUS_PER_NODE", text)
     return {host.name: count for host, count in zip(nodes, counts, strict=False)}
 
 
 def _in_node_file(variable: str, file: str, text: str | None) -> tuple[Host, ...]:
     """The hosts of a node file with one line per rank.  A host's lines need not be adjacent."""
     if text is None:
-        raise ConfigError(
-            f"{variable}: {file} cannot be read", hint="name the hosts with --hosts or a hostfile"
-        )
-    lines: dict[str, int] = {}
-    for line in text.split():
-        lines[line] = lines.get(line, 0) + 1
+        raise ConfigError(f"{variable}: {file} cannot be read", hint=_NAME_THEM)
+    lines = Counter(text.split())
     if not lines:
-        raise ConfigError(
-            f"{variable}: {file} names no host", hint="name the hosts with --hosts or a hostfile"
-        )
+        raise ConfigError(f"{variable}: {file} names no host", hint=_NAME_THEM)
     # If each host has a single line, the file doesn't say how many ranks each should have.
     has_counts = max(lines.values()) > 1
     return tuple(

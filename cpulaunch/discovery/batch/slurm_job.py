@@ -46,16 +46,23 @@ def slurm_job(environ: Mapping[str, str]) -> SlurmJob | None:
     number = environ.get("SLURM_JOB_ID", "")
     if not number or not any(name.startswith("SLURM_JOB_NODELIST") for name in environ):
         return None
-    try:
-        done = subprocess.run(
-            ["scontrol", "show", "job", "--details", "--oneliner", number],
-            capture_output=True, text=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
+    done = scontrol_show("job", "--details", number)
+    if done is None:
         return None
     if _UNKNOWN in done.stderr:
         return SlurmJob(number, "no job that Slurm knows")
     return _parsed(number, done.stdout)
+
+
+def scontrol_show(*what: str) -> subprocess.CompletedProcess[str] | None:
+    """Run ``scontrol show --oneliner`` on an entity.  None if Slurm doesn't answer."""
+    try:
+        return subprocess.run(
+            ["scontrol", "show", "--oneliner", *what],
+            capture_output=True, text=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
 
 
 def _parsed(number: str, text: str) -> SlurmJob | None:

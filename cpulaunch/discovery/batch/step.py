@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import subprocess
 from collections.abc import Collection, Iterable, Sequence
 from shutil import which
 
 from cpulaunch.config.config import Config
 from cpulaunch.discovery.batch.allocation import allocated_nodes, cpus_of_nodes, nodes_for_steps
+from cpulaunch.discovery.batch.slurm_job import scontrol_show
 from cpulaunch.errors import ConfigError
 from cpulaunch.model.hosts import Host, fold_hosts
 from cpulaunch.plan.select import decide_launcher, leaves_launcher_to_us
 
 NAME = "slurm"
 """The value of the setting ``launcher`` for srun."""
-
-
-TIMEOUT = 10.0
-"""Seconds within which scontrol must answer."""
 
 
 def part_of_nodes(config: Config, hosts: Sequence[Host]) -> str:
@@ -29,14 +25,7 @@ def part_of_nodes(config: Config, hosts: Sequence[Host]) -> str:
     """
     given = cpus_of_nodes(config.environ)
     named = [host.name for host in hosts if host.name in given]
-    if not named:
-        return ""
-    try:
-        done = subprocess.run(
-            ["scontrol", "show", "node", "--oneliner", ",".join(named)],
-            capture_output=True, text=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
+    if not named or (done := scontrol_show("node", ",".join(named))) is None:
         return ""
     for line in done.stdout.splitlines():
         words = dict(word.partition("=")[::2] for word in line.split())

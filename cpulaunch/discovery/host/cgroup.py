@@ -35,15 +35,12 @@ def cgroup_throttling(read: Read) -> Throttling | None:
     ``read`` returns files as that process sees them.
     """
     found = []
-    for kind, folders in _groups(read):
-        for folder in folders if kind in ("cpu", "both") else ():
-            if (quota := _quota(read, folder)) is not None:
-                lines = (line.split() for line in (read(f"{folder}/cpu.stat") or "").splitlines())
-                stat = {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
-                seconds = stat.get("throttled_usec", 0) / 1e6 + stat.get("throttled_time", 0) / 1e9
-                found.append(
-                    Throttling(quota, stat.get("nr_periods", 0), stat.get("nr_throttled", 0), seconds)
-                )
+    for folder in _folders(read, "cpu"):
+        if (quota := _quota(read, folder)) is not None:
+            lines = (line.split() for line in (read(f"{folder}/cpu.stat") or "").splitlines())
+            stat = {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
+            seconds = stat.get("throttled_usec", 0) / 1e6 + stat.get("throttled_time", 0) / 1e9
+            found.append(Throttling(quota, stat.get("nr_periods", 0), stat.get("nr_throttled", 0), seconds))
     return min(found, default=None)
 
 
@@ -64,14 +61,8 @@ def cgroup_limits(read: Read) -> tuple[CoreSet | None, float | None]:
     ``read`` returns files as that process sees them.  Both versions of cgroups are supported.  A quota also
     holds for all groups inside its group, so the smallest one counts.
     """
-    cpuset: CoreSet | None = None
-    quotas: list[float] = []
-    for kind, folders in _groups(read):
-        if kind in ("cpuset", "both") and cpuset is None:
-            cpuset = _cpuset(read, folders)
-        if kind in ("cpu", "both"):
-            quotas += [quota for folder in folders if (quota := _quota(read, folder)) is not None]
-    return cpuset, min(quotas, default=None)
+    quotas = (_quota(read, folder) for folder in _folders(read, "cpu"))
+    return _cpuset(read), min((quota for quota in quotas if quota is not None), default=None)
 
 
 def memory_limit(read: Read) -> int | None:
@@ -81,30 +72,27 @@ def memory_limit(read: Read) -> int | None:
     (above which the kernel slows a group down) counts, over all groups that contain the process.
     """
     names = ("memory.max", "memory.high", "memory.limit_in_bytes")
-    folders = [folder for kind, found in _groups(read) if kind in ("memory", "both") for folder in found]
-    texts = [(read(f"{folder}/{name}") or "").strip() for folder in folders for name in names]
+    texts = [
+        (read(f"{folder}/{name}") or "").strip() for folder in _folders(read, "memory") for name in names
+    ]
     # For no limit, version 2 has the word "max", and version 1 a huge number.
     limits = [int(text) for text in texts if text.isdigit() and int(text) < _UNLIMITED]
     return min(limits, default=None)
 
 
-def _groups(read: Read) -> Iterator[tuple[str, list[str]]]:
-    """Yield each kind of group with its folder and the folders above it.
-
-    The kind is ``cpuset``, ``cpu`` or ``memory`` in version 1, and ``both`` in version 2.
-    """
+def _folders(read: Read, controller: str) -> Iterator[str]:
+    """Yield the folders of the process's groups for a controller, such as ``cpu``, the innermost first."""
     mounts = list(_mounts(read))
     for line in (read("/proc/self/cgroup") or "").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        names = controllers.split(",")
-        for kind in ("both",) if number == "0" and not controllers else ("cpuset", "cpu", "memory"):
-            if kind != "both" and kind not in names:
-                continue
-            for options, root, folder in mounts:
-                if (kind == "both" and options is None) or (options is not None and kind in options):
-                    yield kind, _folders(folder, root, path)
-                    break
+        is_version_2 = number == "0" and not controllers
+        if not is_version_2 and controller not in controllers.split(","):
+            continue
+        for options, root, folder in mounts:
+            if options is None if is_version_2 else controller in (options or ()):
+                yield from _from_inside_out(folder, root, path)
+                break
 
 
 def _mounts(read: Read) -> Iterator[tuple[list[str] | None, str, str]]:
@@ -117,7 +105,7 @@ def _mounts(read: Read) -> Iterator[tuple[list[str] | None, str, str]]:
             yield options, fields[3], fields[4].replace("\\040", " ")
 
 
-def _folders(mounted: str, root: str, path: str) -> list[str]:
+def _from_inside_out(mounted: str, root: str, path: str) -> list[str]:
     """The group's folder, then the folders above it as far as they are visible here.
 
     In a container, ``path`` may be the host's, while only the part below ``root`` is mounted.
@@ -128,8 +116,8 @@ def _folders(mounted: str, root: str, path: str) -> list[str]:
     return ["/".join([mounted, *names[:depth]]) for depth in range(len(names), -1, -1)]
 
 
-def _cpuset(read: Read, folders: list[str]) -> CoreSet | None:
-    for folder in folders:
+def _cpuset(read: Read) -> CoreSet | None:
+    for folder in _folders(read, "cpuset"):
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
             text = read(f"{folder}/{name}")
             if text and text.strip():

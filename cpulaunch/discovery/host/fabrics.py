@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
+from cpulaunch.discovery.host.files import read_file
 from cpulaunch.model.fabrics import Fabric
 
 CARDS = "/sys/class/infiniband"
@@ -79,17 +80,9 @@ def _listed(directory: str) -> list[str]:
 
 def _is_active(card: str) -> bool:
     ports = os.path.join(card, "ports")
-    return any("ACTIVE" in _text(os.path.join(ports, port, "state")) for port in _listed(ports))
+    return any("ACTIVE" in (read_file(os.path.join(ports, port, "state")) or "") for port in _listed(ports))
 
 
 def _provider(card: str) -> str:
     driver = os.path.basename(os.path.realpath(os.path.join(card, "device", "driver")))
     return _PROVIDERS.get(driver, "verbs")
-
-
-def _text(file: str) -> str:
-    try:
-        with open(file, encoding="ascii", errors="replace") as f:
-            return f.read()
-    except OSError:
-        return ""

@@ -32,36 +32,24 @@ def find_mpis(flavour: str, where: str) -> tuple[Mpi, ...]:
     and PATH, in this order.
     """
     found = []
-    for mpi in _installed(where):
+    for mpi in all_mpis(where):
         if flavour in ("auto", mpi.flavour):
             return (mpi,)
         found.append(mpi)
     return tuple(found)
 
 
-def all_mpis(where: str) -> tuple[Mpi, ...]:
+def all_mpis(where: str) -> Iterator[Mpi]:
     """All MPIs in ``where``, which has the same meaning as for `find_mpis`."""
-    return tuple(_installed(where))
-
-
-def mpi_of(version_text: str) -> Mpiexec | None:
-    """The MPI whose ``mpiexec --version`` prints ``version_text``; None if unknown."""
-    for mpi in _known():
-        if any(words in version_text for words in mpi.version_words):
-            return mpi
-    return None
-
-
-def _known() -> list[Mpiexec]:
-    return [launchers.load_mpi(flavour) for flavour in launchers.MPIS]
-
-
-def _installed(where: str) -> Iterator[Mpi]:
     found = set()
     for path in _candidates(where):
         if (mpi := _identify(path)) and mpi not in found:
             found.add(mpi)
             yield mpi
+
+
+def _known() -> list[Mpiexec]:
+    return [launchers.load_mpi(flavour) for flavour in launchers.MPIS]
 
 
 def _candidates(where: str) -> Iterator[Path]:
@@ -97,11 +85,12 @@ def _identify(path: Path) -> Mpi | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    mpi_here = mpi_of(done.stdout + done.stderr)
-    if mpi_here is None:
+    printed = done.stdout + done.stderr
+    found = next((mpi for mpi in _known() if any(words in printed for words in mpi.version_words)), None)
+    if found is None:
         return None
-    called = path.with_name(mpi_here.called_by_script or path.name)
-    return Mpi(mpi_here.name, str((called if called.is_file() else path).absolute()), _version(done.stdout))
+    called = path.with_name(found.called_by_script or path.name)
+    return Mpi(found.name, str((called if called.is_file() else path).absolute()), _version(done.stdout))
 
 
 def _pip_version(package: str) -> str | None:

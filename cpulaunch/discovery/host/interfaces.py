@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ipaddress
 import socket
@@ -65,14 +66,12 @@ def route_to(master: str) -> tuple[list[str], str | None]:
         found = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)
     except OSError:
         return [], None
+    addresses = [str(entry[4][0]) for entry in found]
     for family, _, _, _, address in found:
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as s:
-                s.connect(address)  # sends nothing
-                return [str(entry[4][0]) for entry in found], s.getsockname()[0]
-        except OSError:
-            continue
-    return [str(entry[4][0]) for entry in found], None
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as s:
+            s.connect(address)  # sends nothing
+            return addresses, s.getsockname()[0]
+    return addresses, None
 
 
 def select_interfaces(

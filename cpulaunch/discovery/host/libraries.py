@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from glob import glob
 
+from cpulaunch.discovery.host.files import read_file
 from cpulaunch.model.libraries import FILES, TORCHS_OWN, can_be_preloaded
 
 _OF_TORCH = ("libgomp", "libiomp5", "libomp")
@@ -23,7 +25,7 @@ def find_libraries(directories: Iterable[str], packages: Iterable[str]) -> dict[
     Python imports from.  Files for another kind of processor are skipped, as the dynamic linker does.  A file
     that can't be preloaded is taken only if there is no other.
     """
-    places = list(dict.fromkeys((*directories, *_system_directories())))
+    places = list(dict.fromkeys((*directories, *_directories_of_linker(), *_USUAL)))
     own_kind = _kind(sys.executable)
     found = {}
     for library, names in FILES.items():
@@ -73,37 +75,15 @@ def _runtime_of_torch(places: Iterable[str], packages: Iterable[str]) -> str | N
     return None
 
 
-def _system_directories() -> Iterator[str]:
-    """The directories of the dynamic linker: those of /etc/ld.so.conf, then its defaults."""
-    yield from _of_linker("/etc/ld.so.conf")
-    yield from _USUAL
-
-
-def _of_linker(file: str) -> Iterator[str]:
-    for line in _lines(file):
+def _directories_of_linker(file: str = "/etc/ld.so.conf") -> Iterator[str]:
+    """The directories that the dynamic linker's configuration names."""
+    for line in (read_file(file) or "").splitlines():
         word, _, rest = line.partition("#")[0].strip().partition(" ")
         if word == "include":
-            folder, _, pattern = rest.strip().rpartition("/")
-            ending = pattern.lstrip("*")
-            try:
-                names = sorted(os.listdir(folder))
-            except OSError:
-                continue
-            for name in names:
-                if name.endswith(ending):
-                    yield from (
-                        path for path in map(str.strip, _lines(f"{folder}/{name}")) if path[:1] == "/"
-                    )
+            for included in sorted(glob(rest.strip())):
+                yield from _directories_of_linker(included)
         elif word.startswith("/"):
             yield word
-
-
-def _lines(file: str) -> list[str]:
-    try:
-        with open(file, encoding="utf-8", errors="replace") as f:
-            return f.read().splitlines()
-    except OSError:
-        return []
 
 
 def _kind(file: str) -> bytes | None:

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, TypeVar
 
+C = TypeVar("C")
 T = TypeVar("T")
 
 MOST_TRIED = 256
@@ -36,19 +37,19 @@ def candidates(wanted: int | Literal["auto"], ports: range | None) -> list[int]:
     return [*high[start:], *high[:start], *reversed(low)][:MOST_TRIED]
 
 
-def first_free(ports: Iterable[int], listen: Callable[[int], T]) -> T:
-    """Return ``listen(port)`` for the first of ``ports`` that is not in use.
+def first_free(choices: Iterable[C], bind: Callable[[C], T]) -> T:
+    """Return ``bind(choice)`` for the first of ``choices``, such as ports, that is not in use.
 
     Raises the last OSError if all are in use, and any other OSError at once.
     """
-    *others, last = ports
-    for port in others:
+    *others, last = choices
+    for choice in others:
         try:
-            return listen(port)
+            return bind(choice)
         except OSError as e:
             if e.errno != errno.EADDRINUSE:
                 raise
-    return listen(last)
+    return bind(last)
 
 
 def keep(port: int, ours: str | None) -> socket.socket:
@@ -57,11 +58,15 @@ def keep(port: int, ours: str | None) -> socket.socket:
     ``ours`` is the port that this user's job keeps already (the variable KEPT_PORT).  Raises OSError if the
     port is in use.
     """
+
+    def bind(options: tuple[int, ...]) -> socket.socket:
+        return _bound(port, options)
+
     if str(port) == ours:
-        return _first_bound(port, ((socket.SO_REUSEPORT,), (socket.SO_REUSEPORT, socket.SO_REUSEADDR)))
+        return first_free([(socket.SO_REUSEPORT,), (socket.SO_REUSEPORT, socket.SO_REUSEADDR)], bind)
     # With SO_REUSEADDR, other users could take the port as well, so try without it first.  That fails if
     # connections of an earlier job have just ended.
-    kept = _first_bound(port, ((), (socket.SO_REUSEADDR,)))
+    kept = first_free([(), (socket.SO_REUSEADDR,)], bind)
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     return kept
 
@@ -97,18 +102,6 @@ def _listened_on(port: int) -> bool:
         if any(local.endswith(f":{port:04X}") and state == "0A" for local, _, state in sockets):
             return True
     return False
-
-
-def _first_bound(port: int, attempts: tuple[tuple[int, ...], ...]) -> socket.socket:
-    """Bind a socket with the first of the sets of options ``attempts`` that works.  Raises OSError."""
-    *others, last = attempts
-    for options in others:
-        try:
-            return _bound(port, options)
-        except OSError as e:
-            if e.errno != errno.EADDRINUSE:
-                raise
-    return _bound(port, last)
 
 
 def _loopback(address: str) -> str:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from cpulaunch.discovery.host.cgroup import cgroup_limits, memory_limit
 from cpulaunch.discovery.host.files import Read, read_file
 from cpulaunch.discovery.host.interfaces import interfaces_here
 from cpulaunch.discovery.host.libraries import find_libraries, import_directories, library_directories
-from cpulaunch.discovery.host.package_versions import version_in
 from cpulaunch.discovery.host.rate_cache import RateCache
 from cpulaunch.discovery.host.sysfs import topology_from_sysfs
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.facts import BF16_FLAGS, HostFacts
 from cpulaunch.model.rates import Cpu
 from cpulaunch.model.topology import Topology
+
+VERSION_FILES = {
+    "torch": ("torch/version.py", "__version__"),
+    "intel_extension_for_pytorch": ("intel_extension_for_pytorch/_version.py", "__version__"),
+}
+"""Package → the file in which it assigns its version, and the variable's name."""
 
 
 def topology_here() -> Topology:
@@ -64,6 +69,24 @@ def facts_here(
         cpu=cpu,
         rates=RateCache.of(cpu, torch_version, environ).product_rates() if torch_version else (),
     )
+
+
+def version_in(directories: Iterable[str], package: str) -> str | None:
+    """The version of a package of VERSION_FILES in the first of ``directories`` that has it, or None.
+
+    The version is read from the file, as importing torch takes more than a second.
+    """
+    file, name = VERSION_FILES[package]
+    for directory in directories:
+        try:
+            with open(os.path.join(directory, file), encoding="utf-8") as f:
+                for line in f:
+                    left, equals, right = line.partition("=")
+                    if equals and left.split(":")[0].strip() == name:
+                        return right.strip().strip("'\"")
+        except OSError:
+            continue
+    return None
 
 
 def libc_here() -> str:

@@ -172,16 +172,11 @@ def _no_answer(host: str, response: ProbeResponse, request: ProbeRequest, reach:
         return Problem(
             f"no answer within {ANSWER_TIMEOUT:.0f} s", f"`{reach.by_hand(ANY_HOST)}` shows where it stops"
         )
-    if response.exit_code == NO_PYTHON:
-        return Problem(
-            f"there is no {request.python}",
-            "put the same environment there, at the same path, or share it over NFS",
-        )
-    if response.exit_code == NO_CPULAUNCH:
-        return Problem(
-            f"{request.python} is there, but cpulaunch isn't where it is here",
-            "put the same environment there, at the same path, or share it over NFS",
-        )
+    if response.exit_code in (NO_PYTHON, NO_CPULAUNCH):
+        what = f"{request.python} is there, but cpulaunch isn't where it is here"
+        if response.exit_code == NO_PYTHON:
+            what = f"there is no {request.python}"
+        return Problem(what, "put the same environment there, at the same path, or share it over NFS")
     last = without_name(host, response.error.splitlines()[-1].strip()) if response.error else ""
     if obstacle := reach.obstacle(host, response.exit_code, response.error):
         return Problem(*obstacle)
@@ -213,9 +208,8 @@ def _missing(answer: ProbeAnswer, request: ProbeRequest) -> Iterable[Problem]:
             "copy it there, or share it over NFS; ranks start in it on every host",
         )
     for file in answer.missing:
-        if file in request.optional:
-            continue
-        yield Problem(f"there is no {file}", "copy it there, or share it over NFS")
+        if file not in request.optional:
+            yield Problem(f"there is no {file}", "copy it there, or share it over NFS")
 
 
 def _majority(answers: Mapping[str, ProbeAnswer]) -> dict[tuple[str, str], tuple[str | None, str]]:

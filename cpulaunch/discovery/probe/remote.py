@@ -27,18 +27,8 @@ from cpulaunch import __version__
 from cpulaunch.discovery.host.fabrics import find_fabrics
 from cpulaunch.discovery.host.interfaces import interfaces_here, route_to
 from cpulaunch.discovery.host.master_port import first_free
-from cpulaunch.discovery.host.package_versions import VERSION_FILES, version_in
-from cpulaunch.discovery.host.this_host import facts_here
-from cpulaunch.discovery.probe.messages import (
-    KINDS,
-    MARK,
-    TO_PROBE,
-    Answer,
-    ConnectAnswer,
-    ConnectRequest,
-    ProbeAnswer,
-    ProbeRequest,
-)
+from cpulaunch.discovery.host.this_host import VERSION_FILES, facts_here, version_in
+from cpulaunch.discovery.probe import messages
 from cpulaunch.errors import CpulaunchError
 from cpulaunch.wire import decode, encode
 
@@ -49,8 +39,8 @@ CONNECT_TIMEOUT = 2.0
 def main() -> None:
     with contextlib.ExitStack() as stack:
         for line in sys.stdin.buffer:
-            match decode(line, TO_PROBE):
-                case ProbeRequest() as request:
+            match decode(line, messages.TO_PROBE):
+                case messages.ProbeRequest() as request:
                     answer = probe(request)
                     if request.ports:
                         try:
@@ -60,11 +50,11 @@ def main() -> None:
                         except OSError as e:
                             answer = answer._replace(listen_error=os.strerror(e.errno) if e.errno else str(e))
                     _send(answer)
-                case ConnectRequest(addresses, port):
-                    _send(ConnectAnswer(_connect_errors(addresses, port)))
+                case messages.ConnectRequest(addresses, port):
+                    _send(messages.ConnectAnswer(_connect_errors(addresses, port)))
 
 
-def probe(request: ProbeRequest) -> ProbeAnswer:
+def probe(request: messages.ProbeRequest) -> messages.ProbeAnswer:
     """Collect this host's answer, all but the result of listening on a port."""
     connection = os.environ.get("SSH_CONNECTION", "").split()  # client's, then own address and port
     by_ssh = len(connection) == 4
@@ -76,7 +66,7 @@ def probe(request: ProbeRequest) -> ProbeAnswer:
         facts = replace(known, fabrics=find_fabrics(request.libraries)).to_json()
     except CpulaunchError as e:
         facts_error = str(e)
-    return ProbeAnswer(
+    return messages.ProbeAnswer(
         name=socket.gethostname(),
         time=time.time(),
         versions={
@@ -172,8 +162,8 @@ def _connect_errors(addresses: Iterable[str], port: int) -> dict[str, str | None
     return dict(errors)
 
 
-def _send(answer: Answer) -> None:
-    sys.stdout.buffer.write(b"\n" + MARK.encode() + encode(answer, KINDS))
+def _send(answer: messages.Answer) -> None:
+    sys.stdout.buffer.write(b"\n" + messages.MARK.encode() + encode(answer, messages.KINDS))
     sys.stdout.flush()
 
 

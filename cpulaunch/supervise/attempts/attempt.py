@@ -29,6 +29,8 @@ ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 JOB_ID_BYTES = 8
 """Random bytes in a job's id: jobs of the same second must share neither a directory nor a sweep."""
 
+TOKEN_BYTES = 16
+
 
 class Attempt(NamedTuple):
     """One start of a plan.
@@ -76,7 +78,7 @@ def first_attempt(plan: Plan, commands: Sequence[Command], free_port: int | None
     """
     identity = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(JOB_ID_BYTES)
     port, keeper = _master_port(plan, free_port)
-    return Attempt(plan, commands, identity, _new_token(), port, port_keeper=keeper)
+    return Attempt(plan, commands, identity, secrets.token_hex(TOKEN_BYTES), port, port_keeper=keeper)
 
 
 def next_attempt(
@@ -91,7 +93,7 @@ def next_attempt(
     return previous._replace(
         plan=plan,
         commands=commands,
-        token=_new_token(),
+        token=secrets.token_hex(TOKEN_BYTES),
         master_port=port,
         restart_count=previous.restart_count + 1,
         port_keeper=keeper,
@@ -159,10 +161,6 @@ def _handle(handler: Callable[[int, object], None]) -> None:
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
-
-
-def _new_token() -> str:
-    return secrets.token_hex(16)
 
 
 def _master_port(plan: Plan, free_port: int | None) -> tuple[int, socket.socket | None]:

@@ -145,7 +145,9 @@ class AttemptLoop:
         finally:
             self.attempt.let_port_go()
             try:
-                await self._start_no_more(starting)
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+                self.starter.close()
                 await self._clean_up()
             finally:
                 # A process that we can't end may still hold a pipe open.
@@ -209,11 +211,6 @@ class AttemptLoop:
         self._arrival.set()
         asyncio.get_running_loop().call_soon(self._take_early_signals)  # once the job knows of it
 
-    async def _start_no_more(self, starting: asyncio.Task[None]) -> None:
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        self.starter.close()
-
     # ---- events
 
     def agent_connected(self, rank: int, hello: messages.Hello, *, here: bool) -> None:
@@ -258,14 +255,13 @@ class AttemptLoop:
             self.attempt.restart_count,
             ending=job.ending,
             stalled=job.stalled(now),
-            stated=job.stated_rates,
+            stated=job.metrics.rates(),
         )
 
     def _send(self, rank: int, message: messages.LauncherMessage) -> None:
         self.control.send(rank, message)
 
     def _profiled(self, profile: Profile) -> None:
-        """Show the result of ``--profile``."""
         if profile.error:
             self.console.tell(f"no trace: {profile.error}")
             return
@@ -382,13 +378,14 @@ class AttemptLoop:
 
         action = action._replace(number=self._stalls + action.number)
         name, names = f"stacks-{action.number}.txt", self.attempt.plan.names
-        self.output.keep(name, stall_box.stacks_text(action, names).encode(errors="replace"), private=True)
+        text = stall_box.stacks_text(action, names).encode(errors="replace")
+        self.output.logs.append(name, text, private=True)
         kept = self.console.directory.path / name
         brief = stall_box.stall_line(action, kept) if action.brief else ""
         self.output.screen.say(brief or stall_box.stall_box(action, kept, names))
 
     def _log(self, entry: Mapping[str, Any]) -> None:
-        self.output.keep("events.jsonl", json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+        self.output.logs.append("events.jsonl", json.dumps(entry, separators=(",", ":")).encode() + b"\n")
         if self.console.verbose:
             shown = {**entry, "cause": (entry.get("cause") or {}).get("kind")}
             values = (f"{k}={shown[k]}" for k in SHOWN_FIELDS if shown.get(k) is not None)

@@ -79,12 +79,12 @@ class Following:
     def _announce(self, before: Plan, following: Attempt, document: str, seconds: float, asked: str) -> None:
         number, plan, output = following.restart_count, following.plan, self._console.output
         name = f"plan-{number}.json"
-        output.keep(name, document.encode(), private=True)
+        output.logs.append(name, document.encode(), private=True)
         script = shell(following.commands, following.master_port)
-        output.keep(f"command-{number}.sh", os.fsencode(script), private=True)
+        output.logs.append(f"command-{number}.sh", os.fsencode(script), private=True)
         hosts = [host.host for host in plan.hosts]
         event = {"seconds": round(seconds, 3), "type": "restart", "restart": number, "hosts": hosts}
-        output.keep("events.jsonl", json.dumps(event, separators=(",", ":")).encode() + b"\n")
+        output.logs.append("events.jsonl", json.dumps(event, separators=(",", ":")).encode() + b"\n")
         shown = shown_ranks(plan.settings.output.tee, plan.world_size, strict=False)
         output.restart(number, shown)
         gone = [host.host for host in before.hosts if host.host not in hosts]
@@ -97,7 +97,6 @@ class Following:
 
 
 def restart_rules(plan: Plan) -> Rules:
-    """Return the plan's rules for restarts."""
     watch = plan.settings.watch
     return Rules(
         max_restarts=watch.max_restarts,

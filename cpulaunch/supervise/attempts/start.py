@@ -157,9 +157,6 @@ class Starter:
             os.close(self._err)
             self._out = self._err = -1
 
-    def _inherited(self, command: Command) -> dict[str, str]:
-        return {name: value for name, value in self._env.items() if name not in command.unset}
-
     def _start(self, command: Command, stdin: int | None) -> subprocess.Popen[bytes]:
         prepare = tells = None
         if command.orphaned_for:
@@ -169,10 +166,11 @@ class Starter:
                 self._guards.append(guard)
         if command.when_orphaned or tells is not None:
             prepare = partial(_in_child, command.when_orphaned, tells)
+        inherited = {name: value for name, value in self._env.items() if name not in command.unset}
         try:
             return subprocess.Popen(
                 command.argv,
-                env={**self._inherited(command), **command.env, **command.watched_env},
+                env={**inherited, **command.env, **command.watched_env},
                 cwd=self._directory.place,
                 stdin=stdin,
                 stdout=self._out,
@@ -188,7 +186,6 @@ class Starter:
 
 
 def at_once() -> int:
-    """The number of agents that may be starting at the same time."""
     return max(AT_ONCE, 2 * len(os.sched_getaffinity(0)))
 
 
@@ -290,8 +287,7 @@ def _address_towards(host: str) -> str:
     kind, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(kind, socket.SOCK_DGRAM) as s:
         s.connect(address)  # UDP: no packet is sent
-        own: str = s.getsockname()[0]
-        return own
+        return str(s.getsockname()[0])
 
 
 def stdin_can_be_shared() -> bool:

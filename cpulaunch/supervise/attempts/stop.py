@@ -45,5 +45,4 @@ async def _all_ended(
 
 
 def running(processes: Sequence[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
-    """Return the processes that haven't ended."""
     return [process for process in processes if process.poll() is None]

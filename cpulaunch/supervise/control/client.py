@@ -18,7 +18,7 @@ from cpulaunch.supervise.control.registry import (
     is_stopped,
 )
 from cpulaunch.supervise.stalls.inquiry import ANSWER_WITHIN, Stacks
-from cpulaunch.wire import Lines, MessageError, same
+from cpulaunch.wire import Lines, MessageError, decode, encode, proof, same
 
 CONNECT_WITHIN = 5.0
 """Timeout in seconds for the connection to a launcher, and for its answers."""
@@ -58,7 +58,6 @@ class Observer:
             self._socket.close()
 
     def status(self) -> protocol.Status:
-        """Return the state and progress of the job."""
         self._say(protocol.AskStatus())
         return self._expect(protocol.Status)
 
@@ -109,12 +108,12 @@ class Observer:
             raise self._error(getattr(e, "strerror", None) or str(e)) from None
 
     def _proof(self, role: str, salt: str) -> str:
-        return protocol.proof_of(role, self._contact.token, salt)
+        return proof(self._contact.token, role, salt, 0)
 
     def _say(self, message: protocol.Question) -> None:
         assert self._socket
         try:
-            self._socket.sendall(protocol.written(message))
+            self._socket.sendall(encode(message, protocol.KINDS))
         except OSError as e:
             raise self._error(e.strerror or str(e)) from None
 
@@ -131,7 +130,7 @@ class Observer:
                 if not data:
                     raise self._error("it has hung up")
                 self._ready += self._lines.feed(data)
-            return protocol.answer(self._ready.pop(0))
+            return decode(self._ready.pop(0), protocol.FOR_OBSERVER)
         except MessageError as e:
             raise self._error(str(e)) from None
         except OSError as e:

@@ -8,11 +8,10 @@ agents need not import them.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cpulaunch.messages import Challenge, Unknown, Welcome
-from cpulaunch.wire import decode, encode, proof
+from cpulaunch.messages import Challenge, Welcome
 
 OBSERVER, LAUNCHER = "observer", "launcher of observers"
-"""Roles of the two ends in their proofs."""
+"""Roles of the two ends in their proofs that they know `wire.observers_token`.  Both have the rank 0."""
 
 
 class Observe(NamedTuple):
@@ -120,24 +119,4 @@ FOR_OBSERVER: Mapping[str, type[Challenge | Welcome | Answer]] = {
     "profile_progress": ProfileProgress,
     "profiled": Profiled,
 }
-_KINDS = {cls: kind for kinds in (FROM_OBSERVER, FOR_OBSERVER) for kind, cls in kinds.items()}
-
-
-def written(message: Question | Answer | Challenge | Welcome) -> bytes:
-    """Encode a message as a line."""
-    return encode(message, _KINDS)
-
-
-def question(line: bytes) -> Question | Unknown:
-    """Decode an observer's message.  Raises MessageError."""
-    return decode(line, FROM_OBSERVER)
-
-
-def answer(line: bytes) -> Challenge | Welcome | Answer | Unknown:
-    """Decode a launcher's message to an observer.  Raises MessageError."""
-    return decode(line, FOR_OBSERVER)
-
-
-def proof_of(role: str, token: str, salt: str) -> str:
-    """Return the proof that whoever has this ``role`` knows ``token``, a ``wire.observers_token``."""
-    return proof(token, role, salt, 0)
+KINDS = {cls: kind for kinds in (FROM_OBSERVER, FOR_OBSERVER) for kind, cls in kinds.items()}

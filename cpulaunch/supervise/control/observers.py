@@ -15,7 +15,7 @@ from cpulaunch.supervise.job.events import Dumped
 from cpulaunch.supervise.job.rank import Rank, RankState
 from cpulaunch.supervise.profiling.traces import Profiling
 from cpulaunch.supervise.stalls.inquiry import ANSWER_WITHIN
-from cpulaunch.wire import Lines, MessageError, observers_token, same
+from cpulaunch.wire import Lines, MessageError, decode, encode, observers_token, proof, same
 
 MAX_OBSERVERS = 8
 """Maximum number of simultaneous observers; further connections are closed."""
@@ -58,13 +58,12 @@ class Observers:
     def proven(self, line: bytes, salt: str) -> protocol.Observe | None:
         """Return the message in a stranger's first line if it proves to be an observer, else None."""
         try:
-            said = protocol.question(line)
+            said = decode(line, protocol.FROM_OBSERVER)
         except MessageError:
             return None
         if not isinstance(said, protocol.Observe):
             return None
-        proof = protocol.proof_of(protocol.OBSERVER, self._token, salt)
-        return said if same(said.proof, proof) else None
+        return said if same(said.proof, proof(self._token, protocol.OBSERVER, salt, 0)) else None
 
     def serve(self, connected: socket.socket, observer: protocol.Observe) -> None:
         """Answer an observer's questions until it disconnects.
@@ -75,8 +74,8 @@ class Observers:
         if observer.version != VERSION or len(self._tasks) >= MAX_OBSERVERS:
             connected.close()
             return
-        proof = protocol.proof_of(protocol.LAUNCHER, self._token, observer.salt)
-        welcome = protocol.written(Welcome(proof))
+        own_proof = proof(self._token, protocol.LAUNCHER, observer.salt, 0)
+        welcome = encode(Welcome(own_proof), protocol.KINDS)
         task = asyncio.get_running_loop().create_task(self._serve(connected, welcome))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -90,7 +89,6 @@ class Observers:
                 future.set_result(seen)
 
     def close(self) -> None:
-        """Close all connections."""
         for task in self._tasks:
             task.cancel()
 
@@ -101,7 +99,7 @@ class Observers:
             await self._send(connected, welcome)
             while data := await asyncio.wait_for(loop.sock_recv(connected, MAX_QUESTION), PATIENCE):
                 for line in lines.feed(data):
-                    await self._answer(connected, protocol.question(line))
+                    await self._answer(connected, decode(line, protocol.FROM_OBSERVER))
 
     async def _answer(self, connected: socket.socket, question: NamedTuple) -> None:
         if isinstance(question, protocol.AskStatus):
@@ -155,7 +153,7 @@ class Observers:
             await asyncio.gather(tracing, gone, return_exceptions=True)
 
     async def _say(self, connected: socket.socket, answer: Any) -> None:
-        await self._send(connected, protocol.written(answer))
+        await self._send(connected, encode(answer, protocol.KINDS))
 
     async def _send(self, connected: socket.socket, data: bytes) -> None:
         await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(connected, data), PATIENCE)

@@ -109,12 +109,10 @@ class Control:
         self._loop.add_reader(listener, self._accept)
 
     def send(self, rank: int, message: LauncherMessage) -> None:
-        """Send to one rank, if it is connected."""
         if agent := self._agents.get(rank):
             agent.send(message)
 
     def close(self) -> None:
-        """Stop listening, and end all connections."""
         if self._listener:
             self._loop.remove_reader(self._listener)
             self._listener.close()
@@ -165,7 +163,6 @@ class Control:
         return evicted is not None
 
     def too_late(self, stranger: _Connection) -> None:
-        """Disconnect a stranger that has not proved itself in time."""
         self.refused.add(stranger.address)
         self.ended(stranger)
 
@@ -276,7 +273,6 @@ class _Agent:
         self._gone: asyncio.TimerHandle | None = None
 
     def is_of(self, hello: Hello) -> bool:
-        """Whether ``hello`` comes from the same process."""
         return self._process == (hello.host, hello.pid)
 
     def send(self, message: LauncherMessage) -> None:
@@ -285,7 +281,6 @@ class _Agent:
             self.connection.write(line)
 
     def received(self, size: int) -> None:
-        """Count a message of ``size`` bytes."""
         self._received += 1
         self.unconfirmed += size
 
@@ -343,23 +338,20 @@ class _Strangers:
 
     def __init__(self) -> None:
         self._by_origin: dict[bytes, dict[_Connection, None]] = {}  # in order of arrival
-        self._count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self._by_origin.values()))
 
     def __iter__(self) -> Iterator[_Connection]:
         return iter([each for group in self._by_origin.values() for each in group])
 
     def add(self, connection: _Connection) -> None:
         self._by_origin.setdefault(connection.origin, {})[connection] = None
-        self._count += 1
 
     def remove(self, connection: _Connection) -> None:
         group = self._by_origin.get(connection.origin, {})
         if connection in group:
             del group[connection]
-            self._count -= 1
             if not group:
                 del self._by_origin[connection.origin]
 
@@ -467,11 +459,8 @@ class _Connection:
     def _flush(self) -> None:
         try:
             self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
-        except (
-            BlockingIOError,
-            BrokenPipeError,
-        ):  # a broken pipe: the peer has hung up, as reading will find
-            pass
+        except (BlockingIOError, BrokenPipeError):
+            pass  # if the pipe is broken, reading will find that the peer has hung up
         except OSError:  # the kernel reports it only once: reading then finds an end
             self._is_broken, self._outgoing = True, b""
         blocked, self._blocked = self._blocked, bool(self._outgoing)

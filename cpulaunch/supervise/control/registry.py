@@ -151,13 +151,7 @@ def has_other_network(contact: Contact) -> bool:
 
 def is_stopped(contact: Contact) -> bool:
     """Whether the launcher is known to be stopped, for instance by Ctrl-Z, so that it cannot answer."""
-    if not is_here(contact) or is_gone(contact):
-        return False
-    try:
-        with open(f"/proc/{contact.pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
+    return is_here(contact) and not is_gone(contact) and _stat(contact.pid)[:1] == ["T"]
 
 
 def listed_jobs(environ: Mapping[str, str]) -> list[Path]:
@@ -195,16 +189,21 @@ def _is_gone(said: Mapping[str, Any], directory: Path) -> bool:
     return False
 
 
+def _stat(pid: int) -> list[str]:
+    """Read the fields of ``/proc/PID/stat`` from the state on; empty if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def _identity(pid: int) -> dict[str, Any]:
     """Return what distinguishes a process from others with the same PID, on this host or elsewhere.
 
     ``start`` is None if there is no such process.  ``machine`` is this host's boot id and PID namespace.
     """
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            start = file.read().rpartition(")")[2].split()[19]
-    except OSError:
-        start = None
+    start = next(iter(_stat(pid)[19:20]), None)
     with open("/proc/sys/kernel/random/boot_id") as file:
         machine = f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     return {"host": socket.gethostname(), "machine": machine, "pid": pid, "start": start}

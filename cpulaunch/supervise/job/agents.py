@@ -52,41 +52,45 @@ def connected(state: State, rank: Rank, hello: messages.Hello, here: bool) -> No
 
 def said(state: State, rank: Rank, message: AgentMessage | Unknown) -> None:
     state.heartbeats.heard(rank, state.now)
-    if isinstance(message, messages.Dump):
-        state.inquiry.answered(rank.rank, message, state.now)
-        about_stalls(state, state.stalls.answered(rank, state.now))
-        return
-    if isinstance(message, messages.Beat):
-        rank.beats(message, state.now)
-        if message.steps and not state.steps and state.watching.restarts and rank.resumed_from is None:
-            state.tell(NOTHING_LOADED)
-        state.steps = max(state.steps, message.steps)
-        if state.clocks.outdated(rank, state.now):
-            ask_time(state, rank)
-        about_stalls(state, state.stalls.beat(rank, message, state.now))
-        return
-    if isinstance(message, messages.Steps):
-        if rows := state.telemetry.heard(rank, message):
-            state.actions.append(Record(rows))
-        return
-    if isinstance(message, messages.Output):
-        _printed(state, rank, message.stream, wire.unpack(message.data))
-        return
-    if isinstance(message, messages.TracePiece):
-        return
-    if isinstance(message, messages.Time):
-        state.clocks.learn(rank, message.at, state.now)
-        return
-    if isinstance(message, Unknown):
-        _unknown_kind(state, rank, message.kind)
-        return
-    state.log(rank.rank, KINDS[type(message)], message._asdict())
-    _goes_through(state, rank, message)
+    match message:
+        case messages.Dump():
+            state.inquiry.answered(rank.rank, message, state.now)
+            about_stalls(state, state.stalls.answered(rank, state.now))
+        case messages.Beat():
+            _beats(state, rank, message)
+        case messages.Steps():
+            if rows := state.telemetry.heard(rank, message):
+                state.actions.append(Record(rows))
+        case messages.Output(stream, data):
+            _printed(state, rank, stream, wire.unpack(data))
+        case messages.TracePiece():
+            pass
+        case messages.Time(at):
+            state.clocks.learn(rank, at, state.now)
+        case Unknown(kind):
+            state.log(rank.rank, kind, {"unknown": True})
+            if kind not in state.unknown:
+                state.unknown.add(kind)
+                name = state.watching.names.one(rank.rank)
+                state.tell(f"{rank.host}: the agent of {name} sent an unknown kind of message, {kind!r}")
+        case _:
+            state.log(rank.rank, KINDS[type(message)], message._asdict())
+            _goes_through(state, rank, message)
+
+
+def _beats(state: State, rank: Rank, beat: messages.Beat) -> None:
+    rank.beats(beat, state.now)
+    if beat.steps and not state.steps and state.watching.restarts and rank.resumed_from is None:
+        state.tell(NOTHING_LOADED)
+    state.steps = max(state.steps, beat.steps)
+    if state.clocks.outdated(rank, state.now):
+        ask_time(state, rank)
+    about_stalls(state, state.stalls.beat(rank, beat, state.now))
 
 
 def _printed(state: State, rank: Rank, stream: int, data: bytes) -> None:
     state.output_at = state.now
-    about_stalls(state, state.stalls.printed(rank, state.now))
+    about_stalls(state, state.stalls.progressed(rank, state.now))
     state.actions.append(Write(rank.rank, stream, data))
     if stream == STDOUT:
         _note_problems(state, rank, state.metrics.feed(rank.rank, data))
@@ -99,57 +103,49 @@ def _note_problems(state: State, rank: Rank, problems: Iterable[str]) -> None:
 
 def _goes_through(state: State, rank: Rank, message: AgentMessage) -> None:
     """Handle the messages that are rare and may change the rank's state."""
-    if isinstance(message, messages.Started):
-        rank.pid, rank.cores = message.pid, message.cores
-        state.move(rank, RankState.RUNNING)
-        about_stalls(state, state.stalls.started(rank, state.now))
-        for note in message.notes:
+    match message:
+        case messages.Started(pid, cores):
+            rank.pid, rank.cores = pid, cores
+            state.move(rank, RankState.RUNNING)
+            about_stalls(state, state.stalls.progressed(rank, state.now))
+            for note in message.notes:
+                state.notes.add(rank, note, state.now)
+        case messages.Note(note):
             state.notes.add(rank, note, state.now)
-    elif isinstance(message, messages.Note):
-        state.notes.add(rank, message.note, state.now)
-    elif isinstance(message, messages.Resumed):
-        rank.resumed_from = message.step
-    elif isinstance(message, messages.Saved):
-        rank.saved = rank.saved or message.leaves
-        rank.has_made(message.step - (rank.resumed_from or 0))
-    elif isinstance(message, messages.Failure):
-        rank.raises(message)
-        # The traceback is shown at the end if this failure is the root cause.
-        state.actions.append(HideStderr(rank.rank))
-        if rank.cause.kind is Kind.HOST_SILENT:  # the host may be back before we would count it as lost
-            for silent in state.silent(state.two_beats):
-                ending.lose(state, silent)
-        elif is_about_others(rank.cause):
-            _ask_for_sides(state, rank)
-        # Don't wait until the program has printed its traceback and exited.
-        if not state.watching.go_on:
-            ending.end_others(state, spare=rank.rank)
-    elif isinstance(message, messages.Refused):
-        rank.tidy = True
-        state.move(rank, RankState.FAILED_TO_START)
-        ending.mark_failed(state, rank, Cause(Kind.REFUSED, host=rank.host, detail=message.error))
-        state.send(rank, messages.Release())
-    elif isinstance(message, messages.Exit):
-        _exited(state, rank, message)
-        state.send(rank, messages.Release())
+        case messages.Resumed(step):
+            rank.resumed_from = step
+        case messages.Saved():
+            rank.saved = rank.saved or message.leaves
+            rank.has_made(message.step - (rank.resumed_from or 0))
+        case messages.Failure():
+            _raised(state, rank, message)
+        case messages.Refused(error):
+            rank.tidy = True
+            state.move(rank, RankState.FAILED_TO_START)
+            ending.mark_failed(state, rank, Cause(Kind.REFUSED, host=rank.host, detail=error))
+            state.send(rank, messages.Release())
+        case messages.Exit():
+            _exited(state, rank, message)
+            state.send(rank, messages.Release())
 
 
-def ask_for_dumps(state: State, native: bool) -> None:
-    running = (rank.rank for rank in state.ranks if rank.state is RankState.RUNNING)
-    state.actions += state.rounds.ask(running, native, state.now)
+def _raised(state: State, rank: Rank, raised: messages.Failure) -> None:
+    rank.raises(raised)
+    # The traceback is shown at the end if this failure is the root cause.
+    state.actions.append(HideStderr(rank.rank))
+    if rank.cause.kind is Kind.HOST_SILENT:  # the host may be back before we would count it as lost
+        for silent in state.silent(state.two_beats):
+            ending.lose(state, silent)
+    elif is_about_others(rank.cause):
+        _ask_for_sides(state, rank)
+    # Don't wait until the program has printed its traceback and exited.
+    if not state.watching.go_on:
+        ending.end_others(state, spare=rank.rank)
 
 
 def ask_time(state: State, rank: Rank) -> None:
-    state.clocks.asked(rank, state.now)
+    rank.asked_at = state.now
     state.send(rank, messages.AskTime())
-
-
-def _unknown_kind(state: State, rank: Rank, kind: str) -> None:
-    state.log(rank.rank, kind, {"unknown": True})
-    if kind not in state.unknown:
-        state.unknown.add(kind)
-        name = state.watching.names.one(rank.rank)
-        state.tell(f"{rank.host}: the agent of {name} sent an unknown kind of message, {kind!r}")
 
 
 def _exited(state: State, rank: Rank, end: messages.Exit) -> None:
@@ -187,11 +183,6 @@ def _ask_for_sides(state: State, first: Rank) -> None:
         state.actions += state.sides.asked
 
 
-def is_back(state: State, rank: Rank) -> None:
-    state.heartbeats.heard(rank, state.now)
-    state.log(rank.rank, "connected_again", {})
-
-
 def disconnected(state: State, rank: Rank, error: str) -> None:
     if rank.state.final:
         return
@@ -214,7 +205,6 @@ def disconnected(state: State, rank: Rank, error: str) -> None:
 
 
 def look_for_silence(state: State) -> None:
-    """Mark silent hosts as lost."""
     lost = {rank.host for rank in state.silent(state.longest_silence)}
     for rank in state.silent(state.two_beats) if lost else ():
         if rank.host in lost:  # the other ranks of a lost host may reach the timeout a moment later

@@ -74,15 +74,10 @@ def _peer_is_gone(raised: Raised) -> bool:
     """Whether an exception is about a peer that is gone, or has not answered."""
     if not _PEER_IS_GONE.search(raised.error):
         return False
-    if _TORCHS.search(raised.error) or _raised_by_torch(raised.traceback):
+    innermost = _FRAME.findall(raised.traceback)[-1:]
+    if _TORCHS.search(raised.error) or any("/torch/" in file for file in innermost):  # torch's C++ raised it
         return True
-    return bool(list(_unfinished(raised)))
-
-
-def _raised_by_torch(traceback: str) -> bool:
-    """Whether the innermost Python frame is torch's, so that torch's C++ raised the error."""
-    files = _FRAME.findall(traceback)
-    return bool(files) and "/torch/" in files[-1]
+    return any(_unfinished(raised))
 
 
 def _unfinished(raised: Raised) -> Iterator[Mapping[str, Any]]:

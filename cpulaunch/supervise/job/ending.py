@@ -118,7 +118,6 @@ def when(state: State, stall: Stall) -> dict[str, Any]:
 
 
 def finish(state: State) -> None:
-    """Finish the attempt: no rank is left."""
     if not state.finished:
         state.finished = True
         for line in (*state.notes.take_all(), *state.failures.take_all()):

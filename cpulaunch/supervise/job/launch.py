@@ -57,7 +57,6 @@ def blame(state: State) -> None:
 
 
 def not_started(state: State, first: int) -> None:
-    """Note that the ranks from ``first`` on, and their processes, were not started."""
     for rank in state.ranks[first:]:
         rank.tidy = True
         state.arrivals.expect_no_more(rank)

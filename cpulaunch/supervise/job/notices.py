@@ -59,7 +59,6 @@ class Failures:
         self._told = False
 
     def add(self, rank: Rank, why: str, now: float) -> None:
-        """Add the failure of ``rank``, which has failed by itself."""
         if not self._waiting:
             self._since = now
         self._waiting.setdefault(why, []).append(rank)

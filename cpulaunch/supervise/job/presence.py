@@ -98,7 +98,6 @@ class Heartbeats:
         self._heard_last.pop(rank.rank, None)
 
     def silent(self, seconds: float, now: float) -> list[Rank]:
-        """Return the ranks that haven't been heard for ``seconds``."""
         return list(takewhile(lambda rank: now > rank.heard_at + seconds, self._heard_last.values()))
 
     def forgive(self, asleep: float, now: float) -> None:
@@ -112,10 +111,6 @@ class Clocks:
 
     def __init__(self) -> None:
         self._unsure: list[tuple[float, int, Rank]] = []  # a heap of (when to ask again, number, rank)
-
-    def asked(self, rank: Rank, now: float) -> None:
-        """Note that the rank's agent is asked for the time now."""
-        rank.asked_at = now
 
     def learn(self, rank: Rank, at: float, now: float) -> None:
         """Set the clock of ``rank``: it showed ``at`` half-way between the question and the answer here.

@@ -96,11 +96,9 @@ class Rank:
             self.raised, self.cause = message, cause_of(message)
 
     def has_made(self, steps: int) -> None:
-        """Record that the program has made at least ``steps`` steps."""
         self.steps = max(self.steps or 0, steps)
 
     def beats(self, beat: messages.Beat, now: float) -> None:
-        """Record a beat of the agent."""
         self.beat, self.beat_at = beat, now
         if beat.keeps_ledger:
             self.has_made(beat.steps)

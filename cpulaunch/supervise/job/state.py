@@ -1,7 +1,7 @@
 """The launcher's state of one attempt.  Pure.
 
-All values that change during an attempt are kept here.  `JobState` and the modules ``agents``, ``launch`` and
-``ending`` work on it.
+All values that change during an attempt are kept here.  `JobState` adds the handling of events, for which the
+modules ``agents``, ``launch`` and ``ending`` work on the state.
 """
 
 from __future__ import annotations

@@ -11,15 +11,8 @@ from itertools import groupby
 from cpulaunch.errors import SAVED_EXIT_CODE
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import INSTANCE, RANKS, Names
-from cpulaunch.supervise.job.outcome import (
-    INTERRUPTED,
-    NODE_LOST,
-    STALLED,
-    START_FAILED,
-    Failure,
-    Outcome,
-    signal_name,
-)
+from cpulaunch.supervise.job import outcome as kinds
+from cpulaunch.supervise.job.outcome import Failure, Outcome, signal_name
 from cpulaunch.supervise.output.box import box
 from cpulaunch.supervise.output.directory import JobDirectory
 from cpulaunch.supervise.output.lines import SEPARATOR
@@ -35,8 +28,8 @@ MEANING = {
     15: "ended by another program or the batch system",
 }
 TITLES = {
-    NODE_LOST: "host {0.host} was lost",
-    START_FAILED: "{1} on {0.host} was not started",
+    kinds.NODE_LOST: "host {0.host} was lost",
+    kinds.START_FAILED: "{1} on {0.host} was not started",
 }
 NOT_AS_PLANNED = "{1} on {0.host} was started, but not as planned"
 """Title if a program had already run when its actual placement proved to differ from the plan."""
@@ -89,10 +82,10 @@ def failure_report(
     bytes that a rank has printed.  ``names`` gives the names of ranks in messages.
     """
     failure = outcome.first_failure
-    if failure and outcome.kind == STALLED:  # the stall had a box of its own
+    if failure and outcome.kind == kinds.STALLED:  # the stall had a box of its own
         return _stalled(failure, outcome, names)
     if failure is None or failure.rank is None:
-        if outcome.kind == INTERRUPTED:
+        if outcome.kind == kinds.INTERRUPTED:
             saved = "; state saved; rerun the same command to resume"
             early = "; it had made no step, so nothing is lost if it is started again"
             more = (saved if outcome.began else early) if outcome.exit_code == SAVED_EXIT_CODE else ""
@@ -116,7 +109,7 @@ def failure_report(
 def _title(outcome: Outcome, failure: Failure, name: str) -> str:
     has_run = any(rank.pid is not None for rank in outcome.ranks if rank.rank == failure.rank)
     title = TITLES.get(outcome.kind, "{1} on {0.host} failed first")
-    if outcome.kind == START_FAILED and has_run:
+    if outcome.kind == kinds.START_FAILED and has_run:
         title = NOT_AS_PLANNED
     return title.format(failure, name)
 

@@ -130,15 +130,12 @@ class ShownLines:
         return [_last_state(line) for line in lines]
 
     def rest(self, rank: int, stream: int) -> bytes:
-        """Return the unfinished line."""
         return self._rest.get((rank, stream), b"")
 
     def forget(self, rank: int, stream: int) -> None:
-        """Drop the unfinished line."""
         self._rest.pop((rank, stream), None)
 
     def unfinished(self) -> list[tuple[int, int]]:
-        """Return the ranks and streams that have an unfinished line."""
         return sorted(where for where, rest in self._rest.items() if rest)
 
     def finish(self, rank: int, stream: int) -> list[bytes]:

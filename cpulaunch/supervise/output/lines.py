@@ -81,6 +81,7 @@ class Output:
     Each rank's log has its bytes unchanged.  If a single rank is shown, its bytes are also shown unchanged.
     Lines of several ranks get the prefix ``[rank] `` and never mix.  With ``fold``, equal lines that many
     ranks print within ``MOMENT`` seconds are shown once.  If a line is redrawn, only its last state is shown.
+    ``logs`` writes the files of the job's directory.
     """
 
     reader: int | None = None
@@ -97,7 +98,7 @@ class Output:
         names: Names = RANKS,
     ) -> None:
         self.screen, self._names = screen, names
-        self._shown, self._logs = shown, Logs(directory, warn)
+        self._shown, self.logs = shown, Logs(directory, warn)
         self._lines = ShownLines()
         self._without: dict[int, WithoutFigures] | None = None
         self._hidden: set[tuple[int, int]] = set()
@@ -108,8 +109,8 @@ class Output:
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Take output of a rank.  ``stream``: 1 is stdout, 2 is stderr."""
-        if self._begins_anew(self._names.log(rank)):
-            self._log(rank, 0, self._separator())
+        if separator := self._separator(self._names.log(rank)):
+            self._log(rank, 0, separator)
         self._log(rank, stream, data)
         self._last[rank] = data[-KEPT:] if len(data) >= KEPT else (self._last.get(rank, b"") + data)[-KEPT:]
         if rank not in self._shown or (rank, stream) in self._hidden:
@@ -151,9 +152,8 @@ class Output:
 
     def launcher_said(self, data: bytes) -> None:
         """Log output of the launcher's own processes."""
-        if self._begins_anew(LAUNCHER_LOG):
-            self._logs.append(LAUNCHER_LOG, self._separator(), private=True)
-        self._logs.append(LAUNCHER_LOG, data, private=True)  # may have environments in it
+        # May have environments in it.
+        self.logs.append(LAUNCHER_LOG, self._separator(LAUNCHER_LOG) + data, private=True)
 
     def hide(self, rank: int, stream: int) -> None:
         """Stop showing this stream of the rank; its log continues."""
@@ -169,42 +169,26 @@ class Output:
         for stream in (1, 2):
             self._show(rank, stream, self._lines.finish(rank, stream))
             self._hidden.discard((rank, stream))
-        self._logs.finish(self._names.log(rank))
+        self.logs.finish(self._names.log(rank))
 
     def last_output(self, rank: int) -> bytes:
         """Return the last ``KEPT`` bytes that the rank has printed in this attempt."""
         return self._last.get(rank, b"")
 
-    def keep_whole(self, name: str, data: bytes) -> None:
-        """Write ``data`` to the file ``name`` of the job's directory, atomically."""
-        self._logs.write_whole(name, data)
-
-    def keep(self, name: str, data: bytes, *, private: bool = False) -> None:
-        """Append to the file ``name`` of the job's directory.  ``private``: only its owner may read it."""
-        self._logs.append(name, data, private=private)
-
     @property
     def full(self) -> bool:
         """Whether ranks have to wait for the terminal or the disk."""
-        return self.screen.full or self._logs.full
+        return self.screen.full or self.logs.full
 
     async def room(self) -> None:
-        """Wait until there is room for more output."""
         await self.screen.room()
-        while self._logs.full:
+        while self.logs.full:
             await asyncio.sleep(MOMENT)
 
     def hurry(self) -> None:
         """From now on, drop output that the terminal and the disk do not take in time; nobody waits."""
         self.screen.hurry()
-        self._logs.hurry()
-
-    def close(self, patience: float) -> bool:
-        """Wait until all is written to the files.
-
-        Returns False if the disk took nothing for ``patience`` seconds.
-        """
-        return self._logs.close(patience)
+        self.logs.hurry()
 
     def flush(self) -> None:
         """Show the lines that are held back for folding."""
@@ -212,21 +196,18 @@ class Output:
             for stream, text in folded(self._fold):
                 self.screen.put(stream, text)
 
-    def _begins_anew(self, log: str) -> bool:
-        """Whether this is the first write to ``log`` since a restart.  True only once."""
+    def _separator(self, log: str) -> bytes:
+        """Return the line to write before the first output in ``log`` since a restart; later, nothing."""
         if not self._restart or log in self._separated:
-            return False
+            return b""
         self._separated.add(log)
-        return True
-
-    def _separator(self) -> bytes:
         return SEPARATOR + b"%d ====\n" % self._restart
 
     def _log(self, rank: int, stream: int, data: bytes) -> None:
         """Append to the rank's log, and record the piece in ``output.order``."""
-        if self._logs.append(self._names.log(rank), data):
+        if self.logs.append(self._names.log(rank), data):
             seconds, number = time.monotonic() - self._began, self._names.number(rank)
-            self._logs.append(ORDER, b"%.3f %d %d %d\n" % (seconds, number, stream, len(data)))
+            self.logs.append(ORDER, b"%.3f %d %d %d\n" % (seconds, number, stream, len(data)))
 
     def _show(self, rank: int, stream: int, lines: list[bytes]) -> None:
         if not self._fold:

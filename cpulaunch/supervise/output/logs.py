@@ -66,7 +66,7 @@ class Logs:
         Returns False if it is dropped because too much waits for the disk.  ``private``: only the owner may
         read the file.
         """
-        hung = self._hangs_for(HUNG)
+        hung = self._hangs
         if hung:
             self._warn_once("hung", "does not answer; the job goes on without logs until it does")
         if self._bytes > MAX_WAITING and (hung or self._dropping):
@@ -89,7 +89,7 @@ class Logs:
     @property
     def full(self) -> bool:
         """Whether callers should wait for a slow disk before they append more.  False for a hung disk."""
-        return self._bytes > MAX_WAITING and not self._dropping and not self._hangs_for(HUNG)
+        return self._bytes > MAX_WAITING and not self._dropping and not self._hangs
 
     def hurry(self) -> None:
         """From now on, drop output that the disk does not take in time; nobody waits."""
@@ -101,7 +101,7 @@ class Logs:
             self._closed = True
             self._changed.notify_all()
             began = time.monotonic()
-            while self._busy():
+            while self._waiting or self._progress is not None:
                 left = max(began, self._progress or began) + patience - time.monotonic()
                 if left <= 0:
                     return False
@@ -117,12 +117,10 @@ class Logs:
                 self._thread.start()
             self._changed.notify_all()
 
-    def _busy(self) -> bool:
-        return bool(self._waiting) or self._progress is not None
-
-    def _hangs_for(self, seconds: float) -> bool:
+    @property
+    def _hangs(self) -> bool:
         last = self._progress
-        return last is not None and time.monotonic() > last + seconds
+        return last is not None and time.monotonic() > last + HUNG
 
     def _warn_once(self, kind: str, what: str) -> None:
         if kind not in self._warned:

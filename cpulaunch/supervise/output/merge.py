@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -42,7 +43,6 @@ class MergedLogs:
 
     def __init__(self, directory: Path, wanted: Wanted) -> None:
         self._directory, self._wanted = directory, wanted
-        self._found = ""
         self._order: BinaryIO | None = None
         self._logs: dict[int, BinaryIO] = {}  # the least recently read first
         self._read: dict[int, int] = {}  # bytes read of each rank's log
@@ -101,16 +101,13 @@ class MergedLogs:
         line, self._line = self._line, b""
         return line
 
-    @property
+    @cached_property
     def _noun(self) -> str:
         """The noun for the job's programs: rank or instance.
 
         It is read from the names of the logs, as not everybody who may read the logs may read the plan.
         """
-        if not self._found:
-            instances = f"{INSTANCE}-*.log"
-            self._found = INSTANCE if any(self._directory.glob(instances)) else RANKS.noun
-        return self._found
+        return INSTANCE if any(self._directory.glob(f"{INSTANCE}-*.log")) else RANKS.noun
 
     def _log(self, rank: int, size: int) -> bytes:
         """Return the next bytes of a rank's log, at most ``size``; empty if there are none."""
@@ -158,7 +155,6 @@ class Renderer:
             self._fold.add(piece.rank, (piece.stream, line))
 
     def flush(self) -> Shown:
-        """Yield the lines that are held back for folding."""
         yield from folded(self._fold)
 
     def finish(self) -> Shown:

@@ -39,7 +39,6 @@ class State(Enum):
 
 
 def state_of(directory: Path) -> State:
-    """Return the state of the job of this directory."""
     if (directory / OUTCOME).exists():
         return State.ENDED
     if contact := read_contact(directory):
@@ -48,7 +47,6 @@ def state_of(directory: Path) -> State:
 
 
 def is_job(directory: Path) -> bool:
-    """Whether this is a job's directory."""
     return any((directory / name).exists() for name in (OUTCOME, PLAN, CONTROL_FILE))
 
 
@@ -58,7 +56,6 @@ def names_of(directory: Path) -> Names:
 
 
 def names_in(plan: Mapping[str, Any]) -> Names:
-    """Return the names of a plan's programs."""
     instances = plan.get("instances")
     if not isinstance(instances, dict):
         return RANKS

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from cpulaunch.messages import Dump
 from cpulaunch.model.names import Names
 from cpulaunch.supervise.control.observer_messages import RankSeen
 from cpulaunch.supervise.job.events import ReportStall
@@ -24,7 +23,6 @@ def stall_box(report: ReportStall, kept: Path, names: Names) -> str:
 
 
 def stall_line(report: ReportStall, kept: Path) -> str:
-    """Return a single line in place of the box."""
     return f"cpulaunch: {title(report)}; stacks: {shown_path(kept)}\n"
 
 
@@ -72,12 +70,8 @@ def _seen(report: ReportStall, names: Names) -> list[RankSeen]:
             names.number(each.rank),
             each.host,
             each.dump and each.dump.processes,
-            _error(each.dump),
+            each.dump.error if each.dump else "its agent has not answered",
             each.left,
         )
         for each in report.seen
     ]
-
-
-def _error(dump: Dump | None) -> str:
-    return dump.error if dump else "its agent has not answered"

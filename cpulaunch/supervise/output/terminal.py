@@ -74,9 +74,6 @@ class Screen:
                 self._room.set()
 
     async def room(self) -> None:
-        """Wait until there is room for more output."""
-        if self._room is None:
-            self.serve_loop()
         assert self._room
         await self._room.wait()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -13,20 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import cpulaunch
-from cpulaunch.messages import (
-    AgentMessage,
-    AskProgress,
-    AskTime,
-    Beat,
-    LauncherMessage,
-    SendTrace,
-    Started,
-    Time,
-    Trace,
-    Traced,
-    TracePiece,
-    Tracing,
-)
+from cpulaunch import messages
 from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.job.rank import Rank
 from cpulaunch.supervise.output.directory import JobDirectory
@@ -70,12 +58,6 @@ class Profile(NamedTuple):
     error: str
 
 
-class _Missing(NamedTuple):
-    """A rank without a trace, and the reason."""
-
-    why: str
-
-
 class _Kept(NamedTuple):
     """A rank's trace, as passed to the merging process.
 
@@ -96,27 +78,27 @@ class Profiling:
     def __init__(
         self,
         ranks: Sequence[Rank],
-        send: Callable[[int, LauncherMessage], None],
+        send: Callable[[int, messages.LauncherMessage], None],
         directory: JobDirectory,
         names: Names = RANKS,
     ) -> None:
         """``send`` sends a message to a rank; ``names`` gives the ranks' names in messages."""
         self._ranks, self._send, self._directory, self._names = ranks, send, directory, names
         self._requests = 0
-        self._inboxes: dict[int, asyncio.Queue[AgentMessage | None]] = {}  # of the ranks being traced
-        self._window: Trace | None = None  # sent to each rank once it has started
+        # Messages of the ranks being traced; None once a connection has ended.
+        self._inboxes: dict[int, asyncio.Queue[messages.AgentMessage | None]] = {}
+        self._window: messages.Trace | None = None  # sent to each rank once it has started
         self._task: asyncio.Task[None] | None = None
 
     def said(self, rank: int, message: object) -> None:
         """Handle a message from a rank's agent.  Messages that do not concern traces are ignored."""
-        if isinstance(message, Started) and self._window and rank in self._inboxes:
+        if isinstance(message, messages.Started) and self._window and rank in self._inboxes:
             self._send(rank, self._window)
-        wanted = (Beat, Time, Tracing, Traced, TracePiece)
+        wanted = (messages.Beat, messages.Time, messages.Tracing, messages.Traced, messages.TracePiece)
         if isinstance(message, wanted) and (inbox := self._inboxes.get(rank)):
             inbox.put_nowait(message)
 
     def gone(self, rank: int) -> None:
-        """Handle the end of a rank's connection."""
         if inbox := self._inboxes.get(rank):
             inbox.put_nowait(None)
 
@@ -174,7 +156,7 @@ class Profiling:
         if not failed:
             await self._over(SEND_WITHIN)
         for rank in tuple(self._inboxes):
-            self._send(rank, Trace(self._requests, 0, 0))
+            self._send(rank, messages.Trace(self._requests, 0, 0))
             self.gone(rank)
         await self._over(SAY_WITHIN)
         if self._task:
@@ -191,13 +173,15 @@ class Profiling:
     def _open(self, wanted: Collection[int]) -> None:
         self._inboxes = {rank: asyncio.Queue() for rank in wanted}
 
-    def _ask(self, first: int, last: int) -> Trace:
+    def _ask(self, first: int, last: int) -> messages.Trace:
         self._requests += 1
-        return Trace(self._requests, first, last)
+        return messages.Trace(self._requests, first, last)
 
     async def _samples(self, wanted: Collection[int]) -> list[Sample]:
         """Ask the ranks for their progress.  Those that do not answer count with their last beat."""
-        await asyncio.gather(*(self._hear(rank, AskProgress(), Beat, ANSWER_WITHIN) for rank in wanted))
+        await asyncio.gather(
+            *(self._hear(rank, messages.AskProgress(), messages.Beat, ANSWER_WITHIN) for rank in wanted)
+        )
         known = [(each, each.beat) for rank in wanted if (each := self._ranks[rank]).beat]
         return [Sample(beat.steps + (each.resumed_from or 0), each.beat_at) for each, beat in known if beat]
 
@@ -220,9 +204,8 @@ class Profiling:
                 return said
         return None
 
-    async def _receive(self, window: Trace, wanted: Sequence[int], say: Say) -> Profile:
-        """Receive all ranks' traces, and merge them."""
-        stem, tasks = "", list[asyncio.Task[_Kept | _Missing]]()
+    async def _receive(self, window: messages.Trace, wanted: Sequence[int], say: Say) -> Profile:
+        stem, tasks = "", list[asyncio.Task[_Kept | str]]()
         try:
             # In a thread, like all access to the disk, which may hang.
             stem = await asyncio.to_thread(self._free_name)
@@ -231,7 +214,7 @@ class Profiling:
                 await say("")
             came = {rank: task.result() for rank, task in zip(wanted, tasks, strict=True)}
             kept = [each for each in came.values() if isinstance(each, _Kept)]
-            missing = {rank: each.why for rank, each in came.items() if isinstance(each, _Missing)}
+            missing = {rank: each for rank, each in came.items() if isinstance(each, str)}
             if not kept:
                 return _nothing(_reasons(missing, self._names))
             return await self._merge(kept, missing, stem)
@@ -239,7 +222,7 @@ class Profiling:
             for task in tasks:
                 task.cancel()
             for rank in wanted:
-                self._send(rank, Trace(window.request, 0, 0))
+                self._send(rank, messages.Trace(window.request, 0, 0))
             raise
         finally:
             await asyncio.to_thread(self._remove, [_part(stem, rank) for rank in wanted])
@@ -251,22 +234,20 @@ class Profiling:
 
     def _free_name(self) -> str:
         there = set(os.listdir(self._directory.fd))
-        number = 1
-        while f"{(stem := _stem(number))}.json.gz" in there:
-            number += 1
-        return stem
+        stems = itertools.chain(["trace"], map("trace-{}".format, itertools.count(2)))
+        return next(stem for stem in stems if f"{stem}.json.gz" not in there)
 
-    async def _rank(self, window: Trace, rank: int, stem: str, say: Say) -> _Kept | _Missing:
-        """Receive one rank's trace."""
+    async def _rank(self, window: messages.Trace, rank: int, stem: str, say: Say) -> _Kept | str:
+        """Receive one rank's trace.  Returns the reason if there is none."""
         inbox = self._inboxes[rank]
-        while not isinstance(said := await inbox.get(), Traced) or said.request != window.request:
+        while not isinstance(said := await inbox.get(), messages.Traced) or said.request != window.request:
             if said is None:
-                return _Missing("its agent has gone")
-            if isinstance(said, Tracing) and said.first > window.first:
+                return "its agent has gone"
+            if isinstance(said, messages.Tracing) and said.first > window.first:
                 at = f"traces from step {said.first} on"
                 await say(f"{self._names.one(rank)} was already past step {window.first}, and {at}")
         if said.error:
-            return _Missing(said.error)
+            return str(said.error)
         clock, uncertain = await self._clock(rank)
         name = _part(stem, rank)
         try:
@@ -276,8 +257,8 @@ class Profiling:
                 why = await self._pieces(rank, window.request, file.write)
                 await asyncio.to_thread(file.flush)
         except OSError as e:
-            return _Missing(f"{self._directory.path / name} can't be written: {e.strerror}")
-        return _Missing(why) if why else _Kept(rank, self._ranks[rank].host, name, clock, uncertain)
+            return f"{self._directory.path / name} can't be written: {e.strerror}"
+        return why or _Kept(rank, self._ranks[rank].host, name, clock, uncertain)
 
     async def _pieces(self, rank: int, request: int, write: Callable[[bytes], object]) -> str:
         """Receive a trace piece by piece, asking for the next one when the last is written.
@@ -285,7 +266,7 @@ class Profiling:
         Returns what went wrong; empty if nothing did.
         """
         while True:
-            piece = await self._hear(rank, SendTrace(request), TracePiece, SEND_WITHIN)
+            piece = await self._hear(rank, messages.SendTrace(request), messages.TracePiece, SEND_WITHIN)
             if piece is None:
                 return "its agent has gone before it had sent all"
             if piece.error:
@@ -306,7 +287,7 @@ class Profiling:
         best = known.clock, known.round_trip / 2
         for number in range(CLOCK_QUESTIONS):
             known.asked_at = asked = time.monotonic()
-            answer = await self._hear(rank, AskTime(), Time, ANSWER_WITHIN)
+            answer = await self._hear(rank, messages.AskTime(), messages.Time, ANSWER_WITHIN)
             if answer is None:
                 break
             half = (time.monotonic() - asked) / 2
@@ -346,10 +327,6 @@ def _reasons(missing: Mapping[int, str], names: Names) -> str:
     for rank, why in missing.items():
         by_reason.setdefault(why, []).append(rank)
     return "; ".join(f"{names.several(ranks)}: {why}" for why, ranks in by_reason.items())
-
-
-def _stem(number: int) -> str:
-    return "trace" if number == 1 else f"trace-{number}"
 
 
 def _part(stem: str, rank: int) -> str:

@@ -5,7 +5,7 @@ Pure: as in the job's state machine, each event comes with its time, on the laun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from math import inf
@@ -21,6 +21,7 @@ from cpulaunch.supervise.stalls.inquiry import Inquiry, Question
 from cpulaunch.supervise.stalls.location import THROTTLED
 from cpulaunch.supervise.stalls.progress import ANSWERS, REPORT, Pauses, StallSettings
 from cpulaunch.supervise.stalls.report import Explanation, explain
+from cpulaunch.supervise.stalls.sentences import is_or_are
 from cpulaunch.supervise.stalls.snapshot import Seen
 from cpulaunch.supervise.stalls.stragglers import Straggler, Stragglers
 from cpulaunch.wording import shown_path
@@ -89,21 +90,20 @@ class Stalls:
     # ---- events
 
     def beat(self, rank: Rank, beat: Beat, now: float) -> list[Action]:
-        """A rank has reported its progress."""
         more = self._pauses.beat(rank, beat, now)
         if self._phase is Phase.ASKING:
             self._waiting.discard(rank.rank)
-        actions = list(self._ask_why(self._stragglers.beat(rank.rank, beat, now)))
+        actions: list[Action] = []
+        for straggler in self._stragglers.beat(rank.rank, beat, now):
+            question, sends = self._inquiry.ask([straggler.rank], inf)
+            self._slow.append((straggler, question))
+            actions += sends
         if more and beat.progressed_at is not None:
             actions += self._progress(min(now, beat.progressed_at + rank.clock), now)
         return actions + self.look(now)
 
-    def started(self, rank: Rank, now: float) -> list[Action]:
-        """A rank's program has started."""
-        return self._progress(now, now)
-
-    def printed(self, rank: Rank, now: float) -> list[Action]:
-        """A rank has printed something."""
+    def progressed(self, rank: Rank, now: float) -> list[Action]:
+        """A rank's program has started, or has printed something."""
         return self._progress(now, now)
 
     def ended(self, rank: Rank, now: float) -> list[Action]:
@@ -119,7 +119,6 @@ class Stalls:
         return self.look(now)
 
     def answered(self, rank: Rank, now: float) -> list[Action]:
-        """A rank has answered a question of the inquiry."""
         actions: list[Action] = []
         for straggler, question in self._slow:
             if dump := question.answers.get(straggler.rank):
@@ -160,7 +159,6 @@ class Stalls:
         return self._until if self._until < inf else None
 
     def look(self, now: float) -> list[Action]:
-        """Return the actions that are due now."""
         if self.settings.never:
             return []
         if self._phase is Phase.WATCHING:
@@ -309,7 +307,7 @@ class Stalls:
             return []
         second.has_told = True
         alone = f"--stall-action {self.settings.action} leaves {self._who} alone, Ctrl-C ends it"
-        return [Tell(f"{second.named} {second.are} at work: {alone}")]
+        return [Tell(f"{RANKS.several(second.ranks)} {is_or_are(second.ranks)} at work: {alone}")]
 
     def _look_at_finished(self, second: SecondLook, now: float) -> list[Action]:
         """Look at programs that have announced their end: they hang if they do nothing.
@@ -396,14 +394,6 @@ class Stalls:
             advice=explanation.advice,
             at=since,
         )
-
-    # ---- stragglers
-
-    def _ask_why(self, found: Sequence[Straggler]) -> Iterator[Action]:
-        for straggler in found:
-            question, sends = self._inquiry.ask([straggler.rank], inf)
-            self._slow.append((straggler, question))
-            yield from sends
 
 
 def _merged(first: Question | None, closer: Question | None) -> Mapping[int, Dump]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cpulaunch.messages import Dump
-from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.names import RANKS
 from cpulaunch.supervise.stalls.inquiry import Question
 from cpulaunch.supervise.stalls.location import held
 
@@ -36,16 +36,13 @@ class SecondLook:
         self.again(now)
 
     def again(self, now: float) -> None:
-        """Look again after another period."""
         self.due, self.question = now + self._period, None
 
     @property
     def answers(self) -> Mapping[int, Dump]:
-        """The answers to the question so far."""
         return self.question.answers if self.question else {}
 
     def has_heard(self, ranks: Sequence[int]) -> bool:
-        """Whether all ``ranks`` have answered."""
         return self.answers.keys() >= set(ranks)
 
     def idle(self) -> bool:
@@ -55,21 +52,10 @@ class SecondLook:
         return bool(spent) and all(share is not None and share < AT_WORK for share in spent)
 
     @property
-    def named(self) -> str:
-        """The ranks in words, such as ``"rank 1"``."""
-        return f"rank{'s' if len(self.ranks) > 1 else ''} {CoreSet(self.ranks)}"
-
-    @property
-    def are(self) -> str:
-        return "are" if len(self.ranks) > 1 else "is"
-
-    @property
     def promise(self) -> str:
         """Say when ``--stall-action`` will end the job."""
-        uses = "use" if len(self.ranks) > 1 else "uses"
-        return (
-            f"before the first step, it ends the job once {self.named} {uses} no CPU for {self._period:g} s"
-        )
+        use = f"{RANKS.several(self.ranks)} {'use' if len(self.ranks) > 1 else 'uses'}"
+        return f"before the first step, it ends the job once {use} no CPU for {self._period:g} s"
 
 
 def computes(before: Dump | None, after: Dump | None) -> bool:

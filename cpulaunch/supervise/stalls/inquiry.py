@@ -66,7 +66,6 @@ class Answers(dict[int, Dump]):
         self._stacks = Stacks()
 
     def keep(self, rank: int, dump: Dump) -> None:
-        """Store a rank's answer."""
         self[rank] = dump._replace(processes=self._stacks.share(dump.processes))
 
 
@@ -127,7 +126,6 @@ class Inquiry:
             del self._open[dump.request]
 
     def gone(self, rank: int) -> None:
-        """Expect no more answers from a rank."""
         for question in self._open.values():
             question.waiting.discard(rank)
         self._open = {number: each for number, each in self._open.items() if each.waiting}

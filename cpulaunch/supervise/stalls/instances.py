@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import inf
 
 from cpulaunch.messages import Beat
 from cpulaunch.model.names import Names
@@ -38,11 +37,8 @@ class InstanceStalls:
     def beat(self, rank: Rank, beat: Beat, now: float) -> list[Action]:
         return self._of(rank.rank, lambda its: its.beat(rank, beat, now))
 
-    def started(self, rank: Rank, now: float) -> list[Action]:
-        return self._of(rank.rank, lambda its: its.started(rank, now))
-
-    def printed(self, rank: Rank, now: float) -> list[Action]:
-        return self._of(rank.rank, lambda its: its.printed(rank, now))
+    def progressed(self, rank: Rank, now: float) -> list[Action]:
+        return self._of(rank.rank, lambda its: its.progressed(rank, now))
 
     def ended(self, rank: Rank, now: float) -> list[Action]:
         return self._of(rank.rank, lambda its: its.ended(rank, now))
@@ -65,8 +61,7 @@ class InstanceStalls:
 
     @property
     def wake_at(self) -> float | None:
-        at = min((at for at in self._wake_at.values() if at is not None), default=inf)
-        return at if at < inf else None
+        return min((at for at in self._wake_at.values() if at is not None), default=None)
 
     @property
     def stalls(self) -> list[Stall]:
@@ -74,11 +69,8 @@ class InstanceStalls:
         return [self._each[number].stalls[index] for number, index in self._reported]
 
     def stalled(self, now: float) -> str:
-        return next((text for text in self._stalled(now)), "")
-
-    def _stalled(self, now: float) -> list[str]:
         watched = (its for number, its in self._watched.items() if not self._ranks[number].state.final)
-        return [text for its in watched if (text := its.stalled(now))]
+        return next((text for its in watched if (text := its.stalled(now))), "")
 
     def _of(self, number: int, does: Callable[[Stalls], list[Action]]) -> list[Action]:
         """Return the actions for an instance, unless it has ended, or was told to end."""

@@ -12,9 +12,11 @@ from cpulaunch.supervise.stalls.stacks import (
     Process,
     Stack,
     main_stack,
+    main_thread,
     outlives,
     stack,
     states,
+    threads_of,
     waits_for_file,
 )
 
@@ -73,8 +75,7 @@ def _thread(process: Process, caller: int) -> Process | None:
     """
     if not caller:
         return outlives(process)
-    threads = process.get("threads") or ()
-    found = next((each for each in threads if each["id"] == caller), None)
+    found = next((each for each in threads_of(process) if each["id"] == caller), None)
     if found is None or found["name"] == "MainThread":
         return None
     return found if any("/torch/" in frame.file for frame in stack(found)) else None
@@ -85,9 +86,8 @@ def may_wait(process: Process, caller: int = 0) -> bool:
 
     The caller of an asynchronous collective need not wait in it; its innermost line is then elsewhere.
     """
-    threads = process.get("threads") or ()
-    main = next((each for each in threads if each["name"] == "MainThread"), None)
-    thread = next((each for each in threads if caller and each["id"] == caller), main)
+    main = main_thread(process)
+    thread = next((each for each in threads_of(process) if caller and each["id"] == caller), main)
     frames = stack(thread) if thread else ()
     python = [frame for frame in frames if frame.is_python]
     if thread is None or thread.get("left_out") or not python:
@@ -119,14 +119,13 @@ def at(frame: Frame) -> str:
 
 def runs(process: Process) -> bool:
     """Whether the main thread is known to compute, outside of collectives, as these may poll."""
-    main = next((each for each in process.get("threads") or () if each["name"] == "MainThread"), None)
+    main = main_thread(process)
     if main is None or main["idle"] is not False:
         return False
     return not any("torch/distributed/" in frame.file for frame in stack(main))
 
 
 def waits_for_input(process: Process) -> bool:
-    """Whether the script waits for a DataLoader's workers."""
     return any(
         f.file.endswith(_DATA_LOADER) and f.function.rpartition(".")[2] in _LOADS for f in main_stack(process)
     )
@@ -140,7 +139,7 @@ def is_idle_worker(process: Process) -> bool:
 
 def dead_lock(process: Process) -> bool:
     """Whether several threads wait for locks, and no other thread could release one.  Needs frames of C."""
-    threads = process.get("threads") or ()
+    threads = threads_of(process)
     waiting = [thread for thread in threads if _waits_for_lock(thread)]
     others = (thread for thread in threads if thread not in waiting)
     return len(waiting) > 1 and not any(each["idle"] is False or _runs_users_code(each) for each in others)
@@ -151,7 +150,7 @@ def around_locks(process: Process) -> list[str]:
 
     Needs frames of C.
     """
-    threads = [thread for thread in process.get("threads") or () if _runs_users_code(thread)]
+    threads = [thread for thread in threads_of(process) if _runs_users_code(thread)]
     waiting = [_waits_for_lock(thread) for thread in threads]
     if len(threads) < 2 or not any(waiting):
         return []
@@ -199,7 +198,7 @@ def children(processes: Sequence[Process]) -> Iterator[tuple[int, str]]:
             words.append(where(process))
         if process.get("command") != processes[0].get("command"):
             words.insert(0, _command(process))
-        elif is_python(processes[0]) and not state and (not frame or is_idle_worker(process)):
+        elif processes[0].get("python", True) and not state and (not frame or is_idle_worker(process)):
             continue
         yield process["pid"], "; ".join(filter(None, words))
 
@@ -207,8 +206,3 @@ def children(processes: Sequence[Process]) -> Iterator[tuple[int, str]]:
 def _command(process: Process) -> str:
     command = str(process.get("command"))
     return command if len(command) <= MAX_COMMAND else f"{command[:MAX_COMMAND]}…"
-
-
-def is_python(process: Process) -> bool:
-    """Whether the process runs Python, or may do so."""
-    return bool(process.get("python", True))

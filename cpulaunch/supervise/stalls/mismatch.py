@@ -54,7 +54,6 @@ class Sides:
 
     @property
     def dumps(self) -> Mapping[int, Dump]:
-        """The answers by rank."""
         return self._question.answers
 
     def over(self, now: float) -> bool:

@@ -97,7 +97,6 @@ class Pauses:
         return more
 
     def progress(self, at: float) -> None:
-        """Record progress at the time ``at``."""
         self.progressed_at = max(self.progressed_at, at)
 
     def forgive(self, asleep: float, now: float) -> None:
@@ -194,7 +193,6 @@ def _counts(beat: Beat) -> tuple[int, int, int, bool]:
 
 
 def stall_settings(plan: Plan) -> StallSettings:
-    """Return the plan's settings for stalls."""
     timeout = plan.settings.watch.stall_timeout
     python = plan.program.python
     return StallSettings(None if timeout == "auto" else timeout, plan.settings.watch.stall_action, python)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from cpulaunch.model.cores import CoreSet
@@ -174,24 +174,23 @@ class _Case:
 
     def of_waits(self) -> Explanation | None:
         """Explain why the operation that ranks wait in doesn't complete; None if no rank waits."""
-        rules = (
-            self._disagreement,
-            self._missing,
-            self._unmet,
-            self._crossed,
-            self._silent,
-            self._incomplete,
+        return (
+            self._disagreement()
+            or self._missing()
+            or self._unmet()
+            or self._crossed()
+            or self._silent()
+            or self._incomplete()
         )
-        return next((found for rule in rules if (found := rule())), None)
 
     def _disagreement(self) -> Explanation | None:
         """Ranks have called different operations, types or sizes with the same sequence number."""
         for wait in self.waits:
             if len(kinds := wait.kinds()) > 1:
-                lines = [self.words.side(wait, theirs) for theirs in kinds.values()]
+                lines = [self.words.side(wait, theirs) for theirs in kinds]
                 headline = f"ranks make different calls as #{wait.sequence} of group {wait.group.name}"
-                found = self._of(wait, headline, lines, sorted(wait.operations))
-                return replace(found, disagree=True, certain=True, mutual=True)
+                ranks = sorted(wait.operations)
+                return self._of(wait, headline, lines, ranks, disagree=True, certain=True, mutual=True)
         return None
 
     def _missing(self) -> Explanation | None:
@@ -215,7 +214,7 @@ class _Case:
         others = [rank for rank in free if rank not in first]
         lines = [*self.words.waiters(wait, free), *self.words.situations([*first, *others], wait)]
         certain = bool(left) or bool(not held and self._locked(free))
-        return replace(self._of(wait, headline, lines, first), certain=certain)
+        return self._of(wait, headline, lines, first, certain=certain)
 
     def left(self, wait: Wait, ranks: Collection[int]) -> list[int]:
         """Return the ranks that have left and may be the cause.
@@ -268,9 +267,9 @@ class _Case:
                 *self.words.waiters(wait, ()),
                 *(line for each in elsewhere for line in self.words.of_these(each, those[id(each)])),
             ]
-            found = self._of(wait, headline, lines, sorted({*wait.waiting, *wait.absent}))
+            ranks = sorted({*wait.waiting, *wait.absent})
             certain = not any(self.seen[rank].runs for rank in wait.absent)
-            return replace(found, certain=certain, mutual=True)
+            return self._of(wait, headline, lines, ranks, certain=certain, mutual=True)
         return None
 
     def _crossed(self) -> Explanation | None:
@@ -290,7 +289,7 @@ class _Case:
         else:
             what_for = "different groups"
         headline = f"{self.words.named(list(circle))} wait for each other in {what_for}"
-        return replace(self._of(wait, headline, lines, sorted(circle)), certain=True, mutual=True)
+        return self._of(wait, headline, lines, sorted(circle), certain=True, mutual=True)
 
     def _circle(self) -> dict[int, tuple[Wait, int]]:
         """Find ranks that wait for each other in a circle: rank → (its wait, the rank that it waits for)."""
@@ -341,7 +340,10 @@ class _Case:
         if held := [rank for rank in wait.members if self.seen[rank].held]:
             headline = self.words.held(held)
             return self._of(wait, headline, [*lines, *self.words.situations(held, wait)], held)
-        pairs = [(wait.waiting[0], r) for r in self._peers(wait)] if wait.message else wait.pairs()
+        pairs = wait.pairs()
+        if wait.message:
+            peer = wait.ranks.get(wait.operation.peer)
+            pairs = [] if peer is None else [(wait.waiting[0], peer)]
         if not pairs:
             return self._of(wait, f"all have called {name}, but it has not completed", lines, ())
         by_hosts: dict[frozenset[str], list[tuple[int, int]]] = {}
@@ -355,12 +357,7 @@ class _Case:
             waiting, others = {a for a, _ in those}, {b for _, b in those}
             who, whom = self.words.named(waiting), self.words.named(others)
             lines.append(f"{who} {waits_or_wait(waiting)} for {whom}")
-        found = self._of(wait, headline, lines, sorted({rank for pair in pairs for rank in pair}))
-        return replace(found, mutual=True)
-
-    def _peers(self, wait: Wait) -> list[int]:
-        peer = wait.ranks.get(wait.operation.peer)
-        return [] if peer is None else [peer]
+        return self._of(wait, headline, lines, sorted({*chain.from_iterable(pairs)}), mutual=True)
 
     def _nobody(self) -> Explanation:
         """No rank waits in an operation."""
@@ -405,25 +402,25 @@ class _Case:
         else:
             who = f"the {noun}s wait" if len(running) > 1 else f"{self.words.named(running)} waits"
             headline = f"what {who} for isn't known"
-        lines = [] if has_ledger or self.names.noun == INSTANCE else [self._why_no_groups()]
+        lines = []
+        if not has_ledger and noun != INSTANCE:
+            done = max(each.collectives for each in self.seen.values())
+            ended = f"no rank is in a process group any more, after {counted(done, 'collective')}"
+            lines.append(ended if done else _NO_LEDGER)
         lines += [line for theirs in places.values() for line in self.words.situations(theirs[:1])]
         lines += self.words.situations([each.rank for each in self.seen.values() if each.left])
         return Explanation(headline, tuple(lines), ranks, odd=tuple(fewest) if has_ledger else ())
-
-    def _why_no_groups(self) -> str:
-        done = max(each.collectives for each in self.seen.values())
-        if not done:
-            return _NO_LEDGER
-        return f"no rank is in a process group any more, after {counted(done, 'collective')}"
 
     def _locked(self, ranks: Sequence[int]) -> list[int]:
         """Return the ranks whose threads wait for each other's locks."""
         programs = ((rank, self.seen[rank].program) for rank in ranks)
         return [rank for rank, program in programs if program and location.dead_lock(program)]
 
-    def _of(self, wait: Wait, headline: str, lines: Iterable[str], ranks: Iterable[int]) -> Explanation:
+    def _of(
+        self, wait: Wait, headline: str, lines: Iterable[str], ranks: Iterable[int], **flags: Any
+    ) -> Explanation:
         first = next(iter(ranks := tuple(ranks)), -1)
         operation = wait.operations.get(first)
         program = self.seen[first].program if operation else None
         place = location.place(program, operation.thread) if operation and program else None
-        return Explanation(headline, tuple(lines), ranks, wait.operation.kind, wait.sequence, place)
+        return Explanation(headline, tuple(lines), ranks, wait.operation.kind, wait.sequence, place, **flags)

@@ -13,7 +13,7 @@ from typing import Any
 from cpulaunch.messages import Dump
 from cpulaunch.supervise.job.events import Dumped, Send
 from cpulaunch.supervise.stalls.inquiry import ANSWER_WITHIN, Answers, Inquiry, Question
-from cpulaunch.supervise.stalls.stacks import Frame, Process
+from cpulaunch.supervise.stalls.stacks import Frame, Process, main_thread, threads_of
 
 
 @dataclass(eq=False)
@@ -31,11 +31,9 @@ class Round:
 
     @property
     def question(self) -> Question:
-        """The question whose answers are awaited."""
         return self.closer or self.first
 
     def seen(self) -> Dumped:
-        """Return the result of the round."""
         answers = self.first.answers
         for rank, dump in (self.closer.answers if self.closer else Answers()).items():
             if dump.processes:
@@ -112,7 +110,7 @@ def as_seen_on(rank: int, closer: Dump, dump: Dump) -> Dump:
     ``closer`` is the dump of ``rank``.  If the stack of its main thread has changed since, an error is added
     instead.
     """
-    threads = [thread for process in closer.processes for thread in _threads(process)]
+    threads = [thread for process in closer.processes for thread in threads_of(process)]
     known = {place: thread["frames"] for thread in threads if (place := _python(thread))}
     if _of_main(dump.processes[0]) not in known:
         why = f"has shown no frames of C: rank {rank}, which did the same, has gone on since"
@@ -122,7 +120,7 @@ def as_seen_on(rank: int, closer: Dump, dump: Dump) -> Dump:
             **process,
             "threads": [
                 {**thread, "frames": known.get(_python(thread), thread["frames"])}
-                for thread in _threads(process)
+                for thread in threads_of(process)
             ],
             "native_of": rank,
         }
@@ -138,14 +136,8 @@ def _key(program: Process) -> tuple[Any, ...] | None:
 
 
 def _of_main(program: Process) -> tuple[Frame, ...]:
-    main = (thread for thread in _threads(program) if thread["name"] == "MainThread")
-    return next(map(_python, main), ())
+    return _python(main) if (main := main_thread(program)) else ()
 
 
 def _python(thread: Process) -> tuple[Frame, ...]:
-    """Return the Python frames of a thread."""
     return tuple(frame for frame in (Frame(*each) for each in thread["frames"]) if frame.is_python)
-
-
-def _threads(process: Process) -> list[Process]:
-    return process.get("threads") or []

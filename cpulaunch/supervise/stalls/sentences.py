@@ -34,7 +34,7 @@ class Words:
     def sides(self, wait: Wait) -> list[str]:
         """Describe what ranks have called as the same number, and where, one line for equal calls."""
         found: dict[str, list[int]] = {}
-        for ranks in wait.kinds().values():
+        for ranks in wait.kinds():
             for rank in ranks:
                 found.setdefault(f"{what(wait, rank)}{self._at_in(wait, [rank])}", []).append(rank)
         shown = sorted(found.items(), key=lambda side: -len(side[1]))

@@ -77,12 +77,10 @@ class Frame(NamedTuple):
 
     @property
     def is_standard(self) -> bool:
-        """Whether the frame is in Python's standard library."""
         return bool(_STANDARD.search(self.file)) and not _INSTALLED.match(self.file)
 
     @property
     def is_ours(self) -> bool:
-        """Whether the frame is in cpulaunch."""
         return bool(_OURS.search(self.file))
 
     @property
@@ -149,10 +147,17 @@ def _called(inner: Stack) -> str | None:
     return (python or native or inner)[-1].short if inner else None
 
 
+def threads_of(process: Process) -> list[Process]:
+    return process.get("threads") or []
+
+
+def main_thread(process: Process) -> Process | None:
+    return next((thread for thread in threads_of(process) if thread.get("name") == "MainThread"), None)
+
+
 def main_stack(process: Process) -> Stack:
     """Return the stack of a process's main thread; empty if not known."""
-    threads = process.get("threads") or ()
-    return next((stack(thread) for thread in threads if thread.get("name") == "MainThread"), ())
+    return stack(main) if (main := main_thread(process)) else ()
 
 
 def outlives(process: Process) -> Process | None:
@@ -164,7 +169,7 @@ def outlives(process: Process) -> Process | None:
     main = main_stack(process)
     if not any(frame.short == "_shutdown" and frame.file.endswith("/threading.py") for frame in main):
         return None
-    others = [each for each in process.get("threads") or () if each["name"] != "MainThread"]
+    others = [each for each in threads_of(process) if each["name"] != "MainThread"]
     users = (each for each in others if any(frame.is_users for frame in stack(each)))
     return next(users, None) or next(filter(_runs_c, others), None)
 
@@ -270,7 +275,6 @@ def _lines(seen: Sequence[RankSeen]) -> Iterator[str]:
 
 
 def _pids(those: Sequence[RankSeen]) -> str:
-    """Format the process ids of the programs, in the order of the ranks."""
     pids = [str(_program(each).get("pid")) for each in those]
     more = [f"… {len(pids) - MANY_PIDS} more"] if len(pids) > MANY_PIDS else []
     return f"  pid{'s' if len(pids) > 1 else ''} {', '.join([*pids[:MANY_PIDS], *more])}"
@@ -303,7 +307,7 @@ def _threads(those: Sequence[RankSeen], seen: Sequence[RankSeen]) -> Iterator[st
     others = [
         (each, str(thread.get("name")) or "thread", stack(thread))
         for each in those
-        for thread in _program(each).get("threads") or ()
+        for thread in threads_of(_program(each))
         if thread.get("name") != "MainThread"
     ]
     for frames, folded in _folded([other for other in others if other[2]], lambda other: other[2]):

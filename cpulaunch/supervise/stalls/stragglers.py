@@ -51,8 +51,7 @@ class Stragglers:
         self._hosts = hosts
         self._began: dict[int, tuple[float, Beat]] = {}
         self._windows: dict[int, _Window] = {}
-        self._slow: dict[str, int] = {}  # host → successive windows in which it was slow
-        self._steps: dict[str, int] = {}  # host → steps in these windows
+        self._slow: dict[str, list[int]] = {}  # host → steps of each successive window in which it was slow
         self._said: set[str] = set()
         self._several = len(set(hosts)) > 1
 
@@ -88,12 +87,11 @@ class Stragglers:
             step = median(window.elapsed for window in of_hosts[host])
             if seconds <= SLOWER * others or seconds - others <= MATTERS * step:
                 self._slow.pop(host, None)
-                self._steps.pop(host, None)
                 continue
-            self._slow[host] = self._slow.get(host, 0) + 1
-            self._steps[host] = self._steps.get(host, 0) + of_hosts[host][0].steps
-            if self._slow[host] >= WINDOWS and host not in self._said:
+            slow = self._slow.setdefault(host, [])
+            slow.append(of_hosts[host][0].steps)
+            if len(slow) >= WINDOWS and host not in self._said:
                 self._said.add(host)
                 rank = self._hosts.index(host)
-                found.append(Straggler(host, rank, seconds, others, self._steps[host]))
+                found.append(Straggler(host, rank, seconds, others, sum(slow)))
         return found

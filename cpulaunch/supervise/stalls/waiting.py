@@ -88,8 +88,7 @@ class Wait(NamedTuple):
         """Whether ranks reduce in different ways, as far as these are known."""
         return _differ(op.reduction for op in self.operations.values())
 
-    def kinds(self) -> dict[_Call, list[int]]:
-        """Group the ranks by what they call, the largest group first."""
+    def kinds(self) -> list[list[int]]:
         return _kinds(self.operations)
 
     def between(self, pair: Collection[int]) -> Wait:
@@ -123,31 +122,17 @@ class Wait(NamedTuple):
         return sorted((a, b) for a, b in mutual if a < b) or sorted(waits)
 
 
-class _Call(NamedTuple):
-    """The values of a call on which ranks must agree.
-
-    ``bytes`` is -1 if sizes may differ.  ``root`` and ``reduction`` are -1 and "" unless they are known to
-    differ between ranks.
-    """
-
-    kind: str
-    type: str
-    bytes: int
-    root: int
-    reduction: str
-
-
-def _kinds(operations: Mapping[int, Operation]) -> dict[_Call, list[int]]:
-    """Group the ranks by what they call, the largest group first."""
+def _kinds(operations: Mapping[int, Operation]) -> list[list[int]]:
+    """Group the ranks by the values of their calls on which they must agree, the largest group first."""
     roots_differ = _differ(op.root for op in operations.values())
     reductions_differ = _differ(op.reduction for op in operations.values())
-    found: dict[_Call, list[int]] = {}
+    found: dict[tuple[object, ...], list[int]] = {}
     for rank, op in sorted(operations.items()):
         size = op.bytes if op.kind in _SAME_SIZE else -1
         root = op.root if roots_differ else -1
         by = op.reduction if reductions_differ else ""
-        found.setdefault(_Call(op.kind, op.type, size, root, by), []).append(rank)
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+        found.setdefault((op.kind, op.type, size, root, by), []).append(rank)
+    return sorted(found.values(), key=lambda ranks: -len(ranks))
 
 
 def _differ(known: Iterable[int | str]) -> bool:
@@ -249,20 +234,18 @@ def _wait(
     states: tuple[int, ...],
     there: Collection[int] = (),
 ) -> Wait:
+    group = members[0].group
     called = {member.rank: op for member in members if (op := member.record(sequence))}
-    waiting = [rank for rank, op in called.items() if op.state in states]
-    missing = [member.rank for member in members if member.reached < sequence]
-    known = {member.group.rank for member in members} | set(there if members[0].group.members else ())
-    unknown = [number for number in range(members[0].group.size) if number not in known]
+    known = {member.group.rank for member in members} | set(there if group.members else ())
     return Wait(
-        members[0].group,
-        sequence,
-        called,
-        tuple(waiting),
-        tuple(missing),
-        tuple(unknown),
-        {member.rank: member for member in members},
-        names,
+        group=group,
+        sequence=sequence,
+        operations=called,
+        waiting=tuple(rank for rank, op in called.items() if op.state in states),
+        missing=tuple(member.rank for member in members if member.reached < sequence),
+        unknown=tuple(number for number in range(group.size) if number not in known),
+        members={member.rank: member for member in members},
+        ranks=names,
     )
 
 

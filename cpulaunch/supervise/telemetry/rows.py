@@ -65,7 +65,6 @@ class Telemetry:
         self._summary: str | None = ""  # None: out of date
 
     def heard(self, rank: Rank, said: Steps) -> list[Row]:
-        """Return the rows of an agent's message."""
         rows: list[Row] = []
         steps = [StepRow._make(row) for row in said.rows]
         for step in steps:

@@ -40,7 +40,7 @@ class Agent:
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    fd, memory = ledger_file.make()
+    fd, memory = ledger_file.offer({})
     assert fd is not None
     assert memory is not None
     os.close(fd)

@@ -77,7 +77,7 @@ class Ranks:
         self.processes: list[subprocess.Popen[str]] = []
         self.ledgers: list[mmap.mmap] = []
         for rank in range(2):
-            fd, mapping = ledger_file.make()
+            fd, mapping = ledger_file.offer({})
             assert fd is not None
             assert mapping is not None
             self.ledgers.append(mapping)

@@ -124,7 +124,7 @@ def test_the_launchers_log_marks_restarts(tmp_path: Path) -> None:
     for number, said in enumerate((b"first\n", b"", b"second\n", b"third\n")):
         output.restart(number // 2, frozenset())
         output.launcher_said(said) if said else None
-    output.close(TIMEOUT)
+    output.logs.close(TIMEOUT)
     log = directory.path / "launcher.log"
     assert (
         log.read_text()

@@ -45,7 +45,7 @@ def test_a_link_in_place_of_a_log_is_not_followed(tmp_path: Path) -> None:
     warnings: list[str] = []
     output = Output(JobDirectory(tmp_path), frozenset(), Screen(), warnings.append)
     output.feed(0, 1, b"theirs")
-    assert output.close(TIMEOUT)
+    assert output.logs.close(TIMEOUT)
     assert (tmp_path / "victim").read_text() == "mine"
     assert len(warnings) == 1
 

@@ -112,7 +112,7 @@ def test_logs_of_many_ranks_take_few_descriptors(tmp_path: Path) -> None:
         if finished:
             for rank in range(300):
                 output.finish(rank)
-        assert output.close(TIMEOUT)
+        assert output.logs.close(TIMEOUT)
         assert warnings == []
         assert len(os.listdir("/proc/self/fd")) - before <= (
             1 if finished else OPEN_LOGS

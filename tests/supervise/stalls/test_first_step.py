@@ -171,7 +171,7 @@ def test_a_rank_that_starts_late_is_waited_for() -> None:
     job = Job(StallSettings(20))
     job.waits(0)
     job.until(15)
-    job.stalls.started(job.ranks[0], 15)
+    job.stalls.progressed(job.ranks[0], 15)
     job.until(60)
     assert job.reports == [pytest.approx(35, abs=DUE)]
 

@@ -12,8 +12,7 @@ from cpulaunch.messages import StepRow, Steps
 from cpulaunch.supervise.job.rank import Rank
 from cpulaunch.supervise.output.directory import JobDirectory
 from cpulaunch.supervise.telemetry.rows import Row, Telemetry, duration, rounded
-from cpulaunch.supervise.telemetry.sinks.file import TelemetryFile
-from cpulaunch.supervise.telemetry.thinning import Thinning, merged
+from cpulaunch.supervise.telemetry.sinks.file import TelemetryFile, Thinning, merged
 from cpulaunch.telemetry import OF_STEPS
 
 PATIENCE = 30.0

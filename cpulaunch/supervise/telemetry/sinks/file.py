@@ -9,13 +9,14 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import BinaryIO
 
 from cpulaunch.supervise.output.directory import JobDirectory
 from cpulaunch.supervise.telemetry.rows import Row
-from cpulaunch.supervise.telemetry.sinks.writer import RowsThread
-from cpulaunch.supervise.telemetry.thinning import Thinning
+from cpulaunch.supervise.telemetry.sinks.threaded import ThreadedSink
+from cpulaunch.telemetry import added
 
 NAME = "telemetry.jsonl"
 
@@ -29,8 +30,8 @@ MAX_WAITING = 200_000
 """Rows that may wait for the disk; further rows are dropped."""
 
 
-class TelemetryFile:
-    """A sink (``supervise.telemetry.rows.Sink``) that writes rows to a file.  The first rows create the file.
+class TelemetryFile(ThreadedSink):
+    """Writes rows to a file.  The first rows create the file.
 
     ``facts`` are fixed values of the first line.  ``warn`` is called with a line, once, if rows are lost.
     """
@@ -38,46 +39,32 @@ class TelemetryFile:
     def __init__(
         self, directory: JobDirectory, facts: Row, warn: Callable[[str], None], max_rows: int = MAX_ROWS
     ) -> None:
+        super().__init__("telemetry", MAX_WAITING)
         self._directory, self._facts, self._warn = directory, dict(facts), warn
         self._max_rows = max_rows
-        self._warned = self._failed = False
-        self._thread = RowsThread("telemetry", self._take, MAX_WAITING)
+        self._warned = False
         # Used by the thread only.
         self._file: BinaryIO | None = None
         self._count = 0
         self._thinning = Thinning()
         self._head: Row = {}
 
-    def rows(self, rows: Sequence[Row]) -> None:
-        """Queue rows to be written."""
-        if not self._thread.put(rows):
-            self._warn_once("takes too little: telemetry.jsonl is not complete")
-
-    def close(self, patience: float) -> bool:
-        """Wait until all is written.  Returns False if that takes more than ``patience`` seconds."""
-        return self._thread.close(patience)
-
-    def _warn_once(self, what: str) -> None:
+    def lost(self, error: OSError | None) -> None:
+        if error:
+            self._close()
         if not self._warned:
             self._warned = True
-            self._warn(f"{self._directory.path} {what}")
+            slow = "takes too little: telemetry.jsonl is not complete"
+            broken = error and f"can't be written: {error.strerror}; the job goes on without telemetry.jsonl"
+            self._warn(f"{self._directory.path} {broken or slow}")
 
     # ---- in the thread
 
-    def _take(self, rows: list[Row], closed: bool) -> None:
-        try:
-            if not self._failed:
-                self._write(self._thinning.take(rows))
-                if closed:
-                    self._write(self._thinning.rest())
-        except OSError as e:
-            self._failed = True
-            self._warn_once(f"can't be written: {e.strerror}; the job goes on without telemetry.jsonl")
-        finally:
-            if self._file is not None and (closed or self._failed):
-                with contextlib.suppress(OSError):  # the disk may be full
-                    self._file.close()
-                self._file = None
+    def write(self, rows: list[Row], closed: bool) -> None:
+        self._write(self._thinning.take(rows))
+        if closed:
+            self._write(self._thinning.rest())
+            self._close()
 
     def _write(self, rows: Iterable[Row]) -> None:
         file = self._file or self._make()
@@ -95,6 +82,12 @@ class TelemetryFile:
         while self._max_rows <= self._count < before:  # repeat until rows can't be thinned further
             before = self._count
             self._thin()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # the disk may be full
+                self._file.close()
+            self._file = None
 
     def _make(self) -> BinaryIO:
         fd = self._directory.open(NAME, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -115,9 +108,11 @@ class TelemetryFile:
         count = 0
         with self._directory.whole(NAME) as fewer:
             fewer.write(self._first_line())
-            for part in _parts(thinning.take(_rows_of(file))):
+            rows = thinning.take(_rows_of(file))
+            while part := list(islice(rows, 1000)):
                 _write_all(fewer, b"".join(map(_line, part)))
                 count += len(part)
+                time.sleep(0)  # let the launcher's event loop run
         file.close()
         self._thinning = thinning.after(self._thinning)
         self._count = count
@@ -145,12 +140,51 @@ def _rows_of(file: BinaryIO) -> Iterator[Row]:
                 yield json.loads(line)
 
 
-def _parts(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    part = []
-    for row in rows:
-        part.append(row)
-        if len(part) == 1000:
-            yield part
-            part = []
-            time.sleep(0)  # let the launcher's event loop run
-    yield part
+class Thinning:
+    """Merges each rank's rows of steps into one row per ``stride`` steps.
+
+    A merged row ends with a step whose number is a multiple of ``stride``.  For rows about processes, every
+    ``stride``-th of each rank is kept.  Rows of other kinds are kept.
+    """
+
+    def __init__(self, stride: int = 1) -> None:
+        self.stride = stride
+        self._waiting: dict[int, list[Row]] = {}
+        self._skipped: dict[int, int] = {}
+
+    def take(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Add rows, and yield those that are kept or complete."""
+        for row in rows:
+            if self.stride == 1:
+                yield row
+            elif "step" in row:
+                waiting = self._waiting.setdefault(row["rank"], [])
+                waiting.append(row)
+                if row["step"] % self.stride == 0:
+                    yield merged(self._waiting.pop(row["rank"]))
+            elif "rss" in row:
+                skipped = self._skipped.get(row["rank"], self.stride - 1)
+                self._skipped[row["rank"]] = (skipped + 1) % self.stride
+                if skipped + 1 == self.stride:
+                    yield row
+            else:
+                yield row
+
+    def after(self, before: Thinning) -> Thinning:
+        """Take over the incomplete rows of ``before``, which had a smaller stride.  Returns self."""
+        for rank, rows in before._waiting.items():
+            self._waiting.setdefault(rank, []).extend(rows)
+        return self
+
+    def rest(self) -> Iterator[Row]:
+        """Yield the incomplete rows, merged."""
+        waiting, self._waiting = self._waiting, {}
+        for rows in waiting.values():
+            yield merged(rows)
+
+
+def merged(rows: list[Row]) -> Row:
+    """Merge consecutive rows of a rank's steps into one row."""
+    if len(rows) == 1:
+        return rows[0]
+    return {**rows[-1], "steps": sum(row.get("steps", 1) for row in rows), **added(rows)}

@@ -48,7 +48,6 @@ class Metrics:
         self._restarts = 0
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Add rows of telemetry."""
         for row in rows:
             if "schema" in row:
                 self._head |= row
@@ -61,7 +60,6 @@ class Metrics:
                 self._keep(row)
 
     def text(self) -> str:
-        """Return all metrics in Prometheus' text format."""
         return "\n".join([*self._of_job(), *self._of_ranks()]) + "\n"
 
     def _add_step(self, row: Row) -> None:
@@ -78,20 +76,17 @@ class Metrics:
                 self._latest.setdefault(field.name, {})[row["rank"]] = value
 
     def _of_job(self) -> Iterator[str]:
+        peak, flops = self._head.get("peak_flops"), self._head.get("flops_per_step")
         values = (
-            (
-                "peak_flops",
-                "FLOP/s that the ranks' cores were measured to reach.",
-                self._head.get("peak_flops"),
-            ),
-            ("flops_per_step", "FLOPs of the model in a step.", self._head.get("flops_per_step")),
+            ("peak_flops", "FLOP/s that the ranks' cores were measured to reach.", peak),
+            ("flops_per_step", "FLOPs of the model in a step.", flops),
             ("restarts", "How often the job was started again.", self._restarts),
             ("ranks", "How many ranks the job has.", len(self._hosts)),
         )
         for name, what, value in values:
             if value is not None:
                 yield from _heading(name, "gauge", what)
-                yield f"cpulaunch_{name}{_labels({'job': self._job})} {_number(value)}"
+                yield f"cpulaunch_{name}{_labels({'job': self._job})} {value!r}"
 
     def _of_ranks(self) -> Iterator[str]:
         for fields, known in ((_ADDED, self._totals), (_LATEST, self._latest)):
@@ -107,7 +102,7 @@ class Metrics:
         for rank, value in sorted(values.items()):
             host = self._hosts[rank] if rank < len(self._hosts) else ""
             labels = _labels({"job": self._job, "rank": str(rank), "host": host})
-            yield f"cpulaunch_{name}{labels} {_number(value)}"
+            yield f"cpulaunch_{name}{labels} {value!r}"
 
 
 class PrometheusSink:
@@ -130,12 +125,10 @@ class PrometheusSink:
         self._thread.start()
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Add rows to the metrics."""
         with self._lock:
             self._metrics.add(rows)
 
     def close(self, patience: float) -> bool:
-        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         return True
@@ -163,7 +156,6 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Handle a client, in its thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -178,7 +170,6 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        """Answer a scrape."""
         if self.path.partition("?")[0] not in ("/metrics", "/"):
             self.send_error(404)
             return
@@ -208,7 +199,3 @@ def _labels(labels: Mapping[str, str]) -> str:
         for name, value in labels.items()
     )
     return "{" + ",".join(f'{name}="{value}"' for name, value in escaped) + "}"
-
-
-def _number(value: float) -> str:
-    return repr(value)

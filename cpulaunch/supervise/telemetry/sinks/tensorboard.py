@@ -8,7 +8,7 @@ from typing import Any
 from cpulaunch.errors import UsageError
 from cpulaunch.supervise.output.directory import JobDirectory
 from cpulaunch.supervise.telemetry.rows import Row
-from cpulaunch.supervise.telemetry.sinks.writer import RowsThread
+from cpulaunch.supervise.telemetry.sinks.threaded import ThreadedSink
 from cpulaunch.telemetry import OF_STEPS, SUMS
 
 DIRECTORY = "tensorboard"
@@ -61,7 +61,7 @@ class Scalars:
     def _joined(self, step: int) -> Iterator[Scalar]:
         rows = self._open.pop(step)
         seconds = _mean(rows, "seconds") or 0.0
-        yield "time/longest_of_a_rank", max(map(_step_seconds, rows)), step
+        yield "time/longest_of_a_rank", max(row["seconds"] / row.get("steps", 1) for row in rows), step
         for field in OF_STEPS:
             if field.scalar and not field.is_rate and (mean := _mean(rows, field.name)) is not None:
                 yield field.scalar, mean, step
@@ -89,8 +89,8 @@ def summary_writer() -> Any:
     return SummaryWriter
 
 
-class TensorBoardSink:
-    """Writes event files in a thread of its own, so that a hanging disk blocks nobody.
+class TensorBoardSink(ThreadedSink):
+    """Writes event files.
 
     Raises UsageError if tensorboardX is not installed.  ``warn`` is called with a line if the files cannot be
     written.
@@ -100,30 +100,17 @@ class TensorBoardSink:
         self, directory: JobDirectory, scalars: Scalars, began: float, warn: Callable[[str], None]
     ) -> None:
         """``began``: start of the job, in seconds since 1970."""
+        super().__init__("tensorboard", MAX_WAITING)
         make = summary_writer()
         self._make: Callable[[], Any] = lambda: make(f"{directory.place}/{DIRECTORY}")
         self._scalars, self._began, self._warn = scalars, began, warn
         self._writer: Any = None
-        self._failed = False
-        self._thread = RowsThread("tensorboard", self._take, MAX_WAITING)
 
-    def rows(self, rows: Sequence[Row]) -> None:
-        """Queue rows to be written."""
-        self._thread.put(rows)
+    def lost(self, error: OSError | None) -> None:
+        if error:
+            self._warn(f"{DIRECTORY}/ can't be written: {error.strerror}; the job goes on without it")
 
-    def close(self, patience: float) -> bool:
-        """Wait until all is written.  Returns False if that takes more than ``patience`` seconds."""
-        return self._thread.close(patience)
-
-    def _take(self, rows: list[Row], closed: bool) -> None:
-        try:
-            if not self._failed:
-                self._write(rows, closed)
-        except OSError as e:
-            self._failed = True
-            self._warn(f"{DIRECTORY}/ can't be written: {e.strerror}; the job goes on without it")
-
-    def _write(self, rows: list[Row], closed: bool) -> None:
+    def write(self, rows: list[Row], closed: bool) -> None:
         self._writer = self._writer or self._make()
         at = self._began + max((row.get("time", 0.0) for row in rows), default=0.0)
         last = self._scalars.rest() if closed else ()
@@ -132,10 +119,6 @@ class TensorBoardSink:
         self._writer.flush()
         if closed:
             self._writer.close()
-
-
-def _step_seconds(row: Row) -> float:
-    return float(row["seconds"] / row.get("steps", 1))
 
 
 def _mean(rows: Sequence[Row], name: str) -> float | None:
