@@ -278,7 +278,7 @@ def test_a_rank_killed_on_another_host_is_an_error_in_all_others(
     [
         repeat("2x2", 3, "rank 3 on node1 has ended"),
         repeat("2x2", 0, "rank 0 on node0 has ended|the group's store"),
-        ("3+1", 3, r"host node1 \(rank 3\) has given no sign of life"),
+        ("3+1", 3, r"rank 3 on node1 is lost|host node1 \(rank 3\) has given no sign of life"),
     ],
     ids=["beside another", "the one with the store", "alone on its host"],
 )

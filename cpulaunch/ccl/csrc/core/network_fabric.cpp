@@ -21,7 +21,7 @@ constexpr int kMostGreeted = 64;            // hosts
 constexpr std::chrono::milliseconds kLookInterval{100};  // for ranks that have gone
 // Who meets others, or leaves, yields this often and then rests in between.
 constexpr int kYields = 1000;
-constexpr std::chrono::microseconds kRest{100};
+constexpr std::chrono::microseconds kPause{100};
 
 // Of the number-th header, or part, from a rank.
 uint64_t tag_of(int rank, uint64_t number, bool is_part) {
@@ -200,7 +200,7 @@ void FabricNetwork::until(const Done& done) {
   for (int idle = 0;;) {
     idle = complete() + post_all() ? 0 : idle + 1;
     if (done()) return;
-    if (idle > kYields) std::this_thread::sleep_for(kRest);
+    if (idle > kYields) std::this_thread::sleep_for(kPause);
     if (idle > 0) sched_yield();
   }
 }
