@@ -140,7 +140,8 @@ FabricNetwork::FabricNetwork(const Layout& layout, std::shared_ptr<Connector> co
   });
 }
 
-FabricNetwork::~FabricNetwork() = default;
+// libfabric uses the memory of what it has been asked to do until it is closed.
+FabricNetwork::~FabricNetwork() { endpoint_.reset(); }
 
 void FabricNetwork::close() {
   connector_->close();
