@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,8 @@ def messages_in_a_batch(length: int) -> list[int]:
     return counts
 
 
-def a_call_that_fails_within_a_batch() -> str:
-    """The error; the group stays usable."""
+def a_call_that_fails_within_a_batch() -> tuple[str, int]:
+    """The error, and how many of the later operations' tensors still live; the group stays usable."""
     message = "no error"
     try:
         with _coalescing_manager(Groups.ccl, CPU, True):
@@ -110,7 +111,13 @@ def a_call_that_fails_within_a_batch() -> str:
     summed = torch.ones(1000)
     dist.all_reduce(summed, async_op=True).get_future().wait()
     assert (summed == dist.get_world_size()).all()
-    return message
+    references = []
+    for _ in range(10):
+        dist.all_reduce(summed := torch.ones(1000))
+        references.append(weakref.ref(summed))
+    del summed
+    dist.barrier()
+    return message, sum(each() is not None for each in references)
 
 
 def completion_hook() -> list[list[Any]]:

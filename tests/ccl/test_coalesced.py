@@ -23,8 +23,9 @@ def test_a_batch_of_messages_has_one_work(ranks: Ranks, length: int) -> None:
 
 
 def test_a_group_can_be_used_after_a_wrong_call_in_a_batch(two: Ranks) -> None:
-    for error in two.call("a_call_that_fails_within_a_batch"):
+    for error, kept in two.call("a_call_that_fails_within_a_batch"):
         assert error.startswith("ccl all_to_all: expected a list of")
+        assert kept == 0
 
 
 def test_a_hook_learns_of_each_operation(two: Ranks) -> None:

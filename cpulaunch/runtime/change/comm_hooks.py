@@ -28,7 +28,8 @@ def hook_for(model: nn.Module, *, compress: bool) -> Hook | None:
     if in_bf16 and dist.get_world_size() > 2:
         # A sum of two is rounded once in either precision; longer sums are rounded at each addition.
         return average_in_fp32
-    return average_in_place if getattr(group, "shares_memory", False) else None
+    # All ranks must choose alike, also one that is alone on its host.
+    return average_in_place if 0 < hosts < dist.get_world_size() else None
 
 
 def average_by(model: DistributedDataParallel, hook: Hook) -> None:

@@ -1,5 +1,7 @@
 // Starts operations of the group, alone or coalesced, and records them for torch's profiler.
 
+#include <algorithm>
+
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
 #include "coalesced_work.hpp"
@@ -119,6 +121,9 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run_unrecorded(const Ptr<CclWo
     std::lock_guard<std::mutex> lock(starting_);
     ++state_->in_flight;
     for (size_t i = 0; i < count; ++i) transfers.add(transport_->start(collectives[i]));
+    // A program that leaves a batch by an exception never ends it.  It waits for its next operations one by one.
+    const auto waited_for = [](const auto& each) { return each->was_waited_for(); };
+    if (coalesced_ && std::any_of(coalesced_->begin(), coalesced_->end(), waited_for)) coalesced_.reset();
     is_coalesced = coalesced_.has_value();
     if (is_coalesced) coalesced_->push_back(work);
   } catch (const std::exception& error) {

@@ -444,6 +444,7 @@ bool CclWork::wait(Milliseconds timeout) {
   std::unique_lock<std::mutex> lock(mutex_);
   // The thread that completes it may not have notified c10d::Work yet.
   cv_.wait(lock, [&] { return completed_; });
+  waited_for_ = true;
   if (exception_) std::rethrow_exception(exception_);
   return true;
 }

@@ -149,6 +149,7 @@ class CclWork final : public c10d::Work {
   const Pace& pace() const { return group_->pace; }
   // Whether a thread in wait() polls this operation.
   bool is_driven() const { return drivers_.load(std::memory_order_relaxed) > 0; }
+  bool was_waited_for() const { return waited_for_.load(std::memory_order_relaxed); }
   bool running() const { return state_.load(std::memory_order_acquire) == State::running; }
   bool done() const { return state_.load(std::memory_order_acquire) == State::done; }
   Clock::time_point started_at() const { return started_at_; }
@@ -197,6 +198,7 @@ class CclWork final : public c10d::Work {
   const Clock::time_point started_at_ = Clock::now();
   Clock::time_point ended_at_{};
   LedgerEntry entry_;
+  std::atomic<bool> waited_for_{false};
   std::atomic<bool> driven_{false};  // a thread has called drive()
   std::atomic<int> drivers_{0};      // threads in wait(), except those in a signal handler
   std::vector<at::Tensor> kept_;
