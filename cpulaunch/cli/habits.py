@@ -383,9 +383,9 @@ _NUMBERS = ("instances.count", "instances.cores_per_instance")
 def settled(given: Sequence[Given]) -> tuple[list[Given], list[str]]:
     """Return ``given`` without settings that a stronger option overrides, and lines that report these.
 
-    A mode stands for a number of instances, or of their cores.  Raises UsageError if such a number, or
-    another mode, is also given.  ``--multi-instance`` implies no number, so a number given with it wins.
-    Also raises UsageError if two options of other programs give a setting different values.
+    A mode stands for a number of instances, or of their cores.  Raises UsageError if that number, or another
+    mode, is also given.  ``--multi-instance`` implies no number, so a number given with it wins.  Also raises
+    UsageError if two options of other programs give a setting different values.
     """
     modes = list(dict.fromkeys(option for _, _, option in given if option in (LATENCY, THROUGHPUT)))
     if len(modes) > 1:

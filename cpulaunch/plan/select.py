@@ -192,7 +192,7 @@ class LauncherDecision(NamedTuple):
 
 
 class WayToHosts(NamedTuple):
-    """What the other hosts have said: those without the first MPI, and this host's interface to them.
+    """The other hosts' answers: which of them lack the first MPI, and this host's interface to them.
 
     ``without_mpi`` is None if no host was asked, ``egress`` if the interface isn't known.
     """
@@ -213,10 +213,10 @@ def decide_launcher(
     mpis_here: Sequence[Mpi] = (),
     way: WayToHosts = NOBODY_ASKED,
 ) -> LauncherDecision:
-    """Decide on the launcher by what is known.
+    """Choose the launcher by the facts that are known.
 
     ``here_alone``: all ranks are on this host.  ``mpis``, ``step`` and ``mpis_here`` are those of `Facts`;
-    ``mpis`` is also None if nobody has looked yet.
+    ``mpis`` is also None if no MPI was looked for yet.
     """
     usable = mpis_here if mpis is None else mpis
     setting, why = config.launcher, ""
@@ -254,7 +254,7 @@ def _mpi_or_ssh(mpis: Sequence[Mpi], way: WayToHosts) -> tuple[str, str]:
 
 
 def may_use_mpi(config: Config, *, here_alone: bool) -> bool:
-    """Return whether an MPI starts the ranks, or would if there were one."""
+    """Return whether an MPI starts the ranks, or would start them if one were installed."""
     if leaves_launcher_to_us(config):
         return not here_alone
     return decide_launcher(config, here_alone=here_alone).by_mpi

@@ -167,7 +167,7 @@ def _names(line: str, option: str) -> bool:
 
 
 def refuse_within_a_launcher(environ: Mapping[str, str]) -> None:
-    """Raise UsageError if this process is a rank of a job, or one of several of an srun or mpiexec."""
+    """Raise UsageError if this process is a rank of a job, or one of several processes of srun or mpiexec."""
     if job := environ.get(variables.JOB_ID):
         raise UsageError(
             f"this is a rank of the job {job}, and each of its ranks would start a job",

@@ -77,7 +77,7 @@ def planned_lines(
 
 
 def _lines(queue: Queue, job: Job, program: Program, facts: Facts) -> Iterator[str]:
-    """Yield the plan on the part that the job gets of nodes as ``facts.like`` describes them."""
+    """Yield the plan for the job's part of nodes like ``facts.like``."""
     config, topology = job.config, facts.like.topology
     hosts, part = queue.hosts(job, len(topology.cpus)), queue.part(job, len(topology.cpus))
     yield from _warnings(part)
