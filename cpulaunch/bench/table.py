@@ -143,7 +143,7 @@ class Result(NamedTuple):
             )
         if nominal and self.limits.link * 8 < SLOW_LINK * nominal * 1e6:
             yield (
-                f"{host.name}: {host.interface} has nominally {nominal / 1000:g} Gbit/s, and the hosts reach "
+                f"{host.name}: {host.interface} is nominally {nominal / 1000:g} Gbit/s, but the hosts reach "
                 f"{_gbit(self.limits.link)}"
             )
 

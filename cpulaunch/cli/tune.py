@@ -111,11 +111,11 @@ def _report(tuning: Tuning, options: argparse.Namespace, config: Config) -> int:
 
 def _why_nothing(found: Found, tuning: Tuning) -> str:
     if len(tuning.trials) == 1:
-        return "no time was left for other trials; a larger --budget gives it"
+        return "no time was left for other trials; increase --budget"
     if found.winner.values and len(found.ratios) < CONFIRMATIONS:
         return (
-            f"{table.named(found.winner.values)} may be faster, but no time was left to confirm it; a larger "
-            "--budget gives it"
+            f"{table.named(found.winner.values)} may be faster, but no time was left to confirm it; "
+            "increase --budget"
         )
     return "no other settings were faster: nothing is written"
 

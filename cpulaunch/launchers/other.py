@@ -1,6 +1,6 @@
 """Find out which other launcher started this process, and as which rank, from its variables.
 
-Only variables of a step or of an mpiexec count.  Variables of an allocation don't, as a batch shell isn't a
+Only variables of a step or of mpiexec count.  Variables of an allocation don't, as a batch shell isn't a
 rank.
 """
 

@@ -377,12 +377,12 @@ def _too_few(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> Pl
     if request.instances and isinstance(size, int) and ranks > 1:
         hint = _what_fits(nodes, ranks, size, request) or hint
     elif request.instances and isinstance(size, int) and size > total:
-        hint = f"--cores-per-instance {widest} fits here; none of more than {counted(total, 'core')} does."
+        hint = f"--cores-per-instance {widest} fits here; the host has {counted(total, 'usable core')}."
     return PlanError(f"{want} {verb} not fit on {have}", hint=hint)
 
 
 def _what_fits(nodes: list[list[Core]], ranks: int, size: int, request: BindingRequest) -> str:
-    """Suggest fewer cores per instance, and fewer instances with these cores; empty if neither fits."""
+    """Suggest fewer cores for each instance, or fewer instances of this size; empty if neither fits."""
     smaller = _size(nodes, ranks, replace(request, cores_per_rank="auto"))
     total = 0 if request.bind_numa else sum(len(node) for node in nodes)
     fewer = max(_room(nodes, size), total // size)

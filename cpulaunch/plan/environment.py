@@ -122,7 +122,7 @@ def choose_libraries(
         if preloaded:
             notes.append(f"LD_PRELOAD: your {users[PRELOAD]} comes first")
     if found is None and paths:
-        notes.append(f"whether {', '.join(paths)} is there was not checked")
+        notes.append(f"not checked on this host: {', '.join(paths)}")
     return Libraries(name, why, chosen.get("openmp", "default"), runtime == "intel", env, notes)
 
 

@@ -34,7 +34,7 @@ _OF_RANKS: dict[Setting[Any], str] = {
     Config.hosts.nproc: "leave it out: --instances N is the number of instances",
     Config.hosts.nproc_per_node: "leave it out: --instances N is divided evenly over the hosts",
     Config.cpu.cores_per_rank: "--cores-per-instance C",
-    Config.watch.max_restarts: "leave it out: the others go on where an instance fails",
+    Config.watch.max_restarts: "leave it out: if an instance fails, the others go on",
 }
 
 
@@ -142,7 +142,7 @@ def check_lines(program: Program, count: int) -> None:
     if program.each and len(program.each) != count:
         raise PlanError(
             f"--each has {counted(len(program.each), 'line')}, and the job {counted(count, 'instance')}",
-            hint="without a number of instances, each line is one",
+            hint="without a number of instances, each line is an instance",
         )
 
 

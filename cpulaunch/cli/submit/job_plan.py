@@ -39,8 +39,8 @@ def check_job(queue: Queue, job: Job, options: argparse.Namespace) -> None:
     tasks, total = sum(host.slots or 0 for host in hosts), config.hosts.nproc
     if tasks and total != "auto" and total != tasks and config.hosts.nproc_per_node == "auto":
         raise UsageError(
-            f"{config.where(Config.hosts.nproc)}: {counted(total, 'rank')}, and "
-            f"{queue.program}'s options make {counted(tasks, 'task')}, each of which is a rank",
+            f"{config.where(Config.hosts.nproc)}: {counted(total, 'rank')}, but "
+            f"{queue.program}'s options make {counted(tasks, 'task')}, and each task is a rank",
             hint="leave one of the two out",
         )
     ranks_per_host(config, hosts)

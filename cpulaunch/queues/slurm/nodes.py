@@ -116,7 +116,7 @@ def _shortage(name: str, kinds: Sequence[PartitionNodes], options: Mapping[str, 
     if each * tasks > largest:
         what = [f"{o}={options[o]}" for o in ("--ntasks-per-node", "--cpus-per-task") if o in options]
         return UsageError(
-            f"{' '.join(what)}: {counted(each * tasks, 'CPU')} of a node, and those of partition {name} have "
+            f"{' '.join(what)}: {counted(each * tasks, 'CPU')} of a node, but nodes of partition {name} have "
             f"{largest} at most",
             hint=fewer,
         )
