@@ -527,7 +527,7 @@ class OutputSection(Section):
     stdin: Setting[int] = Setting(
         Number(0, metavar="N"),
         0,
-        "rank that reads this terminal or pipe; the others have no stdin",
+        "rank that reads this terminal or piped input; the others have no stdin",
         ("--stdin",),
     )
     verbose = Setting(
