@@ -56,7 +56,7 @@ def use_ipex(target: T) -> T:
 
 
 def _with_engine(engine: Engine, objects: tuple[Any, ...]) -> list[Any]:
-    """``objects`` after the engine has prepared their only model and their only optimizer."""
+    """Return ``objects`` after the engine has prepared their only model and their only optimizer."""
     models = [thing for thing in objects if isinstance(thing, nn.Module)]
     optimizers = [thing for thing in objects if isinstance(thing, Optimizer)]
     if not models:

@@ -43,15 +43,15 @@ same moment measure the same gap or none.
 """
 
 TRAFFIC = struct.Struct("=QQQQ")
-"""ccl's collectives and messages: how many are under way, since when at least one has been, for how long at
-least one was before that, and the bytes of all so far."""
+"""ccl's collectives and messages: their number under way, the time since which at least one is under way, the
+total time before that with at least one under way, and the bytes of all so far."""
 
 RECORDED = struct.Struct("=Qd8s")
 """The number of the last ``STEP`` record; the measured peak of this rank's cores in FLOP/s, or 0; and the
 precision of that peak."""
 
 OTHERS = struct.Struct("=Q")
-"""The number of collectives on groups of other backends than ccl."""
+"""The number of collectives on groups of backends other than ccl."""
 
 LOOKED = struct.Struct("=Q")
 """When the groups of other backends were last copied here; 0 if they never were."""
@@ -275,7 +275,7 @@ def step(ledger: bytes | memoryview | mmap.mmap, number: int) -> Step | None:
 
 
 def looked_at(ledger: bytes | memoryview | mmap.mmap) -> int:
-    """When groups of other backends than ccl were last copied here; 0 if they never were."""
+    """When groups of backends other than ccl were last copied here; 0 if they never were."""
     return int(LOOKED.unpack_from(ledger, LOOKED_AT)[0])
 
 

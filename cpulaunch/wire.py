@@ -112,12 +112,12 @@ def proof(token: str, role: str, salt: str, rank: int) -> str:
 
 
 def observers_token(token: str) -> str:
-    """Derive the token of clients that only ask.  It is not enough to pose as an agent of the job."""
+    """Derive the token of observers.  It doesn't allow them to pose as an agent of the job."""
     return proof(token, "observers", "", 0)
 
 
 def groups_key(token: str) -> str:
-    """Derive the key by which ranks prove to each other that they are of the job.  It opens nothing else."""
+    """Derive the key by which ranks prove to each other that they belong to the job.  It has no other use."""
     return proof(token, "groups", "", 0)
 
 
@@ -129,9 +129,9 @@ def same(a: str, b: str) -> bool:
 
 
 class Outbox:
-    """Messages that one end has sent, until the other acknowledges them; ``size`` is that of all, in bytes.
+    """Sent messages that the other end has not acknowledged yet; ``size`` is their total in bytes.
 
-    After a broken connection, those that are left are sent again by the next one.
+    After a connection breaks, the next connection sends them again.
     """
 
     def __init__(self) -> None:

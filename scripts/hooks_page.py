@@ -35,7 +35,7 @@ Two things reach further than others, and have their reasons:
 - `socket.socket.bind`, in rank 0: cpulaunch chooses `MASTER_PORT` and keeps it, as another program could take
   it until rank 0 listens there. A script that binds the port itself would fail, so the replacement lets go
   of the port first. `--as-written` keeps no port, and replaces nothing.
-- C++'s terminate handler, once there is a group of another backend than ccl: gloo throws in a thread of its
+- C++'s terminate handler, once there is a group of a backend other than ccl: gloo throws in a thread of its
   own when a peer sends more than expected, which aborts the process. No Python code of the script can report
   the calls that did not match. The handler reports them, and calls the former one. It needs Python's lock, so
   it is removed while torch destroys groups, which holds that lock and waits.

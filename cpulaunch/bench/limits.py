@@ -1,4 +1,4 @@
-"""The least time that a collective can take, from what memory and links carry.  Pure."""
+"""The least time that a collective can take, by the speed of memory and links.  Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to
 
 
 class Limits(NamedTuple):
-    """What the hosts can do at most, as measured.
+    """The measured limits of the hosts.
 
-    ``copy_us``: bytes → microseconds in which the slowest rank copies so many, while all ranks copy.
-    ``link``: bytes per second that the slowest host sends to another by all its ranks' connections, and
-    ``one_connection`` by one of them; 0 on a single host.  ``latency_us``: half a round trip between hosts.
+    ``copy_us``: bytes → microseconds that the slowest rank takes to copy them, while all ranks copy.
+    ``link``: bytes per second that the slowest host sends to another over the connections of all its ranks,
+    and ``one_connection``: over one of them.  Both are 0 on a single host.  ``latency_us``: half a round trip
+    between hosts.
     """
 
     copy_us: Mapping[int, float]
@@ -48,8 +49,8 @@ def memory_share(operation: str, ranks: int) -> float:
 def least_wire(operation: str, hosts: Sequence[object]) -> float:
     """Return the least that the busiest host sends for ``operation``, in sizes of the whole tensor.
 
-    ``hosts`` are those of the ranks.  The whole tensor is what a rank sums, gathers, scatters or sends to
-    all; of ``send_recv``, it is the message.
+    ``hosts`` are the ranks' hosts.  The whole tensor is the tensor that a rank sums, gathers, scatters or
+    sends to all; for ``send_recv``, it is the message.
     """
     count = len(set(hosts))
     if operation == "all_to_all":

@@ -1,4 +1,4 @@
-"""The result of a bench as text and as JSON, and what it says about the hosts.  Pure."""
+"""The result of a bench as text and as JSON, with findings about the hosts.  Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cpulaunch.wording import counted
 SCHEMA = 1
 
 SLOW_LINK = 0.7
-"""A link that reaches less of its nominal speed is reported."""
+"""Share of its nominal speed below which a link is reported."""
 
 ONE_IS_ENOUGH = 0.8
-"""Share of all connections' speed that one connection has to reach, or it is reported."""
+"""Share of all connections' speed below which a single connection is reported."""
 
 BETTER_CARD = 2.0
-"""A network card with this multiple of the used one's speed is reported."""
+"""Multiple of the used card's speed from which another network card is reported."""
 
 
 _LINE = "{:14} {:>6} {:>10} {:>10} {:>24} {:>10} {:>11}"
@@ -114,7 +114,7 @@ class Result(NamedTuple):
         yield from ("", *self.findings())
 
     def findings(self) -> Iterator[str]:
-        """Yield what is slow and why, one sentence each."""
+        """Yield a sentence about each slow part of the hosts, with the reason."""
         for host in self.hosts if len(self.hosts) > 1 else ():
             yield from self._about_card(host)
         limits = self.limits
@@ -143,7 +143,7 @@ class Result(NamedTuple):
             )
         if nominal and self.limits.link * 8 < SLOW_LINK * nominal * 1e6:
             yield (
-                f"{host.name}: {host.interface} has nominally {nominal / 1000:g} Gbit/s, and the hosts reach "
+                f"{host.name}: {host.interface} is nominally {nominal / 1000:g} Gbit/s, but the hosts reach "
                 f"{_gbit(self.limits.link)}"
             )
 

@@ -1,4 +1,4 @@
-"""Builds what is missing of the group and the kernels for the installed torch, and keeps it in a cache.
+"""Builds the missing parts of the group and the kernels for the installed torch, and keeps them in a cache.
 
 Only the command line uses this, never a rank.
 """

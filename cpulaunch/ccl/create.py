@@ -43,9 +43,9 @@ _MIN_STORE_INTERVAL = 0.2  # seconds
 _LOOKS_PER_SECOND = 100  # requests to the store, by all ranks of a group together
 
 has_failed = False
-"""Whether the program ends with an exit code other than 0; whoever runs it sets this.
+"""Whether the program ends with an exit code other than 0.  The bootstrap sets it.
 
-Python itself reports exceptions only, not ``sys.exit(1)``.
+Python itself reports only exceptions, not ``sys.exit(1)``.
 """
 
 GLOO_IS_REFUSED = (
@@ -181,9 +181,9 @@ def _carrier(core: Core, meeting: Meeting, peers: list[Peer]) -> Carrier:
 def _shared_memory(
     core: Core, meeting: Meeting, first_pid: int, layout: Layout
 ) -> tuple[bool, Handle | None]:
-    """Return whether all ranks have the memory that they need; and this host's, offered by its first rank.
+    """Return whether all ranks have the memory that they need, and the memory that this host's ranks share.
 
-    A rank that is alone on its host needs none.
+    The first rank of a host offers the memory.  A rank that is alone on its host needs none.
     """
     if layout.hosts == meeting.size:
         return True, None
@@ -282,9 +282,10 @@ def _host_names(peers: list[Peer]) -> list[str]:
 def _heartbeat(rank: int, peers: list[Peer], numbers: Sequence[int]) -> tuple[str, str, str, str]:
     """Return this rank's key and the address in it, the key that this rank reads, and that key's host.
 
-    The first rank of each host writes, and the ranks of the host before it read, in a circle.  So each rank
-    reads one key, however many hosts there are.  A key names a process, which writes the same key for all its
-    groups.  ``numbers`` are the ranks' numbers in the job.
+    The first rank of each host writes a key.  The ranks of the previous host read it, and those of the last
+    host read the first host's.  So each rank reads one key, however many hosts there are.  A key names a
+    process, and the process writes the same key for all its groups.  ``numbers`` are the ranks' numbers in
+    the job.
     """
     hosts = list(dict.fromkeys(peer.host for peer in peers))
     if len(hosts) == 1:

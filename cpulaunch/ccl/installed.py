@@ -58,7 +58,7 @@ class Part:
     sources: str
     machine: str
     compiler: str
-    glibc: str  # of the host that compiled it; "" if the wheel's tag is requirement enough
+    glibc: str  # on the compiling host; "" if the wheel's tag states the required version
     torch: str = ""  # of a layer and of kernels, as torch_key() returns it
     python: str = ""  # of a layer
     abi: str = ""  # of a layer and of kernels; 1: the ABI of libstdc++ since GCC 5
@@ -109,7 +109,7 @@ class State:
 
     @cached_property
     def built(self) -> Built | None:
-        """The group that fits, or None."""
+        """The compiled group that this Python can load, or None."""
         core, layer = self.part("core"), self.part("layer")
         return Built(core, layer, self.part("oneccl")) if core and layer else None
 
@@ -131,7 +131,7 @@ class State:
 
     @property
     def group_obstacle(self) -> str | None:
-        """Why a group that is built for this torch can't be loaded here, or None.  Building it anew helps."""
+        """Why a group that is built for this torch can't be loaded here, or None.  Rebuilding it helps."""
         return self.problem if self._fitting("core") and self._fitting("layer") else None
 
     @property
@@ -219,8 +219,8 @@ def describe(there: State, binding: str = "auto") -> list[tuple[str, str]]:
     if binding != "oneccl_bind_pt":
         oneccl = there.part("oneccl")
         needed = (
-            "not built; only --ccl-transport oneccl and mpi, several workers and oneCCL's algorithms need "
-            "it: such a run builds it, and so does `cpulaunch ccl build --oneccl`"
+            "not built; runs with --ccl-transport oneccl or mpi, several workers or oneCCL's algorithms "
+            "need it and build it, and so does `cpulaunch ccl build --oneccl`"
         )
         lines.append(("oneCCL", f"{ONECCL_VERSION}, {oneccl.file}" if oneccl else needed))
     kernels = there.part("kernels")

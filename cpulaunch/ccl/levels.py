@@ -1,4 +1,4 @@
-"""Which sockets, NUMA nodes and caches ranks run on, and by which of them the ranks of a host form groups."""
+"""Finds the sockets, NUMA nodes and caches that ranks run on, and groups the ranks of a host by them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAST_RANKS = 4
 
 
 class Parts(NamedTuple):
-    """The numbers of the parts of a machine that all CPUs of a rank belong to; -1: several, or unknown.
+    """The socket, NUMA node and last-level cache that all CPUs of a rank share; -1: none, or unknown.
 
     A last-level cache has the number of the first CPU that shares it.
     """
@@ -34,10 +34,10 @@ class Parts(NamedTuple):
 
 
 def groups_of(ranks: Sequence[Parts]) -> list[int]:
-    """Return the group of each rank of a host, in which sums are a level; -1 for all: there are no groups.
+    """Return the group in which each rank of a host sums first; -1 for all ranks if there are no groups.
 
     The ranks on a socket are a group if there are several sockets, each with equally many ranks, four or
-    more.  Otherwise those on a NUMA node are, and otherwise those on a last-level cache.
+    more.  Otherwise the same rule applies to NUMA nodes, and then to last-level caches.
     """
     for level in zip(*ranks, strict=True):
         counts = Counter(level)

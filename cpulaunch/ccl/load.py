@@ -22,7 +22,7 @@ from cpulaunch.plan.communication import Situation, communication_defaults
 _MODULE = "cpulaunch.ccl._group"
 
 PATIENCE = 10.0
-"""Seconds that the other ranks have to reach their end, too, when this one has failed."""
+"""Seconds that the other ranks have to finish after this rank has failed."""
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,10 @@ def _demand_library(transport: str, environ: Mapping[str, str]) -> None:
 def settings(neighbours: Neighbours, environ: Mapping[str, str], *, bindings: bool = False) -> dict[str, str]:
     """Return the variables that oneCCL (ours, or that of Intel's ``bindings``) needs here and that are unset.
 
-    These are the table's, and those that only this process knows: libraries' paths, and its rank on the host.
+    They are the defaults of `communication_defaults`, and variables that only this process knows: libraries'
+    paths, and its rank on the host.
     """
-    # The planner, or a user who names them, gives workers cores of their own.
+    # Workers have cores of their own if the planner, or the user, names these cores.
     offload = environ.get("CCL_WORKER_AFFINITY", "auto") != "auto"
     situation = Situation(
         backend="ccl",
@@ -207,7 +208,7 @@ def leave_mpi(*, has_failed: bool) -> None:
     """Finalize this process's MPI together with the other ranks, if oneCCL has initialized one.
 
     oneCCL doesn't do so when the process ends; mpiexec would then assume a crash and kill the other ranks.
-    They may come much later, for example because they save.
+    The other ranks may arrive much later, for example because they save.
     """
     library = os.environ.get("CCL_MPI_LIBRARY_PATH")
     if os.environ.get("CCL_ATL_TRANSPORT") != "mpi" or not library:

@@ -128,7 +128,7 @@ class Meeting:
         return self._unpacked(self._store.get(name))
 
     def _unpacked(self, packed: bytes) -> list[Any]:
-        """Unpack at most what ranks can have written, as anyone who reaches the store can write there."""
+        """Unpack ranks' data, up to its maximum size, as anyone who reaches the store can write there."""
         unpacking = zlib.decompressobj()
         try:
             text = unpacking.decompress(packed, self.size * _MAX_SAID)
@@ -231,7 +231,8 @@ def cache_of(cpus: Sequence[int], root: Path = CPUS) -> int:
 
 
 def _booted() -> float:
-    """Return the boot time by the clocks, as simulated hosts may differ in boot_id.  Fastest try counts."""
+    """Return the boot time by the clocks, as simulated hosts may differ in boot_id.  The fastest of several
+    readings counts."""
     tries = []
     for _ in range(5):
         before, now, after = (

@@ -1,4 +1,4 @@
-"""Runs compilers and linkers, all of which can be stopped at once."""
+"""Runs compilers and linkers, and can stop all of them at once."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _KILLED = "signal terminated program"  # what GCC says of its own compiler
 
 
 class CompilerError(HostError):
-    """A compiler that failed, or made what does not load: it would do so again."""
+    """A compiler failed, or its output does not load.  Another try would have the same result."""
 
 
 class Tools:
-    """Tools run by several threads, all of which one thread may stop."""
+    """Tools that several threads run; any thread can stop all of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class Tools:
 def run_tool(argv: list[str], tools: Tools | None = None) -> str:
     """Run a tool, one of ``tools``, and return its output.  Raises HostError with the tool's complaint.
 
-    It is a CompilerError unless the tool was killed, such as for want of memory.
+    The error is a CompilerError, unless the tool was killed, for example because memory ran out.
     """
     with (tools or Tools()).running(argv) as process:
         out, error = process.communicate(timeout=TOOL_LIMIT)

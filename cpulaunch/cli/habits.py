@@ -195,7 +195,7 @@ def instance(option: str, value: str) -> str:
 def shown(option: str, value: str) -> str:
     """Return the ranks whose output is shown; refuse torchrun's streams of ranks."""
     if ":" in value:
-        raise UsageError(f"{option} {value}: it takes ranks, and both streams of them are shown",
+        raise UsageError(f"{option} {value}: it takes ranks, and shows both of their streams",
                          hint="leave it out: every rank is shown, or name ranks, such as 0,4-7")  # fmt: skip
     return value
 
@@ -318,7 +318,7 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
             instead="--dry-run shows the placement; --cores, --cores-per-rank, --numa-nodes and --strategy "
             "change it"),
     Refused(MPIS, "-print-rank-map --display-map --display-allocation",
-            why="nothing of the kind is printed when a job starts",
+            why="a job prints no such map when it starts",
             instead="--dry-run shows the plan, `cpulaunch topology` a picture"),
     # ---- output
     Means(RUN_CPU, "--log-path", key="output.log_dir"),
@@ -354,7 +354,7 @@ DIFFERENT = {
     "--tee": (f"{TORCHRUN}, {ACCELERATE}", "takes ranks, such as `0,4-7`, all or none"),
     "--nnodes": (
         TORCHRUN,
-        "takes hosts of one list, which `cpulaunch run` starts; with MIN:MAX, all MAX have to be there "
+        "takes hosts of one list, and `cpulaunch run` starts them; with MIN:MAX, the job starts on MAX "
         "at first, and a restart may do with MIN",
     ),
     "--max-restarts": (
@@ -383,9 +383,9 @@ _NUMBERS = ("instances.count", "instances.cores_per_instance")
 def settled(given: Sequence[Given]) -> tuple[list[Given], list[str]]:
     """Return ``given`` without settings that a stronger option overrides, and lines that report these.
 
-    A mode stands for a number of instances, or of their cores.  Raises UsageError if such a number, or
-    another mode, is also given.  ``--multi-instance`` implies no number, so a number given with it wins.
-    Also raises UsageError if two options of other programs give a setting different values.
+    A mode stands for a number of instances, or of their cores.  Raises UsageError if that number, or another
+    mode, is also given.  ``--multi-instance`` implies no number, so a number given with it wins.  Also raises
+    UsageError if two options of other programs give a setting different values.
     """
     modes = list(dict.fromkeys(option for _, _, option in given if option in (LATENCY, THROUGHPUT)))
     if len(modes) > 1:
@@ -404,7 +404,7 @@ def settled(given: Sequence[Given]) -> tuple[list[Given], list[str]]:
 
 
 _HINTS = {
-    (LATENCY, "instances.count"): "--instances N --cores-per-instance 4 starts so many; "
+    (LATENCY, "instances.count"): "--instances N --cores-per-instance 4 starts N; "
     f"{LATENCY} alone, as many of 4 cores as fit",
     (LATENCY, "instances.cores_per_instance"): "--cores-per-instance C alone starts as many as fit",
     (THROUGHPUT, "instances.count"): "--instances N alone shares out the cores evenly; "

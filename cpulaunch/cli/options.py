@@ -35,8 +35,8 @@ class Parser(argparse.ArgumentParser):
 
     ``rare``: options that ``--help`` leaves out, and ``--help-all`` shows.  ``foreign``: options of other
     launchers that are refused.  ``shown_elsewhere``: options for a queue, shown in that queue's help;
-    ``elsewhere`` says where.  ``passes_through``: unknown long options that resemble none of these are the
-    queue's, too.
+    ``elsewhere`` says where.  ``passes_through``: unknown long options are left to the queue, unless they
+    resemble one of this parser's options.
     """
 
     foreign: Mapping[str, habits.Refused] = MappingProxyType({})
@@ -247,7 +247,7 @@ def without(own: Container[str], words: Sequence[str]) -> Iterator[str]:
     for word in words:
         if not skipped and word.partition("=")[0] not in own:
             yield word
-        skipped = word in own and not word.startswith("--")  # a letter's value is a word of its own
+        skipped = word in own and not word.startswith("--")  # a letter's value is a separate word
 
 
 def refuse_restricted(options: argparse.Namespace) -> None:

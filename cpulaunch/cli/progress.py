@@ -39,7 +39,7 @@ class BuildProgress:
             with contextlib.suppress(OSError, ValueError):
                 print(file=sys.stderr, flush=True)
         if kind is KeyboardInterrupt:
-            say(f"{self._what}: interrupted; the next build goes on from what is compiled")
+            say(f"{self._what}: interrupted; the next build reuses the compiled files")
 
     def __call__(self, step: str, detail: str) -> None:
         """Show a step and its progress."""

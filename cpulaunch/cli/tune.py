@@ -49,17 +49,17 @@ FIRST_SHARE = 0.5
 SHARE = 0.05
 """Fraction of the budget after which a coarse trial ends, however much its rate varies.
 
-Where the first trial takes longer to have a rate, so may the others.
+If the first trial takes longer to have a rate, the others may take as long.
 """
 
 FINER = 3.0
 """Maximum time of a finer trial, as a multiple of a coarse one's."""
 
 SLOWER = 3.0
-"""Time after which a trial without a rate has failed, as a multiple of the time that it was to take."""
+"""Time after which a trial without a rate has failed, as a multiple of its intended time."""
 
 RESERVED = 3 * CONFIRMATIONS
-"""Time kept for the final comparison, in lengths of the first trial: half as much again as its runs need."""
+"""Time kept for the final comparison, as a multiple of the first trial's: 1.5 times what its runs need."""
 
 
 def main(arguments: list[str]) -> int:
@@ -111,11 +111,11 @@ def _report(tuning: Tuning, options: argparse.Namespace, config: Config) -> int:
 
 def _why_nothing(found: Found, tuning: Tuning) -> str:
     if len(tuning.trials) == 1:
-        return "no time was left for other trials; a larger --budget gives it"
+        return "no time was left for other trials; increase --budget"
     if found.winner.values and len(found.ratios) < CONFIRMATIONS:
         return (
-            f"{table.named(found.winner.values)} may be faster, but no time was left to confirm it; a larger "
-            "--budget gives it"
+            f"{table.named(found.winner.values)} may be faster, but no time was left to confirm it; "
+            "increase --budget"
         )
     return "no other settings were faster: nothing is written"
 

@@ -296,7 +296,7 @@ class _YamlReader:
         return self.loader.construct_object(node, deep=True)
 
     def _text(self, node: Any) -> Any:
-        """Return a scalar as it is written, for kinds of text: there, 010 is not 8, nor `off` false."""
+        """Return a scalar as it is written, for kinds of text: 010 is not 8 there, and `off` is not false."""
         return node.value if node.id == "scalar" and not node.tag.endswith(":null") else self._plain(node)
 
 

@@ -44,7 +44,7 @@ class Origin:
         return self.text
 
     def and_then(self, other: Origin) -> Origin:
-        """Return the origin of a value to which both have contributed."""
+        """Return the origin of a value to which this origin and the ``other`` have contributed."""
         if self in (DEFAULT, other):
             return other
         return Origin(

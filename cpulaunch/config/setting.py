@@ -41,7 +41,8 @@ class Section:
 class Ask:
     """How the wizard asks for a setting.
 
-    It has the place in the order, and one line on why the setting matters and what its default means.
+    This consists of the question's place in the order, and a line that says why the setting matters and what
+    its default means.
     """
 
     place: int
@@ -54,12 +55,10 @@ class Setting(Generic[T]):
     """One setting.
 
     ``flags`` are its options of ``cpulaunch run``, if any.  ``--help`` shows those of a ``common`` setting,
-    ``--help-all`` all.
-    ``variable`` is the name by which the field already knows the setting, if there is one: in the
-    environment, it counts as the user's wish.
-    ``ask`` is for settings that the wizard asks for one by one; it offers the others at its end.
-    ``rank_variable`` is the variable by which ranks get its value, if they do.  ``decided`` are values that
-    they may get besides those that a user may give.
+    ``--help-all`` all.  ``variable`` is the name by which the field already knows the setting, if there is
+    one: in the environment, it counts as the user's wish.  ``ask`` is for settings that the wizard asks for
+    one by one; it offers the others at its end.  ``rank_variable`` is the variable by which ranks get its
+    value, if they do.  ``decided`` are further values that ranks may get, but users can't set.
     """
 
     kind: Kind[T]

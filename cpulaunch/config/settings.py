@@ -167,7 +167,7 @@ class InstancesSection(Section):
     only: Setting[int | Literal["all"]] = Setting(
         Number(0, "all"),
         "all",
-        "number of the one instance to run, where all of them would be placed, counted from 0",
+        "number, from 0, of the only instance to run; its cores are those that it has when all run",
         ("--instance",),
     )
     fail_fast = Setting(
@@ -363,7 +363,7 @@ class TrainingSection(Section):
     engine = Setting(
         ChoiceOrPlugin(plugins.ENGINES, "auto", *plugins.BUILT_IN[plugins.ENGINES]),
         "auto",
-        "what computes: PyTorch with cpulaunch's kernels (native), PyTorch alone (torch), or, in bf16, Intel's extension (ipex); auto: ipex where it was measured to be faster, else native",
+        "implementation of training steps: PyTorch with cpulaunch's kernels (native), PyTorch alone (torch), or, in bf16, Intel's extension (ipex); auto: ipex where it was measured to be faster, else native",
         ("--engine",),
         ask=Ask(
             10,
@@ -487,7 +487,7 @@ class WatchSection(Section):
     telemetry: Setting[Sinks | Literal["none"]] = Setting(
         Destinations(),
         Sinks(),
-        "where each step's times and sizes go: file: telemetry.jsonl alone; none: nowhere; others beside the file: "
+        "destinations of each step's times and sizes; file: telemetry.jsonl; none: nowhere; in addition to the file: "
         "tensorboard, prometheus:9100 (on loopback), prometheus:ADDRESS:PORT",
         ("--telemetry",),
         rank_variable=variables.TELEMETRY,
@@ -527,7 +527,7 @@ class OutputSection(Section):
     stdin: Setting[int] = Setting(
         Number(0, metavar="N"),
         0,
-        "rank that reads this terminal, or what is piped in; the others have no stdin",
+        "rank that reads this terminal or piped input; the others have no stdin",
         ("--stdin",),
     )
     verbose = Setting(

@@ -42,7 +42,7 @@ class Launcher(ABC):
     """The signals that its processes are sent in turn until they end."""
 
     exit_patience = 5.0
-    """Seconds that its processes have to end by themselves after the last rank."""
+    """Seconds that its processes have to end by themselves after the last rank has ended."""
 
     reach: Reach = NoReach()
     """The way to run a command on a host, in order to probe or to sweep it."""
@@ -91,14 +91,14 @@ class Launcher(ABC):
         """
 
     def start_failure(self, text: str, *, ended: bool = False) -> StartFailure | None:
-        """The failed start that ``text``, the output of its processes, reports, or None.
+        """The failed start that ``text`` reports, or None.  ``text`` is the output of its processes.
 
         ``ended`` says that the output is complete.
         """
         return None
 
     def cancellation(self, text: str) -> str:
-        """Why a batch system has ended all ranks, if the output of its processes says so; else empty."""
+        """Why a batch system has ended all ranks, according to the output of its processes; else empty."""
         return ""
 
     def lost_hosts(self, text: str) -> tuple[str, ...]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 PORT_UNWATCHED = 29500
-"""MASTER_PORT if no launcher runs that could find a free one, and any will do; torch's default."""
+"""MASTER_PORT if the user sets no port, and no launcher runs to find a free one.  It is torch's default."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One process to start, on ``host``, or on this host if that is None.
+    """One process to start on ``host``, or on this host if ``host`` is None.
 
     ``env`` is added to the launcher's own environment, and ``watched_env`` only if a launcher reads the
     output.  ``unset`` are variables that the process must not get.  ``files`` (name → text) are written into
@@ -21,8 +21,8 @@ class Command:
 
     When the launcher dies, the process gets the signal ``when_orphaned``, or none if that is 0.  It is ended
     ``orphaned_for`` seconds after the launcher's death, or never if that is 0.  ``leaves`` names the
-    directory that it leaves behind in the directory for temporary files when it is killed, with ``{pid}`` for
-    its pid; empty if it leaves none.
+    temporary directory that a killed process leaves behind, with ``{pid}`` for the process id; it is empty if
+    there is none.
     """
 
     argv: tuple[str, ...]

@@ -1,6 +1,6 @@
 """Find out which other launcher started this process, and as which rank, from its variables.
 
-Only variables of a step or of an mpiexec count.  Variables of an allocation don't, as a batch shell isn't a
+Only variables of a step or of mpiexec count.  Variables of an allocation don't, as a batch shell isn't a
 rank.
 """
 
@@ -21,9 +21,10 @@ from cpulaunch.plan.placement import IdentityVariables
 class OtherLauncher(NamedTuple):
     """A program that starts ranks, and the names of the variables that it sets for them.
 
-    ``hosts`` is the variable for the number of hosts, and ``nodes`` the one for their list.  The list begins
-    with rank 0's host, unless the first variable of ``unordered`` has the value that follows it there.  The
-    values of ``start`` together identify one start.  Names are empty if there is no such variable.
+    ``hosts`` is the variable for the number of hosts, and ``nodes`` the variable for their list.  The list
+    begins with rank 0's host, unless a variable has a certain value: ``unordered`` holds that variable and
+    value.  The values of the variables ``start`` together identify one start.  A name is empty if the program
+    has no such variable.
     """
 
     title: str

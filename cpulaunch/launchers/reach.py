@@ -31,7 +31,7 @@ class Reach(Protocol):
     program: str
 
     def command(self, host: str, line: str) -> tuple[str, ...] | None:
-        """The command that runs ``line``, a single line of sh, on ``host``; None if there is no way to it."""
+        """The command that runs ``line``, a single line of sh, on ``host``; None if it can't be reached."""
 
     def by_hand(self, host: str) -> str:
         """A command for the user to check whether ``host`` can be reached."""

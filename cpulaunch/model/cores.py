@@ -116,7 +116,7 @@ def _parse_part(part: str, text: str) -> tuple[int, int, int]:
         raise _bad_part(part, text, "is neither a number nor a range")
     low, high, stride = (int(n.lstrip("0")[:9] or "0") for n in numbers)
     if high > LARGEST_CPU or low > LARGEST_CPU:
-        raise _bad_part(part, text, f"goes beyond {LARGEST_CPU}, the largest number there can be")
+        raise _bad_part(part, text, f"exceeds {LARGEST_CPU}, the largest possible number")
     if high < low:
         raise _bad_part(part, text, "ends before it starts")
     if stride == 0:

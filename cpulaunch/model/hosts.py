@@ -73,7 +73,7 @@ def parse_hosts(text: str, shown: str) -> tuple[Host, ...]:
 
 
 def without(hosts: tuple[Host, ...], excluded: str, shown: str) -> tuple[Host, ...]:
-    """Return ``hosts`` without those in the list ``excluded``, each of which must be among them."""
+    """Return ``hosts`` without those in the list ``excluded``.  All excluded hosts must be in ``hosts``."""
     names = {host.name for host in hosts}
     for host in parse_hosts(excluded, shown):
         if host.name not in names:

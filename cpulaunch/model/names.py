@@ -9,9 +9,9 @@ from cpulaunch.model.cores import CoreSet
 
 
 class Names(NamedTuple):
-    """Names for programs, which cpulaunch knows by rank and people as ranks or as instances.
+    """Names of programs: cpulaunch numbers them by rank, and people see ranks or instances.
 
-    ``first`` is the number of rank 0, which is not 0 if it is the only one of many instances to run.
+    ``first`` is the number that people see for rank 0.  It is not 0 if only one of many instances runs.
     """
 
     noun: str = "rank"

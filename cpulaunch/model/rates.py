@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Cpu(NamedTuple):
-    """A CPU model, in the words of ``/proc/cpuinfo``; empty if that doesn't name it."""
+    """A CPU model, in the words of ``/proc/cpuinfo``; empty if the file doesn't name it."""
 
     vendor: str = ""
     name: str = ""

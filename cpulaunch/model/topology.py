@@ -139,7 +139,7 @@ class Topology:
 
 
 def _efficient_below(performances: Iterable[float | None]) -> float:
-    """Return the performance below which a core is an E-core; 0 if all cores are alike.
+    """Return the performance below which a core is an E-core; 0 if all cores are of one kind.
 
     Cores of one kind differ by a few per cent (favoured cores of Turbo Boost Max, the rankings of AMD), but
     each kind is at least a tenth slower than the next: maximum MHz of 5200 and 4600 on a Core Ultra 5 245K,

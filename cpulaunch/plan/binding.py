@@ -20,11 +20,14 @@ from cpulaunch.plan.request import BindingRequest
 from cpulaunch.wording import counted
 
 SMALL_RANK = 4
-"""With fewer physical cores, a rank loses more by giving one away than communication gains."""
+"""Minimum physical cores of a rank that sets one aside for communication.
+
+Computation in a smaller rank would lose more than communication gains.
+"""
 
 
 WITHIN_NODES = 0.9
-"""To stay within a NUMA node, a rank gives up cores, but keeps at least this part of them."""
+"""Minimum share of its cores that a rank keeps when it gives up cores to stay within a NUMA node."""
 
 
 class Binding(NamedTuple):
@@ -193,7 +196,7 @@ def _size(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> int:
 
 
 def _default_ranks(nodes: list[list[Core]], request: BindingRequest) -> int:
-    """Return one rank per NUMA node; of instances of a given size, all that fit, preferably in nodes."""
+    """Return one rank per NUMA node; for instances of a given size, as many as fit, best within nodes."""
     size = request.cores_per_rank
     if not request.instances or not isinstance(size, int):
         return len(nodes)
@@ -374,12 +377,12 @@ def _too_few(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> Pl
     if request.instances and isinstance(size, int) and ranks > 1:
         hint = _what_fits(nodes, ranks, size, request) or hint
     elif request.instances and isinstance(size, int) and size > total:
-        hint = f"--cores-per-instance {widest} fits here; none of more than {counted(total, 'core')} does."
+        hint = f"--cores-per-instance {widest} fits here; the host has {counted(total, 'usable core')}."
     return PlanError(f"{want} {verb} not fit on {have}", hint=hint)
 
 
 def _what_fits(nodes: list[list[Core]], ranks: int, size: int, request: BindingRequest) -> str:
-    """Suggest as many instances with fewer cores, and fewer with as many; empty if neither fits."""
+    """Suggest fewer cores for each instance, or fewer instances of this size; empty if neither fits."""
     smaller = _size(nodes, ranks, replace(request, cores_per_rank="auto"))
     total = 0 if request.bind_numa else sum(len(node) for node in nodes)
     fewer = max(_room(nodes, size), total // size)

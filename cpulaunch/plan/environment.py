@@ -122,7 +122,7 @@ def choose_libraries(
         if preloaded:
             notes.append(f"LD_PRELOAD: your {users[PRELOAD]} comes first")
     if found is None and paths:
-        notes.append(f"whether {', '.join(paths)} is there was not checked")
+        notes.append(f"not checked on this host: {', '.join(paths)}")
     return Libraries(name, why, chosen.get("openmp", "default"), runtime == "intel", env, notes)
 
 
@@ -175,10 +175,10 @@ def threads_environment(rank: RankPlan) -> dict[str, str]:
 def places_environment(rank: RankPlan, intel_openmp: bool) -> dict[str, str]:
     """Return the variable that binds each OpenMP thread of a rank, except the first, to a core of its own.
 
-    The first is the program's main thread and may use all cores of the rank.  What it starts (DataLoader
-    workers, threads of Python, gloo or OpenBLAS) inherits its mask; with ``OMP_PLACES=cores``, it would share
-    one core with the main thread.  The kernel keeps the main thread on the core that the other OpenMP threads
-    leave free.
+    The first is the program's main thread and may use all cores of the rank.  The workers and threads that it
+    starts (of DataLoader, Python, gloo or OpenBLAS) inherit its mask; with ``OMP_PLACES=cores``, they would
+    share one core with the main thread.  The kernel keeps the main thread on the core that the other OpenMP
+    threads leave free.
 
     ``intel_openmp``: the runtime knows ``KMP_AFFINITY``.  Empty if the numbers of threads and cores differ.
     """

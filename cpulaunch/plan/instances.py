@@ -34,7 +34,7 @@ _OF_RANKS: dict[Setting[Any], str] = {
     Config.hosts.nproc: "leave it out: --instances N is the number of instances",
     Config.hosts.nproc_per_node: "leave it out: --instances N is divided evenly over the hosts",
     Config.cpu.cores_per_rank: "--cores-per-instance C",
-    Config.watch.max_restarts: "leave it out: the others go on where an instance fails",
+    Config.watch.max_restarts: "leave it out: if an instance fails, the others go on",
 }
 
 
@@ -46,7 +46,7 @@ def are_wanted(config: Config) -> bool:
 def as_instances(config: Config, lines: int = 0) -> Config:
     """Return ``config`` as its job is planned; for instances, without settings about ranks.
 
-    ``lines`` is the number of lines of ``--each``, 0 without it.  Idempotent: such a config is returned
+    ``lines`` is the number of lines of ``--each``, 0 without it.  Idempotent: a returned config is returned
     unchanged.  Raises ConfigError for contradicting settings of equal strength; otherwise the stronger one
     counts.
     """
@@ -118,7 +118,7 @@ def _refuse_what_needs_instances(config: Config) -> None:
 
 
 def _counted_by_others(config: Config, lines: int) -> Config:
-    """Add the number of instances implied by ``--each`` or their cores, unless a stronger source says none.
+    """Add the number of instances that ``--each`` or their cores imply, unless a stronger source sets none.
 
     A weaker source, such as a file, doesn't prevent it.
     """
@@ -142,7 +142,7 @@ def check_lines(program: Program, count: int) -> None:
     if program.each and len(program.each) != count:
         raise PlanError(
             f"--each has {counted(len(program.each), 'line')}, and the job {counted(count, 'instance')}",
-            hint="without a number of instances, each line is one",
+            hint="without a number of instances, each line is an instance",
         )
 
 

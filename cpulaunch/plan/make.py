@@ -130,7 +130,7 @@ def _decided_of_ranks(master: MasterAddress, backend: str) -> dict[Setting[Any],
 
 
 def _speeds(job: _PlannedHosts) -> list[HostSpeed]:
-    """Return what is known of each host's speed."""
+    """Return each host's speed, as far as it is known."""
     speeds = []
     for host, each in zip(job.hosts, job.bound, strict=True):
         known = each.facts
@@ -180,7 +180,7 @@ def _plan_all(
 
 
 class _Network(NamedTuple):
-    """Variables for collectives: ``shared`` by all hosts, and those `of_host` of one."""
+    """Variables for collectives: those ``shared`` by all hosts, and `of_host` for those of one host."""
 
     transport: Transport
     shared: dict[str, str]
@@ -277,7 +277,7 @@ def _unused_arguments(config: Config, launcher: Launcher) -> str:
 
 
 def _environment(config: Config, job: _PlannedHosts, decided: Mapping[Setting[Any], Any]) -> dict[str, str]:
-    """Return what all programs get; instances get nothing about how ranks meet."""
+    """Return the variables of all programs.  Instances get neither a backend nor the master's address."""
     told = rank_settings(config, decided)
     if are_wanted(config):
         del told[variables.BACKEND]
@@ -318,7 +318,7 @@ def _left_out_note(chosen: LauncherDecision, names: Sequence[str]) -> str:
 
 
 def _found(config: Config, chosen: LauncherDecision, job: _PlannedHosts) -> dict[Setting[Any], Any]:
-    """Return what was found for settings that are ``auto``."""
+    """Return the values that were found for settings that are ``auto``."""
     found: dict[Setting[Any], Any] = {
         Config.launcher: chosen.setting,
         **({Config.hosts.nnodes: len(job.hosts)} if config.hosts.nnodes == "all" else {}),
@@ -339,7 +339,7 @@ def _found(config: Config, chosen: LauncherDecision, job: _PlannedHosts) -> dict
 
 
 def _found_for_ranks(config: Config, job: _PlannedHosts) -> dict[Setting[Any], Any]:
-    """Return the same for settings that mean nothing to instances."""
+    """Return the found values of settings that apply to ranks, but not to instances."""
     ranks = [len(host.ranks) for host in job.hosts]
     transport: str = config.ccl.transport
     if transport == "auto" or job.transport.note:

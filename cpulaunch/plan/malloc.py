@@ -67,7 +67,7 @@ def why_untuned(libc: str | None, limit: int | None, ranks: int) -> str:
 
 
 def tunables(users: Mapping[str, str]) -> str:
-    """Return GLIBC_TUNABLES: the user's own, from the variables ``users``, and KEEP except for those."""
+    """Return GLIBC_TUNABLES: the user's tunables, from the variables ``users``, and the others of KEEP."""
     own = users.get(TUNABLES, "")
     taken = {each.partition("=")[0] for each in own.split(":")}
     taken |= {name for name, variable in _OWN_VARIABLES.items() if variable in users}

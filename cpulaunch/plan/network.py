@@ -89,13 +89,13 @@ class Interfaces(NamedTuple):
 
 
 class Communication(NamedTuple):
-    """Variables for collectives: those that all hosts share, and all of them for each `Interfaces`."""
+    """Variables for collectives: those that all hosts share, and the complete ones by `Interfaces`."""
 
     shared: dict[str, str]
     by_interfaces: dict[Interfaces, dict[str, str]]
 
     def of_host(self, interfaces: Interfaces) -> dict[str, str]:
-        """Return what a host with these interfaces needs besides the shared variables."""
+        """Return the variables that a host with these interfaces needs besides the shared ones."""
         return {k: v for k, v in self.by_interfaces[interfaces].items() if k not in self.shared}
 
 
@@ -121,7 +121,7 @@ def choose_provider(config: Config, backend: str, facts: Facts, hosts: Sequence[
 class Transport(NamedTuple):
     """The transport of ccl's collectives, and a note if it isn't the requested one.
 
-    The name is empty for other backends.
+    ``name`` is empty if the backend isn't ccl.
     """
 
     name: str

@@ -37,7 +37,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Instances:
-    """The number of all instances, and the plan's first: not 0 if that is the only one to run."""
+    """The number of all instances, and of the plan's first one: not 0 if only that one runs."""
 
     count: int
     first: int = 0

@@ -192,7 +192,7 @@ class LauncherDecision(NamedTuple):
 
 
 class WayToHosts(NamedTuple):
-    """What the other hosts have said: those without the first MPI, and this host's interface to them.
+    """The other hosts' answers: which of them lack the first MPI, and this host's interface to them.
 
     ``without_mpi`` is None if no host was asked, ``egress`` if the interface isn't known.
     """
@@ -213,10 +213,10 @@ def decide_launcher(
     mpis_here: Sequence[Mpi] = (),
     way: WayToHosts = NOBODY_ASKED,
 ) -> LauncherDecision:
-    """Decide on the launcher by what is known.
+    """Choose the launcher by the facts that are known.
 
     ``here_alone``: all ranks are on this host.  ``mpis``, ``step`` and ``mpis_here`` are those of `Facts`;
-    ``mpis`` is also None if nobody has looked yet.
+    ``mpis`` is also None if no MPI was looked for yet.
     """
     usable = mpis_here if mpis is None else mpis
     setting, why = config.launcher, ""
@@ -254,7 +254,7 @@ def _mpi_or_ssh(mpis: Sequence[Mpi], way: WayToHosts) -> tuple[str, str]:
 
 
 def may_use_mpi(config: Config, *, here_alone: bool) -> bool:
-    """Return whether an MPI starts the ranks, or would if there were one."""
+    """Return whether an MPI starts the ranks, or would start them if one were installed."""
     if leaves_launcher_to_us(config):
         return not here_alone
     return decide_launcher(config, here_alone=here_alone).by_mpi
@@ -329,7 +329,7 @@ def chosen_master_addr(
     own = sorted(name for name in found.names if not assumed and not is_loopback(name))
     if not own:
         raise PlanError(
-            f"the ranks meet on the first host, and {address} is no address of it to the others",
+            f"the ranks meet on the first host, and the others can't reach it as {address}",
             hint="name it as they do, or set hosts.master_addr (--master-addr)",
         )
     return MasterAddress(own[0], f"the ranks meet at {own[0]}, as {address} means another host to the others")
@@ -346,7 +346,7 @@ def demand_master_addr(config: Config, hosts: Sequence[Host]) -> None:
     where = config.where(Config.hosts.master_addr)
     if is_loopback(chosen):
         raise ConfigError(
-            f"{where}: {chosen} is another host on each of {len(hosts)}",
+            f"{where}: {chosen} is a different host on each of {len(hosts)}",
             hint=f"leave it out, or name an address by which the others reach {first.name}",
         )
     if chosen != first.name and any(chosen == host.name for host in others):

@@ -78,7 +78,7 @@ def decide_precision(requested: str, hosts: Sequence[HostSpeed]) -> PrecisionDec
     """Decide on the precision: for a job in the planner, or for a rank without a plan.
 
     ``requested`` is the setting's value.  All ranks wait for the slowest, so the lowest rates of all hosts
-    count.  If a host was not measured, bf16 is chosen only if each host is for it: by its rates, or else by
+    count.  If a host was not measured, bf16 is chosen only if it suits each host: by its rates, or else by
     its CPU's flags.
     """
     slowest = _slowest(hosts)

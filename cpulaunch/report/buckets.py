@@ -22,7 +22,7 @@ ADDED = ("steps", *SUMS, "loss", "losses")
 """Fields that are summed over the steps that ended in a bucket.  ``losses`` counts the steps with a loss."""
 
 MOST = ("rss",)
-"""Fields of which a bucket has the maximum: bytes of resident memory."""
+"""Fields for which a bucket keeps the maximum: bytes of resident memory."""
 
 Floats = NDArray[np.float64]
 Row = Mapping[str, Any]
@@ -69,7 +69,7 @@ class Buckets:
     def _time(self, row: Row) -> float:
         """Return the end of a step, in seconds since the job began.
 
-        A row without a time counts as beginning when the rank's step before ended.
+        The step of a row without a time is taken to begin at the end of the rank's previous step.
         """
         if _is_number(row.get("time")):
             return float(row["time"])

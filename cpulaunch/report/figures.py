@@ -70,7 +70,7 @@ def over_time(
 
     ``lines`` are names, jobs and values.  A single line also gets the marks of its job.  ``seldom``: the
     quantity was sampled rarely, so gaps are bridged.  ``zero``: the vertical axis includes 0.  ``names`` are
-    the names of all compared jobs, of which some may lack a curve; so a job has one colour in all charts.
+    the names of all compared jobs, including jobs without a curve, so a job has one colour in all charts.
     """
     values: Values = []
     longest = 0.0

@@ -23,7 +23,7 @@ LEAST_OFF = 0.05
 """Minimum share of a rank's time off the CPU that is shown: an interrupt or a page fault is no reason."""
 
 STEPS_EACH = 2
-"""Average number of steps that each point of a curve covers at least, so that curves have no gaps."""
+"""Minimum average number of steps per point of a curve, so that curves have no gaps."""
 
 SLOWER = 0.05
 """The slowest rank is named if its own time exceeds the others' median by this fraction.
@@ -177,7 +177,7 @@ class Numbers:
         return {COMPUTATION: rest, **{name: part for name, part in parts.items() if part.any()}}
 
     def _off_cpu(self) -> Floats:
-        """Return at least how large a share of its time each rank was off the CPU; 0 if unknown."""
+        """Return a lower bound of the share of its time that each rank was off the CPU; 0 if unknown."""
         found = self.job.buckets.processes.off_cpu()
         ranks = range(self.job.buckets.ranks)
         return np.array([found.get(rank, 0.0) for rank in ranks], dtype=np.float64)

@@ -10,7 +10,7 @@ COUNTERS = ("cycles", "instructions", "amx_busy")
 """Fields that count up from the start of a program."""
 
 SHARES = ("throttled", "far_memory")
-"""Fields that are shares between 0 and 1, of which the mean is used."""
+"""Fields that are shares between 0 and 1; they are averaged."""
 
 
 class Processes:
@@ -47,9 +47,10 @@ class Processes:
                 sums[1] += 1
 
     def off_cpu(self) -> dict[int, float]:
-        """Return at least how large a share of its time each rank has been off the CPU.
+        """Return a lower bound of the share of its time that each rank was off the CPU.
 
-        It is exact for a program of one thread.  Threads that compute at the same time hide such time.
+        The bound is exact for a program of one thread.  Several threads that compute at the same time hide
+        idle time.
         """
         return {rank: max(0.0, 1 - used / seconds) for rank, (used, seconds) in self._on_cpu.items()}
 

@@ -59,7 +59,7 @@ class Step:
         if any(p in parameters for group in optimizer.param_groups for p in group["params"]):
             raise UsageError(
                 f"the optimizer stepped after {self._backward} of {len(self)} batches of a step of "
-                "accumulate: step after the loop over its batches, which is not to be left early"
+                "accumulate: step after the loop over its batches, and complete that loop"
             )
 
     def _close(self, *, abandoned: bool = False) -> None:

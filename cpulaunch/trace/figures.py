@@ -50,7 +50,7 @@ class Shares(NamedTuple):
 class Operation(NamedTuple):
     """An operation's own time, without the operations that it calls.
 
-    ``seconds`` and ``calls`` are per step and rank; ``share`` is of the time of a step.
+    ``seconds`` and ``calls`` are per step and rank; ``share`` is the fraction of a step's time.
     """
 
     name: str

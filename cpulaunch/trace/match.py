@@ -21,8 +21,8 @@ MESSAGES = ("send", "recv", "recvAnySource", "recv_anysource")
 def match(ranks: Sequence[RankTrace]) -> list[list[tuple[RankTrace, Collective]]]:
     """Return the collectives that more than one rank has traced, each as its parts ordered by start.
 
-    Sets ``key`` of all collectives, as far as it is known.  Of the returned ones it also sets ``last`` and
-    ``last_rank``: the last part to begin, which holds up the others.
+    Sets ``key`` of each collective if it is known.  Also sets ``last`` and ``last_rank`` of the returned
+    collectives: the last part to begin, which holds up the others.
     """
     together: dict[tuple[str, str, int], list[tuple[RankTrace, Collective]]] = {}
     for rank in ranks:
@@ -42,7 +42,7 @@ def match(ranks: Sequence[RankTrace]) -> list[list[tuple[RankTrace, Collective]]
 
 
 def identify(collectives: Sequence[Collective], notes: Sequence[Note]) -> None:
-    """Set the keys of a rank's collectives, as far as its records say them."""
+    """Set the keys of a rank's collectives, as far as its records contain them."""
     ordered = sorted((each for each in collectives if each.kind not in MESSAGES), key=lambda each: each.begin)
     # ccl's records have the times of its events, but ccl's own names of operations.  gloo's have torch's.
     _by_time([each for each in ordered if each.backend == "ccl"], [n for n in notes if n.backend == "ccl"])

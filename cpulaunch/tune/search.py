@@ -90,7 +90,7 @@ def _finer(trial: Trial, tolerance: float, measure: Measure) -> Trial:
 
 
 def _ranked(trials: list[Trial]) -> list[Trial]:
-    """The fastest first; of those that can't be told from it, the one that changes the fewest settings."""
+    """Sort by rate; among trials as fast as the fastest, within the spread, fewer changed settings win."""
     fastest = sorted(trials, key=_per_second, reverse=True)
     close = [
         each for each in fastest if each.rate and fastest[0].rate and each.rate.most >= fastest[0].rate.least

@@ -64,7 +64,7 @@ class Space:
         return make_plan(config, self.facts, self.program)
 
     def is_fixed(self, setting: Setting[Any]) -> bool:
-        """Return whether the user has chosen its value for all trials."""
+        """Return whether the user has chosen the setting's value for all trials."""
         return self.config.origin(setting).source >= Source.ENVIRONMENT
 
     def _candidates(self, stage: Stage, best: Values) -> Iterator[Values]:
@@ -86,7 +86,7 @@ class Space:
         return candidate
 
     def _essence(self, values: Values) -> str:
-        """Return what ranks get with ``values``, whatever decides it; empty if that cannot be planned."""
+        """Return the ranks' plan with ``values``, as a text to compare; empty if no plan can be made."""
         try:
             plan = self.plan(values)
         except CpulaunchError:

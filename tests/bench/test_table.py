@@ -68,7 +68,7 @@ def test_the_table_shows_the_distance_to_the_limit() -> None:
             {"nominal": {"eth0": 1000, "ib0": 100_000}},
             "node1: the ranks use eth0 (1 Gbit/s), and ib0 has 100",
         ),
-        ({"nominal": {"eth0": 40_000}}, "node2: eth0 has nominally 40 Gbit/s, and the hosts reach 9.9"),
+        ({"nominal": {"eth0": 40_000}}, "node2: eth0 is nominally 40 Gbit/s, but the hosts reach 9.9"),
         ({"alone": 0.6e9}, "one connection carries 4.8 of 9.9 Gbit/s"),
         ({"host_cpus": 56}, "node1: the ranks have 4 of 56 CPUs"),
         ({"copy": 5000.0}, "an all_reduce of 1M is limited by the ranks' memory"),

@@ -420,7 +420,7 @@ def test_ctrl_c_ends_a_build_and_its_compilers(tmp_path: Path) -> None:
     ("number", "code", "said"),
     [
         (signal.SIGTERM, 128 + signal.SIGTERM, ""),
-        (signal.SIGINT, 130, "interrupted; the next build goes on from what is compiled"),
+        (signal.SIGINT, 130, "interrupted; the next build reuses the compiled files"),
     ],
 )
 def test_a_signal_to_the_launcher_alone_ends_the_compilers(

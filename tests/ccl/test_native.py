@@ -254,6 +254,22 @@ def test_collectives_over_libfabric(plain: Program, what: str) -> None:
     plain.check("1,2", seed=16, what=f"{what} over libfabric", rounds=10)
 
 
+@pytest.mark.usefixtures("provider")
+@pytest.mark.parametrize("provider", ["tcp"], indirect=True)
+def test_a_rank_over_libfabric_gets_the_cause_of_a_failure(addresses: Program) -> None:
+    for what, said in (
+        (
+            "another size",
+            "rank 1 calls all_reduce (sum) of 4004 bytes int32, this rank all_reduce (sum) of 4000",
+        ),
+        ("another part", "rank 1 sends 4004 bytes to this rank, which expects 4000"),
+        ("two roots of much", "rank 1 calls reduce (sum) of 4194304 bytes int32 to rank 1, this rank reduce"),
+        ("absent", "waits for rank 1"),
+    ):
+        done = addresses.run("1,1", 1, 8, f"{what} over libfabric")
+        assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+
+
 @on_each_program("2", "8", "2,2", "1,3")
 def test_random_collectives_of_ranks_with_several_threads(program: Program, layout: str) -> None:
     program.check(layout, seed=20, what="teams", rounds=program.rounds // 2)

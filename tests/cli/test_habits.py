@@ -378,7 +378,7 @@ def test_torchruns_restarts_are_ours(script: None, capsys: pytest.CaptureFixture
             "--nproc-per-node cpu: ranks aren't counted by devices",
             "one rank per NUMA",
         ),
-        ("--tee 0:3", "--tee 0:3: it takes ranks, and both streams", "leave it out"),
+        ("--tee 0:3", "--tee 0:3: it takes ranks, and shows both", "leave it out"),
         ("--nproc_per_node gpu", "--nproc-per-node gpu: ranks aren't counted", "or give a number"),
         ("--nnodes 3:4", "hosts.nnodes (--nnodes): 3 hosts, but only 1 named", "--hosts a,b"),
         ("--stall-action restart", "watch.stall_action (--stall-action): no restart", "--max-restarts N"),

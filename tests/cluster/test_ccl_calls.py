@@ -165,8 +165,6 @@ def test_a_differing_rank_on_another_host_is_named_with_both_calls(
     assert all(f"rank {odd}" in text and all(one in text for one in named) for text in said), said
 
 
-
-
 def test_a_job_with_two_roots_fails_although_its_program_exits_with_0(
     cluster: Cluster, cpulaunch: Run, tmp_path: Path
 ) -> None:

@@ -52,8 +52,8 @@ def test_a_list_is_parsed_and_shown_as_in_taskset(text: str, folded: str, count:
         ("4:2", "4:2", "'4:2' is neither a number nor a range"),
         ("5,9-7", "9-7", "'9-7' in the list '5,9-7' ends before it starts"),
         ("0-8:0", "0-8:0", "'0-8:0' has a step of 0"),
-        ("0-1048576", "0-1048576", "'0-1048576' goes beyond 1048575, the largest number there can be"),
-        ("9" * 5000, "9" * 5000, "goes beyond 1048575"),
+        ("0-1048576", "0-1048576", "'0-1048576' exceeds 1048575, the largest possible number"),
+        ("9" * 5000, "9" * 5000, "exceeds 1048575"),
     ],
 )
 def test_a_wrong_list_is_an_error_with_the_faulty_part(text: str, part: str, why: str) -> None:

@@ -143,10 +143,10 @@ def test_a_detected_address_of_localhost_is_used() -> None:
 @pytest.mark.parametrize(
     ("settings", "hosts", "known", "message"),
     [
-        ((), "localhost,b", {}, "localhost is no address of it to the others"),
-        ((), "localhost,b", {"localhost": host("lo", "127.0.0.1")}, "127.0.0.1 is no address of it"),
-        (("hosts.master_addr=127.0.0.1",), "a,b", KNOWN, "127.0.0.1 is another host on each of 2"),
-        (("hosts.master_addr=localhost",), "a,b", KNOWN, "localhost is another host on each of 2"),
+        ((), "localhost,b", {}, "the others can't reach it as localhost"),
+        ((), "localhost,b", {"localhost": host("lo", "127.0.0.1")}, "the others can't reach it as 127.0.0.1"),
+        (("hosts.master_addr=127.0.0.1",), "a,b", KNOWN, "127.0.0.1 is a different host on each of 2"),
+        (("hosts.master_addr=localhost",), "a,b", KNOWN, "localhost is a different host on each of 2"),
     ],
 )
 def test_without_an_address_for_other_hosts_there_is_no_plan(

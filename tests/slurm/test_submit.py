@@ -97,7 +97,7 @@ def test_a_follower_shows_both_logs_without_their_earlier_content(
             ("--ntasks", 4 * CPUS + 1),
             f"--ntasks={4 * CPUS + 1}: {4 * CPUS + 1} CPUs, and 4 nodes of partition batch have {4 * CPUS}",
         ),
-        (("-c", 64), f"64 CPUs of a node, and those of partition batch have {CPUS} at most"),
+        (("-c", 64), f"64 CPUs of a node, but nodes of partition batch have {CPUS} at most"),
     ],
 )
 def test_a_job_that_fits_no_node_is_refused_before_it_waits(

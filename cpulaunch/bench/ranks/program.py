@@ -106,7 +106,7 @@ def _host_numbers(local_ranks: list[int]) -> list[int]:
 
 
 def _copy_us(meeting: Meeting, size: int) -> float:
-    """Return the microseconds in which the slowest rank copies so many bytes, while all ranks copy."""
+    """Return the microseconds that the slowest rank takes to copy ``size`` bytes, while all ranks copy."""
     import torch
 
     source, target = torch.ones(size // 4), torch.empty(size // 4)

@@ -1,4 +1,4 @@
-"""What the wizard looks at before it asks: this machine, and files in this directory."""
+"""Finds the facts for the wizard's questions: about this machine, and the files in this directory."""
 
 from __future__ import annotations
 

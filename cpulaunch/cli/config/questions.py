@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from cpulaunch.cli.terminal import has_unicode, width
 
 Check = Callable[[str], "str | None"]
-"""Returns what is wrong with a typed text, or None."""
+"""Returns the error in a typed text, or None."""
 
 
 class BackError(Exception):

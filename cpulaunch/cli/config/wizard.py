@@ -217,7 +217,7 @@ class Wizard:
             values[setting] = setting.kind.from_line(answer)
 
     def wrong(self, setting: Setting[Any], text: str) -> str | None:
-        """Return what is wrong with a typed answer, as far as that is known before the job runs."""
+        """Return the error in a typed answer, as far as it is known before the job runs."""
         if not text:
             return None
         try:
@@ -239,7 +239,7 @@ class Wizard:
         return f"{after}" + (f"  ({after.hint})" if after.hint else "")
 
     def later(self, setting: Setting[Any]) -> dict[Setting[Any], None]:
-        """Return the settings asked for after this one, as unset, as old answers may no longer fit."""
+        """Return the settings of the later questions, all unset: their old answers may no longer fit."""
         after = [s for s in ASKED if s.ask and setting.ask and s.ask.place > setting.ask.place]
         return {other: None for other in after if other not in self.fixed}
 
@@ -331,7 +331,7 @@ class Wizard:
 
 
 def _as_answers(config: Config) -> Iterator[tuple[Setting[Any], Given]]:
-    """Yield settings with an origin that calls the draft's values answers, as they have no lines yet."""
+    """Yield settings, with the origin "your answer" for values of the draft, as no file has them yet."""
     answer = Origin(Source.FILE, "your answer")
     for setting, given in config.given.items():
         yield setting, given._replace(origin=answer) if given.origin.source is Source.FILE else given

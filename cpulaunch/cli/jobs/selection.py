@@ -77,13 +77,13 @@ def usual_places() -> list[Path]:
 
 
 def displaced_jobs(log_dir: Path) -> list[Path]:
-    """Return the user's jobs that were to be in ``log_dir``, which could not be used then."""
+    """Return the user's jobs that had to leave ``log_dir``, because it could not be used at their start."""
     made = (job for place in temporary_places() for job in place.glob(f"{TEMPORARY}*/*") if _is_ours(job))
     return [job for job in made if _planned_log_dir(job) == log_dir.absolute()]
 
 
 def with_displaced(directory: Path) -> list[Path]:
-    """Return ``directory`` and its displaced jobs; these alone, if they are all there is."""
+    """Return ``directory`` and its displaced jobs; only the jobs, if the directory doesn't exist."""
     displaced = displaced_jobs(directory)
     return [*([] if displaced and not directory.is_dir() else [directory]), *displaced]
 
@@ -126,8 +126,9 @@ def running_jobs(directories: Sequence[Path] = ()) -> list[Running]:
 def find_job(named: str | None) -> Running:
     """Find the job that the user named by its id, the start of its id, or a directory.
 
-    Without a name, it is the newest job of ``usual_places()`` that runs on this host, or else can be
-    contacted from it; if there is none, the newest elsewhere that runs on this host.  Raises UsageError.
+    Without a name, the order of preference is: the newest job of ``usual_places()`` that runs on this host,
+    the newest one there that can be contacted from this host, and the newest job elsewhere that runs on this
+    host.  Raises UsageError.
     """
     if named is None:
         return _newest(usual_places())

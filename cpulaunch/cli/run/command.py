@@ -319,7 +319,7 @@ def _check_script(directory: Path, shown: str) -> None:
             refuse_shell_script(shown, file.read(BEGINNING))
     except IsADirectoryError:
         if (path / "__main__.py").is_file():
-            return  # Python runs those, too
+            return  # Python runs such a directory
         raise UsageError(f"{shown} is a directory, not a script", hint="name the script in it") from None
     except FileNotFoundError:
         if shown == "-":

@@ -43,7 +43,7 @@ def instances_of(config: Config, path: Path | None) -> tuple[Config, tuple[tuple
 def read_each(path: Path) -> tuple[tuple[str, ...], ...]:
     """Return the arguments of each line, split as by a shell; skip empty lines and lines that begin with #.
 
-    Raises ConfigError with the place if the file can't be read, or isn't such a list.
+    Raises ConfigError with the place if the file can't be read, or isn't a list of arguments.
     """
     try:
         text = read_user_file(path, SETTINGS_LIMIT).decode("utf-8-sig")

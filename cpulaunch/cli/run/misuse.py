@@ -167,7 +167,7 @@ def _names(line: str, option: str) -> bool:
 
 
 def refuse_within_a_launcher(environ: Mapping[str, str]) -> None:
-    """Raise UsageError if this process is a rank of a job, or one of several of an srun or mpiexec."""
+    """Raise UsageError if this process is a rank of a job, or one of several processes of srun or mpiexec."""
     if job := environ.get(variables.JOB_ID):
         raise UsageError(
             f"this is a rank of the job {job}, and each of its ranks would start a job",
@@ -185,7 +185,6 @@ def _refuse_one_of_several(program: str, rank_in: str, size_in: str, environ: Ma
     rank, size = environ.get(rank_in, ""), environ.get(size_in, "")
     if rank and size.isdecimal() and int(size) > 1:
         raise UsageError(
-            f"this is process {rank} of {size} of an {program} (${size_in}), "
-            "and each of them would start a job",
+            f"this is process {rank} of {size} of {program} (${size_in}), and each of them would start a job",
             hint=f"leave out {program}: cpulaunch starts the ranks on all hosts itself (-n {size}: as many)",
         )

@@ -27,7 +27,7 @@ FEW = 3
 
 
 def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
-    """Yield what is about to run, and the notes on it."""
+    """Yield a description of the run that is about to start, and the notes on it."""
     yield sentence(plan, f"logs in {shown_path(directory)}")
     yield from notes_of(plan, verbose)
 
@@ -151,7 +151,7 @@ def _environment_as_text(plan: Plan) -> Iterator[str]:
 
 
 def _local(plan: Plan, number: int) -> str:
-    """Return the name of a host's program; an only instance is named by its number among all."""
+    """Return the name of a host's program; a single instance has its number among all instances."""
     only = plan.instances and plan.instances.count > plan.world_size
     return plan.names.one(0) if only else f"local {plan.noun} {number}"
 

@@ -27,7 +27,7 @@ SHORT_HEARTBEAT = 5  # seconds
 
 
 def preview(config: Config) -> tuple[Facts, Plan]:
-    """Return the plan of ``cpulaunch run train.py``, and its facts.  Raises the same errors as that would."""
+    """Return the plan of ``cpulaunch run train.py``, and its facts.  Raises the errors of that command."""
     facts = gather(config, tell=lambda line: None)
     program = Program((sys.executable, "train.py"), True, os.getcwd(), sys.executable)
     return facts, make_plan(config, facts, program)
@@ -40,13 +40,13 @@ def picture_of_first_host(
     host = plan.hosts[0]
     topology = facts.of(host.host)[0].topology
     look = Look(colour, unicode)
-    # An only instance is named by its number among all.
+    # A single instance has its number among all instances as its name.
     ranks = [rank._replace(local_rank=plan.names.first + rank.local_rank) for rank in host.ranks]
     return picture(topology, ranks, width=width, look=look, table=table, noun=plan.noun)
 
 
 def unwise_settings(config: Config) -> Iterator[str]:
-    """Yield what is valid, but would not work, or not well, if started from this machine."""
+    """Yield warnings about valid settings that would not work, or not well, from this machine."""
     config, obstacles = _settings_that_run(config)
     for e in obstacles:
         yield f"it can't run from this machine: {e}" + (f" ({e.hint})" if e.hint else "")
@@ -74,7 +74,7 @@ def unwise_settings(config: Config) -> Iterator[str]:
 
 
 def _settings_that_run(config: Config) -> tuple[Config, list[CpulaunchError]]:
-    """Return as many settings as a plan can be made from, others at defaults; and the errors of those."""
+    """Return the settings that allow a plan, with the others at their defaults, and the others' errors."""
     try:
         preview(config)
         return config, []
@@ -93,7 +93,7 @@ def _settings_that_run(config: Config) -> tuple[Config, list[CpulaunchError]]:
         if len(errors) == len(left):
             break
         left = list(errors)
-    if HOSTS & errors.keys():  # other hosts may well suit the number of ranks and the like
+    if HOSTS & errors.keys():  # other hosts may be large enough for these settings
         errors = {key: e for key, e in errors.items() if key in HOSTS or key.section != "hosts"}
     return _with_only(config, taken), list({str(e): e for e in errors.values()}.values()) or [first]
 

@@ -32,7 +32,7 @@ class Replanner:
         precision: PrecisionDecision,
         tell: Callable[[str], None],
     ) -> None:
-        """``facts`` and ``precision`` are those of the first plan, so that all attempts compute alike."""
+        """``facts`` and ``precision`` are those of the first plan, so that all attempts compute the same."""
         self._config, self._facts, self._program, self._tell = config, facts, program, tell
         self._precision = precision
 

@@ -39,8 +39,8 @@ def check_job(queue: Queue, job: Job, options: argparse.Namespace) -> None:
     tasks, total = sum(host.slots or 0 for host in hosts), config.hosts.nproc
     if tasks and total != "auto" and total != tasks and config.hosts.nproc_per_node == "auto":
         raise UsageError(
-            f"{config.where(Config.hosts.nproc)}: {counted(total, 'rank')}, and "
-            f"{queue.program}'s options make {counted(tasks, 'task')}, each of which is a rank",
+            f"{config.where(Config.hosts.nproc)}: {counted(total, 'rank')}, but "
+            f"{queue.program}'s options make {counted(tasks, 'task')}, and each task is a rank",
             hint="leave one of the two out",
         )
     ranks_per_host(config, hosts)
@@ -77,7 +77,7 @@ def planned_lines(
 
 
 def _lines(queue: Queue, job: Job, program: Program, facts: Facts) -> Iterator[str]:
-    """Yield the plan on the part that the job gets of nodes as ``facts.like`` describes them."""
+    """Yield the plan for the job's part of nodes like ``facts.like``."""
     config, topology = job.config, facts.like.topology
     hosts, part = queue.hosts(job, len(topology.cpus)), queue.part(job, len(topology.cpus))
     yield from _warnings(part)

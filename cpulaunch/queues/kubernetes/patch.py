@@ -55,7 +55,7 @@ def read_patch(file: str, kinds: Sequence[str]) -> Patch:
     for path_to in FIXED:
         if _has(patch, path_to):
             raise UsageError(
-                f"{where}: it changes {'.'.join(path_to)}, which says which job this is",
+                f"{where}: it changes {'.'.join(path_to)}, which identifies the job",
                 hint="--job-name and --namespace give it another name",
             )
     if (kind := patch.pop("kind", kinds[0])) not in kinds:

@@ -63,8 +63,8 @@ example:
         Option("--image", "", "I", "image of all pods: examples/kubernetes/Dockerfile makes one"),
         Option("--namespace", "", "N", "namespace of the job; default: kubectl's"),
         Option("--cpu", "", "N",
-               "whole CPUs of each worker, which are its own where kubelets have the static policy"),
-        Option("--memory", "", "Q", "memory of each worker, such as 64Gi, of which /dev/shm may take half"),
+               "whole CPUs of each worker; exclusive if kubelets have the static policy"),
+        Option("--memory", "", "Q", "memory of each worker, such as 64Gi; /dev/shm may take half of it"),
         Option("--volume", "", "CLAIM:/PATH", "mount a persistent volume claim in all pods (repeat)"),
         Option("--secret", "", "NAME", "environment variables for the job, from a secret (repeat)"),
         Option("--patch", "", "FILE", "change the job as this YAML says, a JSON merge patch (repeat)"),
@@ -285,7 +285,7 @@ def _resources(cpu: str | None, memory: str | None) -> tuple[int | None, str | N
     if not re.fullmatch("[1-9][0-9]{0,4}", cpu):
         raise UsageError(
             f"--cpu {cpu!r} is not a number of whole CPUs",
-            hint="only whole ones can be a pod's own: such as --cpu 16",
+            hint="only whole CPUs can be exclusive to a pod, such as --cpu 16",
         )
     size = pods.bytes_of(memory)
     if size is None:
@@ -320,7 +320,7 @@ def _program(job: Job) -> tuple[dict[str, str], Sequence[str]]:
         raise UsageError(f"{rest[0]}: {what}", hint="a script in the image is named by its whole path")
     if not re.fullmatch(r"[-._A-Za-z0-9]{1,253}", script.name):
         raise UsageError(
-            f"{script.name!r}: a ConfigMap takes files only whose names have letters, digits, -, _ and .",
+            f"{script.name!r}: the name of a file in a ConfigMap has only letters, digits, -, _ and .",
             hint="rename it, or put it in the image",
         )
     return {script.name: _text(script)}, [f"{FILES_AT}/{script.name}", *rest[1:]]

@@ -78,8 +78,8 @@ def nodes_of_partition(options: Mapping[str, str]) -> PartitionNodes:
 def demand_room(text: str, options: Mapping[str, str]) -> None:
     """Raise UsageError if sbatch's ``options`` ask for more than any partition in sinfo's ``text`` has.
 
-    Of several partitions in ``--partition``, one that is large enough will do.  Slurm itself accepts such a
-    job, and it never starts, unless the site has set EnforcePartLimits (slurm.conf).
+    If ``--partition`` names several partitions, one of them must be large enough.  Slurm accepts a job that
+    is too large, unless the site has set EnforcePartLimits (slurm.conf), but never starts it.
     """
     partitions: dict[str, list[PartitionNodes]] = {}
     for kind in _kinds(text):
@@ -116,7 +116,7 @@ def _shortage(name: str, kinds: Sequence[PartitionNodes], options: Mapping[str, 
     if each * tasks > largest:
         what = [f"{o}={options[o]}" for o in ("--ntasks-per-node", "--cpus-per-task") if o in options]
         return UsageError(
-            f"{' '.join(what)}: {counted(each * tasks, 'CPU')} of a node, and those of partition {name} have "
+            f"{' '.join(what)}: {counted(each * tasks, 'CPU')} of a node, but nodes of partition {name} have "
             f"{largest} at most",
             hint=fewer,
         )

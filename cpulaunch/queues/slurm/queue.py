@@ -100,7 +100,7 @@ class Slurm(Queue):
         given = share(job.asked, MANY if cpus is None else cpus).cpus
         if given is None:
             return None
-        # Of an unknown node, one CPU is certainly a small part.
+        # One CPU is certainly a small part of an unknown node.
         if "--cpus-per-task" in job.asked or (given > 1 if cpus is None else given >= cpus):
             return Part(given)
         why = " and ".join(name for name in SHARES if name in job.asked)

@@ -32,7 +32,7 @@ def _own_precision(state: Any, settings: TrainingSettings) -> None:
 def _train_on_cpus(state: Any, settings: TrainingSettings) -> None:
     """Pass ``cpu`` to ``PartialState``, which otherwise looks for GPUs; its CPU backends are gloo and mpi.
 
-    It starts DeepSpeed only without ``cpu``, and then uses the backend that it is given.
+    ``PartialState`` starts DeepSpeed only without ``cpu``, and then uses the backend that it is given.
     """
     import torch
 

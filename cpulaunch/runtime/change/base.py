@@ -1,4 +1,4 @@
-"""Messages about what is changed in a script."""
+"""Messages about the changes that cpulaunch makes to a script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _with_step: list[str] = []  # changes of training, logged when an optimizer firs
 
 
 def announce(*changes: str) -> None:
-    """Log what is changed in this script, each change once."""
+    """Log the changes to this script, each once."""
     new = [change for change in changes if change not in _announced]
     if not new:
         return

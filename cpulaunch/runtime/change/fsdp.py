@@ -1,8 +1,8 @@
 """FSDP2: its communication buffers lie in memory that a host's ranks share.
 
 Collectives then read and write the buffers in place, and later buffers get the memory of earlier ones.  The
-numbers stay the same.  A script can say so itself, by the model's
-``set_allocate_memory_from_process_group_for_comm``; what it says later wins.
+numbers stay the same.  A script can choose this itself by ``set_allocate_memory_from_process_group_for_comm``
+of the model; its own later call wins.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def _is_of_gpus(backend: str) -> bool:
 
 
 def _answer(backend: str | None) -> str:
-    """Return the name that a group returns which was requested with this one.
+    """Return the backend name that a group reports if the script requested it by this name.
 
     It is never a name that only a GPU's group has: scripts would move tensors to a GPU.
     """

@@ -106,7 +106,7 @@ def choose(
 
 
 def _fastest_engine(flags: Flags, torch_version: str, load: Callable[[str], Engine], why: str) -> Choice:
-    """Choose the engine that was measured to be much faster than native on such a CPU, else native."""
+    """Choose the engine that was measured to be much faster than native on this kind of CPU, else native."""
     best = flags[0] if flags else None
     reasons = [why]
     for name in plugins.BUILT_IN[plugins.ENGINES]:

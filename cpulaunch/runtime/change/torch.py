@@ -104,7 +104,7 @@ def _is_fp32(torch: Any, model: Any) -> bool:
 def _watch_steps(torch: Any, settings: TrainingSettings) -> None:
     """Enable an optimizer's fused step at its first step, if torch has one and the script chose none.
 
-    All changes of training are announced then.
+    The first step also announces all changes of the training.
     """
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -179,8 +179,9 @@ def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
 def _keep_store(torch: Any, settings: TrainingSettings) -> None:
     """Keep the job's store until the process ends, with keys of its own for each later default group.
 
-    Otherwise the store ends when rank 0 destroys the default group, and ranks that make the next one a moment
-    earlier meet at a store that ends.  It still ends when the script makes a store of its own at this port.
+    Otherwise the store ends when rank 0 destroys the default group.  Ranks that make the next group a moment
+    earlier would then meet at the old store, which is about to end.  The store still ends when the script
+    makes its own at this port.
     """
     c10d = torch.distributed.distributed_c10d
     original, numbers = c10d.rendezvous, count()
@@ -202,7 +203,7 @@ def _keep_store(torch: Any, settings: TrainingSettings) -> None:
 
 
 def _tell_of_rank_0(rank: int, world_size: int) -> None:
-    """Report that the script has made another rank of the job rank 0, which may be true of all ranks."""
+    """Report if the script uses this rank of the job as rank 0, as it may do with all ranks."""
     ours = os.environ.get("RANK", "0")
     if rank == 0 != int(ours) and str(world_size) == os.environ.get("WORLD_SIZE"):
         log_once(

@@ -13,12 +13,12 @@ PERIOD = 0.25
 
 
 class Wishes(NamedTuple):
-    """What one rank wants; or the largest of each field over all ranks.
+    """One rank's wishes, or the maximum of each field over all ranks.
 
     ``stop``: the number of a signal that asks the job to save and end; 0 means none.  ``from_end``: the rank
-    that got it, counted from the last rank, which is 1, so that the largest is the first such rank.
-    ``save``: 1 if it is time to save.  ``steps``: calls from the start of this agreement to the next one's,
-    as rank 0 decides.
+    that got the signal, counted from the last rank, which is 1; so the maximum is the first rank with a
+    signal.  ``save``: 1 if it is time to save.  ``steps``: calls from the start of this agreement to the next
+    one's, as rank 0 decides.
     """
 
     stop: int = 0
@@ -28,7 +28,7 @@ class Wishes(NamedTuple):
 
 
 class Agreement:
-    """Tells all ranks what any rank wants, at the same call of ``turn``, with hardly any waiting.
+    """Shares the wishes of any rank with all ranks, at the same call of ``turn``, with hardly any waiting.
 
     Every ``PERIOD`` seconds, one call starts an all_reduce of ``Wishes``, and the next call reads it.
     ``group`` serves these all_reduces only; None if there is one rank.
@@ -43,7 +43,7 @@ class Agreement:
         self._calls_then = 0
 
     def turn(self, stop: int, save: bool) -> Wishes:
-        """Pass what this rank wants; return what is agreed on.  Every rank calls this at the same steps."""
+        """Pass this rank's wishes, and return the agreed ones.  Every rank calls this at the same steps."""
         self._calls += 1
         if self._group is None:
             return Wishes(stop, self._from_end, int(save))

@@ -48,10 +48,10 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 
 def normalized(position: Position, loader: Any) -> Position:
-    """Return the start of the next epoch for the end of one, if both are equivalent.
+    """Replace the end of an epoch by the start of the next one, if they are equivalent.
 
-    They aren't if the loader has its own generators: a sampler that is asked for more than it has may draw
-    from them.
+    They aren't if the loader has its own generators: an exhausted sampler may draw from them when it is asked
+    for more.
     """
     try:
         length = len(loader)

@@ -21,14 +21,14 @@ Late = Callable[[int, float], object]
 
 
 class Signals:
-    """Notes the first such signal; another one has the effect that it would have had without this class.
+    """Notes the first signal that asks the job to save.  A second one has its default effect.
 
     Signals within ``TWICE`` seconds of the first are ignored: Slurm signals every process of a step, so a
     rank gets the same signal again from its agent.
 
-    Signals for which the script has its own handler are left to it, and forked processes are left alone.  A
-    thread calls ``late`` with the signal's number and ``seconds`` if neither ``in_time`` nor ``forget`` is
-    called within ``seconds`` seconds of the first signal; with None, never.
+    Signals for which the script has its own handler are left to it, and forked processes are left alone.  If
+    neither ``in_time`` nor ``forget`` is called within ``seconds`` seconds of the first signal, a thread
+    calls ``late`` with the signal's number and ``seconds``.  It never does so if ``seconds`` is None.
     """
 
     def __init__(self, late: Late, seconds: float | None) -> None:

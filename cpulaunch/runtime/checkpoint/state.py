@@ -2,8 +2,8 @@
 
 ``model.NAME`` are weights and buffers, ``optimizer.NAME.KEY`` an optimizer's state of a parameter; NAME is
 that of the model without wrappers.  With several models or optimizers, it is ``model1.NAME`` and so on.
-``shared`` holds what is the same on all ranks, ``rank.N`` what belongs to rank N: pickled Python objects, as
-tensors of bytes.
+``shared`` holds the objects that all ranks have in common, ``rank.N`` those of rank N: pickled Python
+objects, as tensors of bytes.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Saved:
         return metadata
 
     def objects(self, rank: int | None) -> tuple[dict[str, Any], Any]:
-        """Return what is the same on all ranks, and what belongs to ``rank`` (None without one)."""
+        """Return the objects that all ranks have in common, and those of ``rank`` (None without one)."""
         return together(lambda: self._objects(rank), self._group)
 
     def _objects(self, rank: int | None) -> tuple[dict[str, Any], Any]:

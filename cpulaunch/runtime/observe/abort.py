@@ -74,7 +74,7 @@ CHANGES = (
 
 @contextlib.contextmanager
 def nothing_said() -> Iterator[None]:
-    """Remove the handler for an operation that may hold Python's lock until the aborting thread has ended."""
+    """Remove the handler during an operation that may hold the GIL until the aborting thread has ended."""
     if _words is None:
         yield
         return
@@ -96,7 +96,7 @@ class _LastWords:
         os.register_at_fork(after_in_child=functools.partial(self._said.acquire, blocking=False))
 
     def listen(self, on: bool) -> None:
-        """Install our handler, or the former one."""
+        """Install our handler if ``on``, else the handler that ours replaced."""
         self._set_terminate(self._address if on and not self._ended else self._former)
 
     def end(self) -> None:

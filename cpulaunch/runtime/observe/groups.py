@@ -37,7 +37,7 @@ def _note_meeting(torch: Any, observers: Observers) -> None:
 
 
 def _watch_new_groups(torch: Any, observers: Observers) -> None:
-    """Do the same for ``new_group`` and its callers; start the watchers at another backend's first group."""
+    """Record waits in ``new_group`` and its callers; start the watchers at another backend's first group."""
     c10d = torch.distributed.distributed_c10d
     make = c10d._new_process_group_helper
     signature = inspect.signature(make)
@@ -91,7 +91,7 @@ def _number(value: Any, variable: str, otherwise: int) -> int:
 
 
 def _mirror_others(torch: Any, observers: Observers) -> None:
-    """Start a thread that copies such groups from torch's flight recorder, once there is a group."""
+    """Start a thread that copies other backends' groups from torch's flight recorder, once there is one."""
     # torch's flight recorder, which also records gloo, reads this variable at the first collective.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(4 * ledger.OPERATIONS))
     destroy = torch.distributed.distributed_c10d.destroy_process_group
@@ -162,7 +162,7 @@ CHANGES = (
         (_MAKES_GROUPS,),
         (_WORLD + "pg_map",),
         "notes that the rank waits for the others, and which backend a group has",
-        "groups of other backends than ccl are in no stall report, and their communication is not counted",
+        "stall reports lack groups of backends other than ccl, and their communication is not counted",
         _watch_new_groups,
     ),
     Change(
@@ -180,22 +180,22 @@ CHANGES = (
             _WORLD + "pg_map",
             _WORLD + "pg_names",
         ),
-        "notes the last operations of groups of other backends than ccl",
-        "stall reports lack the operations of other backends than ccl",
+        "notes the last operations of groups of backends other than ccl",
+        "stall reports lack the operations of backends other than ccl",
         _mirror_others,
     ),
     Change(
         tuple(_GROUP + name for name in CALLS),
         (),
-        "counts the bytes of operations of other backends than ccl, and when the first one was called",
-        "communication of other backends than ccl is incomplete in telemetry",
+        "counts the bytes of operations of backends other than ccl, and when the first one was called",
+        "communication of backends other than ccl is incomplete in telemetry",
         _watch_calls,
     ),
     Change(
         ("_C._distributed_c10d.Work.wait",),
         (),
-        "measures how long the program waits for other backends than ccl",
-        "waiting for other backends than ccl is missing in telemetry",
+        "measures how long the program waits for backends other than ccl",
+        "waiting for backends other than ccl is missing in telemetry",
         _watch_waits,
     ),
     Change(

@@ -47,7 +47,7 @@ class Observers:
                 for begin in waiting:
                     begin()
         except Exception as e:  # no reason for the script to fail
-            log_once(f"warning: other groups than ccl's are not watched: {type(e).__name__}: {e}")
+            log_once(f"warning: groups of backends other than ccl are not watched: {type(e).__name__}: {e}")
 
 
 def observers(torch: Any) -> Observers | None:

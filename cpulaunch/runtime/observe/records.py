@@ -86,15 +86,15 @@ def free_slot(memory: Any, *, spare: int = 0) -> int:
 
 
 def clear(memory: Any, slot: int) -> None:
-    """Free the place."""
+    """Free the place ``slot``."""
     _fill(memory, slot, bytes(ledger.GROUP_BYTES))
 
 
 def write(memory: Any, slot: int, group: ledger.Group) -> None:
-    """Write a group there.
+    """Write ``group`` to the place ``slot``.
 
-    Operations under way, which are what a rank hangs in, are kept first, from the oldest.  The remaining
-    places take the last of the other operations.
+    Operations under way come first, from the oldest, because a rank may hang in them.  The latest of the
+    other operations fill the remaining places.
     """
     operations = sorted(group.operations, key=lambda each: each.enqueued)
     under_way = [each for each in operations if each.state == ledger.STARTED][: ledger.OPERATIONS]

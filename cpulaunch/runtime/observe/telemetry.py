@@ -145,7 +145,7 @@ class Recorder:
             sums[1] += tokens
 
     def log(self, loss: float) -> None:
-        """Record the loss of the step that has ended, or of the next one if that has taken a batch."""
+        """Record ``loss`` for the last ended step, or for the next step if a batch was taken since."""
         if self._number and not self._batches:
             at = ledger.FIRST_STEP + self._number % ledger.STEPS * ledger.STEP.size
             ledger.LOSS.pack_into(self._memory, at + ledger.LOSS_AT, loss)

@@ -69,7 +69,7 @@ def test_under_an_mpiexec(train: Path, mpi: str, size: str) -> None:
         env=clean_environment(), stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode != 0
-    assert f"of 2 of an mpiexec (${size}), and each of them would start a job" in done.stderr
+    assert f"of 2 of mpiexec (${size}), and each of them would start a job" in done.stderr
     assert (
         "cpulaunch: hint: leave out mpiexec: cpulaunch starts the ranks on all hosts itself (-n 2: as many)"
         in done.stderr
@@ -87,7 +87,7 @@ STEP = {
 
 
 def test_in_a_step_of_slurm() -> None:
-    with pytest.raises(UsageError, match=r"process 3 of 4 of an srun \(\$SLURM_STEP_NUM_TASKS\)") as e:
+    with pytest.raises(UsageError, match=r"process 3 of 4 of srun \(\$SLURM_STEP_NUM_TASKS\)") as e:
         refuse_within_a_launcher(STEP)
     assert e.value.hint == "leave out srun: cpulaunch starts the ranks on all hosts itself (-n 4: as many)"
 

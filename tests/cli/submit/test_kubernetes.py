@@ -183,7 +183,7 @@ def test_a_job_is_called_like_its_script(here: Path, capsys: pytest.CaptureFixtu
         ("latin.py", "latin.py: not UTF-8 text"),
         ("big.py", "big.py: 1,048,577 bytes are too many for a ConfigMap, which takes 1,048,576"),
         ("whole.py", "whole.py: 1,048,584 bytes are too many for a ConfigMap"),  # with its name
-        ("ünder.py", "a ConfigMap takes files only whose names"),
+        ("ünder.py", "the name of a file in a ConfigMap has only letters"),
         ("4.py", "no job can be called '4-"),
         ("", "no script to run"),
         ("-m", "no script to run"),

@@ -129,7 +129,7 @@ def test_the_plan_and_the_script_are_shown(environment: dict[str, str], tmp_path
         ("--to pbs -q closed train.py", 3, "qsub: Queue is not enabled"),
         ("--to pbs --time 3 train.py", 2, "--time is for --to slurm, and this job is for pbs"),
         ("--to pbs --resuorces=1 train.py", 2, "unknown option --resuorces"),
-        ("--to pbs -l select=4:mpiprocs=2 -n 3 train.py", 2, "3 ranks, and qsub's options make 8 tasks"),
+        ("--to pbs -l select=4:mpiprocs=2 -n 3 train.py", 2, "3 ranks, but qsub's options make 8 tasks"),
         ("--to pbs -l select=4 --machine_rank 0 train.py", 2, "a queue's job"),
         ("--to pbs --image i train.py", 2, "--image is for --to kubernetes, and this job is for pbs"),
         ("-l select=4 train.py", 2, "-l is for --to pbs, and this job is for slurm"),

@@ -26,6 +26,7 @@ constexpr int kReliableDatagrams = 3;   // a type of endpoint
 constexpr int kThreadsOfDomain = 3;     // who calls has a lock for all of a domain
 constexpr int kAddressTable = 2;        // a type of address vector
 constexpr int kQueuesDontOverflow = 2;  // a kind of resource management
+constexpr int kManualProgress = 2;      // data moves only while the library is called
 constexpr int kMessageEntries = 2;      // a format of completions
 constexpr int kEnable = 6;              // a command
 constexpr size_t kContextSize = 8 * sizeof(void*);

@@ -47,6 +47,8 @@ class FabricEndpoint {
   ssize_t completions(libfabric::Completion* all, size_t most);
   libfabric::Failure failure();
   std::string text_of(ssize_t error) const { return library_.text_of(error); }
+  // Whether data moves only while this endpoint's functions are called.
+  bool is_passive() const { return offer_->domain->data_progress == libfabric::kManualProgress; }
 
  private:
   void open(const std::string& ip);
@@ -138,6 +140,7 @@ class FabricNetwork final : public MessageNetwork {
   void receive_parts(int from, Expected& message);
   void release_slot(int from);
   bool has_left(int peer);
+  void close_endpoint();
   bool is_connected(const Peer& peer) const { return peer.greeted || peer.headers_sent > 0; }
   template <class Done>
   void until(const Done& done);
@@ -145,6 +148,7 @@ class FabricNetwork final : public MessageNetwork {
   const int rank_;
   std::vector<int> to_greet_;
   std::unique_ptr<FabricEndpoint> endpoint_;  // null: closed
+  bool has_parted_ = false;                   // from all ranks, each of which has said bye
   std::vector<Peer> peers_;                   // of each rank
   std::vector<int> sending_;                  // ranks with messages to send
   Fifo<Work*> unposted_;                      // that receive

@@ -41,22 +41,22 @@ class Engine(Protocol):
     measured: tuple[Measured, ...] = ()
 
     def version(self) -> str | None:
-        """Return the version of the library that it uses; None if that is not installed."""
+        """Return the version of the engine's library; None if the library is not installed."""
         return ""
 
     def unavailable(self, torch_version: str, cpu_flags: Collection[str] | None) -> str | None:
-        """Return why it can't be used with this torch on a CPU with these bf16 flags; None if it can.
+        """Return why the engine can't be used with this torch on a CPU with these bf16 flags; None if it can.
 
         ``cpu_flags`` is None if they are unknown.  Must not import anything that may end the process.
         """
         return None
 
     def problem(self, model: nn.Module, optimizer: Optimizer | None) -> str | None:
-        """Return why it can't train this model with this optimizer; None if it can."""
+        """Return why the engine can't train this model with this optimizer; None if it can."""
         return None
 
     def apply(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
-        """Prepare both and return the model to train; the optimizer is changed in place.
+        """Prepare model and optimizer, and return the model to train; the optimizer is changed in place.
 
         ``optimizer`` is None if the model's optimizer is not known, or also trains other models.
         """

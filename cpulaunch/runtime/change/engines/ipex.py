@@ -67,7 +67,7 @@ class IpexEngine(Engine):
         return None
 
     def apply(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
-        """Change both in place, and return the model; a single layer is returned as another object."""
+        """Change model and optimizer in place; return the model, another object if it is a single layer."""
         import intel_extension_for_pytorch as ipex
 
         _complete_ipex()
