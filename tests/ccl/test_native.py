@@ -139,18 +139,20 @@ def counted(program: Program, layout: str, what: str) -> dict[str, dict[str, flo
     }
 
 
-@pytest.fixture(params=PROGRAMS)
+# Emulated instructions take minutes, and nearly all that differs is how they are compiled.
+@pytest.fixture(params=[repeat(name) if name == "aarch64" else name for name in PROGRAMS])
 def program(request: pytest.FixtureRequest) -> Program:
     return request.getfixturevalue(request.param)
 
 
 def on_each_program(*layouts: str) -> pytest.MarkDecorator:
-    """The plain program runs every layout, the slow builds only the last one."""
+    """The plain program runs every layout, those with sanitizers only the last one, and with --all all run all."""
+    often = {("plain", layout) for layout in layouts} | {
+        (name, layouts[-1]) for name in ("addresses", "threads")
+    }
     rows = [(program, layout) for program in PROGRAMS for layout in layouts]
     return pytest.mark.parametrize(
-        ("program", "layout"),
-        [row if row[0] == "plain" or row[1] == layouts[-1] else repeat(*row) for row in rows],
-        indirect=["program"],
+        ("program", "layout"), [row if row in often else repeat(*row) for row in rows], indirect=["program"]
     )
 
 
