@@ -143,7 +143,7 @@ TABLE = (
     Variable("CCL_ALLGATHERV", "<user>", "plan <oneCCL>", "algorithm", "oneCCL's algorithm for allgatherv"),
     Variable("CCL_ALLREDUCE", "<user>", "plan <oneCCL>", "algorithm", "oneCCL's algorithm for allreduce"),
     Variable("CCL_ALLTOALLV", "<user> plan", "plan <oneCCL>", "algorithm", "oneCCL's algorithm for alltoallv"),
-    Variable("CCL_ATL_SHM", "plan ccl", "<oneCCL>", "1 or 0", "shared memory within a host"),
+    Variable("CCL_ATL_SHM", "plan", "<oneCCL>", "1 or 0", "shared memory within a host"),
     Variable("CCL_ATL_TRANSPORT", "<user> plan", "config ccl <oneCCL>", "ofi or mpi", "oneCCL's transport"),
     Variable("CCL_BCAST", "<user>", "plan <oneCCL>", "algorithm", "oneCCL's algorithm for broadcast"),
     Variable("CCL_KVS_IFACE", "plan", "ccl <oneCCL>", "interface", "interface for oneCCL's bootstrap"),

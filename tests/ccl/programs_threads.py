@@ -90,7 +90,7 @@ def cores_of_threads() -> list[tuple[str, str]]:
     for task in Path("/proc/self/task").iterdir():
         name = (task / "comm").read_text().strip()
         allowed = re.search(r"\nCpus_allowed_list:\s+(\S+)", (task / "status").read_text())
-        if name.startswith("cpulaunch-") and allowed:
+        if name in ("cpulaunch-ccl", "cpulaunch-copy") and allowed:
             found.add((name, allowed[1]))
     return sorted(found)
 

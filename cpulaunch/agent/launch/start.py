@@ -108,8 +108,7 @@ def start_program(
             kept.close()
         if ledger_fd is not None:
             os.close(ledger_fd)
-    actual = _cores_of(program.pid)
-    if actual is not None and actual != rank.cores:
+    if (actual := _cores_of(program.pid)) not in (None, rank.cores):
         notes.append(f"{name} was put on CPUs {rank.cores}, but is on {actual}")
         if not placement.lenient:
             program.kill()
