@@ -17,11 +17,6 @@ case ${1:-} in
   --all) slow="slow or repeats" numa=1; shift;;
 esac
 
-# All temporary files, also those that torchrun and other programs leave behind, end with this script.
-scratch=$(mktemp -d /tmp/test.XXXXXX)
-trap 'rm -rf "$scratch"' EXIT
-export TMPDIR=$scratch
-
 packages=
 while read -r program package; do
   PATH=$PATH:/usr/sbin:/sbin command -v "$program" >/dev/null || packages="$packages $package"
@@ -93,7 +88,8 @@ make_intel_environment() {
 # in_background NAME: starts a function while we go on; join_background waits for all, shows what they said,
 # and fails if one has.  Each has a process group of its own, which ends with this script.
 background=()
-trap 'signal_background TERM; signal_background CONT; rm -rf "$scratch"' EXIT
+said=$(mktemp -d)
+trap 'signal_background TERM; signal_background CONT; rm -rf "$said"' EXIT
 
 signal_background() {
   local each
@@ -102,7 +98,7 @@ signal_background() {
 
 in_background() {
   set -m  # which gives it the process group
-  (set -e; "$1") </dev/null >"$scratch/$1.log" 2>&1 &
+  (set -e; "$1") </dev/null >"$said/$1" 2>&1 &
   set +m
   background+=("$!:$1")
 }
@@ -111,7 +107,7 @@ join_background() {
   local each failed=
   for each in "${background[@]}"; do
     wait "${each%%:*}" || failed="$failed ${each#*:}"
-    cat "$scratch/${each#*:}.log" >&2
+    cat "$said/${each#*:}" >&2
   done
   background=()
   [ -z "$failed" ] || { echo "failed:$failed" >&2; return 1; }
@@ -134,8 +130,7 @@ for threads in range(1, min(len(os.sched_getaffinity(0)), 4) + 1):
 exit_code=5
 run_tests() {
   local marked=$1 code=0; shift
-  pytest -q --basetemp="$scratch/p" --dist loadfile -m "$marked" --durations=30 --rerun-show-tracebacks -raR \
-    "$@" || code=$?
+  pytest -q --dist loadfile -m "$marked" --durations=30 --rerun-show-tracebacks -raR "$@" || code=$?
   if [ $code != 5 ] && [ $exit_code = 0 -o $exit_code = 5 ]; then exit_code=$code; fi
 }
 
