@@ -66,11 +66,11 @@ intel_venv() {
 # It is built with the torch that is there, and with the operation that it would compile in the first job: that
 # takes minutes on a busy machine, and a job that ends meanwhile leaves a lock that later ones wait for.
 install_deepspeed() {
-  [ -e "$deepspeed/.ready" ] && return
+  [ -e "$deepspeed/.compiled" ] && return
   rm -rf "$deepspeed"
   DS_BUILD_OPS=0 DS_BUILD_SHM_COMM=1 "$venv/bin/pip" install -q --no-cache-dir --no-deps --no-build-isolation \
     --target "$deepspeed" deepspeed==0.19.8
-  ls "$deepspeed"/deepspeed/ops/comm/deepspeed_shm_comm_op.*.so >"$deepspeed/.ready"
+  ls "$deepspeed"/deepspeed/ops/comm/deepspeed_shm_comm_op.*.so >"$deepspeed/.compiled"
 }
 
 make_mpi_environments() {
