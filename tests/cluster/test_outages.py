@@ -8,13 +8,12 @@ import pytest
 from support import outages
 from support.command import launcher_options
 from support.faults import Cluster
-from support.marks import repeat
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("launcher", "backend", "host"), [("ssh", "ccl", "node0"), repeat("openmpi", "gloo", "node1")]
+    ("launcher", "backend", "host"), [("ssh", "ccl", "node0"), ("openmpi", "gloo", "node1")]
 )
 def test_a_shorter_outage_only_delays_a_job(
     launcher: str, backend: str, host: str, cluster: Cluster, tmp_path: Path
@@ -32,7 +31,6 @@ def test_a_shorter_outage_only_delays_a_job(
     assert result.connected_again
 
 
-@pytest.mark.repeats
 def test_a_longer_outage_ends_the_job(cluster: Cluster, tmp_path: Path) -> None:
     options = launcher_options("intel")
     result = outages.run(cluster, tmp_path, "ccl", options, outage=30, timeout=3)
