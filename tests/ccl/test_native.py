@@ -256,6 +256,7 @@ def test_collectives_over_libfabric(plain: Program, what: str) -> None:
     plain.check("1,2", seed=16, what=f"{what} over libfabric", rounds=10)
 
 
+@pytest.mark.repeats
 @pytest.mark.usefixtures("provider")
 @pytest.mark.parametrize("provider", ["tcp"], indirect=True)
 def test_a_rank_over_libfabric_gets_the_cause_of_a_failure(addresses: Program) -> None:

@@ -27,15 +27,15 @@ int main(void) {
   for (int rank = 0; rank < kRanks; ++rank) {
     layouts[rank] = cl_layout_make(kRanks, rank, hosts, sockets, numbers, NULL, 1, 0);
   }
-  const int memory = cl_memory_offer(layouts[0], 0);
+  const int memory = cl_memory_offer(layouts[0]);
   check(memory >= 0, "no memory");
   for (int rank = 0; rank < kRanks; ++rank) {
-    slots[rank] = cl_memory_map(layouts[rank], 0, getpid(), memory);
+    slots[rank] = cl_memory_map(layouts[rank], getpid(), memory);
     check(slots[rank] != NULL, "no mapping");
   }
   close(memory);
   for (int rank = 0; rank < kRanks; ++rank) {
-    cl_carrier* carrier = cl_own_carrier(layouts[rank], slots[rank], -1, 0, NULL, NULL, "", 0, &error);
+    cl_carrier* carrier = cl_own_carrier(layouts[rank], slots[rank], -1, 0, NULL, NULL, "", 0, NULL, &error);
     check(carrier != NULL, "no carrier");
     transports[rank] = carrier->connect(carrier, NULL, &error);
     check(transports[rank] != NULL && transports[rank]->messages, "no transport");
