@@ -87,7 +87,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("ranks_per_host", ["1", repeat("2"), repeat("4")])
+@pytest.mark.parametrize("ranks_per_host", ["2", repeat("4")])
 def test_two_hosts_report_the_cut_network_between_them(
     ranks_per_host: str, cluster: Cluster, four: Path, tmp_path: Path
 ) -> None:
@@ -106,7 +106,7 @@ def test_two_hosts_report_the_cut_network_between_them(
     stall(tmp_path)
     title, _ = box(errors)
     assert "does not complete between node1 and node3" in title, errors
-    assert ranks_per_host == "4" or shown_in_docs(errors), errors
+    assert ranks_per_host != "2" or shown_in_docs(errors), errors
 
 
 STEPS = """
