@@ -141,7 +141,7 @@ class Program:
         return [pid for pid in _children() if pid not in self._given_up]
 
     def kill(self) -> list[str]:
-        """Kill the program and all its descendants, in whatever process group or session they are.
+        """Kill the program and all its descendants, in any process group or session.
 
         Processes that can't be killed are given up.  Returns a description of each.
         """

@@ -19,7 +19,7 @@ NAME = "slurm"
 
 
 def part_of_nodes(config: Config, hosts: Sequence[Host]) -> str:
-    """A sentence on a node of which the Slurm job has only some CPUs; empty if it has whole nodes.
+    """A sentence that names a node on which the Slurm job has only some CPUs; empty for whole nodes.
 
     Slurm confines a step to the job's CPUs.  Ranks started over ssh could also use CPUs of other jobs.
     """

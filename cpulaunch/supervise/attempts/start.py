@@ -28,8 +28,8 @@ BACKLOG = 4096
 """Connections that may wait to be accepted: all ranks of a big job connect at once."""
 
 AT_ONCE = 32
-"""Agents that may be starting at the same time; two for each of our cores, if that is more.  More agents
-would only slow down each other and the launcher.
+"""How many agents start at the same time, unless two for each core of the launcher's host are more.  Further
+agents would only slow down each other and the launcher.
 """
 
 MAX_STRANGERS = 256

@@ -28,7 +28,7 @@ DISK_PATIENCE = 1.0
 """How long to wait in seconds for the files to be removed at the end of a job."""
 
 MAX_FILE = 1 << 20
-"""Maximum bytes read from such a file."""
+"""The most bytes that are read from a file of the registry."""
 
 
 class Contact(NamedTuple):

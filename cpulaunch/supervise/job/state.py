@@ -84,7 +84,7 @@ class State:
         self.output_at: float | None = None
         self.telemetry = Telemetry(len(self.ranks), began, watching.names)
         self.metrics = Metrics()
-        self.steps = 0  # optimizer steps of the rank that has made most
+        self.steps = 0  # the most optimizer steps that a rank has made
         self.unknown: set[str] = set()  # unknown kinds of messages that were reported
 
         self.user_signals = 0

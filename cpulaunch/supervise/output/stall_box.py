@@ -57,7 +57,7 @@ def _lines(report: ReportStall, kept: Path, names: Names) -> Iterator[str]:
 
 
 def _called(report: ReportStall, names: Names) -> Iterator[tuple[int, str]]:
-    """Yield each waiting rank's number and the operation that it waits in, by the ledgers."""
+    """Yield the number of each rank that waits, and the operation that its ledger shows."""
     groups = {each.rank: each.dump.groups for each in report.seen if each.dump}
     for wait in waits(groups, len(report.seen)):
         yield from ((names.number(rank), wait.operations[rank].kind) for rank in wait.waiting)

@@ -30,8 +30,8 @@ LEAST = 0.8
 """The least time, in seconds, that agents get to answer, even if the launcher asks late."""
 
 DUE = 2.9
-"""A stall is reported at most this many seconds after it is due, with what is known by then.  The time for
-answers (``LEAST``) may make it later."""
+"""The launcher reports a stall at most this many seconds after it is due, even if answers are missing.  The
+time for answers (``LEAST``) may make it later."""
 
 MIN_NATIVE = 0.8
 """Seconds of ``DUE`` that are reserved for a second look at suspects, with frames of C and C++."""

@@ -93,7 +93,7 @@ class Sides:
 
 
 def _pair(failure: Failure) -> tuple[int, ...]:
-    """Return the two ranks, one of which sends another size than the other expects; empty if not known."""
+    """Return the ranks whose sizes differ: sender and receiver.  Empty if they are not known."""
     cause = failure.cause
     finder = failure.rank if cause.finder is None else cause.finder
     if cause.kind is not Kind.SIZES_DIFFER or finder is None or cause.rank is None:
@@ -102,10 +102,10 @@ def _pair(failure: Failure) -> tuple[int, ...]:
 
 
 def behind_others(failure: Failure, ranks: Sequence[Rank], sides: Sides | None) -> Failure:
-    """Return ``failure``, which may be due to its ``ranks``, which have left, with what was waited in.
+    """Return ``failure`` with the operation in which other ranks waited for ``ranks``, which have left.
 
-    ``ranks`` is emptied if all of them had called this operation before they left, as they then aren't the
-    cause.
+    The result's ``ranks`` are empty if all of them had called the operation before they left: then they are
+    not the cause.
     """
     dumps = sides.dumps if sides else {}
     seen = [

@@ -137,9 +137,9 @@ CL_EXPORT cl_layout_facts cl_layout_look(const cl_layout*);
 
 /* --- memory of a host's ranks */
 typedef struct cl_slots cl_slots;
-/* A descriptor of memory for the ranks of this host; -1 where there is none to be had. */
+/* Returns a descriptor of new memory for the ranks of this host; -1 if that fails. */
 CL_EXPORT int cl_memory_offer(const cl_layout*);
-/* What another rank of this host offers; null where this rank may not open it. */
+/* Maps the memory that another rank of this host offers; null if this rank may not open it. */
 CL_EXPORT cl_slots* cl_memory_map(const cl_layout*, int pid, int descriptor);
 CL_EXPORT void cl_slots_free(cl_slots*);
 
@@ -156,14 +156,14 @@ CL_EXPORT void cl_endpoint_free(cl_endpoint*);
 CL_EXPORT const char* cl_endpoint_name(const cl_endpoint*, size_t* size); /* by which others reach it; the endpoint's */
 /* The names of all ranks' endpoints. */
 CL_EXPORT void cl_endpoint_know(cl_endpoint*, const char* const* names, const size_t* sizes, int32_t count, cl_error*);
-/* `slots` may be null where this rank is alone on its host, and stay the caller's; `listener` is -1 where there is one
- * host, and taken over.  `ips` and `ports` are of each rank, and `key` is the group's secret.  An `endpoint`, whose
- * content is taken over, carries the collectives between hosts; null: TCP does. */
+/* `slots` may be null if this rank is alone on its host; the caller keeps them.  `listener` is -1 if there is only one
+ * host; else the carrier owns it.  `ips` and `ports` have an item for each rank, and `key` is the group's secret.  An
+ * `endpoint` carries the collectives between hosts, and its content moves to the carrier; null: TCP carries them. */
 CL_EXPORT cl_carrier* cl_own_carrier(const cl_layout*, const cl_slots* slots, int listener, int32_t port,
                                      const char* const* ips, const int32_t* ports, const char* key,
                                      size_t key_size, cl_endpoint* endpoint, cl_error*);
 CL_EXPORT void cl_carrier_free(cl_carrier*);
-/* Divides sums in place. */
+/* Divides numbers in place, to make averages of sums. */
 CL_EXPORT void cl_divide(char* data, size_t bytes, uint8_t type, int divisor);
 
 /* --- threads that help the calling thread to copy and to sum (team.hpp) */

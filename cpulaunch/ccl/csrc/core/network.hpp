@@ -70,7 +70,7 @@ class Network {
   virtual void meet() {}
   // Returns when the others have got what has been sent to them; this rank expects nothing, and sends nothing more.
   virtual void leave() {}
-  // The peers notice.  Nothing moves any more.
+  // Stops all messages.  The peers notice that.
   virtual void close() = 0;
 };
 

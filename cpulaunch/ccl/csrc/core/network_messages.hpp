@@ -74,6 +74,18 @@ class MessageNetwork : public Network {
   bool read_header(int from);
   // True when the next message is expected: that is in front now.
   bool begin_message(int from);
+  // Calls `keep` for each rank, and removes those for which it returns false.  It may add ranks.
+  template <class Keep>
+  static void keep_if(std::vector<int>& ranks, const Keep& keep) {
+    for (size_t i = 0; i < ranks.size();) {
+      if (keep(ranks[i])) {
+        ++i;
+      } else {
+        ranks[i] = ranks.back();
+        ranks.pop_back();
+      }
+    }
+  }
   // After each call of progress().
   void check_when_idle(size_t moved);
   void lose(int peer, const std::string& what);

@@ -43,36 +43,23 @@ size_t TcpNetwork::read_from_ready() {
   bool looks = true;
   const auto* ready = readiness_.is_asked() && !receiving_.empty() ? &readiness_.ask(incoming_.size()) : nullptr;
   // A peer's turn may end its place in this list, or come again in a later call.
-  for (size_t i = 0; i < receiving_.size();) {
-    const int from = receiving_[i];
+  keep_if(receiving_, [&](int from) {
     const auto& peer = incoming_[from];
     const auto& stream = streams_[from];
     const bool is_known = stream.receiver.is_open(), has_rest = peer.in_header || stream.begin < stream.end;
     if (!ready || !is_known || has_rest || (*ready)[from]) moved += read_from(from, looks);
     looks = looks && is_known;
-    if (peer.expected.empty()) {
-      receiving_[i] = receiving_.back();
-      receiving_.pop_back();
-    } else {
-      ++i;
-    }
-  }
+    return !peer.expected.empty();
+  });
   return moved;
 }
 
 size_t TcpNetwork::progress() {
   size_t moved = read_from_ready();
-  for (size_t i = 0; i < sending_.size();) {
-    const int to = sending_[i];
+  keep_if(sending_, [&](int to) {
     moved += write_to(to);
-    if (outgoing_[to].queue.empty()) {
-      outgoing_[to].listed = false;
-      sending_[i] = sending_.back();
-      sending_.pop_back();
-    } else {
-      ++i;
-    }
-  }
+    return outgoing_[to].listed = !outgoing_[to].queue.empty();
+  });
   check_when_idle(moved);
   return moved;
 }

@@ -14,8 +14,8 @@ namespace cpulaunch {
 struct Abilities {
   bool messages = false;
   bool bitwise = false;            // reductions
-  bool shared_memory = false;      // a tensor in shared memory is reduced where it is (shared_blocks.hpp)
-  int compressing_hosts = 0;       // the number of hosts between which sums go as Wire says; 0: they go as they are
+  bool shared_memory = false;      // tensors in shared memory are reduced in place (shared_blocks.hpp)
+  int compressing_hosts = 0;       // the number of hosts between which Wire applies; 0: Wire is ignored
 };
 
 class Transport {
@@ -28,9 +28,9 @@ class Transport {
   virtual std::unique_ptr<Transfer> start(const Collective& collective) = 0;
   // Throws Mismatch if ranks are known to have called different collectives, although none of this rank's has failed.
   virtual void check_calls() {}
-  // Returns when the other ranks have got what this one has sent them.  Nothing is in flight, nor is started any more.
+  // Returns when the other ranks have received what this rank has sent.  Nothing may be in flight, or start later.
   virtual void leave() {}
-  // Nothing is in flight, or else `in_flight`: then what an operation may still use must stay.
+  // If operations are still `in_flight`, the memory that they may use must stay.
   virtual void close(bool in_flight) = 0;
 
   const Abilities abilities;
