@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Builds the wheels of the process group ccl, for machines without a compiler.
 #   scripts/build_wheels.sh OUT [PYTHON...]
-# The core: for x86-64 and aarch64 with glibc 2.28 or newer, whichever Python and torch; zig compiles it.  The layer:
-# for each PYTHON, an interpreter in an environment with torch and this checkout of cpulaunch; g++ compiles it, and
-# auditwheel says on which systems it runs.  Neither has anything of oneCCL's in it.
+# zig compiles the core for x86-64 and aarch64 with glibc 2.28 or newer, and any Python and torch.  g++ compiles the
+# layer for each PYTHON, an interpreter in an environment with torch and this checkout of cpulaunch; auditwheel
+# determines the systems on which the layer runs.  The wheels contain nothing of oneCCL.
 set -euo pipefail
 out=$(realpath "$1"); shift
 cd "$(dirname "$0")/.."

@@ -30,20 +30,20 @@ _LARGE_BYTES = 25 << 20
 HEAD = """\
 # Collectives on larger machines, by arithmetic
 
-We have no machines larger than those of the tables in [ccl.md](ccl.md#how-fast). This page says what ccl does
-there, by counting and arithmetic: it has not been measured. `scripts/ccl_arithmetic.py` generates the page.
+The figures of this page are calculated, not measured, because we have no larger machines than those of
+[ccl.md](ccl.md#how-fast). `scripts/ccl_arithmetic.py` generates the page.
 
 The core itself counts bytes, messages and rounds (the programs `counts` and `steps` in `tests/ccl/native`),
-with ranks that are threads of one process. Times follow from 10 GB/s that a core reads and writes, 200 GB/s
-that the memory of a NUMA node carries, and 12.5 GB/s of a link of 100 Gbit/s. They are lower limits: no rank
+with ranks that are threads of one process. The times assume that a core reads and writes 10 GB/s, the memory
+of a NUMA node carries 200 GB/s, and a link of 100 Gbit/s carries 12.5 GB/s. They are lower limits: no rank
 waits for another.
 """
 
 WITHIN = """\
 ## Within a host
 
-Of an all_reduce of S bytes among the R ranks of a host, each rank copies and sums this much. A sum reads what
-all ranks have of a part, and writes the part once; a copy reads and writes.
+In an all_reduce of S bytes among the R ranks of a host, each rank copies and sums these amounts. A sum reads
+a part of all ranks' tensors, and writes the part once. A copy reads and writes.
 """
 
 SERVER = f"""\
@@ -54,25 +54,23 @@ Each of its two nodes has a rank of {THREADS} threads, and the gradients have 1 
 
 AFTER_SERVER = """\
 With all threads, the limits are the memory and the connection between the sockets: each rank reads half of
-the other's tensor and writes half of it. With one thread, that thread is the limit. Buckets that DDP starts
-before the end of the backward pass are moved by one thread, and by all threads once the program waits for
-them.
+the other's tensor and writes half of it. With one thread, that thread is the limit. One thread moves the
+buckets that DDP starts before the end of the backward pass; once the program waits for them, all threads do.
 """
 
 SERVERS = """\
 ## Four of these servers
 
-Each has a link of 100 Gbit/s. A rank sends and receives its part by one thread. The kernel copies what is
-sent and received, so the thread reads and writes four times as much as it sends.
+Each has a link of 100 Gbit/s. One thread of a rank sends and receives the rank's part. The kernel copies sent
+and received data, so the thread reads and writes four times as much as it sends.
 """
 
 MANY = f"""\
 ## {HOSTS} hosts
 
-This is what a rank does for one call, with one rank on each host. A round is what ranks send before they need
-something that others send in it. The descriptors are those of the group: a rank listens, and has two
-connections to each peer, one for each direction. The 25 MB are 25 pieces, which follow each other through
-four rounds.
+These are the counts of a rank for one call, with one rank on each host. A round ends when ranks need data that
+others send in it. The descriptors are those of the group: a rank listens, and has two connections to each
+peer, one for each direction. The 25 MB are 25 pieces, which follow each other through four rounds.
 """
 
 
@@ -122,7 +120,7 @@ def _moved(counts: Counts, ranks: int, collective: str) -> tuple[float, float, f
 
 def _within(counts: Counts) -> str:
     rows = [
-        "| | R | copied | read to be summed | written by that | read and written in all |",
+        "| | R | copied | read by sums | written by sums | read and written in all |",
         "|---|---|---|---|---|---|",
     ]
     for name, collective in (("through slots", LARGE), ("tensors in shared memory", SHARED)):
@@ -140,8 +138,8 @@ def _server(counts: Counts) -> str:
         (f"each of {THREADS} threads, while the rank waits, through slots", slots / THREADS, CORE),
         (f"each of {THREADS} threads, tensors in shared memory", shared / THREADS, CORE),
         (
-            "a node's memory, which slots in the caches don't reach: a read and a write of the tensor, "
-            "and a read before it is written",
+            "a node's memory: the tensor is read, read again before it is written, and written (slots stay in "
+            "the caches)",
             3 * GRADIENTS,
             NODE,
         ),

@@ -37,17 +37,16 @@ PROCESSES = """\
 A script gets `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` as under torchrun, and joins
 the other ranks with `init_process_group()`.
 
-- A script that expects its local rank as an argument, which torch.distributed.launch passes without
+- A script that reads its local rank from an argument, as torch.distributed.launch passes it without
   `--use-env`, has to read `LOCAL_RANK` instead.
-- If a script takes its rank from an MPI's variables, such as `os.environ["PMI_RANK"]`, start it with
+- A script that reads its rank from an MPI's variables, such as `os.environ["PMI_RANK"]`, needs
   `--launcher mpirun`: cpulaunch itself sets only torchrun's variables.
-- In a Slurm allocation, or a batch script, [slurm.md](slurm.md) describes what to change.
-- `cpulaunch run` within a rank, or under mpirun or srun, is an error: each of the processes would start
-  a job.
-- torchrun, `torch.multiprocessing.spawn` and accelerate's `notebook_launcher` within a rank start their
-  processes, which share the cores of that rank. With several ranks, each rank starts such processes and
-  trains a separate model, and a message on stderr says so. Start such a script with `-n 1`, or let
-  `cpulaunch run -n N` start the processes instead of the script.
+- [slurm.md](slurm.md#coming-from-an-sbatch-script-for-torchrun-or-accelerate) says what to change in a batch
+  script of Slurm.
+- `cpulaunch run` within a rank, or under mpirun or srun, is an error: each process would start a job.
+- If each of several ranks starts processes by torchrun, `torch.multiprocessing.spawn` or accelerate's
+  `notebook_launcher`, each rank trains a separate model, and a message on stderr says so. Start such a script
+  with `-n 1`, or let `cpulaunch run -n N` start the processes instead of the script.
 """
 
 

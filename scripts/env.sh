@@ -4,17 +4,17 @@ TORCH=2.13.0
 CACHE=${CPULAUNCH_DEV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/cpulaunch-dev}
 PYTHON=${PYTHON:-python3}
 
-# install_torch VENV: the CPU build of torch where an index has it, else the plain one, which runs, too.
+# install_torch VENV: installs the CPU build of torch if the index has it, otherwise the default build.
 install_torch() {
   "$1/bin/pip" install -q "torch==$TORCH+cpu" 2>/dev/null && return
-  echo "Your package index has no CPU build of torch $TORCH (pip's --extra-index-url may name one that has):"
-  echo "taking the plain one, which for x86_64 is the CUDA build, several GB."
+  echo "Your package index has no CPU build of torch $TORCH (pip's --extra-index-url can add one that has)."
+  echo "Installing the default build; on x86_64 this is the CUDA build of several GB."
   "$1/bin/pip" install -q "torch==$TORCH"
 }
 
-# cached_venv NAME PACKAGE...: prints the path of a venv that holds the packages; "torch" means ours.
-# Versions are those of scripts/constraints/NAME-PYTHON.txt, where there is such a file, else the newest.
-# Made once for each list of packages, versions, Python and torch; a half-made one is made anew.
+# cached_venv NAME PACKAGE...: prints the path of a venv with the packages; "torch" means version $TORCH.
+# scripts/constraints/NAME-PYTHON.txt has the versions; without this file, they are the newest.
+# A venv is reused until the list of packages, their versions, Python or torch changes.  An unfinished one is replaced.
 cached_venv() {
   local name=$1; shift
   local constraints; constraints=scripts/constraints/$name-$("$PYTHON" -c \
@@ -37,8 +37,8 @@ cached_venv() {
   echo "$venv"
 }
 
-# install_checkout VENV PACKAGE...: cpulaunch as it is here, and packages without what they ask for.  One at a
-# time, as each writes into the checkout.
+# install_checkout VENV PACKAGE...: installs this checkout in editable mode, and packages without their dependencies.
+# The lock keeps two installations from writing into the checkout at the same time.
 install_checkout() {
   local venv=$1; shift
   flock "$CACHE/checkout.lock" "$venv/bin/pip" install -q --no-deps --no-build-isolation -e . "$@"

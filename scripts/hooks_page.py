@@ -1,6 +1,6 @@
-"""Write the list of what is changed in docs/scripts.md from the tables of changes.
+"""Write the list of changes in docs/scripts.md from the tables in the code.
 
-A test holds the page to the tables.
+A test compares the page with the tables.
 """
 
 from __future__ import annotations
@@ -19,35 +19,38 @@ PAGE = Path(__file__).parent.parent / "docs" / "scripts.md"
 HEAD = """\
 ## What is changed
 
-`scripts/hooks_page.py` generates these tables from those in the code. Where a library has renamed one of the
-names, its change is left out, one line says what follows, and the job runs. A function of `torch.distributed`
-is replaced in each module of that package that has it.
+`scripts/hooks_page.py` generates these tables from those in the code. If a library has renamed one of the
+names, its change is left out, one line reports the consequence, and the job runs. A function of
+`torch.distributed` is replaced in each module of that package that has it.
 
-`--as-written` leaves all of it out but the hook that counts steps and, while steps are traced, what traces
-need. The program's process differs from plain Python's in a few more things, which are none of the script's
-objects. `sys.excepthook` leaves cpulaunch's frames out of tracebacks. A finder in `sys.meta_path` notices
-imports. Standard output is flushed after each line. `faulthandler` is on, and also writes stacks at a signal
-of the agent, where py-spy can't read them. Handlers of SIGINT and SIGTERM are the script's own; only a script
-that saves by cpulaunch's checkpoints gets one for SIGTERM, SIGUSR1 and SIGUSR2.
+`--as-written` makes none of these changes, except for the hook that counts steps and, while steps are traced,
+what traces need. In both cases, the program's process differs from plain Python's in a few things outside of
+the script's objects:
 
-Two things reach further than others, and have their reasons:
+- `sys.excepthook` leaves cpulaunch's frames out of tracebacks, and a finder in `sys.meta_path` notices
+  imports.
+- Standard output is flushed after each line.
+- `faulthandler` is on, and writes stacks at a signal of the agent if py-spy can't read them.
+- A script that saves by cpulaunch's checkpoints gets handlers for SIGTERM, SIGUSR1 and SIGUSR2.
 
-- `socket.socket.bind`, in rank 0: cpulaunch chooses `MASTER_PORT` and keeps it, as another program could take
-  it until rank 0 listens there. A script that binds the port itself would fail, so the replacement lets go
-  of the port first. `--as-written` keeps no port, and replaces nothing.
+Two changes affect more than torch and its libraries:
+
+- `socket.socket.bind`, in rank 0: cpulaunch keeps `MASTER_PORT` bound until rank 0 listens there, so that no
+  other program takes it. The replacement lets go of the port if the script binds it itself. `--as-written`
+  keeps no port, and replaces nothing.
 - C++'s terminate handler, once there is a group of a backend other than ccl: gloo throws in a thread of its
-  own when a peer sends more than expected, which aborts the process. No Python code of the script can report
-  the calls that did not match. The handler reports them, and calls the former one. It needs Python's lock, so
-  it is removed while torch destroys groups, which holds that lock and waits.
+  own when a peer sends more than expected, which aborts the process. The handler reports the calls that did
+  not match, which no Python code can, and calls the former one. It needs Python's lock, so it is removed
+  while torch destroys groups, which holds that lock and waits.
 """
 
-WATCHES = "These watch, and change no result:"
-ALTERS = "These alter what a script does:"
+WATCHES = "These changes only observe:"
+ALTERS = "These changes alter what a script does:"
 COLUMNS = "| module | replaced | also used | what for | if a name is missing |\n|---|---|---|---|---|"
 
 
 def page() -> str:
-    """The page's text, whose first part is kept."""
+    """The page's text; the part before HEAD is kept."""
     before, _, _ = PAGE.read_text().partition(HEAD.partition("\n")[0])
     first, *others = OBSERVED
     assert first is OF_STEPS
@@ -68,7 +71,7 @@ def _row(module: str, change: Change) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    """The names, of which those of one class or module stand behind it."""
+    """The names, grouped by class or module."""
     found: dict[str, list[str]] = {}
     for name in names:
         place, _, last = name.rpartition(".")

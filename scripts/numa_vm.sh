@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Runs a script in a virtual machine that has real NUMA nodes, as Linux sees them.
+# Runs a script in a virtual machine with NUMA nodes.
 #   scripts/numa_vm.sh NODES SCRIPT DIRECTORY
-# NODES NUMA nodes of one core each. SCRIPT is run by bash, as root; its directory /mnt is DIRECTORY here,
-# which gets what it prints (out). All other files are this machine's; what it writes there stays in the
-# guest's memory. Exits as SCRIPT does; 125 where the guest did not start. QEMU emulates, so all takes ten times
-# as long as outside.
-# Needs root and Debian's qemu-system-x86, virtiofsd (in some releases part of qemu-system-common).
+# The machine has NODES NUMA nodes of one core each. bash runs SCRIPT as root. The guest's /mnt is DIRECTORY on
+# this machine, where the file `out` gets the script's output. The guest sees all other files of this machine;
+# what it writes to them stays in its memory. The exit code is SCRIPT's, or 125 if the guest did not start.
+# QEMU emulates the CPU, so everything takes ten times as long.
+# Needs root and Debian's qemu-system-x86 and virtiofsd (in some releases part of qemu-system-common).
 set -euo pipefail
 nodes=$1 script=$(readlink -f "$2") job=$(readlink -f "$3")
 . "$(dirname "$0")/env.sh"
 home=$CACHE/numa-vm memory=1024 limit=${LIMIT:-280} boot=80
 
-make_kernel() { # Debian's kernel for virtual machines, and a first program that mounts this machine's files
+make_kernel() { # Debian's kernel for virtual machines, and an init that mounts this machine's files
   rm -rf "$home.part" && mkdir -p "$home.part/package" "$home.part/fs" && cd "$home.part/package"
   local kernel; kernel=$(apt-cache depends linux-image-cloud-amd64 | awk '/Depends: linux-image/ {f = $2} END {print f}')
   apt-get download -qq "$kernel" busybox-static
@@ -63,7 +63,7 @@ numa=()
 for n in $(seq 0 $((nodes - 1))); do
   numa+=(-object "memory-backend-memfd,id=m$n,size=${memory}M,share=on" -numa "node,nodeid=$n,cpus=$n,memdev=m$n")
 done
-for _ in 1 2 3; do # now and then an emulated guest hangs while it boots
+for _ in 1 2 3; do # an emulated guest sometimes hangs while it boots
   share root / auto
   share job "$job" none
   timeout "$limit" qemu-system-x86_64 -accel tcg,thread=multi -cpu Haswell,-invpcid,-rtm,-hle -nodefaults \

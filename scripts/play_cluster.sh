@@ -1,7 +1,7 @@
 #!/bin/sh
-# Four hosts (and a login host) on this machine to try cpulaunch with: network namespaces with a real sshd.
-# Gives a shell with a `cluster` command; when the shell ends, nothing of them is left.  Needs root.
+# Opens a shell with four hosts and a login host on this machine: network namespaces with a real sshd each.
+# They disappear when the shell exits.  Needs root.
 #   scripts/play_cluster.sh [--hosts N] [COMMAND …]
-# What is to run on a host begins with `cluster HOST`: `cluster node0 cpulaunch run -f $HOSTFILE …`, and, as each
-# host counts its own processes, `cluster node1 kill PID`.
+# `cluster HOST COMMAND` runs a command on a host: `cluster node0 cpulaunch run -f $HOSTFILE …`.  Each host has its
+# own process ids, so kill by `cluster node1 kill PID`.
 exec "${PYTHON:-python3}" "$(dirname "$0")/../tests/support/play_cluster.py" "$@"

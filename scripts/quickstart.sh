@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# From nothing to a trained model: an environment, cpulaunch in it, two ranks on this machine.
+# Creates an environment, installs cpulaunch into it, and trains on two ranks of this machine.
 #   scripts/quickstart.sh           installs this checkout
 #   scripts/quickstart.sh FILE...   installs these wheels, or an sdist, instead
-# The environment is .venv, or $VENV.  Interrupt and repeat this whenever you like: what is unfinished is made anew.
+# The environment is .venv, or $VENV.  After an interruption, run the script again: it replaces an unfinished environment.
 set -euo pipefail
 files=()
 for file; do files+=("$(realpath "$file")"); done
@@ -10,18 +10,18 @@ cd "$(dirname "$0")/.."
 . scripts/env.sh
 VENV=${VENV:-.venv}
 unfinished=$VENV.unfinished
-export PIP_NO_COMPILE=1  # Python compiles what is imported; all of scikit-learn would take half of the time
+export PIP_NO_COMPILE=1  # compiling all of scikit-learn would take half of the time
 
-# Without it, bash would go on after a pip that has ended at Ctrl-C by itself.
+# pip handles Ctrl-C itself; without this trap, bash would then continue.
 trap 'echo "Interrupted. Run the same command again to continue." >&2; exit 130' INT TERM
 
 step() { printf '\n[%d s] %s\n' "$SECONDS" "$*"; }
 
 if [ -e "$unfinished" ]; then
-  step "Removing $VENV, which an earlier run has not finished."
+  step "Removing $VENV, which an earlier run left unfinished."
   rm -rf "$VENV" "$unfinished"
 elif [ -e "$VENV" ] && [ ! -e "$VENV/.ready" ]; then
-  echo "$VENV is there already, and this script has not made it: remove it, or set VENV=DIR." >&2
+  echo "$VENV exists, and was not created by this script: remove it, or set VENV=DIR." >&2
   exit 1
 fi
 if [ ! -e "$VENV" ]; then

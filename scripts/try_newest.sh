@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs the core tests with the newest torch, accelerate, transformers and Lightning, and prints what breaks.
 #   scripts/try_newest.sh                  the newest of each
-#   scripts/try_newest.sh torch==2.14.1    … but for what is named
-# It takes 6 GB and a quarter of an hour, so CI doesn't run it.  The environment is made anew each time.
+#   scripts/try_newest.sh torch==2.14.1    the newest of each, except for the named versions
+# It takes 6 GB and a quarter of an hour, so CI doesn't run it.  It creates a new environment each time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/env.sh
