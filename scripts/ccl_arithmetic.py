@@ -68,9 +68,9 @@ and received data, so the thread reads and writes four times as much as it sends
 MANY = f"""\
 ## {HOSTS} hosts
 
-These are the counts of a rank for one call, with one rank on each host. A round ends when ranks need data that
-others send in it. The descriptors are those of the group: a rank listens, and has two connections to each
-peer, one for each direction. The 25 MB are 25 pieces, which follow each other through four rounds.
+These are the counts of a rank for one call, with one rank on each host. A round ends when ranks need data
+that others send in it. The descriptors are those of the group: a rank listens, and has two connections to
+each peer, one for each direction. The 25 MB are 25 pieces, which follow each other through four rounds.
 """
 
 
@@ -138,8 +138,8 @@ def _server(counts: Counts) -> str:
         (f"each of {THREADS} threads, while the rank waits, through slots", slots / THREADS, CORE),
         (f"each of {THREADS} threads, tensors in shared memory", shared / THREADS, CORE),
         (
-            "a node's memory: the tensor is read, read again before it is written, and written (slots stay in "
-            "the caches)",
+            "a node's memory: the tensor is read, read again before it is written, and written "
+            "(slots stay in the caches)",
             3 * GRADIENTS,
             NODE,
         ),
