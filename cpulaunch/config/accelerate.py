@@ -25,6 +25,9 @@ REASONS = {
     "compute_environment": "cpulaunch always runs on these machines",
     "debug": "for accelerate's own checks, set ACCELERATE_DEBUG_MODE=1 under env:",
     "machine_rank": "hosts are numbered in the order of the hostfile",
+    # Hosts and free ports differ from job to job.
+    "main_process_ip": "the rendezvous is on the first host; hosts.master_addr sets another address",
+    "main_process_port": "the rendezvous is at a free port; hosts.master_port sets another port",
     "rdzv_backend": "no rendezvous service is needed: cpulaunch numbers the ranks",
     "same_network": "ssh reaches hosts in any network",
     "main_training_function": "for TPUs and notebooks; the script runs as it is",
@@ -175,7 +178,6 @@ class _Import:
         elif total > 0:
             self.settings[Table.hosts.nproc_per_node] = total // machines
         self.workers(workers)
-        self.rendezvous()
 
     def workers(self, workers: Any) -> None:
         if workers is None:
@@ -185,21 +187,6 @@ class _Import:
             self.settings[Table.ccl.worker_count] = number
         else:  # accelerate's default is 1, however small the ranks
             self.drop("mpirun_config.mpirun_ccl", workers, "auto decides: small ranks have no worker")
-
-    def rendezvous(self) -> None:
-        """Drop address and port of the rendezvous: hosts and free ports differ from job to job."""
-        for key, reason in (
-            (
-                "main_process_ip",
-                "the rendezvous is on the first host; hosts.master_addr sets another address",
-            ),
-            (
-                "main_process_port",
-                "the rendezvous is at a free port; hosts.master_port sets another port",
-            ),
-        ):
-            if (value := self.left.pop(key, None)) not in (None, ""):
-                self.drop(key, value, reason)
 
     def precision(self) -> None:
         old = "fp16" if self.left.pop("fp16", False) else "no"

@@ -1,4 +1,4 @@
-"""Successive halving: coarse trials of all candidates, then finer ones of the faster half.  Pure."""
+"""Successive halving: coarse trials of all candidates, then finer trials of the faster half."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from cpulaunch.tune.rate import Rate
 from cpulaunch.tune.space import Values
 
 COARSE, FINE = 0.1, 0.03
-"""Required precision of a rate, as a fraction of it: to drop the slower half, and to choose the winner."""
+"""Required precision of a rate, as a fraction: to drop the slower half, and to choose the winner."""
 
 CONFIRMATIONS = 3
-"""Number of times that the winner and the default settings are run in turn at the end."""
+"""Number of final runs of the winner and of the default settings, in turn."""
 
 
 class Trial(NamedTuple):
-    """One run with the settings ``values``: its rate, or the reason why there is none."""
+    """One run with the settings ``values``: its rate, or the reason ``why`` it has none."""
 
     values: Values
     rate: Rate | None
@@ -26,18 +26,18 @@ class Trial(NamedTuple):
 
 
 class Measure(Protocol):
-    """Runs a trial until its rate is known within ``tolerance``, or is surely below ``to_beat``.
+    """Runs a trial until its rate is known within ``tolerance``, or is certainly below ``to_beat``.
 
-    Returns None if no time is left for it.
+    Returns None if no time is left.
     """
 
     def __call__(self, values: Values, tolerance: float, to_beat: float = 0.0) -> Trial | None: ...
 
 
 class Found(NamedTuple):
-    """The ``winner`` and, for each confirmation, its rate divided by that of the default settings.
+    """The ``winner``, and its rate divided by the rate of the default settings in each confirmation.
 
-    ``default_failed``: the default settings have no rate, so there is nothing to compare.
+    ``default_failed``: the default settings have no rate to compare with.
     """
 
     winner: Trial
@@ -46,7 +46,7 @@ class Found(NamedTuple):
 
     @property
     def is_faster(self) -> bool:
-        """Whether the winner was faster than the default in each confirmation, or only the winner runs."""
+        """Whether the winner was faster than the default in each confirmation, or the default failed."""
         return self.default_failed or (len(self.ratios) == CONFIRMATIONS and min(self.ratios) > 1)
 
     @property
@@ -56,7 +56,7 @@ class Found(NamedTuple):
 
 
 def search(default: Trial, stages: Sequence[Callable[[Values], Iterator[Values]]], measure: Measure) -> Trial:
-    """Return the best candidate of all stages; ``default`` if none is faster beyond the spread of both."""
+    """Return the best candidate of all stages, or ``default`` if no candidate is significantly faster."""
     best = default
     for candidates in stages:
         best = _halve(best, list(candidates(best.values)), measure)
@@ -82,7 +82,7 @@ def _halve(best: Trial, candidates: list[Values], measure: Measure) -> Trial:
 
 
 def _finer(trial: Trial, tolerance: float, measure: Measure) -> Trial:
-    """Measure a trial again, unless its rate is known well enough."""
+    """Repeat a trial, unless its rate is precise enough."""
     if trial.rate is None or trial.rate.spread <= tolerance:
         return trial
     again = measure(trial.values, tolerance)
@@ -90,7 +90,7 @@ def _finer(trial: Trial, tolerance: float, measure: Measure) -> Trial:
 
 
 def _ranked(trials: list[Trial]) -> list[Trial]:
-    """Sort by rate; among trials as fast as the fastest, within the spread, fewer changed settings win."""
+    """Sort by rate.  Among trials that may be as fast as the fastest, fewer changed settings come first."""
     fastest = sorted(trials, key=_per_second, reverse=True)
     close = [
         each for each in fastest if each.rate and fastest[0].rate and each.rate.most >= fastest[0].rate.least

@@ -1,7 +1,7 @@
-"""The settings that a tuning tries, in stages.  Pure.
+"""The settings that a tuning tries, in stages.
 
-The settings of one stage influence each other, so all their combinations are tried.  Settings of different
-stages hardly do: each stage starts from the best result of the stage before.
+The settings of a stage influence each other, so all their combinations are tried.  Settings of different
+stages hardly influence each other, so each stage starts from the best result of the previous stage.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.plan import Plan, Program
 
 Values = Mapping[Setting[Any], Any]
-"""Values of settings: one candidate, or a part of it."""
+"""Setting → value: a candidate, or a part of one."""
 
 BUCKETS_MB = (10, 100)
-"""Sizes of DDP's buckets that are tried besides torch's default, in MB."""
+"""Sizes of DDP's buckets to try in addition to torch's default, in MB."""
 
-_TRIED = Origin.of_option("--set")
+_TRIAL = Origin.of_option("--set")
 
 Stage = Callable[["Space", Plan], Iterator[Values]]
-"""The values that a stage tries, given the plan of the best candidate so far."""
+"""Yields the values that a stage tries, given the plan of the best candidate so far."""
 
 
 class Space:
     """The settings to try for ``program`` with the settings ``config`` on the hosts of ``facts``.
 
-    Settings of the command line and of the environment are fixed.  ``installed`` returns whether an engine's
-    package is installed, by the engine's name; ``has_oneccl``: the oneCCL module is installed.
+    Settings on the command line and in the environment are not varied.  ``installed``: returns whether an
+    engine's package is installed.  ``has_oneccl``: whether the oneCCL module is installed.
     """
 
     def __init__(
@@ -53,22 +53,22 @@ class Space:
 
     @property
     def stages(self) -> Sequence[Callable[[Values], Iterator[Values]]]:
-        """Return a function for each stage, from the best candidate so far to the candidates to try."""
+        """A function for each stage, which maps the best candidate so far to the candidates to try."""
         return [partial(self._candidates, each) for each in (_placements, _memory, _communication)]
 
     def plan(self, values: Values) -> Plan:
         """Return the plan with ``values``.  Raises PlanError."""
         config = self.config
         for setting, value in values.items():
-            config = config.put(setting, value, _TRIED)
+            config = config.put(setting, value, _TRIAL)
         return make_plan(config, self.facts, self.program)
 
     def is_fixed(self, setting: Setting[Any]) -> bool:
-        """Return whether the user has chosen the setting's value for all trials."""
+        """Return whether the user has set this setting on the command line or in the environment."""
         return self.config.origin(setting).source >= Source.ENVIRONMENT
 
     def _candidates(self, stage: Stage, best: Values) -> Iterator[Values]:
-        """Yield candidates with different plans; values that change nothing are left out."""
+        """Yield candidates with different plans, without values that change nothing."""
         known = {self._essence(best)}
         for values in stage(self, self.plan(best)):
             candidate = {**best, **{s: v for s, v in values.items() if not self.is_fixed(s)}}
@@ -86,7 +86,7 @@ class Space:
         return candidate
 
     def _essence(self, values: Values) -> str:
-        """Return the ranks' plan with ``values``, as a text to compare; empty if no plan can be made."""
+        """Return the plan with ``values`` as a text to compare; empty if no plan can be made."""
         try:
             plan = self.plan(values)
         except CpulaunchError:
@@ -96,7 +96,7 @@ class Space:
 
 
 def _placements(space: Space, plan: Plan) -> Iterator[Values]:
-    """Yield ranks per host, precision, hyperthreads, engine."""
+    """Yield combinations of ranks per host, precision, hyperthreads and engine."""
     hosts = [space.facts.of(host.host)[0].topology for host in plan.hosts]
     cores = min(len(host.cores) for host in hosts)
     nodes = max(len({core.node for core in host.cores}) for host in hosts)
@@ -118,7 +118,7 @@ def _placements(space: Space, plan: Plan) -> Iterator[Values]:
 
 
 def _ranks(space: Space, per_host: int, hosts: int) -> Values:
-    """Return the user's setting for the number of ranks, or else the ranks per host."""
+    """Return the value of the setting for the number of ranks; nothing if the user has fixed it."""
     nproc, per = Config.hosts.nproc, Config.hosts.nproc_per_node
     if space.is_fixed(nproc) or space.is_fixed(per):
         return {}
@@ -126,14 +126,14 @@ def _ranks(space: Space, per_host: int, hosts: int) -> Values:
 
 
 def _memory(space: Space, plan: Plan) -> Iterator[Values]:
-    """Yield allocators and OpenMP runtimes, and ranks that are pinned and not pinned."""
+    """Yield allocators and OpenMP runtimes, with and without pinning."""
     yield from ({Config.cpu.strategy: strategy} for strategy in ("scatter", "none"))
     for allocator, openmp in product(("auto", "tcmalloc", "jemalloc", "glibc", "default"), ("auto", "intel")):
         yield {Config.cpu.allocator: allocator, Config.cpu.openmp: openmp}
 
 
 def _communication(space: Space, plan: Plan) -> Iterator[Values]:
-    """Yield backends, transports, communication cores, buckets."""
+    """Yield backends, transports, numbers of communication cores, and bucket sizes."""
     if plan.world_size == 1:
         return
     yield {Config.training.backend: "gloo"}
