@@ -40,6 +40,13 @@ class Rate(NamedTuple):
     def most(self) -> float:
         return self.per_second * (1 + max(self.spread, BETWEEN_RUNS))
 
+    def joined(self, other: Rate) -> Rate:
+        """Return the rate of two runs.  If they differ by more than their spreads, so does the result."""
+        mean = (self.per_second + other.per_second) / 2
+        within = (self.spread + other.spread) / 2 / sqrt(2)
+        between = abs(self.per_second - other.per_second) / 2 / mean
+        return Rate(mean, max(within, between), self.unit)
+
 
 class Meter:
     """Collects the rows of a trial's telemetry."""

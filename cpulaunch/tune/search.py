@@ -1,4 +1,4 @@
-"""Successive halving: coarse trials of all candidates, then finer trials of the faster half."""
+"""Varies one setting after the other, and keeps each value that is measured as faster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cpulaunch.tune.rate import Rate
 from cpulaunch.tune.space import Values
 
 COARSE, FINE = 0.1, 0.03
-"""Required precision of a rate, as a fraction: to drop the slower half, and to choose the winner."""
+"""Required precision of a rate, as a fraction: in a first trial, and in a comparison of two candidates."""
 
 CONFIRMATIONS = 3
 """Number of final runs of the winner and of the default settings, in turn."""
@@ -56,37 +56,46 @@ class Found(NamedTuple):
 
 
 def search(default: Trial, stages: Sequence[Callable[[Values], Iterator[Values]]], measure: Measure) -> Trial:
-    """Return the best candidate of all stages, or ``default`` if no candidate is significantly faster."""
+    """Return the best candidate, or ``default`` if no candidate is significantly faster.
+
+    The stages are repeated until a pass changes nothing, because the best value of a setting may depend on
+    settings of later stages.
+    """
     best = default
-    for candidates in stages:
-        best = _halve(best, list(candidates(best.values)), measure)
-    return best
+    while True:
+        before = best.values
+        for candidates in stages:
+            best = _best_of_stage(best, list(candidates(best.values)), measure)
+        if best.values == before:
+            return best
 
 
-def _halve(best: Trial, candidates: list[Values], measure: Measure) -> Trial:
-    """Return the best trial of one stage."""
+def _best_of_stage(best: Trial, candidates: list[Values], measure: Measure) -> Trial:
+    """Return the best trial of one stage.
+
+    The faster half of the candidates runs again, until one is left.  This one is compared with ``best``.
+    """
     trials: list[Trial] = []
     for values in candidates:
         trial = measure(values, COARSE, best.rate.least if best.rate else 0.0)
         if trial and trial.rate and (best.rate is None or trial.rate.most > best.rate.least):
             trials.append(trial)
-    tolerance = COARSE
-    while trials and tolerance > FINE:
-        tolerance = max(FINE, tolerance / 2)
-        trials = [_finer(each, tolerance, measure) for each in _ranked(trials)[: -(-len(trials) // 2)]]
-    winner = next(iter(_ranked(trials)), None)
-    if winner is None or best.rate is None:
-        return winner or best
-    best = _finer(best, FINE, measure)
+    while len(trials) > 1:
+        half = _ranked(trials)[: len(trials) // 2]
+        trials = [_repeated(each, measure) for each in half] if len(half) > 1 else half
+    if not trials or best.rate is None:
+        return trials[0] if trials else best
+    winner = _repeated(trials[0], measure)
+    best = _repeated(best, measure)
     return winner if winner.rate and best.rate and winner.rate.least > best.rate.most else best
 
 
-def _finer(trial: Trial, tolerance: float, measure: Measure) -> Trial:
-    """Repeat a trial, unless its rate is precise enough."""
-    if trial.rate is None or trial.rate.spread <= tolerance:
+def _repeated(trial: Trial, measure: Measure) -> Trial:
+    """Run a trial once more, and return it with the rate of both runs; unchanged if no time is left."""
+    again = measure(trial.values, FINE)
+    if again is None or again.rate is None or trial.rate is None:
         return trial
-    again = measure(trial.values, tolerance)
-    return again if again and again.rate else trial
+    return trial._replace(rate=trial.rate.joined(again.rate))
 
 
 def _ranked(trials: list[Trial]) -> list[Trial]:
