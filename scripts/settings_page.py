@@ -15,7 +15,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 HEAD = """\
 # Settings
 
-This page lists every setting; `scripts/settings_page.py` generates it from `cpulaunch/config/settings.py`.
+This page lists every setting; `scripts/settings_page.py` generates it from `cpulaunch/config`.
 
 A value comes from the first of these sources that has one: the command line, the environment (first
 `CPULAUNCH_…`, then the field's own variable), the YAML file, the site's file, the default. `auto` stands for

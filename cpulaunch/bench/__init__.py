@@ -1,1 +1,1 @@
-"""`cpulaunch bench`: collectives of ccl beside gloo on the user's hosts, and the limits there."""
+"""`cpulaunch bench`: compares collectives of ccl with gloo and with the limits of the hosts."""

@@ -1,4 +1,4 @@
-"""The least time that a collective can take, by the speed of memory and links.  Pure."""
+"""Computes the minimum time of a collective from the speed of memory and links."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
-"""All operations, in the order of the table.  ``send_recv`` is between rank 0 and the last rank."""
+"""The operations, in the order of the table.  ``send_recv``: between rank 0 and the last rank."""
 
 
 class Limits(NamedTuple):
     """The measured limits of the hosts.
 
-    ``copy_us``: bytes → microseconds that the slowest rank takes to copy them, while all ranks copy.
-    ``link``: bytes per second that the slowest host sends to another over the connections of all its ranks,
-    and ``one_connection``: over one of them.  Both are 0 on a single host.  ``latency_us``: half a round trip
-    between hosts.
+    ``copy_us``: number of bytes → microseconds in which the slowest rank copies them, while all ranks copy.
+    ``link``: bytes per second that the slowest host sends to another host, over one connection per rank.
+    ``one_connection``: bytes per second over a single connection.  ``latency_us``: half of a round trip
+    between hosts.  On a single host, all but ``copy_us`` are 0.
     """
 
     copy_us: Mapping[int, float]
@@ -26,10 +26,10 @@ class Limits(NamedTuple):
 
 
 def limit_us(operation: str, size: int, hosts: Sequence[int], limits: Limits) -> float:
-    """Return the least microseconds for ``operation`` on a whole tensor of ``size`` bytes.
+    """Return the minimum time of ``operation`` on a whole tensor of ``size`` bytes, in microseconds.
 
-    ``hosts`` holds the number of each rank's host.  A rank has to read its input and to write its output,
-    and the busiest host has to send what others need from it; the longer of the two counts.
+    ``hosts``: the number of each rank's host.  Each rank reads its input and writes its output, and the
+    busiest host sends data to other hosts; the limit is the longer of these two times.
     """
     memory = limits.copy_us[size] * memory_share(operation, len(hosts))
     wire = least_wire(operation, hosts)
@@ -39,18 +39,18 @@ def limit_us(operation: str, size: int, hosts: Sequence[int], limits: Limits) ->
 
 
 def memory_share(operation: str, ranks: int) -> float:
-    """Return the bytes that a rank has to read and write, divided by those of a copy of the whole tensor.
+    """Return the bytes that a rank reads and writes, as a fraction of a copy of the whole tensor.
 
-    A rank of an all_gather reads the whole tensor, as it has to fetch the parts of all ranks.
+    In an all_gather, each rank reads the whole tensor, because it fetches the parts of all ranks.
     """
     return (1 + 1 / ranks) / 2 if operation == "reduce_scatter" else 1.0
 
 
 def least_wire(operation: str, hosts: Sequence[object]) -> float:
-    """Return the least that the busiest host sends for ``operation``, in sizes of the whole tensor.
+    """Return the minimum data that the busiest host sends, as a multiple of the whole tensor.
 
-    ``hosts`` are the ranks' hosts.  The whole tensor is the tensor that a rank sums, gathers, scatters or
-    sends to all; for ``send_recv``, it is the message.
+    ``hosts``: the host of each rank.  The whole tensor is the input of all_reduce, reduce_scatter, broadcast
+    and all_to_all, the output of all_gather, and the message of send_recv.
     """
     count = len(set(hosts))
     if operation == "all_to_all":
@@ -63,6 +63,6 @@ def least_wire(operation: str, hosts: Sequence[object]) -> float:
 
 
 def other_end(operation: str, ranks: int) -> int:
-    """Return the rank to which rank 0 sends: the last one, or that of a name such as ``send_recv:1``."""
+    """Return the rank that rank 0 sends to: the last rank, or rank 1 for the name ``send_recv:1``."""
     rank = operation.partition(":")[2]
     return ranks - 1 if rank in ("", "last") else int(rank)

@@ -1,4 +1,4 @@
-"""The result of a bench as text and as JSON, with findings about the hosts.  Pure."""
+"""Formats the result of a bench as text and as JSON, with findings about the hosts."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from cpulaunch.wording import counted
 SCHEMA = 1
 
 SLOW_LINK = 0.7
-"""Share of its nominal speed below which a link is reported."""
+"""Fraction of the nominal speed; a slower link is reported."""
 
 ONE_IS_ENOUGH = 0.8
-"""Share of all connections' speed below which a single connection is reported."""
+"""Fraction of the speed of all connections; a slower single connection is reported."""
 
 BETTER_CARD = 2.0
-"""Multiple of the used card's speed from which another network card is reported."""
-
+"""Multiple of the speed of the network card in use; a card that is at least as fast is reported."""
 
 _LINE = "{:14} {:>6} {:>10} {:>10} {:>24} {:>10} {:>11}"
 
 
 class Row(NamedTuple):
-    """One operation on tensors of ``size`` bytes: the medians, the limit, and gloo ÷ ccl of each turn."""
+    """One operation on tensors of ``size`` bytes: median times, the limit, and gloo ÷ ccl for each turn."""
 
     operation: str
     size: int
@@ -36,7 +35,7 @@ class Row(NamedTuple):
 
 
 class Host(NamedTuple):
-    """A host: its name, its ranks and their cores, and its network card, with nominal speeds in Mbit/s."""
+    """A host with its ranks, their cores, and its network cards.  ``nominal``: card → speed in Mbit/s."""
 
     name: str
     cpu: str
@@ -49,7 +48,7 @@ class Host(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Everything that was measured."""
+    """The result of a bench."""
 
     hosts: tuple[Host, ...]
     limits: Limits
@@ -57,7 +56,7 @@ class Result(NamedTuple):
 
     @classmethod
     def of(cls, measured: Mapping[str, Any]) -> Result:
-        """Make it from what rank 0 has printed."""
+        """Compute the result from the measurements that rank 0 has printed."""
         numbers: Sequence[int] = measured["hosts"]
         places = measured["places"]
         hosts = tuple(
@@ -92,7 +91,7 @@ class Result(NamedTuple):
         }
 
     def text(self) -> Iterator[str]:
-        """Yield the lines of the table, and then the findings."""
+        """Yield the lines of the table and the findings."""
         ranks = sum(host.ranks for host in self.hosts)
         yield f"CPU: {_cpus(self.hosts)}"
         threads = "/".join(map(str, sorted({host.threads for host in self.hosts})))
@@ -102,8 +101,8 @@ class Result(NamedTuple):
         yield f"memory: each rank copies {short(largest)} at {speed:.1f} GB/s"
         if self.limits.link:
             whole, one = _gbit(self.limits.link), _gbit(self.limits.one_connection)
-            yield f"link: {whole} Gbit/s between hosts, {one} by one connection"
-            yield f"latency: {self.limits.latency_us:.0f} us, half a round trip between hosts"
+            yield f"link: {whole} Gbit/s between hosts, {one} over one connection"
+            yield f"latency: {self.limits.latency_us:.0f} us, half of a round trip between hosts"
         yield ""
         yield _LINE.format("operation", "bytes", "ccl us", "gloo us", "gloo ÷ ccl", "limit us", "ccl ÷ limit")
         for row in self.rows:
@@ -114,23 +113,23 @@ class Result(NamedTuple):
         yield from ("", *self.findings())
 
     def findings(self) -> Iterator[str]:
-        """Yield a sentence about each slow part of the hosts, with the reason."""
+        """Yield a sentence about each bottleneck of the hosts."""
         for host in self.hosts if len(self.hosts) > 1 else ():
             yield from self._about_card(host)
         limits = self.limits
         if limits.link and limits.one_connection < ONE_IS_ENOUGH * limits.link:
             yield (
                 f"one connection carries {_gbit(limits.one_connection)} of {_gbit(limits.link)} Gbit/s: "
-                "several ranks per host (-ppn) use more of the link than one"
+                "several ranks per host (-ppn) use more of the link"
             )
         for host in self.hosts:
             if 2 * host.cores <= host.cpus:
-                yield f"{host.name}: the ranks have {host.cores} of {host.cpus} CPUs"
+                yield f"{host.name}: the ranks use only {host.cores} of {host.cpus} CPUs"
         if largest := max((row for row in self.rows if row.operation == "all_reduce"), default=None):
             yield from _about_memory(largest, limits)
         for row in self.rows:
             if max(row.ratios) < 1:
-                yield f"{row.operation} of {short(row.size)} is slower than gloo's"
+                yield f"{row.operation} of {short(row.size)} is slower with ccl than with gloo"
 
     def _about_card(self, host: Host) -> Iterator[str]:
         nominal = host.nominal.get(host.interface, 0)
@@ -138,18 +137,18 @@ class Result(NamedTuple):
         best = max(others, key=lambda name: others[name], default="")
         if nominal and best and others[best] >= BETTER_CARD * nominal:
             yield (
-                f"{host.name}: the ranks use {host.interface} ({nominal / 1000:g} Gbit/s), and {best} has "
-                f"{others[best] / 1000:g} Gbit/s: --interface {best} uses it"
+                f"{host.name}: the ranks use {host.interface} ({nominal / 1000:g} Gbit/s), but {best} has "
+                f"{others[best] / 1000:g} Gbit/s: try --interface {best}"
             )
         if nominal and self.limits.link * 8 < SLOW_LINK * nominal * 1e6:
             yield (
-                f"{host.name}: {host.interface} is nominally {nominal / 1000:g} Gbit/s, but the hosts reach "
-                f"{_gbit(self.limits.link)}"
+                f"{host.name}: {host.interface} has {nominal / 1000:g} Gbit/s nominally, but only "
+                f"{_gbit(self.limits.link)} were measured"
             )
 
 
 def short(size: int) -> str:
-    """Return a number of bytes as text: ``4K``."""
+    """Format a number of bytes, such as ``4K``."""
     for shift, unit in ((30, "G"), (20, "M"), (10, "K")):
         if size >= 1 << shift and size % (1 << shift) == 0:
             return f"{size >> shift}{unit}"
@@ -171,7 +170,7 @@ def _host(places: Sequence[Mapping[str, Any]]) -> Host:
 
 
 def _limits(speeds: Sequence[Sequence[float]], hosts: Sequence[int], copies: Mapping[str, float]) -> Limits:
-    """Add up what the ranks of each host have sent; the slowest host counts."""
+    """Add the speeds of the ranks of each host; the slowest host sets the limit."""
     copied = {int(size): us for size, us in copies.items()}
     by_host: dict[int, list[Sequence[float]]] = {}
     for host, speed in zip(hosts, speeds, strict=True):
@@ -202,9 +201,9 @@ def _gbit(bytes_per_second: float) -> str:
 
 
 def _about_memory(row: Row, limits: Limits) -> Iterator[str]:
-    """Say whether memory or the link limits a large all_reduce."""
+    """Report that memory, not the link, limits a large all_reduce."""
     if limits.link and limits.copy_us[row.size] >= row.limit_us:
         yield (
             f"an all_reduce of {short(row.size)} is limited by the ranks' memory, not by the link: "
-            "more cores per rank (--cores-per-rank), or more ranks, copy faster"
+            "use more cores per rank (--cores-per-rank), or more ranks"
         )

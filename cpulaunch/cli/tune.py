@@ -47,19 +47,13 @@ FIRST_SHARE = 0.5
 """Fraction of the budget in which the first trial must have a rate."""
 
 SHARE = 0.05
-"""Fraction of the budget after which a coarse trial ends, however much its rate varies.
-
-If the first trial takes longer to have a rate, the others may take as long.
-"""
-
-FINER = 3.0
-"""Maximum time of a finer trial, as a multiple of a coarse one's."""
+"""Maximum duration of a trial, as a fraction of the budget; at least the first trial's duration."""
 
 SLOWER = 3.0
 """Time after which a trial without a rate has failed, as a multiple of its intended time."""
 
-RESERVED = 3 * CONFIRMATIONS
-"""Time kept for the final comparison, as a multiple of the first trial's: 1.5 times what its runs need."""
+RESERVED = 2.4 * CONFIRMATIONS
+"""Time kept for the final comparison, as a multiple of the first trial's: 1.2 times what its runs need."""
 
 
 def main(arguments: list[str]) -> int:
@@ -148,7 +142,7 @@ class Tuning:
         if winner.rate is None:
             return None
         self._reserve = self._shortest = 0.0
-        self._longest = self._left() / RESERVED / FINER  # as these are finer trials
+        self._longest = self._left() / RESERVED
         return confirm(winner, default, self._measure)
 
     def _left(self) -> float:
@@ -158,7 +152,7 @@ class Tuning:
         left = self._left()
         if left <= self._shortest:
             return None
-        enough = min(left, self._longest * min(FINER, COARSE / tolerance))
+        enough = min(left, self._longest)
         return self._run(values, Goal(tolerance, to_beat, enough, min(left, SLOWER * enough)))
 
     def _run(self, values: Values, goal: Goal) -> Trial:

@@ -1,9 +1,9 @@
 """Imports settings from a configuration file of Hugging Face accelerate, of any version.
 
-Keys without a meaning here are returned with the reason, so nothing is dropped silently.  Sources:
-accelerate's ``commands/config/config_args.py`` and ``commands/launch.py``, from 0.3 (``fp16``, no
-``mixed_precision``) through 0.14 (``dynamo_backend``), 0.16 (``dynamo_config``, ``ipex_config``) and 0.28
-(``mpirun_config``) to 1.13 and later (no ``ipex_config``).
+Keys that have no equivalent are returned with the reason, so none is dropped silently.  Sources: accelerate's
+``commands/config/config_args.py`` and ``commands/launch.py``, from 0.3 (``fp16``, no ``mixed_precision``)
+through 0.14 (``dynamo_backend``), 0.16 (``dynamo_config``, ``ipex_config``) and 0.28 (``mpirun_config``) to
+1.13 and later (no ``ipex_config``).
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ CPU_TYPES = ("NO", "MULTI_CPU", "FSDP")
 
 REASONS = {
     "compute_environment": "cpulaunch always runs on these machines",
-    "debug": "accelerate's own checks; ACCELERATE_DEBUG_MODE=1 under env: turns them on",
+    "debug": "for accelerate's own checks, set ACCELERATE_DEBUG_MODE=1 under env:",
     "machine_rank": "hosts are numbered in the order of the hostfile",
-    "rdzv_backend": "no rendezvous service is needed: every rank gets its number",
-    "same_network": "hosts are started over ssh, wherever they are",
+    # Hosts and free ports differ from job to job.
+    "main_process_ip": "the rendezvous is on the first host; hosts.master_addr sets another address",
+    "main_process_port": "the rendezvous is at a free port; hosts.master_port sets another port",
+    "rdzv_backend": "no rendezvous service is needed: cpulaunch numbers the ranks",
+    "same_network": "ssh reaches hosts in any network",
     "main_training_function": "for TPUs and notebooks; the script runs as it is",
     "enable_cpu_affinity": "for GPUs; here ranks are always bound to cores",
     "downcast_bf16": "for TPUs",
@@ -45,7 +48,7 @@ _NOTHING = (None, "", False, 0, "no", "none", "null")
 
 @dataclass(frozen=True)
 class Dropped:
-    """A key of accelerate's file, at ``place`` (file:line), that was not imported as it is, and why."""
+    """A key of accelerate's file, at ``place`` (file:line), that was not imported, and the reason."""
 
     place: str
     key: str
@@ -55,10 +58,10 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Imported:
-    """An accelerate file's settings in cpulaunch's terms.
+    """The settings that an accelerate file corresponds to.
 
-    ``dropped``: keys that were not, or not completely, imported.  ``off``: keys that were empty or disabled
-    there, so nothing is lost with them.  ``advice``: what the user has yet to do.
+    ``dropped``: keys that were not, or not completely, imported.  ``off``: keys that were empty or disabled.
+    ``advice``: steps that remain for the user.
     """
 
     settings: Mapping[Setting[Any], Any]
@@ -68,10 +71,9 @@ class Imported:
 
 
 def from_accelerate(text: str, shown: str) -> Imported:
-    """Return the settings for ``text``, an accelerate file in YAML or JSON.
+    """Convert ``text``, an accelerate file in YAML or JSON.  Errors call the file ``shown``.
 
-    Errors name the file as ``shown``.  Raises ConfigError for configurations of GPUs, TPUs and SageMaker, and
-    for content that accelerate never wrote.
+    Raises ConfigError for configurations of GPUs, TPUs and SageMaker, and for other files.
     """
     import yaml
 
@@ -94,13 +96,13 @@ def from_accelerate(text: str, shown: str) -> Imported:
     if "compute_environment" not in document and "distributed_type" not in document:
         ours = "cpulaunch" in document
         hint = "`cpulaunch config validate FILE` checks a file of cpulaunch" if ours else None
-        raise ConfigError(f"{shown}: not a configuration of accelerate: it says neither compute_environment "
+        raise ConfigError(f"{shown}: not a configuration of accelerate: it has neither compute_environment "
                           "nor distributed_type", hint=hint)  # fmt: skip
     return _Import(document, dict(_lines(root)), shown).result()
 
 
 class _Import:
-    """Takes one key after another from ``left``; remaining keys are dropped at the end, with a reason."""
+    """Converts one key of ``left`` after the other; drops the remaining keys at the end, with a reason."""
 
     def __init__(self, document: Mapping[str, Any], lines: Mapping[str, int], shown: str) -> None:
         self.document, self.lines, self.shown = document, lines, shown
@@ -131,7 +133,7 @@ class _Import:
         elif kind in ("TPU", "XLA", "TPU_POD") or self.document.get("tpu_name"):
             reason = "it is for TPUs"
         elif kind == "DEEPSPEED":
-            reason = "it is for DeepSpeed, which brings its own sharding and launcher"
+            reason = "it is for DeepSpeed, which has its own launcher"
         elif kind == "MEGATRON_LM":
             reason = "it is for Megatron-LM, which needs GPUs"
         elif kind not in CPU_TYPES:
@@ -142,9 +144,9 @@ class _Import:
         if reason:
             where = self.place("compute_environment" if "SageMaker" in reason else "distributed_type")
             raise ConfigError(f"{where}: {reason}; cpulaunch trains on CPUs",
-                              hint="`cpulaunch config` asks for what CPUs need")  # fmt: skip
+                              hint="`cpulaunch config` writes a configuration for CPUs")  # fmt: skip
         if kind == "NO" and not use_cpu:
-            self.drop("use_cpu", use_cpu, "accelerate takes a GPU where there is one; cpulaunch never does")
+            self.drop("use_cpu", use_cpu, "accelerate uses a GPU if there is one; cpulaunch never does")
         self.alone = kind == "NO"
         if computing not in ("LOCAL_MACHINE", "CUSTOM_CLUSTER"):
             self.drop("compute_environment", computing, REASONS["compute_environment"])
@@ -152,7 +154,7 @@ class _Import:
     def hosts_and_ranks(self) -> None:
         machines, total = self.count("num_machines", 1), self.count("num_processes", -1)
         mpirun = self.mapping("mpirun_config")
-        # Tools of some versions wrote these on the top level.
+        # Some versions write these at the top level.
         hostfile = mpirun.pop("mpirun_hostfile", None) or self.left.pop("mpirun_hostfile", None)
         workers = mpirun.pop("mpirun_ccl", None)
         workers = self.left.pop("mpirun_ccl", None) if workers is None else workers
@@ -164,8 +166,8 @@ class _Import:
             self.settings[Table.hosts.hostfile] = str(hostfile)
         elif machines > 1:
             self.advice.append(
-                f"name the {machines} hosts, unless a queue gives them: hosts.hostfile in the file, or "
-                "`cpulaunch run -f HOSTFILE`; one `cpulaunch run` starts all of them"
+                f"name the {machines} hosts, unless a queue assigns them: set hosts.hostfile in the file, or "
+                "use `cpulaunch run -f HOSTFILE`; one `cpulaunch run` starts all of them"
             )
         if machines > 1 or hostfile:
             self.settings[Table.hosts.nnodes] = HostCount(machines, machines)
@@ -176,7 +178,6 @@ class _Import:
         elif total > 0:
             self.settings[Table.hosts.nproc_per_node] = total // machines
         self.workers(workers)
-        self.meeting_point()
 
     def workers(self, workers: Any) -> None:
         if workers is None:
@@ -185,19 +186,7 @@ class _Import:
         if number > 1:
             self.settings[Table.ccl.worker_count] = number
         else:  # accelerate's default is 1, however small the ranks
-            self.drop("mpirun_config.mpirun_ccl", workers, "auto decides: no worker on small ranks")
-
-    def meeting_point(self) -> None:
-        """Drop the meeting point: it is found anew for each job, as a queue's hosts and free ports vary."""
-        for key, reason in (
-            ("main_process_ip", "the ranks meet on the first host; hosts.master_addr names another address"),
-            (
-                "main_process_port",
-                "the ranks meet at a free port; hosts.master_port names one, as for a firewall",
-            ),
-        ):
-            if (value := self.left.pop(key, None)) not in (None, ""):
-                self.drop(key, value, reason)
+            self.drop("mpirun_config.mpirun_ccl", workers, "auto decides: small ranks have no worker")
 
     def precision(self) -> None:
         old = "fp16" if self.left.pop("fp16", False) else "no"
@@ -208,7 +197,9 @@ class _Import:
             self.settings[Table.training.precision] = "fp32"
         else:
             self.drop(
-                "mixed_precision", precision, "not for CPUs: auto takes the faster one of bf16 and fp32"
+                "mixed_precision",
+                precision,
+                "not for CPUs: auto chooses the faster of bf16 and fp32",
             )
         ipex = self.mapping("ipex_config")
         wanted, xpu = ipex.pop("ipex", None), ipex.pop("use_xpu", None)
@@ -242,15 +233,15 @@ class _Import:
         elif key.startswith("tpu_"):
             self.drop(key, value, "for TPUs")
         else:
-            self.drop(key, value, "no key of accelerate that this cpulaunch knows")
+            self.drop(key, value, "this version of cpulaunch does not know this key of accelerate")
 
-    # ---- small steps
+    # ---- helpers
 
     def drop(self, key: str, value: Any, reason: str) -> None:
         self.dropped.append(Dropped(self.place(key), key, value, reason))
 
     def place(self, key: str) -> str:
-        # Older versions have some keys on the top level that newer ones have in a section.
+        # Older versions have keys at the top level that newer versions have in a section.
         names = (key, key.rpartition(".")[2], key.partition(".")[0])
         line = next((self.lines[name] for name in names if name in self.lines), None)
         return f"{self.shown}:{line}" if line else self.shown
@@ -279,7 +270,7 @@ class _Import:
 
 
 def _word(value: Any, default: str) -> str:
-    """Return a word, undoing that YAML reads ``NO`` and ``no`` as false."""
+    """Return a word as text; YAML loads ``NO`` and ``no`` as false."""
     return default if value is None else "no" if value is False else str(value)
 
 

@@ -1,4 +1,4 @@
-"""The merged settings, as a value."""
+"""The merged settings of a command."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ S = TypeVar("S", bound="Settings")
 
 
 class SettingRow(NamedTuple):
-    """A setting's value, in the types of JSON, and its origin: a row of a plan's settings."""
+    """A row of a plan's settings: the setting's key, its value in a type of JSON, and its origin."""
 
     key: str
     value: Any
     origin: Origin
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the row of ``plan.json``."""
         return {"key": self.key, "value": self.value, "origin": self.origin.text}
 
 
 class Settings(Table):
-    """Every setting's value, such as ``settings.hosts.nnodes``, and its origin."""
+    """The values of all settings, such as ``settings.hosts.nnodes``, and their origins."""
 
     def value(self, setting: Setting[T]) -> T:
         """Return the value of ``setting``, for callers that know the setting only at run time."""
@@ -36,32 +36,32 @@ class Settings(Table):
         return cast(T, given.value) if given else setting.default
 
     def origin(self, setting: Setting[Any]) -> Origin:
-        """Return where this value comes from."""
+        """Return the origin of the setting's value."""
         given = self.given.get(setting)
         return given.origin if given else DEFAULT
 
     def is_set(self, setting: Setting[Any]) -> bool:
-        """Return whether this value is set anywhere, even if to the default."""
+        """Return whether any source sets this value; it may equal the default."""
         return self.origin(setting) != DEFAULT
 
     def where(self, setting: Setting[Any]) -> str:
-        """Return the setting's name in errors, such as ``"ccl.worker_count (cpulaunch.yaml:7)"``."""
+        """Return the setting's name for errors: ``"ccl.worker_count (cpulaunch.yaml:7)"``."""
         return f"{setting.key} ({self.origin(setting)})"
 
     def put(self: S, setting: Setting[T], value: T, origin: Origin = DEFAULT) -> S:
-        """Return these settings with another value for one of them."""
+        """Return a copy in which ``setting`` has another value."""
         return replace(self, given={**self.given, setting: Given(value, origin)})
 
     def reset(self: S, *settings: Setting[Any]) -> S:
-        """Return these settings with some of them at their defaults."""
+        """Return a copy in which ``settings`` have their defaults."""
         kept = {setting: given for setting, given in self.given.items() if setting not in settings}
         return replace(self, given=kept)
 
     def rows(self, found: Mapping[Setting[Any], Any]) -> Iterator[SettingRow]:
-        """Yield every setting, with the values that were ``found`` for some, in the types of JSON."""
+        """Yield a row for each setting.  ``found`` holds detected and decided values, in types of JSON."""
         for setting in SETTINGS.values():
             origin = self.origin(setting)
-            # For instances, planning changes values that nobody has set.
+            # The planner of instances changes values that no source sets.
             value = setting.kind.to_yaml(self.value(setting) if self.is_set(setting) else setting.default)
             if setting in found and found[setting] != value:
                 value, origin = found[setting], DETECTED
@@ -70,7 +70,7 @@ class Settings(Table):
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """The settings, and the environment that they were read in."""
+    """The settings, the environment and the YAML file that they come from, and warnings for the user."""
 
     environ: Mapping[str, str] = field(default_factory=dict)
     file: Path | None = None

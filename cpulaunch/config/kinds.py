@@ -1,4 +1,4 @@
-"""Kinds of values of settings: how they are read from text and from YAML, and written."""
+"""The kinds of values that settings have; each kind parses text and YAML, and formats its values."""
 
 from __future__ import annotations
 
@@ -16,37 +16,38 @@ from cpulaunch.model.cores import CoreSet
 LOOPBACK = "127.0.0.1"
 
 T = TypeVar("T")
+V = TypeVar("V")
 Word = TypeVar("Word", bound=str)
 
 
 class Kind(Generic[T]):
     """One kind of value.
 
-    ``describe`` completes the sentence "expected …".  All readers return the value, or raise ``ValueError``
-    if it does not fit; the caller adds the place and the description.
+    ``describe`` completes the sentence "expected …".  The ``from_…`` methods raise ValueError for an invalid
+    value; their caller adds the place and the description to the error.
     """
 
     metavar = "VALUE"
     describe = "text"
 
     def from_text(self, text: str) -> T:
-        """Return the value of ``text``, from a flag."""
+        """Parse the text of an option."""
         raise NotImplementedError
 
     def from_line(self, text: str) -> T:
-        """Return the value of ``text``, a whole environment variable or answer."""
+        """Parse the text of an environment variable, or of an answer in the wizard."""
         return self.from_text(text)
 
     def expected(self, given: object) -> str:
-        """Return ``describe`` for an error about ``given``, with details known only at run time."""
+        """Return the description for an error about the value ``given``."""
         return self.describe
 
     def to_text(self, value: T) -> str:
-        """Return a text that ``from_text`` reads as ``value``."""
+        """Format ``value`` so that ``from_text`` parses it."""
         return str(value)
 
     def from_yaml(self, value: Any) -> T:
-        """Return the value of a YAML ``value``: a text, or what only YAML considers a number, such as 4."""
+        """Parse a value that YAML has loaded."""
         if type(value) is int:
             value = str(value)
         if isinstance(value, str):
@@ -54,7 +55,7 @@ class Kind(Generic[T]):
         raise ValueError
 
     def to_yaml(self, value: T) -> Any:
-        """Return ``value`` in the types of YAML and JSON, as ``from_yaml`` reads it."""
+        """Convert ``value`` to a type of YAML and JSON, so that ``from_yaml`` parses it."""
         return value if isinstance(value, (str, int, float)) else str(value)
 
 
@@ -70,17 +71,33 @@ class Text(Kind[str]):
         return text
 
 
-class Numbers(Kind["CoreSet | Word"]):
-    """A list of numbers and ranges, of CPUs, NUMA nodes or ranks; or one of a few words."""
+class OrWord(Kind["V | Word"], Generic[V, Word]):
+    """A value that `_parse` reads, or one of a few ``words``."""
 
-    def __init__(self, metavar: str, example: str, *words: Word) -> None:
-        self.metavar, self.words = metavar, words
-        self.describe = ", ".join((*words, f"or a list such as {example}"))
+    def __init__(self, metavar: str, describe: str, *words: Word) -> None:
+        self.words = words
+        self.metavar = "|".join((metavar, *words))
+        self.describe = ", or ".join((describe, *words))
 
-    def from_text(self, text: str) -> CoreSet | Word:
+    def from_text(self, text: str) -> V | Word:
         for word in self.words:
             if word == text:
                 return word
+        return self._parse(text)
+
+    def _parse(self, text: str) -> V:
+        raise NotImplementedError
+
+
+class Numbers(OrWord[CoreSet, Word]):
+    """A list of numbers and ranges, of CPUs, NUMA nodes or ranks; or one of a few words."""
+
+    def __init__(self, metavar: str, example: str, *words: Word) -> None:
+        super().__init__("", "", *words)
+        self.metavar = metavar
+        self.describe = ", ".join((*words, f"or a list such as {example}"))
+
+    def _parse(self, text: str) -> CoreSet:
         try:
             numbers = CoreSet.parse(text)
         except ConfigError:
@@ -152,9 +169,9 @@ class ChoiceOrPlugin(Choice[str]):
 
 @dataclass(frozen=True)
 class Sinks:
-    """Destinations of a job's telemetry besides the file in the job's directory.
+    """Destinations of telemetry, apart from the file in the job's directory.
 
-    ``prometheus``: the address and the port at which Prometheus scrapes it.
+    ``prometheus``: the address and port where Prometheus scrapes the launcher.
     """
 
     tensorboard: bool = False
@@ -170,7 +187,7 @@ class Sinks:
 
 
 class Destinations(Kind["Sinks | Literal['none']"]):
-    """Destinations of telemetry: words separated by commas, such as ``tensorboard,prometheus:9100``."""
+    """Destinations of telemetry, separated by commas: ``tensorboard,prometheus:9100``."""
 
     metavar = "WHERE"
     describe = "file, none, or tensorboard and prometheus:PORT or prometheus:ADDRESS:PORT, each once"
@@ -181,7 +198,7 @@ class Destinations(Kind["Sinks | Literal['none']"]):
             return "none"
         words = text.split(",")
         if len({word.partition(":")[0] for word in words}) < len(words):
-            raise ValueError  # each once
+            raise ValueError  # a destination is repeated
         prometheus = None
         for word in words:
             if word not in ("file", "tensorboard"):
@@ -189,7 +206,7 @@ class Destinations(Kind["Sinks | Literal['none']"]):
         return Sinks("tensorboard" in words, prometheus)
 
     def _address(self, word: str) -> tuple[str, int]:
-        """Return address and port of ``prometheus:9100``, on loopback if no address is given."""
+        """Return the address (default: loopback) and the port of ``prometheus:9100``."""
         found = self._prometheus.fullmatch(word)
         if not found or not 0 < int(found["port"]) < 65536:
             raise ValueError
@@ -197,16 +214,16 @@ class Destinations(Kind["Sinks | Literal['none']"]):
 
 
 MAX_DIGITS = 20
-"""Maximum characters of a number's text: Python refuses to print a very long number."""
+"""Maximum digits of a number.  Python refuses to print much longer numbers."""
 
 
 def _is_long(given: object) -> bool:
-    """Return whether a number's text is too long; an int may be too long to have a text."""
+    """Return whether a number has too many digits; converting a huge int to text would raise ValueError."""
     return (isinstance(given, int) and abs(given) >= 10**MAX_DIGITS) or len(str(given)) > MAX_DIGITS
 
 
 class Number(Kind[T]):
-    """A whole number from ``minimum`` on, or one of a few words, all of the type ``T``."""
+    """A whole number of at least ``minimum``, or one of a few words; ``T`` is the type of both."""
 
     metavar = "N"
     number = "a whole number"
@@ -233,7 +250,7 @@ class Number(Kind[T]):
 
     def _checked(self, number: float) -> T:
         if not self.minimum <= number <= (self.maximum if self.maximum is not None else number):
-            raise ValueError  # also for NaN
+            raise ValueError  # NaN fails this comparison, too
         return cast(T, number)
 
 
@@ -255,24 +272,19 @@ class Seconds(Number[T]):
         return super()._checked(int(number) if number == int(number) else number)
 
 
-class Nodes(Kind["HostCount | Word"]):
+class Nodes(OrWord[HostCount, Word]):
     """A minimum and maximum number of hosts: ``3:4``, or one number for both; or one of a few words."""
 
+    _number: Number[int] = Number(1)
+
     def __init__(self, *words: Word) -> None:
-        self.words = words
-        self.metavar = "|".join(("N", "MIN:MAX", *words))
-        self.describe = ", or ".join(
-            ("a whole number of at least 1", "MIN:MAX, the smaller one first", *words)
-        )
-        self._number: Number[int] = Number(1)
+        expected = "a whole number of at least 1, or MIN:MAX, the smaller one first"
+        super().__init__("N|MIN:MAX", expected, *words)
 
     def expected(self, given: object) -> str:
         return f"{self.describe}, in {MAX_DIGITS} digits at most" if _is_long(given) else self.describe
 
-    def from_text(self, text: str) -> HostCount | Word:
-        for word in self.words:
-            if word == text:
-                return word
+    def _parse(self, text: str) -> HostCount:
         least, colon, most = text.partition(":")
         first = self._number.from_text(least)
         last = self._number.from_text(most) if colon else first
@@ -284,20 +296,14 @@ class Nodes(Kind["HostCount | Word"]):
         return value.least if isinstance(value, HostCount) and value.least == value.most else str(value)
 
 
-class Every(Kind["Interval | Word"]):
-    """An interval as a number of steps or a time; or one of a few words."""
+class Every(OrWord[Interval, Word]):
+    """An interval, which is a number of steps or a time; or one of a few words."""
 
     def __init__(self, *words: Word) -> None:
-        self.words = words
-        self.metavar = "|".join(("STEPS", "TIME", *words))
-        self.describe = ", or ".join(
-            ("a number of steps such as 500, or a time such as 90s, 10m or 2h", *words)
-        )
+        expected = "a number of steps such as 500, or a time such as 90s, 10m or 2h"
+        super().__init__("STEPS|TIME", expected, *words)
 
-    def from_text(self, text: str) -> Interval | Word:
-        for word in self.words:
-            if word == text:
-                return word
+    def _parse(self, text: str) -> Interval:
         matched = re.fullmatch(r"(\d{1,9})([smh]?)", text, re.ASCII)
         if not matched or not int(matched[1]):
             raise ValueError
@@ -307,18 +313,13 @@ class Every(Kind["Interval | Word"]):
         return value.number if isinstance(value, Interval) and not value.unit else str(value)
 
 
-class Ports(Kind["PortRange | Word"]):
+class Ports(OrWord[PortRange, Word]):
     """A range of TCP ports, or one of a few words."""
 
     def __init__(self, *words: Word) -> None:
-        self.words = words
-        self.metavar = "|".join(("A-B", *words))
-        self.describe = ", or ".join(("ports such as 20000-20099, within 1024-65535", *words))
+        super().__init__("A-B", "ports such as 20000-20099, within 1024-65535", *words)
 
-    def from_text(self, text: str) -> PortRange | Word:
-        for word in self.words:
-            if word == text:
-                return word
+    def _parse(self, text: str) -> PortRange:
         matched = re.fullmatch(r"(\d{4,5})-(\d{4,5})", text, re.ASCII)
         if not matched or not 1024 <= int(matched[1]) <= int(matched[2]) <= 65535:
             raise ValueError
@@ -326,7 +327,7 @@ class Ports(Kind["PortRange | Word"]):
 
 
 class Steps(Kind["StepRange | Literal['none']"]):
-    """Optimizer steps as a range, or ``none``.  The beginning of the first step can't be seen."""
+    """A range of optimizer steps, or ``none``.  The first step can't be traced: nothing marks its start."""
 
     metavar = "FIRST-LAST|none"
     describe = "none, or steps such as 10-14: from 2 on, and 1000 of them at most"
@@ -344,7 +345,7 @@ class Steps(Kind["StepRange | Literal['none']"]):
 
 
 class Words(Kind["tuple[str, ...]"]):
-    """A list of arguments: a flag adds one, a line is split as by a shell."""
+    """A list of arguments.  An option adds one; the text of a variable is split as a shell would."""
 
     describe = "a list of texts"
 
@@ -369,7 +370,7 @@ class Words(Kind["tuple[str, ...]"]):
 
 
 class Variables(Kind["Mapping[str, str]"]):
-    """Environment variables, name → value: a flag adds one, a line is split as by a shell."""
+    """Environment variables, name → value.  An option adds one; a variable is split as a shell would."""
 
     metavar = "K=V"
     describe = "NAME=VALUE, or in YAML a mapping of names to text"
@@ -391,7 +392,7 @@ class Variables(Kind["Mapping[str, str]"]):
             if not isinstance(name, str) or not name or "=" in name or "\0" in name:
                 raise ValueError
             if isinstance(content, bool):
-                content = str(content).lower()  # `FLAG: true` means the word
+                content = str(content).lower()  # `FLAG: true` stands for the text "true"
             if not isinstance(content, (str, int, float)) or "\0" in str(content):
                 raise ValueError
             result[name] = str(content)

@@ -1,8 +1,8 @@
-"""Merges flags, environment, YAML and defaults into one checked Config.
+"""Merges options, environment, YAML and defaults into one checked Config.
 
-From strongest to weakest: the command line; the environment (``CPULAUNCH_…``, then the field's own variable,
-such as ``CCL_WORKER_COUNT``); the YAML file; the site's file; the default.  A field's variable in ``--env``
-or ``env:`` counts as its setting, with the strength of that source.
+The sources, from strongest to weakest: the command line; the environment (``CPULAUNCH_…``, then the variable
+of other software, such as ``CCL_WORKER_COUNT``); the YAML file; the site's file; the default.  Such a
+variable in ``--env`` or ``env:`` also sets its setting, with the strength of that source.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from cpulaunch.errors import ConfigError
 from cpulaunch.user_file import SETTINGS_LIMIT, read_user_file
 from cpulaunch.wording import did_you_mean
 
-# Our variables that are not settings: the file to read, and what a job passes to its agents and ranks.
-_OUR_OTHER_VARIABLES = {variable.name for variable in variables.TABLE}
+# Variables of cpulaunch that are not settings.
+_OTHER_VARIABLES = {variable.name for variable in variables.TABLE}
 
 SITE = Path("/etc/cpulaunch/config.yaml")
-"""The site's settings, for all users of a machine."""
+"""The site's file: settings for all users of a machine."""
 
 LOCKED = "locked"
-"""Key of the site's file that lists settings which nobody may change."""
+"""Key in the site's file: a list of settings that users may not change."""
 
-_ACCELERATES = ("compute_environment", "distributed_type")
-"""Keys that identify a configuration of accelerate."""
+_ACCELERATE_KEYS = ("compute_environment", "distributed_type")
+"""Keys that identify a configuration file of accelerate."""
 
 
 @dataclass
 class _Layer:
-    """The settings of one source.  ``locked``: those that no stronger source may set, with their places."""
+    """The settings of one source.  ``locked``: settings that no stronger source may set, with their lines."""
 
     found: dict[Setting[Any], Given] = field(default_factory=dict)
     locked: dict[Setting[Any], Origin] = field(default_factory=dict)
@@ -64,12 +64,12 @@ def load(
 ) -> Config:
     """Return the merged settings.
 
-    ``given`` are the settings on the command line, in order: (key, text, the option's name, such as
-    ``"--nnodes"``).  ``file`` is the YAML file to read; without it, ``$CPULAUNCH_CONFIG``,
-    ``./cpulaunch.yaml`` and ``$XDG_CONFIG_HOME/cpulaunch/config.yaml`` are tried in this order.
-    ``text`` is the content of a ``file`` that isn't written yet.
-    Raises ConfigError with the place, the valid values and a hint.  With ``problems``, errors in the file's
-    content are added to it instead and left out, and only a file that isn't YAML at all raises ConfigError.
+    ``given``: the settings on the command line, in order, each as (key, text, name of the option).  ``file``:
+    the YAML file to read; by default, the first of ``$CPULAUNCH_CONFIG``, ``./cpulaunch.yaml`` and
+    ``$XDG_CONFIG_HOME/cpulaunch/config.yaml``.  ``text``: the content of a ``file`` that isn't written yet.
+    Raises ConfigError with the place, the valid values and a hint.  With ``problems``, invalid keys and
+    values of the file are skipped, and their errors are added to this list; only invalid YAML raises
+    ConfigError.
     """
     environ = dict(os.environ if environ is None else environ)
     path = file or find_file(environ)
@@ -80,7 +80,7 @@ def load(
     for setting in SETTINGS.values():
         for layer in reversed(layers):
             found = None
-            with _noted(problems if layer is from_file else None):
+            with _collected(problems if layer is from_file else None):
                 found = _in_layer(layer, setting)
             if found is None:
                 continue
@@ -94,16 +94,16 @@ def load(
 
 
 def _locked(setting: Setting[Any], given: Given, site: _Layer) -> ConfigError:
-    """Return the error for a value that the site doesn't allow."""
+    """Return the error for a value that the site has locked."""
     fixed = site.found[setting].value if setting in site.found else setting.default
     return ConfigError(
         f"{given.origin}: {setting.key} is locked by {site.locked[setting]}",
-        hint=f"leave it out; its value is {setting.kind.to_text(fixed)}",
+        hint=f"leave it out; the site sets it to {setting.kind.to_text(fixed)}",
     )
 
 
 def _read(setting: Setting[Any], read: Callable[[str], Any], text: str, origin: Origin) -> Any:
-    """Call ``read``, a method of the setting's kind, on ``text``.  Raises ConfigError."""
+    """Parse ``text`` by ``read``, a method of the setting's kind.  Raises ConfigError."""
     try:
         return read(text)
     except ValueError:
@@ -114,7 +114,7 @@ def _read(setting: Setting[Any], read: Callable[[str], Any], text: str, origin: 
 
 
 def known_setting(key: str, origin: Origin) -> Setting[Any]:
-    """Return the table's row for ``key``."""
+    """Return the setting of this key.  Raises ConfigError."""
     if key not in SETTINGS:
         raise ConfigError(
             f"{origin}: unknown setting {key!r}{did_you_mean(key, SETTINGS)}",
@@ -125,11 +125,11 @@ def known_setting(key: str, origin: Origin) -> Setting[Any]:
 
 
 def read_yaml(path: Path, text: str | None = None, problems: list[ConfigError] | None = None) -> _Layer:
-    """Read the YAML file at ``path`` (or ``text`` in its place), each value with its line.
+    """Read the settings of the YAML file at ``path``, or of ``text`` in its place.
 
-    With ``problems``, keys and values that don't fit are added to it and left out.
+    Raises ConfigError with the line; with ``problems``, errors of keys and values are added to this list.
     """
-    import yaml  # costs 15 ms, so only if there is a file to read
+    import yaml  # takes 15 ms
 
     from cpulaunch.config.nodes import BoundedLoader
 
@@ -176,7 +176,7 @@ def read_yaml(path: Path, text: str | None = None, problems: list[ConfigError] |
 
 
 class _YamlReader:
-    """Reads the settings of one YAML file from its nodes, which know their lines."""
+    """Reads settings from the nodes of a YAML file, which have line numbers."""
 
     def __init__(
         self, shown: str, loader: Any, problems: list[ConfigError] | None = None, *, is_site: bool = False
@@ -186,14 +186,14 @@ class _YamlReader:
 
     def read(self, root: Any) -> _Layer:
         layer = _Layer()
-        self._refuse_accelerates(root)
+        self._refuse_accelerate(root)
         for name, node, origin in self._entries(root, ""):
-            with _noted(self.problems):
+            with _collected(self.problems):
                 self._read_entry(layer, name, node, origin)
         return layer
 
-    def _refuse_accelerates(self, root: Any) -> None:
-        if any(key.value in _ACCELERATES for key, _ in root.value):
+    def _refuse_accelerate(self, root: Any) -> None:
+        if any(key.value in _ACCELERATE_KEYS for key, _ in root.value):
             raise ConfigError(
                 f"{self.shown}: a configuration of accelerate, not of cpulaunch",
                 hint=f"`cpulaunch config import {shlex.quote(self.shown)} -o cpulaunch.yaml` converts it",
@@ -230,7 +230,7 @@ class _YamlReader:
             raise ConfigError(f"{origin}: {section!r} is a section: expected a mapping, not {_noun(node)}")
         valid = {s.name: s for s in SETTINGS.values() if s.section == section}
         for name, value, where in self._entries(node, section):
-            with _noted(self.problems):
+            with _collected(self.problems):
                 if name not in valid:
                     self._unknown(name, section, list(valid), where)
                 self._put(layer, valid[name], value, where)
@@ -239,7 +239,7 @@ class _YamlReader:
         seen: dict[str, Origin] = {}
         for key, value in node.value:
             origin = Origin(self.source, f"{self.shown}:{key.start_mark.line + 1}")
-            with _noted(self.problems):
+            with _collected(self.problems):
                 name = self._key(key, section, origin, seen)
                 seen[name] = origin
                 yield name, value, origin
@@ -266,7 +266,7 @@ class _YamlReader:
         try:
             layer.put(setting, setting.kind.from_yaml(value), origin)
         except ValueError:
-            # Keep numbers and booleans as they are written: nobody would expect `yes` to become True.
+            # Quote numbers and booleans as the user wrote them: `yes`, not True.
             written = node.id == "scalar" and not isinstance(value, str)
             shown = "an empty value" if value is None else node.value if written else repr(value)
             raise ConfigError(
@@ -279,7 +279,7 @@ class _YamlReader:
         if type(schema) is int and schema > SCHEMA:
             raise ConfigError(
                 f"{origin}: written for schema {schema}; this cpulaunch knows schema {SCHEMA}",
-                hint="use a newer cpulaunch",
+                hint="upgrade cpulaunch",
             )
         if schema != SCHEMA or type(schema) is not int:
             raise ConfigError(f"{origin}: {schema!r} is not a schema: expected `cpulaunch: {SCHEMA}`")
@@ -296,13 +296,13 @@ class _YamlReader:
         return self.loader.construct_object(node, deep=True)
 
     def _text(self, node: Any) -> Any:
-        """Return a scalar as it is written, for kinds of text: 010 is not 8 there, and `off` is not false."""
+        """Return a scalar as it is written: 010 stays 010 instead of 8, and `off` stays text."""
         return node.value if node.id == "scalar" and not node.tag.endswith(":null") else self._plain(node)
 
 
 @contextmanager
-def _noted(problems: list[ConfigError] | None) -> Iterator[None]:
-    """Add an error of this context to ``problems``; without a list, raise it."""
+def _collected(problems: list[ConfigError] | None) -> Iterator[None]:
+    """Add a ConfigError of this context to ``problems``; without a list, raise it."""
     try:
         yield
     except ConfigError as e:
@@ -321,16 +321,18 @@ def _from_command_line(given: Iterable[tuple[str, str, str]]) -> _Layer:
 
 
 def _from_environment(environ: Mapping[str, str]) -> tuple[_Layer, _Layer]:
-    ours, fields = _Layer(), _Layer()
+    ours, others = _Layer(), _Layer()
     for setting in SETTINGS.values():
-        for layer, name in ((ours, setting.environment_name), (fields, setting.variable)):
-            # In a rank, whose plan has decided this setting, the field's variable is also the plan's.
-            told = layer is fields and setting.rank_variable and environ.get(setting.rank_variable)
-            # An empty variable counts as unset, as in most programs.
-            if name and environ.get(name) and not told:
+        # Within a rank, the plan has set the variable of other software, so it isn't the user's choice.
+        planned = setting.rank_variable and environ.get(setting.rank_variable)
+        for layer, name in (
+            (ours, setting.environment_name),
+            (others, None if planned else setting.variable),
+        ):
+            if name and environ.get(name):  # an empty variable counts as unset
                 origin = Origin.of_variable(name)
                 layer.put(setting, _read(setting, setting.kind.from_line, environ[name], origin), origin)
-    return ours, fields
+    return ours, others
 
 
 def _in_layer(layer: _Layer, setting: Setting[Any]) -> Given | None:
@@ -356,15 +358,15 @@ def find_file(environ: Mapping[str, str]) -> Path | None:
 
 def _ignored_variables(environ: Mapping[str, str]) -> Iterator[str]:
     settings = {setting.environment_name for setting in SETTINGS.values()}
-    told = {setting.rank_variable: setting.environment_name for setting in SETTINGS.values()}
+    of_ranks = {setting.rank_variable: setting.environment_name for setting in SETTINGS.values()}
     in_job = variables.JOB_ID in environ
     for name in environ:
         if not name.startswith("CPULAUNCH_") or name in settings:
             continue
-        if name not in _OUR_OTHER_VARIABLES:
+        if name not in _OTHER_VARIABLES:
             yield f"${name} is not a setting of cpulaunch, and is ignored{did_you_mean(name, settings)}"
-        elif name in told and not in_job:
-            yield f"${name} is ignored: cpulaunch sets it for the ranks; the setting is ${told[name]}"
+        elif name in of_ranks and not in_job:
+            yield f"${name} is ignored: cpulaunch sets it for the ranks; the setting is ${of_ranks[name]}"
 
 
 def _shown(path: Path) -> str:

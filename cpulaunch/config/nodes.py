@@ -1,7 +1,4 @@
-"""Loads a YAML file with bounds, so that neither depth nor aliases create too many nodes.
-
-Values that can't exist, such as the date 2024-02-30, become errors with their line.
-"""
+"""A YAML loader that limits the depth and the number of nodes, and reports each error with its line."""
 
 from __future__ import annotations
 
@@ -15,15 +12,14 @@ MAX_DEPTH = 32
 """Maximum depth of nested collections."""
 
 MAX_NODES = 10_000
-"""Maximum scalars and collections of a file, with aliases expanded."""
-
+"""Maximum number of scalars and collections in a file, with aliases expanded."""
 
 MAX_NUMBER = 1 << 63
-"""Bound of whole numbers.  Python refuses to print much longer ones."""
+"""Limit of whole numbers.  Python refuses to print much longer ones."""
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """Loads the YAML of ``text``; raises ConfigError, with ``shown`` and the line, if a bound is exceeded."""
+    """Loads the YAML of ``text``.  Raises ConfigError, with the file name ``shown`` and the line."""
 
     def __init__(self, text: str, shown: str) -> None:
         super().__init__(text)
@@ -39,7 +35,7 @@ class BoundedLoader(yaml.SafeLoader):
         self._depth += 1
         too_deep = self._depth > MAX_DEPTH
         if too_deep or self._nodes > MAX_NODES:
-            what = "levels of nesting" if too_deep else "values, with what its aliases stand for"
+            what = "levels of nesting" if too_deep else "values, with its aliases expanded"
             most = MAX_DEPTH if too_deep else MAX_NODES
             raise ConfigError(f"{self._shown}:{event.start_mark.line + 1}: more than {most} {what}")
         node: yaml.Node | None = super().compose_node(parent, index)
@@ -53,7 +49,9 @@ class BoundedLoader(yaml.SafeLoader):
         try:
             value = super().construct_object(node, deep=deep)
         except (ValueError, AttributeError, TypeError):
-            raise ConfigError(f"{place}: {node.value!r} is not what it looks like", hint="quote it") from None
+            raise ConfigError(
+                f"{place}: {node.value!r} is not a valid date or number", hint="quote it if it is text"
+            ) from None
         if isinstance(value, int) and not -MAX_NUMBER < value < MAX_NUMBER:
-            raise ConfigError(f"{place}: too large a number")
+            raise ConfigError(f"{place}: the number is too large")
         return value

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class Source(IntEnum):
-    """The sources of values, the weakest first."""
+    """The sources of values, from the weakest to the strongest."""
 
     DEFAULT = 0
     DETECTED = 1
@@ -21,8 +21,8 @@ class Source(IntEnum):
 class Origin:
     """The source of one value, and its name in messages, such as ``--nnodes`` or ``cpulaunch.yaml:7``.
 
-    ``option``: the option of the command line, without its dashes; empty for other sources.
-    ``variables``: the environment variables that the value comes from.
+    ``option``: the command-line option without its dashes; empty for other sources.
+    ``variables``: the environment variables that contribute to the value.
     """
 
     source: Source
@@ -44,7 +44,7 @@ class Origin:
         return self.text
 
     def and_then(self, other: Origin) -> Origin:
-        """Return the origin of a value to which this origin and the ``other`` have contributed."""
+        """Return the origin of a value that merges values from this origin and from ``other``."""
         if self in (DEFAULT, other):
             return other
         return Origin(
@@ -56,4 +56,4 @@ class Origin:
 
 DEFAULT = Origin(Source.DEFAULT, "default")
 DETECTED = Origin(Source.DETECTED, "detected")
-"""Origin of what cpulaunch has found or decided for a setting that leaves it to cpulaunch."""
+"""Origin of a value that cpulaunch has detected or decided, for a setting such as ``auto``."""

@@ -1,4 +1,4 @@
-"""Passes settings to a rank: the planner writes them into its environment, and the rank reads them."""
+"""Passes settings to ranks in environment variables: the planner writes them, and a rank reads them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ T = TypeVar("T")
 
 
 def rank_settings(config: Config, decided: Mapping[Setting[Any], Any]) -> dict[str, str]:
-    """Return the variables for the settings ``decided``, and for all that are not defaults."""
-    told = {}
+    """Return the variables of the settings that the plan has ``decided`` and of all that are not defaults."""
+    env = {}
     for setting in SETTINGS.values():
         name, value = setting.rank_variable, decided.get(setting, config.value(setting))
-        # A variable in the environment comes from an enclosing job, in which this launcher runs.
+        # A variable that is already set comes from an enclosing job; override it.
         if name and (setting in decided or value != setting.default or name in config.environ):
-            told[name] = setting.kind.to_text(value)
-    return told
+            env[name] = setting.kind.to_text(value)
+    return env
 
 
 def rank_setting(setting: Setting[T], environ: Mapping[str, str]) -> T:
-    """Return the value of a setting in a rank; its default if the rank got none.
+    """Return the value of a setting in a rank, or its default if its variable is not set.
 
-    Raises UsageError if its variable holds no valid value of this setting.
+    Raises UsageError if the variable is invalid.
     """
     text = environ.get(setting.rank_variable or "")
     if not text:

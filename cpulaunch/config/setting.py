@@ -1,7 +1,7 @@
-"""Elements of the table of settings: sections, and their settings.
+"""The classes of the table of settings: a setting is a descriptor in the class of its section.
 
-A setting is an attribute of its section.  On an instance of the section, it is the setting's value, with its
-type known to mypy.  On the class, it is the setting itself, which gives access to more than the value::
+On an instance of the section, the attribute is the setting's value, whose type mypy knows.  On the class, it
+is the setting itself::
 
     config.hosts.nproc                    int | Literal["auto"]
     config.where(Config.hosts.nproc)      "hosts.nproc (cpulaunch.yaml:7)"
@@ -21,7 +21,7 @@ S = TypeVar("S", bound="Section")
 
 
 class Given(NamedTuple):
-    """A value, and its origin."""
+    """A value that a source sets, and its origin."""
 
     value: Any
     origin: Origin
@@ -29,7 +29,7 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True)
 class Section:
-    """Settings that belong together.  ``given``: the values of those that are set."""
+    """A group of settings.  ``given``: the settings that a source sets, with their values."""
 
     section: ClassVar[str]
     title: ClassVar[str]
@@ -41,8 +41,7 @@ class Section:
 class Ask:
     """How the wizard asks for a setting.
 
-    This consists of the question's place in the order, and a line that says why the setting matters and what
-    its default means.
+    ``place``: position of the question.  ``why``: a line about the purpose and the default of the setting.
     """
 
     place: int
@@ -54,11 +53,11 @@ class Ask:
 class Setting(Generic[T]):
     """One setting.
 
-    ``flags`` are its options of ``cpulaunch run``, if any.  ``--help`` shows those of a ``common`` setting,
-    ``--help-all`` all.  ``variable`` is the name by which the field already knows the setting, if there is
-    one: in the environment, it counts as the user's wish.  ``ask`` is for settings that the wizard asks for
-    one by one; it offers the others at its end.  ``rank_variable`` is the variable by which ranks get its
-    value, if they do.  ``decided`` are further values that ranks may get, but users can't set.
+    ``flags``: its options of ``cpulaunch run``.  ``variable``: a variable of other software with the same
+    meaning, such as ``OMP_NUM_THREADS``; users may set it instead.  ``ask``: the wizard's question; the
+    wizard offers settings without a question at its end.  ``common``: ``--help`` shows the options;
+    ``--help-all`` shows all.  ``rank_variable``: the variable that passes the value to ranks.  ``decided``:
+    further values that the plan may pass to ranks, but users can't set.
     """
 
     kind: Kind[T]
@@ -88,12 +87,12 @@ class Setting(Generic[T]):
 
     @property
     def key(self) -> str:
-        """``ccl.worker_count``; the name alone for a setting of the top level."""
+        """The section and the name, such as ``ccl.worker_count``; at the top level, the name alone."""
         return f"{self.section}.{self.name}" if self.section else self.name
 
     @property
     def environment_name(self) -> str:
-        """cpulaunch's own variable for it, such as ``CPULAUNCH_CCL_WORKER_COUNT``."""
+        """The variable that sets it, such as ``CPULAUNCH_CCL_WORKER_COUNT``."""
         return "CPULAUNCH_" + self.key.upper().replace(".", "_")
 
 

@@ -1,7 +1,7 @@
-"""The one table of settings.
+"""The table of settings, in sections; some of them are in `placement_settings`.
 
-Everything that deals with settings reads this table: the command line's options, the check of YAML files,
-``config show``, the wizard and ``docs/settings.md``.  To add a setting, add a row.
+Command-line options, the check of YAML files, ``config show``, the wizard and ``docs/settings.md`` are made
+from this table.  To add a setting, add a row.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from cpulaunch.config.kinds import (
     ChoiceOrPlugin,
     Destinations,
     Every,
-    Nodes,
     Number,
     Numbers,
-    Ports,
     Seconds,
     Sinks,
     Steps,
@@ -27,180 +25,25 @@ from cpulaunch.config.kinds import (
     Variables,
     Words,
 )
+from cpulaunch.config.placement_settings import Auto, CpuSection, HostsSection, InstancesSection, MpiSection
 from cpulaunch.config.setting import Ask, Nested, Section, Setting
-from cpulaunch.config.values import HostCount, Interval, PortRange, StepRange
+from cpulaunch.config.values import Interval, StepRange
 from cpulaunch.model.cores import CoreSet
 
 SCHEMA = 1
 
-Auto: TypeAlias = Literal["auto"]
 AllOrNone: TypeAlias = Literal["all", "none"]
-Allocator: TypeAlias = Literal["auto", "tcmalloc", "jemalloc", "glibc", "default"]
 Backend: TypeAlias = Literal["auto", "ccl", "gloo"]
 CclBinding: TypeAlias = Literal["auto", "cpulaunch", "oneccl_bind_pt"]
 Compression: TypeAlias = Literal["none", "bf16"]
-OpenMP: TypeAlias = Literal["auto", "intel", "default"]
 Precision: TypeAlias = Literal["auto", "bf16", "fp32"]
 RestartOn: TypeAlias = Literal["failure", "error", "never"]
 StallAction: TypeAlias = Literal["report", "abort", "restart"]
-Strategy: TypeAlias = Literal["scatter", "close", "none"]
 Transport: TypeAlias = Literal["auto", "tcp", "ofi", "oneccl", "mpi"]
 DecidedTransport: TypeAlias = Literal["shm", "shm+tcp", "shm+ofi"]
 
-# Launchers that ``mpirun`` doesn't stand for.
+# All launchers but the MPIs, which share the name mpirun.
 _OTHER_LAUNCHERS = [name for name in plugins.BUILT_IN[plugins.LAUNCHERS] if name not in plugins.MPIS]
-
-
-class HostsSection(Section):
-    section = "hosts"
-    title = "Hosts and number of ranks"
-
-    hostfile = Setting(
-        Text("FILE"),
-        "",
-        "file with one host per line: host, host:N or host slots=N; relative to the directory in which cpulaunch is started",
-        ("--hostfile", "-f"),
-        ask=Ask(
-            1,
-            "Where should the ranks run?",
-            "Several machines are listed in a hostfile; ssh, or an MPI, starts the ranks.",
-        ),
-        common=True,
-    )
-    list = Setting(Text("a,b:2"), "", "list of hosts, instead of a hostfile", ("--hosts",), common=True)
-    exclude = Setting(Text("LIST"), "", "hosts of the hostfile to leave out", ("--exclude",))
-    nnodes: Setting[HostCount | Literal["all"]] = Setting(
-        Nodes("all"),
-        "all",
-        "number of hosts to use, from the start of the list; MIN:MAX: a restart may leave out hosts that fail",
-        ("--nnodes",),
-        common=True,
-    )
-    nproc_per_node: Setting[int | Auto] = Setting(
-        Number(1, "auto"),
-        "auto",
-        "ranks per host; auto: the slots in the hostfile, else one rank per NUMA node",
-        ("--nproc-per-node", "-ppn"),
-        ask=Ask(
-            6,
-            "How many ranks per host?",
-            "One per NUMA node keeps memory local.  auto: hostfile slots, else that.",
-        ),
-        common=True,
-    )
-    nproc: Setting[int | Auto] = Setting(
-        Number(1, "auto"),
-        "auto",
-        "total number of ranks, divided evenly over the hosts",
-        ("-n",),
-        common=True,
-    )
-    master_addr = Setting(
-        Text("ADDR"),
-        "auto",
-        "address for the ranks' rendezvous; auto: the first host's",
-        ("--master-addr",),
-        "MASTER_ADDR",
-    )
-    master_port: Setting[int | Auto] = Setting(
-        Number(1, "auto", maximum=65535, metavar="PORT"),
-        "auto",
-        "TCP port for the ranks' rendezvous; auto: a free one",
-        ("--master-port",),
-        "MASTER_PORT",
-    )
-    port_range: Setting[PortRange | Auto] = Setting(
-        Ports("auto"),
-        "auto",
-        "TCP ports on which the job listens on every host, as for a firewall; auto: any free ones",
-        ("--port-range",),
-        rank_variable=variables.PORT_RANGE,
-    )
-    oversubscribe = Setting(
-        Switch(),
-        False,
-        "allow more ranks than cores; ranks then share cores",
-        ("--oversubscribe",),
-        common=True,
-    )
-    skip_preflight = Setting(
-        Switch(),
-        False,
-        "start without checking the hosts first",
-        ("--skip-preflight",),
-    )
-
-    @property
-    def ports(self) -> range | None:
-        """The ports to listen on; None if any will do."""
-        return None if self.port_range == "auto" else self.port_range.ports
-
-
-class InstancesSection(Section):
-    section = "instances"
-    title = "Independent programs, instead of ranks"
-
-    count: Setting[int | Literal["auto", "none"]] = Setting(
-        Number(1, "auto", "none"),
-        "none",
-        "number of independent programs on all hosts together; auto, or --throughput-mode: one per NUMA node, or as many of instances.cores_per_instance as fit",
-        ("--instances",),
-        ask=Ask(
-            4,
-            "How many independent instances, as for inference?",
-            "none: one job, such as a training.  auto: a program per NUMA node.",
-        ),
-        common=True,
-    )
-    cores_per_instance: Setting[int | Literal["auto", "max"]] = Setting(
-        Number(1, "auto", "max"),
-        "auto",
-        "physical cores per instance; auto: an even share; max: leftover cores are distributed, too; --latency-mode: 4",
-        ("--cores-per-instance",),
-        ask=Ask(
-            5,
-            "How many cores per instance?",
-            "All cores: highest throughput.  4: low latency.  auto: an even share.",
-        ),
-        common=True,
-    )
-    only: Setting[int | Literal["all"]] = Setting(
-        Number(0, "all"),
-        "all",
-        "number, from 0, of the only instance to run; its cores are those that it has when all run",
-        ("--instance",),
-    )
-    fail_fast = Setting(
-        Switch(),
-        False,
-        "end all instances when one fails, instead of letting the others go on",
-        ("--fail-fast",),
-    )
-
-
-class MpiSection(Section):
-    section = "mpi"
-    title = "The MPI that starts the ranks"
-
-    flavour = Setting(
-        Choice("auto", *plugins.MPIS),
-        "auto",
-        "MPI whose mpiexec starts the ranks; auto: Intel MPI of this environment, else the first on PATH",
-        ("--mpi",),
-        ask=Ask(
-            2,
-            "Which MPI starts them?",
-            "MPI only starts them; cpulaunch binds and watches.  auto: the first found.",
-        ),
-        common=True,
-    )
-    path = Setting(Text("DIR|FILE"), "auto", "mpiexec, or the directory that it is in", ("--mpi-path",))
-    args: Setting[tuple[str, ...]] = Setting(
-        Words("ARG"),
-        (),
-        "further arguments for mpiexec, or for srun",
-        ("--mpi-args",),
-    )
 
 
 class CclSection(Section):
@@ -210,26 +53,29 @@ class CclSection(Section):
     binding: Setting[CclBinding] = Setting(
         Choice(*get_args(CclBinding)),
         "auto",
-        "implementation of the backend ccl: cpulaunch's own (auto), or Intel's oneccl_bind_pt",
+        "implementation of the backend ccl: cpulaunch's own (auto) or Intel's oneccl_bind_pt",
         ("--ccl-binding",),
         rank_variable=variables.CCL_BINDING,
     )
     worker_count: Setting[int | Auto] = Setting(
         Number(0, "auto"),
         "auto",
-        "cores of each rank for communication, each with a thread; auto: 0, but 1 where oneCCL carries collectives and a rank has at least 4 cores",
+        "cores of each rank that only communicate; auto: 1 if oneCCL carries collectives and a rank has at "
+        "least 4 cores, else 0",
         ("--ccl-worker-count",),
         "CCL_WORKER_COUNT",
         ask=Ask(
             8,
             "How many cores of each rank for communication?",
-            "They only communicate.  auto: 0, but 1 with oneCCL.  Measure: cpulaunch tune",
+            "They do not compute.  auto: 0, or 1 with oneCCL.  `cpulaunch tune` measures.",
         ),
     )
     transport: Setting[Transport | DecidedTransport] = Setting(
         Choice(*get_args(Transport)),
         "auto",
-        "transport of ccl's collectives; tcp, ofi: cpulaunch itself, by shared memory within a host, and TCP or libfabric between hosts; oneccl, mpi: oneCCL, over libfabric or MPI; auto: tcp, but ofi over fast network cards of several hosts, and oneccl with several oneCCL workers, or where a oneCCL algorithm is set (CCL_ALLREDUCE, CCL_BCAST, …)",
+        "transport of ccl's collectives; tcp, ofi: shared memory within a host, and TCP or libfabric between "
+        "hosts; oneccl, mpi: oneCCL over libfabric or MPI; auto: oneccl with several workers or a oneCCL "
+        "algorithm (CCL_ALLREDUCE, CCL_BCAST, …), ofi if all hosts have fast network cards, else tcp",
         ("--ccl-transport",),
         "CCL_ATL_TRANSPORT",
         rank_variable=variables.CCL_TRANSPORT,
@@ -238,14 +84,14 @@ class CclSection(Section):
     provider = Setting(
         Text("auto|tcp|psm3|verbs"),
         "auto",
-        "libfabric provider; auto: that of a network card that works on all hosts, else tcp",
+        "libfabric provider; auto: the one for a fast network card on all hosts, else tcp",
         ("--provider",),
         "FI_PROVIDER",
     )
     interface = Setting(
         Text("IF"),
         "auto",
-        "network interface to the other hosts; auto: on each host, the one on the route to the first host",
+        "network interface to the other hosts; auto: each host's interface on the route to the first host",
         ("--interface",),
         ask=Ask(
             3,
@@ -257,76 +103,8 @@ class CclSection(Section):
     logical_cores = Setting(
         Switch(),
         False,
-        "run communication on hyperthread siblings of the ranks' cores",
+        "run communication threads on hyperthread siblings of the ranks' cores",
         ("--ccl-logical-cores",),
-    )
-
-
-class CpuSection(Section):
-    section = "cpu"
-    title = "Cores, memory, threads"
-
-    cores_per_rank: Setting[int | Literal["auto", "max"]] = Setting(
-        Number(1, "auto", "max"),
-        "auto",
-        "physical cores per rank, including those for communication; max: leftover cores are distributed, too",
-        ("--cores-per-rank",),
-        common=True,
-    )
-    cores: Setting[CoreSet | Auto] = Setting(
-        Numbers("LIST", "0-13,28", "auto"),
-        "auto",
-        "CPUs to use; auto: all that this process may use",
-        ("--cores",),
-        common=True,
-    )
-    numa_nodes: Setting[CoreSet | Auto] = Setting(
-        Numbers("LIST", "0-13,28", "auto"),
-        "auto",
-        "NUMA nodes to use; auto: all",
-        ("--numa-nodes",),
-    )
-    bind_numa = Setting(Switch(), False, "keep each rank within one NUMA node", ("--bind-numa",))
-    logical_cores = Setting(
-        Switch(),
-        False,
-        "also use the hyperthread siblings of the cores",
-        ("--use-logical-cores",),
-        common=True,
-    )
-    e_cores = Setting(Switch(), False, "also use efficiency cores", ("--use-e-cores",))
-    strategy: Setting[Strategy] = Setting(
-        Choice(*get_args(Strategy)),
-        "scatter",
-        "scatter spreads ranks over NUMA nodes, close fills one after another, none does not pin them",
-        ("--strategy",),
-    )
-    threads: Setting[int | Auto] = Setting(
-        Number(1, "auto"),
-        "auto",
-        "OpenMP threads per rank; auto: one per compute core",
-        ("--threads",),
-        "OMP_NUM_THREADS",
-        common=True,
-    )
-    lenient = Setting(
-        Switch(),
-        False,
-        "only warn if a rank does not have its planned cores, threads, memory policy or libraries",
-        ("--lenient",),
-    )
-    allocator: Setting[Allocator] = Setting(
-        Choice(*get_args(Allocator)),
-        "auto",
-        "memory allocator; glibc: its malloc, tuned to keep freed memory; "
-        "auto: tcmalloc if it is installed, else glibc; default: libc's malloc as it is",
-        ("--allocator",),
-    )
-    openmp: Setting[OpenMP] = Setting(
-        Choice(*get_args(OpenMP)),
-        "auto",
-        "OpenMP runtime; intel: Intel's (package intel-openmp), preloaded; default and auto: the one that ships with torch",
-        ("--openmp",),
     )
 
 
@@ -337,12 +115,12 @@ class TrainingSection(Section):
     backend: Setting[Backend | Literal["none"]] = Setting(
         Choice(*get_args(Backend)),
         "auto",
-        "backend of torch.distributed; auto: ccl where it can be used, else gloo",
+        "backend of torch.distributed; auto: ccl if it can be used, else gloo",
         ("--backend",),
         ask=Ask(
             7,
             "Which backend for collectives?",
-            "ccl is faster, gloo works everywhere.  auto: ccl where it can be used.",
+            "ccl is faster, gloo works everywhere.  auto: ccl if it can be used.",
         ),
         rank_variable=variables.BACKEND,
         common=True,
@@ -350,7 +128,8 @@ class TrainingSection(Section):
     precision: Setting[Precision] = Setting(
         Choice(*get_args(Precision)),
         "auto",
-        "precision of the forward and backward pass; auto: bf16 where it was measured to be 1.2 times faster than fp32, else fp32",
+        "precision of the forward and backward pass; auto: bf16 if it is measured to be 1.2 times faster "
+        "than fp32",
         ("--precision",),
         ask=Ask(
             9,
@@ -363,7 +142,8 @@ class TrainingSection(Section):
     engine = Setting(
         ChoiceOrPlugin(plugins.ENGINES, "auto", *plugins.BUILT_IN[plugins.ENGINES]),
         "auto",
-        "implementation of training steps: PyTorch with cpulaunch's kernels (native), PyTorch alone (torch), or, in bf16, Intel's extension (ipex); auto: ipex where it was measured to be faster, else native",
+        "implementation of training steps: PyTorch with cpulaunch's kernels (native), PyTorch alone (torch), "
+        "or, in bf16, Intel's extension (ipex); auto: ipex if it is measured to be faster, else native",
         ("--engine",),
         ask=Ask(
             10,
@@ -383,14 +163,14 @@ class TrainingSection(Section):
     compress_gradients: Setting[Compression] = Setting(
         Choice(*get_args(Compression)),
         "none",
-        "precision of the gradients sent between hosts; gloo and oneCCL also sum in it",
+        "precision in which gradients are sent between hosts; gloo and oneCCL also add them in it",
         ("--compress-gradients",),
         rank_variable=variables.COMPRESS_GRADIENTS,
     )
     bucket_mb: Setting[int | Auto] = Setting(
         Number(1, "auto"),
         "auto",
-        "size of DDP's gradient buckets, MB",
+        "size of DDP's gradient buckets in MB",
         ("--bucket-mb",),
         rank_variable=variables.BUCKET_MB,
     )
@@ -411,7 +191,8 @@ class TrainingSection(Section):
     strict = Setting(
         Switch(),
         False,
-        "end the job at the first optimizer step if there is no process group, so that each rank would train a model of its own",
+        "fail at the first optimizer step if there is no process group, as each rank would train a separate "
+        "model",
         ("--strict",),
         rank_variable=variables.STRICT,
     )
@@ -424,14 +205,14 @@ class WatchSection(Section):
     heartbeat_timeout: Setting[float] = Setting(
         Seconds(1),
         30,
-        "seconds of silence that every host survives; one that is silent for a third longer counts as lost",
+        "seconds without a heartbeat that a host survives; after a third more, it counts as lost",
         ("--heartbeat-timeout",),
         rank_variable=variables.HEARTBEAT_TIMEOUT,
     )
     grace_period: Setting[float] = Setting(
         Seconds(0),
         10,
-        "seconds that ranks get to end by themselves before they are killed",
+        "seconds that ranks have to exit by themselves before they are killed",
         ("--grace-period",),
         rank_variable=variables.GRACE_PERIOD,
     )
@@ -439,28 +220,28 @@ class WatchSection(Section):
         Seconds(0, "auto"),
         "auto",
         "seconds without progress after which a job counts as stalled; 0: never; "
-        "auto: ten times the longest time so far, and at least 60",
+        "auto: ten times the longest time so far, at least 60",
         ("--stall-timeout",),
     )
     stall_action: Setting[StallAction] = Setting(
         Choice(*get_args(StallAction)),
         "report",
-        "what to do about a stalled job, apart from reporting it; restart: as watch.max_restarts allows",
+        "what to do with a stalled job: report it, abort it, or restart it (up to watch.max_restarts times)",
         ("--stall-action",),
         common=True,
     )
     max_restarts: Setting[int] = Setting(
         Number(0),
         0,
-        "how often to restart a job that fails; the count resets when the job makes progress",
+        "maximum restarts of a failed job; the count starts anew when the job makes progress",
         ("--max-restarts",),
         common=True,
     )
     restart_on: Setting[RestartOn] = Setting(
         Choice(*get_args(RestartOn)),
         "failure",
-        "failures after which a job is restarted; failure: signals, lost hosts, a network that failed; error: "
-        "exceptions of the script and its exit codes, too",
+        "failures after which a job is restarted; failure: signals, lost hosts, network errors; error: also "
+        "exceptions and exit codes of the script",
         ("--restart-on",),
         common=True,
     )
@@ -472,14 +253,14 @@ class WatchSection(Section):
     restartable = Setting(
         Switch(),
         False,
-        "SIGTERM, SIGUSR1 or SIGUSR2 before the first optimizer step ends the job with exit code 75, as after "
-        "a save: nothing is lost, and it can be started again",
+        "exit with 75, as after a save, on SIGTERM, SIGUSR1 or SIGUSR2 before the first optimizer step: the "
+        "job has lost nothing, and can be started again",
     )
     checkpoint_every: Setting[Interval | Auto] = Setting(
         Every("auto"),
         "auto",
-        "how often cpulaunch.Checkpoint saves, in steps (500) or time (90s, 10m, 2h); auto: as the script says, "
-        "else every 10m",
+        "how often cpulaunch.Checkpoint saves, in steps (500) or time (90s, 10m, 2h); auto: the script's "
+        "interval, else 10m",
         ("--checkpoint-every",),
         rank_variable=variables.CHECKPOINT_EVERY,
         common=True,
@@ -487,15 +268,15 @@ class WatchSection(Section):
     telemetry: Setting[Sinks | Literal["none"]] = Setting(
         Destinations(),
         Sinks(),
-        "destinations of each step's times and sizes; file: telemetry.jsonl; none: nowhere; in addition to the file: "
-        "tensorboard, prometheus:9100 (on loopback), prometheus:ADDRESS:PORT",
+        "where each step's times and sizes go: file (telemetry.jsonl) or none; in addition to the file: "
+        "tensorboard, prometheus:PORT (on loopback), prometheus:ADDRESS:PORT",
         ("--telemetry",),
         rank_variable=variables.TELEMETRY,
     )
     profile: Setting[StepRange | Literal["none"]] = Setting(
         Steps(),
         "none",
-        "optimizer steps that all ranks trace by torch's profiler, counted from the start",
+        "optimizer steps, counted from 1, that all ranks trace with torch's profiler",
         ("--profile",),
         common=True,
     )
@@ -520,27 +301,28 @@ class OutputSection(Section):
     tee: Setting[CoreSet | AllOrNone] = Setting(
         Numbers("RANKS|all|none", "0,4-7", *get_args(AllOrNone)),
         "all",
-        "ranks whose output is shown; identical lines from three or more ranks (on a terminal, two) are folded into one, unless all is set explicitly",
+        "ranks whose output is shown; identical lines of several ranks are shown once, unless all is set "
+        "explicitly",
         ("--tee",),
         common=True,
     )
     stdin: Setting[int] = Setting(
         Number(0, metavar="N"),
         0,
-        "rank that reads this terminal or piped input; the others have no stdin",
+        "rank that gets stdin; the others have none",
         ("--stdin",),
     )
     verbose = Setting(
         Switch(),
         False,
-        "print more: every event, and all notes on the plan",
+        "print every event, and all notes on the plan",
         ("--verbose", "-v"),
         common=True,
     )
 
 
 class Table(Section):
-    """All settings: those of the top level, and the sections."""
+    """All settings: those at the top level, and the sections."""
 
     section = ""
     title = "How ranks are started"
@@ -548,7 +330,9 @@ class Table(Section):
     launcher = Setting(
         ChoiceOrPlugin(plugins.LAUNCHERS, "auto", *_OTHER_LAUNCHERS, "mpirun"),
         "auto",
-        "local: cpulaunch itself starts the ranks; ssh: agents over ssh, without an MPI; mpirun: mpiexec; slurm: srun in an allocation; auto: local if all ranks run on this machine, else slurm in an allocation, mpirun if the same MPI is on all hosts, and otherwise ssh",
+        "what starts the ranks: cpulaunch itself on this machine (local), ssh, mpiexec (mpirun), or srun in "
+        "an allocation (slurm); auto: local for one machine, slurm in an allocation, mpirun if all hosts "
+        "have the same MPI, else ssh",
         ("--launcher",),
         common=True,
     )
@@ -563,7 +347,7 @@ class Table(Section):
     env: Setting[Mapping[str, str]] = Setting(
         Variables(),
         {},
-        "environment variables set for the ranks",
+        "environment variables to set for the ranks",
         ("--env",),
         common=True,
     )
@@ -590,7 +374,7 @@ def _settings(section: type[Section]) -> Iterator[Setting[Any]]:
 
 
 SECTIONS = {section.section: section.title for section in _sections()}
-"""The titles of all sections, by name; the top level has none."""
+"""Section name → title.  The name of the top level is empty."""
 
 SETTINGS = {setting.key: setting for setting in _settings(Table)}
-"""All settings by key, in the order of the reference page."""
+"""Key → setting, in the order of the reference page."""

@@ -1,7 +1,4 @@
-"""Values of settings that are neither texts nor numbers.
-
-The text of each value, by ``str``, is read as the same value again.
-"""
+"""Types of settings' values.  ``str`` formats a value as its setting parses it."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ class PortRange:
 
     @property
     def ports(self) -> range:
-        """Its ports."""
+        """The ports as a range."""
         return range(self.first, self.last + 1)
 
     def __str__(self) -> str:

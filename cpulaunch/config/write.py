@@ -1,4 +1,4 @@
-"""Writes settings as the text of a commented YAML file."""
+"""Formats settings as a commented YAML file."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ T = TypeVar("T")
 WIDTH = 80
 
 HEADING = f"""\
-# Settings of cpulaunch.  Command line and environment win over this file.
-# Lines such as `# name: value` are defaults; `cpulaunch run --help` says more.
+# Settings of cpulaunch.  The command line and the environment override this file.
+# Lines such as `# name: value` show defaults; see `cpulaunch run --help-all`.
 cpulaunch: {SCHEMA}
 """
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./+-]*")
-# Words that YAML 1.1 doesn't read as text.
+# Words that YAML 1.1 does not load as text.
 _RESERVED = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
-# Characters that YAML allows only as an escape.
+# Characters that YAML requires to be escaped.
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 
 def yaml_text(values: Mapping[Setting[Any], Any], heading: Sequence[str] = ()) -> str:
-    """Return a YAML file with ``values``, each with its meaning, and all defaults as comments.
+    """Return the text of a YAML file with ``values`` and their help, and all defaults as comments.
 
-    ``heading`` are lines of comment at the start.  Reading the text back gives the same values.
+    ``heading``: lines of a comment at the start.  Loading the text gives the same values.
     """
     parts = ["".join(f"# {line}".rstrip() + "\n" for line in heading) + HEADING]
     for section, rows in groupby(SETTINGS.values(), key=lambda setting: setting.section):
@@ -41,12 +41,12 @@ def yaml_text(values: Mapping[Setting[Any], Any], heading: Sequence[str] = ()) -
 
 
 def shown_value(setting: Setting[T], value: T) -> str:
-    """Return a setting's value in YAML, on one line."""
+    """Format a setting's value as one line of YAML."""
     return scalar(setting.kind.to_yaml(value))
 
 
 def scalar(value: Any) -> str:
-    """Return a value of YAML's types as YAML, on one line."""
+    """Format a plain value as one line of YAML."""
     if isinstance(value, str):
         plain = _PLAIN.fullmatch(value) and value.lower() not in _RESERVED
         return value if plain else _quoted(value)

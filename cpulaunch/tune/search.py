@@ -1,4 +1,4 @@
-"""Successive halving: coarse trials of all candidates, then finer ones of the faster half.  Pure."""
+"""Varies one setting after the other, and keeps each value that is measured as faster."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from cpulaunch.tune.rate import Rate
 from cpulaunch.tune.space import Values
 
 COARSE, FINE = 0.1, 0.03
-"""Required precision of a rate, as a fraction of it: to drop the slower half, and to choose the winner."""
+"""Required precision of a rate, as a fraction: in a first trial, and in a comparison of two candidates."""
 
 CONFIRMATIONS = 3
-"""Number of times that the winner and the default settings are run in turn at the end."""
+"""Number of final runs of the winner and of the default settings, in turn."""
 
 
 class Trial(NamedTuple):
-    """One run with the settings ``values``: its rate, or the reason why there is none."""
+    """One run with the settings ``values``: its rate, or the reason ``why`` it has none."""
 
     values: Values
     rate: Rate | None
@@ -26,18 +26,18 @@ class Trial(NamedTuple):
 
 
 class Measure(Protocol):
-    """Runs a trial until its rate is known within ``tolerance``, or is surely below ``to_beat``.
+    """Runs a trial until its rate is known within ``tolerance``, or is certainly below ``to_beat``.
 
-    Returns None if no time is left for it.
+    Returns None if no time is left.
     """
 
     def __call__(self, values: Values, tolerance: float, to_beat: float = 0.0) -> Trial | None: ...
 
 
 class Found(NamedTuple):
-    """The ``winner`` and, for each confirmation, its rate divided by that of the default settings.
+    """The ``winner``, and its rate divided by the rate of the default settings in each confirmation.
 
-    ``default_failed``: the default settings have no rate, so there is nothing to compare.
+    ``default_failed``: the default settings have no rate to compare with.
     """
 
     winner: Trial
@@ -46,7 +46,7 @@ class Found(NamedTuple):
 
     @property
     def is_faster(self) -> bool:
-        """Whether the winner was faster than the default in each confirmation, or only the winner runs."""
+        """Whether the winner was faster than the default in each confirmation, or the default failed."""
         return self.default_failed or (len(self.ratios) == CONFIRMATIONS and min(self.ratios) > 1)
 
     @property
@@ -56,41 +56,50 @@ class Found(NamedTuple):
 
 
 def search(default: Trial, stages: Sequence[Callable[[Values], Iterator[Values]]], measure: Measure) -> Trial:
-    """Return the best candidate of all stages; ``default`` if none is faster beyond the spread of both."""
+    """Return the best candidate, or ``default`` if no candidate is significantly faster.
+
+    The stages are repeated until a pass changes nothing, because the best value of a setting may depend on
+    settings of later stages.
+    """
     best = default
-    for candidates in stages:
-        best = _halve(best, list(candidates(best.values)), measure)
-    return best
+    while True:
+        before = best.values
+        for candidates in stages:
+            best = _best_of_stage(best, list(candidates(best.values)), measure)
+        if best.values == before:
+            return best
 
 
-def _halve(best: Trial, candidates: list[Values], measure: Measure) -> Trial:
-    """Return the best trial of one stage."""
+def _best_of_stage(best: Trial, candidates: list[Values], measure: Measure) -> Trial:
+    """Return the best trial of one stage.
+
+    The faster half of the candidates runs again, until one is left.  This one is compared with ``best``.
+    """
     trials: list[Trial] = []
     for values in candidates:
         trial = measure(values, COARSE, best.rate.least if best.rate else 0.0)
         if trial and trial.rate and (best.rate is None or trial.rate.most > best.rate.least):
             trials.append(trial)
-    tolerance = COARSE
-    while trials and tolerance > FINE:
-        tolerance = max(FINE, tolerance / 2)
-        trials = [_finer(each, tolerance, measure) for each in _ranked(trials)[: -(-len(trials) // 2)]]
-    winner = next(iter(_ranked(trials)), None)
-    if winner is None or best.rate is None:
-        return winner or best
-    best = _finer(best, FINE, measure)
+    while len(trials) > 1:
+        half = _ranked(trials)[: len(trials) // 2]
+        trials = [_repeated(each, measure) for each in half] if len(half) > 1 else half
+    if not trials or best.rate is None:
+        return trials[0] if trials else best
+    winner = _repeated(trials[0], measure)
+    best = _repeated(best, measure)
     return winner if winner.rate and best.rate and winner.rate.least > best.rate.most else best
 
 
-def _finer(trial: Trial, tolerance: float, measure: Measure) -> Trial:
-    """Measure a trial again, unless its rate is known well enough."""
-    if trial.rate is None or trial.rate.spread <= tolerance:
+def _repeated(trial: Trial, measure: Measure) -> Trial:
+    """Run a trial once more, and return it with the rate of both runs; unchanged if no time is left."""
+    again = measure(trial.values, FINE)
+    if again is None or again.rate is None or trial.rate is None:
         return trial
-    again = measure(trial.values, tolerance)
-    return again if again and again.rate else trial
+    return trial._replace(rate=trial.rate.joined(again.rate))
 
 
 def _ranked(trials: list[Trial]) -> list[Trial]:
-    """Sort by rate; among trials as fast as the fastest, within the spread, fewer changed settings win."""
+    """Sort by rate.  Among trials that may be as fast as the fastest, fewer changed settings come first."""
     fastest = sorted(trials, key=_per_second, reverse=True)
     close = [
         each for each in fastest if each.rate and fastest[0].rate and each.rate.most >= fastest[0].rate.least

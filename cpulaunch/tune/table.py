@@ -1,4 +1,4 @@
-"""The trials of a tuning as text, as JSON, and as a YAML file.  Pure."""
+"""Formats the trials of a tuning as text, as JSON, and as a YAML file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from cpulaunch.tune.space import Values
 SCHEMA = 1
 
 DEFAULT = "(default)"
-"""Name of the trial with unchanged settings."""
+"""Name of the trial that changes no settings."""
 
 
 def named(values: Values) -> str:
-    """Return a candidate's values as text: ``precision fp32, allocator glibc``."""
+    """Format a candidate's values, such as ``precision fp32, allocator glibc``."""
     shown = (f"{setting.name} {shown_value(setting, value)}" for setting, value in values.items())
     return ", ".join(shown) or DEFAULT
 
 
 def text(trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield the lines of a table, the fastest trial first; trials without a rate follow, with the reason."""
+    """Yield the lines of a table: trials by their rate, then trials that failed, with the reason."""
     default = _default(trials)
     width = max((len(named(trial.values)) for trial in trials), default=0)
     known = sorted(_measured(trials), key=lambda pair: -pair[1].per_second)
@@ -39,7 +39,7 @@ def text(trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def as_json(trials: Sequence[Trial], found: Found | None) -> dict[str, Any]:
-    """Return the document of ``--format json``; ``winner`` is null unless it was confirmed as faster."""
+    """Return the document of ``--format json``.  ``winner`` is null unless it was confirmed as faster."""
     default = _default(trials)
     winner = found.winner if found and found.is_faster else None
     return {
@@ -62,14 +62,14 @@ def as_json(trials: Sequence[Trial], found: Found | None) -> dict[str, Any]:
 
 
 def as_yaml(trials: Sequence[Trial], winner: Values, config: Config) -> str:
-    """Return a settings file: the current file's settings and the winner's, with the table as comments."""
+    """Return a settings file: the current file's and the winner's settings, and the table in comments."""
     given = {s: value for s, (value, origin) in config.given.items() if origin.source is Source.FILE}
     heading = ["Written by `cpulaunch tune`, which measured:", *text(trials), ""]
     return yaml_text({**given, **winner}, heading)
 
 
 def _default(trials: Sequence[Trial]) -> float:
-    """Return the first rate of the unchanged settings; 0 if it is unknown."""
+    """Return the first rate of the default settings; 0 if they have none."""
     return next((rate.per_second for trial, rate in _measured(trials) if not trial.values), 0.0)
 
 

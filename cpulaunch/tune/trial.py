@@ -1,4 +1,4 @@
-"""Runs a trial: `cpulaunch run` as a child process, which is ended when its rate is known."""
+"""Runs a trial: starts `cpulaunch run` as a child process, and ends it when its rate is known."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from cpulaunch.tune.search import Trial
 from cpulaunch.tune.space import Values
 
 OUTPUT = "output"
-"""File in a trial's directory for its output."""
+"""Name of the file with a trial's output."""
 
 POLL = 0.2
-"""Seconds between two looks at a trial's telemetry."""
+"""Seconds between reads of a trial's telemetry."""
 
 MIN_SECONDS = 2.0
 """Minimum seconds for which each rank is measured."""
 
 
 class Goal(NamedTuple):
-    """When a trial ends: its rate is known within ``tolerance``, or surely below ``to_beat``.
+    """When a trial ends: with 95 % confidence, its rate is known within ``tolerance``, or below ``to_beat``.
 
-    Both with 95 % confidence; ``tolerance`` is a fraction of the rate, ``to_beat`` is per second.  After
-    ``enough`` seconds, a rate of any precision counts; after ``limit`` seconds, the trial has failed.
+    ``tolerance`` is a fraction of the rate, ``to_beat`` a rate per second.  After ``enough`` seconds, a rate
+    of any precision suffices; after ``limit`` seconds, the trial fails.
     """
 
     tolerance: float
@@ -46,22 +46,19 @@ class Goal(NamedTuple):
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs trials of one job.
-
-    ``options`` are those of `cpulaunch run` in each trial, and ``program`` is the script with its arguments.
-    """
+    """Runs trials with the ``options`` of `cpulaunch run`; ``program`` is the script with its arguments."""
 
     options: Sequence[str]
     program: Sequence[str]
     environ: dict[str, str]
 
     def run(self, values: Values, ranks: int, goal: Goal) -> Trial:
-        """Run ``values`` on ``ranks`` ranks.  Leaves nothing running, and nothing on disk."""
+        """Run a trial of ``values`` on ``ranks`` ranks.  Leaves no process and no file behind."""
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="cpulaunch-tune-") as name:
             directory = Path(name)
             options = [*self.options, *self._options(values, directory)]
-            # A file instead of pipes, as nothing reads its output while the trial runs.
+            # The output goes to a file, because nothing reads a pipe while the trial runs.
             with (
                 (directory / OUTPUT).open("wb") as output,
                 nested_run(options, self.program, output, output, self.environ) as process,
@@ -81,7 +78,7 @@ class Runner:
 
 
 def _watch(process: subprocess.Popen[bytes], directory: Path, ranks: int, goal: Goal) -> Rate | None:
-    """Wait until the rate is known well enough, the trial has ended, or its time is up."""
+    """Wait until ``goal`` is reached or the trial ends; return the rate, if it is known."""
     began, meter, rows = time.monotonic(), Meter(), _Rows(directory / "runs")
     while True:
         ended = process.poll() is not None
@@ -99,7 +96,7 @@ def _watch(process: subprocess.Popen[bytes], directory: Path, ranks: int, goal: 
 
 
 class _Rows:
-    """The rows that a trial's telemetry has gained since the last look."""
+    """Reads new rows of a trial's telemetry."""
 
     def __init__(self, runs: Path) -> None:
         self._runs, self._rest = runs, b""
@@ -116,11 +113,11 @@ class _Rows:
 
 
 def _why(code: int, directory: Path, limit: float) -> str:
-    """Return why a trial has no rate, in a line."""
+    """Return a line that says why a trial has no rate."""
     if code == 0:
-        return "it ended before its rate was known: it needs more steps"
+        return "the script ended before its rate was known; it needs more steps"
     if code == 128 + signal.SIGTERM:
-        return f"too few steps in {limit:.0f} s"
+        return f"it made too few steps in {limit:.0f} s"
     for path in (directory / "runs").glob(f"*/{OUTCOME}"):
         if why := why_failed(read_document(path) or {}):
             return why

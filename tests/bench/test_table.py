@@ -56,7 +56,7 @@ def test_the_document_has_a_row_for_each_operation_and_size() -> None:
 
 def test_the_table_shows_the_distance_to_the_limit() -> None:
     lines = list(result().text())
-    assert "link: 9.9 Gbit/s between hosts, 9.6 by one connection" in lines
+    assert "link: 9.9 Gbit/s between hosts, 9.6 over one connection" in lines
     assert lines[-2].split()[:4] == ["all_reduce", "1M", "500", "1,000"]
     assert lines[-2].split()[-1] == "0.6"
 
@@ -66,13 +66,13 @@ def test_the_table_shows_the_distance_to_the_limit() -> None:
     [
         (
             {"nominal": {"eth0": 1000, "ib0": 100_000}},
-            "node1: the ranks use eth0 (1 Gbit/s), and ib0 has 100",
+            "node1: the ranks use eth0 (1 Gbit/s), but ib0 has 100",
         ),
-        ({"nominal": {"eth0": 40_000}}, "node2: eth0 is nominally 40 Gbit/s, but the hosts reach 9.9"),
+        ({"nominal": {"eth0": 40_000}}, "node2: eth0 has 40 Gbit/s nominally, but only 9.9 were measured"),
         ({"alone": 0.6e9}, "one connection carries 4.8 of 9.9 Gbit/s"),
-        ({"host_cpus": 56}, "node1: the ranks have 4 of 56 CPUs"),
+        ({"host_cpus": 56}, "node1: the ranks use only 4 of 56 CPUs"),
         ({"copy": 5000.0}, "an all_reduce of 1M is limited by the ranks' memory"),
-        ({"ccl": 2000.0}, "all_reduce of 1M is slower than gloo's"),
+        ({"ccl": 2000.0}, "all_reduce of 1M is slower with ccl than with gloo"),
     ],
 )
 def test_slow_collectives_are_listed_with_the_cause(changed: dict[str, Any], finding: str) -> None:

@@ -127,9 +127,9 @@ def test_nothing_is_dropped_silently() -> None:
         ("ipex_config: {use_xpu: true}", "ipex_config.use_xpu", "Intel GPUs"),
         ("mpirun_config: {mpirun_ccl: '0'}", "mpirun_config.mpirun_ccl", "auto"),
         ("mpirun_config: {mpirun_ccl: '1'}", "mpirun_config.mpirun_ccl", "auto"),
-        ("main_process_ip: 10.0.0.1", "main_process_ip", "the ranks meet on the first host"),
-        ("main_process_port: 29500", "main_process_port", "the ranks meet at a free port"),
-        ("something_new: 1", "something_new", "no key of accelerate"),
+        ("main_process_ip: 10.0.0.1", "main_process_ip", "rendezvous is on the first host"),
+        ("main_process_port: 29500", "main_process_port", "rendezvous is at a free port"),
+        ("something_new: 1", "something_new", "does not know this key"),
     ],
 )
 def test_an_unsupported_key_is_reported_with_its_line_and_the_reason(

@@ -208,7 +208,7 @@ BAD_FILES = [
     (
         "cpulaunch: 2\n",
         "cpulaunch.yaml:1: written for schema 2; this cpulaunch knows schema 1",
-        "use a newer cpulaunch",
+        "upgrade cpulaunch",
     ),
     ("cpulaunch: one\n", "cpulaunch.yaml:1: 'one' is not a schema", ""),
     ("1: 2\n", "cpulaunch.yaml:1: a key must be text, not 1", ""),
@@ -398,7 +398,7 @@ class TestSite:
         with pytest.raises(ConfigError) as caught:
             load(given, environ=environ)
         assert str(caught.value) == f"{who}: training.precision is locked by etc/config.yaml:3"
-        assert caught.value.hint == "leave it out; its value is fp32"
+        assert caught.value.hint == "leave it out; the site sets it to fp32"
 
     def test_a_locked_setting_without_a_value_stays_at_its_default(self, site: Path) -> None:
         site.write_text("cpulaunch: 1\nlocked: [cpu.lenient]\n")

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cpulaunch.bench.ranks import meeting as bench
+from cpulaunch.bench.ranks.barrier import Barrier
 
 QUIET = 0.05
 """Seconds for packets in transit, such as acknowledgements."""
 
 
-class Meeting(bench.Meeting):
+class Meeting(Barrier):
     """A barrier of all ranks that also counts the bytes sent by a host."""
 
     def count(self, work: Callable[[], object]) -> int:

@@ -1,1 +1,1 @@
-"""What runs on the ranks of a bench."""
+"""The program of a bench's ranks."""

@@ -1,4 +1,4 @@
-"""Measures TCP between the hosts: each host sends to the next one, all at the same time."""
+"""Measures TCP between hosts: all hosts send at the same time, each one to the next."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import time
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from cpulaunch.bench.ranks.meeting import Meeting
+from cpulaunch.bench.ranks.barrier import Barrier
 
 SECONDS = 0.4
-"""How long data is sent."""
+"""Duration of a measurement."""
 
 PIECE = 1 << 20
-"""Bytes handed to the kernel at once."""
+"""Bytes per call of send(2)."""
 
 ROUND_TRIPS = 200
 
@@ -24,9 +24,9 @@ TIMEOUT = 60.0
 
 
 class Speed(NamedTuple):
-    """Bytes per second that one rank has sent, alone on its host and together with the others there.
+    """Bytes per second that a rank sends, alone on its host and together with the host's other ranks.
 
-    ``latency_us``: half of a small message's round trip, in microseconds.  Zero if it has not been measured.
+    ``latency_us``: half of the round trip of a small message, in microseconds.  Values not measured are 0.
     """
 
     alone: float = 0.0
@@ -34,25 +34,26 @@ class Speed(NamedTuple):
     latency_us: float = 0.0
 
 
-def measure(meeting: Meeting, address: str, hosts: list[int]) -> Speed:
-    """Measure this rank's connection.  All ranks call this; Speed() if there is nothing to measure.
+def measure(barrier: Barrier, address: str, hosts: list[int]) -> Speed:
+    """Measure this rank's connection to the next host.  All ranks call this.  Raises OSError.
 
-    ``address`` is this host's, and ``hosts`` the number of each rank's host.  Rank i of a host sends to
-    rank i of the next one; ranks without such a partner only take part in the meetings.  Raises OSError.
+    ``address``: this host's address.  ``hosts``: the number of each rank's host.  Local rank i of a host
+    sends to local rank i of the next host; a rank without such a peer only waits at the barriers, and gets
+    Speed().
     """
     ranks = [[rank for rank, host in enumerate(hosts) if host == each] for each in sorted(set(hosts))]
     lanes = min(map(len, ranks))
-    here = next(number for number, of_host in enumerate(ranks) if meeting.rank in of_host)
-    lane = ranks[here].index(meeting.rank)
+    here = next(number for number, of_host in enumerate(ranks) if barrier.rank in of_host)
+    lane = ranks[here].index(barrier.rank)
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server((address, 0), family=_family(address)))
         server.settimeout(TIMEOUT)
-        addresses = meeting.exchange([address, server.getsockname()[1]])
+        addresses = barrier.exchange([address, server.getsockname()[1]])
         if len(ranks) == 1:
             return Speed()
         if lane >= lanes:
             for _ in range(3):
-                meeting.exchange()
+                barrier.exchange()
             return Speed()
         target, port = addresses[ranks[(here + 1) % len(ranks)][lane]]
         out = stack.enter_context(socket.create_connection((target, port), TIMEOUT))
@@ -61,11 +62,11 @@ def measure(meeting: Meeting, address: str, hosts: list[int]) -> Speed:
             each.settimeout(TIMEOUT)
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         latency = _round_trips(out, incoming)
-        meeting.exchange()
+        barrier.exchange()
         alone = _sent_per_second(out, incoming) if lane == 0 else 0.0
-        meeting.exchange()
+        barrier.exchange()
         together = _sent_per_second(out, incoming)
-        meeting.exchange()
+        barrier.exchange()
         return Speed(alone, together, latency * 1e6)
 
 
@@ -74,7 +75,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _round_trips(out: socket.socket, incoming: socket.socket) -> float:
-    """Return the median seconds of half a round trip, while this rank also answers its other neighbour."""
+    """Return half of the median round trip in seconds, while this rank also answers the previous host."""
 
     def answer() -> None:
         for _ in range(ROUND_TRIPS):
@@ -93,7 +94,7 @@ def _round_trips(out: socket.socket, incoming: socket.socket) -> float:
 
 
 def _sent_per_second(out: socket.socket, incoming: socket.socket) -> float:
-    """Return the bytes per second that the next host has received, while this rank receives, too."""
+    """Return the bytes per second that the next host receives, while this rank also receives."""
     received = bytearray(PIECE)
 
     def receive() -> None:
@@ -109,7 +110,7 @@ def _sent_per_second(out: socket.socket, incoming: socket.socket) -> float:
         out.sendall(piece)
         sent += PIECE
     out.sendall(b"\1")
-    _received(out, 1)  # the other end has read everything
+    _received(out, 1)  # wait until the next host has read everything
     seconds = time.perf_counter() - began
     sink.join(TIMEOUT)
     return sent / seconds

@@ -1,7 +1,7 @@
 """A rank of `cpulaunch bench`: ``python -m cpulaunch.bench.ranks.program OPERATION,... BYTES,...``.
 
-ccl and gloo have a group each in the same processes, and they take turns, so what slows the machine down for
-seconds slows both.  Rank 0 prints the result as one line of JSON, from which `table` makes the answer.
+The same processes have a group of ccl and a group of gloo, which take turns, so a disturbance of some seconds
+affects both.  Rank 0 prints the measurements as one line of JSON; `table` formats them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpulaunch.bench.limits import other_end
 from cpulaunch.bench.ranks import link
-from cpulaunch.bench.ranks.meeting import Meeting
+from cpulaunch.bench.ranks.barrier import Barrier
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TURNS = 5
 SECONDS = 0.05
-"""How long the repetitions of a turn take together."""
+"""Total duration of the repetitions in a turn."""
 
 MAX_REPETITIONS = 300
 WARM_UPS = 2
@@ -43,26 +43,26 @@ def main() -> int:
     dist.init_process_group("ccl", timeout=TIMEOUT)
     assert dist.group.WORLD
     groups = {"ccl": dist.group.WORLD, "gloo": dist.new_group(backend="gloo", timeout=TIMEOUT)}
-    meeting = Meeting()
-    places = meeting.exchange(_place())
+    barrier = Barrier()
+    places = barrier.exchange(_place())
     hosts = _host_numbers([place["local_rank"] for place in places])
-    speeds = meeting.exchange(link.measure(meeting, _address(), hosts))
-    copies = {size: _copy_us(meeting, size) for size in sizes}
+    speeds = barrier.exchange(link.measure(barrier, _address(), hosts))
+    copies = {size: _copy_us(barrier, size) for size in sizes}
     turns = [
-        {"operation": operation, "bytes": size, "us": _turns(meeting, groups, operation, size)}
+        {"operation": operation, "bytes": size, "us": _turns(barrier, groups, operation, size)}
         for operation in operations
         for size in sizes
     ]
-    if meeting.rank == 0:
+    if barrier.rank == 0:
         result = {"places": places, "hosts": hosts, "speeds": speeds, "copies": copies, "turns": turns}
         print(json.dumps(result), flush=True)
-    meeting.exchange()  # the store ends with rank 0
+    barrier.exchange()  # when rank 0 exits, the store is gone
     dist.destroy_process_group()
     return 0
 
 
 def _place() -> dict[str, Any]:
-    """Return where this rank runs, and which network interfaces its host has."""
+    """Return this rank's host and cores, and the host's network interfaces."""
     import torch
 
     text = Path("/proc/cpuinfo").read_text()
@@ -80,7 +80,7 @@ def _place() -> dict[str, Any]:
 
 
 def _nominal_speeds() -> dict[str, int]:
-    """Return the speeds of network cards that are up, in Mbit/s, as their drivers state them."""
+    """Return the speeds in Mbit/s that the drivers of active network cards state."""
     speeds = {}
     for directory in Path("/sys/class/net").iterdir():
         with suppress(OSError, ValueError):
@@ -97,7 +97,7 @@ def _address() -> str:
 
 
 def _host_numbers(local_ranks: list[int]) -> list[int]:
-    """Return the number of each rank's host; the ranks of a host follow one another."""
+    """Return the number of each rank's host.  The ranks of a host are consecutive."""
     numbers, number = [], -1
     for local_rank in local_ranks:
         number += local_rank == 0
@@ -105,40 +105,40 @@ def _host_numbers(local_ranks: list[int]) -> list[int]:
     return numbers
 
 
-def _copy_us(meeting: Meeting, size: int) -> float:
-    """Return the microseconds that the slowest rank takes to copy ``size`` bytes, while all ranks copy."""
+def _copy_us(barrier: Barrier, size: int) -> float:
+    """Return the slowest rank's time to copy ``size`` bytes, in microseconds, while all ranks copy."""
     import torch
 
     source, target = torch.ones(size // 4), torch.empty(size // 4)
     target.copy_(source)
-    meeting.exchange()
+    barrier.exchange()
     times: list[float] = []
     until = time.perf_counter() + SECONDS
     while len(times) < 3 or time.perf_counter() < until:
         began = time.perf_counter()
         target.copy_(source)
         times.append(time.perf_counter() - began)
-    return 1e6 * float(max(meeting.exchange(statistics.median(times))))
+    return 1e6 * float(max(barrier.exchange(statistics.median(times))))
 
 
 def _turns(
-    meeting: Meeting, groups: Mapping[str, ProcessGroup], operation: str, size: int
+    barrier: Barrier, groups: Mapping[str, ProcessGroup], operation: str, size: int
 ) -> dict[str, list[float]]:
-    """Return, for each backend, the slowest rank's median microseconds of each turn."""
+    """Return backend → for each turn, the slowest rank's median time in microseconds."""
     call, halves = prepare(operation, size), 2 if operation == "send_recv" else 1
     repetitions = {}
     for name, group in groups.items():
         for _ in range(WARM_UPS):
             call(group)
-        slowest = max(meeting.exchange(_seconds(call, group)))
+        slowest = max(barrier.exchange(_seconds(call, group)))
         repetitions[name] = max(1, min(MAX_REPETITIONS, int(SECONDS / slowest)))
     found: dict[str, list[float]] = {name: [] for name in groups}
     for _ in range(TURNS):
         for name, group in groups.items():
-            meeting.exchange()
-            call(group)  # lets the ranks meet
+            barrier.exchange()
+            call(group)  # synchronize the ranks
             median = statistics.median(_seconds(call, group) for _ in range(repetitions[name]))
-            found[name].append(1e6 / halves * max(meeting.exchange(median)))
+            found[name].append(1e6 / halves * max(barrier.exchange(median)))
     return found
 
 
@@ -149,7 +149,10 @@ def _seconds(call: Call, group: ProcessGroup) -> float:
 
 
 def prepare(operation: str, size: int) -> Call:
-    """Return a call of ``operation`` on float32 tensors; the whole one (`least_wire`) has ``size`` bytes."""
+    """Return a function that calls ``operation`` on float32 tensors.
+
+    The whole tensor (see `least_wire`) has ``size`` bytes.
+    """
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""A meeting point of the ranks of a bench, beside the groups that are measured."""
+"""A barrier of a bench's ranks, independent of the process groups that are measured."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from typing import Any
 LIMIT = timedelta(minutes=10)
 
 
-class Meeting:
-    """All ranks wait here for each other, by torch's store.
-
-    A rank that waits sleeps in a socket, and takes no time from ranks that work.
-    """
+class Barrier:
+    """A barrier on torch's TCPStore.  Waiting ranks sleep, so they don't slow down the other ranks."""
 
     def __init__(self) -> None:
-        from torch._C._distributed_c10d import TCPStore  # torch.distributed has it, but not for type checkers
+        from torch._C._distributed_c10d import TCPStore  # torch.distributed hides it from mypy
 
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -25,7 +22,7 @@ class Meeting:
         self._times = 0
 
     def exchange(self, value: object = None) -> list[Any]:
-        """Wait for all ranks, and return what each of them brings, by rank."""
+        """Wait for all ranks.  Return the ``value`` of each rank."""
         self._times += 1
         keys = [f"bench/{self._times}/{rank}" for rank in range(self.size)]
         self._store.set(keys[self.rank], json.dumps(value))
