@@ -1,4 +1,4 @@
-"""``cpulaunch env``: a report to paste into an issue."""
+"""``cpulaunch env``: prints a report to paste into an issue."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from cpulaunch.model.hosts import all_here
 from cpulaunch.wording import counted
 
 EPILOG = """\
-Versions, the machine, the MPIs, which build of `ccl` ranks would load and why, related environment variables,
-and the settings that are not the defaults.  With a hostfile, also each of its hosts, over ssh.
-The values of `env:` and of variables that may hold a secret are left out.
+The report has versions, the machine, the MPIs, the build of `ccl` that ranks would load and why, related
+environment variables, and settings that are not defaults; with a hostfile, also each host, over ssh.
+It omits the values of `env:` and of variables that may hold a secret.
 
 examples:
   cpulaunch env
   cpulaunch env -f hostfiles/four-nodes
 
-exit code: 0; 2 usage or settings; 3 a host is not ready
+exit code: 0; 2 wrong usage or settings; 3 a host is not ready
 """
 
 _PACKAGES = (
@@ -38,7 +38,7 @@ _PACKAGES = (
     "accelerate",
     "transformers",
 )
-_FIELD = ("CPULAUNCH_", "CCL_", "FI_", "I_MPI_", "OMPI_MCA_", "OMP_", "KMP_", "MKL_", "GLOO_", "TORCH_",
+_PREFIXES = ("CPULAUNCH_", "CCL_", "FI_", "I_MPI_", "OMPI_MCA_", "OMP_", "KMP_", "MKL_", "GLOO_", "TORCH_",
           "MASTER_", "LD_PRELOAD", "LD_LIBRARY_PATH", "SLURM_JOB_ID", "PBS_JOBID")  # fmt: skip
 _SECRET = ("TOKEN", "SECRET", "PASS", "KEY")
 
@@ -76,23 +76,23 @@ def _machine(config: Config) -> Iterator[tuple[str, str]]:
     topology = facts.topology
     yield "CPU", (f"{counted(len(topology.sockets), 'socket')}, {counted(len(topology.nodes), 'NUMA node')}, "
                   f"{counted(len(topology.cores), 'core')} that this process may use")  # fmt: skip
-    yield "bf16", " ".join(facts.cpu_flags or ()) or "no instructions for it"
+    yield "bf16", " ".join(facts.cpu_flags or ()) or "no bf16 instructions"
     yield "memory", f"{(facts.memory or 0) / 2**30:.0f} GiB"
     yield "interfaces", ", ".join(f"{one.name} {one.address}" for one in interfaces_here())
     found = tuple(all_mpis(config.mpi.path))
     used = next((mpi for mpi in found if config.mpi.flavour in ("auto", mpi.flavour)), None)
     if used:
-        yield "MPI", f"{_named(used, config)}, used for several hosts if all have it"
+        yield "MPI", f"{_described(used, config)}, used for several hosts if all of them have it"
     else:
         what = "none" if config.mpi.flavour == "auto" else f"none of {config.mpi.flavour}"
-        yield "MPI", f"{what} found; --launcher ssh needs none"
+        yield "MPI", f"{what} found; --launcher ssh does not need one"
     for mpi in found:
         if mpi != used:
-            yield "another MPI", _named(mpi, config)
+            yield "another MPI", _described(mpi, config)
 
 
-def _named(mpi: Mpi, config: Config) -> str:
-    """Return an MPI with its version, its path, and where it was looked for."""
+def _described(mpi: Mpi, config: Config) -> str:
+    """Describe an MPI: its version, its path, and how it was found."""
     if config.is_set(Config.mpi.path):
         place = f"by {config.origin(Config.mpi.path)}"
     elif mpi.path.startswith(sys.prefix + "/"):
@@ -106,7 +106,7 @@ def _named(mpi: Mpi, config: Config) -> str:
 
 def _variables() -> Iterator[tuple[str, str]]:
     for name, value in sorted(os.environ.items()):
-        if name.startswith(_FIELD):
+        if name.startswith(_PREFIXES):
             yield "variable", f"{name}={'…' if any(word in name for word in _SECRET) else value}"
 
 

@@ -1,4 +1,4 @@
-"""``cpulaunch hosts check``: checks whether hosts are ready, and shows their properties."""
+"""``cpulaunch hosts check``: checks whether hosts are ready for a job, and shows their properties."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from cpulaunch.plan.select import WayToHosts, decide_launcher
 from cpulaunch.wording import did_you_mean
 
 EPILOG = """\
-All hosts are asked at the same time, over ssh, or by srun in a Slurm allocation without ssh: does ssh work
-without a password, are interpreter, cpulaunch, torch and this directory the same everywhere, do the clocks
-agree, which interface leads to the first host, can all hosts connect to it.  Nothing is changed on the hosts.
+Checks all hosts in parallel, over ssh, or by srun in a Slurm allocation without ssh: ssh works without a
+password; Python, cpulaunch, torch and this directory are equal on all hosts; the clocks agree; all hosts can
+connect to the first host.  Changes nothing on the hosts.
 
 examples:
   cpulaunch hosts check -f hostfiles/four-nodes train.py
   cpulaunch hosts check --hosts node[1-4] --facts-out four-nodes.json
-  cpulaunch run --facts four-nodes.json --dry-run train.py                plan for them from elsewhere
+  cpulaunch run --facts four-nodes.json --dry-run train.py                plan for them from another machine
 
-exit code: 0; 2 usage or settings; 3 a host is not ready
+exit code: 0; 2 wrong usage or settings; 3 a host is not ready
 """
 
 
@@ -43,12 +43,12 @@ def main(arguments: list[str]) -> int:
         )
     parser = Parser(
         "cpulaunch hosts check",
-        "Check that the hosts are ready, and show what they are like.",
+        "Check that the hosts are ready for a job, and show their properties.",
         EPILOG,
         "cpulaunch hosts check [OPTIONS] [train.py]",
     )
     parser.add_argument(
-        "--facts-out", metavar="F", type=Path, help="record what the hosts are like, to plan for them later"
+        "--facts-out", metavar="F", type=Path, help="record the hosts' properties in a file for --facts"
     )
     add_settings(parser, ("hosts", "mpi", "ccl", "training"), common=("hosts", "mpi", "ccl"))
     if arguments[0] != "check":
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     words, rest = parser.split(arguments[1:])
     options = parser.parse_args(words)
     if len(rest) > 1:
-        raise UsageError(f"unexpected argument {rest[1]!r}", hint="one script, without its arguments")
+        raise UsageError(f"unexpected argument {rest[1]!r}", hint="name one script, without its arguments")
     return _check(options, [Path(word).absolute() for word in rest])
 
 

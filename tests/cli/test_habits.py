@@ -233,7 +233,9 @@ def test_equal_or_later_options_contradict_nothing(
     assert settings_of(arguments.split(), capsys)
 
 
-RANKS_ARE_STARTED = "without --instances, this starts ranks of one job: --instances 1 starts one independent"
+RANKS_ARE_STARTED = (
+    "without --instances, cpulaunch starts ranks of one job: --instances 1 starts one independent"
+)
 
 
 @pytest.mark.parametrize(
@@ -363,8 +365,16 @@ def test_torchruns_restarts_are_ours(script: None, capsys: pytest.CaptureFixture
             "--rdzv-id, --rdzv-backend: no rendezvous",
             "-f HOSTFILE",
         ),
-        ("--node_rank 1", "--node-rank 1: one `cpulaunch run` starts all hosts", "start one for all hosts"),
-        ("--machine_rank 1", "--machine-rank 1: one `cpulaunch run`", "start one for all hosts"),
+        (
+            "--node_rank 1",
+            "--node-rank 1: one `cpulaunch run` starts all hosts",
+            "start one `cpulaunch run` for all hosts",
+        ),
+        (
+            "--machine_rank 1",
+            "--machine-rank 1: one `cpulaunch run`",
+            "start one `cpulaunch run` for all hosts",
+        ),
         ("--nnodes 2 --node_rank 0", "--node-rank 0: one `cpulaunch run` starts all hosts", "--hosts a,b"),
         ("--bind-to core", "--bind-to: cpulaunch itself binds", "--dry-run shows"),
         ("-bind-to core", "-bind-to: cpulaunch itself binds", "--dry-run shows"),
@@ -375,11 +385,11 @@ def test_torchruns_restarts_are_ours(script: None, capsys: pytest.CaptureFixture
         ("--redirects 3", "--redirects: each rank's output", "--tee RANKS"),
         (
             "--nproc-per-node cpu",
-            "--nproc-per-node cpu: ranks aren't counted by devices",
+            "--nproc-per-node cpu: the number of ranks doesn't depend on devices",
             "one rank per NUMA",
         ),
-        ("--tee 0:3", "--tee 0:3: it takes ranks, and shows both", "leave it out"),
-        ("--nproc_per_node gpu", "--nproc-per-node gpu: ranks aren't counted", "or give a number"),
+        ("--tee 0:3", "--tee 0:3: expected ranks, whose stdout and stderr", "leave it out"),
+        ("--nproc_per_node gpu", "--nproc-per-node gpu: the number of ranks", "or set a number"),
         ("--nnodes 3:4", "hosts.nnodes (--nnodes): 3 hosts, but only 1 named", "--hosts a,b"),
         ("--stall-action restart", "watch.stall_action (--stall-action): no restart", "--max-restarts N"),
         (
@@ -395,8 +405,12 @@ def test_torchruns_restarts_are_ours(script: None, capsys: pytest.CaptureFixture
         ("--mixed_precision fp16", "--mixed-precision fp16: CPUs train in bf16 or fp32", "bf16"),
         ("--dynamo_backend eager", "--dynamo-backend eager: models are compiled with", "--compile"),
         ("--numa-binding socket", "--numa-binding socket: ranks can be kept", "--bind-numa"),
-        ("--use_fsdp", "--use-fsdp: the script has to set it up itself", "in the script"),
-        ("--ninstances 2 --latency_mode", "--latency-mode contradicts --ninstances 2", "as many of 4 cores"),
+        ("--use_fsdp", "--use-fsdp: the script has to set this up itself", "in the script"),
+        (
+            "--ninstances 2 --latency_mode",
+            "--latency-mode contradicts --ninstances 2",
+            "as many with 4 cores",
+        ),
         (
             "--latency-mode --set instances.count=2",
             "--latency-mode contradicts --set instances.count=2",
@@ -431,12 +445,12 @@ def test_torchruns_restarts_are_ours(script: None, capsys: pytest.CaptureFixture
         ("--np 2 --ntasks 3", "--np 2 contradicts --ntasks 3", "both mean hosts.nproc"),
         (
             "--ninstances 2 --instance_idx 0,1",
-            "--instance-idx 0,1: either one instance is started, or all",
-            "a job for each number",
+            "--instance-idx 0,1: cpulaunch starts one instance, or all",
+            "a job for each instance",
         ),
-        ("--auto_ipex", "--auto-ipex: the script runs as it is, while ipexrun", "call ipex.optimize in the"),
-        ("--dtype bfloat16", "--dtype: the script runs as it is", "options of the script come after it"),
-        ("--mca btl tcp", "--mca: it is an option of mpiexec itself", "--mpi-args"),
+        ("--auto_ipex", "--auto-ipex: the script runs unchanged, while ipexrun", "call ipex.optimize in the"),
+        ("--dtype bfloat16", "--dtype: the script runs unchanged", "options of the script come after the"),
+        ("--mca btl tcp", "--mca: it is an option of mpiexec", "--mpi-args"),
         ("-nolocal", "-nolocal: ranks run on the listed hosts", "--exclude"),
     ],
 )

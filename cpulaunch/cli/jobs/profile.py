@@ -1,4 +1,4 @@
-"""``cpulaunch profile``: traces steps of a running job on all ranks at once, and reports the findings."""
+"""``cpulaunch profile``: traces steps of a running job on all ranks at once, and prints a summary."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cpulaunch.supervise.profiling.request import MAX_STEPS
 
 EPILOG = f"""\
 {ONLY_WHICH}
-The job goes on, and is slower while it is traced. At most {MAX_STEPS} steps can be traced.
-The trace stays in the job's directory. Perfetto shows it: https://ui.perfetto.dev, "Open trace file".
+The job continues, and is slower while it is traced.  At most {MAX_STEPS} steps can be traced.
+The trace is written into the job's directory.  To view it, open it at https://ui.perfetto.dev.
 
 examples:
   cpulaunch profile --steps 5
@@ -26,7 +26,7 @@ examples:
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch profile", "Trace steps of a running job, and say what they show.", EPILOG)
+    parser = Parser("cpulaunch profile", "Trace steps of a running job, and print a summary.", EPILOG)
     parser.add_argument("job", metavar="JOB", nargs="?", help=ONLY)
     parser.add_argument("--steps", metavar="N", default="5", help="optimizer steps to trace (default: 5)")
     parser.add_argument("--ranks", metavar="LIST", help="ranks to trace, such as 0-3 (default: all)")
@@ -42,10 +42,10 @@ def main(arguments: list[str]) -> int:
         with Observer(contact) as observer:
             done = observer.profile(steps, ranks, _tell)
     except KeyboardInterrupt:
-        _tell("given up: there will be no trace, and the job goes on")
+        _tell("interrupted: no trace is written, and the job continues")
         raise
     if done.error:
-        raise HostError(f"there is no trace: {printable(done.error)}")
+        raise HostError(f"no trace was written: {printable(done.error)}")
     trace = directory / os.path.basename(done.file)
     if options.output:
         try:
@@ -63,16 +63,16 @@ def _tell(line: str) -> None:
 
 
 def _check_output(path: Path) -> None:
-    """Check the output file before tracing, which takes a while."""
+    """Raise UsageError if the file can't be written, before tracing takes time."""
     why = ""
     if path.is_dir():
         why = "it is a directory"
     elif not path.parent.is_dir():
-        why = f"there is no directory {path.parent}"
+        why = f"the directory {path.parent} does not exist"
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
-        why = "you may not write there"
+        why = "you have no permission"
     if why:
-        raise UsageError(f"-o {path} can't be written: {why}", hint="name another file")
+        raise UsageError(f"-o {path}: can't be written: {why}", hint="name another file")
 
 
 def _steps(text: str) -> int:

@@ -47,7 +47,7 @@ def test_kept_files_are_not_overwritten(cpulaunch: Run, tmp_path: Path) -> None:
     ):
         path.write_text(f"cpulaunch: 1\nhosts: {{nproc: {content}}}\n")
         done = cpulaunch("config", "--defaults", "--force")
-        assert f"the old one is {backup})" in done.stderr
+        assert f"the old file is now {backup})" in done.stderr
         assert f"nproc: {content}" in (tmp_path / backup).read_text()
     assert "nproc: 1" in (tmp_path / "cpulaunch.yaml.bak").read_text()
 
@@ -62,7 +62,7 @@ def test_defaults_names_the_values_of_the_file_that_it_replaces(cpulaunch: Run, 
             "cpulaunch: warning: training.backend (cpulaunch.yaml:3): ccl is replaced by gloo",
             "cpulaunch: warning: watch.grace_period (cpulaunch.yaml:2): 7 is replaced by the default, 10",
         ]
-    assert "the old one is cpulaunch.yaml.bak" in done.stderr
+    assert "the old file is now cpulaunch.yaml.bak" in done.stderr
 
 
 def test_defaults_reports_that_it_replaces_a_broken_file(cpulaunch: Run, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_another_file_is_written_through_a_link_and_named_in_the_next_command(
         (["--defaults", "--config-file", "/proc/nowhere/c.yaml"], "cannot be written"),
         (["--default"], "unknown option --default; did you mean '--defaults'?"),
         (["shwo"], "no command 'shwo'; did you mean 'show'?"),
-        (["validate"], "there is no cpulaunch.yaml here"),
+        (["validate"], "no cpulaunch.yaml found"),
         (["import"], "no file to import"),
         (
             ["import", "nowhere.yaml"],
@@ -114,7 +114,7 @@ def test_defaults_warns_of_settings_that_cannot_run_here(cpulaunch: Run, tmp_pat
     ranks = len(os.sched_getaffinity(0)) + 1000
     done = cpulaunch("config", "--defaults", "--set", f"hosts.nproc={ranks}")
     assert done.returncode == 0
-    assert f"warning: this would not run from here: {ranks} ranks do not fit on" in done.stderr
+    assert f"warning: this can't run from this machine: {ranks} ranks do not fit on" in done.stderr
     assert "--oversubscribe" in done.stderr
     assert "Written: cpulaunch.yaml" in done.stderr
 
@@ -187,14 +187,14 @@ def test_validate_prints_line_key_and_valid_values(
     [
         (
             f"hosts: {{nproc_per_node: {len(os.sched_getaffinity(0)) + 1000}}}",
-            "it can't run from this machine",
+            "this can't run from this machine",
         ),
-        ("hosts: {hostfile: nowhere}", "it can't run from this machine: hostfile nowhere"),
+        ("hosts: {hostfile: nowhere}", "this can't run from this machine: hostfile nowhere"),
         ("ccl: {worker_count: 1}\ntraining: {backend: gloo}", "ccl.worker_count (c.yaml:1): has no effect"),
         ("ccl: {interface: nowhere0}", "this machine has no interface nowhere0"),
         ("cpu: {threads: 1000}", "cpu.threads (c.yaml:1): 1000 threads per rank of"),
         ("watch: {heartbeat_timeout: 1}", "would count as lost"),
-        ("env: {KMP_AFFINITY: compact}", "KMP_AFFINITY binds as well"),
+        ("env: {KMP_AFFINITY: compact}", "KMP_AFFINITY also pins"),
     ],
 )
 def test_validate_warns_of_valid_values_that_are_unwise_here(
@@ -225,7 +225,7 @@ def test_validate_shows_all_that_does_not_fit_in_a_file(cpulaunch: Run, tmp_path
         "8 OMP_NUM_THREADS: 'two' is not valid for cpu.threads",
     ]
     assert lines[-2] == "cpulaunch: apart from these errors:"
-    assert "KMP_AFFINITY binds as well" in lines[-1]
+    assert "KMP_AFFINITY also pins" in lines[-1]
 
 
 MANY = len(os.sched_getaffinity(0)) + 1000
@@ -237,7 +237,7 @@ MANY = len(os.sched_getaffinity(0)) + 1000
         (
             f"hosts: {{nproc: {MANY}}}\nmpi: {{path: nowhere}}\nlauncher: mpirun\n"
             "watch: {heartbeat_timeout: 1}\nenv: {KMP_AFFINITY: compact}",
-            [f"{MANY} ranks do not fit", "found in nowhere", "KMP_AFFINITY binds", "would count as lost"],
+            [f"{MANY} ranks do not fit", "found in nowhere", "KMP_AFFINITY also pins", "would count as lost"],
         ),
         ("hosts: {hostfile: nowhere, nproc_per_node: 5000, nnodes: 7}\ncpu: {cores: '9999'}",
          ["hostfile nowhere", "9999"]),

@@ -328,7 +328,7 @@ def test_an_existing_file_gives_the_defaults_and_is_kept(wizard: Start, tmp_path
     terminal.sees("-hosts: {nproc_per_node: 1}")
     terminal.sees("+  nproc_per_node: 1")
     terminal.answers(NOW)
-    terminal.sees("(the old one is cpulaunch.yaml.bak)")
+    terminal.sees("(the old file is now cpulaunch.yaml.bak)")
     assert terminal.ends() == 0
     assert said(tmp_path)["watch.grace_period"] == 7
     assert (tmp_path / "cpulaunch.yaml.bak").read_text().startswith("cpulaunch: 1\nhosts: {")
@@ -365,7 +365,7 @@ def test_a_value_of_the_file_that_is_refused_is_no_default(
 def test_variables_that_win_over_the_file_are_pointed_out(wizard: Start) -> None:
     terminal = wizard(*GLOO, CPULAUNCH_TRAINING_PRECISION="fp32")
     accept(terminal, asked(ONE_MACHINE[:-1]))
-    terminal.sees("note: $CPULAUNCH_TRAINING_PRECISION takes precedence over this file")
+    terminal.sees("note: $CPULAUNCH_TRAINING_PRECISION overrides this file")
     terminal.answers(NOW)
     assert terminal.ends() == 0
 
@@ -398,7 +398,7 @@ def test_plain_narrow_terminals_are_readable(wizard: Start, four_nodes: Path, co
 def test_without_a_terminal_the_error_suggests_defaults(cpulaunch: Run, tmp_path: Path) -> None:
     done = cpulaunch("config")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "no terminal" in done.stderr
+    assert "is no terminal" in done.stderr
     assert "--defaults" in done.stderr
     assert left_behind(tmp_path) == []
 

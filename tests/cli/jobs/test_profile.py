@@ -19,9 +19,9 @@ from support.command import Run
         (("profile", "nothing"), "nothing: no such running job"),
         (
             ("profile", "-o", "none/x.json.gz"),
-            "-o none/x.json.gz can't be written: there is no directory none",
+            "-o none/x.json.gz: can't be written: the directory none does not exist",
         ),
-        (("profile", "-o", "."), "-o . can't be written: it is a directory"),
+        (("profile", "-o", "."), "-o .: can't be written: it is a directory"),
         (("run", "--profile", "1-5", "train.py"), "expected none, or steps such as 10-14: from 2 on"),
         (("run", "--profile", "9-5", "train.py"), "expected none, or steps such as 10-14"),
         (("run", "--profile", "2-5000", "train.py"), "1000 of them at most"),

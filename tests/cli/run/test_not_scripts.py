@@ -93,5 +93,5 @@ def test_a_script_of_a_shell_is_no_script_for_ranks(
 ) -> None:
     Path("job").write_text(text)
     assert main(["run", "--launcher", "local", "-n", "1", "--dry-run", "job"]) == (2 if shell else 0)
-    said = f"job is a script of {shell}, and ranks run Python"
+    said = f"job is a {shell} script, and ranks run Python"
     assert (said in capsys.readouterr().err) == bool(shell)

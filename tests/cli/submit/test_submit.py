@@ -189,7 +189,7 @@ def test_the_script_is_kept_on_request(
     assert main(["submit", "--dry-run", "--output", "kept.sh", "--nodes", "2", "train.py"]) == 0
     assert (tmp_path / "kept.sh").read_text() == capsys.readouterr().out
     assert main(["submit", "--dry-run", "--output", "kept.sh", "--nodes", "3", "train.py"]) == 0
-    assert "kept.sh was there before: that is now kept.sh.bak\n" in capsys.readouterr().err
+    assert "kept.sh existed; the old file is now kept.sh.bak\n" in capsys.readouterr().err
     assert "--nodes=2" in (tmp_path / "kept.sh.bak").read_text()
 
 
@@ -211,11 +211,14 @@ def test_the_script_is_kept_on_request(
         ("-N 2 --hosts a,b -w b train.py", "Slurm may not give the job a\n"),
         ("--set hosts.exclude=a train.py", "hint: --exclude=a of sbatch"),
         ("-N 2 --rdzv-backend c10d train.py", "no rendezvous service is needed"),
-        ("-N 2 --machine_rank 0 train.py", "hint: leave it out, and start one for all hosts: a queue's job"),
+        (
+            "-N 2 --machine_rank 0 train.py",
+            "hint: leave it out, and start one `cpulaunch run` for all hosts: in a queue's job",
+        ),
         ("-N 2 --launcher local train.py", "all ranks would be on the first of 2 nodes"),
         ("-D gone train.py", "--chdir gone: No such file or directory"),
-        ("--ntasks 7 -n 3 train.py", "hosts.nproc (-n): 3 ranks, but sbatch's options make 7 tasks"),
-        ("--ntasks-per-node 1 -N 4 -n 8 train.py", "8 ranks, but sbatch's options make 4 tasks"),
+        ("--ntasks 7 -n 3 train.py", "hosts.nproc (-n): 3 ranks, but sbatch's options request 7 tasks"),
+        ("--ntasks-per-node 1 -N 4 -n 8 train.py", "8 ranks, but sbatch's options request 4 tasks"),
         ("-N 4 -n 6 train.py", "hosts.nproc (-n): 6 ranks can't be divided evenly over 4 hosts"),
         ("-x node0 train.py", "--exclude=node0 has Slurm avoid a node"),
         ("-N 2 --nnodes 5 train.py", "hosts.nnodes (--nnodes): 5 of 2 nodes\ncpulaunch: hint: --nodes=5"),
@@ -235,8 +238,8 @@ def test_the_script_is_kept_on_request(
         ("--nodes 4 --follow -a 1-5%1 train.py", "--follow is for one job, and --array makes several"),
         ("--time 3 --requeue train.py", "--time=3: Slurm may warn the job 180 s before its end"),
         ("--nodes 4 -ppn 9 --lscpu lscpu train.py", "9 ranks"),
-        ("--nodes 4 --output ./train.py train.py", "would overwrite what the job is to run"),
-        ("--nodes 4 job.sh", "job.sh is a script of bash, and ranks run Python"),
+        ("--nodes 4 --output ./train.py train.py", "would overwrite the job's script"),
+        ("--nodes 4 job.sh", "job.sh is a bash script, and ranks run Python"),
         (
             "-N 4 torchrun --nproc-per-node 2 train.py",
             "type: cpulaunch submit --dry-run -N 4 --nproc-per-node 2 train.py",
