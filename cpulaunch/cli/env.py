@@ -82,26 +82,17 @@ def _machine(config: Config) -> Iterator[tuple[str, str]]:
     found = tuple(all_mpis(config.mpi.path))
     used = next((mpi for mpi in found if config.mpi.flavour in ("auto", mpi.flavour)), None)
     if used:
-        yield "MPI", f"{_described(used, config)}, used for several hosts if all of them have it"
+        yield "MPI", f"{_described(used)}, used for several hosts if all of them have it"
     else:
         what = "none" if config.mpi.flavour == "auto" else f"none of {config.mpi.flavour}"
         yield "MPI", f"{what} found; --launcher ssh does not need one"
     for mpi in found:
         if mpi != used:
-            yield "another MPI", _described(mpi, config)
+            yield "another MPI", _described(mpi)
 
 
-def _described(mpi: Mpi, config: Config) -> str:
-    """Describe an MPI: its version, its path, and how it was found."""
-    if config.is_set(Config.mpi.path):
-        place = f"by {config.origin(Config.mpi.path)}"
-    elif mpi.path.startswith(sys.prefix + "/"):
-        place = "in this environment"
-    elif (root := os.environ.get("I_MPI_ROOT")) and mpi.path.startswith(root):
-        place = "by I_MPI_ROOT"
-    else:
-        place = "on PATH"
-    return f"{launchers.load(mpi.flavour).title} {mpi.version}, {mpi.path}, {place}"
+def _described(mpi: Mpi) -> str:
+    return f"{launchers.load(mpi.flavour).title} {mpi.version}, {mpi.path}"
 
 
 def _variables() -> Iterator[tuple[str, str]]:

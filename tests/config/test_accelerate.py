@@ -156,7 +156,7 @@ def test_an_unsupported_key_is_reported_with_its_line_and_the_reason(
         ("distributed_type: MEGATRON_LM", "a.yaml:1: it is for Megatron-LM"),
         ("distributed_type: 'NO'\nuse_cpu: false\ngpu_ids: '0,1'", "a.yaml:1: it is for GPUs"),
         ("cpulaunch: 1", "a.yaml: not a configuration of accelerate"),
-        ("- a", "a.yaml: not a configuration of accelerate"),
+        ("- a", "a.yaml:1: expected a mapping"),
         ("", "a.yaml: is empty"),
         ("a: [", "a.yaml:1: not valid YAML"),
         (BASE + "num_processes: many", "a.yaml:4: num_processes: 'many' is not a whole number"),

@@ -196,8 +196,8 @@ BAD_FILES = [
     ("ccl: {worker_count: 1\nmpi: x}\n", "cpulaunch.yaml:2: not valid YAML", ""),
     ("", "cpulaunch.yaml: is empty", "cpulaunch config"),
     ("# nothing\n", "cpulaunch.yaml: is empty", ""),
-    ("- a\n- b\n", "cpulaunch.yaml:1: expected a mapping such as `launcher: local`, not a list", ""),
-    ("hello\n", "cpulaunch.yaml:1: expected a mapping such as `launcher: local`, not 'hello'", ""),
+    ("- a\n- b\n", "cpulaunch.yaml:1: expected a mapping such as `key: value`, not a list", ""),
+    ("hello\n", "cpulaunch.yaml:1: expected a mapping such as `key: value`, not 'hello'", ""),
     ("ccl: 3\n", "cpulaunch.yaml:1: 'ccl' is a section: expected a mapping, not '3'", ""),
     (
         "launcher: local\n# a\nenv: {A: \xe9}\n".encode("latin-1"),

@@ -15,13 +15,12 @@ from cpulaunch import queues, variables
 from cpulaunch.cli.main import say, say_error
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.config.config import Config
-from cpulaunch.config.load import find_file, load, read_yaml
+from cpulaunch.config.load import find_file, load, read_text, read_yaml
 from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import SCHEMA, SETTINGS, Table
 from cpulaunch.config.write import scalar, shown_value, yaml_text
 from cpulaunch.errors import ConfigError, CpulaunchError, UsageError
 from cpulaunch.plan.instances import with_their_number
-from cpulaunch.user_file import SETTINGS_LIMIT, read_user_file
 from cpulaunch.wording import counted, did_you_mean
 
 if TYPE_CHECKING:
@@ -84,8 +83,6 @@ def _write_defaults(path: Path, fixed: Mapping[Setting[Any], Any], force: bool) 
     if old is not None and old != draft.text():
         for line in diff(path, old, draft.text()):
             print(line, file=sys.stderr)
-        for line in _replaced_values(path, draft):
-            say(f"warning: {line}")
         if not force:
             raise UsageError(f"{path} exists, and would change as shown",
                              hint="--force overwrites it, and keeps a backup")  # fmt: skip
@@ -93,21 +90,6 @@ def _write_defaults(path: Path, fixed: Mapping[Setting[Any], Any], force: bool) 
         say(line)
     _write(draft, old, say)
     return 0
-
-
-def _replaced_values(path: Path, draft: Draft) -> Iterator[str]:
-    """Yield a line for each value in the file at ``path`` that ``draft`` changes."""
-    try:
-        old = load(file=path, environ={})
-    except ConfigError as e:
-        yield f"{e}: the file's values are lost"
-        return
-    for setting in SETTINGS.values():
-        before, new = old.value(setting), draft.values.get(setting, setting.default)
-        if before != new:
-            by = shown_value(setting, new)
-            by = by if setting in draft.values else f"the default, {by}"
-            yield f"{old.where(setting)}: {shown_value(setting, before)} is replaced by {by}"
 
 
 def _ask(path: Path, fixed: Mapping[Setting[Any], Any]) -> int:
@@ -255,7 +237,7 @@ def _import(arguments: list[str]) -> int:
     hint = f"accelerate's own file is {USUAL_FILE}"
     if options.file is None:
         raise UsageError("no file to import", hint=hint)
-    imported = from_accelerate(_read(options.file, hint), str(options.file))
+    imported = from_accelerate(read_text(options.file, str(options.file), hint), str(options.file))
     settings = dict(imported.settings)
     if hostfile := settings.get(Table.hosts.hostfile):
         settings[Table.hosts.hostfile] = _checked_hostfile(hostfile)
@@ -287,15 +269,6 @@ def _checked_hostfile(name: str) -> str:
     except ConfigError as e:
         say(f"warning: {e}" + (f" ({e.hint})" if e.hint else ""))
     return str(path)
-
-
-def _read(path: Path, hint: str) -> str:
-    try:
-        return read_user_file(path, SETTINGS_LIMIT).decode("utf-8-sig")
-    except OSError as e:
-        raise ConfigError(f"{path}: cannot be read: {e.strerror}", hint=hint) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8 text") from None
 
 
 def _shown(value: Any) -> str:

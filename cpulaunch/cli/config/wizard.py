@@ -163,8 +163,7 @@ class Wizard:
     def valid_default(self, setting: Setting[Any]) -> str:
         """Return a default to use if the current value is invalid."""
         default = _typed(setting, setting.default)
-        others = (f"{default}-{i}" for i in range(2, 1000)) if setting is Table.output.log_dir else ()
-        return next((text for text in (default, *others) if not self.wrong(setting, text)), "")
+        return "" if self.wrong(setting, default) else default
 
     def precision(self, value: str) -> PrecisionDecision | None:
         """Return the decision for the precision ``value`` after the previous answers; None without a plan."""
@@ -224,7 +223,7 @@ class Wizard:
         try:
             value = setting.kind.from_line(text)
         except ValueError:
-            return f"expected {setting.kind.expected(text)}"
+            return f"expected {setting.kind.expected()}"
         if setting is Table.output.log_dir:
             return "is a file, not a directory" if Path(text).is_file() else None
         if isinstance(setting.kind, Variables):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from cpulaunch.cli.jobs.selection import (
     Running,
-    elsewhere,
     printable,
     running_jobs,
     runs,
@@ -83,8 +82,6 @@ def main(arguments: list[str]) -> int:
     if not running and not others:
         where = ", ".join(map(str, options.directories)) or f"{runs()}/"
         print(f"no running job of yours here, and no job in {where}")
-        if not options.directories and (hint := elsewhere()):
-            print(f"{hint}: `cpulaunch jobs DIR` lists them")
     return 0
 
 

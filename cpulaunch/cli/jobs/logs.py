@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cpulaunch.cli.jobs.selection import NEWEST, WHICH, find_directory
+from cpulaunch.cli.jobs.selection import NEWEST, WHICH, find_directory, parse_ranks
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser
-from cpulaunch.errors import ConfigError, UsageError
+from cpulaunch.errors import UsageError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import Names
 from cpulaunch.supervise.control.registry import Contact, is_gone, read_contact
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("-f", "--follow", action="store_true", help="follow the output until the job ends")
     options = parser.parse_args(arguments)
-    ranks = _ranks(options.rank)
+    ranks = parse_ranks("--rank", options.rank)
     directory = find_directory(options.job)
     if options.job is None:
         print(f"cpulaunch: logs of {directory}", file=sys.stderr, flush=True)
@@ -96,15 +96,6 @@ class LivenessCheck:
             return not is_gone(self._contact)
         self._silent_since = self._silent_since or time.monotonic()
         return time.monotonic() < self._silent_since + SILENCE
-
-
-def _ranks(text: str | None) -> CoreSet | None:
-    if text is None:
-        return None
-    try:
-        return CoreSet.parse(text)
-    except ConfigError as e:
-        raise UsageError(f"--rank {text}: {e}", hint="expected a rank, or a list such as 0,4-7") from None
 
 
 def _check_ranks(wanted: CoreSet | None, directory: Path) -> None:

@@ -7,10 +7,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from cpulaunch.cli.jobs.selection import ONLY, ONLY_WHICH, find_job, only_job, printable
+from cpulaunch.cli.jobs.selection import ONLY, ONLY_WHICH, find_job, only_job, parse_ranks, printable
 from cpulaunch.cli.options import Parser
-from cpulaunch.errors import ConfigError, HostError, UsageError
-from cpulaunch.model.cores import CoreSet
+from cpulaunch.errors import HostError, UsageError
 from cpulaunch.supervise.control.client import Observer
 from cpulaunch.supervise.profiling.request import MAX_STEPS
 
@@ -32,9 +31,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--ranks", metavar="LIST", help="ranks to trace, such as 0-3 (default: all)")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="also copy the trace to this file")
     options = parser.parse_args(arguments)
-    steps, ranks = _steps(options.steps), _ranks(options.ranks)
-    if options.output:
-        _check_output(options.output)
+    steps, ranks = _steps(options.steps), list(parse_ranks("--ranks", options.ranks) or ())
     directory, contact = only_job() if options.job is None else find_job(options.job)
     if options.job is None:
         _tell(f"profile of {directory}")
@@ -62,32 +59,7 @@ def _tell(line: str) -> None:
     print(f"cpulaunch: {printable(line)}", file=sys.stderr, flush=True)
 
 
-def _check_output(path: Path) -> None:
-    """Raise UsageError if the file can't be written, before tracing takes time."""
-    why = ""
-    if path.is_dir():
-        why = "it is a directory"
-    elif not path.parent.is_dir():
-        why = f"the directory {path.parent} does not exist"
-    elif not os.access(path if path.exists() else path.parent, os.W_OK):
-        why = "you have no permission"
-    if why:
-        raise UsageError(f"-o {path}: can't be written: {why}", hint="name another file")
-
-
 def _steps(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) < 10 and 0 < int(text) <= MAX_STEPS:
         return int(text)
     raise UsageError(f"--steps {text[:20]}: expected a whole number from 1 to {MAX_STEPS}")
-
-
-def _ranks(text: str | None) -> list[int]:
-    if text is None:
-        return []
-    try:
-        ranks = list(CoreSet.parse(text))
-    except ConfigError:
-        ranks = []
-    if not ranks:
-        raise UsageError(f"--ranks {text[:40]}: expected a list such as 0-3,8")
-    return ranks

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cpulaunch.config.config import Config
-from cpulaunch.errors import HostError, UsageError
+from cpulaunch.errors import ConfigError, HostError, UsageError
+from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.control.client import Observer
 from cpulaunch.supervise.control.registry import (
     CONTROL_FILE,
@@ -96,15 +98,6 @@ def _planned_log_dir(job: Path) -> Path | None:
     return None
 
 
-def elsewhere() -> str:
-    """Return a hint about jobs in subdirectories; empty if there are none."""
-    usual = runs()
-    if usual.is_absolute():
-        return ""
-    found = [place for place in sorted(Path().glob(f"*/{usual}")) if jobs_below(place)][:MAX_NAMED]
-    return f"there are jobs in {', '.join(map(str, found))}" if found else ""
-
-
 def running_jobs(directories: Sequence[Path] = ()) -> list[Running]:
     """Return the user's running jobs on this host and the jobs in ``directories``, the newest first.
 
@@ -154,10 +147,13 @@ def only_job() -> Running:
     if len(asked) == 1:
         return asked[0]
     jobs = [contact.job for _, contact in asked or running]
-    shown = ", ".join(jobs[:MAX_NAMED]) + (", …" if len(jobs) > MAX_NAMED else "")
     if asked:
-        raise UsageError(f"several jobs of yours are running here: {shown}", hint="name one of them")
-    hint = f"name one of your other running jobs: {shown}" if jobs else "`cpulaunch jobs` lists your jobs"
+        raise UsageError(f"several jobs of yours are running here: {_listed(jobs)}", hint="name one of them")
+    hint = (
+        f"name one of your other running jobs: {_listed(jobs)}"
+        if jobs
+        else "`cpulaunch jobs` lists your jobs"
+    )
     raise UsageError(f"no job of yours is running in {runs()}/", hint=hint)
 
 
@@ -203,6 +199,10 @@ def _several(named: str, jobs: Sequence[str]) -> UsageError:
     )
 
 
+def _listed(jobs: Sequence[str]) -> str:
+    return ", ".join(jobs[:MAX_NAMED]) + (", …" if len(jobs) > MAX_NAMED else "")
+
+
 def _ended(named: str) -> list[Path]:
     """Return the jobs in the usual places whose ids begin with ``named``."""
     return [place for where in usual_places() for place in jobs_below(where) if place.name.startswith(named)]
@@ -230,7 +230,7 @@ def find_directory(named: str | None) -> Path:
         if len(found) == 1:
             return found[0]
         raise _several(named, sorted(place.name for place in found))
-    hint = elsewhere() or "`cpulaunch jobs` lists jobs; you may also name a job's directory"
+    hint = "`cpulaunch jobs` lists jobs; you may also name a job's directory"
     if named is None:
         raise UsageError(f"no running job of yours, and no job in {runs()}/", hint=hint)
     raise UsageError(f"{named}: no such job", hint=hint)
@@ -253,10 +253,18 @@ def _is_ours(job: Path) -> bool:
 def _places(directory: Path) -> Iterator[Path]:
     """Yield the directory itself, and the running jobs in it, the newest first."""
     yield directory
-    try:
+    with suppress(OSError):
         yield from sorted((path.parent for path in directory.glob(f"*/{CONTROL_FILE}")), reverse=True)
-    except OSError:
-        pass
+
+
+def parse_ranks(option: str, text: str | None) -> CoreSet | None:
+    """Return the ranks in the value of ``option``; None if the option is not set.  Raises UsageError."""
+    if text is None:
+        return None
+    with suppress(ConfigError):
+        if ranks := CoreSet.parse(text):
+            return ranks
+    raise UsageError(f"{option} {text[:40]}: expected ranks, such as 3 or 0,4-7")
 
 
 def printable(text: str) -> str:

@@ -263,14 +263,12 @@ def run_parser() -> Parser:
         "--wdir", metavar="DIR", type=Path, default=Path(),
         help="working directory of the ranks; the script's path is relative to it",
     )  # fmt: skip
-    parser.add_rare(
-        "--facts", metavar="F", type=Path, help="dry run for the hosts described by this facts file"
-    )
+    parser.add_rare("--facts", metavar="F", type=Path, help="plan for the hosts in this facts file")
     parser.add_rare(
         "--lscpu",
         metavar="F",
         type=Path,
-        help="dry run for hosts described by this output of lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ",
+        help="plan for hosts described by this output of lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ",
     )
     add_each(parser)
     return parser
@@ -280,10 +278,7 @@ def program_of(rest: list[str], no_python: bool, wdir: Path) -> Program:
     """Return the ranks' program from the words after the options.  Raises UsageError."""
     if not rest or (rest[0] in MODULE and len(rest) < 2):
         raise UsageError("no script to run", hint="cpulaunch run [OPTIONS] train.py [ARGS…]")
-    try:
-        directory = Path.cwd() / wdir
-    except FileNotFoundError:
-        raise UsageError("the working directory has been deleted", hint="cd to one that exists") from None
+    directory = Path.cwd() / wdir
     if not directory.is_dir():
         raise UsageError(f"--wdir {wdir}: no such directory", hint="it must exist on every host")
     python = sys.executable

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from cpulaunch.cli.options import Parser
 from cpulaunch.config.config import Config
+from cpulaunch.config.load import read_text
 from cpulaunch.errors import ConfigError, UsageError
 from cpulaunch.plan.instances import are_wanted, as_instances
-from cpulaunch.user_file import SETTINGS_LIMIT, read_user_file
 
 _EXPECTED = "the file has a line of arguments for each instance"
 
@@ -45,14 +45,8 @@ def read_each(path: Path) -> tuple[tuple[str, ...], ...]:
 
     Raises ConfigError with the line if the file is invalid.
     """
-    try:
-        text = read_user_file(path, SETTINGS_LIMIT).decode("utf-8-sig")
-    except OSError as e:
-        raise ConfigError(f"--each {path}: cannot be read: {e.strerror}", hint=_EXPECTED) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"--each {path}: not UTF-8 text", hint=_EXPECTED) from None
     lines = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(read_text(path, f"--each {path}", _EXPECTED).splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         try:

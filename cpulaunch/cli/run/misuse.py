@@ -34,7 +34,6 @@ _MODULES = {
 }
 """Module for ``python -m`` → launcher."""
 
-_OF_INSTANCES = ("intel_extension_for_pytorch.cpu.launch", "torch.backends.xeon.run_cpu")
 _DEVICES = ("cpu", "xpu")
 """ipexrun's first argument."""
 
@@ -79,8 +78,7 @@ def refuse_launcher(options: Sequence[str], words: Sequence[str], split: Split, 
     module = words[1] if words[0] in ("-m", "--module") and len(words) > 1 else None
     program = PurePath(words[0]).name
     if module in _MODULES:
-        noun = "instances" if module in _OF_INSTANCES else "ranks"
-        what = f"{module} starts {noun}, as cpulaunch itself does"
+        what = f"{module} is another launcher: cpulaunch starts the ranks itself"
     elif words[0] in _DEVICES and len(words) > 1:
         what = f"{words[0]} is an argument of ipexrun, not a script: cpulaunch always runs on CPUs"
     elif _PYTHON.fullmatch(program):

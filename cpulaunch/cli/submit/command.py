@@ -33,10 +33,7 @@ exit code: 0; the job's with --follow; 2 wrong usage or settings; 3 the queue re
 
 
 def main(arguments: list[str]) -> int:
-    try:
-        start = Path.cwd()
-    except FileNotFoundError:
-        raise UsageError("the working directory has been deleted", hint="cd to one that exists") from None
+    start = Path.cwd()
     try:
         return _submit(arguments, start)
     finally:

@@ -52,26 +52,6 @@ def test_kept_files_are_not_overwritten(cpulaunch: Run, tmp_path: Path) -> None:
     assert "nproc: 1" in (tmp_path / "cpulaunch.yaml.bak").read_text()
 
 
-def test_defaults_names_the_values_of_the_file_that_it_replaces(cpulaunch: Run, tmp_path: Path) -> None:
-    path = tmp_path / "cpulaunch.yaml"
-    path.write_text("watch:\n  grace_period: 7\ntraining: {backend: ccl, precision: fp32, engine: auto}\n")
-    change = ("config", "--defaults", "--set", "training.backend=gloo", "--set", "training.precision=fp32")
-    for force in ([], ["--force"]):
-        done = cpulaunch(*change, *force)
-        assert [line for line in done.stderr.splitlines() if "warning" in line] == [
-            "cpulaunch: warning: training.backend (cpulaunch.yaml:3): ccl is replaced by gloo",
-            "cpulaunch: warning: watch.grace_period (cpulaunch.yaml:2): 7 is replaced by the default, 10",
-        ]
-    assert "the old file is now cpulaunch.yaml.bak" in done.stderr
-
-
-def test_defaults_reports_that_it_replaces_a_broken_file(cpulaunch: Run, tmp_path: Path) -> None:
-    (tmp_path / "cpulaunch.yaml").write_text("watch: {grace: 7}\n")
-    done = cpulaunch("config", "--defaults", "--force")
-    assert done.returncode == 0
-    assert "warning: cpulaunch.yaml:1: unknown key 'grace' in 'watch'" in done.stderr
-
-
 def test_another_file_is_written_through_a_link_and_named_in_the_next_command(
     cpulaunch: Run, tmp_path: Path
 ) -> None:

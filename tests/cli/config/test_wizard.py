@@ -336,30 +336,16 @@ def test_an_existing_file_gives_the_defaults_and_is_kept(wizard: Start, tmp_path
     assert left_behind(tmp_path) == ["cpulaunch.yaml", "cpulaunch.yaml.bak"]
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "why", "default"),
-    [
-        ("hosts.nproc_per_node", str(CPUS + 1000), f"{CPUS + 1000} ranks do not fit on", "auto"),
-        repeat("output.log_dir", "a-file", "a-file can't be used: is a file, not a directory", "runs-2"),
-    ],
-)
-def test_a_value_of_the_file_that_is_refused_is_no_default(
-    wizard: Start, tmp_path: Path, key: str, value: str, why: str, default: str
-) -> None:
-    section, _, name = key.partition(".")
-    (tmp_path / "cpulaunch.yaml").write_text(f"{section}: {{{name}: {value}}}\n")
-    (tmp_path / "a-file").touch()
-    (tmp_path / "runs").touch()
-    questions = asked(ONE_MACHINE)
-    place = questions.index(question_of(key))
+def test_a_value_of_the_file_that_is_refused_is_no_default(wizard: Start, tmp_path: Path) -> None:
+    (tmp_path / "cpulaunch.yaml").write_text(f"hosts: {{nproc_per_node: {CPUS + 1000}}}\n")
     terminal = wizard(*GLOO)
-    accept(terminal, questions[:place])
-    terminal.sees(why)
-    terminal.sees(questions[place])
-    terminal.answers(f"[{default}]")
-    accept(terminal, questions[place + 1 :])
+    terminal.answers(WHERE)
+    terminal.sees(f"{CPUS + 1000} ranks do not fit on")
+    terminal.sees(RANKS)
+    terminal.answers("[auto]")
+    accept(terminal, asked(ONE_MACHINE[3:]))
     assert terminal.ends() == 0
-    assert said(tmp_path)[key] == default
+    assert said(tmp_path)["hosts.nproc_per_node"] == "auto"
 
 
 def test_variables_that_win_over_the_file_are_pointed_out(wizard: Start) -> None:

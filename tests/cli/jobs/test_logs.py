@@ -129,7 +129,7 @@ def test_ranks_that_the_job_does_not_have_are_an_error(cpulaunch: Run, tmp_path:
         ([], "no running job of yours, and no job in runs/"),
         (["20261122"], "20261122: no such job"),
         (["."], ".: contains no job"),
-        (["--rank", "x"], "--rank x: 'x' is neither a number nor a range"),
+        (["--rank", "x"], "--rank x: expected ranks, such as"),
     ],
 )
 def test_a_job_that_is_not_there(cpulaunch: Run, tmp_path: Path, arguments: list[str], error: str) -> None:

@@ -272,7 +272,7 @@ def test_the_job_runs_even_if_the_list_cannot_be_written(
         assert launcher.wait(TIMEOUT) == 0
 
 
-def test_jobs_are_found_from_within_and_pointed_at_from_above(ask: Ask, tmp_path: Path) -> None:
+def test_jobs_are_found_from_within_their_directory(ask: Ask, tmp_path: Path) -> None:
     runs = tmp_path / "project" / "runs"
     ids = ["20261122-214433-0f3c9a7e5b1d2c48", "20261122-214501-1f3c9a7e5b1d2c48"]
     for name in ids:
@@ -285,8 +285,6 @@ def test_jobs_are_found_from_within_and_pointed_at_from_above(ask: Ask, tmp_path
     assert all(name in within for name in ids)
     assert " steps" not in within
     assert ids[0] in ask("jobs", cwd=runs / ids[0]).stdout
-    assert "there are jobs in project/runs: `cpulaunch jobs DIR`" in ask("jobs").stdout
-    assert "there are jobs in project/runs" in ask("logs").stderr
     project = runs.parent
     done = ask("logs", cwd=project)
     assert (done.stdout, done.stderr) == (f"[0] {ids[1]}\n", f"cpulaunch: logs of runs/{ids[1]}\n")
