@@ -6,9 +6,7 @@ from pathlib import Path
 
 from cpulaunch.cli.backend import ccl_lines
 from cpulaunch.cli.main import say
-from cpulaunch.cli.options import Parser, add_settings, load_config
-from cpulaunch.errors import UsageError
-from cpulaunch.wording import did_you_mean
+from cpulaunch.cli.options import Parser, add_settings, check_subcommand, load_config
 
 USAGE = """cpulaunch ccl build [--oneccl] [--wheel DIR] [--force]   compile for the installed torch
        cpulaunch ccl info                                       show what is built, and what ranks load"""
@@ -22,21 +20,12 @@ examples:
 
 
 def main(arguments: list[str]) -> int:
-    """Run ``cpulaunch ccl ARGUMENTS``; return the exit code."""
     commands = {"build": _build, "info": _info}
-    if not arguments:
-        raise UsageError(
-            "ccl: no command; its commands: build, info", hint="`cpulaunch ccl --help` explains them"
-        )
-    if arguments[0] in ("-h", "--help"):
+    if arguments[:1] in (["-h"], ["--help"]):
         Parser("cpulaunch ccl", "Build the process group ccl, or show its state.", EPILOG, USAGE).print_help()
         return 0
-    word = arguments[0]
-    if word not in commands:
-        raise UsageError(
-            f"ccl: no command {word!r}{did_you_mean(word, commands)}", hint="its commands: build, info"
-        )
-    return commands[word](arguments[1:])
+    check_subcommand("ccl", arguments, [*commands])
+    return commands[arguments[0]](arguments[1:])
 
 
 def _build(arguments: list[str]) -> int:

@@ -44,7 +44,6 @@ _SECRET = ("TOKEN", "SECRET", "PASS", "KEY")
 
 
 def main(arguments: list[str]) -> int:
-    """Run ``cpulaunch env ARGUMENTS``; return the exit code."""
     parser = Parser(
         "cpulaunch env", "Print a report to paste into an issue.", EPILOG, "cpulaunch env [OPTIONS]"
     )

@@ -10,14 +10,13 @@ from pathlib import Path
 from cpulaunch.cli.backend import ccl_files
 from cpulaunch.cli.files import write_file
 from cpulaunch.cli.main import say
-from cpulaunch.cli.options import Parser, add_settings, load_config
+from cpulaunch.cli.options import Parser, add_settings, check_subcommand, load_config
 from cpulaunch.discovery.collect import has_step, listed_hosts, mpis_for, once_each
 from cpulaunch.errors import UsageError
 from cpulaunch.model.fabrics import common_provider
 from cpulaunch.model.facts import record
 from cpulaunch.model.hosts import LOCALHOST, Host, all_here
 from cpulaunch.plan.select import WayToHosts, decide_launcher
-from cpulaunch.wording import did_you_mean
 
 EPILOG = """\
 Checks all hosts in parallel, over ssh, or by srun in a Slurm allocation without ssh: ssh works without a
@@ -34,13 +33,6 @@ exit code: 0; 2 wrong usage or settings; 3 a host is not ready
 
 
 def main(arguments: list[str]) -> int:
-    if not arguments:
-        raise UsageError("hosts: no command; its command: check", hint="`cpulaunch hosts check -f HOSTFILE`")
-    if arguments[0] not in ("check", "--help", "-h"):
-        raise UsageError(
-            f"hosts: no command {arguments[0]!r}{did_you_mean(arguments[0], ['check'])}",
-            hint="`cpulaunch hosts check -f HOSTFILE`",
-        )
     parser = Parser(
         "cpulaunch hosts check",
         "Check that the hosts are ready for a job, and show their properties.",
@@ -51,9 +43,10 @@ def main(arguments: list[str]) -> int:
         "--facts-out", metavar="F", type=Path, help="record the hosts' properties in a file for --facts"
     )
     add_settings(parser, ("hosts", "mpi", "ccl", "training"), common=("hosts", "mpi", "ccl"))
-    if arguments[0] != "check":
+    if arguments[:1] in (["-h"], ["--help"]):
         parser.print_help()
         return 0
+    check_subcommand("hosts", arguments, ["check"])
     words, rest = parser.split(arguments[1:])
     options = parser.parse_args(words)
     if len(rest) > 1:

@@ -15,7 +15,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.config.load import load
 from cpulaunch.config.settings import SECTIONS, SETTINGS
 from cpulaunch.errors import UsageError
-from cpulaunch.wording import closest
+from cpulaunch.wording import closest, did_you_mean
 
 CLOSE = 0.77
 """Minimum similarity, from 0 to 1, of an unknown option and an option that is suggested."""
@@ -255,6 +255,17 @@ def without_options(own: Container[str], words: Sequence[str]) -> Iterator[str]:
         if not skipped and word.partition("=")[0] not in own:
             yield word
         skipped = word in own and not word.startswith("--")  # the value of -o is a separate word
+
+
+def check_subcommand(command: str, arguments: Sequence[str], subcommands: Sequence[str]) -> None:
+    """Raise UsageError unless the arguments of ``command`` begin with one of its ``subcommands``."""
+    names = f"its commands: {', '.join(subcommands)}"
+    if not arguments:
+        hint = f"`cpulaunch {command} --help` explains them"
+        raise UsageError(f"{command}: no command; {names}", hint=hint)
+    word = arguments[0]
+    if word not in subcommands:
+        raise UsageError(f"{command}: no command {word!r}{did_you_mean(word, subcommands)}", hint=names)
 
 
 def refuse_restricted(options: argparse.Namespace) -> None:

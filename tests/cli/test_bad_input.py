@@ -80,7 +80,7 @@ def test_is_refused_with_a_clear_error(cpulaunch: Run, show, arguments, code, sa
 
 @pytest.mark.parametrize(
     ("command", "missing"),
-    [("hosts", "no command; its command: check"), ("ccl", "no command; its commands: build, info")],
+    [("hosts", "no command; its commands: check"), ("ccl", "no command; its commands: build, info")],
 )
 def test_a_command_without_a_subcommand_lists_them(cpulaunch: Run, command: str, missing: str) -> None:
     done = cpulaunch(command)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cpulaunch import queues, variables
 from cpulaunch.cli.main import say, say_error
-from cpulaunch.cli.options import Parser, add_settings, load_config
+from cpulaunch.cli.options import Parser, add_settings, check_subcommand, load_config
 from cpulaunch.config.config import Config
 from cpulaunch.config.load import find_file, load, read_text, read_yaml
 from cpulaunch.config.setting import Setting
@@ -21,7 +21,7 @@ from cpulaunch.config.settings import SCHEMA, SETTINGS, Table
 from cpulaunch.config.write import scalar, shown_value, yaml_text
 from cpulaunch.errors import ConfigError, CpulaunchError, UsageError
 from cpulaunch.plan.instances import with_their_number
-from cpulaunch.wording import counted, did_you_mean
+from cpulaunch.wording import counted
 
 if TYPE_CHECKING:
     from cpulaunch.cli.config.wizard import Draft
@@ -43,11 +43,8 @@ def main(arguments: list[str]) -> int:
     commands = {"show": _show, "validate": _validate, "import": _import}
     if not arguments or arguments[0].startswith("-"):
         return _configure(arguments)
-    word = arguments[0]
-    if word not in commands:
-        raise UsageError(f"config: no command {word!r}{did_you_mean(word, commands)}",
-                         hint="its commands: show, validate, import; without one, it asks")  # fmt: skip
-    return commands[word](arguments[1:])
+    check_subcommand("config", arguments, [*commands])
+    return commands[arguments[0]](arguments[1:])
 
 
 # ---- the wizard
