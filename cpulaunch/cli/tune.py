@@ -101,7 +101,7 @@ def _report(tuning: Tuning, options: argparse.Namespace, config: Config) -> int:
         if each
         else "works, while the default settings fail"
     )
-    say(f"{table.named(found.winner.values)}: {faster}")
+    say(f"{table.title(found.winner.values)}: {faster}")
     say(f"{options.output} is written; `cpulaunch run` " + _how_used(options.output))
     return 0
 
@@ -111,7 +111,7 @@ def _why_nothing(found: Found, tuning: Tuning) -> str:
         return "no time was left for other trials; increase --budget"
     if found.winner.values and len(found.ratios) < CONFIRMATIONS:
         return (
-            f"{table.named(found.winner.values)} may be faster, but no time was left to confirm it; "
+            f"{table.title(found.winner.values)} may be faster, but no time was left to confirm it; "
             "increase --budget"
         )
     return "no settings were faster than the default: nothing is written"
@@ -163,7 +163,7 @@ class Tuning:
         trial = self._runner.run(values, ranks, goal)
         self.trials.append(trial)
         result = f"{trial.rate.per_second:,.1f} {trial.rate.unit}/s" if trial.rate else f"failed: {trial.why}"
-        say(f"trial {len(self.trials)}: {table.named(values)}: {result}")
+        say(f"trial {len(self.trials)}: {table.title(values)}: {result}")
         return trial
 
 

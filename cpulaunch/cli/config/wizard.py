@@ -155,15 +155,15 @@ class Wizard:
         if setting is Table.hosts.nproc_per_node and (auto := self.ranks_per_host(setting)):
             why += f"  Here auto is {auto}."
         default = _typed(setting, now)
-        if refused := self.wrong(setting, default):
+        if refused := self.error_in(setting, default):
             why += f"  {default} can't be used: {refused}"
             default = self.valid_default(setting)
-        return Question(text, why, default, check=lambda text: self.wrong(setting, text))
+        return Question(text, why, default, check=lambda text: self.error_in(setting, text))
 
     def valid_default(self, setting: Setting[Any]) -> str:
         """Return a default to use if the current value is invalid."""
         default = _typed(setting, setting.default)
-        return "" if self.wrong(setting, default) else default
+        return "" if self.error_in(setting, default) else default
 
     def precision(self, value: str) -> PrecisionDecision | None:
         """Return the decision for the precision ``value`` after the previous answers; None without a plan."""
@@ -182,9 +182,9 @@ class Wizard:
             return (Option("auto", "auto"), *(Option(name, name, ip) for name, ip in self.machine.interfaces))
         else:
             return ()
-        return [Option(word, scalar(word), self.about(setting, word)) for word in words]
+        return [Option(word, scalar(word), self.describe(setting, word)) for word in words]
 
-    def about(self, setting: Setting[Any], word: Any) -> str:
+    def describe(self, setting: Setting[Any], word: Any) -> str:
         """Describe an answer on this machine."""
         machine = self.machine
         if setting is Table.mpi.flavour:
@@ -216,7 +216,7 @@ class Wizard:
         else:
             values[setting] = setting.kind.from_line(answer)
 
-    def wrong(self, setting: Setting[Any], text: str) -> str | None:
+    def error_in(self, setting: Setting[Any], text: str) -> str | None:
         """Return the error in a typed answer, as far as it can be detected now."""
         if not text:
             return None
@@ -229,16 +229,16 @@ class Wizard:
         if isinstance(setting.kind, Variables):
             return None
         # Ignore errors of previous answers, and plans that may fit on other hosts.
-        later = self.later(setting)
-        before = self.plan_error({**later, setting: None})
-        after = self.plan_error({**later, setting: value})
+        unset = self.unset_later(setting)
+        before = self.plan_error({**unset, setting: None})
+        after = self.plan_error({**unset, setting: value})
         if after is None or str(after) == str(before):
             return None
         if isinstance(after, PlanError) and several(self.draft.values, self.machine):
             return None
         return f"{after}" + (f"  ({after.hint})" if after.hint else "")
 
-    def later(self, setting: Setting[Any]) -> dict[Setting[Any], None]:
+    def unset_later(self, setting: Setting[Any]) -> dict[Setting[Any], None]:
         """Return the settings of later questions, all unset, as their old answers may be invalid now."""
         after = [s for s in ASKED if s.ask and setting.ask and s.ask.place > setting.ask.place]
         return {other: None for other in after if other not in self.fixed}
@@ -255,7 +255,7 @@ class Wizard:
     def ranks_per_host(self, setting: Setting[Any]) -> str | None:
         """Return the number of ranks for ``auto``."""
         try:
-            _, plan = preview(self.draft.config(self.environ, {**self.later(setting), setting: None}))
+            _, plan = preview(self.draft.config(self.environ, {**self.unset_later(setting), setting: None}))
         except CpulaunchError:
             return None
         counts = sorted({len(host.ranks) for host in plan.hosts})
@@ -266,7 +266,7 @@ class Wizard:
     def picture(self, setting: Setting[Any], *, always: bool) -> None:
         """Draw the placement if it has changed, or if ``always``."""
         try:
-            facts, plan = preview(self.draft.config(self.environ, self.later(setting)))
+            facts, plan = preview(self.draft.config(self.environ, self.unset_later(setting)))
         except CpulaunchError as e:
             self.say(f"  This can't run: {e}\n")
             return

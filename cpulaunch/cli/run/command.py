@@ -213,9 +213,9 @@ def _plan_and_run(
         refuse_restricted(options)
     report_restricted(options)
     if config.cpu.threads != "auto":
-        from cpulaunch.cli.run.plan_text import crowded
+        from cpulaunch.cli.run.plan_text import thread_warnings
 
-        for warning in crowded(config, plan):
+        for warning in thread_warnings(config, plan):
             say(f"warning: {warning}")
     package = ENGINE_PACKAGES.get(config.training.engine)
     if package and find_spec(package) is None:

@@ -45,7 +45,7 @@ def notes_of(plan: Plan, verbose: bool) -> Iterator[str]:
         yield f"{counted(len(plan.notes) - FEW, 'more note')}: -v shows all"
 
 
-def crowded(config: Config, plan: Plan) -> Iterator[str]:
+def thread_warnings(config: Config, plan: Plan) -> Iterator[str]:
     """Yield a warning if a rank or instance has more threads than cores."""
     if config.cpu.threads == "auto":
         return

@@ -9,7 +9,7 @@ from typing import Any
 
 from cpulaunch import variables
 from cpulaunch.cli.run.facts import gather
-from cpulaunch.cli.run.plan_text import crowded
+from cpulaunch.cli.run.plan_text import thread_warnings
 from cpulaunch.config.config import Config
 from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import SETTINGS
@@ -64,7 +64,7 @@ def unwise_settings(config: Config) -> Iterator[str]:
             yield (f"{config.where(Config.ccl.worker_count)}: {workers} workers per rank, but only "
                    f"{counted(smallest, 'core')} left to compute on {host.host}")  # fmt: skip
             break
-    yield from crowded(config, plan)
+    yield from thread_warnings(config, plan)
     without = "on instances" if plan.instances else f"with {backend}"
     if backend != "ccl" and workers != "auto":
         yield f"{config.where(Config.ccl.worker_count)}: has no effect {without}"
