@@ -19,7 +19,6 @@ from support.terminal import CTRL_C, CTRL_D, CTRL_U, DOWN, ENTER, ESCAPE, UP, Te
 
 from cpulaunch.cli.terminal import drop_keys
 from cpulaunch.config.load import load
-from cpulaunch.config.settings import SETTINGS
 
 Start = Callable[..., Terminal]
 
@@ -158,17 +157,6 @@ def test_nodes_of_slurm_are_offered_if_jobs_can_be_submitted(wizard: Start, tmp_
     assert said(tmp_path)["launcher"] == "slurm"
 
 
-def test_the_file_is_commented_and_shows_every_setting(wizard: Start, tmp_path: Path) -> None:
-    terminal = wizard(*GLOO)
-    accept(terminal, asked(ONE_MACHINE))
-    assert terminal.ends() == 0
-    text = (tmp_path / "cpulaunch.yaml").read_text()
-    assert f"  # {SETTINGS['hosts.nproc_per_node'].help}\n  nproc_per_node: " in text
-    for setting in SETTINGS.values():
-        assert f"{setting.name}: " in text
-    assert max(map(len, text.splitlines())) <= 80
-
-
 def test_any_other_setting_can_be_changed_at_the_end(wizard: Start, tmp_path: Path) -> None:
     terminal = wizard(*GLOO)
     accept(terminal, asked(ONE_MACHINE[:-1]))
@@ -203,29 +191,6 @@ def test_instances_are_offered_and_run(wizard: Start, cpulaunch: Run, tmp_path: 
     (tmp_path / "infer.py").write_text("import os; print('number', os.environ['CPULAUNCH_INSTANCE'])")
     done = cpulaunch("run", "infer.py")
     assert f"number {min(2, CPUS) - 1}\n" in done.stdout, done.stderr
-
-
-def test_more_instances_than_cores_are_refused_at_once(wizard: Start) -> None:
-    terminal = wizard()
-    terminal.answers(WHERE)
-    terminal.answers(INSTANCES, "4096")
-    terminal.sees("4096 instances do not fit on")
-    terminal.types(CTRL_U)
-    terminal.answers(INSTANCES, "none")
-    terminal.sees(RANKS)
-    terminal.types(CTRL_C)
-    assert terminal.ends() == 130
-
-
-def test_for_instances_nothing_is_asked_about_ranks(wizard: Start, tmp_path: Path) -> None:
-    terminal = wizard("--set", "instances.count=auto")
-    accept(terminal, [WHERE, CORES, PRECISION, ENGINE, LOGS])
-    terminal.sees("no process group, precision")
-    terminal.answers(NOW)
-    assert terminal.ends() == 0
-    written = said(tmp_path)
-    assert written["instances.count"] == "auto"
-    assert not {"hosts.nproc_per_node", "training.backend", "ccl.worker_count"} & written.keys()
 
 
 # ---- going back, leaving, wrong answers

@@ -10,6 +10,7 @@ import pytest
 from support.command import TIMEOUT, Run, bounded, clean_environment
 from support.jobs import job
 
+from cli.conftest import popen
 from cpulaunch.supervise.output.merge import MergedLogs, Piece, Renderer
 
 PRINTS = """\
@@ -62,30 +63,24 @@ def test_all_ranks_lines_are_in_the_order_of_the_terminal(cpulaunch: Run, tmp_pa
 def test_logs_are_followed_until_the_job_ends_through_a_restart(
     marked: dict[str, str], tmp_path: Path
 ) -> None:
-    with job(tmp_path, marked, ["--max-restarts", "1", "--restart-on", "error"], FAILS_ONCE) as launcher:
-        following = subprocess.Popen(
-            [sys.executable, "-m", "cpulaunch", "logs", "-f", "runs"],
-            cwd=tmp_path,
-            env=clean_environment(**marked),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with bounded(following):
-            assert following.stdout
-            assert {following.stdout.readline() for _ in range(2)} == {"[0] ready\n", "[1] ready\n"}
-            (tmp_path / "go-0").touch()
-            lines = []
-            while not lines or not lines[-1].endswith("] again 1\n"):
-                lines.append(following.stdout.readline())
-                assert lines[-1], "it ended before the job did"
-            assert [line for line in lines if line.startswith("====")] == ["==== cpulaunch: restart 1 ====\n"]
-            assert "[1] ValueError: once\n" in lines
-            (tmp_path / "go-1").touch()
-            assert launcher.wait(TIMEOUT) == 0
-            rest = following.stdout.read().splitlines()
-            assert sorted(line for line in rest if "done" in line) == ["[0] done", "[1] done"]
-            assert following.wait(TIMEOUT) == 0
+    with (
+        job(tmp_path, marked, ["--max-restarts", "1", "--restart-on", "error"], FAILS_ONCE) as launcher,
+        bounded(popen(tmp_path, marked, "logs", "-f", "runs")) as following,
+    ):
+        assert following.stdout
+        assert {following.stdout.readline() for _ in range(2)} == {"[0] ready\n", "[1] ready\n"}
+        (tmp_path / "go-0").touch()
+        lines = []
+        while not lines or not lines[-1].endswith("] again 1\n"):
+            lines.append(following.stdout.readline())
+            assert lines[-1], "it ended before the job did"
+        assert [line for line in lines if line.startswith("====")] == ["==== cpulaunch: restart 1 ====\n"]
+        assert "[1] ValueError: once\n" in lines
+        (tmp_path / "go-1").touch()
+        assert launcher.wait(TIMEOUT) == 0
+        rest = following.stdout.read().splitlines()
+        assert sorted(line for line in rest if "done" in line) == ["[0] done", "[1] done"]
+        assert following.wait(TIMEOUT) == 0
 
 
 def test_equal_lines_of_many_ranks_are_one() -> None:

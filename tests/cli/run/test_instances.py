@@ -141,11 +141,6 @@ class TestOptions:
         both = outputs(cpulaunch("run", "--each", "args.txt", infer, "all-{instance}"))
         assert [r["argv"] for r in both] == [["all-0", "--part", "a b", "0"], ["all-1", "--part", "$x"]]
 
-    def test_a_dry_run_of_one_instance_shows_its_number(self, cpulaunch: Run, infer: Path) -> None:
-        shown = cpulaunch("run", "--instances", "2", "--instance", "1", "--dry-run", infer).stdout
-        assert re.search(r"^    instance 1: cores \d", shown, re.M)
-        assert "instance 0" not in shown
-
     @pytest.mark.parametrize("how", ["--instances 2", "--each args.txt"])
     def test_a_plan_for_slurm_shows_instances(self, cpulaunch: Run, infer: Path, how: str) -> None:
         (infer.parent / "args.txt").write_text("--part a\n--part b\n")

