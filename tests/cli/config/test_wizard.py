@@ -134,6 +134,7 @@ def test_in_an_allocation_its_hosts_are_offered_but_not_written(wizard: Start, t
     assert not {"hosts.hostfile", "hosts.list", "launcher"} & set(said(tmp_path))
 
 
+@pytest.mark.repeats
 def test_an_allocation_of_this_machine_only_means_local(wizard: Start, tmp_path: Path) -> None:
     terminal = wizard(*GLOO, SLURM_JOB_NODELIST="node[1-2]", SLURM_JOB_ID="12")
     terminal.answers(WHERE, UP)
@@ -220,6 +221,7 @@ def test_escape_goes_back_and_keeps_the_answers(wizard: Start, tmp_path: Path) -
     assert (said(tmp_path)["hosts.nproc_per_node"], said(tmp_path)["training.precision"]) == (1, "bf16")
 
 
+@pytest.mark.repeats
 def test_escape_at_the_hosts_leads_back_to_where(wizard: Start, tmp_path: Path) -> None:
     terminal = wizard(*GLOO)
     terminal.answers(WHERE, UP)
@@ -257,6 +259,7 @@ def test_control_c_at_each_question_leaves_nothing_behind(
     assert left_behind(tmp_path) == ["hostfiles/four-nodes"]
 
 
+@pytest.mark.repeats
 def test_leaving_at_the_end_writes_nothing(wizard: Start, tmp_path: Path) -> None:
     terminal = wizard(*GLOO)
     accept(terminal, asked(ONE_MACHINE[:-1]))
@@ -321,6 +324,7 @@ def test_variables_that_win_over_the_file_are_pointed_out(wizard: Start) -> None
     assert terminal.ends() == 0
 
 
+@pytest.mark.repeats
 def test_a_file_that_does_not_fit_is_no_obstacle(wizard: Start, tmp_path: Path) -> None:
     (tmp_path / "cpulaunch.yaml").write_text("lancher: local\n")
     terminal = wizard(*GLOO)

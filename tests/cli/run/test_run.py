@@ -21,7 +21,7 @@ from support.command import (
     mpiexec_after,
     processes_with,
 )
-from support.jobs import box, job, outcome, output_of_one, outputs
+from support.jobs import box, job, outcome, outputs
 from support.marks import by_launcher, usually_under
 
 from cpulaunch.launchers import MPIS
@@ -85,37 +85,17 @@ class TestEveryLauncher:
         ]
 
     @usually_under("local", "openmpi")
-    def test_arguments_reach_the_program_unchanged(self, cpulaunch: Run, launcher_options, show) -> None:
-        odd = show.rename(show.with_name("odd $name; é '\".py"))
-        for r in outputs(cpulaunch("run", "-n", "2", *launcher_options, odd.name, *NASTY)):
-            assert r["argv"] == [odd.name, *NASTY]
-
-    @usually_under("local", "intel")
-    def test_a_directory_with_an_odd_name_does_no_harm(
+    def test_names_arguments_and_variables_reach_every_rank_unchanged(
         self, cpulaunch: Run, launcher_options, show, tmp_path
     ) -> None:
-        odd = tmp_path / "dir $x; 'q' é"
-        odd.mkdir()
-        for r in outputs(cpulaunch("run", "-n", "2", *launcher_options, show, cwd=odd)):
-            assert r["cwd"] == str(odd)
-
-    @usually_under("local", "openmpi")
-    def test_the_environment_reaches_every_rank(self, cpulaunch: Run, launcher_options, show) -> None:
+        (directory := tmp_path / "dir $x; 'q' é").mkdir()
+        odd = show.rename(directory / "odd $name; é '\".py")
         value = "two words\n$x é"
         env = {"FORWARDED": value, "INHERITED": "yes"}
-        done = cpulaunch(
-            "run",
-            "-n",
-            "2",
-            *launcher_options,
-            "--env",
-            f"GIVEN={value}",
-            "-x",
-            "FORWARDED",
-            "show.py",
-            env=env,
-        )
-        for r in outputs(done):
+        options = ("-n", "2", *launcher_options, "--env", f"GIVEN={value}", "-x", "FORWARDED")
+        for r in outputs(cpulaunch("run", *options, odd.name, *NASTY, cwd=directory, env=env)):
+            assert r["argv"] == [odd.name, *NASTY]
+            assert r["cwd"] == str(directory)
             assert [r["env"][n] for n in ("GIVEN", "FORWARDED", "INHERITED")] == [value, value, "yes"]
 
     @usually_under("local", "mpich")
@@ -355,11 +335,6 @@ class TestPlacement:
         assert "is planned on CPUs" in done.stderr
         assert "may use only 0" in done.stderr
         assert outcome(show.parent)["kind"] == "start_failed"
-
-    @pytest.mark.parametrize("cores", ["0", "1"])
-    def test_a_rank_gets_the_requested_cores(self, cpulaunch: Run, show, cores) -> None:
-        ranks = output_of_one(cpulaunch("run", "-n", "1", "--cores", cores, "show.py"))
-        assert ranks["cpus"] == [int(cores)]
 
 
 def unfolded(cores: str) -> Iterator[str]:
