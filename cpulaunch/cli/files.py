@@ -40,7 +40,7 @@ def write_file(path: Path, text: str) -> Path | None:
 
 
 def write_and_report(path: Path, text: str) -> None:
-    """Call `write_file`, and report the backup."""
+    """Write the file, and report the backup of an old file."""
     if backup := write_file(path, text):
         say(f"{path} existed; the old file is now {backup}")
 

@@ -326,7 +326,7 @@ def _in_layer(layer: _Layer, setting: Setting[Any]) -> Given | None:
 
 
 def find_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the YAML file that is read if none is named, if there is one."""
+    """Return the path of the default YAML file, or None if there is no such file."""
     if named := environ.get(variables.CONFIG):
         return Path(named)
     home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")

@@ -301,7 +301,7 @@ def program_of(rest: list[str], no_python: bool, wdir: Path) -> Program:
 
 
 def is_program(path: Path) -> bool:
-    """Return whether a word may name a program: it is no file, or an executable one."""
+    """Return whether ``path`` may name a program: the file does not exist, or is executable."""
     return not path.exists() or (os.access(path, os.X_OK) and not path.is_dir())
 
 

@@ -185,5 +185,5 @@ def _refuse_one_of_several(program: str, rank_in: str, size_in: str, environ: Ma
     if rank and size.isdecimal() and int(size) > 1:
         raise UsageError(
             f"this is process {rank} of {size} of {program} (${size_in}), and each process would start a job",
-            hint=f"leave out {program}: cpulaunch itself starts the ranks on all hosts, -n {size} as many",
+            hint=f"leave out {program}: cpulaunch itself starts the ranks on all hosts (here -n {size})",
         )

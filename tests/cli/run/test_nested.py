@@ -71,7 +71,7 @@ def test_under_an_mpiexec(train: Path, mpi: str, size: str) -> None:
     assert done.returncode != 0
     assert f"of 2 of mpiexec (${size}), and each process would start a job" in done.stderr
     assert (
-        "cpulaunch: hint: leave out mpiexec: cpulaunch itself starts the ranks on all hosts, -n 2 as many"
+        "cpulaunch: hint: leave out mpiexec: cpulaunch itself starts the ranks on all hosts (here -n 2)"
         in done.stderr
     )
     assert "trained" not in done.stdout
@@ -89,7 +89,7 @@ STEP = {
 def test_in_a_step_of_slurm() -> None:
     with pytest.raises(UsageError, match=r"process 3 of 4 of srun \(\$SLURM_STEP_NUM_TASKS\)") as e:
         refuse_within_a_launcher(STEP)
-    assert e.value.hint == "leave out srun: cpulaunch itself starts the ranks on all hosts, -n 4 as many"
+    assert e.value.hint == "leave out srun: cpulaunch itself starts the ranks on all hosts (here -n 4)"
 
 
 @pytest.mark.parametrize(
