@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from cpulaunch import __version__, launchers
-from cpulaunch.cli.backend import ccl_files, ccl_lines
-from cpulaunch.cli.main import say
+from cpulaunch.cli.backend import ccl_lines
+from cpulaunch.cli.hosts import check
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.config.config import Config
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.model.facts import Mpi
-from cpulaunch.model.hosts import all_here
 from cpulaunch.wording import counted
 
 EPILOG = """\
@@ -51,8 +50,10 @@ def main(arguments: list[str]) -> int:
     config = load_config(parser.parse(arguments))
     for label, text in (*_software(), *_machine(config), *ccl_lines(config.ccl.binding),
                         *_variables(), *_settings(config)):  # fmt: skip
-        print(f"{label:16} {text}")
-    return _hosts(config)
+        print(f"{label:16} {text}", flush=True)
+    from cpulaunch.discovery.collect import listed_hosts
+
+    return check(config) if listed_hosts(config, lambda line: None) else 0
 
 
 def _software() -> Iterator[tuple[str, str]]:
@@ -105,21 +106,3 @@ def _settings(config: Config) -> Iterator[tuple[str, str]]:
         if config.is_set(setting):
             value = "…" if setting is Config.env else config.value(setting)
             yield "setting", f"{key}: {value} ({config.origin(setting)})"
-
-
-def _hosts(config: Config) -> int:
-    from cpulaunch.cli.preflight import complaints, table
-    from cpulaunch.cli.progress import AskingProgress
-    from cpulaunch.discovery.collect import has_step, listed_hosts
-    from cpulaunch.discovery.host.this_host import names_here
-    from cpulaunch.discovery.probe.check_hosts import Required, check_hosts
-
-    hosts = listed_hosts(config, say)
-    if not hosts:
-        return 0
-    required = Required(sys.executable, os.getcwd(), identical=ccl_files(config))
-    here = names_here()
-    step = not all_here(hosts, here) and has_step(config, hosts, say)
-    found = check_hosts(config, hosts, here, required, AskingProgress(), step=step)
-    print("\n" + "\n".join([*table(found.reports), *complaints(found.reports)]))
-    return 3 if any(report.problems for report in found.reports) else 0

@@ -427,15 +427,6 @@ def _refuse_contradictions(given: Sequence[Given]) -> None:
         first[key] = option, text
 
 
-def run_cpu_option(options: Sequence[str]) -> tuple[str, str] | None:
-    """Return the first of ``options`` that only run_cpu and ipexrun have, and the names of these programs.
-
-    Returns None if there is none.  Options with which ipexrun starts ranks don't count.
-    """
-    names = (option.partition("=")[0] for option in options)
-    return next(((name, _OF_RUN_CPU[name]) for name in names if name in _OF_RUN_CPU), None)
-
-
 def _as_typed(option: str, text: str) -> str:
     return option if _FOREIGN[option].values == 0 else _typed(option, text)
 
@@ -454,14 +445,6 @@ def row_of(setting: Setting[Any]) -> Means:
 _OUR_FLAGS = {flag for setting in SETTINGS.values() for flag in setting.flags}
 _FOREIGN = {
     name: row for row in TABLE if isinstance(row, Means) for name in row.spellings if name not in _OUR_FLAGS
-}
-_OF_RUN_CPU = {
-    name: row.programs.replace(", ", " and ")
-    for row in TABLE
-    if set(row.programs.split(", ")) <= {IPEXRUN, RUN_CPU} and not isinstance(row, Refused)
-    if not (isinstance(row, Means) and row.key.startswith(("hosts.", "ccl.")))
-    for name in row.spellings
-    if name not in _OUR_FLAGS
 }
 REFUSED = {name: row for row in TABLE if type(row) is Refused for name in row.spellings}
 """Options that are always refused."""

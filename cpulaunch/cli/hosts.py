@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from cpulaunch.cli.backend import ccl_files
 from cpulaunch.cli.files import write_file
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, add_settings, check_subcommand, load_config
+from cpulaunch.config.config import Config
 from cpulaunch.discovery.collect import has_step, listed_hosts, mpis_for, once_each
 from cpulaunch.errors import UsageError
 from cpulaunch.model.fabrics import common_provider
@@ -51,17 +52,17 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(words)
     if len(rest) > 1:
         raise UsageError(f"unexpected argument {rest[1]!r}", hint="name one script, without its arguments")
-    return _check(options, [Path(word).absolute() for word in rest])
+    return check(load_config(options), [Path(word).absolute() for word in rest], options.facts_out)
 
 
-def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
+def check(config: Config, scripts: Sequence[Path] = (), facts_out: Path | None = None) -> int:
+    """Check the hosts, print their properties and problems, and record their facts; return the exit code."""
     from cpulaunch.cli.preflight import complaints, table
     from cpulaunch.cli.progress import AskingProgress
     from cpulaunch.discovery.host.this_host import names_here
     from cpulaunch.discovery.probe.check_hosts import Required, check_hosts
     from cpulaunch.discovery.probe.preflight import warnings
 
-    config = load_config(options)
     for warning in config.warnings:
         say(f"warning: {warning}")
     here = names_here()
@@ -85,7 +86,7 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
         way = WayToHosts(found.without_mpi, found.egress_interface)
         chosen = decide_launcher(config, here_alone=False, mpis=mpis, step=step, way=way)
         print(f"ranks would be started by {chosen.shown}")
-    if options.facts_out:
+    if facts_out:
         known = {report.host: report.facts for report in found.reports if report.facts}
-        write_file(options.facts_out, record(known))
+        write_file(facts_out, record(known))
     return 0 if ready else 3

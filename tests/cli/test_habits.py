@@ -207,31 +207,6 @@ def test_equal_or_later_options_contradict_nothing(
     assert settings_of(arguments.split(), capsys)
 
 
-RANKS_ARE_STARTED = (
-    "without --instances, cpulaunch starts ranks of one job: --instances 1 starts one independent"
-)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ("--node_id 0", "--node-id is an option of torch's run_cpu; "),
-        ("--ninstances -1", "--ninstances is an option of ipexrun and torch's run_cpu; "),
-        ("--memory-allocator default", "--memory-allocator is an option of ipexrun; "),
-        ("--node_id 0 --ninstances 1", ""),
-        ("--node_id 0 -n 1", ""),
-        ("--node_id 0 --instances none", ""),
-    ],
-)
-def test_a_line_reports_ranks_where_run_cpu_would_start_one_program(
-    script: None, capsys: pytest.CaptureFixture[str], arguments: str, said: str
-) -> None:
-    assert main(["run", *arguments.split(), "--dry-run", "--format", "shell", "train.py"]) == 0
-    lines = [line for line in capsys.readouterr().err.splitlines() if RANKS_ARE_STARTED in line]
-    assert bool(lines) == bool(said)
-    assert all(line.startswith(f"cpulaunch: {said}") for line in lines)
-
-
 @pytest.mark.parametrize("option", ["-hostfile", "--mpirun_hostfile"])
 def test_a_hostfile_is_named_as_elsewhere(
     script: None, capsys: pytest.CaptureFixture[str], option: str

@@ -24,7 +24,7 @@ def test_a_second_program_is_refused(more: Sequence[str], cpulaunch: Run, tmp_pa
     (tmp_path / "a.py").write_text("")
     done = cpulaunch("run", "-n", "2", "--dry-run", "a.py", *more)
     assert done.returncode == 2
-    assert "would be arguments of a.py: a job has one program" in done.stderr
+    assert "a job runs one program, so these would be arguments of a.py" in done.stderr
 
 
 @pytest.mark.parametrize("more", [(":",), (":", "x"), ("a:b", "-n", "2")])

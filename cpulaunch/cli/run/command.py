@@ -11,9 +11,8 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cpulaunch.cli import habits
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import (
     Parser,
@@ -32,7 +31,6 @@ from cpulaunch.cli.run.misuse import (
     refuse_within_a_launcher,
 )
 from cpulaunch.config.config import Config
-from cpulaunch.config.setting import Setting
 from cpulaunch.config.values import HostCount
 from cpulaunch.errors import SAVED_EXIT_CODE, HostError, UsageError
 from cpulaunch.launchers.command import PORT_UNWATCHED, Command, shell
@@ -103,7 +101,6 @@ def main(arguments: list[str]) -> int:
     config, each = instances_of(config, options.each)
     if config.hosts.nnodes not in ("all", HostCount(1, 1)):
         refuse_restricted(options)
-    _report_ranks(config, words)
     program = replace(program_of(rest, options.no_python, options.wdir), each=each)
     if config.watch.profile != "none" and not program.python:
         why = f"{config.where(Config.watch.profile)}: a program that is not Python makes no steps to trace"
@@ -119,27 +116,6 @@ def main(arguments: list[str]) -> int:
         with _requeue_on_signal():
             return _plan_and_run(options, config, program, shared)
     return _plan_and_run(options, config, program, shared)
-
-
-def _report_ranks(config: Config, words: Sequence[str]) -> None:
-    """Report that this starts ranks, if an option is one of run_cpu, which starts a single program."""
-    hosts = Config.hosts
-    asked: tuple[Setting[Any], ...] = (
-        Config.instances.count,
-        hosts.nproc,
-        hosts.nproc_per_node,
-        hosts.nnodes,
-        hosts.list,
-        hosts.hostfile,
-    )
-    if are_wanted(config) or any(map(config.is_set, asked)):
-        return
-    if found := habits.run_cpu_option(words):
-        option, programs = found
-        say(
-            f"{option} is an option of {programs}; without --instances, cpulaunch starts ranks of one job: "
-            "--instances 1 starts one independent program"
-        )
 
 
 @contextmanager
