@@ -25,24 +25,6 @@ from {module} import {function}
 print(json.dumps([name for action in {function}()._actions for name in action.option_strings]))
 """
 
-# mpirun(1) of Open MPI 5.0; its --help shows only part of them.
-OPENMPI = """
-    --allow-run-as-root --amca --app --app-prefix --bind-to --bind-to-core --bind-to-socket --bycore --bynode
-    --byslot -c --continuous --cpu-list --cpu-set --cpus-per-proc --cpus-per-rank --debug-daemons
-    --debug-daemons-file --debug-devel --debug-verbose --default-hostfile --disable-recovery --display
-    --display-allocation --display-comm --display-comm-finalize --display-devel-allocation --display-devel-map
-    --display-map --display-topo --do-not-launch --dvm --enable-recovery --exec-agent --forward-signals
-    --fwd-mpirun-port --get-stack-traces --gmca --gomca --gpmixmca --gpu-support -h --help --host -H --hostfile
-    --index-argv-by-rank --initial-errhandler --keep-fqdn-hostnames --launch-agent --leave-session-attached
-    --machinefile --map-by --max-vm-size --mca --memory-alloc-kinds --merge-stderr-to-stdout -N -n --n
-    --no-local-resolve --nolocal --nooversubscribe --noprefix --np --npernode --npersocket --omca --ompi-server
-    --output --output-directory --output-filename --oversubscribe --path --pernode --personality --pmixmca --ppr
-    --prefix --preload-binary --preload-files --prtemca --pset -q --quiet --rank-by --rankfile --report-bindings
-    --report-events --report-pid --report-state-on-timeout --report-uri --rf --rtos --runtime-options
-    --set-cwd-to-session-dir --show-progress --spawn-timeout --stdin --stream-buffering --tag-output --timeout
-    --timestamp-output --tune --use-hwthread-cpus -V -v --verbose --wd --wdir --with-ft -x --xml --xterm
-"""
-
 
 def argparse_options(module: str, function: str) -> list[str]:
     """All options of a command, asked in a process of its own, as torch is slow to import."""
@@ -83,7 +65,6 @@ PROGRAMS = {
     "accelerate": lambda: argparse_options("accelerate.commands.launch", "launch_command_parser"),
     "Intel MPI": lambda: hydra_options(Path(sys.prefix, "bin", "mpiexec.hydra")),
     "MPICH": mpichs_options,
-    "Open MPI": OPENMPI.split,
     "ipexrun": ipexruns_options,
     "run_cpu": lambda: re.findall(
         r'^ +"(--[\w-]+)",$',

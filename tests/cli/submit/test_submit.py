@@ -289,7 +289,6 @@ def test_named_hosts_are_planned(
         (["--mem", "64G"], "with --mem, Slurm gives the job 1 of 8 CPUs of a node"),
         (["--ntasks", "6", "--nodes", "3"], "with --ntasks, Slurm gives the job 2 of 8 CPUs of a node"),
         (["--mem", "64G", "--exclusive"], ""),
-        (["--mem", "64G", "--cpus-per-task", "2"], ""),
         (["--ntasks", "8", "--nodes", "1"], ""),
     ],
 )
@@ -306,10 +305,7 @@ def test_a_small_share_of_a_node_without_a_request_is_a_warning(
     ("options", "warned"),
     [
         (["--mem", "64G"], True),
-        (["--mem-per-cpu", "4G"], True),
         (["--ntasks-per-node", "1", "--nodes", "2"], True),
-        (["--mem", "64G", "--cpus-per-task", "2"], False),
-        (["--mem", "64G", "--exclusive"], False),
         (["--mem", "0"], False),
     ],
 )
