@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
         code = _run([*without_options(OWN, words)], options, Path(name))
         if code != 0:
             return code
-        result = Result.of(_measured(Path(name)))
+        result = Result.of(_measurements(Path(name)))
     print(json.dumps(result.to_json(), indent=1) if options.format == "json" else "\n".join(result.text()))
     return 0
 
@@ -144,7 +144,7 @@ def _run(words: Sequence[str], options: argparse.Namespace, directory: Path) -> 
     return code
 
 
-def _measured(directory: Path) -> dict[str, Any]:
+def _measurements(directory: Path) -> dict[str, Any]:
     """Return the measurements that rank 0 has printed."""
     for log in directory.glob("*/rank-0.log"):
         for line in reversed(log.read_text().splitlines()):

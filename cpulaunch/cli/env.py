@@ -82,16 +82,16 @@ def _machine(config: Config) -> Iterator[tuple[str, str]]:
     found = tuple(all_mpis(config.mpi.path))
     used = next((mpi for mpi in found if config.mpi.flavour in ("auto", mpi.flavour)), None)
     if used:
-        yield "MPI", f"{_described(used)}, used for several hosts if all of them have it"
+        yield "MPI", f"{_description(used)}, used for several hosts if all of them have it"
     else:
         what = "none" if config.mpi.flavour == "auto" else f"none of {config.mpi.flavour}"
         yield "MPI", f"{what} found; --launcher ssh does not need one"
     for mpi in found:
         if mpi != used:
-            yield "another MPI", _described(mpi)
+            yield "another MPI", _description(mpi)
 
 
-def _described(mpi: Mpi) -> str:
+def _description(mpi: Mpi) -> str:
     return f"{launchers.load(mpi.flavour).title} {mpi.version}, {mpi.path}"
 
 

@@ -395,9 +395,9 @@ def resolve(given: Sequence[Given]) -> tuple[list[Given], list[str]]:
     numbers = [each for each in numbers if each[1] != "auto"]
     for mode in modes:
         for key, text, option in numbers:
-            raise UsageError(f"{mode} contradicts {_typed(option, text)}", hint=_HINTS[mode, key])
+            raise UsageError(f"{mode} contradicts {_option_text(option, text)}", hint=_HINTS[mode, key])
     _refuse_contradictions(given)
-    counts = [_typed(option, text) for key, text, option in numbers if key == _NUMBERS[0]]
+    counts = [_option_text(option, text) for key, text, option in numbers if key == _NUMBERS[0]]
     if not counts or not any(option == MULTI for _, _, option in given):
         return list(given), []
     left = [each for each in given if each[2] != MULTI]
@@ -428,10 +428,10 @@ def _refuse_contradictions(given: Sequence[Given]) -> None:
 
 
 def _as_typed(option: str, text: str) -> str:
-    return option if _FOREIGN[option].values == 0 else _typed(option, text)
+    return option if _FOREIGN[option].values == 0 else _option_text(option, text)
 
 
-def _typed(option: str, text: str) -> str:
+def _option_text(option: str, text: str) -> str:
     return f"{option}={text}" if option.startswith("--set ") else f"{option} {text}"
 
 

@@ -80,12 +80,12 @@ def load(
     for setting in SETTINGS.values():
         for layer in reversed(layers):
             found = None
-            with _collected(problems if layer is from_file else None):
+            with _collect_errors(problems if layer is from_file else None):
                 found = _in_layer(layer, setting)
             if found is None:
                 continue
             if layer is not from_site and setting in from_site.locked:
-                raise _locked(setting, found, from_site)
+                raise _locked_error(setting, found, from_site)
             before = merged.get(setting)
             if isinstance(setting.kind, Variables) and before:
                 found = Given({**before.value, **found.value}, before.origin.and_then(found.origin))
@@ -93,7 +93,7 @@ def load(
     return Config(merged, environ, path, tuple(_ignored_variables(environ)))
 
 
-def _locked(setting: Setting[Any], given: Given, site: _Layer) -> ConfigError:
+def _locked_error(setting: Setting[Any], given: Given, site: _Layer) -> ConfigError:
     """Return the error for a value that the site has locked."""
     fixed = site.found[setting].value if setting in site.found else setting.default
     return ConfigError(
@@ -166,7 +166,7 @@ class _YamlReader:
         layer = _Layer()
         self._refuse_accelerate(root)
         for name, node, origin in self._entries(root, ""):
-            with _collected(self.problems):
+            with _collect_errors(self.problems):
                 self._read_entry(layer, name, node, origin)
         return layer
 
@@ -210,7 +210,7 @@ class _YamlReader:
             raise ConfigError(f"{origin}: {section!r} is a section: expected a mapping, not {noun(node)}")
         valid = {s.name: s for s in SETTINGS.values() if s.section == section}
         for name, value, where in self._entries(node, section):
-            with _collected(self.problems):
+            with _collect_errors(self.problems):
                 if name not in valid:
                     self._unknown(name, section, list(valid), where)
                 self._put(layer, valid[name], value, where)
@@ -219,7 +219,7 @@ class _YamlReader:
         seen: dict[str, Origin] = {}
         for key, value in node.value:
             origin = Origin(self.source, f"{self.shown}:{key.start_mark.line + 1}")
-            with _collected(self.problems):
+            with _collect_errors(self.problems):
                 name = self._key(key, section, origin, seen)
                 seen[name] = origin
                 yield name, value, origin
@@ -281,7 +281,7 @@ class _YamlReader:
 
 
 @contextmanager
-def _collected(problems: list[ConfigError] | None) -> Iterator[None]:
+def _collect_errors(problems: list[ConfigError] | None) -> Iterator[None]:
     """Add a ConfigError of this context to ``problems``; without a list, raise it."""
     try:
         yield

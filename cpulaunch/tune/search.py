@@ -73,15 +73,15 @@ def _halve(best: Trial, candidates: list[Values], measure: Measure) -> Trial:
     tolerance = COARSE
     while trials and tolerance > FINE:
         tolerance = max(FINE, tolerance / 2)
-        trials = [_finer(each, tolerance, measure) for each in _ranked(trials)[: -(-len(trials) // 2)]]
-    winner = next(iter(_ranked(trials)), None)
+        trials = [_refine(each, tolerance, measure) for each in _by_rate(trials)[: -(-len(trials) // 2)]]
+    winner = next(iter(_by_rate(trials)), None)
     if winner is None or best.rate is None:
         return winner or best
-    best = _finer(best, FINE, measure)
+    best = _refine(best, FINE, measure)
     return winner if winner.rate and best.rate and winner.rate.least > best.rate.most else best
 
 
-def _finer(trial: Trial, tolerance: float, measure: Measure) -> Trial:
+def _refine(trial: Trial, tolerance: float, measure: Measure) -> Trial:
     """Repeat a trial, unless its rate is precise enough."""
     if trial.rate is None or trial.rate.spread <= tolerance:
         return trial
@@ -89,7 +89,7 @@ def _finer(trial: Trial, tolerance: float, measure: Measure) -> Trial:
     return again if again and again.rate else trial
 
 
-def _ranked(trials: list[Trial]) -> list[Trial]:
+def _by_rate(trials: list[Trial]) -> list[Trial]:
     """Sort by rate.  Among trials that may be as fast as the fastest, fewer changed settings come first."""
     fastest = sorted(trials, key=_per_second, reverse=True)
     close = [

@@ -164,7 +164,7 @@ def _show(arguments: list[str]) -> int:
     add_settings(parser)
     options = parser.parse(arguments)
     config = with_their_number(load_config(options))
-    notes = dict(_decided(config))
+    notes = dict(_decision_notes(config))
     lines = [f"cpulaunch: {SCHEMA}"]
     for section, settings in groupby(SETTINGS.values(), key=lambda s: s.section):
         if section:
@@ -183,7 +183,7 @@ def _show(arguments: list[str]) -> int:
     return 0
 
 
-def _decided(config: Config) -> Iterator[tuple[Setting[Any], str]]:
+def _decision_notes(config: Config) -> Iterator[tuple[Setting[Any], str]]:
     """Yield (setting, note) for settings whose ``auto`` has been decided."""
     from cpulaunch.cli.run.preview import preview
 

@@ -154,7 +154,7 @@ class Wizard:
             return Question(text, why, now, options)
         if setting is Table.hosts.nproc_per_node and (auto := self.ranks_per_host(setting)):
             why += f"  Here auto is {auto}."
-        default = _typed(setting, now)
+        default = _input_text(setting, now)
         if refused := self.error_in(setting, default):
             why += f"  {default} can't be used: {refused}"
             default = self.valid_default(setting)
@@ -162,7 +162,7 @@ class Wizard:
 
     def valid_default(self, setting: Setting[Any]) -> str:
         """Return a default to use if the current value is invalid."""
-        default = _typed(setting, setting.default)
+        default = _input_text(setting, setting.default)
         return "" if self.error_in(setting, default) else default
 
     def precision(self, value: str) -> PrecisionDecision | None:
@@ -209,7 +209,7 @@ class Wizard:
         values, answer = self.draft.values, self.asker.ask(question)
         if question.options:
             values[setting] = answer
-        elif not answer or (setting in OF_INSTANCES and answer == _typed(setting, setting.default)):
+        elif not answer or (setting in OF_INSTANCES and answer == _input_text(setting, setting.default)):
             values.pop(setting, None)
         elif isinstance(setting.kind, Variables):
             values[setting] = {**values.get(setting, {}), **setting.kind.from_line(answer)}
@@ -376,7 +376,7 @@ def draft_from(path: Path, fixed: Mapping[Setting[Any], Any], say: Say) -> Draft
     return Draft(path, {**values, **fixed})
 
 
-def _typed(setting: Setting[Any], value: Any) -> str:
+def _input_text(setting: Setting[Any], value: Any) -> str:
     """Format a value as the user would type it."""
     if isinstance(setting.kind, Words):
         return shlex.join(value)

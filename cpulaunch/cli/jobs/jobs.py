@@ -132,7 +132,7 @@ def _line(directory: Path) -> str:
     """Return a line about a job that is not among the running jobs."""
     outcome = read_document(directory / OUTCOME)
     if outcome is None:
-        parts = [*_unfinished(directory)]
+        parts = [*_unfinished_status(directory)]
     else:
         names = names_of(directory)
         end = ended(outcome, names)
@@ -154,7 +154,7 @@ def _line(directory: Path) -> str:
     return f"{directory}  {' · '.join(parts)}"
 
 
-def _unfinished(directory: Path) -> Iterator[str]:
+def _unfinished_status(directory: Path) -> Iterator[str]:
     """Yield what is known of a job without an outcome."""
     contact = read_contact(directory)
     if state_of(directory) is State.RUNNING:

@@ -148,9 +148,9 @@ def only_job() -> Running:
         return asked[0]
     jobs = [contact.job for _, contact in asked or running]
     if asked:
-        raise UsageError(f"several jobs of yours are running here: {_listed(jobs)}", hint="name one of them")
+        raise UsageError(f"several jobs of yours are running here: {_id_list(jobs)}", hint="name one of them")
     hint = (
-        f"name one of your other running jobs: {_listed(jobs)}"
+        f"name one of your other running jobs: {_id_list(jobs)}"
         if jobs
         else "`cpulaunch jobs` lists your jobs"
     )
@@ -199,7 +199,7 @@ def _several(named: str, jobs: Sequence[str]) -> UsageError:
     )
 
 
-def _listed(jobs: Sequence[str]) -> str:
+def _id_list(jobs: Sequence[str]) -> str:
     return ", ".join(jobs[:MAX_NAMED]) + (", …" if len(jobs) > MAX_NAMED else "")
 
 

@@ -87,7 +87,7 @@ def plan_as_text(plan: Plan, commands: Sequence[Command], picture: str, *, like:
     of_one = f" of {plan.noun} 0 (the others differ in the {plan.noun})"
     filled_in = ", which fills in the arguments" if differ else ""
     lines += ["", f"Command{'' if len(commands) == 1 else of_one}{filled_in}"]
-    lines += [f"  {line}" for line in _folded(commands[0].argv)]
+    lines += [f"  {line}" for line in _fold_command(commands[0].argv)]
     for name, text in commands[0].files.items():
         lines += [f"  {name}:", *(f"    {line}" for line in text.splitlines())]
     lines += ["", "Settings" if verbose else "Settings that differ from the defaults (-v: all)"]
@@ -184,7 +184,7 @@ def _settings_as_text(plan: Plan, verbose: bool) -> Iterator[str]:
     yield from (f"  {text:{width}}  {origin}" for text, origin in rows)
 
 
-def _folded(argv: Sequence[str], width: int = 100) -> Iterator[str]:
+def _fold_command(argv: Sequence[str], width: int = 100) -> Iterator[str]:
     """Yield a command as continued lines for a shell, in which an option and its values share a line."""
     line = ""
     for number, word in enumerate(map(shlex.quote, argv)):

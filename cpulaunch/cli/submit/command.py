@@ -17,7 +17,7 @@ from cpulaunch.cli.options import Parser, load_config
 from cpulaunch.cli.run.command import MODULE, is_program, program_of, run_parser
 from cpulaunch.cli.run.each import read_each
 from cpulaunch.cli.run.misuse import refuse_launcher
-from cpulaunch.cli.submit.job_plan import check_job, planned_lines
+from cpulaunch.cli.submit.job_plan import check_job, plan_lines
 from cpulaunch.errors import UsageError
 from cpulaunch.plan.instances import as_instances
 from cpulaunch.queues.base import Job, Option, Queue
@@ -51,7 +51,7 @@ def _submit(arguments: list[str], start: Path) -> int:
     document = queue.render(job)
     if program:
         program = replace(program, each=each)
-        for line in planned_lines(queue, job, program, options.facts, options.lscpu):
+        for line in plan_lines(queue, job, program, options.facts, options.lscpu):
             say(line)
     if options.output:
         write_and_report(options.output, document)
@@ -143,10 +143,10 @@ def _parser(chosen: Queue, names: Sequence[str]) -> tuple[Parser, Mapping[str, s
         help="show the job's output until it ends; exit with its exit code",
     )
     parser.add_argument("--format", help=argparse.SUPPRESS)
-    taken = {
+    existing = {
         name for name, action in parser._option_string_actions.items() if action.help != argparse.SUPPRESS
     }
-    taken |= {name for option in chosen.options for name in option.spellings}
+    existing |= {name for option in chosen.options for name in option.spellings}
     hidden, others = set[str](), dict[str, str]()
     by_options: dict[tuple[Option, ...], list[Queue]] = {}
     for queue in (chosen, *_all_but(chosen, names)):
@@ -158,7 +158,7 @@ def _parser(chosen: Queue, names: Sequence[str]) -> tuple[Parser, Mapping[str, s
             new = [
                 name
                 for name in option.spellings
-                if name not in OWN and (queue is chosen or name not in taken)
+                if name not in OWN and (queue is chosen or name not in existing)
             ]
             if not new:
                 continue

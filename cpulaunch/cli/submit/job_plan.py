@@ -46,7 +46,7 @@ def check_job(queue: Queue, job: Job, options: argparse.Namespace) -> None:
     ranks_per_host(config, hosts)
 
 
-def planned_lines(
+def plan_lines(
     queue: Queue, job: Job, program: Program, facts: Path | None, lscpu: Path | None
 ) -> Iterator[str]:
     """Yield the lines of the job's plan, or the reason why there is no plan.
