@@ -193,7 +193,7 @@ TABLE = (
     Variable("CONDA_PREFIX", "<conda>", "discovery", "path", "the environment, searched for libraries"),
     Variable("CXX", "<user>", "ccl", "command", "C++ compiler"),
     Variable("HOME", "<user>", "config supervise", "path", "where ~/.config and ~/.local/state are"),
-    Variable("I_MPI_ROOT", "<user>", "cli discovery", "path", "Intel MPI's directory"),
+    Variable("I_MPI_ROOT", "<user>", "discovery", "path", "Intel MPI's directory"),
     Variable("LANG", "<user>", "cli", "locale", "whether the terminal shows Unicode"),
     Variable("LC_ALL", "<user>", "cli", "locale", "the same"),
     Variable("LC_CTYPE", "<user>", "cli", "locale", "the same"),

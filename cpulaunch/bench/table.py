@@ -188,7 +188,7 @@ def _limits(speeds: Sequence[Sequence[float]], hosts: Sequence[int], copies: Map
 def _row(turn: Mapping[str, Any], hosts: Sequence[int], limits: Limits) -> Row:
     ccl, gloo = turn["us"]["ccl"], turn["us"]["gloo"]
     limit = limit_us(turn["operation"], turn["bytes"], hosts, limits)
-    ratios = tuple(theirs / ours for ours, theirs in zip(ccl, gloo, strict=True))
+    ratios = tuple(b / a for a, b in zip(ccl, gloo, strict=True))
     return Row(turn["operation"], turn["bytes"], median(ccl), median(gloo), limit, ratios)
 
 

@@ -1,9 +1,9 @@
-"""Checks whether ranks can use ccl and the kernels, and builds them if necessary."""
+"""Checks whether ranks can use the backend ccl and the kernels, and builds them if necessary."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cpulaunch.config.config import Config
 from cpulaunch.config.setting import Setting
@@ -11,21 +11,30 @@ from cpulaunch.errors import HostError
 from cpulaunch.plan.communication import ALGORITHMS, needs_oneccl
 from cpulaunch.plan.plan import Plan
 
+if TYPE_CHECKING:
+    from cpulaunch.ccl.installed import State
 
-def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> str | None:
-    """Return why this host can't use the backend ccl; None if it can, or if ccl is not wanted.
 
-    With ``build``, a missing process group is built now, which takes up to a minute, with progress on stderr.
-    Without it, ``tell`` gets a line that it is missing.  Raises HostError if the user insists on ccl and it
-    can't be used.
-    """
+def _own_group(config: Config) -> State | None:
+    """Return the state of cpulaunch's own group; None if ranks use another backend or binding."""
     if config.training.backend not in ("auto", "ccl"):
         return None
     from cpulaunch.ccl import bindings
     from cpulaunch.ccl.installed import state
 
-    there = state()
-    if bindings.are_wanted(config.ccl.binding, there) or there.problem is None:
+    found = state()
+    return None if bindings.are_wanted(config.ccl.binding, found) else found
+
+
+def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> str | None:
+    """Return why this host can't use the backend ccl; None if it can, or if the settings exclude ccl.
+
+    With ``build``, build a missing process group, which takes up to a minute, and show progress on stderr.
+    Without it, report through ``tell`` that the group is missing.  Raises HostError if the settings require
+    ccl and it can't be built.
+    """
+    group = _own_group(config)
+    if group is None or group.problem is None:
         return None
     from cpulaunch.ccl.build import build as build_group
     from cpulaunch.ccl.build import check
@@ -36,11 +45,10 @@ def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> s
             with BuildProgress() as progress:
                 build_group(progress, patient=False)
         else:
-            check(there)
-            way = "a run builds it first, or `cpulaunch ccl build`"
-            obstacle = there.group_obstacle
-            is_not = f"is built, but not loaded, as {obstacle}" if obstacle else "is not built yet"
-            tell(f"the ccl process group {is_not}: {way}")
+            check(group)
+            obstacle = group.group_obstacle
+            why = f"is built, but can't be loaded, as {obstacle}" if obstacle else "is not built yet"
+            tell(f"the ccl process group {why}: a run or `cpulaunch ccl build` builds it")
     except HostError as e:
         if build and config.training.backend == "ccl":
             raise
@@ -48,21 +56,16 @@ def ensure_ccl(config: Config, *, build: bool, tell: Callable[[str], None]) -> s
     return None
 
 
-def is_to_be_built(config: Config) -> bool:
+def needs_build(config: Config) -> bool:
     """Return whether a run would build the process group first."""
-    if config.training.backend not in ("auto", "ccl"):
-        return False
-    from cpulaunch.ccl import bindings
-    from cpulaunch.ccl.installed import state
-
-    there = state()
-    return not bindings.are_wanted(config.ccl.binding, there) and there.problem is not None
+    group = _own_group(config)
+    return group is not None and group.problem is not None
 
 
 def ensure_oneccl(config: Config, plan: Plan) -> str | None:
-    """Build the module with oneCCL in it, if the plan needs it and this host lacks it.
+    """Build the oneCCL module if the plan needs it and it is missing.
 
-    Returns why that is impossible, or None; raises HostError if the user insists on oneCCL.
+    Returns the error if the build fails, else None.  Raises HostError if the user has chosen oneCCL.
     """
     if not needs_oneccl(plan.transport) or config.ccl.binding == "oneccl_bind_pt":
         return None
@@ -85,9 +88,9 @@ def ensure_oneccl(config: Config, plan: Plan) -> str | None:
 
 
 def ensure_kernels(config: Config) -> str | None:
-    """Build the kernels of the native engine, if ranks would use them and this host lacks them.
+    """Build the kernels of the native engine if ranks use them and they are missing.
 
-    Returns why that is impossible, or None.
+    Returns the error if the build fails, else None.
     """
     if config.training.engine not in ("auto", "native") or config.training.as_written:
         return None
@@ -106,25 +109,25 @@ def ensure_kernels(config: Config) -> str | None:
 
 
 def ccl_files(config: Config) -> tuple[str, ...]:
-    """Return the files of the ccl group, ours or Intel's, which must be the same on all hosts."""
+    """Return the files of the process group ccl, which must be equal on all hosts."""
     if config.training.backend not in ("auto", "ccl"):
         return ()
     from cpulaunch.ccl import bindings
     from cpulaunch.ccl.installed import state
 
-    there = state()
-    if bindings.are_wanted(config.ccl.binding, there):
-        return bindings.package_files(there)
-    built = there.built
+    found = state()
+    if bindings.are_wanted(config.ccl.binding, found):
+        return bindings.package_files(found)
+    built = found.built
     return (str(built.module), str(built.core.file)) if built else ()
 
 
 def ccl_lines(binding: str) -> Iterator[tuple[str, str]]:
-    """Yield what the ranks would use for ccl and why, as (label, text), for ``ccl info`` and ``env``."""
+    """Yield what ranks would load for the backend ccl, and why, as (label, text)."""
     from cpulaunch.ccl import bindings
     from cpulaunch.ccl.installed import describe, state
 
-    there = state()
-    yield from describe(there, binding)
-    if binding == "oneccl_bind_pt" and there.bindings_fit and (problem := bindings.loading_problem()):
+    found = state()
+    yield from describe(found, binding)
+    if binding == "oneccl_bind_pt" and found.bindings_fit and (problem := bindings.loading_problem()):
         yield "but", f"oneccl_bind_pt does not load, so the ranks will fail: {problem}"

@@ -1,4 +1,4 @@
-"""``cpulaunch ccl``: builds the process group and the kernels for the installed torch, and shows them."""
+"""``cpulaunch ccl``: builds the process group and the kernels, or shows their state."""
 
 from __future__ import annotations
 
@@ -6,39 +6,26 @@ from pathlib import Path
 
 from cpulaunch.cli.backend import ccl_lines
 from cpulaunch.cli.main import say
-from cpulaunch.cli.options import Parser, add_settings, load_config
-from cpulaunch.errors import UsageError
-from cpulaunch.wording import did_you_mean
+from cpulaunch.cli.options import Parser, add_settings, check_subcommand, load_config
 
-HELP = "the process group ccl: build it for the installed torch, see what is built"
-
-USAGE = """cpulaunch ccl build [--oneccl] [--wheel DIR] [--force]   compile it for the installed torch
-       cpulaunch ccl info                                       what is built, what would be loaded"""
+USAGE = """cpulaunch ccl build [--oneccl] [--wheel DIR] [--force]   compile for the installed torch
+       cpulaunch ccl info                                       show what is built, and what ranks load"""
 
 EPILOG = """\
 examples:
-  cpulaunch ccl build                 once on each machine, or on a shared home directory
-  cpulaunch ccl build --oneccl        the module for --ccl-transport oneccl and mpi, too
-  cpulaunch ccl build --wheel .       a wheel to `pip install` on nodes without a compiler or network
+  cpulaunch ccl build                 once per machine, or per shared home directory
+  cpulaunch ccl build --oneccl        also build the module for --ccl-transport oneccl and mpi
+  cpulaunch ccl build --wheel .       write a wheel, for nodes without a compiler or network
 """
 
 
 def main(arguments: list[str]) -> int:
-    """Run ``cpulaunch ccl ARGUMENTS``; return the exit code."""
     commands = {"build": _build, "info": _info}
-    if not arguments:
-        raise UsageError(
-            "ccl: no command; its commands: build, info", hint="`cpulaunch ccl --help` says more"
-        )
-    if arguments[0] in ("-h", "--help"):
-        Parser("cpulaunch ccl", f"{HELP[0].upper()}{HELP[1:]}.", EPILOG, USAGE).print_help()
+    if arguments[:1] in (["-h"], ["--help"]):
+        Parser("cpulaunch ccl", "Build the process group ccl, or show its state.", EPILOG, USAGE).print_help()
         return 0
-    word = arguments[0]
-    if word not in commands:
-        raise UsageError(
-            f"ccl: no command {word!r}{did_you_mean(word, commands)}", hint="its commands: build, info"
-        )
-    return commands[word](arguments[1:])
+    check_subcommand("ccl", arguments, [*commands])
+    return commands[arguments[0]](arguments[1:])
 
 
 def _build(arguments: list[str]) -> int:
@@ -50,9 +37,9 @@ def _build(arguments: list[str]) -> int:
     parser.add_argument(
         "--oneccl",
         action="store_true",
-        help="also the module with oneCCL in it, which needs the network, once",
+        help="also build the module with oneCCL; the first build downloads oneCCL",
     )
-    parser.add_argument("--wheel", type=Path, metavar="DIR", help="also write it as a wheel into DIR")
+    parser.add_argument("--wheel", type=Path, metavar="DIR", help="also write a wheel into DIR")
     parser.add_argument("--force", action="store_true", help="compile even if it is already built")
     options = parser.parse(arguments)
     from cpulaunch.ccl.build import build, build_kernels
@@ -72,7 +59,7 @@ def _build(arguments: list[str]) -> int:
 
 
 def _info(arguments: list[str]) -> int:
-    what = "Show what is built, what would be loaded, and why."
+    what = "Show what is built, what ranks would load, and why."
     parser = Parser("cpulaunch ccl info", what, EPILOG, "cpulaunch ccl info [OPTIONS]")
     add_settings(parser, ("ccl",))
     config = load_config(parser.parse(arguments))

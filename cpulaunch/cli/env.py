@@ -1,4 +1,4 @@
-"""``cpulaunch env``: a report to paste into an issue."""
+"""``cpulaunch env``: prints a report to paste into an issue."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from cpulaunch import __version__, launchers
-from cpulaunch.cli.backend import ccl_files, ccl_lines
-from cpulaunch.cli.main import say
+from cpulaunch.cli.backend import ccl_lines
+from cpulaunch.cli.hosts import check
 from cpulaunch.cli.options import Parser, add_settings, load_config
 from cpulaunch.config.config import Config
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.model.facts import Mpi
-from cpulaunch.model.hosts import all_here
 from cpulaunch.wording import counted
 
 EPILOG = """\
-Versions, the machine, the MPIs, which build of `ccl` ranks would load and why, related environment variables,
-and the settings that are not the defaults.  With a hostfile, also each of its hosts, over ssh.
-The values of `env:` and of variables that may hold a secret are left out.
+The report has versions, the machine, the MPIs, the build of `ccl` that ranks would load and why, related
+environment variables, and settings that are not defaults; with a hostfile, also each host, over ssh.
+It omits the values of `env:` and of variables that may hold a secret.
 
 examples:
   cpulaunch env
   cpulaunch env -f hostfiles/four-nodes
 
-exit code: 0; 2 usage or settings; 3 a host is not ready
+exit code: 0; 2 wrong usage or settings; 3 a host is not ready
 """
 
 _PACKAGES = (
@@ -38,13 +37,12 @@ _PACKAGES = (
     "accelerate",
     "transformers",
 )
-_FIELD = ("CPULAUNCH_", "CCL_", "FI_", "I_MPI_", "OMPI_MCA_", "OMP_", "KMP_", "MKL_", "GLOO_", "TORCH_",
+_PREFIXES = ("CPULAUNCH_", "CCL_", "FI_", "I_MPI_", "OMPI_MCA_", "OMP_", "KMP_", "MKL_", "GLOO_", "TORCH_",
           "MASTER_", "LD_PRELOAD", "LD_LIBRARY_PATH", "SLURM_JOB_ID", "PBS_JOBID")  # fmt: skip
 _SECRET = ("TOKEN", "SECRET", "PASS", "KEY")
 
 
 def main(arguments: list[str]) -> int:
-    """Run ``cpulaunch env ARGUMENTS``; return the exit code."""
     parser = Parser(
         "cpulaunch env", "Print a report to paste into an issue.", EPILOG, "cpulaunch env [OPTIONS]"
     )
@@ -52,8 +50,10 @@ def main(arguments: list[str]) -> int:
     config = load_config(parser.parse(arguments))
     for label, text in (*_software(), *_machine(config), *ccl_lines(config.ccl.binding),
                         *_variables(), *_settings(config)):  # fmt: skip
-        print(f"{label:16} {text}")
-    return _hosts(config)
+        print(f"{label:16} {text}", flush=True)
+    from cpulaunch.discovery.collect import listed_hosts
+
+    return check(config) if listed_hosts(config, lambda line: None) else 0
 
 
 def _software() -> Iterator[tuple[str, str]]:
@@ -76,37 +76,28 @@ def _machine(config: Config) -> Iterator[tuple[str, str]]:
     topology = facts.topology
     yield "CPU", (f"{counted(len(topology.sockets), 'socket')}, {counted(len(topology.nodes), 'NUMA node')}, "
                   f"{counted(len(topology.cores), 'core')} that this process may use")  # fmt: skip
-    yield "bf16", " ".join(facts.cpu_flags or ()) or "no instructions for it"
+    yield "bf16", " ".join(facts.cpu_flags or ()) or "no bf16 instructions"
     yield "memory", f"{(facts.memory or 0) / 2**30:.0f} GiB"
     yield "interfaces", ", ".join(f"{one.name} {one.address}" for one in interfaces_here())
     found = tuple(all_mpis(config.mpi.path))
     used = next((mpi for mpi in found if config.mpi.flavour in ("auto", mpi.flavour)), None)
     if used:
-        yield "MPI", f"{_named(used, config)}, used for several hosts if all have it"
+        yield "MPI", f"{_description(used)}, used for several hosts if all of them have it"
     else:
         what = "none" if config.mpi.flavour == "auto" else f"none of {config.mpi.flavour}"
-        yield "MPI", f"{what} found; --launcher ssh needs none"
+        yield "MPI", f"{what} found; --launcher ssh does not need one"
     for mpi in found:
         if mpi != used:
-            yield "another MPI", _named(mpi, config)
+            yield "another MPI", _description(mpi)
 
 
-def _named(mpi: Mpi, config: Config) -> str:
-    """Return an MPI with its version, its path, and where it was looked for."""
-    if config.is_set(Config.mpi.path):
-        place = f"by {config.origin(Config.mpi.path)}"
-    elif mpi.path.startswith(sys.prefix + "/"):
-        place = "in this environment"
-    elif (root := os.environ.get("I_MPI_ROOT")) and mpi.path.startswith(root):
-        place = "by I_MPI_ROOT"
-    else:
-        place = "on PATH"
-    return f"{launchers.load(mpi.flavour).title} {mpi.version}, {mpi.path}, {place}"
+def _description(mpi: Mpi) -> str:
+    return f"{launchers.load(mpi.flavour).title} {mpi.version}, {mpi.path}"
 
 
 def _variables() -> Iterator[tuple[str, str]]:
     for name, value in sorted(os.environ.items()):
-        if name.startswith(_FIELD):
+        if name.startswith(_PREFIXES):
             yield "variable", f"{name}={'…' if any(word in name for word in _SECRET) else value}"
 
 
@@ -115,21 +106,3 @@ def _settings(config: Config) -> Iterator[tuple[str, str]]:
         if config.is_set(setting):
             value = "…" if setting is Config.env else config.value(setting)
             yield "setting", f"{key}: {value} ({config.origin(setting)})"
-
-
-def _hosts(config: Config) -> int:
-    from cpulaunch.cli.preflight import complaints, table
-    from cpulaunch.cli.progress import AskingProgress
-    from cpulaunch.discovery.collect import has_step, listed_hosts
-    from cpulaunch.discovery.host.this_host import names_here
-    from cpulaunch.discovery.probe.check_hosts import Required, check_hosts
-
-    hosts = listed_hosts(config, say)
-    if not hosts:
-        return 0
-    required = Required(sys.executable, os.getcwd(), identical=ccl_files(config))
-    here = names_here()
-    step = not all_here(hosts, here) and has_step(config, hosts, say)
-    found = check_hosts(config, hosts, here, required, AskingProgress(), step=step)
-    print("\n" + "\n".join([*table(found.reports), *complaints(found.reports)]))
-    return 3 if any(report.problems for report in found.reports) else 0

@@ -1,4 +1,4 @@
-"""Writes a file completely or not at all."""
+"""Reads and writes files of the user."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cpulaunch.errors import ConfigError
 
 
 def write_file(path: Path, text: str) -> Path | None:
-    """Write ``text`` to ``path`` atomically; return the backup of its former content, if there was any."""
-    target = path.resolve()  # otherwise, a link would be replaced by a file
+    """Write ``text`` to ``path`` atomically; return the path of the backup if the file existed."""
+    target = path.resolve()  # os.replace would replace a symbolic link
     temporary = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -25,7 +25,7 @@ def write_file(path: Path, text: str) -> Path | None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        backup = _keep(target)
+        backup = _back_up(target)
         if backup:
             shutil.copymode(target, temporary)
         else:
@@ -39,14 +39,14 @@ def write_file(path: Path, text: str) -> Path | None:
     return path.with_name(backup.name) if backup else None
 
 
-def keep(path: Path, text: str) -> None:
-    """Call ``write_file``, and report where the former content is."""
+def write_and_report(path: Path, text: str) -> None:
+    """Write the file, and report the backup of an old file."""
     if backup := write_file(path, text):
-        say(f"{path} was there before: that is now {backup}")
+        say(f"{path} existed; the old file is now {backup}")
 
 
-def read_if_there(path: Path) -> str | None:
-    """Return the text of ``path``, or None if there is no such file."""
+def read_existing(path: Path) -> str | None:
+    """Return the text of the file, or None if it does not exist."""
     try:
         return path.read_text("utf-8", errors="replace")
     except FileNotFoundError:
@@ -56,7 +56,7 @@ def read_if_there(path: Path) -> str | None:
 
 
 def diff(path: Path, old: str, new: str) -> Iterator[str]:
-    """Yield the changes as lines of a unified diff."""
+    """Yield the lines of a unified diff."""
     before, after = old.splitlines(), new.splitlines()
     yield from difflib.unified_diff(before, after, str(path), f"{path} (new)", lineterm="", n=1)
 
@@ -67,7 +67,7 @@ def backup_of(path: Path) -> Path:
     return next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
 
 
-def _keep(target: Path) -> Path | None:
+def _back_up(target: Path) -> Path | None:
     if not target.exists():
         return None
     backup = backup_of(target)

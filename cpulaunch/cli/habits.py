@@ -1,8 +1,8 @@
-"""Options of torchrun, accelerate, the MPIs, srun and ipexrun, which people type by habit.
+"""The table of options of torchrun, accelerate, the MPIs, srun and ipexrun, which people type by habit.
 
-One table.  A row stands for one of our settings, or is ignored with a line that gives the reason, or is
-refused with an alternative.  Options with the same name and meaning here need no row, nor do rarely used
-ones.  ``docs/coming-from.md`` is generated from the table.  Sources: ``torch/distributed/run.py`` (2.13),
+An option sets one of our settings, is ignored with a line that gives the reason, or is refused with an
+alternative.  Options with the same name and meaning here need no row; rarely used options have none.
+``docs/coming-from.md`` is generated from the table.  Sources: ``torch/distributed/run.py`` (2.13),
 ``accelerate/commands/launch.py`` (1.15), ``mpiexec -help`` of Intel MPI 2021.18 and MPICH 5.0, mpirun(1) of
 Open MPI 5.0, ``ipexrun --help`` of IPEX 2.8, ``torch/backends/xeon/run_cpu.py`` (2.13).
 """
@@ -26,17 +26,18 @@ IPEXRUN, RUN_CPU = "ipexrun", "torch's run_cpu"
 LAUNCH, DEEPSPEED = "torch.distributed.launch", "DeepSpeed"
 
 Read = Callable[[str, str], "str | None"]
-"""(option, value) → the text of our setting, or None for a value that means "not given" to the other program.
+"""(option, value) → the text of our setting, or None for a value that means "not set" in the other program.
 
-Raises UsageError if there is no equivalent."""
+Raises UsageError if cpulaunch has no equivalent."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """Options with one meaning: their names, as ``programs`` document them, separated by spaces.
+    """Options with one meaning.
 
-    Hyphens and underscores are equivalent, and so are one dash and two before a name of several letters.
-    ``values``: the number of words that follow.  Two words are NAME VALUE, also accepted as NAME=VALUE.
+    ``names``: their names in the documentation of ``programs``, separated by spaces.  Hyphens and underscores
+    are equivalent, and so are one dash and two dashes before a name of several letters.  ``values``: the
+    number of words that follow; two words are NAME VALUE, or NAME=VALUE in one word.
     """
 
     programs: str
@@ -45,29 +46,29 @@ class Option:
 
     @property
     def metavar(self) -> str:
-        """The value that it takes, as help shows it."""
+        """The placeholder of the value in help."""
         return "VALUE"
 
     @property
     def spellings(self) -> Iterator[str]:
-        """Yield every spelling that the parser has to know, with hyphens."""
+        """Yield every spelling that the parser has to know."""
         for name in self.names.split():
             bare = name.lstrip("-")
             yield from (f"-{bare}", f"--{bare}") if len(bare) > 1 else (name,)
 
     def take(self, options: Namespace, name: str, value: str) -> None:
-        """Store in ``options`` that the option ``name`` was given, with ``value``.  Raises UsageError."""
+        """Store the option ``name`` with its ``value`` in ``options``.  Raises UsageError."""
         raise NotImplementedError
 
 
 def as_given(option: str, value: str) -> str:
-    """Return the value itself."""
+    """Return the value unchanged."""
     return value
 
 
 @dataclass(frozen=True)
 class Means(Option):
-    """An option for the setting ``key``; ``read`` turns its value, or ``true``, into the setting's text."""
+    """An option that sets ``key``; ``read`` converts its value, or ``true``, to the setting's text."""
 
     key: str = ""
     read: Read = as_given
@@ -80,13 +81,13 @@ class Means(Option):
         text = self.read(name, value)
         if text is None:
             return
-        # mpirun's -x also takes a value.
+        # mpirun also accepts -x NAME=VALUE.
         key = "env" if self.key == "forward" and "=" in text else self.key
         options.given = [*options.given, (key, text, name)]
 
 
 class AnySetting(Option):
-    """A setting, given as KEY=VALUE."""
+    """An option for any setting, as KEY=VALUE."""
 
     @property
     def metavar(self) -> str:
@@ -105,7 +106,7 @@ ANY_SETTING = AnySetting("", "--set")
 
 @dataclass(frozen=True)
 class Ignored(Option):
-    """An option that is accepted and changes nothing; ``why`` is the reason."""
+    """An option without effect; ``why`` is the reason."""
 
     values: int = 0
     why: str = ""
@@ -116,7 +117,7 @@ class Ignored(Option):
 
 @dataclass(frozen=True)
 class Refused(Option):
-    """An option that can't be carried out; ``why`` is the reason, ``instead`` the alternative."""
+    """An option that is an error; ``why`` is the reason, ``instead`` the alternative."""
 
     why: str = ""
     instead: str = ""
@@ -128,9 +129,9 @@ class Refused(Option):
 
 @dataclass(frozen=True)
 class ForHosts(Refused):
-    """An option about hosts: ignored if the job is on one host, otherwise refused.
+    """An option about several hosts: an error, but ignored if the job is on one host.
 
-    If ``only`` is set, any other value is refused in any case.
+    ``only``: the only value that is ignored, if it is set; other values are always an error.
     """
 
     only: str = ""
@@ -143,12 +144,12 @@ class ForHosts(Refused):
 
 
 def always(text: str) -> Read:
-    """Return a reader for an option without a value, which means ``text``."""
+    """Return a reader for a switch that stands for ``text``."""
     return lambda option, value: text
 
 
 def unless(*unset: str) -> Read:
-    """Return a reader that keeps values, except those by which the other program means "not given"."""
+    """Return a reader that keeps all values but ``unset``, which mean "not set" in the other program."""
     return lambda option, value: None if value in unset else value
 
 
@@ -176,27 +177,27 @@ def _numa(option: str, value: str) -> str:
     return "true"
 
 
-def ranks_per_node(option: str, value: str) -> str:
-    """Return a number of ranks, or auto; refuse torchrun's devices."""
+def read_ranks_per_node(option: str, value: str) -> str:
+    """Return a number of ranks, or auto.  Raises UsageError for torchrun's device types."""
     if value in ("cpu", "gpu", "xpu"):
-        raise UsageError(f"{option} {value}: ranks aren't counted by devices here",
-                         hint=f"{option} auto starts one rank per NUMA node; or give a number")  # fmt: skip
+        raise UsageError(f"{option} {value}: the number of ranks doesn't depend on devices",
+                         hint=f"{option} auto starts one rank per NUMA node; or set a number")  # fmt: skip
     return value
 
 
-def instance(option: str, value: str) -> str:
-    """Return an instance's number, or all for -1, as in other programs; refuse ipexrun's lists of them."""
+def read_instance(option: str, value: str) -> str:
+    """Return the number of an instance, or all for -1.  Raises UsageError for ipexrun's lists."""
     if "," in value:
-        raise UsageError(f"{option} {value}: either one instance is started, or all of them are",
-                         hint="start a job for each number, or leave it out")  # fmt: skip
+        raise UsageError(f"{option} {value}: cpulaunch starts one instance, or all instances",
+                         hint="start a job for each instance, or leave it out")  # fmt: skip
     return "all" if value == "-1" else value
 
 
-def shown(option: str, value: str) -> str:
-    """Return the ranks whose output is shown; refuse torchrun's streams of ranks."""
+def read_tee(option: str, value: str) -> str:
+    """Return the ranks whose output is shown.  Raises UsageError for torchrun's streams of ranks."""
     if ":" in value:
-        raise UsageError(f"{option} {value}: it takes ranks, and shows both of their streams",
-                         hint="leave it out: every rank is shown, or name ranks, such as 0,4-7")  # fmt: skip
+        raise UsageError(f"{option} {value}: expected ranks, whose stdout and stderr are both shown",
+                         hint="leave it out to show every rank, or name ranks, such as 0,4-7")  # fmt: skip
     return value
 
 
@@ -209,16 +210,16 @@ _LOW_LATENCY = (
 """ipexrun's jemalloc configuration for benchmarks."""
 
 _NAME_HOSTS = (
-    "leave it out, and start one for all hosts: a queue's job knows them, and elsewhere -f HOSTFILE or "
-    "--hosts a,b names them"
+    "leave it out, and start one `cpulaunch run` for all hosts: in a queue's job it knows the hosts, "
+    "elsewhere -f HOSTFILE or --hosts a,b names them"
 )
 _OUTPUT = "each rank's output is in the file rank-N.log of the job's directory"
 _OUTPUT_OF_INSTANCES = "each instance's output is in the file instance-N.log of the job's directory"
-_OUTPUT_OPTIONS = "--log-dir D sets the place; --tee RANKS selects the ranks to show"
-_LABELS = "with several ranks, every line begins with its rank"
+_OUTPUT_OPTIONS = "--log-dir D sets the directory; --tee RANKS selects the ranks to show"
+_LABELS = "if there are several ranks, every line begins with its rank"
 _OPTIMIZE = (
-    "call ipex.optimize in the script, as examples/inference/bert.py does by --engine ipex and --precision; "
-    "options of the script come after it"
+    "call ipex.optimize in the script, as examples/inference/bert.py does; options of the script come after "
+    "the script"
 )
 TABLE: tuple[Means | Ignored | Refused, ...] = (
     # ---- how many ranks, and where
@@ -243,7 +244,7 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
     Means(HYDRA, "-iface", key="ccl.interface"),
     Means(ACCELERATE, "--mpirun-ccl", key="ccl.worker_count"),
     Ignored(TORCHRUN, "--standalone", why="a job on one machine needs no rendezvous anyway"),
-    Ignored(ACCELERATE, "--same-network", why="hosts are started over ssh, wherever they are"),
+    Ignored(ACCELERATE, "--same-network", why="ssh reaches hosts in any network"),
     Ignored(DEEPSPEED, "--bind-cores-to-rank", why="ranks are bound to cores anyway"),
     Ignored(OPENMPI, "--nooversubscribe", why="ranks never share cores, unless --oversubscribe is given"),
     Ignored(OPENMPI, "--allow-run-as-root", why="root may run jobs anyway"),
@@ -251,15 +252,15 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
              why="no rendezvous service is needed, as one `cpulaunch run` starts all hosts",
              instead=_NAME_HOSTS),
     ForHosts(f"{TORCHRUN}, {ACCELERATE}", "--node-rank --machine-rank", only="0",
-             why="one `cpulaunch run` starts all hosts, and numbers them in the hostfile's order",
+             why="one `cpulaunch run` starts all hosts, and numbers them in the order of the hostfile",
              instead=_NAME_HOSTS),
     Refused(TORCHRUN, "--local-addr",
             why="each host's address is detected", instead="--interface IF names a card"),
     Refused(MPIS, "-nolocal",
             why="ranks run on the listed hosts, and on no others", instead="--exclude HOST leaves one out"),
     Refused(f"{OPENMPI}, {SRUN}", "-c --cpus-per-task",
-            why="Open MPI counts ranks by it, srun the cores of each rank",
-            instead="-n N for ranks, --cores-per-rank N for cores"),
+            why="it is ambiguous: ranks for Open MPI, cores of each rank for srun",
+            instead="-n N sets the ranks, --cores-per-rank N the cores"),
     # ---- instances
     Means(f"{IPEXRUN}, {RUN_CPU}", "--ninstances", key="instances.count", read=unless("-1", "0")),
     Means(f"{IPEXRUN}, {RUN_CPU}", f"{THROUGHPUT} {MULTI}", values=0, key="instances.count",
@@ -268,11 +269,11 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
           read=unless("-1", "0")),
     Means(f"{IPEXRUN}, {RUN_CPU}", LATENCY, values=0, key="instances.cores_per_instance",
           read=always("4")),
-    Means(IPEXRUN, "--instance-idx", key="instances.only", read=instance),
-    Means(RUN_CPU, "--rank", key="instances.only", read=instance),
+    Means(IPEXRUN, "--instance-idx", key="instances.only", read=read_instance),
+    Means(RUN_CPU, "--rank", key="instances.only", read=read_instance),
     Means(f"{IPEXRUN}, {RUN_CPU}", "--skip-cross-node-cores", values=0, key="cpu.bind_numa"),
     Refused(IPEXRUN, "--auto-ipex --dtype",
-            why="the script runs as it is, while ipexrun rewrites it to call ipex.optimize",
+            why="the script runs unchanged, while ipexrun rewrites it to call ipex.optimize",
             instead=_OPTIMIZE),
     Ignored(IPEXRUN, "--multi-task-manager", values=1, why="instances are bound without such a program"),
     # ---- environment and directory
@@ -286,12 +287,12 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
     Ignored(ACCELERATE, "--cpu --use-cpu --multi-cpu", why="cpulaunch always trains on CPUs"),
     Ignored(ACCELERATE, "--enable-cpu-affinity", why="ranks are always bound to cores"),
     Ignored(LAUNCH, "--use-env", why="a script reads its local rank from $LOCAL_RANK anyway"),
-    Ignored(TORCHRUN, "--run-path", why="a script runs as it does with python, whatever its name"),
-    Ignored(TORCHRUN, "--start-method", values=1, why="each rank is a program of its own, not forked"),
-    Ignored(f"{TORCHRUN}, {ACCELERATE}", "--role", values=1, why="ranks are known by their numbers alone"),
+    Ignored(TORCHRUN, "--run-path", why="any file may be a script"),
+    Ignored(TORCHRUN, "--start-method", values=1, why="each rank is a separate program, which is not forked"),
+    Ignored(f"{TORCHRUN}, {ACCELERATE}", "--role", values=1, why="ranks have no role"),
     Refused(ACCELERATE, "--use-fsdp --use-deepspeed --use-megatron-lm --use-parallelism-config "
-            "--gradient-accumulation-steps --gradient-clipping", why="the script has to set it up itself",
-            instead="leave it out, and set it up in the script, such as by an argument of Accelerator()"),
+            "--gradient-accumulation-steps --gradient-clipping", why="the script has to set this up itself",
+            instead="leave it out, and set it up in the script, as by an argument of Accelerator()"),
     Refused(ACCELERATE, "--multi-gpu --gpu-ids --tpu --use-xpu", why="cpulaunch trains on CPUs",
             instead="leave it out"),
     Means(ACCELERATE, "--ipex", values=0, key="training.engine", read=always("ipex")),
@@ -318,15 +319,15 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
             instead="--dry-run shows the placement; --cores, --cores-per-rank, --numa-nodes and --strategy "
             "change it"),
     Refused(MPIS, "-print-rank-map --display-map --display-allocation",
-            why="a job prints no such map when it starts",
-            instead="--dry-run shows the plan, `cpulaunch topology` a picture"),
+            why="the dry run shows the placement",
+            instead="--dry-run prints the plan, and `cpulaunch topology` a picture"),
     # ---- output
     Means(RUN_CPU, "--log-path", key="output.log_dir"),
     Ignored(f"{IPEXRUN}, {RUN_CPU}", "--log-file-prefix", values=1, why=_OUTPUT_OF_INSTANCES),
     Ignored(HYDRA, "-l -prepend-rank", why=_LABELS),
     Ignored(OPENMPI, "--tag-output", why=_LABELS),
-    Ignored(f"{ACCELERATE}, {OPENMPI}", "-q --quiet", why="little is printed anyway, all of it to stderr"),
-    Ignored(HYDRA, "-print-all-exitcodes", why="outcome.json in the job's directory has them anyway"),
+    Ignored(f"{ACCELERATE}, {OPENMPI}", "-q --quiet", why="cpulaunch prints little, and only to stderr"),
+    Ignored(HYDRA, "-print-all-exitcodes", why="outcome.json in the job's directory has the exit codes"),
     Refused(f"{TORCHRUN}, {ACCELERATE}", "-t -r --redirects --local-ranks-filter",
             why=f"{_OUTPUT}, and is shown", instead=_OUTPUT_OPTIONS),
     Refused(MPIS, "-outfile-pattern -errfile-pattern --output-filename",
@@ -335,43 +336,43 @@ TABLE: tuple[Means | Ignored | Refused, ...] = (
     # ---- watching
     Means(TORCHRUN, "--shutdown-timeout", key="watch.grace_period"),
     Ignored(f"{TORCHRUN}, {ACCELERATE}", "--monitor-interval",
-            values=1, why="the end of a rank is noticed at once"),
+            values=1, why="the end of a rank is detected at once"),
     Refused(OPENMPI, "--timeout", why="a job has no time limit",
             instead="timeout 3600 cpulaunch run … ends it after an hour"),
     # ---- for the MPI
     Refused(f"{IPEXRUN}, {OPENMPI}", "--extra-mpi-params --mca --prefix",
-            why="it is an option of mpiexec itself",
-            instead="pass it through, one word at a time: --mpi-args=WORD --mpi-args=WORD"),
+            why="it is an option of mpiexec",
+            instead="pass it to mpiexec, word by word: --mpi-args=WORD --mpi-args=WORD"),
 )  # fmt: skip
 
 _OWN_VALUES: dict[str, Read] = {
-    "hosts.nproc_per_node": ranks_per_node,
-    "output.tee": shown,
+    "hosts.nproc_per_node": read_ranks_per_node,
+    "output.tee": read_tee,
 }
-"""Readers of other programs' values for options that cpulaunch also has."""
+"""Setting → reader, for options that cpulaunch shares with other programs."""
 
 DIFFERENT = {
     "--tee": (f"{TORCHRUN}, {ACCELERATE}", "takes ranks, such as `0,4-7`, all or none"),
     "--nnodes": (
         TORCHRUN,
-        "takes hosts of one list, and `cpulaunch run` starts them; with MIN:MAX, the job starts on MAX "
-        "at first, and a restart may do with MIN",
+        "selects hosts of a list, and one `cpulaunch run` starts them; with MIN:MAX, the job starts on MAX "
+        "hosts, and may restart on MIN",
     ),
     "--max-restarts": (
         f"{TORCHRUN}, {ACCELERATE}",
-        "counts since the job last made progress; exceptions also need `--restart-on error`",
+        "counts restarts without progress in between; exceptions also need `--restart-on error`",
     ),
     "--env": (ACCELERATE, "sets a variable of the ranks: NAME=VALUE"),
     "--config-file": (
         ACCELERATE,
-        "takes a file of cpulaunch; `cpulaunch config import` converts accelerate's",
+        "takes a file of cpulaunch; `cpulaunch config import` converts accelerate's file",
     ),
     "--log-dir": (
         f"{TORCHRUN}, {ACCELERATE}",
-        "holds a directory for each job; by default, it is `runs`",
+        "contains a directory for each job; default: `runs`",
     ),
 }
-"""Options of the same name with another meaning here: their programs, and their meaning here."""
+"""Options with another meaning in other programs: these programs, and the meaning in cpulaunch."""
 
 
 Given = tuple[str, str, str]
@@ -380,12 +381,12 @@ Given = tuple[str, str, str]
 _NUMBERS = ("instances.count", "instances.cores_per_instance")
 
 
-def settled(given: Sequence[Given]) -> tuple[list[Given], list[str]]:
-    """Return ``given`` without settings that a stronger option overrides, and lines that report these.
+def resolve(given: Sequence[Given]) -> tuple[list[Given], list[str]]:
+    """Resolve conflicts of options.  Return the remaining settings, and a line about each ignored option.
 
-    A mode stands for a number of instances, or of their cores.  Raises UsageError if that number, or another
-    mode, is also given.  ``--multi-instance`` implies no number, so a number given with it wins.  Also raises
-    UsageError if two options of other programs give a setting different values.
+    ``--latency-mode`` and ``--throughput-mode`` set the number of instances or their cores.  Raises
+    UsageError if this number is also set otherwise, and if two options of other programs set different
+    values.  A number of instances overrides ``--multi-instance``.
     """
     modes = list(dict.fromkeys(option for _, _, option in given if option in (LATENCY, THROUGHPUT)))
     if len(modes) > 1:
@@ -394,27 +395,27 @@ def settled(given: Sequence[Given]) -> tuple[list[Given], list[str]]:
     numbers = [each for each in numbers if each[1] != "auto"]
     for mode in modes:
         for key, text, option in numbers:
-            raise UsageError(f"{mode} contradicts {_typed(option, text)}", hint=_HINTS[mode, key])
+            raise UsageError(f"{mode} contradicts {_option_text(option, text)}", hint=_HINTS[mode, key])
     _refuse_contradictions(given)
-    counts = [_typed(option, text) for key, text, option in numbers if key == _NUMBERS[0]]
+    counts = [_option_text(option, text) for key, text, option in numbers if key == _NUMBERS[0]]
     if not counts or not any(option == MULTI for _, _, option in given):
         return list(given), []
     left = [each for each in given if each[2] != MULTI]
-    return left, [f"{MULTI} is ignored: {counts[-1]} says how many there are"]
+    return left, [f"{MULTI} is ignored: {counts[-1]} sets the number of instances"]
 
 
 _HINTS = {
     (LATENCY, "instances.count"): "--instances N --cores-per-instance 4 starts N; "
-    f"{LATENCY} alone, as many of 4 cores as fit",
+    f"{LATENCY} alone starts as many with 4 cores as fit",
     (LATENCY, "instances.cores_per_instance"): "--cores-per-instance C alone starts as many as fit",
-    (THROUGHPUT, "instances.count"): "--instances N alone shares out the cores evenly; "
+    (THROUGHPUT, "instances.count"): "--instances N alone divides the cores evenly; "
     f"{THROUGHPUT} starts one per NUMA node",
     (THROUGHPUT, "instances.cores_per_instance"): "--cores-per-instance C alone starts as many as fit",
 }
 
 
 def _refuse_contradictions(given: Sequence[Given]) -> None:
-    """Raise UsageError if other programs' options contradict; repeating an option is allowed."""
+    """Raise UsageError if different options of other programs set different values."""
     first: dict[str, tuple[str, str]] = {}
     for key, text, option in given:
         if option not in _FOREIGN or option == MULTI or isinstance(SETTINGS[key].kind, (Variables, Words)):
@@ -426,25 +427,16 @@ def _refuse_contradictions(given: Sequence[Given]) -> None:
         first[key] = option, text
 
 
-def of_run_cpu(options: Sequence[str]) -> tuple[str, str] | None:
-    """Return the first option that only run_cpu and ipexrun have, and its programs; else None.
-
-    ``options`` are from `Parser.split`.  Options by which ipexrun starts ranks don't count.
-    """
-    names = (option.partition("=")[0] for option in options)
-    return next(((name, _OF_RUN_CPU[name]) for name in names if name in _OF_RUN_CPU), None)
-
-
 def _as_typed(option: str, text: str) -> str:
-    return option if _FOREIGN[option].values == 0 else _typed(option, text)
+    return option if _FOREIGN[option].values == 0 else _option_text(option, text)
 
 
-def _typed(option: str, text: str) -> str:
+def _option_text(option: str, text: str) -> str:
     return f"{option}={text}" if option.startswith("--set ") else f"{option} {text}"
 
 
-def own(setting: Setting[Any]) -> Means:
-    """Return the row of a setting's own options."""
+def row_of(setting: Setting[Any]) -> Means:
+    """Return a row for the setting's own options."""
     values = 0 if isinstance(setting.kind, Switch) else 1
     read = _OWN_VALUES.get(setting.key, as_given)
     return Means("cpulaunch", " ".join(setting.flags), values, key=setting.key, read=read)
@@ -453,14 +445,6 @@ def own(setting: Setting[Any]) -> Means:
 _OUR_FLAGS = {flag for setting in SETTINGS.values() for flag in setting.flags}
 _FOREIGN = {
     name: row for row in TABLE if isinstance(row, Means) for name in row.spellings if name not in _OUR_FLAGS
-}
-_OF_RUN_CPU = {
-    name: row.programs.replace(", ", " and ")
-    for row in TABLE
-    if set(row.programs.split(", ")) <= {IPEXRUN, RUN_CPU} and not isinstance(row, Refused)
-    if not (isinstance(row, Means) and row.key.startswith(("hosts.", "ccl.")))
-    for name in row.spellings
-    if name not in _OUR_FLAGS
 }
 REFUSED = {name: row for row in TABLE if type(row) is Refused for name in row.spellings}
 """Options that are always refused."""

@@ -1,74 +1,68 @@
-"""``cpulaunch hosts check``: checks whether hosts are ready, and shows their properties."""
+"""``cpulaunch hosts check``: checks whether hosts are ready for a job, and shows their properties."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from cpulaunch.cli.backend import ccl_files
 from cpulaunch.cli.files import write_file
 from cpulaunch.cli.main import say
-from cpulaunch.cli.options import Parser, add_settings, load_config
+from cpulaunch.cli.options import Parser, add_settings, check_subcommand, load_config
+from cpulaunch.config.config import Config
 from cpulaunch.discovery.collect import has_step, listed_hosts, mpis_for, once_each
 from cpulaunch.errors import UsageError
 from cpulaunch.model.fabrics import common_provider
 from cpulaunch.model.facts import record
 from cpulaunch.model.hosts import LOCALHOST, Host, all_here
 from cpulaunch.plan.select import WayToHosts, decide_launcher
-from cpulaunch.wording import did_you_mean
 
 EPILOG = """\
-All hosts are asked at the same time, over ssh, or by srun in a Slurm allocation without ssh: does ssh work
-without a password, are interpreter, cpulaunch, torch and this directory the same everywhere, do the clocks
-agree, which interface leads to the first host, can all hosts connect to it.  Nothing is changed on the hosts.
+Checks all hosts in parallel, over ssh, or by srun in a Slurm allocation without ssh: ssh works without a
+password; Python, cpulaunch, torch and this directory are equal on all hosts; the clocks agree; all hosts can
+connect to the first host.  Changes nothing on the hosts.
 
 examples:
   cpulaunch hosts check -f hostfiles/four-nodes train.py
   cpulaunch hosts check --hosts node[1-4] --facts-out four-nodes.json
-  cpulaunch run --facts four-nodes.json --dry-run train.py                plan for them from elsewhere
+  cpulaunch run --facts four-nodes.json --dry-run train.py                plan for them from another machine
 
-exit code: 0; 2 usage or settings; 3 a host is not ready
+exit code: 0; 2 wrong usage or settings; 3 a host is not ready
 """
 
 
 def main(arguments: list[str]) -> int:
-    if not arguments:
-        raise UsageError("hosts: no command; its command: check", hint="`cpulaunch hosts check -f HOSTFILE`")
-    if arguments[0] not in ("check", "--help", "-h"):
-        raise UsageError(
-            f"hosts: no command {arguments[0]!r}{did_you_mean(arguments[0], ['check'])}",
-            hint="`cpulaunch hosts check -f HOSTFILE`",
-        )
     parser = Parser(
         "cpulaunch hosts check",
-        "Check that the hosts are ready, and show what they are like.",
+        "Check that the hosts are ready for a job, and show their properties.",
         EPILOG,
         "cpulaunch hosts check [OPTIONS] [train.py]",
     )
     parser.add_argument(
-        "--facts-out", metavar="F", type=Path, help="record what the hosts are like, to plan for them later"
+        "--facts-out", metavar="F", type=Path, help="record the hosts' properties in a file for --facts"
     )
     add_settings(parser, ("hosts", "mpi", "ccl", "training"), common=("hosts", "mpi", "ccl"))
-    if arguments[0] != "check":
+    if arguments[:1] in (["-h"], ["--help"]):
         parser.print_help()
         return 0
+    check_subcommand("hosts", arguments, ["check"])
     words, rest = parser.split(arguments[1:])
     options = parser.parse_args(words)
     if len(rest) > 1:
-        raise UsageError(f"unexpected argument {rest[1]!r}", hint="one script, without its arguments")
-    return _check(options, [Path(word).absolute() for word in rest])
+        raise UsageError(f"unexpected argument {rest[1]!r}", hint="name one script, without its arguments")
+    return check(load_config(options), [Path(word).absolute() for word in rest], options.facts_out)
 
 
-def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
+def check(config: Config, scripts: Sequence[Path] = (), facts_out: Path | None = None) -> int:
+    """Check the hosts, print their properties and problems, and record their facts; return the exit code."""
     from cpulaunch.cli.preflight import complaints, table
     from cpulaunch.cli.progress import AskingProgress
     from cpulaunch.discovery.host.this_host import names_here
     from cpulaunch.discovery.probe.check_hosts import Required, check_hosts
     from cpulaunch.discovery.probe.preflight import warnings
 
-    config = load_config(options)
     for warning in config.warnings:
         say(f"warning: {warning}")
     here = names_here()
@@ -92,7 +86,7 @@ def _check(options: argparse.Namespace, scripts: list[Path]) -> int:
         way = WayToHosts(found.without_mpi, found.egress_interface)
         chosen = decide_launcher(config, here_alone=False, mpis=mpis, step=step, way=way)
         print(f"ranks would be started by {chosen.shown}")
-    if options.facts_out:
+    if facts_out:
         known = {report.host: report.facts for report in found.reports if report.facts}
-        write_file(options.facts_out, record(known))
+        write_file(facts_out, record(known))
     return 0 if ready else 3

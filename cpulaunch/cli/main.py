@@ -1,4 +1,4 @@
-"""``cpulaunch``: finds and runs the command, and shows errors without a traceback."""
+"""The program ``cpulaunch``: runs a command, and prints errors without a traceback."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from cpulaunch.wording import did_you_mean
 COMMANDS = {
     "run": "run a program on every rank",
     "submit": "submit a job to a queue: Slurm, Kubernetes",
-    "tune": "find the fastest settings for a script by short runs of it",
-    "bench": "compare collectives of ccl and gloo on these hosts, and show the limits",
-    "config": "write a settings file by answering questions; show, check or import one",
-    "topology": "show this machine's cores and where ranks would be placed",
+    "tune": "find the fastest settings for a script, by short runs",
+    "bench": "compare collectives of ccl and gloo on these hosts",
+    "config": "write a settings file by answering questions; or show, check, import one",
+    "topology": "show this machine's cores, and where ranks would run",
     "hosts": "check that the hosts are ready",
-    "jobs": "list jobs: what runs, and how the others ended",
-    "logs": "show what the ranks of a job have printed",
-    "report": "write what a job did as one HTML file",
+    "jobs": "list running jobs, and how earlier jobs ended",
+    "logs": "show the output of a job's ranks",
+    "report": "write a report about a job, as one HTML file",
     "stacks": "show what every rank of a running job is doing",
-    "profile": "trace steps of a running job, and say what they show",
-    "env": "print a report to paste into an issue",
-    "ccl": "build the process group ccl, or show what is built",
+    "profile": "trace steps of a running job, and summarize them",
+    "env": "print versions and settings, to paste into an issue",
+    "ccl": "build the process group ccl, or show its state",
 }
 
 MODULES = {
@@ -41,16 +41,16 @@ MODULES = {
     "config": "config.command",
     **{name: f"jobs.{name}" for name in ("jobs", "logs", "report", "stacks", "profile")},
 }
-"""Command → its module in this package, if the names differ."""
+"""Command → its module in this package, if it has another name."""
 
-_OF_FILES = (
+_FILE_ERRORS = (
     errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENOTDIR,
     errno.ESTALE, errno.EIO,
 )  # fmt: skip
-"""Errors of the machine's file systems, which are not bugs of cpulaunch."""
+"""Errors of file systems, which are reported without a traceback."""
 
 MAX_ERROR = 4000
-"""Maximum characters of an error that are shown, as it may quote a whole file."""
+"""Maximum characters of an error message; a message may quote a whole file."""
 
 HELP = f"""\
 usage: cpulaunch COMMAND [OPTIONS]
@@ -59,7 +59,7 @@ Run PyTorch training on CPU clusters: place the ranks, connect them, and watch t
 
 {chr(10).join(f"  {name:10} {what}" for name, what in COMMANDS.items())}
 
-  --version  --help      `cpulaunch COMMAND --help` says more
+  --version  --help      `cpulaunch COMMAND --help` shows its options
 
 example: cpulaunch run -n 2 train.py --lr 0.1
 """
@@ -76,28 +76,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Otherwise, Python complains again when it flushes at exit.
+        # Otherwise, Python would print another error when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
     except OSError as e:
-        if e.errno not in _OF_FILES:
+        if e.errno not in _FILE_ERRORS:
             raise
-        error = _unusable(e)
+        error = _file_error(e)
         say_error(error)
         return error.exit_code
 
 
 def entry() -> NoReturn:
-    """Run the program ``cpulaunch``, and exit at once, as Python's teardown would take 10 ms."""
-    gc.disable()  # almost nothing at start is garbage, and looking for it took 5 ms; see execute
-    for fd in (0, 1, 2):  # closed by `>&-`, or by cron: the next file opened would take its number
+    """Run the program ``cpulaunch``; exit without Python's teardown, which takes 10 ms."""
+    gc.disable()  # saves 5 ms; `execute` enables it again
+    for fd in (0, 1, 2):  # if one is closed, as by `>&-`, the next open(2) would reuse its number
         try:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
-            signal.signal(number, _leave)
+            signal.signal(number, _raise_exit)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             utf8 = stream.encoding.lower().replace("-", "") == "utf8"
@@ -109,43 +109,43 @@ def entry() -> NoReturn:
         sys.stdout.flush()
     except BrokenPipeError:
         pass
-    except OSError as e:  # full
+    except OSError as e:  # the disk is full
         say_error(HostError(f"stdout: {e.strerror}"))
         code = code or HostError.exit_code
-    with contextlib.suppress(OSError):  # full, or its terminal is gone
+    with contextlib.suppress(OSError):  # the disk is full, or the terminal is gone
         sys.stderr.flush()
     os._exit(code)
 
 
-def _leave(number: int, frame: object) -> None:
-    """Exit by an exception, so that child processes are ended and temporary files are deleted."""
+def _raise_exit(number: int, frame: object) -> None:
+    """Exit by an exception, so that context managers end child processes and delete temporary files."""
     raise SystemExit(128 + number)
 
 
 def say(line: str) -> None:
     """Print one line for the user on stderr."""
-    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more; the job goes on
-        if sys.stderr:  # otherwise, print() would use stdout
+    with contextlib.suppress(OSError, ValueError):  # a closed stderr must not end the job
+        if sys.stderr:  # if it is None, print() uses stdout
             print(f"cpulaunch: {line}", file=sys.stderr, flush=True)
 
 
 def say_error(error: CpulaunchError) -> None:
-    """Print on stderr what is wrong and what to do next."""
+    """Print an error and its hint on stderr."""
     text = str(error)
     say("error: " + (text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}..."))
     if error.hint:
         say(f"hint: {error.hint}")
 
 
-def _unusable(error: OSError) -> HostError:
-    """Return the error for a file or directory that no command can do without."""
+def _file_error(error: OSError) -> HostError:
+    """Return the error to print for an OSError about a file."""
     if error.filename is None and isinstance(error, FileNotFoundError):  # from getcwd(2)
         return HostError("the working directory has been deleted", hint="cd to one that exists")
     what = f"{error.filename}: " if error.filename is not None else ""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return HostError(
         f"{what}{error.strerror}",
-        hint="`df -h` and `df -i` show which file system is full" if full else None,
+        hint="`df -h` and `df -i` show the file system that is full" if full else None,
     )
 
 

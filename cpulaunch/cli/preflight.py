@@ -1,4 +1,4 @@
-"""Shows hosts' reports about themselves."""
+"""Formats the results of checking hosts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from cpulaunch.discovery.probe.preflight import Report, folded_problems
 
 
 def complaints(reports: Iterable[Report]) -> Iterator[str]:
-    """Yield each host's problems with their remedies.  Equal problems of many hosts are merged."""
+    """Yield the problems of hosts, each with a remedy.  Equal problems of several hosts share a line."""
     for hosts, what, remedy in folded_problems(reports):
         yield f"{_signs()[1]} {hosts}: {what}"
         yield f"    {remedy}"
 
 
 def table(reports: Sequence[Report]) -> Iterator[str]:
-    """Yield a line for each host, with what was found there."""
+    """Yield the lines of a table with a row for each host."""
     rows = [("", "host", "address", "interface", "cores", "memory", "Python", "torch"), *map(_row, reports)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
@@ -42,5 +42,5 @@ def _row(report: Report) -> tuple[str, ...]:
 
 
 def _signs() -> tuple[str, str]:
-    """Return the signs of a host that is ready, and of one that isn't."""
+    """Return the marks for a host that is ready, and for a host that is not."""
     return ("✓", "✗") if has_unicode() else ("ok", "FAILED")

@@ -1,4 +1,4 @@
-"""Shows the progress of long operations: building the ccl group or the kernels, asking many hosts."""
+"""Shows the progress of long operations: builds, and queries of many hosts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,11 @@ if TYPE_CHECKING:
     from cpulaunch.discovery.probe.probe import Asked
 
 FIRST_LINE = 5.0
-"""Seconds until the first line without a terminal; the time doubles for each further line."""
+"""Without a terminal: seconds until the first line; the interval doubles for each further line."""
 
 
 class BuildProgress:
-    """Shows a build in the terminal's last line, which then stays; or else in a line for each step.
-
-    ``what`` is the thing that is built.
-    """
+    """Shows the progress of building ``what``: on a terminal in its last line, else with a line per step."""
 
     def __init__(self, what: str = "ccl") -> None:
         self._what = what
@@ -42,7 +39,7 @@ class BuildProgress:
             say(f"{self._what}: interrupted; the next build reuses the compiled files")
 
     def __call__(self, step: str, detail: str) -> None:
-        """Show a step and its progress."""
+        """Show a step and its detail."""
         if self._on_terminal:
             self._drawn = True
             seconds = f"{time.monotonic() - self._began:.0f} s"
@@ -53,21 +50,21 @@ class BuildProgress:
 
 
 class AskingProgress:
-    """Shows how many hosts have answered, in the terminal's last line or else in occasional lines.
+    """Shows how many hosts have answered: on a terminal in its last line, else in occasional lines.
 
-    ``meanwhile`` is called in a thread while hosts are being asked and there is nothing else to do.
+    ``meanwhile``: called in a thread when the first hosts have been asked.
     """
 
     def __init__(self, meanwhile: Callable[[], object] | None = None) -> None:
-        self._meanwhile, self._told = meanwhile, False
+        self._meanwhile, self._started = meanwhile, False
         self._on_terminal = has_last_line()
         self._drawn = False
         self._began, self._next_line = time.monotonic(), FIRST_LINE
 
     def __call__(self, asked: Asked | None) -> None:
-        """Show progress; None at the end.  The first call shows nothing, as the end may come soon."""
-        if not self._told:
-            self._told = True
+        """Show progress; None at the end.  The first call shows nothing, as answers usually come at once."""
+        if not self._started:
+            self._started = True
             if self._meanwhile:
                 threading.Thread(target=self._meanwhile, daemon=True).start()
             return
@@ -87,5 +84,5 @@ class AskingProgress:
 
 def _draw(line: str) -> None:
     """Overwrite the terminal's last line."""
-    with contextlib.suppress(OSError, ValueError):  # nobody sees it any more
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed
         print(f"\r\x1b[K{line[: width()]}", end="", file=sys.stderr, flush=True)

@@ -11,25 +11,25 @@ import textwrap
 from collections.abc import Mapping
 
 WIDEST = 80
-"""Maximum columns of text for people."""
+"""Maximum width of text, in columns."""
 
 
 def is_interactive(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a user can be asked: keys come from, and text goes to, a real terminal."""
+    """Return whether stdin and stderr are a terminal on which questions can be asked."""
     return sys.stdin.isatty() and sys.stderr.isatty() and environ.get("TERM", "dumb") != "dumb"
 
 
 def drop_keys() -> None:
-    """Discard keys typed so far, because the user hasn't seen the next question yet."""
+    """Discard pending keys, which were typed before the question was shown."""
     with contextlib.suppress(termios.error):
         termios.tcflush(sys.stdin, termios.TCIFLUSH)
 
 
 def has_unicode(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the locale says that the terminal shows more than ASCII."""
+    """Return whether the locale's encoding is UTF-8."""
     named = environ.get("LC_ALL") or environ.get("LC_CTYPE") or environ.get("LANG") or "C"
     if named == "C.UTF-8" and not environ.get("LC_ALL"):
-        # If the locale is C, Python itself sets LC_CTYPE to this (PEP 538).
+        # Python itself sets LC_CTYPE to this if the locale is C (PEP 538).
         named = environ.get("LANG") or "C"
     return "utf8" in named.lower().replace("-", "")
 
@@ -40,14 +40,14 @@ def has_last_line(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def has_colour(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether stderr shows colours, and they aren't disabled (no-color.org)."""
+    """Return whether stderr is a terminal with colours, and NO_COLOR is not set."""
     return sys.stderr.isatty() and not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"
 
 
 def fold(line: str) -> str:
-    """Wrap a line of prose to the terminal's width, keeping its indentation and trailing newlines.
+    """Wrap a line of prose at the terminal's width, with its indentation and trailing newlines.
 
-    Texts of several lines, such as pictures and YAML, are returned unchanged.
+    A text of several lines, such as YAML, is returned unchanged.
     """
     prose = line.rstrip("\n")
     if len(prose) <= width() or "\n" in prose:

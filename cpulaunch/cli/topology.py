@@ -1,4 +1,4 @@
-"""``cpulaunch topology``: draws the machine in text, with the ranks or instances placed on it."""
+"""``cpulaunch topology``: draws a machine's cores as text, with the ranks or instances on them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,12 @@ examples:
 
 
 def main(arguments: list[str]) -> int:
-    what = "Draw this machine's cores, and where ranks would be placed."
+    what = "Draw this machine's cores, and the ranks on them."
     parser = Parser("cpulaunch topology", what, EPILOG, "cpulaunch topology [OPTIONS]")
     parser.add_argument(
-        "--lscpu", metavar="F", type=Path, help="draw the machine that this output of lscpu describes"
+        "--lscpu", metavar="F", type=Path, help="draw the machine described by this output of lscpu"
     )
-    parser.add_argument(
-        "--facts", metavar="F", type=Path, help="draw the first host that this facts file describes"
-    )
+    parser.add_argument("--facts", metavar="F", type=Path, help="draw the first host in this facts file")
     add_each(parser)
     add_settings(
         parser, ("hosts", "instances", "ccl", "cpu", "training"), common=("hosts", "instances", "cpu")

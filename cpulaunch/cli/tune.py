@@ -1,4 +1,4 @@
-"""``cpulaunch tune``: runs the user's script briefly with different settings; writes the fastest ones."""
+"""``cpulaunch tune``: runs the user's script briefly with different settings; writes the fastest settings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from cpulaunch.cli.files import keep
+from cpulaunch.cli.files import write_and_report
 from cpulaunch.cli.main import say
-from cpulaunch.cli.options import Parser, add_settings, load_config, without
+from cpulaunch.cli.options import Parser, add_settings, load_config, without_options
 from cpulaunch.cli.run.command import MODULE, program_of
 from cpulaunch.config.config import Config
 from cpulaunch.config.kinds import Every
@@ -30,18 +30,18 @@ from cpulaunch.tune.trial import Goal, Runner
 USAGE = """cpulaunch tune [OPTIONS] train.py [ARGS…]
        cpulaunch tune [OPTIONS] -m module [ARGS…]"""
 EPILOG = """\
-Options of `cpulaunch run` that you give are used in every trial; the others are tried.
+Every trial uses the options of `cpulaunch run` that you set; tune varies other settings.
 
 examples:
   cpulaunch tune train.py
   cpulaunch tune --budget 30m -f hostfile -o four-nodes.yaml train.py --lr 0.1
 
-exit code: 0; 1 if no trial made steps; 2 wrong usage or settings; 3 a host is
+exit code: 0; 1 no trial made steps; 2 wrong usage or settings; 3 a host is
 not ready; 130 interrupted
 """
 
 OWN = ("--budget", "--output", "-o", "--force", "--format", "--wdir")
-"""Options that `cpulaunch run` doesn't get."""
+"""Options that are not passed to `cpulaunch run`."""
 
 FIRST_SHARE = 0.5
 """Fraction of the budget in which the first trial must have a rate."""
@@ -50,10 +50,10 @@ SHARE = 0.05
 """Maximum duration of a trial, as a fraction of the budget; at least the first trial's duration."""
 
 SLOWER = 3.0
-"""Time after which a trial without a rate has failed, as a multiple of its intended time."""
+"""Time limit of a trial without a rate, as a multiple of its maximum duration."""
 
 RESERVED = 2.4 * CONFIRMATIONS
-"""Time kept for the final comparison, as a multiple of the first trial's: 1.2 times what its runs need."""
+"""Time reserved for the confirmations, as a multiple of the first trial's: 1.2 times what they need."""
 
 
 def main(arguments: list[str]) -> int:
@@ -62,25 +62,25 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(words)
     if options.output.exists() and not options.force:
         raise UsageError(
-            f"{options.output} is there already", hint="-o names another file; --force replaces it"
+            f"{options.output} exists already", hint="-o names another file; --force replaces it"
         )
     config = load_config(options)
     if are_wanted(config):
-        raise UsageError("instances make no steps in common to tune", hint="leave out --instances")
+        raise UsageError("tune needs ranks: instances can't be tuned", hint="leave out --instances")
     program = program_of(rest, False, options.wdir)
-    say("warning: the script is run many times, and overwrites its own checkpoints and logs: "
-        "--wdir names a copy of the directory to run in")  # fmt: skip
+    say("warning: the script runs many times, and may overwrite its checkpoints and logs: "
+        "--wdir names another directory to run in")  # fmt: skip
     tuning = Tuning(_space(config, program), _runner(words, rest, options.wdir), options.budget)
     return _report(tuning, options, config)
 
 
 def _report(tuning: Tuning, options: argparse.Namespace, config: Config) -> int:
-    """Tune, and show the result, even after an interruption."""
+    """Tune, and show the trials, even after an interruption."""
     found, code = None, 0
     try:
         found = tuning.find()
     except (KeyboardInterrupt, SystemExit) as e:
-        say("interrupted: these trials were made")
+        say("interrupted after these trials")
         code = 130 if isinstance(e, KeyboardInterrupt) else int(e.code or 0)
     if options.format == "json":
         print(json.dumps(table.as_json(tuning.trials, found), indent=1))
@@ -91,14 +91,14 @@ def _report(tuning: Tuning, options: argparse.Namespace, config: Config) -> int:
     if not found.is_faster:
         say(_why_nothing(found, tuning))
         return 0
-    keep(options.output, table.as_yaml(tuning.trials, found.winner.values, config))
+    write_and_report(options.output, table.as_yaml(tuning.trials, found.winner.values, config))
     each = ", ".join(f"{ratio:.2f}" for ratio in found.ratios)
     faster = (
-        f"{found.ratio:.2f} times as fast as before, in turn: {each}"
+        f"{found.ratio:.2f} times as fast as the default (comparisons: {each})"
         if each
-        else "runs, which the default did not"
+        else "works, while the default settings fail"
     )
-    say(f"{table.named(found.winner.values)}: {faster}")
+    say(f"{table.title(found.winner.values)}: {faster}")
     say(f"{options.output} is written; `cpulaunch run` " + _how_used(options.output))
     return 0
 
@@ -108,10 +108,10 @@ def _why_nothing(found: Found, tuning: Tuning) -> str:
         return "no time was left for other trials; increase --budget"
     if found.winner.values and len(found.ratios) < CONFIRMATIONS:
         return (
-            f"{table.named(found.winner.values)} may be faster, but no time was left to confirm it; "
+            f"{table.title(found.winner.values)} may be faster, but no time was left to confirm it; "
             "increase --budget"
         )
-    return "no other settings were faster: nothing is written"
+    return "no settings were faster than the default: nothing is written"
 
 
 def _how_used(output: Path) -> str:
@@ -121,21 +121,21 @@ def _how_used(output: Path) -> str:
 
 
 class Tuning:
-    """One tuning: the settings to try, and the trials so far.  ``budget`` is in seconds."""
+    """A tuning: the settings to try, the trials so far, and the ``budget`` in seconds."""
 
     def __init__(self, space: Space, runner: Runner, budget: float) -> None:
         self.trials: list[Trial] = []
         self._space, self._runner, self._budget = space, runner, budget
         self._deadline = time.monotonic() + budget
-        self._reserve = 0.0  # seconds kept for confirming the winner
-        self._shortest, self._longest = 0.0, SHARE * budget  # seconds of a trial
+        self._reserve = 0.0  # seconds reserved for confirmations
+        self._shortest, self._longest = 0.0, SHARE * budget  # duration of a trial
 
     def find(self) -> Found | None:
         """Return the fastest settings; None if no trial made steps."""
         default = self._run({}, Goal(COARSE, 0.0, self._longest, FIRST_SHARE * self._budget))
         if default.rate and default.rate.unit == "steps":
-            say("warning: the batches can't be seen, so steps of all ranks are counted: "
-                "this compares settings only if the batch per rank is always the same")  # fmt: skip
+            say("warning: the batch size is unknown, so tune compares steps instead of samples: "
+                "the batch per rank must not depend on the settings")  # fmt: skip
         self._reserve = RESERVED * default.seconds
         self._shortest, self._longest = default.seconds, max(self._longest, default.seconds)
         winner = search(default, self._space.stages, self._measure)
@@ -159,20 +159,20 @@ class Tuning:
         ranks = self._space.plan(values).world_size
         trial = self._runner.run(values, ranks, goal)
         self.trials.append(trial)
-        came = f"{trial.rate.per_second:,.1f} {trial.rate.unit}/s" if trial.rate else f"failed: {trial.why}"
-        say(f"trial {len(self.trials)}: {table.named(values)}: {came}")
+        result = f"{trial.rate.per_second:,.1f} {trial.rate.unit}/s" if trial.rate else f"failed: {trial.why}"
+        say(f"trial {len(self.trials)}: {table.title(values)}: {result}")
         return trial
 
 
 def _parser() -> Parser:
-    parser = Parser("cpulaunch tune", "Find the fastest settings by short runs of a script.", EPILOG, USAGE)
+    parser = Parser("cpulaunch tune", "Find the fastest settings for a script, by short runs.", EPILOG, USAGE)
     own = parser.add_argument_group("Tuning")
     own.add_argument("--budget", metavar="TIME", type=_seconds, default="10m",
-                     help="how long it may take, such as 90s, 10m or 2h; default: 10m")  # fmt: skip
+                     help="time limit, such as 90s, 10m or 2h; default: 10m")  # fmt: skip
     own.add_argument("-o", "--output", metavar="F", type=Path, default=Path("cpulaunch.yaml"),
                      help="YAML file to write; default: cpulaunch.yaml")  # fmt: skip
-    own.add_argument("--force", action="store_true", help="replace that file if it is there")
-    own.add_argument("--format", choices=("text", "json"), default="text", help="how the trials are printed")
+    own.add_argument("--force", action="store_true", help="replace the file if it exists")
+    own.add_argument("--format", choices=("text", "json"), default="text", help="format of the result")
     own.add_argument(
         "--wdir", metavar="DIR", type=Path, default=Path(), help="working directory of the ranks"
     )
@@ -185,11 +185,11 @@ def _seconds(text: str) -> float:
         interval = Every().from_text(text)
         if isinstance(interval, Interval) and interval.seconds:
             return interval.seconds
-    raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 10m or 2h")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 10m or 2h")
 
 
 def _space(config: Config, program: Program) -> Space:
-    """Ask the hosts, as a run does, and measure the rates of precisions."""
+    """Collect the facts of the hosts and measure precisions, as a run does; return the settings to try."""
     from cpulaunch.ccl.installed import state
     from cpulaunch.cli.run.facts import gather, measured_plan
 
@@ -203,4 +203,4 @@ def _space(config: Config, program: Program) -> Space:
 
 
 def _runner(words: Sequence[str], rest: Sequence[str], wdir: Path) -> Runner:
-    return Runner([*without(OWN, words), f"--wdir={wdir.absolute()}"], rest, dict(os.environ))
+    return Runner([*without_options(OWN, words), f"--wdir={wdir.absolute()}"], rest, dict(os.environ))

@@ -34,14 +34,13 @@ REASONS = {
     "enable_cpu_affinity": "for GPUs; here ranks are always bound to cores",
     "downcast_bf16": "for TPUs",
     "gpu_ids": "for GPUs",
-    "deepspeed_config": "models are replicated on every rank (DDP); DeepSpeed isn't used",
     "fsdp_config": "the script decides on sharding: fsdp_plugin of accelerate, fsdp of transformers",
-    "megatron_lm_config": "models are replicated on every rank (DDP); Megatron-LM isn't used",
-    "tp_config": "models are replicated on every rank (DDP), not split",
-    "parallelism_config": "models are replicated on every rank (DDP), not split",
+    **dict.fromkeys(
+        ("deepspeed_config", "megatron_lm_config", "tp_config", "parallelism_config"),
+        "every rank has a whole model (DDP), unless the script shards it",
+    ),
     "fp8_config": "no CPU computes in fp8",
-    "command_file": "for TPU pods",
-    "commands": "for TPU pods",
+    **dict.fromkeys(("command_file", "commands"), "for TPU pods"),
 }
 _NOTHING = (None, "", False, 0, "no", "none", "null")
 
@@ -75,24 +74,10 @@ def from_accelerate(text: str, shown: str) -> Imported:
 
     Raises ConfigError for configurations of GPUs, TPUs and SageMaker, and for other files.
     """
-    import yaml
+    from cpulaunch.config.nodes import open_yaml
 
-    from cpulaunch.config.nodes import BoundedLoader
-
-    loader = BoundedLoader(text, shown)
-    try:
-        root: Any = loader.get_single_node()
-        if root is None:
-            raise ConfigError(f"{shown}: is empty", hint=f"accelerate's own file is {USUAL_FILE}")
-        if root.id != "mapping":
-            raise ConfigError(f"{shown}: not a configuration of accelerate: expected a mapping")
+    with open_yaml(text, shown, f"accelerate's own file is {USUAL_FILE}") as (loader, root):
         document = loader.construct_document(root)
-    except yaml.YAMLError as e:
-        mark = getattr(e, "problem_mark", None)
-        place = f"{shown}:{mark.line + 1}" if mark else shown
-        raise ConfigError(f"{place}: not valid YAML: {getattr(e, 'problem', None) or e}") from None
-    finally:
-        loader.dispose()
     if "compute_environment" not in document and "distributed_type" not in document:
         ours = "cpulaunch" in document
         hint = "`cpulaunch config validate FILE` checks a file of cpulaunch" if ours else None

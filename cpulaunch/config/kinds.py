@@ -38,8 +38,8 @@ class Kind(Generic[T]):
         """Parse the text of an environment variable, or of an answer in the wizard."""
         return self.from_text(text)
 
-    def expected(self, given: object) -> str:
-        """Return the description for an error about the value ``given``."""
+    def expected(self) -> str:
+        """Return the description for an error, with details known only at run time."""
         return self.describe
 
     def to_text(self, value: T) -> str:
@@ -159,7 +159,7 @@ class ChoiceOrPlugin(Choice[str]):
             raise ValueError
         return text
 
-    def expected(self, given: object) -> str:
+    def expected(self) -> str:
         names = self._installed()
         return f"{self.describe}; installed: {', '.join(names) or 'none'}"
 
@@ -217,11 +217,6 @@ MAX_DIGITS = 20
 """Maximum digits of a number.  Python refuses to print much longer numbers."""
 
 
-def _is_long(given: object) -> bool:
-    """Return whether a number has too many digits; converting a huge int to text would raise ValueError."""
-    return (isinstance(given, int) and abs(given) >= 10**MAX_DIGITS) or len(str(given)) > MAX_DIGITS
-
-
 class Number(Kind[T]):
     """A whole number of at least ``minimum``, or one of a few words; ``T`` is the type of both."""
 
@@ -233,9 +228,6 @@ class Number(Kind[T]):
         self.metavar = "|".join((metavar or self.metavar, *self.words))
         span = f"from {minimum} to {maximum}" if maximum is not None else f"of at least {minimum}"
         self.describe = ", or ".join((f"{self.number} {span}", *self.words))
-
-    def expected(self, given: object) -> str:
-        return f"{self.describe}, in {MAX_DIGITS} digits at most" if _is_long(given) else self.describe
 
     def from_text(self, text: str) -> T:
         if text in self.words:
@@ -280,9 +272,6 @@ class Nodes(OrWord[HostCount, Word]):
     def __init__(self, *words: Word) -> None:
         expected = "a whole number of at least 1, or MIN:MAX, the smaller one first"
         super().__init__("N|MIN:MAX", expected, *words)
-
-    def expected(self, given: object) -> str:
-        return f"{self.describe}, in {MAX_DIGITS} digits at most" if _is_long(given) else self.describe
 
     def _parse(self, text: str) -> HostCount:
         least, colon, most = text.partition(":")

@@ -80,12 +80,12 @@ def load(
     for setting in SETTINGS.values():
         for layer in reversed(layers):
             found = None
-            with _collected(problems if layer is from_file else None):
+            with _collect_errors(problems if layer is from_file else None):
                 found = _in_layer(layer, setting)
             if found is None:
                 continue
             if layer is not from_site and setting in from_site.locked:
-                raise _locked(setting, found, from_site)
+                raise _locked_error(setting, found, from_site)
             before = merged.get(setting)
             if isinstance(setting.kind, Variables) and before:
                 found = Given({**before.value, **found.value}, before.origin.and_then(found.origin))
@@ -93,7 +93,7 @@ def load(
     return Config(merged, environ, path, tuple(_ignored_variables(environ)))
 
 
-def _locked(setting: Setting[Any], given: Given, site: _Layer) -> ConfigError:
+def _locked_error(setting: Setting[Any], given: Given, site: _Layer) -> ConfigError:
     """Return the error for a value that the site has locked."""
     fixed = site.found[setting].value if setting in site.found else setting.default
     return ConfigError(
@@ -108,7 +108,7 @@ def _read(setting: Setting[Any], read: Callable[[str], Any], text: str, origin: 
         return read(text)
     except ValueError:
         raise ConfigError(
-            f"{origin}: {text!r} is not valid for {setting.key}: expected {setting.kind.expected(text)}",
+            f"{origin}: {text!r} is not valid for {setting.key}: expected {setting.kind.expected()}",
             part=text,
         ) from None
 
@@ -124,55 +124,33 @@ def known_setting(key: str, origin: Origin) -> Setting[Any]:
     return SETTINGS[key]
 
 
-def read_yaml(path: Path, text: str | None = None, problems: list[ConfigError] | None = None) -> _Layer:
-    """Read the settings of the YAML file at ``path``, or of ``text`` in its place.
-
-    Raises ConfigError with the line; with ``problems``, errors of keys and values are added to this list.
-    """
-    import yaml  # takes 15 ms
-
-    from cpulaunch.config.nodes import BoundedLoader
-
-    shown = _shown(path)
+def read_text(path: Path, shown: str, hint: str) -> str:
+    """Return the text of a file of at most 1 MiB.  Raises ConfigError, which calls the file ``shown``."""
     try:
-        raw = read_user_file(path, SETTINGS_LIMIT) if text is None else text.encode()
+        raw = read_user_file(path, SETTINGS_LIMIT)
     except OSError as e:
-        raise ConfigError(
-            f"{shown}: cannot be read: {e.strerror}", hint="`cpulaunch config` writes one"
-        ) from None
+        raise ConfigError(f"{shown}: cannot be read: {e.strerror}", hint=hint) from None
     try:
-        text = raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         line = raw.count(b"\n", 0, e.start) + 1
         raise ConfigError(
             f"{shown}:{line}: byte 0x{raw[e.start]:02x} is not UTF-8", hint="save the file as UTF-8"
         ) from None
-    try:
-        loader = BoundedLoader(text, shown)
-        root = loader.get_single_node()
-        if root is None:
-            raise ConfigError(
-                f"{shown}: is empty", hint="`cpulaunch config` writes one; settings: `cpulaunch config show`"
-            )
-        if not isinstance(root, yaml.MappingNode):
-            raise ConfigError(
-                f"{shown}:{root.start_mark.line + 1}: expected a mapping such as `launcher: local`, "
-                f"not {_noun(root)}"
-            )
+
+
+def read_yaml(path: Path, text: str | None = None, problems: list[ConfigError] | None = None) -> _Layer:
+    """Read the settings of the YAML file at ``path``, or of ``text`` in its place.
+
+    Raises ConfigError with the line; with ``problems``, errors of keys and values are added to this list.
+    """
+    from cpulaunch.config.nodes import open_yaml  # importing yaml takes 15 ms
+
+    shown, hint = _shown(path), "`cpulaunch config` writes a file with settings"
+    if text is None:
+        text = read_text(path, shown, hint)
+    with open_yaml(text, shown, hint) as (loader, root):
         return _YamlReader(shown, loader, problems, is_site=path == SITE).read(root)
-    except yaml.reader.ReaderError as e:
-        line = text.count("\n", 0, e.position) + 1
-        raise ConfigError(
-            f"{shown}:{line}: a character that YAML does not allow: {chr(e.character)!r}"
-        ) from None
-    except yaml.MarkedYAMLError as e:
-        mark = e.problem_mark or e.context_mark
-        place = f"{shown}:{mark.line + 1}" if mark else shown
-        tab = mark is not None and text.split("\n")[mark.line].lstrip(" ").startswith("\t")
-        raise ConfigError(
-            f"{place}: not valid YAML: {e.problem or e.context}",
-            hint="indent with spaces: YAML takes no tabs" if tab else None,
-        ) from None
 
 
 class _YamlReader:
@@ -188,7 +166,7 @@ class _YamlReader:
         layer = _Layer()
         self._refuse_accelerate(root)
         for name, node, origin in self._entries(root, ""):
-            with _collected(self.problems):
+            with _collect_errors(self.problems):
                 self._read_entry(layer, name, node, origin)
         return layer
 
@@ -227,10 +205,12 @@ class _YamlReader:
         if node.tag == "tag:yaml.org,2002:null":
             return  # a section whose lines are all commented out
         if node.id != "mapping":
-            raise ConfigError(f"{origin}: {section!r} is a section: expected a mapping, not {_noun(node)}")
+            from cpulaunch.config.nodes import noun
+
+            raise ConfigError(f"{origin}: {section!r} is a section: expected a mapping, not {noun(node)}")
         valid = {s.name: s for s in SETTINGS.values() if s.section == section}
         for name, value, where in self._entries(node, section):
-            with _collected(self.problems):
+            with _collect_errors(self.problems):
                 if name not in valid:
                     self._unknown(name, section, list(valid), where)
                 self._put(layer, valid[name], value, where)
@@ -239,7 +219,7 @@ class _YamlReader:
         seen: dict[str, Origin] = {}
         for key, value in node.value:
             origin = Origin(self.source, f"{self.shown}:{key.start_mark.line + 1}")
-            with _collected(self.problems):
+            with _collect_errors(self.problems):
                 name = self._key(key, section, origin, seen)
                 seen[name] = origin
                 yield name, value, origin
@@ -270,7 +250,7 @@ class _YamlReader:
             written = node.id == "scalar" and not isinstance(value, str)
             shown = "an empty value" if value is None else node.value if written else repr(value)
             raise ConfigError(
-                f"{origin}: {shown} is not valid for {setting.key}: expected {setting.kind.expected(value)}",
+                f"{origin}: {shown} is not valid for {setting.key}: expected {setting.kind.expected()}",
                 part=str(value),
             ) from None
 
@@ -301,7 +281,7 @@ class _YamlReader:
 
 
 @contextmanager
-def _collected(problems: list[ConfigError] | None) -> Iterator[None]:
+def _collect_errors(problems: list[ConfigError] | None) -> Iterator[None]:
     """Add a ConfigError of this context to ``problems``; without a list, raise it."""
     try:
         yield
@@ -346,7 +326,7 @@ def _in_layer(layer: _Layer, setting: Setting[Any]) -> Given | None:
 
 
 def find_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the YAML file that is read if none is named, if there is one."""
+    """Return the path of the default YAML file, or None if there is no such file."""
     if named := environ.get(variables.CONFIG):
         return Path(named)
     home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
@@ -374,7 +354,3 @@ def _shown(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
         return str(path)
-
-
-def _noun(node: Any) -> str:
-    return "a list" if node.id == "sequence" else repr(node.value)

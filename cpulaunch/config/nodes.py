@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import yaml
@@ -55,3 +57,38 @@ class BoundedLoader(yaml.SafeLoader):
         if isinstance(value, int) and not -MAX_NUMBER < value < MAX_NUMBER:
             raise ConfigError(f"{place}: the number is too large")
         return value
+
+
+@contextmanager
+def open_yaml(text: str, shown: str, hint: str) -> Iterator[tuple[BoundedLoader, Any]]:
+    """Yield a loader and the root node of ``text``, which is a mapping.
+
+    Raises ConfigError with the line, also for YAML errors within the context.  ``hint``: for an empty file.
+    """
+    try:
+        loader = BoundedLoader(text, shown)
+        root = loader.get_single_node()
+        if root is None:
+            raise ConfigError(f"{shown}: is empty", hint=hint)
+        if not isinstance(root, yaml.MappingNode):
+            line = root.start_mark.line + 1
+            raise ConfigError(f"{shown}:{line}: expected a mapping such as `key: value`, not {noun(root)}")
+        yield loader, root
+    except yaml.reader.ReaderError as e:
+        line = text.count("\n", 0, e.position) + 1
+        raise ConfigError(
+            f"{shown}:{line}: a character that YAML does not allow: {chr(e.character)!r}"
+        ) from None
+    except yaml.MarkedYAMLError as e:
+        mark = e.problem_mark or e.context_mark
+        place = f"{shown}:{mark.line + 1}" if mark else shown
+        tab = mark is not None and text.split("\n")[mark.line].lstrip(" ").startswith("\t")
+        raise ConfigError(
+            f"{place}: not valid YAML: {e.problem or e.context}",
+            hint="indent with spaces: YAML allows no tabs" if tab else None,
+        ) from None
+
+
+def noun(node: Any) -> str:
+    """Describe a node in an error."""
+    return "a list" if node.id == "sequence" else repr(node.value)

@@ -38,6 +38,4 @@ def rank_setting(setting: Setting[T], environ: Mapping[str, str]) -> T:
     try:
         return setting.kind.from_text(text)
     except ValueError:
-        raise UsageError(
-            f"{setting.rank_variable} is {text!r}: expected {setting.kind.expected(text)}"
-        ) from None
+        raise UsageError(f"{setting.rank_variable} is {text!r}: expected {setting.kind.expected()}") from None

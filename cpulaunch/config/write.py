@@ -17,7 +17,7 @@ T = TypeVar("T")
 WIDTH = 80
 
 HEADING = f"""\
-# Settings of cpulaunch.  The command line and the environment override this file.
+# Settings of cpulaunch.  Command line and environment override this file.
 # Lines such as `# name: value` show defaults; see `cpulaunch run --help-all`.
 cpulaunch: {SCHEMA}
 """

@@ -81,16 +81,16 @@ def _best_of_stage(best: Trial, candidates: list[Values], measure: Measure) -> T
         if trial and trial.rate and (best.rate is None or trial.rate.most > best.rate.least):
             trials.append(trial)
     while len(trials) > 1:
-        half = _ranked(trials)[: len(trials) // 2]
-        trials = [_repeated(each, measure) for each in half] if len(half) > 1 else half
+        half = _by_rate(trials)[: len(trials) // 2]
+        trials = [_repeat(each, measure) for each in half] if len(half) > 1 else half
     if not trials or best.rate is None:
         return trials[0] if trials else best
-    winner = _repeated(trials[0], measure)
-    best = _repeated(best, measure)
+    winner = _repeat(trials[0], measure)
+    best = _repeat(best, measure)
     return winner if winner.rate and best.rate and winner.rate.least > best.rate.most else best
 
 
-def _repeated(trial: Trial, measure: Measure) -> Trial:
+def _repeat(trial: Trial, measure: Measure) -> Trial:
     """Run a trial once more, and return it with the rate of both runs; unchanged if no time is left."""
     again = measure(trial.values, FINE)
     if again is None or again.rate is None or trial.rate is None:
@@ -98,7 +98,7 @@ def _repeated(trial: Trial, measure: Measure) -> Trial:
     return trial._replace(rate=trial.rate.joined(again.rate))
 
 
-def _ranked(trials: list[Trial]) -> list[Trial]:
+def _by_rate(trials: list[Trial]) -> list[Trial]:
     """Sort by rate.  Among trials that may be as fast as the fastest, fewer changed settings come first."""
     fastest = sorted(trials, key=_per_second, reverse=True)
     close = [

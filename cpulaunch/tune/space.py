@@ -71,23 +71,23 @@ class Space:
     def _candidates(self, stage: Stage, best: Values) -> Iterator[Values]:
         """Yield candidates whose plans were not tried yet, without values that change nothing."""
         known = self._known
-        known.add(self._essence(best))
+        known.add(self._plan_key(best))
         for values in stage(self, self.plan(best)):
             candidate = {**best, **{s: v for s, v in values.items() if not self.is_fixed(s)}}
-            essence = self._essence(candidate)
-            if essence and essence not in known:
-                known.add(essence)
-                yield self._needed(candidate, essence)
+            key = self._plan_key(candidate)
+            if key and key not in known:
+                known.add(key)
+                yield self._simplify(candidate, key)
 
-    def _needed(self, candidate: Values, essence: str) -> Values:
+    def _simplify(self, candidate: Values, key: str) -> Values:
         """Return the candidate without values that change nothing."""
         for setting in candidate:
             fewer = {s: v for s, v in candidate.items() if s is not setting}
-            if self._essence(fewer) == essence:
-                return self._needed(fewer, essence)
+            if self._plan_key(fewer) == key:
+                return self._simplify(fewer, key)
         return candidate
 
-    def _essence(self, values: Values) -> str:
+    def _plan_key(self, values: Values) -> str:
         """Return the plan with ``values`` as a text to compare; empty if no plan can be made."""
         try:
             plan = self.plan(values)

@@ -17,7 +17,7 @@ DEFAULT = "(default)"
 """Name of the trial that changes no settings."""
 
 
-def named(values: Values) -> str:
+def title(values: Values) -> str:
     """Format a candidate's values, such as ``precision fp32, allocator glibc``."""
     shown = (f"{setting.name} {shown_value(setting, value)}" for setting, value in values.items())
     return ", ".join(shown) or DEFAULT
@@ -26,16 +26,16 @@ def named(values: Values) -> str:
 def text(trials: Sequence[Trial]) -> Iterator[str]:
     """Yield the lines of a table: trials by their rate, then trials that failed, with the reason."""
     default = _default(trials)
-    width = max((len(named(trial.values)) for trial in trials), default=0)
-    known = sorted(_measured(trials), key=lambda pair: -pair[1].per_second)
+    width = max((len(title(trial.values)) for trial in trials), default=0)
+    known = sorted(_trials_with_rates(trials), key=lambda pair: -pair[1].per_second)
     unit = f"{known[0][1].unit}/s" if known else "samples/s"
     yield f"{'settings':{width}}  {unit:>12}  {'÷ default':>9}  spread"
     for trial, rate in known:
         ratio = f"{rate.per_second / default:.2f}" if default else "–"
-        yield f"{named(trial.values):{width}}  {rate.per_second:>12,.1f}  {ratio:>9}  ±{rate.spread:.0%}"
+        yield f"{title(trial.values):{width}}  {rate.per_second:>12,.1f}  {ratio:>9}  ±{rate.spread:.0%}"
     for trial in trials:
         if trial.rate is None:
-            yield f"{named(trial.values):{width}}  failed: {trial.why}"
+            yield f"{title(trial.values):{width}}  failed: {trial.why}"
 
 
 def as_json(trials: Sequence[Trial], found: Found | None) -> dict[str, Any]:
@@ -70,10 +70,10 @@ def as_yaml(trials: Sequence[Trial], winner: Values, config: Config) -> str:
 
 def _default(trials: Sequence[Trial]) -> float:
     """Return the first rate of the default settings; 0 if they have none."""
-    return next((rate.per_second for trial, rate in _measured(trials) if not trial.values), 0.0)
+    return next((rate.per_second for trial, rate in _trials_with_rates(trials) if not trial.values), 0.0)
 
 
-def _measured(trials: Sequence[Trial]) -> Iterator[tuple[Trial, Any]]:
+def _trials_with_rates(trials: Sequence[Trial]) -> Iterator[tuple[Trial, Any]]:
     return ((trial, trial.rate) for trial in trials if trial.rate)
 
 

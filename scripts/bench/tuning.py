@@ -27,7 +27,7 @@ from cpulaunch.config.config import Config
 from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import SETTINGS
 from cpulaunch.tune.search import FINE, Trial
-from cpulaunch.tune.table import named
+from cpulaunch.tune.table import title
 from cpulaunch.tune.trial import Goal, Runner
 
 LIMIT = 120.0  # seconds in which a run must have a rate
@@ -100,10 +100,10 @@ def compare(model: str, share: float) -> None:
     trials = [measure(runner, dict(zip(GRID, values, strict=True))) for values in product(*GRID.values())]
     whole = time.monotonic() - began
     best = max(trials, key=rate_of)
-    print(f"grid: {len(trials)} points, {whole:.0f} s; best: {named(best.values)}")
+    print(f"grid: {len(trials)} points, {whole:.0f} s; best: {title(best.values)}")
     found, tuning = tune(model, share * whole)
     winner = {SETTINGS[key]: SETTINGS[key].kind.from_yaml(value) for key, value in found.items()}
-    print(f"tuning: {tuning:.0f} s, {tuning / whole:.2f} of the grid's; {named(winner)}", flush=True)
+    print(f"tuning: {tuning:.0f} s, {tuning / whole:.2f} of the grid's; {title(winner)}", flush=True)
     ratios = []
     for _ in range(3):
         ours = rate_of(measure(runner, winner))
@@ -125,7 +125,7 @@ def tune(model: str, budget: float) -> tuple[dict[str, Any], float]:
 
 def measure(runner: Runner, values: dict[Setting[Any], Any]) -> Trial:
     trial = runner.run(values, values.get(Config.hosts.nproc, 1), Goal(FINE, 0.0, ENOUGH, LIMIT))
-    print(f"  {rate_of(trial):8.2f}/s in {trial.seconds:3.0f} s  {named(values)} {trial.why}", flush=True)
+    print(f"  {rate_of(trial):8.2f}/s in {trial.seconds:3.0f} s  {title(values)} {trial.why}", flush=True)
     return trial
 
 

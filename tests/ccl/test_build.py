@@ -128,7 +128,7 @@ def test_a_dry_run_reports_why_an_existing_group_is_not_loaded(
     done = cpulaunch("run", "--dry-run", "-n", "1", "hello.py", env={"XDG_CACHE_HOME": str(home)})
     assert done.returncode == 0, done.stderr
     assert (
-        f"the ccl process group is built, but not loaded, as others may write to {cache}: a run"
+        f"the ccl process group is built, but can't be loaded, as others may write to {cache}: a run"
         in done.stderr
     )
 

@@ -5,10 +5,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.command import TIMEOUT, clean_environment
-from support.faults import Cluster
 from support.running_jobs import Ask
 from support.terminal import Terminal
 
@@ -17,12 +17,11 @@ OF_THE_TERMINAL = ("LC_", "LANG", "NO_COLOR", "COLUMNS", "LINES", "TERM")
 
 @pytest.fixture
 def wizard(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
-    """Start ``cpulaunch config ARGUMENTS`` in an empty directory, here or on the login host of a cluster."""
+    """Start ``cpulaunch config ARGUMENTS`` in an empty directory."""
     started: list[Terminal] = []
 
-    def start(*arguments: str, columns: int = 80, on: Cluster | None = None, **env: str) -> Terminal:
+    def start(*arguments: str, columns: int = 80, **env: str) -> Terminal:
         command = [sys.executable, "-m", "cpulaunch", "config", *arguments]
-        command = on.command("login", command, tmp_path) if on else command
         clean = {k: v for k, v in clean_environment().items() if not k.startswith(OF_THE_TERMINAL)}
         started.append(Terminal(tmp_path, {**clean, **env}, command, columns))
         return started[-1]
@@ -64,6 +63,19 @@ def ask(env: dict[str, str], tmp_path: Path) -> Ask:
         )
 
     return run
+
+
+def popen(directory: Path, env: dict[str, str], *words: str, **streams: Any) -> subprocess.Popen[str]:
+    """Start ``cpulaunch WORDS``, with a pipe for its output."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "cpulaunch", *words],
+        cwd=directory,
+        env=clean_environment(**env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        **streams,
+    )
 
 
 @pytest.fixture

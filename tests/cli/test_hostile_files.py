@@ -28,7 +28,6 @@ MERGES = "env:\n" + nested_aliases(
 
 FILES = {
     "deep.yaml": "ccl: " + "[" * 2000 + "]" * 2000,
-    "indented.yaml": "ccl:\n" + "".join(" " * (level + 1) + "a:\n" for level in range(1000)),
     "bomb.yaml": BOMB,
     "merges.yaml": MERGES.replace("{{", "{").replace("}}", "}"),
     "itself.yaml": "mpi: {args: &a [*a]}\n",
@@ -43,7 +42,6 @@ FILES = {
     "brackets": "[1]" * 2000,
     "powers": "[1-99999]" * 2000,
     "pieces": "node[" + "1," * 5_000_000 + "1]\n",
-    "more-brackets": "[1]" * 5_000_000,
     "empty-lines": "\n" * 16_000_000,
     "a-line": "x" * 1_000_000 + "!",
 }
@@ -53,7 +51,6 @@ FILES = {
     ("arguments", "said"),
     [
         ("run --config-file deep.yaml", "deep.yaml:1: more than 32 levels of nesting"),
-        ("run --config-file indented.yaml", "indented.yaml:32: more than 32 levels of nesting"),
         (
             "run --config-file bomb.yaml",
             "bomb.yaml:10: more than 10000 values, with its aliases expanded",
@@ -65,17 +62,11 @@ FILES = {
         ),
         ("run --config-file digits.yaml", "digits.yaml:2: '1111"),
         ("run --config-file sixties.yaml", "sixties.yaml:2: the number is too large"),
-        ("config import digits.yaml", "digits.yaml:2: '1111"),
         ("config import hexadecimal.yaml", "hexadecimal.yaml:2: the number is too large"),
         ("config import no-date.yaml", "no-date.yaml:2: '2024-02-30' is not a valid date or number"),
         ("run --config-file /dev/zero", "/dev/zero: cannot be read: it has more than 1 MiB"),
-        ("config validate bomb.yaml", "bomb.yaml:10: more than 10000 values"),
-        ("config import deep.yaml", "deep.yaml:1: more than 32 levels of nesting"),
-        ("config import merges.yaml", "more than 10000 values, with its aliases expanded"),
-        ("config import /dev/zero", "/dev/zero: cannot be read: it has more than 1 MiB"),
         ("run --dry-run --facts deep.json", "deep.json: nested too deeply"),
         ("run --dry-run --facts digits.json", "digits.json: not a facts file"),
-        ("run --dry-run --facts /dev/zero", "/dev/zero: cannot be read: it has more than"),
         ("run -f squares", "squares:2: 'node[1-99999][1-99999]' expands to more than 100000 hosts"),
         (
             "run --hosts node[1-99999][1-99999]",
@@ -85,14 +76,13 @@ FILES = {
         ("run -f brackets", "brackets:1: '[1][1]"),
         ("run -f powers", "powers:1: '[1-99999]"),
         ("run -f pieces", "pieces:1: 'node[1,1,1"),
-        ("run -f more-brackets", "more-brackets:1: '[1][1]"),
         ("run -f empty-lines", "hostfile empty-lines: names no host"),
         ("run -f a-line", "a-line:1: 'xxxx"),
         (
             "run --hosts node[1-99999]",
             "99999 ranks are wanted: a job may have 65536",
         ),
-        (f"run -n {10**23}", "expected a whole number of at least 1, or auto, in 20 digits at most"),
+        (f"run -n {10**23}", "expected a whole number of at least 1, or auto"),
         ("run -f /dev/zero", "/dev/zero: cannot be read: it has more than 16 MiB"),
         ("run -n 1000000000 --oversubscribe", "1000000000 ranks are wanted: a job may have 65536"),
         (f"run --hosts node[1-99] -ppn {'9' * 4299}", "-ppn: '9999"),

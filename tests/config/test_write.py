@@ -92,6 +92,7 @@ def test_scalars_are_quoted_only_if_yaml_would_misread_them(value: Any, text: st
 
 def test_every_default_is_shown_as_a_comment_that_is_valid_when_uncommented(tmp_path: Path) -> None:
     lines = yaml_text({}).splitlines()
+    assert max(map(len, lines)) <= 80
     heading = lines.index("cpulaunch: 1")
     uncommented = [line.replace("# ", "", 1) if ": " in line else line for line in lines[heading + 1 :]]
     # Three ways to name hosts stand there to choose from.

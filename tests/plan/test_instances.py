@@ -11,7 +11,7 @@ from support.machines import machine
 from support.plans import BIG, PROGRAM, make, setting
 
 from cpulaunch import launchers, variables
-from cpulaunch.cli.run.plan_text import crowded
+from cpulaunch.cli.run.plan_text import thread_warnings
 from cpulaunch.config.load import load
 from cpulaunch.config.origin import DETECTED
 from cpulaunch.config.setting import Setting
@@ -336,4 +336,6 @@ def test_nothing_about_ranks_was_detected() -> None:
 def test_more_threads_than_cores_are_reported_per_instance() -> None:
     config = load([("instances.count", "2", "--instances"), ("cpu.threads", "99", "--threads")], environ={})
     plan = make("instances.count=2", "cpu.threads=99")
-    assert list(crowded(config, plan)) == ["cpu.threads (--threads): 99 threads per instance of 28 cores"]
+    assert list(thread_warnings(config, plan)) == [
+        "cpu.threads (--threads): 99 threads per instance of 28 cores"
+    ]

@@ -34,6 +34,7 @@ def test_sparse_gradients_train_as_under_torchrun(start: Start, by_torchrun: Sta
     )  # while gradients were dense
 
 
+@pytest.mark.repeats
 @by_mpirun
 def test_older_ways_to_share_a_model_train_as_under_torchrun(start: Start, by_torchrun: Start) -> None:
     ours = start(PROGRAMS, "older", options=FP32).results

@@ -212,7 +212,7 @@ def test_a_signal_while_hosts_are_asked_loses_nothing(queue: Queue, tmp_path: Pa
             queue.signal(job, signal.SIGTERM)
             _, error = job.communicate()
     assert job.returncode == 75, error
-    assert "interrupted before the ranks were started; nothing is lost" in error
+    assert "interrupted before the ranks were started; the job can be started again" in error
 
 
 TRAINS = (REPOSITORY / "examples" / "checkpoint.py", "--steps", 1000)

@@ -129,9 +129,9 @@ def test_a_failing_script_is_reported_with_the_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--budget", "soon"], "'soon' is no time such as 90s, 10m or 2h"),
-        (["-o", "there.yaml"], "there.yaml is there already"),
-        (["--instances", "2"], "instances make no steps in common to tune"),
+        (["--budget", "soon"], "'soon' is not a time such as 90s, 10m or 2h"),
+        (["-o", "there.yaml"], "there.yaml exists already"),
+        (["--instances", "2"], "instances can't be tuned"),
         (["--nope"], "unknown option --nope"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``cpulaunch config``: the wizard; shows merged settings, checks a file, imports accelerate's."""
+"""``cpulaunch config``: the wizard; also shows the merged settings, checks a file, imports accelerate's."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from typing import TYPE_CHECKING, Any
 
 from cpulaunch import queues, variables
 from cpulaunch.cli.main import say, say_error
-from cpulaunch.cli.options import Parser, add_settings, load_config
+from cpulaunch.cli.options import Parser, add_settings, check_subcommand, load_config
 from cpulaunch.config.config import Config
-from cpulaunch.config.load import find_file, load, read_yaml
+from cpulaunch.config.load import find_file, load, read_text, read_yaml
 from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import SCHEMA, SETTINGS, Table
 from cpulaunch.config.write import scalar, shown_value, yaml_text
 from cpulaunch.errors import ConfigError, CpulaunchError, UsageError
 from cpulaunch.plan.instances import with_their_number
-from cpulaunch.user_file import SETTINGS_LIMIT, read_user_file
-from cpulaunch.wording import counted, did_you_mean
+from cpulaunch.wording import counted
 
 if TYPE_CHECKING:
     from cpulaunch.cli.config.wizard import Draft
 
-USAGE = """cpulaunch config [OPTIONS]                   ask, and write a YAML file
-       cpulaunch config show [--origin] [OPTIONS]   the merged settings, as YAML
-       cpulaunch config validate [FILE]             check a file; exit 0 or 2
+USAGE = """cpulaunch config [OPTIONS]                   ask questions, and write a YAML file
+       cpulaunch config show [--origin] [OPTIONS]   print the merged settings as YAML
+       cpulaunch config validate [FILE]             check a file; exit with 0 or 2
        cpulaunch config import FILE [-o OUT]        convert accelerate's YAML"""
 
 EPILOG = """\
 examples:
-  cpulaunch config                              look, ask, show the plan, write
+  cpulaunch config
   cpulaunch config --defaults --set training.precision=fp32
   cpulaunch config import accelerate.yaml -o cpulaunch.yaml
 """
@@ -44,11 +43,8 @@ def main(arguments: list[str]) -> int:
     commands = {"show": _show, "validate": _validate, "import": _import}
     if not arguments or arguments[0].startswith("-"):
         return _configure(arguments)
-    word = arguments[0]
-    if word not in commands:
-        raise UsageError(f"config: no command {word!r}{did_you_mean(word, commands)}",
-                         hint="`cpulaunch config` asks; its commands are show, validate, import")  # fmt: skip
-    return commands[word](arguments[1:])
+    check_subcommand("config", arguments, [*commands])
+    return commands[arguments[0]](arguments[1:])
 
 
 # ---- the wizard
@@ -57,15 +53,15 @@ def main(arguments: list[str]) -> int:
 def _configure(arguments: list[str]) -> int:
     parser = Parser(
         "cpulaunch config",
-        "Look at the machine, ask a few questions, and write a YAML file.",
+        "Inspect this machine, ask a few questions, and write a YAML file.",
         EPILOG,
         USAGE,
     )
     add_settings(parser, ())
     parser.add_argument("--defaults", action="store_true",
-                        help="ask nothing: take the defaults, and the values of --set")  # fmt: skip
+                        help="do not ask: use the defaults, and the values of --set")  # fmt: skip
     parser.add_argument("--force", action="store_true",
-                        help="with --defaults: overwrite, and keep the old file as .bak")  # fmt: skip
+                        help="with --defaults: overwrite the file, and keep the old one as .bak")  # fmt: skip
     options = parser.parse(arguments)
     path = options.config_file or Path(os.environ.get(variables.CONFIG) or "cpulaunch.yaml")
     if path.is_dir():
@@ -77,58 +73,41 @@ def _configure(arguments: list[str]) -> int:
 
 def _write_defaults(path: Path, fixed: Mapping[Setting[Any], Any], force: bool) -> int:
     from cpulaunch.cli.config.wizard import Draft, plan_lines
-    from cpulaunch.cli.files import diff, read_if_there
+    from cpulaunch.cli.files import diff, read_existing
 
     draft = Draft(path, dict(fixed))
-    old = read_if_there(path)
+    old = read_existing(path)
     if old is not None and old != draft.text():
         for line in diff(path, old, draft.text()):
             print(line, file=sys.stderr)
-        for line in _replaced_values(path, draft):
-            say(f"warning: {line}")
         if not force:
             raise UsageError(f"{path} exists, and would change as shown",
-                             hint="--force overwrites it, and keeps the old one as .bak")  # fmt: skip
+                             hint="--force overwrites it, and keeps a backup")  # fmt: skip
     for line in plan_lines(draft, os.environ):
         say(line)
     _write(draft, old, say)
     return 0
 
 
-def _replaced_values(path: Path, draft: Draft) -> Iterator[str]:
-    """Yield a line for each value of the file at ``path`` that ``draft`` replaces."""
-    try:
-        old = load(file=path, environ={})
-    except ConfigError as e:
-        yield f"{e}: its values are not kept"
-        return
-    for setting in SETTINGS.values():
-        before, new = old.value(setting), draft.values.get(setting, setting.default)
-        if before != new:
-            by = shown_value(setting, new)
-            by = by if setting in draft.values else f"the default, {by}"
-            yield f"{old.where(setting)}: {shown_value(setting, before)} is replaced by {by}"
-
-
 def _ask(path: Path, fixed: Mapping[Setting[Any], Any]) -> int:
     from cpulaunch.cli.terminal import drop_keys, fold, is_interactive
 
     if not is_interactive():
-        raise UsageError("config asks questions, but there is no terminal to ask them on",
-                         hint="--defaults asks nothing, and --set KEY=VALUE changes a default")  # fmt: skip
-    from cpulaunch.cli.config.machine import look
+        raise UsageError("config asks questions, but stdin or stderr is no terminal",
+                         hint="--defaults asks no questions; --set KEY=VALUE sets a value")  # fmt: skip
+    from cpulaunch.cli.config.machine import inspect
     from cpulaunch.cli.config.questions import Terminal
     from cpulaunch.cli.config.wizard import Wizard, draft_from
-    from cpulaunch.cli.files import read_if_there
+    from cpulaunch.cli.files import read_existing
 
     def tell(line: str) -> None:
         print(fold(line), file=sys.stderr, flush=True)
 
     try:
-        tell("A few questions, and then a YAML file for `cpulaunch run`.")
-        tell("Enter takes the default, Esc goes back, Ctrl-C leaves and writes nothing.\n")
-        tell("Looking at the machine ...")
-        machine = look(os.environ)
+        tell("This asks a few questions, and writes a YAML file for `cpulaunch run`.")
+        tell("Enter accepts the default, Esc goes back, Ctrl-C exits without writing.\n")
+        tell("Inspecting the machine ...")
+        machine = inspect(os.environ)
         drop_keys()
         for line in machine.lines():
             tell(f"  {line}")
@@ -137,7 +116,7 @@ def _ask(path: Path, fixed: Mapping[Setting[Any], Any]) -> int:
         if not Wizard(machine, Terminal(), draft, os.environ, tell, fixed).run():
             tell("Nothing was written.")
             return 0
-        _write(draft, read_if_there(path), tell)
+        _write(draft, read_existing(path), tell)
         return 0
     except (KeyboardInterrupt, EOFError):
         tell("\nNothing was written.")
@@ -145,7 +124,7 @@ def _ask(path: Path, fixed: Mapping[Setting[Any], Any]) -> int:
 
 
 def _write(draft: Draft, old: str | None, tell: Any) -> None:
-    """Write the hostfile and then the file; report it, and the next step."""
+    """Write the hostfile and the YAML file; report them and the next command."""
     from cpulaunch.cli.config.wizard import has_instances
     from cpulaunch.cli.files import write_file
 
@@ -156,10 +135,10 @@ def _write(draft: Draft, old: str | None, tell: Any) -> None:
         tell(f"Unchanged: {draft.path}")
     else:
         backup = write_file(draft.path, draft.text())
-        tell(f"Written: {draft.path}" + (f" (the old one is {backup})" if backup else ""))
+        tell(f"Written: {draft.path}" + (f" (the old file is now {backup})" if backup else ""))
     found = find_file(os.environ)
-    by_itself = found and found.absolute() == draft.path.absolute()
-    option = "" if by_itself else f"--config-file {shlex.quote(str(draft.path))} "
+    is_default = found and found.absolute() == draft.path.absolute()
+    option = "" if is_default else f"--config-file {shlex.quote(str(draft.path))} "
     script = "infer.py" if has_instances(draft.values) else "train.py"
     if hostfile := draft.values.get(Table.hosts.hostfile):
         tell(f"Next:    cpulaunch hosts check -f {shlex.quote(hostfile)}")
@@ -181,11 +160,11 @@ def _show(arguments: list[str]) -> int:
     example = "example: cpulaunch config show --origin --set ccl.worker_count=2"
     usage = "cpulaunch config show [OPTIONS]"
     parser = Parser("cpulaunch config show", "Print the merged settings, as YAML.", example, usage)
-    parser.add_argument("--origin", action="store_true", help="say where each value comes from")
+    parser.add_argument("--origin", action="store_true", help="show the source of each value")
     add_settings(parser)
     options = parser.parse(arguments)
     config = with_their_number(load_config(options))
-    notes = dict(_decided(config))
+    notes = dict(_decision_notes(config))
     lines = [f"cpulaunch: {SCHEMA}"]
     for section, settings in groupby(SETTINGS.values(), key=lambda s: s.section):
         if section:
@@ -204,27 +183,25 @@ def _show(arguments: list[str]) -> int:
     return 0
 
 
-def _decided(config: Config) -> Iterator[tuple[Setting[Any], str]]:
-    """Yield the values of settings that are ``auto`` on this machine."""
+def _decision_notes(config: Config) -> Iterator[tuple[Setting[Any], str]]:
+    """Yield (setting, note) for settings whose ``auto`` has been decided."""
     from cpulaunch.cli.run.preview import preview
 
     if config.training.precision == "auto":
-        with suppress(CpulaunchError):  # `cpulaunch config validate` reports it
+        with suppress(CpulaunchError):  # `config validate` reports this error
             yield Config.training.precision, str(preview(config)[1].precision)
 
 
 def _validate(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch config validate", "Check a YAML file, and say what is unwise on this machine.",
+    parser = Parser("cpulaunch config validate", "Check a YAML file, and warn of unwise settings.",
                     "example: cpulaunch config validate cpulaunch.yaml")  # fmt: skip
     parser.add_argument(
-        "file", type=Path, nargs="?", help="the file to check; default: the one that a run would read"
+        "file", type=Path, nargs="?", help="file to check; default: the file that `cpulaunch run` would read"
     )
     options = parser.parse_args(arguments)
     file = options.file or find_file(os.environ)
     if file is None:
-        raise UsageError(
-            "there is no cpulaunch.yaml here", hint="name a file: cpulaunch config validate FILE"
-        )
+        raise UsageError("no cpulaunch.yaml found", hint="name a file: cpulaunch config validate FILE")
     problems: list[ConfigError] = []
     config = load(file=file, environ={}, problems=problems)
     for problem in problems:
@@ -246,9 +223,9 @@ def _import(arguments: list[str]) -> int:
     parser = Parser("cpulaunch config import", "Convert an accelerate configuration, old or new.",
                     "example: cpulaunch config import accelerate.yaml -o cpulaunch.yaml",
                     "cpulaunch config import FILE [-o OUT] [--force]")  # fmt: skip
-    parser.add_argument("file", type=Path, nargs="?", help="accelerate's YAML or JSON")
+    parser.add_argument("file", type=Path, nargs="?", help="accelerate's file, YAML or JSON")
     parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="file to write; default: stdout")
-    parser.add_argument("--force", action="store_true", help="overwrite OUT, and keep the old file as .bak")
+    parser.add_argument("--force", action="store_true", help="overwrite OUT, and keep a backup")
     options = parser.parse_args(arguments)
 
     from cpulaunch.cli.files import write_file
@@ -257,31 +234,30 @@ def _import(arguments: list[str]) -> int:
     hint = f"accelerate's own file is {USUAL_FILE}"
     if options.file is None:
         raise UsageError("no file to import", hint=hint)
-    imported = from_accelerate(_read(options.file, hint), str(options.file))
+    imported = from_accelerate(read_text(options.file, str(options.file), hint), str(options.file))
     settings = dict(imported.settings)
     if hostfile := settings.get(Table.hosts.hostfile):
         settings[Table.hosts.hostfile] = _checked_hostfile(hostfile)
     text = yaml_text(settings, [f"Converted from {options.file}, an accelerate configuration."])
-    load(file=options.output or options.file, text=text, environ={})  # check the file before it is written
+    load(file=options.output or options.file, text=text, environ={})  # check before writing
     for dropped in imported.dropped:
         say(f"{dropped.place}: {dropped.key}: {_shown(dropped.value)}: not converted: {dropped.reason}")
     if imported.off:
-        say(f"dropped, as they are empty or switched off: {', '.join(imported.off)}")
+        say(f"dropped, because they are empty or off: {', '.join(imported.off)}")
     for advice in imported.advice:
         say(f"to do: {advice}")
     if options.output is None:
         print(text, end="")
         return 0
     if options.output.exists() and not options.force:
-        raise UsageError(f"{options.output} exists",
-                         hint="--force overwrites it, and keeps the old one as .bak")  # fmt: skip
+        raise UsageError(f"{options.output} exists", hint="--force overwrites it, and keeps a backup")
     backup = write_file(options.output, text)
-    say(f"Written: {options.output}" + (f" (the old one is {backup})" if backup else ""))
+    say(f"Written: {options.output}" + (f" (the old file is now {backup})" if backup else ""))
     return 0
 
 
 def _checked_hostfile(name: str) -> str:
-    """Return the hostfile's path without ``~``; print a warning if the file is wrong."""
+    """Return the hostfile's path with ``~`` expanded; warn if the file is invalid."""
     from cpulaunch.discovery.batch.allocation import read_hostfile
 
     path = Path(name).expanduser()
@@ -290,15 +266,6 @@ def _checked_hostfile(name: str) -> str:
     except ConfigError as e:
         say(f"warning: {e}" + (f" ({e.hint})" if e.hint else ""))
     return str(path)
-
-
-def _read(path: Path, hint: str) -> str:
-    try:
-        return read_user_file(path, SETTINGS_LIMIT).decode("utf-8-sig")
-    except OSError as e:
-        raise ConfigError(f"{path}: cannot be read: {e.strerror}", hint=hint) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not UTF-8 text") from None
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The wizard's first question: the machines that ranks run on."""
+"""The wizard's first question: on which hosts ranks run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ HOSTFILE_HEADING = "# Written by `cpulaunch config`.  One host per line: host, h
 
 
 def several(values: Mapping[Setting[Any], Any], machine: Machine) -> bool:
-    """Return whether ranks run on named hosts or those of an allocation, not just on this machine."""
+    """Return whether ranks run on hosts from a list or an allocation, instead of this machine."""
     named = values.get(Table.hosts.hostfile) or values.get(Table.hosts.list)
     return bool(named or (machine.allocation and values.get(Table.launcher) != "local"))
 
 
 class HostPrompt:
-    """Asks for the hosts, and enters them into the draft."""
+    """Asks for the hosts, and stores them in the draft."""
 
     def __init__(self, machine: Machine, asker: Asker, draft: Draft) -> None:
         self.machine, self.asker, self.draft = machine, asker, draft
@@ -44,7 +44,7 @@ class HostPrompt:
                 self.note(answer)
                 return
             except BackError:
-                continue  # back to this choice from the hostfile's name or the hosts
+                continue  # repeat this question
 
     def options(self) -> list[Option]:
         cores = len(self.machine.facts.topology.cores)
@@ -52,14 +52,14 @@ class HostPrompt:
         if self.machine.allocation:
             found = self.machine.allocation
             about = f"{found.name}: {hosts_in_short(found.hosts)}"
-            options.append(Option(ALLOCATION, "the job's own hosts", about))
+            options.append(Option(ALLOCATION, "the allocation's hosts", about))
         files = dict(self.machine.hostfiles)
         options += [Option(("file", name), name, hosts_in_short(hosts)) for name, hosts in files.items()]
         known = self.draft.values.get(Table.hosts.hostfile)
         if known and known not in files and not self.draft.typed:
-            options.append(Option(("file", known), known, "as before"))
+            options.append(Option(("file", known), known, "the current one"))
         if self.machine.submits and not self.machine.allocation:
-            options.append(Option(QUEUE, "nodes that Slurm gives", "`cpulaunch submit` asks for them"))
+            options.append(Option(QUEUE, "nodes from Slurm", "`cpulaunch submit` requests them"))
         return [*options, Option(OTHER, "another hostfile"), Option(TYPED, "enter hosts now")]
 
     def default(self) -> Any:
@@ -80,14 +80,14 @@ class HostPrompt:
         elif answer in (HERE, ALLOCATION, QUEUE):
             self.set()
             if answer == QUEUE:
-                self.draft.values[Table.launcher] = STEPS  # makes a run on this machine fail
+                self.draft.values[Table.launcher] = STEPS  # outside of an allocation, a run fails
             if answer == HERE and self.machine.allocation:
-                self.draft.values[Table.launcher] = "local"  # otherwise, a job's hosts would be used
+                self.draft.values[Table.launcher] = "local"  # do not use the allocation's hosts
         else:
             self.set(hostfile=answer[1])
 
     def type_in(self) -> None:
-        why = "Names or addresses, as in node[1-4] or 10.0.0.1:2 10.0.0.2:2; :2 is the number of ranks."
+        why = "Names or addresses, such as node[1-4] or 10.0.0.1:2; :2 is the number of ranks."
         typed = self.asker.ask(Question("Which hosts?", why, self.draft.typed, check=_wrong_hosts, live=True))
         hosts = parse_hosts(_commas(typed), "your answer")
         where = Question(
@@ -106,7 +106,7 @@ class HostPrompt:
         return next(name for name in names if not Path(name).exists())
 
     def set(self, hostfile: str = "") -> None:
-        """Enter the hosts; remove settings that selected among other hosts."""
+        """Store the hosts; remove settings that refer to other hosts."""
         values = self.draft.values
         if values.get(Table.hosts.hostfile, "") != hostfile or Table.hosts.list in values:
             for key in (
@@ -145,7 +145,7 @@ def _wrong_hosts(text: str) -> str | None:
 
 
 def _wrong_new_file(text: str) -> str | None:
-    return "exists already; choose another name" if Path(text).exists() else None
+    return "this file exists; choose another name" if Path(text).exists() else None
 
 
 def _commas(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Finds the facts for the wizard's questions: about this machine, and the files in this directory."""
+"""Collects facts about this machine and this directory for the wizard."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from cpulaunch.wording import counted
 
 HOSTFILE_NAMES = ("hostfile", "hosts", "machinefile", "hostfile.txt", "hosts.txt", "hostfiles/*")
 MOST_HOSTFILES = 10
-"""Maximum hostfiles offered, to fit a small terminal; others can be typed in."""
+"""Maximum number of hostfiles offered, to fit a small terminal."""
 
 
 @dataclass(frozen=True)
 class Machine:
     """Facts about this machine, for the wizard.
 
-    ``mpis``: all MPIs found, best first.  ``interfaces``: names and addresses of interfaces that are up,
-    except loopback.  ``allocation``: a batch system's allocation.  ``hostfiles``: readable hostfiles found
-    here. ``ipex``: its version, if installed.  ``ccl_missing``: why ccl can't be used; ``ccl_note``: a remark
-    on it if it can.  ``submits``: jobs can be submitted to Slurm.
+    ``mpis``: all MPIs, in the order of preference.  ``interfaces``: name and address of each active
+    interface, without loopback.  ``allocation``: a batch system's allocation.  ``hostfiles``: readable
+    hostfiles in this directory.  ``ipex``: the version of IPEX, if it is installed.  ``ccl_missing``: why ccl
+    can't be used.  ``ccl_note``: a remark if ccl can be used.  ``submits``: whether jobs can be submitted to
+    Slurm.
     """
 
     facts: HostFacts
@@ -44,11 +45,11 @@ class Machine:
     submits: bool = False
 
     def mpi(self, flavour: str) -> Mpi | None:
-        """Return the MPI of a flavour, or the one that ``auto`` chooses."""
+        """Return the MPI of a flavour; for ``auto``, the preferred MPI."""
         return next((mpi for mpi in self.mpis if flavour in ("auto", mpi.flavour)), None)
 
     def lines(self) -> Iterator[str]:
-        """Yield what was found, as lines for people."""
+        """Yield a line about each fact."""
         topology = self.facts.topology
         flags = "unknown" if self.facts.cpu_flags is None else " ".join(self.facts.cpu_flags) or "none"
         sizes = (counted(len(topology.sockets), "socket"), counted(len(topology.nodes), "NUMA node"),
@@ -60,7 +61,7 @@ class Machine:
         for i, mpi in enumerate(self.mpis):
             yield f"{'' if i else 'MPI':10} {launchers.load(mpi.flavour).title} {mpi.version}"
         if not self.mpis:
-            yield "MPI        none found; --launcher ssh needs none"
+            yield "MPI        none found; --launcher ssh does not need one"
         missing = self.ccl_missing and f"can't be used: {self.ccl_missing}"
         yield "ccl        " + (missing or self.ccl_note or "ready")
         yield "IPEX       " + (self.ipex or "not installed")
@@ -70,8 +71,8 @@ class Machine:
             yield f"{'' if i else 'hostfiles':10} {name}: {hosts_in_short(named)}"
 
 
-def look(environ: Mapping[str, str]) -> Machine:
-    """Look at this machine and this directory; takes a few tenths of a second."""
+def inspect(environ: Mapping[str, str]) -> Machine:
+    """Collect the facts, which takes a few tenths of a second."""
     from cpulaunch.cli.backend import ensure_ccl
     from cpulaunch.config.config import Config
     from cpulaunch.discovery.host.installation import all_mpis
@@ -99,7 +100,7 @@ def _allocation(environ: Mapping[str, str]) -> Allocation | None:
     try:
         return allocation(environ, read_file)
     except CpulaunchError:
-        return None  # `run` reports what is wrong with it
+        return None  # `cpulaunch run` reports this error
 
 
 def _interfaces() -> Iterator[tuple[str, str]]:
@@ -131,5 +132,5 @@ def _version(package: str) -> str | None:
 
 
 def hosts_in_short(hosts: tuple[Host, ...]) -> str:
-    """Return ``"4 hosts (node[1-4])"``."""
+    """Return the number and the names of hosts, such as ``"4 hosts (node[1-4])"``."""
     return f"{counted(len(hosts), 'host')} ({fold_hosts(host.name for host in hosts)})"

@@ -1,4 +1,4 @@
-"""Questions to the user, and the terminal that asks them."""
+"""The wizard's questions, and the terminal that asks them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from cpulaunch.cli.terminal import has_unicode, width
 
 Check = Callable[[str], "str | None"]
-"""Returns the error in a typed text, or None."""
+"""Function that returns the error in a typed answer, or None."""
 
 
 class BackError(Exception):
@@ -20,7 +20,7 @@ class BackError(Exception):
 
 @dataclass(frozen=True)
 class Option:
-    """An answer to choose from; ``about`` describes it in a few words."""
+    """An answer to choose; ``about`` describes it in a few words."""
 
     value: Any
     label: str
@@ -29,10 +29,9 @@ class Option:
 
 @dataclass(frozen=True)
 class Question:
-    """One question, answered by choosing one of the ``options`` or, without options, by typing.
+    """A question.  The user chooses one of the ``options`` or, without options, types the answer.
 
-    ``default`` is the value of an option, or the text that Enter alone stands for.  ``live``: ``check`` is
-    fast enough to run at each key.
+    ``default``: the value of an option, or the answer for Enter.  ``live``: run ``check`` at each key.
     """
 
     text: str
@@ -44,20 +43,17 @@ class Question:
 
 
 class Asker(Protocol):
-    """Answers questions: a user at a terminal, or a list of answers in a test."""
+    """Asks questions, on a terminal or in a test."""
 
     def ask(self, question: Question) -> Any:
         """Return the value of the chosen option, or the typed text.
 
-        Raises BackError; KeyboardInterrupt or EOFError if the user leaves.
+        Raises BackError to go back, and KeyboardInterrupt or EOFError to exit.
         """
 
 
 class Terminal:
-    """Asks on the terminal: keys from stdin, text on stderr.
-
-    Imports questionary, which takes 0.3 s, at the first question.
-    """
+    """Asks on the terminal, by stdin and stderr.  Importing questionary takes 0.3 s, so it is delayed."""
 
     def __init__(self) -> None:
         self._pointer = "»" if has_unicode() else ">"
@@ -104,7 +100,7 @@ class Terminal:
         return questionary.text(question.text, instruction=default, **checking)
 
     def _run(self, prompt: Any) -> Any:
-        """Show a prompt of questionary until it is answered, and then erase it."""
+        """Show a prompt of questionary until it is answered, then erase it."""
         from prompt_toolkit.key_binding import KeyBindings, merge_key_bindings
 
         keys = KeyBindings()
@@ -116,7 +112,7 @@ class Terminal:
         app = prompt.application
         app.key_bindings = merge_key_bindings([app.key_bindings, keys])
         app.erase_when_done = True
-        app.ttimeoutlen = 0.1  # seconds within which the rest of an arrow key's sequence must arrive
+        app.ttimeoutlen = 0.1  # seconds to wait for the rest of an escape sequence
         return prompt.unsafe_ask()
 
 

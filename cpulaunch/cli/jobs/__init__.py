@@ -1,1 +1,1 @@
-"""Commands about running and ended jobs."""
+"""Commands that show running and ended jobs."""

@@ -1,4 +1,4 @@
-"""``cpulaunch jobs``: the user's running jobs with their progress, and how earlier ones ended."""
+"""``cpulaunch jobs``: lists the user's running jobs with their progress, and how earlier jobs ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 from cpulaunch.cli.jobs.selection import (
     Running,
-    elsewhere,
     printable,
     running_jobs,
     runs,
@@ -46,8 +45,8 @@ from cpulaunch.supervise.telemetry.metrics import in_brief
 from cpulaunch.wording import counted
 
 EPILOG = """\
-Finds your running jobs that were started on this host, in any directory, and other jobs in DIR.  Jobs that
-could not write to DIR are in a temporary directory, and are listed with them.
+Lists your running jobs that were started on this host, in any directory, and all jobs in DIR, including jobs
+that had to use a temporary directory because they could not write to DIR.
 
 examples:
   cpulaunch jobs
@@ -55,13 +54,13 @@ examples:
 """
 
 MAX_WHY = 100
-"""Maximum characters of a failure that are shown."""
+"""Maximum characters of an error message."""
 
-_ENDS = {OK: "ok", INTERRUPTED: "interrupted", STALLED: "stalled", START_FAILED: "not started"}
+_STATES = {OK: "ok", INTERRUPTED: "interrupted", STALLED: "stalled", START_FAILED: "not started"}
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch jobs", "List your running jobs, and how earlier ones ended.", EPILOG)
+    parser = Parser("cpulaunch jobs", "List your running jobs, and how earlier jobs ended.", EPILOG)
     parser.add_argument(
         "directories",
         metavar="DIR",
@@ -82,38 +81,36 @@ def main(arguments: list[str]) -> int:
         print(printable(_line(job)))
     if not running and not others:
         where = ", ".join(map(str, options.directories)) or f"{runs()}/"
-        print(f"no job of yours is running here, and none has been run in {where}")
-        if not options.directories and (hint := elsewhere()):
-            print(f"{hint}: `cpulaunch jobs DIR` lists them")
+        print(f"no running job of yours here, and no job in {where}")
     return 0
 
 
 def _running(running: Running) -> Iterator[str]:
     directory, contact = running
     if is_stopped(contact):
-        yield f"{contact.job}  its launcher is stopped: `fg` or `kill -CONT {contact.pid}` lets it go on"
-        yield from _what(running)
+        yield f"{contact.job}  its launcher is stopped: `fg` or `kill -CONT {contact.pid}` continues it"
+        yield from _where(running)
         return
     try:
         with Observer(contact) as observer:
             where = "" if is_here(contact) else f" · launched on {contact.host}"
             status = observer.status()
-        yield f"{contact.job}  {_words(status, names_of(directory).noun)}{where}"
+        yield f"{contact.job}  {_status_text(status, names_of(directory).noun)}{where}"
         if status.stalled:
             yield f"    {status.stalled}"
     except HostError as e:
         what = "can't be reached from here" if has_other_network(contact) else "does not answer"
         yield f"{contact.job}  {what}: {e.hint}"
-    yield from _what(running)
+    yield from _where(running)
 
 
-def _what(running: Running) -> Iterator[str]:
+def _where(running: Running) -> Iterator[str]:
     directory, contact = running
     yield f"    {directory}"
     yield f"    {masked_command(contact.command)}"
 
 
-def _words(status: Status, noun: str) -> str:
+def _status_text(status: Status, noun: str) -> str:
     parts = [status.state, f"{counted(status.hosts, 'host')}, {counted(status.ranks, noun)}"]
     if status.running < status.ranks:
         parts[1] += f" ({status.running} up)"
@@ -132,14 +129,14 @@ def _words(status: Status, noun: str) -> str:
 
 
 def _line(directory: Path) -> str:
-    """Return a line about a job that isn't known to run."""
+    """Return a line about a job that is not among the running jobs."""
     outcome = read_document(directory / OUTCOME)
     if outcome is None:
-        parts = [*_without_an_end(directory)]
+        parts = [*_unfinished_status(directory)]
     else:
         names = names_of(directory)
         end = ended(outcome, names)
-        state = _ENDS.get(end.kind, "failed")
+        state = _STATES.get(end.kind, "failed")
         if outcome.get("exit_code") == SAVED_EXIT_CODE and end.kind == INTERRUPTED and end.steps:
             state += ", its state saved"
         if end.why:
@@ -157,17 +154,18 @@ def _line(directory: Path) -> str:
     return f"{directory}  {' · '.join(parts)}"
 
 
-def _without_an_end(directory: Path) -> Iterator[str]:
+def _unfinished_status(directory: Path) -> Iterator[str]:
+    """Yield what is known of a job without an outcome."""
     contact = read_contact(directory)
     if state_of(directory) is State.RUNNING:
-        yield "running"  # the job has just begun
+        yield "running"  # the job has just started
     elif contact:
         yield f"launcher killed: process {contact.pid} is gone"
         last = max((_changed(directory / name) for name in (EVENTS, ORDER)), default=0.0)
         if last > contact.started:
-            yield f"last sign of life after {duration(last - contact.started)}"
+            yield f"last output after {duration(last - contact.started)}"
     else:
-        yield "nothing is known of its end"
+        yield "no record of its end"
 
 
 def _changed(path: Path) -> float:

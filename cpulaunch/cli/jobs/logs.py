@@ -1,4 +1,4 @@
-"""``cpulaunch logs``: the output of a job's ranks, so far or as it comes."""
+"""``cpulaunch logs``: shows the output of a job's ranks, and follows it on request."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cpulaunch.cli.jobs.selection import NEWEST, WHICH, find_directory
+from cpulaunch.cli.jobs.selection import NEWEST, WHICH, find_directory, parse_ranks
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser
-from cpulaunch.errors import ConfigError, UsageError
+from cpulaunch.errors import UsageError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import Names
 from cpulaunch.supervise.control.registry import Contact, is_gone, read_contact
@@ -19,8 +19,8 @@ from cpulaunch.supervise.output.record import State, names_of, ranks_of, state_o
 
 EPILOG = f"""\
 {WHICH}
-The lines of all ranks come in the order in which they were printed, and as the terminal showed them;
-those of a single rank as they are in its log.
+The lines of several ranks are shown in the order in which they were printed, with the rank before each line.
+The output of a single rank is shown without changes.
 
 examples:
   cpulaunch logs
@@ -29,21 +29,21 @@ examples:
 """
 
 PERIOD = 0.2
-"""Seconds between two looks at the logs of a running job."""
+"""Seconds between reads of a running job's logs."""
 
-UNKNOWN_FOR = 10.0
-"""Seconds of silence after which a job counts as ended; it is also silent between two attempts."""
+SILENCE = 10.0
+"""Seconds without a sign of a launcher after which the job counts as ended."""
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch logs", "Show what the ranks of a job have printed.", EPILOG)
+    parser = Parser("cpulaunch logs", "Show the output of a job's ranks.", EPILOG)
     parser.add_argument("job", metavar="JOB", nargs="?", help=NEWEST)
     parser.add_argument(
-        "--rank", "--instance", metavar="LIST", help="show these ranks or instances only, such as 3 or 0,4-7"
+        "--rank", "--instance", metavar="LIST", help="show only these ranks or instances, such as 3 or 0,4-7"
     )
     parser.add_argument("-f", "--follow", action="store_true", help="follow the output until the job ends")
     options = parser.parse_args(arguments)
-    ranks = _ranks(options.rank)
+    ranks = parse_ranks("--rank", options.rank)
     directory = find_directory(options.job)
     if options.job is None:
         print(f"cpulaunch: logs of {directory}", file=sys.stderr, flush=True)
@@ -63,14 +63,14 @@ def main(arguments: list[str]) -> int:
         _show(b"".join(text for _, text in renderer.finish()))
     sys.stdout.flush()
     if silent:
-        say("nothing has been printed")
+        say("the ranks have printed nothing")
     return 0
 
 
 def _pieces(logs: MergedLogs, directory: Path, follow: bool) -> Iterator[Piece | None]:
-    """Yield the ranks' output until the job has ended; None if there is nothing new for a while."""
-    alive = Watched(directory)
-    while follow and alive():
+    """Yield the ranks' output, with ``follow`` until the job ends.  None stands for a pause in the output."""
+    runs = LivenessCheck(directory)
+    while follow and runs():
         yield from logs.more()
         yield None
         time.sleep(PERIOD)
@@ -78,8 +78,8 @@ def _pieces(logs: MergedLogs, directory: Path, follow: bool) -> Iterator[Piece |
     yield from logs.rest()
 
 
-class Watched:
-    """Finds out whether a job goes on, even while another attempt is being prepared."""
+class LivenessCheck:
+    """Returns whether a job is still running, also between two attempts."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -95,26 +95,19 @@ class Watched:
         if self._contact:
             return not is_gone(self._contact)
         self._silent_since = self._silent_since or time.monotonic()
-        return time.monotonic() < self._silent_since + UNKNOWN_FOR
-
-
-def _ranks(named: str | None) -> CoreSet | None:
-    if named is None:
-        return None
-    try:
-        return CoreSet.parse(named)
-    except ConfigError as e:
-        raise UsageError(f"--rank {named}: {e}", hint="a rank, or a list such as 0,4-7") from None
+        return time.monotonic() < self._silent_since + SILENCE
 
 
 def _check_ranks(wanted: CoreSet | None, directory: Path) -> None:
     names = names_of(directory)
-    there = CoreSet(map(names.number, ranks_of(directory)))
-    missing = CoreSet(set(wanted or ()) - set(there))
-    if missing and there:
-        missed = Names(names.noun).several(missing)
-        hint = f"its only {names.noun} is {there}" if len(there) == 1 else f"its {names.noun}s are {there}"
-        raise UsageError(f"the job in {directory} has no {missed}", hint=hint)
+    existing = CoreSet(map(names.number, ranks_of(directory)))
+    missing = CoreSet(set(wanted or ()) - set(existing))
+    if missing and existing:
+        text = Names(names.noun).several(missing)
+        hint = (
+            f"its {names.noun} is {existing}" if len(existing) == 1 else f"its {names.noun}s are {existing}"
+        )
+        raise UsageError(f"the job in {directory} has no {text}", hint=hint)
 
 
 def _show(data: bytes) -> None:

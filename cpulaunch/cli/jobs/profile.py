@@ -1,4 +1,4 @@
-"""``cpulaunch profile``: traces steps of a running job on all ranks at once, and reports the findings."""
+"""``cpulaunch profile``: traces steps of a running job on all ranks at once, and prints a summary."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import shutil
 import sys
 from pathlib import Path
 
-from cpulaunch.cli.jobs.selection import ONLY, ONLY_WHICH, find_job, only_job, printable
+from cpulaunch.cli.jobs.selection import ONLY, ONLY_WHICH, find_job, only_job, parse_ranks, printable
 from cpulaunch.cli.options import Parser
-from cpulaunch.errors import ConfigError, HostError, UsageError
-from cpulaunch.model.cores import CoreSet
+from cpulaunch.errors import HostError, UsageError
 from cpulaunch.supervise.control.client import Observer
 from cpulaunch.supervise.profiling.request import MAX_STEPS
 
 EPILOG = f"""\
 {ONLY_WHICH}
-The job goes on, and is slower while it is traced. At most {MAX_STEPS} steps can be traced.
-The trace stays in the job's directory. Perfetto shows it: https://ui.perfetto.dev, "Open trace file".
+The job continues, and is slower while it is traced.  At most {MAX_STEPS} steps can be traced.
+The trace is written into the job's directory.  To view it, open it at https://ui.perfetto.dev.
 
 examples:
   cpulaunch profile --steps 5
@@ -26,15 +25,13 @@ examples:
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch profile", "Trace steps of a running job, and say what they show.", EPILOG)
+    parser = Parser("cpulaunch profile", "Trace steps of a running job, and print a summary.", EPILOG)
     parser.add_argument("job", metavar="JOB", nargs="?", help=ONLY)
     parser.add_argument("--steps", metavar="N", default="5", help="optimizer steps to trace (default: 5)")
     parser.add_argument("--ranks", metavar="LIST", help="ranks to trace, such as 0-3 (default: all)")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="also copy the trace to this file")
     options = parser.parse_args(arguments)
-    steps, ranks = _steps(options.steps), _ranks(options.ranks)
-    if options.output:
-        _check_output(options.output)
+    steps, ranks = _steps(options.steps), list(parse_ranks("--ranks", options.ranks) or ())
     directory, contact = only_job() if options.job is None else find_job(options.job)
     if options.job is None:
         _tell(f"profile of {directory}")
@@ -42,10 +39,10 @@ def main(arguments: list[str]) -> int:
         with Observer(contact) as observer:
             done = observer.profile(steps, ranks, _tell)
     except KeyboardInterrupt:
-        _tell("given up: there will be no trace, and the job goes on")
+        _tell("interrupted: no trace is written, and the job continues")
         raise
     if done.error:
-        raise HostError(f"there is no trace: {printable(done.error)}")
+        raise HostError(f"no trace was written: {printable(done.error)}")
     trace = directory / os.path.basename(done.file)
     if options.output:
         try:
@@ -62,32 +59,7 @@ def _tell(line: str) -> None:
     print(f"cpulaunch: {printable(line)}", file=sys.stderr, flush=True)
 
 
-def _check_output(path: Path) -> None:
-    """Check the output file before tracing, which takes a while."""
-    why = ""
-    if path.is_dir():
-        why = "it is a directory"
-    elif not path.parent.is_dir():
-        why = f"there is no directory {path.parent}"
-    elif not os.access(path if path.exists() else path.parent, os.W_OK):
-        why = "you may not write there"
-    if why:
-        raise UsageError(f"-o {path} can't be written: {why}", hint="name another file")
-
-
 def _steps(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) < 10 and 0 < int(text) <= MAX_STEPS:
         return int(text)
     raise UsageError(f"--steps {text[:20]}: expected a whole number from 1 to {MAX_STEPS}")
-
-
-def _ranks(text: str | None) -> list[int]:
-    if text is None:
-        return []
-    try:
-        ranks = list(CoreSet.parse(text))
-    except ConfigError:
-        ranks = []
-    if not ranks:
-        raise UsageError(f"--ranks {text[:40]}: expected a list such as 0-3,8")
-    return ranks

@@ -1,4 +1,4 @@
-"""``cpulaunch report``: a job's report as one HTML file, with a summary on the terminal."""
+"""``cpulaunch report``: writes a report about jobs as one HTML file, and prints a summary."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from cpulaunch import __version__
-from cpulaunch.cli.files import keep, read_if_there
+from cpulaunch.cli.files import read_existing, write_and_report
 from cpulaunch.cli.jobs.selection import WHICH, find_directory, printable
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser
@@ -14,9 +14,9 @@ from cpulaunch.errors import UsageError
 
 EPILOG = f"""\
 {WHICH}
-Several jobs are compared with the first.  The file is self-contained: it needs no network and no server.
-Key figures, and what stands out, are also printed.
-The file has no values of `env:`, and nothing that looks like a token.
+The report compares several jobs with the first one.  The file needs no network and no server.
+A summary of each job is printed.
+The file omits the values of `env:`, and text that looks like a token.
 
 examples:
   cpulaunch report
@@ -24,22 +24,25 @@ examples:
 """
 
 VEGA = ("vega", "vega-lite", "vega-embed")
-"""The scripts that draw figures, each after those that it needs.  ``scripts/wheel/backend.py`` has them."""
+"""JavaScript libraries that draw charts, in the order of their dependencies."""
 
 
 def main(arguments: list[str]) -> int:
-    parser = Parser("cpulaunch report", "Write what a job did as one HTML file.", EPILOG)
+    parser = Parser("cpulaunch report", "Write a report about a job, as one HTML file.", EPILOG)
     parser.add_argument(
-        "jobs", metavar="JOB", nargs="*", help="the job, or several to compare; default: your newest one here"
+        "jobs",
+        metavar="JOB",
+        nargs="*",
+        help="one or several jobs; default: your newest job here",
     )
     parser.add_argument(
         "-o", "--output", metavar="F", type=Path, default=Path("report.html"),
-        help="the file; default: report.html; - for stdout",
+        help="file to write, or - for stdout; default: report.html",
     )  # fmt: skip
     options = parser.parse_args(arguments)
     directories = [find_directory(named) for named in options.jobs or [None]]
 
-    # These need numpy, which no other command does.
+    # These modules import numpy.
     from cpulaunch.report.findings import in_words
     from cpulaunch.report.numbers import Numbers
     from cpulaunch.report.page import render
@@ -59,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _vega() -> str:
-    """Return JavaScript that defines ``vegaEmbed``.  Raises UsageError if it was not installed."""
+    """Return the JavaScript of Vega.  Raises UsageError if it is not installed."""
     import cpulaunch.report
 
     directory = Path(cpulaunch.report.__file__).parent / "vega"
@@ -67,14 +70,14 @@ def _vega() -> str:
         return "\n".join((directory / f"{name}.min.js").read_text() for name in VEGA)
     except FileNotFoundError:
         hint = "in a checkout of cpulaunch, run `python scripts/wheel/backend.py`, and install it again"
-        error = f"cpulaunch was installed without Vega's scripts, which draw the figures ({directory})"
+        error = f"cpulaunch was installed without Vega, which draws the charts ({directory})"
         raise UsageError(error, hint=hint) from None
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the file; an earlier report is overwritten, any other file is kept."""
+    """Write the file.  Overwrite an earlier report, but back up any other file."""
     from cpulaunch.report.page import BEGINS
 
-    if path.is_file() and (read_if_there(path) or "").startswith(BEGINS):
+    if path.is_file() and (read_existing(path) or "").startswith(BEGINS):
         path.unlink()
-    keep(path, text)
+    write_and_report(path, text)

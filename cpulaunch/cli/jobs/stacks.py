@@ -1,4 +1,4 @@
-"""``cpulaunch stacks``: the stack of every thread of every rank of a running job."""
+"""``cpulaunch stacks``: shows the stack of every thread of every rank of a running job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cpulaunch.supervise.stalls.stacks import report
 
 EPILOG = f"""\
 {WHICH}
-The job goes on: a program is stopped for a few milliseconds, with --native for up to half a second.
+The job continues.  Each rank is stopped for a few milliseconds, with --native for up to half a second.
 
 examples:
   cpulaunch stacks
@@ -20,15 +20,15 @@ examples:
 
 def main(arguments: list[str]) -> int:
     parser = Parser(
-        "cpulaunch stacks", "Show what each thread of each rank of a running job is doing.", EPILOG
+        "cpulaunch stacks", "Show the stack of each thread of each rank of a running job.", EPILOG
     )
     parser.add_argument("job", metavar="JOB", nargs="?", help=NEWEST)
     parser.add_argument("--native", action="store_true", help="also show C and C++ frames")
     options = parser.parse_args(arguments)
     directory, contact = find_job(options.job)
     with Observer(contact) as observer:
-        seen = observer.stacks(native=options.native)
+        dumps = observer.stacks(native=options.native)
     number = names_of(directory).number
-    seen = [each._replace(rank=number(each.rank)) for each in seen]
-    print(printable(f"job {contact.job} in {directory}\n\n" + report(seen)), end="")
+    dumps = [dump._replace(rank=number(dump.rank)) for dump in dumps]
+    print(printable(f"job {contact.job} in {directory}\n\n" + report(dumps)), end="")
     return 0

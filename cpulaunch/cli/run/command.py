@@ -1,4 +1,4 @@
-"""``cpulaunch run``: settings and facts → plan → commands → outcome, or a dry run that stops earlier."""
+"""``cpulaunch run``: makes a plan from settings and facts, and runs or shows its commands."""
 
 from __future__ import annotations
 
@@ -11,28 +11,26 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cpulaunch.cli import habits
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import (
     Parser,
     add_settings,
     load_config,
     refuse_restricted,
-    tell_of_restricted,
+    report_restricted,
 )
 from cpulaunch.cli.run.each import add_each, instances_of
 from cpulaunch.cli.run.misuse import (
+    misplaced_options,
     reads_arguments,
     refuse_launcher,
     refuse_several_programs,
     refuse_shell_script,
     refuse_within_a_launcher,
-    went_astray,
 )
 from cpulaunch.config.config import Config
-from cpulaunch.config.setting import Setting
 from cpulaunch.config.values import HostCount
 from cpulaunch.errors import SAVED_EXIT_CODE, HostError, UsageError
 from cpulaunch.launchers.command import PORT_UNWATCHED, Command, shell
@@ -46,19 +44,20 @@ if TYPE_CHECKING:
     from cpulaunch.supervise.output.lines import Output
 
 SLOW_DISK = 2.0
-"""Seconds after which a line reports the wait for the disk to make the job's directory."""
+"""Seconds after which a line reports that creating the job's directory hangs."""
 
-BEGINNING = 1024
-"""Bytes at a script's start that show its language."""
+HEAD_BYTES = 1024
+"""Bytes of a script that are read to detect its language."""
 
-LAST_WORDS = 1.0
-"""Seconds that terminal and disk have to take the remaining output of an interrupted job."""
+FLUSH_TIMEOUT = 1.0
+"""Seconds to write the remaining output of an interrupted job to the terminal and to files."""
 
 MODULE = ("-m", "--module")
 
-FRUITLESS = 3
-"""Maximum times that Slurm requeues a job that a signal ends before its first step.  Without a limit, a job
-whose steps can't be seen, or that makes none, would come back forever."""
+MAX_REQUEUES = 3
+"""Maximum number of times that Slurm requeues a job that ends before its first step.
+
+Without a limit, a job that makes no step of torch.optim would be requeued forever."""
 
 USAGE = """cpulaunch run [OPTIONS] train.py [ARGS…]
        cpulaunch run [OPTIONS] -m module [ARGS…]
@@ -70,12 +69,12 @@ Settings: command line > environment > YAML > detected.
 examples:
   cpulaunch run -n 2 train.py --lr 0.1             two ranks on this machine
   cpulaunch run -f hostfile -ppn 4 train.py        four ranks on each host
-  cpulaunch run -f hostfile --dry-run train.py     only show what would be done
-  cpulaunch run --instances auto infer.py          a program per NUMA node
+  cpulaunch run -f hostfile --dry-run train.py     show the plan only
+  cpulaunch run --instances auto infer.py          one program per NUMA node
 
-exit code: 0; that of the first rank that failed, or 128 + its signal;
+exit code: 0; the exit code of the first rank that failed, or 128 + its signal;
 2 wrong usage or settings; 3 a host is not ready; 4 a host was lost, or the job
-stalled; 75 saved at a signal; 130 interrupted
+stalled; 75 the job has saved its state on a signal; 130 interrupted
 """
 
 
@@ -84,7 +83,7 @@ def main(arguments: list[str]) -> int:
     split = partial(parser.split, ends=MODULE)
     words, rest = split(arguments)
     typed = arguments[: len(arguments) - len(rest)]
-    if rest and rest[0] in MODULE:  # options may follow it, as in torchrun
+    if rest and rest[0] in MODULE:  # options may follow -m, as in torchrun
         more, after = parser.split(rest[1:])
         words, typed = [*words, *more], [*typed, *rest[1 : len(rest) - len(after)]]
         rest = [rest[0], *after]
@@ -102,7 +101,6 @@ def main(arguments: list[str]) -> int:
     config, each = instances_of(config, options.each)
     if config.hosts.nnodes not in ("all", HostCount(1, 1)):
         refuse_restricted(options)
-    _tell_of_ranks(config, words)
     program = replace(program_of(rest, options.no_python, options.wdir), each=each)
     if config.watch.profile != "none" and not program.python:
         why = f"{config.where(Config.watch.profile)}: a program that is not Python makes no steps to trace"
@@ -110,40 +108,19 @@ def main(arguments: list[str]) -> int:
     if config.watch.telemetry != "none" and config.watch.telemetry.tensorboard and not options.dry_run:
         from cpulaunch.supervise.telemetry.sinks.tensorboard import summary_writer
 
-        summary_writer()  # an error comes before anything is built or asked
-    alike = parser.own_options(rest[1:])
-    if alike and program.python and rest[0] not in MODULE and not reads_arguments(options.wdir / rest[0]):
-        say(went_astray(alike))
+        summary_writer()  # raises its error now, before anything is built
+    shared = parser.own_options(rest[1:])
+    if shared and program.python and rest[0] not in MODULE and not reads_arguments(options.wdir / rest[0]):
+        say(misplaced_options(shared))
     if config.watch.restartable and not options.dry_run:
-        with _signals_lose_nothing():
-            return _plan_and_run(options, config, program, alike)
-    return _plan_and_run(options, config, program, alike)
-
-
-def _tell_of_ranks(config: Config, words: Sequence[str]) -> None:
-    """Report that ranks are started, if an option is of a program that runs a script without ranks."""
-    hosts = Config.hosts
-    asked: tuple[Setting[Any], ...] = (
-        Config.instances.count,
-        hosts.nproc,
-        hosts.nproc_per_node,
-        hosts.nnodes,
-        hosts.list,
-        hosts.hostfile,
-    )
-    if are_wanted(config) or any(map(config.is_set, asked)):
-        return
-    if found := habits.of_run_cpu(words):
-        option, programs = found
-        say(
-            f"{option} is an option of {programs}; without --instances, this starts ranks of one job: "
-            "--instances 1 starts one independent program"
-        )
+        with _requeue_on_signal():
+            return _plan_and_run(options, config, program, shared)
+    return _plan_and_run(options, config, program, shared)
 
 
 @contextmanager
-def _signals_lose_nothing() -> Iterator[None]:
-    """Handle a signal before the ranks run like one before their first step: nothing is lost."""
+def _requeue_on_signal() -> Iterator[None]:
+    """On a signal before the ranks start, exit with the code for a saved state, as nothing is lost."""
     from cpulaunch.supervise.attempts.attempt import let_signals_raise
     from cpulaunch.supervise.job.outcome import WARNING
 
@@ -151,44 +128,46 @@ def _signals_lose_nothing() -> Iterator[None]:
     try:
         yield
     except SystemExit as e:
-        if e.code not in {128 + number for number in WARNING} or not _may_come_back(int(e.code)):
+        if e.code not in {128 + number for number in WARNING} or not _may_requeue(int(e.code)):
             raise
-        say("interrupted before the ranks were started; nothing is lost if it is started again")
+        say("interrupted before the ranks were started; the job can be started again")
         raise SystemExit(SAVED_EXIT_CODE) from None
 
 
-def _may_come_back(exit_code: int) -> bool:
-    """Return whether a job that a signal ended before its first step may be requeued; log why not.
+def _may_requeue(exit_code: int) -> bool:
+    """Return whether a job that a signal has ended before its first step may be requeued.
 
-    ``exit_code`` is the exit code that it ends with otherwise.
+    If not, report why, with the ``exit_code`` of the job.
     """
     from cpulaunch.discovery.batch.allocation import times_requeued
 
     requeued = times_requeued(os.environ)
-    if requeued < FRUITLESS:
+    if requeued < MAX_REQUEUES:
         return True
     say(
-        f"Slurm has requeued this job {requeued} times, and again it has made no step of torch.optim: it "
-        f"ends with {exit_code}, not {SAVED_EXIT_CODE}, so that it is not requeued forever"
+        f"Slurm has requeued this job {requeued} times, and it has made no step of torch.optim: it exits "
+        f"with {exit_code}, not {SAVED_EXIT_CODE}, so that it is not requeued forever"
     )
     return False
 
 
-def _plan_and_run(options: argparse.Namespace, config: Config, program: Program, alike: Sequence[str]) -> int:
-    """Plan and run.  ``alike``: the script's options that `cpulaunch run` also has."""
+def _plan_and_run(
+    options: argparse.Namespace, config: Config, program: Program, shared: Sequence[str]
+) -> int:
+    """Plan and run.  ``shared``: options of the script that `cpulaunch run` also has."""
     from cpulaunch import launchers
-    from cpulaunch.cli.backend import ensure_kernels, ensure_oneccl, is_to_be_built
+    from cpulaunch.cli.backend import ensure_kernels, ensure_oneccl, needs_build
     from cpulaunch.cli.run.facts import gather, measured_plan
     from cpulaunch.discovery.host.installation import installation_here
     from cpulaunch.plan.make import make_plan
 
     ask = None if options.dry_run or options.facts or options.lscpu else program
-    if ask and is_to_be_built(config):  # errors of the job are reported first
+    if ask and needs_build(config):  # report errors of the plan before a build
         make_plan(config, gather(config, tell=lambda line: None), program)
     facts = gather(config, facts_file=options.facts, lscpu_file=options.lscpu, program=ask)
     if facts.mpis is None and not options.dry_run:
         raise UsageError(
-            "--facts and --lscpu describe other machines: only a dry run can plan for them",
+            "--facts and --lscpu describe other machines, and are only for dry runs",
             hint="add --dry-run",
         )
     if options.dry_run:
@@ -196,23 +175,23 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
     else:
         plan, facts = measured_plan(config, facts, program)
     if ask and (missing := ensure_oneccl(config, plan)):
-        say(f"warning: the hosts' fast cards stay unused: {missing}")
+        say(f"warning: the hosts' fast network cards are not used: {missing}")
         config = config.put(Config.ccl.transport, "tcp")
         plan = make_plan(config, facts, program, plan.precision)
     if ask and program.python and not are_wanted(config) and (missing := ensure_kernels(config)):
         say(
-            f"training steps are torch's alone, without cpulaunch's kernels: {missing} "
-            "(--engine torch leaves them out)"
+            f"training steps use torch alone, without cpulaunch's kernels: {missing} "
+            "(--engine torch avoids this message)"
         )
         config = config.put(Config.training.engine, "torch")
         plan = make_plan(config, facts, program, plan.precision)
     if len(plan.hosts) > 1:
         refuse_restricted(options)
-    tell_of_restricted(options)
+    report_restricted(options)
     if config.cpu.threads != "auto":
-        from cpulaunch.cli.run.plan_text import crowded
+        from cpulaunch.cli.run.plan_text import thread_warnings
 
-        for warning in crowded(config, plan):
+        for warning in thread_warnings(config, plan):
             say(f"warning: {warning}")
     package = ENGINE_PACKAGES.get(config.training.engine)
     if package and find_spec(package) is None:
@@ -232,7 +211,7 @@ def _plan_and_run(options: argparse.Namespace, config: Config, program: Program,
                                 verbose=config.output.verbose)  # fmt: skip
             print(text, end="")
         return 0
-    return _run(plan, commands, config, facts, program, alike)
+    return _run(plan, commands, config, facts, program, shared)
 
 
 def _picture(plan: Plan, facts: Facts) -> str:
@@ -253,36 +232,31 @@ def _picture(plan: Plan, facts: Facts) -> str:
 def run_parser() -> Parser:
     parser = Parser("cpulaunch run", "Run a program on every rank.", EPILOG, USAGE)
     add_settings(parser)
-    parser.add_argument("--dry-run", action="store_true", help="show the plan, and start nothing")
-    parser.add_argument("--format", choices=("text", "json", "shell"), help="how --dry-run prints the plan")
+    parser.add_argument("--dry-run", action="store_true", help="show the plan without starting ranks")
+    parser.add_argument("--format", choices=("text", "json", "shell"), help="format of a dry run's plan")
     parser.add_argument("--no-python", action="store_true", help="the program is not a Python script")
     parser.add_argument(
         "--wdir", metavar="DIR", type=Path, default=Path(),
-        help="working directory of the ranks, to which the script's path is relative; default: this one",
+        help="working directory of the ranks; the script's path is relative to it",
     )  # fmt: skip
-    parser.add_rare(
-        "--facts", metavar="F", type=Path, help="plan for the hosts that this facts file describes"
-    )
+    parser.add_rare("--facts", metavar="F", type=Path, help="plan for the hosts in this facts file")
     parser.add_rare(
         "--lscpu",
         metavar="F",
         type=Path,
-        help="plan for hosts that this output of lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ describes",
+        help="plan for hosts described by this output of lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ",
     )
     add_each(parser)
     return parser
 
 
 def program_of(rest: list[str], no_python: bool, wdir: Path) -> Program:
-    """Return the program that every rank runs, from the words after the options.  Raises UsageError."""
+    """Return the ranks' program from the words after the options.  Raises UsageError."""
     if not rest or (rest[0] in MODULE and len(rest) < 2):
         raise UsageError("no script to run", hint="cpulaunch run [OPTIONS] train.py [ARGS…]")
-    try:
-        directory = Path.cwd() / wdir
-    except FileNotFoundError:
-        raise UsageError("the working directory has been deleted", hint="cd to one that exists") from None
+    directory = Path.cwd() / wdir
     if not directory.is_dir():
-        raise UsageError(f"--wdir {wdir}: no such directory", hint="ranks run in it, on every host")
+        raise UsageError(f"--wdir {wdir}: no such directory", hint="it must exist on every host")
     python = sys.executable
     if no_python:
         from shutil import which
@@ -291,7 +265,7 @@ def program_of(rest: list[str], no_python: bool, wdir: Path) -> Program:
         if found is None:
             raise UsageError(
                 f"{rest[0]}: no such program, or it is not executable",
-                hint="a program in this directory is ./prog",
+                hint="write ./prog for a program in this directory",
             )
         argv = [str(Path(found).absolute()), *rest[1:]]
     elif rest[0] in MODULE:
@@ -303,7 +277,7 @@ def program_of(rest: list[str], no_python: bool, wdir: Path) -> Program:
 
 
 def is_program(path: Path) -> bool:
-    """Return whether ``path`` may name a program: there is no such file, or it is executable."""
+    """Return whether ``path`` may name a program: the file does not exist, or is executable."""
     return not path.exists() or (os.access(path, os.X_OK) and not path.is_dir())
 
 
@@ -316,14 +290,14 @@ def _check_script(directory: Path, shown: str) -> None:
                 hint="write the script to a file first",
             )
         with path.open("rb") as file:
-            refuse_shell_script(shown, file.read(BEGINNING))
+            refuse_shell_script(shown, file.read(HEAD_BYTES))
     except IsADirectoryError:
         if (path / "__main__.py").is_file():
-            return  # Python runs such a directory
+            return  # Python runs a directory with this file
         raise UsageError(f"{shown} is a directory, not a script", hint="name the script in it") from None
     except FileNotFoundError:
         if shown == "-":
-            what = "stdin holds no script for several ranks, as only one of them reads it"
+            what = "the script can't be read from stdin, which only one of the ranks could read"
             raise UsageError(what, hint="write the script to a file first") from None
         hint = f"did you mean -m {shown}?" if path.suffix != ".py" and "/" not in shown else None
         raise UsageError(f"{shown}: no such script in {directory}", hint=hint) from None
@@ -337,9 +311,9 @@ def _run(
     config: Config,
     facts: Facts,
     program: Program,
-    alike: Sequence[str],
+    shared: Sequence[str],
 ) -> int:
-    from cpulaunch.cli.run.misuse import complained_of
+    from cpulaunch.cli.run.misuse import rejected_options
     from cpulaunch.cli.terminal import has_last_line
     from cpulaunch.supervise.attempts.attempt import first_attempt
     from cpulaunch.supervise.attempts.execute import execute
@@ -358,11 +332,11 @@ def _run(
     def tell(line: str) -> None:
         screen.say(f"cpulaunch: {line}\n")
 
-    everything = tee == "all" and config.is_set(Config.output.tee)  # set by the user or a file
+    everything = tee == "all" and config.is_set(Config.output.tee)
     output = Output(directory, shown, screen, tell, fold=not everything, names=plan.names)
     if sys.stdout is not None and sys.stdout.isatty() and not everything:
-        output.leave_out_figures()  # a terminal shows totals at the end; a pipe gets all
-    _suit_terminals(output, config.output.stdin)
+        output.leave_out_figures()  # the terminal shows totals at the end
+    _adapt_to_terminals(output, config.output.stdin)
 
     sinks = make_sinks(plan, directory, attempt.job_id, tell)
     console = Console(directory, output, tell, verbose, sinks)
@@ -379,7 +353,7 @@ def _run(
 
         for line in headline(plan, directory.path, verbose):
             tell(line)
-        # Both contain the values of `env:`, which others must not read.
+        # Both contain the values of `env:`, which may be secret.
         output.logs.append("plan.json", plan_as_json(plan, commands).encode(), private=True)
         output.logs.append("command.sh", os.fsencode(shell(commands, attempt.master_port)), private=True)
 
@@ -387,35 +361,39 @@ def _run(
         outcome = execute(attempt, console, meanwhile, following)
         if config.watch.restartable:
             again = outcome.if_restartable()
-            if again.began or _may_come_back(outcome.exit_code):
+            if again.began or _may_requeue(outcome.exit_code):
                 outcome = again
     except BaseException:
-        output.logs.close(LAST_WORDS)
-        screen.close(LAST_WORDS)
+        output.logs.close(FLUSH_TIMEOUT)
+        screen.close(FLUSH_TIMEOUT)
         raise
     output.logs.write_whole("outcome.json", outcome.to_text().encode())
-    patience = LAST_WORDS if outcome.kind == INTERRUPTED else HUNG
+    patience = FLUSH_TIMEOUT if outcome.kind == INTERRUPTED else HUNG
     written = all([output.logs.close(patience), *(sink.close(patience) for sink in sinks)])
     if not written:
-        tell(f"{directory.path} does not answer: its files are not complete")
+        tell(f"the file system of {directory.path} hangs: the job's files are incomplete")
     if outcome.kind != OK:
         from cpulaunch.supervise.output.failure_box import failure_report
 
         readable = directory if written else None
         screen.say(failure_report(outcome, readable, output.last_output, plan.names))
     first = outcome.first_failure
-    if first and first.rank is not None and (unknown := complained_of(output.last_output(first.rank), alike)):
-        tell(went_astray(unknown))
+    if (
+        first
+        and first.rank is not None
+        and (unknown := rejected_options(output.last_output(first.rank), shared))
+    ):
+        tell(misplaced_options(unknown))
     if outcome.metrics:
         from cpulaunch.supervise.telemetry.metrics import metrics_table
 
         screen.say(metrics_table(outcome.metrics, plan.noun))
-    screen.close(LAST_WORDS if outcome.kind == INTERRUPTED else None)
+    screen.close(FLUSH_TIMEOUT if outcome.kind == INTERRUPTED else None)
     return outcome.exit_code
 
 
-def _suit_terminals(output: Output, reader: int) -> None:
-    """Show the output of the rank that reads our terminal, and merge equal lines there."""
+def _adapt_to_terminals(output: Output, reader: int) -> None:
+    """Show output of the rank that reads the terminal at once; fold equal lines of two ranks on terminals."""
     if sys.stdin is not None and sys.stdin.isatty():
         output.reader = reader
     for number, stream in enumerate((sys.stdout, sys.stderr), 1):
@@ -429,10 +407,10 @@ def _job_directory(log_dir: Path, job_id: str) -> JobDirectory:
     from cpulaunch.supervise.output.directory import JobDirectory
 
     waiting = Timer(
-        SLOW_DISK, say, [f"waiting for {log_dir}, which does not answer; --log-dir names another"]
+        SLOW_DISK, say, [f"waiting for the file system of {log_dir}; --log-dir names another directory"]
     )
     waiting.daemon = True
-    with suppress(RuntimeError):  # if no thread may be started, later errors report it
+    with suppress(RuntimeError):  # no thread can be started
         waiting.start()
     try:
         return JobDirectory.make(log_dir / job_id)
@@ -445,7 +423,7 @@ def _job_directory(log_dir: Path, job_id: str) -> JobDirectory:
 
 
 def _temporary_directory(job_id: str, log_dir: Path, why_not_there: str) -> JobDirectory:
-    """Return a temporary job directory, as ``log_dir`` can't hold one.  Raises HostError if that fails."""
+    """Create a temporary job directory instead of one in ``log_dir``.  Raises HostError."""
     from cpulaunch.supervise.output.directory import JobDirectory, temporary_places
 
     for place in temporary_places():

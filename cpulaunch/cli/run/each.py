@@ -1,4 +1,4 @@
-"""``--each FILE``: a line of further arguments for each instance."""
+"""``--each FILE``: further arguments for instances, one line for each instance."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 
 from cpulaunch.cli.options import Parser
 from cpulaunch.config.config import Config
+from cpulaunch.config.load import read_text
 from cpulaunch.errors import ConfigError, UsageError
 from cpulaunch.plan.instances import are_wanted, as_instances
-from cpulaunch.user_file import SETTINGS_LIMIT, read_user_file
 
-_EXPECTED = "it has a line of arguments per instance"
+_EXPECTED = "the file has a line of arguments for each instance"
 
 
 def add_each(parser: Parser) -> None:
-    """Add the option."""
+    """Add the option to the parser."""
     parser.add_rare(
-        "--each", metavar="FILE", type=_named, help="further arguments for each instance: a line of this file"
+        "--each", metavar="FILE", type=_named, help="file with further arguments, one line for each instance"
     )
 
 
@@ -28,9 +28,9 @@ def _named(text: str) -> Path:
 
 
 def instances_of(config: Config, path: Path | None) -> tuple[Config, tuple[tuple[str, ...], ...]]:
-    """Return ``config`` from `as_instances`, and the further arguments of each instance: a line of ``path``.
+    """Return the config with the number of instances, and the arguments of each from the file ``path``.
 
-    Raises ConfigError; also UsageError if there are arguments but no instances.
+    Raises ConfigError if the file is invalid, and UsageError if the job has no instances.
     """
     each = read_each(path) if path else ()
     config = as_instances(config, len(each))
@@ -41,18 +41,12 @@ def instances_of(config: Config, path: Path | None) -> tuple[Config, tuple[tuple
 
 
 def read_each(path: Path) -> tuple[tuple[str, ...], ...]:
-    """Return the arguments of each line, split as by a shell; skip empty lines and lines that begin with #.
+    """Return the arguments in each line, split as a shell would.  Skip empty lines and comments (#).
 
-    Raises ConfigError with the place if the file can't be read, or isn't a list of arguments.
+    Raises ConfigError with the line if the file is invalid.
     """
-    try:
-        text = read_user_file(path, SETTINGS_LIMIT).decode("utf-8-sig")
-    except OSError as e:
-        raise ConfigError(f"--each {path}: cannot be read: {e.strerror}", hint=_EXPECTED) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"--each {path}: not UTF-8 text", hint=_EXPECTED) from None
     lines = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(read_text(path, f"--each {path}", _EXPECTED).splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         try:

@@ -1,4 +1,4 @@
-"""The facts that a command plans by: those of this machine and its job's hosts, or those in a file."""
+"""Collects the facts for a plan, from this machine and the job's hosts, or from a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cpulaunch.plan.plan import Plan, Program
 
 
 def _import_supervision() -> None:
-    """Import what a run needs next, which takes tens of milliseconds."""
+    """Import the modules that a run needs next, which takes tens of milliseconds."""
     import cpulaunch.supervise.attempts.attempt
     import cpulaunch.supervise.attempts.execute
     import cpulaunch.supervise.attempts.loop
@@ -37,13 +37,13 @@ def gather(
     program: Program | None = None,
     tell: Callable[[str], None] = say,
 ) -> Facts:
-    """Return the facts of this host and its job; or of the hosts that a file describes, without this one's.
+    """Return the facts of this machine and the job's hosts, or those in ``facts_file`` or ``lscpu_file``.
 
-    If there is a ``program`` to run, hosts are asked over ssh; HostError is raised if they aren't ready.
+    With a ``program`` to run, contact the hosts over ssh.  Raises HostError if hosts aren't ready.
     """
     config = as_instances(config)
     if facts_file and lscpu_file:
-        raise ConfigError("--facts and --lscpu both describe hosts", hint="give one of them")
+        raise ConfigError("--facts and --lscpu both describe hosts", hint="leave out one of the two")
     if lscpu_file:
         return facts_of_lscpu(config, lscpu_file)
     if facts_file:
@@ -52,7 +52,6 @@ def gather(
     try:
         return collect_facts(config, ccl, tell, AskingProgress(_import_supervision), program)
     except HostError as e:
-        # Imported here, as a job on this machine alone needs neither.
         from cpulaunch.cli.preflight import complaints
         from cpulaunch.discovery.probe.preflight import HostsNotReadyError
 
@@ -66,9 +65,8 @@ def measured_plan(
 ) -> tuple[Plan, Facts]:
     """Return the plan of a job that is about to start, and the facts that it was made from.
 
-    If the precision is ``auto``, rates are measured first, and the facts contain them.  Hosts whose CPU was
-    measured before are not measured again.  Nothing is measured for programs that are not Python, or that
-    decide the precision themselves.
+    If the precision is ``auto``, measure the rates of bf16 and fp32 on CPUs that have not been measured
+    before, and add them to the facts.  Programs that are not Python, or run as written, need no measurement.
     """
     plan = make_plan(config, facts, program)
     if config.training.precision != "auto" or config.training.as_written or not program.python:

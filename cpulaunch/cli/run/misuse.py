@@ -1,4 +1,4 @@
-"""Detects mistaken command lines: options after the script, a launcher in its place or around the job."""
+"""Detects mistaken command lines: options after the script, another launcher before it or around the job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cpulaunch import launchers, plugins, variables
 from cpulaunch.errors import UsageError
 
 MAX_SCRIPT = 1 << 20
-"""Maximum bytes of a script that are searched."""
+"""Bytes of a script that are searched."""
 
 _PYTHON = re.compile(r"python[0-9.]*")
 _LAUNCHERS = {
@@ -23,7 +23,7 @@ _LAUNCHERS = {
     "run_cpu": (),  # torch's, a module
     **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "srun"), ()),
 }
-"""Program → its commands that start ranks."""
+"""Launcher → its subcommands that start ranks."""
 
 _MODULES = {
     "torch.distributed.run": "torchrun",
@@ -32,58 +32,55 @@ _MODULES = {
     "intel_extension_for_pytorch.cpu.launch": "ipexrun",
     "torch.backends.xeon.run_cpu": "run_cpu",
 }
-"""The same programs, as ``python -m`` runs them."""
+"""Module for ``python -m`` → launcher."""
 
-_OF_INSTANCES = ("intel_extension_for_pytorch.cpu.launch", "torch.backends.xeon.run_cpu")
 _DEVICES = ("cpu", "xpu")
 """ipexrun's first argument."""
 
 
 Split = Callable[[Sequence[str]], tuple[list[str], list[str]]]
-"""Splits words into options of ``cpulaunch run`` and the rest.  Raises UsageError."""
+"""Splits words into options of ``cpulaunch run`` and the remaining words.  Raises UsageError."""
 
 
-_OF_A_SHELL = re.compile(rb"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(?:\S*/)?((?:ba|da|k|z|c|tc|fi)?sh)(?=\s)[^\n]*\n")
+_SHELL = re.compile(rb"#!\s*(?:\S*/env\s+(?:-S\s+)?)?(?:\S*/)?((?:ba|da|k|z|c|tc|fi)?sh)(?=\s)[^\n]*\n")
 
 
 def refuse_shell_script(shown: str, text: bytes) -> None:
-    """Raise UsageError if the script that begins with ``text`` is a shell script, as batch scripts are."""
-    found = _OF_A_SHELL.match(text)
-    if not found or text[found.end() :].startswith(b"'''exec"):  # pip writes Python scripts like this
+    """Raise UsageError if ``text``, the start of the script, is that of a shell script."""
+    found = _SHELL.match(text)
+    if not found or text[found.end() :].startswith(b"'''exec"):  # a Python script that pip has written
         return
     raise UsageError(
-        f"{shown} is a script of {found[1].decode()}, and ranks run Python",
-        hint="name the Python script that it starts; --no-python runs any program",
+        f"{shown} is a {found[1].decode()} script, and ranks run Python",
+        hint="name the Python script that it starts, or use --no-python for other programs",
     )
 
 
 def refuse_several_programs(words: Sequence[str]) -> None:
-    """Raise UsageError if a lone ``:`` and an option of mpiexec begin another program (MPMD)."""
+    """Raise UsageError for several programs (MPMD): a lone ``:`` and an option of mpiexec."""
     for word, option in pairwise(words):
         if word == ":" and option.lstrip("-").replace("_", "-") in _OF_PROGRAMS and option.startswith("-"):
             raise UsageError(
-                f"`: {option}` would be arguments of {words[0]}: a job has one program, unlike mpiexec's",
-                hint="the script itself can do one thing or another by its rank ($RANK)",
+                f"`: {option}`: a job runs one program, so these would be arguments of {words[0]}",
+                hint="the script can branch on its rank ($RANK)",
             )
 
 
 _OF_PROGRAMS = ("n", "np", "c", "host", "hosts", "ppn", "env", "wdir", "H", "x", "nproc-per-node")
-"""Options with which another program may begin after mpiexec's ``:``."""
+"""Options that may follow mpiexec's ``:``."""
 
 
 def refuse_launcher(options: Sequence[str], words: Sequence[str], split: Split, command: str = "run") -> None:
     """Raise UsageError if ``words`` begin with Python or another launcher instead of a script.
 
-    ``options`` precede them; they are options of ``command``.
+    ``options``: the preceding options of the cpulaunch command ``command``.
     """
     module = words[1] if words[0] in ("-m", "--module") and len(words) > 1 else None
     program = PurePath(words[0]).name
     if module in _MODULES:
-        what = (
-            f"{module} starts {'instances' if module in _OF_INSTANCES else 'ranks'} itself, as cpulaunch does"
-        )
+        what = f"{module} is another launcher: cpulaunch starts the ranks itself"
     elif words[0] in _DEVICES and len(words) > 1:
-        what = f"{words[0]} is a word for ipexrun, not a script: cpulaunch always runs on CPUs"
+        what = f"{words[0]} is an argument of ipexrun, not a script: cpulaunch always runs on CPUs"
     elif _PYTHON.fullmatch(program):
         what = f"{words[0]} is not a script: cpulaunch runs the script with its own Python"
     elif program in _LAUNCHERS:
@@ -98,7 +95,7 @@ def refuse_launcher(options: Sequence[str], words: Sequence[str], split: Split, 
 
 
 def _without_launchers(words: Sequence[str], split: Split) -> list[str]:
-    """Return ``-n 4 train.py`` for ``mpirun -n 4 python train.py``."""
+    """Remove launchers and Python: ``mpirun -n 4 python train.py`` becomes ``-n 4 train.py``."""
     options: list[str] = []
     rest = list(words)
     if rest[0] in _DEVICES:
@@ -123,17 +120,17 @@ def _without_launchers(words: Sequence[str], split: Split) -> list[str]:
     return [*options, *(rest or ["train.py"])]
 
 
-_COMPLAINS = re.compile(
+_REJECTION = re.compile(
     r"unrecogni[sz]ed (?:arguments?|options?)|unknown (?:command line flag|options?|arguments?)"
     r"|no such option|option .* not recognized|could not consume arg|not used by the HfArgumentParser",
     re.IGNORECASE,
 )
-"""argparse, jsonargparse, tyro; click, typer, optparse; absl; getopt; fire; transformers."""
+"""Errors of argparse, jsonargparse, tyro, click, typer, optparse, absl, getopt, fire and transformers."""
 
 
-def complained_of(last_output: bytes, options: Sequence[str]) -> list[str]:
-    """Return the ``options`` that a script's last output reports as unknown."""
-    lines = [line for line in last_output.decode(errors="replace").splitlines() if _COMPLAINS.search(line)]
+def rejected_options(last_output: bytes, options: Sequence[str]) -> list[str]:
+    """Return the ``options`` that a script rejects as unknown in its last output."""
+    lines = [line for line in last_output.decode(errors="replace").splitlines() if _REJECTION.search(line)]
     return [option for option in options if any(_names(line, option) for line in lines)]
 
 
@@ -141,11 +138,11 @@ _READS_ARGUMENTS = re.compile(
     rb"argv|argparse|argument|\b(?:args|cli|click|typer|tyro|fire|absl|flags|hydra|docopt|optparse|getopt)\b|CLI\b",
     re.IGNORECASE,
 )
-"""In scripts that read their arguments: names of libraries for that, and usual names of the result."""
+"""Names of libraries that parse arguments, and usual names of their results."""
 
 
 def reads_arguments(script: Path) -> bool:
-    """Return whether a Python script seems to read its arguments.  True if it cannot be read."""
+    """Return whether a Python script seems to parse arguments.  True if the file cannot be read."""
     try:
         with script.open("rb") as file:
             return bool(_READS_ARGUMENTS.search(file.read(MAX_SCRIPT)))
@@ -153,27 +150,29 @@ def reads_arguments(script: Path) -> bool:
         return True
 
 
-def went_astray(options: Sequence[str]) -> str:
-    """Return a message about options that went to the script."""
+def misplaced_options(options: Sequence[str]) -> str:
+    """Return a message about options of ``cpulaunch run`` that came after the script."""
     got = "it" if len(options) == 1 else "them"
-    came = f"{', '.join(options)} came after the script, so the script got {got}"
-    return f"{came}: options of cpulaunch run come before the script"
+    return (
+        f"{', '.join(options)} came after the script, so the script got {got}: "
+        "options of cpulaunch run come before the script"
+    )
 
 
 def _names(line: str, option: str) -> bool:
-    """Return whether ``line`` names the option, with its dashes or, as in absl and getopt, without."""
+    """Return whether ``line`` names the option, with dashes or, as absl and getopt do, without."""
     bare = re.escape(option.lstrip("-"))
     return bool(re.search(rf"(?<![\w-])--{bare}(?![\w-])|(?:flag '|option --?){bare}(?![\w-])", line))
 
 
 def refuse_within_a_launcher(environ: Mapping[str, str]) -> None:
-    """Raise UsageError if this process is a rank of a job, or one of several processes of srun or mpiexec."""
+    """Raise UsageError if this process is a rank, or one of several processes of srun or mpiexec."""
     if job := environ.get(variables.JOB_ID):
         raise UsageError(
-            f"this is a rank of the job {job}, and each of its ranks would start a job",
-            hint="start it outside the job",
+            f"this is a rank of the job {job}, and each of its ranks would start another job",
+            hint="start cpulaunch outside the job",
         )
-    # An sbatch script is in no step, and `srun --pty bash` starts one interactive process.
+    # A batch script runs outside of steps, and `srun --pty bash` starts one interactive process.
     if "SLURM_STEP_ID" in environ and "SLURM_PTY_PORT" not in environ:
         _refuse_one_of_several("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", environ)
     for name in plugins.MPIS:
@@ -185,6 +184,6 @@ def _refuse_one_of_several(program: str, rank_in: str, size_in: str, environ: Ma
     rank, size = environ.get(rank_in, ""), environ.get(size_in, "")
     if rank and size.isdecimal() and int(size) > 1:
         raise UsageError(
-            f"this is process {rank} of {size} of {program} (${size_in}), and each of them would start a job",
-            hint=f"leave out {program}: cpulaunch starts the ranks on all hosts itself (-n {size}: as many)",
+            f"this is process {rank} of {size} of {program} (${size_in}), and each process would start a job",
+            hint=f"leave out {program}: cpulaunch itself starts the ranks on all hosts (here -n {size})",
         )

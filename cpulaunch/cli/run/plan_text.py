@@ -1,4 +1,4 @@
-"""Plans as text for people."""
+"""Formats plans as text and as JSON."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from cpulaunch.plan.plan import Plan
 from cpulaunch.wording import counted, shown_path
 
 FEW = 3
-"""Maximum notes on the plan that a run shows by default."""
+"""Maximum number of notes, or of instances' arguments, that are shown."""
 
 
 def headline(plan: Plan, directory: Path, verbose: bool) -> Iterator[str]:
-    """Yield a description of the run that is about to start, and the notes on it."""
+    """Yield the first lines of a run: a summary of the plan, and notes on it."""
     yield sentence(plan, f"logs in {shown_path(directory)}")
     yield from notes_of(plan, verbose)
 
 
 def sentence(plan: Plan, *more: str) -> str:
-    """Return the plan in one sentence for this terminal, followed by ``more``."""
+    """Return a summary of the plan in one line, followed by ``more``."""
     separator = " · " if has_unicode() else " - "
     return separator.join((describe(plan, separator), *more))
 
 
 def notes_of(plan: Plan, verbose: bool) -> Iterator[str]:
-    """Yield all notes on the plan, or a few of them."""
+    """Yield the notes on the plan; without ``verbose``, only a few."""
     yield from plan.notes if verbose else plan.notes[:FEW]
     if not verbose and len(plan.notes) > FEW:
         yield f"{counted(len(plan.notes) - FEW, 'more note')}: -v shows all"
 
 
-def crowded(config: Config, plan: Plan) -> Iterator[str]:
-    """Yield a warning if more threads are requested than a rank or instance has cores."""
+def thread_warnings(config: Config, plan: Plan) -> Iterator[str]:
+    """Yield a warning if a rank or instance has more threads than cores."""
     if config.cpu.threads == "auto":
         return
     for host in plan.hosts:
@@ -64,9 +64,10 @@ def plan_as_json(plan: Plan, commands: Sequence[Command]) -> str:
 
 
 def plan_as_text(plan: Plan, commands: Sequence[Command], picture: str, *, like: str, verbose: bool) -> str:
-    """Return the placement, environment and command of all ranks, and the source of each setting.
+    """Return the text of a dry run: placement, environment, command, and settings with their sources.
 
-    ``picture`` is that of the first host; ``like`` is what hosts without facts are assumed to match.
+    ``picture``: the picture of the first host.  ``like``: the name of the host that hosts without facts
+    match.
     """
     lines = [f"{size(plan)}, {started(plan)}"]
     lines += [f"transport: {_transport(plan)}"] if plan.transport else []
@@ -83,10 +84,10 @@ def plan_as_text(plan: Plan, commands: Sequence[Command], picture: str, *, like:
     if verbose:
         lines += ["", "Masks in the format of I_MPI_PIN_DOMAIN (workers' cores included)"]
         lines += _masks_as_text(plan)
-    of_one = f" of {plan.noun} 0 (those of the others differ in the {plan.noun})"
+    of_one = f" of {plan.noun} 0 (the others differ in the {plan.noun})"
     filled_in = ", which fills in the arguments" if differ else ""
     lines += ["", f"Command{'' if len(commands) == 1 else of_one}{filled_in}"]
-    lines += [f"  {line}" for line in _folded(commands[0].argv)]
+    lines += [f"  {line}" for line in _fold_command(commands[0].argv)]
     for name, text in commands[0].files.items():
         lines += [f"  {name}:", *(f"    {line}" for line in text.splitlines())]
     lines += ["", "Settings" if verbose else "Settings that differ from the defaults (-v: all)"]
@@ -95,7 +96,7 @@ def plan_as_text(plan: Plan, commands: Sequence[Command], picture: str, *, like:
 
 
 def _meeting(plan: Plan) -> list[str]:
-    """Return where the ranks of several hosts meet, and whether that is known before hosts are asked."""
+    """Return a line about the address of the rendezvous, if there are several hosts."""
     if len(plan.hosts) == 1 or plan.instances:
         return []
     first = plan.hosts[0].host
@@ -105,14 +106,14 @@ def _meeting(plan: Plan) -> list[str]:
 
 
 def _transport(plan: Plan) -> str:
-    """Return the transport of ccl's collectives, and the module that it needs."""
+    """Return the transport of ccl's collectives, with the module that it needs."""
     ours = plan.settings.ccl.binding != "oneccl_bind_pt"
     needs = " (needs the oneCCL module: cpulaunch ccl build --oneccl)"
     return plan.transport + (needs if ours and needs_oneccl(plan.transport) else "")
 
 
 def placement_as_text(plan: Plan, like: str) -> Iterator[str]:
-    """Yield each host's ranks; ``like`` is what hosts without facts are assumed to match."""
+    """Yield the ranks of each host.  ``like``: the name of the host that hosts without facts match."""
     for layout, group in groupby(plan.hosts, key=_layout):
         assumed, *ranks = layout
         yield f"  {_names(group)}{f', assumed to match {like}' if assumed else ''}"
@@ -120,7 +121,7 @@ def placement_as_text(plan: Plan, like: str) -> Iterator[str]:
 
 
 def _layout(host: HostPlan) -> tuple[Any, ...]:
-    """Return what must be equal for hosts to be shown together."""
+    """Return the key by which equal hosts are grouped."""
     ranks = (
         (r.local_rank, r.cores, r.comm_cores, r.numa_nodes, r.threads, r.memory_policy) for r in host.ranks
     )
@@ -151,13 +152,13 @@ def _environment_as_text(plan: Plan) -> Iterator[str]:
 
 
 def _local(plan: Plan, number: int) -> str:
-    """Return the name of a host's program; a single instance has its number among all instances."""
+    """Return the name of a rank on its host; a single instance has its number among all instances."""
     only = plan.instances and plan.instances.count > plan.world_size
     return plan.names.one(0) if only else f"local {plan.noun} {number}"
 
 
 def _arguments_as_text(plan: Plan) -> Iterator[str]:
-    """Yield the arguments of each of the first instances."""
+    """Yield the arguments of the first instances."""
     for rank in range(min(plan.world_size, FEW)):
         number = plan.names.number(rank)
         own = plan.program.each[number] if plan.program.each else ()
@@ -183,8 +184,8 @@ def _settings_as_text(plan: Plan, verbose: bool) -> Iterator[str]:
     yield from (f"  {text:{width}}  {origin}" for text, origin in rows)
 
 
-def _folded(argv: Sequence[str], width: int = 100) -> Iterator[str]:
-    """Yield a command as lines that a shell would join again, with each option's values on its line."""
+def _fold_command(argv: Sequence[str], width: int = 100) -> Iterator[str]:
+    """Yield a command as continued lines for a shell, in which an option and its values share a line."""
     line = ""
     for number, word in enumerate(map(shlex.quote, argv)):
         rest = len(shlex.join(takewhile(lambda w: not w.startswith("-"), argv[number + 1 :])))
@@ -197,7 +198,7 @@ def _folded(argv: Sequence[str], width: int = 100) -> Iterator[str]:
 
 
 def _names(hosts: Iterable[HostPlan]) -> str:
-    """Return ``node1``, or ``node[1-4] (4 hosts)``."""
+    """Return the hosts' names, such as ``node1`` or ``node[1-4] (4 hosts)``."""
     names = [host.host for host in hosts]
     return fold_hosts(names) + (f" ({len(names)} hosts)" if len(names) > 1 else "")
 

@@ -1,4 +1,4 @@
-"""Previews a configuration on this machine: the plan in short, and unwise settings."""
+"""Previews a configuration on this machine: its plan, and warnings about its settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from cpulaunch import variables
 from cpulaunch.cli.run.facts import gather
-from cpulaunch.cli.run.plan_text import crowded
+from cpulaunch.cli.run.plan_text import thread_warnings
 from cpulaunch.config.config import Config
 from cpulaunch.config.setting import Setting
 from cpulaunch.config.settings import SETTINGS
@@ -27,7 +27,7 @@ SHORT_HEARTBEAT = 5  # seconds
 
 
 def preview(config: Config) -> tuple[Facts, Plan]:
-    """Return the plan of ``cpulaunch run train.py``, and its facts.  Raises the errors of that command."""
+    """Return the facts and the plan of ``cpulaunch run train.py``.  Raises the errors of this command."""
     facts = gather(config, tell=lambda line: None)
     program = Program((sys.executable, "train.py"), True, os.getcwd(), sys.executable)
     return facts, make_plan(config, facts, program)
@@ -36,25 +36,25 @@ def preview(config: Config) -> tuple[Facts, Plan]:
 def picture_of_first_host(
     plan: Plan, facts: Facts, *, width: int, colour: bool, unicode: bool, table: bool = True
 ) -> str:
-    """Draw the first host and its ranks' CPUs, with a table of the ranks or without."""
+    """Draw the first host and the CPUs of its ranks, with or without a table of the ranks."""
     host = plan.hosts[0]
     topology = facts.of(host.host)[0].topology
     look = Look(colour, unicode)
-    # A single instance has its number among all instances as its name.
+    # The name of a single instance is its number among all instances.
     ranks = [rank._replace(local_rank=plan.names.first + rank.local_rank) for rank in host.ranks]
     return picture(topology, ranks, width=width, look=look, table=table, noun=plan.noun)
 
 
 def unwise_settings(config: Config) -> Iterator[str]:
-    """Yield warnings about valid settings that would not work, or not well, from this machine."""
+    """Yield warnings about valid settings that would not work, or would be slow, from this machine."""
     config, obstacles = _settings_that_run(config)
     for e in obstacles:
-        yield f"it can't run from this machine: {e}" + (f" ({e.hint})" if e.hint else "")
+        yield f"this can't run from this machine: {e}" + (f" ({e.hint})" if e.hint else "")
     yield from _pinning_variables(config.env)
     try:
         _, plan = preview(config)
     except CpulaunchError:
-        return  # one of the obstacles
+        return  # this error is in `obstacles`
     if plan.precision.warning:
         yield f"{config.where(Config.training.precision)}: {plan.precision.warning}"
     workers, backend = config.ccl.worker_count, plan.env.get(variables.BACKEND, "")
@@ -64,17 +64,17 @@ def unwise_settings(config: Config) -> Iterator[str]:
             yield (f"{config.where(Config.ccl.worker_count)}: {workers} workers per rank, but only "
                    f"{counted(smallest, 'core')} left to compute on {host.host}")  # fmt: skip
             break
-    yield from crowded(config, plan)
+    yield from thread_warnings(config, plan)
     without = "on instances" if plan.instances else f"with {backend}"
     if backend != "ccl" and workers != "auto":
         yield f"{config.where(Config.ccl.worker_count)}: has no effect {without}"
     if 0 < (timeout := config.watch.heartbeat_timeout) < SHORT_HEARTBEAT:
-        yield (f"{config.where(Config.watch.heartbeat_timeout)}: a busy host may well be silent for "
+        yield (f"{config.where(Config.watch.heartbeat_timeout)}: a busy host may send no heartbeat for "
                f"{timeout} s, and would count as lost")  # fmt: skip
 
 
 def _settings_that_run(config: Config) -> tuple[Config, list[CpulaunchError]]:
-    """Return the settings that allow a plan, with the others at their defaults, and the others' errors."""
+    """Reset the settings that prevent a plan; return the remaining settings, and the errors of the others."""
     try:
         preview(config)
         return config, []
@@ -82,7 +82,7 @@ def _settings_that_run(config: Config) -> tuple[Config, list[CpulaunchError]]:
         first = e
     taken: set[Setting[Any]] = set()
     left = [setting for setting in SETTINGS.values() if config.is_set(setting)]
-    while True:  # repeated, as hosts.oversubscribe may admit what was refused before it
+    while True:  # hosts.oversubscribe may allow settings that failed before
         errors: dict[Setting[Any], CpulaunchError] = {}
         for setting in left:
             try:
@@ -93,7 +93,7 @@ def _settings_that_run(config: Config) -> tuple[Config, list[CpulaunchError]]:
         if len(errors) == len(left):
             break
         left = list(errors)
-    if HOSTS & errors.keys():  # other hosts may be large enough for these settings
+    if HOSTS & errors.keys():  # the numbers may fit the hosts that are unknown here
         errors = {key: e for key, e in errors.items() if key in HOSTS or key.section != "hosts"}
     return _with_only(config, taken), list({str(e): e for e in errors.values()}.values()) or [first]
 
@@ -105,4 +105,4 @@ def _with_only(config: Config, kept: Set[Setting[Any]]) -> Config:
 def _pinning_variables(env: Mapping[str, str]) -> Iterator[str]:
     for name in PINNING:
         if name in env:
-            yield f"env: {name} binds as well: cpulaunch already binds every rank, and the two may conflict"
+            yield f"env: {name} also pins ranks, and may conflict with cpulaunch, which pins every rank"

@@ -1,4 +1,4 @@
-"""Plans another attempt of a job: like the first plan, for the hosts that are left and ready."""
+"""Plans another attempt of a job, on the remaining hosts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cpulaunch.supervise.attempts.next_attempt import Planned, Without
 
 
 class Replanner:
-    """Plans a job once more.  ``tell`` gets lines for the user."""
+    """Plans the next attempt of a job."""
 
     def __init__(
         self,
@@ -32,12 +32,12 @@ class Replanner:
         precision: PrecisionDecision,
         tell: Callable[[str], None],
     ) -> None:
-        """``facts`` and ``precision`` are those of the first plan, so that all attempts compute the same."""
+        """``facts`` and ``precision``: those of the first plan, as all attempts use the same precision."""
         self._config, self._facts, self._program, self._tell = config, facts, program, tell
         self._precision = precision
 
     def __call__(self, without: Without) -> Planned:
-        """Return the plan for hosts that are ready.  Raises CpulaunchError if too few are."""
+        """Return a plan for hosts that are ready.  Raises CpulaunchError if too few hosts remain."""
         if not self._facts.listed:
             return self._planned(self._facts)
         unusable = dict(without.unusable)

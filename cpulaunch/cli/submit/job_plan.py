@@ -1,4 +1,4 @@
-"""What `cpulaunch run` would do with a job before it is submitted: its plan, or an error."""
+"""Checks and plans a job before it is submitted, as `cpulaunch run` would in the job."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from cpulaunch.wording import counted
 
 
 def check_job(queue: Queue, job: Job, options: argparse.Namespace) -> None:
-    """Raise UsageError, ConfigError or PlanError for anything that `cpulaunch run` would refuse in the job.
+    """Raise the error that `cpulaunch run` would raise in the job: UsageError, ConfigError or PlanError.
 
-    ``options``: those of `run`, parsed.
+    ``options``: the parsed options of `run`.
     """
     config = job.config
     check_restarts(config)
@@ -40,19 +40,19 @@ def check_job(queue: Queue, job: Job, options: argparse.Namespace) -> None:
     if tasks and total != "auto" and total != tasks and config.hosts.nproc_per_node == "auto":
         raise UsageError(
             f"{config.where(Config.hosts.nproc)}: {counted(total, 'rank')}, but "
-            f"{queue.program}'s options make {counted(tasks, 'task')}, and each task is a rank",
+            f"{queue.program}'s options request {counted(tasks, 'task')}, and each task is a rank",
             hint="leave one of the two out",
         )
     ranks_per_host(config, hosts)
 
 
-def planned_lines(
+def plan_lines(
     queue: Queue, job: Job, program: Program, facts: Path | None, lscpu: Path | None
 ) -> Iterator[str]:
-    """Yield the plan on the nodes that the job would get, or why none can be shown.
+    """Yield the lines of the job's plan, or the reason why there is no plan.
 
-    ``facts`` or ``lscpu`` is a file that describes the nodes; without one, the queue does.  Raises
-    ConfigError if the file is wrong, and PlanError if no plan can be made from it.
+    ``facts`` or ``lscpu``: a file that describes the nodes; by default, the queue describes them.  Raises
+    ConfigError if the file is invalid, and PlanError if the job can't run on its nodes.
     """
     config = job.config
     if facts or lscpu:
@@ -63,7 +63,7 @@ def planned_lines(
         nodes = queue.nodes(job)
     except HostError as e:
         yield from _warnings(queue.part(job, None))
-        yield f"no plan is shown, as {queue.title} doesn't describe the nodes ({e}); --facts F does"
+        yield f"no plan is shown, as {queue.title} doesn't describe the nodes ({e}); --facts F describes them"
         return
     if nodes is None:
         return
@@ -72,12 +72,12 @@ def planned_lines(
     try:
         yield from _lines(queue, job, program, described)
     except CpulaunchError as e:
-        # The actual nodes may differ from the queue's description, so let the job find out.
-        yield f"warning: on {nodes.what}, it would end at once: {e}"
+        # This is no error, because the actual nodes may differ from the queue's description.
+        yield f"warning: on {nodes.what}, the job would fail: {e}"
 
 
 def _lines(queue: Queue, job: Job, program: Program, facts: Facts) -> Iterator[str]:
-    """Yield the plan for the job's part of nodes like ``facts.like``."""
+    """Yield the lines of the plan for the job's share of nodes like ``facts.like``."""
     config, topology = job.config, facts.like.topology
     hosts, part = queue.hosts(job, len(topology.cpus)), queue.part(job, len(topology.cpus))
     yield from _warnings(part)

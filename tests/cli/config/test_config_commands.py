@@ -47,29 +47,9 @@ def test_kept_files_are_not_overwritten(cpulaunch: Run, tmp_path: Path) -> None:
     ):
         path.write_text(f"cpulaunch: 1\nhosts: {{nproc: {content}}}\n")
         done = cpulaunch("config", "--defaults", "--force")
-        assert f"the old one is {backup})" in done.stderr
+        assert f"the old file is now {backup})" in done.stderr
         assert f"nproc: {content}" in (tmp_path / backup).read_text()
     assert "nproc: 1" in (tmp_path / "cpulaunch.yaml.bak").read_text()
-
-
-def test_defaults_names_the_values_of_the_file_that_it_replaces(cpulaunch: Run, tmp_path: Path) -> None:
-    path = tmp_path / "cpulaunch.yaml"
-    path.write_text("watch:\n  grace_period: 7\ntraining: {backend: ccl, precision: fp32, engine: auto}\n")
-    change = ("config", "--defaults", "--set", "training.backend=gloo", "--set", "training.precision=fp32")
-    for force in ([], ["--force"]):
-        done = cpulaunch(*change, *force)
-        assert [line for line in done.stderr.splitlines() if "warning" in line] == [
-            "cpulaunch: warning: training.backend (cpulaunch.yaml:3): ccl is replaced by gloo",
-            "cpulaunch: warning: watch.grace_period (cpulaunch.yaml:2): 7 is replaced by the default, 10",
-        ]
-    assert "the old one is cpulaunch.yaml.bak" in done.stderr
-
-
-def test_defaults_reports_that_it_replaces_a_broken_file(cpulaunch: Run, tmp_path: Path) -> None:
-    (tmp_path / "cpulaunch.yaml").write_text("watch: {grace: 7}\n")
-    done = cpulaunch("config", "--defaults", "--force")
-    assert done.returncode == 0
-    assert "warning: cpulaunch.yaml:1: unknown key 'grace' in 'watch'" in done.stderr
 
 
 def test_another_file_is_written_through_a_link_and_named_in_the_next_command(
@@ -92,7 +72,7 @@ def test_another_file_is_written_through_a_link_and_named_in_the_next_command(
         (["--defaults", "--config-file", "/proc/nowhere/c.yaml"], "cannot be written"),
         (["--default"], "unknown option --default; did you mean '--defaults'?"),
         (["shwo"], "no command 'shwo'; did you mean 'show'?"),
-        (["validate"], "there is no cpulaunch.yaml here"),
+        (["validate"], "no cpulaunch.yaml found"),
         (["import"], "no file to import"),
         (
             ["import", "nowhere.yaml"],
@@ -114,7 +94,7 @@ def test_defaults_warns_of_settings_that_cannot_run_here(cpulaunch: Run, tmp_pat
     ranks = len(os.sched_getaffinity(0)) + 1000
     done = cpulaunch("config", "--defaults", "--set", f"hosts.nproc={ranks}")
     assert done.returncode == 0
-    assert f"warning: this would not run from here: {ranks} ranks do not fit on" in done.stderr
+    assert f"warning: this can't run from this machine: {ranks} ranks do not fit on" in done.stderr
     assert "--oversubscribe" in done.stderr
     assert "Written: cpulaunch.yaml" in done.stderr
 
@@ -163,38 +143,18 @@ def validated(cpulaunch: Run, directory: Path, text: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (
-            "cpulaunch: 1\nccl: {worker_cout: 2}\n",
-            ["c.yaml:2", "worker_cout", "did you mean 'worker_count'", "valid in"],
-        ),
-        ("training: {backend: nccl}\n", ["c.yaml:1", "training.backend", "auto, ccl, gloo"]),
-        ("hosts:\n  nproc_per_node: 0\n", ["c.yaml:2", "hosts.nproc_per_node", "at least 1"]),
-    ],
-)
-def test_validate_prints_line_key_and_valid_values(
-    cpulaunch: Run, tmp_path: Path, text: str, words: list[str]
-) -> None:
-    code, message = validated(cpulaunch, tmp_path, text)
-    assert code == 2
-    for word in words:
-        assert word in message
-
-
-@pytest.mark.parametrize(
     ("text", "warning"),
     [
         (
             f"hosts: {{nproc_per_node: {len(os.sched_getaffinity(0)) + 1000}}}",
-            "it can't run from this machine",
+            "this can't run from this machine",
         ),
-        ("hosts: {hostfile: nowhere}", "it can't run from this machine: hostfile nowhere"),
+        ("hosts: {hostfile: nowhere}", "this can't run from this machine: hostfile nowhere"),
         ("ccl: {worker_count: 1}\ntraining: {backend: gloo}", "ccl.worker_count (c.yaml:1): has no effect"),
         ("ccl: {interface: nowhere0}", "this machine has no interface nowhere0"),
         ("cpu: {threads: 1000}", "cpu.threads (c.yaml:1): 1000 threads per rank of"),
         ("watch: {heartbeat_timeout: 1}", "would count as lost"),
-        ("env: {KMP_AFFINITY: compact}", "KMP_AFFINITY binds as well"),
+        ("env: {KMP_AFFINITY: compact}", "KMP_AFFINITY also pins"),
     ],
 )
 def test_validate_warns_of_valid_values_that_are_unwise_here(
@@ -225,7 +185,7 @@ def test_validate_shows_all_that_does_not_fit_in_a_file(cpulaunch: Run, tmp_path
         "8 OMP_NUM_THREADS: 'two' is not valid for cpu.threads",
     ]
     assert lines[-2] == "cpulaunch: apart from these errors:"
-    assert "KMP_AFFINITY binds as well" in lines[-1]
+    assert "KMP_AFFINITY also pins" in lines[-1]
 
 
 MANY = len(os.sched_getaffinity(0)) + 1000
@@ -237,7 +197,7 @@ MANY = len(os.sched_getaffinity(0)) + 1000
         (
             f"hosts: {{nproc: {MANY}}}\nmpi: {{path: nowhere}}\nlauncher: mpirun\n"
             "watch: {heartbeat_timeout: 1}\nenv: {KMP_AFFINITY: compact}",
-            [f"{MANY} ranks do not fit", "found in nowhere", "KMP_AFFINITY binds", "would count as lost"],
+            [f"{MANY} ranks do not fit", "found in nowhere", "KMP_AFFINITY also pins", "would count as lost"],
         ),
         ("hosts: {hostfile: nowhere, nproc_per_node: 5000, nnodes: 7}\ncpu: {cores: '9999'}",
          ["hostfile nowhere", "9999"]),
@@ -289,20 +249,6 @@ def test_import_writes_a_valid_file_and_lists_skipped_keys(cpulaunch: Run, tmp_p
     assert cpulaunch("config", "validate", "new.yaml").returncode == 0
     assert cpulaunch("config", "import", "old.yaml", "-o", "new.yaml").returncode == 2
     assert cpulaunch("config", "import", "old.yaml", "-o", "new.yaml", "--force").returncode == 0
-
-
-def test_import_refuses_an_empty_file(cpulaunch: Run, tmp_path: Path) -> None:
-    (tmp_path / "empty.yaml").write_text("# nothing\n")
-    done = cpulaunch("config", "import", "empty.yaml")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "empty.yaml: is empty" in done.stderr
-
-
-def test_import_refuses_gpus(cpulaunch: Run, tmp_path: Path) -> None:
-    (tmp_path / "gpu.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\n")
-    done = cpulaunch("config", "import", "gpu.yaml", "-o", "new.yaml")
-    assert (done.returncode, (tmp_path / "new.yaml").exists()) == (2, False)
-    assert "gpu.yaml:2: it is for GPUs; cpulaunch trains on CPUs" in done.stderr
 
 
 def test_decisions_of_the_script_are_not_shown_as_planned(cpulaunch: Run, tmp_path: Path) -> None:

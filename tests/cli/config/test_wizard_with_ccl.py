@@ -12,7 +12,7 @@ import pytest
 from support.command import needs_two_cores
 from support.terminal import question_of
 
-from cpulaunch.cli.config.machine import look
+from cpulaunch.cli.config.machine import inspect
 from cpulaunch.cli.config.questions import Question
 from cpulaunch.cli.config.wizard import Draft, Wizard
 from cpulaunch.config.setting import Setting
@@ -52,7 +52,7 @@ def finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
             monkeypatch.setattr(f"cpulaunch.{module}.ensure_ccl", lambda *args, **kwargs: missing)
         asker, draft, said = Listed(answers), Draft(tmp_path / "cpulaunch.yaml", dict(old)), list[str]()
         environ = {"PATH": os.environ["PATH"]}
-        assert Wizard(look(environ), asker, draft, environ, said.append).run()
+        assert Wizard(inspect(environ), asker, draft, environ, said.append).run()
         return asker, draft, "\n".join(said)
 
     return run

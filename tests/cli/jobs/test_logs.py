@@ -10,6 +10,7 @@ import pytest
 from support.command import TIMEOUT, Run, bounded, clean_environment
 from support.jobs import job
 
+from cli.conftest import popen
 from cpulaunch.supervise.output.merge import MergedLogs, Piece, Renderer
 
 PRINTS = """\
@@ -62,30 +63,24 @@ def test_all_ranks_lines_are_in_the_order_of_the_terminal(cpulaunch: Run, tmp_pa
 def test_logs_are_followed_until_the_job_ends_through_a_restart(
     marked: dict[str, str], tmp_path: Path
 ) -> None:
-    with job(tmp_path, marked, ["--max-restarts", "1", "--restart-on", "error"], FAILS_ONCE) as launcher:
-        following = subprocess.Popen(
-            [sys.executable, "-m", "cpulaunch", "logs", "-f", "runs"],
-            cwd=tmp_path,
-            env=clean_environment(**marked),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with bounded(following):
-            assert following.stdout
-            assert {following.stdout.readline() for _ in range(2)} == {"[0] ready\n", "[1] ready\n"}
-            (tmp_path / "go-0").touch()
-            lines = []
-            while not lines or not lines[-1].endswith("] again 1\n"):
-                lines.append(following.stdout.readline())
-                assert lines[-1], "it ended before the job did"
-            assert [line for line in lines if line.startswith("====")] == ["==== cpulaunch: restart 1 ====\n"]
-            assert "[1] ValueError: once\n" in lines
-            (tmp_path / "go-1").touch()
-            assert launcher.wait(TIMEOUT) == 0
-            rest = following.stdout.read().splitlines()
-            assert sorted(line for line in rest if "done" in line) == ["[0] done", "[1] done"]
-            assert following.wait(TIMEOUT) == 0
+    with (
+        job(tmp_path, marked, ["--max-restarts", "1", "--restart-on", "error"], FAILS_ONCE) as launcher,
+        bounded(popen(tmp_path, marked, "logs", "-f", "runs")) as following,
+    ):
+        assert following.stdout
+        assert {following.stdout.readline() for _ in range(2)} == {"[0] ready\n", "[1] ready\n"}
+        (tmp_path / "go-0").touch()
+        lines = []
+        while not lines or not lines[-1].endswith("] again 1\n"):
+            lines.append(following.stdout.readline())
+            assert lines[-1], "it ended before the job did"
+        assert [line for line in lines if line.startswith("====")] == ["==== cpulaunch: restart 1 ====\n"]
+        assert "[1] ValueError: once\n" in lines
+        (tmp_path / "go-1").touch()
+        assert launcher.wait(TIMEOUT) == 0
+        rest = following.stdout.read().splitlines()
+        assert sorted(line for line in rest if "done" in line) == ["[0] done", "[1] done"]
+        assert following.wait(TIMEOUT) == 0
 
 
 def test_equal_lines_of_many_ranks_are_one() -> None:
@@ -110,7 +105,7 @@ def test_a_job_that_has_printed_nothing_says_so(cpulaunch: Run, tmp_path: Path) 
     assert cpulaunch("run", "-n", "2", "--oversubscribe", "--no-python", "true").returncode == 0
     shown = cpulaunch("logs")
     assert (shown.returncode, shown.stdout) == (0, "")
-    assert shown.stderr.endswith("cpulaunch: nothing has been printed\n")
+    assert shown.stderr.endswith("cpulaunch: the ranks have printed nothing\n")
 
 
 def test_ranks_that_the_job_does_not_have_are_an_error(cpulaunch: Run, tmp_path: Path) -> None:
@@ -119,17 +114,17 @@ def test_ranks_that_the_job_does_not_have_are_an_error(cpulaunch: Run, tmp_path:
     done = cpulaunch("logs", "--rank", "1,7", ".")
     assert (done.returncode, done.stdout) == (2, "")
     assert "the job in . has no rank 7\n" in done.stderr
-    assert "hint: its ranks are 0-1\n" in done.stderr
+    assert "hint: it has ranks 0-1\n" in done.stderr
     assert cpulaunch("logs", "--rank", "0", ".").stdout == "one\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ([], "no job of yours is running, and none has been run in runs/"),
+        ([], "no running job of yours, and no job in runs/"),
         (["20261122"], "20261122: no such job"),
-        (["."], ".: no job has been run there"),
-        (["--rank", "x"], "--rank x: 'x' is neither a number nor a range"),
+        (["."], ".: contains no job"),
+        (["--rank", "x"], "--rank x: expected ranks, such as"),
     ],
 )
 def test_a_job_that_is_not_there(cpulaunch: Run, tmp_path: Path, arguments: list[str], error: str) -> None:

@@ -125,4 +125,4 @@ def test_without_a_name_it_is_no_job_of_another_user(ask: Ask, tmp_path: Path) -
     assert ask("logs").stdout == "[0] 10\n"
     assert ask("logs", place).stdout == "[0] 11\n"
     shutil.rmtree(tmp_path / "runs" / "20261122-214410-0f3c9a7e5b1d2c48")
-    assert "no job of yours is running, and none has been run in runs/" in ask("logs").stderr
+    assert "no running job of yours, and no job in runs/" in ask("logs").stderr

@@ -27,7 +27,7 @@ from cpulaunch.supervise.control.registry import (
 from cpulaunch.supervise.output.directory import JobDirectory
 from cpulaunch.supervise.output.record import ended
 
-NOTHING = "no job of yours is running here, and none has been run in runs/\n"
+NOTHING = "no running job of yours here, and no job in runs/\n"
 
 
 def test_jobs_that_run_are_listed(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_jobs_that_run_are_listed(env: dict[str, str], ask: Ask, tmp_path: Path)
         (other / "control.json").write_text(json.dumps({**said, "job": "newer", "started": time.time()}))
         listed = {"schema": 1, "job": "newer", "directory": str(other), "host": "another", "machine": "x"}
         (Path(env["XDG_RUNTIME_DIR"]) / "cpulaunch/jobs/newer.json").write_text(json.dumps(listed))
-        hint = f"`cpulaunch stacks {directory.name}` asks the one on another"
+        hint = f"`cpulaunch stacks {directory.name}` asks the job on another"
         assert hint in ask("stacks").stderr  # not a job of another directory
         control.write_text(json.dumps(said))
         shutil.rmtree(other)
@@ -186,8 +186,8 @@ def test_jobs_are_found_in_the_directory_of_the_settings(
     assert ask("logs").stdout == "[0] it works\n"
     assert ask("logs", first.name[:20], "--rank", "0").stdout == "it works\n"
     env["CPULAUNCH_OUTPUT_LOG_DIR"] = "by-variable"
-    assert "none has been run in by-variable/" in ask("jobs").stdout
-    assert "none has been run in by-variable/" in ask("report").stderr
+    assert "no job in by-variable/" in ask("jobs").stdout
+    assert "no job in by-variable/" in ask("report").stderr
     cpulaunch("run", "-n", "1", "works.py", env=env)
     (second,) = tmp_path.glob("by-variable/*")
     assert ask("jobs").stdout.startswith(f"by-variable/{second.name}  ok · ")
@@ -224,7 +224,7 @@ def test_a_killed_launcher_on_another_host_is_reported_as_gone(
     entry.write_text(json.dumps(listed))
     done = ask("stacks")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "`cpulaunch stacks theirs` asks the one on node7" in done.stderr
+    assert "`cpulaunch stacks theirs` asks the job on node7" in done.stderr
     for named in (directory, "theirs"):
         done = ask("stacks", named)
         assert (done.returncode, done.stdout) == (3, "")
@@ -272,7 +272,7 @@ def test_the_job_runs_even_if_the_list_cannot_be_written(
         assert launcher.wait(TIMEOUT) == 0
 
 
-def test_jobs_are_found_from_within_and_pointed_at_from_above(ask: Ask, tmp_path: Path) -> None:
+def test_jobs_are_found_from_within_their_directory(ask: Ask, tmp_path: Path) -> None:
     runs = tmp_path / "project" / "runs"
     ids = ["20261122-214433-0f3c9a7e5b1d2c48", "20261122-214501-1f3c9a7e5b1d2c48"]
     for name in ids:
@@ -285,8 +285,6 @@ def test_jobs_are_found_from_within_and_pointed_at_from_above(ask: Ask, tmp_path
     assert all(name in within for name in ids)
     assert " steps" not in within
     assert ids[0] in ask("jobs", cwd=runs / ids[0]).stdout
-    assert "there are jobs in project/runs: `cpulaunch jobs DIR`" in ask("jobs").stdout
-    assert "there are jobs in project/runs" in ask("logs").stderr
     project = runs.parent
     done = ask("logs", cwd=project)
     assert (done.stdout, done.stderr) == (f"[0] {ids[1]}\n", f"cpulaunch: logs of runs/{ids[1]}\n")
@@ -295,5 +293,5 @@ def test_jobs_are_found_from_within_and_pointed_at_from_above(ask: Ask, tmp_path
     for named in (ids[1][:16], f"runs/{ids[1]}"):
         done = ask("stacks", named, cwd=project)
         assert f"{named}: this job has ended" in done.stderr
-        assert f"runs/{ids[1]}/stacks-1.txt has the stacks of its last stall" in done.stderr
-    assert "`cpulaunch jobs runs` lists those that have ended" in ask("stacks", "runs", cwd=project).stderr
+        assert f"runs/{ids[1]}/stacks-1.txt has the stacks of the last stall" in done.stderr
+    assert "`cpulaunch jobs runs` lists jobs that have ended" in ask("stacks", "runs", cwd=project).stderr

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.command import TIMEOUT, bounded, clean_environment
+from support.command import TIMEOUT, bounded
 from support.jobs import job, outcome
 from support.marks import usually_under
 from support.running_jobs import SLEEPS, Ask, directory_of
+
+from cli.conftest import popen
 
 needs_py_spy = pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
 
@@ -51,18 +52,8 @@ def test_the_only_one_of_many_instances_goes_by_its_number(
         'print("ready"', 'print("CPULAUNCH_METRIC throughput=7 samples/s"); print("ready"'
     )
     (tmp_path / "program.py").write_text(program)
-    command = ["-m", "cpulaunch", "run", "--instances", "2", "--instance", "1", "program.py"]
-    environment = clean_environment(**env)
-    with bounded(
-        subprocess.Popen(
-            [sys.executable, *command],
-            cwd=tmp_path,
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-    ) as launcher:
+    words = ("run", "--instances", "2", "--instance", "1", "program.py")
+    with bounded(popen(tmp_path, env, *words, stderr=subprocess.DEVNULL)) as launcher:
         assert launcher.stdout
         assert "ready\n" in iter(launcher.stdout.readline, "")
         assert " 1 instance · " in (line := ask("jobs").stdout.splitlines()[0])
@@ -77,16 +68,7 @@ def test_the_only_one_of_many_instances_goes_by_its_number(
 @needs_py_spy
 def test_two_who_ask_at_once_are_both_answered(env: dict[str, str], tmp_path: Path) -> None:
     with job(tmp_path, env, [], SLEEPS) as launcher:
-        asking = [
-            subprocess.Popen(
-                [sys.executable, "-m", "cpulaunch", "stacks", *native],
-                cwd=tmp_path,
-                env=clean_environment(**env),
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for native in ([], [], ["--native"], ["--native"])
-        ]
+        asking = [popen(tmp_path, env, "stacks", *native) for native in ([], ["--native"], ["--native"])]
         for each in asking:
             assert f"    load_batch  {tmp_path}/program.py:3\n" in each.communicate(timeout=TIMEOUT)[0]
         (tmp_path / "go").touch()
@@ -104,16 +86,7 @@ def test_without_a_name_it_is_the_newest_job_here_and_not_of_another_directory(
         here = directory_of(project)
         assert ask("stacks", cwd=project).stdout.startswith(f"job {here.name} in ")
         assert f"cpulaunch: profile of {here}\n" in ask("profile", cwd=project).stderr
-        following = subprocess.Popen(
-            [sys.executable, "-m", "cpulaunch", "logs", "-f"],
-            cwd=project,
-            env=clean_environment(**env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        with bounded(following):
+        with bounded(popen(project, env, "logs", "-f", stderr=subprocess.STDOUT)) as following:
             assert following.stdout
             assert following.stdout.readline() == f"cpulaunch: logs of runs/{here.name}\n"
             (project / "go").touch()

@@ -33,8 +33,8 @@ def test_within_a_rank(cpulaunch: Run, train: Path) -> None:
     done = cpulaunch("run", "-n", "2", "nested.py", "-n", "1")
     error, hint = (line.removeprefix("[0] ") for line in done.stdout.splitlines()[:2])
     assert error.startswith("2 cpulaunch: error: this is a rank of the job ")
-    assert error.endswith(", and each of its ranks would start a job")
-    assert hint == "cpulaunch: hint: start it outside the job"
+    assert error.endswith(", and each of its ranks would start another job")
+    assert hint == "cpulaunch: hint: start cpulaunch outside the job"
     assert "trained" not in done.stdout
 
 
@@ -69,9 +69,9 @@ def test_under_an_mpiexec(train: Path, mpi: str, size: str) -> None:
         env=clean_environment(), stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode != 0
-    assert f"of 2 of mpiexec (${size}), and each of them would start a job" in done.stderr
+    assert f"of 2 of mpiexec (${size}), and each process would start a job" in done.stderr
     assert (
-        "cpulaunch: hint: leave out mpiexec: cpulaunch starts the ranks on all hosts itself (-n 2: as many)"
+        "cpulaunch: hint: leave out mpiexec: cpulaunch itself starts the ranks on all hosts (here -n 2)"
         in done.stderr
     )
     assert "trained" not in done.stdout
@@ -89,7 +89,7 @@ STEP = {
 def test_in_a_step_of_slurm() -> None:
     with pytest.raises(UsageError, match=r"process 3 of 4 of srun \(\$SLURM_STEP_NUM_TASKS\)") as e:
         refuse_within_a_launcher(STEP)
-    assert e.value.hint == "leave out srun: cpulaunch starts the ranks on all hosts itself (-n 4: as many)"
+    assert e.value.hint == "leave out srun: cpulaunch itself starts the ranks on all hosts (here -n 4)"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from cpulaunch.cli.main import main
 @pytest.mark.parametrize(
     ("command", "instead"),
     [
-        ("torchrun train.py", "train.py"),
         ("torchrun --nproc_per_node 2 train.py --lr 1", "--nproc_per_node 2 train.py --lr 1"),
         ("/usr/bin/torchrun -m pkg.train a", "-m pkg.train a"),
         ("accelerate launch --num_processes 2 train.py", "--num_processes 2 train.py"),
@@ -22,17 +20,12 @@ from cpulaunch.cli.main import main
         ("-v mpiexec -np 4 -genv A 1 python3 -u train.py x", "-v -np 4 -genv A 1 train.py x"),
         ("srun -n 2 python -m pkg", "-n 2 -m pkg"),
         ("python -u -W ignore train.py", "train.py"),
-        ("python train.py", "train.py"),
-        (f"{sys.executable} train.py", "train.py"),
         ("python -m torch.distributed.run --nproc-per-node 2 train.py", "--nproc-per-node 2 train.py"),
         ("cpulaunch run -n 2 train.py", "-n 2 train.py"),
         ("-m torch.distributed.run --nproc-per-node 2 train.py", "--nproc-per-node 2 train.py"),
-        ("-m accelerate.commands.launch --cpu train.py", "--cpu train.py"),
         ("torchrun", "train.py"),
         ("cpu --ninstances 2 train.py --lr 1", "--ninstances 2 train.py --lr 1"),
-        ("xpu train.py", "train.py"),
         ("ipexrun cpu --ninstances 2 train.py", "--ninstances 2 train.py"),
-        ("ipexrun --latency-mode train.py", "--latency-mode train.py"),
         ("python -m torch.backends.xeon.run_cpu --ninstances 2 train.py", "--ninstances 2 train.py"),
         ("-m intel_extension_for_pytorch.cpu.launch --node_id 0 train.py", "--node_id 0 train.py"),
     ],
@@ -44,9 +37,8 @@ def test_a_launcher_in_place_of_the_script_is_removed(
     error, hint = capsys.readouterr().err.splitlines()
     known = (
         "is not a script: cpulaunch ",
-        "starts ranks itself",
-        "starts instances itself",
-        "a word for ipexrun",
+        "is another launcher: cpulaunch ",
+        "an argument of ipexrun",
     )
     assert any(words in error for words in known)
     assert hint == f"cpulaunch: hint: type: cpulaunch run {instead}"
@@ -78,9 +70,7 @@ def test_a_launchers_option_that_is_refused_is_named_at_once(
     ("text", "shell"),
     [
         ("#!/bin/bash\n#SBATCH -N 4\nsrun python train.py\n", "bash"),
-        ("#!/bin/bash -l\nexit\n", "bash"),
         ("#! /usr/bin/env zsh\nexit\n", "zsh"),
-        ("#!/bin/sh\nexit\n", "sh"),
         ("#!/bin/sh\n'''exec' /venv/bin/python \"$0\" \"$@\"\n' '''\nprint()\n", ""),  # as pip writes them
         ("#!/usr/bin/env python3\nprint()\n", ""),
         ("#!/venv/bash-completion/bin/python\nprint()\n", ""),
@@ -93,5 +83,5 @@ def test_a_script_of_a_shell_is_no_script_for_ranks(
 ) -> None:
     Path("job").write_text(text)
     assert main(["run", "--launcher", "local", "-n", "1", "--dry-run", "job"]) == (2 if shell else 0)
-    said = f"job is a script of {shell}, and ranks run Python"
+    said = f"job is a {shell} script, and ranks run Python"
     assert (said in capsys.readouterr().err) == bool(shell)

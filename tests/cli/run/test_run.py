@@ -21,7 +21,7 @@ from support.command import (
     mpiexec_after,
     processes_with,
 )
-from support.jobs import box, job, outcome, output_of_one, outputs
+from support.jobs import box, job, outcome, outputs
 from support.marks import by_launcher, usually_under
 
 from cpulaunch.launchers import MPIS
@@ -85,37 +85,17 @@ class TestEveryLauncher:
         ]
 
     @usually_under("local", "openmpi")
-    def test_arguments_reach_the_program_unchanged(self, cpulaunch: Run, launcher_options, show) -> None:
-        odd = show.rename(show.with_name("odd $name; é '\".py"))
-        for r in outputs(cpulaunch("run", "-n", "2", *launcher_options, odd.name, *NASTY)):
-            assert r["argv"] == [odd.name, *NASTY]
-
-    @usually_under("local", "intel")
-    def test_a_directory_with_an_odd_name_does_no_harm(
+    def test_names_arguments_and_variables_reach_every_rank_unchanged(
         self, cpulaunch: Run, launcher_options, show, tmp_path
     ) -> None:
-        odd = tmp_path / "dir $x; 'q' é"
-        odd.mkdir()
-        for r in outputs(cpulaunch("run", "-n", "2", *launcher_options, show, cwd=odd)):
-            assert r["cwd"] == str(odd)
-
-    @usually_under("local", "openmpi")
-    def test_the_environment_reaches_every_rank(self, cpulaunch: Run, launcher_options, show) -> None:
+        (directory := tmp_path / "dir $x; 'q' é").mkdir()
+        odd = show.rename(directory / "odd $name; é '\".py")
         value = "two words\n$x é"
         env = {"FORWARDED": value, "INHERITED": "yes"}
-        done = cpulaunch(
-            "run",
-            "-n",
-            "2",
-            *launcher_options,
-            "--env",
-            f"GIVEN={value}",
-            "-x",
-            "FORWARDED",
-            "show.py",
-            env=env,
-        )
-        for r in outputs(done):
+        options = ("-n", "2", *launcher_options, "--env", f"GIVEN={value}", "-x", "FORWARDED")
+        for r in outputs(cpulaunch("run", *options, odd.name, *NASTY, cwd=directory, env=env)):
+            assert r["argv"] == [odd.name, *NASTY]
+            assert r["cwd"] == str(directory)
             assert [r["env"][n] for n in ("GIVEN", "FORWARDED", "INHERITED")] == [value, value, "yes"]
 
     @usually_under("local", "mpich")
@@ -197,15 +177,7 @@ class TestEveryLauncher:
         script = cpulaunch(
             "run", "-n", "2", *launcher_options, "--dry-run", "--format", "shell", "show.py", *NASTY
         ).stdout
-        done = subprocess.run(
-            [sh, "-c", script],
-            cwd=show.parent,
-            env=clean_environment(),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            stdin=subprocess.DEVNULL,
-        )
+        done = shell(script, show.parent, sh)
         assert {tuple(r["argv"]) for r in outputs(done)} == {("show.py", *NASTY)}
 
     @usually_under("local")
@@ -216,16 +188,15 @@ class TestEveryLauncher:
         script = cpulaunch(
             "run", "-n", "2", *launcher_options, "--dry-run", "--format", "shell", "five.py"
         ).stdout
-        done = subprocess.run(
-            ["bash", "-c", script],
-            cwd=tmp_path,
-            env=clean_environment(),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            stdin=subprocess.DEVNULL,
-        )
-        assert done.returncode != 0
+        assert shell(script, tmp_path).returncode != 0
+
+
+def shell(script: str, directory: Path, sh: str = "sh", **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of a shell."""
+    return subprocess.run(
+        [sh, "-c", script], cwd=directory, env=clean_environment(**env), capture_output=True, text=True,
+        timeout=TIMEOUT, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
 
 
 WAIT_UNTIL_GONE = """
@@ -272,33 +243,22 @@ class TestLauncherInOddPlaces:
         launcher.close(force=False)  # hangs up, and waits a moment
         wait_until_gone(marked)
 
-    @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+    @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
     def test_closed_streams_do_no_harm(self, show, closed: str) -> None:
         command = f"exec {sys.executable} -m cpulaunch run -n 2 show.py {closed}"
-        done = subprocess.run(
-            ["sh", "-c", command],
-            cwd=show.parent,
-            env=clean_environment(),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-        )
+        done = shell(command, show.parent)
         assert done.returncode == 0, done.stderr
         assert "cpulaunch:" not in done.stdout
         assert all(log.stat().st_size for log in show.parent.glob("runs/*/rank-?.log"))
 
-    @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-", "2>/dev/full"])
+    @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>/dev/full"])
     def test_the_ranks_exit_code_remains_if_the_report_cannot_be_shown(self, tmp_path, closed: str) -> None:
         command = f"exec {sys.executable} -m cpulaunch run -n 2 --no-python sh -c 'exit 4' {closed}"
-        done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=clean_environment(), timeout=TIMEOUT)
-        assert done.returncode == 4
+        assert shell(command, tmp_path).returncode == 4
 
     def test_a_reader_that_leaves_early_does_not_end_the_job(self, marked, show) -> None:
         command = f"{sys.executable} -m cpulaunch run -n 2 show.py 2>&1 | true"
-        env = clean_environment(**marked)
-        subprocess.run(
-            ["sh", "-c", command], cwd=show.parent, env=env, timeout=TIMEOUT, stdin=subprocess.DEVNULL
-        )
+        shell(command, show.parent, **marked)
         wait_until_gone(marked)
         assert outcome(show.parent)["kind"] == "ok"
 
@@ -375,11 +335,6 @@ class TestPlacement:
         assert "is planned on CPUs" in done.stderr
         assert "may use only 0" in done.stderr
         assert outcome(show.parent)["kind"] == "start_failed"
-
-    @pytest.mark.parametrize("cores", ["0", "1"])
-    def test_a_rank_gets_the_requested_cores(self, cpulaunch: Run, show, cores) -> None:
-        ranks = output_of_one(cpulaunch("run", "-n", "1", "--cores", cores, "show.py"))
-        assert ranks["cpus"] == [int(cores)]
 
 
 def unfolded(cores: str) -> Iterator[str]:

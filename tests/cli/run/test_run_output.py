@@ -7,8 +7,9 @@ import sys
 
 import pytest
 from support.command import TIMEOUT, Run, bounded, clean_environment
-from support.jobs import job
 from support.marks import usually_under
+
+from cli.conftest import popen
 
 
 class TestOutput:
@@ -32,11 +33,6 @@ class TestOutput:
         assert done.stdout == bytes(range(256)) * 1000
         assert next(tmp_path.glob("runs/*/rank-0.log")).read_bytes() == bytes(range(256)) * 1000
 
-    def test_tee_none_shows_nothing_but_keeps_logs(self, cpulaunch: Run, show) -> None:
-        done = cpulaunch("run", "-n", "2", "--tee", "none", "show.py")
-        assert done.stdout == ""
-        assert all(log.stat().st_size for log in show.parent.glob("runs/*/rank-?.log"))
-
     def test_a_huge_line_and_a_line_without_end_do_no_harm(self, cpulaunch: Run, tmp_path) -> None:
         (tmp_path / "long.py").write_text("print('x' * 10_000_000); print('end', end='')")
         done = cpulaunch("run", "-n", "2", "--tee", "all", "long.py")
@@ -45,23 +41,9 @@ class TestOutput:
         assert all(line[:4] in ("[0] ", "[1] ") for line in done.stdout.splitlines())
         assert done.stdout.count("end") == 2
 
-    def test_a_line_is_there_when_it_was_printed(self, marked, tmp_path) -> None:
-        with job(tmp_path, marked, [], "import time\nprint('ready')\ntime.sleep(300)"):
-            pass  # entering has read the lines, while the program still runs
-
     def test_a_job_continues_when_its_output_is_no_longer_read(self, marked, tmp_path) -> None:
         (tmp_path / "count.py").write_text("for number in range(100_000): print(number)")
-        command = [sys.executable, "-m", "cpulaunch", "run", "-n", "1", "count.py"]
-        with bounded(
-            subprocess.Popen(
-                command,
-                cwd=tmp_path,
-                env=clean_environment(**marked),
-                text=True,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-            )
-        ) as launcher:
+        with bounded(popen(tmp_path, marked, "run", "-n", "1", "count.py")) as launcher:
             assert launcher.stdout
             assert launcher.stdout.readline() == "0\n"
             launcher.stdout.close()

@@ -1,4 +1,4 @@
-"""A queue that cpulaunch has never heard of, in one module of an installed package."""
+"""A queue of an installed package: the example for PBS."""
 
 from __future__ import annotations
 
@@ -8,54 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command import TIMEOUT, clean_environment
+from support.command import REPOSITORY, TIMEOUT, clean_environment
 from support.packages import install
 
 from cpulaunch.plugins import QUEUES
 
-# The module of a package that adds PBS.
-PBS = """\
-import re, shlex, sys
-from cpulaunch.errors import HostError
-from cpulaunch.model.hosts import Host
-from cpulaunch.queues.base import Option, Queue, Submitted, call
-
-
-class Pbs(Queue):
-    name, title, program = "pbs", "PBS", "qsub"
-    options = (Option("-q", help="destination"), Option("-l", help="resources"), Option("-N"), Option("-h", metavar=""))
-    follows = True
-    log_option = "-o"
-
-    def hosts(self, job, cpus):
-        chunk = dict(word.split("=") for word in job.asked.get("-l", "select=1").split(":"))
-        slots = int(chunk.get("mpiprocs", 0)) or None
-        return tuple(Host(f"node{n + 1}", slots) for n in range(int(chunk["select"])))
-
-    def render(self, job):
-        options = [("-N", job.title), *job.options]
-        lines = [f"#PBS {name} {value}".rstrip() for name, value in options]
-        command = [sys.executable, "-m", "cpulaunch", "run", *job.run, *job.words]
-        return "\\n".join(["#!/bin/sh", *lines, 'cd "$PBS_O_WORKDIR"', f"exec {shlex.join(command)}", ""])
-
-    def submit(self, document, tell):
-        done = call(["qsub"], text=document)
-        if done.returncode:
-            raise HostError(f"qsub: {done.stderr.strip()}")
-        id = done.stdout.strip()
-        return Submitted(id, f"PBS job {id}")
-
-    def watch(self, job):
-        return (f"`qstat {job.id}` shows its state",)
-
-    def follow(self, job, tell):
-        done = call(["qstat", "-fx", job.id])
-        tell(f"{job.title} has ended")
-        return int(re.search(r"Exit_status = (\\d+)", done.stdout)[1])
-
-
-QUEUE = Pbs()
-"""
+PBS = (REPOSITORY / "examples/queues/cpulaunch_queue_pbs.py").read_text()
 
 # Runs the job at once, as a queue without other jobs would.
 QSUB = """\
@@ -68,7 +26,7 @@ echo 7.server
 """
 QSTAT = """\
 #!/bin/sh
-echo "Job Id: $2"
+echo "    job_state = F"
 echo "    Exit_status = $(cat "$SPOOL/code")"
 """
 
@@ -101,26 +59,10 @@ def test_a_job_is_submitted_and_followed(environment: dict[str, str], tmp_path: 
     done = submit(environment, tmp_path, *words, "train.py", "-q", "x")
     assert done.returncode == 5, done.stderr
     assert done.stderr.splitlines() == [
-        "cpulaunch: PBS job 7.server: `qstat 7.server` shows its state",
-        "cpulaunch: PBS job 7.server has ended",
+        "cpulaunch: PBS job 7.server: `qstat 7.server` shows its state, and `qdel 7.server` ends it",
+        "cpulaunch: PBS job 7.server is over",
     ]
     assert "rank 0 ['train.py', '-q', 'x']" in (tmp_path / "spool" / "out").read_text()
-
-
-def test_the_plan_and_the_script_are_shown(environment: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "lscpu").write_text("# CPU,CORE,SOCKET,NODE\n" + "".join(f"{i},{i},0,0\n" for i in range(8)))
-    words = ("--to=pbs", "-l", "select=4:mpiprocs=2", "-N", "bert", "--threads", "1", "--lscpu", "lscpu")
-    done = submit(environment, tmp_path, "--dry-run", *words, "--output", "job.sh", "train.py")
-    assert done.returncode == 0, done.stderr
-    assert "8 ranks on 4 hosts (node[1-4])" in done.stderr
-    assert done.stdout.splitlines()[1:5] == [
-        "#PBS -N train",
-        "#PBS -l select=4:mpiprocs=2",
-        "#PBS -N bert",
-        'cd "$PBS_O_WORKDIR"',
-    ]
-    assert done.stdout.endswith(" -m cpulaunch run --threads=1 train.py\n")
-    assert (tmp_path / "job.sh").read_text() == done.stdout
 
 
 @pytest.mark.parametrize(
@@ -129,8 +71,8 @@ def test_the_plan_and_the_script_are_shown(environment: dict[str, str], tmp_path
         ("--to pbs -q closed train.py", 3, "qsub: Queue is not enabled"),
         ("--to pbs --time 3 train.py", 2, "--time is for --to slurm, and this job is for pbs"),
         ("--to pbs --resuorces=1 train.py", 2, "unknown option --resuorces"),
-        ("--to pbs -l select=4:mpiprocs=2 -n 3 train.py", 2, "3 ranks, but qsub's options make 8 tasks"),
-        ("--to pbs -l select=4 --machine_rank 0 train.py", 2, "a queue's job"),
+        ("--to pbs -l select=4:mpiprocs=2 -n 3 train.py", 2, "3 ranks, but qsub's options request 8 tasks"),
+        ("--to pbs -l select=4 --machine_rank 0 train.py", 2, "in a queue's job"),
         ("--to pbs --image i train.py", 2, "--image is for --to kubernetes, and this job is for pbs"),
         ("-l select=4 train.py", 2, "-l is for --to pbs, and this job is for slurm"),
         ("--to psb train.py", 2, "--to psb: no such queue"),
@@ -155,5 +97,4 @@ def test_an_object_that_is_no_queue(environment: dict[str, str], tmp_path: Path)
 def test_help_shows_its_options(environment: dict[str, str], tmp_path: Path) -> None:
     done = submit(environment, tmp_path, "--to", "pbs", "--help")
     group = done.stdout.partition("PBS (--to pbs):")[2].partition("\n\n")[0]
-    assert "-q V" in group
-    assert "destination" in group
+    assert "-q QUEUE" in group

@@ -13,7 +13,7 @@ import pytest
 from support.command import REPOSITORY, TIMEOUT, bounded, clean_environment
 from support.namespaces import until
 
-from cpulaunch.cli.run.command import FRUITLESS
+from cpulaunch.cli.run.command import MAX_REQUEUES
 
 # It saves as a Checkpoint does, but without PyTorch, and ends by itself once there is a file "go".
 SAVES = """
@@ -44,8 +44,8 @@ while not pathlib.Path("go").exists():
     [
         (SAVES, True, 30, 75),
         (SAVES, False, 0, 3),
-        (BEGINS, True, FRUITLESS - 1, 75),
-        (BEGINS, True, FRUITLESS, 128 + signal.SIGUSR1),
+        (BEGINS, True, MAX_REQUEUES - 1, 75),
+        (BEGINS, True, MAX_REQUEUES, 128 + signal.SIGUSR1),
     ],
 )
 def test_a_batch_script_requeues_a_job_that_has_saved_or_not_begun(
@@ -77,5 +77,5 @@ def test_a_batch_script_requeues_a_job_that_has_saved_or_not_begun(
     assert job.returncode == code, stderr
     assert ("requeue 4711" in stdout) == (code == 75)
     assert ("it had made no step, so nothing is lost" in stderr) == (script == BEGINS and code == 75)
-    why = f"Slurm has requeued this job {FRUITLESS} times, and again it has made no step of torch.optim"
+    why = f"Slurm has requeued this job {MAX_REQUEUES} times, and it has made no step of torch.optim"
     assert (why in stderr) == (script == BEGINS and code != 75)

@@ -128,14 +128,9 @@ def test_paths_are_relative_to_the_jobs_directory(script: Path, capsys: pytest.C
         ("--output=%N/slurm.out", "#SBATCH --output=%N/slurm.out"),
         ("--exclusive=user", "#SBATCH --exclusive=user"),
         ("--wait", "#SBATCH --wait"),
-        ("--propagate=MEMLOCK", "#SBATCH --propagate=MEMLOCK"),
-        ("--get-user-env", "#SBATCH --get-user-env"),
         ("--distribution block:cyclic", "#SBATCH --distribution=block:cyclic"),
-        ("--container /images/train", "#SBATCH --container=/images/train"),
-        ("--segment 4", "#SBATCH --segment=4"),
         ("--invented-in-2030=a,b", "#SBATCH --invented-in-2030=a,b"),
         ("--invented-in-2031", "#SBATCH --invented-in-2031"),
-        ("--gpus 2", "#SBATCH --gpus=2"),
         ("--rdzv-backend static", f"exec {RUN} --rdzv-backend=static train.py"),
     ],
 )
@@ -189,20 +184,16 @@ def test_the_script_is_kept_on_request(
     assert main(["submit", "--dry-run", "--output", "kept.sh", "--nodes", "2", "train.py"]) == 0
     assert (tmp_path / "kept.sh").read_text() == capsys.readouterr().out
     assert main(["submit", "--dry-run", "--output", "kept.sh", "--nodes", "3", "train.py"]) == 0
-    assert "kept.sh was there before: that is now kept.sh.bak\n" in capsys.readouterr().err
+    assert "kept.sh existed; the old file is now kept.sh.bak\n" in capsys.readouterr().err
     assert "--nodes=2" in (tmp_path / "kept.sh.bak").read_text()
 
 
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        ("--nodse 4 train.py", "unknown option --nodse"),
         ("--nodes 4 gone.py", "gone.py: no such script"),
-        ("--nodes 4 --backend nccl train.py", "'nccl' is not valid for training.backend"),
-        ("--to pbs train.py", "--to pbs: no such queue"),
         ("--nodes 4 --format json train.py", "--format is for `cpulaunch run --dry-run`"),
         ("", "hint: cpulaunch submit [OPTIONS] train.py"),
-        ("--patition batch train.py", "unknown option --patition; did you mean '--partition'?"),
         ("--patition=batch train.py", "unknown option --patition; did you mean '--partition'?"),
         ("--nodse 4 train.py", "submit --help-all` lists the options, and sbatch(1) those of Slurm"),
         ("--wrap hostname train.py", "--wrap is not for submit"),
@@ -210,12 +201,14 @@ def test_the_script_is_kept_on_request(
         ("-N 2 --hosts a,b train.py", "hosts.list (--hosts): Slurm may not give the job a, b"),
         ("-N 2 --hosts a,b -w b train.py", "Slurm may not give the job a\n"),
         ("--set hosts.exclude=a train.py", "hint: --exclude=a of sbatch"),
-        ("-N 2 --rdzv-backend c10d train.py", "no rendezvous service is needed"),
-        ("-N 2 --machine_rank 0 train.py", "hint: leave it out, and start one for all hosts: a queue's job"),
+        (
+            "-N 2 --machine_rank 0 train.py",
+            "hint: leave it out, and start one `cpulaunch run` for all hosts: in a queue's job",
+        ),
         ("-N 2 --launcher local train.py", "all ranks would be on the first of 2 nodes"),
         ("-D gone train.py", "--chdir gone: No such file or directory"),
-        ("--ntasks 7 -n 3 train.py", "hosts.nproc (-n): 3 ranks, but sbatch's options make 7 tasks"),
-        ("--ntasks-per-node 1 -N 4 -n 8 train.py", "8 ranks, but sbatch's options make 4 tasks"),
+        ("--ntasks 7 -n 3 train.py", "hosts.nproc (-n): 3 ranks, but sbatch's options request 7 tasks"),
+        ("--ntasks-per-node 1 -N 4 -n 8 train.py", "8 ranks, but sbatch's options request 4 tasks"),
         ("-N 4 -n 6 train.py", "hosts.nproc (-n): 6 ranks can't be divided evenly over 4 hosts"),
         ("-x node0 train.py", "--exclude=node0 has Slurm avoid a node"),
         ("-N 2 --nnodes 5 train.py", "hosts.nnodes (--nnodes): 5 of 2 nodes\ncpulaunch: hint: --nodes=5"),
@@ -231,17 +224,15 @@ def test_the_script_is_kept_on_request(
         ("-e logs/err train.py", "hint: mkdir -p logs"),
         ("--output=logs/%x.out train.py", "there is no directory logs, and Slurm doesn't make it"),
         ("-o %x/out train.py", "--output=%x/out: there is no directory train, and Slurm"),
-        ("--stall-action restart train.py", "no restart is allowed"),
         ("--nodes 4 --follow -a 1-5%1 train.py", "--follow is for one job, and --array makes several"),
         ("--time 3 --requeue train.py", "--time=3: Slurm may warn the job 180 s before its end"),
         ("--nodes 4 -ppn 9 --lscpu lscpu train.py", "9 ranks"),
-        ("--nodes 4 --output ./train.py train.py", "would overwrite what the job is to run"),
-        ("--nodes 4 job.sh", "job.sh is a script of bash, and ranks run Python"),
+        ("--nodes 4 --output ./train.py train.py", "would overwrite the job's script"),
+        ("--nodes 4 job.sh", "job.sh is a bash script, and ranks run Python"),
         (
             "-N 4 torchrun --nproc-per-node 2 train.py",
             "type: cpulaunch submit --dry-run -N 4 --nproc-per-node 2 train.py",
         ),
-        ("-N 4 srun python train.py", "type: cpulaunch submit --dry-run -N 4 train.py"),
     ],
 )
 def test_submit_refuses_what_run_would_refuse(
@@ -298,7 +289,6 @@ def test_named_hosts_are_planned(
         (["--mem", "64G"], "with --mem, Slurm gives the job 1 of 8 CPUs of a node"),
         (["--ntasks", "6", "--nodes", "3"], "with --ntasks, Slurm gives the job 2 of 8 CPUs of a node"),
         (["--mem", "64G", "--exclusive"], ""),
-        (["--mem", "64G", "--cpus-per-task", "2"], ""),
         (["--ntasks", "8", "--nodes", "1"], ""),
     ],
 )
@@ -315,10 +305,7 @@ def test_a_small_share_of_a_node_without_a_request_is_a_warning(
     ("options", "warned"),
     [
         (["--mem", "64G"], True),
-        (["--mem-per-cpu", "4G"], True),
         (["--ntasks-per-node", "1", "--nodes", "2"], True),
-        (["--mem", "64G", "--cpus-per-task", "2"], False),
-        (["--mem", "64G", "--exclusive"], False),
         (["--mem", "0"], False),
     ],
 )

@@ -228,13 +228,13 @@ def test_steps_of_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
         assert len(check(events_of(tmp_path / "0-1.gz"), 2, backend="gloo")) == 3
         assert {event["pid"] for event in events_of(tmp_path / "1.gz")} == {2}
         assert " of 2 ranks: " in said["0-1"][0]
-        assert "there is no trace: there is no rank 7: the ranks are 0 to 1" in said["0-7"][1]
+        assert "no trace was written: there is no rank 7: the ranks are 0 to 1" in said["0-7"][1]
         with bounded(asking(env, tmp_path, "--steps", "1000")) as interrupted:
             (place,) = tmp_path.glob("runs/*")
             assert reads(interrupted, "tracing steps ") == f"cpulaunch: profile of {place}\n"
             interrupted.send_signal(signal.SIGINT)
             why = interrupted.communicate(timeout=TIMEOUT)[1]
-            assert why == "cpulaunch: given up: there will be no trace, and the job goes on\n"
+            assert why == "cpulaunch: interrupted: no trace is written, and the job continues\n"
             assert interrupted.returncode == 130
         with bounded(asking(env, tmp_path, "--steps", "1000")) as first:
             reads(first, "tracing steps ")
@@ -243,7 +243,7 @@ def test_steps_of_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
             (tmp_path / "die").touch()
             _, why = first.communicate(timeout=TIMEOUT)
         assert first.returncode == 3
-        assert "there is no trace: ranks 0-1: its program exited before the last traced step" in why
+        assert "no trace was written: ranks 0-1: its program exited before the last traced step" in why
     assert files(tmp_path) == [
         f"trace{number}{end}" for number in ("-2", "") for end in (".json.gz", ".summary.json", ".txt")
     ]

@@ -55,7 +55,7 @@ def test_ctrl_c_ends_the_job(tmp_path: Path, marked: dict[str, str]) -> None:
         assert launcher.wait(TIMEOUT) == 130
     said = (tmp_path / "stderr").read_text()
     assert "interrupted after" in said
-    assert "does not answer: its files are not complete" in said
+    assert "hangs: the job's files are incomplete" in said
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_a_frozen_file_system_delays_only_the_launchers_process(
             subprocess.run(["fsfreeze", "-f", runs], timeout=TIMEOUT, check=True)
             launcher.send_signal(signal.SIGINT)
             wait_for("interrupted after", said)
-            assert "does not answer: its files are not complete" in said.read_text()
+            assert "hangs: the job's files are incomplete" in said.read_text()
             subprocess.run(["fsfreeze", "-u", runs], timeout=TIMEOUT, check=True)
             assert launcher.wait(TIMEOUT) == 130
 
@@ -117,7 +117,7 @@ def test_the_launcher_reports_that_it_waits_for_a_frozen_file_system(tmp_path: P
         command = [sys.executable, "-m", "cpulaunch", "run", "-n", "1", "--no-python", "true"]
         with subprocess.Popen(command, cwd=tmp_path, env=clean_environment(), stderr=stderr) as launcher:
             try:
-                wait_for("waiting for runs, which does not answer; --log-dir names another\n", said)
+                wait_for("waiting for the file system of runs; --log-dir names another directory\n", said)
             finally:
                 subprocess.run(["fsfreeze", "-u", runs], timeout=TIMEOUT, check=True)
             assert launcher.wait(TIMEOUT) == 0
