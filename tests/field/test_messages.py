@@ -44,7 +44,7 @@ def test_a_comma_too_many_is_named(hosts: str, cpulaunch: Run, tmp_path: Path) -
     (tmp_path / "a.py").write_text("")
     done = cpulaunch("run", "--hosts", hosts, "--dry-run", "a.py")
     assert done.returncode == 2
-    assert f"--hosts: '{hosts}' has a comma too many" in done.stderr
+    assert f"--hosts: '{hosts}' has a superfluous comma" in done.stderr
 
 
 def test_the_hint_for_an_ipv6_host_can_be_typed(cpulaunch: Run, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_numbers_are_sorted_and_unique() -> None:
 
 @pytest.mark.parametrize("number", [-1, 1 << 20])
 def test_numbers_that_no_cpu_has_are_refused(number: int) -> None:
-    with pytest.raises(ValueError, match="no CPU number"):
+    with pytest.raises(ValueError, match="not a CPU number"):
         CoreSet([number])
 
 

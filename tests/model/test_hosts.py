@@ -57,10 +57,10 @@ def test_hostfiles(text: str, hosts: str, tmp_path: Path) -> None:
         ("node[4-1]", "is empty", "4-1"),
         (
             "a slots=99999999",
-            "hosts:1: 99999999 slots are too many: a job may have 65536 ranks",
+            "hosts:1: 99999999 slots exceed 65536, the maximum ranks of a job",
             "slots=99999999",
         ),
-        ("a:65537", "hosts:1: 65537 slots are too many", "a:65537"),
+        ("a:65537", "hosts:1: 65537 slots exceed 65536", "a:65537"),
         (
             "node[1-9999999]",
             "'1-9999999' in 'node[1-9999999]' has a number of more than 6 digits",
