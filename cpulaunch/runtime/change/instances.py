@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from cpulaunch.runtime.hooks import Change, arguments_given, replace_everywhere
+from cpulaunch.runtime.hooks import Change, bound_arguments, replace_everywhere
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.settings import TrainingSettings
 
@@ -20,7 +20,7 @@ def _make_groups_of_one(torch: Any, settings: TrainingSettings) -> None:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        given = arguments_given(signature, args, kwargs)
+        given = bound_arguments(signature, args, kwargs)
         if given is None or _is_the_scripts_own(given, os.environ):
             return original(*args, **kwargs)
         log_once(

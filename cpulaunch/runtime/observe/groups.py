@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from cpulaunch import ledger
-from cpulaunch.runtime.hooks import Change, arguments_given, replace_everywhere
+from cpulaunch.runtime.hooks import Change, bound_arguments, replace_everywhere
 from cpulaunch.runtime.observe import abort, records
 from cpulaunch.runtime.observe.communication import CALLS, Communication
 from cpulaunch.runtime.observe.ledger import Observers, mirrors
@@ -46,7 +46,7 @@ def _watch_new_groups(torch: Any, observers: Observers) -> None:
 
     @functools.wraps(make)
     def make_group(*args: Any, **kwargs: Any) -> Any:
-        given = arguments_given(signature, args, kwargs) or {}
+        given = bound_arguments(signature, args, kwargs) or {}
         with _new_group(observers.memory, *(given.get(each) for each in _OF_GROUP)):
             made = make(*args, **kwargs)
         if ledger.of_this_process is not None:  # not in a process forked from the rank

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpulaunch import variables
-from cpulaunch.runtime.hooks import Change, arguments_given, replace_everywhere
+from cpulaunch.runtime.hooks import Change, bound_arguments, replace_everywhere
 from cpulaunch.runtime.log import log_once
 
 _WANTS_MPI = (
@@ -44,7 +44,7 @@ def _tell_of_own_groups(torch: Any, _: object) -> None:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        given = arguments_given(signature, args, kwargs) or {}
+        given = bound_arguments(signature, args, kwargs) or {}
         ranks = _other_ranks(os.environ)
         if ranks and (size := _own_group(given, os.environ)):
             more = "" if size > 1 else _WANTS_MPI

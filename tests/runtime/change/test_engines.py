@@ -161,7 +161,10 @@ def test_the_optimizer_of_a_model() -> None:
     assert optimizer_of(first, own, shared) == (own, "")
     assert optimizer_of(second, own, shared) == (None, "its AdamW trains another model, too")
     assert optimizer_of(third, shared, again) == (None, "it has several optimizers")
-    assert optimizer_of(fourth, own, shared) == (None, "it needs its optimizer in the same call of prepare")
+    assert optimizer_of(fourth, own, shared) == (
+        None,
+        "its optimizer was not passed to the same call of prepare",
+    )
 
 
 @pytest.mark.parametrize(
