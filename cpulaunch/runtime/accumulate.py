@@ -34,8 +34,8 @@ class Step:
         for batch in self._batches:
             if self._forward != self._backward:
                 raise UsageError(
-                    f"step.backward(loss) was called {self._backward} times for {self._forward} batches: call "
-                    "it once per batch, instead of loss.backward()"
+                    f"step.backward(loss) was called {self._backward} times for {self._forward} batches: "
+                    "call it once per batch, instead of loss.backward()"
                 )
             self._forward += 1
             self._sync_gradients(self._forward == len(self))

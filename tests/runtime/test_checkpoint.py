@@ -138,17 +138,17 @@ def test_checkpoints_that_do_not_fit_are_refused_in_a_line(tmp_path: Path) -> No
     assert texts == {
         "every": "Checkpoint: every is 'often': expected a number of steps such as 500, or a time such as 90s, "
         "10m or 2h",
-        "keep": "Checkpoint: keep is 0; it takes a whole number of at least 1",
+        "keep": "Checkpoint: keep must be an integer of at least 1, got 0",
         "scheduler": "Checkpoint: a scheduler has no state_dict and load_state_dict",
-        "optimizer": "Checkpoint: optimizer takes Optimizers, not Sequential",
-        "loader": "Checkpoint.steps: which data loader? steps(loader, epochs=3)",
+        "optimizer": "Checkpoint: each optimizer must be of type Optimizer, got Sequential",
+        "loader": "Checkpoint.steps: no data loader was passed: steps(loader, epochs=3)",
         "directory": "file/below can't be written: Not a directory",
         "file": "file is a file, not a directory",
-        "no directory": "Checkpoint: the directory has no name",
-        "no model": "Checkpoint: model takes Modules, not NoneType",
-        "no loader": "Checkpoint: loader takes a data loader, not int",
-        "epochs": "Checkpoint.steps: epochs is -1; it takes at least 0",
-        "which step": "Checkpoint.save: how many steps were made?",
+        "no directory": "Checkpoint: the directory must not be empty",
+        "no model": "Checkpoint: each model must be of type Module, got NoneType",
+        "no loader": "Checkpoint: loader must be a data loader, got int",
+        "epochs": "Checkpoint.steps: epochs must be at least 0, got -1",
+        "which step": "Checkpoint.save: the number of completed steps is unknown",
         "another optimizer": "other/step-5 doesn't fit this script: it was saved with SGD, and this script has AdamW",
         "names": f"{other}it has no weight",
         "shapes": f"{other}0.weight has the shape 16×8 in it, and 9×8 in this script",
@@ -180,8 +180,8 @@ def test_a_script_that_ignores_a_checkpoint_gets_one_warning(tmp_path: Path) -> 
     done = alone(tmp_path, "unread", "ckpt")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == [
-        f"cpulaunch: {tmp_path}/ckpt/step-2 is there, but was not loaded: call resume() before the first step to "
-        "go on from it"
+        f"cpulaunch: {tmp_path}/ckpt/step-2 exists, but was not loaded: to resume from it, call resume() "
+        "before the first step"
     ]
 
 
@@ -197,7 +197,7 @@ def test_one_job_at_a_time_writes_into_a_directory(tmp_path: Path) -> None:
         done = alone(tmp_path, "refused_lock", "ckpt")
         assert result(done.stdout) == {
             "error": f"{tmp_path}/ckpt is in use: {who} writes its checkpoints there",
-            "hint": "end it, or give each job a directory of its own",
+            "hint": "end it, or use another directory for this job",
         }
         waits = f"cpulaunch: {tmp_path}/ckpt is in use by {who}: waiting for its end, for 0 s at most\n"
         assert done.stderr.count(waits) == 1
@@ -280,8 +280,8 @@ def test_another_number_of_ranks_resumes_with_new_data(cpulaunch: Run) -> None:
     done = run_job(cpulaunch, "-n", "2", PROGRAMS, "job", "ckpt", "5")
     assert result(done.stdout) == {"first": [[4, 20]], "last": [[4, 29]]}
     assert (
-        "cpulaunch: the checkpoint was saved by 4 ranks, this job has 2: the order of the data and "
-        "random numbers are new from here on"
+        "cpulaunch: the checkpoint was saved by 4 ranks, and this job has 2: the order of the data and the "
+        "random numbers will differ"
     ) in done.stderr
 
 
@@ -379,14 +379,14 @@ def test_forked_processes_and_the_script_handle_signals_themselves() -> None:
         "assert (child.exitcode, first.arrived, late) == (-15, 0, [])\n"
         "os.kill(os.getpid(), signal.SIGUSR1)\n"
         "assert told.wait(60) and first.arrived == signal.SIGUSR1 and late == [(signal.SIGUSR1, 0)]\n"
-        "first.forget(); second.watch()\n"
+        "first.restore(); second.watch()\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "assert second.arrived == signal.SIGTERM\n"
         "thread = next(each for each in threading.enumerate() if each.name == 'cpulaunch-late')\n"
-        "second.in_time(); thread.join(0.5)\n"
+        "second.mark_handled(); thread.join(0.5)\n"
         "assert len(late) == 1\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"  # the same signal, sent another way
-        "signals.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + signals.TWICE)\n"
+        "signals.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + signals.DUPLICATE)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "time.sleep(60)\n"
     )
@@ -406,5 +406,5 @@ def test_our_errors_name_the_users_line_and_a_remedy(cpulaunch: Run, tmp_path: P
     _, lines = box(done.stderr)
     assert lines[0].startswith("cpulaunch.errors.UsageError: ")
     where = lines.index("at train.py:3")
-    assert lines[where + 1] == "give Checkpoint a directory that this user may write"
+    assert lines[where + 1] == "pass a directory that this user may write"
     assert outcome(tmp_path)["first_failure"]["file"] == "train.py"
