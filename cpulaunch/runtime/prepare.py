@@ -22,7 +22,7 @@ from cpulaunch.runtime.accumulate import check_complete
 from cpulaunch.runtime.change import engines
 from cpulaunch.runtime.change.base import precision_owners
 from cpulaunch.runtime.change.engines import native
-from cpulaunch.runtime.change.precision import agree, chosen
+from cpulaunch.runtime.change.precision import choice, share_rates
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.settings import training_settings
 
@@ -82,7 +82,7 @@ def prepare(
     if compress not in ("none", "bf16"):
         raise UsageError(f"prepare: compress_gradients must be none or bf16, got {compress!r}")
     distributed.init()
-    agree()
+    share_rates()
     new = [thing for thing in objects if _prepared_from(thing) not in prepared]
     models = [m for m in new if isinstance(m, nn.Module) and not isinstance(m, DistributedDataParallel)]
     optimized = _apply_engine(models, [o for o in new if isinstance(o, Optimizer)])
@@ -103,7 +103,7 @@ def prepare(
             )
             if settings.compile:
                 _compile(result)
-            if chosen().bf16:
+            if choice().bf16:
                 result.register_forward_pre_hook(_check_autocast)
         prepared.add(result)
         results.append(result)
@@ -135,7 +135,7 @@ def _apply_engine(models: list[nn.Module], optimizers: list[Optimizer]) -> dict[
     ready, left = {}, list(optimizers)
     for model in models:
         optimizer, why_not = own_optimizer(model, models, optimizers)
-        engine = engines.load(chosen().engine)
+        engine = engines.load(choice().engine)
         problem = why_not if engine.needs_optimizer and why_not else engine.problem(model, optimizer)
         if problem:
             log_once(f"{type(model).__name__} gets the engine native: {problem}")

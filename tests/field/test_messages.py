@@ -154,7 +154,7 @@ def test_a_port_that_the_script_has_chosen_is_named_if_it_is_in_use(cpulaunch: R
         port = str(taken.getsockname()[1])
         done = cpulaunch("run", "-n", "1", *GLOO, "a.py", port)
     assert done.returncode == 1
-    assert f"port {port}, which the script has chosen itself, is in use" in done.stderr
+    assert f"port {port}, which the script has chosen, is in use" in done.stderr
     assert cpulaunch("run", "-n", "1", *GLOO, "a.py", port).returncode == 0
 
 

@@ -27,7 +27,7 @@ def test_ipex_is_near_fp32_and_ranks_get_the_same_weights(intel_job: Start) -> N
     """Three ranks sum bf16 gradients in fp32."""
     (exact,) = intel_job(1, "train", "mlp", "20", "24", options=("--precision", "fp32")).results
     done = intel_job(3, "train", "mlp", "20", "24", "rank", options=IPEX)
-    assert [line for line in done.ours() if "engine ipex: as asked, version 2.8.0" in line]
+    assert [line for line in done.ours() if "engine ipex: as requested, version 2.8.0" in line]
     for result in done.results:
         assert result["backend"] == "ccl"
         assert result["losses"] == pytest.approx(exact["losses"], abs=BF16_LOSS)

@@ -1,4 +1,4 @@
-"""Lightning: Trainer and Fabric train in the planned precision if the script names none."""
+"""Lightning: Trainer and Fabric train in the planned precision if the script doesn't set one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRIED = ("2.6.6",)
 
 
 def _choose_precision(connector: Any, flag: str, plugin: str, settings: TrainingSettings) -> None:
-    """Set the precision of ``connector``: attribute ``flag`` holds its name, ``plugin`` an object for it."""
+    """Set the attribute ``flag`` of ``connector``, unless the script has set a precision or ``plugin``."""
     import torch
 
     original = connector._check_config_and_set_final_flags
@@ -34,7 +34,7 @@ def _choose_precision(connector: Any, flag: str, plugin: str, settings: Training
 
 
 def _owns(model: Any) -> bool:
-    """Return whether Lightning decides the precision: it does for all models of its script."""
+    """Return True: Lightning sets the precision of all models of its script."""
     return True
 
 

@@ -128,7 +128,7 @@ def test_ipex_is_not_imported_beside_an_incompatible_transformers(
     monkeypatch.delitem(sys.modules, "transformers", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     expected = (
-        f"IPEX 2.8.0 can't be imported beside transformers {metadata.version('transformers')} "
+        f"IPEX 2.8.0 can't be imported with transformers {metadata.version('transformers')} "
         "(pip install 'transformers<5.24')"
     )
     assert IpexEngine("2.8.0").unavailable("2.8.0", None) == (None if fits else expected)
