@@ -150,8 +150,8 @@ def test_without_an_address_it_is_an_error(script: Path, tmp_path: Path) -> None
     done = start([sys.executable, script, "init"], tmp_path, **on_two_hosts)
     assert done.returncode == 1
     assert (
-        "mpiexec of Intel MPI or MPICH started this process as rank 0 of 4, on several hosts, and doesn't say "
-        "where rank 0 listens" in done.stderr
+        "mpiexec of Intel MPI or MPICH started this process as rank 0 of 4, on several hosts, and doesn't give "
+        "the address of rank 0" in done.stderr
     )
     assert "`cpulaunch run` starts the ranks itself" in done.stderr
 

@@ -69,7 +69,7 @@ def test_parallel_training_uses_the_kernels(cpulaunch: Run, script: Path, way: s
 
 
 @pytest.mark.parametrize(
-    "options", [("--engine", "torch"), ("--engine", "ipex"), ("--as-written",)], ids=" ".join
+    "options", [("--engine", "torch"), repeat(("--engine", "ipex")), repeat(("--as-written",))], ids=" ".join
 )
 def test_other_engines_leave_torch_alone(cpulaunch: Run, script: Path, options: tuple[str, ...]) -> None:
     done = cpulaunch("run", "-n", "1", "--precision", "fp32", *options, script)

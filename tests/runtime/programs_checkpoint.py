@@ -228,11 +228,8 @@ def damaged(directory: str) -> dict[str, Any]:
         if dist.get_world_size() > 1:
             model = nn.parallel.DistributedDataParallel(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        return (
-            model,
-            optimizer,
-            cpulaunch.Checkpoint(where, model=model, optimizer=optimizer, every=1, keep=9),
-        )
+        checkpoint = cpulaunch.Checkpoint(where, model=model, optimizer=optimizer, every=1, keep=9)
+        return model, optimizer, checkpoint
 
     model, optimizer, checkpoint = make(directory)
     weights = []

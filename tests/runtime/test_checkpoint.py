@@ -40,6 +40,13 @@ def alone(directory: Path, *arguments: str, before: str = "") -> subprocess.Comp
                           timeout=LIMIT, stdin=subprocess.DEVNULL)  # fmt: skip
 
 
+def launch(directory: Path, *arguments: object, **env: str) -> subprocess.Popen[str]:
+    """Start a job on two ranks."""
+    argv = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", *map(str, arguments)]
+    return subprocess.Popen(argv, cwd=directory, env=clean_environment(**env), text=True,
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+
+
 def result(output: str) -> Any:
     return json.loads(re.findall(r"RESULT (\{.*\})", output)[0])
 
@@ -155,18 +162,8 @@ def test_checkpoints_that_do_not_fit_are_refused_in_a_line(tmp_path: Path) -> No
         "optimizers": f"{other}it holds 0 optimizers and 0 schedulers, and this script has 1 optimizer and 0 schedulers",
         "version": "ckpt/step-1 was written by another version of cpulaunch (schema 0, not 1)",
     }
-    assert all(
-        said[name][1]
-        for name in (
-            "which step",
-            "another optimizer",
-            "directory",
-            "names",
-            "shapes",
-            "optimizers",
-            "version",
-        )
-    )
+    with_hints = ("which step", "another optimizer", "directory", "names", "shapes", "optimizers", "version")
+    assert all(said[name][1] for name in with_hints)
 
 
 def test_a_deleted_directory_is_reported_at_each_save(tmp_path: Path) -> None:
@@ -216,10 +213,7 @@ def test_a_directory_on_a_full_disk_can_be_locked(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ranks_whose_launcher_was_killed_save_and_end(tmp_path: Path, marked: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--checkpoint-every", "10h",
-               EXAMPLE, "--steps", "1000000"]  # fmt: skip
-    launcher = subprocess.Popen([*map(str, command)], cwd=tmp_path, env=clean_environment(**marked), text=True,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)  # fmt: skip
+    launcher = launch(tmp_path, "--checkpoint-every", "10h", EXAMPLE, "--steps", 1000000, **marked)
     with bounded(launcher, LIMIT):
         assert launcher.stdout
         assert any("step 50:" in line for line in launcher.stdout)
@@ -316,10 +310,7 @@ def test_a_signal_saves_on_all_ranks_and_has_its_own_exit_code(
     tmp_path: Path, number: signal.Signals, to: str
 ) -> None:
     restarts = ("--max-restarts", "1", "--restart-on", "error")  # saving is no error
-    command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--tee", "all", *restarts,
-               PROGRAMS, "job", "ckpt", "1000000"]  # fmt: skip
-    launcher = subprocess.Popen([*map(str, command)], cwd=tmp_path, env=clean_environment(), text=True,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    launcher = launch(tmp_path, "--tee", "all", *restarts, PROGRAMS, "job", "ckpt", 1000000)
     with bounded(launcher, LIMIT):
         assert launcher.stdout
         first = [launcher.stdout.readline(), launcher.stdout.readline()]
@@ -342,10 +333,7 @@ def test_a_signal_saves_on_all_ranks_and_has_its_own_exit_code(
 
 @pytest.mark.slow
 def test_an_unfinished_save_at_the_end_of_the_grace_period_is_reported(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--grace-period", "2",
-               PROGRAMS, "stuck", "ckpt"]  # fmt: skip
-    launcher = subprocess.Popen([*map(str, command)], cwd=tmp_path, env=clean_environment(), text=True,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    launcher = launch(tmp_path, "--grace-period", 2, PROGRAMS, "stuck", "ckpt")
     with bounded(launcher, LIMIT):
         assert launcher.stdout
         assert [launcher.stdout.readline().split()[-1] for _ in range(2)] == ["stuck", "stuck"]

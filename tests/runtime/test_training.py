@@ -41,13 +41,6 @@ def test_ranks_train_as_one_process_with_the_whole_batch(job: Start, alone: Alon
     assert expected[-1] < expected[0]
 
 
-@pytest.mark.repeats
-def test_ranks_train_a_bert_as_one_process_does(job: Start, alone: Alone) -> None:
-    expected = alone("train", "bert", "50", "24")["losses"]
-    for result in job(3, "train", "bert", "50", "24", options=FP32).results:
-        assert result["losses"] == pytest.approx(expected, abs=1e-5)
-
-
 @pytest.mark.parametrize(("model", "backend"), [("mlp", "ccl"), repeat("bert", "gloo")])
 def test_bf16_is_near_fp32_and_ranks_get_the_same_weights(
     job: Start, alone: Alone, model: str, backend: str

@@ -64,7 +64,7 @@ def test_an_engine_of_another_package_trains_a_job(job: Start, package: dict[str
     assert first == second  # ranks began with different weights
     assert first["stamp"] is not None
     assert (first["stamped"], first["falls"]) == (True, True)
-    assert [line for line in done.ours() if line == "bf16, engine stamping: as asked, version 7.1"]
+    assert [line for line in done.ours() if line == "bf16, engine stamping: as requested, version 7.1"]
 
 
 @pytest.mark.slow
