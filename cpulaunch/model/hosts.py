@@ -164,22 +164,15 @@ def _expand(name: str, origin: str) -> Iterator[str]:
             break
         if not closed:
             raise ConfigError(f"{origin}: {name!r}: '[' without ']'", part=name)
-        if len(texts) == MAX_NAME:  # a bracket adds at least one digit
-            raise ConfigError(f"{origin}: {name!r} is not a host's name or address", part=name)
         texts.append(text)
-        _check_count(count * (inside.count(",") + 1), name, origin)
         pieces.append([_range(part, name, origin) for part in inside.split(",")])
-        count = _check_count(count * sum(len(numbers) for numbers, _ in pieces[-1]), name, origin)
+        count *= sum(len(numbers) for numbers, _ in pieces[-1])
+        if count > MAX_HOSTS or len(texts) == MAX_NAME:
+            raise ConfigError(f"{origin}: {name!r} expands to more than {MAX_HOSTS} hosts", part=name)
         rest = tail
     numbers = [[f"{n:0{width}d}" for numbers, width in ranges for n in numbers] for ranges in pieces]
     for chosen in product(*numbers):
         yield "".join(chain.from_iterable(zip(texts, chosen, strict=True))) + rest
-
-
-def _check_count(count: int, name: str, origin: str) -> int:
-    if count > MAX_HOSTS:
-        raise ConfigError(f"{origin}: {name!r} expands to more than {MAX_HOSTS} hosts", part=name)
-    return count
 
 
 def _range(part: str, name: str, origin: str) -> tuple[range, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,8 @@ from cpulaunch.runtime.change import comm_hooks
 from cpulaunch.runtime.join import environment_to_join, other_launchers_rank
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.settings import training_settings
+
+T = TypeVar("T")
 
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
@@ -147,10 +149,9 @@ def broadcast(model: nn.Module) -> None:
                 tensor.copy_(contiguous)
 
 
-def broadcast_number(number: int) -> int:
-    """Return rank 0's number on every rank."""
-    if world_size() == 1:
-        return number
-    tensor = torch.tensor([number], dtype=torch.int64)
-    dist.broadcast(tensor, 0)
-    return int(tensor.item())
+def broadcast_object(value: T, group: Any = None) -> T:
+    """Return rank 0's value, which must be picklable, on every rank of a process group."""
+    values = [value]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast_object_list(values, src=0, group=group)
+    return values[0]

@@ -51,7 +51,7 @@ def shard(loader: DataLoader[Any]) -> DataLoader[Any]:
         num_replicas=distributed.world_size(),
         rank=distributed.rank(),
         shuffle=isinstance(loader.sampler, RandomSampler),
-        seed=distributed.broadcast_number(torch.initial_seed() % 2**31),
+        seed=distributed.broadcast_object(torch.initial_seed() % 2**31),
         drop_last=loader.drop_last,
     )
     return type(loader)(

@@ -20,6 +20,7 @@ from typing import Any
 
 from cpulaunch.runtime.change import resume
 from cpulaunch.runtime.checkpoint import randomness
+from cpulaunch.runtime.distributed import broadcast_object
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.reports import resumed_from, saved
 from cpulaunch.runtime.settings import TrainingSettings
@@ -182,7 +183,7 @@ def _load_newest(accelerator: Any, load_state: Any) -> None:
         return
     found = resume.numbered_directories(_root(accelerator), r"checkpoint_(\d+)")
     complete = [number for number, path in found.items() if resume.read_facts(path)]
-    number = resume.broadcast(complete[-1] if complete else None)
+    number = broadcast_object(complete[-1] if complete else None)
     # accelerate refuses to save to a directory that an interrupted save has left.
     accelerator.project_configuration.iteration = max(found, default=-1) + 1
     if number is None:

@@ -12,9 +12,9 @@ precision_owners: list[Callable[[Any], bool]] = []
 """Functions that return whether a library, or ``cpulaunch.prepare``, sets the precision of a model."""
 
 
-_announced: list[str] = []  # changes that were logged in this process
-_pending: list[str] = []  # changes to log when the current library has created its process group
-_with_step: list[str] = []  # changes to log at the first optimizer step
+_announced: list[str] = []  # changes that were logged
+with_group: list[str] = []  # changes to log when the current library has created its process group
+with_step: list[str] = []  # changes to log at the first optimizer step
 
 
 def announce(*changes: str) -> None:
@@ -29,25 +29,15 @@ def announce(*changes: str) -> None:
 
 def announce_with_step(change: str) -> None:
     """Announce a change at the first optimizer step, in one line with the others."""
-    if change not in _with_step:
-        _with_step.append(change)
-
-
-def step_changes() -> tuple[str, ...]:
-    """Return the changes to announce at the first optimizer step."""
-    return tuple(_with_step)
-
-
-def pending_changes() -> tuple[str, ...]:
-    """Return the changes to announce when a process group is created."""
-    return tuple(_pending)
+    if change not in with_step:
+        with_step.append(change)
 
 
 @contextmanager
 def announce_with_group(change: str) -> Iterator[None]:
     """Announce ``change`` if a process group is created in this context."""
-    _pending.append(change)
+    with_group.append(change)
     try:
         yield
     finally:
-        _pending.remove(change)
+        with_group.remove(change)

@@ -15,7 +15,7 @@ from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.config.settings import Table
 from cpulaunch.discovery.host.this_host import cpu_flags
 from cpulaunch.errors import UsageError
-from cpulaunch.runtime.change.base import announce, pending_changes
+from cpulaunch.runtime.change import base
 from cpulaunch.runtime.change.precision import check_precision
 from cpulaunch.runtime.hooks import replace_everywhere
 from cpulaunch.runtime.settings import TrainingSettings
@@ -140,7 +140,7 @@ def _reported_name(backend: str | None) -> str:
 
 
 def _announce_group(backend: str | None, settings: TrainingSettings) -> None:
-    changes = list(pending_changes())
+    changes = base.with_group[:]
     if settings.backend != _cpu_backend(backend):
         changes.insert(0, f"backend {settings.backend}{f' (not {str(backend).lower()})' if backend else ''}")
-    announce(*changes)
+    base.announce(*changes)

@@ -83,14 +83,3 @@ def read_json(file: Path) -> Any:
         return json.loads(file.read_text())
     except (OSError, ValueError):
         return None
-
-
-def broadcast(value: Any) -> Any:
-    """Return rank 0's value on every rank."""
-    import torch.distributed as dist
-
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return value
-    values = [value]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]

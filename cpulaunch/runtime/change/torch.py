@@ -12,7 +12,7 @@ from typing import Any
 
 from cpulaunch import variables
 from cpulaunch.discovery.host import master_port
-from cpulaunch.runtime.change.base import announce, announce_with_step, precision_owners, step_changes
+from cpulaunch.runtime.change.base import announce, announce_with_step, precision_owners, with_step
 from cpulaunch.runtime.change.engines import native
 from cpulaunch.runtime.change.groups import replace_backend
 from cpulaunch.runtime.change.kernels import use_kernels
@@ -116,7 +116,7 @@ def _watch_steps(torch: Any, settings: TrainingSettings) -> None:
         if native.fuse(optimizer):
             native.keep_layouts(optimizer)
             announce_with_step(f"{type(optimizer).__name__} uses its fused implementation")
-        announce(*step_changes())
+        announce(*with_step)
         if current_precision(settings) == "bf16" and not _has_precision(optimizer):
             log_once(
                 "this script's precision is its own: the planned bf16 is used by DDP models, accelerate, "

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from cpulaunch.runtime.change import accelerate_resume, kernels, resume
+from cpulaunch.runtime.distributed import broadcast_object
 from cpulaunch.runtime.hooks import Change
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.reports import resumed_from, saved
@@ -47,7 +48,7 @@ def _resume(trainer: Any, settings: TrainingSettings) -> None:
         self.add_callback(SaveCallback())
         accelerate_resume.leave_to_script(self.accelerator)
         if resume_from_checkpoint is None and resume.is_restarted():
-            step, path = resume.broadcast(_last_complete(self.args))
+            step, path = broadcast_object(_last_complete(self.args))
             if path is not None:
                 resume_from_checkpoint = path
                 log_once(f"restarted: the Trainer resumes after step {step} from {path}")

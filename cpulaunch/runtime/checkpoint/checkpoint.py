@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch import nn
@@ -33,8 +33,6 @@ from cpulaunch.runtime.checkpoint.signals import Signals
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.settings import training_settings
 from cpulaunch.wording import counted
-
-T = TypeVar("T")
 
 DEFAULT_EVERY = "10m"
 
@@ -112,9 +110,9 @@ class Checkpoint:
         if self._resumed:
             return self._step
         self._resumed = True
-        if used := self._from_rank_0(self._rank == 0 and lock.claim(self._root)):
+        if owner := self._broadcast(self._rank == 0 and lock.claim(self._root)):
             raise UsageError(
-                f"{self._root} is in use: {used} writes its checkpoints there",
+                f"{self._root} is in use: {owner} writes its checkpoints there",
                 hint="end it, or use another directory for this job",
             )
         self._load_newest()
@@ -230,7 +228,7 @@ class Checkpoint:
 
     def _load_newest(self) -> None:
         """Load the newest checkpoint that all ranks can read, if there is any."""
-        existing = self._from_rank_0(list(directory.complete(self._root)) if self._rank == 0 else [])
+        existing = self._broadcast(list(directory.complete(self._root)) if self._rank == 0 else [])
         damaged: dict[int, str] = {}
         for step in reversed(existing):
             try:
@@ -310,11 +308,8 @@ class Checkpoint:
     def _count_step(self, *_: Any) -> None:
         self._optimizer_steps += 1
 
-    def _from_rank_0(self, thing: T) -> T:
-        things = [thing]
-        if self._ranks > 1:
-            dist.broadcast_object_list(things, src=0, group=self._group)
-        return things[0]
+    def _broadcast(self, value: Any) -> Any:
+        return distributed.broadcast_object(value, self._group)
 
     def _make_root(self) -> None:
         """Create the directory, and check by a temporary file that all ranks see it."""
@@ -328,7 +323,7 @@ class Checkpoint:
                 error = f"{self._root} is a file, not a directory"
             except OSError as e:
                 error = f"{self._root} can't be written: {e.strerror}"
-        error, probe = self._from_rank_0((error, probe))
+        error, probe = self._broadcast((error, probe))
         visible: list[Any] = [True]
         if self._ranks > 1:
             visible = [None] * self._ranks
