@@ -1,4 +1,4 @@
-"""Facts about hosts: the input of planning, which a facts file can hold for another machine."""
+"""Facts about hosts, the input of planning.  A facts file has the facts of other machines."""
 
 from __future__ import annotations
 

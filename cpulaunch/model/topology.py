@@ -96,7 +96,7 @@ class Topology:
         return replace(self, cpus=tuple(c for c in self.cpus if c.cpu in allowed))
 
     def first(self, cpus: int) -> Topology:
-        """Return this topology with its first cores only: as few as have ``cpus`` CPUs."""
+        """Return this topology with its first cores only, which have at least ``cpus`` CPUs."""
         taken: list[int] = []
         for core in self.cores:
             if len(taken) >= cpus:

@@ -20,7 +20,7 @@ HIDDEN, WIDE = 768, 3072
 """Inputs and outputs of the linear layer."""
 
 TOKENS, MOST_TOKENS = 256, 4096
-"""Rows of the input per thread, and at most.  A product of this size takes a few milliseconds."""
+"""Rows of the input per thread, and their maximum.  A product then takes a few milliseconds."""
 
 FEW_TOKENS = 32
 """Rows of a first, short product.  CPUs that emulate bf16 would take seconds for a product of full size."""

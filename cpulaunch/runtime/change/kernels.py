@@ -75,7 +75,7 @@ def _announce() -> None:
 def _dropout(
     input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> torch.Tensor:
-    """Replacement of torch's dropout for torch.compile, which would decompose torch's own in graphs."""
+    """Replace torch's dropout, which torch.compile would decompose into other operations."""
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
         dropped = _dropout_in_graph(input, p, training, inplace)
         if dropped is not None:

@@ -24,8 +24,8 @@ from cpulaunch.runtime.product_rates import product_rates
 from cpulaunch.runtime.settings import TrainingSettings, training_settings
 
 WORTH_IT = 0.8
-"""``auto`` chooses another engine than native if its step takes less than this part of native's time.  A
-smaller gain doesn't justify bf16 weights, with which gradients are averaged in bf16."""
+"""``auto`` chooses another engine than native if its step time divided by native's is below this.  A smaller
+gain doesn't justify bf16 weights, with which gradients are averaged in bf16."""
 
 Flags = tuple[str, ...] | None
 """``HostFacts.cpu_flags``: the CPU's flags for bf16, the best first; None if they are unknown."""

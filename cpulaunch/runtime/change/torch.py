@@ -35,8 +35,8 @@ _ddp_models: weakref.WeakSet[Any] = weakref.WeakSet()  # DDP models that have ru
 def _autocast_ddp(torch: Any, settings: TrainingSettings) -> None:
     """Run the forward pass of DistributedDataParallel in bf16 if the precision is bf16.
 
-    Not if the model is in another type than fp32, if a library sets its precision, or if it has ever run in
-    an autocast context of the script: a script may train in the context, and evaluate outside of it.
+    A model is left alone if it isn't in fp32, if a library sets its precision, or if it has ever run in an
+    autocast context of the script: a script may train in the context, and evaluate outside of it.
     """
     ddp, tree_map = torch.nn.parallel.DistributedDataParallel, torch.utils._pytree.tree_map
     original = ddp.forward

@@ -1,8 +1,8 @@
 """Saves and restores the order of gradients in DDP's buckets, so that sums are the same after a restart.
 
-After its first backward pass, DDP rebuilds its buckets in the order in which the gradients became ready.  An
-all-reduce adds the ranks' numbers in an order that depends on the position in the bucket, and so do rounding
-errors with three or more ranks.
+After its first backward pass, DDP rebuilds its buckets in the order in which the gradients became ready.  The
+position in a bucket decides in which order an all-reduce adds the ranks' numbers, and with three or more ranks,
+the rounding error depends on this order.
 """
 
 from __future__ import annotations

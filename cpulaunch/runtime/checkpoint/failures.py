@@ -47,7 +47,7 @@ def on_all_ranks(do: Callable[[], T], group: Any) -> T:
 
 
 def reason(error: BaseException) -> str:
-    """Return the reason of an error in one line: an error of the operating system, if any rank had one."""
+    """Return the reason of an error in one line, preferably an error of the operating system on any rank."""
     failures = error.failures if isinstance(error, CheckpointException) else {}
     found = {rank: each[0] for rank, each in failures.items()} or {0: error}
     for rank, each in found.items():

@@ -33,7 +33,7 @@ def is_stateful(loader: Any) -> bool:
 
 
 def for_ranks(position: Position, before: int, ranks: int) -> Position:
-    """Convert the position of ``before`` ranks to ``ranks`` ranks, after the same number of examples.
+    """Return the position of ``ranks`` ranks after the examples that ``before`` ranks have used.
 
     Rounds up to whole batches, so that the end of an epoch stays its end.
     """

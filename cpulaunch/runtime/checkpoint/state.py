@@ -2,8 +2,8 @@
 
 ``model.NAME`` is a parameter or buffer, and ``optimizer.NAME.KEY`` an optimizer's state of a parameter.  NAME
 is the name in the model without wrappers.  The second model is ``model1``, the second optimizer
-``optimizer1``.  ``shared`` has the other objects of all ranks, and ``rank.N`` those of rank N, pickled into a
-tensor of bytes.
+``optimizer1``.  ``shared`` has the objects that all ranks share, and ``rank.N`` the objects of rank N, both
+pickled into a tensor of bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Tensors = dict[str, torch.Tensor]
 
 SHARED = "shared"
 _NOT_RESTORED = ("fused", "foreach")
-"""Options of optimizers that don't change results, and keep this run's values."""
+"""Options of optimizers that don't change results; loading a checkpoint keeps this run's values."""
 
 
 def rank_key(rank: int) -> str:
@@ -96,7 +96,7 @@ class Saved:
         return metadata
 
     def objects(self, rank: int | None) -> tuple[dict[str, Any], Any]:
-        """Return the objects of all ranks, and those of ``rank``, or None."""
+        """Return the objects that all ranks share, and those of ``rank``; None if ``rank`` is None."""
         return on_all_ranks(lambda: self._objects(rank), self._group)
 
     def _objects(self, rank: int | None) -> tuple[dict[str, Any], Any]:
@@ -112,7 +112,7 @@ class Saved:
         schedulers: Sequence[Any],
         shared: Mapping[str, Any],
     ) -> None:
-        """Load weights, optimizers and schedulers; ``shared``: the objects of all ranks."""
+        """Load weights, optimizers and schedulers; ``shared``: the objects that all ranks share."""
         tensors = _of_models(models)
         self._check_models(tensors)
         parameters = {name: each for model in models for name, each in _named(models, model).items()}

@@ -36,7 +36,7 @@ PATIENCE = 0.5
 """Maximum seconds to wait for a copy in another thread to end."""
 
 RECORDER_DELAY = 0.1
-"""Maximum seconds after which the recorder marks an operation as completed that has returned."""
+"""Maximum seconds between the return of an operation and its completion in the recorder."""
 
 OWN = "cpulaunch."
 """Prefix of the descriptions of groups that cpulaunch makes."""

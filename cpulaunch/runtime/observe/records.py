@@ -93,7 +93,7 @@ def clear(memory: Any, slot: int) -> None:
 def write(memory: Any, slot: int, group: ledger.Group) -> None:
     """Write ``group`` to ``slot``: first the oldest operations under way, then the latest others.
 
-    A rank that hangs does so in an operation under way.
+    If the rank hangs, it waits in an operation under way.
     """
     operations = sorted(group.operations, key=lambda each: each.enqueued)
     under_way = [each for each in operations if each.state == ledger.STARTED][: ledger.OPERATIONS]
