@@ -124,7 +124,6 @@ def test_importing_ipex_turns_them_off(tmp_path: Path) -> None:
         "import intel_extension_for_pytorch\n"
         "assert functional.dropout is own; kernels.enable(); assert functional.dropout is own\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd=tmp_path
-    )
+    argv = [sys.executable, "-c", program]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
 """Saves and restores the order of gradients in DDP's buckets, so that sums are the same after a restart.
 
 After its first backward pass, DDP rebuilds its buckets in the order in which the gradients became ready.  The
-position in a bucket decides in which order an all-reduce adds the ranks' numbers, and with three or more ranks,
+position in a bucket decides in which order an all-reduce adds the ranks' numbers.  With three or more ranks,
 the rounding error depends on this order.
 """
 

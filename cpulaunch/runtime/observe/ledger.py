@@ -13,9 +13,11 @@ from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.config.settings import Table
 from cpulaunch.runtime.hooks import Change
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.observe import records, telemetry, tracing
+from cpulaunch.runtime.observe import records, telemetry
 from cpulaunch.runtime.observe.copies import warn_of_separate_copies
 from cpulaunch.runtime.observe.records import Header
+from cpulaunch.runtime.observe.telemetry import Recorder
+from cpulaunch.runtime.observe.tracing import Tracer
 
 if TYPE_CHECKING:
     from cpulaunch.runtime.observe.mirror import Mirror
@@ -31,8 +33,8 @@ class Observers:
         self.memory = memory
         self.header = Header(memory)
         recorded = rank_setting(Table.watch.telemetry, os.environ) != "none"
-        self.recorder = telemetry.record(memory) if recorded else None
-        self.tracer = tracing.watch(torch, memory)
+        self.recorder = telemetry.recorder = Recorder(memory) if recorded else None
+        self.tracer = Tracer(torch, memory)
         self._functions: list[Callable[[], object]] = []
 
     def at_other_group(self, begin: Callable[[], object]) -> None:

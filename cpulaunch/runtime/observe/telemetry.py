@@ -50,13 +50,6 @@ def log(*, loss: Any) -> None:
         recorder.log(float(detach() if detach else loss))
 
 
-def record(memory: Any) -> Recorder:
-    """Record the steps of this process from now on."""
-    global recorder
-    recorder = Recorder(memory)
-    return recorder
-
-
 def watch_loaders(torch: Any, recorder: Recorder) -> None:
     """Report the batches of each ``torch.utils.data.DataLoader`` to ``recorder``."""
     kind = torch.utils.data.dataloader._BaseDataLoaderIter

@@ -40,15 +40,6 @@ _SILENT = "6"
 """Value of KINETO_LOG_LEVEL that stops torch's profiler from printing a line at start and stop."""
 
 
-def watch(torch: Any, memory: Any) -> Tracer:
-    """Return a tracer for this process, whose ``after_step`` must be called after each optimizer step."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
-    tracer = Tracer(torch, memory)
-    os.register_at_fork(after_in_child=tracer.detach)
-    atexit.register(tracer.close)
-    return tracer
-
-
 class Tracer:
     """Makes the traces of this process, one at a time."""
 
@@ -66,6 +57,9 @@ class Tracer:
         self._operations = Operations(torch, memory)
         self._migrations = 0
         self._throttling: tuple[int, Throttling | None] = 0, None  # when the trace began
+        os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
+        os.register_at_fork(after_in_child=self._detach)
+        atexit.register(self._close)
 
     def after_step(self) -> None:
         """Start, continue or end a trace after an optimizer step, which the header has counted."""
@@ -85,13 +79,13 @@ class Tracer:
             return False
         return not self._first or step <= self._first + request.last - request.first
 
-    def detach(self) -> None:
+    def _detach(self) -> None:
         """Detach a forked process from the ledger, which belongs to the rank."""
         self._requested = memoryview(bytes(8)).cast("Q")
         self._handled = 0
         self._profiler = None
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Stop the profiler at the program's end, because torch would crash if it were still running."""
         with contextlib.suppress(Exception):
             self._stop()
