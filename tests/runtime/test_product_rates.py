@@ -136,13 +136,6 @@ def test_the_first_job_measures_with_one_line(cpulaunch: Run, tmp_path: Path, ca
     assert "measuring" not in other.stderr
 
 
-def test_a_dry_run_uses_the_flags_within_the_instruction_limit(cpulaunch: Run, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    env = own_cache(tmp_path) | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
-    dry = cpulaunch("run", "-n", 1, "--dry-run", "script.py", env=env)
-    assert "precision fp32 (not measured; the CPU" in dry.stdout
-
-
 AGREE = """
 import os
 os.environ["XDG_CACHE_HOME"] = os.path.join("caches", os.environ["RANK"])

@@ -89,11 +89,6 @@ def test_an_engine_of_another_package_is_loaded_by_its_name(
         engines.load("broken")
 
 
-@pytest.mark.parametrize("name", list(plugins.BUILT_IN[plugins.ENGINES]))
-def test_engines_of_this_package_are_loaded_by_their_names(name: str) -> None:
-    assert engines.load(name).name == name
-
-
 def test_an_unknown_name_is_an_error_with_the_valid_names() -> None:
     with pytest.raises(UsageError, match="'natve'.*did you mean 'native'"):
         engines.load("natve")

@@ -80,11 +80,6 @@ def test_auto_chooses_an_engine_measured_to_be_much_faster(ratio: float, expecte
     assert choice_of({}, AMX, "2.8.0", ipex).engine == expected
 
 
-def test_auto_uses_the_measurements_in_the_engines_file() -> None:
-    assert IpexEngine.measured
-    assert all(row.ratio > 0 and row.source for row in IpexEngine.measured)
-
-
 @pytest.mark.parametrize(
     ("precision", "flags", "warned"),
     [("bf16", (), True), ("bf16", AVX, False), ("bf16", None, False), ("fp32", (), False)],
