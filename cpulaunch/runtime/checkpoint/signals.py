@@ -38,7 +38,7 @@ class Signals:
         self._wakeup_fd = -1
         self._handled = threading.Event()
         weak = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: (signals := weak()) and signals._restore())
+        os.register_at_fork(after_in_child=lambda: _restore(weak()))
 
     def watch(self) -> None:
         """Install the handlers.  Does nothing outside of the main thread."""
@@ -109,3 +109,8 @@ class Signals:
             os.close(reading)
 
         threading.Thread(target=wait, name="cpulaunch-late", daemon=True).start()
+
+
+def _restore(signals: Signals | None) -> None:
+    if signals:
+        signals._restore()
