@@ -13,8 +13,8 @@ In a training script::
         optimizer.step()
         optimizer.zero_grad()
 
-Importing this package is cheap and imports no torch, as the launcher and the agent depend on it: the names
-below are imported when they are first used.
+The public names are imported when they are first used, because the launcher and the agent import this package
+and must not import torch.
 """
 
 from __future__ import annotations

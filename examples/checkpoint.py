@@ -1,10 +1,10 @@
-"""A training that can be killed at any time: started again, it goes on after its last checkpoint.
+"""A training that can be killed at any time, and resumes from its last checkpoint when it is started again.
 
     cpulaunch run -n 2 --max-restarts 3 --checkpoint-every 50 examples/checkpoint.py
     torchrun --nproc-per-node 2 examples/checkpoint.py         # the same script, unchanged
 
-It prints a digest of the final weights: the same to the last bit, however often the job was restarted.
-The data are scikit-learn's digits, shuffled anew in each epoch and noisy; the network has dropout.
+It prints a digest of the final weights, which doesn't depend on how often the job was restarted.  The data
+are scikit-learn's digits with noise, shuffled in each epoch; the network has dropout.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import cpulaunch
 def main() -> None:
     options = arguments()
     cpulaunch.init()
-    torch.manual_seed(cpulaunch.rank())  # dropout and noise of its own on each rank
+    torch.manual_seed(cpulaunch.rank())  # different dropout and noise on each rank
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=100, gamma=0.5)
@@ -59,7 +59,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Digits(Dataset):
-    """1,797 grey images of 8×8 pixels, with a little noise that is new each time."""
+    """1,797 grey images of 8×8 pixels, with random noise."""
 
     def __init__(self) -> None:
         digits = load_digits()
@@ -88,7 +88,7 @@ def network() -> nn.Module:
 
 
 def digest(model: nn.Module) -> str:
-    """The same for models whose weights are the same, bit for bit."""
+    """Return a hash of the weights."""
     found = hashlib.sha256()
     for tensor in model.state_dict().values():
         found.update(tensor.contiguous().numpy().tobytes())

@@ -60,7 +60,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--epochs", type=int, default=15)
-    # cpulaunch sets these variables to what was planned; the defaults work on every machine.
+    # cpulaunch sets these variables; the defaults work on every machine.
     parser.add_argument("--backend", default=os.environ.get("CPULAUNCH_BACKEND", "gloo"))
     parser.add_argument(
         "--precision", choices=("bf16", "fp32"), default=os.environ.get("CPULAUNCH_PRECISION", "fp32")

@@ -1,11 +1,10 @@
-"""FSDP2 on ccl: each of two ranks keeps half of a transformer's parameters, gradients and optimizer states.
+"""FSDP2 on ccl: each of two ranks has half of a transformer's parameters, gradients and optimizer states.
 
     cpulaunch run -n 2 examples/fsdp.py
 
-torch's ``fully_shard`` needs only a process group on CPUs from cpulaunch. The model learns to sort short
-lists of digits; each step makes new samples.
-Expected on 2 ranks of 1 core each: at least 95 % of the digits right within a minute; each rank holds half of
-the parameters, plus a little padding.
+The model learns to sort short lists of digits.  torch's ``fully_shard`` uses cpulaunch's process group.
+Expected on 2 ranks of 1 core each: at least 95 % of the digits are correct within a minute, and each rank
+keeps half of the parameters, plus a little padding.
 """
 
 import argparse

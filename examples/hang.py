@@ -1,9 +1,9 @@
-"""A job that hangs: in the sixth step one rank is late, and a box says which rank, and at which line it is.
+"""A job that hangs in its sixth step, because one rank is late; a box names the rank and its line.
 
     cpulaunch run -n 2 --stall-timeout 5 --stall-action abort examples/hang.py --late 1
     cpulaunch stacks                # in another terminal, while it hangs, without --stall-action
 
-Without --late, it trains a little, and ends.
+Without --late, it trains for ten steps and ends.
 """
 
 import argparse

@@ -3,10 +3,10 @@
     pip install 'cpulaunch[intel,hf]'               # torch 2.8 with IPEX 2.8
     cpulaunch run -n 2 --engine ipex examples/ipex_bert.py
 
-Without IPEX the same script trains with the engine native, and rank 0 prints why. A BERT of 4 layers
-learns which of two digits is more frequent in a text of digits.
-Expected on 2 ranks of 1 core each: at least 90 % of the test texts right within a minute, and a checkpoint of
-fp32 weights that a plain model loads with the same accuracy.
+Without IPEX, the script trains with the engine native, and rank 0 logs why.  A BERT of 4 layers learns which
+of two digits is more frequent in a text of digits.
+Expected on 2 ranks of 1 core each: at least 90 % of the test texts are classified correctly within a minute,
+and a plain model that loads the fp32 checkpoint has the same accuracy.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def data(texts: int) -> TensorDataset:
-    """Texts of 32 digits; the label says whether there are more 7s than 3s. Texts with a tie are left out."""
+    """Texts of 32 digits without ties; the label is 1 if there are more 7s than 3s, else 0."""
     generator = torch.Generator().manual_seed(texts)
     digits = torch.randint(10, (4 * texts, 32), generator=generator)
     difference = (digits == 7).sum(1) - (digits == 3).sum(1)

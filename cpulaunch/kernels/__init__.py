@@ -1,6 +1,5 @@
-"""Kernels for training steps on CPUs: a compiled library of torch operations, which replaces torch's own.
+"""Compiled operations that replace torch's own in training steps on CPUs.
 
-``load`` finds and loads the library; its C++ is in ``csrc``.  `cpulaunch.ccl.build` compiles it and
-`cpulaunch.ccl.installed` finds it, as for the process group.  `cpulaunch.runtime.change.kernels` lets the
-native engine use it.
+``load`` loads the library; its C++ source is in ``csrc``.  `cpulaunch.ccl.build` compiles it, and
+`cpulaunch.ccl.installed` finds it.  `cpulaunch.runtime.change.kernels` enables it for the native engine.
 """

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator
 
 from cpulaunch.errors import ConfigError
 
-# Linux's largest build has 8192 CPUs, and jobs have fewer ranks than this.  The bound keeps a mistyped number
-# from becoming a huge set.
 LARGEST_CPU = (1 << 20) - 1
+"""The largest number in a set.  The limit keeps a mistyped number from becoming a huge set; Linux supports at
+most 8192 CPUs."""
 
 
 class CoreSet:
-    """An immutable, sorted set of CPU numbers (or NUMA node numbers), as the operating system counts them.
+    """An immutable, sorted set of the operating system's CPU numbers, NUMA node numbers or ranks.
 
-    ``str()`` gives the folded list that ``taskset -c``, cpusets and sysfs use (``0-13,28``; ``""`` when
-    empty), and ``CoreSet.parse(str(cores)) == cores``.  ``<=`` means "is contained in".
+    ``str()`` returns the list in the notation of ``taskset -c``, cpusets and sysfs, such as ``0-13,28``.
+    ``CoreSet.parse(str(cores)) == cores``.  ``a <= b`` means that ``b`` contains all of ``a``.
     """
 
     __slots__ = ("_bits",)
@@ -25,15 +25,15 @@ class CoreSet:
         bits = 0
         for number in numbers:
             if not 0 <= number <= LARGEST_CPU:
-                raise ValueError(f"no CPU number: {number}")
+                raise ValueError(f"not a CPU number: {number}")
             bits |= 1 << number
         self._bits = bits
 
     @classmethod
     def parse(cls, text: str) -> CoreSet:
-        """Parse numbers and ranges separated by commas; ``0-6:2`` is every second number.
+        """Parse numbers and ranges separated by commas; ``0-6:2`` is 0, 2, 4, 6.
 
-        Raises `ConfigError`, with the faulty piece as its ``part``.
+        Raises `ConfigError`, whose ``part`` is the invalid piece.
         """
         bits = 0
         for part in text.split(",") if text.strip() else ():
@@ -103,7 +103,7 @@ class CoreSet:
         return not self._bits & ~other._bits
 
     def mask(self) -> str:
-        """Return a hexadecimal mask as ``taskset -p`` shows it: bit 0 is CPU 0, no ``0x``."""
+        """Return the set as a hexadecimal mask without ``0x``, as ``taskset -p`` prints it."""
         return format(self._bits, "x")
 
 

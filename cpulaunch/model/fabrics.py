@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 
 class Fabric(NamedTuple):
-    """A card with an active port.
+    """A network card with an active port.
 
-    ``device`` is its name in the kernel's RDMA subsystem, ``provider`` its libfabric provider, ``interface``
-    its network interface (empty: none).  ``unusable`` is why it can't be used (empty: it can).
+    ``device`` is its name in the kernel's RDMA subsystem, and ``provider`` its libfabric provider.
+    ``interface`` is its network interface, or empty.  ``unusable`` is the reason why the card can't be used,
+    or empty.
     """
 
     device: str
@@ -20,25 +21,25 @@ class Fabric(NamedTuple):
 
 
 def common_provider(hosts: Mapping[str, tuple[Fabric, ...] | None]) -> tuple[str | None, dict[str, str]]:
-    """Return the provider that works on all hosts, and a complaint for each host with an unused card.
+    """Return the provider that works on all hosts, and a message for each host whose card stays unused.
 
-    The provider is None if the hosts share only TCP.  ``hosts`` has each host's cards; None if they are
-    unknown.
+    ``hosts`` maps each host to its cards, or to None if they are unknown.  The provider is None if no card's
+    provider works on all hosts; the job then uses TCP.
     """
     usable = {
         host: [card.provider for card in cards or () if not card.unusable] for host, cards in hosts.items()
     }
-    anywhere = (provider for providers in usable.values() for provider in providers)
-    shared = next((p for p in anywhere if all(p in providers for providers in usable.values())), None)
+    candidates = (provider for providers in usable.values() for provider in providers)
+    shared = next((p for p in candidates if all(p in providers for providers in usable.values())), None)
     if shared:
         return shared, {}
     without = [host for host, providers in usable.items() if not providers]
-    complaints = {}
+    messages = {}
     for host, cards in hosts.items():
         if cards:
             card = next((card for card in cards if not card.unusable), cards[0])
             why = card.unusable or (
                 f"{without[0]} has none that works" if without else "other hosts have other kinds"
             )
-            complaints[host] = f"its {card.device} ({card.provider}) stays unused, TCP is taken: {why}"
-    return None, complaints
+            messages[host] = f"its {card.device} ({card.provider}) stays unused, TCP is taken: {why}"
+    return None, messages

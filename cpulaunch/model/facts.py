@@ -1,4 +1,4 @@
-"""Facts discovered about hosts, as values that can be recorded and used for planning elsewhere."""
+"""Facts about hosts, the input of planning.  A facts file has the facts of other machines."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 class HostFacts:
     """Facts about one host; None means unknown.
 
-    ``names``: all names and addresses of the host.  ``cpu_flags``: its CPU's flags out of BF16_FLAGS, or
-    ``bf16`` on Arm.  ``memory`` is in bytes.  ``interface``: its network interface to the other hosts, with
-    the address ``address``.  ``libraries``: paths of libraries that ranks can be started with, by their names
-    in `model.libraries`.  ``fabrics``: its fast network cards.  ``cpu``: the model of its CPUs.  ``rates``:
-    the rates of matrix products measured there, for some numbers of threads.  ``libc``: the C library, such
-    as ``glibc 2.36`` or ``musl``.  ``memory_limit`` is its control group's, in bytes; None if there is no
-    limit.
+    ``names``: all names and addresses of the host.  ``cpu_flags``: the CPU's flags that are in BF16_FLAGS, or
+    ``bf16`` on Arm.  ``memory``: in bytes.  ``memory_limit``: the control group's limit in bytes, or None.
+    ``interface`` and ``address``: the network interface to the other hosts.  ``libraries``: name in
+    `model.libraries` → path.  ``fabrics``: fast network cards.  ``cpu``: the model of the CPUs.  ``rates``:
+    measured rates of matrix products, one entry per number of threads.  ``libc``: the C library, such as
+    ``glibc 2.36`` or ``musl``.
     """
 
     topology: Topology
@@ -87,13 +86,13 @@ def _libraries(raw: Any) -> dict[str, str] | None:
     if raw is None:
         return None
     if not isinstance(raw, dict) or not all(isinstance(path, str) for path in raw.values()):
-        raise TypeError(f"libraries are names with their paths, not {raw!r}")
+        raise TypeError(f"libraries must map names to paths, got {raw!r}")
     return raw
 
 
 @dataclass(frozen=True)
 class Mpi:
-    """An MPI that was found: the ``path`` of its mpiexec, and the version that it reports."""
+    """An installed MPI: the ``path`` of its mpiexec, and the version that it reports."""
 
     flavour: str
     path: str
@@ -104,19 +103,19 @@ class Mpi:
 class Facts:
     """All facts that planning needs.
 
-    ``listed``: the hosts that the user (or an allocation) named; empty for this machine alone.
-    ``spares``: further named hosts, which aren't needed unless others fail.
-    ``hosts``: the probed or recorded hosts, by name.  ``like``: the facts assumed for any other host, and
-    ``like_what`` their name in messages.
-    ``shares``: the number of a host's CPUs that the job was given, if ranks are kept to these.
+    ``listed``: the hosts that the user or the allocation named; empty if the job uses this machine alone.
+    ``spares``: further hosts, which are used if others fail.
+    ``hosts``: the probed or recorded hosts, by name.
+    ``like``: the facts assumed for all other hosts.  ``like_what``: the name of ``like`` in messages.
+    ``shares``: host → number of its CPUs that the allocation contains, if ranks are confined to them.
     ``here``: this host's names; empty if the facts describe other machines.
-    ``mpis``: the MPIs found here, best first; None if the facts describe other machines.
-    ``mpis_here``: the MPIs found here in that case, by which ``auto`` decides.
-    ``without_mpi``: the job's hosts that lack the first of ``mpis``; None if no host was asked.
-    ``ccl_missing``: why the ccl backend can't be used; None if it can.
-    ``egress_interface``: this host's interface to the others, if it was looked for.
-    ``free_port``: a free port on the first host, if one was looked for.
-    ``step``: a Slurm step can start the ranks in the allocation.
+    ``mpis``: the MPIs installed here, the preferred one first; None if the facts describe other machines.
+    ``mpis_here``: the MPIs installed here if the facts describe other machines; ``auto`` chooses among them.
+    ``without_mpi``: the job's hosts that lack the first of ``mpis``; None if no host was probed.
+    ``ccl_missing``: the reason why the ccl backend can't be used; None if it can.
+    ``egress_interface``: this host's interface to the other hosts; None if it was not determined.
+    ``free_port``: a free port on the first host; None if it was not determined.
+    ``step``: whether a Slurm step can start the ranks in the allocation.
     """
 
     like: HostFacts
@@ -135,7 +134,7 @@ class Facts:
     step: bool = False
 
     def of(self, name: str) -> tuple[HostFacts, bool]:
-        """Return the facts of the host ``name``, and whether they are only assumed."""
+        """Return the facts of the host ``name``, and whether they are assumed."""
         if name in self.hosts:
             return self.hosts[name], False
         for facts in self.hosts.values():
@@ -147,14 +146,13 @@ class Facts:
 
 
 def record(hosts: Mapping[str, HostFacts]) -> str:
-    """Return a facts file's text."""
-    return (
-        json.dumps({"schema": SCHEMA, "hosts": {n: f.to_json() for n, f in hosts.items()}}, indent=1) + "\n"
-    )
+    """Return the text of a facts file."""
+    entries = {name: facts.to_json() for name, facts in hosts.items()}
+    return json.dumps({"schema": SCHEMA, "hosts": entries}, indent=1) + "\n"
 
 
 def read_record(text: str, shown: str) -> dict[str, HostFacts]:
-    """Parse the hosts of a facts file's ``text``, in its order; errors name the file as ``shown``."""
+    """Parse the ``text`` of a facts file.  Raises ConfigError, which calls the file ``shown``."""
     hint = "`cpulaunch hosts check --facts-out F` records one"
     try:
         raw = json.loads(text)

@@ -1,4 +1,4 @@
-"""Hosts, and parsers of hostfiles and of lists on the command line.
+"""Hosts, and parsers of hostfiles and of the lists of hosts on the command line.
 
 A hostfile has one host per line: ``host``, ``host:N`` or ``host slots=N``, with ``#`` comments and blank
 lines.  Names may be ranges, ``node[01-04,07]``; IPv6 addresses need brackets if a count follows.
@@ -16,13 +16,13 @@ from cpulaunch.errors import ConfigError
 from cpulaunch.wording import did_you_mean
 
 LOCALHOST = "localhost"
-"""This host's name if the user names none."""
+"""The name of this host if the user names no host."""
 
 MAX_HOSTS = 100_000
-"""Maximum hosts in a list; more are taken for a mistake."""
+"""Maximum hosts in a list; a longer list is likely to be a mistake."""
 
 MAX_RANKS = 65_536
-"""Maximum ranks of a job; more are taken for a mistake."""
+"""Maximum ranks of a job; a larger number is likely to be a mistake."""
 
 MAX_DIGITS = 6
 """Maximum digits of a number in a list of hosts."""
@@ -37,20 +37,20 @@ _LAST_NUMBER = re.compile(rf"(.*?)([0-9]{{1,{MAX_DIGITS}}})([^0-9]*)")
 
 @dataclass(frozen=True)
 class Host:
-    """A host by the name or address that the user gave, and the number of slots (ranks), if given."""
+    """A host: the name or address that the user gave, and its number of slots (ranks), or None."""
 
     name: str
     slots: int | None = None
 
 
 def all_here(hosts: Iterable[Host], here: Collection[str]) -> bool:
-    """Return whether all of ``hosts`` are this host, whose names are ``here``; True without any hosts."""
+    """Return whether all ``hosts`` are this host, whose names are ``here``; True for an empty list."""
     return all(host.name == LOCALHOST or host.name in here for host in hosts)
 
 
 def parse_hostfile(text: str, shown: str) -> tuple[Host, ...]:
-    """Parse a hostfile's ``text``; errors name the file as ``shown``."""
-    hosts = _distinct(
+    """Parse the ``text`` of a hostfile.  Raises ConfigError, which calls the file ``shown``."""
+    hosts = _check_distinct(
         entry
         for number, line in enumerate(io.StringIO(text, newline=None), 1)
         if (content := line.partition("#")[0].strip())
@@ -64,16 +64,16 @@ def parse_hostfile(text: str, shown: str) -> tuple[Host, ...]:
 
 
 def parse_hosts(text: str, shown: str) -> tuple[Host, ...]:
-    """Parse a list such as ``a,b:2,node[01-04]``; errors name it as ``shown``."""
+    """Parse a list such as ``a,b:2,node[01-04]``.  Raises ConfigError, which calls the list ``shown``."""
     if "," in _split(text):
         raise ConfigError(
-            f"{shown}: {text!r} has a comma too many", part=",", hint="a comma stands between hosts"
+            f"{shown}: {text!r} has a superfluous comma", part=",", hint="put one comma between two hosts"
         )
-    return _distinct(entry for part in _split(text) for entry in _entry(part, shown))
+    return _check_distinct(entry for part in _split(text) for entry in _entry(part, shown))
 
 
 def without(hosts: tuple[Host, ...], excluded: str, shown: str) -> tuple[Host, ...]:
-    """Return ``hosts`` without those in the list ``excluded``.  All excluded hosts must be in ``hosts``."""
+    """Return ``hosts`` without the hosts in the list ``excluded``, all of which must be in ``hosts``."""
     names = {host.name for host in hosts}
     for host in parse_hosts(excluded, shown):
         if host.name not in names:
@@ -89,9 +89,9 @@ MOST_NAMES = 4
 
 
 def fold_hosts(names: Iterable[str]) -> str:
-    """Return names folded as in lists of hosts, in their order: ``"node[1-4,7], login"``.
+    """Fold names into ranges, in their order: ``"node[1-4,7], login"``.
 
-    Lists at most MOST_NAMES names and ranges, and then the number of hosts left.
+    Lists at most MOST_NAMES names and ranges, and then the number of the other hosts.
     """
     parts: list[tuple[tuple[str, str] | str, list[tuple[int, str]]]] = []
     for name in names:
@@ -110,7 +110,7 @@ def fold_hosts(names: Iterable[str]) -> str:
 def _with_numbers(before: str, after: str, numbers: Sequence[tuple[int, str]]) -> str:
     ranges: list[list[tuple[int, str]]] = []
     for number, text in numbers:
-        # A range pads its numbers to the digits of the first.
+        # All numbers of a range have as many digits as the first.
         if ranges and number == ranges[-1][-1][0] + 1 and text == f"{number:0{len(ranges[-1][0][1])}d}":
             ranges[-1].append((number, text))
         else:
@@ -121,7 +121,7 @@ def _with_numbers(before: str, after: str, numbers: Sequence[tuple[int, str]]) -
 
 
 def _entry(content: str, origin: str) -> Iterator[tuple[Host, str]]:
-    """Yield the hosts of one entry, each with ``origin``; several if the name is a range."""
+    """Yield each host of an entry, together with ``origin``."""
     name, *words = content.split()
     slots = None
     if words:
@@ -135,25 +135,25 @@ def _entry(content: str, origin: str) -> Iterator[tuple[Host, str]]:
             )
         slots = _count(count, origin, words[0])
     elif not _is_ipv6(name):
-        # The last colon outside of brackets, as ranges and IPv6 addresses also contain colons.
+        # The last colon separates the count, unless it is part of an IPv6 address in brackets.
         head, colon, count = name.rpartition(":")
         if colon and "]" not in count:
             slots, name = _count(count, origin, content), head
-    for each in _expanded(name, origin):
-        yield Host(_checked(each, origin), slots), origin
+    for each in _expand(name, origin):
+        yield Host(_check_name(each, origin), slots), origin
 
 
 def _count(text: str, origin: str, part: str) -> int:
     if not _COUNT.fullmatch(text) or not text.strip("0"):
         raise ConfigError(f"{origin}: {text!r} is not a number of slots: expected 1 or more", part=part)
     if len(text) > MAX_DIGITS or int(text) > MAX_RANKS:
-        raise ConfigError(f"{origin}: {text} slots are too many: a job may have {MAX_RANKS} ranks", part=part)
+        raise ConfigError(f"{origin}: {text} slots exceed {MAX_RANKS}, the maximum ranks of a job", part=part)
     return int(text)
 
 
-def _expanded(name: str, origin: str) -> Iterator[str]:
-    """Yield the names that ``name`` stands for; their number is checked before the first is made."""
-    pieces: list[list[tuple[range, int]]] = []  # for each bracket: numbers and their width, range by range
+def _expand(name: str, origin: str) -> Iterator[str]:
+    """Yield the names of the ranges in ``name``, after checking that they are at most MAX_HOSTS."""
+    pieces: list[list[tuple[range, int]]] = []  # for each bracket: its ranges, with the width of numbers
     texts: list[str] = []
     count = 1
     rest = name
@@ -164,26 +164,19 @@ def _expanded(name: str, origin: str) -> Iterator[str]:
             break
         if not closed:
             raise ConfigError(f"{origin}: {name!r}: '[' without ']'", part=name)
-        if len(texts) == MAX_NAME:  # each stands for a digit at least
-            raise ConfigError(f"{origin}: {name!r} is not a host's name or address", part=name)
         texts.append(text)
-        _bounded(count * (inside.count(",") + 1), name, origin)
         pieces.append([_range(part, name, origin) for part in inside.split(",")])
-        count = _bounded(count * sum(len(numbers) for numbers, _ in pieces[-1]), name, origin)
+        count *= sum(len(numbers) for numbers, _ in pieces[-1])
+        if count > MAX_HOSTS or len(texts) == MAX_NAME:
+            raise ConfigError(f"{origin}: {name!r} expands to more than {MAX_HOSTS} hosts", part=name)
         rest = tail
     numbers = [[f"{n:0{width}d}" for numbers, width in ranges for n in numbers] for ranges in pieces]
     for chosen in product(*numbers):
         yield "".join(chain.from_iterable(zip(texts, chosen, strict=True))) + rest
 
 
-def _bounded(count: int, name: str, origin: str) -> int:
-    if count > MAX_HOSTS:
-        raise ConfigError(f"{origin}: {name!r} expands to more than {MAX_HOSTS} hosts", part=name)
-    return count
-
-
 def _range(part: str, name: str, origin: str) -> tuple[range, int]:
-    """Return the numbers of a piece such as ``01-04``, and their minimum number of digits."""
+    """Parse a range such as ``01-04``; return its numbers, and the minimum number of digits."""
     first, dash, last = part.partition("-")
     if not _COUNT.fullmatch(first) or (dash and not _COUNT.fullmatch(last)):
         raise ConfigError(f"{origin}: {part!r} in {name!r} is not a range such as 01-04", part=part)
@@ -197,16 +190,15 @@ def _range(part: str, name: str, origin: str) -> tuple[range, int]:
     return numbers, len(first)
 
 
-def _checked(name: str, origin: str) -> str:
+def _check_name(name: str, origin: str) -> str:
     bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
     if _is_ipv6(bare):
         return bare
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
-        user = "@" in name
         raise ConfigError(
             f"{origin}: {name!r} is not a host's name or address",
             part=name,
-            hint="set the user in ~/.ssh/config" if user else None,
+            hint="set the user in ~/.ssh/config" if "@" in name else None,
         )
     return name
 
@@ -214,7 +206,7 @@ def _checked(name: str, origin: str) -> str:
 def _is_ipv6(text: str) -> bool:
     if ":" not in text:
         return False
-    import ipaddress  # 5 ms, for the few who use them
+    import ipaddress  # takes 5 ms, and few lists have IPv6 addresses
 
     try:
         return ipaddress.ip_address(text).version == 6
@@ -222,7 +214,7 @@ def _is_ipv6(text: str) -> bool:
         return False
 
 
-def _distinct(entries: Iterable[tuple[Host, str]]) -> tuple[Host, ...]:
+def _check_distinct(entries: Iterable[tuple[Host, str]]) -> tuple[Host, ...]:
     seen: dict[str, tuple[str, int]] = {}
     hosts: list[Host] = []
     for host, origin in entries:
@@ -230,7 +222,7 @@ def _distinct(entries: Iterable[tuple[Host, str]]) -> tuple[Host, ...]:
             raise ConfigError(f"{origin}: more than {MAX_HOSTS} hosts", part=host.name)
         if host.name in seen:
             before, number = seen[host.name]
-            # All hosts of a list come from the same place, unlike those of a file.
+            # In a hostfile, each line is an origin of its own; a list has one origin.
             where = f"first at {before}" if before != origin else f"as hosts {number} and {len(hosts) + 1}"
             bracketed = f"[{host.name}]" if _is_ipv6(host.name) else host.name
             raise ConfigError(

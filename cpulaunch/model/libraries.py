@@ -1,4 +1,4 @@
-"""Shared libraries that ranks can be started with, by cpulaunch's names for them."""
+"""Shared libraries that LD_PRELOAD can load into ranks, by cpulaunch's names for them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ FILES = {
     "jemalloc": ("libjemalloc.so.2", "libjemalloc.so"),
     "intel": ("libiomp5.so",),
 }
-"""cpulaunch's name of a library → file names, the preferred first."""
+"""cpulaunch's name of a library → its file names, the preferred one first."""
 
 
 def can_be_preloaded(path: str) -> bool:
-    """Return whether LD_PRELOAD can name the file: spaces and colons end a path there (ld.so(8))."""
+    """Return whether LD_PRELOAD can name the file.  A space or colon ends a path there (ld.so(8))."""
     return not set(path) & {" ", ":"}
 
 
 TORCHS_OWN = "torch"
-"""Name of the OpenMP runtime that comes with torch."""
+"""The name of the OpenMP runtime that comes with torch."""

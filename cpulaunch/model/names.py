@@ -1,4 +1,4 @@
-"""Names of a job's programs, in messages and in file names."""
+"""Names of ranks and instances, in messages and in file names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from cpulaunch.model.cores import CoreSet
 
 
 class Names(NamedTuple):
-    """Names of programs: cpulaunch numbers them by rank, and people see ranks or instances.
+    """Names of a job's ranks, which are called instances in a job of independent programs.
 
-    ``first`` is the number that people see for rank 0.  It is not 0 if only one of many instances runs.
+    ``first`` is the number shown for rank 0.  It isn't 0 if only one of several instances runs.
     """
 
     noun: str = "rank"

@@ -1,4 +1,4 @@
-"""The network interface that a host should use: the one that leads to the master."""
+"""Network interfaces, and the choice of the interface that leads to the master."""
 
 from __future__ import annotations
 
@@ -6,26 +6,15 @@ import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# Bridges and tunnels of containers and virtual machines, which lead to no other host.
+# Prefixes of bridges and tunnels of containers and virtual machines, which lead to no other host.
 _VIRTUAL = (
-    "docker",
-    "br-",
-    "virbr",
-    "veth",
-    "lxc",
-    "lxd",
-    "cni",
-    "flannel",
-    "cali",
-    "podman",
-    "vmnet",
-    "vboxnet",
-)
+    "docker", "br-", "virbr", "veth", "lxc", "lxd", "cni", "flannel", "cali", "podman", "vmnet", "vboxnet",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface that is up, by one of its addresses; ``prefix`` is the network's length in bits."""
+    """A network interface that is up, and one of its addresses; ``prefix`` is the prefix length in bits."""
 
     name: str
     address: str
@@ -38,13 +27,13 @@ class Interface:
 
     @property
     def leads_elsewhere(self) -> bool:
-        """Whether it can lead to other hosts; loopback, docker's and other bridges can't."""
+        """Whether it can lead to other hosts, unlike loopback and the bridges of containers."""
         address = ipaddress.ip_address(self.address)
         return not (address.is_loopback or address.is_link_local or self.name.startswith(_VIRTUAL))
 
 
 def is_loopback(name: str) -> bool:
-    """Return whether ``name``, a host name or address, leads each host to itself."""
+    """Return whether a host name or address is that of the loopback interface."""
     try:
         return ipaddress.ip_address(name.partition("%")[0]).is_loopback
     except ValueError:
@@ -54,12 +43,12 @@ def is_loopback(name: str) -> bool:
 def interface_to_master(
     interfaces: Iterable[Interface], source: str | None, otherwise: Iterable[str | None]
 ) -> Interface | None:
-    """Return the interface among ``interfaces`` that leads to the master; None if none does.
+    """Return the interface that leads to the master; None if there is none among ``interfaces``.
 
     ``source`` is the address from which this host's kernel would send to the master.  On the master itself,
-    it may be a loopback address, even for its own name (Debian's 127.0.1.1).  In that case ``otherwise``
-    lists addresses to look for: the master's as other hosts know it, and the one at which ssh reached this
-    host.
+    it may be a loopback address (Debian resolves a host's own name to 127.0.1.1).  ``otherwise`` lists
+    further addresses to search for: the master's address on other hosts, and the address at which ssh reached
+    this host.
     """
     usable = [interface for interface in interfaces if interface.leads_elsewhere]
     for wanted in filter(None, (source, *otherwise)):

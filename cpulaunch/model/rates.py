@@ -1,4 +1,4 @@
-"""A host's CPU and the rate at which it multiplies matrices, as values."""
+"""The model of a host's CPUs, and the measured rate of their matrix products."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Cpu(NamedTuple):
-    """A CPU model, in the words of ``/proc/cpuinfo``; empty if the file doesn't name it."""
+    """A CPU model as in ``/proc/cpuinfo``; fields that the file lacks are empty."""
 
     vendor: str = ""
     name: str = ""
@@ -18,7 +18,7 @@ class Cpu(NamedTuple):
 
 
 class ProductRates(NamedTuple):
-    """The rate of matrix products in the shapes of a transformer layer, in FLOP/s, by ``threads`` threads."""
+    """FLOP/s of ``threads`` threads in the matrix products of a transformer layer, by precision."""
 
     threads: int
     fp32: float
@@ -26,8 +26,8 @@ class ProductRates(NamedTuple):
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> ProductRates:
-        """Undo ``_asdict``.  Raises KeyError, TypeError or ValueError for anything else."""
+        """Undo ``_asdict``.  Raises KeyError, TypeError or ValueError for other data."""
         rates = cls(int(raw["threads"]), float(raw["fp32"]), float(raw["bf16"]))
         if min(rates) <= 0:
-            raise ValueError(f"rates are positive numbers, not {dict(raw)}")
+            raise ValueError(f"rates must be positive, got {dict(raw)}")
         return rates

@@ -1,7 +1,7 @@
-"""The CPUs of one host that ranks may use: the core, socket and NUMA node of each.
+"""The CPUs of one host that ranks may use, with the core, socket and NUMA node of each.
 
-A topology is a value.  It comes from sysfs (`discovery.host.sysfs`), from the text of lscpu
-(`discovery.host.lscpu`) or from recorded facts, so placement can be planned and tested for other machines.
+`discovery.host.sysfs` reads a topology from sysfs, and `discovery.host.lscpu` from the output of lscpu.
+Recorded facts contain topologies of other machines.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from cpulaunch.model.cores import CoreSet
 
 @dataclass(frozen=True)
 class Cpu:
-    """A logical CPU, online and allowed.
+    """A logical CPU that is online and that this process may use.
 
-    ``core`` is unique on the machine: CPUs with the same ``core`` are hyperthread siblings.  ``performance``
-    is a figure to compare this machine's cores by (maximum MHz, or the kernel's ``cpu_capacity``), or None.
+    CPUs with the same ``core`` are hyperthread siblings; core numbers are unique on the machine.
+    ``performance`` is the maximum frequency in MHz or the kernel's ``cpu_capacity``, or None.
     """
 
     cpu: int
@@ -33,21 +33,21 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Core:
-    """A physical core with its online and allowed CPUs, in ascending order."""
+    """A physical core; ``cpus`` are its usable CPUs in ascending order."""
 
     cpus: tuple[int, ...]
     socket: int
     node: int
     efficient: bool
-    """An E-core: clearly slower than this machine's fastest cores."""
+    """Whether this is an E-core: clearly slower than the machine's fastest cores."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """What a host's operating system reports about its CPUs.
+    """A host's CPUs, as its operating system reports them.
 
-    ``cpus`` are the online CPUs that ranks may use, in ascending order.  ``quota`` is the control group's CPU
-    time, in CPUs (``cpu.max`` of 200 ms per 100 ms is 2.0), or None.
+    ``cpus`` are the online CPUs that ranks may use, in ascending order.  ``quota`` is the control group's
+    limit of CPU time in CPUs, or None; 200 ms per 100 ms in ``cpu.max`` are 2.0.
     """
 
     cpus: tuple[Cpu, ...]
@@ -61,11 +61,11 @@ class Topology:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Topology:
-        """Undo `to_json`.  Raises `ConfigError` for anything else."""
+        """Undo `to_json`.  Raises `ConfigError` for other data."""
         try:
             rows = data["cpus"]
             if not all(4 <= len(row) <= 5 and all(isinstance(n, int) for n in row[:4]) for row in rows):
-                raise TypeError("a CPU's row is not [cpu, core, socket, node]")
+                raise TypeError("the row of a CPU must be [cpu, core, socket, node]")
             return cls(
                 cpus=tuple(Cpu(*row) for row in rows),
                 memory_only_nodes=CoreSet.parse(data.get("memory_only_nodes", "")),
@@ -76,7 +76,7 @@ class Topology:
             raise ConfigError(f"not a recorded topology: {error!r}", hint="Record the facts anew.") from error
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data, a row per CPU: ``[cpu, core, socket, node]``, and the performance if known."""
+        """Return plain data, with a row ``[cpu, core, socket, node]`` or ``[…, performance]`` per CPU."""
         rows: list[list[float]] = []
         for c in self.cpus:
             rows.append([c.cpu, c.core, c.socket, c.node])
@@ -92,11 +92,11 @@ class Topology:
         return data
 
     def restricted(self, allowed: CoreSet) -> Topology:
-        """Return the same host with only those of its CPUs that are in ``allowed``."""
+        """Return this topology without the CPUs that are not in ``allowed``."""
         return replace(self, cpus=tuple(c for c in self.cpus if c.cpu in allowed))
 
     def first(self, cpus: int) -> Topology:
-        """Return the same host with only as many of its first cores as hold ``cpus`` CPUs."""
+        """Return this topology with its first cores only, which have at least ``cpus`` CPUs."""
         taken: list[int] = []
         for core in self.cores:
             if len(taken) >= cpus:
@@ -121,7 +121,7 @@ class Topology:
 
     @cached_property
     def cores(self) -> tuple[Core, ...]:
-        """The physical cores, in the order of NUMA nodes, then of their first CPU."""
+        """The physical cores, ordered by NUMA node, then by first CPU."""
         siblings: dict[int, list[Cpu]] = {}
         for cpu in self.cpus:
             siblings.setdefault(cpu.core, []).append(cpu)
@@ -141,9 +141,9 @@ class Topology:
 def _efficient_below(performances: Iterable[float | None]) -> float:
     """Return the performance below which a core is an E-core; 0 if all cores are of one kind.
 
-    Cores of one kind differ by a few per cent (favoured cores of Turbo Boost Max, the rankings of AMD), but
-    each kind is at least a tenth slower than the next: maximum MHz of 5200 and 4600 on a Core Ultra 5 245K,
-    4800 and 3800 on a Core Ultra 7 155H; capacities of 1024 and about 720 on an Nvidia GB10.
+    Cores of one kind differ by a few per cent, for example with Turbo Boost Max.  E-cores are at least a
+    tenth slower than P-cores: 4600 and 5200 MHz on a Core Ultra 5 245K, 3800 and 4800 MHz on a Core Ultra 7
+    155H, capacities of about 720 and 1024 on an Nvidia GB10.
     """
     known = sorted({p for p in performances if p}, reverse=True)
     for faster, slower in pairwise(known):
@@ -153,9 +153,9 @@ def _efficient_below(performances: Iterable[float | None]) -> float:
 
 
 def renumbered(rows: Iterable[Cpu]) -> tuple[Cpu, ...]:
-    """Return the CPUs in ascending order, with cores and sockets numbered from 0 by their first CPU.
+    """Sort the CPUs, and number cores and sockets from 0 in the order of their first CPUs.
 
-    Core numbers in sysfs repeat in each socket, and some firmware numbers its sockets at random.
+    sysfs repeats core numbers in each socket, and some firmware numbers sockets arbitrarily.
     """
     cores: dict[tuple[int, int, int], int] = {}
     sockets: dict[int, int] = {}

@@ -1,7 +1,5 @@
-"""What runs inside a rank, on top of torch: backend, bf16, data parallelism.
+"""The part of cpulaunch that runs in a rank's program, on top of torch.
 
-``settings`` reads what the launcher passes to a rank.  ``prepare`` makes models, optimizers and data loaders
-ready. ``distributed`` and ``accumulate`` handle ranks and gradients. ``change`` holds everything that alters
-a script, and ``observe`` everything that only watches it.  ``autoload`` installs both when a script imports
-torch.
+``prepare``, ``distributed`` and ``accumulate`` are for scripts that call cpulaunch.  ``change`` alters what a
+script does, and ``observe`` only records it; ``autoload`` installs both when a script imports torch.
 """

@@ -1,8 +1,4 @@
-"""The entry point that torch calls at the end of its own import (group ``torch.backends``).
-
-In ranks of a cpulaunch job, it calls `runtime.install`.  Programs that don't import torch pay nothing for
-this.
-"""
+"""The entry point (group ``torch.backends``) that torch calls at the end of its import."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from cpulaunch import variables
 
 
 def autoload() -> None:
-    """Install changes and observers; no failure here breaks the import of torch, which calls this."""
+    """In a rank of a job, install changes and observers; a failure is only logged."""
     if variables.JOB_ID not in os.environ:
         return
     try:
@@ -21,8 +17,5 @@ def autoload() -> None:
 
         install()
     except Exception as e:
-        error = f"{type(e).__name__}: {e}"
-        print(
-            f"cpulaunch: warning: torch is left unchanged, and steps are not counted: {error}",
-            file=sys.stderr,
-        )
+        problem = f"torch is left unchanged, and steps are not counted: {type(e).__name__}: {e}"
+        print(f"cpulaunch: warning: {problem}", file=sys.stderr)

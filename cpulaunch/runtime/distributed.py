@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,19 +21,21 @@ from cpulaunch.runtime.join import environment_to_join, other_launchers_rank
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.settings import training_settings
 
+T = TypeVar("T")
+
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
 
 def init(backend: str | None = None, **options: Any) -> None:
-    """Make the process group of all ranks; do nothing if there is one already.
+    """Create the default process group; do nothing if it exists.
 
-    ``backend`` defaults to the planned one; outside of cpulaunch, to ccl if it is built, else to gloo.
-    ``options`` are passed to ``torch.distributed.init_process_group``.  Ranks started by srun or mpiexec
-    without cpulaunch join each other.  A process that was not started as a rank gets a group of its own, so
-    the same script also runs alone.
+    ``backend`` defaults to the planned backend; outside of cpulaunch, to ccl if it is built, else to gloo.
+    ``options`` are passed to ``torch.distributed.init_process_group``.  Ranks that srun or mpiexec started
+    without cpulaunch form one group.  A process that was not started as a rank gets a group of one, so the
+    same script also runs alone.
 
-    Raises HostError if ccl is requested and not built, UsageError if another launcher started several ranks
-    without saying where rank 0 is, and torch's errors if the ranks don't meet.
+    Raises HostError if ccl is requested and not built, UsageError if another launcher doesn't give the
+    address of rank 0, and torch's errors if the rendezvous fails.
     """
     if dist.is_initialized():
         return
@@ -45,19 +47,16 @@ def init(backend: str | None = None, **options: Any) -> None:
         os.environ.update(environment_to_join(started))
         log_once(
             f"{started.launcher.title} started {started.size} ranks: they train one model "
-            f"({variables.SEPARATE}=1 has each train its own)"
+            f"(with {variables.SEPARATE}=1, each rank trains its own)"
         )
-    dist.init_process_group(backend or training_settings().backend or _fastest_backend(), **options)
-
-
-def _fastest_backend() -> str:
-    return "ccl" if installed.state().problem is None else "gloo"
+    fastest = "ccl" if installed.state().problem is None else "gloo"
+    dist.init_process_group(backend or training_settings().backend or fastest, **options)
 
 
 def backend() -> str | None:
-    """Return the backend of the group of all ranks, such as ``"ccl"``; None without a group.
+    """Return the backend of the default process group, such as ``"ccl"``; None without a group.
 
-    ``torch.distributed.get_backend()`` returns the name that the script asked for.
+    ``torch.distributed.get_backend()`` returns the name that the script requested.
     """
     if not dist.is_initialized():
         return None
@@ -66,7 +65,7 @@ def backend() -> str | None:
 
 
 def rank() -> int:
-    """Return this process's rank, from 0; 0 if it is the only process."""
+    """Return this process's rank; 0 if it is the only process."""
     if dist.is_initialized():
         return dist.get_rank()
     started = other_launchers_rank()
@@ -82,19 +81,19 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Return whether this is rank 0, which prints and saves."""
+    """Return whether this is rank 0."""
     return rank() == 0
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model without its wrappers, so that its state dict has no prefixes."""
+    """Return the model without DDP and torch.compile, so that names in its state dict have no prefix."""
     while isinstance(model, DistributedDataParallel):
         model = model.module
-    return getattr(model, "_orig_mod", model)  # of torch.compile(model)
+    return getattr(model, "_orig_mod", model)  # the model that torch.compile wrapped
 
 
 class DataParallel(DistributedDataParallel):
-    """torch's DistributedDataParallel; its error also names the parameters that got no gradient."""
+    """torch's DistributedDataParallel, with an error that names the parameters without a gradient."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         try:
@@ -102,9 +101,9 @@ class DataParallel(DistributedDataParallel):
         except RuntimeError as error:
             if _UNFINISHED not in str(error):
                 raise
-            raise UsageError(self._unused(str(error))) from error
+            raise UsageError(self._unused_message(str(error))) from error
 
-    def _unused(self, message: str) -> str:
+    def _unused_message(self, message: str) -> str:
         names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
         found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", message)
         indices = [int(word) for word in found[1].split()] if found else []
@@ -112,9 +111,9 @@ class DataParallel(DistributedDataParallel):
         shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
         return (
             f"{len(unused) or 'some'} parameters got no gradient in the last step on rank {rank()}"
-            f"{': ' + shown if shown else ''}. Leave them out of the model, freeze them with "
-            "requires_grad_(False), or call prepare(…, find_unused_parameters=True), which costs a walk "
-            "through the graph in each step"
+            f"{': ' + shown if shown else ''}. Remove them from the model, freeze them with "
+            "requires_grad_(False), or call prepare(…, find_unused_parameters=True), which searches the "
+            "graph in each step"
         )
 
 
@@ -126,7 +125,7 @@ def data_parallel(
     bucket_mb: int | None,
     compress: bool,
 ) -> DataParallel:
-    """Return ``model`` in DDP, which averages gradients over all ranks in each backward pass."""
+    """Wrap ``model`` in DDP.  ``bucket_mb`` is in MB (2²⁰ bytes), None for torch's default."""
     wrapped = DataParallel(
         model,
         bucket_cap_mb=bucket_mb,
@@ -143,17 +142,16 @@ def broadcast(model: nn.Module) -> None:
     """Overwrite all ranks' parameters and buffers with rank 0's."""
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
-            # oneCCL broadcasts contiguous memory only; weights in channels_last are not contiguous.
+            # oneCCL broadcasts only contiguous memory, which weights in channels_last are not.
             contiguous = tensor.detach().contiguous()
             dist.broadcast(contiguous, 0)
             if not tensor.is_contiguous():
                 tensor.copy_(contiguous)
 
 
-def broadcast_number(number: int) -> int:
-    """Return rank 0's number on every rank."""
-    if world_size() == 1:
-        return number
-    tensor = torch.tensor([number], dtype=torch.int64)
-    dist.broadcast(tensor, 0)
-    return int(tensor.item())
+def broadcast_object(value: T, group: Any = None) -> T:
+    """Return rank 0's value, which must be picklable, on every rank of a process group."""
+    values = [value]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast_object_list(values, src=0, group=group)
+    return values[0]

@@ -1,6 +1,6 @@
-"""Changes of attributes of torch, of libraries and of C++, as tables with the names that they need.
+"""Replacements of attributes of torch and of other libraries.
 
-docs/scripts.md lists all of them; `scripts/hooks_page.py` makes that list from these tables.
+`scripts/hooks_page.py` lists all changes in docs/scripts.md.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from cpulaunch.runtime.log import log_once
 class Change(NamedTuple):
     """One change of a module.
 
-    ``replaces`` lists the names in the module, with dots, that ``apply`` replaces, and ``uses`` those that it
-    reads.  Names in another module of the library begin with the library's name.  ``what`` is the purpose, a
-    column of docs/scripts.md.  ``without`` completes "so …": what happens if a name is missing.  ``apply``
-    gets the module and the context of its table.
+    ``apply(module, context)`` makes the change.  ``replaces`` are the dotted names in the module that it
+    replaces, and ``uses`` the names that it reads; a name in another module of the library begins with the
+    library's name.  ``what`` is the purpose, as docs/scripts.md shows it.  ``without`` is the consequence if
+    a name is missing; it completes a warning that ends in "so …".
     """
 
     replaces: tuple[str, ...]
@@ -38,14 +38,14 @@ class Change(NamedTuple):
 def apply_changes(library: str, changes: Iterable[tuple[Change, Any]], module: Any) -> None:
     """Make the changes of ``module``, each with its context.
 
-    A change that lacks a name, or fails, is left out, with one line per missing name about the consequence.
-    Neither an import nor a job depends on a private name of another project.
+    If the module lacks a name, or a change fails, a warning names the consequence, and the job continues:
+    many of these names are private.
     """
     missing: dict[str, list[str]] = {}
     usable = []
     for change, context in changes:
-        if lacking := next(filter(None, (_missing(module, name) for name in change.needs)), ""):
-            missing.setdefault(lacking, []).append(change.without)
+        if absent := next(filter(None, (_missing(module, name) for name in change.needs)), ""):
+            missing.setdefault(absent, []).append(change.without)
         else:
             usable.append((change, context))
     for name, consequences in missing.items():
@@ -58,9 +58,9 @@ def apply_changes(library: str, changes: Iterable[tuple[Change, Any]], module: A
 
 
 def _missing(module: Any, name: str) -> str:
-    """Return the shortest prefix of the dotted ``name`` that ``module`` lacks; empty if it has all.
+    """Return the shortest prefix of the dotted ``name`` that ``module`` lacks; empty if it has the name.
 
-    A submodule counts even if its package has deleted its name.
+    A package has its imported submodules, even if it has deleted the attribute.
     """
     library = getattr(module, "__name__", "").partition(".")[0]
     if library and name.startswith(f"{library}."):
@@ -86,20 +86,17 @@ def _titled(library: str) -> str:
 
 
 def replace_everywhere(original: Callable[..., Any], replacement: Callable[..., Any]) -> None:
-    """Replace a function of torch.distributed in all modules that refer to it.
-
-    ``torch.distributed.device_mesh``, for one, imports some functions by name.
-    """
+    """Replace a function of torch.distributed in all of its modules that have imported it by name."""
     name = original.__name__
     for path, module in list(sys.modules.items()):
         if path.startswith("torch.distributed") and vars(module).get(name) is original:
             setattr(module, name, replacement)
 
 
-def arguments_given(
+def bound_arguments(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Return a call's arguments by name; None if the call is wrong, which torch then reports."""
+    """Return a call's arguments by name; None if they don't fit, which torch reports when it is called."""
     try:
         return signature.bind_partial(*args, **kwargs).arguments
     except TypeError:

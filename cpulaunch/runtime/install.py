@@ -1,12 +1,11 @@
 """Installs a rank's observers, and the changes of torch and of the libraries that a script imports.
 
-torch is changed at the end of its import, a library once a script has imported it.  Scripts that know nothing
-of cpulaunch get the planned backend, precision and fused optimizers this way.  With ``training.as_written``,
-only optimizer steps are counted.
+They give a script that doesn't import cpulaunch the planned backend, precision and fused optimizers.  With
+``training.as_written``, the only change is a hook that counts optimizer steps.
 
-To patch another library, add a module of its name to `change` with its table of changes and ``TRIED``, the
-versions of the library that it was tried with; then add a line to MODULES.  A change is made with any
-version that has the names that it needs.
+To change another library, add a module to `change` with a table of changes and ``TRIED``, the versions of the
+library with which it was tested; then add a line to MODULES.  The version itself is never checked: a change
+is made if the library has the names that it needs.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ from cpulaunch.runtime.settings import TrainingSettings, training_settings
 
 
 class Patched(NamedTuple):
-    """A library's module that is changed, and where the table of its changes is.
-
-    ``table`` is a module of `runtime` and a name in it.
-    """
+    """A module of a library, and the dotted name in `runtime` of the table of its changes."""
 
     library: str
     module: str
@@ -40,7 +36,7 @@ class Patched(NamedTuple):
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """Import and return the table."""
+        """The table, which is imported here."""
         module, _, name = self.table.rpartition(".")
         changes: tuple[Change, ...] = getattr(import_module(f"cpulaunch.runtime.{module}"), name)
         return changes
@@ -60,7 +56,7 @@ MODULES = (
     Patched("transformers", "transformers.training_args", "change.transformers.CHANGES"),
     Patched("transformers", "transformers.trainer", "change.transformers.OF_TRAINER"),
     Patched("transformers", "transformers.activations", "change.transformers.OF_ACTIVATIONS"),
-    # Lightning comes as `lightning`, and also as `pytorch_lightning` with `lightning_fabric`.
+    # Lightning is distributed as `lightning`, and as `pytorch_lightning` with `lightning_fabric`.
     Patched("lightning", "lightning.fabric.connector", "change.lightning.OF_FABRIC"),
     Patched("lightning", "lightning_fabric.connector", "change.lightning.OF_FABRIC"),
     Patched(
@@ -75,10 +71,10 @@ MODULES = (
     ),
     Patched("torch", "torch.distributed.fsdp._fully_shard._fsdp_param_group", "change.fsdp.CHANGES"),
 )
-"""Modules that are changed once a script has imported them."""
+"""Changes that are made when the script has imported the module."""
 
 OBSERVED = (OF_STEPS, OF_GROUPS, OF_TRACES, OF_OWN_GROUPS, OF_LAUNCHER)
-"""Tables of changes that only watch.  `observe.tracing` makes those of traces."""
+"""Changes that only observe.  `observe.tracing` makes those in OF_TRACES, during a trace."""
 
 CHANGED = (OF_TORCH, OF_INSTANCES, *MODULES)
 
@@ -102,7 +98,10 @@ def install() -> None:
     if variables.INSTANCE in os.environ:
         changes += [(change, settings) for change in OF_INSTANCES.changes]
     elif settings.backend is not None:
-        settings = _with_precision(settings)
+        from cpulaunch.discovery.host.this_host import cpu_flags
+        from cpulaunch.runtime.change.precision import rank_precision
+
+        settings = replace(settings, precision=rank_precision(settings, cpu_flags()).precision)
         changes += [(change, settings) for change in OF_TORCH.changes]
     apply_changes("torch", changes, torch)
     after_import(OF_LAUNCHER.module, partial(patch, OF_LAUNCHER, settings))
@@ -113,25 +112,18 @@ def install() -> None:
     after_import(BINDINGS, _keep_ccl)
 
 
-def _with_precision(settings: TrainingSettings) -> TrainingSettings:
-    from cpulaunch.discovery.host.this_host import cpu_flags
-    from cpulaunch.runtime.change.precision import rank_precision
-
-    return replace(settings, precision=rank_precision(settings, cpu_flags()).precision)
-
-
 def _keep_ccl(bindings: ModuleType) -> None:
-    """Keep ``ccl`` the planned implementation, whatever a script imports."""
+    """Register the planned implementation of ``ccl`` again after Intel's bindings have replaced it."""
     from cpulaunch.ccl.register import take_name_back
 
     take_name_back()
     if rank_setting(Table.ccl.binding, os.environ) != "oneccl_bind_pt":
         log_once(
             f"this script imports {bindings.__name__}, but ccl stays cpulaunch's own "
-            "(--ccl-binding oneccl_bind_pt takes Intel's)"
+            "(--ccl-binding oneccl_bind_pt selects Intel's)"
         )
 
 
 def patch(patched: Patched, settings: TrainingSettings, module: ModuleType) -> None:
-    """Change a library's module by its table."""
+    """Make the changes of ``patched`` in its module."""
     apply_changes(patched.library, [(change, settings) for change in patched.changes], module)

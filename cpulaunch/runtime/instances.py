@@ -1,4 +1,4 @@
-"""Shares of work and added-up figures, for programs that run as several instances.  Needs no torch."""
+"""``shard`` and ``metric``, for programs that run as several instances.  Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ Items = TypeVar("Items")
 
 
 def shard(items: Items) -> Items:
-    """Return this process's share of ``items``: with N instances, every N-th item.
+    """Return this process's share of ``items``: instance K of N gets items K, K + N, K + 2N, …
 
-    The first instance starts at the first item, the second at the second, and so on.  ``items`` is anything
-    that can be sliced with a step: a list, a tuple, a range, an array.  The shares cover ``items``, and their
-    lengths differ by at most one.  The ranks of a job share in the same way, including ranks that srun or
-    mpiexec started; a program that runs alone gets everything.  Raises UsageError for what can't be sliced.
+    ``items`` is a list, a tuple, a range, an array, or another object that can be sliced with a step.  Ranks
+    of a job share in the same way, including ranks that srun or mpiexec started.  A program that runs alone
+    gets all items.  Raises UsageError if ``items`` can't be sliced.
     """
-    number, count = _place()
+    number, count = _number_and_count()
     try:
         return items[number::count]  # type: ignore[index,no-any-return]
     except TypeError:
         raise UsageError(
-            f"cpulaunch.shard: it can't slice this {type(items).__name__}", hint="list(…) makes a list of it"
+            f"cpulaunch.shard: a {type(items).__name__} can't be sliced", hint="pass list(…) of it"
         ) from None
 
 
-def _place() -> tuple[int, int]:
+def _number_and_count() -> tuple[int, int]:
     """Return this process's number, and the number of processes."""
     for number, count in ((variables.INSTANCE, variables.INSTANCES), ("RANK", "WORLD_SIZE")):
         if number in os.environ and count in os.environ:
@@ -42,23 +41,23 @@ def _place() -> tuple[int, int]:
 
 
 def metric(name: str, value: Any, unit: str = "") -> None:
-    """Report a figure, which cpulaunch adds to those of the other instances (see docs/inference.md).
+    """Report a figure; cpulaunch adds up the figures of all instances (see docs/inference.md).
 
-    Prints ``CPULAUNCH_METRIC name=value unit`` on stdout; other programs may print such lines, too.
-    ``value`` is anything that ``float`` accepts.  cpulaunch reports a value that is not finite, and counts
-    the others.  Raises UsageError for a value that is not a number, and for a name that contains a space.
+    Prints ``CPULAUNCH_METRIC name=value unit`` on stdout, as programs in other languages may do.  ``value``
+    is a number, or an object that ``float`` accepts.  A value that isn't finite is reported, but not added.
+    Raises UsageError if ``value`` isn't a number, or if ``name`` contains a space.
     """
     for what, text in (("name", name), ("unit", unit)):
         if not isinstance(text, str):
-            raise UsageError(f"cpulaunch.metric: the {what} is text, not {text!r}")
+            raise UsageError(f"cpulaunch.metric: the {what} must be a string, got {text!r}")
     try:
         number = float(value)
     except OverflowError:  # raised for an int that is too large
         number = inf if value > 0 else -inf
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError is torch's
+    except (TypeError, ValueError, RuntimeError):  # torch raises RuntimeError
         raise UsageError(
-            f"cpulaunch.metric: the value of {name!r} is a number, not this {type(value).__name__}",
-            hint="anything that float() takes, such as a tensor of one element",
+            f"cpulaunch.metric: the value of {name!r} must be a number, got a {type(value).__name__}",
+            hint="pass an object that float() accepts, such as a tensor with one element",
         ) from None
     sys.stdout.write(metric_line(Stated(name, number, unit)) + "\n")
     sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""Ranks that another launcher started: the variables by which torch lets them meet.
+"""The rendezvous of ranks that srun or mpiexec started without cpulaunch.
 
-srun and mpiexec give a process its rank, but not rank 0's address.  On one host that is loopback; a Slurm
-step names its hosts.  All ranks derive the same port from what they know of their start.
+These launchers give a process its rank, but not rank 0's address.  On one host, this is the loopback address;
+in a Slurm step, it is the first host.  All ranks compute the same port from an identifier of their start.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ from cpulaunch.errors import UsageError
 from cpulaunch.launchers.other import HINT, Started, started_as
 
 _PORTS = range(20000, 32000)
-"""Ports below those that Linux gives to outgoing connections (ip(7), ip_local_port_range)."""
+"""Ports below Linux's range for outgoing connections (ip(7), ip_local_port_range)."""
 
-_TORCHS_PORT = 29500
+_TORCHS_PORT = 29500  # torchrun's default
 
 
 def other_launchers_rank(environ: Mapping[str, str] = os.environ) -> Started | None:
-    """Return this process's rank from another launcher; None in a rank of cpulaunch, torchrun, …
+    """Return the rank that srun or mpiexec gave this process; None if ``WORLD_SIZE`` is set, as by torchrun.
 
-    Also None if CPULAUNCH_SEPARATE keeps processes apart.  Raises UsageError if a launcher doesn't say how
-    many ranks there are.
+    Also None in a job of cpulaunch, and with CPULAUNCH_SEPARATE=1.  Raises UsageError if the launcher doesn't
+    give the number of ranks.
     """
-    if "WORLD_SIZE" in environ or variables.JOB_ID in environ or _are_separate(environ):
+    if "WORLD_SIZE" in environ or variables.JOB_ID in environ:
         return None
-    return started_as(environ)
+    separate = environ.get(variables.SEPARATE, "0")
+    if separate not in ("0", "1", ""):
+        raise UsageError(f"{variables.SEPARATE} is {separate!r}; valid: 0, 1")
+    return None if separate == "1" else started_as(environ)
 
 
 def environment_to_join(started: Started, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables by which torch's ranks meet.  Raises UsageError if rank 0's address is unknown."""
-    joining = {"RANK": str(started.rank), "WORLD_SIZE": str(started.size), **_meeting(started, environ)}
+    """Return the variables for torch's rendezvous.  Raises UsageError if rank 0's address is unknown."""
+    joining = {"RANK": str(started.rank), "WORLD_SIZE": str(started.size), **_master(started, environ)}
     if started.local_rank is not None:
         joining["LOCAL_RANK"] = str(started.local_rank)
     if started.local_size is not None:
@@ -43,27 +46,20 @@ def environment_to_join(started: Started, environ: Mapping[str, str] = os.enviro
     return joining
 
 
-def _are_separate(environ: Mapping[str, str]) -> bool:
-    text = environ.get(variables.SEPARATE, "0")
-    if text not in ("0", "1", ""):
-        raise UsageError(f"{variables.SEPARATE} is {text!r}; valid: 0, 1")
-    return text == "1"
-
-
-def _meeting(started: Started, environ: Mapping[str, str]) -> dict[str, str]:
+def _master(started: Started, environ: Mapping[str, str]) -> dict[str, str]:
     given = {name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)}
     if "MASTER_ADDR" in given:
         return {"MASTER_PORT": str(_TORCHS_PORT), **given}
     address, key = started.first_host(environ), _key(started, environ)
     if not address or not key:
         what = f"{started}, on several hosts" if not address else str(started)
-        raise UsageError(f"{what}, and doesn't say where rank 0 listens", hint=HINT)
+        raise UsageError(f"{what}, and doesn't give the address of rank 0", hint=HINT)
     port = _PORTS[zlib.crc32(key.encode()) % len(_PORTS)]
     return {"MASTER_ADDR": address, "MASTER_PORT": str(port), **given}
 
 
 def _key(started: Started, environ: Mapping[str, str]) -> str:
-    """Return a key that only the ranks of this start share: its number, or the pid of their parent."""
+    """Return an identifier that only the ranks of this start share: the job's, or the pid of their parent."""
     launcher = started.launcher
     if launcher.start and all(name in environ for name in launcher.start):
         return ".".join(environ[name] for name in launcher.start)

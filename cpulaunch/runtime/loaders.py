@@ -1,4 +1,4 @@
-"""Data loaders that are sharded over the ranks."""
+"""Shards data loaders over the ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cpulaunch.runtime.log import log_once
 
 
 class EpochSampler(DistributedSampler[Any]):
-    """A DistributedSampler that shuffles anew in each epoch without ``set_epoch``, which still works."""
+    """A DistributedSampler that shuffles in each epoch even if the script doesn't call ``set_epoch``."""
 
     def __iter__(self) -> Iterator[Any]:
         indices = super().__iter__()
@@ -30,29 +30,28 @@ class EpochSampler(DistributedSampler[Any]):
 
 
 def shard(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return a loader like ``loader`` for this rank's shard of the data, with the same batch size.
+    """Return a loader for this rank's shard of the data, with the batch size of ``loader``.
 
-    If the data don't divide evenly, the last ranks get some examples twice, so that all ranks take the same
-    number of steps.  Every rank has to call this, as rank 0's seed shuffles the data.  Raises UsageError for
-    a loader whose sampler can't be sharded.
+    If the data don't divide evenly, some examples are repeated, so that all ranks make the same number of
+    steps.  Every rank must call this, because rank 0 broadcasts the seed for shuffling.  Raises UsageError if
+    the loader's sampler can't be sharded.
     """
     if distributed.world_size() == 1 or isinstance(loader.sampler, DistributedSampler):
         return loader
     if isinstance(loader.dataset, IterableDataset):
-        log_once(f"{type(loader.dataset).__name__} is an IterableDataset: it has to shard its data by itself")
+        log_once(f"{type(loader.dataset).__name__} is an IterableDataset: it must shard its data itself")
         return loader
     if (custom := _custom_sampler(loader)) is not None:
         raise UsageError(
-            f"prepare can't shard a data loader with a {type(custom).__name__} of its own: let that sampler "
-            "give each rank its shard (cpulaunch.rank(), cpulaunch.world_size()), and leave the loader "
-            "out of prepare"
+            f"prepare can't shard a data loader with a {type(custom).__name__}: shard the data in this "
+            "sampler (cpulaunch.rank(), cpulaunch.world_size()), and don't pass the loader to prepare"
         )
     sampler = EpochSampler(
         loader.dataset,
         num_replicas=distributed.world_size(),
         rank=distributed.rank(),
         shuffle=isinstance(loader.sampler, RandomSampler),
-        seed=distributed.broadcast_number(torch.initial_seed() % 2**31),
+        seed=distributed.broadcast_object(torch.initial_seed() % 2**31),
         drop_last=loader.drop_last,
     )
     return type(loader)(
@@ -73,7 +72,7 @@ def shard(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 
 def _custom_sampler(loader: DataLoader[Any]) -> object | None:
-    """Return the sampler or batch sampler that a DistributedSampler can't replace, if there is one."""
+    """Return a sampler or batch sampler that a DistributedSampler can't replace; None if there is none."""
     if type(loader.batch_sampler) not in (BatchSampler, type(None)):
         return loader.batch_sampler
     if type(loader.sampler) not in (SequentialSampler, RandomSampler):

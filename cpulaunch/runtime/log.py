@@ -1,4 +1,4 @@
-"""The runtime's messages on stderr: few lines, each printed once per process."""
+"""Messages of the runtime on stderr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _logged: set[str] = set()
 
 
 def log_once(text: str, *, every_rank: bool = False) -> None:
-    """Print ``cpulaunch: text`` on the first rank or instance (or on every one), once in a process."""
+    """Print ``cpulaunch: text`` once per process: on rank or instance 0, or on all if ``every_rank``."""
     if text in _logged or not (every_rank or _is_first()):
         return
     _logged.add(text)
@@ -19,7 +19,7 @@ def log_once(text: str, *, every_rank: bool = False) -> None:
 
 
 def _is_first() -> bool:
-    """Return whether this is rank 0; of the processes that it starts by multiprocessing, the first counts."""
+    """Return whether this is rank 0 of the job and, in a child of multiprocessing, of its process group."""
     if os.environ.get("RANK", os.environ.get(variables.INSTANCE, "0")) != "0":
         return False
     multiprocessing, c10d = map(sys.modules.get, ("multiprocessing", "torch.distributed.distributed_c10d"))

@@ -1,9 +1,9 @@
-"""Measures the rates of matrix products in a separate process, because the launcher does not import torch::
+"""Measures the rates of matrix products, in a process of its own because the launcher imports no torch::
 
     python …/cpulaunch/runtime/measure_rates.py '{"cores": "0-13", "threads": 14, "environment": {}}'
 
-Prints the rates as one line of JSON after MARK.  ``kept`` says whether they are now in the user's cache,
-and ``writable`` whether its directory can be written.
+Prints MARK, and the rates as one line of JSON.  ``kept``: the rates are now in the user's cache.
+``writable``: the cache's directory can be written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import sys
 
-# Replace this file's directory by the path to cpulaunch: modules here must not hide others of their names.
+# The first entry is this file's directory, whose modules must not hide others, such as `settings`.
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from cpulaunch.discovery.host.rate_cache import MARK, RateCache

@@ -1,4 +1,4 @@
-"""``prepare``: the one call between a plain training script and the fastest one."""
+"""``prepare``: makes a training script's model, optimizer and data loader ready for a job."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from cpulaunch.runtime.accumulate import check_complete
 from cpulaunch.runtime.change import engines
 from cpulaunch.runtime.change.base import precision_owners
 from cpulaunch.runtime.change.engines import native
-from cpulaunch.runtime.change.precision import agree, chosen
+from cpulaunch.runtime.change.precision import choice, share_rates
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.settings import training_settings
 
 T = TypeVar("T")
 
 prepared: weakref.WeakSet[Any] = weakref.WeakSet()
-"""All objects that ``prepare`` has returned."""
+"""The objects that ``prepare`` has returned."""
 precision_owners.append(prepared.__contains__)
 
 _results: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-"""Object passed to ``prepare`` → the object that it returned, if that is another one."""
+"""Object passed to ``prepare`` → the object that it returned, if they differ."""
 
 
 @overload
@@ -61,18 +61,18 @@ def prepare(
     bucket_mb: int | None = None,
     compress_gradients: str | None = None,
 ) -> Any:
-    """Make models, optimizers, learning rate schedulers and data loaders ready, in the order given.
+    """Prepare models, optimizers, learning rate schedulers and data loaders, and return them.
 
-    ``model, optimizer = cpulaunch.prepare(model, optimizer)``: several objects are returned as a tuple, one
-    object by itself. Every rank has to call this with the same objects. A model gets the engine's bf16 (see
-    ``autocast``), rank 0's weights and, with more than one rank, data parallelism. An optimizer gets its
-    fused step. A data loader gets its rank's shard of the data, shuffled anew in each epoch, in batches of
-    the same size. Give a model and its optimizer in one call. Prepared objects are returned unchanged.
+    ``model, optimizer = cpulaunch.prepare(model, optimizer)``: several objects are returned as a tuple, in
+    the order of the arguments.  Every rank must call this with the same objects, and with a model and its
+    optimizer in one call.  A model gets rank 0's weights, the engine's layout or kernels and, with several
+    ranks, DDP.  An optimizer gets its fused step.  A data loader gets its rank's shard of the data.
+    Idempotent: prepared objects are returned unchanged.
 
-    ``find_unused_parameters``: for models that use only some of their parameters in a step. ``static_graph``:
-    for models that use the same parameters in each step. ``bucket_mb``: size of DDP's buckets in MB (2²⁰
-    bytes). ``compress_gradients``: ``"none"``, or ``"bf16"`` on the wire; gloo and oneCCL then also sum in
-    bf16. None: as planned.
+    ``find_unused_parameters``: for models that use only some of their parameters in a step.
+    ``static_graph``: for models that use the same parameters in each step.  ``bucket_mb``: size of DDP's
+    buckets in MB (2²⁰ bytes).  ``compress_gradients``: ``"bf16"`` sends gradients in bf16, and gloo and
+    oneCCL then also sum in bf16; or ``"none"``.  None: as planned.
 
     Raises UsageError for objects of other types, and for data loaders that can't be sharded.
     """
@@ -80,13 +80,13 @@ def prepare(
     settings = training_settings()
     compress = settings.compress_gradients if compress_gradients is None else compress_gradients
     if compress not in ("none", "bf16"):
-        raise UsageError(f"prepare: compress_gradients is {compress!r}; valid: none, bf16")
+        raise UsageError(f"prepare: compress_gradients must be none or bf16, got {compress!r}")
     distributed.init()
-    agree()
+    share_rates()
     new = [thing for thing in objects if _prepared_from(thing) not in prepared]
     models = [m for m in new if isinstance(m, nn.Module) and not isinstance(m, DistributedDataParallel)]
     optimized = _apply_engine(models, [o for o in new if isinstance(o, Optimizer)])
-    results = []  # keeps prepared objects alive until they are returned
+    results = []  # keeps the prepared objects alive: the global tables hold weak references
     for thing in new:
         result = thing
         if isinstance(thing, DataLoader):
@@ -103,7 +103,7 @@ def prepare(
             )
             if settings.compile:
                 _compile(result)
-            if chosen().bf16:
+            if choice().bf16:
                 result.register_forward_pre_hook(_check_autocast)
         prepared.add(result)
         results.append(result)
@@ -115,7 +115,7 @@ def prepare(
 
 def _check_types(objects: tuple[Any, ...]) -> None:
     if not objects:
-        raise UsageError("prepare was given nothing: prepare(model, optimizer)")
+        raise UsageError("prepare needs at least one object: prepare(model, optimizer)")
     for thing in objects:
         if not isinstance(thing, (nn.Module, Optimizer, LRScheduler, DataLoader)):
             raise UsageError(
@@ -125,17 +125,17 @@ def _check_types(objects: tuple[Any, ...]) -> None:
 
 
 def _prepared_from(thing: Any) -> Any:
-    """Return what ``prepare`` returned for ``thing``; ``thing`` itself if that is the same, or gone."""
+    """Return the object that ``prepare`` returned for ``thing``; ``thing`` if there is no other object."""
     result = _results[thing]() if thing in _results else None
     return thing if result is None else result
 
 
 def _apply_engine(models: list[nn.Module], optimizers: list[Optimizer]) -> dict[int, nn.Module]:
-    """Prepare models and optimizers by the chosen engine; return ``id`` of a given model → model to train."""
+    """Apply the engine to models and optimizers; return ``id`` of a model → the model to train."""
     ready, left = {}, list(optimizers)
     for model in models:
         optimizer, why_not = own_optimizer(model, models, optimizers)
-        engine = engines.load(chosen().engine)
+        engine = engines.load(choice().engine)
         problem = why_not if engine.needs_optimizer and why_not else engine.problem(model, optimizer)
         if problem:
             log_once(f"{type(model).__name__} gets the engine native: {problem}")
@@ -153,10 +153,10 @@ def _apply_engine(models: list[nn.Module], optimizers: list[Optimizer]) -> dict[
 def own_optimizer(
     model: nn.Module, models: list[nn.Module], optimizers: list[Optimizer]
 ) -> tuple[Optimizer | None, str]:
-    """Return the one optimizer that trains ``model`` and no other of ``models``; else None and why."""
+    """Return the only optimizer of ``model`` if it trains no other model; else None and the reason."""
     own = [optimizer for optimizer in optimizers if _parameters(optimizer) & set(model.parameters())]
     if not own:
-        return None, "it needs its optimizer in the same call of prepare"
+        return None, "its optimizer was not passed to the same call of prepare"
     if len(own) > 1:
         return None, "it has several optimizers"
     if any(other is not model and _parameters(own[0]) & set(other.parameters()) for other in models):
@@ -165,9 +165,11 @@ def own_optimizer(
 
 
 def _data_parallel(model: nn.Module, **options: Any) -> nn.Module:
-    """Return ``model`` in DDP if there are several ranks and something to train."""
+    """Wrap ``model`` in DDP if there are several ranks and any parameter requires a gradient."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        log_once(f"{type(model).__name__} has nothing to train: it is left without data parallelism")
+        log_once(
+            f"{type(model).__name__} has no parameter that requires a gradient, so it isn't wrapped in DDP"
+        )
         if distributed.world_size() > 1:
             distributed.broadcast(model)
         return model
@@ -179,9 +181,9 @@ def _parameters(optimizer: Optimizer) -> set[torch.Tensor]:
 
 
 def _compile(model: nn.Module) -> None:
-    """Compile in place, so that names in the state dict stay.  Needs a C++ compiler."""
+    """Compile the model in place, which doesn't rename parameters in its state dict."""
     if not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
-        log_once("torch.compile needs a C++ compiler, and this host has none: training goes on without it")
+        log_once("torch.compile needs a C++ compiler, and this host has none: the model is not compiled")
         return
     model.compile()
 
@@ -195,10 +197,10 @@ def _check_autocast(model: nn.Module, inputs: Any) -> None:
 
 
 def _check_steps(optimizer: Optimizer) -> None:
-    """Refuse steps with incomplete gradients, and warn at exit of a training that never stepped."""
+    """Raise an error at a step with incomplete gradients; warn at exit if there was no step."""
     name = type(optimizer).__name__
     if not any(parameter.requires_grad for parameter in _parameters(optimizer)):
-        log_once(f"{name} has nothing to train: none of its parameters requires a gradient")
+        log_once(f"{name} trains nothing: none of its parameters requires a gradient")
     stepped, own_process, weak = False, os.getpid(), weakref.ref(optimizer)
 
     def before_step(self: Optimizer, *_: Any) -> None:
@@ -207,11 +209,11 @@ def _check_steps(optimizer: Optimizer) -> None:
         stepped = True
 
     def warn_if_never_stepped() -> None:
-        # A failure has its own message, a forked child trains nothing, and a checkpoint may come from a
-        # training that is complete.
+        # No warning after an exception, in a forked process, or if a checkpoint of a finished training was
+        # loaded.
         restored = (own := weak()) is not None and own.state
         if not (stepped or restored or hasattr(sys, "last_type")) and os.getpid() == own_process:
-            log_once(f"{name} was prepared, but never stepped: this script has not trained")
+            log_once(f"{name} was prepared, but its step() was never called: nothing was trained")
 
     optimizer.register_step_pre_hook(before_step)
     atexit.register(warn_if_never_stepped)

@@ -1,7 +1,7 @@
-"""The rate of matrix products on this process's cores: measured once, then read from the user's cache.
+"""The rate of matrix products on this process's cores, from the user's cache or measured.
 
-It is measured with the three products of a linear layer, forward and backward, in the shapes of a
-transformer.
+The products measured are the three of a linear layer of a transformer: its output, and the gradients of its
+input and weights.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ HIDDEN, WIDE = 768, 3072
 """Inputs and outputs of the linear layer."""
 
 TOKENS, MOST_TOKENS = 256, 4096
-"""Rows per thread, which take a core some milliseconds, and the maximum rows of all threads together."""
+"""Rows of the input per thread, and their maximum.  A product then takes a few milliseconds."""
 
 FEW_TOKENS = 32
-"""Rows on a CPU that emulates bf16, which would need seconds for more."""
+"""Rows of a first, short product.  CPUs that emulate bf16 would take seconds for a product of full size."""
 
 LONG = 0.15
-"""Maximum seconds of one product."""
+"""Maximum seconds of a product of full size; if it would take longer, only the short one is measured."""
 
 LIMIT = 1.0
-"""Seconds spent on measuring products, round after round."""
+"""Seconds in which all products are repeated."""
 
 PREEMPTED_EVERY = 0.05
-"""Seconds per preemption that an idle machine also shows: more frequent ones mean that it is busy."""
+"""Minimum seconds between two preemptions on an idle machine; if they are more frequent, it is busy."""
 
 
 class Measurement(NamedTuple):
-    """Rates by precision.  ``steady``: other programs did not take these cores during the measurement."""
+    """Precision → rate.  ``steady``: no other program used these cores during the measurement."""
 
     rates: dict[str, Rate]
     steady: bool
 
 
 def product_rates(torch: Any) -> ProductRates:
-    """Return the rates of fp32 and bf16 with this process's threads."""
+    """Return the rates of fp32 and bf16 with torch's current number of threads."""
     rates = known_rates(torch, ("fp32", "bf16"))
     return ProductRates(torch.get_num_threads(), rates["fp32"].layer, rates["bf16"].layer)
 
 
 def peak(torch: Any, precision: str) -> float:
-    """Return the FLOP/s of the fastest product in ``precision``: bf16, fp16, fp32 or fp64."""
+    """Return the FLOP/s of the fastest product in bf16, fp16, fp32 or fp64."""
     return known_rates(torch, (precision,))[precision].best
 
 
 def known_rates(torch: Any, precisions: Sequence[str]) -> dict[str, Rate]:
-    """Return each precision's rate from the cache; if one is missing, measure all of them."""
+    """Return the rate of each precision from the cache; if any is missing, measure all."""
     cache, threads = RateCache.of(cpu_here(), torch.__version__, os.environ), torch.get_num_threads()
     with cache.locked():
         kept = {precision: cache.rate(threads, precision) for precision in precisions}
@@ -69,9 +69,9 @@ def known_rates(torch: Any, precisions: Sequence[str]) -> dict[str, Rate]:
 
 
 def _by_one_thread(torch: Any, precisions: Sequence[str]) -> dict[str, Rate]:
-    """Estimate rates of all threads as multiples of one thread's.
+    """Measure one thread, and multiply by the number of threads.
 
-    If other programs take their cores, threads that wait for each other suffer most.
+    On a busy machine, this is closer to the undisturbed rate: several threads wait for the slowest of them.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -83,9 +83,9 @@ def _by_one_thread(torch: Any, precisions: Sequence[str]) -> dict[str, Rate]:
 
 
 def measure(torch: Any, precisions: Sequence[str]) -> Measurement:
-    """Measure precisions in turn, so that a busy moment slows all alike; the fastest call of each counts.
+    """Measure the rates: repeat all products in turn, and take the shortest time of each.
 
-    Takes about a second, or two if a precision is emulated, and draws none of torch's random numbers.
+    Takes a second, or two if a precision is emulated.  Draws no random numbers.
     """
     tokens = min(TOKENS * torch.get_num_threads(), MOST_TOKENS)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
@@ -103,25 +103,24 @@ def measure(torch: Any, precisions: Sequence[str]) -> Measurement:
 
 
 def _shapes(torch: Any, tokens: int, precision: str) -> Sequence[tuple[Any, Any]]:
-    """Return the operands of the forward product, and of those for the gradients of inputs and weights."""
+    """Return the operands of the three products: output, gradient of the input, gradient of the weights."""
     dtype = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}[precision]
-    # Constants, as drawing random numbers would change the script's.
     sizes = ((tokens, HIDDEN), (WIDE, HIDDEN), (tokens, WIDE))
     inputs, weights, grad = (torch.full(size, 0.5, dtype=getattr(torch, dtype)) for size in sizes)
     return ((inputs, weights.t()), (grad, weights), (grad.t(), inputs))
 
 
 class _Product:
-    """One product: its ``flops``, and the fewest ``seconds`` that it took."""
+    """One product: its ``flops``, and the shortest time in ``seconds``."""
 
     def __init__(self, torch: Any, tokens: int, left: Any, right: Any) -> None:
         self._mm = torch.mm
-        # The tokens are the rows of the result, or the dimension that is summed over.
-        rows = left.shape[0] == tokens
-        few = (left[:FEW_TOKENS], right) if rows else (left[:, :FEW_TOKENS], right[:FEW_TOKENS])
+        # The number of tokens is the first dimension of ``left``, or the dimension that is summed over.
+        first = left.shape[0] == tokens
+        few = (left[:FEW_TOKENS], right) if first else (left[:, :FEW_TOKENS], right[:FEW_TOKENS])
         more = tokens / FEW_TOKENS
         self._use(*few)
-        self.run()  # the first call also prepares what later calls use
+        self.run()  # slower than later calls, which use its cached code
         if self.seconds * more < 10 * LONG:
             self.run()
         if self.seconds * more < LONG:
@@ -142,6 +141,6 @@ class _Product:
 
 
 def _rate(products: Sequence[_Product]) -> Rate:
-    # Weighted by time per operation, as the products may have different numbers of tokens.
+    # The mean of seconds per FLOP, because the products may have different numbers of tokens.
     layer = len(products) / sum(product.seconds / product.flops for product in products)
     return Rate(layer, max(product.flops / product.seconds for product in products))

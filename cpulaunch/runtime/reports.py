@@ -1,4 +1,4 @@
-"""Reports to the agent the state that this rank resumes from or has saved, and the signals it saves at."""
+"""Reports about checkpoints to this rank's agent."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from cpulaunch.messages import Resumes, Saves, SavesAt
 from cpulaunch.wire import encode
 
 report: Callable[[bytes], object] | None = None
-"""Writes a line to this rank's agent; the bootstrap sets it when this module is loaded."""
+"""Writes a line to this rank's agent; the bootstrap sets it.  None outside of a job."""
 
 resumed_step = 0
-"""The step that this rank resumed from; 0 if it began anew."""
+"""The step that this rank resumed from; 0 if it started from the beginning."""
 
 
 def resumed_from(step: int) -> None:
-    """Report that this rank has loaded the state after ``step`` optimizer steps and goes on from there.
+    """Report that this rank has loaded the checkpoint of ``step``; 0 if there was none.
 
-    Each rank that has loaded a state calls this before its first step; 0 means that there was none to load.
-    Does nothing outside of a cpulaunch job, and in processes that a rank forks.
+    A rank that resumes must call this before its first step.
     """
     global resumed_step
     resumed_step = step
@@ -27,15 +26,15 @@ def resumed_from(step: int) -> None:
 
 
 def saved(step: int, *, leaving: bool = False) -> None:
-    """Report that the state after ``step`` optimizer steps is on disk, so the job can go on from there.
+    """Report that the checkpoint after ``step`` optimizer steps is on disk.
 
-    ``leaving``: this rank now ends because of a signal.
+    ``leaving``: this rank ends now because of a signal.
     """
     if report is not None:
         report(encode(Saves(step, leaving)))
 
 
 def saves_at(signals: Iterable[int]) -> None:
-    """Report that from now on these signals, and no others, make this rank save."""
+    """Report at which signals this rank saves a checkpoint from now on."""
     if report is not None:
         report(encode(SavesAt([int(number) for number in signals])))

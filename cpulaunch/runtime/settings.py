@@ -1,4 +1,4 @@
-"""The settings of group ``training``, which the launcher passes to a rank in its environment."""
+"""The training settings, which the launcher passes to a rank in its environment."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cpulaunch.config.settings import Table
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """What a rank trains with; the defaults hold outside of cpulaunch.
+    """A rank's training settings; the defaults apply outside of a cpulaunch job.
 
-    ``backend`` and ``precision`` are None if neither a plan nor the user chooses one; ``bucket_mb`` is in MB
-    (2²⁰ bytes), None for torch's default.  ``in_job``: this process is a rank of a cpulaunch job.
-    ``precision_is_planned``: the plan chose the precision, not the user.
+    ``backend`` and ``precision`` are None if neither the plan nor the user has chosen one.  ``bucket_mb`` is
+    in MB (2²⁰ bytes), or None for torch's default.  ``in_job``: this process is a rank of a cpulaunch job.
+    ``precision_is_planned``: the plan, not the user, chose the precision.
     """
 
     in_job: bool = False
@@ -34,7 +34,7 @@ class TrainingSettings:
 
 
 def training_settings(environ: Mapping[str, str] = os.environ) -> TrainingSettings:
-    """Return this rank's settings.  Raises UsageError if a variable holds no valid value of its setting."""
+    """Return this rank's settings.  Raises UsageError if a variable has an invalid value."""
     precision = rank_setting(Table.training.precision, environ)
     bucket = rank_setting(Table.training.bucket_mb, environ)
     return TrainingSettings(

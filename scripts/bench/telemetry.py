@@ -208,7 +208,7 @@ class Switch:
     def __init__(self, torch: Any, model: Any, recorder: Any) -> None:
         from cpulaunch.runtime.observe import communication
 
-        self._recorder, self._stepped = recorder, recorder.stepped
+        self._recorder, self._end_step = recorder, recorder.end_step
         places = [(torch.utils.data.dataloader._BaseDataLoaderIter, "__next__")]
         if recorder.communication:  # of another group than ccl's
             groups = torch._C._distributed_c10d
@@ -221,7 +221,7 @@ class Switch:
         self._model = model if recorder.communication else None
 
     def turn(self, on: bool) -> None:
-        self._recorder.stepped = self._stepped if on else lambda optimizer: None
+        self._recorder.end_step = self._end_step if on else lambda optimizer: None
         for place, name, ours, original in self._places:
             setattr(place, name, ours if on else original)
         if self._model is not None and hasattr(self._model, "_set_ddp_runtime_logging_sample_rate"):
@@ -234,7 +234,7 @@ class Timed:
     def __init__(self, telemetry: Any) -> None:
         self.nanoseconds = 0
         telemetry.sizes = self._timed(telemetry.sizes)
-        for name in ("took", "stepped"):
+        for name in ("add_batch", "end_step"):
             setattr(telemetry.recorder, name, self._timed(getattr(telemetry.recorder, name)))
 
     def _timed(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -331,10 +331,10 @@ def parts() -> int:
     batch = {"input_ids": torch.ones(8, 128), "labels": torch.ones(8)}
 
     def took() -> None:
-        recorder.took(1, 1, *sizes(batch, torch.Tensor))
+        recorder.add_batch(1, 1, *sizes(batch, torch.Tensor))
 
     print("nanoseconds, in the program:")
-    print(f"  a step   {fastest(lambda: recorder.stepped(optimizer)):6.0f}")
+    print(f"  a step   {fastest(lambda: recorder.end_step(optimizer)):6.0f}")
     print(f"  a batch  {fastest(took):6.0f}")
     print(f"  a step on gloo, more {gloo(torch):6.0f}")
     usage = Usage(os.getpid(), CoreSet(os.sched_getaffinity(0)), 0.0)
@@ -343,11 +343,13 @@ def parts() -> int:
 
     def look() -> None:
         for _ in range(12):
-            recorder.stepped(optimizer)
+            recorder.end_step(optimizer)
         agent.last()
 
     print("microseconds, in the agent:")
-    print(f"  12 steps {(fastest(look, 200) - 12 * fastest(lambda: recorder.stepped(optimizer))) / 1e3:6.0f}")
+    print(
+        f"  12 steps {(fastest(look, 200) - 12 * fastest(lambda: recorder.end_step(optimizer))) / 1e3:6.0f}"
+    )
     print(f"  kernel   {fastest(lambda: usage.row(1.0), 50) / 1e3:6.0f}")
     print(f"  far memory {fastest(lambda: far_share(os.getpid(), far), 50) / 1e3:4.0f}")
     launcher()
@@ -365,7 +367,7 @@ def gloo(torch: Any) -> float:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
     for _ in range(3):
         model(torch.ones(1, 8)).sum().backward()
-    taken = fastest(watched.stepped, 1000)
+    taken = fastest(watched.end_step, 1000)
     torch.distributed.destroy_process_group()
     return taken
 

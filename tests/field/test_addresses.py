@@ -36,18 +36,8 @@ def on_node0(cluster: Cluster, tmp_path: Path) -> On:
     (tmp_path / "fails.py").write_text(FAILS)
 
     def run(*options: str, **env: str) -> subprocess.CompletedProcess[str]:
-        argv = [
-            sys.executable,
-            "-m",
-            "cpulaunch",
-            "run",
-            "-ppn",
-            "1",
-            "--precision",
-            "fp32",
-            *options,
-            "fails.py",
-        ]
+        job = ("run", "-ppn", "1", "--precision", "fp32", *options, "fails.py")
+        argv = [sys.executable, "-m", "cpulaunch", *job]
         environ = clean_environment(**{"LC_ALL": "C.UTF-8", **env})
         return cluster.run("node0", argv, timeout=90.0, directory=tmp_path, env=environ)
 
@@ -69,11 +59,13 @@ def check_rank_1_failed(done: subprocess.CompletedProcess[str], directory: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["gloo", repeat("ccl")])
+@pytest.mark.parametrize(
+    ("host", "backend"), [("node0", "gloo"), repeat("node0", "ccl"), repeat("node1", "gloo")]
+)
 def test_a_host_that_has_its_own_name_on_loopback_is_reached(
-    backend: str, cluster: Cluster, on_node0: On, built, tmp_path: Path
+    host: str, backend: str, cluster: Cluster, on_node0: On, built, tmp_path: Path
 ) -> None:
-    with cluster.replaced("node0", "/etc/hosts", own_name_first(cluster, "node0")):
+    with cluster.replaced(host, "/etc/hosts", own_name_first(cluster, host)):
         done = on_node0("--hosts", "node0,node1", "--skip-preflight", "--backend", backend)
     check_rank_1_failed(done, tmp_path)
 
@@ -87,26 +79,15 @@ def test_a_hostfile_may_call_this_host_localhost(
     check_rank_1_failed(done, tmp_path)
 
 
-@pytest.mark.repeats
-@pytest.mark.slow
-def test_the_second_host_may_have_its_own_name_on_loopback(
-    cluster: Cluster, on_node0: On, tmp_path: Path
-) -> None:
-    with cluster.replaced("node1", "/etc/hosts", own_name_first(cluster, "node1")):
-        done = on_node0("--hosts", "node0,node1", "--skip-preflight", "--backend", "gloo")
-    check_rank_1_failed(done, tmp_path)
-
-
 @pytest.mark.slow
 def test_an_address_of_another_host_is_refused_before_anything_is_started(
     cluster: Cluster, on_node0: On
 ) -> None:
-    for address in ("node1", cluster.addresses["node1"]):
-        for options in (("--skip-preflight",), ()):
-            done = on_node0("--hosts", "node0,node1", *options, MASTER_ADDR=address)
-            assert done.returncode == 2, done.stderr
-            assert "is not the first host, node0, where the ranks meet" in done.stderr
-            assert "$MASTER_ADDR" in done.stderr
+    for options in (("--skip-preflight",), ()):
+        done = on_node0("--hosts", "node0,node1", *options, MASTER_ADDR=cluster.addresses["node1"])
+        assert done.returncode == 2, done.stderr
+        assert "is not the first host, node0, where the ranks meet" in done.stderr
+        assert "$MASTER_ADDR" in done.stderr
 
 
 @pytest.mark.parametrize(

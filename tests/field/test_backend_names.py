@@ -50,11 +50,3 @@ def test_each_form_of_a_name_is_the_planned_backend(
     )
     assert results(done.stdout) == [[planned, answered, 4.0]] * 2, done.stderr
     assert "warning" not in done.stderr
-
-
-@pytest.mark.parametrize("name", ["cpu:tcp", repeat("cpu:gloo,cpu:ccl")])
-def test_a_name_that_torch_refuses_is_refused(name: str, cpulaunch: Run, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    done = cpulaunch("run", "-n", "1", "--backend", "gloo", "script.py", name, "none")
-    assert done.returncode == 1
-    assert "RESULT" not in done.stdout

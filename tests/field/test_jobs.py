@@ -70,7 +70,7 @@ def test_ranks_that_are_mpi_worlds_of_their_own_are_noticed(
 ) -> None:
     pytest.importorskip("mpi4py")
     (tmp_path / "sum.py").write_text("from mpi4py import MPI\nprint('world of', MPI.COMM_WORLD.size)")
-    options = [
+    options = (
         "--launcher",
         launcher,
         "-n",
@@ -80,7 +80,7 @@ def test_ranks_that_are_mpi_worlds_of_their_own_are_noticed(
         "gloo",
         "--precision",
         "fp32",
-    ]
+    )
     done = ask("run", *options, "--tee", "all", "sum.py")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[{rank}] world of {2 // worlds}" for rank in (0, 1)]

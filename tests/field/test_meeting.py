@@ -56,7 +56,7 @@ def test_a_rank_that_the_script_makes_rank_0_is_named(method: str, cpulaunch: Ru
     (tmp_path / "zero.py").write_text(ALL_RANK_0)
     done = cpulaunch(*OPTIONS, "--stall-timeout", "5", "--stall-action", "abort", "zero.py", method)
     assert done.returncode
-    assert "this is rank 1 of the job, and the script makes it rank 0 of 2" in done.stderr
+    assert "this is rank 1 of the job, but the script passes rank=0 and world_size=2" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,7 @@ from support.terminal import Terminal
 GLOO = ("--backend", "gloo", "--precision", "fp32")
 
 
-@pytest.mark.parametrize(
-    "more", [(":", "-n", "2", "b.py"), ("x", ":", "-np", "2"), (":", "--host", "b", "b.py")]
-)
+@pytest.mark.parametrize("more", [(":", "-n", "2", "b.py"), ("x", ":", "--host", "b", "b.py")])
 def test_a_second_program_is_refused(more: Sequence[str], cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("")
     done = cpulaunch("run", "-n", "2", "--dry-run", "a.py", *more)
@@ -39,12 +37,12 @@ def test_a_script_on_stdin_is_refused(cpulaunch: Run) -> None:
     assert "only one of the ranks could read" in done.stderr
 
 
-@pytest.mark.parametrize("hosts", ["a,,b", "a,b,", ",a"])
+@pytest.mark.parametrize("hosts", ["a,,b", "a,b,"])
 def test_a_comma_too_many_is_named(hosts: str, cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("")
     done = cpulaunch("run", "--hosts", hosts, "--dry-run", "a.py")
     assert done.returncode == 2
-    assert f"--hosts: '{hosts}' has a comma too many" in done.stderr
+    assert f"--hosts: '{hosts}' has a superfluous comma" in done.stderr
 
 
 def test_the_hint_for_an_ipv6_host_can_be_typed(cpulaunch: Run, tmp_path: Path) -> None:
@@ -76,15 +74,12 @@ def test_a_switch_with_a_value_is_named(cpulaunch: Run) -> None:
     assert "--verbose takes no value, got '3'" in done.stderr
 
 
-@pytest.mark.parametrize("last", [9999, 70000, 1000000])
-def test_cores_that_are_not_there_are_named_with_those_that_are(
-    last: int, cpulaunch: Run, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("last", [9999, 1000000])
+def test_missing_cores_are_an_error_with_the_existing_ones(last: int, cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("")
     done = cpulaunch("run", "--cores", f"0-{last}", *GLOO, "--dry-run", "a.py")
     assert done.returncode == 2
-    there = max(os.sched_getaffinity(0))
-    assert str(there) in done.stderr
+    assert str(max(os.sched_getaffinity(0))) in done.stderr
     assert "is not valid" not in done.stderr
 
 
@@ -154,7 +149,7 @@ def test_a_port_that_the_script_has_chosen_is_named_if_it_is_in_use(cpulaunch: R
         port = str(taken.getsockname()[1])
         done = cpulaunch("run", "-n", "1", *GLOO, "a.py", port)
     assert done.returncode == 1
-    assert f"port {port}, which the script has chosen itself, is in use" in done.stderr
+    assert f"port {port}, which the script has chosen, is in use" in done.stderr
     assert cpulaunch("run", "-n", "1", *GLOO, "a.py", port).returncode == 0
 
 

@@ -79,9 +79,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def run_with(place: str, state: str, directory: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
     directory.mkdir()
-    (temporary := directory.parent / "temporary").mkdir(
-        exist_ok=True
-    )  # where logs go that have no other place
+    (temporary := directory.parent / "temporary").mkdir(exist_ok=True)  # for logs without another place
     line = f"set -e; {PLACES[place]}; {STATES[state]}"
     argv = ["unshare", "--mount", "sh", "-c", line, "sh", sys.executable, "-m", "cpulaunch", *words]
     try:

@@ -69,7 +69,7 @@ def test_parallel_training_uses_the_kernels(cpulaunch: Run, script: Path, way: s
 
 
 @pytest.mark.parametrize(
-    "options", [("--engine", "torch"), ("--engine", "ipex"), ("--as-written",)], ids=" ".join
+    "options", [("--engine", "torch"), repeat(("--engine", "ipex")), repeat(("--as-written",))], ids=" ".join
 )
 def test_other_engines_leave_torch_alone(cpulaunch: Run, script: Path, options: tuple[str, ...]) -> None:
     done = cpulaunch("run", "-n", "1", "--precision", "fp32", *options, script)
@@ -124,7 +124,6 @@ def test_importing_ipex_turns_them_off(tmp_path: Path) -> None:
         "import intel_extension_for_pytorch\n"
         "assert functional.dropout is own; kernels.enable(); assert functional.dropout is own\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd=tmp_path
-    )
+    argv = [sys.executable, "-c", program]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

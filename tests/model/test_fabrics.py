@@ -11,7 +11,7 @@ PSM3 = Fabric("irdma0", "psm3", "ens1", "")
 
 
 @pytest.mark.parametrize(
-    ("hosts", "provider", "complaints"),
+    ("hosts", "provider", "reasons"),
     [
         ({"a": (VERBS,), "b": (VERBS,)}, "verbs", {}),
         ({"a": (PSM3, VERBS), "b": (VERBS,)}, "verbs", {}),
@@ -23,9 +23,9 @@ PSM3 = Fabric("irdma0", "psm3", "ens1", "")
         ({"a": (BROKEN,), "b": (BROKEN,)}, None, {"a": NO_DATA, "b": NO_DATA}),
     ],
 )  # fmt: skip
-def test_all_hosts_must_have_it(hosts, provider: str | None, complaints: dict[str, str]) -> None:
-    chosen, said = common_provider(hosts)
-    assert (chosen, sorted(said)) == (provider, sorted(complaints))
-    for host, why in complaints.items():
+def test_all_hosts_must_have_it(hosts, provider: str | None, reasons: dict[str, str]) -> None:
+    found, messages = common_provider(hosts)
+    assert (found, sorted(messages)) == (provider, sorted(reasons))
+    for host, why in reasons.items():
         card = hosts[host][0]
-        assert said[host] == f"its {card.device} ({card.provider}) stays unused, TCP is taken: {why}"
+        assert messages[host] == f"its {card.device} ({card.provider}) stays unused, TCP is taken: {why}"

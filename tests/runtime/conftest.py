@@ -40,19 +40,8 @@ Start = Callable[..., Job]
 
 def _start(python: Path, directory: Path) -> Start:
     def start(ranks: int, *arguments: str, options: tuple[str, ...] = (), **environment: str) -> Job:
-        command = [
-            python,
-            "-m",
-            "cpulaunch",
-            "run",
-            "-n",
-            str(ranks),
-            "--oversubscribe",
-            "--tee",
-            "all",
-            *options,
-            PROGRAMS,
-        ]
+        command = [python, "-m", "cpulaunch", "run", "-n", ranks, "--oversubscribe", "--tee", "all",
+                   *options, PROGRAMS]  # fmt: skip
         done = subprocess.run(
             [*map(str, command), *arguments], cwd=directory, env=clean_environment(HF_HUB_OFFLINE="1", **environment),
             capture_output=True, text=True, timeout=LIMIT, stdin=subprocess.DEVNULL,
@@ -60,9 +49,8 @@ def _start(python: Path, directory: Path) -> Start:
         assert done.returncode == 0, done.stderr
         found = {}
         for line in done.stdout.splitlines():
-            if returned := re.fullmatch(
-                r"(?:\[(\d+)\] )?RESULT (\{.*\})", line
-            ):  # a single rank has no prefix
+            # A single rank has no prefix.
+            if returned := re.fullmatch(r"(?:\[(\d+)\] )?RESULT (\{.*\})", line):
                 found[int(returned[1] or 0)] = json.loads(returned[2])
         assert sorted(found) == list(range(ranks)), done.stdout
         return Job([found[rank] for rank in sorted(found)], done.stderr)

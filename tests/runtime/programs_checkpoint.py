@@ -228,11 +228,8 @@ def damaged(directory: str) -> dict[str, Any]:
         if dist.get_world_size() > 1:
             model = nn.parallel.DistributedDataParallel(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        return (
-            model,
-            optimizer,
-            cpulaunch.Checkpoint(where, model=model, optimizer=optimizer, every=1, keep=9),
-        )
+        checkpoint = cpulaunch.Checkpoint(where, model=model, optimizer=optimizer, every=1, keep=9)
+        return model, optimizer, checkpoint
 
     model, optimizer, checkpoint = make(directory)
     weights = []
@@ -404,10 +401,7 @@ def refused(directory: str) -> dict[str, Any]:
         "loader": lambda: next(cpulaunch.Checkpoint(directory, model=model).steps(epochs=3)),
         "directory": lambda: cpulaunch.Checkpoint("file/below", model=model),
         "file": lambda: cpulaunch.Checkpoint("file", model=model),
-        "no directory": lambda: cpulaunch.Checkpoint("", model=model),
         "no model": lambda: cpulaunch.Checkpoint(directory, model=None),
-        "no loader": lambda: cpulaunch.Checkpoint(directory, model=model, loader=3),
-        "epochs": lambda: next(cpulaunch.Checkpoint(directory, model=model).steps([], epochs=-1)),
         "which step": other.save,
         "another optimizer": lambda: (
             other.save(step=5),

@@ -73,7 +73,7 @@ def rank(number: int, port: int, name: str) -> None:
         variables.JOB_ID: "j", variables.BACKEND: "gloo", variables.PRECISION: "fp32",
     })  # fmt: skip
     ledger.of_this_process = mmap.mmap(-1, ledger.SIZE)
-    for kind, method in ((Observers, "group_was_made"), (tracing.Tracer, "_start")):
+    for kind, method in ((Observers, "add_group"), (tracing.Tracer, "_start")):
         setattr(kind, method, with_renamed(name, getattr(kind, method)))
     with renamed(name):
         torch._import_device_backends()  # as `import torch` does at its end

@@ -40,6 +40,13 @@ def alone(directory: Path, *arguments: str, before: str = "") -> subprocess.Comp
                           timeout=LIMIT, stdin=subprocess.DEVNULL)  # fmt: skip
 
 
+def launch(directory: Path, *arguments: object, **env: str) -> subprocess.Popen[str]:
+    """Start a job on two ranks."""
+    argv = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", *map(str, arguments)]
+    return subprocess.Popen(argv, cwd=directory, env=clean_environment(**env), text=True,
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+
+
 def result(output: str) -> Any:
     return json.loads(re.findall(r"RESULT (\{.*\})", output)[0])
 
@@ -138,35 +145,22 @@ def test_checkpoints_that_do_not_fit_are_refused_in_a_line(tmp_path: Path) -> No
     assert texts == {
         "every": "Checkpoint: every is 'often': expected a number of steps such as 500, or a time such as 90s, "
         "10m or 2h",
-        "keep": "Checkpoint: keep is 0; it takes a whole number of at least 1",
+        "keep": "Checkpoint: keep must be an integer of at least 1, got 0",
         "scheduler": "Checkpoint: a scheduler has no state_dict and load_state_dict",
-        "optimizer": "Checkpoint: optimizer takes Optimizers, not Sequential",
-        "loader": "Checkpoint.steps: which data loader? steps(loader, epochs=3)",
+        "optimizer": "Checkpoint: each optimizer must be of type Optimizer, got Sequential",
+        "loader": "Checkpoint.steps: no data loader was passed: steps(loader, epochs=3)",
         "directory": "file/below can't be written: Not a directory",
         "file": "file is a file, not a directory",
-        "no directory": "Checkpoint: the directory has no name",
-        "no model": "Checkpoint: model takes Modules, not NoneType",
-        "no loader": "Checkpoint: loader takes a data loader, not int",
-        "epochs": "Checkpoint.steps: epochs is -1; it takes at least 0",
-        "which step": "Checkpoint.save: how many steps were made?",
+        "no model": "Checkpoint: each model must be of type Module, got NoneType",
+        "which step": "Checkpoint.save: the number of completed steps is unknown",
         "another optimizer": "other/step-5 doesn't fit this script: it was saved with SGD, and this script has AdamW",
         "names": f"{other}it has no weight",
         "shapes": f"{other}0.weight has the shape 16×8 in it, and 9×8 in this script",
         "optimizers": f"{other}it holds 0 optimizers and 0 schedulers, and this script has 1 optimizer and 0 schedulers",
         "version": "ckpt/step-1 was written by another version of cpulaunch (schema 0, not 1)",
     }
-    assert all(
-        said[name][1]
-        for name in (
-            "which step",
-            "another optimizer",
-            "directory",
-            "names",
-            "shapes",
-            "optimizers",
-            "version",
-        )
-    )
+    with_hints = ("which step", "another optimizer", "directory", "names", "shapes", "optimizers", "version")
+    assert all(said[name][1] for name in with_hints)
 
 
 def test_a_deleted_directory_is_reported_at_each_save(tmp_path: Path) -> None:
@@ -180,8 +174,8 @@ def test_a_script_that_ignores_a_checkpoint_gets_one_warning(tmp_path: Path) -> 
     done = alone(tmp_path, "unread", "ckpt")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == [
-        f"cpulaunch: {tmp_path}/ckpt/step-2 is there, but was not loaded: call resume() before the first step to "
-        "go on from it"
+        f"cpulaunch: {tmp_path}/ckpt/step-2 exists, but was not loaded: to resume from it, call resume() "
+        "before the first step"
     ]
 
 
@@ -197,7 +191,7 @@ def test_one_job_at_a_time_writes_into_a_directory(tmp_path: Path) -> None:
         done = alone(tmp_path, "refused_lock", "ckpt")
         assert result(done.stdout) == {
             "error": f"{tmp_path}/ckpt is in use: {who} writes its checkpoints there",
-            "hint": "end it, or give each job a directory of its own",
+            "hint": "end it, or use another directory for this job",
         }
         waits = f"cpulaunch: {tmp_path}/ckpt is in use by {who}: waiting for its end, for 0 s at most\n"
         assert done.stderr.count(waits) == 1
@@ -216,10 +210,7 @@ def test_a_directory_on_a_full_disk_can_be_locked(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ranks_whose_launcher_was_killed_save_and_end(tmp_path: Path, marked: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--checkpoint-every", "10h",
-               EXAMPLE, "--steps", "1000000"]  # fmt: skip
-    launcher = subprocess.Popen([*map(str, command)], cwd=tmp_path, env=clean_environment(**marked), text=True,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)  # fmt: skip
+    launcher = launch(tmp_path, "--checkpoint-every", "10h", EXAMPLE, "--steps", 1000000, **marked)
     with bounded(launcher, LIMIT):
         assert launcher.stdout
         assert any("step 50:" in line for line in launcher.stdout)
@@ -280,8 +271,8 @@ def test_another_number_of_ranks_resumes_with_new_data(cpulaunch: Run) -> None:
     done = run_job(cpulaunch, "-n", "2", PROGRAMS, "job", "ckpt", "5")
     assert result(done.stdout) == {"first": [[4, 20]], "last": [[4, 29]]}
     assert (
-        "cpulaunch: the checkpoint was saved by 4 ranks, this job has 2: the order of the data and "
-        "random numbers are new from here on"
+        "cpulaunch: the checkpoint was saved by 4 ranks, and this job has 2: the order of the data and the "
+        "random numbers will differ"
     ) in done.stderr
 
 
@@ -316,10 +307,7 @@ def test_a_signal_saves_on_all_ranks_and_has_its_own_exit_code(
     tmp_path: Path, number: signal.Signals, to: str
 ) -> None:
     restarts = ("--max-restarts", "1", "--restart-on", "error")  # saving is no error
-    command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--tee", "all", *restarts,
-               PROGRAMS, "job", "ckpt", "1000000"]  # fmt: skip
-    launcher = subprocess.Popen([*map(str, command)], cwd=tmp_path, env=clean_environment(), text=True,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    launcher = launch(tmp_path, "--tee", "all", *restarts, PROGRAMS, "job", "ckpt", 1000000)
     with bounded(launcher, LIMIT):
         assert launcher.stdout
         first = [launcher.stdout.readline(), launcher.stdout.readline()]
@@ -342,10 +330,7 @@ def test_a_signal_saves_on_all_ranks_and_has_its_own_exit_code(
 
 @pytest.mark.slow
 def test_an_unfinished_save_at_the_end_of_the_grace_period_is_reported(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--grace-period", "2",
-               PROGRAMS, "stuck", "ckpt"]  # fmt: skip
-    launcher = subprocess.Popen([*map(str, command)], cwd=tmp_path, env=clean_environment(), text=True,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    launcher = launch(tmp_path, "--grace-period", 2, PROGRAMS, "stuck", "ckpt")
     with bounded(launcher, LIMIT):
         assert launcher.stdout
         assert [launcher.stdout.readline().split()[-1] for _ in range(2)] == ["stuck", "stuck"]
@@ -379,14 +364,14 @@ def test_forked_processes_and_the_script_handle_signals_themselves() -> None:
         "assert (child.exitcode, first.arrived, late) == (-15, 0, [])\n"
         "os.kill(os.getpid(), signal.SIGUSR1)\n"
         "assert told.wait(60) and first.arrived == signal.SIGUSR1 and late == [(signal.SIGUSR1, 0)]\n"
-        "first.forget(); second.watch()\n"
+        "first.restore(); second.watch()\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "assert second.arrived == signal.SIGTERM\n"
         "thread = next(each for each in threading.enumerate() if each.name == 'cpulaunch-late')\n"
-        "second.in_time(); thread.join(0.5)\n"
+        "second.mark_handled(); thread.join(0.5)\n"
         "assert len(late) == 1\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"  # the same signal, sent another way
-        "signals.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + signals.TWICE)\n"
+        "signals.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + signals.DUPLICATE)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "time.sleep(60)\n"
     )
@@ -406,5 +391,5 @@ def test_our_errors_name_the_users_line_and_a_remedy(cpulaunch: Run, tmp_path: P
     _, lines = box(done.stderr)
     assert lines[0].startswith("cpulaunch.errors.UsageError: ")
     where = lines.index("at train.py:3")
-    assert lines[where + 1] == "give Checkpoint a directory that this user may write"
+    assert lines[where + 1] == "pass a directory that this user may write"
     assert outcome(tmp_path)["first_failure"]["file"] == "train.py"

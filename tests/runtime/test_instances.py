@@ -23,11 +23,11 @@ def test_a_metric_of_any_value_is_a_line(capsys: pytest.CaptureFixture[str], val
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("loss", None), "the value of 'loss' is a number, not this NoneType"),
-        (("loss", "much"), "the value of 'loss' is a number, not this str"),
-        (("loss", [1.0]), "the value of 'loss' is a number, not this list"),
-        ((3, 1.0), "the name is text, not 3"),
-        (("loss", 1.0, None), "the unit is text, not None"),
+        (("loss", None), "the value of 'loss' must be a number, got a NoneType"),
+        (("loss", "much"), "the value of 'loss' must be a number, got a str"),
+        (("loss", [1.0]), "the value of 'loss' must be a number, got a list"),
+        ((3, 1.0), "the name must be a string, got 3"),
+        (("loss", 1.0, None), "the unit must be a string, got None"),
         (("a b", 1.0), "'a b' can't be the name of a metric"),
     ],
 )

@@ -137,7 +137,7 @@ if __name__ == "__main__":
 }
 
 
-@pytest.mark.parametrize("how", CHILDREN)
+@pytest.mark.parametrize("how", [repeat("subprocess"), "exec", "fork", repeat("spawn")])
 def test_a_child_of_the_script_can_make_the_store(cpulaunch: Run, tmp_path: Path, how: str) -> None:
     (tmp_path / "store.py").write_text(STORE + "if __name__ == '__main__': print(made)")
     (tmp_path / "parent.py").write_text(CHILDREN[how])

@@ -100,11 +100,8 @@ def test_a_job_computes_in_the_faster_precision(cpulaunch: Run, tmp_path: Path, 
     assert done.stdout == "rank 0 fp32\n"
     assert SHOWN in done.stderr.splitlines()[0]
     (plan,) = tmp_path.glob("runs/*/plan.json")
-    assert json.loads(plan.read_text())["precision"]["measured"] == {
-        "threads": 1,
-        "fp32": 160e9,
-        "bf16": 84e9,
-    }
+    measured = json.loads(plan.read_text())["precision"]["measured"]
+    assert measured == {"threads": 1, "fp32": 160e9, "bf16": 84e9}
     insisted = cpulaunch("run", *options, "--precision", "bf16", "script.py", env=env)
     assert insisted.stdout == "rank 0 bf16\n"
     assert "precision bf16 is slow here: bf16 is 1.9 times slower on this CPU" in insisted.stderr
@@ -135,17 +132,8 @@ def test_the_first_job_measures_with_one_line(cpulaunch: Run, tmp_path: Path, ca
     assert lines[0].startswith("cpulaunch: measuring bf16 and fp32 on this machine")
     assert sum(" GFLOP/s)" in line for line in lines) == 1
     # A program that is not Python is started at once.
-    assert (
-        "measuring"
-        not in cpulaunch("run", *options, "--no-python", "true", env={"XDG_CACHE_HOME": "/none"}).stderr
-    )
-
-
-def test_a_dry_run_uses_the_flags_within_the_instruction_limit(cpulaunch: Run, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    env = own_cache(tmp_path) | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
-    dry = cpulaunch("run", "-n", 1, "--dry-run", "script.py", env=env)
-    assert "precision fp32 (not measured; the CPU" in dry.stdout
+    other = cpulaunch("run", *options, "--no-python", "true", env={"XDG_CACHE_HOME": "/none"})
+    assert "measuring" not in other.stderr
 
 
 AGREE = """
@@ -167,15 +155,14 @@ def test_ranks_without_a_plan_decide_by_the_rates_of_rank_0(
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches" / str(rank)))
         RateCache.of(cpu_here(), torch.__version__, os.environ).keep(1, rates)
     (tmp_path / "script.py").write_text(AGREE)
-    torchrun = [
-        Path(sys.executable).with_name("torchrun"),
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "script.py",
-    ]
+    torchrun = [Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        torchrun, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=120
+        [*torchrun, "script.py"],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert sorted(line for line in done.stdout.splitlines() if line.startswith("RANK")) == [
         "RANK 0 False",

@@ -114,12 +114,6 @@ def test_workers_of_data_loaders_start_by_each_method_beside_a_group(
     assert done.stdout.count("loaded") == 2
 
 
-def test_as_written_leaves_scripts_unchanged(job: Start) -> None:
-    done = job(2, "grouped", "gloo", options=("--as-written",))
-    assert [result["backend"] for result in done.results] == ["gloo", "gloo"]
-    assert not done.ours()
-
-
 @pytest.mark.parametrize(("options", "size"), [("{}", 1), repeat('{"cpu": true}', 2)])
 def test_separate_copies_of_an_accelerator_as_written_are_warned_of(
     job: Start, options: str, size: int

@@ -41,13 +41,6 @@ def test_ranks_train_as_one_process_with_the_whole_batch(job: Start, alone: Alon
     assert expected[-1] < expected[0]
 
 
-@pytest.mark.repeats
-def test_ranks_train_a_bert_as_one_process_does(job: Start, alone: Alone) -> None:
-    expected = alone("train", "bert", "50", "24")["losses"]
-    for result in job(3, "train", "bert", "50", "24", options=FP32).results:
-        assert result["losses"] == pytest.approx(expected, abs=1e-5)
-
-
 @pytest.mark.parametrize(("model", "backend"), [("mlp", "ccl"), repeat("bert", "gloo")])
 def test_bf16_is_near_fp32_and_ranks_get_the_same_weights(
     job: Start, alone: Alone, model: str, backend: str
@@ -110,11 +103,11 @@ def test_a_checkpoint_resumes_where_it_was_saved(job: Start, tmp_path) -> None:
 
 REFUSED = {
     "unused": "2 parameters got no gradient in the last step on rank 0: spare.weight, spare.bias.",
-    "plain backward": "1 of a step's batches were taken, but step.backward(loss) was called 0 times",
+    "plain backward": "step.backward(loss) was called 0 times for 1 batches",
     "backward twice": "step.backward(loss) was called twice for one batch",
     "early step": "the optimizer stepped after 1 of 2 batches",
     "not finished": "the optimizer stepped after 1 of 2 batches",
-    "weighted sampler": "prepare can't shard a data loader with a WeightedRandomSampler of its own",
+    "weighted sampler": "prepare can't shard a data loader with a WeightedRandomSampler: ",
     "no model": "prepare takes models, optimizers, learning rate schedulers and data loaders, not list",
 }
 
@@ -127,8 +120,8 @@ def test_misuse_is_refused(job: Start) -> None:
 
 
 REPORTED = {
-    "nothing to train": "Sequential has nothing to train: it is left without data parallelism",
-    "never steps": "AdamW was prepared, but never stepped: this script has not trained",
+    "nothing to train": "Sequential has no parameter that requires a gradient, so it isn't wrapped in DDP",
+    "never steps": "AdamW was prepared, but its step() was never called",
     "no autocast": "Sequential runs outside of `with cpulaunch.autocast():`",
 }
 
@@ -157,4 +150,4 @@ def test_a_forked_child_gets_no_warning_about_training_nothing(cpulaunch: Run, t
     (tmp_path / "forks.py").write_text(FORKS)
     done = cpulaunch("run", "-n", "1", "forks.py")
     assert done.returncode == 0, done.stderr
-    assert "never stepped" not in done.stderr
+    assert "never called" not in done.stderr

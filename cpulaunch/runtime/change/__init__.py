@@ -1,1 +1,1 @@
-"""Changes of a script: backend, precision, optimizer, and the libraries that it uses."""
+"""Changes of torch and of libraries, which give a script the planned backend, precision and optimizer."""

@@ -1,7 +1,4 @@
-"""accelerate: train on the CPU, on the planned backend, and by default in the planned precision.
-
-FSDP and DeepSpeed work on CPUs.
-"""
+"""accelerate: trains on CPUs with the planned backend and precision, also with FSDP and DeepSpeed."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import os
 from typing import Any
 
 from cpulaunch.runtime.change.accelerate_resume import resume_own_states
-from cpulaunch.runtime.change.base import announced_with_group, precision_owners
+from cpulaunch.runtime.change.base import announce_with_group, precision_owners
 from cpulaunch.runtime.change.groups import is_replaced
 from cpulaunch.runtime.hooks import Change
 from cpulaunch.runtime.log import log_once
@@ -25,15 +22,12 @@ def _set_defaults(state: Any, settings: TrainingSettings) -> None:
 
 
 def _own_precision(state: Any, settings: TrainingSettings) -> None:
-    """Let accelerate decide the precision of all models of its script."""
+    """Register accelerate as the owner of its models' precision."""
     precision_owners.append(lambda model: bool(state.PartialState._shared_state))
 
 
 def _train_on_cpus(state: Any, settings: TrainingSettings) -> None:
-    """Pass ``cpu`` to ``PartialState``, which otherwise looks for GPUs; its CPU backends are gloo and mpi.
-
-    ``PartialState`` starts DeepSpeed only without ``cpu``, and then uses the backend that it is given.
-    """
+    """Pass ``cpu=True`` to ``PartialState``; with DeepSpeed, ``cpu=False`` and a CPU backend."""
     import torch
 
     original = state.PartialState.__init__
@@ -45,16 +39,16 @@ def _train_on_cpus(state: Any, settings: TrainingSettings) -> None:
             kwargs.pop("backend", None)
         if with_deepspeed := _with_deepspeed():
             kwargs.setdefault("backend", "gloo")
-        with announced_with_group(change):
+        with announce_with_group(change):
             original(self, not with_deepspeed, **kwargs)
         if self.device.type == "cpu":
-            self.device = torch.device("cpu")  # FSDP 1 considers cpu:0 a different device
+            self.device = torch.device("cpu")  # FSDP 1 doesn't accept cpu:0
 
     state.PartialState.__init__ = __init__
 
 
 def _run_deepspeed_on_cpus(state: Any, settings: TrainingSettings) -> None:
-    """Run DeepSpeed if requested: when told to use the CPU, accelerate silently takes DDP instead."""
+    """Unset ACCELERATE_USE_CPU for DeepSpeed; with it, accelerate silently uses DDP instead."""
     original = state.AcceleratorState.__init__
 
     @functools.wraps(original)
@@ -71,7 +65,7 @@ def _with_deepspeed() -> bool:
 
 
 def _run_fsdp_on_cpus(state: Any, settings: TrainingSettings) -> None:
-    """Run FSDP if requested: accelerate expects GPUs for it, and on CPUs silently takes DDP instead."""
+    """Use FSDP if requested; without GPUs, accelerate silently uses DDP instead."""
     original = state.AcceleratorState.__init__
     kinds = state.DistributedType
 
@@ -84,7 +78,7 @@ def _run_fsdp_on_cpus(state: Any, settings: TrainingSettings) -> None:
             fsdp_plugin.set_mixed_precision(self.mixed_precision)
         if getattr(fsdp_plugin, "fsdp_version", 2) == 1:
             log_once(
-                "warning: torch can't save a model of FSDP version 1 on CPUs: take version 2 "
+                "warning: torch can't save a model of FSDP version 1 on CPUs: use version 2 "
                 "(FullyShardedDataParallelPlugin(fsdp_version=2), or FSDP_VERSION=2)"
             )
         self.fsdp_plugin = fsdp_plugin
@@ -104,8 +98,8 @@ CHANGES = (
     Change(
         (),
         ("PartialState._shared_state",),
-        "knows that accelerate sets its models' precision",
-        "its models without mixed precision are trained in the planned precision nevertheless",
+        "leaves the precision of models to accelerate",
+        "models without mixed precision are trained in the planned precision nevertheless",
         _own_precision,
     ),
     Change(

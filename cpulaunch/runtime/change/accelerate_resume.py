@@ -1,10 +1,11 @@
-"""accelerate in restarted jobs: load the last state of ``save_state()``, and skip the batches before it.
+"""Resumes scripts with accelerate in restarted jobs.
 
-This needs ``ProjectConfiguration(automatic_checkpoint_naming=True)``: only then is the states' directory
-known.  When all ranks have saved a state, it gets a file ``cpulaunch.json`` with the job that saved it, and
-with the completed passes and the position of each prepared loader.  Before the first batch, the job's newest
-state is loaded.  A loader whose batches were trained on (``accelerator.backward``) then yields no batches
-in completed passes, and in the interrupted pass only those that are left.
+Before the first batch of a restarted job, the newest state that the job saved by ``save_state()`` is loaded.
+The loaders used for training (``accelerator.backward``) then skip the batches before it.  Their numbers of
+epochs and batches are saved in ``cpulaunch.json`` in the state's directory, after all ranks have saved.
+
+This needs ``ProjectConfiguration(automatic_checkpoint_naming=True)``, without which the directory of the
+states is unknown.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from cpulaunch.runtime.change import resume
 from cpulaunch.runtime.checkpoint import randomness
+from cpulaunch.runtime.distributed import broadcast_object
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.reports import resumed_from, saved
 from cpulaunch.runtime.settings import TrainingSettings
@@ -26,19 +28,24 @@ from cpulaunch.runtime.settings import TrainingSettings
 
 @dataclass
 class _Loader:
-    """A prepared loader's position.  ``skip``: the whole passes, and batches of the next, to leave out."""
+    """The position of a prepared loader.
 
-    taken: int = 0
+    ``batches``: the number of batches of the current epoch that the script has used.  ``trains``: the loader
+    is used for training.  ``skip``: the number of epochs to skip, and of batches in the epoch after them.
+    ``states``: the random states to restore at the first batch.
+    """
+
+    batches: int = 0
     trains: bool = False
     skip: tuple[int, int] = (0, 0)
     states: randomness.State | None = None
 
 
 _accelerators: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Accelerators that have not loaded a state yet."""
+"""Accelerators that have not loaded a state."""
 _loaders: weakref.WeakKeyDictionary[Any, _Loader] = weakref.WeakKeyDictionary()
 _steps = [0]
-"""Steps of all optimizers, including those before the restart."""
+"""The number of steps of all optimizers, including the steps before the restart."""
 
 
 def resume_own_states(module: Any, settings: TrainingSettings) -> None:
@@ -47,15 +54,15 @@ def resume_own_states(module: Any, settings: TrainingSettings) -> None:
 
     load_state = module.Accelerator.load_state
     loaders = import_module(f"{module.__package__}.data_loader")
-    _leave_out_batches(loaders.DataLoaderShard, load_state, getattr(loaders, "synchronize_rng_states", None))
-    _note_accelerators(module.Accelerator)
-    _note_training(module.Accelerator)
-    _note_states(module.Accelerator)
+    _skip_batches(loaders.DataLoaderShard, load_state, getattr(loaders, "synchronize_rng_states", None))
+    _track_accelerators(module.Accelerator)
+    _track_training(module.Accelerator)
+    _track_states(module.Accelerator)
     register_optimizer_step_post_hook(_count_step)
 
 
 def leave_to_script(accelerator: Any) -> None:
-    """Stop handling this accelerator: something else loads its states."""
+    """Don't load a state into this accelerator, because the script or its library does so."""
     _accelerators.discard(accelerator)
 
 
@@ -63,11 +70,11 @@ def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     _steps[0] += 1
 
 
-def _place(loader: Any) -> _Loader:
+def _position(loader: Any) -> _Loader:
     return _loaders.setdefault(loader, _Loader())
 
 
-def _note_accelerators(kind: Any) -> None:
+def _track_accelerators(kind: Any) -> None:
     original, load = kind.__init__, kind.load_state
 
     @functools.wraps(original)
@@ -77,28 +84,28 @@ def _note_accelerators(kind: Any) -> None:
 
     @functools.wraps(load)
     def load_state(self: Any, *args: Any, **kwargs: Any) -> Any:
-        leave_to_script(self)  # the script then leaves batches out itself
-        for place in _loaders.values():
-            place.skip = (0, 0)
+        leave_to_script(self)  # the script then skips batches itself
+        for position in _loaders.values():
+            position.skip = (0, 0)
         return load(self, *args, **kwargs)
 
     kind.__init__, kind.load_state = __init__, load_state
 
 
-def _note_training(kind: Any) -> None:
+def _track_training(kind: Any) -> None:
     original = kind.backward
 
     @functools.wraps(original)
     def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
         active = self.gradient_state.active_dataloader
         if active is not None:
-            _place(active).trains = True
+            _position(active).trains = True
         return original(self, *args, **kwargs)
 
     kind.backward = backward
 
 
-def _note_states(kind: Any) -> None:
+def _track_states(kind: Any) -> None:
     original = kind.save_state
 
     @functools.wraps(original)
@@ -116,8 +123,8 @@ def _note_states(kind: Any) -> None:
 
 
 def _facts(accelerator: Any) -> dict[str, Any]:
-    places = [(loader, _place(loader)) for loader in accelerator._dataloaders]
-    loaders = [[loader.iteration, place.taken, place.trains] for loader, place in places]
+    positions = [(loader, _position(loader)) for loader in accelerator._dataloaders]
+    loaders = [[loader.iteration, position.batches, position.trains] for loader, position in positions]
     return {"optimizer_steps": _steps[0], "loaders": loaders}
 
 
@@ -125,7 +132,7 @@ def _root(accelerator: Any) -> Path:
     return Path(accelerator.project_dir, "checkpoints")
 
 
-def _leave_out_batches(kind: Any, load_state: Any, synchronize: Any) -> None:
+def _skip_batches(kind: Any, load_state: Any, synchronize: Any) -> None:
     original = kind.__iter__
 
     @functools.wraps(original)
@@ -133,31 +140,31 @@ def _leave_out_batches(kind: Any, load_state: Any, synchronize: Any) -> None:
         for accelerator in list(_accelerators):
             _accelerators.discard(accelerator)
             if resume.is_restarted():
-                _go_on(accelerator, load_state)
-        place = _place(self)
-        passes, batches = place.skip
-        if passes:
-            place.skip = (passes - 1, batches)
-            _pass_without_batches(self, synchronize)
+                _load_newest(accelerator, load_state)
+        position = _position(self)
+        epochs, batches = position.skip
+        if epochs:
+            position.skip = (epochs - 1, batches)
+            _skip_epoch(self, synchronize)
             return
-        place.skip, before = (0, 0), self.skip_batches
-        place.taken, self.skip_batches = batches, before + batches
+        position.skip, before = (0, 0), self.skip_batches
+        position.batches, self.skip_batches = batches, before + batches
         try:
             for batch in original(self):
-                if place.states is not None:
-                    randomness.restore(place.states, None)
-                    place.states = None
-                place.taken += 1
+                if position.states is not None:
+                    randomness.restore(position.states, None)
+                    position.states = None
+                position.batches += 1
                 yield batch
         finally:
             self.skip_batches = before
-        place.taken = 0
+        position.batches = 0
 
     kind.__iter__ = __iter__
 
 
-def _pass_without_batches(loader: Any, synchronize: Any) -> None:
-    """Run a loader's samplers without reading data, as the order of the next pass may depend on it."""
+def _skip_epoch(loader: Any, synchronize: Any) -> None:
+    """Run a loader's samplers, on which the order of the next epoch may depend, without reading data."""
     if synchronize is not None and loader.rng_types is not None:
         synchronize(loader.rng_types, loader.synchronized_generator)
     loader.set_epoch(loader.iteration)
@@ -166,18 +173,18 @@ def _pass_without_batches(loader: Any, synchronize: Any) -> None:
     loader.iteration += 1
 
 
-def _go_on(accelerator: Any, load_state: Any) -> None:
-    """Load the newest whole state, and have its batches skipped."""
+def _load_newest(accelerator: Any, load_state: Any) -> None:
+    """Load the newest complete state, and let the loaders skip the batches before it."""
     if not (accelerator.project_configuration.automatic_checkpoint_naming and accelerator.project_dir):
         log_once(
-            "restarted: the script's states are not loaded, as only with a project_dir and "
-            "automatic_checkpoint_naming is it known where accelerate saves them"
+            "restarted: the script's states are not loaded: their directory is unknown without project_dir "
+            "and automatic_checkpoint_naming"
         )
         return
-    found = resume.numbered(_root(accelerator), r"checkpoint_(\d+)")
-    whole = [number for number, path in found.items() if resume.read_facts(path)]
-    number = resume.agreed(whole[-1] if whole else None)
-    # Names taken by an interrupted save can't be used again.
+    found = resume.numbered_directories(_root(accelerator), r"checkpoint_(\d+)")
+    complete = [number for number, path in found.items() if resume.read_facts(path)]
+    number = broadcast_object(complete[-1] if complete else None)
+    # accelerate refuses to save to a directory that an interrupted save has left.
     accelerator.project_configuration.iteration = max(found, default=-1) + 1
     if number is None:
         log_once(
@@ -189,11 +196,12 @@ def _go_on(accelerator: Any, load_state: Any) -> None:
     facts = resume.read_facts(found[number])
     load_state(accelerator, str(found[number]))
     states = randomness.capture(None)
-    for loader, (passes, batches, trains) in zip(accelerator._dataloaders, facts["loaders"], strict=False):
+    for loader, (epochs, batches, trains) in zip(accelerator._dataloaders, facts["loaders"], strict=False):
         if trains:
-            keeps_place = getattr(loader, "use_stateful_dataloader", False)
-            place = _place(loader)
-            place.trains, place.skip, place.states = True, (passes, 0 if keeps_place else batches), states
+            position = _position(loader)
+            position.trains, position.states = True, states
+            stateful = getattr(loader, "use_stateful_dataloader", False)  # it resumes within the epoch itself
+            position.skip = (epochs, 0 if stateful else batches)
     _steps[0] = facts["optimizer_steps"]
     log_once(f"restarted: accelerate resumes after step {_steps[0]} from {found[number]}")
     resumed_from(_steps[0])

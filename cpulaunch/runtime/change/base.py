@@ -1,4 +1,4 @@
-"""Messages about the changes that cpulaunch makes to a script."""
+"""Logs the changes that cpulaunch makes to a script."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from cpulaunch.runtime.log import log_once
 
 precision_owners: list[Callable[[Any], bool]] = []
-"""Functions that return whether a library, or ``cpulaunch.prepare``, decides the precision of a model."""
+"""Functions that return whether a library, or ``cpulaunch.prepare``, sets the precision of a model."""
 
 
-_announced: list[str] = []  # changes logged in this process
-_pending: list[str] = []  # changes by a library that is making its process group now
-_with_step: list[str] = []  # changes of training, logged when an optimizer first steps
+_announced: list[str] = []  # changes that were logged
+with_group: list[str] = []  # changes to log when the current library has created its process group
+with_step: list[str] = []  # changes to log at the first optimizer step
 
 
 def announce(*changes: str) -> None:
-    """Log the changes to this script, each once."""
+    """Log changes, each once per process."""
     new = [change for change in changes if change not in _announced]
     if not new:
         return
@@ -28,26 +28,16 @@ def announce(*changes: str) -> None:
 
 
 def announce_with_step(change: str) -> None:
-    """Announce ``change`` with all others of the first training step, in one line."""
-    if change not in _with_step:
-        _with_step.append(change)
-
-
-def step_changes() -> tuple[str, ...]:
-    """Return the changes to announce with the first step."""
-    return tuple(_with_step)
-
-
-def pending_changes() -> tuple[str, ...]:
-    """Return the changes of all ``announced_with_group`` contexts that are entered."""
-    return tuple(_pending)
+    """Announce a change at the first optimizer step, in one line with the others."""
+    if change not in with_step:
+        with_step.append(change)
 
 
 @contextmanager
-def announced_with_group(change: str) -> Iterator[None]:
-    """Have a process group that is made in this context also announce ``change``."""
-    _pending.append(change)
+def announce_with_group(change: str) -> Iterator[None]:
+    """Announce ``change`` if a process group is created in this context."""
+    with_group.append(change)
     try:
         yield
     finally:
-        _pending.remove(change)
+        with_group.remove(change)

@@ -1,6 +1,6 @@
 """Communication hooks for DDP.
 
-No ``from __future__ import annotations`` here: DDP compares the annotations of a hook with classes.
+This module doesn't use ``from __future__ import annotations``, because DDP checks the annotations of hooks.
 """
 
 import weakref
@@ -19,24 +19,24 @@ Hook = Callable[[object, GradBucket], Averaged]
 
 
 def hook_for(model: nn.Module, *, compress: bool) -> Hook | None:
-    """Return the hook by which DDP averages the model's gradients over all ranks; None for DDP's default."""
+    """Return the hook that averages the model's gradients over all ranks; None for DDP's own averaging."""
     group = _backend()
-    hosts = getattr(group, "compressing_hosts", 0)  # 0: not cpulaunch's own transport
+    hosts = getattr(group, "compressing_hosts", 0)  # 0 for other transports than cpulaunch's own
     if compress and hosts != 1:
         return average_compressed if hosts else average_in_bf16
     in_bf16 = any(p.dtype is torch.bfloat16 and p.requires_grad for p in model.parameters())
     if in_bf16 and dist.get_world_size() > 2:
-        # A sum of two is rounded once in either precision; longer sums are rounded at each addition.
+        # With three or more ranks, a sum in bf16 is rounded more than once.
         return average_in_fp32
-    # All ranks must choose alike, also one that is alone on its host.
+    # All ranks must use the same hook, even a rank that shares no memory because it is alone on its host.
     return average_in_place if 0 < hosts < dist.get_world_size() else None
 
 
 def average_by(model: DistributedDataParallel, hook: Hook) -> None:
-    """Average the model's gradients by this hook, unless the script registers one of its own."""
+    """Register a hook, which the script may replace by its own."""
     state = [None, hook]
     model.register_comm_hook(state, _delegate)
-    # A weak reference: the model and its buckets' memory must be freed with their last user.
+    # A weak reference, because a cycle would delay freeing the model.
     model.register_comm_hook = partial(_register, weakref.ref(model), state)  # type: ignore[method-assign]
 
 
@@ -48,14 +48,14 @@ def _register(reference: Callable[[], Any], ours: list[Any], state: object, hook
 
 
 def _delegate(state: list[Any], bucket: GradBucket) -> Averaged:
-    """Call another DDP communication hook; ``state`` holds that hook's state, and the hook."""
+    """Call the hook in ``state``, which is a hook's state and the hook."""
     its_state, hook = state
     averaged: Averaged = hook(its_state, bucket)
     return averaged
 
 
 def average_in_place(state: object, bucket: GradBucket) -> Averaged:
-    """Sum gradients in place, in memory that a host's ranks share.  A DDP communication hook."""
+    """Average gradients in place, in memory that the ranks of a host share.  A DDP communication hook."""
     work = dist.all_reduce(_in_shared_memory(bucket), dist.ReduceOp.AVG, async_op=True)
     assert work is not None
     averaged: Averaged = work.get_future().then(_only_tensor)
@@ -63,9 +63,9 @@ def average_in_place(state: object, bucket: GradBucket) -> Averaged:
 
 
 def average_compressed(state: object, bucket: GradBucket) -> Averaged:
-    """Average like `average_in_place`, with fp32 gradients sent in bf16 between hosts.  A DDP hook.
+    """Average like `average_in_place`, but send fp32 gradients in bf16 between hosts.  A DDP hook.
 
-    For groups whose ``compressing_hosts`` is not 0.
+    The group's ``compressing_hosts`` must not be 0.
     """
     gradients = _in_shared_memory(bucket)
     averaged: Averaged = _backend().average_compressed(gradients).get_future().then(_only_tensor)
@@ -75,7 +75,7 @@ def average_compressed(state: object, bucket: GradBucket) -> Averaged:
 def average_in_bf16(state: object, bucket: GradBucket) -> Averaged:
     """Send and sum gradients in bf16.  A DDP communication hook.
 
-    Equivalent to torch's ``bf16_compress_hook``, which DDP rejects on CPUs by its name.
+    DDP rejects torch's equivalent ``bf16_compress_hook`` on CPUs.
     """
     return _average(bucket, torch.bfloat16)
 
@@ -103,7 +103,7 @@ def _average(bucket: GradBucket, dtype: torch.dtype) -> Averaged:
 
 
 def _in_shared_memory(bucket: GradBucket) -> torch.Tensor:
-    """Move the bucket to shared memory, once: DDP keeps its buckets, except those of the first step."""
+    """Move the bucket to shared memory, if it isn't there yet."""
     gradients, group = bucket.buffer(), _backend()
     if group.shares_memory:
         group.share_memory(gradients)

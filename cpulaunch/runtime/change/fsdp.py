@@ -1,8 +1,7 @@
-"""FSDP2: its communication buffers lie in memory that a host's ranks share.
+"""FSDP2: allocates communication buffers in memory that the ranks of a host share.
 
-Collectives then read and write the buffers in place, and later buffers get the memory of earlier ones.  The
-numbers stay the same.  A script can choose this itself by ``set_allocate_memory_from_process_group_for_comm``
-of the model; its own later call wins.
+Collectives then need no copy of the buffers.  A script can change this by calling
+``set_allocate_memory_from_process_group_for_comm`` of the model.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from cpulaunch.runtime.settings import TrainingSettings
 
 
 def _allocate_by_group(module: Any, settings: TrainingSettings) -> None:
-    """Have FSDP2 ask the process group for memory, which only ccl's groups within a host have to offer."""
+    """Let FSDP2 allocate memory from the process group; ccl's groups within a host support this."""
     parameters = module.FSDPParamGroup
     original = parameters.__init__
 
@@ -23,7 +22,7 @@ def _allocate_by_group(module: Any, settings: TrainingSettings) -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if not isinstance(self.mesh_info, module.FSDPMeshInfo):
-            return  # replicated parameters, which need no such buffers
+            return  # parameters are replicated, so there are no such buffers
         if hasattr(self, "set_allocate_memory_from_process_group"):
             self.set_allocate_memory_from_process_group(True)
         else:  # torch before 2.9

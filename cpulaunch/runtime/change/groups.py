@@ -1,7 +1,7 @@
-"""torch's process groups: the planned backend in place of the one that a script names.
+"""torch's process groups: creates groups of the planned backend instead of the one that the script names.
 
-A backend's name is an interface: scripts and libraries ask a group for it, and do what they consider right
-for gloo or nccl.  So a group whose backend was replaced still returns the name that its script gave.
+``get_backend`` still returns the name that the script gave, because scripts and libraries do different things
+for different names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.config.settings import Table
 from cpulaunch.discovery.host.this_host import cpu_flags
 from cpulaunch.errors import UsageError
-from cpulaunch.runtime.change.base import announce, pending_changes
+from cpulaunch.runtime.change import base
 from cpulaunch.runtime.change.precision import check_precision
 from cpulaunch.runtime.hooks import replace_everywhere
 from cpulaunch.runtime.settings import TrainingSettings
@@ -24,16 +24,13 @@ _OF_CPUS = ("gloo", "mpi", "ccl")
 """CPU backends that the planned one replaces."""
 
 _DEVICES = {"nccl": "cuda", "xccl": "xpu", **dict.fromkeys(_OF_CPUS, "cpu")}
-"""Backend → its device, for names without a device.
-
-torch also uses gloo and ccl for GPUs, unless it is given another backend for them.
-"""
+"""Backend → the device that it is for, if the name has no device."""
 
 _UNDEFINED = "undefined"
-"""torch's name for the backend of a group that was made without naming one."""
+"""torch's name of the backend if a script names none."""
 
 _names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""Group whose backend was replaced → the name that it returns."""
+"""Group whose backend was replaced → the name that ``get_backend`` returns."""
 
 
 def is_replaced(torch: Any, backend: str | None) -> bool:
@@ -43,21 +40,21 @@ def is_replaced(torch: Any, backend: str | None) -> bool:
     pairs = _by_device(backend)
     others = [device for device in pairs if device != "cpu"]
     known = all(name in _DEVICES for name in pairs.values()) and pairs.get("cpu", "ccl") in _OF_CPUS
-    return bool(pairs) and known and not any(_is_there(torch, device) for device in others)
+    return bool(pairs) and known and not any(_has_device(torch, device) for device in others)
 
 
 def replace_backend(torch: Any, settings: TrainingSettings) -> None:
-    """Make groups of the planned backend, which return the name that the script knows."""
+    """Replace the functions that create groups, and ``get_backend``."""
     c10d = torch.distributed.distributed_c10d
-    init, new, ask = c10d.init_process_group, c10d.new_group, c10d.get_backend
+    init, new, get = c10d.init_process_group, c10d.new_group, c10d.get_backend
 
-    restricted = rank_setting(Table.hosts.port_range, os.environ) != "auto"
+    ports_are_restricted = rank_setting(Table.hosts.port_range, os.environ) != "auto"
 
-    def of_all_ranks() -> Any:
+    def default_group() -> Any:
         return torch.distributed.group.WORLD
 
-    def remember(group: Any, name: str | None) -> None:
-        if name is not None and torch.distributed.get_rank(group) >= 0 and ask(group) != name:
+    def set_name(group: Any, name: str | None) -> None:
+        if name is not None and torch.distributed.get_rank(group) >= 0 and get(group) != name:
             _names[group] = name
 
     @functools.wraps(init)
@@ -65,39 +62,39 @@ def replace_backend(torch: Any, settings: TrainingSettings) -> None:
         check_precision(settings, cpu_flags())
         if not is_replaced(torch, backend):
             return init(backend, *args, **kwargs)
-        made = init(settings.backend, *args, **kwargs)
+        result = init(settings.backend, *args, **kwargs)
         _announce_group(backend, settings)
-        remember(of_all_ranks(), _answer(backend))
-        return made
+        set_name(default_group(), _reported_name(backend))
+        return result
 
     @functools.wraps(new)
     def new_group(
         ranks: Any = None, timeout: Any = None, backend: str | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        usual = _name(of_all_ranks())
-        name = usual if backend is None else _answer(backend)
-        # A script that names what the group of all ranks answers gets that group's backend.
-        same = _of_cpus(backend) == _of_cpus(usual or str(ask()))
-        planned = (backend is None or same or _is_of_gpus(backend)) and is_replaced(torch, backend)
-        chosen = settings.backend if backend and planned else backend
-        if restricted and chosen and _of_cpus(chosen) == "gloo":
+        default_name = _name(default_group())
+        name = default_name if backend is None else _reported_name(backend)
+        # If the script names the backend of the default group, the new group gets the same backend.
+        same = _cpu_backend(backend) == _cpu_backend(default_name or str(get()))
+        planned = (backend is None or same or _is_for_gpus(backend)) and is_replaced(torch, backend)
+        used = settings.backend if backend and planned else backend
+        if ports_are_restricted and used and _cpu_backend(used) == "gloo":
             raise UsageError(
                 "--port-range is set, and gloo can't keep its ports within a range: "
                 f"new_group(backend={backend!r})",
                 hint="new_group() without a backend makes a group of ccl",
             )
-        group = new(ranks, timeout, chosen, *args, **kwargs)
+        group = new(ranks, timeout, used, *args, **kwargs)
         if planned:
-            remember(group, name)
+            set_name(group, name)
         return group
 
-    @functools.wraps(ask)
+    @functools.wraps(get)
     def get_backend(group: Any = None) -> Any:
-        actual = ask(group)
-        name = _name(group or of_all_ranks())
+        actual = get(group)
+        name = _name(group or default_group())
         return actual if name is None else torch.distributed.Backend(name)
 
-    for original, replacement in ((init, init_process_group), (new, new_group), (ask, get_backend)):
+    for original, replacement in ((init, init_process_group), (new, new_group), (get, get_backend)):
         replace_everywhere(original, replacement)
 
 
@@ -106,7 +103,7 @@ def _name(group: Any) -> str | None:
 
 
 def _by_device(backend: str) -> dict[str, str]:
-    """Return device → backend for ``gloo`` or ``cpu:gloo,cuda:nccl``; empty if torch refuses the name."""
+    """Return device → backend for ``gloo`` or ``cpu:gloo,cuda:nccl``; empty if the name is invalid."""
     name = str(backend).lower()
     if name in _DEVICES:
         return {_DEVICES[name]: name}
@@ -116,25 +113,25 @@ def _by_device(backend: str) -> dict[str, str]:
     return {pair[0]: pair[1] for pair in pairs}
 
 
-def _of_cpus(backend: str | None) -> str | None:
-    """Return the backend for tensors on the CPU; gloo if there is no name."""
+def _cpu_backend(backend: str | None) -> str | None:
+    """Return the backend for tensors on the CPU; gloo if the script names none."""
     return "gloo" if backend in (None, _UNDEFINED) else _by_device(str(backend)).get("cpu")
 
 
-def _is_there(torch: Any, device: str) -> bool:
-    """Return whether this host has such a device; True if that can't be determined."""
+def _has_device(torch: Any, device: str) -> bool:
+    """Return whether this host has a device of this type; True if this is unknown."""
     module = getattr(torch, device, None)
     return module is None or not hasattr(module, "is_available") or bool(module.is_available())
 
 
-def _is_of_gpus(backend: str) -> bool:
+def _is_for_gpus(backend: str) -> bool:
     return any(device != "cpu" for device in _by_device(backend))
 
 
-def _answer(backend: str | None) -> str:
-    """Return the backend name that a group reports if the script requested it by this name.
+def _reported_name(backend: str | None) -> str:
+    """Return the name that ``get_backend`` returns for a group that the script created with ``backend``.
 
-    It is never a name that only a GPU's group has: scripts would move tensors to a GPU.
+    For a backend of GPUs, it is gloo, because scripts would move tensors to a GPU.
     """
     if backend in (None, _UNDEFINED):
         return _UNDEFINED
@@ -143,7 +140,7 @@ def _answer(backend: str | None) -> str:
 
 
 def _announce_group(backend: str | None, settings: TrainingSettings) -> None:
-    changes = list(pending_changes())
-    if settings.backend != _of_cpus(backend):
+    changes = base.with_group[:]
+    if settings.backend != _cpu_backend(backend):
         changes.insert(0, f"backend {settings.backend}{f' (not {str(backend).lower()})' if backend else ''}")
-    announce(*changes)
+    base.announce(*changes)

@@ -1,4 +1,4 @@
-"""Calls a function when a module has been imported, whether its import is ahead, running or done."""
+"""Calls a function when a module has been imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Function = Callable[[ModuleType], None]
 
 
 def after_import(name: str, function: Function) -> None:
-    """Call ``function`` with a module once it is imported: now, at the end of its import, or later."""
+    """Call ``function`` with the module when it is imported; now, if it has been imported already."""
     module = sys.modules.get(name)
     if module is None:
         _finder.functions.setdefault(name, []).append(function)
@@ -26,7 +26,7 @@ def after_import(name: str, function: Function) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules in ``functions`` by the other finders, and wraps their loaders in ``_Loader``."""
+    """Finds the modules in ``functions`` by other finders, and wraps their loaders in ``_Loader``."""
 
     def __init__(self) -> None:
         self.functions: dict[str, list[Function]] = {}
@@ -48,14 +48,14 @@ _finder = _Finder()
 
 
 class _Loader(Loader):
-    """Loads a module by another loader, which becomes the module's ``__loader__``."""
+    """Loads a module by another loader, and then calls functions."""
 
     def __init__(self, loader: Any, functions: Sequence[Function]) -> None:
         self._loader, self._functions = loader, functions
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         module.__loader__ = self._loader
@@ -67,18 +67,17 @@ class _Loader(Loader):
 
 
 def _call_at_end(spec: Any, function: Function) -> None:
-    """Call ``function`` when the module of ``spec``, which is being imported, is complete.
+    """Call ``function`` at the end of the running import of the module of ``spec``.
 
-    Its loader is running already.  At the end of the import, Python sets the spec's ``_initializing`` to
-    False (3.10 to 3.14, ``importlib._bootstrap._load_unlocked``).  A subclass of the spec's class notices
-    that.
+    The import ends when Python sets the spec's ``_initializing`` to False (3.10 to 3.14,
+    ``importlib._bootstrap._load_unlocked``), so the spec gets a class with a property of this name.
     """
     plain = type(spec)
 
     def set_initializing(self: Any, value: bool) -> None:
         self.__class__ = plain
         self._initializing = value
-        if not value and self.name in sys.modules:  # absent if its import failed
+        if not value and self.name in sys.modules:  # the module is absent if its import failed
             function(sys.modules[self.name])
 
     spec.__class__ = type(

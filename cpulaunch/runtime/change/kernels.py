@@ -1,4 +1,4 @@
-"""The native engine's kernels, which replace some of torch's operations if they are built."""
+"""Enables the compiled kernels, which replace some of torch's operations in the native engine."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _torchs_dropout = torch.nn.functional.dropout
 
 
 def use_kernels(module: Any, settings: TrainingSettings) -> None:
-    """Replace operations if the native engine may train."""
+    """Enable the kernels if the engine may be native."""
     if settings.engine in ("auto", "native"):
         enable()
 
 
 def enable() -> None:
-    """Replace operations from now on; if that is impossible, log why.
+    """Enable the kernels if they are built; otherwise, log why not.
 
-    Importing IPEX, which has kernels of its own, disables these.
+    They are disabled when IPEX is imported, which has its own kernels.
     """
     if IPEX in sys.modules:
         return
@@ -45,7 +45,7 @@ def enable() -> None:
     are_enabled = True
     operations.use(True)
     torch.nn.functional.dropout = _dropout
-    _once_enabled()
+    _add_hooks()
 
 
 def _disable(ipex: Any) -> None:
@@ -56,8 +56,8 @@ def _disable(ipex: Any) -> None:
 
 
 @functools.cache
-def _once_enabled() -> None:
-    """Undo the replacement when IPEX is imported; announce it at the first step, with all other changes."""
+def _add_hooks() -> None:
+    """Disable the kernels when IPEX is imported; announce them at the first optimizer step."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: _announce())
@@ -71,28 +71,28 @@ def _announce() -> None:
         announce_with_step(f"{listed(names)} by cpulaunch's kernels ({unit})")
 
 
-# torch.jit.script compiles this source, so it needs types, and no functools.wraps.
+# torch.jit.script compiles this function, so it needs annotations, and can't use functools.wraps.
 def _dropout(
     input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> torch.Tensor:
-    """torch's dropout, replaced so that torch.compile can put ours into graphs: it decomposes torch's own."""
+    """Replace torch's dropout, which torch.compile would decompose into other operations."""
     if not torch.jit.is_scripting():  # type: ignore[attr-defined]
-        dropped = _dropout_of_graph(input, p, training, inplace)
+        dropped = _dropout_in_graph(input, p, training, inplace)
         if dropped is not None:
             return dropped
     return _torchs_dropout(input, p, training, inplace)
 
 
-def _dropout_of_graph(input: torch.Tensor, p: float, training: bool, inplace: bool) -> torch.Tensor | None:
-    """Return our dropout if a graph is being made and can hold it, by the conditions of csrc/dropout.cpp."""
+def _dropout_in_graph(input: torch.Tensor, p: float, training: bool, inplace: bool) -> torch.Tensor | None:
+    """Return the kernel's dropout in torch.compile, under the conditions of csrc/dropout.cpp; else None."""
     if type(input).__name__ not in ("FakeTensor", "FunctionalTensor") or torch.compiler.is_exporting():
         return None
     if torch._C._functorch.maybe_current_level() is not None:
-        return None  # in a transform of functions
+        return None  # in a transform of torch.func
     dense = input.device.type == "cpu" and input.dtype in (torch.float32, torch.bfloat16)
     if not (training and not inplace and 0 < p < 1 and dense and input.is_contiguous() and input.numel() > 0):
         return None
-    # torch.compile merges equal calls of a custom operation, but not calls of randint.
+    # Without an argument from randint, torch.compile would merge equal calls into one.
     seed = torch.randint(1 << 62, (1,))
     dropped: torch.Tensor = torch.ops.cpulaunch.dropout(input, seed, p)
     return dropped

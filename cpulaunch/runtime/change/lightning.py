@@ -1,4 +1,4 @@
-"""Lightning: Trainer and Fabric train in the planned precision if the script names none."""
+"""Lightning: Trainer and Fabric train in the planned precision if the script doesn't set one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from cpulaunch.runtime.settings import TrainingSettings
 TRIED = ("2.6.6",)
 
 
-def _choose_precision(connector: Any, flag: str, plugin: str, settings: TrainingSettings) -> None:
-    """Set the precision of ``connector``: attribute ``flag`` holds its name, ``plugin`` an object for it."""
+def _choose_precision(kind: str, flag: str, plugin: str, module: Any, settings: TrainingSettings) -> None:
+    """Set ``flag`` of objects of the class ``kind``, unless the script has set a precision or ``plugin``."""
     import torch
 
+    connector = getattr(module, kind)
     original = connector._check_config_and_set_final_flags
 
     @functools.wraps(original)
@@ -34,22 +35,18 @@ def _choose_precision(connector: Any, flag: str, plugin: str, settings: Training
 
 
 def _owns(model: Any) -> bool:
-    """Return whether Lightning decides the precision: it does for all models of its script."""
+    """Return True: Lightning sets the precision of all models of its script."""
     return True
-
-
-def _of_fabric(module: Any, settings: TrainingSettings) -> None:
-    _choose_precision(module._Connector, "_precision_input", "_precision_instance", settings)
-
-
-def _of_trainer(module: Any, settings: TrainingSettings) -> None:
-    _choose_precision(module._AcceleratorConnector, "_precision_flag", "_precision_plugin_flag", settings)
 
 
 _WHAT = "trains in the planned precision if the script names none"
 _WITHOUT = "its models are in the planned bf16, whatever precision the script names"
 
-OF_FABRIC = (Change(("_Connector._check_config_and_set_final_flags",), (), _WHAT, _WITHOUT, _of_fabric),)
-OF_TRAINER = (
-    Change(("_AcceleratorConnector._check_config_and_set_final_flags",), (), _WHAT, _WITHOUT, _of_trainer),
-)
+
+def _change(kind: str, flag: str, plugin: str) -> Change:
+    apply = functools.partial(_choose_precision, kind, flag, plugin)
+    return Change((f"{kind}._check_config_and_set_final_flags",), (), _WHAT, _WITHOUT, apply)
+
+
+OF_FABRIC = (_change("_Connector", "_precision_input", "_precision_instance"),)
+OF_TRAINER = (_change("_AcceleratorConnector", "_precision_flag", "_precision_plugin_flag"),)

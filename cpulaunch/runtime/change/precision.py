@@ -1,4 +1,4 @@
-"""Decides the precision and the engine of a training step, with a reason."""
+"""Chooses the precision and the engine of training steps."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from cpulaunch.runtime.product_rates import product_rates
 from cpulaunch.runtime.settings import TrainingSettings, training_settings
 
 WORTH_IT = 0.8
-"""The ratio to native's time below which ``auto`` chooses another engine.  A small gain is not worth a loss
-of precision: native averages gradients in fp32, an engine with bf16 weights rounds them to bf16."""
+"""``auto`` chooses another engine than native if its step time divided by native's is below this.  A smaller
+gain doesn't justify bf16 weights, with which gradients are averaged in bf16."""
 
 Flags = tuple[str, ...] | None
-"""``HostFacts.cpu_flags``: the CPU's flags for bf16, best first; None if they are unknown."""
+"""``HostFacts.cpu_flags``: the CPU's flags for bf16, the best first; None if they are unknown."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The name of an engine, a precision ("bf16" or "fp32"), and the reason in one line."""
+    """An engine's name, a precision (bf16 or fp32), and the reason in one line."""
 
     engine: str
     precision: str
@@ -47,36 +47,34 @@ class Choice:
         return f"{self.precision}, engine {self.engine}: {self.why}"
 
 
-_kept: str | None = None  # the precision of the checkpoint that this training resumed from
+_resumed: str | None = None  # the precision of the checkpoint from which this training resumed
+_shared: ProductRates | None = None  # rank 0's rates, after `share_rates`
 
 
-_agreed: ProductRates | None = None  # rank 0's, if ranks without a plan have agreed on them
+def share_rates() -> None:
+    """Broadcast rank 0's rates if there is no plan, so that all ranks choose the same precision.
 
-
-def agree() -> None:
-    """Have ranks without a plan decide by rank 0's rates, as all have to train in one precision.
-
-    All ranks call this, once there is a process group.
+    Every rank must call this, after the default process group was created.
     """
-    global _agreed
-    if _agreed is None and (_kept or training_settings().precision) is None and dist.get_world_size() > 1:
+    global _shared
+    if _shared is None and (_resumed or training_settings().precision) is None and dist.get_world_size() > 1:
         measured = [product_rates(torch) if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(measured, src=0)
-        _agreed = measured[0]
+        _shared = measured[0]
 
 
 @lru_cache(1)
-def chosen() -> Choice:
-    """Return the choice for this process, which is logged once."""
+def choice() -> Choice:
+    """Return this process's precision and engine, which the first call chooses and logs."""
     settings, flags = training_settings(), cpu_flags()
-    settings = replace(settings, precision=_kept or settings.precision)
-    rates = _agreed or product_rates(torch) if settings.precision is None else None
-    choice = choose(settings, flags, torch.__version__, rates=rates)
-    # Ranks that have not agreed decide by their own CPUs, so each that departs from the default logs it.
-    alone = settings.precision is None and _agreed is None
-    log_once(str(choice), every_rank=alone and not choice.bf16)
+    settings = replace(settings, precision=_resumed or settings.precision)
+    rates = _shared or product_rates(torch) if settings.precision is None else None
+    result = choose(settings, flags, torch.__version__, rates=rates)
+    # Without shared rates, ranks may choose differently, so each rank with fp32 logs it.
+    own_rates = settings.precision is None and _shared is None
+    log_once(str(result), every_rank=own_rates and not result.bf16)
     check_precision(settings, flags)
-    return choice
+    return result
 
 
 def choose(
@@ -86,14 +84,14 @@ def choose(
     load: Callable[[str], Engine] = engines.load,
     rates: ProductRates | None = None,
 ) -> Choice:
-    """Choose precision and engine for ``settings`` on a CPU with ``flags`` and, if measured, ``rates``.
+    """Choose precision and engine on a CPU with these flags and measured rates, or None.
 
     ``load`` returns an engine by its name.
     """
     decision = rank_precision(settings, flags, rates)
     precision, why = decision.precision, decision.why
     if settings.precision is not None:
-        why = "as planned" if settings.in_job else f"{variables.PRECISION} says so"
+        why = "as planned" if settings.in_job else f"{variables.PRECISION} is set"
     if precision == "fp32":
         return Choice("torch" if settings.engine == "torch" else "native", "fp32", why)
     if settings.engine == "auto":
@@ -102,11 +100,11 @@ def choose(
     if problem := engine.unavailable(torch_version, flags):
         return Choice("native", "bf16", problem)
     version = engine.version() if engine.name not in OF_TORCH else ""
-    return Choice(settings.engine, "bf16", f"as asked, version {version}" if version else "as asked")
+    return Choice(settings.engine, "bf16", f"as requested, version {version}" if version else "as requested")
 
 
 def _fastest_engine(flags: Flags, torch_version: str, load: Callable[[str], Engine], why: str) -> Choice:
-    """Choose the engine that was measured to be much faster than native on this kind of CPU, else native."""
+    """Choose the engine that was measured to be much faster than native on such a CPU; else native."""
     best = flags[0] if flags else None
     reasons = [why]
     for name in plugins.BUILT_IN[plugins.ENGINES]:
@@ -131,49 +129,40 @@ def _fastest_engine(flags: Flags, torch_version: str, load: Callable[[str], Engi
 def rank_precision(
     settings: TrainingSettings, flags: Flags, rates: ProductRates | None = None
 ) -> PrecisionDecision:
-    """Decide this rank's precision, by the same function as the planner.
-
-    A rank of a job computes in the planned precision, whatever its CPU: what the plan shows is what runs, the
-    same on all ranks.  Its own CPU counts only if there is no plan and nobody has set the precision.
-    """
+    """Return this rank's precision: the planned one or, if none is set, the best for this rank's CPU."""
     return decide_precision(settings.precision or "auto", [HostSpeed(LOCALHOST, cpu_here(), flags, rates)])
 
 
 def current_precision(settings: TrainingSettings) -> str | None:
-    """Return the precision of this training; None if nobody has chosen one yet."""
-    decided = chosen().precision if chosen.cache_info().currsize else settings.precision
-    return _kept or decided
+    """Return the precision of this training; None if it was not chosen yet."""
+    return _resumed or (choice().precision if choice.cache_info().currsize else settings.precision)
 
 
 def keep_precision(saved: str, settings: TrainingSettings) -> None:
-    """Go on in the precision of a checkpoint, unless the user has chosen another one.
-
-    With another precision, the training would differ from the one that was interrupted.
-    """
-    global _kept
+    """Continue in the precision of a checkpoint, unless the user has chosen another one."""
+    global _resumed
     now = current_precision(settings)
     if now == saved:
         return
     is_users = settings.precision is not None and not settings.precision_is_planned
-    if is_users or (now == "bf16" and chosen().engine not in OF_TORCH):  # it has changed the weights
+    if is_users or (now == "bf16" and choice().engine not in OF_TORCH):  # the engine has changed the weights
         log_once(f"the checkpoint was saved in {saved}, and this job computes in {now}")
         return
-    _kept = saved
-    chosen.cache_clear()
+    _resumed = saved
+    choice.cache_clear()
     log_once(f"precision {saved}, as in the job that saved the checkpoint")
 
 
 def check_precision(settings: TrainingSettings, flags: Flags) -> None:
-    """Warn, on each rank concerned, if bf16 runs on a CPU without instructions for it."""
+    """Warn if this rank computes in bf16 on a CPU without instructions for it."""
     if warning := rank_precision(settings, flags).warning:
         log_once(f"warning: {warning}", every_rank=True)
 
 
 def autocast(enabled: bool = True) -> Any:
-    """Return the context of a forward pass and its loss: bf16 autocast if that is the precision.
+    """Return the context for a forward pass and its loss: bf16 autocast if the precision is bf16.
 
-    Parameters stay in fp32 (unless the engine splits them into bf16 and the missing bits).  Matrix products
-    and convolutions run in bf16.  torch keeps operations that need more range or precision in fp32, such as
-    losses and normalisations.
+    Matrix products and convolutions run in bf16, and operations that need more precision in fp32, such as
+    losses and normalizations.  Parameters stay in fp32, except with the engine ipex.
     """
-    return torch.autocast("cpu", torch.bfloat16, enabled=enabled and chosen().bf16)
+    return torch.autocast("cpu", torch.bfloat16, enabled=enabled and choice().bf16)

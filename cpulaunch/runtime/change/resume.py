@@ -1,4 +1,4 @@
-"""Helpers by which libraries resume from their own checkpoints in a restarted job."""
+"""Helpers for libraries that resume from their own checkpoints in a restarted job."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from typing import Any
 from cpulaunch import variables
 
 FACTS = "cpulaunch.json"
-"""The file that marks a library's checkpoint as this job's; checkpoints of earlier jobs are ignored."""
+"""The file that marks a checkpoint as written by this job.  Checkpoints of other jobs are not loaded."""
 
 
 def may_restart() -> bool:
-    """Return whether this rank's job is restarted if it fails."""
+    """Return whether the job is restarted if it fails."""
     return os.environ.get(variables.MAX_RESTARTS, "0") != "0"
 
 
 def write_facts(path: Path, **facts: Any) -> None:
-    """Record in the checkpoint in ``path`` that this job wrote it.  One rank calls this, at the end."""
+    """Mark the complete checkpoint in ``path`` as written by this job.  Only one rank must call this."""
     new = path / f"{FACTS}.new"
     new.write_text(json.dumps({"job": os.environ.get(variables.JOB_ID), **facts}))
     new.rename(path / FACTS)
 
 
 def read_facts(path: Path) -> Any:
-    """Return what ``write_facts`` recorded; None if this job didn't write the checkpoint."""
+    """Return the facts of a checkpoint; None if this job didn't write it."""
     facts = read_json(path / FACTS)
     return facts if facts and facts["job"] == os.environ.get(variables.JOB_ID) else None
 
 
 def is_restarted() -> bool:
-    """Return whether this rank's job was restarted after a failure."""
+    """Return whether the job was restarted."""
     return os.environ.get(variables.RESTART_COUNT, "0") != "0"
 
 
-def numbered(root: Path, pattern: str) -> dict[int, Path]:
-    """Return number → directory in ``root`` for names that match ``pattern``, the highest last."""
+def numbered_directories(root: Path, pattern: str) -> dict[int, Path]:
+    """Return number → directory for the names in ``root`` that match ``pattern``, the highest last."""
     try:
         names = os.listdir(root)
     except OSError:
@@ -48,8 +48,8 @@ def numbered(root: Path, pattern: str) -> dict[int, Path]:
     return {number: path for number, path in sorted(found.items()) if path.is_dir()}
 
 
-def is_whole(path: Path) -> bool:
-    """Return whether no file of a checkpoint is truncated; formats without an end marker count as whole."""
+def is_complete(path: Path) -> bool:
+    """Return whether no file of a checkpoint is truncated, as far as its format shows it."""
     return all(_has_end(file) for file in path.rglob("*") if file.is_file())
 
 
@@ -64,7 +64,7 @@ def _has_end(file: Path) -> bool:
 
 
 def _safetensors_has_end(file: Path) -> bool:
-    """Return whether a file has its 8-byte header length, the JSON header, and all tensors listed there."""
+    """Return whether a file has all tensors that its header lists: 8 bytes of length, then JSON."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         try:
@@ -83,14 +83,3 @@ def read_json(file: Path) -> Any:
         return json.loads(file.read_text())
     except (OSError, ValueError):
         return None
-
-
-def agreed(choice: Any) -> Any:
-    """Return rank 0's choice on every rank."""
-    import torch.distributed as dist
-
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return choice
-    choices = [choice]
-    dist.broadcast_object_list(choices, src=0)
-    return choices[0]

@@ -1,4 +1,4 @@
-"""torch: process groups' backend, the store's port, precision of DDP models, and optimizers' fused steps."""
+"""torch: changes backends, the port of the store, the precision of DDP models, and optimizers' steps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 from cpulaunch import variables
 from cpulaunch.discovery.host import master_port
-from cpulaunch.runtime.change.base import announce, announce_with_step, precision_owners, step_changes
+from cpulaunch.runtime.change.base import announce, announce_with_step, precision_owners, with_step
 from cpulaunch.runtime.change.engines import native
 from cpulaunch.runtime.change.groups import replace_backend
 from cpulaunch.runtime.change.kernels import use_kernels
-from cpulaunch.runtime.change.precision import chosen, current_precision
+from cpulaunch.runtime.change.precision import choice, current_precision
 from cpulaunch.runtime.hooks import Change
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.settings import TrainingSettings
@@ -24,20 +24,19 @@ from cpulaunch.runtime.settings import TrainingSettings
 TRIED = ("2.8.0", "2.13.0")
 
 listens_on_kept_port = False
-"""Whether torch's store can listen on a reserved port; else `agent.program.master_port` releases it."""
+"""Whether torch's store uses the job's socket; otherwise, `agent.program.master_port` closes it."""
 
 _first_store: list[Any] = []
-"""The store of the first default group, once it is made, which `_keep_store` keeps."""
+"""The store of the first default group, kept alive by `_keep_store`; empty before it is created."""
 
-_data_parallel: weakref.WeakSet[Any] = weakref.WeakSet()  # DDP models that have run
+_ddp_models: weakref.WeakSet[Any] = weakref.WeakSet()  # DDP models that have run
 
 
 def _autocast_ddp(torch: Any, settings: TrainingSettings) -> None:
-    """Run the forward pass of the script's own DistributedDataParallel in bf16, if that is the precision.
+    """Run the forward pass of DistributedDataParallel in bf16 if the precision is bf16.
 
-    This applies if the script is in no autocast context and nothing else decides the model's precision.  A
-    model that has run within the script's own autocast is left alone: a script may train inside it, and
-    evaluate outside.
+    A model is left alone if it isn't in fp32, if a library sets its precision, or if it has ever run in an
+    autocast context of the script: a script may train in the context, and evaluate outside of it.
     """
     ddp, tree_map = torch.nn.parallel.DistributedDataParallel, torch.utils._pytree.tree_map
     original = ddp.forward
@@ -46,19 +45,19 @@ def _autocast_ddp(torch: Any, settings: TrainingSettings) -> None:
         is_bf16 = isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16
         return value.float() if is_bf16 else value
 
-    left_alone: weakref.WeakSet[Any] = weakref.WeakSet()
+    with_autocast: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.wraps(original)
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        _data_parallel.add(self)
+        _ddp_models.add(self)
         if _in_autocast(torch):
-            left_alone.add(self)
+            with_autocast.add(self)
         if current_precision(settings) != "bf16":
             return original(self, *inputs, **kwargs)
-        if self in left_alone or any(owns(self) for owns in precision_owners) or not _is_fp32(torch, self):
+        if self in with_autocast or any(owns(self) for owns in precision_owners) or not _is_fp32(torch, self):
             return original(self, *inputs, **kwargs)
-        tell = announce_with_step if torch.is_grad_enabled() else announce
-        tell("DDP in bf16, where the script has no autocast")
+        log = announce_with_step if torch.is_grad_enabled() else announce
+        log("DDP in bf16, where the script has no autocast")
         with torch.autocast("cpu", torch.bfloat16):
             outputs = original(self, *inputs, **kwargs)
         return tree_map(as_fp32, outputs)
@@ -67,7 +66,7 @@ def _autocast_ddp(torch: Any, settings: TrainingSettings) -> None:
 
 
 def _compress_gradients(torch: Any, settings: TrainingSettings) -> None:
-    """Send gradients of the script's own DistributedDataParallel over all ranks in bf16."""
+    """Send gradients of DistributedDataParallel over all ranks in bf16, if this is requested."""
     if settings.compress_gradients != "bf16":
         return
     ddp = torch.nn.parallel.DistributedDataParallel
@@ -79,8 +78,8 @@ def _compress_gradients(torch: Any, settings: TrainingSettings) -> None:
         from cpulaunch.runtime import distributed
         from cpulaunch.runtime.change import comm_hooks
 
-        over_all = self.process_group is torch.distributed.group.WORLD
-        if not over_all or isinstance(self, distributed.DataParallel):
+        all_ranks = self.process_group is torch.distributed.group.WORLD
+        if not all_ranks or isinstance(self, distributed.DataParallel):  # `prepare` registers its own hook
             return
         if hook := comm_hooks.hook_for(self.module, compress=True):
             comm_hooks.average_by(self, hook)
@@ -91,7 +90,7 @@ def _compress_gradients(torch: Any, settings: TrainingSettings) -> None:
 
 
 def _in_autocast(torch: Any) -> bool:
-    """Return whether the caller is in an autocast context; ``enabled=False`` is the script's choice, too."""
+    """Return whether the caller is in an autocast context, with ``enabled`` True or False."""
     nesting = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     return bool(nesting)
@@ -102,42 +101,40 @@ def _is_fp32(torch: Any, model: Any) -> bool:
 
 
 def _watch_steps(torch: Any, settings: TrainingSettings) -> None:
-    """Enable an optimizer's fused step at its first step, if torch has one and the script chose none.
+    """Enable an optimizer's fused implementation before its first step, and announce all changes.
 
-    The first step also announces all changes of the training.
+    It is not enabled if the script has chosen an implementation.
     """
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    seen: weakref.WeakSet[Any] = weakref.WeakSet()
+    known: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if optimizer in seen:
+        if optimizer in known:
             return
-        seen.add(optimizer)
+        known.add(optimizer)
         if native.fuse(optimizer):
             native.keep_layouts(optimizer)
             announce_with_step(f"{type(optimizer).__name__} uses its fused implementation")
-        announce(*step_changes())
+        announce(*with_step)
         if current_precision(settings) == "bf16" and not _has_precision(optimizer):
             log_once(
-                "this script's precision is its own: the planned bf16 is for DDP models, accelerate, "
-                "transformers and Lightning, and for what runs in `with cpulaunch.autocast():`"
+                "this script's precision is its own: the planned bf16 is used by DDP models, accelerate, "
+                "transformers and Lightning, and in `with cpulaunch.autocast():`"
             )
 
     register_optimizer_step_pre_hook(before_step)
 
 
 def _has_precision(optimizer: Any) -> bool:
-    """Return whether DDP, a library or cpulaunch decides the precision of what ``optimizer`` trains."""
+    """Return whether DDP, a library or cpulaunch sets the precision of the models of ``optimizer``."""
     return (
-        bool(_data_parallel)
-        or chosen.cache_info().currsize > 0
-        or any(o(optimizer) for o in precision_owners)
+        bool(_ddp_models) or choice.cache_info().currsize > 0 or any(o(optimizer) for o in precision_owners)
     )
 
 
 def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
-    """Give the store a listening socket if it is to listen on the port that the job has reserved."""
+    """Pass the job's listening socket to a store that listens on the job's reserved port."""
     global listens_on_kept_port
     kept = os.environ.get(variables.KEPT_PORT)
     if kept is None:
@@ -156,18 +153,18 @@ def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
         **kwargs: Any,
     ) -> None:
         if is_master and str(port) == kept and not kwargs.get("multi_tenant"):
-            _first_store.clear()  # a store of the script's own takes its place
+            _first_store.clear()  # the script creates its own store at this port
         with ExitStack() as stack:
             if is_master and str(port) == kept and len(args) < 4 and "master_listen_fd" not in kwargs:
-                with suppress(OSError):  # torch tries itself, and reports why it can't listen
+                with suppress(OSError):  # torch then listens itself, and reports the error
                     kwargs["master_listen_fd"] = stack.enter_context(master_port.offered(port, host_name))
             try:
                 original(self, host_name, port, world_size, is_master, *args, **kwargs)
             except Exception as e:
                 if is_master and "EADDRINUSE" in str(e) and str(port) != kept:
                     log_once(
-                        f"port {port}, which the script has chosen itself, is in use: "
-                        "without a MASTER_PORT of its own, it meets at the port that is kept for this job",
+                        f"port {port}, which the script has chosen, is in use: if the script sets no "
+                        "MASTER_PORT, the port reserved for this job is used",
                         every_rank=True,
                     )
                 raise
@@ -177,47 +174,45 @@ def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
 
 
 def _keep_store(torch: Any, settings: TrainingSettings) -> None:
-    """Keep the job's store until the process ends, with keys of its own for each later default group.
+    """Keep the job's store until the process ends, and give each later default group a prefix for its keys.
 
-    Otherwise the store ends when rank 0 destroys the default group.  Ranks that make the next group a moment
-    earlier would then meet at the old store, which is about to end.  The store still ends when the script
-    makes its own at this port.
+    Otherwise, the store ends when rank 0 destroys the default group, and ranks that create the next group
+    before that would connect to it.  The store still ends if the script creates its own at this port.
     """
     c10d = torch.distributed.distributed_c10d
     original, numbers = c10d.rendezvous, count()
 
     @functools.wraps(original)
     def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[Any]:
-        _tell_of_rank_0(rank, world_size)
-        met = original(url, rank, world_size, **kwargs)
-        store, *numbered = next(met)
+        _warn_of_rank_0(rank, world_size)
+        results = original(url, rank, world_size, **kwargs)
+        store, *rank_and_size = next(results)
         if url.startswith("env://"):
             if number := next(numbers):
                 store = torch.distributed.PrefixStore(f"again-{number}", store)
             elif listens_on_kept_port:
                 _first_store.append(store)
-        yield store, *numbered
-        yield from met
+        yield store, *rank_and_size
+        yield from results
 
     c10d.rendezvous = rendezvous
 
 
-def _tell_of_rank_0(rank: int, world_size: int) -> None:
-    """Report if the script uses this rank of the job as rank 0, as it may do with all ranks."""
+def _warn_of_rank_0(rank: int, world_size: int) -> None:
+    """Warn if the script passes ``rank=0`` in another rank of the job, and so perhaps in all ranks."""
     ours = os.environ.get("RANK", "0")
     if rank == 0 != int(ours) and str(world_size) == os.environ.get("WORLD_SIZE"):
         log_once(
-            f"this is rank {ours} of the job, and the script makes it rank 0 of {world_size}: ranks that all "
-            "pass rank=0 never meet; without rank and world_size, init_process_group takes the job's",
+            f"this is rank {ours} of the job, but the script passes rank=0 and world_size={world_size} to "
+            "init_process_group, which hangs if all ranks do so; without them, it uses the job's values",
             every_rank=True,
         )
 
 
 def _leave_ccl_unwrapped(torch: Any, settings: TrainingSettings) -> None:
-    """Keep torch's debugging wrapper off ccl groups.
+    """Don't wrap ccl groups in torch's debugging wrapper (TORCH_DISTRIBUTED_DEBUG=DETAIL).
 
-    With TORCH_DISTRIBUTED_DEBUG=DETAIL, the wrapper calls a group only once all ranks have come.  ccl itself
-    reports which rank is late, and whose calls differ.
+    The wrapper calls the group only after all ranks have called it, so ccl could not report late ranks.
     """
     c10d = torch.distributed.distributed_c10d
     wrap = c10d._create_process_group_wrapper

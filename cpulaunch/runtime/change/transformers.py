@@ -1,4 +1,4 @@
-"""transformers: the Trainer trains on the CPU, in bf16, too, and resumes; GPT-2's gelu is one operation."""
+"""transformers: the Trainer trains on CPUs and resumes; GPT-2's gelu becomes one operation."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from cpulaunch.runtime.change import accelerate_resume, kernels, resume
+from cpulaunch.runtime.distributed import broadcast_object
 from cpulaunch.runtime.hooks import Change
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.reports import resumed_from, saved
@@ -18,7 +19,7 @@ TRIED = ("5.23.0", "5.24.0")
 
 
 def _use_cpu(training_args: Any, settings: TrainingSettings) -> None:
-    """Set ``use_cpu`` if there is no GPU: without it, ``TrainingArguments`` refuse bf16."""
+    """Set ``use_cpu``, without which ``TrainingArguments`` refuses bf16 on CPUs."""
     original = training_args.TrainingArguments.__post_init__
 
     @functools.wraps(original)
@@ -30,24 +31,24 @@ def _use_cpu(training_args: Any, settings: TrainingSettings) -> None:
 
 
 def _resume(trainer: Any, settings: TrainingSettings) -> None:
-    """Have a restarted job's Trainer resume from its last whole checkpoint, unless told otherwise."""
+    """Let a restarted job's Trainer resume from its last complete checkpoint, unless the script names one."""
     if not resume.may_restart():
         return
     original = trainer.Trainer.train
 
-    class Note(trainer.TrainerCallback):  # type: ignore[misc]
+    class SaveCallback(trainer.TrainerCallback):  # type: ignore[misc]
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             path = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            if state.is_world_process_zero and path.is_dir():  # absent in trials of a search
+            if state.is_world_process_zero and path.is_dir():  # not in trials of hyperparameter_search
                 resume.write_facts(path)
                 saved(state.global_step)
 
     @functools.wraps(original)
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        self.add_callback(Note())
+        self.add_callback(SaveCallback())
         accelerate_resume.leave_to_script(self.accelerator)
         if resume_from_checkpoint is None and resume.is_restarted():
-            step, path = resume.agreed(_last_whole(self.args))
+            step, path = broadcast_object(_last_complete(self.args))
             if path is not None:
                 resume_from_checkpoint = path
                 log_once(f"restarted: the Trainer resumes after step {step} from {path}")
@@ -62,17 +63,17 @@ def _resume(trainer: Any, settings: TrainingSettings) -> None:
     trainer.Trainer.train = train
 
 
-def _last_whole(arguments: Any) -> tuple[int, str | None]:
-    """Return step and directory of this job's last whole checkpoint; 0 and None without one."""
-    found = resume.numbered(Path(arguments.output_dir), r"checkpoint-(\d+)")
+def _last_complete(arguments: Any) -> tuple[int, str | None]:
+    """Return step and directory of this job's last complete checkpoint; 0 and None if there is none."""
+    found = resume.numbered_directories(Path(arguments.output_dir), r"checkpoint-(\d+)")
     for step, path in reversed(found.items()):
-        if resume.read_facts(path) and resume.is_whole(path):
+        if resume.read_facts(path) and resume.is_complete(path):
             return step, str(path)
     return 0, None
 
 
 def _fuse_gelu(activations: Any, settings: TrainingSettings) -> None:
-    """Compute ``gelu_new``, GPT-2's, as one operation where the kernels are in use, not as eight."""
+    """Compute GPT-2's ``gelu_new`` as one operation instead of eight, if the kernels are enabled."""
     original = activations.NewGELUActivation.forward
 
     @functools.wraps(original)

@@ -1,1 +1,1 @@
-"""Checkpoints of a training: ``cpulaunch.Checkpoint``, in ``checkpoint.checkpoint``."""
+"""Checkpoints of a training: ``cpulaunch.Checkpoint``."""

@@ -1,8 +1,8 @@
-"""The order in which DDP sums gradients, which a restarted job has to keep to reproduce sums bit by bit.
+"""Saves and restores the order of gradients in DDP's buckets, so that sums are the same after a restart.
 
-After its first backward pass, DDP sorts gradients into buckets again, in the order in which they arrived.
-The place in a bucket decides which rank adds first, so the bits of a sum of three or more numbers depend on
-it.
+After its first backward pass, DDP rebuilds its buckets in the order in which the gradients became ready.  The
+position in a bucket decides in which order an all-reduce adds the ranks' numbers.  With three or more ranks,
+the rounding error depends on this order.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _NEEDS = ("_get_zeros_like_grad_buckets", "_rebuild_buckets")
 
 
 def order(model: nn.Module) -> list[str] | None:
-    """Return the names of a DDP model's parameters in the order of its buckets, as of its next backward pass.
+    """Return the names of a DDP model's parameters in the order of its buckets in the next backward pass.
 
-    None if it has no such order: another kind of model, or one whose buckets don't change.  Every rank has to
-    call this, between two steps, once the model has had a backward pass.
+    None if the model isn't in DDP, or if DDP doesn't rebuild its buckets.  Every rank must call this, between
+    two steps, after the first backward pass.
     """
     reducer = _reducer(model)
     if reducer is None:
         return None
-    reducer._rebuild_buckets()  # the next forward pass would do the same
+    reducer._rebuild_buckets()  # otherwise, the next forward pass does this
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     buckets = reducer._get_zeros_like_grad_buckets()
     found = [names.get(id(parameter)) for bucket in buckets for parameter in bucket.parameters()]
@@ -33,10 +33,10 @@ def order(model: nn.Module) -> list[str] | None:
 
 
 def rebuild(model: nn.Module, names: list[str]) -> None:
-    """Order the buckets of a DDP model that has had no backward pass yet as in ``names``.
+    """Rebuild the buckets of a DDP model in the order of ``names``, before its first backward pass.
 
-    Runs a backward pass with artificial gradients, which arrive in this order; gradients are cleared after
-    it.  Every rank has to call this.
+    Runs a backward pass in which gradients become ready in this order, and then clears them.  Every rank must
+    call this.
     """
     reducer: Any = _reducer(model)
     parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
@@ -44,7 +44,7 @@ def rebuild(model: nn.Module, names: list[str]) -> None:
         return
     with torch.enable_grad(), torch.autocast("cpu", enabled=False):
         model._pre_forward()  # type: ignore[operator]
-        # Autograd starts with the tensor that was computed last.
+        # The backward pass starts with the last tensor.
         sums = [parameters[name].sum().float() for name in reversed(names)]
         model._post_forward(torch.stack(sums).sum()).backward()  # type: ignore[operator]
     for parameter in parameters.values():
@@ -53,7 +53,7 @@ def rebuild(model: nn.Module, names: list[str]) -> None:
 
 
 def _reducer(model: nn.Module) -> Any:
-    """Return DDP's reducer if it reorders buckets and has everything that is needed here."""
+    """Return DDP's reducer if it rebuilds buckets and has the private methods used here; else None."""
     if not isinstance(model, DistributedDataParallel) or model.find_unused_parameters or model.static_graph:
         return None
     reducer = getattr(model, "reducer", None)

@@ -1,4 +1,4 @@
-"""``Checkpoint``: saves a training while it runs, and resumes it."""
+"""``Checkpoint``: saves the state of a training, and resumes from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch import nn
@@ -24,17 +24,15 @@ from cpulaunch.errors import SAVED_EXIT_CODE, UsageError
 from cpulaunch.runtime import distributed, reports
 from cpulaunch.runtime.change.precision import current_precision, keep_precision
 from cpulaunch.runtime.checkpoint import buckets, directory, lock, position, randomness, state
-from cpulaunch.runtime.checkpoint.directory import Facts, unseen
+from cpulaunch.runtime.checkpoint.directory import Facts, not_shared_error
 from cpulaunch.runtime.checkpoint.due import Agreement
-from cpulaunch.runtime.checkpoint.failures import Damaged, together
+from cpulaunch.runtime.checkpoint.failures import Damaged, on_all_ranks
 from cpulaunch.runtime.checkpoint.position import Position
 from cpulaunch.runtime.checkpoint.saving import Saver
 from cpulaunch.runtime.checkpoint.signals import Signals
 from cpulaunch.runtime.log import log_once
 from cpulaunch.runtime.settings import training_settings
 from cpulaunch.wording import counted
-
-T = TypeVar("T")
 
 DEFAULT_EVERY = "10m"
 
@@ -47,14 +45,14 @@ class Checkpoint:
             ...  # one step of training
             checkpoint.save_if_due()
 
-    ``model``, ``optimizer`` and ``scheduler`` may be lists.  Models may be what ``cpulaunch.prepare``
-    returned, DDP, FSDP2 or plain modules.  A scheduler is anything with ``state_dict`` and
-    ``load_state_dict``.  ``every``: how often a checkpoint is due if ``--checkpoint-every`` isn't given: a
-    number of steps, or a time such as ``"10m"``, the default.  ``keep``: how many checkpoints are kept.
+    ``model``, ``optimizer`` and ``scheduler`` may be lists.  Models may be plain, in DDP or in FSDP2.  A
+    scheduler is any object with ``state_dict`` and ``load_state_dict``.  ``every``: a number of steps, or a
+    time such as ``"10m"``, the default; the option ``--checkpoint-every`` overrides it.  ``keep``: the number
+    of checkpoints to keep.
 
-    Every rank makes a ``Checkpoint``, and calls its methods at the same steps.  Raises UsageError for other
-    arguments, and for a directory that some rank doesn't see.  In a trial of ``cpulaunch tune``, nothing is
-    read or written.
+    Every rank must create a ``Checkpoint`` and call its methods at the same steps.  Raises UsageError if an
+    argument is invalid, or if a rank doesn't see the directory.  In a trial of ``cpulaunch tune``, it neither
+    reads nor writes.
     """
 
     def __init__(
@@ -74,39 +72,33 @@ class Checkpoint:
         if any(not position.is_stateful(each) for each in self._schedulers):
             raise UsageError("Checkpoint: a scheduler has no state_dict and load_state_dict")
         if not isinstance(keep, int) or keep < 1:
-            raise UsageError(f"Checkpoint: keep is {keep!r}; it takes a whole number of at least 1")
-        if loader is not None and not hasattr(loader, "__iter__"):
-            raise UsageError(f"Checkpoint: loader takes a data loader, not {type(loader).__name__}")
-        if not os.fspath(directory):
-            raise UsageError("Checkpoint: the directory has no name")
+            raise UsageError(f"Checkpoint: keep must be an integer of at least 1, got {keep!r}")
         interval = _interval(every)
         self._every_steps, self._every_seconds = interval.steps, interval.seconds
         distributed.init()
         self._rank, self._ranks = distributed.rank(), distributed.world_size()
         self._is_trial = variables.TUNING in os.environ
         self._root, self._loader = Path(directory).absolute(), loader
-        self._group, meetings = _new_group(), _new_group()
+        self._group, agreement_group = _new_group(), _new_group()
         self._saver = Saver(self._root, self._group, self._rank, keep)
-        self._agreement = Agreement(meetings if self._ranks > 1 else None, self._rank, self._ranks)
-        self._signals = Signals(self._is_late, self._seconds_to_save())
+        self._agreement = Agreement(agreement_group if self._ranks > 1 else None, self._rank, self._ranks)
+        self._signals = Signals(self._log_late, self._seconds_to_save())
         self._position = Position()
         self._bucket_orders: list[list[str] | None] | None = None
         self._step = self._saved_step = 0
         self._saved_at = time.monotonic()
-        self._resumed = self._iterates = self._counts = self._told = False
+        self._resumed = self._iterates = self._counts = self._checked = False
         self._optimizer_steps = self._uncounted_from = 0
         for each in self._optimizers:
             each.register_step_post_hook(self._count_step)
         if not self._is_trial:
             self._make_root()
 
-    # ---- resuming
-
     def resume(self) -> int:
-        """Load the newest readable checkpoint; return the step to go on from, 0 if there is none.
+        """Load the newest readable checkpoint; return the number of its completed steps, or 0 without one.
 
-        ``steps`` calls this.  A loop of your own calls it once, before its first step; each call of
-        ``save_if_due`` then counts as a step.
+        ``steps`` calls this.  A loop without ``steps`` must call it once, before its first step; it counts a
+        step at each call of ``save_if_due``.
         """
         if self._is_trial:
             return self._step
@@ -114,10 +106,10 @@ class Checkpoint:
         if self._resumed:
             return self._step
         self._resumed = True
-        if used := self._from_rank_0(self._rank == 0 and lock.claim(self._root)):
+        if owner := self._broadcast(self._rank == 0 and lock.claim(self._root)):
             raise UsageError(
-                f"{self._root} is in use: {used} writes its checkpoints there",
-                hint="end it, or give each job a directory of its own",
+                f"{self._root} is in use: {owner} writes its checkpoints there",
+                hint="end it, or use another directory for this job",
             )
         self._load_newest()
         reports.resumed_from(self._optimizer_steps)
@@ -125,16 +117,14 @@ class Checkpoint:
         return self._step
 
     def steps(self, loader: Any = None, epochs: int = 1) -> Iterator[tuple[int, int, Any]]:
-        """Yield the epoch (from 0), step (from 0, over all epochs) and batch of each remaining step.
+        """Yield epoch, step and batch of each step after the last checkpoint.
 
-        ``loader`` defaults to the one that this ``Checkpoint`` was made with.  Each epoch is passed to its
-        samplers (``set_epoch``).  The first step is the one after the last checkpoint.
+        Epochs and steps count from 0, steps over all epochs.  ``loader`` defaults to the argument of the
+        constructor.  Calls ``set_epoch`` of the loader and its samplers at the start of each epoch.
         """
         loader = self._loader if loader is None else loader
         if loader is None:
-            raise UsageError("Checkpoint.steps: which data loader? steps(loader, epochs=3)")
-        if epochs < 0:
-            raise UsageError(f"Checkpoint.steps: epochs is {epochs}; it takes at least 0")
+            raise UsageError("Checkpoint.steps: no data loader was passed: steps(loader, epochs=3)")
         self._loader, self._iterates, self._counts = loader, True, True
         self.resume()
         start, first = position.normalized(self._position, loader), self._step
@@ -158,55 +148,53 @@ class Checkpoint:
                     "another directory or more epochs"
                 )
         finally:
-            self._signals.forget()
-
-    # ---- saving
+            self._signals.restore()
 
     def save_if_due(self) -> None:
-        """Save in the background if a checkpoint is due.  Call this after each step of the optimizer.
+        """Save in the background if a checkpoint is due.  Call this after each optimizer step.
 
         After SIGTERM, SIGUSR1 or SIGUSR2, saves at once and ends the program with exit code 75.
         """
         if self._is_trial:
             return
         self._signals.watch()
-        self._tell_of_unread()
+        self._check_resumed()
         if not self._iterates:
             self._step += 1
             self._counts = True
         self._saver.check()
         overdue = self._every_seconds is not None and time.monotonic() - self._saved_at >= self._every_seconds
-        agreed = self._agreement.turn(self._signals.arrived, overdue and self._rank == 0)
-        if agreed.stop:
-            self._save_and_exit(agreed.stop, self._ranks - agreed.from_end)
-        if agreed.save or (self._every_steps and self._step - self._saved_step >= self._every_steps):
+        request = self._agreement.agree(self._signals.arrived, overdue and self._rank == 0)
+        if request.stop:
+            self._save_and_exit(request.stop, self._ranks - request.from_end)
+        if request.save or (self._every_steps and self._step - self._saved_step >= self._every_steps):
             self.save()
 
     def save(self, step: int | None = None) -> None:
-        """Save now, in the background; first waits for an earlier save that is under way.
+        """Save in the background, after waiting for an earlier save.
 
-        ``step``: the number of completed steps, in a loop of your own that doesn't call ``save_if_due``.
+        ``step``: the number of completed steps, for a loop that uses neither ``steps`` nor ``save_if_due``.
         """
         if self._is_trial:
             return
-        self._tell_of_unread()
+        self._check_resumed()
         if step is not None:
             self._step = step
         elif self._optimizer_steps > self._uncounted_from and not self._counts:
             raise UsageError(
-                "Checkpoint.save: how many steps were made?",
+                "Checkpoint.save: the number of completed steps is unknown",
                 hint="save(step=N), or call save_if_due() after each step, which counts them",
             )
         self._save()
 
-    def _tell_of_unread(self) -> None:
-        """Warn once if there are checkpoints that the script hasn't asked for."""
-        if self._resumed or self._told:
+    def _check_resumed(self) -> None:
+        """Warn once if there are checkpoints, and the script has not called ``resume``."""
+        if self._resumed or self._checked:
             return
-        self._told = True
+        self._checked = True
         if self._rank == 0 and (last := directory.newest(self._root)):
             log_once(
-                f"{last} is there, but was not loaded: call resume() before the first step to go on from it"
+                f"{last} exists, but was not loaded: to resume from it, call resume() before the first step"
             )
 
     def _save(self, *, urgent: bool = False) -> None:
@@ -225,20 +213,18 @@ class Checkpoint:
         self._saved_step, self._saved_at = self._step, time.monotonic()
 
     def wait(self) -> None:
-        """Wait until the last ``save`` is on disk or has failed; a failure is logged.
+        """Wait until the last ``save`` has finished; if it failed, log why.
 
-        Call this before ``torch.distributed.destroy_process_group()``; ``steps`` calls it at its end.
+        Call this before ``torch.distributed.destroy_process_group()``.  ``steps`` calls it at its end.
         """
         self._agreement.finish()
         self._saver.wait()
 
-    # ---- loading
-
     def _load_newest(self) -> None:
-        """Load the newest checkpoint that all ranks can read, if there is one."""
-        found = self._from_rank_0(list(directory.complete(self._root)) if self._rank == 0 else [])
+        """Load the newest checkpoint that all ranks can read, if there is any."""
+        existing = self._broadcast(list(directory.complete(self._root)) if self._rank == 0 else [])
         damaged: dict[int, str] = {}
-        for step in reversed(found):
+        for step in reversed(existing):
             try:
                 facts = self._load(self._root / f"step-{step}")
                 break
@@ -246,12 +232,12 @@ class Checkpoint:
                 damaged[step] = str(reason)
         else:
             if damaged:
-                raise directory.none_readable(self._root, damaged)
+                raise directory.all_damaged_error(self._root, damaged)
             if os.environ.get(variables.RESTART_COUNT, "0") != "0":
                 log_once(f"{self._root} holds no checkpoint yet: this attempt starts from the beginning")
             return
         for step, why in damaged.items() if self._rank == 0 else ():
-            aside = directory.set_aside(self._root / f"step-{step}")
+            aside = directory.rename_damaged(self._root / f"step-{step}")
             log_once(
                 f"{self._root}/step-{step} is damaged: {why}; it is now {aside.name}, and the run resumes "
                 f"after step {self._step}"
@@ -259,13 +245,13 @@ class Checkpoint:
         log_once(f"resuming after step {self._step} from {self._root}/step-{self._step}")
         if facts.world_size != self._ranks:
             log_once(
-                f"the checkpoint was saved by {counted(facts.world_size, 'rank')}, this job has "
-                f"{self._ranks}: the order of the data and random numbers are new from here on"
+                f"the checkpoint was saved by {counted(facts.world_size, 'rank')}, and this job has "
+                f"{self._ranks}: the order of the data and the random numbers will differ"
             )
 
     def _load(self, path: Path) -> Facts:
         saved = state.Saved(path, self._group)
-        facts = together(lambda: directory.read_facts(path), self._group)
+        facts = on_all_ranks(lambda: directory.read_facts(path), self._group)
         same = facts.world_size == self._ranks
         shared, own = saved.objects(self._rank if same else None)
         if same:
@@ -290,7 +276,7 @@ class Checkpoint:
         if not self._saver.wait() or self._step != self._saved_step:
             self._save(urgent=True)
         saved = self._saver.wait()
-        self._signals.in_time()
+        self._signals.mark_handled()
         if saved:
             log_once(f"{name}: saved step {self._step}, ending with exit code {SAVED_EXIT_CODE}")
             reports.saved(self._optimizer_steps, leaving=True)
@@ -298,59 +284,54 @@ class Checkpoint:
         sys.exit(128 + number)
 
     def _seconds_to_save(self) -> float | None:
-        """Return how long after a signal rank 0 reports that the state isn't saved; None: it doesn't."""
-        if self._rank != 0 or variables.JOB_ID not in os.environ:  # unknown when ranks will be killed
+        """Return the seconds after a signal at which rank 0 logs that saving is late; None for never."""
+        if self._rank != 0 or variables.JOB_ID not in os.environ:  # the grace period is unknown
             return None
         grace = rank_setting(Table.watch.grace_period, os.environ)
         return grace - min(1.0, grace / 5)
 
-    def _is_late(self, number: int, seconds: float) -> None:
+    def _log_late(self, number: int, seconds: float) -> None:
         last = directory.newest(self._root)
-        left = (
+        step = (
             f"the last checkpoint is that of {last.name.replace('-', ' ')}"
             if last
             else "there is no checkpoint"
         )
-        log_once(f"{signal.Signals(number).name}: not saved within {seconds:g} s; {left}")
+        log_once(f"{signal.Signals(number).name}: not saved within {seconds:g} s; {step}")
 
     def _count_step(self, *_: Any) -> None:
         self._optimizer_steps += 1
 
-    def _from_rank_0(self, thing: T) -> T:
-        things = [thing]
-        if self._ranks > 1:
-            dist.broadcast_object_list(things, src=0, group=self._group)
-        return things[0]
+    def _broadcast(self, value: Any) -> Any:
+        return distributed.broadcast_object(value, self._group)
 
     def _make_root(self) -> None:
-        """Make the directory, and check that all ranks see the same one."""
-        sign = f".ranks-{secrets.token_hex(4)}"
+        """Create the directory, and check by a temporary file that all ranks see it."""
+        probe = f".ranks-{secrets.token_hex(4)}"
         error = None
         if self._rank == 0:
             try:
                 self._root.mkdir(parents=True, exist_ok=True)
-                (self._root / sign).touch()
+                (self._root / probe).touch()
             except FileExistsError:
                 error = f"{self._root} is a file, not a directory"
             except OSError as e:
                 error = f"{self._root} can't be written: {e.strerror}"
-        said = [(error, sign)]
-        seen: list[Any] = [True]
+        error, probe = self._broadcast((error, probe))
+        visible: list[Any] = [True]
         if self._ranks > 1:
-            dist.broadcast_object_list(said, src=0, group=self._group)
-            error, sign = said[0]
-            seen = [None] * self._ranks
-            dist.all_gather_object(seen, (self._root / sign).exists(), group=self._group)
+            visible = [None] * self._ranks
+            dist.all_gather_object(visible, (self._root / probe).exists(), group=self._group)
         if self._rank == 0 and not error:
-            (self._root / sign).unlink()
+            (self._root / probe).unlink()
         if error:
-            raise UsageError(error, hint="give Checkpoint a directory that this user may write")
-        if not all(seen):
-            raise unseen(self._root)
+            raise UsageError(error, hint="pass a directory that this user may write")
+        if not all(visible):
+            raise not_shared_error(self._root)
 
 
 def _new_group() -> Any:
-    restricted = rank_setting(Table.hosts.port_range, os.environ) != "auto"  # gloo listens on any port
+    restricted = rank_setting(Table.hosts.port_range, os.environ) != "auto"  # gloo can't restrict its ports
     return dist.new_group(backend="ccl" if restricted else "gloo", group_desc="cpulaunch.Checkpoint")
 
 
@@ -358,15 +339,17 @@ def _several(given: Any, kind: type, name: str) -> list[Any]:
     things = list(given) if isinstance(given, Iterable) and not isinstance(given, kind) else [given]
     for thing in things:
         if not isinstance(thing, kind):
-            raise UsageError(f"Checkpoint: {name} takes {kind.__name__}s, not {type(thing).__name__}")
+            raise UsageError(
+                f"Checkpoint: each {name} must be of type {kind.__name__}, got {type(thing).__name__}"
+            )
     return things
 
 
 def _interval(every: int | str | None) -> Interval:
-    """Return the interval between checkpoints: the launcher's, else ``every``."""
-    told = rank_setting(Table.watch.checkpoint_every, os.environ)
-    if told != "auto":
-        return told
+    """Return the interval between checkpoints: the setting if there is one, else ``every``."""
+    setting = rank_setting(Table.watch.checkpoint_every, os.environ)
+    if setting != "auto":
+        return setting
     kind: Every[NoReturn] = Every()
     try:
         return kind.from_text(str(DEFAULT_EVERY if every is None else every))

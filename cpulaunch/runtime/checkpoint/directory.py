@@ -1,8 +1,8 @@
-"""Directories of checkpoints, each renamed to its final name once all of it is on disk.
+"""The directories of checkpoints.
 
-``step-300.partial`` is being written, or was when its job ended; it is never read.  ``step-300`` is complete.
-``step-300.old`` is being removed.  ``step-300.damaged`` was complete once, and could not be read later.  Only
-rank 0 makes, renames and removes directories.
+``step-300.partial`` is being written; it is renamed to ``step-300`` when all files are on disk.
+``step-300.old`` is being removed.  ``step-300.damaged`` could not be read.  Only rank 0 renames and removes
+directories.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from cpulaunch.runtime.checkpoint.failures import Damaged
 SCHEMA = 1
 FACTS = "checkpoint.json"
 _COMPLETE = re.compile(r"step-(\d+)")
-_REST = re.compile(r"step-\d+\.(partial|old)")
+_TEMPORARY = re.compile(r"step-\d+\.(partial|old)")
 
 
 @dataclass(frozen=True)
 class Facts:
     """The contents of ``checkpoint.json``.
 
-    ``step`` counts batches that each rank has trained on, ``optimizer_steps`` the steps of all optimizers.
-    ``epoch`` and ``batch`` are the position in the data: ``batch`` batches of this epoch (from 0) are used
-    up.  ``precision``: bf16 or fp32; None if nobody had chosen one.
+    ``step``: the number of batches on which each rank has trained.  ``optimizer_steps``: the number of steps
+    of all optimizers.  ``epoch`` (from 0) and ``batch``: the position in the data, after ``batch`` batches of
+    the epoch.  ``precision``: bf16 or fp32, or None if it was not chosen yet.
     """
 
     step: int
@@ -43,7 +43,7 @@ class Facts:
 
 
 def complete(root: Path) -> dict[int, Path]:
-    """Return the complete checkpoints in ``root`` by step, the newest last."""
+    """Return step → complete checkpoint in ``root``, the newest last."""
     try:
         found = {
             int(match[1]): root / name for name in os.listdir(root) if (match := _COMPLETE.fullmatch(name))
@@ -66,9 +66,9 @@ def read_facts(path: Path) -> Facts:
     Raises Damaged if they can't be read, and UsageError if another version wrote them.
     """
     try:
-        said = json.loads((path / FACTS).read_text())
-        schema = said["schema"]
-        facts = Facts(**said) if schema == SCHEMA else None
+        content = json.loads((path / FACTS).read_text())
+        schema = content["schema"]
+        facts = Facts(**content) if schema == SCHEMA else None
     except FileNotFoundError:
         raise Damaged(f"{FACTS} is missing") from None
     except (OSError, ValueError, TypeError, KeyError) as e:
@@ -76,30 +76,30 @@ def read_facts(path: Path) -> Facts:
     if facts is None:
         raise UsageError(
             f"{path} was written by another version of cpulaunch (schema {schema}, not {SCHEMA})",
-            hint=f"remove {path}, and the job goes on from the checkpoint before it",
+            hint=f"remove {path} to resume from the checkpoint before it",
         )
     return facts
 
 
-def unseen(root: Path) -> UsageError:
-    """Return the error for a ``root`` that only some ranks see."""
+def not_shared_error(root: Path) -> UsageError:
+    """Return the error for a ``root`` that is not the same directory on all ranks."""
     return UsageError(
         f"some ranks don't see {root} as rank 0 does",
-        hint="give Checkpoint a directory of a file system that all hosts share",
+        hint="pass a directory in a file system that all hosts share",
     )
 
 
-def none_readable(root: Path, damaged: dict[int, str]) -> UsageError:
-    """Return the error for checkpoints none of which can be read; ``damaged`` is step → reason."""
+def all_damaged_error(root: Path, damaged: dict[int, str]) -> UsageError:
+    """Return the error if no checkpoint can be read; ``damaged`` is step → reason."""
     reasons = "; ".join(f"step-{step}: {reason}" for step, reason in damaged.items())
     return UsageError(
         f"no checkpoint in {root} can be read: {reasons}",
-        hint="bring back what is missing there, or give Checkpoint another directory to start anew",
+        hint="restore the missing files, or use another directory to start from the beginning",
     )
 
 
-def set_aside(path: Path) -> Path:
-    """Rename a checkpoint that can't be read, so that it isn't counted or tried again."""
+def rename_damaged(path: Path) -> Path:
+    """Rename a checkpoint that can't be read, so that it isn't tried again; return its new path."""
     aside = path.with_name(f"{path.name}.damaged")
     shutil.rmtree(aside, ignore_errors=True)
     with suppress(OSError):
@@ -113,7 +113,7 @@ def partial(root: Path, step: int) -> Path:
 
 
 def publish(root: Path, facts: Facts, keep: int) -> None:
-    """Give a checkpoint its name, once all its files are on disk; remove all but the last ``keep``."""
+    """Complete a checkpoint whose files are on disk; remove all but the last ``keep`` checkpoints."""
     written = partial(root, facts.step)
     with (written / FACTS).open("w") as file:
         json.dump(asdict(facts), file)
@@ -121,7 +121,7 @@ def publish(root: Path, facts: Facts, keep: int) -> None:
         os.fsync(file.fileno())
     _sync(written)
     final = root / f"step-{facts.step}"
-    if final.exists():  # left by a training that was restarted from an earlier checkpoint
+    if final.exists():  # the training has resumed from an earlier checkpoint
         _remove(final)
     os.rename(written, final)
     _sync(root)
@@ -130,16 +130,16 @@ def publish(root: Path, facts: Facts, keep: int) -> None:
         _remove(path)
 
 
-def remove_rest(root: Path) -> None:
-    """Remove directories left by jobs that ended while they wrote or removed a checkpoint."""
-    with suppress(OSError):  # the next save reports what is wrong there
+def remove_temporary(root: Path) -> None:
+    """Remove the incomplete directories of jobs that ended while they wrote or removed a checkpoint."""
+    with suppress(OSError):  # saving reports the same error
         for name in os.listdir(root):
-            if _REST.fullmatch(name):
+            if _TEMPORARY.fullmatch(name):
                 shutil.rmtree(root / name, ignore_errors=True)
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint; rename it before its first file goes."""
+    """Remove a checkpoint, after renaming it so that it no longer counts as complete."""
     old = path.with_name(f"{path.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     os.rename(path, old)
@@ -147,7 +147,7 @@ def _remove(path: Path) -> None:
 
 
 def _sync(directory: Path) -> None:
-    """Write a directory's names to disk."""
+    """Write a directory's entries to disk."""
     fd = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -1,4 +1,4 @@
-"""When a checkpoint is due, and how all ranks learn that at the same step."""
+"""Lets all ranks agree on the step at which to save."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import torch
 import torch.distributed as dist
 
 PERIOD = 0.25
-"""Minimum seconds between two agreements of the ranks."""
+"""Minimum seconds between two agreements."""
 
 
-class Wishes(NamedTuple):
-    """One rank's wishes, or the maximum of each field over all ranks.
+class Request(NamedTuple):
+    """One rank's request, or the maximum of each field over all ranks.
 
-    ``stop``: the number of a signal that asks the job to save and end; 0 means none.  ``from_end``: the rank
-    that got the signal, counted from the last rank, which is 1; so the maximum is the first rank with a
-    signal.  ``save``: 1 if it is time to save.  ``steps``: calls from the start of this agreement to the next
-    one's, as rank 0 decides.
+    ``stop``: the number of a signal that asks the job to save and end, or 0.  ``from_end``: the rank that got
+    the signal, counted from 1 for the last rank, so that the maximum is the first such rank.  ``save``: 1 if
+    a checkpoint is due.  ``steps``: the number of calls until the next agreement starts; rank 0 sets it.
     """
 
     stop: int = 0
@@ -28,39 +27,38 @@ class Wishes(NamedTuple):
 
 
 class Agreement:
-    """Shares the wishes of any rank with all ranks, at the same call of ``turn``, with hardly any waiting.
+    """Shares a request of any rank with all ranks, which get it at the same call of ``agree``.
 
-    Every ``PERIOD`` seconds, one call starts an all_reduce of ``Wishes``, and the next call reads it.
-    ``group`` serves these all_reduces only; None if there is one rank.
+    About every ``PERIOD`` seconds, a call starts an all_reduce of ``Request``, and the next call returns the
+    result.  ``group`` must be used for nothing else; None if there is one rank.
     """
 
     def __init__(self, group: Any, rank: int, ranks: int) -> None:
         self._group, self._rank, self._from_end = group, rank, ranks - rank
-        self._wishes = torch.zeros(len(Wishes._fields), dtype=torch.int64)
+        self._request = torch.zeros(len(Request._fields), dtype=torch.int64)
         self._work: Any = None
         self._calls, self._next = 0, 1
         self._started = time.monotonic()
         self._calls_then = 0
 
-    def turn(self, stop: int, save: bool) -> Wishes:
-        """Pass this rank's wishes, and return the agreed ones.  Every rank calls this at the same steps."""
+    def agree(self, stop: int, save: bool) -> Request:
+        """Pass this rank's request; return that of all ranks.  Every rank must call this at each step."""
         self._calls += 1
         if self._group is None:
-            return Wishes(stop, self._from_end, int(save))
-        agreed = Wishes()
+            return Request(stop, self._from_end, int(save))
+        agreed = Request()
         if self._work is not None:
-            self._work.wait()
-            self._work = None
-            agreed = Wishes(*map(int, self._wishes.tolist()))
+            self.finish()
+            agreed = Request(*map(int, self._request.tolist()))
             self._next = max(self._calls, self._calls - 1 + agreed.steps)
         if self._calls >= self._next and not agreed.stop:
             steps = self._steps_per_period() if self._rank == 0 else 0
-            self._wishes.copy_(torch.tensor(Wishes(stop, self._from_end if stop else 0, int(save), steps)))
-            self._work = dist.all_reduce(self._wishes, dist.ReduceOp.MAX, group=self._group, async_op=True)
+            self._request.copy_(torch.tensor(Request(stop, self._from_end if stop else 0, int(save), steps)))
+            self._work = dist.all_reduce(self._request, dist.ReduceOp.MAX, group=self._group, async_op=True)
         return agreed
 
     def finish(self) -> None:
-        """Wait for the all_reduce under way."""
+        """Wait for the all_reduce under way, if there is one."""
         if self._work is not None:
             self._work.wait()
             self._work = None

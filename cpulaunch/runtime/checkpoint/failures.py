@@ -1,4 +1,4 @@
-"""Failures of any rank, shared with all ranks, so that all continue in the same way."""
+"""Raises the failure of one rank on all ranks."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ T = TypeVar("T")
 
 
 class Damaged(Exception):
-    """A checkpoint that can't be read; the message says why."""
+    """A checkpoint can't be read; the message is the reason."""
 
 
-def together(do: Callable[[], T], group: Any) -> T:
-    """Call ``do`` on each rank of ``group``; return its result if it succeeded on all.
+def on_all_ranks(do: Callable[[], T], group: Any) -> T:
+    """Call ``do`` on each rank of ``group``; return its result.
 
-    Else all ranks raise the first failed rank's error: a UsageError as it is, any other exception as Damaged.
+    If it fails on any rank, raises the first failed rank's error on all ranks: a UsageError unchanged, other
+    exceptions as Damaged.
     """
-    result, failure = None, None  # a failure: whether it is a UsageError, its message and hint
+    result, failure = None, None  # the failure is: whether it is a UsageError, message, hint
     try:
         result = do()
     except UsageError as error:
         failure = (True, str(error), error.hint)
-    except CheckpointException as error:  # not a subclass of Exception, and the same on all ranks
+    except CheckpointException as error:  # a subclass of BaseException; the same on all ranks
         if not all(isinstance(each, Exception) for each, _ in error.failures.values()):
-            raise  # Ctrl-C, or an exit
-        failure = (False, why(error), None)
+            raise  # KeyboardInterrupt or SystemExit
+        failure = (False, reason(error), None)
     except Exception as error:
-        failure = (False, why(error), None)
+        failure = (False, reason(error), None)
     failures: list[Any] = [failure] * dist.get_world_size(group)
     if len(failures) > 1:
         dist.all_gather_object(failures, failure, group=group)
@@ -45,8 +46,8 @@ def together(do: Callable[[], T], group: Any) -> T:
     return result  # type: ignore[return-value]
 
 
-def why(error: BaseException) -> str:
-    """Return the cause in one line: of the ranks' errors, an operating system's error is preferred."""
+def reason(error: BaseException) -> str:
+    """Return the reason of an error in one line, preferably an error of the operating system on any rank."""
     failures = error.failures if isinstance(error, CheckpointException) else {}
     found = {rank: each[0] for rank, each in failures.items()} or {0: error}
     for rank, each in found.items():
@@ -58,7 +59,7 @@ def why(error: BaseException) -> str:
                 return os.strerror(cause.errno) + _place(rank)
             cause = cause.__cause__ or cause.__context__
     rank, first = next(iter(found.items()))
-    if isinstance(first, pickle.UnpicklingError):  # its text is about an argument of torch.load
+    if isinstance(first, pickle.UnpicklingError):  # torch's message describes an argument of torch.load
         return f"its contents can't be read{_place(rank)}"
     sentence = str(first).partition("\n")[0].partition(". ")[0]
     return f"{type(first).__name__}: {sentence}{_place(rank)}"

@@ -1,4 +1,4 @@
-"""The position of a training in its data, and how a data loader gets there again."""
+"""The position of a training in its data, and the return of a data loader to it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from cpulaunch.runtime.log import log_once
 
 
 class Position(NamedTuple):
-    """A place in the data: ``batch`` batches of ``epoch`` (from 0) are used up.
+    """The position after ``batch`` batches of ``epoch`` (from 0).
 
-    ``at_start`` are the random states before the epoch's first batch, ``now`` those at this place; None if
-    they are not to be restored.  ``loader`` is the state of a loader that keeps its own.
+    ``at_start``: the random states before the epoch's first batch.  ``now``: the random states at the
+    position.  Both are None if they must not be restored.  ``loader``: the state of a loader that has a
+    ``state_dict``, or None.
     """
 
     epoch: int = 0
@@ -27,31 +28,30 @@ class Position(NamedTuple):
 
 
 def is_stateful(loader: Any) -> bool:
-    """Return whether a loader keeps its own position, as torchdata's StatefulDataLoader does."""
+    """Return whether the object saves its own state, as torchdata's StatefulDataLoader does."""
     return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
 
 
 def for_ranks(position: Position, before: int, ranks: int) -> Position:
-    """Return the position for another number of ranks, with as many examples used, in whole batches.
+    """Return the position of ``ranks`` ranks after the examples that ``before`` ranks have used.
 
-    Rounds up, so that an epoch that is used up is not begun again.
+    Rounds up to whole batches, so that the end of an epoch stays its end.
     """
     return Position(position.epoch, -(-position.batch * before // ranks))
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
     """Pass the epoch to a loader, its samplers and its dataset, if they have ``set_epoch``."""
-    places = (loader, *(getattr(loader, name, None) for name in ("sampler", "batch_sampler", "dataset")))
-    for place in places:
-        if callable(set_own := getattr(place, "set_epoch", None)):
-            set_own(epoch)
+    parts = (loader, *(getattr(loader, name, None) for name in ("sampler", "batch_sampler", "dataset")))
+    for part in parts:
+        if callable(function := getattr(part, "set_epoch", None)):
+            function(epoch)
 
 
 def normalized(position: Position, loader: Any) -> Position:
-    """Replace the end of an epoch by the start of the next one, if they are equivalent.
+    """Return the start of the next epoch for a position at an epoch's end, if they are equivalent.
 
-    They aren't if the loader has its own generators: an exhausted sampler may draw from them when it is asked
-    for more.
+    They aren't if the loader has its own generators, because a sampler may draw from them at its end.
     """
     try:
         length = len(loader)
@@ -64,7 +64,7 @@ def normalized(position: Position, loader: Any) -> Position:
 
 
 def batches_from(loader: Any, position: Position) -> Iterator[Any]:
-    """Yield the epoch's batches after ``position``, with the random states restored to that place."""
+    """Restore the random states at ``position``, and return an iterator over the epoch's batches after it."""
     if position.at_start:
         randomness.restore(position.at_start, loader)
     if position.loader is not None:
@@ -78,15 +78,14 @@ def batches_from(loader: Any, position: Position) -> Iterator[Any]:
 
 
 def _skip(loader: Any, batches: Iterator[Any], count: int) -> None:
-    """Skip ``count`` batches; they are not read unless reading them draws random numbers."""
+    """Skip ``count`` batches.  If the loader has no workers, their data are not read."""
     if type(batches) is _SingleProcessDataLoaderIter and not isinstance(loader.dataset, IterableDataset):
         skip: Any = batches._next_index
     else:
         skip = batches.__next__
     if count and getattr(loader, "persistent_workers", False):
         log_once(
-            "the workers of a data loader with persistent_workers draw other random numbers than without "
-            "the restart"
+            "after a restart, the workers of a data loader with persistent_workers draw other random numbers"
         )
     for _ in range(count):
         try:

@@ -1,4 +1,4 @@
-"""Random states of torch, NumPy, Python, and a data loader's generators."""
+"""Saves and restores the random states of torch, NumPy, Python and a data loader's generators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ State = dict[str, Any]
 
 
 def capture(loader: Any) -> State:
-    """Return all random states that this process draws from, including those of ``loader``."""
+    """Return all random states of this process and of ``loader``."""
     numpy = sys.modules.get("numpy")
     return {
         "torch": torch.get_rng_state(),
@@ -24,7 +24,7 @@ def capture(loader: Any) -> State:
 
 
 def restore(state: State, loader: Any) -> None:
-    """Restore states, so that the numbers drawn after ``capture`` are drawn again."""
+    """Restore the states that ``capture`` returned."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     if state["numpy"] is not None:
@@ -35,6 +35,6 @@ def restore(state: State, loader: Any) -> None:
 
 def _generators(loader: Any) -> list[torch.Generator]:
     """Return the generators of a loader, its sampler and its batch sampler, each once."""
-    places = (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
-    found = [getattr(place, "generator", None) for place in places]
+    parts = (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
+    found = [getattr(part, "generator", None) for part in parts]
     return list(dict.fromkeys(generator for generator in found if isinstance(generator, torch.Generator)))

@@ -1,4 +1,4 @@
-"""Writes checkpoints in the background, by torch.distributed.checkpoint."""
+"""Writes checkpoints in the background with torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from torch.distributed.tensor import DTensor
 from cpulaunch.runtime import reports
 from cpulaunch.runtime.checkpoint import directory
 from cpulaunch.runtime.checkpoint.directory import Facts
-from cpulaunch.runtime.checkpoint.failures import why
+from cpulaunch.runtime.checkpoint.failures import reason
 from cpulaunch.runtime.checkpoint.state import Tensors
 from cpulaunch.runtime.log import log_once
 
 NICE = 19
-"""The niceness of the writing thread, so that it only uses idle time of the rank's cores.  At 0, the other
-threads of a step would wait for each second that it runs."""
+"""The niceness of the writing thread.  At 0, it would take time from the threads of the training step."""
 
 
 class Saver:
-    """Saves one checkpoint at a time into ``root``; ``group`` is a gloo group used for nothing else.
+    """Saves one checkpoint at a time to ``root``; ``group`` must be used for nothing else.
 
-    Tensors are copied into memory that is kept for this, and written by a thread.
+    Tensors are copied to buffers, which are reused in later saves, and a thread writes the buffers.
     """
 
     def __init__(self, root: Path, group: Any, rank: int, keep: int) -> None:
@@ -42,20 +41,20 @@ class Saver:
         self._failed = False
 
     def start(self, tensors: Tensors, facts: Facts, *, urgent: bool = False) -> None:
-        """Copy the tensors and start writing them.  Every rank calls this, with no other save under way.
+        """Copy the tensors and start writing them.  Every rank must call this, after the end of other saves.
 
-        ``urgent``: training doesn't go on during the save.
+        ``urgent``: write at normal priority, because the training ends.
         """
         self._facts = facts
-        if self._rank == 0:  # before the first collective of the save; other ranks write after that
-            directory.remove_rest(self._root)
+        if self._rank == 0:  # the other ranks write after the first collective of ``async_save``
+            directory.remove_temporary(self._root)
         writer = _Writer(
             directory.partial(self._root, facts.step),
             self._copies,
             lambda: self._publish(facts),
             None if urgent else NICE,
         )
-        planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)  # rank 0's copy wins if copies differ
+        planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)  # rank 0 saves replicated tensors
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             under_way: Any = async_save(
@@ -68,7 +67,7 @@ class Saver:
         reports.saved(facts.optimizer_steps)
 
     def wait(self) -> bool:
-        """Wait for the save under way, if any; return False if the last one failed, which is logged.
+        """Wait for the save under way; return whether the last save succeeded, and log a failure.
 
         All ranks get the same result.
         """
@@ -80,22 +79,22 @@ class Saver:
         if error is None:
             return True
         if self._rank == 0:
-            directory.remove_rest(self._root)
+            directory.remove_temporary(self._root)
         last = directory.newest(self._root)
         log_once(
-            f"the checkpoint of step {self._facts.step} was not saved: {why(error)}; "
+            f"the checkpoint of step {self._facts.step} was not saved: {reason(error)}; "
             + (f"{last} stays the last one" if last else "there is none before it")
         )
         return False
 
     def check(self) -> None:
-        """Report the result of a save that has ended."""
+        """Log the failure of a save that has ended."""
         if self._under_way is not None and self._under_way.done():
             self.wait()
 
 
 class _Writer(FileSystemWriter):
-    """Writes files, and calls ``publish`` on rank 0 once all ranks' files are on disk."""
+    """Writes files, and calls ``publish`` on rank 0 when all ranks' files are on disk."""
 
     def __init__(
         self, path: Path, copies: Tensors, publish: Callable[[], None], niceness: int | None
@@ -105,14 +104,13 @@ class _Writer(FileSystemWriter):
 
     def set_up_storage_writer(self, *args: Any, **kwargs: Any) -> None:
         if self._niceness is not None:
-            # The thread calls this first.  In Linux each thread has a niceness, which also sets its I/O
-            # priority.
+            # This is the writing thread's first call.  On Linux, each thread has a niceness of its own.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
         super().set_up_storage_writer(*args, **kwargs)
 
     @torch.no_grad()
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Copy tensors that training will change."""
+        """Copy the tensors, which the training changes while the copies are written."""
         for name in self._copies.keys() - state_dict.keys():
             del self._copies[name]
         for name, tensor in state_dict.items():

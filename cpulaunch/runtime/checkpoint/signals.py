@@ -1,4 +1,4 @@
-"""Signals that ask a job to save and end: SIGTERM, and those that batch systems send before it."""
+"""Signals that ask a job to save and end: SIGTERM, and SIGUSR1 and SIGUSR2 of batch systems."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from cpulaunch.runtime.reports import saves_at
 
 ENDING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
-TWICE = 5.0
-"""Seconds in which further signals count as copies of the first one, sent by another path."""
+DUPLICATE = 5.0
+"""Seconds in which further signals are ignored as copies of the first one."""
 
 Late = Callable[[int, float], object]
 
 
 class Signals:
-    """Notes the first signal that asks the job to save.  A second one has its default effect.
+    """Records the first signal that asks the job to save; ``arrived`` is its number, or 0.
 
-    Signals within ``TWICE`` seconds of the first are ignored: Slurm signals every process of a step, so a
-    rank gets the same signal again from its agent.
+    A second signal has its default effect, unless it arrives within ``DUPLICATE`` seconds: Slurm signals all
+    processes of a step, so a rank gets the same signal from Slurm and from its agent.  A signal for which the
+    script has a handler is not handled here, nor is any signal in a forked process.
 
-    Signals for which the script has its own handler are left to it, and forked processes are left alone.  If
-    neither ``in_time`` nor ``forget`` is called within ``seconds`` seconds of the first signal, a thread
-    calls ``late`` with the signal's number and ``seconds``.  It never does so if ``seconds`` is None.
+    If neither ``mark_handled`` nor ``restore`` is called within ``seconds`` seconds of the first signal, a
+    thread calls ``late(signal number, seconds)``.  None means no thread.
     """
 
     def __init__(self, late: Late, seconds: float | None) -> None:
@@ -36,29 +36,29 @@ class Signals:
         self._late, self._seconds = late, seconds
         self._ours: list[signal.Signals] = []
         self._wakeup_fd = -1
-        self._in_time = threading.Event()
+        self._handled = threading.Event()
         weak = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _restore(weak()))
 
     def watch(self) -> None:
-        """Note signals from now on.  Does nothing outside of the program's main thread."""
+        """Install the handlers.  Does nothing outside of the main thread."""
         if self._ours or threading.current_thread() is not threading.main_thread():
             return
         self._ours = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
-        # Report before installing handlers: a signal that the agent sends in between just kills this process.
+        # Report the signals before the handlers exist: if the agent sends one now, it ends the process.
         saves_at(self._ours)
         for number in self._ours:
             signal.signal(number, self._note)
         if self._ours and self._seconds is not None:
-            self._tell_when_late(self._seconds)
+            self._start_thread(self._seconds)
 
-    def in_time(self) -> None:
-        """Mark the request as handled: the state is saved, or won't be."""
-        self._in_time.set()
+    def mark_handled(self) -> None:
+        """Mark the request as handled, after saving has succeeded or failed."""
+        self._handled.set()
 
-    def forget(self) -> None:
-        """Restore the signals' default handling."""
-        self._in_time.set()
+    def restore(self) -> None:
+        """Restore the default handlers."""
+        self._handled.set()
         self._restore()
 
     def _restore(self) -> None:
@@ -80,28 +80,31 @@ class Signals:
         now = time.monotonic()
         if not self.arrived:
             self.arrived, self._arrived_at = number, now
-        elif now > self._arrived_at + TWICE:
+        elif now > self._arrived_at + DUPLICATE:
             self._restore()
             os.kill(os.getpid(), number)
 
-    def _tell_when_late(self, seconds: float) -> None:
-        """Start the thread.  It is woken even if ``_note`` can't run, as in a collective that hangs."""
+    def _start_thread(self, seconds: float) -> None:
+        """Start the thread that calls ``late``.
+
+        It reads signals from a pipe, because Python calls ``_note`` only after a collective has returned.
+        """
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         if (other := signal.set_wakeup_fd(writing, warn_on_full_buffer=False)) != -1:
-            signal.set_wakeup_fd(other)  # the script's own, for an event loop
+            signal.set_wakeup_fd(other)  # the script uses it, for example for asyncio
             os.close(reading)
             os.close(writing)
             return
-        self._wakeup_fd, self._in_time = writing, threading.Event()
-        numbers, in_time = tuple(self._ours), self._in_time
+        self._wakeup_fd, self._handled = writing, threading.Event()
+        numbers, handled = tuple(self._ours), self._handled
 
         def wait() -> None:
             while (number := os.read(reading, 1)) and number[0] not in numbers:
                 pass
-            if number and not in_time.wait(seconds):
+            if number and not handled.wait(seconds):
                 self._late(number[0], seconds)
-            while number and os.read(reading, 64):  # drain further bytes, for which Python needs a reader
+            while number and os.read(reading, 64):  # until the other end is closed
                 pass
             os.close(reading)
 

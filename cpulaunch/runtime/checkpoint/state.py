@@ -1,9 +1,9 @@
-"""The contents of a checkpoint: tensors by name, and everything else as bytes.
+"""The contents of a checkpoint: a dictionary of tensors.
 
-``model.NAME`` are weights and buffers, ``optimizer.NAME.KEY`` an optimizer's state of a parameter; NAME is
-that of the model without wrappers.  With several models or optimizers, it is ``model1.NAME`` and so on.
-``shared`` holds the objects that all ranks have in common, ``rank.N`` those of rank N: pickled Python
-objects, as tensors of bytes.
+``model.NAME`` is a parameter or buffer, and ``optimizer.NAME.KEY`` an optimizer's state of a parameter.  NAME
+is the name in the model without wrappers.  The second model is ``model1``, the second optimizer
+``optimizer1``.  ``shared`` has the objects that all ranks share, and ``rank.N`` the objects of rank N, both
+pickled into a tensor of bytes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from cpulaunch.errors import UsageError
-from cpulaunch.runtime.checkpoint.directory import unseen
-from cpulaunch.runtime.checkpoint.failures import Damaged, together, why
+from cpulaunch.runtime.checkpoint.directory import not_shared_error
+from cpulaunch.runtime.checkpoint.failures import Damaged, on_all_ranks, reason
 from cpulaunch.runtime.distributed import unwrap
 from cpulaunch.wording import counted
 
 Tensors = dict[str, torch.Tensor]
 
 SHARED = "shared"
-_OF_THE_RUN = ("fused", "foreach")
-"""Options of optimizers that don't change results: they stay as this run has them."""
+_NOT_RESTORED = ("fused", "foreach")
+"""Options of optimizers that don't change results; loading a checkpoint keeps this run's values."""
 
 
 def rank_key(rank: int) -> str:
@@ -46,7 +46,7 @@ def collect(
     own: tuple[int, Any],
     shared: Mapping[str, Any],
 ) -> Tensors:
-    """Return everything to save.  ``own`` is this rank's number, and what only this rank holds."""
+    """Return the tensors to save.  ``own``: this rank's number, and its own objects."""
     tensors = _of_models(models)
     names = _names(models)
     structures = []
@@ -61,26 +61,26 @@ def collect(
 
 
 class Saved:
-    """A complete checkpoint, to be loaded by all ranks of ``group``.
+    """A complete checkpoint, which all ranks of ``group`` load.
 
-    Raises UsageError if it doesn't fit, and Damaged on all ranks if one of them can't read it.
+    Raises UsageError if it doesn't fit the script, and Damaged on all ranks if any rank can't read it.
     """
 
     def __init__(self, path: Path, group: Any) -> None:
         self.path, self._group = path, group
-        found = together(self._metadata, group).state_dict_metadata
-        self._kept = {name: kept for name, kept in found.items() if isinstance(kept, TensorStorageMetadata)}
+        found = on_all_ranks(self._metadata, group).state_dict_metadata
+        self._saved = {name: each for name, each in found.items() if isinstance(each, TensorStorageMetadata)}
 
     def _metadata(self) -> Metadata:
-        """Return torch.distributed.checkpoint's metadata; on rank 0, check it against the files."""
+        """Return the metadata; on rank 0, check the sizes of the files."""
         if not self.path.is_dir():
-            raise unseen(self.path.parent)
+            raise not_shared_error(self.path.parent)
         try:
             metadata = FileSystemReader(self.path).read_metadata()
         except FileNotFoundError:
             raise Damaged(".metadata is missing") from None
         except Exception as error:
-            raise Damaged(f".metadata can't be read: {why(error)}") from None
+            raise Damaged(f".metadata can't be read: {reason(error)}") from None
         ends: dict[str, int] = {}
         if dist.get_rank(self._group) == 0:
             for each in (metadata.storage_data or {}).values():
@@ -96,12 +96,12 @@ class Saved:
         return metadata
 
     def objects(self, rank: int | None) -> tuple[dict[str, Any], Any]:
-        """Return the objects that all ranks have in common, and those of ``rank`` (None without one)."""
-        return together(lambda: self._objects(rank), self._group)
+        """Return the objects that all ranks share, and those of ``rank``; None if ``rank`` is None."""
+        return on_all_ranks(lambda: self._objects(rank), self._group)
 
     def _objects(self, rank: int | None) -> tuple[dict[str, Any], Any]:
         keys = [SHARED, *([] if rank is None else [rank_key(rank)])]
-        tensors = {key: torch.empty(self._kept[key].size, dtype=torch.uint8) for key in keys}
+        tensors = {key: torch.empty(self._saved[key].size, dtype=torch.uint8) for key in keys}
         self._read(tensors)
         return _from_bytes(tensors[SHARED]), None if rank is None else _from_bytes(tensors[rank_key(rank)])
 
@@ -112,28 +112,26 @@ class Saved:
         schedulers: Sequence[Any],
         shared: Mapping[str, Any],
     ) -> None:
-        """Load weights, optimizers and schedulers; ``shared`` is what ``objects`` returned."""
+        """Load weights, optimizers and schedulers; ``shared``: the objects that all ranks share."""
         tensors = _of_models(models)
         self._check_models(tensors)
         parameters = {name: each for model in models for name, each in _named(models, model).items()}
         if len(optimizers) != len(shared["optimizers"]) or len(schedulers) != len(shared["schedulers"]):
-            raise self._other(
+            raise self._mismatch(
                 f"it holds {_counts(shared['optimizers'], shared['schedulers'])}, and this script has "
                 f"{_counts(optimizers, schedulers)}"
             )
         names = _names(models)
         for number, (optimizer, structure) in enumerate(zip(optimizers, shared["optimizers"], strict=True)):
             if (kind := type(optimizer).__name__) != structure["kind"]:
-                raise self._other(f"it was saved with {structure['kind']}, and this script has {kind}")
+                raise self._mismatch(f"it was saved with {structure['kind']}, and this script has {kind}")
             if _groups(optimizer, names) != [group["params"] for group in structure["groups"]]:
-                raise self._other(
-                    f"its {type(optimizer).__name__} trains other parameters than this script's"
-                )
+                raise self._mismatch(f"its {kind} trains other parameters than this script's")
             prefix = f"optimizer{number or ''}."
-            for key in (key for key in self._kept if key.startswith(prefix)):
+            for key in (key for key in self._saved if key.startswith(prefix)):
                 name = key[len(prefix) :].rpartition(".")[0]
-                tensors[key] = _room(self._kept[key], parameters.get(name))
-        together(lambda: self._read(tensors), self._group)
+                tensors[key] = _empty(self._saved[key], parameters.get(name))
+        on_all_ranks(lambda: self._read(tensors), self._group)
         for number, model in enumerate(models):
             prefix = f"model{number or ''}."
             weights = {key[len(prefix) :]: each for key, each in tensors.items() if key.startswith(prefix)}
@@ -147,18 +145,18 @@ class Saved:
 
     def _check_models(self, tensors: Tensors) -> None:
         for name, tensor in tensors.items():
-            if name not in self._kept:
-                raise self._other(f"it has no {name.partition('.')[2]}")
-            if tensor.shape != self._kept[name].size:
-                raise self._other(
-                    f"{name.partition('.')[2]} has the shape {_shape(self._kept[name].size)} in it, and "
+            if name not in self._saved:
+                raise self._mismatch(f"it has no {name.partition('.')[2]}")
+            if tensor.shape != self._saved[name].size:
+                raise self._mismatch(
+                    f"{name.partition('.')[2]} has the shape {_shape(self._saved[name].size)} in it, and "
                     f"{_shape(tensor.shape)} in this script"
                 )
 
-    def _other(self, why: str) -> UsageError:
+    def _mismatch(self, difference: str) -> UsageError:
         return UsageError(
-            f"{self.path} doesn't fit this script: {why}",
-            hint=f"give Checkpoint another directory, or remove {self.path.parent} to start anew",
+            f"{self.path} doesn't fit this script: {difference}",
+            hint=f"use another directory, or remove {self.path.parent} to start from the beginning",
         )
 
     def _read(self, tensors: Tensors) -> None:
@@ -176,15 +174,15 @@ def _shape(size: Sequence[int]) -> str:
 def _of_models(models: Sequence[nn.Module]) -> Tensors:
     found: Tensors = {}
     for number, model in enumerate(models):
-        # torch's own get_model_state_dict refuses modules of IPEX.
+        # torch's get_model_state_dict doesn't accept modules of IPEX.
         for name, value in unwrap(model).state_dict().items():
-            if isinstance(value, torch.Tensor):  # a module's own extra state may be anything
+            if isinstance(value, torch.Tensor):  # a module's extra state may be another object
                 found[f"model{number or ''}.{_plain(name)}"] = value.detach()
     return found
 
 
 def _named(models: Sequence[nn.Module], model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters of one of ``models`` by their names in optimizers' states."""
+    """Return name → parameter of ``model``; the names begin with its number unless it is the first."""
     number = next(n for n, each in enumerate(models) if each is model)
     prefix = f"{number}:" if number else ""
     return {prefix + _plain(name): parameter for name, parameter in unwrap(model).named_parameters()}
@@ -201,7 +199,7 @@ def _names(models: Sequence[nn.Module]) -> dict[int, str]:
 
 
 def _groups(optimizer: Optimizer, names: Mapping[int, str]) -> list[list[str]]:
-    """Return the names of an optimizer's parameters by group."""
+    """Return the names of the parameters in each parameter group."""
     return [
         [names.get(id(parameter), f"group{g}:{p}") for p, parameter in enumerate(group["params"])]
         for g, group in enumerate(optimizer.param_groups)
@@ -211,7 +209,7 @@ def _groups(optimizer: Optimizer, names: Mapping[int, str]) -> list[list[str]]:
 def _of_optimizer(
     prefix: str, optimizer: Optimizer, names: Mapping[int, str]
 ) -> tuple[dict[str, Any], Tensors]:
-    """Return an optimizer's state: its structure without tensors, and the tensors."""
+    """Return an optimizer's state as a structure without tensors, and the tensors."""
     kept, groups = optimizer.state_dict(), _groups(optimizer, names)
     by_index = {
         index: name
@@ -250,7 +248,7 @@ def _restore_optimizer(
     groups = [
         {
             **kept,
-            **{name: group[name] for name in _OF_THE_RUN if name in group},
+            **{name: group[name] for name in _NOT_RESTORED if name in group},
             "params": group["params"],
         }
         for group, kept in zip(now, structure["groups"], strict=True)
@@ -260,11 +258,11 @@ def _restore_optimizer(
     )
 
 
-def _room(kept: TensorStorageMetadata, parameter: torch.Tensor | None) -> torch.Tensor:
-    """Return a tensor to load into, sharded like the parameter that it belongs to, if the shapes match."""
-    if isinstance(parameter, DTensor) and parameter.shape == kept.size:
-        return torch.zeros_like(parameter, dtype=kept.properties.dtype, requires_grad=False)
-    return torch.empty(kept.size, dtype=kept.properties.dtype)
+def _empty(saved: TensorStorageMetadata, parameter: torch.Tensor | None) -> torch.Tensor:
+    """Return a tensor to load into; it is sharded like its parameter if it has the same shape."""
+    if isinstance(parameter, DTensor) and parameter.shape == saved.size:
+        return torch.zeros_like(parameter, dtype=saved.properties.dtype, requires_grad=False)
+    return torch.empty(saved.size, dtype=saved.properties.dtype)
 
 
 def _to_bytes(thing: object) -> torch.Tensor:

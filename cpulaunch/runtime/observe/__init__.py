@@ -1,1 +1,1 @@
-"""What a rank records about itself.  Nothing here changes what a script computes."""
+"""Observers of a rank's program, which don't change what it computes."""

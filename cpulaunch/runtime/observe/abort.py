@@ -1,10 +1,11 @@
-"""A rank's report before gloo aborts it: its threads' stacks, and the ledger's last collectives.
+"""Reports a rank's stack traces and last collectives before gloo aborts the process.
 
-If a peer sends more than expected, gloo throws in its own thread, where the exception can't be caught.  C++
-then calls the terminate handler, which aborts the process and loses torch's flight recorder.  The handler
-installed here runs first.  It takes Python's lock (the GIL).  It would wait forever if another thread held
-the lock and waited for the thread that aborts.  torch releases the lock in everything that moves data, but
-not while it destroys a group, so the handler is removed for that time.
+If a peer sends more bytes than expected, gloo throws an exception in its own thread.  C++ then calls the
+terminate handler, which aborts the process.  The handler installed here runs first, and then calls the
+previous one.
+
+The handler needs the GIL, so it would deadlock if the owner of the GIL waited for the aborting thread.  torch
+releases the GIL in all operations, except while it destroys a group, so the handler is removed for that time.
 """
 
 from __future__ import annotations
@@ -25,95 +26,94 @@ from cpulaunch.runtime.hooks import Change, apply_changes
 from cpulaunch.wire import encode
 
 MAX_FRAMES = 64
-"""Maximum frames reported of a thread; further frames of its outer end are left out."""
+"""Maximum frames of a stack trace; outer frames are left out."""
 
 MAX_THREADS = 16
 
 report: Callable[[bytes], object] | None = None
-"""Writes a line to this rank's agent; the bootstrap sets it when this module is loaded."""
+"""Writes a line to this rank's agent; the bootstrap sets it.  None outside of a job."""
 
 LIBRARY = "libstdc++.so.6"
 
 PATIENCE = 2.0
-"""Maximum seconds of the last look."""
+"""Maximum seconds by which the report delays the abort."""
 
-_Handler = ctypes.CFUNCTYPE(None)
+_Function = ctypes.CFUNCTYPE(None)
 
-_words: _LastWords | None = None
+_handler: _TerminateHandler | None = None
 
 
 def watch(look: Callable[[], object]) -> None:
-    """Have ``look`` bring the ledger up to date before C++ aborts the process, from now on."""
+    """Install the handler, which calls ``look`` to update the ledger and then sends the report."""
     try:
         library = ctypes.CDLL(LIBRARY)
-    except OSError:  # another C++ library
+    except OSError:  # torch uses another C++ library
         return
     apply_changes(LIBRARY, [(change, look) for change in CHANGES], library)
 
 
-def _say_before_abort(library: Any, look: Callable[[], object]) -> None:
-    global _words
+def _install_handler(library: Any, look: Callable[[], object]) -> None:
+    global _handler
     set_terminate = library._ZSt13set_terminatePFvvE
     set_terminate.restype, set_terminate.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
-    _words = _LastWords(look, set_terminate)
-    _words.listen(True)
-    # At its end, Python admits no other thread.
-    atexit.register(_words.end)
+    _handler = _TerminateHandler(look, set_terminate)
+    # When the interpreter shuts down, no other thread can take the GIL.
+    atexit.register(_handler.remove)
 
 
 CHANGES = (
     Change(
         ("_ZSt13set_terminatePFvvE",),
         (),
-        "C++'s terminate handler: reports what the rank was doing, and then calls the former handler",
+        "C++'s terminate handler: reports the rank's stacks and collectives, then calls the previous handler",
         "the calls of a rank that gloo aborts are not reported",
-        _say_before_abort,
+        _install_handler,
     ),
 )
 
 
 @contextlib.contextmanager
-def nothing_said() -> Iterator[None]:
-    """Remove the handler during an operation that may hold the GIL until the aborting thread has ended."""
-    if _words is None:
+def handler_removed() -> Iterator[None]:
+    """Remove the handler during an operation that may wait for the aborting thread with the GIL held."""
+    if _handler is None:
         yield
         return
-    _words.listen(False)
+    _handler.enable(False)
     try:
         yield
     finally:
-        _words.listen(True)
+        _handler.enable(True)
 
 
-class _LastWords:
+class _TerminateHandler:
     def __init__(self, look: Callable[[], object], set_terminate: Callable[[object], int]) -> None:
         self._look, self._set_terminate = look, set_terminate
-        self._handler = _Handler(self._before_abort)
-        self._address = ctypes.cast(self._handler, ctypes.c_void_p)
-        self._former = set_terminate(self._address)
-        self._said, self._ended = threading.Lock(), False
-        # A forked process is not the rank, and its copy of the recorder's lock may never be released.
-        os.register_at_fork(after_in_child=functools.partial(self._said.acquire, blocking=False))
+        self._function = _Function(self._terminate)
+        self._address = ctypes.cast(self._function, ctypes.c_void_p)
+        self._previous = set_terminate(self._address)
+        self._reported, self._removed = threading.Lock(), False
+        # A forked process must not report as the rank.
+        os.register_at_fork(after_in_child=functools.partial(self._reported.acquire, blocking=False))
 
-    def listen(self, on: bool) -> None:
-        """Install our handler if ``on``, else the handler that ours replaced."""
-        self._set_terminate(self._address if on and not self._ended else self._former)
+    def enable(self, on: bool) -> None:
+        """Install this handler if ``on``, else the previous one."""
+        self._set_terminate(self._address if on and not self._removed else self._previous)
 
-    def end(self) -> None:
-        """Restore the former handler for good."""
-        self._ended = True
-        self.listen(False)
+    def remove(self) -> None:
+        """Restore the previous handler for good."""
+        self._removed = True
+        self.enable(False)
 
-    def _before_abort(self) -> None:
-        if self._said.acquire(blocking=False):  # the first of several threads
-            # Abort within PATIENCE, whatever a look may wait for.
-            thread = threading.Thread(target=self._say, name="cpulaunch-last-words", daemon=True)
-            with contextlib.suppress(RuntimeError):  # no more threads can be started
+    def _terminate(self) -> None:
+        if self._reported.acquire(blocking=False):  # several threads may terminate
+            # In a thread, because ``look`` may wait for a lock.
+            thread = threading.Thread(target=self._report, name="cpulaunch-abort", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread can be started
                 thread.start()
                 thread.join(PATIENCE)
-        _Handler(self._former)()  # reports the reason and aborts
+        _Function(self._previous)()  # prints the exception and aborts
 
-    def _say(self) -> None:
+    def _report(self) -> None:
         with contextlib.suppress(Exception):
             self._look()
             if report is not None:
@@ -121,23 +121,23 @@ class _LastWords:
 
 
 def _threads() -> Iterator[dict[str, Any]]:
-    """Yield Python's threads as in ``Dump.processes``, the main one first."""
+    """Yield Python's threads in the format of ``Dump.processes``, the main thread first."""
     frames, main = sys._current_frames(), threading.main_thread()
     others = (each for each in threading.enumerate() if each is not threading.current_thread())
-    there = sorted(others, key=lambda thread: thread is not main)
-    for thread in [each for each in there if each.ident in frames][:MAX_THREADS]:
-        if theirs := _frames(frames[thread.ident or 0]):
+    threads = sorted(others, key=lambda thread: thread is not main)
+    for thread in [each for each in threads if each.ident in frames][:MAX_THREADS]:
+        if stack := _stack(frames[thread.ident or 0]):
             yield {
                 "id": thread.native_id,
                 "name": "MainThread" if thread is main else thread.name,
                 "gil": False,
                 "idle": None,
-                "frames": theirs,
+                "frames": stack,
             }
 
 
-def _frames(frame: FrameType | None) -> list[tuple[str, str, int]]:
-    """Return frames, the innermost first; for a thread that aborts, those from before the abort."""
+def _stack(frame: FrameType | None) -> list[tuple[str, str, int]]:
+    """Return a stack trace, the innermost frame first, without the frames of this module."""
     found: list[tuple[str, str, int]] = []
     while frame is not None:
         code = frame.f_code

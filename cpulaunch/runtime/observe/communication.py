@@ -1,9 +1,6 @@
-"""Communication per step in groups of backends other than ccl: time under way, waiting, bytes.
+"""Measures the communication of groups of backends other than ccl: duration, waiting, and bytes.
 
-ccl counts its own.  Two places are watched, as both know when an operation is over.  One is where the program
-waits for it (``Work.wait``).  The other is DistributedDataParallel, whose timer says when its first bucket
-was handed over, when the last gradient was computed, and when the last bucket was reduced.  This needs no
-thread and no system call.
+The times come from wrappers of ``Work.wait``, and from the timer of DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ TAKES_OUTPUT_FIRST = (
     "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "scatter", "alltoall",
     "alltoall_base",
 )  # fmt: skip
-"""Methods of a process group that take the output first, and this rank's input second."""
+"""Methods of a process group whose first argument is the output, and the second this rank's input."""
 
 CALLS = (
     *TAKES_OUTPUT_FIRST,
@@ -31,10 +28,11 @@ CALLS = (
 
 
 class Communication:
-    """Sums since the program's start, in nanoseconds and bytes; an operation is added when it is over.
+    """Sums over all completed operations of the program, in nanoseconds and bytes.
 
-    ``pending`` is the number of operations that were called and not yet waited for.  ``since`` is when the
-    first of them was called, or when the operation before that was over.
+    ``busy``: time with at least one operation under way.  ``waiting``: time in ``Work.wait``, or in DDP after
+    the last gradient.  ``pending``: the number of operations that were called and not yet waited for.
+    ``since``: the start of the time that isn't in ``busy`` yet, 0 if nothing is pending.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -44,19 +42,19 @@ class Communication:
         self._tensor = torch.Tensor
 
     def watch_calls(self, process_group: Any, but: Collection[str] = ()) -> None:
-        """Count the input of a class of groups, except in methods (``but``) that the mirror counts."""
+        """Wrap the methods of ``process_group`` in CALLS, except ``but``, which the mirror counts."""
         for name in CALLS:
             if name not in but:
-                self._watch_calls(process_group, name, int(name in TAKES_OUTPUT_FIRST))
+                self._watch_call(process_group, name, int(name in TAKES_OUTPUT_FIRST))
 
-    def stepped(self) -> None:
-        """Add DistributedDataParallel's times at the end of an optimizer step, and begin anew."""
+    def end_step(self) -> None:
+        """Add the times of DistributedDataParallel at the end of an optimizer step."""
         self.pending = self.since = 0
         try:
             self._add_parallel()
-        except Exception as e:  # torch doesn't keep the timer's interface stable
+        except Exception as e:  # the timer's interface isn't stable
             self._parallel.clear()
-            log_once(f"waiting in DistributedDataParallel can't be seen: {type(e).__name__}: {e}")
+            log_once(f"waiting in DistributedDataParallel can't be measured: {type(e).__name__}: {e}")
 
     def _add_parallel(self) -> None:
         for parallel, before in tuple(self._parallel.items()):
@@ -66,15 +64,15 @@ class Communication:
             found = data.ints_map
             ended = found.get("backward_comm_time_end", 0)
             if ended == before:
-                continue  # it has only accumulated gradients
+                continue  # a step with no_sync, which accumulates gradients
             self._parallel[parallel] = ended
             took = found["backward_comm_time"]
             self.busy += took
             self.waiting += max(0, took - found["backward_compute_comm_overlap_time"])
-            if "comm_hook" not in data.strs_map:  # a hook calls operations that are watched already
+            if "comm_hook" not in data.strs_map:  # the operations that a hook calls are counted already
                 self.bytes += found["total_parameter_size_bytes"]
 
-    def _watch_calls(self, process_group: Any, name: str, gives: int) -> None:
+    def _watch_call(self, process_group: Any, name: str, position: int) -> None:
         original = getattr(process_group, name)
         now = time.monotonic_ns
 
@@ -83,21 +81,21 @@ class Communication:
             self.pending += 1
             if not self.since:
                 self.since = now()
-            if len(args) > gives:
-                self.bytes += self._bytes(args[gives])
+            if len(args) > position:
+                self.bytes += self._bytes(args[position])
             return original(pg, *args, **kwargs)
 
         setattr(process_group, name, call)
 
-    def _bytes(self, given: Any) -> int:
-        if given.__class__ is list and len(given) == 1:  # fast path for all_reduce
-            given = given[0]
-        if isinstance(given, self._tensor):
-            return int(given.nbytes)
-        return sum(map(self._bytes, given)) if isinstance(given, (list, tuple)) else 0
+    def _bytes(self, argument: Any) -> int:
+        if argument.__class__ is list and len(argument) == 1:  # fast path for all_reduce
+            argument = argument[0]
+        if isinstance(argument, self._tensor):
+            return int(argument.nbytes)
+        return sum(map(self._bytes, argument)) if isinstance(argument, (list, tuple)) else 0
 
     def watch_waits(self, work: Any) -> None:
-        """Measure how long the program waits for operations; they are over after that."""
+        """Measure how long the program waits in ``work.wait``, after which the operation is completed."""
         original = work.wait
         now = time.monotonic_ns
 
@@ -116,7 +114,7 @@ class Communication:
         work.wait = wait
 
     def watch_parallel(self, parallel: Any) -> None:
-        """Have each DistributedDataParallel time every step."""
+        """Let each DistributedDataParallel time every step; by default, it times one of a hundred."""
         original = parallel.__init__
 
         @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""A warning or an error if ranks train separate models, because they have no process group."""
+"""A warning, or an error with ``--strict``, if the ranks train separate models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cpulaunch.runtime.log import log_once
 
 
 def warn_of_separate_copies(torch: Any) -> None:
-    """Warn at an optimizer's first step.  With ``--strict``, raises UsageError instead."""
+    """Warn if there is no process group at the first optimizer step.  Raises UsageError with ``--strict``."""
     ranks, on_host = os.environ.get("WORLD_SIZE", "1"), os.environ.get("LOCAL_WORLD_SIZE", "1")
     if ranks == "1":
         return
@@ -47,6 +47,6 @@ def _calling_line() -> str:
 
 
 def _accelerate_is_alone() -> bool:
-    """Return whether accelerate believes it has one rank: it makes a group then, but doesn't use it."""
+    """Return whether accelerate trains with one process, in which case it ignores the process group."""
     kind = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     return getattr(kind, "_shared_state", {}).get("num_processes") == 1

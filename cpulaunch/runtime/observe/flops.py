@@ -1,9 +1,8 @@
-"""The model's FLOPs per step, counted in a few steps by torch's own formulas.
+"""Counts the FLOPs of a few steps by torch's own formulas.
 
-A counted step runs under a dispatch mode: torch passes it every operation, with the shapes and types that
-arrive below autograd and autocast, and computes the same as without it.  Code compiled by torch.compile shows
-no operations, and running it eagerly would change its numbers.  So nothing is counted in a program that
-compiles anything.
+A counted step runs in a dispatch mode, to which torch passes each operation below autograd and autocast.  The
+mode doesn't change the results.  It doesn't get the operations of compiled code, so nothing is counted in a
+program that calls torch.compile.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import Any
 from cpulaunch.runtime.log import log_once
 
 FIRST, EVERY = 3, 10_000
-"""The steps that are counted: the third, as the first ones differ, and every ``EVERY``-th.  If such a
-step is traced, the next step that isn't traced takes its place."""
+"""Steps to count: step ``FIRST``, and each multiple of ``EVERY``.  If such a step is traced, the next step
+without a trace is counted instead."""
 
 PRECISIONS = {
     "torch.bfloat16": "bf16",
@@ -31,8 +30,8 @@ PRECISIONS = {
 class Flops:
     """Counts the FLOPs of some steps of this rank.
 
-    ``precision`` is the precision of most FLOPs, empty until some were counted.  ``peak`` is the rate in
-    FLOP/s that was measured for this rank's cores in that precision, None until it was measured.
+    ``precision``: the precision of most FLOPs, empty before the first counted step.  ``peak``: the measured
+    FLOP/s of this rank's cores in that precision, or None.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -43,10 +42,10 @@ class Flops:
         self._gave_up = False
         self._due = False
         self.traced: Callable[[], bool] = lambda: False
-        """Whether the next step is traced; a step that is counted takes longer than others."""
+        """Returns whether the next step is traced; counting would make it slower."""
 
-    def stepped(self, number: int) -> int | None:
-        """End step ``number``.  Returns its FLOPs if they were counted, else None."""
+    def end_step(self, number: int) -> int | None:
+        """End step ``number``.  Returns its FLOPs, or None if it wasn't counted."""
         flops = self._end() if self._counting else None
         if number + 1 == FIRST or (number + 1) % EVERY == 0:
             self._due = True
@@ -56,7 +55,7 @@ class Flops:
         return flops
 
     def measure_peak(self) -> None:
-        """Find the peak for ``precision``.  It may be measured, so all ranks do this at the end of a step."""
+        """Set ``peak``.  This may measure it, so all ranks must call this at the same time."""
         from cpulaunch.runtime.product_rates import peak
 
         self.peak = peak(self._torch, self.precision)
@@ -65,8 +64,8 @@ class Flops:
         """Stop counting for good."""
         self._gave_up = True
 
-    def leave(self) -> None:
-        """Stop counting in a process forked from the rank, perhaps in the middle of a counted step."""
+    def stop_in_child(self) -> None:
+        """Stop counting in a forked process, also in the middle of a counted step."""
         self.give_up()
         if self._counting:
             self._end()
@@ -74,35 +73,35 @@ class Flops:
     def _begin(self) -> None:
         modes = self._torch.utils._python_dispatch
         if self._gave_up or modes._get_current_dispatch_mode() is not None:
-            return  # the script's own mode might end before ours
+            return  # the script has a mode of its own, which could end before this one
         if _compiles():
             self.give_up()
             return
         if "intel_extension_for_pytorch" in sys.modules:
-            return  # gradients differ under a mode: IPEX's layer_norm has no autograd kernel there
+            return  # IPEX's layer_norm has no autograd kernel in a dispatch mode, so gradients would differ
         try:
             counting = _counting_mode(self._torch)
             counting.__enter__()
-        except Exception as e:  # this torch lacks what the mode builds on
-            self._failed(e)
+        except Exception as e:  # this version of torch lacks a name
+            self._fail(e)
         else:
             self._counting = counting
 
     def _end(self) -> int | None:
         counting, self._counting = self._counting, None
         if self._torch.utils._python_dispatch._get_current_dispatch_mode() is not counting:
-            self.give_up()  # the script's own mode ended ours, or is still active
+            self.give_up()  # the script's own mode ended this one, or is still active
             return None
         counting.__exit__(None, None, None)
         if counting.error is not None:
-            self._failed(counting.error)
+            self._fail(counting.error)
             return None
         if not counting.flops:
             return None
         self.precision = self.precision or counting.flops.most_common(1)[0][0]
         return int(sum(counting.flops.values()))
 
-    def _failed(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         self.give_up()
         log_once(f"the model's FLOPs can't be counted, so there is no MFU: {type(error).__name__}: {error}")
 
@@ -132,8 +131,8 @@ def _counting_mode(torch: Any) -> Any:
             if not plain.issuperset(types):
                 fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
                 if any(issubclass(each, fake) for each in types):
-                    return func(*args, **(kwargs or {}))  # torch infers shapes here and computes nothing
-                return NotImplemented  # the tensor's class goes first: a DTensor's parts count
+                    return func(*args, **(kwargs or {}))  # shape inference, which computes nothing
+                return NotImplemented  # let the class handle it: a DTensor calls operations on its parts
             kwargs = kwargs or {}
             out = func(*args, **kwargs)
             formula = formulas.get(getattr(func, "_overloadpacket", None))
@@ -149,7 +148,7 @@ def _counting_mode(torch: Any) -> Any:
 
 
 def _formulas(torch: Any) -> dict[Any, Any]:
-    """Return operation → formula: torch's own, and some for CPU operations that torch has none for."""
+    """Return operation → formula: torch's formulas, and more for operations on CPUs."""
     flop_counter: Any = import_module("torch.utils.flop_counter")
 
     def attention(query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> Any:
@@ -170,6 +169,6 @@ def _formulas(torch: Any) -> dict[Any, Any]:
     }
     aten, kernels = torch.ops.aten, torch.ops.cpulaunch
     ours = {getattr(aten, name): formula for name, formula in found.items() if hasattr(aten, name)}
-    if hasattr(kernels, "attention"):  # the native engine's
+    if hasattr(kernels, "attention"):
         ours |= {kernels.attention: attention, kernels.attention_backward: attention_backward}
     return {**ours, **flop_counter.flop_registry}

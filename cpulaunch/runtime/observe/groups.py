@@ -1,4 +1,4 @@
-"""Records groups in this rank's ledger: those that are being made, and those of backends other than ccl."""
+"""Records in the ledger that a group is being created, and observes groups of backends other than ccl."""
 
 from __future__ import annotations
 
@@ -12,71 +12,71 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from cpulaunch import ledger
-from cpulaunch.runtime.hooks import Change, arguments_given, replace_everywhere
+from cpulaunch.runtime.hooks import Change, bound_arguments, replace_everywhere
 from cpulaunch.runtime.observe import abort, records
 from cpulaunch.runtime.observe.communication import CALLS, Communication
 from cpulaunch.runtime.observe.ledger import Observers, mirrors
-from cpulaunch.runtime.observe.mirror import OF_ONE_SIZE, Mirror
+from cpulaunch.runtime.observe.mirror import SAME_SIZE, Mirror
+from cpulaunch.runtime.observe.operations import started_operation
 
-_OF_GROUP = ("group_size", "group_rank", "global_ranks_in_group", "group_name")
-"""Parameters of torch's function that makes groups."""
+_PARAMETERS = ("group_size", "group_rank", "global_ranks_in_group", "group_name")
+"""Parameters of torch's ``_new_process_group_helper`` that are read here."""
 
 
-def _note_meeting(torch: Any, observers: Observers) -> None:
-    """Record in the ledger that this rank waits for the others in ``init_process_group``."""
+def _record_init(torch: Any, observers: Observers) -> None:
+    """Record calls of ``init_process_group``, in which a rank waits for the others."""
     init = torch.distributed.distributed_c10d.init_process_group
 
     @functools.wraps(init)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         rank = _number(kwargs.get("rank"), "RANK", 0)
         size = _number(kwargs.get("world_size"), "WORLD_SIZE", 1)
-        with _meeting(observers.memory, ledger.MEETING, ledger.Group("", "", size, rank, 1, ())):
+        with _recorded(observers.memory, ledger.MEETING, ledger.Group("", "", size, rank, 1, ())):
             return init(*args, **kwargs)
 
     replace_everywhere(init, init_process_group)
 
 
 def _watch_new_groups(torch: Any, observers: Observers) -> None:
-    """Record waits in ``new_group`` and its callers; start the watchers at another backend's first group."""
+    """Record calls of ``new_group``; start the observers at the first group of another backend than ccl."""
     c10d = torch.distributed.distributed_c10d
-    make = c10d._new_process_group_helper
-    signature = inspect.signature(make)
-    if missing := [name for name in _OF_GROUP if name not in signature.parameters]:
-        raise LookupError(f"{make.__name__} has no parameter {missing[0]}")
+    original = c10d._new_process_group_helper
+    signature = inspect.signature(original)
+    if missing := [name for name in _PARAMETERS if name not in signature.parameters]:
+        raise LookupError(f"{original.__name__} has no parameter {missing[0]}")
 
-    @functools.wraps(make)
-    def make_group(*args: Any, **kwargs: Any) -> Any:
-        given = arguments_given(signature, args, kwargs) or {}
-        with _new_group(observers.memory, *(given.get(each) for each in _OF_GROUP)):
-            made = make(*args, **kwargs)
-        if ledger.of_this_process is not None:  # not in a process forked from the rank
-            observers.group_was_made(c10d._world.pg_map)
-        return made
+    @functools.wraps(original)
+    def new_group(*args: Any, **kwargs: Any) -> Any:
+        arguments = bound_arguments(signature, args, kwargs) or {}
+        with _new_group(observers.memory, *(arguments.get(each) for each in _PARAMETERS)):
+            group = original(*args, **kwargs)
+        if ledger.of_this_process is not None:  # None in a forked process
+            observers.add_group(c10d._world.pg_map)
+        return group
 
-    replace_everywhere(make, make_group)
+    replace_everywhere(original, new_group)
 
 
 def _new_group(
     memory: Any, size: Any, rank: Any, ranks: Any, name: Any
 ) -> contextlib.AbstractContextManager[None]:
-    if size is None or rank is None or not ranks or not name:  # not a member, or the group of all ranks
+    if size is None or rank is None or not ranks or not name:  # not a member, or the default group
         return contextlib.nullcontext()
     members = ledger.members_text(ranks)
-    return _meeting(memory, ledger.NEW_GROUP, ledger.Group(name, "", size, rank, 1, (), members))
+    return _recorded(memory, ledger.NEW_GROUP, ledger.Group(name, "", size, rank, 1, (), members))
 
 
 @contextlib.contextmanager
-def _meeting(memory: Any, kind: str, group: ledger.Group) -> Iterator[None]:
-    """Keep the group in the ledger as one that is being made."""
-    is_rank = ledger.of_this_process is not None  # not in a process forked from it
-    # Leave a place for the group itself.
+def _recorded(memory: Any, kind: str, group: ledger.Group) -> Iterator[None]:
+    """Record in this context that the group is being created."""
+    is_rank = ledger.of_this_process is not None  # None in a forked process
+    # Leave a slot for the created group.
     slot = records.free_slot(memory, spare=1) if is_rank and group.size > 1 else -1
     if slot < 0:
         yield
         return
     now, thread = time.monotonic_ns(), threading.get_native_id()
-    waits = ledger.Operation(0, ledger.STARTED, kind, "", 0, now, now, 0, -1, "", thread=thread)
-    records.write(memory, slot, group._replace(operations=(waits,)))
+    records.write(memory, slot, group._replace(operations=(started_operation(0, kind, now, thread),)))
     try:
         yield
     finally:
@@ -86,13 +86,13 @@ def _meeting(memory: Any, kind: str, group: ledger.Group) -> Iterator[None]:
 def _number(value: Any, variable: str, otherwise: int) -> int:
     if isinstance(value, int) and value >= 0:
         return value
-    said = os.environ.get(variable, "")
-    return int(said) if said.isdecimal() else otherwise
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else otherwise
 
 
 def _mirror_others(torch: Any, observers: Observers) -> None:
-    """Start a thread that copies other backends' groups from torch's flight recorder, once there is one."""
-    # torch's flight recorder, which also records gloo, reads this variable at the first collective.
+    """Start the mirror when the first group of another backend than ccl is created."""
+    # The flight recorder reads this variable at the first collective.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(4 * ledger.OPERATIONS))
     destroy = torch.distributed.distributed_c10d.destroy_process_group
 
@@ -108,7 +108,7 @@ def _mirror_others(torch: Any, observers: Observers) -> None:
         for mirror in mirrors:
             mirror.look_before_end()
         try:
-            with abort.nothing_said():
+            with abort.handler_removed():
                 return destroy(*args, **kwargs)
         finally:
             for mirror in mirrors:
@@ -120,7 +120,7 @@ def _mirror_others(torch: Any, observers: Observers) -> None:
 
 def _watch_calls(torch: Any, observers: Observers) -> None:
     group = torch._C._distributed_c10d.ProcessGroup
-    _at_other_group(torch, observers, lambda each: each.watch_calls(group, OF_ONE_SIZE if mirrors else ()))
+    _at_other_group(torch, observers, lambda each: each.watch_calls(group, SAME_SIZE if mirrors else ()))
 
 
 def _watch_waits(torch: Any, observers: Observers) -> None:
@@ -138,7 +138,7 @@ def _at_other_group(torch: Any, observers: Observers, begin: Callable[[Communica
 
 
 def _communication(torch: Any, observers: Observers) -> Communication:
-    """Return the communication of the rank's recorder; make it when the first part of it is watched."""
+    """Return the recorder's `Communication`, which is created when it is first needed."""
     recorder = observers.recorder
     assert recorder
     if recorder.communication is None:
@@ -154,24 +154,21 @@ CHANGES = (
     Change(
         ("distributed.distributed_c10d.init_process_group",),
         (),
-        "notes that the rank waits for the others",
+        "records that the rank waits for the others",
         "a rank that never joins is not named",
-        _note_meeting,
+        _record_init,
     ),
     Change(
         (_MAKES_GROUPS,),
         (_WORLD + "pg_map",),
-        "notes that the rank waits for the others, and which backend a group has",
+        "records that the rank waits for the others, and which backend a group has",
         "stall reports lack groups of backends other than ccl, and their communication is not counted",
         _watch_new_groups,
     ),
     Change(
         (
             "distributed.distributed_c10d.destroy_process_group",
-            *(
-                _GROUP + name
-                for name in (*OF_ONE_SIZE, "send", "recv", "recv_anysource", "monitored_barrier")
-            ),
+            *(_GROUP + name for name in (*SAME_SIZE, "send", "recv", "recv_anysource", "monitored_barrier")),
         ),
         (
             "_C._distributed_c10d._dump_fr_trace_json",
@@ -180,7 +177,7 @@ CHANGES = (
             _WORLD + "pg_map",
             _WORLD + "pg_names",
         ),
-        "notes the last operations of groups of backends other than ccl",
+        "records the last operations of groups of backends other than ccl",
         "stall reports lack the operations of backends other than ccl",
         _mirror_others,
     ),

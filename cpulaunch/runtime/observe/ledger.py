@@ -1,4 +1,4 @@
-"""What this rank writes into its ledger besides ccl's groups: at least its optimizer steps."""
+"""The observers of a rank, which write to its ledger: optimizer steps, telemetry and traces."""
 
 from __future__ import annotations
 
@@ -13,40 +13,42 @@ from cpulaunch.config.rank_settings import rank_setting
 from cpulaunch.config.settings import Table
 from cpulaunch.runtime.hooks import Change
 from cpulaunch.runtime.log import log_once
-from cpulaunch.runtime.observe import records, telemetry, tracing
+from cpulaunch.runtime.observe import records, telemetry
 from cpulaunch.runtime.observe.copies import warn_of_separate_copies
 from cpulaunch.runtime.observe.records import Header
+from cpulaunch.runtime.observe.telemetry import Recorder
+from cpulaunch.runtime.observe.tracing import Tracer
 
 if TYPE_CHECKING:
     from cpulaunch.runtime.observe.mirror import Mirror
 
 mirrors: list[Mirror] = []
-"""The thread that copies groups of other backends, once it exists."""
+"""The thread that copies groups of other backends; empty before it is started."""
 
 
 class Observers:
-    """The observers of this process, a rank with a ledger; the context of their changes."""
+    """The observers of this process; the context of their changes."""
 
     def __init__(self, torch: Any, memory: Any) -> None:
         self.memory = memory
         self.header = Header(memory)
         recorded = rank_setting(Table.watch.telemetry, os.environ) != "none"
-        self.recorder = telemetry.record(memory) if recorded else None
-        self.tracer = tracing.watch(torch, memory)
-        self._begin: list[Callable[[], object]] = []
+        self.recorder = telemetry.recorder = Recorder(memory) if recorded else None
+        self.tracer = Tracer(torch, memory)
+        self._functions: list[Callable[[], object]] = []
 
     def at_other_group(self, begin: Callable[[], object]) -> None:
-        """Call ``begin`` once the first group of a backend other than ccl has been made."""
-        self._begin.append(begin)
+        """Call ``begin`` when the first group of a backend other than ccl has been created."""
+        self._functions.append(begin)
 
-    def group_was_made(self, groups: Mapping[Any, Any]) -> None:
-        """Take note of one more group in torch's table."""
+    def add_group(self, groups: Mapping[Any, Any]) -> None:
+        """Update the observers when a group was added to torch's table ``groups``."""
         try:
             if any(records.is_mirrored(backend) for backend, _ in groups.values()):
-                waiting, self._begin = self._begin, []
-                for begin in waiting:
+                functions, self._functions = self._functions, []
+                for begin in functions:
                     begin()
-        except Exception as e:  # no reason for the script to fail
+        except Exception as e:  # the script must not fail because of this
             log_once(f"warning: groups of backends other than ccl are not watched: {type(e).__name__}: {e}")
 
 
@@ -65,10 +67,10 @@ def _count_steps(torch: Any, observers: Observers) -> None:
             warn_of_separate_copies(torch)
         header.add_step()
         if recorder:
-            recorder.stepped(optimizer)
+            recorder.end_step(optimizer)
         tracer.after_step()
 
-    uncompiled = torch._disable_dynamo(count)  # loads dynamo when it is called
+    uncompiled = torch._disable_dynamo(count)  # imports dynamo when it is called
     is_compiling = torch.compiler.is_compiling
 
     def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -89,7 +91,7 @@ def _expect_steps(torch: Any, observers: Observers) -> None:
         original(self, *args, **kwargs)
         header.expect_steps()
         if recorder:
-            recorder.begins(time.monotonic_ns())
+            recorder.begin(time.monotonic_ns())
 
     torch.optim.Optimizer.__init__ = init
 
@@ -114,14 +116,14 @@ STEPS = Change(
     "optimizer steps are not counted: there is no telemetry, and no trace can be taken",
     _count_steps,
 )
-"""The only change with `--as-written`: a hook that torch calls after a step."""
+"""The only change with `--as-written`."""
 
 CHANGES = (
     STEPS,
     Change(
         ("optim.Optimizer.__init__",),
         (),
-        "knows that steps are to be expected, and when the first one begins",
+        "records that the script has an optimizer, and when its first step begins",
         "a job is expected to make optimizer steps only once it has made one",
         _expect_steps,
     ),

@@ -1,9 +1,7 @@
-"""Warnings about process groups other than the job's.
+"""Warns if each rank creates a process group of its own, so that the ranks train separate models.
 
-A script that starts its own processes (``torch.multiprocessing.spawn``, torchrun, accelerate's
-``notebook_launcher``) does so in each rank, and each rank then trains a model of its own.  A script that
-takes its rank from an MPI's variables believes each rank to be alone if no MPI started it.  Neither is likely
-to be intended, so one line reports it.
+This happens if the script starts processes (``torch.multiprocessing.spawn``, torchrun, accelerate's
+``notebook_launcher``), or takes its rank from the variables of an MPI that didn't start it.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cpulaunch import variables
-from cpulaunch.runtime.hooks import Change, arguments_given, replace_everywhere
+from cpulaunch.runtime.hooks import Change, bound_arguments, replace_everywhere
 from cpulaunch.runtime.log import log_once
 
 _WANTS_MPI = (
@@ -23,38 +21,38 @@ _WANTS_MPI = (
 )
 
 
-def _tell_of_own_launcher(api: Any, _: object) -> None:
-    """Have ``torch.distributed.launcher.api`` report that each rank starts processes."""
+def _warn_of_own_launcher(api: Any, _: object) -> None:
+    """Warn if each rank calls ``torch.distributed.launcher.api.launch_agent``."""
     original = api.launch_agent
 
     @functools.wraps(original)
     def launch_agent(config: Any, *args: Any, **kwargs: Any) -> Any:
         if ranks := _other_ranks(os.environ):
-            _tell(ranks, f"starts {config.nproc_per_node} processes of its own")
-            del os.environ[variables.JOB_RANK]  # its processes needn't report it again
+            _warn(ranks, f"starts {config.nproc_per_node} processes of its own")
+            del os.environ[variables.JOB_RANK]  # so that the processes don't warn again
         return original(config, *args, **kwargs)
 
     api.launch_agent = launch_agent
 
 
-def _tell_of_own_groups(torch: Any, _: object) -> None:
-    """Have ``init_process_group`` report a group that is not the job's."""
+def _warn_of_own_groups(torch: Any, _: object) -> None:
+    """Warn if ``init_process_group`` creates a group that is not the job's."""
     original = torch.distributed.distributed_c10d.init_process_group
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        given = arguments_given(signature, args, kwargs) or {}
+        given = bound_arguments(signature, args, kwargs) or {}
         ranks = _other_ranks(os.environ)
         if ranks and (size := _own_group(given, os.environ)):
             more = "" if size > 1 else _WANTS_MPI
-            _tell(ranks, f"makes a process group of {size} of its own", more)
+            _warn(ranks, f"makes a process group of {size} of its own", more)
         return original(*args, **kwargs)
 
     replace_everywhere(original, init_process_group)
 
 
-def _tell(ranks: int, what: str, more: str = "") -> None:
+def _warn(ranks: int, what: str, more: str = "") -> None:
     log_once(
         f"warning: each of the job's {ranks} ranks {what}, so {ranks} separate models are trained; "
         f"start the script with -n 1, or have `cpulaunch run` start all of its processes{more}",
@@ -63,23 +61,22 @@ def _tell(ranks: int, what: str, more: str = "") -> None:
 
 
 def _other_ranks(environ: Mapping[str, str]) -> int:
-    """Return the job's number of ranks; 0 if it is 1, and outside of rank 0 and its child processes."""
+    """Return the job's number of ranks; 0 if it is 1, or if this isn't rank 0 or a child process of it."""
     rank, _, size = environ.get(variables.JOB_RANK, "").partition("/")
     return int(size) if rank == "0" and size != "1" else 0
 
 
 def _own_group(given: Mapping[str, Any], environ: Mapping[str, str]) -> int | None:
-    """Return the size of the group that a call with the arguments ``given`` makes.
+    """Return the size of the group to create if this process is its last rank; else None.
 
-    None if this process is not the last of the group.  In the job's first rank, the result is never the job's
-    group, as its last process is another rank.
+    Rank 0 is never the last rank of the job's group, so a group of which it is the last rank is another one.
     """
     rank, size = _number(given, environ, "rank"), _number(given, environ, "world_size")
     return size if rank is not None and size is not None and rank == size - 1 else None
 
 
 def _number(given: Mapping[str, Any], environ: Mapping[str, str], name: str) -> int | None:
-    """Return ``rank`` or ``world_size`` as torch finds it; None if it is in a store or a URL."""
+    """Return ``rank`` or ``world_size`` from arguments or environment; None if a store or URL has it."""
     number = given.get(name, -1)
     if isinstance(number, int) and number >= 0:
         return number
@@ -96,10 +93,10 @@ CHANGES = (
         (),
         "warns if the script makes its own process groups in each rank",
         _WITHOUT,
-        _tell_of_own_groups,
+        _warn_of_own_groups,
     ),
 )
 
 OF_LAUNCHER = (
-    Change(("launch_agent",), (), "warns if each rank starts torchrun", _WITHOUT, _tell_of_own_launcher),
+    Change(("launch_agent",), (), "warns if each rank starts torchrun", _WITHOUT, _warn_of_own_launcher),
 )

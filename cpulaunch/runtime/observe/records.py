@@ -1,4 +1,4 @@
-"""What Python writes into a rank's ledger: its progress, and the groups that ``ccl`` doesn't write."""
+"""Writes a rank's progress, and its groups of backends other than ccl, to the ledger."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 
 from cpulaunch import ledger
 
-_STEPS, _PROGRESSED_AT, _LONGEST_GAP = 1, 3, 4  # of the header, 8 bytes each
+_STEPS, _PROGRESSED_AT, _LONGEST_GAP = 1, 3, 4  # positions in the header, in units of 8 bytes
 _COLLECTIVES = ledger.OTHERS_AT // 8
 
 
 class Header:
-    """A ledger's header, except the part that ``ccl`` writes.  Threads may share it."""
+    """The fields of the ledger's header that Python writes.  Several threads may use it."""
 
     def __init__(self, memory: Any) -> None:
         view = memoryview(memory)[: ledger.HEADER_SIZE]
         self._halves, self._numbers = view.cast("I"), view.cast("Q")
         self._halves[0] = ledger.MAGIC
         self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._forget)
+        os.register_at_fork(after_in_child=self._detach)
 
     def expect_steps(self) -> None:
-        """Note that there is an optimizer."""
+        """Record that the program has an optimizer."""
         self._halves[1] |= ledger.HAS_OPTIMIZER
 
     @property
     def steps(self) -> int:
-        """The steps of all optimizers."""
+        """The number of steps of all optimizers."""
         return self._numbers[_STEPS]
 
     def add_step(self) -> None:
@@ -38,7 +38,7 @@ class Header:
         self._add(_STEPS, 1, time.monotonic_ns())
 
     def add_collectives(self, count: int, at: int) -> None:
-        """Count ``count`` completed operations of groups of backends other than ``ccl``."""
+        """Add completed operations of groups of backends other than ``ccl``."""
         self._add(_COLLECTIVES, count, at)
 
     def _add(self, field: int, count: int, at: int) -> None:
@@ -51,15 +51,15 @@ class Header:
                 numbers[_LONGEST_GAP] = at - before
             numbers[_PROGRESSED_AT] = at
 
-    def _forget(self) -> None:
-        """Detach from the ledger: a forked process is not the rank, and its writes are dropped."""
-        self._lock = threading.Lock()  # another thread may have held it
-        nowhere = memoryview(bytearray(ledger.HEADER_SIZE))
-        self._halves, self._numbers = nowhere.cast("I"), nowhere.cast("Q")
+    def _detach(self) -> None:
+        """Detach a forked process from the ledger, which belongs to the rank."""
+        self._lock = threading.Lock()  # another thread may hold the old one
+        unused = memoryview(bytearray(ledger.HEADER_SIZE))
+        self._halves, self._numbers = unused.cast("I"), unused.cast("Q")
 
 
 def is_mirrored(backend: str) -> bool:
-    """Return whether operations of this backend's groups are copied; ccl writes its own into the ledger.
+    """Return whether the mirror copies groups of this backend; ccl itself writes to the ledger.
 
     ``cpu:ccl`` counts as ccl; ``cpu:gloo,cuda:nccl`` does not.
     """
@@ -67,17 +67,17 @@ def is_mirrored(backend: str) -> bool:
 
 
 def free_slot(memory: Any, *, spare: int = 0) -> int:
-    """Return a group's place that is free and empty, or -1; from the end, as ccl takes the first ones.
+    """Return the last slot without an open group, and clear it; -1 if there is none.  ccl uses the first.
 
-    ``spare``: the number of further places that must stay free.
+    ``spare``: the number of other slots that must be left.
     """
-    places = [ledger.FIRST_GROUP + slot * ledger.GROUP_BYTES for slot in range(ledger.GROUPS)]
-    states = [ledger.GROUP.unpack_from(memory, at)[0] for at in places]
+    starts = [ledger.FIRST_GROUP + slot * ledger.GROUP_BYTES for slot in range(ledger.GROUPS)]
+    states = [ledger.GROUP.unpack_from(memory, at)[0] for at in starts]
     usable = [
         slot
-        for wanted in (ledger.FREE, ledger.CLOSED)
+        for state in (ledger.FREE, ledger.CLOSED)
         for slot in reversed(range(ledger.GROUPS))
-        if states[slot] == wanted
+        if states[slot] == state
     ]
     if len(usable) <= spare:
         return -1
@@ -86,32 +86,31 @@ def free_slot(memory: Any, *, spare: int = 0) -> int:
 
 
 def clear(memory: Any, slot: int) -> None:
-    """Free the place ``slot``."""
+    """Mark ``slot`` as free."""
     _fill(memory, slot, bytes(ledger.GROUP_BYTES))
 
 
 def write(memory: Any, slot: int, group: ledger.Group) -> None:
-    """Write ``group`` to the place ``slot``.
+    """Write ``group`` to ``slot``: first the oldest operations under way, then the latest others.
 
-    Operations under way come first, from the oldest, because a rank may hang in them.  The latest of the
-    other operations fill the remaining places.
+    If the rank hangs, it waits in an operation under way.
     """
     operations = sorted(group.operations, key=lambda each: each.enqueued)
     under_way = [each for each in operations if each.state == ledger.STARTED][: ledger.OPERATIONS]
     others = [each for each in operations if each.state != ledger.STARTED]
     room = ledger.OPERATIONS - len(under_way)
-    text = bytearray(ledger.GROUP_BYTES)
-    backend, name, members = (said.encode() for said in (group.backend, group.name, group.members))
+    record = bytearray(ledger.GROUP_BYTES)
+    backend, name, members = (text.encode() for text in (group.backend, group.name, group.members))
     numbers = group.size, group.rank, group.count
-    ledger.GROUP.pack_into(text, 0, ledger.OPEN, backend, name, *numbers, members)
+    ledger.GROUP.pack_into(record, 0, ledger.OPEN, backend, name, *numbers, members)
     for n, each in enumerate([*under_way, *others[::-1][:room]]):
         at = ledger.GROUP.size + n * ledger.OPERATION.size
         sequence, state, kind, type_, *figures, waits_for, root, thread, reduction = each
         fields = kind.encode(), type_.encode(), *figures, thread, waits_for.encode(), reduction.encode()
-        ledger.OPERATION.pack_into(text, at, sequence, state, root + 1, *fields)
-    _fill(memory, slot, text)
+        ledger.OPERATION.pack_into(record, at, sequence, state, root + 1, *fields)
+    _fill(memory, slot, record)
 
 
-def _fill(memory: Any, slot: int, text: bytes | bytearray) -> None:
+def _fill(memory: Any, slot: int, record: bytes | bytearray) -> None:
     at = ledger.FIRST_GROUP + slot * ledger.GROUP_BYTES
-    memory[at : at + ledger.GROUP_BYTES] = text
+    memory[at : at + ledger.GROUP_BYTES] = record

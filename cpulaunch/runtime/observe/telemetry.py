@@ -1,7 +1,7 @@
-"""What each optimizer step of this rank took, written into the rank's ledger, where the agent reads it.
+"""Writes a record of each optimizer step into the rank's ledger, which the agent reads.
 
-No thread, no system call.  Steps are counted for one optimizer: the first that steps, until it is gone or
-others have made ``OTHERS`` steps in a row without it.
+If the script has several optimizers, the steps of one are recorded: the first that steps, until it is freed
+or other optimizers make ``OTHERS`` steps in a row.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from cpulaunch.runtime.observe.flops import Flops
 
 OTHERS = 20
-"""Steps of other optimizers, in a row, after which one of them is counted instead."""
+"""Steps of other optimizers in a row, after which one of them is recorded instead."""
 
 DEPTH = 3
-"""Levels of nested lists that are searched for a batch's first tensor."""
+"""Maximum levels of nesting that are searched for the first tensor of a batch."""
 
 NAN = math.nan
 
@@ -36,29 +36,22 @@ _OPERATION, _ENQUEUED, _COMPLETED = ledger.OPERATION.size // 8, 8, 10
 """Positions of a group's and an operation's fields in the ledger, in units of 8 bytes."""
 
 recorder: Recorder | None = None
-"""Writes this rank's steps, if anything reads them."""
+"""The recorder of this process; None outside of a job, and without telemetry."""
 
 
 def log(*, loss: Any) -> None:
-    """Add the loss of the current step to the job's telemetry: a number, or a tensor with one element.
+    """Add a loss to the job's telemetry: a number, or a tensor with one element.
 
-    The current step is the one that has just ended; if a batch was taken from a ``DataLoader`` since then, it
-    is the next one.  Does nothing outside of a cpulaunch job.
+    It belongs to the last optimizer step or, if the script has taken a batch from a ``DataLoader`` since
+    then, to the next one.  Does nothing outside of a cpulaunch job.
     """
     if recorder is not None:
         detach = getattr(loss, "detach", None)  # torch warns if a tensor with a gradient is converted
         recorder.log(float(detach() if detach else loss))
 
 
-def record(memory: Any) -> Recorder:
-    """Record the steps of this process from now on."""
-    global recorder
-    recorder = Recorder(memory)
-    return recorder
-
-
 def watch_loaders(torch: Any, recorder: Recorder) -> None:
-    """Have iterators of ``torch.utils.data.DataLoader`` report their batches."""
+    """Report the batches of each ``torch.utils.data.DataLoader`` to ``recorder``."""
     kind = torch.utils.data.dataloader._BaseDataLoaderIter
     original = kind.__next__
     now = time.monotonic_ns
@@ -68,21 +61,21 @@ def watch_loaders(torch: Any, recorder: Recorder) -> None:
     def next_batch(self: Any) -> Any:
         began = now()
         if getattr(self, "_num_yielded", None) == 0:
-            recorder.begins(began, id(self))
+            recorder.begin(began, id(self))
         batch = original(self)
         ended = now()
         try:
             found = sizes(batch, tensor)
-        except Exception:  # a user's mapping need not behave like one
+        except Exception:  # a mapping of the script may raise one
             found = 0, 0
-        recorder.took(id(self), ended - began, *found)
+        recorder.add_batch(id(self), ended - began, *found)
         return batch
 
     kind.__next__ = next_batch
 
 
 def sizes(batch: Any, tensor: type, depth: int = DEPTH) -> tuple[int, int]:
-    """Return samples (first dimension of the first tensor) and tokens (elements of ``input_ids``)."""
+    """Return the size of the first tensor's first dimension, and the number of elements of ``input_ids``."""
     if isinstance(batch, tensor):
         return (batch.shape[0] if batch.ndim else 1), 0  # type: ignore[attr-defined]
     if isinstance(batch, Mapping):
@@ -101,7 +94,7 @@ def sizes(batch: Any, tensor: type, depth: int = DEPTH) -> tuple[int, int]:
 
 
 class Recorder:
-    """Writes the steps of one optimizer into a ledger; ``flops`` counts FLOPs of some of them."""
+    """Writes the steps of one optimizer into a ledger; ``flops`` counts the FLOPs of some steps."""
 
     def __init__(self, memory: Any, flops: Flops | None = None) -> None:
         self._memory = memory
@@ -109,33 +102,33 @@ class Recorder:
         self._waiting = memoryview(memory)[ledger.PROGRESS.size - 8 : ledger.PROGRESS.size].cast("Q")
         self._last = memoryview(memory)[ledger.RECORDED_AT : ledger.RECORDED_AT + 8].cast("Q")
         self._groups = memoryview(memory)[ledger.FIRST_GROUP : ledger.FIRST_STEP].cast("Q")
-        self._ended_at = self._waited = 0  # at the last step: its end, and the time waited until then
+        self._ended_at = self._waited = 0  # the end of the last step, and the time waited until then
         self.communication: Communication | None = None  # in groups of backends other than ccl
-        self._others_busy = self._others_bytes = 0  # sums of that communication
+        self._others_busy = self._others_bytes = 0  # sums of ``communication``
         self.flops = flops
         self._number = 0  # of the last step
-        self._counted: weakref.ref[Any] | None = None  # the optimizer
-        self._others = 0  # steps of other optimizers since its last one
-        self._base = 0  # start of the first step, moved forward by time that belongs to no step
-        # The next record's fields: sums since the program's start, and other facts about its step.
+        self._optimizer: weakref.ref[Any] | None = None  # the optimizer whose steps are recorded
+        self._others = 0  # steps of other optimizers since its last step
+        self._base = 0  # start of the first step, plus the time that belongs to no step
+        # The fields of the next record: sums since the program's start, and values of its step.
         self.fields: dict[str, float] = {field.name: 0 if field.is_sum else NAN for field in OF_STEPS}
         self._batches: dict[int, list[int]] = {}  # iterator → samples and tokens since the last step
-        self._latest = 0  # the iterator asked last
-        self.begins(time.monotonic_ns())
-        os.register_at_fork(after_in_child=self._forget)
+        self._latest = 0  # the iterator of the last batch
+        self.begin(time.monotonic_ns())
+        os.register_at_fork(after_in_child=self._detach)
 
-    def begins(self, now: int, iterator: int = 0) -> None:
-        """Start the first step at ``now``, unless a step has ended already; discard what came before.
+    def begin(self, now: int, iterator: int = 0) -> None:
+        """Before the first step has ended, let it start at ``now``.
 
-        Also resets ``iterator``: a former iterator with the same number is gone, with its batches.
+        Also discards the batches of ``iterator``: they are those of a freed object with the same ``id``.
         """
         self._batches.pop(iterator, None)
         if not self._number:
             self._base, self.fields["input"], self._batches = now, 0, {}
             self._write(now)
 
-    def took(self, iterator: int, nanoseconds: int, samples: int, tokens: int) -> None:
-        """Count a batch that an iterator has handed out."""
+    def add_batch(self, iterator: int, nanoseconds: int, samples: int, tokens: int) -> None:
+        """Count a batch of ``iterator``, for which the script has waited ``nanoseconds``."""
         self.fields["input"] += nanoseconds
         self._latest = iterator
         if (sums := self._batches.get(iterator)) is None:
@@ -145,32 +138,33 @@ class Recorder:
             sums[1] += tokens
 
     def log(self, loss: float) -> None:
-        """Record ``loss`` for the last ended step, or for the next step if a batch was taken since."""
+        """Record the loss of the last step, or of the next step if there was a batch since."""
         if self._number and not self._batches:
             at = ledger.FIRST_STEP + self._number % ledger.STEPS * ledger.STEP.size
             ledger.LOSS.pack_into(self._memory, at + ledger.LOSS_AT, loss)
         else:
             self.fields["loss"] = loss
 
-    def stepped(self, optimizer: Any) -> None:
-        """Record an optimizer step."""
-        if self._counted is None or self._counted() is not optimizer:
+    def end_step(self, optimizer: Any) -> None:
+        """Record the end of an optimizer step."""
+        current = self._optimizer() if self._optimizer else None
+        if current is not optimizer:
             self._others += 1
-            if self._counted is not None and self._counted() is not None and self._others < OTHERS:
+            if current is not None and self._others < OTHERS:
                 return
-            self._counted = weakref.ref(optimizer)
+            self._optimizer = weakref.ref(optimizer)
         self._others = 0
         now = time.monotonic_ns()
         self._number += 1
         self._count_waiting()
         if self._batches:
-            # With several loaders, count the latest: the others were for evaluation, or for other inputs.
+            # With several loaders, count the one used last; the others may be for evaluation.
             samples, tokens = self._batches.get(self._latest, (0, 0))
             self.fields["samples"] += samples
             self.fields["tokens"] += tokens
             self._batches.clear()
-        if self.flops and (counted := self.flops.stepped(self._number)) is not None:
-            self.fields["flops"] = counted
+        if self.flops and (count := self.flops.end_step(self._number)) is not None:
+            self.fields["flops"] = count
         self._write(now)
         self.fields |= _UNKNOWN
         if self.flops and self.flops.precision and not self.flops.peak:
@@ -180,15 +174,15 @@ class Recorder:
             self._base += time.monotonic_ns() - now
 
     def _count_waiting(self) -> None:
-        """Add DDP's wait for the future of its last bucket, which ccl doesn't see: from its call to its end.
+        """Add the time that DDP waited for the last bucket's future, which ccl can't measure.
 
-        Nothing is left to compute during that wait.  Waiting that ccl has seen may be of the same operation,
-        so it is subtracted.  ccl's groups come first in the ledger; if there are none, other backends' times
-        are used.
+        It is the time from call to end of the step's last collective, when nothing is left to compute.
+        Waiting that ccl has measured in this step is subtracted, as it may be for the same collective.  ccl's
+        groups come first in the ledger; if there are none, the times of other backends are used.
         """
         groups, called, ended = self._groups, 0, 0
         if self.communication and groups[0] & 0xFFFFFFFF == ledger.FREE:
-            self.communication.stepped()
+            self.communication.end_step()
             self._waiting[0] = self.communication.waiting
             self._others_busy, self._others_bytes = self.communication.busy, self.communication.bytes
             return
@@ -201,8 +195,8 @@ class Recorder:
                 if groups[record + _ENQUEUED] > called:
                     called, ended = groups[record + _ENQUEUED], groups[record + _COMPLETED]
         if self._ended_at < called < ended:
-            seen = self._waiting[0] - self._waited
-            self._waiting[0] += max(0, ended - called - seen)
+            measured = self._waiting[0] - self._waited
+            self._waiting[0] += max(0, ended - called - measured)
 
     def _write(self, now: int) -> None:
         number, fields = self._number, self.fields
@@ -218,9 +212,9 @@ class Recorder:
         self._last[0] = number
         self._ended_at, self._waited = now, self._waiting[0]
 
-    def _forget(self) -> None:
-        """Detach from the ledger: a forked process is not the rank, and its writes are dropped."""
-        self._memory = nowhere = bytearray(ledger.SIZE)
-        self._last = self._waiting = memoryview(nowhere)[:8].cast("Q")
+    def _detach(self) -> None:
+        """Detach a forked process from the ledger, which belongs to the rank."""
+        self._memory = unused = bytearray(ledger.SIZE)
+        self._last = self._waiting = memoryview(unused)[:8].cast("Q")
         if self.flops:
-            self.flops.leave()
+            self.flops.stop_in_child()

@@ -98,23 +98,6 @@ def test_groups_for_gpus_are_left_alone_if_a_gpu_exists(gpu: bool, monkeypatch: 
         assert groups.is_replaced(torch, name)
 
 
-def test_training_arguments_are_for_the_cpu() -> None:
-    class TrainingArguments:
-        use_cpu = False
-
-        def __post_init__(self) -> None:
-            self.at_the_end = self.use_cpu
-
-    install.patch(
-        MODULES[2],
-        SETTINGS,
-        SimpleNamespace(__name__="t", TrainingArguments=TrainingArguments),
-    )
-    arguments = TrainingArguments()
-    arguments.__post_init__()
-    assert arguments.at_the_end
-
-
 @pytest.mark.parametrize(
     ("environment", "patched"),
     [

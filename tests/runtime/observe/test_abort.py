@@ -52,7 +52,7 @@ def test_an_inspection_that_takes_too_long_is_given_up(where: str) -> None:
 def test_destroying_a_group_that_may_hold_the_gil_delays_nothing() -> None:
     said = aborted(
         "abort.watch(lambda: None)\n"
-        "with abort.nothing_said():\n"
+        "with abort.handler_removed():\n"
         "    abort_in_a_thread_of_c()\n"
         "    with_the_gil.pause()\n"
     )
@@ -60,5 +60,5 @@ def test_destroying_a_group_that_may_hold_the_gil_delays_nothing() -> None:
 
 
 def test_afterwards_threads_are_reported_again() -> None:
-    said = aborted("abort.watch(lambda: None)\nwith abort.nothing_said():\n    pass\nterminate()\n")
+    said = aborted("abort.watch(lambda: None)\nwith abort.handler_removed():\n    pass\nterminate()\n")
     assert '"type":"aborts"' in said

@@ -26,12 +26,12 @@ watched.watch_parallel(DistributedDataParallel)
 found = {}
 def step(name, work):
     dist.barrier()
-    watched.stepped()
+    watched.end_step()
     before = watched.busy, watched.waiting, watched.bytes
     began = time.monotonic_ns()
     work()
     took = time.monotonic_ns() - began
-    watched.stepped()
+    watched.end_step()
     now = watched.busy, watched.waiting, watched.bytes
     busy, waiting, size = (one - other for one, other in zip(now, before))
     found[name] = {"took": took, "busy": busy, "waiting": waiting, "bytes": size}

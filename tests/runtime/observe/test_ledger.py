@@ -25,35 +25,12 @@ pytestmark = pytest.mark.slow
 
 INTEL = os.environ.get("CPULAUNCH_TEST_INTEL")
 no_intel = pytest.mark.skipif(not INTEL, reason="no CPULAUNCH_TEST_INTEL")
-CASES = {
-    "torch, ccl": (sys.executable, "ccl"),
-    "torch, gloo": (sys.executable, "gloo"),
-    "torch 2.8, ccl": (f"{INTEL}/python", "ccl"),
-    "torch 2.8, gloo": (f"{INTEL}/python", "gloo"),
-}
+OLD_TORCH = pytest.param(f"{INTEL}/python", marks=no_intel, id="torch 2.8")
 
-
-def each_torch_and_backend(*usual: str) -> pytest.MarkDecorator:
-    """These of CASES, and all under ``scripts/test.sh --all``."""
-    rows = []
-    for name, values in CASES.items():
-        marks = [no_intel] if "2.8" in name else []
-        rows.append(
-            pytest.param(*values, marks=marks if name in usual else [*marks, pytest.mark.repeats], id=name)
-        )
-    return pytest.mark.parametrize(("python", "backend"), rows)
-
-
-# ccl's ledgers are written in C++ with either torch.  gloo's are copied from the recorder, whose format
-# differs between them.
+# ccl writes its ledgers in C++.  gloo's are copied from torch's recorder, whose format differs in torch 2.8.
 each_backend = pytest.mark.parametrize("backend", [repeat("ccl"), "gloo"])
 each_torch = pytest.mark.parametrize(
-    "python",
-    [
-        pytest.param(sys.executable, marks=pytest.mark.repeats),
-        pytest.param(f"{INTEL}/python", marks=no_intel),
-    ],
-    ids=["torch", "torch 2.8"],
+    "python", [pytest.param(sys.executable, marks=pytest.mark.repeats, id="torch"), OLD_TORCH]
 )
 
 BEGIN = """
@@ -150,7 +127,9 @@ def until(found: Callable[[], Any]) -> Any:
     return result
 
 
-@each_torch_and_backend("torch, ccl", "torch 2.8, gloo")
+@pytest.mark.parametrize(
+    ("python", "backend"), [(sys.executable, "ccl"), pytest.param(*OLD_TORCH.values, "gloo", marks=no_intel)]
+)
 def test_a_killed_rank_leaves_its_last_operations(tmp_path: Path, python: str, backend: str) -> None:
     program = "for _ in range(6): dist.all_reduce(x)\nif rank == 1: pause()\ndist.all_reduce(x)\n"
     with Ranks(tmp_path, python, backend, program) as ranks:
@@ -180,15 +159,15 @@ def test_a_killed_rank_leaves_its_last_operations(tmp_path: Path, python: str, b
         assert ranks.progress(0).collectives == 6
 
 
-@each_torch_and_backend("torch, ccl")
-def test_messages_have_their_peers(tmp_path: Path, python: str, backend: str) -> None:
+@pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
+def test_messages_have_their_peers(tmp_path: Path, backend: str) -> None:
     program = (
         "if rank == 0: dist.send(x, 1)\nelse: dist.recv(x, 0)\n"
         "for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 1 - rank),"
         " dist.P2POp(dist.irecv, torch.ones(250), 1 - rank)]): work.wait()\n"
         "if rank == 1: pause()\nelse: dist.recv(x, 1)\n"
     )
-    with Ranks(tmp_path, python, backend, program) as ranks:
+    with Ranks(tmp_path, sys.executable, backend, program) as ranks:
         ranks.paused(1)
         sent = until(lambda: len(ranks.operations(0)) == 4 and ranks.operations(0))
         assert [each.kind for each in sent] == ["send", "send", "recv", "recv"]
@@ -293,11 +272,11 @@ def test_a_group_of_ours_has_a_description(tmp_path: Path, python: str) -> None:
         ranks.go_on()
 
 
-@each_torch_and_backend("torch 2.8, gloo")
-def test_operations_of_a_group_destroyed_at_once_count(tmp_path: Path, python: str, backend: str) -> None:
+@each_torch
+def test_operations_of_a_group_destroyed_at_once_count(tmp_path: Path, python: str) -> None:
     """The group is destroyed before the thread that copies gloo's groups has looked once."""
     program = "for _ in range(3): dist.all_reduce(x)\ndist.destroy_process_group()\npause()\n"
-    with Ranks(tmp_path, python, backend, program) as ranks:
+    with Ranks(tmp_path, python, "gloo", program) as ranks:
         ranks.paused(0, 1)
         assert [ranks.progress(rank).collectives for rank in range(2)] == [3, 3]
         ranks.go_on()
@@ -358,12 +337,10 @@ pause()
 """
 
 
-@each_torch_and_backend("torch, ccl")
-def test_steps_and_collectives_of_a_plain_script_are_counted(
-    tmp_path: Path, python: str, backend: str
-) -> None:
+@pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
+def test_steps_and_collectives_of_a_plain_script_are_counted(tmp_path: Path, backend: str) -> None:
     """A forked process is not the rank, and counts nothing."""
-    with Ranks(tmp_path, python, backend, TRAINS) as ranks:
+    with Ranks(tmp_path, sys.executable, backend, TRAINS) as ranks:
         ranks.paused(0, 1)
         progress = until(lambda: ranks.progress(0).collectives >= 5 and ranks.progress(0))
         assert (progress.steps, progress.expects_steps) == (5, True)

@@ -37,18 +37,8 @@ if __name__ == "__main__":
     mp.spawn(work, args=(2, free_port()), nprocs=2)
 """
 )
-FORK = (
-    GROUP
-    + """
-import torch.multiprocessing as mp
-port = free_port()
-workers = [mp.get_context("fork").Process(target=work, args=(rank, 2, port)) for rank in range(2)]
-for worker in workers:
-    worker.start()
-for worker in workers:
-    worker.join()
-"""
-)
+
+
 TORCHRUN = (
     GROUP
     + """
@@ -97,12 +87,11 @@ def run(
     ("script", "sums", "said"),
     [
         (SPAWN, ["2"] * 4, MAKES.format(2)),
-        repeat(FORK, ["2"] * 4, MAKES.format(2)),
         repeat(TORCHRUN, ["2"] * 4, STARTS),
         repeat(NOTEBOOK, ["2"] * 4, STARTS),
         repeat(ALONE, ["1"] * 2, MAKES.format(1)),
     ],
-    ids=["spawn", "fork", "torchrun", "notebook_launcher", "alone"],
+    ids=["spawn", "torchrun", "notebook_launcher", "alone"],
 )
 def test_one_line_reports_that_each_rank_starts_processes(
     cpulaunch: Run, tmp_path: Path, script: str, sums: list[str], said: str
@@ -140,8 +129,8 @@ def test_a_rank_alone_may_start_processes(cpulaunch: Run, tmp_path: Path, script
 @pytest.mark.repeats
 @pytest.mark.parametrize(
     ("script", "said"),
-    [repeat(SPAWN, 0), (SPAWN.replace('"gloo"', '"nccl"'), 1), repeat(FORK.replace('"gloo"', '"nccl"'), 1)],
-    ids=["spawn gloo", "spawn nccl", "fork nccl"],
+    [(SPAWN, 0), (SPAWN.replace('"gloo"', '"nccl"'), 1)],
+    ids=["gloo", "nccl"],
 )
 def test_one_process_reports_the_changes(cpulaunch: Run, tmp_path: Path, script: str, said: int) -> None:
     (tmp_path / "script.py").write_text(script)

@@ -147,55 +147,55 @@ def optimizer() -> torch.optim.Optimizer:
 def test_the_first_optimizer_that_steps_counts_steps() -> None:
     script, first, other = Script(), optimizer(), optimizer()
     for _ in range(3):
-        script.recorder.stepped(first)
+        script.recorder.end_step(first)
         for _ in range(OTHERS - 1):
-            script.recorder.stepped(other)
+            script.recorder.end_step(other)
     assert script.last == 3
 
 
 def test_another_optimizer_counts_steps_if_the_first_stops() -> None:
     script, first, other = Script(), optimizer(), optimizer()
-    script.recorder.stepped(first)
+    script.recorder.end_step(first)
     for _ in range(OTHERS + 2):
-        script.recorder.stepped(other)
+        script.recorder.end_step(other)
     assert script.last == 4
     del other
-    script.recorder.stepped(first)
+    script.recorder.end_step(first)
     assert script.last == 5
 
 
 def test_samples_are_counted_from_the_steps_loader() -> None:
     script, trained = Script(), optimizer()
     for iterator, samples in ((1, 8), (2, 100), (1, 8), (3, 16)):
-        script.recorder.took(iterator, 10, samples, 2 * samples)
-    script.recorder.stepped(trained)
+        script.recorder.add_batch(iterator, 10, samples, 2 * samples)
+    script.recorder.end_step(trained)
     assert [script.step(1).fields[name] for name in ("samples", "tokens", "input")] == [16, 32, 40]
     for _ in range(2):
-        script.recorder.took(1, 10, 8, 0)
-    script.recorder.stepped(trained)
+        script.recorder.add_batch(1, 10, 8, 0)
+    script.recorder.end_step(trained)
     assert script.step(2).fields["samples"] == 16 + 16
 
 
 def test_an_iterator_with_the_id_of_an_earlier_one_is_distinguished() -> None:
     """The earlier iterator was an evaluation's."""
     script = Script()
-    script.recorder.took(1, 10, 100, 0)
-    script.recorder.begins(1, iterator=1)
-    script.recorder.took(1, 10, 8, 0)
-    script.recorder.stepped(optimizer())
+    script.recorder.add_batch(1, 10, 100, 0)
+    script.recorder.begin(1, iterator=1)
+    script.recorder.add_batch(1, 10, 8, 0)
+    script.recorder.end_step(optimizer())
     assert script.step(1).fields["samples"] == 8
 
 
 def test_a_loss_belongs_to_the_last_step_until_the_next_batch() -> None:
     script, trained = Script(), optimizer()
     script.recorder.log(4.0)
-    script.recorder.stepped(trained)
-    script.recorder.stepped(trained)
+    script.recorder.end_step(trained)
+    script.recorder.end_step(trained)
     script.recorder.log(3.0)
     assert (script.step(1).fields["loss"], script.step(2).fields["loss"]) == (4.0, 3.0)
-    script.recorder.took(1, 10, 8, 0)
+    script.recorder.add_batch(1, 10, 8, 0)
     script.recorder.log(2.0)
-    script.recorder.stepped(trained)
+    script.recorder.end_step(trained)
     assert (script.step(2).fields["loss"], script.step(3).fields["loss"]) == (3.0, 2.0)
 
 
@@ -203,7 +203,7 @@ def test_a_loss_with_a_gradient_causes_no_warning(monkeypatch: pytest.MonkeyPatc
     """torch once warned on every rank, if the loss was logged before or after its backward pass."""
     script = Script()
     monkeypatch.setattr(telemetry, "recorder", script.recorder)
-    script.recorder.stepped(optimizer())
+    script.recorder.end_step(optimizer())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         telemetry.log(loss=(torch.ones(3, requires_grad=True) / 2).sum())
@@ -219,11 +219,11 @@ def test_outside_a_job_a_loss_is_ignored() -> None:
 
 def test_work_before_training_is_not_part_of_the_first_step() -> None:
     script = Script()
-    script.recorder.took(1, 10**9, 8, 0)
-    script.recorder.begins(now := ledger.step(script.memory, 0).ended_at + 1)  # type: ignore[union-attr]
+    script.recorder.add_batch(1, 10**9, 8, 0)
+    script.recorder.begin(now := ledger.step(script.memory, 0).ended_at + 1)  # type: ignore[union-attr]
     assert script.step(0).ended_at == now
-    script.recorder.took(1, 10, 8, 0)
-    script.recorder.stepped(optimizer())
+    script.recorder.add_batch(1, 10, 8, 0)
+    script.recorder.end_step(optimizer())
     assert (script.step(1).fields["samples"], script.step(1).fields["input"]) == (8, 10)
 
 
@@ -245,11 +245,11 @@ def test_sizes_of_batches(batch: Any, found: tuple[int, int]) -> None:
 
 def counted(train: Any) -> int | None:
     flops = Flops(torch)
-    flops.stepped(2)
+    flops.end_step(2)
     try:
         train()
     finally:
-        result = flops.stepped(3)
+        result = flops.end_step(3)
     return result
 
 
@@ -270,9 +270,9 @@ def test_a_scripts_own_dispatch_mode_is_left_alone() -> None:
 
     flops = Flops(torch)
     with Own():
-        flops.stepped(2)
+        flops.end_step(2)
         torch.ones(2, 2) @ torch.ones(2, 2)
-        assert flops.stepped(3) is None
+        assert flops.end_step(3) is None
     assert _get_current_dispatch_mode() is None
 
 
@@ -282,10 +282,10 @@ def test_a_program_that_has_called_torch_compile_is_not_counted() -> None:
         "import torch\nfrom cpulaunch.runtime.observe.flops import EVERY, FIRST, Flops\n"
         "double = torch.compile(lambda x: 2 * x, backend='eager')\nflops = Flops(torch)\n"
         "for last in (FIRST, EVERY):\n"
-        "    flops.stepped(last - 1)\n"
+        "    flops.end_step(last - 1)\n"
         "    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None\n"
         "    double(torch.ones(2, 3) @ torch.ones(3, 4))\n"
-        "    assert flops.stepped(last) is None\n"
+        "    assert flops.end_step(last) is None\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
@@ -298,7 +298,7 @@ def test_a_traced_step_is_not_counted_but_the_next_untraced_one_is() -> None:
     flops.traced = lambda: traced.pop(0)
     found = []
     for number in range(1, FIRST + 4):
-        found.append(flops.stepped(number))
+        found.append(flops.end_step(number))
         torch.ones(2, 2) @ torch.ones(2, 2)
     assert found == [None] * (FIRST + 1) + [16, None]
 
@@ -310,11 +310,11 @@ def test_a_process_forked_in_a_counted_step_counts_nothing() -> None:
     script = Script(Flops(torch))
     trained = optimizer()
     for _ in range(2):
-        script.recorder.stepped(trained)
+        script.recorder.end_step(trained)
     assert _get_current_dispatch_mode() is not None
     if (child := os.fork()) == 0:
         os._exit(_get_current_dispatch_mode() is not None)
-    script.recorder.stepped(trained)
+    script.recorder.end_step(trained)
     assert os.waitpid(child, 0)[1] == 0
     assert _get_current_dispatch_mode() is None
     assert script.last == 3
@@ -322,11 +322,11 @@ def test_a_process_forked_in_a_counted_step_counts_nothing() -> None:
 
 def test_an_exception_in_a_counted_step_is_the_scripts_own() -> None:
     flops = Flops(torch)
-    flops.stepped(2)
+    flops.end_step(2)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         torch.ones(2, 3) @ torch.ones(2, 3)
     torch.ones(2, 2) @ torch.ones(2, 2)
-    assert flops.stepped(3) == 16
+    assert flops.end_step(3) == 16
 
 
 def test_measuring_consumes_no_random_numbers() -> None:

@@ -1,7 +1,6 @@
-"""Engines, found by name and imported when they are used.
+"""Engines, which are found by name.
 
-Another package adds an engine by an entry point in the group ``cpulaunch.engines``, which names an object
-that implements ``base.Engine``.
+Other packages add engines by entry points in the group ``cpulaunch.engines``; each names a ``base.Engine``.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from cpulaunch.runtime.change.engines.base import Engine
 
 
 def load(name: str) -> Engine:
-    """Return the engine of this name.  Raises UsageError if there is none, or if it isn't an engine."""
+    """Import and return an engine.  Raises UsageError if it doesn't exist, or isn't an engine."""
     engine: Engine = plugins.load(plugins.ENGINES, name)
     if missing := [part for part in _PARTS if not hasattr(engine, part)]:
         raise UsageError(f"{name!r} of {plugins.ENGINES} is not an engine: it lacks {', '.join(missing)}")

@@ -1,8 +1,4 @@
-"""The interface of engines, which run a model's training step in bf16.
-
-An engine is one object in one module, found by its name (see ``runtime.change.engines.load``).  The rest of
-the program uses it through the protocol ``Engine`` only.
-"""
+"""The interface of engines, which prepare a model and its optimizer for training."""
 
 from __future__ import annotations
 
@@ -15,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class Measured(NamedTuple):
-    """Step time with this engine ÷ with native, on one CPU and one torch: below 1, this engine is faster.
+    """A measured step time: ``ratio`` is the time with this engine divided by the time with native.
 
-    ``cpu_flag`` is the best of ``HostFacts.cpu_flags``; ``torch`` is a series, such as "2.8".
+    ``cpu_flag`` is the CPU's best flag in ``HostFacts.cpu_flags``, and ``torch`` a series such as "2.8".
     """
 
     cpu_flag: str
@@ -27,12 +23,12 @@ class Measured(NamedTuple):
 
 
 class Engine(Protocol):
-    """An engine.  Those of other packages may inherit from this; ``name`` and ``apply`` have no default.
+    """An engine.  A subclass must define ``name`` and ``apply``.
 
-    ``needs_optimizer``: ``apply`` needs a model's one optimizer, which must train nothing else.
-    ``broadcast_first``: ranks take rank 0's weights before ``apply``, because the engine keeps part of them
-    where DDP, which broadcasts parameters and buffers, doesn't find it.  ``measured`` guides
-    ``--engine auto``, which reads it of this package's engines only; others are chosen by name.
+    ``needs_optimizer``: ``apply`` needs the model's optimizer, which must train no other model.
+    ``broadcast_first``: rank 0's weights are broadcast before ``apply``, because the engine moves a part of
+    them to tensors that DDP doesn't broadcast.  ``measured``: ``--engine auto`` uses it, for the engines of
+    cpulaunch only.
     """
 
     name: str
@@ -45,9 +41,9 @@ class Engine(Protocol):
         return ""
 
     def unavailable(self, torch_version: str, cpu_flags: Collection[str] | None) -> str | None:
-        """Return why the engine can't be used with this torch on a CPU with these bf16 flags; None if it can.
+        """Return why the engine can't be used with this torch and these CPU flags; None if it can.
 
-        ``cpu_flags`` is None if they are unknown.  Must not import anything that may end the process.
+        ``cpu_flags`` is None if they are unknown.  Must not import a library that may end the process.
         """
         return None
 
@@ -56,8 +52,8 @@ class Engine(Protocol):
         return None
 
     def apply(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
-        """Prepare model and optimizer, and return the model to train; the optimizer is changed in place.
+        """Change the optimizer in place, and return the model to train.
 
-        ``optimizer`` is None if the model's optimizer is not known, or also trains other models.
+        ``optimizer`` is None if the model's optimizer is unknown, or also trains other models.
         """
         raise NotImplementedError

@@ -1,8 +1,7 @@
-"""bf16 by Intel's extension for PyTorch (IPEX): prepacked weights, split into bf16 and the missing bits.
+"""The engine ipex: bf16 by Intel's extension for PyTorch (IPEX), with packed and split weights.
 
-The top 16 bits of a weight are the parameter, the bottom 16 are in ``optimizer.params_attr``.  Together they
-are fp32, so training and checkpoints lose nothing.  IPEX has fused steps for Adam, SGD and Adagrad; the one
-for AdamW is implemented here.
+IPEX splits an fp32 weight: the parameter has the top 16 bits as bf16, and ``optimizer.params_attr`` the
+bottom 16 bits.  It has fused steps for Adam, SGD and Adagrad; this module adds one for AdamW.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ FUSED = (Adam, AdamW, SGD, Adagrad)
 
 
 class IpexEngine(Engine):
-    """The IPEX engine.  ``version`` is the installed IPEX's; by default it is looked up."""
+    """The IPEX engine.  ``version``: IPEX's version; None for that of the installed package."""
 
     name = "ipex"
     needs_optimizer = True
     broadcast_first = True
-    # Each row is from a run of scripts/bench/training.py.
+    # Measured by scripts/bench/training.py.
     measured = (Measured("amx_bf16", "2.8", 0.93, "BERT of 4 layers on one core, docs/performance.md"),)
 
     def __init__(self, version: str | None = None) -> None:
         self._version = version
 
     def version(self) -> str | None:
-        # Don't import it: beside a torch other than its own, IPEX ends the process.
+        # Don't import IPEX, which ends the process if torch has another version.
         try:
             return self._version or metadata.version("intel_extension_for_pytorch")
         except metadata.PackageNotFoundError:
@@ -51,7 +50,7 @@ class IpexEngine(Engine):
         if _series(version) != _series(torch_version):
             return (
                 f"IPEX {version} is for torch {_series(version)}.*, and this is torch {torch_version} "
-                "(an environment of its own, with cpulaunch's extra `intel`, has a pair that fits)"
+                "(cpulaunch's extra `intel` installs a matching pair in a separate environment)"
             )
         if cpu_flags is not None and not {"amx_bf16", "avx512_bf16"} & set(cpu_flags):
             return "IPEX does bf16 only on CPUs with instructions for it (amx_bf16, avx512_bf16)"
@@ -67,7 +66,7 @@ class IpexEngine(Engine):
         return None
 
     def apply(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
-        """Change model and optimizer in place; return the model, another object if it is a single layer."""
+        """Change model and optimizer in place; a model of a single layer is replaced by another object."""
         import intel_extension_for_pytorch as ipex
 
         _complete_ipex()
@@ -85,7 +84,7 @@ class IpexEngine(Engine):
         assert optimizer is not None
         for group in optimizer.param_groups:
             if "fused" in group:
-                group["fused"] = False  # torch's own fused step doesn't know split weights
+                group["fused"] = False  # torch's fused step doesn't support split weights
         _restore_hooks(optimizer)
         return model
 
@@ -99,27 +98,27 @@ def _series(version: str) -> str:
 
 
 def _unfit_transformers(version: str) -> str | None:
-    """Return why IPEX can't be imported beside the installed transformers; None if it can, or without any.
+    """Return why IPEX can't be imported with the installed transformers; None if it can.
 
-    Importing IPEX imports a module that transformers has until 5.23 (measured: NameError with 5.24).
+    IPEX imports a module of transformers that 5.24 has removed, and fails with a NameError.
     """
     spec = util.find_spec("transformers")
     if spec is None or not spec.origin or Path(spec.origin).with_name("modeling_attn_mask_utils.py").exists():
         return None
     return (
-        f"IPEX {version} can't be imported beside transformers {metadata.version('transformers')} "
+        f"IPEX {version} can't be imported with transformers {metadata.version('transformers')} "
         "(pip install 'transformers<5.24')"
     )
 
 
 def _complete_ipex() -> None:
-    """Add what IPEX 2.8 lacks: a fused AdamW, and loading of split weights that keeps their memory."""
+    """Add a fused AdamW to IPEX 2.8, and fix the loading of split weights."""
     from intel_extension_for_pytorch.nn.utils._parameter_wrapper import ParameterWrapper
     from intel_extension_for_pytorch.optim import _optimizer_utils as table
 
     if table.OPTIMIZER_FUSED_STEP_MAPPING_CPU.get(AdamW) is adamw_step:
         return
-    # IPEX looks here for the optimizers whose weights it splits, and for their steps.
+    # These two tables define which optimizers IPEX supports, and their steps.
     table.OPTIMIZER_FUSED_STEP_MAPPING_CPU[AdamW] = adamw_step
     if AdamW not in table.IPEX_FUSED_OPTIMIZER_LIST_CPU:
         table.IPEX_FUSED_OPTIMIZER_LIST_CPU.append(AdamW)
@@ -132,14 +131,14 @@ def _complete_ipex() -> None:
             load_whole(self, module, weights)
 
     ParameterWrapper.load = load
-    # IPEX warns about two parameters to be removed in a later release; 2.8 is the last release.
+    # IPEX warns of parameters that a later release would remove, but 2.8 is the last release.
     logging.getLogger("IPEX").setLevel(logging.ERROR)
 
 
 def _load_split(wrapper: Any, weights: torch.Tensor) -> None:
-    """Copy ``weights`` into the memory of a ``ParameterWrapper`` whose weights are split.
+    """Copy ``weights`` into the memory of a ``ParameterWrapper`` with split weights.
 
-    IPEX 2.8.0 allocates a packed weight anew instead; convolutions then compute with freed memory.
+    IPEX 2.8.0 would free this memory, while convolutions still use it.
     """
     top, bottom = torch.ops.torch_ipex.split_float_bfloat16(weights.detach().float().contiguous())
     if wrapper.op_ctx is not None and weights.dim() > 1:  # biases are not packed
@@ -156,7 +155,7 @@ def _channels_last(weights: torch.Tensor) -> torch.memory_format:
 
 
 def _restore_hooks(optimizer: Optimizer) -> None:
-    """Have IPEX's step run torch's step hooks, and count for learning rate schedulers."""
+    """Let IPEX's step call torch's step hooks, and set the attribute that learning rate schedulers check."""
     function = Optimizer.profile_hook_step(optimizer.step.__func__)  # type: ignore[attr-defined]
 
     def step(self: Optimizer, closure: Any = None) -> Any:
@@ -169,10 +168,10 @@ def _restore_hooks(optimizer: Optimizer) -> None:
 
 @torch.no_grad()
 def adamw_step(self: Any, closure: Any = None) -> Any:
-    """Do one step of AdamW on split weights: decoupled decay, p ← p·(1 − lr·wd), then IPEX's Adam step.
+    """Do a step of AdamW on split weights: weight decay, p ← p·(1 − lr·wd), then IPEX's Adam step.
 
-    The algorithm is that of torch.optim.AdamW (Loshchilov and Hutter, arXiv:1711.05101).  The decay is
-    computed from the top half of a weight, which differs from the whole by less than 2⁻⁷ of it.
+    The algorithm is that of torch.optim.AdamW (Loshchilov and Hutter, arXiv:1711.05101).  The decay uses the
+    top 16 bits of a weight, which differ from the weight by less than 2⁻⁷ of it.
     """
     loss = None
     if closure is not None:
@@ -201,12 +200,12 @@ def _step_one(parameter: torch.Tensor, state: dict[str, Any], attribute: Any, gr
         gradient = -gradient
     if gradient.stride() != parameter.stride():
         gradient = torch.empty_like(parameter).copy_(gradient)
-    trail = getattr(attribute, "parameter_trail", None)  # None for weights that stay fp32, such as a norm's
+    trail = getattr(attribute, "parameter_trail", None)  # None for fp32 weights, such as those of a norm
     lr, (beta1, beta2) = float(group["lr"]), group["betas"]
     decay = lr * group["weight_decay"]
     bottom = torch.Tensor() if trail is None else trail
     if decay and trail is not None:
-        # p += -decay · top: each element is read before it is written, so both may be the same tensor.
+        # p += -decay · top.  The operation supports the same tensor as input and output.
         torch.ops.torch_ipex.packed_add(parameter.data, bottom, parameter.data, -decay)
     elif decay:
         parameter.data.mul_(1 - decay)
@@ -223,6 +222,6 @@ def _step_one(parameter: torch.Tensor, state: dict[str, Any], attribute: Any, gr
         beta1,
         beta2,
         lr,
-        0.0,  # the decay is done already
+        0.0,  # the weight decay, which is done already
         group["eps"],
     )

@@ -1,7 +1,6 @@
-"""Training by torch itself: autocast, fused optimizers, channels_last for convolutions.
+"""The engines torch and native: autocast, fused optimizers, and channels_last for convolutions.
 
-The engine ``native`` replaces some of torch's operations by cpulaunch's kernels; the engine ``torch``
-doesn't.
+The engine native also uses cpulaunch's kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from cpulaunch.runtime.change import kernels
 from cpulaunch.runtime.change.engines.base import Engine
 
 FUSED = (Adam, AdamW, SGD, Adagrad)
-"""Optimizers with a fused step on CPUs in torch."""
+"""Optimizers for which torch has a fused implementation on CPUs."""
 
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 
@@ -30,7 +29,7 @@ class TorchEngine(Engine):
         return torch.__version__
 
     def apply(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
-        """Put the weights of 2-D convolutions into channels_last, in place; activations follow them."""
+        """Convert a model with 2-D convolutions to channels_last, in place, and optimize its optimizer."""
         if any(isinstance(module, _CONVOLUTIONS) for module in model.modules()):
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if optimizer is not None:
@@ -50,23 +49,22 @@ class NativeEngine(TorchEngine):
 ENGINE = NativeEngine()
 TORCH = TorchEngine()
 OF_TORCH = (ENGINE.name, TORCH.name)
-"""The engines that leave weights as they are."""
-
+"""The engines that keep fp32 weights."""
 
 _fused_here: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 def optimize_optimizer(optimizer: Optimizer) -> None:
-    """Enable the optimizer's fused step, if it has one and the user has not chosen another."""
+    """Enable the fused implementation if possible, and let states have the layout of their parameters."""
     fuse(optimizer)
     keep_layouts(optimizer)
 
 
 def fuse(optimizer: Optimizer) -> bool:
-    """Enable the fused step; return False if there is none, or if the script has chosen another.
+    """Enable the fused implementation; return False if there is none, or if the script has chosen another.
 
-    It is disabled again when a gradient is sparse, which no fused step supports.
+    It is disabled again before a step with sparse gradients, which it doesn't support.
     """
     if type(optimizer) not in FUSED or _has_sparse_gradients(optimizer):
         return False
@@ -76,11 +74,11 @@ def fuse(optimizer: Optimizer) -> bool:
     _fused_here.add(optimizer)
     if optimizer not in _watched:
         _watched.add(optimizer)
-        optimizer.register_step_pre_hook(_undo_where_sparse)
+        optimizer.register_step_pre_hook(_disable_if_sparse)
     return True
 
 
-def _undo_where_sparse(optimizer: Optimizer, *_: Any) -> None:
+def _disable_if_sparse(optimizer: Optimizer, *_: Any) -> None:
     if optimizer in _fused_here and _has_sparse_gradients(optimizer):
         _fused_here.discard(optimizer)
         _switch(optimizer, None)
@@ -98,22 +96,19 @@ def _has_sparse_gradients(optimizer: Optimizer) -> bool:
 
 def _can_fuse(group: dict[str, Any]) -> bool:
     chosen = group.get("foreach") is not None or group.get("fused") is not None
-    excluded = group.get("differentiable") or group.get(
-        "capturable"
-    )  # torch refuses these together with fused
-    return not (chosen or excluded) and all(_is_dense(parameter) for parameter in group["params"])
+    conflicts = group.get("differentiable") or group.get("capturable")
+    return not (chosen or conflicts) and all(_is_dense(parameter) for parameter in group["params"])
 
 
 def _is_dense(parameter: torch.Tensor) -> bool:
     dense = parameter.device.type == "cpu" and parameter.is_floating_point() and not parameter.is_sparse
-    return dense and type(parameter.data) is torch.Tensor  # FSDP2's parameters are DTensors
+    return dense and type(parameter.data) is torch.Tensor  # not a DTensor of FSDP2
 
 
 def keep_layouts(optimizer: Optimizer) -> None:
     """Convert states to the layout of their parameters, now and after each ``load_state_dict``.
 
-    The fused steps of torch 2.8 to 2.13 read both as flat memory: with different layouts, elements would be
-    mixed up.
+    The fused implementations of torch 2.8 to 2.13 compute wrong numbers if the layouts differ.
     """
     _match_layouts(optimizer)
     chosen = None if optimizer in _fused_here else optimizer.param_groups[0].get("fused")
@@ -132,7 +127,7 @@ def _match_layouts(optimizer: Optimizer) -> None:
 
 
 def _after_loading(chosen: bool | None, optimizer: Optimizer) -> None:
-    # A checkpoint's param_groups hold the saver's choice, not the script's.
+    # The checkpoint has replaced the script's choice by that of the script that saved it.
     for group in optimizer.param_groups:
         if "fused" in group:
             group["fused"] = chosen
