@@ -129,7 +129,7 @@ def test_a_sweep_that_cannot_be_started_is_a_line(tmp_path: Path) -> None:
 
     line = asyncio.run(sweep_without_files())
     names = "node[0000-0199]"
-    assert line == f"processes may be left on {names}, as ssh can't be started here: Too many open files"
+    assert line == f"processes may be left on {names}, because ssh can't be started here: Too many open files"
 
 
 def test_a_host_that_cannot_be_asked_for_want_of_descriptors_is_named_with_the_reason(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from cpulaunch.supervise.job.events import (
     Action,
     AgentConnected,
     AgentDisconnected,
-    AgentSaid,
+    AgentSent,
     Event,
     Finish,
     ProcessEnded,
-    ProcessSaid,
+    ProcessPrinted,
     Send,
     Tell,
     Tick,
@@ -120,7 +120,7 @@ class Played:
             self.says(rank, messages.Started(100 + rank, str(rank), "", 1, []))
 
     def says(self, rank: int, message: messages.AgentMessage | messages.Unknown) -> list[Action]:
-        return self.happens(AgentSaid(rank, message))
+        return self.happens(AgentSent(rank, message))
 
     def raises(self, rank: int, error: str, **different: Any) -> None:
         """The program raises ``error`` now."""
@@ -153,7 +153,7 @@ class Played:
         self.beating -= set(ranks)
 
     def process_says(self, text: str) -> None:
-        self.happens(ProcessSaid(text.encode()))
+        self.happens(ProcessPrinted(text.encode()))
 
     def process_ends(self, code: int, number: int = 0) -> None:
         self.happens(ProcessEnded(number, code))

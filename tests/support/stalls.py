@@ -72,13 +72,13 @@ class Job:
             self._act(self.stalls.look(self.now))
 
     def prints(self) -> None:
-        self._act(self.stalls.progressed(self.ranks[0], self.now))
+        self._act(self.stalls.add_progress(self.ranks[0], self.now))
 
     def ends(self, number: int) -> None:
         """The program exits with code 0."""
         rank = self.ranks[number]
         rank.state, rank.exit = RankState.EXITED, Exit(0, None, self.now, False, 0, None)
-        self._act(self.stalls.ended(rank, self.now))
+        self._act(self.stalls.handle_end(rank, self.now))
 
     def _act(self, actions: Sequence[Action]) -> None:
         self.done += [(self.now, action) for action in actions]
@@ -122,8 +122,8 @@ class Job:
                 "threads": [thread],
             }
             dump = Dump(message.request, self.now, groups, [program], "")
-            self.inquiry.answered(rank.rank, dump, self.now)
-            self._act(self.stalls.answered(rank, self.now))
+            self.inquiry.store_answer(rank.rank, dump, self.now)
+            self._act(self.stalls.handle_answer(rank, self.now))
 
     def sent(self, kind: type[LauncherMessage]) -> list[float]:
         return [

@@ -361,7 +361,7 @@ def _run(
     everything = tee == "all" and config.is_set(Config.output.tee)  # set by the user or a file
     output = Output(directory, shown, screen, tell, fold=not everything, names=plan.names)
     if sys.stdout is not None and sys.stdout.isatty() and not everything:
-        output.leave_out_figures()  # a terminal shows totals at the end; a pipe gets all
+        output.hide_metrics()  # a terminal shows totals at the end; a pipe gets all
     _suit_terminals(output, config.output.stdin)
 
     sinks = make_sinks(plan, directory, attempt.job_id, tell)

@@ -1,7 +1,7 @@
 """Registry of a user's running jobs: a file in each job's directory, and a list of the user's jobs.
 
-The file ``control.json`` says how to reach the launcher; only its owner can read it.  The list is a directory
-of the user's, with a file for each job started on this host.
+The file ``control.json`` says how to reach the launcher; only its owner can read it.  The list is a
+directory with a file for each job that the user has started on this host.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ CONTROL_FILE = "control.json"
 SCHEMA = 1
 
 DISK_PATIENCE = 1.0
-"""How long to wait in seconds for the files to be removed at the end of a job."""
+"""Maximum seconds to wait at the end of a job until the files are removed."""
 
 MAX_FILE = 1 << 20
-"""The most bytes that are read from a file of the registry."""
+"""Maximum bytes to read from a file of the registry."""
 
 
 class Contact(NamedTuple):
@@ -52,8 +52,8 @@ class Contact(NamedTuple):
 class Announcement:
     """Registers a running job until ``withdraw``.
 
-    A thread writes the files, so that a hanging disk blocks nobody.  If they cannot be written, the job
-    cannot be found.
+    A thread writes the files, so that a hanging disk does not block the launcher.  If they cannot be written,
+    commands such as ``cpulaunch jobs`` do not find the job.
     """
 
     def __init__(
@@ -75,8 +75,7 @@ class Announcement:
         self._entry: Path | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._announce, daemon=True)
-        # If no thread can be started, the job is not found.
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError):  # no thread can be started
             self._thread.start()
 
     def withdraw(self) -> None:
@@ -140,7 +139,7 @@ def is_gone(contact: Contact) -> bool:
 
 
 def has_other_network(contact: Contact) -> bool:
-    """Whether a launcher that was started on this host runs in another network namespace than we do."""
+    """Whether a launcher on this host runs in another network namespace than we do."""
     if is_gone(contact):
         return False
     try:
@@ -150,7 +149,7 @@ def has_other_network(contact: Contact) -> bool:
 
 
 def is_stopped(contact: Contact) -> bool:
-    """Whether the launcher is known to be stopped, for instance by Ctrl-Z, so that it cannot answer."""
+    """Whether the launcher is known to be stopped, for example by Ctrl-Z."""
     return is_here(contact) and not is_gone(contact) and _stat(contact.pid)[:1] == ["T"]
 
 
@@ -181,7 +180,7 @@ def _is_gone(said: Mapping[str, Any], directory: Path) -> bool:
         return bool(here["start"] is None or said.get("start") != here["start"])
     if said.get("host") == here["host"] and machine.split()[:1] != here["machine"].split()[:1]:
         return True  # started before this host's last boot
-    # Processes of another host that shares the list, or of a container, can't be seen.
+    # The launcher runs on another host that shares the list, or in a container.
     try:
         os.stat(directory / CONTROL_FILE)
     except OSError as e:
@@ -199,7 +198,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _identity(pid: int) -> dict[str, Any]:
-    """Return what distinguishes a process from others with the same PID, on this host or elsewhere.
+    """Return values that identify a process, as its PID may be reused or exist on another host.
 
     ``start`` is None if there is no such process.  ``machine`` is this host's boot id and PID namespace.
     """
@@ -210,10 +209,10 @@ def _identity(pid: int) -> dict[str, Any]:
 
 
 def _lists(environ: Mapping[str, str], *, make: bool = False) -> Iterator[Path]:
-    """Yield the directories that have a list; new jobs are added to the first one.
+    """Yield the directories that have a list and belong to the user; new jobs are added to the first one.
 
-    Only directories that the user owns count.  ``make``: create them, but not in another user's
-    $XDG_RUNTIME_DIR, which ``su`` leaves in the environment.
+    ``make``: create the directories, but not in another user's $XDG_RUNTIME_DIR, which ``su`` leaves in the
+    environment.
     """
     state = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME", "/"), ".local", "state")
     for parent in (environ.get("XDG_RUNTIME_DIR"), state):
@@ -229,7 +228,7 @@ def _lists(environ: Mapping[str, str], *, make: bool = False) -> Iterator[Path]:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object from a file; None if that fails, or if the file is another user's."""
+    """Read a JSON object from a file; None if that fails, or if the file belongs to another user."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
             seen = os.fstat(file.fileno())

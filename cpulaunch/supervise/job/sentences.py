@@ -9,7 +9,7 @@ from cpulaunch.supervise.job.outcome import signal_name
 
 
 def sentence(cause: Cause) -> str:
-    """Describe a cause in words; empty if its kind, or the program's exception, is explanation enough."""
+    """Describe a cause in words; empty if the failure needs no explanation."""
     words = _SENTENCES.get(cause.kind)
     return words(cause) if words else ""
 
@@ -17,7 +17,7 @@ def sentence(cause: Cause) -> str:
 def _killed_by_kernel(cause: Cause) -> str:
     if cause.detail:
         return f"the kernel ran out of memory and says: {cause.detail}"
-    return f"probably out of memory: the kernel has just killed a process for that ({_peak(cause)})"
+    return f"probably out of memory: the kernel has just killed a process for this reason ({_peak(cause)})"
 
 
 def _peak(cause: Cause) -> str:
@@ -53,14 +53,14 @@ _SENTENCES: Mapping[Kind, Callable[[Cause], str]] = {
         f"its agent got signal {cause.signal}, from mpiexec or a batch system, not from us"
     ),
     Kind.AGENT_MALFORMED: lambda cause: f"its agent sent malformed data: {cause.detail}",
-    Kind.AGENT_ENDED: lambda cause: "its agent ended before it said hello",
+    Kind.AGENT_ENDED: lambda cause: "its agent ended before it connected to the launcher",
     Kind.AGENT_SILENT: lambda cause: (
         f"no sign of life within {cause.seconds:.0f} s of the last rank to connect"
     ),
     Kind.NOT_STARTED: _not_started,
     Kind.REFUSED: lambda cause: cause.detail or "",
     Kind.VERSIONS_DIFFER: lambda cause: (
-        f"the agent on {cause.host} speaks {cause.detail}: install the same cpulaunch on all hosts"
+        f"the agent on {cause.host} has {cause.detail}: install the same cpulaunch on all hosts"
     ),
     Kind.LAUNCHER_KILLED: _got,
     Kind.LAUNCHER_ENDED: lambda cause: (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cpulaunch.model.names import Names
-from cpulaunch.supervise.control.observer_messages import RankSeen
+from cpulaunch.supervise.control.observer_messages import RankStacks
 from cpulaunch.supervise.job.events import ReportStall
 from cpulaunch.supervise.output.box import box
 from cpulaunch.supervise.stalls import stacks
@@ -14,11 +14,11 @@ from cpulaunch.supervise.stalls.waiting import waits
 from cpulaunch.wording import shown_path
 
 MAX_WHERE = 12
-"""Maximum lines of the list of where each rank is."""
+"""Maximum lines of the list of the ranks' places."""
 
 
 def stall_box(report: ReportStall, kept: Path, names: Names) -> str:
-    """Return the box.  ``kept`` is the file that has all stacks; ``names`` gives the programs' names."""
+    """Return the box.  ``kept`` is the file with all stacks."""
     return box(title(report), list(_lines(report, kept, names)), "yellow")
 
 
@@ -39,7 +39,7 @@ def stacks_text(report: ReportStall, names: Names) -> str:
 
 
 def _story(report: ReportStall) -> list[str]:
-    """Return the lines after the title.  Empty if the title says all, as it may for a single program."""
+    """Return the lines after the title.  Empty if the title is the whole explanation."""
     found = report.explanation
     lines = found.lines[1:] if found.lines[:1] == (found.headline,) else found.lines
     return [*lines, *([found.advice] if found.advice else [])]
@@ -49,11 +49,11 @@ def _lines(report: ReportStall, kept: Path, names: Names) -> Iterator[str]:
     story = _story(report)
     yield from [*story, ""] if story else ()
     seen = _seen(report, names)
-    where = list(stacks.places(seen, dict(_called(report, names))))
+    where = list(stacks.place_lines(seen, dict(_called(report, names))))
     yield from ("Who is where:", *where[:MAX_WHERE])
     if len(where) > MAX_WHERE:
         yield f"… {len(where) - MAX_WHERE} more"
-    yield from ("", *stacks.lacking(seen), f"stacks: {shown_path(kept)}")
+    yield from ("", *stacks.missing_frames(seen), f"stacks: {shown_path(kept)}")
 
 
 def _called(report: ReportStall, names: Names) -> Iterator[tuple[int, str]]:
@@ -63,10 +63,10 @@ def _called(report: ReportStall, names: Names) -> Iterator[tuple[int, str]]:
         yield from ((names.number(rank), wait.operations[rank].kind) for rank in wait.waiting)
 
 
-def _seen(report: ReportStall, names: Names) -> list[RankSeen]:
-    """Return what was seen of each rank, with the numbers that users know the programs by."""
+def _seen(report: ReportStall, names: Names) -> list[RankStacks]:
+    """Return the stacks of each rank, with the numbers that users give to ranks or instances."""
     return [
-        RankSeen(
+        RankStacks(
             names.number(each.rank),
             each.host,
             each.dump and each.dump.processes,

@@ -11,8 +11,8 @@ from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import INSTANCE, RANKS, Names
 from cpulaunch.supervise.stalls import location
 from cpulaunch.supervise.stalls.sentences import MAX_SITUATIONS, Words, has_or_have, waits_or_wait, what
-from cpulaunch.supervise.stalls.snapshot import Seen
-from cpulaunch.supervise.stalls.stacks import Frame, outlives
+from cpulaunch.supervise.stalls.snapshot import Snapshot
+from cpulaunch.supervise.stalls.stacks import Frame, surviving_thread
 from cpulaunch.supervise.stalls.waiting import Wait, disagreements, waits
 from cpulaunch.wording import counted, shortened
 
@@ -25,9 +25,9 @@ class Explanation:
 
     ``headline`` is a clause.  ``ranks`` are the ranks that the others wait for, if any, and ``place`` is the
     line of the first of them.  ``disagree``: ranks have called different operations.  ``certain``: the job
-    can't go on, no matter how long it gets.  ``mutual``: ``ranks`` wait for each other, so none of them is to
-    blame more than the others.  ``odd``: if no rank is waited for, the ranks at the least frequent place;
-    frames of C may tell more about them.  ``advice`` says what will happen, or what to do.
+    can't go on, however long one waits.  ``mutual``: ``ranks`` wait for each other, so none of them is to
+    blame more than the others.  If the others wait for no rank, ``odd`` are the ranks at the least frequent
+    place, whose frames of C may tell more.  ``advice`` says what will happen, or what to do.
     """
 
     headline: str
@@ -43,70 +43,70 @@ class Explanation:
     advice: str = ""
 
 
-def explain(seen: Sequence[Seen], paused: float = 0.0, names: Names = RANKS) -> Explanation:
-    """Return the first of the known explanations that applies.
+def explain(seen: Sequence[Snapshot], paused: float = 0.0, names: Names = RANKS) -> Explanation:
+    """Return the first explanation that applies.
 
-    ``seen`` has all ranks of the job, in order.  ``paused`` is the time without progress in seconds.  The
-    time since a rank's last operation is given as ``paused`` if the two differ by less than a second.
+    ``seen`` has all ranks of the job, in order.  ``paused`` is the time without progress in seconds; the
+    report also shows it as the time since a rank's last operation if they differ by less than a second.
     """
     return _Case(seen, _waits(seen), paused, names).explain()
 
 
-def sides(seen: Sequence[Seen], *, said: bool, pair: Collection[int] = ()) -> tuple[list[str], list[int]]:
-    """Describe the sides of a disagreement: what ranks have called, and where.
+def describe_calls(
+    seen: Sequence[Snapshot], *, said: bool, pair: Collection[int] = ()
+) -> tuple[list[str], list[int]]:
+    """Describe differing calls of ranks: what they have called, and where.
 
-    Returns a line for each side, the largest side first, and the ranks that disagree.  There is only one line
-    if the ranks have called the operation at the same line, and differ in a value that the ledger lacks.
+    Returns a line for each kind of call, the most frequent first, and the ranks that made the calls.  There
+    is only one line if the calls differ in a value that the ledger lacks.
 
     Ranks that have failed in an operation count as waiting in it.  ``said``: the process group reports that
-    the calls differ, perhaps in a value that the ledger lacks, such as a root.  ``pair``: the two ranks that
-    differ, if it reports them.
+    the calls differ.  ``pair``: the two ranks whose calls differ, if it reports them.
     """
     found = _waits(seen, failed=True)
     if pair:
         found = [wait.between(pair) for wait in found if set(pair) & wait.operations.keys()]
-    # A rank that has not waited for the others may have gone on to later operations.
+    # A rank that doesn't wait for the others may have gone on to later operations.
     earlier = disagreements(_groups(seen), len(seen)) if said else []
     differing = earlier or [wait for wait in found if len(wait.kinds()) > 1]
     candidates = differing or (found if said else [])
     words = Words(seen)
-    called = [(words.sides(wait), sorted(wait.operations)) for wait in candidates if len(wait.operations) > 1]
+    called = [(words.calls(wait), sorted(wait.operations)) for wait in candidates if len(wait.operations) > 1]
     if said:
         return max(called, key=lambda each: len(each[0]), default=([], []))
     return next((each for each in called if len(each[0]) > 1), ([], []))
 
 
-def without(seen: Sequence[Seen]) -> list[str]:
+def former_members(seen: Sequence[Snapshot]) -> list[str]:
     """Return a line on a rank that failed in an operation, and lines on running ranks that left its group.
 
-    Empty if no running rank has left the group.
+    Returns no lines if no running rank has left the group.
     """
     found = _waits(seen, failed=True)
     case = _Case(seen, found)
     for wait in found:
         numbers = (wait.ranks[number] for number in wait.unknown if number in wait.ranks)
         if gone := [rank for rank in numbers if case.seen[rank].program]:
-            return [case.words.side(wait, wait.waiting[:1]), *case.words.situations(gone, wait)]
+            return [case.words.call(wait, wait.waiting[:1]), *case.words.situations(gone, wait)]
     return []
 
 
-def timed_out(seen: Sequence[Seen], rank: int) -> Explanation | None:
-    """Explain why the operation in which ``rank`` failed did not complete; None if no ledger shows it."""
+def explain_timeout(seen: Sequence[Snapshot], rank: int) -> Explanation | None:
+    """Explain why the operation in which ``rank`` failed did not complete; None if that is unknown."""
     return _Case(seen, _waits(seen, failed=True), waiter=rank).of_waits()
 
 
-def gone(seen: Sequence[Seen]) -> tuple[str, list[str]] | None:
+def describe_leavers(seen: Sequence[Snapshot]) -> tuple[str, list[str]] | None:
     """Say which ranks left without calling the operation in which others failed.
 
-    Returns a headline, and lines on the ranks that failed; None if it isn't known.  The headline is empty if
-    all ranks that left are known to have called the operation, or aren't in its group; the lines then say
-    which ranks haven't called it.
+    Returns a headline, and lines on the failed ranks; None if that is unknown.  The headline is empty if no
+    rank left without calling the operation; the lines then say which other ranks haven't called it.
     """
     found = _waits(seen, failed=True)
     case = _Case(seen, found)
     for wait in found:
         if left := case.left(wait, wait.absent):
-            return has_left(seen, left, wait), [case.words.side(wait, wait.waiting)]
+            return left_headline(seen, left, wait), [case.words.call(wait, wait.waiting)]
     have_left = {each.rank for each in seen if each.left}
     if not any(_have_called(wait, have_left) for wait in found):
         return None
@@ -115,13 +115,13 @@ def gone(seen: Sequence[Seen]) -> tuple[str, list[str]] | None:
 
 
 def _have_called(wait: Wait, ranks: Collection[int]) -> bool:
-    """Whether all of ``ranks`` in the wait's group, if any, are known to have called the operation."""
+    """Whether all ``ranks`` that are members of the group are known to have called the operation."""
     if any(number not in wait.ranks for number in wait.unknown):
         return False
     return set(ranks) & set(wait.ranks.values()) <= wait.members.keys()
 
 
-def has_left(seen: Sequence[Seen], ranks: Collection[int], wait: Wait | None = None) -> str:
+def left_headline(seen: Sequence[Snapshot], ranks: Collection[int], wait: Wait | None = None) -> str:
     """Return the headline for ``ranks`` that have left while others ``wait`` for them."""
     how = dict.fromkeys(each.left for each in seen if each.rank in ranks)
     who = Words(seen).named(ranks)
@@ -132,23 +132,23 @@ def has_left(seen: Sequence[Seen], ranks: Collection[int], wait: Wait | None = N
 
 
 def _of_others(wait: Wait) -> str:
-    """Name an operation for other ranks' sentences: ``all_reduce #3``, ``rank 1's recv #0 from rank 0``."""
+    """Name an operation: ``all_reduce #3``; for a message, ``rank 1's recv #0 from rank 0``."""
     name = what(wait, wait.waiting[0], short=True)
     return f"rank {wait.waiting[0]}'s {name}" if wait.message else name
 
 
-def _waits(seen: Sequence[Seen], *, failed: bool = False) -> Sequence[Wait]:
+def _waits(seen: Sequence[Snapshot], *, failed: bool = False) -> Sequence[Wait]:
     return waits(_groups(seen), len(seen), failed=failed)
 
 
-def _groups(seen: Sequence[Seen]) -> dict[int, list[dict[str, Any]]]:
+def _groups(seen: Sequence[Snapshot]) -> dict[int, list[dict[str, Any]]]:
     return {each.rank: each.dump.groups for each in seen if each.dump}
 
 
 class _Case:
     def __init__(
         self,
-        seen: Sequence[Seen],
+        seen: Sequence[Snapshot],
         found: Sequence[Wait],
         paused: float = 0.0,
         names: Names = RANKS,
@@ -187,7 +187,7 @@ class _Case:
         """Ranks have called different operations, types or sizes with the same sequence number."""
         for wait in self.waits:
             if len(kinds := wait.kinds()) > 1:
-                lines = [self.words.side(wait, theirs) for theirs in kinds]
+                lines = [self.words.call(wait, theirs) for theirs in kinds]
                 headline = f"ranks make different calls as #{wait.sequence} of group {wait.group.name}"
                 ranks = sorted(wait.operations)
                 return self._of(wait, headline, lines, ranks, disagree=True, certain=True, mutual=True)
@@ -208,7 +208,7 @@ class _Case:
         )
         left = self.left(wait, free)
         free = [rank for rank in free if rank in left or not self.seen[rank].left]
-        held = [rank for rank in free if self.seen[rank].held]
+        held = [rank for rank in free if self.seen[rank].hold_reason]
         first = left or held or free
         headline = self._of_absent(wait, free, left, held)
         others = [rank for rank in free if rank not in first]
@@ -219,24 +219,24 @@ class _Case:
     def left(self, wait: Wait, ranks: Collection[int]) -> list[int]:
         """Return the ranks that have left and may be the cause.
 
-        If other ranks are known not to have called the operation, a rank that may have called it before it
-        left doesn't count.
+        If running ranks have not called the operation, a rank that may have called it before it left is no
+        likely cause.
         """
         left = sorted(rank for rank in ranks if self.seen[rank].left)
         is_known = any(rank in wait.missing and rank not in left for rank in ranks)
         return [rank for rank in left if rank in wait.missing] if is_known else left
 
     def _of_absent(self, wait: Wait, free: list[int], left: list[int], held: list[int]) -> str:
-        """Return the headline for ``free`` ranks that are missing; some may have ``left`` or be ``held``."""
+        """Return the headline about the missing ranks ``free``; some may have ``left`` or be ``held``."""
         name = what(wait, wait.waiting[0], short=True)
         if left:
-            return has_left(list(self.seen.values()), left, wait)
+            return left_headline(list(self.seen.values()), left, wait)
         if all(self.seen[rank].dump is None for rank in free):
             return f"{self.words.named(free)} can't be seen; {self._others_wait(wait, free)} in {name}"
         if wait.message:
             return f"{self.words.named(free)} {has_or_have(free)} not answered {_of_others(wait)}"
         if held:
-            return self.words.held(held)
+            return self.words.hold_headline(held)
         if locked := self._locked(free):
             return f"threads of {self.words.named(locked)} wait for each other's locks"
         if len(free) > len(wait.waiting):
@@ -253,7 +253,7 @@ class _Case:
         return f"{self.words.named(wait.waiting)} {waits_or_wait(wait.waiting)}"
 
     def _unmet(self) -> Explanation | None:
-        """Ranks make a group, but other members of it wait in another operation."""
+        """Ranks create a group, but other members of the group wait in another operation."""
         for wait in filter(lambda wait: wait.meets, self.waits):
             elsewhere = [other for other in self.waits if wait.absent & set(other.waiting)]
             if not elsewhere:
@@ -311,7 +311,7 @@ class _Case:
         return {}
 
     def _silent(self) -> Explanation | None:
-        """The missing members of a group are not among the ranks that can be seen."""
+        """The launcher doesn't know which ranks the missing members of a group are."""
         for wait in self.waits:
             if wait.unknown and not any(n in wait.ranks for n in wait.unknown):
                 members = f"member{'s' if len(wait.unknown) > 1 else ''} {CoreSet(wait.unknown)}"
@@ -337,8 +337,8 @@ class _Case:
                 wait, f"no rank has sent what {self.words.named(wait.waiting)} waits for in {name}", lines, ()
             )
         lines = [f"all have called {what(wait, wait.waiting[0])}{self.words.at(wait, wait.waiting)}"]
-        if held := [rank for rank in wait.members if self.seen[rank].held]:
-            headline = self.words.held(held)
+        if held := [rank for rank in wait.members if self.seen[rank].hold_reason]:
+            headline = self.words.hold_headline(held)
             return self._of(wait, headline, [*lines, *self.words.situations(held, wait)], held)
         pairs = wait.pairs()
         if wait.message:
@@ -364,8 +364,8 @@ class _Case:
         noun = self.names.noun
         running = [each.rank for each in self.seen.values() if not each.left]
         programs = {rank: program for rank in running if (program := self.seen[rank].program)}
-        if held := [rank for rank in running if self.seen[rank].held]:
-            headline = self.words.held(held)
+        if held := [rank for rank in running if self.seen[rank].hold_reason]:
+            headline = self.words.hold_headline(held)
             return Explanation(headline, tuple(self.words.situations(held)), tuple(held))
         if locked := self._locked(running):
             headline = f"threads of {self.words.named(locked)} wait for each other's locks"
@@ -374,7 +374,7 @@ class _Case:
             everybody = len(running) == len(self.seen) > 1
             who = f"all {noun}s" if everybody else self.words.named(running)
             words = "has finished, but doesn't" if len(running) == 1 else "have finished, but don't"
-            threads = [outlives(programs[rank]) if rank in programs else None for rank in running]
+            threads = [surviving_thread(programs[rank]) if rank in programs else None for rank in running]
             why = ": threads have not ended" if all(threads) else ""
             ranks = () if everybody else tuple(running)
             return Explanation(f"{who} {words} exit{why}", tuple(self.words.situations(running)), ranks)
@@ -414,7 +414,7 @@ class _Case:
     def _locked(self, ranks: Sequence[int]) -> list[int]:
         """Return the ranks whose threads wait for each other's locks."""
         programs = ((rank, self.seen[rank].program) for rank in ranks)
-        return [rank for rank, program in programs if program and location.dead_lock(program)]
+        return [rank for rank, program in programs if program and location.is_deadlocked(program)]
 
     def _of(
         self, wait: Wait, headline: str, lines: Iterable[str], ranks: Iterable[int], **flags: Any

@@ -239,7 +239,7 @@ def test_steps_of_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
         with bounded(asking(env, tmp_path, "--steps", "1000")) as first:
             reads(first, "tracing steps ")
             with bounded(asking(env, tmp_path)) as second:
-                assert "another trace of this job is under way" in second.communicate(timeout=TIMEOUT)[1]
+                assert "another trace of this job is running" in second.communicate(timeout=TIMEOUT)[1]
             (tmp_path / "die").touch()
             _, why = first.communicate(timeout=TIMEOUT)
         assert first.returncode == 3

@@ -107,9 +107,9 @@ def test_strangers_on_the_control_port_do_no_harm(marked, tmp_path: Path) -> Non
             connection.close()
     assert [rank["status"] for rank in outcome(tmp_path)["ranks"]] == ["exit 0", "exit 0"]
     assert "Traceback" not in errors.read_text()
-    (line,) = [line for line in errors.read_text().splitlines() if "hung up" in line]
+    (line,) = [line for line in errors.read_text().splitlines() if "refused" in line]
     assert re.fullmatch(
-        r"cpulaunch: \d+ connections were hung up on: no proof of the job's token \(from this machine\)", line
+        r"cpulaunch: \d+ connections were refused: no proof of the job's token \(from this machine\)", line
     )
 
 
@@ -139,10 +139,10 @@ class Audience:
     def agent_connected(self, rank: int, hello: Hello, *, here: bool) -> None:
         self.heard.append(("connected", rank, hello.version))
 
-    def agent_said(self, rank: int, message: object) -> None:
+    def agent_sent(self, rank: int, message: object) -> None:
         self.heard.append(("said", rank, message))
 
-    def agent_is_back(self, rank: int) -> None:
+    def agent_reconnected(self, rank: int) -> None:
         self.heard.append(("back", rank, "is back"))
 
     def agent_disconnected(self, rank: int, error: str) -> None:
@@ -353,9 +353,7 @@ def test_a_job_whose_agents_are_of_another_version_is_not_started(marked, tmp_pa
     )
     done = run_changed(code, "run", "-n", "2", "sleep.py", directory=tmp_path, env=marked)
     assert done.returncode == 3
-    assert (
-        f"speaks version {VERSION} of the control protocol, the launcher version {VERSION + 1}" in done.stderr
-    )
+    assert f"has version {VERSION} of the control protocol, the launcher version {VERSION + 1}" in done.stderr
     assert outcome(tmp_path)["kind"] == "start_failed"
 
 

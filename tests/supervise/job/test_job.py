@@ -10,11 +10,11 @@ from support.played import GRACE, SILENCE, Played, running
 
 from cpulaunch import messages
 from cpulaunch.supervise.job.events import (
-    AgentSaid,
+    AgentSent,
     Event,
     HideStderr,
     Log,
-    ProcessSaid,
+    ProcessPrinted,
     ShowStatus,
     Tick,
 )
@@ -74,10 +74,10 @@ class TestARankThatRaises:
     "event",
     [
         Tick(),
-        AgentSaid(7, messages.Beat()),
-        AgentSaid(7, messages.Output(1, "x")),
-        AgentSaid(7, messages.Exit(0, None, 1.0, False, 0, None)),
-        ProcessSaid(b"a word of mpiexec"),
+        AgentSent(7, messages.Beat()),
+        AgentSent(7, messages.Output(1, "x")),
+        AgentSent(7, messages.Exit(0, None, 1.0, False, 0, None)),
+        ProcessPrinted(b"a word of mpiexec"),
     ],
     ids=lambda event: str(event)[:40],
 )

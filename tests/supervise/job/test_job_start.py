@@ -62,7 +62,7 @@ class TestAnAgentThatNeverConnects:
         job.obeys(0, 1, 3)
         first = job.outcome().first_failure
         assert first
-        assert (first.rank, first.error) == (2, "its agent ended before it said hello")
+        assert (first.rank, first.error) == (2, "its agent ended before it connected to the launcher")
 
     def test_is_not_missed_once_the_job_ends(self) -> None:
         job = Played(launcher="local")
@@ -170,7 +170,7 @@ class TestAnAgentThatNeverConnects:
         first = outcome.first_failure
         assert first
         assert (first.rank, first.host) == (2, "node2")
-        assert f"speaks version {messages.VERSION + 1} of the control protocol" in str(first.error)
+        assert f"has version {messages.VERSION + 1} of the control protocol" in str(first.error)
         assert job.statuses()[2] == "not started"
 
 
@@ -206,7 +206,7 @@ class TestAnAgentOfOurs:
         job.to_the_end()
         first = job.outcome().first_failure
         assert first
-        assert (first.rank, first.error) == (0, "its agent ended before it said hello")
+        assert (first.rank, first.error) == (0, "its agent ended before it connected to the launcher")
 
     def test_is_not_lost_on_a_busy_machine(self) -> None:
         """There is no network that could fail, and the end of an agent would be seen."""

@@ -57,7 +57,7 @@ RAISED: dict[str, Any] = {"kind": kinds.ERROR, "error": "ValueError: x"}
         (
             RAISED | {"error": "E", "cause": Cause(Kind.USAGE_ERROR)},
             {"on": "error"},
-            "would come back",
+            "would occur again",
         ),
         (RAISED | {"cause": PEER_GONE}, {}, None),
         (RAISED | {"cause": PEER_GONE, "note": "rank 1 had exited with code 0"}, {}, "--restart-on error"),
@@ -123,7 +123,7 @@ def test_the_launchers_log_marks_restarts(tmp_path: Path) -> None:
     output = Output(directory, frozenset(), Screen(status=False), print)
     for number, said in enumerate((b"first\n", b"", b"second\n", b"third\n")):
         output.restart(number // 2, frozenset())
-        output.launcher_said(said) if said else None
+        output.log_launcher(said) if said else None
     output.logs.close(TIMEOUT)
     log = directory.path / "launcher.log"
     assert (

@@ -74,7 +74,7 @@ class Counting(Control):
     def agent_connected(self, rank: int, hello: Hello, *, here: bool) -> None:
         pass
 
-    def agent_said(self, rank: int, message: object) -> None:
+    def agent_sent(self, rank: int, message: object) -> None:
         if isinstance(message, Exit):
             self.exits[rank] = message.code
             self.send(rank, Release())

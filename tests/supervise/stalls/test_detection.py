@@ -124,8 +124,8 @@ def test_a_throttled_straggler_is_reported_as_such() -> None:
     assert asked.rank == 1
     process = {"pid": 7, "throttled": {"share": 0.47, "seconds": 3.0, "quota": 0.5}}
     dump = Dump(asked.message.request, 4.0, [], [process], "")
-    inquiry.answered(1, dump, 4.0)
-    assert stalls.answered(ranks[1], 4.0) == [
+    inquiry.store_answer(1, dump, 4.0)
+    assert stalls.handle_answer(ranks[1], 4.0) == [
         Tell(
             "node1 is slower than the others: 20 ms of computing per step, the others 10 ms, over 200 steps; "
             "its cgroup throttled it 47 % of the time"

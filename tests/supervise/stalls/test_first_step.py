@@ -32,7 +32,7 @@ def test_no_stall_counts_before_the_first_step() -> None:
         (
             None,
             615.0,
-            "the job is left alone: --stall-action abort begins with the first step by --stall-timeout auto",
+            "the job goes on: with --stall-timeout auto, --stall-action abort ends it only after the first step",
         ),
     ],
 )
@@ -60,7 +60,7 @@ def test_before_the_first_step_an_idle_rank_is_ended_and_an_active_one_is_not() 
     job.waits(1)
     job.works_until = inf
     job.until(90)
-    assert job.told == ["rank 0 is at work: --stall-action abort leaves the job alone, Ctrl-C ends it"]
+    assert job.told == ["rank 0 is at work: --stall-action abort doesn't end the job; Ctrl-C does"]
     assert not job.of(ActOnStall)
     job.works_until = job.now
     job.until(200)
@@ -110,7 +110,7 @@ def test_before_the_first_step_the_line_is_from_the_last_inspection() -> None:
     job.waits(1)
     job.works_until = 50
     job.until(45)
-    assert job.told == ["rank 0 is at work: --stall-action abort leaves the job alone, Ctrl-C ends it"]
+    assert job.told == ["rank 0 is at work: --stall-action abort doesn't end the job; Ctrl-C does"]
     job.lines[0] = 9
     job.until(100)
     (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
@@ -130,7 +130,7 @@ def test_before_the_first_step_a_wait_that_has_ended_is_no_stall() -> None:
     assert not job.of(ActOnStall)
     assert len(job.told) == 1
     assert job.told[0].startswith("the job continues, after ")
-    assert not job.stalls.stalled(job.now)
+    assert not job.stalls.describe(job.now)
 
 
 def test_before_the_first_step_a_group_that_all_make_is_inspected_again() -> None:
@@ -141,8 +141,8 @@ def test_before_the_first_step_a_group_that_all_make_is_inspected_again() -> Non
     (report,) = [action for action in job.of(ReportStall) if isinstance(action, ReportStall)]
     assert report.explanation.headline == "all have called init_process_group, but it has not completed"
     assert report.explanation.advice == (
-        "the job is left alone: before the first step, --stall-action abort ends it only for a rank that the "
-        "others wait for"
+        "the job goes on: before the first step, --stall-action abort ends it only if the others wait for a "
+        "rank that uses no CPU"
     )
     assert not job.told
     job.beats[1] = job.beats[1]._replace(waits_since=None)
@@ -171,7 +171,7 @@ def test_a_rank_that_starts_late_is_waited_for() -> None:
     job = Job(StallSettings(20))
     job.waits(0)
     job.until(15)
-    job.stalls.progressed(job.ranks[0], 15)
+    job.stalls.add_progress(job.ranks[0], 15)
     job.until(60)
     assert job.reports == [pytest.approx(35, abs=DUE)]
 

@@ -24,8 +24,8 @@ from support.seen import (
 from cpulaunch.ledger import MEETING, NEW_GROUP
 from cpulaunch.messages import Dump
 from cpulaunch.model.cores import CoreSet
-from cpulaunch.supervise.stalls.report import explain, sides
-from cpulaunch.supervise.stalls.snapshot import Seen
+from cpulaunch.supervise.stalls.report import describe_calls, explain
+from cpulaunch.supervise.stalls.snapshot import Snapshot
 
 
 def test_a_rank_that_has_not_called_the_collective_is_named_with_its_line() -> None:
@@ -79,11 +79,11 @@ def test_an_ended_rank_that_had_not_called_it_is_named_although_another_is_late(
 
 
 def test_a_rank_whose_agent_is_silent_is_named() -> None:
-    found = explained(*others(2), Seen(2, "node0"))
+    found = explained(*others(2), Snapshot(2, "node0"))
     assert found.headline == "rank 2 on node0 can't be seen; the others wait in all_reduce #7"
     assert "its agent has not answered" in found.lines[1]
     pair = {**group(0, operation(3), size=2, name="1"), "members": "0,2"}
-    found = explained(seen(0, [pair]), seen(1, []), Seen(2, "node0"), seen(3, []))
+    found = explained(seen(0, [pair]), seen(1, []), Snapshot(2, "node0"), seen(3, []))
     assert found.headline == "rank 2 on node0 can't be seen; rank 0 on node0 waits in all_reduce #3"
 
 
@@ -127,7 +127,7 @@ def test_the_first_differing_operations_are_shown() -> None:
         seen(rank, [group(rank, operation(6, "broadcast", root=rank, done=5), operation(7), size=2)])
         for rank in range(2)
     ]
-    lines, _ = sides(ranks, said=True)
+    lines, _ = describe_calls(ranks, said=True)
     assert [line.partition(", 25 MB")[0] for line in lines] == [
         f"rank {rank} on node{rank}: broadcast #6 from rank {rank} of group 0" for rank in range(2)
     ]
@@ -234,7 +234,7 @@ def test_a_group_that_expects_too_many_ranks_is_reported() -> None:
     )
 
 
-def makes(rank: int, number: int, *operations: dict[str, Any], members: str = "0-3") -> Seen:
+def makes(rank: int, number: int, *operations: dict[str, Any], members: str = "0-3") -> Snapshot:
     """A rank that makes a group, and may wait in group 0, too."""
     size = len(CoreSet.parse(members))
     new = group(number, operation(0, NEW_GROUP, bytes=0, type=""), size=size, name="1")
@@ -339,7 +339,7 @@ def test_two_hosts_report_the_cut_network_between_them() -> None:
     }  # node0 has ranks 0 and 2, so the groups' numbers identify them
     names = ["node0", "node0", "node1", "node1"]
     ranks = [
-        Seen(rank, names[rank], "", Dump(1, NOW, [group(rank, operation(7, waits_for=waits_for[rank]))], [process(MAIN)], ""))
+        Snapshot(rank, names[rank], "", Dump(1, NOW, [group(rank, operation(7, waits_for=waits_for[rank]))], [process(MAIN)], ""))
         for rank in range(4)
     ]  # fmt: skip
     found = explained(*ranks)
@@ -428,12 +428,12 @@ def test_without_a_ledger_no_rank_is_blamed() -> None:
 
 
 def test_unknown_states_are_no_error() -> None:
-    found = explained(*(Seen(rank, "node0") for rank in range(2)))
+    found = explained(*(Snapshot(rank, "node0") for rank in range(2)))
     assert found.headline == "what the ranks wait for isn't known"
 
 
 def test_differing_reductions_at_one_line_are_shown_with_it() -> None:
     ranks = [seen(rank, [group(rank, operation(7), size=2)]) for rank in range(2)]
     at = "ranks 0-1 on node[0-1]: all_reduce #7 of group 0, 25 MB float32, at train.py:91 main"
-    assert sides(ranks, said=True)[0] == [at]
-    assert sides(ranks, said=False) == ([], [])
+    assert describe_calls(ranks, said=True)[0] == [at]
+    assert describe_calls(ranks, said=False) == ([], [])
