@@ -23,7 +23,7 @@ from cpulaunch.supervise.job.events import (
     UserSignal,
 )
 from cpulaunch.supervise.job.job import JobState
-from cpulaunch.supervise.job.outcome import Outcome
+from cpulaunch.supervise.job.outcome import Failure, Outcome
 from cpulaunch.supervise.job.state import Watching
 from cpulaunch.supervise.stalls.progress import StallSettings
 
@@ -190,6 +190,11 @@ class Played:
         """The end of the job, which is reported once."""
         assert len(self.of(Finish)) == 1
         return self.state.outcome(START + self.now)
+
+    def first_failure(self) -> Failure:
+        first = self.outcome().first_failure
+        assert first
+        return first
 
 
 def running(*hosts: str, **different: Any) -> Played:

@@ -42,21 +42,12 @@ LONG_START = 1.0
 """Seconds after which an agent without a hello no longer delays the start of others."""
 
 SOON = 0.1
-"""Seconds until the next tick after a message, as the agents of a big job send many at the same time."""
+"""Seconds until the next tick after a message, as agents of a big job send many at the same time."""
 
 SHOWN_FIELDS = (
-    "type",
-    "pid",
-    "cores",
-    "comm_cores",
-    "threads",
-    "code",
-    "signal",
-    "by_launcher",
-    "error",
-    "cause",
-    "note",
-)
+    "type", "pid", "cores", "comm_cores", "threads", "code", "signal", "by_launcher",
+    "error", "cause", "note",
+)  # fmt: skip
 """The fields of an event that ``-v`` shows."""
 
 
@@ -269,7 +260,9 @@ class AttemptLoop:
         first, *others = profile.brief
         for line in (f"traced {first}", *others):
             self.console.tell(line)
-        self.console.tell(f"trace, and more of what it says: {self.console.directory.path / profile.file}")
+        self.console.tell(
+            f"trace, with more findings beside it: {self.console.directory.path / profile.file}"
+        )
 
     def _request_dump(self, native: bool) -> None:
         self._handle(events.DumpRequested(native))

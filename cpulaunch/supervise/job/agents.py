@@ -23,8 +23,8 @@ from cpulaunch.supervise.stalls.mismatch import Calls, aborted_by_gloo, is_about
 STDOUT = 1
 
 NOTHING_LOADED = (
-    "neither cpulaunch.Checkpoint nor the Trainer or accelerate has loaded a saved state: unless the script "
-    "has loaded its own, it starts from the beginning"
+    "no saved state was loaded by cpulaunch.Checkpoint, the Trainer or accelerate: unless the script loads "
+    "its own, it starts from the beginning"
 )
 """Warning for a restarted job if a rank makes a step, and no state was loaded."""
 
@@ -225,23 +225,19 @@ def add_stall_actions(state: State, actions: Sequence[Action]) -> None:
 
 def _end_stalled(state: State, action: ActOnStall) -> None:
     stall, explanation = action
-    first = None if explanation.mutual else next(iter(stall.ranks), None)
-    cause = Cause(
-        Kind.STALLED,
-        first,
-        None if first is None else stall.host,
-        operation=stall.operation,
-        sequence=stall.sequence,
-        seconds=stall.seconds,
-        detail=stall.text,
-    )
+    if not explanation.mutual:
+        first, host, file, line = next(iter(stall.ranks), None), stall.host, stall.file, stall.line
+    else:
+        first = host = file = line = None
+    cause = Cause(Kind.STALLED, first, host, seconds=stall.seconds, detail=stall.text)
+    cause = cause._replace(operation=stall.operation, sequence=stall.sequence)
     failure = Failure(
         first,
-        None if first is None else stall.host,
+        host,
         error=sentence(cause),
         cause=cause,
-        file=None if explanation.mutual else stall.file,
-        line=None if explanation.mutual else stall.line,
+        file=file,
+        line=line,
         note="\n".join(explanation.lines) or None,
         disagree=explanation.disagree,
         ranks=stall.ranks,

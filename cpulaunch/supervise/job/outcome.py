@@ -79,25 +79,9 @@ class Failure:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Failure:
         """Read the fields for `in_a_line` from an ``outcome.json``; ignore values of a wrong type."""
-
-        def text(name: str) -> str | None:
-            value = raw.get(name)
-            return str(value) if value else None
-
-        def number(name: str) -> int | None:
-            value = raw.get(name)
-            return value if isinstance(value, int) else None
-
-        return cls(
-            rank=number("rank"),
-            host=text("host"),
-            signal=number("signal"),
-            exit_code=number("exit_code"),
-            error=text("error"),
-            note=text("note"),
-            disagree=bool(raw.get("disagree")),
-            text=text("text"),
-        )
+        types = {"rank": int, "signal": int, "exit_code": int, "disagree": bool}
+        types |= dict.fromkeys(("host", "error", "note", "text"), str)
+        return cls(**{name: raw[name] for name, kind in types.items() if isinstance(raw.get(name), kind)})
 
     def error_after(self, name: str) -> str:
         """Return the error for a line that starts with ``name``: the error's own ``name`` becomes "it"."""

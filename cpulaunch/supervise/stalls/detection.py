@@ -266,7 +266,7 @@ class Stalls:
             self._second = SecondLook(explanation.ranks, self._dumps, timeout, now)
             self._until = self._second.due
         if self._second and explanation.ranks:
-            line = f"--stall-action {action}: {self._second.promise}"
+            line = self._second.promise(action)
         elif self._second:
             line = (
                 f"{self._who} goes on: before the first step, --stall-action {action} ends it only if the "

@@ -53,11 +53,11 @@ class SecondLook:
         self._before.update(self.answers)
         return bool(spent) and all(share is not None and share < AT_WORK for share in spent)
 
-    @property
-    def promise(self) -> str:
-        """When ``--stall-action`` will end the job, in words."""
+    def promise(self, action: str) -> str:
+        """Say when ``--stall-action ACTION`` will end the job."""
         use = f"{RANKS.several(self.ranks)} {'use' if len(self.ranks) > 1 else 'uses'}"
-        return f"before the first step, it ends the job once {use} no CPU for {self._period:g} s"
+        ends = f"--stall-action {action} ends the job"
+        return f"before the first step, {ends} once {use} no CPU for {self._period:g} s"
 
 
 def computes(before: Dump | None, after: Dump | None) -> bool:

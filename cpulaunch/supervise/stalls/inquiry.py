@@ -62,16 +62,6 @@ class Stacks:
         return {**thread, "frames": known}
 
 
-class Answers(dict[int, Dump]):
-    """The ranks' answers to a question."""
-
-    def __init__(self) -> None:
-        self._stacks = Stacks()
-
-    def keep(self, rank: int, dump: Dump) -> None:
-        self[rank] = dump._replace(processes=self._stacks.share(dump.processes))
-
-
 @dataclass(eq=False)
 class Question:
     """A question to ``ranks``.  It collects ``answers`` until all ranks have answered, or until ``due``.
@@ -84,7 +74,11 @@ class Question:
     due: float
     ledgers: bool
     waiting: set[int]
-    answers: Answers = field(default_factory=Answers)
+    answers: dict[int, Dump] = field(default_factory=dict)
+    _stacks: Stacks = field(default_factory=Stacks)
+
+    def keep(self, rank: int, dump: Dump) -> None:
+        self.answers[rank] = dump._replace(processes=self._stacks.share(dump.processes))
 
     def is_over(self, now: float) -> bool:
         """Whether no more answers are expected."""
@@ -123,7 +117,7 @@ class Inquiry:
         if question is None or rank not in question.waiting:
             return
         if not question.is_over(now):
-            question.answers.keep(rank, dump if question.ledgers else dump._replace(groups=[]))
+            question.keep(rank, dump if question.ledgers else dump._replace(groups=[]))
         question.waiting.discard(rank)
         if not question.waiting:
             del self._open[dump.request]

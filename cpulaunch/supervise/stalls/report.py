@@ -16,7 +16,7 @@ from cpulaunch.supervise.stalls.stacks import Frame, surviving_thread
 from cpulaunch.supervise.stalls.waiting import Wait, disagreements, waits
 from cpulaunch.wording import counted, shortened
 
-_NO_LEDGER = "programs that cpulaunch doesn't run as Python, or without a process group, keep no ledger"
+_NO_LEDGER = "no ledger: the program isn't run as Python, or has no process group"
 
 
 @dataclass(frozen=True)
@@ -401,11 +401,11 @@ class _Case:
             headline = f"no {noun} waits in a collective"
         else:
             who = f"the {noun}s wait" if len(running) > 1 else f"{self.words.named(running)} waits"
-            headline = f"what {who} for isn't known"
+            headline = f"it is unknown what {who} for"
         lines = []
         if not has_ledger and noun != INSTANCE:
             done = max(each.collectives for each in self.seen.values())
-            ended = f"no rank is in a process group any more, after {counted(done, 'collective')}"
+            ended = f"all ranks have destroyed their process groups, after {counted(done, 'collective')}"
             lines.append(ended if done else _NO_LEDGER)
         lines += [line for theirs in places.values() for line in self.words.situations(theirs[:1])]
         lines += self.words.situations([each.rank for each in self.seen.values() if each.left])

@@ -12,7 +12,7 @@ from typing import Any
 
 from cpulaunch.messages import Dump
 from cpulaunch.supervise.job.events import DumpFinished, Send
-from cpulaunch.supervise.stalls.inquiry import ANSWER_WITHIN, Answers, Inquiry, Question
+from cpulaunch.supervise.stalls.inquiry import ANSWER_WITHIN, Inquiry, Question
 from cpulaunch.supervise.stalls.stacks import Frame, Process, main_thread, threads_of
 
 
@@ -34,11 +34,11 @@ class Round:
 
     def result(self) -> DumpFinished:
         answers = self.first.answers
-        for rank, dump in (self.closer.answers if self.closer else Answers()).items():
+        for rank, dump in self.closer.answers.items() if self.closer else ():
             if dump.processes:
-                answers.keep(rank, dump)
+                self.first.keep(rank, dump)
             for other in (self.groups or {}).get(rank, ()):
-                answers.keep(other, with_native_frames(rank, dump, answers[other]))
+                self.first.keep(other, with_native_frames(rank, dump, answers[other]))
         return DumpFinished(self.native, answers, sorted(self.first.ranks - answers.keys()))
 
 

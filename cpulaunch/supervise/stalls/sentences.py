@@ -137,11 +137,7 @@ class Words:
             # The ledger of a program that can't run is not up to date, so the rank may be in the group.
             was_there = wait.sequence > 0 and not seen.hold_reason
             name = f"group {wait.group.name}"
-            return (
-                f"is not in {name} any more"
-                if was_there
-                else f"is not known to have called anything in {name}"
-            )
+            return f"has left {name}" if was_there else f"has called nothing in {name}, as far as known,"
         done, called = member.completed, member.record(member.reached)
         if called and (done is None or called.sequence > done.sequence):
             return f"called #{called.sequence} {self._ago(seen, called.enqueued)}"

@@ -189,9 +189,7 @@ def special_states(process: Process) -> list[str]:
         elif thread.get("call"):
             said.append(f"waits for a disk: {thread['call']}")
         else:
-            said.append(
-                f"in the kernel, and not to be interrupted: {thread.get('wchan') or 'no more is known'}"
-            )
+            said.append(f"in uninterruptible sleep in the kernel: {thread.get('wchan') or 'unknown'}")
     quota = process.get("throttled") or {}
     if quota.get("share", 0) >= MUCH_THROTTLED:
         said.append(f"throttled {quota['share']:.0%} by its cgroup".replace("%", " %"))
@@ -253,7 +251,7 @@ def _lines(stacks: Sequence[RankStacks]) -> Iterator[str]:
         yield f"{name_ranks(group, stacks)} {'has' if len(group) == 1 else 'have'} left: {how}"
     silent = [each for each in stacks if each.processes is None and not each.left]
     for why, group in _group_by(silent, lambda each: each.error):
-        yield f"{name_ranks(group, stacks)} said nothing" + (f": {why}" if why else "")
+        yield f"{name_ranks(group, stacks)} no answer" + (f": {why}" if why else "")
     for why, group in _group_by(
         [each for each in stacks if each.processes is not None], lambda each: each.error
     ):

@@ -118,7 +118,7 @@ class Metrics:
             self._rest[rank] = rest if len(rest) <= MAX_LINE else _CUT + rest[-MAX_LINE:]
 
     def finish(self, rank: int) -> Iterator[str]:
-        """Handle the end of a rank's output.  The last line may be unfinished.  Yields messages like ``feed``."""
+        """Read a rank's unfinished last line, at the end of its output.  Yields messages like ``feed``."""
         if (rest := self._rest.pop(rank, b"")) and LINE in rest:
             yield from self._line(rank, rest)
 
@@ -197,8 +197,8 @@ def _metric(name: str, unit: str, ranks: Sequence[Values]) -> Metric:
 def _quantile(ordered: Sequence[tuple[float, float]], share: float) -> float:
     """Return a quantile of weighted values, linearly interpolated between neighbours.
 
-    ``ordered`` has pairs of a value and its weight, sorted by value.  Each value is taken as the middle one of
-    ``weight`` values.  ``share`` is between 0 and 1.
+    ``ordered`` has pairs of a value and its weight, sorted by value.  Each value is taken as the middle one
+    of ``weight`` values.  ``share`` is between 0 and 1.
     """
     at = share * (sum(weight for _, weight in ordered) - 1)
     below, there = ordered[0][0], 0.0

@@ -90,7 +90,7 @@ def test_steps_from_the_start(
     assert check(events_of(trace), 2, backend=backend) == ["step 4", "step 5", "step 6"]
     lines = trace.with_name("trace.txt").read_text().splitlines()
     assert says in lines[2]
-    assert f"more of what it says: {trace}\n" in done.stderr
+    assert f"trace, with more findings beside it: {trace}\n" in done.stderr
     assert f"cpulaunch: {lines[2]}\n" in done.stderr
     assert "profiler_start" not in done.stderr
     assert reported in found_first(trace.parent)

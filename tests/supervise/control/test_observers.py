@@ -32,7 +32,7 @@ class Launcher:
 
     def __init__(self) -> None:
         self.ranks = [Rank(0, "a", RankState.RUNNING), Rank(1, "b", RankState.RUNNING)]
-        self.ranks[0].beats(Beat(8, 80), 1.0)
+        self.ranks[0].record_beat(Beat(8, 80), 1.0)
         self.wanted: list[bool] = []
         self.connected: list[int] = []
         self.answers = True
@@ -49,11 +49,11 @@ class Launcher:
         self.wanted.append(native)
         if self.answers:
             seen = DumpFinished(native, {0: Dump(1, 0.0, [], [{"pid": 7}], "")}, [1])
-            asyncio.get_running_loop().call_soon(self.observers.dumped, seen)
+            asyncio.get_running_loop().call_soon(self.observers.deliver, seen)
 
     def request_progress(self, ranks: list[Rank]) -> None:
         """The first rank has progressed since its last beat.  The other one is silent."""
-        ranks[0].beats(Beat(14, 140), time.monotonic())
+        ranks[0].record_beat(Beat(14, 140), time.monotonic())
 
     def agent_connected(self, rank: int, hello: Hello, *, here: bool) -> None:
         self.connected.append(rank)
@@ -95,7 +95,7 @@ def test_questions_and_their_answers() -> None:
 def test_rates_are_over_at_least_a_second() -> None:
     rank = Rank(0, "a", RankState.RUNNING)
     for at, steps in ((1.0, 10), (1.1, 14), (3.0, 14), (3.1, 20)):
-        rank.beats(Beat(steps, 10 * steps), at)
+        rank.record_beat(Beat(steps, 10 * steps), at)
     assert rank.rates == (2.0, 20.0)
     status = status_of([rank], 61.0, 0, ending=False)
     assert (status.steps, status.step_rate, status.collective_rate) == (20, 2.0, 20.0)

@@ -85,15 +85,6 @@ def test_one_that_has_raised_counts_as_failed_before_it_exits() -> None:
     assert job.told[1:] == ["instance 0 on localhost failed: ValueError: x at train.py:5"]
 
 
-def test_no_instance_continues_after_the_last_one() -> None:
-    job = instances()
-    job.exits(0)
-    job.exits(1)
-    job.exits(2, 1)
-    assert job.told == []
-    assert job.outcome().exit_code == 1
-
-
 def test_the_other_instances_outlive_a_killed_agent() -> None:
     job = instances()
     job.disconnects(0)

@@ -8,7 +8,7 @@ from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.output.folding import Fold
 
 
-def take_folded(*said: tuple[int, str]) -> list[str]:
+def folded(*said: tuple[int, str]) -> list[str]:
     fold = Fold()
     for rank, line in said:
         fold.add(rank, (1, line.encode()))
@@ -31,7 +31,7 @@ def take_folded(*said: tuple[int, str]) -> list[str]:
 def test_equal_lines_become_one_and_each_ranks_order_stays(
     said: list[tuple[int, str]], shown: list[str]
 ) -> None:
-    assert take_folded(*said) == shown
+    assert folded(*said) == shown
 
 
 def test_streams_are_not_mixed() -> None:

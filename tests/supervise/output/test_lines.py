@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.command import TIMEOUT, Run, clean_environment
 from support.jobs import box
+from support.marks import repeat
 
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.output.directory import JobDirectory
@@ -124,7 +125,7 @@ def test_logs_of_many_ranks_take_few_descriptors(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize("code", [repeat(0), 3])
 def test_a_full_disk_is_reported_for_the_logs_and_the_outcome(tmp_path: Path, code: int) -> None:
     """The last output of a failing rank is shown, although its log lacks it."""
     (tmp_path / "much.py").write_text(

@@ -56,7 +56,7 @@ class Job:
         else:
             said = answer(message)
         if isinstance(said, Beat):
-            self.ranks[rank].beats(said, asyncio.get_running_loop().time())
+            self.ranks[rank].record_beat(said, asyncio.get_running_loop().time())
         if said is not None:
             self.profiling.handle_message(rank, said)
 

@@ -9,7 +9,7 @@ import pytest
 
 from cpulaunch.messages import AskDump, Dump
 from cpulaunch.supervise.job.events import Send
-from cpulaunch.supervise.stalls.inquiry import INNERMOST, Answers, Inquiry
+from cpulaunch.supervise.stalls.inquiry import INNERMOST, Inquiry
 
 
 def answer(request: int) -> Dump:
@@ -62,9 +62,10 @@ def with_stacks(*threads: dict[str, Any]) -> Dump:
 
 
 def test_equal_stacks_of_many_ranks_are_kept_once() -> None:
-    answers = Answers()
+    question, _ = Inquiry().ask([], 9.0)
+    answers = question.answers
     for rank in range(100):
-        answers.keep(rank, with_stacks(stack("train", 20), stack("load", 20, "loader")))
+        question.keep(rank, with_stacks(stack("train", 20), stack("load", 20, "loader")))
     assert answers[99] == with_stacks(stack("train", 20), stack("load", 20, "loader"))
     held = [thread["frames"] for each in answers.values() for thread in each.processes[0].get("threads", ())]
     assert (len(held), len({id(frames) for frames in held})) == (200, 2)
@@ -72,11 +73,12 @@ def test_equal_stacks_of_many_ranks_are_kept_once() -> None:
 
 def test_the_memory_for_different_stacks_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpulaunch.supervise.stalls.inquiry.MAX_FRAMES", 50)
-    answers = Answers()
+    question, _ = Inquiry().ask([], 9.0)
+    answers = question.answers
     for rank in range(10):
-        answers.keep(rank, with_stacks(stack(f"rank_{rank}", 10), stack(f"loader_{rank}", 10, "loader")))
+        question.keep(rank, with_stacks(stack(f"rank_{rank}", 10), stack(f"loader_{rank}", 10, "loader")))
     lengths = [[len(thread["frames"]) for thread in answers[r].processes[0]["threads"]] for r in range(10)]
     assert lengths[:2] == [[10, 10]] * 2
     assert lengths[3:] == [[INNERMOST]] * 7
-    answers.keep(10, with_stacks(stack("rank_0", 10)))  # a known stack
+    question.keep(10, with_stacks(stack("rank_0", 10)))  # a known stack
     assert len(answers[10].processes[0]["threads"][0]["frames"]) == 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.seen import process as made
 
 from cpulaunch.supervise.control.observer_messages import RankStacks
 from cpulaunch.supervise.stalls.stacks import (
@@ -36,23 +37,7 @@ def thread(frames: list[Any], name: str = "MainThread") -> dict[str, Any]:
 
 
 def process(*threads: Any, **different: Any) -> dict[str, Any]:
-    usual = {
-        "pid": 4711,
-        "command": "python train.py",
-        "state": "S",
-        "word": "sleeping",
-        "stopped_by": None,
-        "wchan": None,
-        "call": None,
-        "file": None,
-        "blocked": [],
-        "traced_by": 0,
-        "tracer": None,
-        "swapped": 0,
-        "throttled": None,
-        "stacks": "py-spy",
-    }
-    return {**usual, "threads": list(threads), **different}
+    return made(**{"threads": list(threads), "pid": 4711, "command": "python train.py", **different})
 
 
 def seen(rank: int, *processes: Any, host: str = "") -> RankStacks:
@@ -139,7 +124,7 @@ def test_a_place_in_a_few_words(frames: list[Any], words: str) -> None:
         ),
         (
             {"blocked": [{"call": None, "file": None, "wchan": "nfs_wait"}]},
-            ["in the kernel, and not to be interrupted: nfs_wait"],
+            ["in uninterruptible sleep in the kernel: nfs_wait"],
         ),
         ({"throttled": {"share": 0.93}}, ["throttled 93 % by its cgroup"]),
         ({"throttled": {"share": 0.01}}, []),
@@ -199,7 +184,7 @@ def test_ranks_without_a_stack_are_listed() -> None:
         RankStacks(5, "a", None, left="exit 0"),
     ]
     text = report(ranks)
-    assert "[3] said nothing: it has not answered within 10 s\n" in text
+    assert "[3] no answer: it has not answered within 10 s\n" in text
     assert "[5] has left: exit 0\n" in text
     assert "[4] its program has ended\n" in text
     assert "[1] stopped (SIGSTOP)\n" in text

@@ -59,12 +59,8 @@ def test_the_first_line_has_the_numbers_of_all_ranks() -> None:
     """Ranks that haven't reported yet count like the others."""
     telemetry = Telemetry(4, 0.0)
     first = telemetry.add_steps(Rank(0, "here"), said(step(3, flops=1e9), peak=5e11))
-    assert first[-1] == {
-        "schema": 1,
-        "peak_flops": 2 * 10**12,
-        "flops_per_step": 4 * 10**9,
-        "precision": "bf16",
-    }
+    head = {"schema": 1, "peak_flops": 2 * 10**12, "flops_per_step": 4 * 10**9, "precision": "bf16"}
+    assert first[-1] == head
     for number in (1, 2, 3):
         last = telemetry.add_steps(Rank(number, "here"), said(step(3, flops=2e9), peak=4e11))
     assert last[-1]["flops_per_step"] == 7 * 10**9

@@ -57,7 +57,11 @@ class Metrics:
                 self._keep(row)
 
     def text(self) -> str:
-        return "\n".join([*self._of_job(), *self._of_ranks()]) + "\n"
+        lines = list(self._of_job())
+        for fields, known in ((_ADDED, self._totals), (_LATEST, self._latest)):
+            for field in fields:
+                lines += self._family(field, known.get(field.name, {}))
+        return "\n".join(lines) + "\n"
 
     def _add_step(self, row: Row) -> None:
         rank = row["rank"]
@@ -84,11 +88,6 @@ class Metrics:
             if value is not None:
                 yield from _heading(name, "gauge", what)
                 yield f"cpulaunch_{name}{_labels({'job': self._job})} {value!r}"
-
-    def _of_ranks(self) -> Iterator[str]:
-        for fields, known in ((_ADDED, self._totals), (_LATEST, self._latest)):
-            for field in fields:
-                yield from self._family(field, known.get(field.name, {}))
 
     def _family(self, field: Field, values: Mapping[int, float]) -> Iterator[str]:
         name = field.counter
