@@ -1,4 +1,4 @@
-"""Runs `cpulaunch run` as a child process, which leaves nothing running however it ends."""
+"""Run `cpulaunch run` as a child process, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ LAUNCHER_GRACE = 20.0
 """Seconds after ``GRACE`` in which the launcher has to end, before it is killed."""
 
 RUN = (sys.executable, "-m", "cpulaunch", "run")
-"""The command's first words."""
 
 Stream: TypeAlias = int | IO[bytes] | None
 

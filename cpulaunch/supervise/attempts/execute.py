@@ -56,7 +56,7 @@ def _run_attempts(running: RunningAttempt, console: Console, decide: Decide | No
 
     No attempt follows if the user has ended the job, or if the next one can't be started.
     """
-    # Import asyncio here: it takes 20 ms, in which mpiexec starts its first rank anyway.
+    # Importing asyncio takes 20 ms.  By now, mpiexec is busy starting its first rank.
     import asyncio
 
     import cpulaunch.supervise.attempts.loop  # noqa: F401  before the freeze

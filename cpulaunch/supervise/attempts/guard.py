@@ -1,4 +1,4 @@
-"""End an mpiexec whose launcher was killed, once its agents had the time to end their programs themselves::
+"""End an mpiexec whose launcher was killed, after giving its agents time to end their programs::
 
     python -I -S …/cpulaunch/supervise/attempts/guard.py LAUNCHER SECONDS JOB DIRECTORY
 
@@ -6,8 +6,8 @@ Without its launcher, Open MPI's mpiexec goes on with ranks whose agents have no
 a signal, it kills agents before they can end their programs' children.  So the guard first waits SECONDS.
 
 The guard reads mpiexec's process id from stdin, and ends with mpiexec.  It then removes DIRECTORY, which
-mpiexec leaves behind when it is killed itself; ``{pid}`` in it stands for the process id.  If DIRECTORY is
-'', nothing is removed.  Uses the standard library only.
+mpiexec leaves behind when it is killed itself; ``{pid}`` in DIRECTORY stands for the process id.  If
+DIRECTORY is '', nothing is removed.  Uses the standard library only.
 """
 
 from __future__ import annotations

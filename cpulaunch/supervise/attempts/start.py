@@ -123,7 +123,7 @@ class Starter:
         return len(self._commands) - len(self.processes)
 
     def start_first(self) -> None:
-        """Start as many commands as may be starting at the same time.
+        """Start the first commands, at most `at_once`.
 
         Raises HostError if a command can't be run, or one of its files can't be written; the commands started
         before are then killed.

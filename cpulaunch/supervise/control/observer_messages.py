@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from cpulaunch.messages import Challenge, Welcome
 
 OBSERVER, LAUNCHER = "observer", "launcher of observers"
-"""Roles of the two ends in their proofs that they know `wire.observers_token`.  Both have the rank 0."""
+"""Names of the two ends in their proofs of `wire.observers_token`.  Both ends use the rank 0."""
 
 
 class Observe(NamedTuple):

@@ -174,7 +174,7 @@ def _is_gone(said: Mapping[str, Any], directory: Path) -> bool:
     try:
         os.stat(directory / CONTROL_FILE)
     except OSError as e:
-        return isinstance(e, (FileNotFoundError, NotADirectoryError))  # otherwise unknown
+        return isinstance(e, (FileNotFoundError, NotADirectoryError))  # other errors don't tell
     return False
 
 

@@ -180,7 +180,7 @@ def _is_over(state: State, failure: Candidate) -> bool:
 
 
 def _as_cancelled(state: State, cause: Candidate) -> Failure:
-    """Return the failure; if the batch system cancelled the job, with this as its cause."""
+    """Return the failure.  If the batch system cancelled the job, the cancellation is its cause."""
     if cause.failure.signal in (SIGTERM, SIGKILL) and (why := state.processes.cancellation):
         return replace(cause.failure, error=why, note=None, cause=Cause(Kind.CANCELLED, detail=why))
     return cause.failure

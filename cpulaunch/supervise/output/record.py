@@ -107,7 +107,7 @@ def read_events(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def age(directory: Path) -> tuple[str, float]:
-    """Return a key that sorts jobs by their start: its second, from the job's id, and the plan's mtime."""
+    """Return a key that sorts jobs by their start: the second in the job's id, and the plan's mtime."""
     begun = _JOB_ID.fullmatch(directory.name)
     for path in (directory / PLAN, directory):
         with contextlib.suppress(OSError):

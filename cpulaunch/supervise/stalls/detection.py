@@ -149,7 +149,7 @@ class Stalls:
         text = f"no progress for {now - self._pauses.since:.0f} s: {stall.text}"
         return append_sides(text, stall.note) if explained and explained.disagree else text
 
-    # ---- what is due
+    # ---- timing
 
     @property
     def wake_at(self) -> float | None:
@@ -256,7 +256,7 @@ class Stalls:
         return [report, *([ActOnStall(stall, explanation)] if acts else [])]
 
     def _not_yet(self, explanation: Explanation, now: float) -> Explanation:
-        """Add advice to an explanation that says why ``--stall-action`` doesn't act before the first step.
+        """Add advice to an explanation: why ``--stall-action`` doesn't act before the first step.
 
         The ranks that the others wait for may be busy with their start.  If ``--stall-timeout`` is a number,
         schedule a second look at them.

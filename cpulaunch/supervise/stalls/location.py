@@ -37,10 +37,10 @@ _LOCKS = ("PyThread_acquire_lock", "_PyMutex_Lock", "pthread_mutex_lock", "lll_l
 """Parts of the names of C functions that wait for a lock."""
 
 MAX_COMMAND = 60
-"""Characters of a child's command to show."""
+"""Maximum characters of a child's command to show."""
 
 THROTTLED = 0.2
-"""Share of the time lost to a CPU quota from which on the quota counts as the reason for a stall."""
+"""A CPU quota counts as the reason for a stall if it takes at least this share of the time."""
 
 
 def place(process: Process, caller: int = 0) -> Frame | None:

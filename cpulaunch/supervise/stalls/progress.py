@@ -130,7 +130,7 @@ class Pauses:
         """Let the collectives so far belong to the time before the first step."""
         self._early = self._collectives
 
-    # ---- what is due
+    # ---- timing
 
     @property
     def timeout(self) -> float:

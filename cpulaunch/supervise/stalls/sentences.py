@@ -14,13 +14,13 @@ from cpulaunch.supervise.stalls.waiting import Wait
 from cpulaunch.wording import counted, shortened
 
 MAX_SITUATIONS = 4
-"""Ranks to describe one by one."""
+"""Maximum number of ranks that are described one by one."""
 
 MAX_SIDES = 8
 """Maximum lines on differing calls."""
 
 MAX_CHILDREN = 4
-"""Children of a rank to describe."""
+"""Maximum number of children of a rank that are described."""
 
 
 class Words:

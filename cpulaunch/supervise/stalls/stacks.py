@@ -36,7 +36,7 @@ _LIBCS_OWN = re.compile(r"^__GI_+")
 """The prefix of the internal names of libc's functions."""
 
 MANY_PIDS = 16
-"""Process ids to show for ranks with the same stack."""
+"""Maximum number of process ids to show for ranks with the same stack."""
 
 _OURS = re.compile(r"/cpulaunch/(agent|runtime|ccl|integrations|__init__)\b|<frozen runpy>|/runpy\.py$")
 _WRAPPER = re.compile(r"<locals>|^(call|wait|init|init_process_group|make_group)$")

@@ -22,7 +22,7 @@ WINDOWS = 2
 
 
 class Straggler(NamedTuple):
-    """A host that computes for ``seconds`` per step, and the others for ``others``, over ``steps`` steps."""
+    """A slow host: it computes for ``seconds`` per step, the others for ``others``, over ``steps`` steps."""
 
     host: str
     rank: int

@@ -197,8 +197,8 @@ def _metric(name: str, unit: str, ranks: Sequence[Values]) -> Metric:
 def _quantile(ordered: Sequence[tuple[float, float]], share: float) -> float:
     """Return a quantile of weighted values, linearly interpolated between neighbours.
 
-    ``ordered`` has pairs of a value and its weight, sorted by value.  Each value is taken as the middle one
-    of ``weight`` values.  ``share`` is between 0 and 1.
+    ``ordered`` has pairs of a value and its weight, sorted by value.  Each value counts as the middle one of
+    ``weight`` values.  ``share`` is between 0 and 1.
     """
     at = share * (sum(weight for _, weight in ordered) - 1)
     below, there = ordered[0][0], 0.0
