@@ -370,9 +370,9 @@ class AttemptLoop:
         name, names = f"stacks-{action.number}.txt", self.attempt.plan.names
         text = stall_box.stacks_text(action, names).encode(errors="replace")
         self.output.logs.append(name, text, private=True)
-        kept = self.console.directory.path / name
-        brief = stall_box.stall_line(action, kept) if action.brief else ""
-        self.output.screen.say(brief or stall_box.stall_box(action, kept, names))
+        file = self.console.directory.path / name
+        brief = stall_box.stall_line(action, file) if action.brief else ""
+        self.output.screen.say(brief or stall_box.stall_box(action, file, names))
 
     def _log(self, entry: Mapping[str, Any]) -> None:
         self.output.logs.append("events.jsonl", json.dumps(entry, separators=(",", ":")).encode() + b"\n")

@@ -58,12 +58,12 @@ class Observers:
     def authenticate(self, line: bytes, salt: str) -> protocol.Observe | None:
         """Return the ``Observe`` message of a stranger's first line, or None if that is not a valid one."""
         try:
-            said = decode(line, protocol.FROM_OBSERVER)
+            message = decode(line, protocol.FROM_OBSERVER)
         except MessageError:
             return None
-        if not isinstance(said, protocol.Observe):
+        if not isinstance(message, protocol.Observe):
             return None
-        return said if same(said.proof, proof(self._token, protocol.OBSERVER, salt, 0)) else None
+        return message if same(message.proof, proof(self._token, protocol.OBSERVER, salt, 0)) else None
 
     def serve(self, connected: socket.socket, observer: protocol.Observe) -> None:
         """Answer an observer's questions until it disconnects.
@@ -80,13 +80,13 @@ class Observers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def deliver(self, seen: DumpFinished) -> None:
+    def deliver(self, dumps: DumpFinished) -> None:
         """Pass on the stacks to the observers that wait for them."""
-        served = [future for native, future in self._waiting if native <= seen.native]
+        served = [future for native, future in self._waiting if native <= dumps.native]
         self._waiting = [each for each in self._waiting if each[1] not in served]
         for future in served:
             if not future.done():
-                future.set_result(seen)
+                future.set_result(dumps)
 
     def close(self) -> None:
         for task in self._tasks:
@@ -109,9 +109,9 @@ class Observers:
             future: asyncio.Future[DumpFinished] = asyncio.get_running_loop().create_future()
             self._waiting.append((question.native, future))
             self._request_dump(question.native)
-            seen = await asyncio.wait_for(future, PATIENCE)
+            dumps = await asyncio.wait_for(future, PATIENCE)
             for rank in self._ranks:
-                await self._say(connected, _of_rank(rank, seen))
+                await self._say(connected, _of_rank(rank, dumps))
             await self._say(connected, protocol.StacksEnd())
         elif isinstance(question, protocol.AskProfile) and self._profiling:
             await self._profile(connected, question, self._profiling)
@@ -159,10 +159,10 @@ class Observers:
         await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(connected, data), PATIENCE)
 
 
-def _of_rank(rank: Rank, seen: DumpFinished) -> protocol.RankStacks:
-    if dump := seen.answers.get(rank.rank):
+def _of_rank(rank: Rank, dumps: DumpFinished) -> protocol.RankStacks:
+    if dump := dumps.answers.get(rank.rank):
         return protocol.RankStacks(rank.rank, rank.host, dump.processes, dump.error)
-    if rank.rank in seen.silent and rank.state is RankState.RUNNING:
+    if rank.rank in dumps.silent and rank.state is RankState.RUNNING:
         error = f"its agent has not answered within {ANSWER_WITHIN:g} s"
         return protocol.RankStacks(rank.rank, rank.host, None, error)
     left, not_yet = (rank.status, "") if rank.state.final else ("", rank.status)

@@ -119,8 +119,8 @@ class Announcement:
 
 def read_contact(directory: Path) -> Contact | None:
     """Read a job's ``control.json``; None if it is missing, malformed, or another user's."""
-    said = _read_json(directory / CONTROL_FILE) or {}
-    fields: dict[str, Any] = {name: said.get(name) for name in Contact._fields}
+    document = _read_json(directory / CONTROL_FILE) or {}
+    fields: dict[str, Any] = {name: document.get(name) for name in Contact._fields}
     kinds: dict[str, Any] = {"pid": int, "start": (str, NoneType), "started": (int, float), "command": list}
     if not all(isinstance(value, kinds.get(name, str)) for name, value in fields.items()):
         return None
@@ -151,11 +151,11 @@ def listed_jobs(environ: Mapping[str, str]) -> list[Path]:
     found = []
     for place in _lists(environ):
         for entry in place.glob("*.json"):
-            said = _read_json(entry)
-            if said is None or not isinstance(said.get("directory"), str):
+            document = _read_json(entry)
+            if document is None or not isinstance(document.get("directory"), str):
                 continue
-            directory = Path(said["directory"])
-            if _is_gone(said, directory):
+            directory = Path(document["directory"])
+            if _is_gone(document, directory):
                 with contextlib.suppress(OSError):
                     entry.unlink()
             else:
@@ -163,12 +163,12 @@ def listed_jobs(environ: Mapping[str, str]) -> list[Path]:
     return found
 
 
-def _is_gone(said: Mapping[str, Any], directory: Path) -> bool:
-    pid, machine = said.get("pid"), str(said.get("machine"))
+def _is_gone(document: Mapping[str, Any], directory: Path) -> bool:
+    pid, machine = document.get("pid"), str(document.get("machine"))
     here = _identity(pid if isinstance(pid, int) else 0)
     if machine == here["machine"]:
-        return bool(here["start"] is None or said.get("start") != here["start"])
-    if said.get("host") == here["host"] and machine.split()[:1] != here["machine"].split()[:1]:
+        return bool(here["start"] is None or document.get("start") != here["start"])
+    if document.get("host") == here["host"] and machine.split()[:1] != here["machine"].split()[:1]:
         return True  # started before this host's last boot
     # The launcher runs on another host that shares the list, or in a container.
     try:
@@ -212,8 +212,8 @@ def _lists(environ: Mapping[str, str], *, make: bool = False) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             if make and (parent == state or os.stat(parent).st_uid == os.geteuid()):
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            seen = os.lstat(place)
-            if stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.geteuid():
+            info = os.lstat(place)
+            if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid():
                 yield place
 
 
@@ -221,10 +221,10 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     """Read a JSON object from a file; None if that fails, or if the file belongs to another user."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
-            seen = os.fstat(file.fileno())
-            if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid():
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
                 return None
-            said = json.loads(file.read(MAX_FILE))
+            document = json.loads(file.read(MAX_FILE))
     except (OSError, ValueError, RecursionError):
         return None
-    return said if isinstance(said, dict) else None
+    return document if isinstance(document, dict) else None

@@ -62,8 +62,8 @@ class Candidate(NamedTuple):
 
 def cause_of(raised: Raised) -> Cause:
     """Return the cause that the program reported.  Without a report, infer it from the error's text."""
-    if said := Cause.from_document(raised.cause):
-        return said
+    if reported := Cause.from_document(raised.cause):
+        return reported
     timeout, operations = _GLOO_TIMED_OUT.search(raised.error), list(_unfinished(raised))
     if timeout and operations:
         last = max(operations, key=lambda each: each["enqueued"])

@@ -150,14 +150,14 @@ class ShowStatus(NamedTuple):
 class ReportStall(NamedTuple):
     """Show and keep the report of stall ``number``, counted from 1.
 
-    ``seen`` is what each rank was doing.  ``begun``: the job has reached its first step.  ``brief``: show a
-    line instead of the box.
+    ``snapshots`` has all ranks.  ``begun``: the job has reached its first step.  ``brief``: show a line
+    instead of the box.
     """
 
     number: int
     stall: Stall
     explanation: Explanation
-    seen: tuple[Snapshot, ...]
+    snapshots: tuple[Snapshot, ...]
     begun: bool = True
     brief: bool = False
 

@@ -156,10 +156,10 @@ class Rank:
 
     def _end(self, own: messages.Exit) -> Candidate | None:
         at, by_signal = own.at + self.clock, own.by_signal != 0
-        said = Cause.from_document(own.cause)
-        note = (sentence(said) if said else "") or None
+        reported = Cause.from_document(own.cause)
+        note = (sentence(reported) if reported else "") or None
         if own.signal is not None:
-            cause = said or Cause(Kind.SIGNAL, signal=own.signal)
+            cause = reported or Cause(Kind.SIGNAL, signal=own.signal)
             failure = Failure(self.rank, self.host, signal=own.signal, note=note, cause=cause)
             return Candidate(at, kinds.SIGNAL, 128 + own.signal, failure, by_signal)
         if own.code:

@@ -91,7 +91,7 @@ def failure_report(
     name = names.one(failure.rank)
     title, head = _title(outcome, failure, name), []
     others = "; ".join(_others(outcome, failure.rank, names))
-    kept = last_output(failure.rank)
+    last_bytes = last_output(failure.rank)
     log = names.log(failure.rank)
     if failure.disagree:
         title = f"{failure.text}, and {title}"
@@ -99,7 +99,7 @@ def failure_report(
         title, head = failure.text, (failure.note or "").splitlines()
         head += ["", f"{name} on {failure.host} failed then:"]
         failure = replace(failure, note=None)
-    story = _story(failure, directory, log, kept, silent=outcome.restarts > 0 and not kept)
+    story = _story(failure, directory, log, last_bytes, silent=outcome.restarts > 0 and not last_bytes)
     return box(title, [*head, *story]) + (f"cpulaunch: {others}\n" if others else "")
 
 
@@ -121,7 +121,7 @@ def _stalled(failure: Failure, outcome: Outcome, names: Names) -> str:
 
 
 def _story(
-    failure: Failure, directory: JobDirectory | None, log: str, kept: bytes, *, silent: bool
+    failure: Failure, directory: JobDirectory | None, log: str, last_bytes: bytes, *, silent: bool
 ) -> Iterator[str]:
     """Yield the lines of the box.
 
@@ -129,8 +129,8 @@ def _story(
     """
     logged = None if directory is None else _tail(directory, log)
     # If the disk was full or did not respond, the end of the log is missing.
-    said = logged if logged and logged.endswith(kept) and not silent else kept
-    _, earlier, words_of_this = said.rpartition(SEPARATOR)
+    output = logged if logged and logged.endswith(last_bytes) and not silent else last_bytes
+    _, earlier, words_of_this = output.rpartition(SEPARATOR)
     words = (words_of_this.partition(b"\n")[2] if earlier else words_of_this).decode(errors="replace")
     if failure.signal is not None:
         meaning = MEANING.get(failure.signal)

@@ -85,10 +85,10 @@ def read_document(path: Path) -> dict[str, Any] | None:
     """Read a JSON object from a file; None if that fails."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            said = json.loads(file.read(MAX_DOCUMENT))
+            document = json.loads(file.read(MAX_DOCUMENT))
     except (OSError, ValueError, RecursionError):
         return None
-    return said if isinstance(said, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def read_events(directory: Path) -> Iterator[dict[str, Any]]:
@@ -97,11 +97,11 @@ def read_events(directory: Path) -> Iterator[dict[str, Any]]:
         with (directory / EVENTS).open("rb") as file:
             for line in file:
                 try:
-                    said = json.loads(line)
+                    document = json.loads(line)
                 except (ValueError, RecursionError):
                     continue
-                if isinstance(said, dict):
-                    yield said
+                if isinstance(document, dict):
+                    yield document
     except OSError:
         return
 

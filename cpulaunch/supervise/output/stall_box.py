@@ -17,13 +17,13 @@ MAX_WHERE = 12
 """Maximum lines of the list of the ranks' places."""
 
 
-def stall_box(report: ReportStall, kept: Path, names: Names) -> str:
-    """Return the box.  ``kept`` is the file with all stacks."""
-    return box(title(report), list(_lines(report, kept, names)), "yellow")
+def stall_box(report: ReportStall, file: Path, names: Names) -> str:
+    """Return the box.  ``file`` is the file with all stacks."""
+    return box(title(report), list(_lines(report, file, names)), "yellow")
 
 
-def stall_line(report: ReportStall, kept: Path) -> str:
-    return f"cpulaunch: {title(report)}; stacks: {shown_path(kept)}\n"
+def stall_line(report: ReportStall, file: Path) -> str:
+    return f"cpulaunch: {title(report)}; stacks: {shown_path(file)}\n"
 
 
 def title(report: ReportStall) -> str:
@@ -34,8 +34,8 @@ def title(report: ReportStall) -> str:
 
 def stacks_text(report: ReportStall, names: Names) -> str:
     """Return the explanation and all stacks, for the file."""
-    seen = stacks.report(_seen(report, names))
-    return "\n".join([title(report), *_story(report), "", seen])
+    rank_stacks = stacks.report(_rank_stacks(report, names))
+    return "\n".join([title(report), *_story(report), "", rank_stacks])
 
 
 def _story(report: ReportStall) -> list[str]:
@@ -45,25 +45,25 @@ def _story(report: ReportStall) -> list[str]:
     return [*lines, *([found.advice] if found.advice else [])]
 
 
-def _lines(report: ReportStall, kept: Path, names: Names) -> Iterator[str]:
+def _lines(report: ReportStall, file: Path, names: Names) -> Iterator[str]:
     story = _story(report)
     yield from [*story, ""] if story else ()
-    seen = _seen(report, names)
-    where = list(stacks.place_lines(seen, dict(_called(report, names))))
+    rank_stacks = _rank_stacks(report, names)
+    where = list(stacks.place_lines(rank_stacks, dict(_called(report, names))))
     yield from ("Who is where:", *where[:MAX_WHERE])
     if len(where) > MAX_WHERE:
         yield f"… {len(where) - MAX_WHERE} more"
-    yield from ("", *stacks.missing_frames(seen), f"stacks: {shown_path(kept)}")
+    yield from ("", *stacks.missing_frames(rank_stacks), f"stacks: {shown_path(file)}")
 
 
 def _called(report: ReportStall, names: Names) -> Iterator[tuple[int, str]]:
     """Yield the number of each rank that waits, and the operation that its ledger shows."""
-    groups = {each.rank: each.dump.groups for each in report.seen if each.dump}
-    for wait in waits(groups, len(report.seen)):
+    groups = {each.rank: each.dump.groups for each in report.snapshots if each.dump}
+    for wait in waits(groups, len(report.snapshots)):
         yield from ((names.number(rank), wait.operations[rank].kind) for rank in wait.waiting)
 
 
-def _seen(report: ReportStall, names: Names) -> list[RankStacks]:
+def _rank_stacks(report: ReportStall, names: Names) -> list[RankStacks]:
     """Return the stacks of each rank, with the numbers that users give to ranks or instances."""
     return [
         RankStacks(
@@ -73,5 +73,5 @@ def _seen(report: ReportStall, names: Names) -> list[RankStacks]:
             each.dump.error if each.dump else "its agent has not answered",
             each.left,
         )
-        for each in report.seen
+        for each in report.snapshots
     ]

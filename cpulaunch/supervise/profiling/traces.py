@@ -315,8 +315,8 @@ class Profiling:
         if process.returncode:
             (*_, why) = err.decode(errors="replace").strip().splitlines() or [f"exit {process.returncode}"]
             return _nothing(f"the traces can't be merged: {why}")
-        made = json.loads(out)
-        return Profile(f"{stem}.json.gz", made["brief"], made["text"], "")
+        summary = json.loads(out)
+        return Profile(f"{stem}.json.gz", summary["brief"], summary["text"], "")
 
 
 def _nothing(why: str) -> Profile:

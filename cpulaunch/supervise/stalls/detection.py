@@ -204,7 +204,7 @@ class Stalls:
         return [*sends]
 
     def _look_closer(self, now: float) -> list[Action]:
-        found = explain(self._seen(now))
+        found = explain(self._snapshots(now))
         # Without ledgers, the others may wait for any rank.
         native = {*found.ranks, *found.odd} if self.settings.ledgers else set(self._ranks)
         # If the others wait for no rank, any rank that computes may be on its way to the first step.
@@ -219,8 +219,8 @@ class Stalls:
 
     def _report(self, now: float) -> list[Action]:
         paused = round(now - self._pauses.since, 1)
-        seen = self._seen(now)
-        explanation = explain(seen, paused, self._names)
+        snapshots = self._snapshots(now)
+        explanation = explain(snapshots, paused, self._names)
         if self._phase is Phase.LOOKING_CLOSER and self._still_begins(explanation):
             self._pauses.begins_later()
             return self._watch()
@@ -237,7 +237,7 @@ class Stalls:
         self._second, self._until = None, now + AGAIN
         if wanted and not acts:
             explanation = self._not_yet(explanation, now)
-        return self._say(explanation, seen, paused, acts=acts)
+        return self._start_stall(explanation, snapshots, paused, acts=acts)
 
     def _still_begins(self, explanation: Explanation) -> bool:
         """Whether the first step may be yet to come, and a rank that the others wait for computes."""
@@ -246,13 +246,13 @@ class Stalls:
         before = self._question.answers if self._question else {}
         return any(computes(before.get(rank), self._dumps.get(rank)) for rank in self._suspects)
 
-    def _say(
-        self, explanation: Explanation, seen: Sequence[Snapshot], paused: float, *, acts: bool
+    def _start_stall(
+        self, explanation: Explanation, snapshots: Sequence[Snapshot], paused: float, *, acts: bool
     ) -> list[Action]:
         self._phase = Phase.STALLED
         self._explained, stall = explanation, self._stall(explanation, paused, self._pauses.since)
         self.stalls.append(stall)
-        report = ReportStall(len(self.stalls), stall, explanation, tuple(seen), self._pauses.begun)
+        report = ReportStall(len(self.stalls), stall, explanation, tuple(snapshots), self._pauses.begun)
         return [report, *([ActOnStall(stall, explanation)] if acts else [])]
 
     def _not_yet(self, explanation: Explanation, now: float) -> Explanation:
@@ -288,11 +288,11 @@ class Stalls:
             return []
         before, paused = self._explained, round(now - self._pauses.since, 1)
         assert before
-        found, seen = before, []
+        found, snapshots = before, []
         if all_answered:
             self._dumps = second.answers
-            seen = self._seen(now)
-            found = explain(seen, paused, self._names)
+            snapshots = self._snapshots(now)
+            found = explain(snapshots, paused, self._names)
             # An operation that all ranks have called may complete at any moment, so wait for the next look.
             passing = found.operation and not (found.ranks or found.certain)
             if not _is_part(found, before) and (not passing or second.found == found.headline):
@@ -302,7 +302,7 @@ class Stalls:
             self._second, self._until = None, inf
             self.stalls[-1] = replace(self.stalls[-1], seconds=paused)
             if (found.headline, found.place) != (before.headline, before.place):
-                return self._say(found, seen, paused, acts=True)
+                return self._start_stall(found, snapshots, paused, acts=True)
             return [ActOnStall(self.stalls[-1], before)]
         second.again(now)
         self._until = second.due
@@ -366,7 +366,7 @@ class Stalls:
 
     # ---- the result
 
-    def _seen(self, now: float) -> list[Snapshot]:
+    def _snapshots(self, now: float) -> list[Snapshot]:
         return [
             Snapshot(
                 rank.rank,

@@ -82,18 +82,18 @@ class Calls:
         cause = failure.cause
         if failure.signal != SIGABRT and not is_about_others(cause):
             return failure
-        seen = [_seen(rank, self.dumps.get(rank.rank)) for rank in self._ranks]
-        said = cause.differ
-        lines, those = describe_calls(seen, said=said, pair=_pair(failure))
-        if said or lines:
-            note = "\n".join(lines or former_members(seen)) or failure.note
-            known = cause if said else cause._replace(kind=Kind.CALLS_DIFFER)
+        snapshots = [_snapshot(rank, self.dumps.get(rank.rank)) for rank in self._ranks]
+        reported = cause.differ
+        lines, those = describe_calls(snapshots, reported=reported, pair=_pair(failure))
+        if reported or lines:
+            note = "\n".join(lines or former_members(snapshots)) or failure.note
+            known = cause if reported else cause._replace(kind=Kind.CALLS_DIFFER)
             return replace(failure, note=note, disagree=True, ranks=tuple(those), text=DISAGREE, cause=known)
-        if lines := former_members(seen):
+        if lines := former_members(snapshots):
             return replace(failure, note="\n".join(lines))
         if failure.rank is None or cause.timeout is None or cause.operation is None:
             return failure
-        if found := explain_timeout(seen, failure.rank):
+        if found := explain_timeout(snapshots, failure.rank):
             return replace(failure, text=found.headline, note="\n".join(found.lines), ranks=found.ranks)
         return failure
 
@@ -114,18 +114,18 @@ def explain_leavers(failure: Failure, ranks: Sequence[Rank], calls: Calls | None
     then empty.
     """
     dumps = calls.dumps if calls else {}
-    seen = [
+    snapshots = [
         Snapshot(each.rank, each.host, left=each.status, dump=each.last_dump)
         if each.rank in failure.ranks
-        else _seen(each, dumps.get(each.rank))
+        else _snapshot(each, dumps.get(each.rank))
         for each in ranks
     ]
-    text, lines = describe_leavers(seen) or (left_headline(seen, failure.ranks), [])
+    text, lines = describe_leavers(snapshots) or (left_headline(snapshots, failure.ranks), [])
     note = "\n".join([*lines, *filter(None, [failure.note])])
     return replace(failure, text=text, note=note, ranks=failure.ranks if text else ())
 
 
-def _seen(rank: Rank, dump: Dump | None) -> Snapshot:
+def _snapshot(rank: Rank, dump: Dump | None) -> Snapshot:
     raised = rank.raised
     if raised is None:
         left = rank.status if rank.exit and rank.exit.own and rank.exit.code == 0 else ""

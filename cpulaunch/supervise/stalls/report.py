@@ -43,71 +43,71 @@ class Explanation:
     advice: str = ""
 
 
-def explain(seen: Sequence[Snapshot], paused: float = 0.0, names: Names = RANKS) -> Explanation:
+def explain(snapshots: Sequence[Snapshot], paused: float = 0.0, names: Names = RANKS) -> Explanation:
     """Return the first explanation that applies.
 
-    ``seen`` has all ranks of the job, in order.  ``paused`` is the time without progress in seconds; the
+    ``snapshots`` has all ranks of the job, in order.  ``paused`` is the time without progress in seconds; the
     report also shows it as the time since a rank's last operation if they differ by less than a second.
     """
-    return _Case(seen, _waits(seen), paused, names).explain()
+    return _Case(snapshots, _waits(snapshots), paused, names).explain()
 
 
 def describe_calls(
-    seen: Sequence[Snapshot], *, said: bool, pair: Collection[int] = ()
+    snapshots: Sequence[Snapshot], *, reported: bool, pair: Collection[int] = ()
 ) -> tuple[list[str], list[int]]:
     """Describe differing calls of ranks: what they have called, and where.
 
     Returns a line for each kind of call, the most frequent first, and the ranks that made the calls.  There
     is only one line if the calls differ in a value that the ledger lacks.
 
-    Ranks that have failed in an operation count as waiting in it.  ``said``: the process group reports that
-    the calls differ.  ``pair``: the two ranks whose calls differ, if it reports them.
+    Ranks that have failed in an operation count as waiting in it.  ``reported``: the process group reports
+    that the calls differ.  ``pair``: the two ranks whose calls differ, if it reports them.
     """
-    found = _waits(seen, failed=True)
+    found = _waits(snapshots, failed=True)
     if pair:
         found = [wait.between(pair) for wait in found if set(pair) & wait.operations.keys()]
     # A rank that doesn't wait for the others may have gone on to later operations.
-    earlier = disagreements(_groups(seen), len(seen)) if said else []
+    earlier = disagreements(_groups(snapshots), len(snapshots)) if reported else []
     differing = earlier or [wait for wait in found if len(wait.kinds()) > 1]
-    candidates = differing or (found if said else [])
-    words = Words(seen)
+    candidates = differing or (found if reported else [])
+    words = Words(snapshots)
     called = [(words.calls(wait), sorted(wait.operations)) for wait in candidates if len(wait.operations) > 1]
-    if said:
+    if reported:
         return max(called, key=lambda each: len(each[0]), default=([], []))
     return next((each for each in called if len(each[0]) > 1), ([], []))
 
 
-def former_members(seen: Sequence[Snapshot]) -> list[str]:
+def former_members(snapshots: Sequence[Snapshot]) -> list[str]:
     """Return a line on a rank that failed in an operation, and lines on running ranks that left its group.
 
     Returns no lines if no running rank has left the group.
     """
-    found = _waits(seen, failed=True)
-    case = _Case(seen, found)
+    found = _waits(snapshots, failed=True)
+    case = _Case(snapshots, found)
     for wait in found:
         numbers = (wait.ranks[number] for number in wait.unknown if number in wait.ranks)
-        if gone := [rank for rank in numbers if case.seen[rank].program]:
+        if gone := [rank for rank in numbers if case.snapshots[rank].program]:
             return [case.words.call(wait, wait.waiting[:1]), *case.words.situations(gone, wait)]
     return []
 
 
-def explain_timeout(seen: Sequence[Snapshot], rank: int) -> Explanation | None:
+def explain_timeout(snapshots: Sequence[Snapshot], rank: int) -> Explanation | None:
     """Explain why the operation in which ``rank`` failed did not complete; None if that is unknown."""
-    return _Case(seen, _waits(seen, failed=True), waiter=rank).of_waits()
+    return _Case(snapshots, _waits(snapshots, failed=True), waiter=rank).of_waits()
 
 
-def describe_leavers(seen: Sequence[Snapshot]) -> tuple[str, list[str]] | None:
+def describe_leavers(snapshots: Sequence[Snapshot]) -> tuple[str, list[str]] | None:
     """Say which ranks left without calling the operation in which others failed.
 
     Returns a headline, and lines on the failed ranks; None if that is unknown.  The headline is empty if no
     rank left without calling the operation; the lines then say which other ranks haven't called it.
     """
-    found = _waits(seen, failed=True)
-    case = _Case(seen, found)
+    found = _waits(snapshots, failed=True)
+    case = _Case(snapshots, found)
     for wait in found:
         if left := case.left(wait, wait.absent):
-            return left_headline(seen, left, wait), [case.words.call(wait, wait.waiting)]
-    have_left = {each.rank for each in seen if each.left}
+            return left_headline(snapshots, left, wait), [case.words.call(wait, wait.waiting)]
+    have_left = {each.rank for each in snapshots if each.left}
     if not any(_have_called(wait, have_left) for wait in found):
         return None
     late = case.of_waits()
@@ -121,10 +121,10 @@ def _have_called(wait: Wait, ranks: Collection[int]) -> bool:
     return set(ranks) & set(wait.ranks.values()) <= wait.members.keys()
 
 
-def left_headline(seen: Sequence[Snapshot], ranks: Collection[int], wait: Wait | None = None) -> str:
+def left_headline(snapshots: Sequence[Snapshot], ranks: Collection[int], wait: Wait | None = None) -> str:
     """Return the headline for ``ranks`` that have left while others ``wait`` for them."""
-    how = dict.fromkeys(each.left for each in seen if each.rank in ranks)
-    who = Words(seen).named(ranks)
+    how = dict.fromkeys(each.left for each in snapshots if each.rank in ranks)
+    who = Words(snapshots).named(ranks)
     without = ""
     if wait:
         without = f" without {'answering' if wait.message else 'calling'} {_of_others(wait)}"
@@ -137,37 +137,37 @@ def _of_others(wait: Wait) -> str:
     return f"rank {wait.waiting[0]}'s {name}" if wait.message else name
 
 
-def _waits(seen: Sequence[Snapshot], *, failed: bool = False) -> Sequence[Wait]:
-    return waits(_groups(seen), len(seen), failed=failed)
+def _waits(snapshots: Sequence[Snapshot], *, failed: bool = False) -> Sequence[Wait]:
+    return waits(_groups(snapshots), len(snapshots), failed=failed)
 
 
-def _groups(seen: Sequence[Snapshot]) -> dict[int, list[dict[str, Any]]]:
-    return {each.rank: each.dump.groups for each in seen if each.dump}
+def _groups(snapshots: Sequence[Snapshot]) -> dict[int, list[dict[str, Any]]]:
+    return {each.rank: each.dump.groups for each in snapshots if each.dump}
 
 
 class _Case:
     def __init__(
         self,
-        seen: Sequence[Snapshot],
+        snapshots: Sequence[Snapshot],
         found: Sequence[Wait],
         paused: float = 0.0,
         names: Names = RANKS,
         waiter: int | None = None,
     ) -> None:
         """``waiter``: consider only missing ranks that this rank waits for."""
-        self.words, self.names = Words(seen, paused, names), names
-        self.seen = self.words.seen
+        self.words, self.names = Words(snapshots, paused, names), names
+        self.snapshots = self.words.snapshots
         self._waiter = waiter
         # A rank that computes may have asked for a message, but doesn't wait for it.
-        self.waits = [wait for wait in found if not (wait.message and self.seen[wait.waiting[0]].runs)]
+        self.waits = [wait for wait in found if not (wait.message and self.snapshots[wait.waiting[0]].runs)]
 
     def explain(self) -> Explanation:
         found = self.of_waits() or self._nobody()
         if found.place:
             return found
         if found.ranks:
-            return replace(found, place=self.seen[found.ranks[0]].place)
-        places = {each.place for each in self.seen.values() if not each.left}
+            return replace(found, place=self.snapshots[found.ranks[0]].place)
+        places = {each.place for each in self.snapshots.values() if not each.left}
         return replace(found, place=places.pop() if len(places) == 1 else None)
 
     # ---- the causes
@@ -207,8 +207,8 @@ class _Case:
             candidates, key=lambda each: (len(self.words.waiting(each[0])), len(each[0].waiting))
         )
         left = self.left(wait, free)
-        free = [rank for rank in free if rank in left or not self.seen[rank].left]
-        held = [rank for rank in free if self.seen[rank].hold_reason]
+        free = [rank for rank in free if rank in left or not self.snapshots[rank].left]
+        held = [rank for rank in free if self.snapshots[rank].hold_reason]
         first = left or held or free
         headline = self._of_absent(wait, free, left, held)
         others = [rank for rank in free if rank not in first]
@@ -222,7 +222,7 @@ class _Case:
         If running ranks have not called the operation, a rank that may have called it before it left is no
         likely cause.
         """
-        left = sorted(rank for rank in ranks if self.seen[rank].left)
+        left = sorted(rank for rank in ranks if self.snapshots[rank].left)
         is_known = any(rank in wait.missing and rank not in left for rank in ranks)
         return [rank for rank in left if rank in wait.missing] if is_known else left
 
@@ -230,8 +230,8 @@ class _Case:
         """Return the headline about the missing ranks ``free``; some may have ``left`` or be ``held``."""
         name = what(wait, wait.waiting[0], short=True)
         if left:
-            return left_headline(list(self.seen.values()), left, wait)
-        if all(self.seen[rank].dump is None for rank in free):
+            return left_headline(list(self.snapshots.values()), left, wait)
+        if all(self.snapshots[rank].dump is None for rank in free):
             return f"{self.words.named(free)} can't be seen; {self._others_wait(wait, free)} in {name}"
         if wait.message:
             return f"{self.words.named(free)} {has_or_have(free)} not answered {_of_others(wait)}"
@@ -248,7 +248,7 @@ class _Case:
         return f"{self.words.named(free)} {has_or_have(free)} not called {name}"
 
     def _others_wait(self, wait: Wait, unseen: Collection[int]) -> str:
-        if {*wait.waiting, *unseen} >= self.seen.keys():
+        if {*wait.waiting, *unseen} >= self.snapshots.keys():
             return "the others wait"
         return f"{self.words.named(wait.waiting)} {waits_or_wait(wait.waiting)}"
 
@@ -268,7 +268,7 @@ class _Case:
                 *(line for each in elsewhere for line in self.words.of_these(each, those[id(each)])),
             ]
             ranks = sorted({*wait.waiting, *wait.absent})
-            certain = not any(self.seen[rank].runs for rank in wait.absent)
+            certain = not any(self.snapshots[rank].runs for rank in wait.absent)
             return self._of(wait, headline, lines, ranks, certain=certain, mutual=True)
         return None
 
@@ -297,14 +297,14 @@ class _Case:
         for wait in self.waits:
             for rank in self.words.waiting(wait) if wait.absent else ():
                 edges.setdefault(rank, (wait, min(wait.absent)))
-        seen: set[int] = set()
+        visited: set[int] = set()
         for start in sorted(edges):
             path: dict[int, tuple[Wait, int]] = {}
             rank = start
-            while rank in edges and rank not in path and rank not in seen:
+            while rank in edges and rank not in path and rank not in visited:
                 path[rank] = edges[rank]
                 rank = edges[rank][1]
-            seen |= path.keys()
+            visited |= path.keys()
             if rank in path:
                 ranks = list(path)
                 return {each: path[each] for each in ranks[ranks.index(rank) :]}
@@ -318,8 +318,8 @@ class _Case:
                 name = what(wait, wait.waiting[0], short=True)
                 group = f"the group of {wait.group.size}" if wait.meets else f"group {wait.group.name}"
                 headline = f"{members} of {group} can't be seen; {self._others_wait(wait, ())} in {name}"
-                if wait.meets and wait.group.size > len(self.seen):
-                    ours = counted(len(self.seen), self.names.noun)
+                if wait.meets and wait.group.size > len(self.snapshots):
+                    ours = counted(len(self.snapshots), self.names.noun)
                     headline = f"{name} expects {wait.group.size} ranks, but this job has {ours}"
                 return self._of(wait, headline, self.words.waiters(wait, ()), ())
         return None
@@ -337,7 +337,7 @@ class _Case:
                 wait, f"no rank has sent what {self.words.named(wait.waiting)} waits for in {name}", lines, ()
             )
         lines = [f"all have called {what(wait, wait.waiting[0])}{self.words.at(wait, wait.waiting)}"]
-        if held := [rank for rank in wait.members if self.seen[rank].hold_reason]:
+        if held := [rank for rank in wait.members if self.snapshots[rank].hold_reason]:
             headline = self.words.hold_headline(held)
             return self._of(wait, headline, [*lines, *self.words.situations(held, wait)], held)
         pairs = wait.pairs()
@@ -348,7 +348,8 @@ class _Case:
             return self._of(wait, f"all have called {name}, but it has not completed", lines, ())
         by_hosts: dict[frozenset[str], list[tuple[int, int]]] = {}
         for a, b in pairs:
-            by_hosts.setdefault(frozenset((self.seen[a].host, self.seen[b].host)), []).append((a, b))
+            pair_hosts = frozenset((self.snapshots[a].host, self.snapshots[b].host))
+            by_hosts.setdefault(pair_hosts, []).append((a, b))
         ends = [self.words.named([rank]) for rank in pairs[0]]
         if len(by_hosts) == 1 and len(hosts := next(iter(by_hosts))) == 2:
             ends = sorted(hosts)
@@ -362,16 +363,16 @@ class _Case:
     def _nobody(self) -> Explanation:
         """No rank waits in an operation."""
         noun = self.names.noun
-        running = [each.rank for each in self.seen.values() if not each.left]
-        programs = {rank: program for rank in running if (program := self.seen[rank].program)}
-        if held := [rank for rank in running if self.seen[rank].hold_reason]:
+        running = [each.rank for each in self.snapshots.values() if not each.left]
+        programs = {rank: program for rank in running if (program := self.snapshots[rank].program)}
+        if held := [rank for rank in running if self.snapshots[rank].hold_reason]:
             headline = self.words.hold_headline(held)
             return Explanation(headline, tuple(self.words.situations(held)), tuple(held))
         if locked := self._locked(running):
             headline = f"threads of {self.words.named(locked)} wait for each other's locks"
             return Explanation(headline, tuple(self.words.situations(locked)), tuple(locked))
-        if running and all(self.seen[rank].leaving for rank in running):
-            everybody = len(running) == len(self.seen) > 1
+        if running and all(self.snapshots[rank].leaving for rank in running):
+            everybody = len(running) == len(self.snapshots) > 1
             who = f"all {noun}s" if everybody else self.words.named(running)
             words = "has finished, but doesn't" if len(running) == 1 else "have finished, but don't"
             threads = [surviving_thread(programs[rank]) if rank in programs else None for rank in running]
@@ -389,13 +390,13 @@ class _Case:
         noun = self.names.noun
         places: dict[str, list[int]] = {}
         for rank in running:
-            places.setdefault(self.seen[rank].at, []).append(rank)
+            places.setdefault(self.snapshots[rank].at, []).append(rank)
         fewest = min(places.values(), key=len, default=[]) if len(places) > 1 else []
-        has_ledger = any(each.dump and each.dump.groups for each in self.seen.values())
+        has_ledger = any(each.dump and each.dump.groups for each in self.snapshots.values())
         ranks = tuple(running) if len(running) == 1 else ()
         if len(places) == 1 and (at := next(iter(places))):
             who = f"all {noun}s are" if len(running) > 1 else f"{self.words.named(running)} is"
-            first = self.seen[running[0]]
+            first = self.snapshots[running[0]]
             headline = f"{who} {'at ' if first.place else ''}{at}"
         elif has_ledger:
             headline = f"no {noun} waits in a collective"
@@ -404,16 +405,16 @@ class _Case:
             headline = f"it is unknown what {who} for"
         lines = []
         if not has_ledger and noun != INSTANCE:
-            done = max(each.collectives for each in self.seen.values())
+            done = max(each.collectives for each in self.snapshots.values())
             ended = f"all ranks have destroyed their process groups, after {counted(done, 'collective')}"
             lines.append(ended if done else _NO_LEDGER)
         lines += [line for theirs in places.values() for line in self.words.situations(theirs[:1])]
-        lines += self.words.situations([each.rank for each in self.seen.values() if each.left])
+        lines += self.words.situations([each.rank for each in self.snapshots.values() if each.left])
         return Explanation(headline, tuple(lines), ranks, odd=tuple(fewest) if has_ledger else ())
 
     def _locked(self, ranks: Sequence[int]) -> list[int]:
         """Return the ranks whose threads wait for each other's locks."""
-        programs = ((rank, self.seen[rank].program) for rank in ranks)
+        programs = ((rank, self.snapshots[rank].program) for rank in ranks)
         return [rank for rank, program in programs if program and location.is_deadlocked(program)]
 
     def _of(
@@ -421,6 +422,6 @@ class _Case:
     ) -> Explanation:
         first = next(iter(ranks := tuple(ranks)), -1)
         operation = wait.operations.get(first)
-        program = self.seen[first].program if operation else None
+        program = self.snapshots[first].program if operation else None
         place = location.place(program, operation.thread) if operation and program else None
         return Explanation(headline, tuple(lines), ranks, wait.operation.kind, wait.sequence, place, **flags)

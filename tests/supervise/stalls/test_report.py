@@ -127,7 +127,7 @@ def test_the_first_differing_operations_are_shown() -> None:
         seen(rank, [group(rank, operation(6, "broadcast", root=rank, done=5), operation(7), size=2)])
         for rank in range(2)
     ]
-    lines, _ = describe_calls(ranks, said=True)
+    lines, _ = describe_calls(ranks, reported=True)
     assert [line.partition(", 25 MB")[0] for line in lines] == [
         f"rank {rank} on node{rank}: broadcast #6 from rank {rank} of group 0" for rank in range(2)
     ]
@@ -421,5 +421,5 @@ def test_unknown_states_are_no_error() -> None:
 def test_differing_reductions_at_one_line_are_shown_with_it() -> None:
     ranks = [seen(rank, [group(rank, operation(7), size=2)]) for rank in range(2)]
     at = "ranks 0-1 on node[0-1]: all_reduce #7 of group 0, 25 MB float32, at train.py:91 main"
-    assert describe_calls(ranks, said=True)[0] == [at]
-    assert describe_calls(ranks, said=False) == ([], [])
+    assert describe_calls(ranks, reported=True)[0] == [at]
+    assert describe_calls(ranks, reported=False) == ([], [])
