@@ -174,10 +174,7 @@ def _master_port(plan: Plan, free_port: int | None) -> tuple[int, socket.socket 
         keeper = master_port.first_free(ports, lambda port: master_port.keep(port, ours))
     except OSError as e:
         which = f"port {wanted}" if wanted != "auto" else f"ports {plan.settings.hosts.port_range}"
-        raise HostError(
-            f"{which} of {plan.master_addr}: {e.strerror or e}",
-            hint=PORT_IS_TAKEN,
-        ) from None
+        raise HostError(f"{which} of {plan.master_addr}: {e.strerror or e}", hint=PORT_IS_TAKEN) from None
     port = keeper.getsockname()[1]
     taken_over = plan.here_alone and plan.program.python and not plan.instances
     if taken_over and not plan.settings.training.as_written:

@@ -88,10 +88,7 @@ def _unfinished(raised: Raised) -> Iterator[Mapping[str, Any]]:
 
 
 def root_cause(
-    candidates: Collection[Candidate],
-    succeeded: Collection[tuple[float, int]],
-    *,
-    independent: bool = False,
+    candidates: Collection[Candidate], succeeded: Collection[tuple[float, int]], *, independent: bool = False
 ) -> Candidate | None:
     """Return the first failure that isn't a consequence of another one.
 

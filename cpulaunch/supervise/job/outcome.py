@@ -209,10 +209,7 @@ class Outcome:
     def after(self, earlier: Sequence[AttemptOutcome], stalls: Sequence[Stall]) -> Outcome:
         """Return the job's outcome after ``earlier`` attempts, which had ``stalls``, and this one."""
         return replace(
-            self,
-            restarts=len(earlier),
-            stalls=(*stalls, *self.stalls),
-            attempts=(*earlier, *self.attempts),
+            self, restarts=len(earlier), stalls=(*stalls, *self.stalls), attempts=(*earlier, *self.attempts)
         )
 
     def to_text(self) -> str:

@@ -27,10 +27,7 @@ MEANING = {
     11: "invalid memory access",
     15: "ended by another program or the batch system",
 }
-TITLES = {
-    kinds.NODE_LOST: "host {0.host} was lost",
-    kinds.START_FAILED: "{1} on {0.host} was not started",
-}
+TITLES = {kinds.NODE_LOST: "host {0.host} was lost", kinds.START_FAILED: "{1} on {0.host} was not started"}
 NOT_AS_PLANNED = "{1} on {0.host} was started, but not as planned"
 """Title if a rank was started, and its placement then turned out to differ from the plan."""
 

@@ -23,10 +23,7 @@ def first_error(job: Played) -> str | None:
 
 @pytest.mark.parametrize(
     ("why", "said"),
-    [
-        ("", "Slurm cancelled the step"),
-        (" DUE TO TIME LIMIT", "Slurm cancelled the step due to time limit"),
-    ],
+    [("", "Slurm cancelled the step"), (" DUE TO TIME LIMIT", "Slurm cancelled the step due to time limit")],
 )
 def test_a_cancelled_step_is_the_reason_for_its_ranks_signals(why: str, said: str) -> None:
     job = under_srun()

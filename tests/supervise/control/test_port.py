@@ -315,11 +315,7 @@ NOTE = encode(messages.Note("x"))
         ),
         (
             [encode(messages.End(9, 0)), NOTE],
-            [
-                ("said", 1, messages.Unknown("end")),
-                ("said", 1, messages.Note("x")),
-                ("disconnected", 1, ""),
-            ],
+            [("said", 1, messages.Unknown("end")), ("said", 1, messages.Note("x")), ("disconnected", 1, "")],
         ),
         ([b'{"type":"note"}\n', NOTE], [("disconnected", 1, "note without note")]),
         ([b"nonsense\n", NOTE], [("disconnected", 1, "not JSON")]),

@@ -36,8 +36,7 @@ def test_one_that_raises_is_named_and_the_others_continue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "said", "code"),
-    [({"code": 3}, "exit code 3", 3), ({"code": None, "signal": 11}, "SIGSEGV", 139)],
+    ("end", "said", "code"), [({"code": 3}, "exit code 3", 3), ({"code": None, "signal": 11}, "SIGSEGV", 139)]
 )
 def test_the_first_failures_exit_code_is_the_jobs(end: dict[str, Any], said: str, code: int) -> None:
     job = instances()

@@ -9,15 +9,7 @@ import pytest
 from support.played import GRACE, SILENCE, Played, running
 
 from cpulaunch import messages
-from cpulaunch.supervise.job.events import (
-    AgentSent,
-    Event,
-    HideStderr,
-    Log,
-    ProcessPrinted,
-    ShowStatus,
-    Tick,
-)
+from cpulaunch.supervise.job.events import AgentSent, Event, HideStderr, Log, ProcessPrinted, ShowStatus, Tick
 
 
 class TestARankThatRaises:
@@ -147,10 +139,7 @@ class TestRanksThatAreEnded:
         job.falls_silent(3)
         job.to_the_end()
         (attempt,) = job.outcome().attempts
-        assert (attempt.ended_after, attempt.waited) == (
-            2.0,
-            ("3 s until ranks 1,3 on node[1,3] had ended",),
-        )
+        assert (attempt.ended_after, attempt.waited) == (2.0, ("3 s until ranks 1,3 on node[1,3] had ended",))
 
     def test_are_asked_once(self) -> None:
         job = running()
@@ -251,9 +240,7 @@ class TestMessages:
             if rank % 512 == 0:
                 job.until(job.now + 0.5)  # reports arrive this slowly
         job.until(job.now + 1.0)
-        assert job.told == [
-            "node[0-1023]: /opt/my env/libtcmalloc.so is left out",
-        ]
+        assert job.told == ["node[0-1023]: /opt/my env/libtcmalloc.so is left out"]
 
     def test_with_the_same_note_of_many_ranks_are_one_line(self) -> None:
         job = running()

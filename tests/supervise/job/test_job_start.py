@@ -8,12 +8,7 @@ import pytest
 from support.played import GLOO, SSH, TIMEOUT, Played, running
 
 from cpulaunch import messages
-from cpulaunch.supervise.job.events import (
-    EndProcesses,
-    NotStarted,
-    StartFailed,
-    Tick,
-)
+from cpulaunch.supervise.job.events import EndProcesses, NotStarted, StartFailed, Tick
 
 
 class TestAnAgentThatNeverConnects:

@@ -9,9 +9,7 @@ import pytest
 from support.played import SILENCE, START, Played, running
 
 from cpulaunch import messages
-from cpulaunch.supervise.job.events import (
-    Tick,
-)
+from cpulaunch.supervise.job.events import Tick
 from cpulaunch.supervise.job.outcome import Failure
 from cpulaunch.supervise.job.rank import RankState
 

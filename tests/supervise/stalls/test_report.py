@@ -7,19 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.seen import (
-    LOAD,
-    MAIN,
-    NOW,
-    TORCH,
-    explained,
-    group,
-    operation,
-    others,
-    process,
-    seen,
-    thread,
-)
+from support.seen import LOAD, MAIN, NOW, TORCH, explained, group, operation, others, process, seen, thread
 
 from cpulaunch.ledger import MEETING, NEW_GROUP
 from cpulaunch.messages import Dump

@@ -5,19 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.seen import (
-    LOAD,
-    MAIN,
-    TORCH,
-    Frame,
-    explained,
-    group,
-    operation,
-    others,
-    process,
-    seen,
-    thread,
-)
+from support.seen import LOAD, MAIN, TORCH, Frame, explained, group, operation, others, process, seen, thread
 
 from cpulaunch.supervise.control.observer_messages import RankStacks
 from cpulaunch.supervise.stalls.stacks import place_lines
