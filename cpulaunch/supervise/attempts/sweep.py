@@ -46,24 +46,21 @@ class Unswept(NamedTuple):
     ours: bool = False
 
 
-def sweep(job_id: str) -> list[int]:
-    """Kill all processes of the job ``job_id`` on this host, and return their process ids."""
+def sweep(job_id: str) -> None:
+    """Kill all processes of the job ``job_id`` on this host."""
     mark = _mark(job_id).encode()
-    killed: list[int] = []
     try:
         entries = list(Path("/proc").iterdir())
     except OSError:
-        return []  # no file descriptor is left
+        return  # no file descriptor is left
     for entry in entries:
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
             if mark in (entry / "environ").read_bytes().split(b"\0"):
                 os.kill(int(entry.name), signal.SIGKILL)
-                killed.append(int(entry.name))
         except OSError:
             pass  # not ours to read, or gone
-    return killed
 
 
 async def sweep_hosts(

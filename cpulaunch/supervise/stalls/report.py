@@ -366,25 +366,28 @@ class _Case:
         running = [each.rank for each in self.snapshots.values() if not each.left]
         programs = {rank: program for rank in running if (program := self.snapshots[rank].program)}
         if held := [rank for rank in running if self.snapshots[rank].hold_reason]:
-            headline = self.words.hold_headline(held)
-            return Explanation(headline, tuple(self.words.situations(held)), tuple(held))
+            return self._about(self.words.hold_headline(held), held)
         if locked := self._locked(running):
-            headline = f"threads of {self.words.named(locked)} wait for each other's locks"
-            return Explanation(headline, tuple(self.words.situations(locked)), tuple(locked))
+            return self._about(f"threads of {self.words.named(locked)} wait for each other's locks", locked)
         if running and all(self.snapshots[rank].leaving for rank in running):
             everybody = len(running) == len(self.snapshots) > 1
             who = f"all {noun}s" if everybody else self.words.named(running)
             words = "has finished, but doesn't" if len(running) == 1 else "have finished, but don't"
             threads = [surviving_thread(programs[rank]) if rank in programs else None for rank in running]
             why = ": threads have not ended" if all(threads) else ""
-            ranks = () if everybody else tuple(running)
-            return Explanation(f"{who} {words} exit{why}", tuple(self.words.situations(running)), ranks)
-        if fed := [rank for rank in programs if location.waits_for_input(programs[rank])]:
-            everybody = fed == running and len(running) > 1
-            who = f"all {noun}s wait" if everybody else f"{self.words.named(fed)} {waits_or_wait(fed)}"
-            ranks = () if everybody else tuple(fed)
-            return Explanation(f"{who} for input", tuple(self.words.situations(fed)), ranks)
+            return self._about(f"{who} {words} exit{why}", running, everybody=everybody)
+        if waiting := [rank for rank in programs if location.waits_for_input(programs[rank])]:
+            everybody = waiting == running and len(running) > 1
+            who = f"{self.words.named(waiting)} {waits_or_wait(waiting)}"
+            return self._about(
+                f"{f'all {noun}s wait' if everybody else who} for input", waiting, everybody=everybody
+            )
         return self._somewhere(running)
+
+    def _about(self, headline: str, ranks: Sequence[int], *, everybody: bool = False) -> Explanation:
+        """Explain a stall by ``ranks``.  ``everybody``: no rank is to blame more than the others."""
+        lines = tuple(self.words.situations(ranks))
+        return Explanation(headline, lines, () if everybody else tuple(ranks))
 
     def _somewhere(self, running: Sequence[int]) -> Explanation:
         noun = self.names.noun
