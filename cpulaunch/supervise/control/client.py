@@ -10,7 +10,13 @@ from typing import TypeVar
 from cpulaunch.errors import HostError
 from cpulaunch.messages import VERSION, Challenge, Welcome
 from cpulaunch.supervise.control import observer_messages as protocol
-from cpulaunch.supervise.control.registry import CONTROL_FILE, Contact, is_here, is_stopped
+from cpulaunch.supervise.control.registry import (
+    CONTROL_FILE,
+    Contact,
+    has_other_network,
+    is_here,
+    is_stopped,
+)
 from cpulaunch.supervise.stalls.inquiry import ANSWER_WITHIN, Stacks
 from cpulaunch.wire import Lines, MessageError, decode, encode, proof, same
 
@@ -95,7 +101,9 @@ class Observer:
         except ConnectionRefusedError:
             if not address.startswith("@"):
                 raise self._gone() from None
-            raise (self._gone() if is_here(self._contact) else self._elsewhere()) from None
+            if not is_here(self._contact):
+                raise self._elsewhere() from None
+            raise (self._in_container() if has_other_network(self._contact) else self._gone()) from None
         except (OSError, ValueError) as e:
             raise self._error(getattr(e, "strerror", None) or str(e)) from None
 
@@ -146,6 +154,11 @@ class Observer:
         why = f"nothing listens at {self._contact.address} any more"
         hint = f"it was probably killed: {why}; {CONTROL_FILE} in the job's directory was left behind"
         return HostError(f"{self._launcher} is gone", hint=hint)
+
+    def _in_container(self) -> HostError:
+        enter = f"nsenter --net --target {self._contact.pid} cpulaunch …"
+        hint = f"it is in another network namespace, such as a container's; use `{enter}`"
+        return HostError(f"{self._launcher} can't be reached from here", hint=hint)
 
     def _elsewhere(self) -> HostError:
         host = self._contact.host

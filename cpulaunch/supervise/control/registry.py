@@ -138,6 +138,16 @@ def is_gone(contact: Contact) -> bool:
     return bool(contact.machine == here["machine"] and contact.start != here["start"])
 
 
+def has_other_network(contact: Contact) -> bool:
+    """Whether a launcher on this host runs in another network namespace than we do."""
+    if is_gone(contact):
+        return False
+    try:
+        return os.readlink(f"/proc/{contact.pid}/ns/net") != os.readlink("/proc/self/ns/net")
+    except OSError:
+        return False
+
+
 def is_stopped(contact: Contact) -> bool:
     """Whether the launcher is known to be stopped, for example by Ctrl-Z."""
     return is_here(contact) and not is_gone(contact) and _stat(contact.pid)[:1] == ["T"]
