@@ -64,7 +64,7 @@ class Attempt(NamedTuple):
             env[variables.KEPT_PORT] = str(self.master_port)
         return env
 
-    def let_port_go(self) -> None:
+    def release_port(self) -> None:
         """Release the port: the first rank's agent reserves it now, or nobody needs it."""
         if self.port_keeper is not None:
             self.port_keeper.close()
@@ -127,7 +127,7 @@ def start_attempt(attempt: Attempt, console: Console) -> RunningAttempt:
         starter.start_first()
     except BaseException:
         listener.close()
-        attempt.let_port_go()
+        attempt.release_port()
         raise
     return RunningAttempt(attempt, listener, address, starter, early_signals)
 

@@ -134,7 +134,7 @@ class AttemptLoop:
             await self._watch()
             await self.profiling.finish(failed=self._error is not None or self.job.ending)
         finally:
-            self.attempt.let_port_go()
+            self.attempt.release_port()
             try:
                 starting.cancel()
                 await asyncio.gather(starting, return_exceptions=True)
@@ -215,7 +215,7 @@ class AttemptLoop:
         if not isinstance(message, (messages.Output, messages.Beat, messages.Steps)):
             self._look_soon()
         if rank == 0 and isinstance(message, messages.Started):
-            self.attempt.let_port_go()
+            self.attempt.release_port()
         self._handle(events.AgentSent(rank, message))
         self.profiling.handle_message(rank, message)
 

@@ -65,7 +65,7 @@ class Following:
             if verdict.why:
                 self._console.tell(f"the job is not started again: {verdict.why}")
             return None
-        self._console.tell(what_happened(outcome))
+        self._console.tell(describe_attempt(outcome))
         self._unswept |= {left.host: left.why for left in ended.unswept}
         unusable = self._unswept | dict.fromkeys(verdict.unusable, "nothing could be started there")
         began = time.monotonic()
@@ -107,7 +107,7 @@ def restart_rules(plan: Plan) -> Rules:
     )
 
 
-def what_happened(outcome: Outcome) -> str:
+def describe_attempt(outcome: Outcome) -> str:
     """Return a line on how an attempt failed, and on its last step."""
     attempt = outcome.attempts[-1]
     when = f"after {duration(attempt.seconds if attempt.ended_after is None else attempt.ended_after)}"

@@ -42,7 +42,7 @@ class Fold:
 
     def __init__(self) -> None:
         self.size = 0
-        self.many = dict.fromkeys((1, 2), MANY)
+        self.min_ranks = dict.fromkeys((1, 2), MANY)
         """Stream → minimum number of ranks whose equal lines are folded."""
         self._queues: dict[int, deque[tuple[int, Line]]] = {}
         self._count = 0
@@ -156,7 +156,7 @@ def take_folded(fold: Fold) -> Shown:
             b"".join(
                 b"[%s] %s\n" % (str(prefix).encode(), line)
                 for (_, line), ranks in group
-                for prefix in ([ranks] if len(ranks) >= fold.many[stream] else ranks)
+                for prefix in ([ranks] if len(ranks) >= fold.min_ranks[stream] else ranks)
             ),
         )
 

@@ -131,7 +131,7 @@ class Output:
     def fold_pairs(self, stream: int) -> None:
         """From now on, fold equal lines even of two ranks on this stream, because it is a terminal."""
         if self._fold:
-            self._fold.many[stream] = 2
+            self._fold.min_ranks[stream] = 2
 
     def _prompt(self, rank: int, stream: int, text: bytes) -> None:
         """Show ``text``, if the rank has printed nothing after it."""

@@ -24,7 +24,7 @@ class Screen:
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
         self._writing = self._closed = self._dropping = False
-        self._deaf: set[int] = set()
+        self._closed_streams: set[int] = set()
         self._status: bytes | None = b"" if status else None
         self._shown = self._status
         self._drawn = False
@@ -37,7 +37,7 @@ class Screen:
     def put(self, stream: int, data: bytes) -> None:
         """Queue ``data`` for stdout (1) or stderr (2).  Never blocks."""
         with self._changed:
-            if not data or stream in self._deaf or (self._dropping and self._bytes > MAX_WAITING):
+            if not data or stream in self._closed_streams or (self._dropping and self._bytes > MAX_WAITING):
                 return
             self._waiting.append((stream, data))
             if stream == 2:
@@ -116,8 +116,8 @@ class Screen:
                 write_all(2, _CLEAR)
                 self._drawn = False
             for stream, data in batch:
-                if stream not in self._deaf and not write_all(stream, data):
-                    self._deaf.add(stream)  # such as a pipe to `head`, which has ended
+                if stream not in self._closed_streams and not write_all(stream, data):
+                    self._closed_streams.add(stream)  # such as a pipe to `head`, which has ended
                 self._at_line_start = data.endswith(b"\n")
             if status and self._at_line_start:  # else a rank's own progress bar is on this line
                 write_all(2, status)

@@ -166,7 +166,7 @@ class Stalls:
         if self._phase is Phase.FINISHED and self._second:
             return self._look_at_finished(self._second, now)
         if self._phase is Phase.STALLED:
-            return self._look_again(self._second, now) if self._second else self._ask_whether_on(now)
+            return self._look_again(self._second, now) if self._second else self._ask_for_progress(now)
         if self._phase is Phase.ASKING:
             if self._waiting and now < self._until:
                 return []
@@ -221,8 +221,8 @@ class Stalls:
         paused = round(now - self._pauses.since, 1)
         snapshots = self._snapshots(now)
         explanation = explain(snapshots, paused, self._names)
-        if self._phase is Phase.LOOKING_CLOSER and self._still_begins(explanation):
-            self._pauses.begins_later()
+        if self._phase is Phase.LOOKING_CLOSER and self._may_still_begin(explanation):
+            self._pauses.restart_beginning()
             return self._watch()
         if not self._pauses.begun and explanation.operation is None:  # no rank waits after all
             self._pauses.look_at = now + self._pauses.timeout
@@ -236,10 +236,10 @@ class Stalls:
         acts = wanted and (self._pauses.begun or explanation.certain)
         self._second, self._until = None, now + AGAIN
         if wanted and not acts:
-            explanation = self._not_yet(explanation, now)
+            explanation = self._with_advice(explanation, now)
         return self._start_stall(explanation, snapshots, paused, acts=acts)
 
-    def _still_begins(self, explanation: Explanation) -> bool:
+    def _may_still_begin(self, explanation: Explanation) -> bool:
         """Whether the first step may be yet to come, and a rank that the others wait for computes."""
         if explanation.certain or explanation.mutual or not self._pauses.may_yet_begin or self._finished():
             return False
@@ -255,7 +255,7 @@ class Stalls:
         report = ReportStall(len(self.stalls), stall, explanation, tuple(snapshots), self._pauses.begun)
         return [report, *([ActOnStall(stall, explanation)] if acts else [])]
 
-    def _not_yet(self, explanation: Explanation, now: float) -> Explanation:
+    def _with_advice(self, explanation: Explanation, now: float) -> Explanation:
         """Add advice to an explanation: why ``--stall-action`` doesn't act before the first step.
 
         The ranks that the others wait for may be busy with their start.  If ``--stall-timeout`` is a number,
@@ -296,7 +296,7 @@ class Stalls:
             # An operation that all ranks have called may complete at any moment, so wait for the next look.
             passing = found.operation and not (found.ranks or found.certain)
             if not _is_part(found, before) and (not passing or second.found == found.headline):
-                return self._renew(found, now)
+                return self._report_again(found, now)
             second.found, second.ranks = found.headline, found.ranks
         if second.are_idle():
             self._second, self._until = None, inf
@@ -336,14 +336,14 @@ class Stalls:
         second.question, sends = self._inquiry.ask(self._running(), self._until)
         return [*sends]
 
-    def _ask_whether_on(self, now: float) -> list[Action]:
+    def _ask_for_progress(self, now: float) -> list[Action]:
         """Ask some ranks for progress.  Ranks wait for each other, so progress of one rank is enough."""
         if now < self._until:
             return []
         self._until = now + AGAIN
         return [Send(rank, AskProgress()) for rank in self._running()[:ASKED]]
 
-    def _renew(self, found: Explanation, now: float) -> list[Action]:
+    def _report_again(self, found: Explanation, now: float) -> list[Action]:
         """Report again, because the others now wait for other ranks, or for none."""
         lasted = round(now - self._pauses.since, 1)
         self.stalls[-1] = replace(self.stalls[-1], seconds=lasted)

@@ -126,7 +126,7 @@ class Pauses:
         """Whether ``begun`` is true only because of few collectives, so the first step may be yet to come."""
         return self.begun and self._settings.ledgers and not self._has_steps and self._collectives <= FEW
 
-    def begins_later(self) -> None:
+    def restart_beginning(self) -> None:
         """Let the collectives so far belong to the time before the first step."""
         self._early = self._collectives
 

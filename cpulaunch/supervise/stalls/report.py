@@ -190,7 +190,9 @@ class _Case:
                 lines = [self.words.call(wait, theirs) for theirs in kinds]
                 headline = f"ranks make different calls as #{wait.sequence} of group {wait.group.name}"
                 ranks = sorted(wait.operations)
-                return self._of(wait, headline, lines, ranks, disagree=True, certain=True, mutual=True)
+                return self._explanation(
+                    wait, headline, lines, ranks, disagree=True, certain=True, mutual=True
+                )
         return None
 
     def _missing(self) -> Explanation | None:
@@ -214,7 +216,7 @@ class _Case:
         others = [rank for rank in free if rank not in first]
         lines = [*self.words.waiters(wait, free), *self.words.situations([*first, *others], wait)]
         certain = bool(left) or bool(not held and self._locked(free))
-        return self._of(wait, headline, lines, first, certain=certain)
+        return self._explanation(wait, headline, lines, first, certain=certain)
 
     def left(self, wait: Wait, ranks: Collection[int]) -> list[int]:
         """Return the ranks that have left and may be the cause.
@@ -265,11 +267,11 @@ class _Case:
             headline = f"{who}, {self.words.named(those[id(most)])} in {other}"
             lines = [
                 *self.words.waiters(wait, ()),
-                *(line for each in elsewhere for line in self.words.of_these(each, those[id(each)])),
+                *(line for each in elsewhere for line in self.words.describe_waiters(each, those[id(each)])),
             ]
             ranks = sorted({*wait.waiting, *wait.absent})
             certain = not any(self.snapshots[rank].runs for rank in wait.absent)
-            return self._of(wait, headline, lines, ranks, certain=certain, mutual=True)
+            return self._explanation(wait, headline, lines, ranks, certain=certain, mutual=True)
         return None
 
     def _crossed(self) -> Explanation | None:
@@ -289,7 +291,7 @@ class _Case:
         else:
             what_for = "different groups"
         headline = f"{self.words.named(list(circle))} wait for each other in {what_for}"
-        return self._of(wait, headline, lines, sorted(circle), certain=True, mutual=True)
+        return self._explanation(wait, headline, lines, sorted(circle), certain=True, mutual=True)
 
     def _circle(self) -> dict[int, tuple[Wait, int]]:
         """Find ranks that wait for each other in a circle: rank → (its wait, the rank that it waits for)."""
@@ -321,7 +323,7 @@ class _Case:
                 if wait.meets and wait.group.size > len(self.snapshots):
                     ours = counted(len(self.snapshots), self.names.noun)
                     headline = f"{name} expects {wait.group.size} ranks, but this job has {ours}"
-                return self._of(wait, headline, self.words.waiters(wait, ()), ())
+                return self._explanation(wait, headline, self.words.waiters(wait, ()), ())
         return None
 
     def _incomplete(self) -> Explanation | None:
@@ -333,19 +335,19 @@ class _Case:
         if wait.message and wait.operation.peer < 0:
             senders = [rank for rank in wait.members if rank not in wait.waiting]
             lines = [*self.words.waiters(wait, senders), *self.words.situations(senders, wait)]
-            return self._of(
+            return self._explanation(
                 wait, f"no rank has sent what {self.words.named(wait.waiting)} waits for in {name}", lines, ()
             )
         lines = [f"all have called {what(wait, wait.waiting[0])}{self.words.at(wait, wait.waiting)}"]
         if held := [rank for rank in wait.members if self.snapshots[rank].hold_reason]:
             headline = self.words.hold_headline(held)
-            return self._of(wait, headline, [*lines, *self.words.situations(held, wait)], held)
+            return self._explanation(wait, headline, [*lines, *self.words.situations(held, wait)], held)
         pairs = wait.pairs()
         if wait.message:
             peer = wait.ranks.get(wait.operation.peer)
             pairs = [] if peer is None else [(wait.waiting[0], peer)]
         if not pairs:
-            return self._of(wait, f"all have called {name}, but it has not completed", lines, ())
+            return self._explanation(wait, f"all have called {name}, but it has not completed", lines, ())
         by_hosts: dict[frozenset[str], list[tuple[int, int]]] = {}
         for a, b in pairs:
             pair_hosts = frozenset((self.snapshots[a].host, self.snapshots[b].host))
@@ -358,7 +360,7 @@ class _Case:
             waiting, others = {a for a, _ in those}, {b for _, b in those}
             who, whom = self.words.named(waiting), self.words.named(others)
             lines.append(f"{who} {waits_or_wait(waiting)} for {whom}")
-        return self._of(wait, headline, lines, sorted({*chain.from_iterable(pairs)}), mutual=True)
+        return self._explanation(wait, headline, lines, sorted({*chain.from_iterable(pairs)}), mutual=True)
 
     def _nobody(self) -> Explanation:
         """No rank waits in an operation."""
@@ -420,7 +422,7 @@ class _Case:
         programs = ((rank, self.snapshots[rank].program) for rank in ranks)
         return [rank for rank, program in programs if program and location.is_deadlocked(program)]
 
-    def _of(
+    def _explanation(
         self, wait: Wait, headline: str, lines: Iterable[str], ranks: Iterable[int], **flags: Any
     ) -> Explanation:
         first = next(iter(ranks := tuple(ranks)), -1)

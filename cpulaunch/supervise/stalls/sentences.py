@@ -81,14 +81,14 @@ class Words:
     def waiters(self, wait: Wait, missing: Sequence[int]) -> list[str]:
         others = [rank for rank in self.snapshots if rank not in missing]
         if self.waiting(wait) != others or not missing or len(others) == 1:
-            return self.of_these(wait, wait.waiting)
+            return self.describe_waiters(wait, wait.waiting)
         return [f"all others wait in {what(wait, others[0])}{self.at(wait, others)}"]
 
     def waiting(self, wait: Wait) -> list[int]:
         """Return the ranks that may wait in the operation, leaving out ranks that have only started it."""
         return [rank for rank in wait.waiting if self.snapshots[rank].may_wait(wait.operations[rank].thread)]
 
-    def of_these(self, wait: Wait, ranks: Sequence[int]) -> list[str]:
+    def describe_waiters(self, wait: Wait, ranks: Sequence[int]) -> list[str]:
         """Say which of ``ranks`` wait in the operation or have only started it, and where they are."""
         lines, waiting = [], self.waiting(wait)
         if those := [rank for rank in ranks if rank in waiting]:
