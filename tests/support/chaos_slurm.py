@@ -90,7 +90,7 @@ EVENTS = {
         "sleep",
         "",
         4,
-        ("host node{rank} was lost", "the batch system says that node{rank} has failed"),
+        ("host node{rank} was lost", "the batch system reports that node{rank} has failed"),
         _node_down,
     ),
     "slurmd killed": Event("sleep", "", 130, ("interrupted after",), _interrupted_without_slurmd),

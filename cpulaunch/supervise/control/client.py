@@ -145,7 +145,7 @@ class Observer:
     def _error(self, why: str) -> HostError:
         if is_stopped(self._contact):
             return HostError(
-                f"{self._launcher} is stopped", hint=f"continue it: `fg`, or `kill -CONT {self._contact.pid}`"
+                f"{self._launcher} is stopped", hint=f"`fg` or `kill -CONT {self._contact.pid}` continues it"
             )
         hint = "it may have ended, be another version of cpulaunch, or have too many connections"
         return HostError(f"{self._launcher} does not answer: {why}", hint=hint)
