@@ -13,7 +13,7 @@ from cpulaunch.report.buckets import BUCKETS, MOST, Buckets, Floats
 from cpulaunch.report.read import Job
 from cpulaunch.supervise.job.status import duration
 from cpulaunch.supervise.output.record import State
-from cpulaunch.supervise.telemetry.metrics import what_counts, with_unit
+from cpulaunch.supervise.telemetry.metrics import headline_figure, with_unit
 from cpulaunch.wording import COMPUTATION, EXPOSED, HIDDEN, INPUT, OFF_CPU, SLOWER_RANKS, counted
 
 STATED = 8
@@ -233,7 +233,7 @@ class Numbers:
             yield "last loss", f"{last:.4g}", last
         stated = end.metrics if end else ()
         for metric in stated[:STATED]:
-            what, value = what_counts(metric)
+            what, value = headline_figure(metric)
             yield f"{metric.name}, as stated ({what})", with_unit(value, metric), value
         if len(stated) > STATED:
             yield "others, as stated", f"{len(stated) - STATED} more: outcome.json", None

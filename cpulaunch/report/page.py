@@ -17,7 +17,7 @@ from cpulaunch.report.numbers import Numbers, result, size
 from cpulaunch.report.read import Job, Rank
 from cpulaunch.report.style import SCRIPT, STYLE, THEMES
 from cpulaunch.supervise.job.status import duration
-from cpulaunch.supervise.telemetry.metrics import number_text, what_counts, with_unit
+from cpulaunch.supervise.telemetry.metrics import headline_figure, number_text, with_unit
 from cpulaunch.wording import EXPOSED, HIDDEN, INPUT, OFF_CPU, SLOWER_RANKS
 
 POLICY = (
@@ -234,7 +234,7 @@ def _stated(page: Page, job: Job) -> None:
     metrics, noun = job.end.metrics, job.names.noun
     rows = []
     for metric in metrics[:MAX_STATED]:
-        what, value = what_counts(metric)
+        what, value = headline_figure(metric)
         rest = (metric.median, metric.p99, metric.mean, metric.least, metric.most)
         texts = (*map(number_text, rest), f"{metric.values:,}", metric.ranks)
         rows.append((metric.name, f"{with_unit(value, metric)} ({what})", *texts))

@@ -1,4 +1,4 @@
-"""Runs `cpulaunch run` as a child process, which leaves nothing running however it ends."""
+"""Run `cpulaunch run` as a child process, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from cpulaunch.supervise.attempts.start import signal_when_orphaned
 GRACE = 3.0
 """Seconds that the ranks have to end."""
 
-LAST_WORDS = 20.0
-"""Seconds that the launcher then has to end, before it is killed."""
+LAUNCHER_GRACE = 20.0
+"""Seconds after ``GRACE`` in which the launcher has to end, before it is killed."""
 
 RUN = (sys.executable, "-m", "cpulaunch", "run")
-"""The command's first words."""
 
 Stream: TypeAlias = int | IO[bytes] | None
 
@@ -32,7 +31,7 @@ def nested_run(
     stderr: Stream,
     environ: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start `cpulaunch run OPTIONS PROGRAM`.  It has ended when the context is left, if necessary by force.
+    """Start `cpulaunch run OPTIONS PROGRAM`, and end it, if necessary by force, when the context is left.
 
     ``environ``: its environment; None for ours.  Ctrl-C reaches only this process, which then ends the job.
     """
@@ -52,11 +51,11 @@ def nested_run(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the job as a user would, and at last by force: agents end when their launcher is gone."""
+    """End the job as a user would, or else kill the launcher: its agents then end by themselves."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(GRACE + LAST_WORDS)
+            process.wait(GRACE + LAUNCHER_GRACE)
         except subprocess.TimeoutExpired:
             process.kill()
     process.wait()

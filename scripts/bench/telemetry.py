@@ -389,7 +389,7 @@ def launcher() -> None:
     def hear(rank: Rank) -> None:
         message = decode(line, FROM_AGENT)
         assert isinstance(message, Steps)
-        telemetry.heard(rank, message)
+        telemetry.add_steps(rank, message)
 
     def sum_up() -> None:
         hear(ranks[0])

@@ -101,7 +101,8 @@ def test_a_launcher_that_cannot_start_ssh_warns_and_still_reports(cluster: Clust
     with chaos.EVENTS["link cut"].happen(job, 1):
         result = job.end()
     assert (
-        "processes may be left on node1, as ssh can't be started here: Too many open files" in result.stderr
+        "processes may be left on node1, because ssh can't be started here: Too many open files"
+        in result.stderr
     )
     assert "host node1 was lost" in result.stderr
     assert (result.exit_code, result.outcome["kind"]) == (4, "node_lost")

@@ -152,7 +152,7 @@ def test_a_spawner_that_is_killed_is_named_and_its_ranks_are_ended(cluster: Clus
     ]
     cluster.run("login", ["kill", "-KILL", pid])
     result = job.end()
-    assert "ssh got SIGKILL, not from us" in result.stderr
+    assert "ssh got SIGKILL, not from cpulaunch" in result.stderr
     assert (result.exit_code, result.left) == (137, [])
 
 

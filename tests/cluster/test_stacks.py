@@ -77,4 +77,4 @@ def test_stacks_of_four_hosts_are_for_those_with_the_jobs_token(
         (tmp_path / "forged/control.json").write_text(json.dumps(said))
         done = cpulaunch("stacks", "forged", on="node3", **state)
         assert (done.returncode, done.stdout) == (3, "")
-        assert "does not answer: it has hung up" in done.stderr
+        assert "does not answer: it closed the connection" in done.stderr

@@ -33,7 +33,7 @@ from cpulaunch.plan.make import make_plan
 from cpulaunch.plan.placement import Placement
 from cpulaunch.plan.plan import Plan, Program
 from cpulaunch.supervise.attempts.attempt import Attempt
-from cpulaunch.supervise.attempts.loop import watching
+from cpulaunch.supervise.attempts.loop import settings_of
 from cpulaunch.supervise.attempts.next_attempt import restart_rules
 from cpulaunch.supervise.profiling.request import profiled_steps
 from cpulaunch.supervise.stalls.progress import stall_settings
@@ -92,7 +92,7 @@ def goes_on(config: Config) -> bool:
     """Whether an instance goes on where another one fails."""
     plan = planned(config)
     attempt = Attempt(plan, (), "", "", 0)
-    return watching(attempt, launchers.load(plan.launcher)).go_on
+    return settings_of(attempt, launchers.load(plan.launcher)).go_on
 
 
 def collected(config: Config) -> Facts:

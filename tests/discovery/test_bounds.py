@@ -124,12 +124,12 @@ def test_asking_hosts_restores_the_limit_of_open_files(tmp_path: Path) -> None:
 def test_a_sweep_that_cannot_be_started_is_a_line(tmp_path: Path) -> None:
     async def sweep_without_files() -> str:
         with without_files():
-            assert sweep.sweep("job") == []
-            return sweep.of_ours(await sweep.sweep_hosts(HOSTS, "job", Counting(tmp_path, "true")))
+            sweep.sweep("job")
+            return sweep.local_failures(await sweep.sweep_hosts(HOSTS, "job", Counting(tmp_path, "true")))
 
     line = asyncio.run(sweep_without_files())
     names = "node[0000-0199]"
-    assert line == f"processes may be left on {names}, as ssh can't be started here: Too many open files"
+    assert line == f"processes may be left on {names}, because ssh can't be started here: Too many open files"
 
 
 def test_a_host_that_cannot_be_asked_for_want_of_descriptors_is_named_with_the_reason(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_ranks_of_a_smaller_group_have_the_jobs_rank_numbers(hang: Hang, tmp_pat
     note = outcome(tmp_path)["first_failure"]["note"].splitlines()
     assert [re.split(",? at train.py:", line)[0] for line in note] == [
         "rank 2 on localhost: all_reduce #1 of group 1, 8 kB float32",
-        "rank 1 on localhost is not in group 1 any more and is",
+        "rank 1 on localhost has left group 1 and is",
     ]
 
 

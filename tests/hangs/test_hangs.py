@@ -188,14 +188,13 @@ def test_a_wait_before_the_first_step_is_reported_and_not_ended(
     assert lines[0].startswith(f"rank 0 on localhost waits in {name}, at train.py:")
     assert f"is at train.py:{line_of('time.sleep(0.05)', 'def download')} download" in lines[1]
     assert (
-        lines[2]
-        == "--stall-action abort: before the first step, it ends the job once rank 1 uses no CPU for N s"
+        lines[2] == "before the first step, --stall-action abort ends the job once rank 1 uses no CPU for N s"
     )
     assert boxes(done.stderr)[0] in boxes(PAGES)
     found = outcome(tmp_path)["stalls"][0]
     assert found["ranks"] == [1]
     assert "--stall-action" not in found["note"]
-    assert found["advice"].startswith("--stall-action abort: before the first step, it ends the job once ")
+    assert found["advice"].startswith("before the first step, --stall-action abort ends the job once ")
 
 
 @pytest.mark.repeats
@@ -213,7 +212,7 @@ def test_a_program_without_a_ledger_is_reported_by_a_number_only(
     done = cpulaunch("run", "-n", "2", *settings, "--backend", "gloo", "--no-python", *program)
     title, lines, found = stall(tmp_path, done)
     assert "all ranks are" in title
-    assert "keep no ledger" in lines[0]
+    assert "no ledger: the program isn't run as Python" in lines[0]
     assert (found["file"], found["line"]) == (None, None)
     assert re.fullmatch(r"  its process \d+: sleep 600; .*(sleeping|at ).*", lines[2])
 

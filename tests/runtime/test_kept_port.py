@@ -299,5 +299,5 @@ def test_the_launcher_keeps_the_port_until_the_first_rank_does() -> None:
 
     attempt = first_attempt(make(), ())
     assert taken_by_another_user(attempt.master_port) == ""
-    attempt.let_port_go()
+    attempt.release_port()
     assert taken_by_another_user(attempt.master_port) != ""

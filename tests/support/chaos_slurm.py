@@ -61,7 +61,10 @@ def _interrupted_without_slurmd(job: Job, rank: int) -> Iterator[None]:
 REPLACED = {
     "packets dropped at start": {"said": ("node{rank}: no answer within 7 s",)},
     "packets dropped at start, no preflight": {
-        "said": (chaos.NOT_STARTED, "no sign of life within 6 s")  # Slurm takes ten seconds to report it
+        "said": (
+            chaos.NOT_STARTED,
+            "its agent did not connect within 6 s",
+        )  # Slurm takes ten seconds to report it
     },
 }
 
@@ -71,7 +74,7 @@ EVENTS = {
         for name, event in chaos.EVENTS.items()
         if not event.for_good and event.launchers == chaos.LAUNCHERS  # srun has no connections of ssh
     },
-    "srun killed": Event("sleep", "", 137, ("srun got SIGKILL, not from us",), _kill_srun),
+    "srun killed": Event("sleep", "", 137, ("srun got SIGKILL, not from cpulaunch",), _kill_srun),
     "scancel of the step": Event(
         "sleep",
         "",
@@ -87,7 +90,7 @@ EVENTS = {
         "sleep",
         "",
         4,
-        ("host node{rank} was lost", "the batch system says that node{rank} has failed"),
+        ("host node{rank} was lost", "the batch system reports that node{rank} has failed"),
         _node_down,
     ),
     "slurmd killed": Event("sleep", "", 130, ("interrupted after",), _interrupted_without_slurmd),

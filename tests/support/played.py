@@ -12,18 +12,18 @@ from cpulaunch.supervise.job.events import (
     Action,
     AgentConnected,
     AgentDisconnected,
-    AgentSaid,
+    AgentSent,
     Event,
     Finish,
     ProcessEnded,
-    ProcessSaid,
+    ProcessPrinted,
     Send,
     Tell,
     Tick,
     UserSignal,
 )
 from cpulaunch.supervise.job.job import JobState
-from cpulaunch.supervise.job.outcome import Outcome
+from cpulaunch.supervise.job.outcome import Failure, Outcome
 from cpulaunch.supervise.job.state import Watching
 from cpulaunch.supervise.stalls.progress import StallSettings
 
@@ -120,7 +120,7 @@ class Played:
             self.says(rank, messages.Started(100 + rank, str(rank), "", 1, []))
 
     def says(self, rank: int, message: messages.AgentMessage | messages.Unknown) -> list[Action]:
-        return self.happens(AgentSaid(rank, message))
+        return self.happens(AgentSent(rank, message))
 
     def raises(self, rank: int, error: str, **different: Any) -> None:
         """The program raises ``error`` now."""
@@ -153,7 +153,7 @@ class Played:
         self.beating -= set(ranks)
 
     def process_says(self, text: str) -> None:
-        self.happens(ProcessSaid(text.encode()))
+        self.happens(ProcessPrinted(text.encode()))
 
     def process_ends(self, code: int, number: int = 0) -> None:
         self.happens(ProcessEnded(number, code))
@@ -190,6 +190,11 @@ class Played:
         """The end of the job, which is reported once."""
         assert len(self.of(Finish)) == 1
         return self.state.outcome(START + self.now)
+
+    def first_failure(self) -> Failure:
+        first = self.outcome().first_failure
+        assert first
+        return first
 
 
 def running(*hosts: str, **different: Any) -> Played:

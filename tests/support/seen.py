@@ -8,7 +8,7 @@ from typing import Any
 from cpulaunch.ledger import COMPLETED, STARTED
 from cpulaunch.messages import Dump
 from cpulaunch.supervise.stalls.report import Explanation, explain
-from cpulaunch.supervise.stalls.snapshot import Seen
+from cpulaunch.supervise.stalls.snapshot import Snapshot
 
 NOW = 1000.0
 Frame = tuple[str, str, int]
@@ -61,13 +61,13 @@ def seen(
     *processes: dict[str, Any],
     hosts: int = 2,
     left: str = "",
-) -> Seen:
+) -> Snapshot:
     """Ranks are assigned to two hosts in turn.  One that has ``left`` is silent."""
     dump = Dump(1, NOW, list(groups), list(processes or (process(TORCH, MAIN),)), "")
-    return Seen(rank, f"node{rank % hosts}", left, None if left else dump)
+    return Snapshot(rank, f"node{rank % hosts}", left, None if left else dump)
 
 
-def others(*but: int, size: int = 4) -> list[Seen]:
+def others(*but: int, size: int = 4) -> list[Snapshot]:
     """All other ranks wait in their seventh all_reduce."""
     return [
         seen(rank, [group(rank, operation(6, done=94), operation(7))])
@@ -76,5 +76,5 @@ def others(*but: int, size: int = 4) -> list[Seen]:
     ]
 
 
-def explained(*ranks: Seen) -> Explanation:
+def explained(*ranks: Snapshot) -> Explanation:
     return explain(sorted(ranks, key=lambda each: each.rank))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from cpulaunch.ledger import MEETING, STARTED
 from cpulaunch.messages import AskDump, AskProgress, Beat, Dump, Exit, LauncherMessage
@@ -12,6 +13,7 @@ from cpulaunch.supervise.stalls.detection import Stalls
 from cpulaunch.supervise.stalls.inquiry import Inquiry
 from cpulaunch.supervise.stalls.progress import StallSettings
 
+A = TypeVar("A", bound=Action)
 AUTO = StallSettings()
 BEAT = 10.0
 """Seconds between beats."""
@@ -31,9 +33,7 @@ class Job:
         self.beats = [Beat(expects_steps=True) for _ in self.ranks]
         self.answering, self.dumping = {0, 1}, {0, 1}
         self.slow = 0.0
-        self.called: dict[
-            int, list[str]
-        ] = {}  # the operation of group 0 that ranks have called and wait in, if they are members
+        self.called: dict[int, list[str]] = {}  # the operations of group 0 in which its members wait
         self.lines = [1, 1]  # the line of train.py at which ranks are
         self.works_until = 1.0  # until this time, the worker uses the CPU
         self.worker = 0
@@ -72,13 +72,13 @@ class Job:
             self._act(self.stalls.look(self.now))
 
     def prints(self) -> None:
-        self._act(self.stalls.progressed(self.ranks[0], self.now))
+        self._act(self.stalls.add_progress(self.ranks[0], self.now))
 
     def ends(self, number: int) -> None:
         """The program exits with code 0."""
         rank = self.ranks[number]
         rank.state, rank.exit = RankState.EXITED, Exit(0, None, self.now, False, 0, None)
-        self._act(self.stalls.ended(rank, self.now))
+        self._act(self.stalls.handle_end(rank, self.now))
 
     def _act(self, actions: Sequence[Action]) -> None:
         self.done += [(self.now, action) for action in actions]
@@ -105,7 +105,7 @@ class Job:
                 groups = [{**group, "name": "0", "backend": "gloo", "operations": operations}]
             cpu = min(self.now, self.works_until) if rank.rank == self.worker else 1.0
             frames = [["load", "/home/me/train.py", self.lines[rank.rank]]]
-            thread = {
+            main = {
                 "id": 1,
                 "name": "MainThread",
                 "gil": False,
@@ -119,18 +119,18 @@ class Job:
                 "state": self.states[rank.rank],
                 "word": "sleeping",
                 "throttled": {"share": self.throttled},
-                "threads": [thread],
+                "threads": [main],
             }
             dump = Dump(message.request, self.now, groups, [program], "")
-            self.inquiry.answered(rank.rank, dump, self.now)
-            self._act(self.stalls.answered(rank, self.now))
+            self.inquiry.store_answer(rank.rank, dump, self.now)
+            self._act(self.stalls.handle_answer(rank, self.now))
 
     def sent(self, kind: type[LauncherMessage]) -> list[float]:
         return [
             at for at, action in self.done if isinstance(action, Send) and isinstance(action.message, kind)
         ]
 
-    def of(self, kind: type[Action]) -> list[Action]:
+    def of(self, kind: type[A]) -> list[A]:
         return [action for _, action in self.done if isinstance(action, kind)]
 
     @property

@@ -335,7 +335,7 @@ def _run(
     everything = tee == "all" and config.is_set(Config.output.tee)
     output = Output(directory, shown, screen, tell, fold=not everything, names=plan.names)
     if sys.stdout is not None and sys.stdout.isatty() and not everything:
-        output.leave_out_figures()  # the terminal shows totals at the end
+        output.hide_metrics()  # the terminal shows totals at the end
     _adapt_to_terminals(output, config.output.stdin)
 
     sinks = make_sinks(plan, directory, attempt.job_id, tell)

@@ -27,7 +27,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that end a job, besides SIGINT: users can configure a batch system to send any of them."""
 
 JOB_ID_BYTES = 8
-"""Random bytes in a job's id: jobs of the same second must share neither a directory nor a sweep."""
+"""Random bytes in a job's id, so that jobs of the same second have different ids."""
 
 TOKEN_BYTES = 16
 
@@ -50,7 +50,7 @@ class Attempt(NamedTuple):
 
     def variables(self, control: str) -> Mapping[str, str]:
         """Return the environment variables for the agents; ``control`` is the launcher's address."""
-        told = {
+        env = {
             variables.CONTROL: control,
             variables.JOB_ID: self.job_id,
             variables.LAUNCHER_PID: str(os.getpid()),
@@ -61,10 +61,10 @@ class Attempt(NamedTuple):
             "MASTER_PORT": str(self.master_port),
         }
         if self.port_keeper is not None:
-            told[variables.KEPT_PORT] = str(self.master_port)
-        return told
+            env[variables.KEPT_PORT] = str(self.master_port)
+        return env
 
-    def let_port_go(self) -> None:
+    def release_port(self) -> None:
         """Release the port: the first rank's agent reserves it now, or nobody needs it."""
         if self.port_keeper is not None:
             self.port_keeper.close()
@@ -121,19 +121,19 @@ def start_attempt(attempt: Attempt, console: Console) -> RunningAttempt:
     try:
         agents = launchers.load(plan.launcher).agents_are_children
         reader = plan.settings.output.stdin if agents else 0
-        told = attempt.variables(address)
-        starter = Starter(attempt.commands, told, console.directory, agents=agents, stdin=reader)
+        env = attempt.variables(address)
+        starter = Starter(attempt.commands, env, console.directory, agents=agents, stdin=reader)
         early_signals = _keep_for_the_loop()
         starter.start_first()
     except BaseException:
         listener.close()
-        attempt.let_port_go()
+        attempt.release_port()
         raise
     return RunningAttempt(attempt, listener, address, starter, early_signals)
 
 
 def let_signals_raise() -> None:
-    """Let signals raise SystemExit while no loop handles them, so that the job is ended first."""
+    """Let signals raise SystemExit while no loop handles them, so that the clean-up code runs."""
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -142,9 +142,9 @@ def let_signals_raise() -> None:
 
 
 def _keep_for_the_loop() -> list[int]:
-    """Keep the first signal for the loop, as ranks that run already may save their state.
+    """Keep the first signal for the loop, so that ranks that already run can save their state.
 
-    Returns the list that gets it.  A second signal raises SystemExit.
+    Returns the list to which the signal is added.  A second signal raises SystemExit.
     """
     kept: list[int] = []
 
@@ -164,7 +164,7 @@ def _handle(handler: Callable[[int, object], None]) -> None:
 
 
 def _master_port(plan: Plan, free_port: int | None) -> tuple[int, socket.socket | None]:
-    """Return the port, and the socket that reserves it if this can be done from here.  Raises HostError."""
+    """Return the port, and the socket that reserves it, if it is on this host.  Raises HostError."""
     wanted = plan.settings.hosts.master_port
     if not plan.here_alone and (port := free_port if wanted == "auto" else wanted):
         return port, None
@@ -174,13 +174,10 @@ def _master_port(plan: Plan, free_port: int | None) -> tuple[int, socket.socket 
         keeper = master_port.first_free(ports, lambda port: master_port.keep(port, ours))
     except OSError as e:
         which = f"port {wanted}" if wanted != "auto" else f"ports {plan.settings.hosts.port_range}"
-        raise HostError(
-            f"{which} of {plan.master_addr}: {e.strerror or e}",
-            hint=PORT_IS_TAKEN,
-        ) from None
+        raise HostError(f"{which} of {plan.master_addr}: {e.strerror or e}", hint=PORT_IS_TAKEN) from None
     port = keeper.getsockname()[1]
     taken_over = plan.here_alone and plan.program.python and not plan.instances
     if taken_over and not plan.settings.training.as_written:
         return port, keeper
-    keeper.close()  # no agent would take it over
+    keeper.close()  # no agent takes it over
     return port, None

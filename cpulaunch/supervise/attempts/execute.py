@@ -19,8 +19,8 @@ from cpulaunch.supervise.output.lines import Console
 class Ended(NamedTuple):
     """An attempt that has ended, with the job's outcome so far.
 
-    ``unswept`` are hosts on which processes of it may be left.  ``traced``: this or an earlier attempt has
-    traced the steps that ``--profile`` names.
+    ``unswept`` are hosts on which processes of the attempt may be left.  ``traced``: this or an earlier
+    attempt has traced the steps that ``--profile`` names.
     """
 
     attempt: Attempt
@@ -38,7 +38,7 @@ def execute(
 ) -> Outcome:
     """Run the attempt ``first``, and then the attempts that ``decide`` returns, if it is given.
 
-    ``meanwhile`` is called once the commands are started, while mpiexec is busy for another 50 ms.  Returns
+    ``meanwhile`` is called after the commands are started, while mpiexec is busy for another 50 ms.  Returns
     the job's outcome when no process of the job is left on any host.
     """
     try:
@@ -52,11 +52,11 @@ def execute(
 
 
 def _run_attempts(running: RunningAttempt, console: Console, decide: Decide | None) -> Outcome:
-    """Watch one attempt after the other, as ``decide`` says, and return the outcome of the last one.
+    """Watch the attempts, and return the outcome of the last one.
 
-    No attempt follows if the user has asked for the job's end, or if the next one can't be started.
+    No attempt follows if the user has ended the job, or if the next one can't be started.
     """
-    # Import asyncio here: it takes 20 ms, in which mpiexec starts its first rank anyway.
+    # Importing asyncio takes 20 ms.  By now, mpiexec is busy starting its first rank.
     import asyncio
 
     import cpulaunch.supervise.attempts.loop  # noqa: F401  before the freeze
@@ -87,7 +87,7 @@ def _run_attempts(running: RunningAttempt, console: Console, decide: Decide | No
 async def _run(
     running: RunningAttempt, console: Console, began: float, before: Ended | None, *, thorough: bool
 ) -> tuple[Ended, bool]:
-    """Watch one attempt to its end.  Also returns whether the user has asked for this end.
+    """Watch one attempt to its end.  Also returns whether the user has ended it.
 
     ``thorough``: if the attempt fails, look for its processes on every host.
     """
@@ -102,5 +102,5 @@ async def _run(
 
 
 def _interrupted(outcome: Outcome, number: int) -> Outcome:
-    """Return the outcome of a job that the user has ended between two attempts, by signal ``number``."""
-    return replace(outcome, kind=INTERRUPTED, exit_code=128 + number, first_failure=None, told=True)
+    """Return the outcome of a job that signal ``number`` has ended between two attempts."""
+    return replace(outcome, kind=INTERRUPTED, exit_code=128 + number, first_failure=None, by_signal=True)

@@ -1,14 +1,13 @@
-"""End an mpiexec whose launcher was killed, once its agents had the time to end their programs themselves::
+"""End an mpiexec whose launcher was killed, after giving its agents time to end their programs::
 
     python -I -S …/cpulaunch/supervise/attempts/guard.py LAUNCHER SECONDS JOB DIRECTORY
 
-Without its launcher, Open MPI's mpiexec would go on with ranks whose agents had not connected yet.  At a
-signal, it kills agents before they can end their programs' children.  So the guard waits SECONDS before it
-sends signals.
+Without its launcher, Open MPI's mpiexec goes on with ranks whose agents have not connected yet.  When it gets
+a signal, it kills agents before they can end their programs' children.  So the guard first waits SECONDS.
 
 The guard reads mpiexec's process id from stdin, and ends with mpiexec.  It then removes DIRECTORY, which
-mpiexec leaves behind when it is killed itself; ``{pid}`` in it stands for the process id.  If DIRECTORY is
-'', nothing is removed.  Uses the standard library only.
+mpiexec leaves behind when it is killed itself; ``{pid}`` in DIRECTORY stands for the process id.  If
+DIRECTORY is '', nothing is removed.  Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -34,27 +33,24 @@ def main(launcher: int, patience: float, job_id: str, directory: str) -> None:
     if not mpiexec:  # mpiexec was never started
         return
     try:
-        its = os.pidfd_open(int(mpiexec))
+        mpiexec_fd = os.pidfd_open(int(mpiexec))
     except OSError:  # mpiexec has ended, or the kernel is older than 5.3
         return
-    ours = None  # stays None if the launcher has ended
     if os.getppid() == launcher:
-        with contextlib.suppress(ProcessLookupError):
-            ours = os.pidfd_open(launcher)
-    if ours is not None:
-        select.select([ours, its], [], [])
-    if not _has_ended(its, 0):
-        _end(its, patience)
+        with contextlib.suppress(ProcessLookupError):  # the launcher has just ended
+            select.select([os.pidfd_open(launcher), mpiexec_fd], [], [])
+    if not _has_ended(mpiexec_fd, 0):
+        _end(mpiexec_fd, patience)
         sweep(job_id)
     if directory:
         shutil.rmtree(directory.replace("{pid}", mpiexec), ignore_errors=True)
 
 
-def _end(its: int, patience: float) -> None:
+def _end(pidfd: int, patience: float) -> None:
     for number, seconds in ((0, patience), (signal.SIGTERM, PAUSE), (signal.SIGKILL, PAUSE)):
         with contextlib.suppress(ProcessLookupError):  # it has just ended
-            signal.pidfd_send_signal(its, number)
-        if _has_ended(its, seconds):
+            signal.pidfd_send_signal(pidfd, number)
+        if _has_ended(pidfd, seconds):
             break
 
 

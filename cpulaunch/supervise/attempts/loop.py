@@ -18,7 +18,7 @@ from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.supervise.attempts.attempt import ENDING, Attempt, RunningAttempt
 from cpulaunch.supervise.attempts.start import at_once, max_strangers
 from cpulaunch.supervise.attempts.stop import end_processes
-from cpulaunch.supervise.attempts.sweep import PATIENCE, TIMEOUT, Unswept, of_ours, sweep, sweep_hosts
+from cpulaunch.supervise.attempts.sweep import PATIENCE, TIMEOUT, Unswept, local_failures, sweep, sweep_hosts
 from cpulaunch.supervise.control.observer_messages import Status
 from cpulaunch.supervise.control.observers import Observers, status_of
 from cpulaunch.supervise.control.port import Control
@@ -36,27 +36,18 @@ from cpulaunch.supervise.stalls.progress import stall_settings
 from cpulaunch.supervise.telemetry.rows import Row
 
 EXIT_LOST = 0.5
-"""Seconds that mpiexec has to end by itself if a host is lost: it would wait for it."""
+"""Seconds that mpiexec has to end by itself after a host is lost, because it may wait for that host."""
 
 LONG_START = 1.0
 """Seconds after which an agent without a hello no longer delays the start of others."""
 
 SOON = 0.1
-"""Seconds until the status line shows new messages: the agents of a big job send many at once."""
+"""Seconds until the next tick after a message, as agents of a big job send many at the same time."""
 
 SHOWN_FIELDS = (
-    "type",
-    "pid",
-    "cores",
-    "comm_cores",
-    "threads",
-    "code",
-    "signal",
-    "by_launcher",
-    "error",
-    "cause",
-    "note",
-)
+    "type", "pid", "cores", "comm_cores", "threads", "code", "signal", "by_launcher",
+    "error", "cause", "note",
+)  # fmt: skip
 """The fields of an event that ``-v`` shows."""
 
 
@@ -84,17 +75,17 @@ class AttemptLoop:
         """
         self.attempt, self.starter, self._listener = running.attempt, running.starter, running.listener
         self._address, self._early_signals = running.address, running.early_signals
-        self._keeps_signal = True  # the first one: ranks that run already may save their state
+        self._keeps_signal = True  # keep the first signal until ranks can save their state
         self.processes = self.starter.processes
         self.console, self.output = console, console.output
         plan = self.attempt.plan
         self.launcher = launchers.load(plan.launcher)
         self._noise = tuple(prefix.encode() for prefix in self.launcher.noise)
-        self.job = JobState(watching(self.attempt, self.launcher), time.monotonic(), began)
+        self.job = JobState(settings_of(self.attempt, self.launcher), time.monotonic(), began)
         token, ranks = self.attempt.token, self.job.ranks
         self.profiling = Profiling(ranks, self._send, console.directory, plan.names)
-        wants = self._want_dump, self._want_progress
-        self.observers = Observers(token, ranks, self._status, *wants, self.profiling)
+        requests = self._request_dump, self._request_progress
+        self.observers = Observers(token, ranks, self._status, *requests, self.profiling)
         strangers = max_strangers(plan.here_alone)
         self.control = Control(token, plan.world_size, self, self.observers, strangers)
         self.unswept: list[Unswept] = []
@@ -104,7 +95,7 @@ class AttemptLoop:
         self._recorded = False  # whether any telemetry of this attempt was recorded
         self._hosts_here: set[str] = set()  # this host's names in the plan
         self._due = asyncio.Event()  # set when a tick is due
-        self._soon: asyncio.TimerHandle | None = None
+        self._soon: asyncio.TimerHandle | None = None  # for a tick after ``SOON`` seconds
         self._child_ended = asyncio.Event()
         self._look_at_children = True
         self._ended: set[int] = set()  # processes whose end was passed on to the job
@@ -143,7 +134,7 @@ class AttemptLoop:
             await self._watch()
             await self.profiling.finish(failed=self._error is not None or self.job.ending)
         finally:
-            self.attempt.let_port_go()
+            self.attempt.release_port()
             try:
                 starting.cancel()
                 await asyncio.gather(starting, return_exceptions=True)
@@ -174,7 +165,7 @@ class AttemptLoop:
             self._due.clear()
             self._soon = None
             self._look_at_processes()
-            self._happens(events.Tick(terminal_full=self.output.full))
+            self._handle(events.Tick(terminal_full=self.output.full))
 
     # ---- starting
 
@@ -191,50 +182,50 @@ class AttemptLoop:
                     with contextlib.suppress(asyncio.TimeoutError):
                         await asyncio.wait_for(self._arrival.wait(), SOON)
         except HostError as e:
-            self._happens(events.StartFailed(len(self.processes), str(e)))
+            self._handle(events.StartFailed(len(self.processes), str(e)))
         except Exception as e:
             self._error = self._error or e
         if self.starter.left:
             self.starter.close()
-            self._happens(events.NotStarted(len(self.processes)))
+            self._handle(events.NotStarted(len(self.processes)))
         self._due.set()
 
     def _room_to_start(self) -> bool:
-        """Whether another agent may be started now.  Agents that take long to start aren't counted."""
+        """Whether another agent may be started now, not counting agents that take long to start."""
         long_ago = time.monotonic() - LONG_START
         while self._starting and self._starting[first := next(iter(self._starting))] < long_ago:
             del self._starting[first]
         return len(self._starting) < at_once()
 
-    def _has_arrived(self, number: int) -> None:
+    def _note_arrival(self, number: int) -> None:
         self._starting.pop(number, None)
         self._arrival.set()
-        asyncio.get_running_loop().call_soon(self._take_early_signals)  # once the job knows of it
+        asyncio.get_running_loop().call_soon(self._take_early_signals)  # after the event is handled
 
     # ---- events
 
     def agent_connected(self, rank: int, hello: messages.Hello, *, here: bool) -> None:
-        self._has_arrived(rank)
+        self._note_arrival(rank)
         self._look_soon()
         if here:
             self._hosts_here.add(self.job.ranks[rank].host)
-        self._happens(events.AgentConnected(rank, hello, here))
+        self._handle(events.AgentConnected(rank, hello, here))
 
-    def agent_said(self, rank: int, message: messages.AgentMessage | messages.Unknown) -> None:
+    def agent_sent(self, rank: int, message: messages.AgentMessage | messages.Unknown) -> None:
         if not isinstance(message, (messages.Output, messages.Beat, messages.Steps)):
             self._look_soon()
         if rank == 0 and isinstance(message, messages.Started):
-            self.attempt.let_port_go()
-        self._happens(events.AgentSaid(rank, message))
-        self.profiling.said(rank, message)
+            self.attempt.release_port()
+        self._handle(events.AgentSent(rank, message))
+        self.profiling.handle_message(rank, message)
 
-    def agent_is_back(self, rank: int) -> None:
-        self._happens(events.AgentIsBack(rank))
+    def agent_reconnected(self, rank: int) -> None:
+        self._handle(events.AgentReconnected(rank))
 
     def agent_disconnected(self, rank: int, error: str) -> None:
         self._look_soon()
-        self._happens(events.AgentDisconnected(rank, error))
-        self.profiling.gone(rank)
+        self._handle(events.AgentDisconnected(rank, error))
+        self.profiling.handle_disconnection(rank)
 
     @property
     def full(self) -> bool:
@@ -269,18 +260,20 @@ class AttemptLoop:
         first, *others = profile.brief
         for line in (f"traced {first}", *others):
             self.console.tell(line)
-        self.console.tell(f"trace, and more of what it says: {self.console.directory.path / profile.file}")
+        self.console.tell(
+            f"trace, with more findings beside it: {self.console.directory.path / profile.file}"
+        )
 
-    def _want_dump(self, native: bool) -> None:
-        self._happens(events.DumpWanted(native))
-        self._due.set()  # the loop computes anew when the next tick is due
+    def _request_dump(self, native: bool) -> None:
+        self._handle(events.DumpRequested(native))
+        self._due.set()  # so that the loop reads the new ``wake_at``
 
-    def _want_progress(self, ranks: Sequence[Rank]) -> None:
+    def _request_progress(self, ranks: Sequence[Rank]) -> None:
         for rank in ranks:
             self._send(rank.rank, messages.AskProgress())
 
     def _take_early_signals(self) -> None:
-        """Pass on signals that were kept until the first agent arrived, or for ``LONG_START`` seconds."""
+        """Handle the signals that came before the first agent, or in the first ``LONG_START`` seconds."""
         self._keeps_signal = False
         while self._early_signals:
             self._user_signal(self._early_signals.pop())
@@ -291,7 +284,7 @@ class AttemptLoop:
             return
         self._due.set()
         self.output.hurry()
-        self._happens(events.UserSignal(number))
+        self._handle(events.UserSignal(number))
 
     def _child_has_ended(self) -> None:
         self._look_at_children = True
@@ -305,23 +298,20 @@ class AttemptLoop:
         for number, process in enumerate(self.processes):
             if number not in self._ended and (code := process.poll()) is not None:
                 self._ended.add(number)
-                self._has_arrived(number)
+                self._note_arrival(number)
                 if not self.launcher.ends_with_network:
                     self.control.expect_nobody_back()
-                self._happens(events.ProcessEnded(number, code))
+                self._handle(events.ProcessEnded(number, code))
 
     async def _relay(self, source: int, stream: int) -> None:
-        """Show and log the output of mpiexec, ssh and unwatched agents.
-
-        While the ranks are being ended, only log it.
-        """
+        """Log the output of mpiexec, ssh and unwatched agents; show it until the ranks are being ended."""
         pipe = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(pipe), os.fdopen(source, "rb", 0)
         )
         while data := await pipe.read(1 << 16):
-            self.output.launcher_said(data)
-            self._happens(events.ProcessSaid(data))
+            self.output.log_launcher(data)
+            self._handle(events.ProcessPrinted(data))
             if not self.job.ending:
                 shown = (line for line in data.splitlines(True) if not line.startswith(self._noise))
                 self.output.screen.put(stream, b"".join(shown))
@@ -329,7 +319,7 @@ class AttemptLoop:
 
     # ---- actions
 
-    def _happens(self, event: events.Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         try:
             for action in self.job.handle(event, time.monotonic()):
                 self._carry_out(action)
@@ -355,8 +345,8 @@ class AttemptLoop:
                 self.output.screen.status(text)
             case events.ReportStall():
                 self._report_stall(action)
-            case events.Dumped():
-                self.observers.dumped(action)
+            case events.DumpFinished():
+                self.observers.deliver(action)
             case events.EndProcesses():
                 self._ending.append(asyncio.create_task(self._end_processes(0)))
             case events.Finish():
@@ -380,9 +370,9 @@ class AttemptLoop:
         name, names = f"stacks-{action.number}.txt", self.attempt.plan.names
         text = stall_box.stacks_text(action, names).encode(errors="replace")
         self.output.logs.append(name, text, private=True)
-        kept = self.console.directory.path / name
-        brief = stall_box.stall_line(action, kept) if action.brief else ""
-        self.output.screen.say(brief or stall_box.stall_box(action, kept, names))
+        file = self.console.directory.path / name
+        brief = stall_box.stall_line(action, file) if action.brief else ""
+        self.output.screen.say(brief or stall_box.stall_box(action, file, names))
 
     def _log(self, entry: Mapping[str, Any]) -> None:
         self.output.logs.append("events.jsonl", json.dumps(entry, separators=(",", ":")).encode() + b"\n")
@@ -406,10 +396,10 @@ class AttemptLoop:
         try:
             await asyncio.gather(
                 *self._ending,
-                self._end_launched(untidy, hosts, thorough=thorough),
+                self._end_launcher(untidy, hosts, thorough=thorough),
                 self._timed(f"a look at {fold_hosts(sorted(hosts))}", self._sweep(hosts)),
             )
-            if unswept := of_ours(self.unswept, self.launcher.reach.program):
+            if unswept := local_failures(self.unswept, self.launcher.reach.program):
                 self.console.tell(unswept)
         finally:
             if untidy:
@@ -420,11 +410,11 @@ class AttemptLoop:
             what = f"a second look at {fold_hosts(sorted(slow))}"
             await self._timed(what, self._sweep(slow, PATIENCE))
 
-    async def _end_launched(self, untidy: list[Rank], swept: set[str], *, thorough: bool) -> None:
+    async def _end_launcher(self, untidy: list[Rank], swept: set[str], *, thorough: bool) -> None:
         """End the launcher's processes, so that no process of the job starts any more.
 
-        ``thorough``: also sweep the hosts that aren't ``swept``, although their agents have reported that no
-        process is left there.
+        ``thorough``: also sweep the hosts that aren't in ``swept``, whose agents have reported that no
+        process is left.
         """
         lost = any(rank.state is RankState.LOST for rank in untidy)
         what = "its agents" if self.launcher.agents_are_children else self.launcher.title
@@ -450,7 +440,7 @@ class AttemptLoop:
         await end_processes(self.processes, patience, self.launcher.stop_signals, self._child_ended)
 
 
-def watching(attempt: Attempt, launcher: Launcher) -> Watching:
+def settings_of(attempt: Attempt, launcher: Launcher) -> Watching:
     plan = attempt.plan
     return Watching(
         hosts=[host.host for host in plan.hosts for _ in host.ranks],

@@ -55,7 +55,7 @@ class Following:
     def __init__(self, plan: Plan, replan: Replan, console: Console) -> None:
         self._restarts = Restarts(restart_rules(plan))
         self._replan, self._console = replan, console
-        self._unswept: dict[str, str] = {}  # hosts on which processes of any attempt may be left → reason
+        self._unswept: dict[str, str] = {}  # hosts on which processes may be left → reason
 
     def __call__(self, ended: Ended) -> Attempt | None:
         """Return the next attempt, or None if there is none.  Raises CpulaunchError."""
@@ -65,7 +65,7 @@ class Following:
             if verdict.why:
                 self._console.tell(f"the job is not started again: {verdict.why}")
             return None
-        self._console.tell(what_happened(outcome))
+        self._console.tell(describe_attempt(outcome))
         self._unswept |= {left.host: left.why for left in ended.unswept}
         unusable = self._unswept | dict.fromkeys(verdict.unusable, "nothing could be started there")
         began = time.monotonic()
@@ -107,8 +107,8 @@ def restart_rules(plan: Plan) -> Rules:
     )
 
 
-def what_happened(outcome: Outcome) -> str:
-    """Say in a line how an attempt failed, and which step it had reached."""
+def describe_attempt(outcome: Outcome) -> str:
+    """Return a line on how an attempt failed, and on its last step."""
     attempt = outcome.attempts[-1]
     when = f"after {duration(attempt.seconds if attempt.ended_after is None else attempt.ended_after)}"
     if attempt.reached is not None:
@@ -118,7 +118,7 @@ def what_happened(outcome: Outcome) -> str:
     failure = outcome.first_failure
     if failure is None:
         return f"it failed {when}"
-    # A text about other ranks doesn't refer to this rank's place.
-    about_it = outcome.kind == STALLED or not failure.text
-    place = f", at {shown_path(failure.file)}:{failure.line}" if failure.file and about_it else ""
+    # If the text is about other ranks, ``file`` is not their place in the code.
+    is_its_place = outcome.kind == STALLED or not failure.text
+    place = f", at {shown_path(failure.file)}:{failure.line}" if failure.file and is_its_place else ""
     return f"{failure.in_a_line(outcome.kind)}{place} ({when})"

@@ -25,18 +25,19 @@ from cpulaunch.supervise.output.directory import JobDirectory
 from cpulaunch.wording import cannot_run
 
 BACKLOG = 4096
-"""Connections that may wait to be accepted: all ranks of a big job connect at once."""
+"""Connections that may wait to be accepted, as all ranks of a big job connect at once."""
 
 AT_ONCE = 32
-"""How many agents start at the same time, unless two for each core of the launcher's host are more.  Further
-agents would only slow down each other and the launcher.
+"""The number of agents that start at the same time; on hosts with more than 16 cores, it is two per core.
+
+More agents would only slow down each other and the launcher.
 """
 
 MAX_STRANGERS = 256
 """Connections that may be open besides one for each rank.  Beyond that, a stranger is disconnected."""
 
 MAX_STRANGERS_HERE = 16
-"""The same on a Unix socket, where only processes of our own user get this far."""
+"""The limit on a Unix socket, where only processes of our own user are accepted."""
 
 OWN_FILES = 128
 """File descriptors that a job needs besides those for agents and strangers: logs, pipes, ssh."""
@@ -72,12 +73,12 @@ def listen(plan: Plan) -> tuple[socket.socket, str]:
 
 
 def max_strangers(here_alone: bool) -> int:
-    """The number of connections allowed besides those of agents; ``here_alone``: on a Unix socket."""
+    """Return the limit of connections that aren't an agent's; ``here_alone``: on a Unix socket."""
     return MAX_STRANGERS_HERE if here_alone else MAX_STRANGERS
 
 
 def allow_files(plan: Plan) -> None:
-    """Raise our soft limit of open files to the hard one.  Raises HostError if that is not enough."""
+    """Raise our soft limit of open files to the hard limit.  Raises HostError if that is too low."""
     ranks = plan.world_size
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -93,9 +94,9 @@ class Starter:
     """Starts a job's commands in its directory, each in a session of its own.
 
     Commands get our environment with ``env`` added.  ``agents``: each command is an agent, which inherits our
-    raised limit of open files, and gives its program the former limit.  ``stdin`` is the number of the
-    command that gets our stdin, if that can be shared.  All commands share one pipe for stdout and one for
-    stderr; ``pipes`` are the ends to read from.
+    raised limit of open files, and gives its program the former limit.  ``stdin`` is the index of the command
+    that gets our stdin, if `stdin_can_be_shared`.  All commands share one pipe for stdout and one for stderr;
+    ``pipes`` are the ends to read from.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Starter:
         return len(self._commands) - len(self.processes)
 
     def start_first(self) -> None:
-        """Start as many commands as may be starting at the same time.
+        """Start the first commands, at most `at_once`.
 
         Raises HostError if a command can't be run, or one of its files can't be written; the commands started
         before are then killed.
@@ -158,14 +159,17 @@ class Starter:
             self._out = self._err = -1
 
     def _start(self, command: Command, stdin: int | None) -> subprocess.Popen[bytes]:
-        prepare = tells = None
+        prepare = pid_pipe = None
         if command.orphaned_for:
-            with contextlib.suppress(OSError):  # no more processes: an orphan would stay then
-                # Start the guard first, so that the command is never without one.
-                guard, tells = start_guard(command.orphaned_for, self._env[variables.JOB_ID], command.leaves)
+            # Start the guard first, so that the command is never without one.  If no process can be started
+            # for it, an orphan of the command would keep running.
+            with contextlib.suppress(OSError):
+                guard, pid_pipe = start_guard(
+                    command.orphaned_for, self._env[variables.JOB_ID], command.leaves
+                )
                 self._guards.append(guard)
-        if command.when_orphaned or tells is not None:
-            prepare = partial(_in_child, command.when_orphaned, tells)
+        if command.when_orphaned or pid_pipe is not None:
+            prepare = partial(_in_child, command.when_orphaned, pid_pipe)
         inherited = {name: value for name, value in self._env.items() if name not in command.unset}
         try:
             return subprocess.Popen(
@@ -181,8 +185,8 @@ class Starter:
         except OSError as e:
             raise HostError(cannot_run(command.argv[0], e)) from None
         finally:
-            if tells is not None:
-                os.close(tells)
+            if pid_pipe is not None:
+                os.close(pid_pipe)
 
 
 def at_once() -> int:
@@ -191,7 +195,7 @@ def at_once() -> int:
 
 @contextlib.contextmanager
 def _former_limit() -> Iterator[None]:
-    """Within this context, started processes get the limit of open files that we were started with."""
+    """Give processes that are started in this context the limit of open files that we were started with."""
     raised = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES_AT_START, raised[1]))
     try:
@@ -219,23 +223,23 @@ def signal_when_orphaned(number: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def _in_child(when_orphaned: int | None, tells: int | None) -> None:
-    """Prepare a child before its command runs, for the case that the launcher is killed.
+def _in_child(when_orphaned: int | None, pid_pipe: int | None) -> None:
+    """Prepare a child for the case that the launcher is killed, before its command runs.
 
     The child gets the signal ``when_orphaned`` when its parent dies, and writes its process id to its guard's
-    pipe ``tells``.
+    pipe ``pid_pipe``.
     """
     if when_orphaned:
         signal_when_orphaned(when_orphaned)
-    if tells is not None:
-        os.write(tells, str(os.getpid()).encode())
+    if pid_pipe is not None:
+        os.write(pid_pipe, str(os.getpid()).encode())
 
 
 def start_guard(patience: float, job_id: str, leaves: str) -> tuple[subprocess.Popen[bytes], int]:
     """Start a guard, which ends a command ``patience`` seconds after our own end.
 
-    It also removes the directory that the command ``leaves`` behind.  Returns the guard, and a pipe to which
-    the command's process id has to be written.  Raises OSError.
+    The guard also removes ``leaves``, a directory that the command leaves behind.  Returns the guard, and a
+    pipe to which the command's process id has to be written.  Raises OSError.
     """
     temporary = next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp")  # as PRRTE does
     leaves = leaves and os.path.join(temporary, leaves)
@@ -261,7 +265,8 @@ def start_guard(patience: float, job_id: str, leaves: str) -> tuple[subprocess.P
 def _own_address(plan: Plan) -> str:
     """Return our address on the interface that routes to the plan's hosts.  Raises HostError.
 
-    A loopback address is returned only if all hosts are this machine: /etc/hosts may have one for its name.
+    The address of a loopback interface is returned only if all hosts are this machine: /etc/hosts may map
+    this machine's name to such an address.
     """
     if plan.egress_interface:
         return plan.egress_interface.address
@@ -272,7 +277,7 @@ def _own_address(plan: Plan) -> str:
         except OSError as e:
             failed = failed or HostError(
                 f"host {host}: {e.strerror or e}",
-                hint="check the name, and /etc/hosts; an alias of ssh's needs preflight",
+                hint="check the name and /etc/hosts; an alias from ssh's configuration requires preflight",
             )
             continue
         if not is_loopback(own):
@@ -291,9 +296,9 @@ def _address_towards(host: str) -> str:
 
 
 def stdin_can_be_shared() -> bool:
-    """Whether a rank may read our stdin: a file, a pipe, or a terminal if we are its foreground job.
+    """Whether a rank may read our stdin: a file, a pipe, or a terminal whose foreground job we are.
 
-    Ranks have sessions of their own, to which the terminal's job control does not apply.
+    The terminal's job control does not apply to ranks, because they have sessions of their own.
     """
     try:
         if stat.S_ISREG(mode := os.fstat(0).st_mode) or stat.S_ISFIFO(mode):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 TOGETHER = 0.002
-"""Seconds to wait for further ends of processes after one has ended."""
+"""Seconds to wait for the end of further processes after the end of one."""
 
 PAUSE = 0.7
 """Seconds between two signals."""
@@ -38,7 +38,7 @@ async def _all_ended(
     deadline = time.monotonic() + patience
     while (processes := running(processes)) and (left := deadline - time.monotonic()) > 0:
         child_ended.clear()
-        if running(processes):  # none has ended between the check above and clear()
+        if running(processes):  # the last process may have ended before clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(child_ended.wait(), left)
             await asyncio.sleep(TOGETHER)

@@ -1,4 +1,4 @@
-"""Kill the processes that a job may have left: those with its mark in their environment."""
+"""Kill leftover processes of a job, which have the job's id in their environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMEOUT = 3.0
 """Seconds that the sweep of another host may take; a dead host never answers."""
 
 PATIENCE = 10.0
-"""The same if another attempt may follow there, and the host was heard until the end."""
+"""Seconds for the sweep of a host that has answered until the end, and may run another attempt."""
 
 AT_ONCE = 64
 """Hosts to sweep at the same time: a connection costs this host about 50 ms of CPU time, and 6 MB."""
@@ -27,8 +27,7 @@ AT_ONCE = 64
 LEFT = 86
 """The exit code of ``_SCRIPT`` if processes are left on the host."""
 
-# Sweeps another host by its shell.  The script doesn't find itself: ssh and the like
-# don't pass our own mark on, unless a user has configured them to.
+# Runs in the shell of another host.  It doesn't kill itself, because ssh doesn't pass on the job's id.
 _SCRIPT = (
     "for i in 1 2 3 4 5; do "
     r"set -- $(grep -lzxF {mark} /proc/[0-9]*/environ 2>/dev/null | tr -dc '0-9\n'); "
@@ -47,24 +46,21 @@ class Unswept(NamedTuple):
     ours: bool = False
 
 
-def sweep(job_id: str) -> list[int]:
-    """Kill all processes of the job ``job_id`` on this host, and return their process ids."""
+def sweep(job_id: str) -> None:
+    """Kill all processes of the job ``job_id`` on this host."""
     mark = _mark(job_id).encode()
-    killed: list[int] = []
     try:
         entries = list(Path("/proc").iterdir())
     except OSError:
-        return []  # no file descriptor is left
+        return  # no file descriptor is left
     for entry in entries:
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
             if mark in (entry / "environ").read_bytes().split(b"\0"):
                 os.kill(int(entry.name), signal.SIGKILL)
-                killed.append(int(entry.name))
         except OSError:
             pass  # not ours to read, or gone
-    return killed
 
 
 async def sweep_hosts(
@@ -87,13 +83,13 @@ async def sweep_hosts(
     return [left for left in await asyncio.gather(*map(sweep_one, sorted(hosts))) if left]
 
 
-def of_ours(unswept: Sequence[Unswept], program: str = "ssh") -> str:
-    """Return a line about hosts that couldn't be swept because of this host; empty if there are none."""
+def local_failures(unswept: Sequence[Unswept], program: str = "ssh") -> str:
+    """Return a line on hosts whose sweep couldn't be started here; empty if there are none."""
     failed = [left for left in unswept if left.ours]
     if not failed:
         return ""
     hosts = fold_hosts(left.host for left in failed)
-    return f"processes may be left on {hosts}, as {program} can't be started here: {failed[0].why}"
+    return f"processes may be left on {hosts}, because {program} can't be started here: {failed[0].why}"
 
 
 async def _run(host: str, command: tuple[str, ...], patience: float, program: str) -> Unswept | None:
@@ -108,7 +104,7 @@ async def _run(host: str, command: tuple[str, ...], patience: float, program: st
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )
-    except (OSError, RuntimeError) as e:  # no more files, processes, or threads to wait for them
+    except (OSError, RuntimeError) as e:  # out of file descriptors, processes or threads
         return Unswept(host, str(getattr(e, "strerror", None) or e), ours=True)
     try:
         code = await asyncio.wait_for(process.wait(), patience)

@@ -1,4 +1,4 @@
-"""Client for the launcher of a running job, used from another process on this host or another one."""
+"""A client of a running job's launcher, for commands such as ``cpulaunch stacks``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONNECT_WITHIN = 5.0
 """Timeout in seconds for the connection to a launcher, and for its answers."""
 
 SILENCE = 120.0
-"""Maximum seconds between two messages of a launcher that traces; merging many traces takes a while."""
+"""Maximum seconds between two messages during a trace; merging many traces takes a while."""
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Observer:
         try:
             self._connect()
             proof = self._proof(protocol.OBSERVER, self._expect(Challenge).salt)
-            self._say(protocol.Observe(VERSION, self._salt, proof))
+            self._send(protocol.Observe(VERSION, self._salt, proof))
             if not same(self._expect(Welcome).proof, self._proof(protocol.LAUNCHER, self._salt)):
                 raise self._error(f"something else listens at {self._contact.address}")
         except BaseException:
@@ -58,18 +58,18 @@ class Observer:
             self._socket.close()
 
     def status(self) -> protocol.Status:
-        self._say(protocol.AskStatus())
+        self._send(protocol.AskStatus())
         return self._expect(protocol.Status)
 
-    def stacks(self, *, native: bool) -> list[protocol.RankSeen]:
+    def stacks(self, *, native: bool) -> list[protocol.RankStacks]:
         """Return the stacks of all ranks.  ``native``: with frames of C and C++."""
         assert self._socket
         self._socket.settimeout((2 if native else 1) * ANSWER_WITHIN + CONNECT_WITHIN)
-        self._say(protocol.AskStacks(native))
+        self._send(protocol.AskStacks(native))
         found, shared = [], Stacks()
-        while isinstance(seen := self._hear(), protocol.RankSeen):
-            found.append(seen._replace(processes=seen.processes and shared.share(seen.processes)))
-        if not isinstance(seen, protocol.AllSeen):
+        while isinstance(reply := self._receive(), protocol.RankStacks):
+            found.append(reply._replace(processes=reply.processes and shared.share(reply.processes)))
+        if not isinstance(reply, protocol.StacksEnd):
             raise self._error("it gave an unexpected answer")
         return found
 
@@ -80,13 +80,13 @@ class Observer:
         """
         assert self._socket
         self._socket.settimeout(SILENCE)
-        self._say(protocol.AskProfile(steps, ranks))
-        while isinstance(said := self._hear(), protocol.ProfileProgress):
-            if said.text:
-                progress(said.text)
-        if not isinstance(said, protocol.Profiled):
+        self._send(protocol.AskProfile(steps, ranks))
+        while isinstance(reply := self._receive(), protocol.ProfileProgress):
+            if reply.text:
+                progress(reply.text)
+        if not isinstance(reply, protocol.Profiled):
             raise self._error("it gave an unexpected answer")
-        return said
+        return reply
 
     def _connect(self) -> None:
         address = self._contact.address
@@ -110,7 +110,7 @@ class Observer:
     def _proof(self, role: str, salt: str) -> str:
         return proof(self._contact.token, role, salt, 0)
 
-    def _say(self, message: protocol.Question) -> None:
+    def _send(self, message: protocol.Question) -> None:
         assert self._socket
         try:
             self._socket.sendall(encode(message, protocol.KINDS))
@@ -118,17 +118,17 @@ class Observer:
             raise self._error(e.strerror or str(e)) from None
 
     def _expect(self, kind: type[T]) -> T:
-        if not isinstance(said := self._hear(), kind):
+        if not isinstance(reply := self._receive(), kind):
             raise self._error("it gave an unexpected answer")
-        return said
+        return reply
 
-    def _hear(self) -> object:
+    def _receive(self) -> object:
         assert self._socket
         try:
             while not self._ready:
                 data = self._socket.recv(1 << 18)
                 if not data:
-                    raise self._error("it has hung up")
+                    raise self._error("it closed the connection")
                 self._ready += self._lines.feed(data)
             return decode(self._ready.pop(0), protocol.FOR_OBSERVER)
         except MessageError as e:
@@ -145,9 +145,9 @@ class Observer:
     def _error(self, why: str) -> HostError:
         if is_stopped(self._contact):
             return HostError(
-                f"{self._launcher} is stopped", hint=f"`fg` or `kill -CONT {self._contact.pid}` lets it go on"
+                f"{self._launcher} is stopped", hint=f"`fg` or `kill -CONT {self._contact.pid}` continues it"
             )
-        hint = "it may have ended, be another version of cpulaunch, or answer too many others"
+        hint = "it may have ended, be another version of cpulaunch, or have too many connections"
         return HostError(f"{self._launcher} does not answer: {why}", hint=hint)
 
     def _gone(self) -> HostError:
@@ -157,10 +157,10 @@ class Observer:
 
     def _in_container(self) -> HostError:
         enter = f"nsenter --net --target {self._contact.pid} cpulaunch …"
-        hint = f"it is in another network namespace, as in a container: `{enter}` asks it there"
+        hint = f"it is in another network namespace, such as a container's; use `{enter}`"
         return HostError(f"{self._launcher} can't be reached from here", hint=hint)
 
     def _elsewhere(self) -> HostError:
         host = self._contact.host
-        hint = f"the job runs on {host} alone: ask it there (ssh {host})"
+        hint = f"the job runs on {host} only; run this command there (ssh {host})"
         return HostError(f"{self._launcher} can't be reached from here", hint=hint)

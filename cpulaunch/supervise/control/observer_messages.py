@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from cpulaunch.messages import Challenge, Welcome
 
 OBSERVER, LAUNCHER = "observer", "launcher of observers"
-"""Roles of the two ends in their proofs that they know `wire.observers_token`.  Both have the rank 0."""
+"""Names of the two ends in their proofs of `wire.observers_token`.  Both ends use the rank 0."""
 
 
 class Observe(NamedTuple):
@@ -48,7 +48,7 @@ class Status(NamedTuple):
     ``hosts``, ``ranks`` and ``running`` are numbers of hosts, of ranks, and of running ranks.  ``seconds``
     and ``restarts`` count from the start of the job.  ``steps`` and ``collectives`` are those of the rank
     that is furthest ahead; their rates are per second, and None if unknown.  ``stalled`` says where the job
-    hangs; it is empty if it does not.  ``rates`` are the rates that its programs have printed, in words.
+    hangs, or is empty.  ``rates`` are the rates that its programs have printed, in words.
     """
 
     state: str
@@ -65,11 +65,11 @@ class Status(NamedTuple):
     rates: str
 
 
-class RankSeen(NamedTuple):
+class RankStacks(NamedTuple):
     """The stacks of one rank, from its ``Dump``.
 
     ``processes`` is None if the rank has not answered or has ended.  ``error`` says what could not be read.
-    ``left`` says how the rank has ended; it is empty if it still runs.
+    ``left`` says how the rank has ended, or is empty if it still runs.
     """
 
     rank: int
@@ -79,12 +79,12 @@ class RankSeen(NamedTuple):
     left: str = ""
 
 
-class AllSeen(NamedTuple):
-    """The end of a series of ``RankSeen``."""
+class StacksEnd(NamedTuple):
+    """The end of a series of ``RankStacks``."""
 
 
 class ProfileProgress(NamedTuple):
-    """Progress of a trace, in words.  An empty ``text`` says that the trace still goes on."""
+    """Progress of a trace, in words.  ``text`` is empty if there is no news."""
 
     text: str
 
@@ -92,8 +92,8 @@ class ProfileProgress(NamedTuple):
 class Profiled(NamedTuple):
     """The end of a trace.
 
-    ``file`` is the name of the trace in the job's directory, and ``text`` its summary.  ``error`` says why
-    there is no trace; it is empty otherwise.
+    ``file`` is the name of the trace in the job's directory, and ``text`` its summary.  If there is no trace,
+    ``error`` says why.
     """
 
     file: str
@@ -102,7 +102,7 @@ class Profiled(NamedTuple):
 
 
 Question = Observe | AskStatus | AskStacks | AskProfile
-Answer = Status | RankSeen | AllSeen | ProfileProgress | Profiled
+Answer = Status | RankStacks | StacksEnd | ProfileProgress | Profiled
 
 FROM_OBSERVER: Mapping[str, type[Question]] = {
     "observe": Observe,
@@ -114,8 +114,8 @@ FOR_OBSERVER: Mapping[str, type[Challenge | Welcome | Answer]] = {
     "challenge": Challenge,
     "welcome": Welcome,
     "status": Status,
-    "rank_seen": RankSeen,
-    "all_seen": AllSeen,
+    "rank_seen": RankStacks,
+    "all_seen": StacksEnd,
     "profile_progress": ProfileProgress,
     "profiled": Profiled,
 }

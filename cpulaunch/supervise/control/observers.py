@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from cpulaunch.messages import VERSION, Welcome
 from cpulaunch.supervise.control import observer_messages as protocol
-from cpulaunch.supervise.job.events import Dumped
+from cpulaunch.supervise.job.events import DumpFinished
 from cpulaunch.supervise.job.rank import Rank, RankState
 from cpulaunch.supervise.profiling.traces import Profiling
 from cpulaunch.supervise.stalls.inquiry import ANSWER_WITHIN
@@ -24,18 +24,18 @@ MAX_QUESTION = 1 << 12
 """Maximum bytes of a line from an observer."""
 
 PROGRESS_WITHIN, LOOK_EVERY = 0.5, 0.01
-"""How long to wait for the agents' progress, and how often to check whether all have answered, in seconds."""
+"""Seconds to wait for the agents' progress, and between two checks whether all agents have answered."""
 
 PATIENCE = 60.0
 """Timeout in seconds for an observer to ask the next question, or to receive an answer."""
 
 
 class Observers:
-    """Serves observers that have proved to know the job's token.
+    """Serves observers that have authenticated with the job's token.
 
-    ``status`` returns the job's status.  ``want_dump`` is called when an observer asks for stacks, with True
-    if it wants native frames; its owner passes the result to ``dumped``.  ``want_progress`` asks the agents
-    of ranks for beats.
+    ``status`` returns the job's status.  ``request_dump`` is called when an observer asks for stacks; its
+    argument is True for native frames, and the caller passes the result to ``deliver``.
+    ``request_progress`` asks the agents of ranks for beats.
     """
 
     def __init__(
@@ -43,27 +43,27 @@ class Observers:
         token: str,
         ranks: list[Rank],
         status: Callable[[], protocol.Status],
-        want_dump: Callable[[bool], None],
-        want_progress: Callable[[list[Rank]], None],
+        request_dump: Callable[[bool], None],
+        request_progress: Callable[[list[Rank]], None],
         profiling: Profiling | None = None,
     ) -> None:
         """``token`` is the job's token, from which the observers' token is derived."""
         self._profiling = profiling
         self._token = observers_token(token)
         self._ranks, self._status = ranks, status
-        self._want_dump, self._want_progress = want_dump, want_progress
+        self._request_dump, self._request_progress = request_dump, request_progress
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting: list[tuple[bool, asyncio.Future[Dumped]]] = []
+        self._waiting: list[tuple[bool, asyncio.Future[DumpFinished]]] = []
 
-    def proven(self, line: bytes, salt: str) -> protocol.Observe | None:
-        """Return the message in a stranger's first line if it proves to be an observer, else None."""
+    def authenticate(self, line: bytes, salt: str) -> protocol.Observe | None:
+        """Return the ``Observe`` message of a stranger's first line, or None if that is not a valid one."""
         try:
-            said = decode(line, protocol.FROM_OBSERVER)
+            message = decode(line, protocol.FROM_OBSERVER)
         except MessageError:
             return None
-        if not isinstance(said, protocol.Observe):
+        if not isinstance(message, protocol.Observe):
             return None
-        return said if same(said.proof, proof(self._token, protocol.OBSERVER, salt, 0)) else None
+        return message if same(message.proof, proof(self._token, protocol.OBSERVER, salt, 0)) else None
 
     def serve(self, connected: socket.socket, observer: protocol.Observe) -> None:
         """Answer an observer's questions until it disconnects.
@@ -80,13 +80,13 @@ class Observers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def dumped(self, seen: Dumped) -> None:
-        """Pass on the stacks, once all ranks have answered or the time for it is over."""
-        served = [future for native, future in self._waiting if native <= seen.native]
+    def deliver(self, dumps: DumpFinished) -> None:
+        """Pass on the stacks to the observers that wait for them."""
+        served = [future for native, future in self._waiting if native <= dumps.native]
         self._waiting = [each for each in self._waiting if each[1] not in served]
         for future in served:
             if not future.done():
-                future.set_result(seen)
+                future.set_result(dumps)
 
     def close(self) -> None:
         for task in self._tasks:
@@ -106,27 +106,27 @@ class Observers:
             await self._latest_progress()
             await self._say(connected, self._status())
         elif isinstance(question, protocol.AskStacks):
-            future: asyncio.Future[Dumped] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[DumpFinished] = asyncio.get_running_loop().create_future()
             self._waiting.append((question.native, future))
-            self._want_dump(question.native)
-            seen = await asyncio.wait_for(future, PATIENCE)
+            self._request_dump(question.native)
+            dumps = await asyncio.wait_for(future, PATIENCE)
             for rank in self._ranks:
-                await self._say(connected, _of_rank(rank, seen))
-            await self._say(connected, protocol.AllSeen())
+                await self._say(connected, _of_rank(rank, dumps))
+            await self._say(connected, protocol.StacksEnd())
         elif isinstance(question, protocol.AskProfile) and self._profiling:
             await self._profile(connected, question, self._profiling)
         else:
-            raise MessageError("no question")
+            raise MessageError("unexpected message")
 
     async def _latest_progress(self) -> None:
-        """Ask all agents for their ranks' progress, as the last beats may be old.
+        """Ask all agents for their ranks' progress, and wait at most ``PROGRESS_WITHIN`` seconds.
 
-        Waits for the answers at most ``PROGRESS_WITHIN`` seconds.
+        Without this, the last beats may be old.
         """
         now = asyncio.get_running_loop().time
         asked = time.monotonic()
         running = [rank for rank in self._ranks if rank.state is RankState.RUNNING]
-        self._want_progress(running)
+        self._request_progress(running)
         until = now() + PROGRESS_WITHIN
         while any(rank.beat_at < asked for rank in running) and now() < until:
             await asyncio.sleep(LOOK_EVERY)
@@ -159,14 +159,14 @@ class Observers:
         await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(connected, data), PATIENCE)
 
 
-def _of_rank(rank: Rank, seen: Dumped) -> protocol.RankSeen:
-    if dump := seen.answers.get(rank.rank):
-        return protocol.RankSeen(rank.rank, rank.host, dump.processes, dump.error)
-    if rank.rank in seen.silent and rank.state is RankState.RUNNING:
+def _of_rank(rank: Rank, dumps: DumpFinished) -> protocol.RankStacks:
+    if dump := dumps.answers.get(rank.rank):
+        return protocol.RankStacks(rank.rank, rank.host, dump.processes, dump.error)
+    if rank.rank in dumps.silent and rank.state is RankState.RUNNING:
         error = f"its agent has not answered within {ANSWER_WITHIN:g} s"
-        return protocol.RankSeen(rank.rank, rank.host, None, error)
+        return protocol.RankStacks(rank.rank, rank.host, None, error)
     left, not_yet = (rank.status, "") if rank.state.final else ("", rank.status)
-    return protocol.RankSeen(rank.rank, rank.host, None, not_yet, left)
+    return protocol.RankStacks(rank.rank, rank.host, None, not_yet, left)
 
 
 def status_of(
@@ -174,8 +174,8 @@ def status_of(
 ) -> protocol.Status:
     """Return the status of a job.
 
-    ``seconds`` counts from the start of the job.  ``stalled`` says where it hangs, and ``stated`` are the
-    rates that its programs have printed; both may be empty.
+    ``seconds`` counts from the start of the job.  ``stalled`` says where the job hangs, and ``stated`` has
+    the rates that its programs have printed; both may be empty.
     """
     running = sum(rank.state is RankState.RUNNING for rank in ranks)
     state = "ending" if ending else "stalled" if stalled else "running" if running else "starting"

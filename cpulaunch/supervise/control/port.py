@@ -1,7 +1,7 @@
-"""The launcher's end of the control channel: one connection per rank's agent, and strangers.
+"""The launcher's end of the control channel: one connection for each rank's agent, and strangers.
 
-A stranger is a connection that has not proved itself yet.  Plain sockets replace asyncio's streams, because
-thousands of agents cost less, and because a stranger can use no more memory than one short line.
+A stranger is a connection that has not been authenticated yet.  This module uses sockets, not asyncio's
+streams: thousands of agents cost less, and a stranger can use no more memory than one short line.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from cpulaunch.supervise.control.observers import Observers
 from cpulaunch.wire import MAX_LINE, Lines, MessageError, Outbox, decode, encode, proof, same
 
 HANDSHAKE_TIMEOUT = 10.0
-"""Seconds within which a stranger has to prove itself."""
+"""Seconds within which a stranger has to authenticate."""
 
 MAX_HELLO = 1 << 12
-"""Maximum bytes of the line by which a stranger proves itself; a longer one is refused."""
+"""Maximum bytes of a stranger's line; a stranger that sends a longer one is refused."""
 
 MAX_READ = 1 << 18
 """Maximum bytes per read from an agent."""
@@ -33,16 +33,16 @@ MAX_NAMED = 4
 """Maximum number of refused addresses that are named to the user."""
 
 BACK_WITHIN = 5.0
-"""Seconds in which an agent whose connection the network has broken has to connect again."""
+"""Seconds that an agent has to connect again after the network has broken its connection."""
 
 RECEIPT_AFTER = 1 << 16
-"""Bytes of an agent's messages after which it gets a receipt; it also gets one for each beat."""
+"""Bytes of messages after which an agent gets a receipt; each beat also gets one."""
 
 ACCEPTED_AT_ONCE = 64
 """Maximum number of connections accepted before the existing ones are served again."""
 
 ACCEPT_AGAIN = 0.2
-"""Seconds to wait before accepting again, if descriptors or memory ran out."""
+"""Seconds to wait before accepting again after running out of descriptors or memory."""
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -53,33 +53,33 @@ class Audience(Protocol):
     def agent_connected(self, rank: int, hello: Hello, *, here: bool) -> None:
         """Handle a new agent.  ``here``: it is on this host, and reads the same clocks."""
 
-    def agent_said(self, rank: int, message: AgentMessage | Unknown) -> None: ...
+    def agent_sent(self, rank: int, message: AgentMessage | Unknown) -> None: ...
 
-    def agent_is_back(self, rank: int) -> None:
-        """Handle an agent's new connection, after the network has broken the former one."""
+    def agent_reconnected(self, rank: int) -> None:
+        """Handle an agent's new connection after the network has broken the last one."""
 
     def agent_disconnected(self, rank: int, error: str) -> None:
         """Handle the end of an agent.
 
-        ``error``: what was wrong with the agent's data; empty if it has only disconnected.
+        ``error``: what was wrong with the agent's data; empty if the agent has disconnected.
         """
 
     @property
     def full(self) -> bool:
-        """Whether reading should pause until ``room`` returns."""
+        """Whether the caller should stop reading until ``room`` returns."""
 
     async def room(self) -> None:
-        """Wait until reading can go on."""
+        """Wait until the caller may read again."""
 
 
 class Control:
     """Server for the agents of one attempt.
 
-    A stranger that does not prove to know ``token`` is disconnected.  An agent with another version of the
-    protocol is reported to the audience as connected, and then disconnected.
+    A stranger that does not prove that it knows ``token`` is disconnected.  An agent with another version of
+    the protocol is reported to the audience as connected, and then disconnected.
 
-    An agent may connect again: over TCP, one whose connection breaks, without having been closed by the
-    agent's host, has ``BACK_WITHIN`` seconds for that.
+    If a TCP connection breaks without having been closed by the agent's host, the agent has ``BACK_WITHIN``
+    seconds to connect again.
     """
 
     def __init__(
@@ -162,14 +162,14 @@ class Control:
             self.refused.add(evicted.address)
         return evicted is not None
 
-    def too_late(self, stranger: _Connection) -> None:
+    def handle_timeout(self, stranger: _Connection) -> None:
         self.refused.add(stranger.address)
-        self.ended(stranger)
+        self.drop(stranger)
 
-    def greeted(self, stranger: _Connection, line: bytes) -> None:
+    def handle_first_line(self, stranger: _Connection, line: bytes) -> None:
         """Handle a stranger's first line, which makes it an agent or an observer, or ends the connection."""
         self._strangers.remove(stranger)
-        if self._observers and (observer := self._observers.proven(line, stranger.salt)):
+        if self._observers and (observer := self._observers.authenticate(line, stranger.salt)):
             self._observers.serve(stranger.detach(), observer)
             return
         try:
@@ -186,47 +186,47 @@ class Control:
             stranger.close()
             return
         stranger.write(encode(messages.Welcome(proof(self._token, "launcher", hello.salt, hello.rank))))
-        stranger.is_agent(hello.rank)
+        stranger.accept_as_agent(hello.rank)
         if known:
-            known.is_back(stranger)
-            self._audience.agent_is_back(hello.rank)
+            known.reconnect(stranger)
+            self._audience.agent_reconnected(hello.rank)
             return
         self._agents[hello.rank] = agent = _Agent(hello, stranger)
         agent.write_receipt()
         self._audience.agent_connected(hello.rank, hello, here=stranger.here)
         if hello.version != messages.VERSION:
-            self.ended(stranger)
+            self.drop(stranger)
 
     # ---- agents
 
-    def said(self, rank: int, line: bytes) -> None:
+    def handle_line(self, rank: int, line: bytes) -> None:
         """Handle a line from an agent.  Raises MessageError."""
         agent, message = self._agents[rank], decode(line, FROM_AGENT)
         if isinstance(message, messages.Receipt):
-            agent.acknowledges(message.total)
+            agent.handle_receipt(message.total)
             return
-        agent.received(len(line))
-        self._audience.agent_said(rank, message)
+        agent.count_message(len(line))
+        self._audience.agent_sent(rank, message)
         if isinstance(message, messages.Beat) or agent.unconfirmed > RECEIPT_AFTER:
             agent.write_receipt()
 
-    def broken(self, connection: _Connection) -> None:
+    def handle_break(self, connection: _Connection) -> None:
         """Close a connection that the network has broken.  Its agent may connect again."""
         agent = self._agents.get(connection.rank) if connection.rank is not None else None
         if agent is None or agent.connection is not connection or connection.local or not self._may_come_back:
-            self.ended(connection)
+            self.drop(connection)
             return
         connection.close()
-        agent.is_away(self._loop.call_later(BACK_WITHIN, self._is_gone, agent))
+        agent.wait_for_reconnection(self._loop.call_later(BACK_WITHIN, self._remove, agent))
 
     def expect_nobody_back(self) -> None:
-        """Take agents whose connection is broken for gone, as the MPI or Slurm has ended them."""
+        """Remove agents whose connection is broken, because the MPI or Slurm has ended them."""
         self._may_come_back = False
         for agent in [each for each in self._agents.values() if each.connection is None]:
             agent.close()
-            self._is_gone(agent)
+            self._remove(agent)
 
-    def ended(self, connection: _Connection, error: str = "") -> None:
+    def drop(self, connection: _Connection, error: str = "") -> None:
         """Close a connection.  ``error`` says what was wrong with its data."""
         connection.close()
         if connection.rank is None:
@@ -234,14 +234,14 @@ class Control:
             if error:
                 self.refused.add(connection.address)
         elif (agent := self._agents.get(connection.rank)) and agent.connection is connection:
-            self._is_gone(agent, error)
+            self._remove(agent, error)
 
-    def _is_gone(self, agent: _Agent, error: str = "") -> None:
+    def _remove(self, agent: _Agent, error: str = "") -> None:
         del self._agents[agent.rank]
         self._audience.agent_disconnected(agent.rank, error)
 
-    def heard(self, connection: _Connection) -> None:
-        """Pause reading from an agent, whose data has been handled, while the audience is full."""
+    def pause_if_full(self, connection: _Connection) -> None:
+        """Stop reading from an agent while the audience is full."""
         if self._audience.full and not connection.closed:
             connection.pause()
             self._paused.append(connection)
@@ -257,10 +257,10 @@ class Control:
 
 
 class _Agent:
-    """An agent, over one connection after the other.
+    """An agent, which may use several connections one after the other.
 
-    ``connection`` is None while it is away.  ``unconfirmed`` is the size of its messages, in bytes, since the
-    last receipt.
+    ``connection`` is None while the agent is disconnected.  ``unconfirmed`` is the size of its messages, in
+    bytes, since the last receipt.
     """
 
     def __init__(self, hello: Hello, connection: _Connection) -> None:
@@ -269,7 +269,7 @@ class _Agent:
         self.unconfirmed = 0
         self._process = hello.host, hello.pid
         self._outbox, self._received = Outbox(), 0
-        self._catches_up = False  # it has connected again, and not said yet what it has received
+        self._catches_up = False  # it has connected again, and its receipt hasn't arrived yet
         self._gone: asyncio.TimerHandle | None = None
 
     def is_of(self, hello: Hello) -> bool:
@@ -280,7 +280,7 @@ class _Agent:
         if self.connection and not self._catches_up:
             self.connection.write(line)
 
-    def received(self, size: int) -> None:
+    def count_message(self, size: int) -> None:
         self._received += 1
         self.unconfirmed += size
 
@@ -289,18 +289,18 @@ class _Agent:
         if self.connection:
             self.connection.write(encode(messages.LauncherReceipt(self._received)))
 
-    def acknowledges(self, count: int) -> None:
-        """Handle its receipt.  Raises MessageError."""
+    def handle_receipt(self, count: int) -> None:
+        """Handle the agent's receipt for ``count`` messages.  Raises MessageError."""
         self._outbox.acknowledged(count)
         if self._catches_up and self.connection:
             self._catches_up = False
             self.connection.write(self._outbox.rest())
 
-    def is_away(self, gone: asyncio.TimerHandle) -> None:
-        """Wait for its next connection, until ``gone``."""
+    def wait_for_reconnection(self, gone: asyncio.TimerHandle) -> None:
+        """Wait for the agent's next connection, until the timer ``gone`` fires."""
         self.connection, self._gone = None, gone
 
-    def is_back(self, connection: _Connection) -> None:
+    def reconnect(self, connection: _Connection) -> None:
         self.close()
         self.connection, self._catches_up = connection, True
         self.write_receipt()
@@ -313,7 +313,7 @@ class _Agent:
 
 
 class Refused:
-    """Count and addresses of connections that were closed because they did not prove themselves."""
+    """Count and addresses of connections that were closed because they did not authenticate."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -330,11 +330,11 @@ class Refused:
             return ""
         many = "connections were" if self._count > 1 else "connection was"
         where = ", ".join([*self._from][:MAX_NAMED]) + (", …" if len(self._from) > MAX_NAMED else "")
-        return f"{self._count} {many} hung up on: no proof of the job's token (from {where})"
+        return f"{self._count} {many} refused: no proof of the job's token (from {where})"
 
 
 class _Strangers:
-    """Connections that have not proved themselves yet, by origin."""
+    """Connections that have not been authenticated yet, by origin."""
 
     def __init__(self) -> None:
         self._by_origin: dict[bytes, dict[_Connection, None]] = {}  # in order of arrival
@@ -356,9 +356,9 @@ class _Strangers:
                 del self._by_origin[connection.origin]
 
     def evict(self) -> _Connection | None:
-        """Close the oldest connection of the origin that has most of them, and return it; None without any.
+        """Close and return the oldest connection of the origin with the most connections, if any.
 
-        So an origin that opens many connections loses its own, and not those of others.
+        So an origin that opens many connections can't displace those of other origins.
         """
         if not self._by_origin:
             return None
@@ -370,10 +370,10 @@ class _Strangers:
 
 
 class _Connection:
-    """A connection of an agent, or of a stranger, which may send one line of at most ``MAX_HELLO`` bytes.
+    """A connection of an agent or of a stranger.  A stranger may send one line of ``MAX_HELLO`` bytes.
 
     ``origin`` is the peer's network, ``address`` its address as text, and ``here`` whether it is this host.
-    ``local``: the connection is a Unix socket, which nothing but its ends closes.
+    ``local``: the connection is a Unix socket, which no network can break.
     """
 
     def __init__(self, connected: socket.socket, loop: asyncio.AbstractEventLoop, control: Control) -> None:
@@ -392,18 +392,18 @@ class _Connection:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.send(encode(messages.Challenge(self.salt)))
         self._fd = connected.fileno()
-        self._too_late: asyncio.TimerHandle | None = loop.call_later(
-            HANDSHAKE_TIMEOUT, control.too_late, self
+        self._timeout: asyncio.TimerHandle | None = loop.call_later(
+            HANDSHAKE_TIMEOUT, control.handle_timeout, self
         )
         loop.add_reader(self._fd, self._readable)
 
-    def is_agent(self, rank: int) -> None:
+    def accept_as_agent(self, rank: int) -> None:
         """Accept the peer as the agent of a rank, which may send longer lines."""
         self.rank = rank
         self._lines.limit = MAX_LINE
-        assert self._too_late
-        self._too_late.cancel()
-        self._too_late = None
+        assert self._timeout
+        self._timeout.cancel()
+        self._timeout = None
 
     def write(self, data: bytes) -> None:
         """Send ``data``, buffered until the peer takes it."""
@@ -426,8 +426,8 @@ class _Connection:
     def detach(self) -> socket.socket:
         """Stop serving the socket and return it."""
         self.closed = True
-        if self._too_late:
-            self._too_late.cancel()
+        if self._timeout:
+            self._timeout.cancel()
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
         return self._socket
@@ -438,30 +438,30 @@ class _Connection:
         except BlockingIOError:
             return
         except OSError:
-            self._control.broken(self)
+            self._control.handle_break(self)
             return
         try:
             for line in self._lines.feed(data):
                 if self.rank is None:
-                    self._control.greeted(self, line)
+                    self._control.handle_first_line(self, line)
                 else:
-                    self._control.said(self.rank, line)
+                    self._control.handle_line(self.rank, line)
                 if self.closed:
                     return
         except MessageError as e:
-            self._control.ended(self, str(e))
+            self._control.drop(self, str(e))
             return
         if not data:
-            (self._control.broken if self._is_broken else self._control.ended)(self)
+            (self._control.handle_break if self._is_broken else self._control.drop)(self)
         elif self.rank is not None:
-            self._control.heard(self)
+            self._control.pause_if_full(self)
 
     def _flush(self) -> None:
         try:
             self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
         except (BlockingIOError, BrokenPipeError):
-            pass  # if the pipe is broken, reading will find that the peer has hung up
-        except OSError:  # the kernel reports it only once: reading then finds an end
+            pass  # if the pipe is broken, the next read finds the end of the connection
+        except OSError:  # the kernel reports an error only once; the next read finds an end without an error
             self._is_broken, self._outgoing = True, b""
         blocked, self._blocked = self._blocked, bool(self._outgoing)
         if self._blocked and not blocked:
@@ -484,6 +484,6 @@ def _origin(connected: socket.socket) -> tuple[bytes, bool, str]:
         return b"", True, "this machine"
     peer, own = connected.getpeername()[0], connected.getsockname()[0]
     if connected.family == socket.AF_INET6:
-        # A host with one IPv6 address usually has all 2**64 of its /64 network.
+        # A host can usually use all addresses of its /64 network.
         return socket.inet_pton(socket.AF_INET6, peer.partition("%")[0])[:8], peer == own, peer
     return socket.inet_aton(peer), peer == own, peer

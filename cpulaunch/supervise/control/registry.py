@@ -1,7 +1,7 @@
 """Registry of a user's running jobs: a file in each job's directory, and a list of the user's jobs.
 
-The file ``control.json`` says how to reach the launcher; only its owner can read it.  The list is a directory
-of the user's, with a file for each job started on this host.
+The file ``control.json`` says how to reach the launcher; only its owner can read it.  The list is a
+directory with a file for each job that the user has started on this host.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ CONTROL_FILE = "control.json"
 SCHEMA = 1
 
 DISK_PATIENCE = 1.0
-"""How long to wait in seconds for the files to be removed at the end of a job."""
+"""Maximum seconds to wait at the end of a job until the files are removed."""
 
 MAX_FILE = 1 << 20
-"""The most bytes that are read from a file of the registry."""
+"""Maximum bytes to read from a file of the registry."""
 
 
 class Contact(NamedTuple):
@@ -52,8 +52,8 @@ class Contact(NamedTuple):
 class Announcement:
     """Registers a running job until ``withdraw``.
 
-    A thread writes the files, so that a hanging disk blocks nobody.  If they cannot be written, the job
-    cannot be found.
+    A thread writes the files, so that a hanging disk does not block the launcher.  If they cannot be written,
+    commands such as ``cpulaunch jobs`` do not find the job.
     """
 
     def __init__(
@@ -75,8 +75,7 @@ class Announcement:
         self._entry: Path | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._announce, daemon=True)
-        # If no thread can be started, the job is not found.
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError):  # no thread can be started
             self._thread.start()
 
     def withdraw(self) -> None:
@@ -120,8 +119,8 @@ class Announcement:
 
 def read_contact(directory: Path) -> Contact | None:
     """Read a job's ``control.json``; None if it is missing, malformed, or another user's."""
-    said = _read_json(directory / CONTROL_FILE) or {}
-    fields: dict[str, Any] = {name: said.get(name) for name in Contact._fields}
+    document = _read_json(directory / CONTROL_FILE) or {}
+    fields: dict[str, Any] = {name: document.get(name) for name in Contact._fields}
     kinds: dict[str, Any] = {"pid": int, "start": (str, NoneType), "started": (int, float), "command": list}
     if not all(isinstance(value, kinds.get(name, str)) for name, value in fields.items()):
         return None
@@ -140,7 +139,7 @@ def is_gone(contact: Contact) -> bool:
 
 
 def has_other_network(contact: Contact) -> bool:
-    """Whether a launcher that was started on this host runs in another network namespace than we do."""
+    """Whether a launcher on this host runs in another network namespace than we do."""
     if is_gone(contact):
         return False
     try:
@@ -150,7 +149,7 @@ def has_other_network(contact: Contact) -> bool:
 
 
 def is_stopped(contact: Contact) -> bool:
-    """Whether the launcher is known to be stopped, for instance by Ctrl-Z, so that it cannot answer."""
+    """Whether the launcher is known to be stopped, for example by Ctrl-Z."""
     return is_here(contact) and not is_gone(contact) and _stat(contact.pid)[:1] == ["T"]
 
 
@@ -162,11 +161,11 @@ def listed_jobs(environ: Mapping[str, str]) -> list[Path]:
     found = []
     for place in _lists(environ):
         for entry in place.glob("*.json"):
-            said = _read_json(entry)
-            if said is None or not isinstance(said.get("directory"), str):
+            document = _read_json(entry)
+            if document is None or not isinstance(document.get("directory"), str):
                 continue
-            directory = Path(said["directory"])
-            if _is_gone(said, directory):
+            directory = Path(document["directory"])
+            if _is_gone(document, directory):
                 with contextlib.suppress(OSError):
                     entry.unlink()
             else:
@@ -174,18 +173,18 @@ def listed_jobs(environ: Mapping[str, str]) -> list[Path]:
     return found
 
 
-def _is_gone(said: Mapping[str, Any], directory: Path) -> bool:
-    pid, machine = said.get("pid"), str(said.get("machine"))
+def _is_gone(document: Mapping[str, Any], directory: Path) -> bool:
+    pid, machine = document.get("pid"), str(document.get("machine"))
     here = _identity(pid if isinstance(pid, int) else 0)
     if machine == here["machine"]:
-        return bool(here["start"] is None or said.get("start") != here["start"])
-    if said.get("host") == here["host"] and machine.split()[:1] != here["machine"].split()[:1]:
+        return bool(here["start"] is None or document.get("start") != here["start"])
+    if document.get("host") == here["host"] and machine.split()[:1] != here["machine"].split()[:1]:
         return True  # started before this host's last boot
-    # Processes of another host that shares the list, or of a container, can't be seen.
+    # The launcher runs on another host that shares the list, or in a container.
     try:
         os.stat(directory / CONTROL_FILE)
     except OSError as e:
-        return isinstance(e, (FileNotFoundError, NotADirectoryError))  # otherwise unknown
+        return isinstance(e, (FileNotFoundError, NotADirectoryError))  # other errors don't tell
     return False
 
 
@@ -199,7 +198,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _identity(pid: int) -> dict[str, Any]:
-    """Return what distinguishes a process from others with the same PID, on this host or elsewhere.
+    """Return values that identify a process, as its PID may be reused or exist on another host.
 
     ``start`` is None if there is no such process.  ``machine`` is this host's boot id and PID namespace.
     """
@@ -210,10 +209,10 @@ def _identity(pid: int) -> dict[str, Any]:
 
 
 def _lists(environ: Mapping[str, str], *, make: bool = False) -> Iterator[Path]:
-    """Yield the directories that have a list; new jobs are added to the first one.
+    """Yield the directories that have a list and belong to the user; new jobs are added to the first one.
 
-    Only directories that the user owns count.  ``make``: create them, but not in another user's
-    $XDG_RUNTIME_DIR, which ``su`` leaves in the environment.
+    ``make``: create the directories, but not in another user's $XDG_RUNTIME_DIR, which ``su`` leaves in the
+    environment.
     """
     state = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME", "/"), ".local", "state")
     for parent in (environ.get("XDG_RUNTIME_DIR"), state):
@@ -223,19 +222,19 @@ def _lists(environ: Mapping[str, str], *, make: bool = False) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             if make and (parent == state or os.stat(parent).st_uid == os.geteuid()):
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            seen = os.lstat(place)
-            if stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.geteuid():
+            info = os.lstat(place)
+            if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid():
                 yield place
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object from a file; None if that fails, or if the file is another user's."""
+    """Read a JSON object from a file; None if that fails, or if the file belongs to another user."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
-            seen = os.fstat(file.fileno())
-            if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid():
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid():
                 return None
-            said = json.loads(file.read(MAX_FILE))
+            document = json.loads(file.read(MAX_FILE))
     except (OSError, ValueError, RecursionError):
         return None
-    return said if isinstance(said, dict) else None
+    return document if isinstance(document, dict) else None

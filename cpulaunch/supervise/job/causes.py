@@ -1,6 +1,6 @@
 """Find the root cause among several failures, by time and by kind.  Pure.
 
-Errors of other libraries tell only by their text that a peer is gone.  A program may also use sockets for
+For other libraries, only the error's text shows that a peer is gone.  A program may also use sockets for
 other purposes, such as an upload.  So the text counts only if torch raised the error, or if the rank has an
 uncompleted operation of a process group.
 """
@@ -27,7 +27,7 @@ _PEER_IS_GONE = re.compile(
     """,
     re.VERBOSE,
 )
-"""Errors of torch's stores, gloo's pairs, oneCCL and sockets about a peer that is gone."""
+"""Errors of torch's stores, gloo, oneCCL and sockets that say that a peer is gone."""
 
 _TORCHS = re.compile(r"^torch\.distributed\.\w+Error\b|\bgloo/")
 """An exception class of torch, or a source file of gloo."""
@@ -41,14 +41,16 @@ _FRAME = re.compile(r'^  File "([^"]*)"', re.MULTILINE)
 """The file of a frame in a traceback."""
 
 SLACK = 1.0
-"""Seconds by which the end of a process may be recorded after its consequences: a process closes its
-connections before its parent notices its end, and the clocks of hosts differ."""
+"""Maximum seconds by which a failure may be recorded later than its consequences.
+
+A process closes its connections before its parent notices its end, and the clocks of hosts differ.
+"""
 
 
 class Candidate(NamedTuple):
     """A failure that the launcher did not request.  ``at`` is in seconds, on the launcher's clock.
 
-    ``by_signal``: another process ended the rank, such as mpiexec, which ends all ranks when one has died.
+    ``by_signal``: another process ended the rank.  For example, mpiexec ends all ranks when one has died.
     """
 
     at: float
@@ -59,9 +61,9 @@ class Candidate(NamedTuple):
 
 
 def cause_of(raised: Raised) -> Cause:
-    """Return the cause that the program reported, or else the one that the error's text suggests."""
-    if said := Cause.from_document(raised.cause):
-        return said
+    """Return the cause that the program reported.  Without a report, infer it from the error's text."""
+    if reported := Cause.from_document(raised.cause):
+        return reported
     timeout, operations = _GLOO_TIMED_OUT.search(raised.error), list(_unfinished(raised))
     if timeout and operations:
         last = max(operations, key=lambda each: each["enqueued"])
@@ -71,7 +73,7 @@ def cause_of(raised: Raised) -> Cause:
 
 
 def _peer_is_gone(raised: Raised) -> bool:
-    """Whether an exception is about a peer that is gone, or has not answered."""
+    """Whether an exception says that a peer is gone, or has not answered."""
     if not _PEER_IS_GONE.search(raised.error):
         return False
     innermost = _FRAME.findall(raised.traceback)[-1:]
@@ -86,18 +88,16 @@ def _unfinished(raised: Raised) -> Iterator[Mapping[str, Any]]:
 
 
 def root_cause(
-    candidates: Collection[Candidate],
-    succeeded: Collection[tuple[float, int]],
-    *,
-    independent: bool = False,
+    candidates: Collection[Candidate], succeeded: Collection[tuple[float, int]], *, independent: bool = False
 ) -> Candidate | None:
-    """Return the earliest failure that isn't another's consequence; if all are, a timeout, or the earliest.
+    """Return the first failure that isn't a consequence of another one.
 
-    A failure that reports what another rank has found ranks behind that rank's own failure.
+    If all are consequences, return the first failure, or a timeout at about the same time.  A failure that
+    a rank only passes on from another rank comes after that rank's own.
 
-    ``succeeded`` are (time, rank) of the ranks that ended with exit code 0.  If all failures are
-    consequences, the early end of such ranks may be the cause; they become ``ranks`` of the failure.
-    ``independent``: no failure is another's consequence.
+    ``succeeded`` has the times and numbers of the ranks that ended with exit code 0.  If all failures are
+    consequences, the early end of these ranks may be the cause; they become ``ranks`` of the failure.
+    ``independent``: no failure is a consequence of another one.
     """
     ordered = sorted(candidates, key=lambda c: c.at)
     if not ordered:
@@ -110,7 +110,7 @@ def root_cause(
     if causes:
         own = (each for each in causes if each.failure.cause.finder is None)
         return next(own, causes[0])
-    # A rank that has waited for its whole timeout was not ended by a peer that ended at about the same time.
+    # A rank that timed out was waiting long before its peers closed their connections.
     soon = (each for each in ordered if each.at < ordered[0].at + SLACK)
     first = next((each for each in soon if each.failure.cause.kind is Kind.PEER_LATE), ordered[0])
     before = [(at, rank) for at, rank in sorted(succeeded) if at < first.at + SLACK]

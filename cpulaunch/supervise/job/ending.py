@@ -15,10 +15,10 @@ from cpulaunch.supervise.job.causes import Candidate, root_cause
 from cpulaunch.supervise.job.events import EndProcesses, Finish
 from cpulaunch.supervise.job.outcome import Failure, Outcome, RankOutcome, Stall, signal_name
 from cpulaunch.supervise.job.processes import SETTLE
-from cpulaunch.supervise.job.rank import Rank, RankState, attempt_outcome, slow_to_end
+from cpulaunch.supervise.job.rank import Rank, RankState, attempt_outcome, slow_endings
 from cpulaunch.supervise.job.sentences import sentence
 from cpulaunch.supervise.job.state import State
-from cpulaunch.supervise.stalls.mismatch import behind_others
+from cpulaunch.supervise.stalls.mismatch import explain_leavers
 
 
 def interrupt(state: State, number: int) -> None:
@@ -61,13 +61,15 @@ def mark_failed(state: State, rank: Rank, cause: Cause, at: float | None = None)
 def lose(state: State, rank: Rank) -> None:
     """Mark a rank as lost because its host is silent."""
     state.move(rank, RankState.LOST)
-    silence = round(state.now - rank.heard_at, 3)
-    mark_failed(state, rank, Cause(Kind.HOST_LOST, rank.rank, rank.host, seconds=silence), rank.heard_at)
+    silence = round(state.now - rank.last_message_at, 3)
+    mark_failed(
+        state, rank, Cause(Kind.HOST_LOST, rank.rank, rank.host, seconds=silence), rank.last_message_at
+    )
 
 
 def end_others(state: State, spare: int | None = None) -> None:
-    """End the other ranks after a failure, but first let them answer what they have called, if asked."""
-    if state.sides is None or state.sides.over(state.now):
+    """End the other ranks after a failure, once they have reported their calls, if that was requested."""
+    if state.calls is None or state.calls.is_over(state.now):
         end_ranks(state, SIGTERM, spare)
 
 
@@ -93,8 +95,8 @@ def end_ranks(state: State, number: int, spare: int | None = None) -> None:
         state.actions.append(EndProcesses())
 
 
-def look(state: State) -> None:
-    """End the spared rank, or give up, if the time for that has come."""
+def check_deadlines(state: State) -> None:
+    """End the spared rank, and give up waiting for ranks, once the deadlines for that have passed."""
     if state.spared and state.end and state.now >= state.spared[1]:
         state.send(state.ranks[state.spared[0]], state.end)
         state.spared = None
@@ -105,14 +107,14 @@ def look(state: State) -> None:
 def _give_up(state: State) -> None:
     """Stop waiting for ranks that did not end: mark the silent ones as lost, the others as killed."""
     state.give_up_at = None
-    for rank in state.silent(state.two_beats):
+    for rank in state.silent(state.missed_beat):
         lose(state, rank)
     for rank in state.ranks:
         if not rank.state.final:
             state.move(rank, RankState.KILLED_BY_LAUNCHER)
 
 
-def when(state: State, stall: Stall) -> dict[str, Any]:
+def timing(state: State, stall: Stall) -> dict[str, Any]:
     """Return the stall's time in seconds after the job's start (``at``), and its ``attempt``."""
     return {"at": round(stall.at - state.began, 1), "attempt": state.watching.restarts + 1}
 
@@ -131,7 +133,7 @@ def finish(state: State) -> None:
 
 
 def outcome(state: State, now: float, waited: Sequence[str] = ()) -> Outcome:
-    """Return the attempt's outcome, after the clean-up.  ``waited`` names what the clean-up waited for."""
+    """Return the attempt's outcome, after the clean-up.  ``waited`` lists slow parts of the clean-up."""
     for rank in state.ranks:
         if rank.state is RankState.NOT_STARTED:
             state.move(rank, RankState.FAILED_TO_START)
@@ -151,26 +153,26 @@ def outcome(state: State, now: float, waited: Sequence[str] = ()) -> Outcome:
         kind, code = kinds.INTERRUPTED, 128 + state.interrupted
     elif cause:
         kind, code, first = cause.kind, cause.exit_code, _as_cancelled(state, cause)
-        if state.sides:
-            first = state.sides.noted(first)
+        if state.calls:
+            first = state.calls.add_note(first)
         if first.ranks and not first.text and kind != kinds.STALLED:
-            first = behind_others(first, state.ranks, state.sides)
+            first = explain_leavers(first, state.ranks, state.calls)
     elif state.processes.unreached and (code := state.processes.exit_code):
         kind = kinds.EXIT
     ranks = tuple(RankOutcome(r.rank, r.host, r.pid, r.cores, r.status) for r in state.ranks)
     ended_at = now if state.end_at is None else state.end_at
-    waited = (*slow_to_end(state.ranks, state.end_at, state.watching.names), *waited)
+    waited = (*slow_endings(state.ranks, state.end_at, state.watching.names), *waited)
     attempt = attempt_outcome(state.ranks, kind, now - state.started, ended_at - state.started, waited)
-    stalls = tuple(replace(each, **when(state, each)) for each in state.stalls.stalls)
-    told = state.interrupted is not None or bool(first and cause and cause.by_signal)
+    stalls = tuple(replace(each, **timing(state, each)) for each in state.stalls.stalls)
+    by_signal = state.interrupted is not None or bool(first and cause and cause.by_signal)
     return Outcome(
         code, kind, now - state.began, first, ranks, stalls=stalls, attempts=(attempt,),
-        metrics=state.metrics.summary(), told=told,
+        metrics=state.metrics.summary(), by_signal=by_signal,
     )  # fmt: skip
 
 
 def _is_over(state: State, failure: Candidate) -> bool:
-    """Whether the failure is a stall whose programs have all ended, or announced their end, with code 0."""
+    """Whether the failure is a stall, but all stalled programs then exited with code 0."""
     mine = [rank for rank in state.ranks if not state.watching.independent or rank.failed is failure]
     return failure.kind == kinds.STALLED and all(
         rank.exit and rank.exit.code == 0 and rank.exit.own for rank in mine
@@ -178,10 +180,7 @@ def _is_over(state: State, failure: Candidate) -> bool:
 
 
 def _as_cancelled(state: State, cause: Candidate) -> Failure:
-    """Return the failure, explained by a batch system's cancellation if there was one.
-
-    The ranks themselves know at most the signal that ended them.
-    """
+    """Return the failure.  If the batch system cancelled the job, the cancellation is its cause."""
     if cause.failure.signal in (SIGTERM, SIGKILL) and (why := state.processes.cancellation):
         return replace(cause.failure, error=why, note=None, cause=Cause(Kind.CANCELLED, detail=why))
     return cause.failure

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from cpulaunch.messages import AgentMessage, Dump, Hello, LauncherMessage, Unknown
 from cpulaunch.supervise.job.outcome import Stall
 from cpulaunch.supervise.stalls.report import Explanation
-from cpulaunch.supervise.stalls.snapshot import Seen
+from cpulaunch.supervise.stalls.snapshot import Snapshot
 from cpulaunch.supervise.telemetry.rows import Row
 
 # ---- events
@@ -22,25 +22,25 @@ class AgentConnected(NamedTuple):
     here: bool = False
 
 
-class AgentSaid(NamedTuple):
+class AgentSent(NamedTuple):
     rank: int
     message: AgentMessage | Unknown
 
 
-class AgentIsBack(NamedTuple):
-    """A rank's agent has connected again, after the network had broken its connection."""
+class AgentReconnected(NamedTuple):
+    """A rank's agent has connected again after a network failure."""
 
     rank: int
 
 
 class AgentDisconnected(NamedTuple):
-    """A connection is closed.  ``error``: why the launcher closed it; empty if the other end did."""
+    """An agent's connection is closed.  ``error``: why the launcher closed it; empty if the agent did."""
 
     rank: int
     error: str = ""
 
 
-class ProcessSaid(NamedTuple):
+class ProcessPrinted(NamedTuple):
     """A process of the launcher (mpiexec or a local agent) has written ``data`` to its stdout or stderr."""
 
     data: bytes
@@ -72,29 +72,29 @@ class UserSignal(NamedTuple):
     number: int
 
 
-class DumpWanted(NamedTuple):
+class DumpRequested(NamedTuple):
     """A client asks what all ranks are doing; ``native``: with frames of C and C++."""
 
     native: bool
 
 
 class Tick(NamedTuple):
-    """Time has passed.  ``terminal_full``: agents had to wait, as the terminal accepts no output."""
+    """Time has passed.  ``terminal_full``: agents had to wait, because the terminal accepts no output."""
 
     terminal_full: bool = False
 
 
 Event = (
     AgentConnected
-    | AgentSaid
-    | AgentIsBack
+    | AgentSent
+    | AgentReconnected
     | AgentDisconnected
-    | ProcessSaid
+    | ProcessPrinted
     | ProcessEnded
     | StartFailed
     | NotStarted
     | UserSignal
-    | DumpWanted
+    | DumpRequested
     | Tick
 )
 
@@ -150,27 +150,27 @@ class ShowStatus(NamedTuple):
 class ReportStall(NamedTuple):
     """Show and keep the report of stall ``number``, counted from 1.
 
-    ``seen`` is what each rank was doing.  ``begun``: the job has reached its first step.  ``brief``: show a
-    line instead of the box.
+    ``snapshots`` has all ranks.  ``begun``: the job has reached its first step.  ``brief``: show a line
+    instead of the box.
     """
 
     number: int
     stall: Stall
     explanation: Explanation
-    seen: tuple[Seen, ...]
+    snapshots: tuple[Snapshot, ...]
     begun: bool = True
     brief: bool = False
 
 
 class ActOnStall(NamedTuple):
-    """End the stalled job or instance, as the user asked for.  ``Stalls`` returns it to the state machine."""
+    """End the stalled job or instance, as ``--stall-action`` requests.  The state machine handles it."""
 
     stall: Stall
     explanation: Explanation
 
 
-class Dumped(NamedTuple):
-    """What the ranks are doing: ``answers`` by rank.  Ranks in ``silent`` haven't answered."""
+class DumpFinished(NamedTuple):
+    """Pass on the ranks' dumps: ``answers`` by rank.  Ranks in ``silent`` haven't answered."""
 
     native: bool
     answers: Mapping[int, Dump]
@@ -178,11 +178,11 @@ class Dumped(NamedTuple):
 
 
 class EndProcesses(NamedTuple):
-    """End the launcher's processes at once, as no agent has connected that could end its program."""
+    """End the launcher's processes at once, because no agent has connected."""
 
 
 class Finish(NamedTuple):
-    """All ranks have ended, or can't be heard any more: clean up, and take the outcome."""
+    """Clean up and take the outcome, because all ranks have ended or can't be reached."""
 
 
 Action = (
@@ -195,7 +195,7 @@ Action = (
     | ShowStatus
     | ReportStall
     | ActOnStall
-    | Dumped
+    | DumpFinished
     | EndProcesses
     | Finish
 )

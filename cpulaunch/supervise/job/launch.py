@@ -1,4 +1,4 @@
-"""The launcher's own processes, and ranks that are missing because of them.  Pure."""
+"""Handle output and the end of the launcher's own processes, and ranks that don't arrive.  Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cpulaunch.supervise.job.sentences import sentence
 from cpulaunch.supervise.job.state import State
 
 
-def look_for_a_failed_start(state: State, *, ended: bool = False) -> None:
+def check_failed_start(state: State, *, ended: bool = False) -> None:
     """Look for a failed start of a rank in the output of the launcher's processes."""
     if not state.arrivals or (found := state.processes.start_failure(ended=ended)) is None:
         return
@@ -22,10 +22,10 @@ def look_for_a_failed_start(state: State, *, ended: bool = False) -> None:
         ending.mark_failed(state, rank, cause, state.started)
 
 
-def look_for_lost_hosts(state: State) -> None:
+def check_lost_hosts(state: State) -> None:
     """Mark ranks on hosts that the batch system reports as failed.
 
-    It knows of failed hosts before their heartbeats are missing, and ends the processes on other hosts.
+    The batch system notices a failed host before our timeout, and ends the processes on the other hosts.
     """
     for host in state.processes.lost_hosts:
         for rank in state.ranks:
@@ -33,14 +33,14 @@ def look_for_lost_hosts(state: State) -> None:
                 ending.mark_failed(state, rank, Cause(Kind.HOST_FAILED, host=host), state.started)
 
 
-def process_ended(state: State, number: int, code: int) -> None:
+def handle_process_end(state: State, number: int, code: int) -> None:
     state.processes.end(number, code, state.now)
     if state.watching.launcher.agents_are_children:
         state.arrivals.agent_ended(number, state.now)
-    blame(state)
+    blame_mpiexec(state)
 
 
-def blame(state: State) -> None:
+def blame_mpiexec(state: State) -> None:
     """Blame a killed mpiexec for the end of the agents that ended with it."""
     signal = state.processes.killed_by
     if signal is None or state.watching.launcher.agents_are_children:
@@ -56,31 +56,31 @@ def blame(state: State) -> None:
             rank.failed = found._replace(exit_code=128 + signal, failure=failure)
 
 
-def not_started(state: State, first: int) -> None:
+def handle_not_started(state: State, first: int) -> None:
     for rank in state.ranks[first:]:
         rank.tidy = True
         state.arrivals.expect_no_more(rank)
         state.move(rank, RankState.FAILED_TO_START)
-    state.processes.no_more_than(first, state.now)
+    state.processes.limit_count(first, state.now)
 
 
-def look(state: State) -> None:
-    """Finish the attempt once the launcher's processes have ended, and fail it if ranks are left.
+def check_processes(state: State) -> None:
+    """Finish the attempt once the launcher's processes have ended.
 
-    The remaining ranks can't be heard any more, unless they end by themselves.
+    It has failed if ranks are left.  Only ranks that outlive the launcher's processes can still report.
     """
     ended_at = state.processes.ended_at
     if ended_at is None or state.now < ended_at + SETTLE:
         return
     if not state.ending:
-        look_for_a_failed_start(state, ended=True)
+        check_failed_start(state, ended=True)
     if not state.ending:
-        _processes_ended_early(state)
+        _handle_early_end(state)
     if not state.ranks_end_by_themselves:
         ending.finish(state)
 
 
-def _processes_ended_early(state: State) -> None:
+def _handle_early_end(state: State) -> None:
     there = [rank for rank in state.ranks if not rank.state.final]
     if state.processes.unreached:
         for rank in there:
@@ -98,7 +98,7 @@ def _processes_ended_early(state: State) -> None:
         ending.mark_failed(state, there[0], cause)
 
 
-def look_for_the_missing(state: State) -> None:
+def check_arrivals(state: State) -> None:
     """Fail the start if a rank's agent ended without a ``Hello``, or if its ``Hello`` is overdue."""
     if not state.may_be_missing:
         return

@@ -1,4 +1,4 @@
-"""Lines for the user that combine many ranks: notes of agents, and failures while others go on.  Pure."""
+"""Combine equal notes of several ranks, or equal failures while other ranks go on, into one line.  Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOMENT = 0.5
 """Seconds to wait for other ranks that send the same note, or fail for the same reason."""
 
 START = 5.0
-"""The same while ranks are starting: ranks on a thousand hosts start one after the other."""
+"""Seconds to wait for equal notes while ranks start, as they start one after the other."""
 
 
 class Notes:
@@ -56,7 +56,7 @@ class Failures:
         self._ranks, self._names = ranks, names
         self._waiting: dict[str, list[Rank]] = {}
         self._since = 0.0
-        self._told = False
+        self._has_shown = False
 
     def add(self, rank: Rank, why: str, now: float) -> None:
         if not self._waiting:
@@ -68,15 +68,12 @@ class Failures:
         return list(self._lines()) if self._waiting and now >= self._since + MOMENT else []
 
     def take_all(self) -> list[str]:
-        """Return the lines at the job's end.
-
-        A single reason, if none was shown before, gets no line: the box at the end shows it.
-        """
-        return list(self._lines()) if self._told or len(self._waiting) > 1 else []
+        """Return the lines at the job's end; none if there is only one reason, which the box shows."""
+        return list(self._lines()) if self._has_shown or len(self._waiting) > 1 else []
 
     def _lines(self) -> Iterator[str]:
         waiting, self._waiting = self._waiting, {}
-        self._told = True
+        self._has_shown = True
         others = self._others(sum(map(len, waiting.values())))
         for number, (why, ranks) in enumerate(waiting.items(), 1):
             hosts = fold_hosts(dict.fromkeys(rank.host for rank in ranks))

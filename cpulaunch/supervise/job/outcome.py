@@ -21,7 +21,7 @@ WARNING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals by which a batch system announces that a job's time is up."""
 
 MAX_SIDES = 2
-"""Sides of a disagreement (lines of ``Failure.note``) to quote in one line."""
+"""Maximum lines of a note that `append_sides` quotes."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,12 @@ class Failure:
 
     ``error`` is ``Type: message`` of a Python exception, or why a rank couldn't be started.  ``file`` and
     ``line`` are the exception's place in the user's code, and ``traceback`` is its text.  ``note`` has
-    further details, and ``advice`` says what to do.  ``rank`` and ``host`` are None if none is to blame.
+    further details, and ``advice`` says what to do.  ``rank`` and ``host`` are None if no rank is to blame.
     Decisions are based on ``cause``.
 
-    If the failure is about other ranks than ``rank``, these are ``ranks``, and ``text`` says what happened:
-    they called different operations (``disagree``; ``note`` has the details), or they left without calling
-    the operation that others waited in, or had not called it when it timed out.  ``rank`` then only found
-    the failure.
+    If other ranks caused the failure, ``ranks`` has their numbers, ``text`` says what they did, and ``rank``
+    only noticed it.  Either they called different operations (``disagree``, with details in ``note``), or
+    they never called the operation in which others waited.
     """
 
     rank: int | None = None
@@ -56,7 +55,7 @@ class Failure:
 
     @property
     def summary(self) -> str:
-        """The failure in one line, which is equal for all ranks that fail for the same reason."""
+        """The failure in one line.  Ranks that fail for the same reason have the same line."""
         if self.error:
             return self.error + (f" at {self.file}:{self.line}" if self.file else "")
         return f"exit code {self.exit_code}" if self.signal is None else signal_name(self.signal)
@@ -68,43 +67,24 @@ class Failure:
         """
         about = self.error if kind == STALLED and self.error else self.text
         if about:  # this text names its ranks
-            return with_sides(about, self.note if self.disagree else None)
+            return append_sides(about, self.note if self.disagree else None)
         if self.rank is None and self.host is None:
             return self.error or "it failed"
         who = f"host {self.host}" if self.rank is None else f"{names.one(self.rank)} on {self.host}"
         if self.signal is not None:
-            told = ": ".join(filter(None, (self.error, self.note)))
-            return f"{who} got {signal_name(self.signal)}" + (f": {told}" if told else "")
+            details = filter(None, (self.error, self.note))
+            return ": ".join([f"{who} got {signal_name(self.signal)}", *details])
         return f"{who}: {self.error}" if self.error else f"{who} ended with exit code {self.exit_code}"
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Failure:
-        """Read the fields for `in_a_line` from an ``outcome.json``, which another version may have written.
+        """Read the fields for `in_a_line` from an ``outcome.json``; ignore values of a wrong type."""
+        types = {"rank": int, "signal": int, "exit_code": int, "disagree": bool}
+        types |= dict.fromkeys(("host", "error", "note", "text"), str)
+        return cls(**{name: raw[name] for name, kind in types.items() if isinstance(raw.get(name), kind)})
 
-        Values of a wrong type are left out.
-        """
-
-        def text(name: str) -> str | None:
-            value = raw.get(name)
-            return str(value) if value else None
-
-        def number(name: str) -> int | None:
-            value = raw.get(name)
-            return value if isinstance(value, int) else None
-
-        return cls(
-            rank=number("rank"),
-            host=text("host"),
-            signal=number("signal"),
-            exit_code=number("exit_code"),
-            error=text("error"),
-            note=text("note"),
-            disagree=bool(raw.get("disagree")),
-            text=text("text"),
-        )
-
-    def of(self, name: str) -> str:
-        """Return the error for a line that already starts with ``name``, which becomes "it" in the error."""
+    def error_after(self, name: str) -> str:
+        """Return the error for a line that starts with ``name``: the error's own ``name`` becomes "it"."""
         return (self.error or "").replace(f": {name} ", ": it ", 1)
 
 
@@ -126,9 +106,9 @@ class Stall:
     It lasted ``seconds`` and began ``at`` seconds after the job's start, in ``attempt``, counted from 1.
     ``ranks`` are the ranks that the others waited for, or that waited for each other.  The first of them ran
     on ``host`` and was at ``line`` of ``file``; if all ranks were at the same line, ``file`` and ``line`` are
-    that line.  The other ranks waited in ``operation`` with number ``sequence``.  Each of these may be
-    unknown.  ``text`` describes the stall in words.  ``note`` says where the ranks are, one per line, and
-    ``advice`` what will happen, or what to do.
+    that line.  The other ranks waited in ``operation`` with number ``sequence``.  Unknown values are None.
+    ``text`` describes the stall in words.  ``note`` says where the ranks are, one per line, and ``advice``
+    what will happen, or what to do.
     """
 
     seconds: float
@@ -151,8 +131,8 @@ class AttemptOutcome:
 
     ``hosts`` are the hosts that it ran on.  ``resumed_from`` is the step of the loaded state, if the ranks
     reported one.  ``steps`` is the number of optimizer steps in this attempt; None if steps can't be seen.
-    The attempt took ``seconds``, and its ranks were ended after ``ended_after`` seconds.  ``waited`` names
-    what took long between the two.
+    The attempt took ``seconds``; the launcher began to end its ranks after ``ended_after`` seconds.
+    ``waited`` lists what took long after that.
     """
 
     kind: str
@@ -171,12 +151,12 @@ class AttemptOutcome:
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure that programs have printed to their stdout, over all ranks.
+    """Statistics of a metric that programs have printed on stdout, over all ranks.
 
-    ``ranks`` is the number of ranks that printed it, and ``values`` the number of values in all.  ``total``
-    is the sum over the ranks of each rank's mean; None if the figure is no rate.  ``mean``, ``median``,
-    ``p99`` (the 99th percentile), ``least`` and ``most`` are over all values.  If there are very many,
-    ``median`` and ``p99`` are those of a sample of ``sample`` values.
+    ``ranks`` is the number of ranks that printed it, and ``values`` the number of values.  ``total`` is the
+    sum of the ranks' means if the metric is a rate, else None.  The other statistics are over all values;
+    ``p99`` is the 99th percentile.  If ``sample`` is not None, ``median`` and ``p99`` come from a random
+    sample of this number of values.
     """
 
     name: str
@@ -196,9 +176,9 @@ class Metric:
 class Outcome:
     """The end of a job, as in ``outcome.json``.
 
-    ``attempts`` and ``stalls`` are those of the whole job, all else describes the last attempt.  ``told``: a
-    signal from outside has ended the job, or its ranks.  ``began`` is False if such a signal has ended a job
-    that can be started again, before any step or between two attempts; otherwise it is True.
+    ``attempts`` and ``stalls`` are those of the whole job; the other fields describe the last attempt.
+    ``by_signal``: a signal from outside ended the job or its ranks.  ``began`` is False if that was before
+    the first step or between two attempts, so that nothing is lost if the job is started again.
     """
 
     exit_code: int
@@ -210,16 +190,16 @@ class Outcome:
     stalls: tuple[Stall, ...] = ()
     attempts: tuple[AttemptOutcome, ...] = ()
     metrics: tuple[Metric, ...] = ()
-    told: bool = False
+    by_signal: bool = False
     began: bool = True
 
     def if_restartable(self) -> Outcome:
         """Return the outcome of a job that can be started again.
 
-        If a signal has ended the job between two attempts, or before the last attempt made a step that could
-        be seen, nothing is lost, and the outcome is that of a job that has saved its state.
+        If a signal ended the job between two attempts, or before the last attempt made a step, no work is
+        lost.  The outcome is then that of a job that has saved its state.
         """
-        if not self.told or self.exit_code not in {128 + number for number in WARNING}:
+        if not self.by_signal or self.exit_code not in {128 + number for number in WARNING}:
             return self
         last = self.attempts[-1]
         if last.steps and last.kind == self.kind:
@@ -229,10 +209,7 @@ class Outcome:
     def after(self, earlier: Sequence[AttemptOutcome], stalls: Sequence[Stall]) -> Outcome:
         """Return the job's outcome after ``earlier`` attempts, which had ``stalls``, and this one."""
         return replace(
-            self,
-            restarts=len(earlier),
-            stalls=(*stalls, *self.stalls),
-            attempts=(*earlier, *self.attempts),
+            self, restarts=len(earlier), stalls=(*stalls, *self.stalls), attempts=(*earlier, *self.attempts)
         )
 
     def to_text(self) -> str:
@@ -242,8 +219,8 @@ class Outcome:
         return json.dumps(document, indent=1) + "\n"
 
 
-def with_sides(text: str, note: str | None) -> str:
-    """Join ``text`` and the sides of a disagreement, which are the lines of ``note``, in one line."""
+def append_sides(text: str, note: str | None) -> str:
+    """Append the first lines of ``note``, the sides of a disagreement, to ``text``."""
     lines = (note or "").splitlines()
     sides = "; ".join(lines[:MAX_SIDES]) + (f"; {len(lines) - MAX_SIDES} more" if lines[MAX_SIDES:] else "")
     return f"{text}: {sides}" if sides else text

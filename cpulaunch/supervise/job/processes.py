@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from cpulaunch.launchers.base import Launcher, StartFailure
 
 SETTLE = 1.0
-"""Seconds in which messages may still arrive from ranks whose agent, or launcher process, has ended."""
+"""Seconds in which messages may still arrive after the end of an agent or of a launcher's process."""
 
-MAX_SAID = 1 << 16
-"""Bytes of the end of their output to search for a reason."""
+MAX_OUTPUT = 1 << 16
+"""Bytes at the end of the output that are searched for a reason."""
 
 
 class Processes:
@@ -28,35 +28,35 @@ class Processes:
         self.ended_at: float | None = None
         self._count, self._launcher = count, launcher
         self._codes: dict[int, int] = {}
-        self._said = b""
+        self._output = b""
 
-    def heard(self, data: bytes) -> None:
-        self._said = (self._said + data)[-MAX_SAID:]
-        self.unreached = self.unreached or UNREACHED.encode() in self._said
+    def add_output(self, data: bytes) -> None:
+        self._output = (self._output + data)[-MAX_OUTPUT:]
+        self.unreached = self.unreached or UNREACHED.encode() in self._output
 
     def end(self, number: int, code: int, now: float) -> None:
         self._codes[number] = code
-        self.no_more_than(self._count, now)
+        self.limit_count(self._count, now)
 
-    def no_more_than(self, count: int, now: float) -> None:
-        """Note that only ``count`` processes were started, and no more will be."""
+    def limit_count(self, count: int, now: float) -> None:
+        """Record that only ``count`` processes were started, and that no more will be."""
         self._count = count
         if len(self._codes) == count:
             self.ended_at = now
 
     def start_failure(self, *, ended: bool) -> StartFailure | None:
         """Find a failed start in the output.  ``ended``: the output is complete."""
-        return self._launcher.start_failure(self._said.decode(errors="replace"), ended=ended)
+        return self._launcher.start_failure(self._output.decode(errors="replace"), ended=ended)
 
     @property
     def cancellation(self) -> str:
         """Why a batch system has ended all ranks, according to the output; empty if it has not."""
-        return self._launcher.cancellation(self._said.decode(errors="replace"))
+        return self._launcher.cancellation(self._output.decode(errors="replace"))
 
     @property
     def lost_hosts(self) -> tuple[str, ...]:
         """Hosts that have failed, according to the output."""
-        return self._launcher.lost_hosts(self._said.decode(errors="replace"))
+        return self._launcher.lost_hosts(self._output.decode(errors="replace"))
 
     @property
     def killed_by(self) -> int | None:

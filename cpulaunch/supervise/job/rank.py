@@ -18,7 +18,7 @@ from cpulaunch.supervise.job.sentences import sentence
 
 
 class RankState(Enum):
-    """The state of a rank.  A final state is never followed by one that isn't final."""
+    """The state of a rank.  A rank never leaves the final states."""
 
     NOT_STARTED = auto()
     RUNNING = auto()
@@ -54,21 +54,21 @@ class Rank:
     """One rank.  Times are in seconds, on the launcher's clock.
 
     ``clock`` is the offset to add to its host's time to get the launcher's.  It was measured at
-    ``measured_at`` with a round trip of ``round_trip``.  The last question was asked at ``asked_at``; if the
-    answer took too long, the next one follows ``ask_again`` seconds later.
+    ``measured_at`` with a round trip of ``round_trip``.  The clock was last requested at ``asked_at``; if the
+    answer took too long, the next request follows ``ask_again`` seconds later.
 
     ``beat`` is the last beat, which came at ``beat_at``.  ``rates`` are steps and collectives per second, up
     to the beat ``rated``.  ``raised`` and ``exit`` are messages of the agent, and ``cause`` is the cause of
     ``raised``.  ``resumed_from`` is the step of the state that the program loaded.  ``saved``: the program
     saved its state and ends.  ``failed`` is a failure that the launcher itself detected.  ``tidy``: the agent
-    reports that no process of the rank is left.  ``over_at`` is when the rank reached a final state.
-    ``steps`` is the number of optimizer steps known to be made; None if steps can't be seen.
+    has confirmed that all processes of the rank have ended.  ``over_at`` is when the rank reached a final
+    state.  ``steps`` is the number of optimizer steps so far; None if steps can't be seen.
     """
 
     rank: int
     host: str
     state: RankState = RankState.NOT_STARTED
-    heard_at: float = 0.0  # valid once the rank was heard
+    last_message_at: float = 0.0
     clock: float = 0.0
     asked_at: float = inf
     ask_again: float = 0.0
@@ -90,20 +90,20 @@ class Rank:
     over_at: float | None = None
     steps: int | None = None
 
-    def raises(self, message: messages.Failure) -> None:
-        """Record an exception of the program.  Later ones are ignored."""
+    def record_exception(self, message: messages.Failure) -> None:
+        """Record the first exception of the program."""
         if self.raised is None:
             self.raised, self.cause = message, cause_of(message)
 
-    def has_made(self, steps: int) -> None:
+    def record_steps(self, steps: int) -> None:
         self.steps = max(self.steps or 0, steps)
 
-    def beats(self, beat: messages.Beat, now: float) -> None:
+    def record_beat(self, beat: messages.Beat, now: float) -> None:
         self.beat, self.beat_at = beat, now
         if beat.keeps_ledger:
-            self.has_made(beat.steps)
+            self.record_steps(beat.steps)
         before, since = self.rated or (beat, now)
-        if (seconds := now - since) >= RATED_OVER:  # else the beat answers a question, just after another
+        if (seconds := now - since) >= RATED_OVER:
             done = beat.steps - before.steps, beat.collectives - before.collectives
             self.rates = done[0] / seconds, done[1] / seconds
         if self.rated is None or seconds >= RATED_OVER:
@@ -111,7 +111,7 @@ class Rank:
 
     @property
     def last_dump(self) -> messages.Dump | None:
-        """The calls of the program at its end, as far as they are known."""
+        """The program's ledger and stacks at its end; None if they aren't known."""
         if self.exit is None or self.exit.groups is None:
             return None
         threads = self.exit.threads
@@ -124,7 +124,7 @@ class Rank:
         words = _STATUS[self.state].format_map(self.exit._asdict() if self.exit else {})
         ended = self.state in (RankState.ENDED_BY_LAUNCHER, RankState.KILLED_BY_LAUNCHER)
         if ended and self.raised and not self.raised.by_launcher:
-            # The program had failed by itself, and then waited, for example for its own child processes.
+            # After the exception, the program waited, for example for child processes.
             return f"raised {self.raised.error.partition(':')[0]}, {words}"
         return words
 
@@ -156,10 +156,10 @@ class Rank:
 
     def _end(self, own: messages.Exit) -> Candidate | None:
         at, by_signal = own.at + self.clock, own.by_signal != 0
-        said = Cause.from_document(own.cause)
-        note = (sentence(said) if said else "") or None
+        reported = Cause.from_document(own.cause)
+        note = (sentence(reported) if reported else "") or None
         if own.signal is not None:
-            cause = said or Cause(Kind.SIGNAL, signal=own.signal)
+            cause = reported or Cause(Kind.SIGNAL, signal=own.signal)
             failure = Failure(self.rank, self.host, signal=own.signal, note=note, cause=cause)
             return Candidate(at, kinds.SIGNAL, 128 + own.signal, failure, by_signal)
         if own.code:
@@ -174,11 +174,11 @@ RATED_OVER = 1.0
 """The shortest time, in seconds, over which a rate is measured."""
 
 LONG_WAIT = 2.0
-"""Waits longer than this, in seconds, are named when a job is restarted."""
+"""Minimum seconds of a delay that the line about a restart mentions."""
 
 
-def slow_to_end(ranks: Collection[Rank], end_at: float | None, names: Names) -> list[str]:
-    """Name the ranks that took longer than ``LONG_WAIT`` to end, counted from ``end_at``."""
+def slow_endings(ranks: Collection[Rank], end_at: float | None, names: Names) -> list[str]:
+    """Return a line on the ranks that ended more than ``LONG_WAIT`` seconds after ``end_at``, if any."""
     if end_at is None:
         return []
     took = {rank.rank: (rank.over_at - end_at, rank.host) for rank in ranks if rank.over_at is not None}

@@ -11,8 +11,7 @@ from cpulaunch.supervise.job.outcome import Failure, Outcome
 
 ON_FAILURE, ON_ERROR, ON_NEVER = "failure", "error", "never"
 
-LOST = "lost"
-"""The status of a rank whose host is lost."""
+LOST = "lost"  # the status of a rank whose host is lost
 
 DIFFER = "its ranks make different calls; --restart-on error restarts it after that, too"
 EXCEPTION = "its script raised an exception; --restart-on error restarts it after that, too"
@@ -21,7 +20,7 @@ TWICE = 2
 """The number of failures on a host after which the host is avoided."""
 
 SHELLS_SIGNALS = range(128 + 1, 128 + 65)
-"""Exit codes with which a shell reports that its program got a signal."""
+"""Exit codes of a shell whose program was ended by a signal."""
 
 
 class Rules(NamedTuple):
@@ -40,10 +39,10 @@ class Rules(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Whether to start the job ``again``; if not, ``why``, or empty if there is nothing to explain.
+    """Whether to start the job ``again``.
 
-    ``avoid`` are hosts that the next attempt should avoid, and ``unusable`` those on which no process can be
-    started.
+    If not, ``why`` is the reason to show, if any.  ``avoid`` are hosts that the next attempt should avoid.
+    On ``unusable`` hosts, no process can be started.
     """
 
     again: bool
@@ -59,7 +58,7 @@ class Restarts:
         self.rules = rules
         self.count = self.used = 0
         self._furthest = 0  # the last step that any attempt has reached
-        self._sees_steps = False  # whether any attempt had steps that could be seen
+        self._sees_steps = False  # whether any attempt has reported its steps
         self._failures: Counter[str] = Counter()
         self._lost: set[str] = set()
 
@@ -101,7 +100,7 @@ class Restarts:
         failure = outcome.first_failure
         if outcome.kind == kinds.NODE_LOST:
             self._lost |= {rank.host for rank in outcome.ranks if rank.status == LOST}
-        elif failure and failure.host and _is_the_hosts(outcome.kind, failure):
+        elif failure and failure.host and _may_be_hosts_fault(outcome.kind, failure):
             self._failures[failure.host] += 1
 
     # ---- reasons against a restart
@@ -123,11 +122,11 @@ class Restarts:
         if kind == kinds.STALLED:
             return "" if self.rules.stalls else "--stall-action abort ends a stalled job for good"
         if kind == kinds.START_FAILED:
-            return "" if self.count else "what can't be started couldn't be the next time"
+            return "" if self.count else "it has never started, and the next start would fail, too"
         if failure is None:
             return "its ranks were not watched"
         if failure.cause.kind is Kind.USAGE_ERROR:
-            return "this error would come back"
+            return "the same error would occur again"
         if kind == kinds.NODE_LOST or self.rules.on == ON_ERROR:
             return ""
         if failure.cause.differ:
@@ -139,16 +138,16 @@ class Restarts:
         shells = not self.rules.python and failure.exit_code in SHELLS_SIGNALS
         if failure.cause.kind is Kind.UNEXPLAINED_EXIT or shells:
             return ""
-        return f"a rank chose exit code {failure.exit_code}; --restart-on error restarts it after that, too"
+        return f"a rank exited with code {failure.exit_code}; --restart-on error restarts it after that, too"
 
 
-def _is_the_hosts(kind: str, failure: Failure) -> bool:
-    """Whether the host may have caused the failure; not if mpiexec was killed, or the job was cancelled."""
+def _may_be_hosts_fault(kind: str, failure: Failure) -> bool:
+    """Whether the host may have caused the failure."""
     if kind == kinds.SIGNAL:
         return failure.cause.kind not in (Kind.LAUNCHER_KILLED, Kind.CANCELLED)
     return kind in (kinds.EXIT, kinds.STALLED)
 
 
 def _is_network(failure: Failure) -> bool:
-    """Whether connections failed although no other rank had ended before."""
+    """Whether connections failed, and no other rank had ended before."""
     return failure.cause.is_consequence and failure.note is None and failure.advice is None

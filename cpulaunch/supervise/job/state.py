@@ -1,7 +1,6 @@
 """The launcher's state of one attempt.  Pure.
 
-All values that change during an attempt are kept here.  `JobState` adds the handling of events, for which the
-modules ``agents``, ``launch`` and ``ending`` work on the state.
+`JobState` adds the handling of events.  The modules ``agents``, ``launch`` and ``ending`` change the state.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from cpulaunch.supervise.job.status import Up
 from cpulaunch.supervise.stalls.detection import Stalls
 from cpulaunch.supervise.stalls.inquiry import Inquiry
 from cpulaunch.supervise.stalls.instances import InstanceStalls
-from cpulaunch.supervise.stalls.mismatch import Sides
+from cpulaunch.supervise.stalls.mismatch import Calls
 from cpulaunch.supervise.stalls.progress import StallSettings
 from cpulaunch.supervise.stalls.rounds import Rounds
 from cpulaunch.supervise.telemetry.metrics import Metrics
@@ -37,9 +36,9 @@ class Watching(NamedTuple):
 
     ``hosts`` has the host of each rank, in the order of ranks.  ``processes`` is the number of the launcher's
     processes, and ``command`` their name in messages.  Periods are in seconds.  ``here_alone``: all ranks are
-    on the launcher's host.  There, the kernel reports an agent's end, and silence only means that the host is
-    busy.  ``restarts`` is the number of earlier restarts.  ``names`` are the words for ranks.
-    ``independent``: the ranks don't need each other.  ``go_on``: if one rank fails, the others go on.
+    on the launcher's host; missing heartbeats are ignored, because the kernel reports the end of an agent.
+    ``restarts`` is the number of earlier restarts.  ``names`` are the words for ranks.  ``independent``: the
+    ranks don't need each other.  ``go_on``: if one rank fails, the others go on.
     """
 
     hosts: Sequence[str]
@@ -67,7 +66,7 @@ class State:
         self.watching = watching
         self.ranks = [Rank(number, host) for number, host in enumerate(watching.hosts)]
         self.running = len(self.ranks)  # ranks whose state isn't final
-        self.now = self.started = self.looked_at = now
+        self.now = self.started = self.last_tick = now
         self.began = began
         self.actions: list[Action] = []
 
@@ -78,20 +77,20 @@ class State:
         self.inquiry = Inquiry()
         self.stalls = kind(self.ranks, watching.stalls, now, self.inquiry, watching.names)
         self.rounds = Rounds(self.inquiry)
-        self.sides: Sides | None = None  # set once ranks may have called different operations, or have left
+        self.calls: Calls | None = None  # requested after an error that other ranks may have caused
         self.notes = Notes(watching.names)
         self.failures = Failures(self.ranks, watching.names)
         self.output_at: float | None = None
         self.telemetry = Telemetry(len(self.ranks), began, watching.names)
         self.metrics = Metrics()
-        self.steps = 0  # the most optimizer steps that a rank has made
-        self.unknown: set[str] = set()  # unknown kinds of messages that were reported
+        self.steps = 0  # the largest number of optimizer steps of any rank
+        self.unknown: set[str] = set()  # unknown kinds of messages, each reported once
 
         self.user_signals = 0
         self.interrupted: int | None = None  # the signal that ended the job
         self.end: messages.End | None = None  # the message that was sent to end the ranks
-        self.end_at: float | None = None  # when it was first sent
-        self.spared: tuple[int, float] | None = None  # a rank that has not got it yet, and until when
+        self.end_at: float | None = None  # when the message was first sent
+        self.spared: tuple[int, float] | None = None  # the rank that gets the message later, and when
         self.give_up_at: float | None = None
         self.finished = False
 
@@ -102,7 +101,7 @@ class State:
 
     @property
     def grace_is_over(self) -> bool:
-        """Whether ranks that were asked to end have been killed since, because they took too long."""
+        """Whether the ranks were asked to end, and their time for that is over."""
         grace = self.watching.grace_period
         if self.end is None or self.end_at is None or self.end.signal == SIGKILL:
             return False
@@ -110,18 +109,18 @@ class State:
 
     @property
     def may_be_missing(self) -> bool:
-        """Whether ranks without a hello count as missing now."""
-        return not (self.ending or self.sides or self.processes.unreached)
+        """Whether a rank that hasn't connected may be reported as missing."""
+        return not (self.ending or self.calls or self.processes.unreached)
 
     @property
     def ranks_end_by_themselves(self) -> bool:
-        """Whether ranks outlive the launcher's process, and still have time to end as they were told."""
+        """Whether ranks outlive the launcher's process, and some are still in their grace period."""
         if not self.watching.launcher.ranks_outlive_it or self.give_up_at is None:
             return False
         return any(rank.state is RankState.RUNNING for rank in self.ranks)
 
     @property
-    def two_beats(self) -> float:
+    def missed_beat(self) -> float:
         """Seconds of silence after which a rank has missed a beat: 1.5 times the time between two beats."""
         return 1.5 * self.watching.heartbeat_timeout / BEATS_PER_TIMEOUT
 
@@ -129,13 +128,13 @@ class State:
     def longest_silence(self) -> float:
         """Seconds without a message after which a rank is lost.
 
-        Its last beat may have come almost a period before the network was cut: no outage that is shorter than
-        ``heartbeat_timeout`` may cost the job a host.
+        This is the timeout plus one period, as the network may fail just before a beat.  So the job survives
+        every outage that is shorter than ``heartbeat_timeout``.
         """
         return self.watching.heartbeat_timeout * (1 + 1 / BEATS_PER_TIMEOUT)
 
     def silent(self, seconds: float) -> list[Rank]:
-        """Return the running ranks that haven't been heard for ``seconds``."""
+        """Return the running ranks that have sent no message for ``seconds``."""
         if self.watching.here_alone:
             return []
         return self.heartbeats.silent(seconds, self.now)
@@ -145,7 +144,7 @@ class State:
             return  # a late message doesn't change a final state
         if state.final and not rank.state.final:
             self.running -= 1
-            self.inquiry.gone(rank.rank)
+            self.inquiry.remove_rank(rank.rank)
             self.heartbeats.expect_no_more(rank)
             rank.over_at = self.now
         self.up.moves(rank.host, rank.state is RankState.RUNNING, state is RankState.RUNNING)

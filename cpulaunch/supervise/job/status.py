@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 MAX_HOSTS = 3
-"""Hosts with missing ranks to name."""
+"""Maximum number of hosts with missing ranks that are named."""
 
 
 class Up:

@@ -35,11 +35,7 @@ def box(title: str, lines: Iterable[str], color: str = "red") -> str:
 
 
 def _folded(line: str, width: int) -> list[str]:
-    """Wrap a line.
-
-    It is cut between words if each part then fills at least two thirds of the width.  Otherwise, as in a long
-    path, it is cut at the full width.
-    """
+    """Wrap a line at a space in the last third of the width, or else at the full width."""
     parts = []
     while len(line) > width:
         blank = line.rfind(" ", width * 2 // 3, width + 1)

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 _NOBODY = 65534
-"""UID of ``nobody``, which usually owns what root creates on NFS (exports(5), root_squash)."""
+"""UID of ``nobody``, the usual owner of files that root creates on NFS (exports(5), root_squash)."""
 
 TEMPORARY = "cpulaunch-"
-"""Start of the names of temporary directories, which hold a job's directory each."""
+"""Prefix of the names of temporary directories.  Each contains a job's directory."""
 
 
 def temporary_places() -> Iterator[Path]:
-    """Yield where temporary directories may be made for jobs whose log directory can't be used."""
+    """Yield the parent directories to try for a job's temporary directory."""
     memory = Path("/dev/shm")
     with contextlib.suppress(OSError):
         if (usual := Path(tempfile.gettempdir())) != memory:
@@ -29,8 +29,8 @@ def temporary_places() -> Iterator[Path]:
 class JobDirectory:
     """A directory that is addressed by its descriptor rather than its path.
 
-    Users who may write to a parent directory can move this directory, and put a link or another directory at
-    its path.  Files opened here, and processes started in ``place``, still use the original directory.
+    Users who may write to a parent directory can move this directory and put a link or another directory at
+    its path.  The files that are opened here are still in the original directory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,11 +58,11 @@ class JobDirectory:
 
     @property
     def place(self) -> str:
-        """Path of the directory for a child process that has inherited our descriptors, before its exec."""
+        """A path of the directory for child processes, which is valid until they call exec."""
         return f"/proc/self/fd/{self.fd}"
 
     def open(self, name: str, flags: int, mode: int = 0o666) -> int:
-        """Open the file ``name`` and return its descriptor.  Raises OSError, also if ``name`` is a link."""
+        """Open the file ``name`` and return its descriptor.  Raises OSError, for example for a link."""
         return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=self.fd)
 
     @contextlib.contextmanager

@@ -27,18 +27,15 @@ MEANING = {
     11: "invalid memory access",
     15: "ended by another program or the batch system",
 }
-TITLES = {
-    kinds.NODE_LOST: "host {0.host} was lost",
-    kinds.START_FAILED: "{1} on {0.host} was not started",
-}
+TITLES = {kinds.NODE_LOST: "host {0.host} was lost", kinds.START_FAILED: "{1} on {0.host} was not started"}
 NOT_AS_PLANNED = "{1} on {0.host} was started, but not as planned"
-"""Title if a program had already run when its actual placement proved to differ from the plan."""
+"""Title if a rank was started, and its placement then turned out to differ from the plan."""
 
 FATAL = "Fatal Python error: "
 """First words of faulthandler's report."""
 
 THROWN = re.compile(r"terminate called after throwing an instance of '(.*)'\n  what\(\):  ((?:.|\n)*)\Z")
-"""What the C++ runtime prints before that report, if an exception was not caught."""
+"""What the C++ runtime prints about an exception that was not caught; faulthandler's report follows."""
 
 OWN_THREAD = re.compile(
     r'Thread 0x.*\n(?:  File .*\n)*  File ".*/cpulaunch/(?:runtime|ccl)/.*\n'
@@ -49,10 +46,7 @@ OWN_THREAD = re.compile(
 BEFORE_ABORT = re.compile(
     r'(Current thread 0x.*\n)(?:  File ".*/cpulaunch/runtime/observe/abort\.py", .*\n)+(\n)?'
 )
-"""Frames of cpulaunch's hook that runs before C++ aborts the process.
-
-A thread of gloo has no other Python frames.
-"""
+"""Frames of cpulaunch's hook that runs before C++ aborts the process."""
 
 WRAPPER = re.compile(r'  File ".*/cpulaunch/runtime/observe/(?:communication|ledger|mirror)\.py", .*\n')
 """A frame of cpulaunch's wrapper around a function of torch that the program has called."""
@@ -64,10 +58,10 @@ MAX_LINES = 40
 """Maximum lines of a traceback in the box; the log has all of them."""
 
 LAST_LINES = 8
-"""Log lines shown for a rank that failed without stating an error."""
+"""Log lines shown for a rank that failed without an exception."""
 
 TAIL = 64 << 10
-"""Bytes at the end of a log that are searched for these lines."""
+"""Bytes at the end of a log that are searched for the last lines."""
 
 
 def failure_report(
@@ -78,11 +72,11 @@ def failure_report(
 ) -> str:
     """Return the text to show for a failed or interrupted job.
 
-    ``directory`` has the job's logs; it is None if they cannot be read.  ``last_output`` returns the last
-    bytes that a rank has printed.  ``names`` gives the names of ranks in messages.
+    ``directory`` has the job's logs, or is None if they cannot be read.  ``last_output`` returns the last
+    bytes that a rank has printed.  ``names`` has the words for ranks.
     """
     failure = outcome.first_failure
-    if failure and outcome.kind == kinds.STALLED:  # the stall had a box of its own
+    if failure and outcome.kind == kinds.STALLED:  # a box about the stall was shown already
         return _stalled(failure, outcome, names)
     if failure is None or failure.rank is None:
         if outcome.kind == kinds.INTERRUPTED:
@@ -94,15 +88,15 @@ def failure_report(
     name = names.one(failure.rank)
     title, head = _title(outcome, failure, name), []
     others = "; ".join(_others(outcome, failure.rank, names))
-    kept = last_output(failure.rank)
+    last_bytes = last_output(failure.rank)
     log = names.log(failure.rank)
     if failure.disagree:
         title = f"{failure.text}, and {title}"
-    elif failure.text:  # about other ranks
+    elif failure.text:  # other ranks caused the failure
         title, head = failure.text, (failure.note or "").splitlines()
         head += ["", f"{name} on {failure.host} failed then:"]
         failure = replace(failure, note=None)
-    story = _story(failure, directory, log, kept, said_nothing=outcome.restarts > 0 and not kept)
+    story = _story(failure, directory, log, last_bytes, silent=outcome.restarts > 0 and not last_bytes)
     return box(title, [*head, *story]) + (f"cpulaunch: {others}\n" if others else "")
 
 
@@ -119,21 +113,21 @@ def _stalled(failure: Failure, outcome: Outcome, names: Names) -> str:
         return f"cpulaunch: the job was ended: {failure.error}\n"
     others = "; ".join(_others(outcome, failure.rank, names))
     who = f"{names.one(failure.rank)} on {failure.host}"
-    line = f"cpulaunch: {who} was ended: {failure.of(who)}\n"
+    line = f"cpulaunch: {who} was ended: {failure.error_after(who)}\n"
     return line + (f"cpulaunch: {others}\n" if others else "")
 
 
 def _story(
-    failure: Failure, directory: JobDirectory | None, log: str, kept: bytes, *, said_nothing: bool
+    failure: Failure, directory: JobDirectory | None, log: str, last_bytes: bytes, *, silent: bool
 ) -> Iterator[str]:
     """Yield the lines of the box.
 
-    ``said_nothing``: the rank printed nothing in this attempt, so its log is from earlier attempts.
+    ``silent``: the rank printed nothing in this attempt, so its log is from earlier attempts.
     """
     logged = None if directory is None else _tail(directory, log)
-    # If the disk was full or hung, the log lacks the end.
-    said = logged if logged and logged.endswith(kept) and not said_nothing else kept
-    _, earlier, words_of_this = said.rpartition(SEPARATOR)
+    # If the disk was full or did not respond, the end of the log is missing.
+    output = logged if logged and logged.endswith(last_bytes) and not silent else last_bytes
+    _, earlier, words_of_this = output.rpartition(SEPARATOR)
     words = (words_of_this.partition(b"\n")[2] if earlier else words_of_this).decode(errors="replace")
     if failure.signal is not None:
         meaning = MEANING.get(failure.signal)
@@ -150,12 +144,12 @@ def _story(
         yield from failure.advice.splitlines()
     if failure.traceback:
         lines = failure.traceback.rstrip().splitlines()
-        if lines[-1] == failure.error:  # the box already begins with it
+        if lines[-1] == failure.error:  # the error is already the first line of the box
             del lines[-1]
         if lines:
             yield ""
         yield from _shortened(lines)
-    elif (failure.error is None or failure.signal is not None) and (last := _last_words(words)):
+    elif (failure.error is None or failure.signal is not None) and (last := _last_output(words)):
         yield from ("",) if any(line.startswith(FATAL) for line in last) else ("", "Its last output:")
         yield from _shortened(last)
     if directory is not None and logged is not None:
@@ -174,7 +168,7 @@ def _tail(directory: JobDirectory, log: str) -> bytes | None:
         return None
 
 
-def _last_words(text: str) -> list[str]:
+def _last_output(text: str) -> list[str]:
     """Return faulthandler's report of a crash if there is one, else the last ``LAST_LINES`` lines."""
     before, fatal, after = text.rpartition(FATAL)
     if fatal:

@@ -11,8 +11,7 @@ from cpulaunch.metric_line import WORD, is_metric
 from cpulaunch.model.cores import CoreSet
 
 Line = tuple[int, bytes]
-"""A stream (1: stdout, 2: stderr), and a line of it without its line end."""
-
+"""A stream (1: stdout, 2: stderr), and a line without its line end."""
 
 MAX_SHOWN_LINE = 1 << 16
 """Bytes after which an unfinished line is shown."""
@@ -24,10 +23,10 @@ MANY = 3
 """Minimum number of ranks whose equal lines are folded; on a terminal it is 2."""
 
 MAX_FOLDED = 1 << 18
-"""Maximum bytes of lines held back for folding."""
+"""Maximum bytes of lines that wait to be folded."""
 
 BAR_PERIOD = 1.0
-"""Seconds between two displayed states of a line that is redrawn, such as a progress bar."""
+"""Minimum seconds between two displayed states of a progress bar or another redrawn line."""
 
 Shown = Iterator[tuple[int, bytes]]
 """A stream (1: stdout, 2: stderr), and the bytes to write to it."""
@@ -39,11 +38,11 @@ _FIGURE = WORD.encode()
 
 
 class Fold:
-    """Lines held back for folding, in order of arrival."""
+    """Lines that wait to be folded, in order of arrival."""
 
     def __init__(self) -> None:
         self.size = 0
-        self.many = dict.fromkeys((1, 2), MANY)
+        self.min_ranks = dict.fromkeys((1, 2), MANY)
         """Stream → minimum number of ranks whose equal lines are folded."""
         self._queues: dict[int, deque[tuple[int, Line]]] = {}
         self._count = 0
@@ -54,7 +53,7 @@ class Fold:
         self.size += len(line[1]) + 1
 
     def take(self) -> Iterator[tuple[Line, CoreSet]]:
-        """Remove and yield all lines, each with the ranks for which it is the next line at the same time."""
+        """Remove and yield all lines, each with the ranks that printed it as their next line."""
         queues, self._queues, self.size = self._queues, {}, 0
         heads: dict[Line, list[int]] = {}
         order: list[tuple[int, Line]] = []  # a heap by order of arrival
@@ -75,8 +74,8 @@ class Fold:
                     advance(rank)
 
 
-class WithoutFigures:
-    """Filter that removes metric lines from a stream; the launcher summarizes them when the job ends."""
+class MetricFilter:
+    """Removes metric lines from a stream; the launcher summarizes them when the job ends."""
 
     def __init__(self) -> None:
         self._held = b""  # may be the beginning of a metric line
@@ -99,7 +98,7 @@ class WithoutFigures:
         return b"".join([*shown, data[start:cut]])
 
     def finish(self) -> bytes:
-        """Return the bytes that were held back, unless they are a metric line."""
+        """Return the bytes that are still held, unless they are a metric line."""
         held, self._held = self._held, b""
         return b"" if is_metric(held) else held
 
@@ -117,8 +116,8 @@ class ShownLines:
     def feed(self, rank: int, stream: int, data: bytes, now: float) -> list[bytes]:
         """Add ``data`` and return the lines to show.
 
-        These are the completed lines, an unfinished line longer than ``MAX_SHOWN_LINE`` bytes, and once per
-        ``BAR_PERIOD`` the state of a redrawn line.
+        These are the completed lines, an unfinished line if it is longer than ``MAX_SHOWN_LINE`` bytes, and
+        the state of a redrawn line, at most once in ``BAR_PERIOD`` seconds.
         """
         *lines, rest = (self._rest.get((rank, stream), b"") + data).split(b"\n")
         if len(rest) > MAX_SHOWN_LINE:
@@ -139,25 +138,25 @@ class ShownLines:
         return sorted(where for where, rest in self._rest.items() if rest)
 
     def finish(self, rank: int, stream: int) -> list[bytes]:
-        """Remove the unfinished line and return it; the list is empty if there is none."""
+        """Remove the unfinished line, if any, and return it in a list."""
         rest = self._rest.pop((rank, stream), b"")
         return [_last_state(rest)] if rest else []
 
 
-def prefixed(rank: int, lines: list[bytes]) -> bytes:
+def add_prefix(rank: int, lines: list[bytes]) -> bytes:
     """Return lines of one rank with the prefix ``[rank] ``, without folding."""
     return b"".join(b"[%d] %s\n" % (rank, line) for line in lines)
 
 
-def folded(fold: Fold) -> Shown:
-    """Remove and yield all lines of ``fold``, with prefixes, and with equal lines of many ranks folded."""
+def take_folded(fold: Fold) -> Shown:
+    """Remove all lines of ``fold``; yield them with prefixes, and with equal lines of many ranks folded."""
     for stream, group in groupby(fold.take(), key=lambda taken: taken[0][0]):
         yield (
             stream,
             b"".join(
                 b"[%s] %s\n" % (str(prefix).encode(), line)
                 for (_, line), ranks in group
-                for prefix in ([ranks] if len(ranks) >= fold.many[stream] else ranks)
+                for prefix in ([ranks] if len(ranks) >= fold.min_ranks[stream] else ranks)
             ),
         )
 

@@ -15,10 +15,10 @@ from cpulaunch.supervise.output.folding import (
     MAX_FOLDED,
     MOMENT,
     Fold,
+    MetricFilter,
     ShownLines,
-    WithoutFigures,
-    folded,
-    prefixed,
+    add_prefix,
+    take_folded,
 )
 from cpulaunch.supervise.output.logs import Logs
 from cpulaunch.supervise.output.terminal import Screen
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from cpulaunch.config.settings import AllOrNone
 
 KEPT = 1 << 11
-"""Bytes of each rank's last output that are kept for the failure report, as its log may lack them."""
-
+"""Bytes of each rank's last output that are kept for the failure report, in case the log lacks them."""
 
 LAUNCHER_LOG = "launcher.log"
 
@@ -39,8 +38,8 @@ SEPARATOR = b"\n==== cpulaunch: restart "
 ORDER = "output.order"
 """Name of the file that records the order of the ranks' output.
 
-Each line has the time in seconds, rank, stream and number of bytes of one piece of output.  The line that
-separates two attempts has stream 0.
+Each line has the time in seconds, rank, stream and number of bytes of one piece of output.  A separator of
+attempts in a log has stream 0.
 """
 
 
@@ -49,7 +48,7 @@ def shown_ranks(
 ) -> frozenset[int]:
     """Return the ranks selected by ``tee``, a value of the setting ``output.tee``.
 
-    ``strict``: raise ConfigError if ``tee`` has ranks that the job lacks.  Otherwise these are ignored.
+    If ``tee`` has ranks that the job lacks, raises ConfigError, or ignores them if ``strict`` is False.
     """
     everybody = frozenset(range(world_size))
     if not isinstance(tee, CoreSet):
@@ -62,10 +61,10 @@ def shown_ranks(
 
 
 class Console(NamedTuple):
-    """Destinations of what a job prints and reports.
+    """Destinations of a job's output and reports.
 
-    ``directory`` is the job's directory, ``output`` takes the ranks' output.  ``tell`` is called with lines
-    for the user, with ``verbose`` for each event.  ``telemetry`` are the sinks for rows about steps.
+    ``directory`` is the job's directory, and ``output`` takes the ranks' output.  ``tell`` is called with
+    lines for the user; with ``verbose``, also for each event.  ``telemetry`` are the sinks for telemetry.
     """
 
     directory: JobDirectory
@@ -85,7 +84,7 @@ class Output:
     """
 
     reader: int | None = None
-    """The rank that reads the terminal.  Its unfinished lines are prompts, and are shown, too."""
+    """The rank that reads the terminal.  Its unfinished lines are shown, too, as they may be prompts."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class Output:
         self.screen, self._names = screen, names
         self._shown, self.logs = shown, Logs(directory, warn)
         self._lines = ShownLines()
-        self._without: dict[int, WithoutFigures] | None = None
+        self._without: dict[int, MetricFilter] | None = None
         self._hidden: set[tuple[int, int]] = set()
         self._last: dict[int, bytes] = {}
         self._restart, self._began = 0, time.monotonic()
@@ -116,7 +115,7 @@ class Output:
         if rank not in self._shown or (rank, stream) in self._hidden:
             return
         if stream == 1 and self._without is not None:
-            data = self._without.setdefault(rank, WithoutFigures()).feed(data)
+            data = self._without.setdefault(rank, MetricFilter()).feed(data)
         if data:
             self._put(rank, stream, data)
 
@@ -130,9 +129,9 @@ class Output:
             asyncio.get_running_loop().call_later(MOMENT, self._prompt, rank, stream, rest)
 
     def fold_pairs(self, stream: int) -> None:
-        """Fold equal lines of two ranks on this stream, too, as a person reads it."""
+        """From now on, fold equal lines even of two ranks on this stream, because it is a terminal."""
         if self._fold:
-            self._fold.many[stream] = 2
+            self._fold.min_ranks[stream] = 2
 
     def _prompt(self, rank: int, stream: int, text: bytes) -> None:
         """Show ``text``, if the rank has printed nothing after it."""
@@ -141,8 +140,8 @@ class Output:
             self.flush()
             self.screen.put(stream, b"[%d] %s" % (rank, text))
 
-    def leave_out_figures(self) -> None:
-        """From now on, write metric lines on stdout to the logs only."""
+    def hide_metrics(self) -> None:
+        """From now on, don't show metric lines; the logs have them."""
         self._without = {}
 
     def restart(self, number: int, shown: frozenset[int]) -> None:
@@ -150,9 +149,8 @@ class Output:
         self._restart, self._shown = number, shown
         self._separated, self._last = set(), {}
 
-    def launcher_said(self, data: bytes) -> None:
-        """Log output of the launcher's own processes."""
-        # May have environments in it.
+    def log_launcher(self, data: bytes) -> None:
+        """Log output of the launcher's own processes, which may contain environment variables."""
         self.logs.append(LAUNCHER_LOG, self._separator(LAUNCHER_LOG) + data, private=True)
 
     def hide(self, rank: int, stream: int) -> None:
@@ -164,7 +162,7 @@ class Output:
 
     def finish(self, rank: int) -> None:
         """Handle the end of a rank: show its unfinished lines, and close its log until it is restarted."""
-        if self._without and (held := self._without.pop(rank, WithoutFigures()).finish()):
+        if self._without and (held := self._without.pop(rank, MetricFilter()).finish()):
             self._put(rank, 1, held)
         for stream in (1, 2):
             self._show(rank, stream, self._lines.finish(rank, stream))
@@ -186,18 +184,18 @@ class Output:
             await asyncio.sleep(MOMENT)
 
     def hurry(self) -> None:
-        """From now on, drop output that the terminal and the disk do not take in time; nobody waits."""
+        """From now on, drop output instead of waiting for the terminal or the disk."""
         self.screen.hurry()
         self.logs.hurry()
 
     def flush(self) -> None:
-        """Show the lines that are held back for folding."""
+        """Show the lines that wait to be folded."""
         if self._fold:
-            for stream, text in folded(self._fold):
+            for stream, text in take_folded(self._fold):
                 self.screen.put(stream, text)
 
     def _separator(self, log: str) -> bytes:
-        """Return the line to write before the first output in ``log`` since a restart; later, nothing."""
+        """Return the separator to write to ``log`` before the first output after a restart, else nothing."""
         if not self._restart or log in self._separated:
             return b""
         self._separated.add(log)
@@ -211,7 +209,7 @@ class Output:
 
     def _show(self, rank: int, stream: int, lines: list[bytes]) -> None:
         if not self._fold:
-            self.screen.put(stream, prefixed(rank, lines))
+            self.screen.put(stream, add_prefix(rank, lines))
             return
         if lines and not self._fold.size:
             asyncio.get_running_loop().call_later(MOMENT, self.flush)

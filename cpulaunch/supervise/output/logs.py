@@ -1,4 +1,4 @@
-"""Write the files of a job's directory in a thread of their own, so that a hanging disk blocks nobody."""
+"""Write the files of a job's directory in a thread, so that a hanging disk does not block the launcher."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import BinaryIO, NamedTuple
 from cpulaunch.supervise.output.directory import JobDirectory
 
 MAX_WAITING = 16 << 20
-"""Bytes that may wait for the disk.  Once there are more, ranks that print have to wait."""
+"""Maximum bytes that wait for the disk.  Beyond that, ranks that print have to wait."""
 
 HUNG = 5.0
 """Seconds without a completed write after which the disk counts as hung.
 
-Ranks do not wait for a hung disk.  ``MAX_WAITING`` bytes are kept for it, and further output is dropped.
+Ranks do not wait for a hung disk: output beyond ``MAX_WAITING`` bytes is dropped.
 """
 
 AT_ONCE = 1 << 18
-"""Bytes per write call, so that a slow disk does not count as hung."""
+"""Maximum bytes per write call.  With larger calls, a slow disk might count as hung."""
 
 OPEN_LOGS = 64
 """Maximum number of open files, so that a thousand ranks do not need a thousand descriptors."""
@@ -43,8 +43,8 @@ class _Piece(NamedTuple):
 class Logs:
     """Appends to files of ``directory``, in order.  Never blocks.
 
-    ``warn`` is called with a line, at most once for each cause: if writing fails, if the disk hangs, and if
-    output is dropped.
+    ``warn`` is called with a line, at most once for each cause, when writing fails, when the disk hangs, and
+    when output is dropped.
     """
 
     def __init__(self, directory: JobDirectory, warn: Callable[[str], None]) -> None:
@@ -63,20 +63,20 @@ class Logs:
     def append(self, name: str, data: bytes, *, private: bool = False) -> bool:
         """Queue ``data`` to be appended to the file ``name``.
 
-        Returns False if it is dropped because too much waits for the disk.  ``private``: only the owner may
-        read the file.
+        Returns False if the data is dropped because too much waits for the disk.  ``private``: only the owner
+        may read the file.
         """
         hung = self._hangs
         if hung:
-            self._warn_once("hung", "does not answer; the job goes on without logs until it does")
+            self._warn_once("hung", "does not respond; the job goes on without logs until it does")
         if self._bytes > MAX_WAITING and (hung or self._dropping):
-            self._warn_once("dropped", "took too little; its logs are not complete")
+            self._warn_once("dropped", "was too slow; its logs are not complete")
             return False
         self._put(_Piece(name, data, 0o600 if private else 0o666))
         return True
 
     def write_whole(self, name: str, data: bytes) -> None:
-        """Queue ``data`` to become the file ``name``, atomically.  If that fails, ``warn`` is called."""
+        """Queue ``data`` to replace the file ``name`` atomically.  If that fails, ``warn`` is called."""
         self._put(_Piece(name, data, whole=True))
 
     def finish(self, name: str) -> None:
@@ -88,11 +88,11 @@ class Logs:
 
     @property
     def full(self) -> bool:
-        """Whether callers should wait for a slow disk before they append more.  False for a hung disk."""
+        """Whether callers should wait before they append more.  Always False for a hung disk."""
         return self._bytes > MAX_WAITING and not self._dropping and not self._hangs
 
     def hurry(self) -> None:
-        """From now on, drop output that the disk does not take in time; nobody waits."""
+        """From now on, drop output instead of waiting for the disk."""
         self._dropping = True
 
     def close(self, patience: float) -> bool:
@@ -190,10 +190,7 @@ class Logs:
             self._progress = time.monotonic()
 
     def _file(self, name: str, mode: int) -> BinaryIO:
-        """Return the file ``name``, opened if needed.
-
-        If ``OPEN_LOGS`` files are open, the least recently written one is closed first.
-        """
+        """Return the open file ``name``.  Closes the least recently written file if too many are open."""
         log = self._open.pop(name, None)
         if log is None:
             if len(self._open) >= OPEN_LOGS:

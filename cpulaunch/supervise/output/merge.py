@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from cpulaunch.model.names import INSTANCE, RANKS, Names
-from cpulaunch.supervise.output.folding import MAX_FOLDED, MOMENT, Fold, Shown, ShownLines, folded
+from cpulaunch.supervise.output.folding import MAX_FOLDED, MOMENT, Fold, Shown, ShownLines, take_folded
 from cpulaunch.supervise.output.lines import ORDER
 from cpulaunch.supervise.output.logs import OPEN_LOGS
 
@@ -25,8 +25,8 @@ Wanted = Callable[[int], bool]
 class Piece(NamedTuple):
     """A piece of a rank's output.
 
-    ``seconds`` is when it was printed, counted from the start of the job.  ``rank`` is the instance's number
-    if the job has instances.  ``stream`` is 1 for stdout, 2 for stderr, and 0 for the line between attempts.
+    ``seconds`` is the time since the start of the job.  ``rank`` is the instance's number if the job has
+    instances.  ``stream`` is 1 for stdout, 2 for stderr, and 0 for a separator of attempts.
     """
 
     seconds: float
@@ -47,7 +47,7 @@ class MergedLogs:
         self._logs: dict[int, BinaryIO] = {}  # the least recently read first
         self._read: dict[int, int] = {}  # bytes read of each rank's log
         self._line = b""
-        self._next: tuple[float, int, int, int] | None = None  # its data isn't in the log yet
+        self._next: tuple[float, int, int, int] | None = None  # a piece whose data isn't in the log yet
         self._seconds = 0.0
 
     def __enter__(self) -> MergedLogs:
@@ -71,10 +71,7 @@ class MergedLogs:
                 return
 
     def rest(self) -> Iterator[Piece]:
-        """Yield the rest of each log, rank by rank.
-
-        Its order is unknown, because the disk did not take all of ``output.order``.
-        """
+        """Yield the rest of each log, rank by rank, if ``output.order`` is incomplete."""
         self._next = None
         for rank in self._ranks():
             if self._wanted(rank):
@@ -103,9 +100,9 @@ class MergedLogs:
 
     @cached_property
     def _noun(self) -> str:
-        """The noun for the job's programs: rank or instance.
+        """The noun for the job's programs, rank or instance, according to the names of the logs.
 
-        It is read from the names of the logs, as not everybody who may read the logs may read the plan.
+        Not everybody who may read the logs may read the plan.
         """
         return INSTANCE if any(self._directory.glob(f"{INSTANCE}-*.log")) else RANKS.noun
 
@@ -155,7 +152,7 @@ class Renderer:
             self._fold.add(piece.rank, (piece.stream, line))
 
     def flush(self) -> Shown:
-        yield from folded(self._fold)
+        yield from take_folded(self._fold)
 
     def finish(self) -> Shown:
         """Yield everything that is left, unfinished lines included."""
@@ -165,7 +162,7 @@ class Renderer:
         yield from self.flush()
 
     def _attempt(self, piece: Piece) -> Shown:
-        """Show the line between two attempts once, although each rank's log has it."""
+        """Show a separator of attempts once, although each rank's log has it."""
         if piece.data != self._restart:
             self._restart = piece.data
             yield from self.finish()

@@ -1,4 +1,4 @@
-"""Read the files of a job's directory, of a running or an ended job."""
+"""Read the files in the directory of a running or an ended job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cpulaunch.supervise.job.outcome import Failure, Metric
 OUTCOME, PLAN, EVENTS = "outcome.json", "plan.json", "events.jsonl"
 
 MAX_DOCUMENT = 256 << 20
-"""Maximum bytes of a plan or an outcome.  Those of a thousand hosts have a few megabytes."""
+"""Maximum bytes of a plan or an outcome.  For a thousand hosts, a file has a few megabytes."""
 
 _FIGURES = ("ranks", "values", "mean", "median", "p99", "least", "most")
 _JOB_ID = re.compile(r"(\d{8}-\d{6})-[0-9a-f]{8,}")
@@ -28,8 +28,8 @@ _JOB_ID = re.compile(r"(\d{8}-\d{6})-[0-9a-f]{8,}")
 class State(Enum):
     """Whether a job runs.
 
-    ``KILLED``: the launcher has ended without writing an outcome.  ``SILENT``: there is no outcome, and
-    nothing in the directory says whether the launcher still runs.
+    ``KILLED``: the launcher has ended without writing an outcome.  ``SILENT``: there is no outcome, and the
+    directory doesn't show whether the launcher still runs.
     """
 
     RUNNING = "running"
@@ -51,7 +51,7 @@ def is_job(directory: Path) -> bool:
 
 
 def names_of(directory: Path) -> Names:
-    """Return the names of the programs of this directory's job: ``RANKS`` if its plan cannot be read."""
+    """Return the words for the job's programs, or ``RANKS`` if the plan cannot be read."""
     return names_in(read_document(directory / PLAN) or {})
 
 
@@ -63,17 +63,14 @@ def names_in(plan: Mapping[str, Any]) -> Names:
 
 
 def ranks_of(directory: Path) -> list[int]:
-    """Return all ranks of this directory's job: those of the plan or of the outcome, whichever has more.
-
-    Empty if neither file can be read.
-    """
+    """Return all ranks of the job, according to its plan or its outcome; empty if neither can be read."""
     planned = _number((read_document(directory / PLAN) or {}).get("world_size")) or 0
     ended = len(documents((read_document(directory / OUTCOME) or {}).get("ranks")))
     return list(range(max(int(planned), ended)))
 
 
 def jobs_below(directory: Path) -> list[Path]:
-    """Return ``directory`` if it is a job's, else the jobs directly below it, the newest first."""
+    """Return ``directory`` if it is a job's directory, else the jobs directly below it, the newest first."""
     if is_job(directory):
         return [directory]
     try:
@@ -85,13 +82,13 @@ def jobs_below(directory: Path) -> list[Path]:
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """Read a file that has a JSON object; None if that fails."""
+    """Read a JSON object from a file; None if that fails."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            said = json.loads(file.read(MAX_DOCUMENT))
+            document = json.loads(file.read(MAX_DOCUMENT))
     except (OSError, ValueError, RecursionError):
         return None
-    return said if isinstance(said, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def read_events(directory: Path) -> Iterator[dict[str, Any]]:
@@ -100,20 +97,17 @@ def read_events(directory: Path) -> Iterator[dict[str, Any]]:
         with (directory / EVENTS).open("rb") as file:
             for line in file:
                 try:
-                    said = json.loads(line)
+                    document = json.loads(line)
                 except (ValueError, RecursionError):
                     continue
-                if isinstance(said, dict):
-                    yield said
+                if isinstance(document, dict):
+                    yield document
     except OSError:
         return
 
 
 def age(directory: Path) -> tuple[str, float]:
-    """Return a key that sorts jobs by their start.
-
-    It has the second of the start, with which job ids begin, and the time at which the plan was written.
-    """
+    """Return a key that sorts jobs by their start: the second in the job's id, and the plan's mtime."""
     begun = _JOB_ID.fullmatch(directory.name)
     for path in (directory / PLAN, directory):
         with contextlib.suppress(OSError):
@@ -125,9 +119,8 @@ class Ended(NamedTuple):
     """How a job has ended, read from its ``outcome.json``.
 
     ``why`` is the first failure in one line.  ``seconds`` is the duration of the job.  ``steps`` is the
-    number of the last step that its last attempt has made.  ``rate`` is the average number of steps per
-    second of all attempts, their starts included.  Both are None if no step was observed.  ``metrics`` are
-    the metrics that its programs have printed.
+    number of the last attempt's last step.  ``rate`` is the average number of steps per second over the
+    duration of all attempts.  Both are None if no step was observed.
     """
 
     kind: str
@@ -144,7 +137,7 @@ class Ended(NamedTuple):
 def ended(outcome: Mapping[str, Any], names: Names = RANKS) -> Ended:
     """Return the end of a job from its outcome.
 
-    The document may lack keys, as another version may have written it.  These count as 0, None or empty.
+    If the document lacks keys, because another version has written it, the values are 0, None or empty.
     """
     ranks, attempts = documents(outcome.get("ranks")), documents(outcome.get("attempts"))
     made = [_number(attempt.get("steps")) for attempt in attempts]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cpulaunch.model.names import Names
-from cpulaunch.supervise.control.observer_messages import RankSeen
+from cpulaunch.supervise.control.observer_messages import RankStacks
 from cpulaunch.supervise.job.events import ReportStall
 from cpulaunch.supervise.output.box import box
 from cpulaunch.supervise.stalls import stacks
@@ -14,16 +14,16 @@ from cpulaunch.supervise.stalls.waiting import waits
 from cpulaunch.wording import shown_path
 
 MAX_WHERE = 12
-"""Maximum lines of the list of where each rank is."""
+"""Maximum lines of the list of the ranks' places."""
 
 
-def stall_box(report: ReportStall, kept: Path, names: Names) -> str:
-    """Return the box.  ``kept`` is the file that has all stacks; ``names`` gives the programs' names."""
-    return box(title(report), list(_lines(report, kept, names)), "yellow")
+def stall_box(report: ReportStall, file: Path, names: Names) -> str:
+    """Return the box.  ``file`` is the file with all stacks."""
+    return box(title(report), list(_lines(report, file, names)), "yellow")
 
 
-def stall_line(report: ReportStall, kept: Path) -> str:
-    return f"cpulaunch: {title(report)}; stacks: {shown_path(kept)}\n"
+def stall_line(report: ReportStall, file: Path) -> str:
+    return f"cpulaunch: {title(report)}; stacks: {shown_path(file)}\n"
 
 
 def title(report: ReportStall) -> str:
@@ -34,44 +34,44 @@ def title(report: ReportStall) -> str:
 
 def stacks_text(report: ReportStall, names: Names) -> str:
     """Return the explanation and all stacks, for the file."""
-    seen = stacks.report(_seen(report, names))
-    return "\n".join([title(report), *_story(report), "", seen])
+    rank_stacks = stacks.report(_rank_stacks(report, names))
+    return "\n".join([title(report), *_story(report), "", rank_stacks])
 
 
 def _story(report: ReportStall) -> list[str]:
-    """Return the lines after the title.  Empty if the title says all, as it may for a single program."""
+    """Return the lines after the title.  Empty if the title is the whole explanation."""
     found = report.explanation
     lines = found.lines[1:] if found.lines[:1] == (found.headline,) else found.lines
     return [*lines, *([found.advice] if found.advice else [])]
 
 
-def _lines(report: ReportStall, kept: Path, names: Names) -> Iterator[str]:
+def _lines(report: ReportStall, file: Path, names: Names) -> Iterator[str]:
     story = _story(report)
     yield from [*story, ""] if story else ()
-    seen = _seen(report, names)
-    where = list(stacks.places(seen, dict(_called(report, names))))
+    rank_stacks = _rank_stacks(report, names)
+    where = list(stacks.place_lines(rank_stacks, dict(_called(report, names))))
     yield from ("Who is where:", *where[:MAX_WHERE])
     if len(where) > MAX_WHERE:
         yield f"… {len(where) - MAX_WHERE} more"
-    yield from ("", *stacks.lacking(seen), f"stacks: {shown_path(kept)}")
+    yield from ("", *stacks.missing_frames(rank_stacks), f"stacks: {shown_path(file)}")
 
 
 def _called(report: ReportStall, names: Names) -> Iterator[tuple[int, str]]:
     """Yield the number of each rank that waits, and the operation that its ledger shows."""
-    groups = {each.rank: each.dump.groups for each in report.seen if each.dump}
-    for wait in waits(groups, len(report.seen)):
+    groups = {each.rank: each.dump.groups for each in report.snapshots if each.dump}
+    for wait in waits(groups, len(report.snapshots)):
         yield from ((names.number(rank), wait.operations[rank].kind) for rank in wait.waiting)
 
 
-def _seen(report: ReportStall, names: Names) -> list[RankSeen]:
-    """Return what was seen of each rank, with the numbers that users know the programs by."""
+def _rank_stacks(report: ReportStall, names: Names) -> list[RankStacks]:
+    """Return the stacks of each rank, with the numbers that users give to ranks or instances."""
     return [
-        RankSeen(
+        RankStacks(
             names.number(each.rank),
             each.host,
             each.dump and each.dump.processes,
             each.dump.error if each.dump else "its agent has not answered",
             each.left,
         )
-        for each in report.seen
+        for each in report.snapshots
     ]

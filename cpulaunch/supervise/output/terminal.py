@@ -1,4 +1,4 @@
-"""Write the launcher's own stdout and stderr in a thread, so that a blocked terminal blocks nobody."""
+"""Write stdout and stderr in a thread, so that a blocked terminal does not block the launcher."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import threading
 from collections import deque
 
 MAX_WAITING = 4 << 20
-"""Bytes that may wait for the terminal.  Once there are more, ranks that print have to wait."""
+"""Maximum bytes that wait for the terminal.  Beyond that, ranks that print have to wait."""
 
 _CLEAR = b"\r\x1b[K"
 
 
 class Screen:
-    """Shows output in order.  With ``status``, stderr is a terminal, and its last line is a status line."""
+    """Shows output in order.  ``status``: stderr is a terminal, and its last line is a status line."""
 
     def __init__(self, status: bool = False) -> None:
         self._changed = threading.Condition()
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
         self._writing = self._closed = self._dropping = False
-        self._deaf: set[int] = set()
+        self._closed_streams: set[int] = set()
         self._status: bytes | None = b"" if status else None
         self._shown = self._status
         self._drawn = False
         self._at_line_start = True
-        self._stderr_at_line_start = True  # once all waiting data is shown
+        self._stderr_at_line_start = True  # after all waiting data is shown
         self._thread: threading.Thread | None = None
         self._room: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -37,7 +37,7 @@ class Screen:
     def put(self, stream: int, data: bytes) -> None:
         """Queue ``data`` for stdout (1) or stderr (2).  Never blocks."""
         with self._changed:
-            if not data or stream in self._deaf or (self._dropping and self._bytes > MAX_WAITING):
+            if not data or stream in self._closed_streams or (self._dropping and self._bytes > MAX_WAITING):
                 return
             self._waiting.append((stream, data))
             if stream == 2:
@@ -48,7 +48,7 @@ class Screen:
             self._start()
 
     def say(self, text: str) -> None:
-        """Show ``text`` on stderr on a new line, even if the last line there has not ended."""
+        """Show ``text`` on a new line of stderr, even if the last line has not ended."""
         self.put(2, (text if self._stderr_at_line_start else f"\n{text}").encode(errors="surrogateescape"))
 
     def status(self, text: str) -> None:
@@ -78,7 +78,7 @@ class Screen:
         await self._room.wait()
 
     def hurry(self) -> None:
-        """From now on, drop output that the terminal does not take in time; nobody waits."""
+        """From now on, drop output instead of waiting for the terminal."""
         with self._changed:
             self._dropping = True
             if self._room:
@@ -116,8 +116,8 @@ class Screen:
                 write_all(2, _CLEAR)
                 self._drawn = False
             for stream, data in batch:
-                if stream not in self._deaf and not write_all(stream, data):
-                    self._deaf.add(stream)  # `| head` has seen enough
+                if stream not in self._closed_streams and not write_all(stream, data):
+                    self._closed_streams.add(stream)  # such as a pipe to `head`, which has ended
                 self._at_line_start = data.endswith(b"\n")
             if status and self._at_line_start:  # else a rank's own progress bar is on this line
                 write_all(2, status)
@@ -129,9 +129,9 @@ class Screen:
 
 
 def write_all(stream: int, data: bytes) -> bool:
-    """Write all of ``data`` to our own stdout (1) or stderr (2), however slow it is.
+    """Write all of ``data`` to our own stdout (1) or stderr (2), and wait if necessary.
 
-    Returns False if the stream cannot be written, such as a pipe without a reader.
+    Returns False if that fails, for example because a pipe has no reader.
     """
     view = memoryview(data)
     while view:

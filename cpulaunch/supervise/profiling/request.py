@@ -1,4 +1,4 @@
-"""Choose the steps of a running job to trace, and say why it cannot be traced.  Pure."""
+"""Choose the steps of a running job to trace, or explain why they cannot be traced.  Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MAX_STEPS = 1000
 """Maximum number of steps per trace."""
 
 MAX_RANKS = 64
-"""Maximum number of ranks per trace, as a picture of more is unreadable, and each sends megabytes."""
+"""Maximum number of ranks per trace.  Each rank sends megabytes, and a larger picture is unreadable."""
 
 LEAD = 1.0
-"""Seconds allowed for a request to reach all programs, whose agents may be busy."""
+"""Seconds in which a request reaches all programs, even if their agents are busy."""
 
 _STARTING = " (while it starts, ask again a little later)"
 
@@ -38,7 +38,7 @@ class Sample(NamedTuple):
 def first_step(before: Sequence[Sample], after: Sequence[Sample]) -> int:
     """Return the first step that no rank will have begun when the request reaches it.
 
-    ``before`` and ``after`` are two samples of each rank, from which its rate of steps follows.
+    ``before`` and ``after`` are two samples of each rank, to compute its rate of steps.
     """
     rates = [
         (late.steps - early.steps) / (late.at - early.at)
@@ -49,26 +49,26 @@ def first_step(before: Sequence[Sample], after: Sequence[Sample]) -> int:
     return max((sample.steps for sample in after), default=0) + ahead + 2
 
 
-def cannot_be_traced(
-    ranks: Sequence[Rank], wanted: Sequence[int], steps: int, names: Names = RANKS, *, heard: bool = False
+def why_untraceable(
+    ranks: Sequence[Rank], wanted: Sequence[int], steps: int, names: Names = RANKS, *, current: bool = False
 ) -> str:
     """Return why the steps of the ``wanted`` ranks cannot be traced; empty if they can.
 
-    ``wanted`` is sorted.  ``heard``: the ranks' beats are current, so check these, too.
+    ``wanted`` is sorted.  ``current``: the ranks' beats are up to date, so check them, too.
     """
     if not 0 < steps <= MAX_STEPS:
-        return f"{steps} steps can't be traced: 1 to {MAX_STEPS} can"
+        return f"the number of steps must be from 1 to {MAX_STEPS}, got {steps}"
     if wanted and not 0 <= wanted[0] <= wanted[-1] < len(ranks):
         wrong = wanted[-1] if wanted[-1] >= len(ranks) else wanted[0]
         return f"there is no {names.one(wrong)}: {names.all_of(len(ranks))}"
     if len(wanted) > MAX_RANKS:
-        too_many = f"{len(wanted)} {names.noun}s would be traced, and {MAX_RANKS} can be"
-        return f"{too_many}: choose by --ranks, such as 0-7"
+        too_many = f"at most {MAX_RANKS} {names.noun}s can be traced, got {len(wanted)}"
+        return f"{too_many}: choose some with --ranks, such as 0-7"
     for number in wanted:
         rank, name = ranks[number], names.one(number)
         if rank.state is not RankState.RUNNING:
             return f"{name} on {rank.host} can't be traced: {rank.status}"
-        if not heard:
+        if not current:
             continue
         if rank.beat is None or not rank.beat.keeps_ledger:
             return (

@@ -18,7 +18,7 @@ from cpulaunch import messages
 from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.job.rank import Rank
 from cpulaunch.supervise.output.directory import JobDirectory
-from cpulaunch.supervise.profiling.request import MAX_RANKS, Sample, cannot_be_traced, first_step
+from cpulaunch.supervise.profiling.request import MAX_RANKS, Sample, first_step, why_untraceable
 from cpulaunch.wording import counted
 
 LOOK = 0.5
@@ -31,16 +31,16 @@ CLOCK_QUESTIONS = 8
 """Number of measurements of an agent's clock.  The one with the shortest round trip counts."""
 
 SEND_WITHIN = 60.0
-"""Timeout in seconds for one piece of a trace, and, after the end of the job, for all traces."""
+"""Timeout in seconds for one piece of a trace, and at the end of the job for all traces."""
 
 SAY_WITHIN = 2.0
-"""Seconds that an aborted trace has to report to its observer, at the end of the job."""
+"""Seconds at the end of the job in which an aborted trace must report to its observer."""
 
 ALIVE = 10.0
-"""Seconds between two messages to the observer that the trace still goes on."""
+"""Seconds between two messages that tell the observer that the trace is still running."""
 
 MERGE = os.path.join(os.path.dirname(cpulaunch.__file__), "trace", "run_merge.py")
-"""Program that merges traces, in a process of its own, as that may take seconds and much memory."""
+"""The program that merges traces, which may take seconds and much memory."""
 
 Say = Callable[[str], Awaitable[None]]
 
@@ -49,7 +49,7 @@ class Profile(NamedTuple):
     """Result of a trace.
 
     ``file`` is the name of the trace in the job's directory, ``text`` its summary, and ``brief`` the lines of
-    the summary before its tables.  ``error`` says why there is no trace; it is empty otherwise.
+    the summary before its tables.  If there is no trace, ``error`` says why.
     """
 
     file: str
@@ -61,8 +61,8 @@ class Profile(NamedTuple):
 class _Kept(NamedTuple):
     """A rank's trace, as passed to the merging process.
 
-    ``clock`` is what to add to the rank's clock to get the launcher's, and ``uncertain`` its maximum error,
-    both in seconds.
+    ``clock`` is the offset to add to the rank's clock to get the launcher's, and ``uncertain`` the maximum
+    error of the offset, both in seconds.
     """
 
     rank: int
@@ -82,7 +82,7 @@ class Profiling:
         directory: JobDirectory,
         names: Names = RANKS,
     ) -> None:
-        """``send`` sends a message to a rank; ``names`` gives the ranks' names in messages."""
+        """``send`` sends a message to a rank; ``names`` has the words for ranks."""
         self._ranks, self._send, self._directory, self._names = ranks, send, directory, names
         self._requests = 0
         # Messages of the ranks being traced; None once a connection has ended.
@@ -90,41 +90,41 @@ class Profiling:
         self._window: messages.Trace | None = None  # sent to each rank once it has started
         self._task: asyncio.Task[None] | None = None
 
-    def said(self, rank: int, message: object) -> None:
-        """Handle a message from a rank's agent.  Messages that do not concern traces are ignored."""
+    def handle_message(self, rank: int, message: object) -> None:
+        """Handle a message from a rank's agent, if it is about traces."""
         if isinstance(message, messages.Started) and self._window and rank in self._inboxes:
             self._send(rank, self._window)
         wanted = (messages.Beat, messages.Time, messages.Tracing, messages.Traced, messages.TracePiece)
         if isinstance(message, wanted) and (inbox := self._inboxes.get(rank)):
             inbox.put_nowait(message)
 
-    def gone(self, rank: int) -> None:
+    def handle_disconnection(self, rank: int) -> None:
         if inbox := self._inboxes.get(rank):
             inbox.put_nowait(None)
 
     async def trace(self, steps: int, ranks: Collection[int], say: Say) -> Profile:
         """Trace the next ``steps`` of these ranks, or of all ranks if ``ranks`` is empty.
 
-        ``ranks`` has the numbers that users know; instances may count from another number than 0.  ``say`` is
-        called with lines about the progress, which may be empty.
+        ``ranks`` are the numbers that users give; instances may start at another number than 0.  ``say`` is
+        called with lines about the progress, or with an empty line if there is no news.
         """
         wanted = sorted({number - self._names.first for number in ranks}) or [r.rank for r in self._ranks]
         if self._inboxes:
             of = f": steps {window.first} to {window.last}, by --profile" if (window := self._window) else ""
-            return _nothing(f"another trace of this job is under way{of}")
-        if why := cannot_be_traced(self._ranks, wanted, steps, self._names):
+            return _nothing(f"another trace of this job is running{of}")
+        if why := why_untraceable(self._ranks, wanted, steps, self._names):
             return _nothing(why)
         self._open(wanted)
         try:
             before = await self._samples(wanted)
             await asyncio.sleep(LOOK)
             after = await self._samples(wanted)
-            if why := cannot_be_traced(self._ranks, wanted, steps, self._names, heard=True):
+            if why := why_untraceable(self._ranks, wanted, steps, self._names, current=True):
                 return _nothing(why)
             first = first_step(before, after)
             last = first + steps - 1
             await say(f"tracing steps {first} to {last} of {counted(len(wanted), self._names.noun)} …")
-            window = self._ask(first, last)
+            window = self._new_window(first, last)
             for rank in wanted:
                 self._send(rank, window)
             return await self._receive(window, wanted, say)
@@ -132,13 +132,13 @@ class Profiling:
             self._inboxes = {}
 
     def from_start(self, first: int, last: int, done: Callable[[Profile], None]) -> None:
-        """Trace the steps ``first`` to ``last`` of all ranks, or of the first `MAX_RANKS`.
+        """Trace the steps ``first`` to ``last`` of the first `MAX_RANKS` ranks, which must not have started.
 
-        Must be called before any rank has started.  Ranks that resume from a later step trace the same number
-        of their next steps.  ``done`` is called with the result.
+        Ranks that resume from a later step trace the same number of their next steps.  ``done`` is called
+        with the result.
         """
         wanted = [rank.rank for rank in self._ranks[:MAX_RANKS]]
-        window = self._window = self._ask(first, last)
+        window = self._window = self._new_window(first, last)
         self._open(wanted)
 
         async def receive() -> None:
@@ -152,18 +152,18 @@ class Profiling:
         self._task = asyncio.get_running_loop().create_task(receive())
 
     async def finish(self, *, failed: bool) -> None:
-        """Handle the end of the job: receive the traces that are under way, unless it has ``failed``."""
+        """Handle the end of the job: receive the remaining traces, unless the job has ``failed``."""
         if not failed:
             await self._over(SEND_WITHIN)
         for rank in tuple(self._inboxes):
             self._send(rank, messages.Trace(self._requests, 0, 0))
-            self.gone(rank)
+            self.handle_disconnection(rank)
         await self._over(SAY_WITHIN)
         if self._task:
             self._task.cancel()
 
     async def _over(self, within: float) -> None:
-        """Wait until no trace is under way, at most ``within`` seconds."""
+        """Wait until no trace is running, at most ``within`` seconds."""
         deadline = time.monotonic() + within
         while self._inboxes and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -173,48 +173,48 @@ class Profiling:
     def _open(self, wanted: Collection[int]) -> None:
         self._inboxes = {rank: asyncio.Queue() for rank in wanted}
 
-    def _ask(self, first: int, last: int) -> messages.Trace:
+    def _new_window(self, first: int, last: int) -> messages.Trace:
         self._requests += 1
         return messages.Trace(self._requests, first, last)
 
     async def _samples(self, wanted: Collection[int]) -> list[Sample]:
-        """Ask the ranks for their progress.  Those that do not answer count with their last beat."""
+        """Ask the ranks for their progress.  For a rank that does not answer, use its last beat."""
         await asyncio.gather(
-            *(self._hear(rank, messages.AskProgress(), messages.Beat, ANSWER_WITHIN) for rank in wanted)
+            *(self._ask(rank, messages.AskProgress(), messages.Beat, ANSWER_WITHIN) for rank in wanted)
         )
         known = [(each, each.beat) for rank in wanted if (each := self._ranks[rank]).beat]
         return [Sample(beat.steps + (each.resumed_from or 0), each.beat_at) for each, beat in known if beat]
 
-    async def _hear(self, rank: int, question: Any, answer: type[Any], within: float) -> Any:
-        """Send a question and return the agent's answer.
+    async def _ask(self, rank: int, question: Any, answer: type[Any], within: float) -> Any:
+        """Send a request, and return the agent's answer of type ``answer``.
 
-        Returns None if the agent has gone, or does not answer within ``within`` seconds.
+        Returns None if the agent is disconnected, or does not answer within ``within`` seconds.
         """
         self._send(rank, question)
         deadline = time.monotonic() + within
         while (left := deadline - time.monotonic()) > 0:
             try:
-                said = await asyncio.wait_for(self._inboxes[rank].get(), left)
+                message = await asyncio.wait_for(self._inboxes[rank].get(), left)
             except asyncio.TimeoutError:
                 break
-            if said is None:
+            if message is None:
                 self._inboxes[rank].put_nowait(None)  # for the next reader
                 return None
-            if isinstance(said, answer):
-                return said
+            if isinstance(message, answer):
+                return message
         return None
 
     async def _receive(self, window: messages.Trace, wanted: Sequence[int], say: Say) -> Profile:
         stem, tasks = "", list[asyncio.Task[_Kept | str]]()
         try:
-            # In a thread, like all access to the disk, which may hang.
+            # Access the disk in a thread, because it may hang.
             stem = await asyncio.to_thread(self._free_name)
             tasks = [asyncio.create_task(self._rank(window, rank, stem, say)) for rank in wanted]
             while (await asyncio.wait(tasks, timeout=ALIVE))[1]:
                 await say("")
-            came = {rank: task.result() for rank, task in zip(wanted, tasks, strict=True)}
-            kept = [each for each in came.values() if isinstance(each, _Kept)]
-            missing = {rank: each for rank, each in came.items() if isinstance(each, str)}
+            results = {rank: task.result() for rank, task in zip(wanted, tasks, strict=True)}
+            kept = [each for each in results.values() if isinstance(each, _Kept)]
+            missing = {rank: each for rank, each in results.items() if isinstance(each, str)}
             if not kept:
                 return _nothing(_reasons(missing, self._names))
             return await self._merge(kept, missing, stem)
@@ -240,14 +240,16 @@ class Profiling:
     async def _rank(self, window: messages.Trace, rank: int, stem: str, say: Say) -> _Kept | str:
         """Receive one rank's trace.  Returns the reason if there is none."""
         inbox = self._inboxes[rank]
-        while not isinstance(said := await inbox.get(), messages.Traced) or said.request != window.request:
-            if said is None:
-                return "its agent has gone"
-            if isinstance(said, messages.Tracing) and said.first > window.first:
-                at = f"traces from step {said.first} on"
+        while (
+            not isinstance(message := await inbox.get(), messages.Traced) or message.request != window.request
+        ):
+            if message is None:
+                return "its agent is disconnected"
+            if isinstance(message, messages.Tracing) and message.first > window.first:
+                at = f"traces from step {message.first} on"
                 await say(f"{self._names.one(rank)} was already past step {window.first}, and {at}")
-        if said.error:
-            return str(said.error)
+        if message.error:
+            return str(message.error)
         clock, uncertain = await self._clock(rank)
         name = _part(stem, rank)
         try:
@@ -261,33 +263,33 @@ class Profiling:
         return why or _Kept(rank, self._ranks[rank].host, name, clock, uncertain)
 
     async def _pieces(self, rank: int, request: int, write: Callable[[bytes], object]) -> str:
-        """Receive a trace piece by piece, asking for the next one when the last is written.
+        """Receive a trace piece by piece; request the next piece after the last one is written.
 
-        Returns what went wrong; empty if nothing did.
+        Returns the reason if that fails, else an empty string.
         """
         while True:
-            piece = await self._hear(rank, messages.SendTrace(request), messages.TracePiece, SEND_WITHIN)
+            piece = await self._ask(rank, messages.SendTrace(request), messages.TracePiece, SEND_WITHIN)
             if piece is None:
-                return "its agent has gone before it had sent all"
+                return "its agent disconnected before it had sent everything"
             if piece.error:
                 return str(piece.error)
             try:
                 data = base64.b64decode(piece.data, validate=True)
             except ValueError:
-                return "a piece of it is not base 64"
+                return "a piece of the trace is not valid base64"
             await asyncio.to_thread(write, data)
             if piece.last:
                 return ""
 
     async def _clock(self, rank: int) -> tuple[float, float]:
-        """Return what to add to the rank's clock to get ours, and the maximum error of it, in seconds."""
+        """Return the offset to add to the rank's clock to get ours, and its maximum error, in seconds."""
         known = self._ranks[rank]
         if known.measured_at is None and not known.clock:
             return 0.0, 0.0  # the rank is on this host
         best = known.clock, known.round_trip / 2
         for number in range(CLOCK_QUESTIONS):
             known.asked_at = asked = time.monotonic()
-            answer = await self._hear(rank, messages.AskTime(), messages.Time, ANSWER_WITHIN)
+            answer = await self._ask(rank, messages.AskTime(), messages.Time, ANSWER_WITHIN)
             if answer is None:
                 break
             half = (time.monotonic() - asked) / 2
@@ -313,8 +315,8 @@ class Profiling:
         if process.returncode:
             (*_, why) = err.decode(errors="replace").strip().splitlines() or [f"exit {process.returncode}"]
             return _nothing(f"the traces can't be merged: {why}")
-        made = json.loads(out)
-        return Profile(f"{stem}.json.gz", made["brief"], made["text"], "")
+        summary = json.loads(out)
+        return Profile(f"{stem}.json.gz", summary["brief"], summary["text"], "")
 
 
 def _nothing(why: str) -> Profile:

@@ -14,7 +14,7 @@ from typing import Any
 from cpulaunch.messages import AskProgress, Beat, Dump
 from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.job.events import Action, ActOnStall, ReportStall, Send, Tell
-from cpulaunch.supervise.job.outcome import Stall, with_sides
+from cpulaunch.supervise.job.outcome import Stall, append_sides
 from cpulaunch.supervise.job.rank import Rank, RankState
 from cpulaunch.supervise.stalls.first_step import SecondLook, computes
 from cpulaunch.supervise.stalls.inquiry import Inquiry, Question
@@ -22,44 +22,45 @@ from cpulaunch.supervise.stalls.location import THROTTLED
 from cpulaunch.supervise.stalls.progress import ANSWERS, REPORT, Pauses, StallSettings
 from cpulaunch.supervise.stalls.report import Explanation, explain
 from cpulaunch.supervise.stalls.sentences import is_or_are
-from cpulaunch.supervise.stalls.snapshot import Seen
+from cpulaunch.supervise.stalls.snapshot import Snapshot
 from cpulaunch.supervise.stalls.stragglers import Straggler, Stragglers
 from cpulaunch.wording import shown_path
 
 LEAST = 0.8
-"""The least time, in seconds, that agents get to answer, even if the launcher asks late."""
+"""Minimum seconds that agents have to answer."""
 
 DUE = 2.9
-"""The launcher reports a stall at most this many seconds after it is due, even if answers are missing.  The
-time for answers (``LEAST``) may make it later."""
+"""Seconds between the timeout and the report of a stall.
+
+The report does not wait longer for answers, except to give agents their ``LEAST`` seconds.
+"""
 
 MIN_NATIVE = 0.8
-"""Seconds of ``DUE`` that are reserved for a second look at suspects, with frames of C and C++."""
+"""Seconds of ``DUE`` that are reserved for the frames of C and C++ of suspects."""
 
 AGAIN, ASKED = 1.0, 16
-"""After a report, at most ``ASKED`` ranks are asked for progress every ``AGAIN`` seconds: beats are further
-apart."""
+"""During a stall, ``ASKED`` ranks are asked for progress every ``AGAIN`` seconds, as beats are rare."""
 
 MOMENT = 0.1
-"""The largest error of the hosts' clocks, in seconds."""
+"""Maximum error of the hosts' clocks, in seconds."""
 
 
 class Phase(Enum):
     """The phases of detecting a stall."""
 
     WATCHING = auto()
-    ASKING = auto()  # ask all ranks for their progress
-    LOOKING = auto()  # ask all ranks what they are doing
-    LOOKING_CLOSER = auto()  # ask suspects again, with frames of C and C++
-    FINISHED = auto()  # all remaining programs have announced their end: watch whether they do anything
-    STALLED = auto()  # a stall was reported and lasts
+    ASKING = auto()  # all ranks were asked for their progress
+    LOOKING = auto()  # all ranks were asked for a dump
+    LOOKING_CLOSER = auto()  # suspects were asked for a dump with frames of C and C++
+    FINISHED = auto()  # all remaining programs have announced their end: check whether they use the CPU
+    STALLED = auto()  # a stall was reported, and is not over
 
 
 class Stalls:
     """Detects stalls from beats, output and answers to the ``inquiry``.
 
     Call ``look`` regularly, and at ``wake_at``.  Each method for an event returns the actions to take.
-    ``who`` names in messages what makes no progress.
+    ``who`` is the name of the job or instance in messages.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Stalls:
         self._closer: Question | None = None  # to suspects
         self._dumps: Mapping[int, Dump] = {}  # the last answers
         self._second: SecondLook | None = None  # after a report before the first step, or in FINISHED
-        self._explained: Explanation | None = None  # the one that was reported last
+        self._explained: Explanation | None = None  # of the last report
         self._suspects: Sequence[int] = ()  # the ranks that _closer asks
         self._stragglers = Stragglers([rank.host for rank in ranks])
         self._slow: list[tuple[Straggler, Question]] = []  # stragglers that are asked why they are slow
@@ -102,15 +103,14 @@ class Stalls:
             actions += self._progress(min(now, beat.progressed_at + rank.clock), now)
         return actions + self.look(now)
 
-    def progressed(self, rank: Rank, now: float) -> list[Action]:
-        """A rank's program has started, or has printed something."""
+    def add_progress(self, rank: Rank, now: float) -> list[Action]:
+        """Record that a rank's program has started or printed something."""
         return self._progress(now, now)
 
-    def ended(self, rank: Rank, now: float) -> list[Action]:
-        """A rank's program has ended.
+    def handle_end(self, rank: Rank, now: float) -> list[Action]:
+        """Handle the end of a rank's program.
 
-        A stall that was reported before the first step is examined anew, as the others may now wait for a
-        rank that has left.
+        If a stall was reported before the first step, explain it again: the others may wait for this rank.
         """
         if self._phase is not Phase.STALLED or self._pauses.begun:
             return []
@@ -118,7 +118,7 @@ class Stalls:
         self._pauses.look_at = now
         return self.look(now)
 
-    def answered(self, rank: Rank, now: float) -> list[Action]:
+    def handle_answer(self, rank: Rank, now: float) -> list[Action]:
         actions: list[Action] = []
         for straggler, question in self._slow:
             if dump := question.answers.get(straggler.rank):
@@ -128,7 +128,7 @@ class Stalls:
         return actions + self.look(now)
 
     def forgive(self, asleep: float, now: float) -> None:
-        """Don't count the last ``asleep`` seconds: the launcher or the terminal was stopped."""
+        """Don't count the last ``asleep`` seconds, in which the launcher or the terminal was suspended."""
         self._pauses.forgive(asleep, now)
         self._stragglers.forget()
         if self._phase is not Phase.STALLED:
@@ -138,22 +138,22 @@ class Stalls:
             self._until = self._second.due
 
     def end(self) -> None:
-        """The ranks are being ended: nothing counts as a stall any more."""
+        """Detect no more stalls, because the ranks are being ended."""
         self.settings = self.settings._replace(timeout=0)
 
-    def stalled(self, now: float) -> str:
-        """Describe the reported stall that lasts; empty if there is none."""
+    def describe(self, now: float) -> str:
+        """Describe the current stall; empty if there is none."""
         if self._phase is not Phase.STALLED:
             return ""
         stall, explained = self.stalls[-1], self._explained
         text = f"no progress for {now - self._pauses.since:.0f} s: {stall.text}"
-        return with_sides(text, stall.note) if explained and explained.disagree else text
+        return append_sides(text, stall.note) if explained and explained.disagree else text
 
-    # ---- what is due
+    # ---- timing
 
     @property
     def wake_at(self) -> float | None:
-        """When ``look`` is due, if no event comes before; None if it isn't."""
+        """The time at which to call ``look``, unless an event comes first; None for no time."""
         if self._phase is Phase.WATCHING and not self.settings.never:
             return self._pauses.look_at
         return self._until if self._until < inf else None
@@ -166,7 +166,7 @@ class Stalls:
         if self._phase is Phase.FINISHED and self._second:
             return self._look_at_finished(self._second, now)
         if self._phase is Phase.STALLED:
-            return self._look_again(self._second, now) if self._second else self._ask_whether_on(now)
+            return self._look_again(self._second, now) if self._second else self._ask_for_progress(now)
         if self._phase is Phase.ASKING:
             if self._waiting and now < self._until:
                 return []
@@ -181,7 +181,7 @@ class Stalls:
         return [number for number, rank in self._ranks.items() if rank.state is RankState.RUNNING]
 
     def _finished(self) -> list[int]:
-        """Return the running ranks if all of them have announced the end of their programs, else none."""
+        """Return the running ranks if all of them have announced their end, else an empty list."""
         running = self._running()
         return running if all(map(self._pauses.leaves, running)) else []
 
@@ -204,10 +204,10 @@ class Stalls:
         return [*sends]
 
     def _look_closer(self, now: float) -> list[Action]:
-        found = explain(self._seen(now))
-        # Without ledgers, any rank may be the one that the others wait for.
+        found = explain(self._snapshots(now))
+        # Without ledgers, the others may wait for any rank.
         native = {*found.ranks, *found.odd} if self.settings.ledgers else set(self._ranks)
-        # If none is waited for, any rank that computes shows that the first step is still to come.
+        # If the others wait for no rank, any rank that computes may be on its way to the first step.
         asks_all = found.operation is None and self._pauses.may_yet_begin
         suspects = [rank for rank in self._running() if asks_all or rank in native]
         due = self._pauses.due + DUE
@@ -219,10 +219,10 @@ class Stalls:
 
     def _report(self, now: float) -> list[Action]:
         paused = round(now - self._pauses.since, 1)
-        seen = self._seen(now)
-        explanation = explain(seen, paused, self._names)
-        if self._phase is Phase.LOOKING_CLOSER and self._still_begins(explanation):
-            self._pauses.begins_later()
+        snapshots = self._snapshots(now)
+        explanation = explain(snapshots, paused, self._names)
+        if self._phase is Phase.LOOKING_CLOSER and self._may_still_begin(explanation):
+            self._pauses.restart_beginning()
             return self._watch()
         if not self._pauses.begun and explanation.operation is None:  # no rank waits after all
             self._pauses.look_at = now + self._pauses.timeout
@@ -236,90 +236,93 @@ class Stalls:
         acts = wanted and (self._pauses.begun or explanation.certain)
         self._second, self._until = None, now + AGAIN
         if wanted and not acts:
-            explanation = self._not_yet(explanation, now)
-        return self._say(explanation, seen, paused, acts=acts)
+            explanation = self._with_advice(explanation, now)
+        return self._start_stall(explanation, snapshots, paused, acts=acts)
 
-    def _still_begins(self, explanation: Explanation) -> bool:
-        """Whether the job may be before its first step, and a rank that the others wait for computes."""
+    def _may_still_begin(self, explanation: Explanation) -> bool:
+        """Whether the first step may be yet to come, and a rank that the others wait for computes."""
         if explanation.certain or explanation.mutual or not self._pauses.may_yet_begin or self._finished():
             return False
         before = self._question.answers if self._question else {}
         return any(computes(before.get(rank), self._dumps.get(rank)) for rank in self._suspects)
 
-    def _say(
-        self, explanation: Explanation, seen: Sequence[Seen], paused: float, *, acts: bool
+    def _start_stall(
+        self, explanation: Explanation, snapshots: Sequence[Snapshot], paused: float, *, acts: bool
     ) -> list[Action]:
         self._phase = Phase.STALLED
         self._explained, stall = explanation, self._stall(explanation, paused, self._pauses.since)
         self.stalls.append(stall)
-        report = ReportStall(len(self.stalls), stall, explanation, tuple(seen), self._pauses.begun)
+        report = ReportStall(len(self.stalls), stall, explanation, tuple(snapshots), self._pauses.begun)
         return [report, *([ActOnStall(stall, explanation)] if acts else [])]
 
-    def _not_yet(self, explanation: Explanation, now: float) -> Explanation:
-        """Return the explanation with advice why ``--stall-action`` doesn't act yet.
+    def _with_advice(self, explanation: Explanation, now: float) -> Explanation:
+        """Add advice to an explanation: why ``--stall-action`` doesn't act before the first step.
 
-        Before the first step, the ranks that the others wait for may just have much to do.  Starts a second
-        look at them if ``--stall-timeout`` is a number.
+        The ranks that the others wait for may be busy with their start.  If ``--stall-timeout`` is a number,
+        schedule a second look at them.
         """
         action, timeout = self.settings.action, self.settings.timeout
         if timeout is not None:
             self._second = SecondLook(explanation.ranks, self._dumps, timeout, now)
             self._until = self._second.due
         if self._second and explanation.ranks:
-            line = f"--stall-action {action}: {self._second.promise}"
+            line = self._second.promise(action)
         elif self._second:
             line = (
-                f"{self._who} is left alone: before the first step, --stall-action {action} ends it only for "
+                f"{self._who} goes on: before the first step, --stall-action {action} ends it only if the "
+                "others wait for a rank that uses no CPU"
             )
-            line += "a rank that the others wait for"
         else:
-            line = f"{self._who} is left alone: --stall-action {action} begins with the first step"
-            line += " by --stall-timeout auto"
+            line = (
+                f"{self._who} goes on: with --stall-timeout auto, --stall-action {action} ends it only after "
+                "the first step"
+            )
         return replace(explanation, advice=line)
 
     def _look_again(self, second: SecondLook, now: float) -> list[Action]:
-        """Look again at a stall before the first step: which ranks the others wait for, and if they work."""
+        """Check again which ranks the others wait for in a stall before the first step, and if they work."""
         if not second.question:
             return self._ask_again(second, now)
-        all_answered = second.has_heard(self._running())
+        all_answered = second.is_answered_by(self._running())
         if now < self._until and not all_answered:
             return []
         before, paused = self._explained, round(now - self._pauses.since, 1)
         assert before
-        found, seen = before, []
+        found, snapshots = before, []
         if all_answered:
             self._dumps = second.answers
-            seen = self._seen(now)
-            found = explain(seen, paused, self._names)
-            passing = found.operation and not (found.ranks or found.certain)  # perhaps for a moment only
+            snapshots = self._snapshots(now)
+            found = explain(snapshots, paused, self._names)
+            # An operation that all ranks have called may complete at any moment, so wait for the next look.
+            passing = found.operation and not (found.ranks or found.certain)
             if not _is_part(found, before) and (not passing or second.found == found.headline):
-                return self._renew(found, now)
+                return self._report_again(found, now)
             second.found, second.ranks = found.headline, found.ranks
-        if second.idle():
+        if second.are_idle():
             self._second, self._until = None, inf
             self.stalls[-1] = replace(self.stalls[-1], seconds=paused)
             if (found.headline, found.place) != (before.headline, before.place):
-                return self._say(found, seen, paused, acts=True)
+                return self._start_stall(found, snapshots, paused, acts=True)
             return [ActOnStall(self.stalls[-1], before)]
         second.again(now)
         self._until = second.due
-        if second.has_told or not second.ranks:
+        if second.reported or not second.ranks:
             return []
-        second.has_told = True
-        alone = f"--stall-action {self.settings.action} leaves {self._who} alone, Ctrl-C ends it"
-        return [Tell(f"{RANKS.several(second.ranks)} {is_or_are(second.ranks)} at work: {alone}")]
+        second.reported = True
+        goes_on = f"--stall-action {self.settings.action} doesn't end {self._who}; Ctrl-C does"
+        return [Tell(f"{RANKS.several(second.ranks)} {is_or_are(second.ranks)} at work: {goes_on}")]
 
     def _look_at_finished(self, second: SecondLook, now: float) -> list[Action]:
-        """Look at programs that have announced their end: they hang if they do nothing.
+        """Check whether programs that have announced their end hang, that is, use no CPU.
 
-        Exit handlers, threads and child processes may still be at work before a program exits.
+        Before a program exits, its exit handlers, threads and child processes may still be at work.
         """
         if not second.question:
             return self._ask_again(second, now)
-        if now < self._until and not second.has_heard(self._running()):
+        if now < self._until and not second.is_answered_by(self._running()):
             return []
         second.ranks = self._running()
-        if second.idle():
+        if second.are_idle():
             self._dumps = second.answers
             return self._report(now)
         second.again(now)
@@ -333,15 +336,15 @@ class Stalls:
         second.question, sends = self._inquiry.ask(self._running(), self._until)
         return [*sends]
 
-    def _ask_whether_on(self, now: float) -> list[Action]:
-        """Ask some ranks for progress.  As ranks wait for each other, progress of one shows that of all."""
+    def _ask_for_progress(self, now: float) -> list[Action]:
+        """Ask some ranks for progress.  Ranks wait for each other, so progress of one rank is enough."""
         if now < self._until:
             return []
         self._until = now + AGAIN
         return [Send(rank, AskProgress()) for rank in self._running()[:ASKED]]
 
-    def _renew(self, found: Explanation, now: float) -> list[Action]:
-        """Report anew: the others wait for other ranks than reported, or no longer for any."""
+    def _report_again(self, found: Explanation, now: float) -> list[Action]:
+        """Report again, because the others now wait for other ranks, or for none."""
         lasted = round(now - self._pauses.since, 1)
         self.stalls[-1] = replace(self.stalls[-1], seconds=lasted)
         actions = self._report(now)
@@ -363,9 +366,9 @@ class Stalls:
 
     # ---- the result
 
-    def _seen(self, now: float) -> list[Seen]:
+    def _snapshots(self, now: float) -> list[Snapshot]:
         return [
-            Seen(
+            Snapshot(
                 rank.rank,
                 rank.host,
                 rank.status if rank.state.final else "",
@@ -397,13 +400,13 @@ class Stalls:
 
 
 def _merged(first: Question | None, closer: Question | None) -> Mapping[int, Dump]:
-    """Return the ranks' answers.  Answers to ``closer`` replace earlier ones if they show the program."""
+    """Return the ranks' answers.  Answers to ``closer`` that have stacks replace those to ``first``."""
     dumps = dict(first.answers) if first else {}
     return dumps | {rank: dump for rank, dump in (closer.answers if closer else {}).items() if dump.processes}
 
 
 def _is_part(found: Explanation, before: Explanation) -> bool:
-    """Whether ranks wait in the same operation as before, for the same ranks or some of them."""
+    """Whether ranks wait in the same operation as before, and for no other ranks than before."""
     same = (found.operation, found.sequence) == (before.operation, before.sequence)
     named = set(found.ranks) <= set(before.ranks) and bool(found.ranks) == bool(before.ranks)
     return same and named and not found.certain

@@ -10,28 +10,30 @@ from collections.abc import Mapping, Sequence
 from cpulaunch.messages import Dump
 from cpulaunch.model.names import RANKS
 from cpulaunch.supervise.stalls.inquiry import Question
-from cpulaunch.supervise.stalls.location import held
+from cpulaunch.supervise.stalls.location import hold_reason
 
 AT_WORK = 0.005
-"""The least share of a core that a rank at work uses."""
+"""Minimum share of a core that a rank at work uses."""
 
 COMPUTES, TICKS = 0.1, 0.03
-"""A rank computes if it uses this share of a core between two looks, and at least ``TICKS`` seconds: the
-looks are a moment apart, and the kernel counts CPU time in hundredths of a second."""
+"""A rank computes if it uses this share of a core between two dumps, and at least ``TICKS`` seconds.
+
+The time between the dumps is short, and the kernel counts CPU time in hundredths of a second.
+"""
 
 
 class SecondLook:
-    """A later look at ranks: at ``due``, all are asked the ``question``; ``idle`` evaluates the answers."""
+    """A later look at ranks: at ``due``, all are asked the ``question``; `are_idle` evaluates the answers."""
 
     def __init__(self, ranks: Sequence[int], dumps: Mapping[int, Dump], period: float, now: float) -> None:
-        """``ranks`` are the ranks that the others wait for, if any; ``dumps`` are those of the first look.
+        """``ranks`` are the ranks that the others wait for, if any.  ``dumps`` are from the first look.
 
         ``period`` is the time between two looks, in seconds.
         """
         self.ranks, self._period = ranks, period
         self.found = ""  # the headline of the last look
         self._before = dict(dumps)
-        self.has_told = False
+        self.reported = False
         self.question: Question | None = None
         self.again(now)
 
@@ -42,24 +44,24 @@ class SecondLook:
     def answers(self) -> Mapping[int, Dump]:
         return self.question.answers if self.question else {}
 
-    def has_heard(self, ranks: Sequence[int]) -> bool:
+    def is_answered_by(self, ranks: Sequence[int]) -> bool:
         return self.answers.keys() >= set(ranks)
 
-    def idle(self) -> bool:
+    def are_idle(self) -> bool:
         """Whether all ``ranks`` are known to have been idle since the previous look."""
         spent = [_share(self._before.get(rank), self.answers.get(rank)) for rank in self.ranks]
         self._before.update(self.answers)
         return bool(spent) and all(share is not None and share < AT_WORK for share in spent)
 
-    @property
-    def promise(self) -> str:
-        """Say when ``--stall-action`` will end the job."""
+    def promise(self, action: str) -> str:
+        """Say when ``--stall-action ACTION`` will end the job."""
         use = f"{RANKS.several(self.ranks)} {'use' if len(self.ranks) > 1 else 'uses'}"
-        return f"before the first step, it ends the job once {use} no CPU for {self._period:g} s"
+        ends = f"--stall-action {action} ends the job"
+        return f"before the first step, {ends} once {use} no CPU for {self._period:g} s"
 
 
 def computes(before: Dump | None, after: Dump | None) -> bool:
-    """Whether a rank is known to have computed between two looks, or to have waited for a core."""
+    """Whether a rank is known to have computed between two dumps, or to have waited for a core."""
     if not (before and after) or (spent := _spent(before, after)) is None:
         return False
     return spent >= max(TICKS, COMPUTES * (after.at - before.at)) or bool(
@@ -68,24 +70,24 @@ def computes(before: Dump | None, after: Dump | None) -> bool:
 
 
 def _runnable(dump: Dump) -> set[int]:
-    """Return the processes whose main threads run, or wait for a core.
+    """Return the processes whose main threads run or wait for a core.
 
-    Processes that are held, for example by a CPU quota, don't count: the report has to name what holds them.
+    Processes that can't run, for example because of a CPU quota, don't count: the report shows the reason.
     """
-    return {each["pid"] for each in dump.processes if each["state"] == "R" and not held(each)}
+    return {each["pid"] for each in dump.processes if each["state"] == "R" and not hold_reason(each)}
 
 
 def _share(before: Dump | None, after: Dump | None) -> float | None:
-    """Return the share of a core that was used between two looks; None if not known."""
+    """Return the share of a core that was used between two dumps; None if unknown."""
     if not (before and after) or (spent := _spent(before, after)) is None:
         return None
     return spent / (after.at - before.at)
 
 
 def _spent(before: Dump, after: Dump) -> float | None:
-    """Return the CPU time, in seconds, that the program and its children used between two looks.
+    """Return the seconds of CPU time that the program and its children used between two dumps.
 
-    A new child counts as one more second of work.  None if not known.
+    A new child counts as one more second.  None if unknown.
     """
     if not (before.processes and after.processes) or after.at <= before.at:
         return None

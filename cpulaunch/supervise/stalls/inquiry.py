@@ -1,7 +1,7 @@
-"""Ask agents what their programs are doing.  Pure.
+"""Ask agents for dumps of their programs.  Pure.
 
-An answer may have hundreds of kilobytes, and thousands of answers come at the same time.  Most ranks have the
-same stacks, so equal stacks are held once.
+A dump may have hundreds of kilobytes, and thousands of dumps may arrive at the same time.  Most ranks have
+the same stacks, so equal stacks are kept only once.
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ from cpulaunch.messages import AskDump, Dump
 from cpulaunch.supervise.job.events import Send
 
 ANSWER_WITHIN = 10.0
-"""Seconds after which a rank that hasn't answered is left out.  Agents need at most two seconds less."""
+"""Seconds to wait for a rank's answer.  An agent needs at most two seconds less."""
 
 MAX_FRAMES = 200_000
-"""The limit of frames of different stacks."""
+"""Maximum number of frames in the pool of stacks."""
 
 INNERMOST = 4
-"""Once the limit is reached, keep only this number of innermost frames, of main threads only."""
+"""Number of innermost frames that are kept of a main thread once the pool is full.
+
+Other threads are then left out.
+"""
 
 
 class Stacks:
-    """A pool of stacks, in which equal stacks are held once."""
+    """A pool of stacks, which has equal stacks only once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Any] = {}
         self._frames = 0
 
     def share(self, processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the processes of a ``Dump``, with their stacks replaced by equal stacks of the pool."""
+        """Return the processes of a ``Dump`` with the stacks of the pool."""
         return [
             {**process, "threads": [self._shared(thread) for thread in self._held(process["threads"])]}
             if process.get("threads")
@@ -59,19 +62,9 @@ class Stacks:
         return {**thread, "frames": known}
 
 
-class Answers(dict[int, Dump]):
-    """The ranks' answers to a question."""
-
-    def __init__(self) -> None:
-        self._stacks = Stacks()
-
-    def keep(self, rank: int, dump: Dump) -> None:
-        self[rank] = dump._replace(processes=self._stacks.share(dump.processes))
-
-
 @dataclass(eq=False)
 class Question:
-    """A question to ``ranks``.  It collects ``answers`` until all have come, or until ``due``.
+    """A question to ``ranks``.  It collects ``answers`` until all ranks have answered, or until ``due``.
 
     ``waiting`` are the ranks that may still answer.  ``ledgers``: keep the groups of their ledgers, too.
     """
@@ -81,7 +74,11 @@ class Question:
     due: float
     ledgers: bool
     waiting: set[int]
-    answers: Answers = field(default_factory=Answers)
+    answers: dict[int, Dump] = field(default_factory=dict)
+    _stacks: Stacks = field(default_factory=Stacks)
+
+    def keep(self, rank: int, dump: Dump) -> None:
+        self.answers[rank] = dump._replace(processes=self._stacks.share(dump.processes))
 
     def is_over(self, now: float) -> bool:
         """Whether no more answers are expected."""
@@ -104,28 +101,28 @@ class Inquiry:
         fresh: bool = False,
         ledgers: bool = True,
     ) -> tuple[Question, list[Send]]:
-        """Ask ``ranks``, and those in ``native`` also for frames of C and C++.
+        """Ask ``ranks`` for dumps; ranks that are in ``native`` also for frames of C and C++.
 
-        ``fresh``: their ledgers must have all collectives up to now.  Returns the question and the messages
-        to send.
+        ``fresh``: the ledgers must have all collectives up to now.  Returns the question and the messages to
+        send.
         """
         self._requests += 1
         number, wanted = self._requests, frozenset(ranks)
         question = self._open[number] = Question(number, wanted, due, ledgers, set(wanted))
         return question, [Send(rank, AskDump(number, rank in native, fresh)) for rank in sorted(wanted)]
 
-    def answered(self, rank: int, dump: Dump, now: float) -> None:
+    def store_answer(self, rank: int, dump: Dump, now: float) -> None:
         """Store an answer; one that comes too late is dropped."""
         question = self._open.get(dump.request)
         if question is None or rank not in question.waiting:
             return
         if not question.is_over(now):
-            question.answers.keep(rank, dump if question.ledgers else dump._replace(groups=[]))
+            question.keep(rank, dump if question.ledgers else dump._replace(groups=[]))
         question.waiting.discard(rank)
         if not question.waiting:
             del self._open[dump.request]
 
-    def gone(self, rank: int) -> None:
+    def remove_rank(self, rank: int) -> None:
         for question in self._open.values():
             question.waiting.discard(rank)
         self._open = {number: each for number, each in self._open.items() if each.waiting}

@@ -1,4 +1,4 @@
-"""Detect stalls of independent programs, each by itself.  Pure."""
+"""Detect the stalls of independent programs.  Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cpulaunch.supervise.stalls.progress import StallSettings
 class InstanceStalls:
     """Has the interface of `Stalls`, and one `Stalls` for each instance.
 
-    If ``--stall-timeout`` is a number, any output of an instance, figures included, counts as progress from
-    the start on: most instances have no optimizer, and none waits for others.
+    Most instances have no optimizer, and none waits for others.  So if ``--stall-timeout`` is a number, there
+    is no first step, and any output counts as progress.
     """
 
     def __init__(
@@ -30,21 +30,21 @@ class InstanceStalls:
         self._watched = {
             rank.rank: Stalls([rank], settings, now, inquiry, names, names.one(rank.rank)) for rank in ranks
         }
-        self._each = dict(self._watched)  # includes those that aren't watched any more
+        self._all = dict(self._watched)  # also of instances that aren't watched any more
         self._wake_at = {number: stalls.wake_at for number, stalls in self._watched.items()}
         self._reported: list[tuple[int, int]] = []  # (instance, index of its stall)
 
     def beat(self, rank: Rank, beat: Beat, now: float) -> list[Action]:
         return self._of(rank.rank, lambda its: its.beat(rank, beat, now))
 
-    def progressed(self, rank: Rank, now: float) -> list[Action]:
-        return self._of(rank.rank, lambda its: its.progressed(rank, now))
+    def add_progress(self, rank: Rank, now: float) -> list[Action]:
+        return self._of(rank.rank, lambda its: its.add_progress(rank, now))
 
-    def ended(self, rank: Rank, now: float) -> list[Action]:
-        return self._of(rank.rank, lambda its: its.ended(rank, now))
+    def handle_end(self, rank: Rank, now: float) -> list[Action]:
+        return self._of(rank.rank, lambda its: its.handle_end(rank, now))
 
-    def answered(self, rank: Rank, now: float) -> list[Action]:
-        return self._of(rank.rank, lambda its: its.answered(rank, now))
+    def handle_answer(self, rank: Rank, now: float) -> list[Action]:
+        return self._of(rank.rank, lambda its: its.handle_answer(rank, now))
 
     def look(self, now: float) -> list[Action]:
         due = [number for number, at in self._wake_at.items() if at is not None and at <= now]
@@ -66,14 +66,14 @@ class InstanceStalls:
     @property
     def stalls(self) -> list[Stall]:
         """The stalls, in the order of their reports."""
-        return [self._each[number].stalls[index] for number, index in self._reported]
+        return [self._all[number].stalls[index] for number, index in self._reported]
 
-    def stalled(self, now: float) -> str:
+    def describe(self, now: float) -> str:
         watched = (its for number, its in self._watched.items() if not self._ranks[number].state.final)
-        return next((text for its in watched if (text := its.stalled(now))), "")
+        return next((text for its in watched if (text := its.describe(now))), "")
 
     def _of(self, number: int, does: Callable[[Stalls], list[Action]]) -> list[Action]:
-        """Return the actions for an instance, unless it has ended, or was told to end."""
+        """Return the actions for an instance, if it is still watched."""
         if self._ranks[number].state.final:
             self._forget(number)
         if not (its := self._watched.get(number)):
@@ -85,7 +85,7 @@ class InstanceStalls:
         return actions
 
     def _numbered(self, number: int, action: Action) -> Action:
-        """Number a report among those of all instances.  If several instances have stalled, it is brief."""
+        """Number a report among the reports of all instances.  Make it brief if several have stalled."""
         if not isinstance(action, ReportStall):
             return action
         self._reported.append((number, action.number - 1))

@@ -1,8 +1,8 @@
-"""Find what all ranks have called when one fails because others call something else, or have left.  Pure.
+"""Collect the calls of all ranks when one fails because others call something else, or have left.  Pure.
 
-One rank's error shows one side only.  Before the other ranks are ended, they have a moment to show their
-side, by an error of their own or by a dump.  ``ccl`` reports what is wrong.  gloo aborts the rank that gets
-more than it expects, and the others only see a closed connection: their calls may show the reason.
+One rank's error shows only its own call.  Before the other ranks are ended, they have a moment to report
+their calls, in an error of their own or in a dump.  ``ccl`` reports differing calls.  With gloo, a rank that
+gets more data than it expects is aborted, and the others only see a closed connection.
 """
 
 from __future__ import annotations
@@ -18,19 +18,25 @@ from cpulaunch.messages import Dump
 from cpulaunch.supervise.job.outcome import Failure
 from cpulaunch.supervise.job.rank import Rank, RankState
 from cpulaunch.supervise.stalls.inquiry import Inquiry
-from cpulaunch.supervise.stalls.report import gone, has_left, sides, timed_out, without
-from cpulaunch.supervise.stalls.snapshot import Seen
+from cpulaunch.supervise.stalls.report import (
+    describe_calls,
+    describe_leavers,
+    explain_timeout,
+    former_members,
+    left_headline,
+)
+from cpulaunch.supervise.stalls.snapshot import Snapshot
 from cpulaunch.supervise.stalls.stacks import BACKWARD
 from cpulaunch.supervise.stalls.waiting import waits
 
 DISAGREE = "ranks make different calls"
 
 WITHIN = 2.0
-"""Seconds that the other ranks have to show what they have called."""
+"""Seconds that the other ranks have to report their calls."""
 
 
 def is_about_others(cause: Cause) -> bool:
-    """Whether other ranks may be the reason: they call something else, or have left."""
+    """Whether other ranks may be the reason, because they call something else or have left."""
     return cause.differ or cause.is_consequence
 
 
@@ -40,60 +46,60 @@ def aborted_by_gloo(end: messages.Exit) -> bool:
     return end.signal == SIGABRT and any(wait.group.backend != "ccl" for wait in pending)
 
 
-class Sides:
+class Calls:
     """Collects the calls of all ranks after the error of the ``first`` rank.
 
-    ``asked`` are the messages to send.
+    ``requests`` are the messages to send.
     """
 
     def __init__(self, ranks: Sequence[Rank], first: Rank, now: float, inquiry: Inquiry) -> None:
         self.first, self.due = first, now + WITHIN
         self._ranks = ranks
         others = (each.rank for each in ranks if each.state is RankState.RUNNING and not each.raised)
-        self._question, self.asked = inquiry.ask(others, self.due, fresh=True)
+        self._question, self.requests = inquiry.ask(others, self.due, fresh=True)
 
     @property
     def dumps(self) -> Mapping[int, Dump]:
         return self._question.answers
 
-    def over(self, now: float) -> bool:
+    def is_over(self, now: float) -> bool:
         """Whether to stop waiting.
 
-        True if all ranks have answered, raised or ended, if time is up, or if a rank was killed by a signal
-        other than SIGABRT, which explains the error.
+        True if all ranks have answered, failed or ended, or if the time is over.  Also true if a rank was
+        killed by a signal other than SIGABRT, because this explains the error.
         """
         asked = [self._ranks[rank] for rank in self._question.ranks]
         if any(each.exit and each.exit.signal not in (None, SIGABRT) for each in asked):
             return True
         return self._question.is_over(now) or all(self._ranks[rank].raised for rank in self._question.waiting)
 
-    def noted(self, failure: Failure) -> Failure:
-        """Return ``failure`` with a note on what the ranks have called, if other ranks may be the reason.
+    def add_note(self, failure: Failure) -> Failure:
+        """Return ``failure`` with a note on the ranks' calls, if other ranks may be the reason.
 
-        The note has a line for each side if ranks disagree, or else names ranks that are no longer in the
-        group.  After a timeout, it says what the rank waited for.
+        If the calls differ, the note has a line for each kind of call.  Otherwise it names ranks that have
+        left the group, or says what the failed rank waited for until its timeout.
         """
         cause = failure.cause
         if failure.signal != SIGABRT and not is_about_others(cause):
             return failure
-        seen = [_seen(rank, self.dumps.get(rank.rank)) for rank in self._ranks]
-        said = cause.differ
-        lines, those = sides(seen, said=said, pair=_pair(failure))
-        if said or lines:
-            note = "\n".join(lines or without(seen)) or failure.note
-            known = cause if said else cause._replace(kind=Kind.CALLS_DIFFER)
+        snapshots = [_snapshot(rank, self.dumps.get(rank.rank)) for rank in self._ranks]
+        reported = cause.differ
+        lines, those = describe_calls(snapshots, reported=reported, pair=_pair(failure))
+        if reported or lines:
+            note = "\n".join(lines or former_members(snapshots)) or failure.note
+            known = cause if reported else cause._replace(kind=Kind.CALLS_DIFFER)
             return replace(failure, note=note, disagree=True, ranks=tuple(those), text=DISAGREE, cause=known)
-        if lines := without(seen):
+        if lines := former_members(snapshots):
             return replace(failure, note="\n".join(lines))
         if failure.rank is None or cause.timeout is None or cause.operation is None:
             return failure
-        if found := timed_out(seen, failure.rank):
+        if found := explain_timeout(snapshots, failure.rank):
             return replace(failure, text=found.headline, note="\n".join(found.lines), ranks=found.ranks)
         return failure
 
 
 def _pair(failure: Failure) -> tuple[int, ...]:
-    """Return the ranks whose sizes differ: sender and receiver.  Empty if they are not known."""
+    """Return the sender and the receiver whose sizes differ; empty if they are unknown."""
     cause = failure.cause
     finder = failure.rank if cause.finder is None else cause.finder
     if cause.kind is not Kind.SIZES_DIFFER or finder is None or cause.rank is None:
@@ -101,31 +107,31 @@ def _pair(failure: Failure) -> tuple[int, ...]:
     return finder, cause.rank
 
 
-def behind_others(failure: Failure, ranks: Sequence[Rank], sides: Sides | None) -> Failure:
-    """Return ``failure`` with the operation in which other ranks waited for ``ranks``, which have left.
+def explain_leavers(failure: Failure, ranks: Sequence[Rank], calls: Calls | None) -> Failure:
+    """Explain a failure whose ``ranks`` have left: add the operation in which other ranks waited for them.
 
-    The result's ``ranks`` are empty if all of them had called the operation before they left: then they are
-    not the cause.
+    If they had all called the operation before they left, they are not the cause; ``ranks`` of the result is
+    then empty.
     """
-    dumps = sides.dumps if sides else {}
-    seen = [
-        Seen(each.rank, each.host, left=each.status, dump=each.last_dump)
+    dumps = calls.dumps if calls else {}
+    snapshots = [
+        Snapshot(each.rank, each.host, left=each.status, dump=each.last_dump)
         if each.rank in failure.ranks
-        else _seen(each, dumps.get(each.rank))
+        else _snapshot(each, dumps.get(each.rank))
         for each in ranks
     ]
-    text, lines = gone(seen) or (has_left(seen, failure.ranks), [])
+    text, lines = describe_leavers(snapshots) or (left_headline(snapshots, failure.ranks), [])
     note = "\n".join([*lines, *filter(None, [failure.note])])
     return replace(failure, text=text, note=note, ranks=failure.ranks if text else ())
 
 
-def _seen(rank: Rank, dump: Dump | None) -> Seen:
+def _snapshot(rank: Rank, dump: Dump | None) -> Snapshot:
     raised = rank.raised
     if raised is None:
         left = rank.status if rank.exit and rank.exit.own and rank.exit.code == 0 else ""
-        return Seen(rank.rank, rank.host, left, dump or rank.last_dump)
+        return Snapshot(rank.rank, rank.host, left, dump or rank.last_dump)
     own = Dump(0, raised.at, raised.groups, [], "")
-    return Seen(rank.rank, rank.host, dump=own, raised_at=_place(raised))
+    return Snapshot(rank.rank, rank.host, dump=own, raised_at=_place(raised))
 
 
 def _place(raised: messages.Failure) -> str:

@@ -20,11 +20,13 @@ SHORTEST, TIMES = 60.0, 10.0
 """The timeout ``auto`` is ``TIMES`` times the longest gap so far, and at least ``SHORTEST`` seconds."""
 
 BEGINNING = 600.0
-"""The timeout ``auto`` before the first step: seconds that a rank has waited for others."""
+"""The timeout ``auto`` before the first step, in seconds since a rank began to wait for others."""
 
 FEW = 20
-"""Collectives that a job without an optimizer may have completed before its first step: a barrier, and those
-that wrapping a model takes."""
+"""Maximum number of collectives before the first step of a job without an optimizer.
+
+For example, wrapping a model takes some collectives.
+"""
 
 ANSWERS = 1.0
 """Seconds that ranks have to report progress before a stall counts."""
@@ -51,21 +53,22 @@ class StallSettings(NamedTuple):
 
 @dataclass
 class _Known:
-    """A rank's last beat, which came at ``heard_at``.
+    """A rank's last beat, which came at ``received_at``.
 
-    ``gap`` is the longest time between two signs of progress, in seconds, without forgiven time.
+    ``gap`` is the longest time between two signs of progress, in seconds, without the time that `forgive`
+    excluded.
     """
 
     beat: Beat
-    heard_at: float
+    received_at: float
     gap: float = 0.0
 
 
 class Pauses:
-    """The time without progress, from beats and other signs of progress.
+    """Measures the time without progress, from beats and other signs of progress.
 
-    ``progressed_at`` is the time of the last progress.  ``due`` is when a stall is due, as far as is known.
-    ``look_at`` is when to call ``may_be_due`` again.
+    ``progressed_at`` is the time of the last progress, and ``due`` the time at which a stall is due if none
+    follows.  ``look_at`` is when to call ``may_be_due`` again.
     """
 
     def __init__(self, ranks: Mapping[int, Rank], settings: StallSettings, now: float) -> None:
@@ -73,9 +76,9 @@ class Pauses:
         self.progressed_at = self.look_at = now
         self.due = inf
         self._known: dict[int, _Known] = {}
-        self._asleep: dict[int, float] = {}  # time forgiven since a rank's last progress
+        self._asleep: dict[int, float] = {}  # excluded time since a rank's last progress
         self._has_steps = self._expects_steps = False  # of any rank
-        self._collectives = self._early = 0  # of the rank with most: in all, and before the first step
+        self._collectives = self._early = 0  # of the leading rank: so far, and before the first step
 
     def beat(self, rank: Rank, beat: Beat, now: float) -> bool:
         """Record a rank's beat; return whether it shows progress."""
@@ -100,7 +103,7 @@ class Pauses:
         self.progressed_at = max(self.progressed_at, at)
 
     def forgive(self, asleep: float, now: float) -> None:
-        """Don't count the last ``asleep`` seconds, in which no rank could be heard."""
+        """Exclude the last ``asleep`` seconds, in which no message could be received."""
         self.progressed_at = min(self.progressed_at + asleep, now)
         for rank in self._known:
             self._asleep[rank] = self._asleep.get(rank, 0.0) + asleep
@@ -113,21 +116,21 @@ class Pauses:
 
     @property
     def begun(self) -> bool:
-        """Whether the job has reached its first step, so that any long pause counts."""
+        """Whether the job has reached its first step.  From then on, any long pause is a stall."""
         if not self._settings.ledgers:
             return True
         return self._has_steps or (self._collectives > self._early and not self._expects_steps)
 
     @property
     def may_yet_begin(self) -> bool:
-        """Whether the job counts as begun, but its first step may still be to come."""
+        """Whether ``begun`` is true only because of few collectives, so the first step may be yet to come."""
         return self.begun and self._settings.ledgers and not self._has_steps and self._collectives <= FEW
 
-    def begins_later(self) -> None:
-        """Count the collectives completed so far as before the first step."""
+    def restart_beginning(self) -> None:
+        """Let the collectives so far belong to the time before the first step."""
         self._early = self._collectives
 
-    # ---- what is due
+    # ---- timing
 
     @property
     def timeout(self) -> float:
@@ -136,14 +139,14 @@ class Pauses:
             return self._settings.timeout
         if not self.begun:
             return BEGINNING
-        # A rank's longest gap is an upper bound of the job's, so take the shortest of them.
+        # Each rank's longest gap is an upper bound of the job's longest gap, so take the minimum.
         gaps = (k.gap for k in self._known.values() if k.beat.steps or k.beat.collectives)
         return max(SHORTEST, TIMES * min(gaps, default=0.0))
 
     def may_be_due(self, now: float) -> bool:
-        """Whether to ask the agents, as a stall is due by their last beats, which may be old.
+        """Whether a stall is due according to the last beats, which may be old, so that agents must be asked.
 
-        Looks at all ranks only if enough time has passed since the last progress.
+        Costs time for each rank only if enough time has passed since the last progress.
         """
         shortest = self._settings.timeout or (SHORTEST if self.begun else BEGINNING)
         self.look_at = max(self.progressed_at + shortest, self.look_at)
@@ -158,26 +161,26 @@ class Pauses:
         self.look_at = min(self.due, now + shortest)
         if self.begun:
             return False
-        # A timeout shorter than the time between beats must work, too: ask if any beat is missing or old.
+        # The timeout may be shorter than the time between beats, so ask if any beat is missing or old.
         self.due = now
         return len(self._known) < len(self._ranks) or any(
-            now > known.heard_at + shortest - ANSWERS for known in self._known.values()
+            now > known.received_at + shortest - ANSWERS for known in self._known.values()
         )
 
     def is_due(self, now: float) -> bool:
-        """Whether a stall is due, by what is known now."""
+        """Whether a stall is due now, according to the latest beats."""
         return now >= self._since() + self.timeout
 
     @property
     def since(self) -> float:
-        """When the time without progress began.
+        """The start of the time without progress.
 
-        Before the first step, this is the later of the last progress and the time when a rank began to wait.
+        Before the first step, this is the time when a rank began to wait, if it is after the last progress.
         """
         return since if (since := self._since()) < inf else self.progressed_at
 
     def _since(self) -> float:
-        """As `since`, but infinite if no rank waits before the first step."""
+        """Return `since`, but infinity if the first step is yet to come and no rank waits."""
         if self.begun:
             return self.progressed_at
         waits = (

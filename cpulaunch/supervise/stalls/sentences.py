@@ -1,4 +1,4 @@
-"""Sentences of a stall's report: what ranks have called, where they are, and what they did last."""
+"""Sentences of a stall's report: the calls of ranks, their places, and their last operations."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.model.names import RANKS, Names
 from cpulaunch.supervise.stalls import location
-from cpulaunch.supervise.stalls.snapshot import Seen
+from cpulaunch.supervise.stalls.snapshot import Snapshot
 from cpulaunch.supervise.stalls.waiting import Wait
 from cpulaunch.wording import counted, shortened
 
 MAX_SITUATIONS = 4
-"""Ranks to describe one by one."""
+"""Maximum number of ranks that are described one by one."""
 
 MAX_SIDES = 8
-"""Lines on the sides of a disagreement."""
+"""Maximum lines on differing calls."""
 
 MAX_CHILDREN = 4
-"""Children of a rank to describe."""
+"""Maximum number of children of a rank that are described."""
 
 
 class Words:
-    """Describes ``seen``, all ranks of a job, which made no progress for ``paused`` seconds."""
+    """Describes ``snapshots``, all ranks of a job that made no progress for ``paused`` seconds."""
 
-    def __init__(self, seen: Sequence[Seen], paused: float = 0.0, names: Names = RANKS) -> None:
-        self.seen: Mapping[int, Seen] = {each.rank: each for each in seen}
+    def __init__(self, snapshots: Sequence[Snapshot], paused: float = 0.0, names: Names = RANKS) -> None:
+        self.snapshots: Mapping[int, Snapshot] = {each.rank: each for each in snapshots}
         self._paused, self._names = paused, names
-        self._said = ""  # what holds ranks, by the headline
+        self._headline_reason = ""  # what keeps ranks from running, according to the headline
 
-    def sides(self, wait: Wait) -> list[str]:
-        """Describe what ranks have called as the same number, and where, one line for equal calls."""
+    def calls(self, wait: Wait) -> list[str]:
+        """Describe the calls with the same sequence number, and their places, one line for equal calls."""
         found: dict[str, list[int]] = {}
         for ranks in wait.kinds():
             for rank in ranks:
@@ -41,37 +41,37 @@ class Words:
         lines = [f"{self.named(ranks)}: {words}" for words, ranks in shown[:MAX_SIDES]]
         return lines + [f"… {len(shown) - MAX_SIDES} more"] * (len(shown) > MAX_SIDES)
 
-    def side(self, wait: Wait, ranks: Sequence[int]) -> str:
-        """Describe the call that is the same for ``ranks``, and where they are."""
+    def call(self, wait: Wait, ranks: Sequence[int]) -> str:
+        """Describe the call of ``ranks``, which is the same for all of them, and their places."""
         return f"{self.named(ranks)}: {what(wait, ranks[0])}{self._at_in(wait, ranks)}"
 
-    def held(self, ranks: Sequence[int]) -> str:
-        """Return a headline: what holds the first of ``ranks``, and others of them.  Later lines omit it."""
-        self._said = self.seen[ranks[0]].held
-        alike = [rank for rank in ranks if self.seen[rank].held == self._said]
-        return f"{self.named(alike)}: {self._said}"
+    def hold_headline(self, ranks: Sequence[int]) -> str:
+        """Return a headline: what keeps the first of ``ranks`` from running.  Later lines omit the reason."""
+        self._headline_reason = self.snapshots[ranks[0]].hold_reason
+        equal = [rank for rank in ranks if self.snapshots[rank].hold_reason == self._headline_reason]
+        return f"{self.named(equal)}: {self._headline_reason}"
 
     def named(self, ranks: Iterable[int]) -> str:
         """Name ranks with their hosts: ``"rank 3 on node1"``, ``"ranks 4-7 on node1"``."""
         ranks = sorted(ranks)
-        hosts = list(dict.fromkeys(self.seen[rank].host for rank in ranks))
+        hosts = list(dict.fromkeys(self.snapshots[rank].host for rank in ranks))
         return f"{self._names.several(ranks)} on {fold_hosts(hosts)}"
 
     def at(self, wait: Wait, ranks: Iterable[int]) -> str:
-        """Return the lines of ``ranks``, which have called the operation: ``", at train.py:91 main"``."""
+        """Return the places of ``ranks``, which have called the operation: ``", at train.py:91 main"``."""
         callers = {rank: wait.operations[rank].thread for rank in ranks}
-        places = dict.fromkeys(at for rank in callers if (at := self.seen[rank].line_of(callers[rank])))
+        places = dict.fromkeys(at for rank in callers if (at := self.snapshots[rank].line_of(callers[rank])))
         return f", at {shortened(list(places))}" if places else ""
 
     def _at_in(self, wait: Wait, ranks: Iterable[int]) -> str:
-        """Return where ``ranks`` have called the operation, or where they are now.
+        """Return where ``ranks`` wait in the operation, or where they are now.
 
-        They are elsewhere now if it is complete for all of them, or if they have called a later operation.
-        Except with ``ccl``, an operation that is complete for a rank with an error may have failed, so this
-        rank counts as still in it.
+        They are elsewhere if the operation is complete for all of them, or if they have called a later one.
+        Other backends than ``ccl`` may record a failed operation as complete.  So with these, a rank that has
+        failed counts as still waiting.
         """
         knows = wait.group.backend == "ccl"
-        raised = [] if knows else [rank for rank in ranks if self.seen[rank].raised_at]
+        raised = [] if knows else [rank for rank in ranks if self.snapshots[rank].raised_at]
         there = [rank for rank in ranks if rank in wait.waiting or rank in raised]
         if there and (wait.message or any(wait.members[rank].reached <= wait.sequence for rank in there)):
             return self.at(wait, there)
@@ -79,17 +79,17 @@ class Words:
         return f", {when}" + self.at(wait, there or ranks).replace(", at ", "; now at ", 1)
 
     def waiters(self, wait: Wait, missing: Sequence[int]) -> list[str]:
-        others = [rank for rank in self.seen if rank not in missing]
+        others = [rank for rank in self.snapshots if rank not in missing]
         if self.waiting(wait) != others or not missing or len(others) == 1:
-            return self.of_these(wait, wait.waiting)
+            return self.describe_waiters(wait, wait.waiting)
         return [f"all others wait in {what(wait, others[0])}{self.at(wait, others)}"]
 
     def waiting(self, wait: Wait) -> list[int]:
-        """Return the ranks that may wait in the operation; others have only started it."""
-        return [rank for rank in wait.waiting if self.seen[rank].may_wait(wait.operations[rank].thread)]
+        """Return the ranks that may wait in the operation, leaving out ranks that have only started it."""
+        return [rank for rank in wait.waiting if self.snapshots[rank].may_wait(wait.operations[rank].thread)]
 
-    def of_these(self, wait: Wait, ranks: Sequence[int]) -> list[str]:
-        """Say which of ``ranks`` wait in the operation, which have only started it, and where they are."""
+    def describe_waiters(self, wait: Wait, ranks: Sequence[int]) -> list[str]:
+        """Say which of ``ranks`` wait in the operation or have only started it, and where they are."""
         lines, waiting = [], self.waiting(wait)
         if those := [rank for rank in ranks if rank in waiting]:
             who = f"{self.named(those)} {waits_or_wait(those)}"
@@ -101,57 +101,53 @@ class Words:
 
     def situations(self, ranks: Sequence[int], wait: Wait | None = None) -> Iterator[str]:
         for rank in ranks[:MAX_SITUATIONS]:
-            yield from self._situation(self.seen[rank], wait)
+            yield from self._situation(self.snapshots[rank], wait)
         if len(ranks) > MAX_SITUATIONS:
             yield f"and {counted(len(ranks) - MAX_SITUATIONS, f'more {self._names.noun}')}"
 
-    def _situation(self, seen: Seen, wait: Wait | None) -> Iterator[str]:
-        """Say what a rank has done last, and where it is."""
-        parts = [last] if (last := self._last(seen, wait)) else []
-        name = self.named([seen.rank])
-        if seen.left:
-            yield f"{name} has left: {seen.left}"
+    def _situation(self, snapshot: Snapshot, wait: Wait | None) -> Iterator[str]:
+        """Describe a rank's last operation and its place."""
+        parts = [last] if (last := self._last(snapshot, wait)) else []
+        name = self.named([snapshot.rank])
+        if snapshot.left:
+            yield f"{name} has left: {snapshot.left}"
             return
-        if seen.place:
-            feeds = seen.program and location.waits_for_input(seen.program)
-            parts.append(f"{'waits for input' if feeds else 'is'} at {seen.at}")
-        elif seen.at:
-            parts.append(f"is {seen.at} (no stack: {_why_unseen(seen)})")
+        if snapshot.place:
+            feeds = snapshot.program and location.waits_for_input(snapshot.program)
+            parts.append(f"{'waits for input' if feeds else 'is'} at {snapshot.at}")
+        elif snapshot.at:
+            parts.append(f"is {snapshot.at} (no stack: {_why_unseen(snapshot)})")
         else:
-            parts.append(f"can't be seen: {_why_unseen(seen)}")
+            parts.append(f"can't be seen: {_why_unseen(snapshot)}")
         yield f"{name} {' and '.join(parts)}"
-        if seen.held and seen.held != self._said:
-            yield f"  {seen.held}"
-        if not seen.dump or not seen.program:
+        if snapshot.hold_reason and snapshot.hold_reason != self._headline_reason:
+            yield f"  {snapshot.hold_reason}"
+        if not snapshot.dump or not snapshot.program:
             return
-        for line in location.around_locks(seen.program):
+        for line in location.describe_lock_waits(snapshot.program):
             yield f"  {line}"
-        for pid, text in islice(location.children(seen.dump.processes), MAX_CHILDREN):
+        for pid, text in islice(location.describe_children(snapshot.dump.processes), MAX_CHILDREN):
             yield f"  its process {pid}: {text}"
 
-    def _last(self, seen: Seen, wait: Wait | None) -> str:
-        if wait is None or wait.message or wait.meets or seen.dump is None or seen.left:
+    def _last(self, snapshot: Snapshot, wait: Wait | None) -> str:
+        if wait is None or wait.message or wait.meets or snapshot.dump is None or snapshot.left:
             return ""
-        member = wait.members.get(seen.rank)
+        member = wait.members.get(snapshot.rank)
         if member is None:
-            # A held program doesn't write its ledger any more, so a new group may not be in it yet.
-            was_there = wait.sequence > 0 and not seen.held
+            # The ledger of a program that can't run is not up to date, so the rank may be in the group.
+            was_there = wait.sequence > 0 and not snapshot.hold_reason
             name = f"group {wait.group.name}"
-            return (
-                f"is not in {name} any more"
-                if was_there
-                else f"is not known to have called anything in {name}"
-            )
+            return f"has left {name}" if was_there else f"has called nothing in {name}, as far as known,"
         done, called = member.completed, member.record(member.reached)
         if called and (done is None or called.sequence > done.sequence):
-            return f"called #{called.sequence} {self._ago(seen, called.enqueued)}"
+            return f"called #{called.sequence} {self._ago(snapshot, called.enqueued)}"
         if done is None:
             return f"has completed nothing in group {wait.group.name} yet"
-        return f"finished #{done.sequence} {self._ago(seen, done.completed)}"
+        return f"finished #{done.sequence} {self._ago(snapshot, done.completed)}"
 
-    def _ago(self, seen: Seen, at: float) -> str:
-        assert seen.dump
-        ago = (seen.dump.at if seen.now is None else seen.now) - at
+    def _ago(self, snapshot: Snapshot, at: float) -> str:
+        assert snapshot.dump
+        ago = (snapshot.dump.at if snapshot.now is None else snapshot.now) - at
         return f"{self._paused if abs(ago - self._paused) < 1 else ago:.0f} s ago"
 
 
@@ -187,13 +183,13 @@ def _size(count: int, others: Collection[int] = ()) -> str:
     return counted(count, "byte")
 
 
-def _why_unseen(seen: Seen) -> str:
-    if seen.dump is None:
+def _why_unseen(snapshot: Snapshot) -> str:
+    if snapshot.dump is None:
         return "its agent has not answered"
-    program = seen.program or {}
+    program = snapshot.program or {}
     if program.get("stacks"):
         return "its main thread runs no Python"
-    return program.get("lacking") or seen.dump.error or "it has no stack"
+    return program.get("lacking") or snapshot.dump.error or "it has no stack"
 
 
 def has_or_have(ranks: Collection[int]) -> str:

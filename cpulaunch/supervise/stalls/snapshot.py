@@ -1,4 +1,4 @@
-"""The snapshot of a rank in a stall."""
+"""What is known about a rank in a stall."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from cpulaunch.supervise.stalls.stacks import Frame, Process
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The snapshot of a rank.
+class Snapshot:
+    """What is known about a rank when a stall is reported.
 
     ``left`` says how the rank ended, if it did.  ``dump`` is its agent's answer, if any.  ``raised_at`` is
-    where an exception was raised, if one was.  ``now`` is the time of the report on the clock of its host.
+    the place of its exception, if it failed.  ``now`` is the time of the report on its host's clock.
     ``leaving``: its program has announced its end.  ``collectives`` is the number of completed collectives.
     """
 
@@ -37,13 +37,13 @@ class Seen:
 
     @property
     def at(self) -> str:
-        return self.raised_at or (location.where(self.program) if self.program else "")
+        return self.raised_at or (location.describe_place(self.program) if self.program else "")
 
     def line_of(self, caller: int) -> str:
         """Describe the place of the rank, or of its thread ``caller`` in an operation; "" if unknown."""
         if self.raised_at or self.program is None or location.place(self.program, caller) is None:
             return self.raised_at
-        return location.where(self.program, caller)
+        return location.describe_place(self.program, caller)
 
     def may_wait(self, caller: int) -> bool:
         """Whether the rank, or its thread ``caller``, may wait in the operation that it has called."""
@@ -54,5 +54,5 @@ class Seen:
         return self.program is not None and location.runs(self.program)
 
     @property
-    def held(self) -> str:
-        return location.held(self.program) if self.program else ""
+    def hold_reason(self) -> str:
+        return location.hold_reason(self.program) if self.program else ""

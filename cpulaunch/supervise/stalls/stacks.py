@@ -1,6 +1,6 @@
-"""Format what the ranks of a job are doing as text; ranks with the same stack share an entry.  Pure.
+"""Format the stacks of a job's ranks as text; ranks with the same stack share an entry.  Pure.
 
-``agent.observe.processes`` and ``agent.observe.stacks`` make the dicts that are read here.
+``agent.observe.processes`` and ``agent.observe.stacks`` make the dicts that this module reads.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any, NamedTuple, TypeVar
 
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.hosts import fold_hosts
-from cpulaunch.supervise.control.observer_messages import RankSeen
+from cpulaunch.supervise.control.observer_messages import RankStacks
 
 BACKWARD = "_engine_run_backward"
 """The function of torch's autograd in which DistributedDataParallel calls collectives by itself."""
 
 _SAYS_LITTLE = ("wrapper", "<module>", BACKWARD, "_new_process_group_helper", "_new_group_with_tag")
-"""Functions of packages whose names say less than their callers'."""
+"""Functions with uninformative names; their callers are shown."""
 
 MANY_HOSTS = 3
-"""At most this number of hosts is named for a set of ranks."""
+"""Maximum number of hosts that are named for a set of ranks."""
 
 MUCH_SWAPPED = 10 << 10
-"""The least swapped memory to report, in kB."""
+"""Minimum kB of swapped memory to report."""
 
 MUCH_THROTTLED = 0.05
-"""The least share of the time lost to a CPU quota to report."""
+"""Minimum share of the time lost to a CPU quota to report."""
 
 Process = dict[str, Any]
 T = TypeVar("T")
@@ -36,11 +36,11 @@ _LIBCS_OWN = re.compile(r"^__GI_+")
 """The prefix of the internal names of libc's functions."""
 
 MANY_PIDS = 16
-"""Process ids to show for ranks with the same stack."""
+"""Maximum number of process ids to show for ranks with the same stack."""
 
 _OURS = re.compile(r"/cpulaunch/(agent|runtime|ccl|integrations|__init__)\b|<frozen runpy>|/runpy\.py$")
 _WRAPPER = re.compile(r"<locals>|^(call|wait|init|init_process_group|make_group)$")
-"""Functions of ours that replace torch's: torch calls ours, and ours call torch's."""
+"""Our functions that replace torch's, and that call the replaced ones."""
 _STANDARD = re.compile(r"/lib(64)?/python3\.\d+/|/python3\.\d+\.zip/|^<frozen ")
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 _INTERPRETER = re.compile(
@@ -72,7 +72,7 @@ class Frame(NamedTuple):
 
     @property
     def has_line(self) -> bool:
-        """Whether the line is in code that a user has."""
+        """Whether the line is known, and in a file that users can read."""
         return self.line > 0 and not self.is_libc
 
     @property
@@ -85,7 +85,7 @@ class Frame(NamedTuple):
 
     @property
     def is_users(self) -> bool:
-        """Whether the frame is in the user's own code, not in an installed package or Python itself."""
+        """Whether the frame is in the user's own code, not in an installed package or in Python."""
         outside = self.is_standard or _INSTALLED.match(self.file) or self.file.startswith("<")
         return self.is_python and not outside and not self.is_ours
 
@@ -97,10 +97,7 @@ Stack = tuple[Frame, ...]
 
 
 def stack(thread: Process) -> Stack:
-    """Return a thread's frames, the innermost first.
-
-    Leaves out frames of the interpreter, and of cpulaunch's start and wrappers.
-    """
+    """Return a thread's frames, the innermost first, without those of the interpreter and of cpulaunch."""
     frames = [
         Frame(_LIBCS_OWN.sub("", str(name)), str(file), int(line))
         for name, file, line in thread.get("frames", ())
@@ -118,9 +115,8 @@ def stack(thread: Process) -> Stack:
 def place(frames: Stack) -> str:
     """Describe a stack in a few words: ``all_reduce ← train.py:91``, ``load_batch at train.py:88``.
 
-    The place is the user's innermost frame.  The function before the arrow is what that frame has called: the
-    innermost function of a package, or else the called function of Python itself, or of a library without
-    Python.
+    The place is the user's innermost frame.  Before the arrow is the innermost function of a package that
+    this frame has called, or else the function of Python or of a C library that it has called.
     """
     if not frames:
         return "no frames"
@@ -137,12 +133,12 @@ def place(frames: Stack) -> str:
 
 
 def _called(inner: Stack) -> str | None:
-    """Return the function that tells most, of the frames inside the user's innermost one."""
+    """Return the most informative function of ``inner``, the frames inside the user's innermost one."""
     python = [frame for frame in inner if frame.is_python]
-    told = [frame for frame in python if not frame.is_standard and not frame.is_ours]
-    told = [frame for frame in told if frame.short not in _SAYS_LITTLE] or told
-    if told:
-        return told[0].short
+    candidates = [frame for frame in python if not frame.is_standard and not frame.is_ours]
+    candidates = [frame for frame in candidates if frame.short not in _SAYS_LITTLE] or candidates
+    if candidates:
+        return candidates[0].short
     native = [frame for frame in inner if not frame.function.startswith("pybind11::")]
     return (python or native or inner)[-1].short if inner else None
 
@@ -160,11 +156,11 @@ def main_stack(process: Process) -> Stack:
     return stack(main) if (main := main_thread(process)) else ()
 
 
-def outlives(process: Process) -> Process | None:
-    """Return a thread that the main thread waits for after the end of the script.
+def surviving_thread(process: Process) -> Process | None:
+    """Return the thread that the main thread waits for after the end of the script, if any.
 
-    This is the first thread with a frame of the user's code, or else the first whose target is a C function,
-    such as `time.sleep`.  Other threads may be daemons, which Python doesn't wait for.
+    This is the first thread that runs the user's code, or else the first thread whose target is a C function,
+    such as `time.sleep`.  Other threads may be daemons, for which Python doesn't wait.
     """
     main = main_stack(process)
     if not any(frame.short == "_shutdown" and frame.file.endswith("/threading.py") for frame in main):
@@ -175,13 +171,13 @@ def outlives(process: Process) -> Process | None:
 
 
 def _runs_c(thread: Process) -> bool:
-    """Whether the only Python frames of a thread are those of ``threading``, which call its target."""
+    """Whether the target of a thread is a C function: all of its Python frames are in ``threading``."""
     python = [frame for frame in stack(thread) if frame.is_python]
     return bool(python) and all(frame.file.endswith("/threading.py") for frame in python)
 
 
-def states(process: Process) -> list[str]:
-    """Say what is special about a process's state; empty if it just runs or sleeps."""
+def special_states(process: Process) -> list[str]:
+    """Describe what is unusual about a process's state; empty if it runs or sleeps normally."""
     said = []
     if process.get("state") == "T":
         said.append(f"stopped ({process.get('stopped_by') or 'SIGSTOP'})")
@@ -193,9 +189,7 @@ def states(process: Process) -> list[str]:
         elif thread.get("call"):
             said.append(f"waits for a disk: {thread['call']}")
         else:
-            said.append(
-                f"in the kernel, and not to be interrupted: {thread.get('wchan') or 'no more is known'}"
-            )
+            said.append(f"in uninterruptible sleep in the kernel: {thread.get('wchan') or 'unknown'}")
     quota = process.get("throttled") or {}
     if quota.get("share", 0) >= MUCH_THROTTLED:
         said.append(f"throttled {quota['share']:.0%} by its cgroup".replace("%", " %"))
@@ -207,86 +201,90 @@ def states(process: Process) -> list[str]:
 
 
 def waits_for_file(process: Process) -> str:
-    """Return the file, such as a named pipe, for which the process sleeps in a system call; "" for none."""
+    """Return the file, such as a named pipe, that the process waits for in a system call, or ""."""
     file = process.get("file") or ""
     waits = process.get("state") == "S" and file.startswith("/") and not file.startswith(("/dev/", "/memfd:"))
     return file if waits else ""
 
 
-def report(seen: Sequence[RankSeen]) -> str:
-    """Report what all ranks are doing: their states, and each stack once, with its ranks."""
-    return "\n".join(_lines(seen)).lstrip("\n") + "\n"
+def report(stacks: Sequence[RankStacks]) -> str:
+    """Return a report on all ranks: their states, and each stack once, with its ranks."""
+    return "\n".join(_lines(stacks)).lstrip("\n") + "\n"
 
 
-def places(seen: Sequence[RankSeen], called: Mapping[int, str] = MappingProxyType({})) -> Iterator[str]:
+def place_lines(
+    stacks: Sequence[RankStacks], called: Mapping[int, str] = MappingProxyType({})
+) -> Iterator[str]:
     """Yield a line for each place of the ranks' main threads: ``[0-2,4-15] all_reduce ← train.py:91``.
 
-    ``called`` has the operations of ranks in their backward pass, as their stacks don't show them.
+    ``called`` has the operations of ranks; they are shown for the backward pass, where stacks lack them.
     """
-    programs = [each for each in seen if each.processes]
+    programs = [each for each in stacks if each.processes]
 
-    def where(each: RankSeen) -> str:
+    def where(each: RankStacks) -> str:
         frames = main_stack(program := _program(each))
-        if thread := outlives(program):
+        if thread := surviving_thread(program):
             return f"{place(stack(thread))}, in its thread {thread['name']}"
         if not frames:
             return f"{program.get('command')}: {program.get('word')}"
         operation = called.get(each.rank) if any(frame.function == BACKWARD for frame in frames) else None
         return f"{operation} in {place(frames)}" if operation else place(frames)
 
-    for found, those in _folded(programs, where):
-        yield f"{who(those, seen)} {found}"
+    for found, group in _group_by(programs, where):
+        yield f"{name_ranks(group, stacks)} {found}"
 
 
-def lacking(seen: Sequence[RankSeen]) -> Iterator[str]:
-    """Say why programs have written their stacks themselves, and what these lack, a line for each reason."""
+def missing_frames(stacks: Sequence[RankStacks]) -> Iterator[str]:
+    """Yield a line for each reason why programs had to write their stacks themselves, with less detail."""
 
-    def why(each: RankSeen) -> str:
+    def why(each: RankStacks) -> str:
         program = _program(each)
         return str(program.get("lacking")) if program.get("stacks") == "faulthandler" else ""
 
-    for reason, those in _folded([each for each in seen if each.processes], why):
+    for reason, group in _group_by([each for each in stacks if each.processes], why):
         if reason:
-            yield f"{who(those, seen)} {reason}: stacks have no frames of C, and threads no names"
+            yield f"{name_ranks(group, stacks)} {reason}: stacks have no frames of C, and threads no names"
 
 
-def _lines(seen: Sequence[RankSeen]) -> Iterator[str]:
-    for how, those in _folded([each for each in seen if each.left], lambda each: each.left):
-        yield f"{who(those, seen)} {'has' if len(those) == 1 else 'have'} left: {how}"
-    silent = [each for each in seen if each.processes is None and not each.left]
-    for why, those in _folded(silent, lambda each: each.error):
-        yield f"{who(those, seen)} said nothing" + (f": {why}" if why else "")
-    for why, those in _folded([each for each in seen if each.processes is not None], lambda each: each.error):
+def _lines(stacks: Sequence[RankStacks]) -> Iterator[str]:
+    for how, group in _group_by([each for each in stacks if each.left], lambda each: each.left):
+        yield f"{name_ranks(group, stacks)} {'has' if len(group) == 1 else 'have'} left: {how}"
+    silent = [each for each in stacks if each.processes is None and not each.left]
+    for why, group in _group_by(silent, lambda each: each.error):
+        yield f"{name_ranks(group, stacks)} no answer" + (f": {why}" if why else "")
+    for why, group in _group_by(
+        [each for each in stacks if each.processes is not None], lambda each: each.error
+    ):
         if why:
-            yield f"{who(those, seen)} {why}"
-    yield from lacking(seen)
-    programs = [each for each in seen if each.processes]
-    for said, those in _folded(programs, lambda each: tuple(states(_program(each)))):
+            yield f"{name_ranks(group, stacks)} {why}"
+    yield from missing_frames(stacks)
+    programs = [each for each in stacks if each.processes]
+    for said, group in _group_by(programs, lambda each: tuple(special_states(_program(each)))):
         for words in said:
-            yield f"{who(those, seen)} {words}"
-    for key, those in _folded(programs, _key_of_program):
+            yield f"{name_ranks(group, stacks)} {words}"
+    for key, group in _group_by(programs, _key_of_program):
         yield ""
-        shown_by = {each for every in those if (each := _program(every).get("native_of")) is not None}
+        shown_by = {each for every in group if (each := _program(every).get("native_of")) is not None}
         native = f" (frames of C and C++ are those of rank {CoreSet(shown_by)})" if shown_by else ""
-        title, *frames = _program_lines(key, who(those, seen), _program(those[0]), native)
-        yield from (title, _pids(those), *frames)
-        yield from _threads(those, seen)
-    yield from _children(programs, seen)
+        title, *frames = _program_lines(key, name_ranks(group, stacks), _program(group[0]), native)
+        yield from (title, _pids(group), *frames)
+        yield from _threads(group, stacks)
+    yield from _children(programs, stacks)
 
 
-def _pids(those: Sequence[RankSeen]) -> str:
-    pids = [str(_program(each).get("pid")) for each in those]
+def _pids(group: Sequence[RankStacks]) -> str:
+    pids = [str(_program(each).get("pid")) for each in group]
     more = [f"… {len(pids) - MANY_PIDS} more"] if len(pids) > MANY_PIDS else []
     return f"  pid{'s' if len(pids) > 1 else ''} {', '.join([*pids[:MANY_PIDS], *more])}"
 
 
-def _program(each: RankSeen) -> Process:
+def _program(each: RankStacks) -> Process:
     assert each.processes
     return each.processes[0]
 
 
-def _key_of_program(each: RankSeen) -> tuple[Stack, str]:
-    """Return the main thread's stack, and if there is none, why."""
+def _key_of_program(each: RankStacks) -> tuple[Stack, str]:
+    """Return the main thread's stack and, if it is empty, the reason."""
     program = _program(each)
     frames = main_stack(program)
     return frames, "" if frames else str(program.get("lacking", ""))
@@ -302,18 +300,18 @@ def _program_lines(key: tuple[Stack, str], ranks: str, program: Process, native:
         yield f"{ranks} {program.get('command')}: {program.get('word')}{where}; no stack: {why or 'unknown'}"
 
 
-def _threads(those: Sequence[RankSeen], seen: Sequence[RankSeen]) -> Iterator[str]:
-    """Describe threads other than the main ones, those with the same stack together."""
+def _threads(group: Sequence[RankStacks], stacks: Sequence[RankStacks]) -> Iterator[str]:
+    """Describe the threads other than the main threads; threads with the same stack share an entry."""
     others = [
         (each, str(thread.get("name")) or "thread", stack(thread))
-        for each in those
+        for each in group
         for thread in threads_of(_program(each))
         if thread.get("name") != "MainThread"
     ]
-    for frames, folded in _folded([other for other in others if other[2]], lambda other: other[2]):
+    for frames, folded in _group_by([other for other in others if other[2]], lambda other: other[2]):
         names = list(dict.fromkeys(name for _, name, _ in folded))
         ranks = {each.rank for each, _, _ in folded}
-        some = "" if len(ranks) == len(those) else f"{who([each for each, _, _ in folded], seen)} "
+        some = "" if len(ranks) == len(group) else f"{name_ranks([each for each, _, _ in folded], stacks)} "
         most = max(sum(each.rank == rank for each, _, _ in folded) for rank in ranks)
         title = f"thread {names[0]}" if most == 1 else f"{most} threads ({names[0]}, …)"
         yield f"  {some}{title}: {place(frames)}"
@@ -321,21 +319,21 @@ def _threads(those: Sequence[RankSeen], seen: Sequence[RankSeen]) -> Iterator[st
             yield from _frames(frames, "      ")
 
 
-def _children(programs: Sequence[RankSeen], seen: Sequence[RankSeen]) -> Iterator[str]:
-    """Describe children of the programs, those with the same stack and state together."""
+def _children(programs: Sequence[RankStacks], stacks: Sequence[RankStacks]) -> Iterator[str]:
+    """Describe the programs' children; children with the same stack and state share an entry."""
     children = [(each, child) for each in programs for child in (each.processes or ())[1:]]
 
-    def key(found: tuple[RankSeen, Process]) -> tuple[Any, ...]:
+    def key(found: tuple[RankStacks, Process]) -> tuple[Any, ...]:
         frames = main_stack(found[1])
-        return frames, tuple(states(found[1])), None if frames else found[1].get("command")
+        return frames, tuple(special_states(found[1])), None if frames else found[1].get("command")
 
-    for (frames, said, command), folded in _folded(children, key):
-        those = list({each.rank: each for each, _ in folded}.values())
+    for (frames, said, command), folded in _group_by(children, key):
+        group = list({each.rank: each for each, _ in folded}.values())
         first = folded[0][1]
         what = f"child {first.get('pid')}" if len(folded) == 1 else f"{len(folded)} children"
         yield ""
         place_or_state = place(frames) if frames else f"{command}: {first.get('word')}"
-        yield f"{who(those, seen)} {what}: {'; '.join([*said, place_or_state])}"
+        yield f"{name_ranks(group, stacks)} {what}: {'; '.join([*said, place_or_state])}"
         yield from _frames(frames)
 
 
@@ -344,19 +342,19 @@ def _frames(frames: Stack, indent: str = "    ") -> Iterator[str]:
         yield f"{indent}{frame}"
 
 
-def who(those: Iterable[RankSeen], seen: Sequence[RankSeen]) -> str:
-    """Name ranks as ``[0-2,4-15]``, with their hosts if these are few, and the job has several."""
-    those = list(those)
-    ranks = f"[{CoreSet(each.rank for each in those)}]"
-    hosts = list(dict.fromkeys(each.host for each in those))
-    if len({each.host for each in seen}) == 1 or len(hosts) > MANY_HOSTS:
+def name_ranks(group: Iterable[RankStacks], stacks: Sequence[RankStacks]) -> str:
+    """Name ranks as ``[0-2,4-15]``, with their hosts if the job has several and the ranks have few."""
+    group = list(group)
+    ranks = f"[{CoreSet(each.rank for each in group)}]"
+    hosts = list(dict.fromkeys(each.host for each in group))
+    if len({each.host for each in stacks}) == 1 or len(hosts) > MANY_HOSTS:
         return ranks
     return f"{ranks} on {fold_hosts(hosts)}:"
 
 
-def _folded(those: Iterable[T], key: Callable[[T], Any]) -> list[tuple[Any, list[T]]]:
-    """Group by equal keys, the smallest group first, as the other ranks may wait for it."""
+def _group_by(group: Iterable[T], key: Callable[[T], Any]) -> list[tuple[Any, list[T]]]:
+    """Group by equal keys.  The smallest group is first, as the other ranks may wait for it."""
     groups: dict[Any, list[T]] = {}
-    for each in those:
+    for each in group:
         groups.setdefault(key(each), []).append(each)
     return sorted(groups.items(), key=lambda group: len(group[1]))

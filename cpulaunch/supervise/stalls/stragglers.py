@@ -1,4 +1,4 @@
-"""Find hosts that compute more slowly than the others, by the time that their ranks wait in collectives."""
+"""Find hosts that compute more slowly than the others, from the ranks' computing time per step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from cpulaunch.messages import Beat
 
 STEPS = 50
-"""The least number of steps in a window."""
+"""Minimum number of steps in a window."""
 
 SLOWER = 1.5
 """A host is slow if its computing time is more than this factor times the others' median."""
@@ -22,7 +22,7 @@ WINDOWS = 2
 
 
 class Straggler(NamedTuple):
-    """A host that computes for ``seconds`` per step, and the others for ``others``, over ``steps`` steps."""
+    """A slow host: it computes for ``seconds`` per step, the others for ``others``, over ``steps`` steps."""
 
     host: str
     rank: int
@@ -44,19 +44,19 @@ class _Window(NamedTuple):
 
 
 class Stragglers:
-    """Finds slow hosts by the ranks' beats, and reports each once.  Windows begin and end with beats."""
+    """Finds slow hosts from the ranks' beats, and reports each once.  Windows begin and end with beats."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         """``hosts`` has the host of each rank, in the order of ranks."""
         self._hosts = hosts
         self._began: dict[int, tuple[float, Beat]] = {}
         self._windows: dict[int, _Window] = {}
-        self._slow: dict[str, list[int]] = {}  # host → steps of each successive window in which it was slow
-        self._said: set[str] = set()
+        self._slow: dict[str, list[int]] = {}  # slow host → steps of its last successive slow windows
+        self._reported: set[str] = set()
         self._several = len(set(hosts)) > 1
 
     def beat(self, rank: int, beat: Beat, now: float) -> list[Straggler]:
-        """Record a rank's beat; return hosts that have turned out to be slow."""
+        """Record a rank's beat, and return the hosts that it shows to be slow."""
         if not self._several or not beat.steps:
             return []
         began, first = self._began.setdefault(rank, (now, beat))
@@ -72,7 +72,7 @@ class Stragglers:
         return self._compare(windows)
 
     def forget(self) -> None:
-        """Discard open windows, as the launcher was stopped meanwhile."""
+        """Discard open windows, because the launcher was suspended."""
         self._began.clear()
         self._windows.clear()
 
@@ -90,8 +90,8 @@ class Stragglers:
                 continue
             slow = self._slow.setdefault(host, [])
             slow.append(of_hosts[host][0].steps)
-            if len(slow) >= WINDOWS and host not in self._said:
-                self._said.add(host)
+            if len(slow) >= WINDOWS and host not in self._reported:
+                self._reported.add(host)
                 rank = self._hosts.index(host)
                 found.append(Straggler(host, rank, seconds, others, sum(slow)))
         return found

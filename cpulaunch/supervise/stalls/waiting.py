@@ -1,4 +1,4 @@
-"""Find who waits for whom: match the ranks' last collectives and messages by group and sequence number."""
+"""Find which ranks wait for which: match their last collectives and messages by group and sequence number."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class Member(NamedTuple):
 
     @property
     def made(self) -> bool:
-        """Whether the group exists, rather than being made now."""
+        """Whether the group exists; False while it is being created."""
         return bool(self.group.backend)
 
 
 class Wait(NamedTuple):
     """A collective, or a message (``message``), that doesn't complete: number ``sequence`` of ``group``.
 
-    ``operations`` maps the ranks that have called it to their records.  ``waiting`` are the ranks of these
-    that still wait, and ``missing`` the ranks that have not called it.  ``unknown`` are members that haven't
-    answered, by their numbers in the group; all other ranks are the job's.
+    ``operations`` maps the ranks that have called it to their records.  ``waiting`` are the ranks that have
+    called it and still wait, and ``missing`` the ranks that have not called it.  ``unknown`` are the numbers,
+    in the group, of members that haven't answered; all other numbers are ranks of the job.
     """
 
     group: Group
@@ -65,37 +65,37 @@ class Wait(NamedTuple):
 
     @property
     def operation(self) -> Operation:
-        """The operation of the first waiting rank, or of any rank if none waits."""
+        """The operation of the first waiting rank, or if no rank waits, of any rank."""
         return next(self.operations[rank] for rank in (*self.waiting, *self.operations))
 
     @property
     def meets(self) -> bool:
-        """Whether this is the making of the group rather than a collective."""
+        """Whether this is the creation of the group, not a collective."""
         return self.operation.kind in MEETINGS
 
     @property
     def absent(self) -> set[int]:
-        """The ranks that have not called it, or have not answered."""
+        """The ranks that have not called the operation, or have not answered."""
         return {*self.missing, *(self.ranks[number] for number in self.unknown if number in self.ranks)}
 
     @property
     def roots_differ(self) -> bool:
-        """Whether ranks have called it with different roots, as far as these are known."""
+        """Whether the known roots of the ranks' calls differ."""
         return _differ(op.root for op in self.operations.values())
 
     @property
     def reductions_differ(self) -> bool:
-        """Whether ranks reduce in different ways, as far as these are known."""
+        """Whether the known reductions of the ranks' calls differ."""
         return _differ(op.reduction for op in self.operations.values())
 
     def kinds(self) -> list[list[int]]:
         return _kinds(self.operations)
 
     def between(self, pair: Collection[int]) -> Wait:
-        """Return the wait with the operations of these two ranks only.
+        """Return the wait with the operations of the two ranks in ``pair`` only.
 
-        A message has the operation of one end only.  For the other end, add the last operation of the other
-        rank with this one, in the opposite direction and of another size.
+        A message has only the operation of one end.  Add the peer's last operation in the opposite direction,
+        if its size is different.
         """
         operations = {rank: op for rank, op in self.operations.items() if rank in pair}
         if self.message:
@@ -108,9 +108,9 @@ class Wait(NamedTuple):
         return self._replace(operations=operations, waiting=waiting)
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Return pairs of a waiting rank and a rank that it waits for, as the process group records.
+        """Return pairs of a waiting rank and a rank that it waits for, according to the process group.
 
-        If any ranks wait for each other, return only those pairs.
+        If any ranks wait for each other, return only these pairs.
         """
         waits = {
             (rank, self.ranks[other])
@@ -123,7 +123,7 @@ class Wait(NamedTuple):
 
 
 def _kinds(operations: Mapping[int, Operation]) -> list[list[int]]:
-    """Group the ranks by the values of their calls on which they must agree, the largest group first."""
+    """Group the ranks by those values of their calls that must be equal, the largest group first."""
     roots_differ = _differ(op.root for op in operations.values())
     reductions_differ = _differ(op.reduction for op in operations.values())
     found: dict[tuple[object, ...], list[int]] = {}
@@ -136,19 +136,19 @@ def _kinds(operations: Mapping[int, Operation]) -> list[list[int]]:
 
 
 def _differ(known: Iterable[int | str]) -> bool:
-    """Whether the known values differ; -1 and "" are unknown."""
+    """Whether the values differ, ignoring the unknown values -1 and ""."""
     return len(set(known) - {-1, ""}) > 1
 
 
 def numbers(text: str) -> list[int]:
-    """Parse a list such as ``"3, 7"``; a part that was cut off, and is no number, is left out."""
+    """Parse a list such as ``"3, 7"``, which may be cut off."""
     return [int(word) for word in text.replace(",", " ").split() if word.isdigit()]
 
 
 def waits(
     groups: Mapping[int, Iterable[Mapping[str, Any]]], world_size: int, *, failed: bool = False
 ) -> list[Wait]:
-    """Find what doesn't complete, from the ``groups`` of each rank's ``Dump``.
+    """Find operations that don't complete, from the ``groups`` of each rank's ``Dump``.
 
     Collectives come first, and large groups before small ones.  ``failed``: include operations that failed.
     """
@@ -158,15 +158,15 @@ def waits(
     made = {(member.rank, member.group.name) for members in by_group for member in members if member.made}
     for members in by_group:
         names = _names(members, world_size)
-        # A rank that has already made the group is not missing where others still make it.
-        there = {number for number, rank in names.items() if (rank, members[0].group.name) in made}
-        found += _collective(members, names, states, there)
+        # While some ranks still create the group, a rank that has already created it is not missing.
+        ready = {number for number, rank in names.items() if (rank, members[0].group.name) in made}
+        found += _collective(members, names, states, ready)
         found += _messages(members, names, states)
     return sorted(found, key=lambda wait: (wait.message, -wait.group.size))
 
 
 def disagreements(groups: Mapping[int, Iterable[Mapping[str, Any]]], world_size: int) -> list[Wait]:
-    """Find the first collective of each group that ranks have called in different ways, even if completed."""
+    """Find the first collective of each group whose calls differ, whether or not it has completed."""
     found = []
     for members in _by_group(groups):
         calls = _by_sequence(members)
@@ -203,11 +203,11 @@ def _by_group(groups: Mapping[int, Iterable[Mapping[str, Any]]]) -> Iterator[lis
 
 
 def _collective(
-    members: list[Member], names: Mapping[int, int], states: tuple[int, ...], there: Collection[int]
+    members: list[Member], names: Mapping[int, int], states: tuple[int, ...], ready: Collection[int]
 ) -> Iterator[Wait]:
     """Yield the first collective that doesn't complete.
 
-    ``there`` are the members, by their numbers in the group, that are known to have made it.
+    ``ready`` are the numbers in the group of members that are known to have created it.
     """
     calls = _by_sequence(members)
     sequences = [n for n, called in calls.items() if any(op.state in states for op in called.values())]
@@ -215,7 +215,7 @@ def _collective(
         return
     progress = _Progress(members, states)
     first = next((n for n in sorted(sequences) if not progress.is_past(n, calls[n])), min(sequences))
-    yield _wait(members, names, first, states, there)
+    yield _wait(members, names, first, states, ready)
 
 
 def _by_sequence(members: list[Member]) -> dict[int, dict[int, Operation]]:
@@ -232,11 +232,11 @@ def _wait(
     names: Mapping[int, int],
     sequence: int,
     states: tuple[int, ...],
-    there: Collection[int] = (),
+    ready: Collection[int] = (),
 ) -> Wait:
     group = members[0].group
     called = {member.rank: op for member in members if (op := member.record(sequence))}
-    known = {member.group.rank for member in members} | set(there if group.members else ())
+    known = {member.group.rank for member in members} | set(ready if group.members else ())
     return Wait(
         group=group,
         sequence=sequence,
@@ -250,30 +250,30 @@ def _wait(
 
 
 class _Progress:
-    """How far the members of a group are.  `is_past` costs time only for the ranks in its ``calls``."""
+    """The progress of a group's members.  `is_past` costs time only for the ranks in its ``calls``."""
 
     def __init__(self, members: list[Member], states: tuple[int, ...]) -> None:
         self._states = states
         self._reached = {member.rank: member.reached for member in members}
-        self._open = {  # rank → the last operation that it waits in
+        self._open = {  # rank → the number of the last operation in which it waits
             member.rank: max((op.sequence for op in member.collectives if op.state in states), default=-1)
             for member in members
         }
         self._all_reached, self._all_open = sorted(self._reached.values()), sorted(self._open.values())
 
     def is_past(self, sequence: int, calls: Mapping[int, Operation]) -> bool:
-        """Whether a collective is no cause, although some ranks seem to wait in it.
+        """Whether a collective has really completed, although some ranks seem to wait in it.
 
-        This is so if all members have called it in the same way, it has failed for none, and some of those
-        that don't wait in it wait in a later one.  gloo's completions are recorded up to a second late, and
-        not at all once a rank is stopped.
+        This is assumed if all members have called it in the same way, it has not failed, and another member
+        waits in a later collective.  gloo's completions are recorded up to a second late, and not at all once
+        a rank is stopped.
         """
         if any(op.state == FAILED for op in calls.values()):
             return False
         waiting = [rank for rank, op in calls.items() if op.state in self._states]
         behind = bisect_right(self._all_reached, sequence)
         if behind > sum(self._reached[rank] <= sequence for rank in calls):
-            return False  # some members have not called it
+            return False  # a member has not called it
         later = len(self._all_open) - bisect_right(self._all_open, sequence)
         some_wait_later = later > sum(self._open[rank] > sequence for rank in waiting)
         return some_wait_later and len(_kinds(calls)) == 1

@@ -1,8 +1,8 @@
 """Metrics that programs print on stdout, as lines ``CPULAUNCH_METRIC name=value unit``.  Pure.
 
-A metric's unit decides how it is summarized.  Rates, whose unit ends in ``/s`` or the like, add up: the total
-is the sum of the ranks' means.  Times have the median and the 99th percentile of all values.  Other metrics
-have the mean.
+A metric's unit decides how the metric is summarized.  For a rate, with a unit such as ``samples/s``, the
+total is the sum of the ranks' means.  A time has the median and the 99th percentile of all values.  Another
+metric has the mean.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ MAX_LINE = 4 * metric_line.MAX_LINE
 """Maximum bytes of a metric line."""
 
 SHOWN = 80
-"""Characters of a malformed line that are quoted."""
+"""Maximum characters of a malformed line that are quoted."""
 
-MAX_TOLD = 100
+MAX_REPORTED = 100
 """Maximum number of malformed lines that are reported per rank; each name and cause is reported once."""
 
 MAX_METRICS = 1000
-"""Maximum number of metrics of a job, which names and units identify."""
+"""Maximum number of metrics of a job.  Metrics with different units are different metrics."""
 
 MAX_VALUES = 10_000
-"""Maximum values of a rank and metric kept for median and percentile; a larger number is sampled."""
+"""Maximum size of the sample of one rank's values of one metric, for the median and percentile."""
 
 MAX_ALL_VALUES = 250_000
-"""Maximum values of all ranks and metrics together, which bounds the time and memory of a big job's summary.
+"""Maximum size of all samples together.  If they are larger, the limit of each sample is halved.
 
-If there are more, the limit of each sample is halved.
+This bounds the time and memory of a big job's summary.
 """
 
 MIN_VALUES = 16
-"""Minimum limit of a sample, below which it is not halved."""
+"""Minimum limit of a sample; a smaller limit is not halved."""
 
 _TIME = r"([nuµμm]?s|([nµμum]|nano|micro|milli)?sec(ond)?s?|min(ute)?s?|h|hrs?|hours?)"
 _TIMES = re.compile(_TIME, re.IGNORECASE)
 _RATE = re.compile(rf".*(/ ?|per ){_TIME}|fps|ips|qps|rps|tps|hz", re.IGNORECASE)
 
 _CUT = b"-"
-"""Replaces the beginning of a long line.  Its end is kept, as it may have a metric."""
+"""Replaces the beginning of a long line.  The end of the line is kept, because it may have a metric."""
 
 
 class Values:
     """One rank's values of one metric.
 
-    Number, sum, minimum and maximum are those of all values.  Quantiles come from a uniform random sample, as
-    values may follow a pattern.  ``seed`` makes the sample reproducible.
+    Number, sum, minimum and maximum are exact.  Quantiles come from a uniform random sample of the values,
+    which ``seed`` makes reproducible.
     """
 
     def __init__(self, seed: int, limit: int = MAX_VALUES) -> None:
@@ -65,7 +65,7 @@ class Values:
         self.least, self.most = float("inf"), float("-inf")
         self.sample = array("d")
         self._seed = seed
-        self._chance: Random | None = None  # created when needed, as it takes 2 kB
+        self._chance: Random | None = None  # created when needed, because it takes 2 kB
 
     def add(self, value: float) -> None:
         self.count += 1
@@ -80,7 +80,7 @@ class Values:
             self.sample[at] = value
 
     def cut(self, limit: int) -> None:
-        """Reduce the sample to at most ``limit`` values, by a random choice of its values."""
+        """Reduce the sample to ``limit`` values, chosen at random."""
         self._limit = limit
         if len(self.sample) > limit:
             self._chance = self._chance or Random(self._seed)
@@ -98,8 +98,8 @@ class Metrics:
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], dict[int, Values]] = {}
         self._rest: dict[int, bytes] = {}  # each rank's unfinished line
-        self._told: dict[int, set[tuple[str, str]]] = {}
-        self._limit, self._kept = MAX_VALUES, 0  # values of each sample at most, and of all samples
+        self._reported: dict[int, set[tuple[str, str]]] = {}
+        self._limit, self._kept = MAX_VALUES, 0  # limit of each sample, and size of all samples
 
     def feed(self, rank: int, data: bytes) -> Iterator[str]:
         """Add a piece of the output of ``rank``.
@@ -118,28 +118,25 @@ class Metrics:
             self._rest[rank] = rest if len(rest) <= MAX_LINE else _CUT + rest[-MAX_LINE:]
 
     def finish(self, rank: int) -> Iterator[str]:
-        """Handle the end of a rank's output, which ends its last line.  Yields messages as ``feed`` does."""
+        """Read a rank's unfinished last line, at the end of its output.  Yields messages like ``feed``."""
         if (rest := self._rest.pop(rank, b"")) and LINE in rest:
             yield from self._line(rank, rest)
 
     def _line(self, rank: int, line: bytes) -> Iterator[str]:
-        """Read a line that has ``LINE`` in it.
-
-        The metric may follow text without a line end of its own, such as a progress bar.
-        """
+        """Read a line that contains ``LINE``, perhaps after other text, such as a progress bar."""
         before, _, after = line.rpartition(LINE)
         text = WORD + after[:MAX_LINE].decode(errors="replace")
         if not after[:1].isspace():
             return  # a longer word
         if not (stated := read_metric(text)):
             if not before.rpartition(b"\r")[2]:
-                said = f" printed a metric that can't be read: {why_unread(text)}; it was {text[:SHOWN]!r}"
-                yield from self._tell(rank, named_in(text), why_unread(text), said)
+                message = f" printed a metric that can't be read: {why_unread(text)}; it was {text[:SHOWN]!r}"
+                yield from self._report_once(rank, named_in(text), why_unread(text), message)
             return
         key = stated.name, stated.unit
         if key not in self._found and len(self._found) >= MAX_METRICS:
-            said = f" stated more than {MAX_METRICS} metrics, of which no more are kept"
-            yield from self._tell(rank, "", said, said)
+            message = f" printed more than {MAX_METRICS} metrics; further metrics are ignored"
+            yield from self._report_once(rank, "", message, message)
             return
         ranks = self._found.setdefault(key, {})
         values = ranks.get(rank) or ranks.setdefault(rank, Values(rank, self._limit))
@@ -156,15 +153,15 @@ class Metrics:
             values.cut(self._limit)
         self._kept = sum(len(values.sample) for values in found)
 
-    def _tell(self, rank: int, name: str, cause: str, said: str) -> Iterator[str]:
+    def _report_once(self, rank: int, name: str, cause: str, message: str) -> Iterator[str]:
         """Yield the message once for each name and cause."""
-        told = self._told.setdefault(rank, set())
-        if (name, cause) not in told and len(told) < MAX_TOLD:
-            told.add((name, cause))
-            yield said
+        reported = self._reported.setdefault(rank, set())
+        if (name, cause) not in reported and len(reported) < MAX_REPORTED:
+            reported.add((name, cause))
+            yield message
 
     def rates(self) -> str:
-        """Return the first ``BRIEF`` rates as of now, in a few words; empty if there is none."""
+        """Return the current totals of the first ``BRIEF`` rates as text; empty if there are no rates."""
         found = (
             (name, unit, sum(each.sum / each.count for each in ranks.values()))
             for (name, unit), ranks in self._found.items()
@@ -200,8 +197,8 @@ def _metric(name: str, unit: str, ranks: Sequence[Values]) -> Metric:
 def _quantile(ordered: Sequence[tuple[float, float]], share: float) -> float:
     """Return a quantile of weighted values, linearly interpolated between neighbours.
 
-    ``ordered`` has pairs of a value and its weight, sorted by value.  A value represents as many values as
-    its weight, and counts as the middle one of them.  ``share`` is between 0 and 1.
+    ``ordered`` has pairs of a value and its weight, sorted by value.  Each value counts as the middle one of
+    ``weight`` values.  ``share`` is between 0 and 1.
     """
     at = share * (sum(weight for _, weight in ordered) - 1)
     below, there = ordered[0][0], 0.0
@@ -227,21 +224,18 @@ FIGURES = " · "
 """Separator between metrics in a line."""
 
 
-def what_counts(metric: Metric) -> tuple[str, float]:
-    """Return which figure summarizes a metric, ``in all``, ``median`` or ``mean``, and its value."""
+def headline_figure(metric: Metric) -> tuple[str, float]:
+    """Return the statistic that summarizes a metric (``in all``, ``median`` or ``mean``) and its value."""
     if metric.total is not None:
         return "in all", metric.total
     return ("median", metric.median) if _TIMES.fullmatch(metric.unit) else ("mean", metric.mean)
 
 
 def in_brief(metrics: Sequence[Metric]) -> str:
-    """Return ``BRIEF`` metrics as ``throughput 1,234 samples/s · latency 12.3 ms``.
-
-    Rates come first, then times, then other metrics.
-    """
+    """Return up to ``BRIEF`` metrics, rates first and then times: ``throughput 1,234 samples/s · …``."""
     order = ("in all", "median", "mean")
-    chosen = sorted(metrics, key=lambda metric: order.index(what_counts(metric)[0]))[:BRIEF]
-    return FIGURES.join(f"{metric.name} {with_unit(what_counts(metric)[1], metric)}" for metric in chosen)
+    chosen = sorted(metrics, key=lambda metric: order.index(headline_figure(metric)[0]))[:BRIEF]
+    return FIGURES.join(f"{metric.name} {with_unit(headline_figure(metric)[1], metric)}" for metric in chosen)
 
 
 def with_unit(number: float, metric: Metric) -> str:
@@ -250,7 +244,7 @@ def with_unit(number: float, metric: Metric) -> str:
 
 
 def metrics_table(metrics: Sequence[Metric], noun: str) -> str:
-    """Return a line for each metric: its summarizing figure, and the number of programs that printed it.
+    """Return a line for each metric: its summary, and the number of programs that printed it.
 
     ``noun`` is the noun for a program: rank or instance.
     """
@@ -265,7 +259,7 @@ def _words(metric: Metric, noun: str) -> str:
         of = f"{metric.values:,} values of {of}"
     if metric.values > 1:
         of += f", {number_text(metric.least)} to {number_text(metric.most)}"
-    what, number = what_counts(metric)
+    what, number = headline_figure(metric)
     main = with_unit(number, metric)
     if what == "median" and metric.sample is not None:
         of += f"; percentiles of a sample of {metric.sample:,}"
@@ -279,8 +273,8 @@ def _words(metric: Metric, noun: str) -> str:
 def number_text(value: float) -> str:
     """Return a number with four significant digits: ``"0.0584"``.
 
-    Numbers from 1000 on have all digits before the decimal point: ``"203,520"``.  Those from ``MANY`` on have
-    an exponent.
+    Numbers from 1000 on have all digits before the decimal point: ``"203,520"``.  Numbers from ``MANY`` on
+    have an exponent.
     """
     if abs(value) >= MANY:
         return f"{value:.4g}"

@@ -41,8 +41,8 @@ class Sink(Protocol):
 class Recent(NamedTuple):
     """A rank's latest steps.
 
-    ``step`` is the number of the last one.  ``seconds`` is the median duration of a step; ``own`` is this
-    without waiting for other ranks, None if unknown.  ``samples`` and ``tokens`` are means per step.
+    ``step`` is the number of the last step.  ``seconds`` is the median duration of a step, and ``own`` the
+    median without waiting for other ranks, or None.  ``samples`` and ``tokens`` are means per step.
     """
 
     step: int
@@ -64,30 +64,27 @@ class Telemetry:
         self._precision: str | None = None
         self._summary: str | None = ""  # None: out of date
 
-    def heard(self, rank: Rank, said: Steps) -> list[Row]:
+    def add_steps(self, rank: Rank, message: Steps) -> list[Row]:
         rows: list[Row] = []
-        steps = [StepRow._make(row) for row in said.rows]
+        steps = [StepRow._make(row) for row in message.rows]
         for step in steps:
             rows.append(self._step(rank, step))
             if (flops := rows[-1].get("flops")) is not None:
                 self._flops[rank.rank] = flops
         if steps:
             self._remember(rank, steps[-1].number, rows)
-        if said.process:
-            rows.append({"rank": rank.rank, "time": self._time(rank, said.at), **said.process})
-        if said.peak is not None:
-            self._peaks[rank.rank], self._precision = said.peak, said.precision
-            row = {"peak_flops": round(said.peak), "precision": said.precision}
-            rows.append({"rank": rank.rank, "time": self._time(rank, said.at), **row})
-        if said.peak is not None or any("flops" in row for row in rows):
+        if message.process:
+            rows.append({"rank": rank.rank, "time": self._time(rank, message.at), **message.process})
+        if message.peak is not None:
+            self._peaks[rank.rank], self._precision = message.peak, message.precision
+            row = {"peak_flops": round(message.peak), "precision": message.precision}
+            rows.append({"rank": rank.rank, "time": self._time(rank, message.at), **row})
+        if message.peak is not None or any("flops" in row for row in rows):
             rows.append(self.head())
         return rows
 
     def head(self) -> Row:
-        """Return the row of the first line as of now.
-
-        FLOPs are the known ranks' mean times the number of ranks.
-        """
+        """Return the current row for the first line.  The job's FLOPs are extrapolated from known ranks."""
         return {
             "schema": 1,
             "peak_flops": self._of_all(self._peaks),
@@ -118,7 +115,7 @@ class Telemetry:
         return round(at + rank.clock - self._began, 4)
 
     def _remember(self, rank: Rank, made: int, new: Sequence[Row]) -> None:
-        rank.has_made(made)
+        rank.record_steps(made)
         rows = self._rows.setdefault(rank.rank, deque(maxlen=RECENT))
         rows.extend(new)
         counts = [row.get("steps", 1) for row in rows]

@@ -25,7 +25,7 @@ from cpulaunch.agent.observe import processes
 from cpulaunch.agent.observe.dump import Dumps, Look, _Spy, find_tool
 from cpulaunch.agent.observe.stacks import from_py_spy
 from cpulaunch.messages import AskDump, AskTime, Dump, Exit, Release, Started, Time
-from cpulaunch.supervise.stalls.stacks import main_stack, place, states
+from cpulaunch.supervise.stalls.stacks import main_stack, place, special_states
 
 PY_SPY = shutil.which("py-spy") is not None
 needs_py_spy = pytest.mark.skipif(not PY_SPY, reason="py-spy is not installed")
@@ -298,7 +298,7 @@ def test_a_disk_that_hangs_is_named_with_the_file(tmp_path: Path) -> None:
             (seen,) = dump(played, native=True)
             (thread,) = seen["blocked"]
             assert (thread["call"], thread["file"]) == ("read", str(file))
-            assert states(seen) == [f"waits for a disk: read of {file}"]
+            assert special_states(seen) == [f"waits for a disk: read of {file}"]
             # Its command line might have to be waited for.
             assert seen["command"] == Path(f"/proc/{played.pid}/comm").read_text().strip()
             (waiting,) = [each for each in seen["threads"] if each["id"] == thread["thread"]]
@@ -327,7 +327,7 @@ def test_a_quota_that_holds_the_program_up_is_named(tmp_path: Path, cpu_group: P
         (program,) = dump(played)
         assert program["throttled"]["quota"] == 0.05
         assert program["throttled"]["share"] > 0.2
-        assert states(program)[0].startswith("throttled ")
+        assert special_states(program)[0].startswith("throttled ")
         assert program["stacks"] == "py-spy"
         os.kill(played.pid, signal.SIGKILL)
         played.next(Exit)

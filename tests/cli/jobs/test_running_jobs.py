@@ -234,7 +234,7 @@ def test_a_killed_launcher_on_another_host_is_reported_as_gone(
     control.write_text(json.dumps({**contact._asdict(), "address": "@nobody"}))
     done = ask("stacks", directory)
     assert "can't be reached from here" in done.stderr
-    assert "ask it there (ssh node7)" in done.stderr
+    assert "run this command there (ssh node7)" in done.stderr
     with job(tmp_path, env, [], SLEEPS) as launcher:
         assert "load_batch" in ask("stacks").stdout  # though the other one is said to be newer
         (tmp_path / "go").touch()

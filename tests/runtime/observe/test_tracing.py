@@ -79,7 +79,7 @@ def test_steps_from_the_start(
     assert check(events_of(trace), 2, backend=backend) == ["step 4", "step 5", "step 6"]
     lines = trace.with_name("trace.txt").read_text().splitlines()
     assert says in lines[2]
-    assert f"more of what it says: {trace}\n" in done.stderr
+    assert f"trace, with more findings beside it: {trace}\n" in done.stderr
     assert f"cpulaunch: {lines[2]}\n" in done.stderr
     assert "profiler_start" not in done.stderr
     assert reported in found_first(trace.parent)
@@ -217,7 +217,7 @@ def test_steps_of_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
         with bounded(asking(env, tmp_path, "--steps", "1000")) as first:
             reads(first, "tracing steps ")
             with bounded(asking(env, tmp_path)) as second:
-                assert "another trace of this job is under way" in second.communicate(timeout=TIMEOUT)[1]
+                assert "another trace of this job is running" in second.communicate(timeout=TIMEOUT)[1]
             (tmp_path / "die").touch()
             _, why = first.communicate(timeout=TIMEOUT)
         assert first.returncode == 3

@@ -37,14 +37,14 @@ from cpulaunch import messages
 from cpulaunch.cli.main import entry
 from cpulaunch.supervise.job import agents
 
-said = agents.said
+handle_message = agents.handle_message
 
 def mistaken(state, rank, message):
     if isinstance(message, messages.Output):
         raise AssertionError("a mistake of ours")
-    said(state, rank, message)
+    handle_message(state, rank, message)
 
-agents.said = mistaken
+agents.handle_message = mistaken
 entry()
 """
 
@@ -77,23 +77,22 @@ while pathlib.Path("wait").exists():
 def start(directory: Path, env: dict[str, str], launch: str = LAUNCH) -> subprocess.Popen[str]:
     (directory / "launch.py").write_text(launch)
     (directory / "train.py").write_text(PROGRAM)
+    options = [
+        "run",
+        "-n",
+        "2",
+        "--tee",
+        "all",
+        "--grace-period",
+        "2",
+        "--max-restarts",
+        "1",
+        "--restart-on",
+        "error",
+        "train.py",
+    ]
     return subprocess.Popen(
-        [
-            sys.executable,
-            "launch.py",
-            "run",
-            "-n",
-            "2",
-            "--tee",
-            "all",
-            "--grace-period",
-            "2",
-            "--max-restarts",
-            "1",
-            "--restart-on",
-            "error",
-            "train.py",
-        ],
+        [sys.executable, "launch.py", *options],
         cwd=directory,
         env=clean_environment(**env),
         stdin=subprocess.DEVNULL,
@@ -123,6 +122,7 @@ def test_a_second_attempt_shares_only_the_job_with_the_first(marked: dict[str, s
     assert [record["left"] for record in second] == [[], []]
     # After rank 1's failure, the terminal shows no more of its output from the first attempt.
     assert "[1] attempt 1" in stderr
+    assert "rank 1 on localhost: ValueError: no such luck, at train.py:" in stderr
     (log,) = tmp_path.glob("runs/*/rank-1.log")
     assert log.read_text().count("ready") == 2
 

@@ -62,7 +62,7 @@ def test_a_killed_mpiexec_is_named_and_leaves_nothing(mpi: str, marked, tmp_path
         assert launcher.wait(TIMEOUT) == 137
         psutil.wait_procs(guards, TIMEOUT)
     assert re.fullmatch(
-        r"\S+ got SIGKILL, not from us, and its agent ended with it",
+        r"\S+ got SIGKILL, not from cpulaunch, and the rank's agent ended with it",
         outcome(tmp_path)["first_failure"]["error"],
     )
     assert list(temporary.glob("ompi.*")) == []

@@ -16,11 +16,11 @@ from support.command import TIMEOUT
 from cpulaunch.errors import HostError
 from cpulaunch.messages import VERSION, Beat, Challenge, Dump, Hello, Welcome
 from cpulaunch.supervise.control.client import Observer
-from cpulaunch.supervise.control.observer_messages import RankSeen
+from cpulaunch.supervise.control.observer_messages import RankStacks
 from cpulaunch.supervise.control.observers import MAX_OBSERVERS, Observers, status_of
 from cpulaunch.supervise.control.port import Control, Refused
 from cpulaunch.supervise.control.registry import Contact
-from cpulaunch.supervise.job.events import Dumped
+from cpulaunch.supervise.job.events import DumpFinished
 from cpulaunch.supervise.job.rank import Rank, RankState
 from cpulaunch.wire import encode, observers_token, proof
 
@@ -32,7 +32,7 @@ class Launcher:
 
     def __init__(self) -> None:
         self.ranks = [Rank(0, "a", RankState.RUNNING), Rank(1, "b", RankState.RUNNING)]
-        self.ranks[0].beats(Beat(8, 80), 1.0)
+        self.ranks[0].record_beat(Beat(8, 80), 1.0)
         self.wanted: list[bool] = []
         self.connected: list[int] = []
         self.answers = True
@@ -42,18 +42,18 @@ class Launcher:
             self.ranks,
             lambda: status_of(self.ranks, 61.0, 2, ending=False, stalled="no progress"),
             self.want,
-            self.want_progress,
+            self.request_progress,
         )
 
     def want(self, native: bool) -> None:
         self.wanted.append(native)
         if self.answers:
-            seen = Dumped(native, {0: Dump(1, 0.0, [], [{"pid": 7}], "")}, [1])
-            asyncio.get_running_loop().call_soon(self.observers.dumped, seen)
+            seen = DumpFinished(native, {0: Dump(1, 0.0, [], [{"pid": 7}], "")}, [1])
+            asyncio.get_running_loop().call_soon(self.observers.deliver, seen)
 
-    def want_progress(self, ranks: list[Rank]) -> None:
+    def request_progress(self, ranks: list[Rank]) -> None:
         """The first rank has progressed since its last beat.  The other one is silent."""
-        ranks[0].beats(Beat(14, 140), time.monotonic())
+        ranks[0].record_beat(Beat(14, 140), time.monotonic())
 
     def agent_connected(self, rank: int, hello: Hello, *, here: bool) -> None:
         self.connected.append(rank)
@@ -87,15 +87,15 @@ def test_questions_and_their_answers() -> None:
     status, native, plain = with_launcher(asks, launcher)
     assert (status.state, status.hosts, status.ranks, status.running) == ("stalled", 2, 2, 2)
     assert (status.steps, status.collectives, status.stalled) == (14, 140, "no progress")
-    late = RankSeen(1, "b", None, "its agent has not answered within 10 s")
-    assert native == plain == [RankSeen(0, "a", [{"pid": 7}], ""), late]
+    late = RankStacks(1, "b", None, "its agent has not answered within 10 s")
+    assert native == plain == [RankStacks(0, "a", [{"pid": 7}], ""), late]
     assert launcher.wanted == [True, False]
 
 
 def test_rates_are_over_at_least_a_second() -> None:
     rank = Rank(0, "a", RankState.RUNNING)
     for at, steps in ((1.0, 10), (1.1, 14), (3.0, 14), (3.1, 20)):
-        rank.beats(Beat(steps, 10 * steps), at)
+        rank.record_beat(Beat(steps, 10 * steps), at)
     assert rank.rates == (2.0, 20.0)
     status = status_of([rank], 61.0, 0, ending=False)
     assert (status.steps, status.step_rate, status.collective_rate) == (20, 2.0, 20.0)
@@ -104,12 +104,15 @@ def test_rates_are_over_at_least_a_second() -> None:
 @pytest.mark.parametrize("token", ["", "token", "0" * 64])
 def test_a_wrong_token_closes_the_connection(token: str) -> None:
     def asks(contact: Contact) -> None:
-        with pytest.raises(HostError, match="it has hung up"), Observer(contact._replace(token=token)):
+        with (
+            pytest.raises(HostError, match="it closed the connection"),
+            Observer(contact._replace(token=token)),
+        ):
             pass
 
     launcher = Launcher()
     with_launcher(asks, launcher)
-    assert str(launcher.refused).startswith("1 connection was hung up on: no proof")
+    assert str(launcher.refused).startswith("1 connection was refused: no proof")
 
 
 def test_another_program_is_not_mistaken_for_the_launcher() -> None:
@@ -160,7 +163,7 @@ def test_the_number_of_observers_is_limited() -> None:
         for each in there:
             each.__enter__()
             each.status()
-        with pytest.raises(HostError, match="it has hung up"), Observer(contact):
+        with pytest.raises(HostError, match="it closed the connection"), Observer(contact):
             pass
         for each in there:
             each.status()

@@ -64,12 +64,7 @@ UPLOAD = "requests.exceptions.ConnectionError: HTTPSConnectionPool: [Errno 111] 
         ("ConnectionResetError: [Errno 104] Connection reset by peer", USERS, STARTED, Kind.PEER_GONE),
         ("BrokenPipeError: [Errno 32] Broken pipe", USERS, STARTED, Kind.PEER_GONE),
         ("ValueError: no such luck", USERS + TORCHS, STARTED, Kind.EXCEPTION),
-        (
-            "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.",
-            TORCHS,
-            None,
-            Kind.EXCEPTION,
-        ),
+        ("RuntimeError: DataLoader worker is killed by signal: Killed.", TORCHS, None, Kind.EXCEPTION),
     ],
 )
 def test_other_errors_of_connections_are_about_a_peer_only_of_torch_or_within_an_operation(
@@ -90,7 +85,6 @@ def test_a_programs_cause_counts_and_its_text_does_not() -> None:
     ("said", "found"),
     [
         ({"kind": "what is that"}, None),
-        ({"kind": ["peer_ended"]}, None),
         ({"rank": 1}, None),
         ({"kind": "peer_ended", "rank": "1", "host": 7, "sizes": [1]}, Cause(Kind.PEER_ENDED)),
         ({"kind": "peer_ended", "rank": True, "more": 1}, Cause(Kind.PEER_ENDED)),

@@ -12,15 +12,7 @@ from support.played import GLOO, SILENCE, SSH, Played, running
 
 from cpulaunch import messages
 from cpulaunch.supervise.job.events import Write
-from cpulaunch.supervise.job.outcome import (
-    ERROR,
-    EXIT,
-    NODE_LOST,
-    SIGNAL,
-    STALLED,
-    START_FAILED,
-    Failure,
-)
+from cpulaunch.supervise.job.outcome import ERROR, EXIT, NODE_LOST, SIGNAL, STALLED, START_FAILED, Failure
 from cpulaunch.supervise.output.record import why_failed
 
 LOST = "torch.distributed.DistBackendError: all_reduce of rank 0 of 4 cannot complete: host node2 (rank 2) has given no sign of life for 15 s"

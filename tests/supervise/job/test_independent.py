@@ -36,8 +36,7 @@ def test_one_that_raises_is_named_and_the_others_continue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "said", "code"),
-    [({"code": 3}, "exit code 3", 3), ({"code": None, "signal": 11}, "SIGSEGV", 139)],
+    ("end", "said", "code"), [({"code": 3}, "exit code 3", 3), ({"code": None, "signal": 11}, "SIGSEGV", 139)]
 )
 def test_the_first_failures_exit_code_is_the_jobs(end: dict[str, Any], said: str, code: int) -> None:
     job = instances()
@@ -83,15 +82,6 @@ def test_one_that_has_raised_counts_as_failed_before_it_exits() -> None:
     assert job.told == ["instance 1 on localhost failed: KeyError: 'x' at train.py:5"]
     job.exits(0, 1)
     assert job.told[1:] == ["instance 0 on localhost failed: ValueError: x at train.py:5"]
-
-
-def test_no_instance_continues_after_the_last_one() -> None:
-    job = instances()
-    job.exits(0)
-    job.exits(1)
-    job.exits(2, 1)
-    assert job.told == []
-    assert job.outcome().exit_code == 1
 
 
 def test_the_other_instances_outlive_a_killed_agent() -> None:

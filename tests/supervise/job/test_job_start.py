@@ -8,12 +8,7 @@ import pytest
 from support.played import GLOO, SSH, TIMEOUT, Played, running
 
 from cpulaunch import messages
-from cpulaunch.supervise.job.events import (
-    EndProcesses,
-    NotStarted,
-    StartFailed,
-    Tick,
-)
+from cpulaunch.supervise.job.events import EndProcesses, NotStarted, StartFailed, Tick
 
 
 class TestAnAgentThatNeverConnects:
@@ -28,9 +23,11 @@ class TestAnAgentThatNeverConnects:
         job.to_the_end()
         outcome = job.outcome()
         assert (outcome.kind, outcome.exit_code) == ("start_failed", 3)
-        first = outcome.first_failure
-        assert first
-        assert (first.rank, first.error) == (2, "no sign of life within 6 s of the last rank to connect")
+        first = job.first_failure()
+        assert (first.rank, first.error) == (
+            2,
+            "its agent did not connect within 6 s after the last other rank",
+        )
 
     def test_is_not_missed_while_others_still_connect(self) -> None:
         """A thousand agents on a small machine need longer than the timeout."""
@@ -60,9 +57,8 @@ class TestAnAgentThatNeverConnects:
         assert not job.state.ending
         job.until(1.5)
         job.obeys(0, 1, 3)
-        first = job.outcome().first_failure
-        assert first
-        assert (first.rank, first.error) == (2, "its agent ended before it said hello")
+        first = job.first_failure()
+        assert (first.rank, first.error) == (2, "its agent ended before it connected to the launcher")
 
     def test_is_not_missed_once_the_job_ends(self) -> None:
         job = Played(launcher="local")
@@ -74,8 +70,7 @@ class TestAnAgentThatNeverConnects:
         job.exits(0, 1)
         job.obeys(1, 3)
         job.to_the_end()
-        first = job.outcome().first_failure
-        assert first
+        first = job.first_failure()
         assert first.error == GLOO
 
     def test_is_not_missed_if_the_launcher_was_asleep_at_its_end(self) -> None:
@@ -155,9 +150,8 @@ class TestAnAgentThatNeverConnects:
         job.process_says(SSH)
         job.obeys(0, 1, 3)
         job.to_the_end()
-        first = job.outcome().first_failure
-        assert first
-        assert first.error == "no sign of life within 6 s of the last rank to connect"
+        first = job.first_failure()
+        assert first.error == "its agent did not connect within 6 s after the last other rank"
 
     def test_that_has_another_version_is_refused(self) -> None:
         job = Played()
@@ -167,10 +161,9 @@ class TestAnAgentThatNeverConnects:
         job.obeys(0, 1, 3)
         outcome = job.outcome()
         assert (outcome.kind, outcome.exit_code) == ("start_failed", 3)
-        first = outcome.first_failure
-        assert first
+        first = job.first_failure()
         assert (first.rank, first.host) == (2, "node2")
-        assert f"speaks version {messages.VERSION + 1} of the control protocol" in str(first.error)
+        assert f"has version {messages.VERSION + 1} of the control protocol" in str(first.error)
         assert job.statuses()[2] == "not started"
 
 
@@ -181,9 +174,7 @@ class TestAnAgentOfOurs:
         job.happens(StartFailed(2, "python can't be run: Resource temporarily unavailable"))
         job.happens(NotStarted(2))
         job.obeys(0, 1)
-        outcome = job.outcome()
-        first = outcome.first_failure
-        assert first
+        outcome, first = job.outcome(), job.first_failure()
         assert (outcome.kind, outcome.exit_code, first.rank) == ("start_failed", 3, 2)
         assert first.error == "python can't be run: Resource temporarily unavailable"
         assert job.statuses()[2:] == ["not started", "not started"]
@@ -204,9 +195,8 @@ class TestAnAgentOfOurs:
         job.until(1.0)
         job.happens(NotStarted(1))
         job.to_the_end()
-        first = job.outcome().first_failure
-        assert first
-        assert (first.rank, first.error) == (0, "its agent ended before it said hello")
+        first = job.first_failure()
+        assert (first.rank, first.error) == (0, "its agent ended before it connected to the launcher")
 
     def test_is_not_lost_on_a_busy_machine(self) -> None:
         """There is no network that could fail, and the end of an agent would be seen."""
@@ -228,11 +218,9 @@ class TestAProcessOfTheLauncherThatEnds:
         assert not job.state.ending
         job.to_the_end()
         assert job.now == pytest.approx(1.0)
-        outcome = job.outcome()
-        first = outcome.first_failure
-        assert first
+        outcome, first = job.outcome(), job.first_failure()
         assert (outcome.kind, outcome.exit_code, first.rank) == ("start_failed", 3, 0)
-        assert first.error == "mpiexec ended with code 137 before 4 of 4 ranks had reported"
+        assert first.error == "mpiexec ended with code 137 before 4 of 4 ranks had ended"
 
     def test_leaves_a_second_for_messages_in_transit(self) -> None:
         job = running()

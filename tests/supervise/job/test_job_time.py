@@ -9,9 +9,7 @@ import pytest
 from support.played import SILENCE, START, Played, running
 
 from cpulaunch import messages
-from cpulaunch.supervise.job.events import (
-    Tick,
-)
+from cpulaunch.supervise.job.events import Tick
 from cpulaunch.supervise.job.outcome import Failure
 from cpulaunch.supervise.job.rank import RankState
 
@@ -26,27 +24,24 @@ class TestAHostThatFallsSilent:
         assert job.state.ranks[2].state is RankState.LOST
         assert job.state.ending
 
-    def test_loses_its_other_ranks_that_are_due_soon(self) -> None:
-        job = running("node0", "node1", "node1")
+    @pytest.mark.parametrize(
+        ("host", "silent", "state"),
+        [
+            ("node1", True, RankState.LOST),
+            ("node1", False, RankState.RUNNING),
+            ("node2", True, RankState.RUNNING),
+        ],
+    )
+    def test_loses_its_other_ranks_if_they_are_due_soon(
+        self, host: str, silent: bool, state: RankState
+    ) -> None:
+        job = running("node0", "node1", host)
         job.falls_silent(1)
         job.until(4.9)
-        job.falls_silent(2)  # its last beat is more than one interval old when the other one's timeout ends
+        if silent:  # the last beat is more than one interval old when the timeout of rank 1 ends
+            job.falls_silent(2)
         job.until(2.0 + SILENCE + 1.1)
-        assert [rank.state for rank in job.state.ranks][1:] == [RankState.LOST, RankState.LOST]
-
-    def test_keeps_its_other_ranks_that_still_send(self) -> None:
-        job = running("node0", "node1", "node1")
-        job.falls_silent(1)
-        job.until(2.0 + SILENCE + 1.1)
-        assert [rank.state for rank in job.state.ranks][1:] == [RankState.LOST, RankState.RUNNING]
-
-    def test_loses_no_rank_of_another_host_that_is_due_soon(self) -> None:
-        job = running("node0", "node1", "node2")
-        job.falls_silent(1)
-        job.until(4.9)
-        job.falls_silent(2)
-        job.until(2.0 + SILENCE + 1.1)
-        assert [rank.state for rank in job.state.ranks][1:] == [RankState.LOST, RankState.RUNNING]
+        assert [rank.state for rank in job.state.ranks][1:] == [RankState.LOST, state]
 
     def test_is_also_found_lost_after_the_grace_period(self) -> None:
         job = running()
@@ -66,9 +61,7 @@ class TestAHostThatFallsSilent:
         job.exits(0, 1)
         job.obeys(1, 3)
         job.to_the_end()
-        outcome = job.outcome()
-        first = outcome.first_failure
-        assert first
+        outcome, first = job.outcome(), job.first_failure()
         assert (outcome.kind, outcome.exit_code, first.host) == ("node_lost", 4, "node2")
 
     def test_is_not_lost_if_the_launcher_was_asleep(self) -> None:

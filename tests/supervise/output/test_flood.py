@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.agents import TOKEN, agent, placement, rank_plan
 from support.command import TIMEOUT
+from support.marks import repeat
 
 from cpulaunch import messages, variables, wire
 from cpulaunch.messages import Exit, Hello, Release
@@ -43,11 +44,11 @@ async def flood():
 asyncio.run(flood())
 """
 
-WHAT_THEY_SAY = {
-    "a line that never ends": "x" * (MAX_HELLO - 1),
-    "a hello without the token": wire.encode(Hello(messages.VERSION, 0, "s", "0" * 64, 0.0, 1, "x")).decode(),
-    "nothing": "",
-}
+WHAT_THEY_SAY = (
+    "x" * (MAX_HELLO - 1),
+    wire.encode(Hello(messages.VERSION, 0, "s", "0" * 64, 0.0, 1, "x")).decode(),
+    "",
+)
 
 
 class Counting(Control):
@@ -74,7 +75,7 @@ class Counting(Control):
     def agent_connected(self, rank: int, hello: Hello, *, here: bool) -> None:
         pass
 
-    def agent_said(self, rank: int, message: object) -> None:
+    def agent_sent(self, rank: int, message: object) -> None:
         if isinstance(message, Exit):
             self.exits[rank] = message.code
             self.send(rank, Release())
@@ -95,7 +96,9 @@ async def flood(port: int, line: str) -> AsyncIterator[None]:
         await flooding.wait()
 
 
-@pytest.mark.parametrize("line", WHAT_THEY_SAY.values(), ids=WHAT_THEY_SAY)
+@pytest.mark.parametrize(
+    "line", [WHAT_THEY_SAY[0], *map(repeat, WHAT_THEY_SAY[1:])], ids=["endless", "hello", "silent"]
+)
 def test_a_flood_from_the_agents_own_address_keeps_no_agent_out(line: str, tmp_path: Path) -> None:
     placed = placement(tmp_path, hosts=[HostPlan("localhost", False, {}, (rank_plan(),) * RANKS)])
     agents: list[subprocess.Popen[str]] = []

@@ -141,8 +141,8 @@ def test_pending_output_is_limited_and_no_one_waits_for_a_hanging_disk(
     logs.write_whole("outcome", b"ended")
     assert logs._bytes == MAX_WAITING + 1 + len(b"ended")
     assert warnings == [
-        f"{tmp_path} does not answer; the job goes on without logs until it does",
-        f"{tmp_path} took too little; its logs are not complete",
+        f"{tmp_path} does not respond; the job goes on without logs until it does",
+        f"{tmp_path} was too slow; its logs are not complete",
     ]
     assert not logs.close(0.1)
     with open(tmp_path / "log", "rb") as reader:  # it answers again

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.command import TIMEOUT, Run, clean_environment
 from support.jobs import box
+from support.marks import repeat
 
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.supervise.output.directory import JobDirectory
@@ -124,7 +125,7 @@ def test_logs_of_many_ranks_take_few_descriptors(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize("code", [repeat(0), 3])
 def test_a_full_disk_is_reported_for_the_logs_and_the_outcome(tmp_path: Path, code: int) -> None:
     """The last output of a failing rank is shown, although its log lacks it."""
     (tmp_path / "much.py").write_text(
@@ -173,7 +174,7 @@ class TestFigures:
     def test_are_left_out_on_request_and_nothing_else_is(self, size: int, left_out: bool) -> None:
         output, screen = output_of(1, fold=False)
         if left_out:
-            output.leave_out_figures()
+            output.hide_metrics()
         for at in range(0, len(self.TEXT), size):
             output.feed(0, 1, self.TEXT[at : at + size])
         output.feed(0, 2, b"CPULAUNCH_METRIC x=1\n")
@@ -183,7 +184,7 @@ class TestFigures:
 
     def test_lines_of_several_have_their_prefix(self) -> None:
         output, screen = output_of(2, fold=False)
-        output.leave_out_figures()
+        output.hide_metrics()
         for rank in (0, 1):
             output.feed(rank, 1, b"CPULAUNCH_METRIC x=1\na\nCPULAUNCH")
             output.finish(rank)
@@ -191,7 +192,7 @@ class TestFigures:
 
     def test_a_last_one_may_have_no_line_end(self) -> None:
         output, screen = output_of(1, fold=False)
-        output.leave_out_figures()
+        output.hide_metrics()
         output.feed(0, 1, b"a\nCPULAUNCH_METRIC x=1")
         output.finish(0)
         assert b"".join(d for _, d in screen.put_in) == b"a\n"

@@ -7,7 +7,7 @@ import pytest
 from cpulaunch.messages import Beat
 from cpulaunch.model.names import INSTANCE, Names
 from cpulaunch.supervise.job.rank import Rank, RankState
-from cpulaunch.supervise.profiling.request import Sample, cannot_be_traced, first_step
+from cpulaunch.supervise.profiling.request import Sample, first_step, why_untraceable
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ GOOD = Beat(steps=3, expects_steps=True, keeps_ledger=True)
     [
         ([GOOD, GOOD], [0, 1], 5, ""),
         ([GOOD, None], [0], 5, ""),
-        ([GOOD], [0], 0, "0 steps can't be traced: 1 to 1000 can"),
-        ([GOOD], [0], 1001, "1001 steps can't be traced"),
+        ([GOOD], [0], 0, "the number of steps must be from 1 to 1000, got 0"),
+        ([GOOD], [0], 1001, "the number of steps must be from 1 to 1000, got 1001"),
         ([GOOD], [0, 1], 5, "there is no rank 1: the only rank is 0"),
         ([GOOD], [-3, 0], 5, "there is no rank -3"),
         ([GOOD, None], [0, 1], 5, "rank 1 can't be traced yet: its program hasn't imported torch"),
@@ -52,22 +52,22 @@ GOOD = Beat(steps=3, expects_steps=True, keeps_ledger=True)
             5,
             "rank 0 can't be traced yet: it hasn't created an optimizer of torch (while it starts, ask",
         ),
-        ([GOOD] * 65, list(range(65)), 5, "65 ranks would be traced, and 64 can be: choose by --ranks"),
+        ([GOOD] * 65, list(range(65)), 5, "at most 64 ranks can be traced, got 65: choose some with --ranks"),
     ],
 )
 def test_requests_that_can_not_be_traced(
     beats: list[Beat | None], wanted: list[int], steps: int, why: str
 ) -> None:
-    said = cannot_be_traced(ranks(*beats), wanted, steps, heard=True)
+    said = why_untraceable(ranks(*beats), wanted, steps, current=True)
     assert said.startswith(why) if why else said == ""
 
 
 def test_a_rank_that_has_ended_can_not_be_traced() -> None:
     (rank,) = ranks(GOOD)
     rank.state = RankState.LOST
-    assert cannot_be_traced([rank], [0], 5) == "rank 0 on h can't be traced: lost"
+    assert why_untraceable([rank], [0], 5) == "rank 0 on h can't be traced: lost"
 
 
 def test_instances_have_their_own_numbers() -> None:
-    why = cannot_be_traced(ranks(GOOD), [1], 5, Names(INSTANCE, 3))
+    why = why_untraceable(ranks(GOOD), [1], 5, Names(INSTANCE, 3))
     assert why == "there is no instance 4: the only instance is 3"

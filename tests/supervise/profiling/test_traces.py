@@ -56,9 +56,9 @@ class Job:
         else:
             said = answer(message)
         if isinstance(said, Beat):
-            self.ranks[rank].beats(said, asyncio.get_running_loop().time())
+            self.ranks[rank].record_beat(said, asyncio.get_running_loop().time())
         if said is not None:
-            self.profiling.said(rank, said)
+            self.profiling.handle_message(rank, said)
 
     def AskProgress(self, message: AskProgress, rank: int) -> Beat:
         return Beat(9, expects_steps=True, keeps_ledger=True)
@@ -114,11 +114,11 @@ def test_all_ranks_trace_the_same_steps_and_their_clocks_are_compared(tmp_path: 
 
 def test_a_rank_that_ends_is_missing_in_the_trace(tmp_path: Path) -> None:
     async def play(job: Job) -> Any:
-        job.answers[1, SendTrace] = lambda message: job.profiling.gone(1)
+        job.answers[1, SendTrace] = lambda message: job.profiling.handle_disconnection(1)
         return await job.trace()
 
     done = played(tmp_path, play)
-    assert "rank 1 is missing: its agent has gone before it had sent all" in done.text
+    assert "rank 1 is missing: its agent disconnected before it had sent everything" in done.text
     assert sorted(os.listdir(tmp_path)) == ["trace.json.gz", "trace.summary.json", "trace.txt"]
 
 
@@ -133,7 +133,7 @@ def test_a_trace_that_no_rank_can_make_is_refused(tmp_path: Path) -> None:
     done = played(tmp_path, play)
     assert [each.error for each in done] == [
         "ranks 0-1: no room in /tmp",
-        "rank 0: a piece of it is not base 64",
+        "rank 0: a piece of the trace is not valid base64",
         "there is no rank 5: the ranks are 0 to 1",
     ]
     assert os.listdir(tmp_path) == []
@@ -153,13 +153,13 @@ def test_only_one_trace_at_a_time_is_possible(tmp_path: Path) -> None:
     async def play(job: Job) -> Any:
         task = await under_way(job)
         second = await job.trace()
-        job.profiling.said(1, messages.Tracing(1, 14))
+        job.profiling.handle_message(1, messages.Tracing(1, 14))
         for rank in (0, 1):
-            job.profiling.said(rank, Traced(1, 11, 12, 7, ""))
+            job.profiling.handle_message(rank, Traced(1, 11, 12, 7, ""))
         return second, await task, job.told
 
     second, first, told = played(tmp_path, play)
-    assert second.error == "another trace of this job is under way"
+    assert second.error == "another trace of this job is running"
     assert (first.error, told[1]) == ("", "rank 1 was already past step 11, and traces from step 14 on")
 
 
@@ -182,9 +182,9 @@ def test_steps_from_the_start_are_requested_when_a_rank_has_started(tmp_path: Pa
         done: asyncio.Queue[Profile] = asyncio.Queue()
         job.profiling.from_start(10, 14, done.put_nowait)
         refused = await job.trace()
-        assert refused.error == "another trace of this job is under way: steps 10 to 14, by --profile"
+        assert refused.error == "another trace of this job is running: steps 10 to 14, by --profile"
         for rank in (0, 1):
-            job.profiling.said(rank, messages.Started(1, "0", "", 1, []))
+            job.profiling.handle_message(rank, messages.Started(1, "0", "", 1, []))
         return await done.get(), job.sent
 
     done, sent = played(tmp_path, play)
@@ -199,4 +199,4 @@ def test_a_job_that_ends_ends_the_trace(tmp_path: Path) -> None:
         await job.profiling.finish(failed=True)
         return await done.get()
 
-    assert played(tmp_path, play).error == "ranks 0-1: its agent has gone"
+    assert played(tmp_path, play).error == "ranks 0-1: its agent is disconnected"

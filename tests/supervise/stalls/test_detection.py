@@ -124,8 +124,8 @@ def test_a_throttled_straggler_is_reported_as_such() -> None:
     assert asked.rank == 1
     process = {"pid": 7, "throttled": {"share": 0.47, "seconds": 3.0, "quota": 0.5}}
     dump = Dump(asked.message.request, 4.0, [], [process], "")
-    inquiry.answered(1, dump, 4.0)
-    assert stalls.answered(ranks[1], 4.0) == [
+    inquiry.store_answer(1, dump, 4.0)
+    assert stalls.handle_answer(ranks[1], 4.0) == [
         Tell(
             "node1 is slower than the others: 20 ms of computing per step, the others 10 ms, over 200 steps; "
             "its cgroup throttled it 47 % of the time"
@@ -161,9 +161,9 @@ def test_finished_programs_may_take_long_to_exit_while_they_are_active() -> None
     assert not job.reports
     job.works_until = job.now
     job.until(300)
-    (report,) = [action for action in job.of(ReportStall) if isinstance(action, ReportStall)]
+    (report,) = job.of(ReportStall)
     assert report.explanation.headline == "rank 0 on node0 has finished, but doesn't exit"
-    (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
+    (acted,) = job.of(ActOnStall)
     assert acted.stall.ranks == (0,)
 
 
@@ -173,7 +173,7 @@ def test_a_rank_that_ends_while_another_waits_is_blamed_at_once() -> None:
     job.called = {0: [], 1: ["barrier"]}
     job.beats[0] = job.beats[0]._replace(leaving=True)
     job.until(30)
-    (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
+    (acted,) = job.of(ActOnStall)
     assert acted.explanation.headline == "rank 0 on node0 has not called barrier #0"
 
 
@@ -217,8 +217,7 @@ def test_among_ranks_that_wait_for_each_other_none_is_the_first_failure() -> Non
     outcome = job.outcome()
     (stall,) = outcome.stalls
     assert (stall.ranks, stall.text) == ((0, 1), "ranks 0-1 on node[0-1] wait for each other in messages")
-    first = outcome.first_failure
-    assert first
+    first = job.first_failure()
     assert (first.rank, first.host, first.file, first.line, first.disagree) == (None,) * 4 + (False,)
     assert first.note
     assert [line.partition(" in ")[0] for line in first.note.splitlines()] == [

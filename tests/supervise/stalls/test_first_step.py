@@ -27,12 +27,12 @@ def test_no_stall_counts_before_the_first_step() -> None:
         (
             20,
             35.0,
-            "--stall-action abort: before the first step, it ends the job once rank 0 uses no CPU for 20 s",
+            "before the first step, --stall-action abort ends the job once rank 0 uses no CPU for 20 s",
         ),
         (
             None,
             615.0,
-            "the job is left alone: --stall-action abort begins with the first step by --stall-timeout auto",
+            "the job goes on: with --stall-timeout auto, --stall-action abort ends it only after the first step",
         ),
     ],
 )
@@ -45,7 +45,7 @@ def test_before_the_first_step_a_wait_for_others_is_reported_once_it_has_lasted(
     job.works_until = inf
     job.until(2 * due)
     assert job.reports == [pytest.approx(due, abs=DUE)]
-    (report,) = [action for _, action in job.done if isinstance(action, ReportStall)]
+    (report,) = job.of(ReportStall)
     assert report.begun is False
     assert report.explanation.advice == said
     assert not job.of(ActOnStall)
@@ -60,7 +60,7 @@ def test_before_the_first_step_an_idle_rank_is_ended_and_an_active_one_is_not() 
     job.waits(1)
     job.works_until = inf
     job.until(90)
-    assert job.told == ["rank 0 is at work: --stall-action abort leaves the job alone, Ctrl-C ends it"]
+    assert job.told == ["rank 0 is at work: --stall-action abort doesn't end the job; Ctrl-C does"]
     assert not job.of(ActOnStall)
     job.works_until = job.now
     job.until(200)
@@ -96,11 +96,11 @@ def test_before_the_first_step_the_rank_that_is_waited_for_last_is_blamed() -> N
     job.beats[1] = job.beats[1]._replace(waits_since=None)
     job.called, job.lines = {0: ["barrier"], 1: []}, [1, 7]
     job.until(200)
-    reports = [action for action in job.of(ReportStall) if isinstance(action, ReportStall)]
+    reports = job.of(ReportStall)
     assert [report.number for report in reports] == [1, 2]
     assert reports[1].explanation.headline == "rank 1 on node1 has not called barrier #0"
-    assert reports[1].explanation.advice.endswith("it ends the job once rank 1 uses no CPU for 20 s")
-    (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
+    assert reports[1].explanation.advice.endswith(" ends the job once rank 1 uses no CPU for 20 s")
+    (acted,) = job.of(ActOnStall)
     assert (acted.stall.ranks, acted.stall.operation, acted.stall.line) == ((1,), "barrier", 7)
     assert [stall.ranks for stall in job.stalls.stalls] == [(0,), (1,)]
 
@@ -110,12 +110,12 @@ def test_before_the_first_step_the_line_is_from_the_last_inspection() -> None:
     job.waits(1)
     job.works_until = 50
     job.until(45)
-    assert job.told == ["rank 0 is at work: --stall-action abort leaves the job alone, Ctrl-C ends it"]
+    assert job.told == ["rank 0 is at work: --stall-action abort doesn't end the job; Ctrl-C does"]
     job.lines[0] = 9
     job.until(100)
-    (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
+    (acted,) = job.of(ActOnStall)
     assert acted.stall.line == 9
-    shown = [action.stall.line for action in job.of(ReportStall) if isinstance(action, ReportStall)]
+    shown = [action.stall.line for action in job.of(ReportStall)]
     assert shown == [1, 9]
 
 
@@ -130,7 +130,7 @@ def test_before_the_first_step_a_wait_that_has_ended_is_no_stall() -> None:
     assert not job.of(ActOnStall)
     assert len(job.told) == 1
     assert job.told[0].startswith("the job continues, after ")
-    assert not job.stalls.stalled(job.now)
+    assert not job.stalls.describe(job.now)
 
 
 def test_before_the_first_step_a_group_that_all_make_is_inspected_again() -> None:
@@ -138,17 +138,17 @@ def test_before_the_first_step_a_group_that_all_make_is_inspected_again() -> Non
     job.waits(0)
     job.waits(1)
     job.until(100)
-    (report,) = [action for action in job.of(ReportStall) if isinstance(action, ReportStall)]
+    (report,) = job.of(ReportStall)
     assert report.explanation.headline == "all have called init_process_group, but it has not completed"
     assert report.explanation.advice == (
-        "the job is left alone: before the first step, --stall-action abort ends it only for a rank that the "
-        "others wait for"
+        "the job goes on: before the first step, --stall-action abort ends it only if the others wait for a "
+        "rank that uses no CPU"
     )
     assert not job.told
     job.beats[1] = job.beats[1]._replace(waits_since=None)
     job.called, job.lines = {0: ["barrier"], 1: []}, [1, 7]
     job.until(150)
-    (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
+    (acted,) = job.of(ActOnStall)
     assert (acted.stall.ranks, acted.stall.line) == ((1,), 7)
 
 
@@ -161,7 +161,7 @@ def test_before_the_first_step_the_end_of_an_active_rank_is_inspected(timeout: f
     assert not job.of(ActOnStall)
     job.ends(0)
     job.until(job.now + DUE)
-    (acted,) = [action for action in job.of(ActOnStall) if isinstance(action, ActOnStall)]
+    (acted,) = job.of(ActOnStall)
     assert (
         acted.explanation.headline == "rank 0 on node0 has left (exit 0) without calling init_process_group"
     )
@@ -171,7 +171,7 @@ def test_a_rank_that_starts_late_is_waited_for() -> None:
     job = Job(StallSettings(20))
     job.waits(0)
     job.until(15)
-    job.stalls.progressed(job.ranks[0], 15)
+    job.stalls.add_progress(job.ranks[0], 15)
     job.until(60)
     assert job.reports == [pytest.approx(35, abs=DUE)]
 
@@ -242,7 +242,7 @@ def test_an_awaited_rank_that_computes_after_a_first_barrier_is_before_its_first
     job.beats[1] = job.beats[1]._replace(waits_since=1.0)
     job.called = {0: [], 1: ["barrier"]}
     job.until(100)
-    (report,) = [action for action in job.of(ReportStall) if isinstance(action, ReportStall)]
+    (report,) = job.of(ReportStall)
     assert not report.begun
     assert report.explanation.headline == "rank 0 on node0 has not called barrier #0"
     assert not job.of(ActOnStall)
@@ -253,5 +253,5 @@ def test_programs_that_finished_after_few_collectives_are_not_at_their_start() -
     job.slow, job.works_until = 0.3, 60
     job.beats = [beat._replace(leaving=True) for beat in few(1)]
     job.until(150)
-    (report,) = [action for action in job.of(ReportStall) if isinstance(action, ReportStall)]
+    (report,) = job.of(ReportStall)
     assert report.explanation.headline == "all ranks have finished, but don't exit"

@@ -53,7 +53,7 @@ def test_one_that_hangs_is_noticed_while_the_others_work() -> None:
     work(job, 0, 2, until=30.0)
     (report,) = [report for _, report in job.of(ReportStall)]
     assert report.stall.ranks == (1,)
-    assert [seen.rank for seen in report.seen] == [1]
+    assert [each.rank for each in report.snapshots] == [1]
     assert "instance 1 on localhost" in title(report)
     assert not any("ledger" in line for line in report.explanation.lines)
     assert none_was_ended(job, 0, 1, 2)

@@ -42,8 +42,7 @@ def dump(rank: int, kind: str = "all_reduce", state: int = STARTED, backend: str
 
 
 def note(job: Played) -> list[str]:
-    first = job.outcome().first_failure
-    assert first
+    first = job.first_failure()
     return (first.note or "").splitlines()
 
 
@@ -151,8 +150,7 @@ def test_an_abort_by_gloo_is_explained_by_differing_sizes(size: int, abort_first
     assert all(job.sent(rank, End) for rank in (2, 3))
     job.exits(1, 1)
     job.obeys(2, 3)
-    first = job.outcome().first_failure
-    assert first
+    first = job.first_failure()
     assert (first.rank, first.signal) == (0, 6)
     sides = [
         "ranks 2-3 on node[2-3]: all_reduce #3 of group 0, 4 kB float32, at train.py:13 step",
@@ -174,7 +172,7 @@ def test_a_rank_that_is_not_in_the_group_any_more_is_named() -> None:
     job.obeys(1, 2, 3)
     assert note(job) == [
         "rank 0 on node0: all_reduce #3 of group 0, 4 kB float32, at train.py:5",
-        "rank 1 on node1 is not in group 0 any more and is at train.py:13 step",
+        "rank 1 on node1 has left group 0 and is at train.py:13 step",
     ]
 
 
@@ -193,8 +191,7 @@ def test_all_ranks_that_wait_for_an_ended_rank_are_named() -> None:
     assert all(job.sent(rank, End) for rank in (2, 3))
     job.exits(0, 1)
     job.obeys(2, 3)
-    first = job.outcome().first_failure
-    assert first
+    first = job.first_failure()
     assert first.text == "rank 1 on node1 has left (exit 0) without calling all_reduce #3"
     assert note(job)[0].startswith("ranks 0,2-3 on node[0,2-3]: all_reduce #3 of group 0")
 
@@ -210,8 +207,7 @@ def test_a_rank_that_ended_after_the_call_is_not_the_cause() -> None:
     job.says(3, late)
     job.exits(0, 1)
     job.obeys(2, 3)
-    first = job.outcome().first_failure
-    assert first
+    first = job.first_failure()
     assert (first.rank, first.ranks, first.text) == (0, (), "")
     assert note(job)[-2].startswith("rank 3 on node3 finished #2 ")
     assert note(job)[-1].startswith("rank 1 had exited with code 0, ")
@@ -238,8 +234,7 @@ def test_the_rank_that_caused_a_timeout_is_named_instead_of_the_waiting_one(back
     job.says(1, late)
     job.exits(0, 1)
     job.obeys(1, 2, 3)
-    first = job.outcome().first_failure
-    assert first
+    first = job.first_failure()
     assert (first.rank, first.ranks, first.disagree) == (0, (1,), False)
     assert first.text == "rank 1 on node1 has not called all_reduce #3"
     assert note(job)[-1].endswith("is at train.py:13 step")
@@ -267,8 +262,7 @@ def test_a_timeout_is_about_its_own_group() -> None:
     job.says(2, late)
     job.exits(0, 1)
     job.obeys(1, 2, 3)
-    first = job.outcome().first_failure
-    assert first
+    first = job.first_failure()
     assert first.text == "rank 2 on node2 has not called all_reduce #0"
 
 
@@ -283,8 +277,7 @@ def test_an_ended_rank_is_not_to_blame_for_a_group_without_it() -> None:
     job.says(2, late)
     job.exits(0, 1)
     job.obeys(2, 3)
-    first = job.outcome().first_failure
-    assert first
+    first = job.first_failure()
     assert (first.text, first.ranks) == ("rank 2 on node2 has not called all_reduce #0", (2,))
 
 
@@ -298,8 +291,7 @@ def test_only_members_of_a_group_can_disagree() -> None:
     job.says(2, late)
     job.exits(0, 1)
     job.obeys(1, 2, 3)
-    first = job.outcome().first_failure
-    assert first
+    first = job.first_failure()
     assert (first.disagree, first.ranks) == (True, (0, 2))
 
 
@@ -346,6 +338,5 @@ def test_differing_roots_are_a_disagreement_even_at_the_same_line() -> None:
         job.says(rank, dump(rank))
     job.exits(0, 1)
     job.obeys(1, 2, 3)
-    first = job.outcome().first_failure
-    assert first
+    first = job.first_failure()
     assert first.disagree

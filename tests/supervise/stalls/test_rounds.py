@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cpulaunch.messages import AskDump, Dump
-from cpulaunch.supervise.job.events import Dumped, Send
+from cpulaunch.supervise.job.events import DumpFinished, Send
 from cpulaunch.supervise.stalls.inquiry import ANSWER_WITHIN, Inquiry
 from cpulaunch.supervise.stalls.rounds import Rounds
 
@@ -20,8 +20,8 @@ class Asked:
         self.inquiry = Inquiry()
         self.rounds = Rounds(self.inquiry)
 
-    def says(self, rank: int, dump: Dump, now: float = 1.0) -> list[Send | Dumped]:
-        self.inquiry.answered(rank, dump, now)
+    def says(self, rank: int, dump: Dump, now: float = 1.0) -> list[Send | DumpFinished]:
+        self.inquiry.store_answer(rank, dump, now)
         return self.rounds.look(now)
 
 
@@ -34,7 +34,7 @@ def test_a_round_is_complete_when_all_have_answered() -> None:
     assert asked.rounds.ask([0, 1], False, 1.0) == [Send(rank, AskDump(1, False)) for rank in (0, 1)]
     assert asked.says(0, answer(1)) == []
     assert asked.rounds.due == 1.0 + ANSWER_WITHIN
-    assert asked.says(1, answer(1)) == [Dumped(False, {0: answer(1), 1: answer(1)}, [])]
+    assert asked.says(1, answer(1)) == [DumpFinished(False, {0: answer(1), 1: answer(1)}, [])]
     assert (asked.rounds.look(1.0), asked.rounds.due) == ([], None)
 
 
@@ -42,9 +42,9 @@ def test_ranks_that_do_not_answer_in_time_are_named() -> None:
     asked = Asked()
     asked.rounds.ask([0, 1, 2], False, 0.0)
     asked.says(0, answer(1))
-    asked.inquiry.gone(1)
+    asked.inquiry.remove_rank(1)
     assert asked.rounds.look(ANSWER_WITHIN - 1) == []
-    assert asked.rounds.look(ANSWER_WITHIN) == [Dumped(False, {0: answer(1)}, [1, 2])]
+    assert asked.rounds.look(ANSWER_WITHIN) == [DumpFinished(False, {0: answer(1)}, [1, 2])]
 
 
 def test_equal_requests_share_a_round() -> None:
@@ -52,13 +52,13 @@ def test_equal_requests_share_a_round() -> None:
     asked.rounds.ask([0], True, 0.0)
     assert asked.rounds.ask([0], True, 1.0) == []
     assert asked.rounds.ask([0], False, 1.0) == [Send(0, AskDump(2, False))]
-    assert asked.says(0, answer(2)) == [Dumped(False, {0: answer(2)}, [])]
+    assert asked.says(0, answer(2)) == [DumpFinished(False, {0: answer(2)}, [])]
 
 
 def test_a_job_without_ranks_gets_an_empty_answer() -> None:
     asked = Asked()
     assert asked.rounds.ask([], True, 0.0) == []
-    assert asked.rounds.look(0.0) == [Dumped(True, {}, [])]
+    assert asked.rounds.look(0.0) == [DumpFinished(True, {}, [])]
 
 
 def in_python(request: int, line: int, *inner: list[Any], wchan: str = "futex_wait") -> Dump:
@@ -71,7 +71,7 @@ def in_python(request: int, line: int, *inner: list[Any], wchan: str = "futex_wa
 
 def asked_closely(*answers: Dump) -> tuple[Asked, list[int]]:
     """All ranks have reported their Python frames; the ranks that get a second request."""
-    asked, sends = Asked(), list[Send | Dumped]()
+    asked, sends = Asked(), list[Send | DumpFinished]()
     asked.rounds.ask(range(len(answers)), True, 0.0)
     for rank, dump in enumerate(answers):
         assert sends == []
@@ -81,9 +81,9 @@ def asked_closely(*answers: Dump) -> tuple[Asked, list[int]]:
     return asked, again
 
 
-def seen(found: Sequence[Send | Dumped]) -> Dumped:
+def seen(found: Sequence[Send | DumpFinished]) -> DumpFinished:
     (dumped,) = found
-    assert isinstance(dumped, Dumped)
+    assert isinstance(dumped, DumpFinished)
     return dumped
 
 
@@ -106,7 +106,7 @@ def test_a_rank_that_has_continued_shows_no_frames_for_others() -> None:
     assert again == [0]
     found = seen(asked.says(0, in_python(2, 6, POLL)))
     assert found.answers[1].processes == in_python(1, 5).processes
-    assert found.answers[1].error == "has shown no frames of C: rank 0, which did the same, has gone on since"
+    assert found.answers[1].error == "has no frames of C: they were to come from rank 0, which has gone on"
 
 
 def test_a_rank_with_an_unknown_stack_shows_its_own() -> None:

@@ -5,22 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.seen import (
-    LOAD,
-    MAIN,
-    TORCH,
-    Frame,
-    explained,
-    group,
-    operation,
-    others,
-    process,
-    seen,
-    thread,
-)
+from support.seen import LOAD, MAIN, TORCH, Frame, explained, group, operation, others, process, seen, thread
 
-from cpulaunch.supervise.control.observer_messages import RankSeen
-from cpulaunch.supervise.stalls.stacks import places
+from cpulaunch.supervise.control.observer_messages import RankStacks
+from cpulaunch.supervise.stalls.stacks import place_lines
 
 
 def test_children_of_a_program_without_python_are_shown() -> None:
@@ -145,8 +133,8 @@ def test_a_thread_that_outlives_the_script_is_named_with_its_line() -> None:
     found = explained(*ranks)
     assert found.headline == "all ranks have finished, but don't exit: threads have not ended"
     assert found.lines[0] == "rank 0 on node0 is at train.py:31 work, in its thread loader"
-    shown = [RankSeen(each.rank, each.host, each.dump and each.dump.processes) for each in ranks]
-    assert list(places(shown)) == ["[0-1] on node[0-1]: work at train.py:31, in its thread loader"]
+    shown = [RankStacks(each.rank, each.host, each.dump and each.dump.processes) for each in ranks]
+    assert list(place_lines(shown)) == ["[0-1] on node[0-1]: work at train.py:31, in its thread loader"]
     alone = explained(ranks[0])
     assert alone.place
     assert (alone.place.file, alone.place.line) == (WORK[1], WORK[2])

@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.seen import process as made
 
-from cpulaunch.supervise.control.observer_messages import RankSeen
-from cpulaunch.supervise.stalls.stacks import Frame, lacking, place, places, report, states
+from cpulaunch.supervise.control.observer_messages import RankStacks
+from cpulaunch.supervise.stalls.stacks import (
+    Frame,
+    missing_frames,
+    place,
+    place_lines,
+    report,
+    special_states,
+)
 
 TORCH = "/venv/lib/python3.11/site-packages/torch/distributed"
 START = [
@@ -29,36 +37,20 @@ def thread(frames: list[Any], name: str = "MainThread") -> dict[str, Any]:
 
 
 def process(*threads: Any, **different: Any) -> dict[str, Any]:
-    usual = {
-        "pid": 4711,
-        "command": "python train.py",
-        "state": "S",
-        "word": "sleeping",
-        "stopped_by": None,
-        "wchan": None,
-        "call": None,
-        "file": None,
-        "blocked": [],
-        "traced_by": 0,
-        "tracer": None,
-        "swapped": 0,
-        "throttled": None,
-        "stacks": "py-spy",
-    }
-    return {**usual, "threads": list(threads), **different}
+    return made(**{"threads": list(threads), "pid": 4711, "command": "python train.py", **different})
 
 
-def seen(rank: int, *processes: Any, host: str = "") -> RankSeen:
-    return RankSeen(rank, host or f"node{rank // 4}", processes)
+def seen(rank: int, *processes: Any, host: str = "") -> RankStacks:
+    return RankStacks(rank, host or f"node{rank // 4}", processes)
 
 
 def test_the_reason_why_a_program_wrote_its_own_stacks_is_shown() -> None:
     written = process(thread(ALL_REDUCE), stacks="faulthandler", lacking="py-spy was not found")
     line = "[0-1] py-spy was not found: stacks have no frames of C, and threads no names"
     ranks = [seen(0, written), seen(1, written), seen(2, process(thread(LOAD)))]
-    assert list(lacking(ranks)) == [line]
+    assert list(missing_frames(ranks)) == [line]
     assert line in report(ranks).splitlines()
-    assert not list(lacking(ranks[2:]))
+    assert not list(missing_frames(ranks[2:]))
 
 
 def test_our_wrappers_of_torchs_functions_are_left_out() -> None:
@@ -132,7 +124,7 @@ def test_a_place_in_a_few_words(frames: list[Any], words: str) -> None:
         ),
         (
             {"blocked": [{"call": None, "file": None, "wchan": "nfs_wait"}]},
-            ["in the kernel, and not to be interrupted: nfs_wait"],
+            ["in uninterruptible sleep in the kernel: nfs_wait"],
         ),
         ({"throttled": {"share": 0.93}}, ["throttled 93 % by its cgroup"]),
         ({"throttled": {"share": 0.01}}, []),
@@ -142,7 +134,7 @@ def test_a_place_in_a_few_words(frames: list[Any], words: str) -> None:
     ],
 )
 def test_a_state_in_words(different: dict[str, Any], words: list[str]) -> None:
-    assert states(process(**different)) == words
+    assert special_states(process(**different)) == words
 
 
 def test_ranks_with_the_same_stack_are_one() -> None:
@@ -170,8 +162,8 @@ def test_calls_of_ddp_are_in_the_backward_pass() -> None:
         *LOAD[1:],
     ]
     ranks = [seen(rank, process(thread(backward)), host="a") for rank in range(2)]
-    assert list(places(ranks)) == ["[0-1] backward ← train.py:91"]
-    shown = list(places(ranks, {0: "all_reduce"}))
+    assert list(place_lines(ranks)) == ["[0-1] backward ← train.py:91"]
+    shown = list(place_lines(ranks, {0: "all_reduce"}))
     assert shown == ["[0] all_reduce in backward ← train.py:91", "[1] backward ← train.py:91"]
 
 
@@ -187,12 +179,12 @@ def test_ranks_without_a_stack_are_listed() -> None:
             process(stacks="", lacking="it is not a Python program", python=False, wchan="pipe_read"),
             host="a",
         ),
-        RankSeen(3, "a", None, "it has not answered within 10 s"),
-        RankSeen(4, "a", (), "its program has ended"),
-        RankSeen(5, "a", None, left="exit 0"),
+        RankStacks(3, "a", None, "it has not answered within 10 s"),
+        RankStacks(4, "a", (), "its program has ended"),
+        RankStacks(5, "a", None, left="exit 0"),
     ]
     text = report(ranks)
-    assert "[3] said nothing: it has not answered within 10 s\n" in text
+    assert "[3] no answer: it has not answered within 10 s\n" in text
     assert "[5] has left: exit 0\n" in text
     assert "[4] its program has ended\n" in text
     assert "[1] stopped (SIGSTOP)\n" in text

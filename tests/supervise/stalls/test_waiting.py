@@ -80,13 +80,7 @@ def test_many_ranks_behind_in_their_own_collectives_are_compared_once_each() -> 
 
 def test_each_rank_in_a_long_chain_of_messages_is_compared_once() -> None:
     groups = {
-        Number(rank): [
-            group(
-                rank,
-                operation(Number(0), "recv", peer=Number((rank + 1) % RANKS)),
-                size=RANKS,
-            )
-        ]
+        Number(rank): [group(rank, operation(Number(0), "recv", peer=Number((rank + 1) % RANKS)), size=RANKS)]
         for rank in range(RANKS)
     }
     found = waits(groups, RANKS)

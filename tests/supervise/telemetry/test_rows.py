@@ -12,7 +12,7 @@ from cpulaunch.messages import StepRow, Steps
 from cpulaunch.supervise.job.rank import Rank
 from cpulaunch.supervise.output.directory import JobDirectory
 from cpulaunch.supervise.telemetry.rows import Row, Telemetry, duration, rounded
-from cpulaunch.supervise.telemetry.sinks.file import TelemetryFile, Thinning, merged
+from cpulaunch.supervise.telemetry.sinks.file import TelemetryFile, Thinning, merge_rows
 from cpulaunch.telemetry import OF_STEPS
 
 PATIENCE = 30.0
@@ -34,7 +34,7 @@ def said(*steps: StepRow, process: dict[str, Any] | None = None, peak: float | N
 def test_rows_have_the_documented_fields() -> None:
     telemetry = Telemetry(2, began=100.0)
     rank = Rank(1, "node1", clock=-50.0)
-    rows = telemetry.heard(rank, said(step(60, loss=2.5), step(62, steps=2), process={"rss": 5}))
+    rows = telemetry.add_steps(rank, said(step(60, loss=2.5), step(62, steps=2), process={"rss": 5}))
     assert rows == [
         {"rank": 1, "step": 60, "time": 10.0, "seconds": 0.1, "communication": 0.03, "waiting": 0.01,
          "input": 0.002, "bytes": 1000, "loss": 2.5, "samples": 8, "tokens": 1024},
@@ -46,27 +46,23 @@ def test_rows_have_the_documented_fields() -> None:
 
 def test_unknown_values_are_left_out() -> None:
     unknown = step(1, communication=None, waiting=None, bytes=None, samples=0.0, tokens=0.0)
-    (row,) = Telemetry(1, 0.0).heard(Rank(0, "here"), said(unknown))
+    (row,) = Telemetry(1, 0.0).add_steps(Rank(0, "here"), said(unknown))
     assert row == {"rank": 0, "step": 1, "time": 101.0, "seconds": 0.1, "input": 0.002}
 
 
 def test_steps_of_a_resumed_rank_continue_from_the_checkpoint() -> None:
-    (row,) = Telemetry(1, 0.0).heard(Rank(0, "here", resumed_from=300), said(step(1)))
+    (row,) = Telemetry(1, 0.0).add_steps(Rank(0, "here", resumed_from=300), said(step(1)))
     assert row["step"] == 301
 
 
 def test_the_first_line_has_the_numbers_of_all_ranks() -> None:
     """Ranks that haven't reported yet count like the others."""
     telemetry = Telemetry(4, 0.0)
-    first = telemetry.heard(Rank(0, "here"), said(step(3, flops=1e9), peak=5e11))
-    assert first[-1] == {
-        "schema": 1,
-        "peak_flops": 2 * 10**12,
-        "flops_per_step": 4 * 10**9,
-        "precision": "bf16",
-    }
+    first = telemetry.add_steps(Rank(0, "here"), said(step(3, flops=1e9), peak=5e11))
+    head = {"schema": 1, "peak_flops": 2 * 10**12, "flops_per_step": 4 * 10**9, "precision": "bf16"}
+    assert first[-1] == head
     for number in (1, 2, 3):
-        last = telemetry.heard(Rank(number, "here"), said(step(3, flops=2e9), peak=4e11))
+        last = telemetry.add_steps(Rank(number, "here"), said(step(3, flops=2e9), peak=4e11))
     assert last[-1]["flops_per_step"] == 7 * 10**9
     assert last[-1]["peak_flops"] == 1_700 * 10**9
 
@@ -75,27 +71,27 @@ def test_the_summary_names_the_rank_that_waits_least() -> None:
     telemetry = Telemetry(3, 0.0)
     assert telemetry.summary() == ""
     for rank, waiting in enumerate((0.02, 0.02, 0.01)):
-        telemetry.heard(Rank(rank, "here"), said(step(9, waiting=waiting), step(10, waiting=waiting)))
+        telemetry.add_steps(Rank(rank, "here"), said(step(9, waiting=waiting), step(10, waiting=waiting)))
     assert telemetry.summary() == "step 10 · 100 ms · 30,700 tokens/s · slowest: rank 2 (+12 %)"
-    telemetry.heard(Rank(0, "here"), said(step(11, flops=1e10), peak=1e12))
+    telemetry.add_steps(Rank(0, "here"), said(step(11, flops=1e10), peak=1e12))
     assert " · MFU 10 % · " in telemetry.summary()
-    telemetry.heard(Rank(0, "here"), said(step(12, flops=2e8)))
+    telemetry.add_steps(Rank(0, "here"), said(step(12, flops=2e8)))
     assert " · MFU 0.2 % · " in telemetry.summary()
 
 
 def test_the_summary_is_per_step_if_a_row_has_several() -> None:
     one, several = Telemetry(1, 0.0), Telemetry(1, 0.0)
-    one.heard(Rank(0, "here"), said(step(8)))
-    several.heard(Rank(0, "here"), said(step(8, steps=4, seconds=0.4, waiting=0.04, tokens=4096.0)))
+    one.add_steps(Rank(0, "here"), said(step(8)))
+    several.add_steps(Rank(0, "here"), said(step(8, steps=4, seconds=0.4, waiting=0.04, tokens=4096.0)))
     assert one.summary() == several.summary() == "step 8 · 100 ms · 10,200 tokens/s"
 
 
 def test_the_summary_with_few_known_values() -> None:
     telemetry = Telemetry(1, 0.0)
-    telemetry.heard(Rank(0, "here"), said(step(1, tokens=0.0)))
+    telemetry.add_steps(Rank(0, "here"), said(step(1, tokens=0.0)))
     assert telemetry.summary() == "step 1 · 100 ms · 80 samples/s"
     telemetry = Telemetry(1, 0.0)
-    telemetry.heard(Rank(0, "here"), said(step(1, tokens=0.0, samples=0.0, seconds=2.345)))
+    telemetry.add_steps(Rank(0, "here"), said(step(1, tokens=0.0, samples=0.0, seconds=2.345)))
     assert telemetry.summary() == "step 1 · 2.35 s"
 
 
@@ -131,7 +127,7 @@ def row(number: int, rank: int = 0, **more: Any) -> Row:
 
 def test_merged_rows_have_the_sums_of_their_steps() -> None:
     first = row(2, steps=2, seconds=0.4, samples=16, loss=3.0)
-    assert merged([first, row(3, seconds=0.5, loss=2.0), row(4, samples=0)]) == {
+    assert merge_rows([first, row(3, seconds=0.5, loss=2.0), row(4, samples=0)]) == {
         "rank": 0, "step": 4, "steps": 4, "time": 0.4, "seconds": 1.0, "samples": 24, "loss": 2.0,
     }  # fmt: skip
 

@@ -207,19 +207,7 @@ def test_prometheus_listens_on_loopback_by_default(text: str, place: tuple[str, 
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "none,file",
-        "tensorboard,",
-        "prometheus",
-        "prometheus:0",
-        "prometheus:65536",
-        "prometheus:",
-        "wandb",
-        "prometheus:1:x",
-        "tensorboard,tensorboard",
-        "prometheus:1,prometheus:2",
-    ],
+    ["", "none,file", "prometheus", "prometheus:0", "prometheus:65536", "wandb", "tensorboard,tensorboard"],
 )
 def test_other_destinations_are_errors(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011

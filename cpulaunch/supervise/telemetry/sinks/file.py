@@ -1,7 +1,4 @@
-"""Write ``telemetry.jsonl`` in a thread of its own, so that a hanging disk blocks nobody.
-
-docs/telemetry.md describes the format.
-"""
+"""Write ``telemetry.jsonl``, whose format is described in docs/telemetry.md."""
 
 from __future__ import annotations
 
@@ -24,16 +21,16 @@ HEAD = 512
 """Bytes of the first line, padded with spaces, so that it can be rewritten in place."""
 
 MAX_ROWS = 1_000_000
-"""Maximum rows of the file.  Once they are reached, the file is thinned to half the rows of steps."""
+"""Maximum rows of the file.  When it is reached, `Thinning` halves the rows about steps."""
 
 MAX_WAITING = 200_000
-"""Rows that may wait for the disk; further rows are dropped."""
+"""Maximum rows that wait for the disk; further rows are dropped."""
 
 
 class TelemetryFile(ThreadedSink):
     """Writes rows to a file.  The first rows create the file.
 
-    ``facts`` are fixed values of the first line.  ``warn`` is called with a line, once, if rows are lost.
+    ``facts`` are fixed values of the first line.  ``warn`` is called once with a line if rows are lost.
     """
 
     def __init__(
@@ -49,12 +46,12 @@ class TelemetryFile(ThreadedSink):
         self._thinning = Thinning()
         self._head: Row = {}
 
-    def lost(self, error: OSError | None) -> None:
+    def handle_loss(self, error: OSError | None) -> None:
         if error:
             self._close()
         if not self._warned:
             self._warned = True
-            slow = "takes too little: telemetry.jsonl is not complete"
+            slow = "is too slow; telemetry.jsonl is not complete"
             broken = error and f"can't be written: {error.strerror}; the job goes on without telemetry.jsonl"
             self._warn(f"{self._directory.path} {broken or slow}")
 
@@ -101,7 +98,7 @@ class TelemetryFile(ThreadedSink):
         return json.dumps({**head, **self._head, **self._facts}).encode().ljust(HEAD - 1) + b"\n"
 
     def _thin(self) -> None:
-        """Rewrite the file with a doubled stride, so that half the rows of steps remain."""
+        """Rewrite the file with a doubled stride, so that half of the rows about steps remain."""
         file = self._file
         assert file is not None
         thinning = Thinning(2 * self._thinning.stride)
@@ -141,10 +138,10 @@ def _rows_of(file: BinaryIO) -> Iterator[Row]:
 
 
 class Thinning:
-    """Merges each rank's rows of steps into one row per ``stride`` steps.
+    """Merges each rank's rows about steps into one row per ``stride`` steps.
 
-    A merged row ends with a step whose number is a multiple of ``stride``.  For rows about processes, every
-    ``stride``-th of each rank is kept.  Rows of other kinds are kept.
+    The last step of a merged row is a multiple of ``stride``.  Of each rank's rows about its process, every
+    ``stride``-th is kept.  Other rows are kept.
     """
 
     def __init__(self, stride: int = 1) -> None:
@@ -153,7 +150,7 @@ class Thinning:
         self._skipped: dict[int, int] = {}
 
     def take(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Add rows, and yield those that are kept or complete."""
+        """Add rows, and yield complete merged rows and rows that are kept."""
         for row in rows:
             if self.stride == 1:
                 yield row
@@ -161,7 +158,7 @@ class Thinning:
                 waiting = self._waiting.setdefault(row["rank"], [])
                 waiting.append(row)
                 if row["step"] % self.stride == 0:
-                    yield merged(self._waiting.pop(row["rank"]))
+                    yield merge_rows(self._waiting.pop(row["rank"]))
             elif "rss" in row:
                 skipped = self._skipped.get(row["rank"], self.stride - 1)
                 self._skipped[row["rank"]] = (skipped + 1) % self.stride
@@ -180,11 +177,11 @@ class Thinning:
         """Yield the incomplete rows, merged."""
         waiting, self._waiting = self._waiting, {}
         for rows in waiting.values():
-            yield merged(rows)
+            yield merge_rows(rows)
 
 
-def merged(rows: list[Row]) -> Row:
-    """Merge consecutive rows of a rank's steps into one row."""
+def merge_rows(rows: list[Row]) -> Row:
+    """Merge consecutive rows about a rank's steps into one row."""
     if len(rows) == 1:
         return rows[0]
     return {**rows[-1], "steps": sum(row.get("steps", 1) for row in rows), **added(rows)}

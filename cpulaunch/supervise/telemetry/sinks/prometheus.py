@@ -18,7 +18,7 @@ PATIENCE = 5.0
 """Timeout of a client's connection in seconds, for the request and for the response."""
 
 POLL = 0.1
-"""Seconds between the server's checks for a shutdown, by which they can delay the end of the job."""
+"""Seconds between the server's checks for a shutdown, which may delay the end of the job."""
 
 MAX_CLIENTS = 16
 """Maximum number of simultaneous clients; further connections are closed."""
@@ -30,10 +30,7 @@ _STEP = Field("step", "", LAST, "The optimizer step that was made last", "step")
 
 _ADDED = (_STEPS, *(field for field in OF_STEPS if field.is_sum))
 _LATEST = (_STEP, *(field for field in OF_STEPS if not field.is_sum), *OF_PROCESSES)
-"""Fields whose latest value is reported.
-
-Sums of ``OF_PROCESSES`` are among them, as they count from the start of the process.
-"""
+"""Fields whose latest value is reported.  Sums in ``OF_PROCESSES`` count from the start of the process."""
 
 
 class Metrics:
@@ -60,7 +57,11 @@ class Metrics:
                 self._keep(row)
 
     def text(self) -> str:
-        return "\n".join([*self._of_job(), *self._of_ranks()]) + "\n"
+        lines = list(self._of_job())
+        for fields, known in ((_ADDED, self._totals), (_LATEST, self._latest)):
+            for field in fields:
+                lines += self._family(field, known.get(field.name, {}))
+        return "\n".join(lines) + "\n"
 
     def _add_step(self, row: Row) -> None:
         rank = row["rank"]
@@ -88,11 +89,6 @@ class Metrics:
                 yield from _heading(name, "gauge", what)
                 yield f"cpulaunch_{name}{_labels({'job': self._job})} {value!r}"
 
-    def _of_ranks(self) -> Iterator[str]:
-        for fields, known in ((_ADDED, self._totals), (_LATEST, self._latest)):
-            for field in fields:
-                yield from self._family(field, known.get(field.name, {}))
-
     def _family(self, field: Field, values: Mapping[int, float]) -> Iterator[str]:
         name = field.counter
         if not values or not name:
@@ -116,8 +112,8 @@ class PrometheusSink:
         try:
             self._server = _Server(address, port, self._text)
         except OSError as e:
-            hint = "another port, or an address of this host: --telemetry prometheus:127.0.0.1:9101"
-            why = "is in use" if e.errno == errno.EADDRINUSE else f"can't be had: {e.strerror or e}"
+            hint = "use another port, or an address of this host: --telemetry prometheus:127.0.0.1:9101"
+            why = "is in use" if e.errno == errno.EADDRINUSE else f"can't be used: {e.strerror or e}"
             raise HostError(f"--telemetry: port {port} of {address} {why}", hint=hint) from None
         self.port = self._server.server_address[1]
         serve = partial(self._server.serve_forever, poll_interval=POLL)
@@ -149,7 +145,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((address, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Handle a client in a thread of its own, or close the connection if there are ``MAX_CLIENTS``."""
+        """Handle a client in a new thread, or close the connection if there are ``MAX_CLIENTS``."""
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -185,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
         return "cpulaunch"
 
     def log_message(self, *_: object) -> None:
-        """Log nothing, as there would be a line for each scrape."""
+        """Log nothing, because there would be a line for each scrape."""
 
 
 def _heading(name: str, kind: str, what: str) -> Iterator[str]:

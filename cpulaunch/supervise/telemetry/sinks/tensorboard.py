@@ -15,10 +15,10 @@ DIRECTORY = "tensorboard"
 """Directory of the event files, in the job's directory."""
 
 MAX_OPEN = 64
-"""Maximum number of steps that wait for rows of their last ranks."""
+"""Maximum number of steps that wait for rows of further ranks."""
 
 MAX_WAITING = 100_000
-"""Rows that may wait for the disk; further rows are dropped."""
+"""Maximum rows that wait for the disk; further rows are dropped."""
 
 Scalar = tuple[str, float, int]
 """Name, value, step."""
@@ -47,18 +47,18 @@ class Scalars:
                 of_step = self._open.setdefault(row["step"], [])
                 of_step.append(row)
                 if len(of_step) >= self._ranks:
-                    yield from self._joined(row["step"])
+                    yield from self._scalars_of(row["step"])
                 elif len(self._open) > MAX_OPEN:
-                    yield from self._joined(next(iter(self._open)))
+                    yield from self._scalars_of(next(iter(self._open)))
             elif "rss" in row:
                 self._memory[row["rank"]] = row["rss"]
 
     def rest(self) -> Iterator[Scalar]:
-        """Yield the scalars of steps that lack rows of some ranks."""
+        """Yield the scalars of steps that are incomplete, because rows of some ranks are missing."""
         for step in sorted(self._open):
-            yield from self._joined(step)
+            yield from self._scalars_of(step)
 
-    def _joined(self, step: int) -> Iterator[Scalar]:
+    def _scalars_of(self, step: int) -> Iterator[Scalar]:
         rows = self._open.pop(step)
         seconds = _mean(rows, "seconds") or 0.0
         yield "time/longest_of_a_rank", max(row["seconds"] / row.get("steps", 1) for row in rows), step
@@ -106,7 +106,7 @@ class TensorBoardSink(ThreadedSink):
         self._scalars, self._began, self._warn = scalars, began, warn
         self._writer: Any = None
 
-    def lost(self, error: OSError | None) -> None:
+    def handle_loss(self, error: OSError | None) -> None:
         if error:
             self._warn(f"{DIRECTORY}/ can't be written: {error.strerror}; the job goes on without it")
 
@@ -122,7 +122,7 @@ class TensorBoardSink(ThreadedSink):
 
 
 def _mean(rows: Sequence[Row], name: str) -> float | None:
-    """Return the mean per step of a field, over the rows that have it; None if none has."""
+    """Return the mean per step of a field over the rows that have the field; None if no row has it."""
     known = [row for row in rows if row.get(name) is not None]
     if not known:
         return None

@@ -1,4 +1,4 @@
-"""What sinks for the disk have in common: a thread that writes, so that a hanging disk blocks nobody."""
+"""A base class of sinks that write to the disk in a thread, so that a hanging disk blocks nothing else."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from cpulaunch.supervise.telemetry.rows import Row
 
 
 class ThreadedSink:
-    """A sink (``supervise.telemetry.rows.Sink``) that calls `write` in a thread, which the first rows start.
+    """A sink (``supervise.telemetry.rows.Sink``) that calls `write` in a thread.  The first rows start it.
 
-    While more than ``limit`` rows wait, further rows are dropped.  After an OSError of `write`, all are.
+    While more than ``limit`` rows wait, further rows are dropped.  After an OSError in `write`, all rows are
+    dropped.
     """
 
     def __init__(self, name: str, limit: int) -> None:
@@ -22,11 +23,11 @@ class ThreadedSink:
         self._thread: threading.Thread | None = None
 
     def write(self, rows: list[Row], closed: bool) -> None:
-        """Write the rows that have come since the last call; the last call has ``closed`` True."""
+        """Write the rows since the last call.  ``closed``: this is the last call."""
         raise NotImplementedError
 
-    def lost(self, error: OSError | None) -> None:
-        """Handle the loss of rows: by an error of `write`, or None if too many wait."""
+    def handle_loss(self, error: OSError | None) -> None:
+        """Handle the loss of rows.  ``error`` was raised by `write`; None if too many rows wait."""
         raise NotImplementedError
 
     def rows(self, rows: Sequence[Row]) -> None:
@@ -39,7 +40,7 @@ class ThreadedSink:
                     self._thread.start()
                 self._changed.notify_all()
         if not keeps_up:
-            self.lost(None)
+            self.handle_loss(None)
 
     def close(self, patience: float) -> bool:
         """Wait until all is written.  Returns False if that takes more than ``patience`` seconds."""
@@ -63,4 +64,4 @@ class ThreadedSink:
                     self.write(rows, closed)
             except OSError as e:
                 failed = True
-                self.lost(e)
+                self.handle_loss(e)
