@@ -22,7 +22,7 @@ from support.namespaces import until
 
 from cpulaunch import variables
 from cpulaunch.agent.observe import processes
-from cpulaunch.agent.observe.dump import Dumps, Look, _Spy, find_tool
+from cpulaunch.agent.observe.dump import Dumps, Observation, _Tool, find_tool
 from cpulaunch.agent.observe.stacks import from_py_spy
 from cpulaunch.messages import AskDump, AskTime, Dump, Exit, Release, Started, Time
 from cpulaunch.supervise.stalls.stacks import main_stack, place, states
@@ -225,8 +225,8 @@ def test_a_py_spy_that_has_yet_to_exit_is_not_one_of_the_programs_processes() ->
     # As one is seen whose command line is gone already.
     exiting = subprocess.Popen(["py-spy"], executable=shutil.which("cat"), stdin=subprocess.PIPE)
     try:
-        look = Look(AskDump(1, False), 0.0, sleeper.pid, selectors.DefaultSelector(), None)
-        described = [each["pid"] for each in look.processes]
+        observation = Observation(AskDump(1, False), 0.0, sleeper.pid, selectors.DefaultSelector(), None)
+        described = [each["pid"] for each in observation.processes]
         assert sleeper.pid in described
         assert not {spy.pid, exiting.pid} & {*described}
         assert spy.poll() is None
@@ -238,7 +238,7 @@ def test_a_py_spy_that_has_yet_to_exit_is_not_one_of_the_programs_processes() ->
 
 def test_a_py_spy_that_was_reaped_before_its_last_words_were_read_is_no_error() -> None:
     selector = selectors.DefaultSelector()
-    spy = _Spy(["/bin/true"], {"pid": os.getpid()}, selector, from_py_spy, stops=False)
+    spy = _Tool(["/bin/true"], {"pid": os.getpid()}, selector, from_py_spy, stops=False)
     os.waitpid(spy._pid, 0)
     spy.kill()
     assert spy.ended
