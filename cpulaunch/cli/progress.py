@@ -13,7 +13,7 @@ from cpulaunch.cli.main import say
 from cpulaunch.cli.terminal import has_last_line, width
 
 if TYPE_CHECKING:
-    from cpulaunch.discovery.probe.probe import Asked
+    from cpulaunch.discovery.probe.probe import ProbeProgress
 
 FIRST_LINE = 5.0
 """Seconds until the first line without a terminal; the time doubles for each further line."""
@@ -64,7 +64,7 @@ class AskingProgress:
         self._drawn = False
         self._began, self._next_line = time.monotonic(), FIRST_LINE
 
-    def __call__(self, asked: Asked | None) -> None:
+    def __call__(self, asked: ProbeProgress | None) -> None:
         """Show progress; None at the end.  The first call shows nothing, as the end may come soon."""
         if not self._told:
             self._told = True

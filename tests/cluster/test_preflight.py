@@ -55,12 +55,12 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
     "no Python": (
         lambda c, here: c.hidden("node2", Path(sys.executable).parent),
         f"there is no {sys.executable}",
-        "put the same environment there",
+        "install the same environment there",
     ),
     "no cpulaunch": (
         lambda c, here: c.hidden("node2", PACKAGE / "discovery"),
-        "cpulaunch isn't where it is here",
-        "put the same environment there",
+        "cpulaunch is not installed at the same path as here",
+        "install the same environment there",
     ),
     "another torch": (
         lambda c, here: c.replaced("node2", torch_version_file(), "__version__ = '2.8.0'\n"),
@@ -160,10 +160,10 @@ def test_an_unknown_name(cluster: Cluster, cpulaunch: Run, hosts: str) -> None:
 @pytest.mark.parametrize(
     ("hosts", "hint"),
     [
-        repeat("node1", "--skip-preflight starts all the same"),
-        ("node0,node1", "--skip-preflight starts all the same; --exclude leaves hosts out"),
+        repeat("node1", "--skip-preflight starts the job anyway"),
+        ("node0,node1", "--skip-preflight starts the job anyway; --exclude omits hosts"),
         repeat("nod1", None),
-        ("node0,nod1", "--exclude leaves hosts out"),
+        ("node0,nod1", "--exclude omits hosts"),
     ],
 )
 def test_a_run_suggests_remedies_for_a_host(
@@ -224,7 +224,7 @@ def test_a_master_address_that_is_not_the_first_hosts(
     done = cpulaunch("hosts", "check", "-f", four, *options, on="login")
     assert done.returncode == 3
     assert f"✗ node0: can't connect to {address}, where the ranks meet: Connection refused" in done.stderr
-    assert "--master-addr auto takes an address of node0" in done.stderr
+    assert "use --master-addr auto, which selects an address of node0" in done.stderr
     assert done.stderr.count("✗") == 1  # not also for each host that it can't be reached
 
 

@@ -18,7 +18,7 @@ NOTHING = "libfabric: No data available"
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine starts no Python in the time that a host has."""
-    monkeypatch.setattr(fabrics, "LONGEST", 60.0)
+    monkeypatch.setattr(fabrics, "TIMEOUT", 60.0)
 
 
 @pytest.fixture
