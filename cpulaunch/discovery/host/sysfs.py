@@ -83,7 +83,7 @@ def _cores(read: Read, online: CoreSet, notes: list[str]) -> list[CoreSet]:
 def _performances(read: Read, online: CoreSet, sockets: int) -> dict[int, float]:
     """A number for each CPU, which is higher for P-cores than for E-cores; empty if all cores are equal.
 
-    The sources are the lists of Intel's P- and E-cores, ``cpu_capacity`` of Arm (and of x86 since Linux 6.12),
+    The sources are the lists of Intel's P- and E-cores, ``cpu_capacity`` of Arm (and x86 since Linux 6.12),
     and the maximum frequency.  The latter two take a read per CPU.  They are skipped on machines with several
     sockets, as no such machine is hybrid.
     """

@@ -94,12 +94,12 @@ def test_the_schema_finds_errors_of_a_pod() -> None:
     ("name", "workers", "why"),
     [
         ("a" * 54, 1, None),
-        ("a" * 55, 1, "it has 55 characters, and may have 54"),
-        ("a" * 54, 101, "it has 54 characters, and may have 52"),
-        ("4-nodes", 1, "it must begin with a letter"),
-        ("Train", 1, "it must begin with a letter"),
-        ("train-", 1, "it must begin with a letter"),
-        ("", 1, "it must begin with a letter"),
+        ("a" * 55, 1, "it has 55 characters; the maximum is 54"),
+        ("a" * 54, 101, "it has 54 characters; the maximum is 52"),
+        ("4-nodes", 1, "only a-z, 0-9 and - are valid"),
+        ("Train", 1, "only a-z, 0-9 and - are valid"),
+        ("train-", 1, "only a-z, 0-9 and - are valid"),
+        ("", 1, "only a-z, 0-9 and - are valid"),
     ],
 )
 def test_names_are_valid_for_services_and_hosts(name: str, workers: int, why: str | None) -> None:

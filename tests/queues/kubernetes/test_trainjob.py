@@ -95,7 +95,7 @@ def test_trainer_finds_the_parts_that_it_extends() -> None:
 @pytest.mark.parametrize(("length", "workers", "longest"), [(44, 1, None), (45, 1, 44), (45, 1001, 44)])
 def test_names_leave_room_for_the_pods_names(length: int, workers: int, longest: int | None) -> None:
     found = TRAINJOB.why_not_a_name("a" * length, workers)
-    assert found == (longest and f"it has {length} characters, and may have {longest}")
+    assert found == (longest and f"it has {length} characters; the maximum is {longest}")
 
 
 def test_the_documents_can_be_created_in_this_order() -> None:
