@@ -95,7 +95,7 @@ def test_a_follower_shows_both_logs_without_their_earlier_content(
         repeat(("--nodes", 9), "--nodes=9: partition batch has 4 nodes"),
         repeat(
             ("--ntasks", 4 * CPUS + 1),
-            f"--ntasks={4 * CPUS + 1}: {4 * CPUS + 1} CPUs, and 4 nodes of partition batch have {4 * CPUS}",
+            f"{4 * CPUS + 1} CPUs, but 4 nodes of partition batch have at most {4 * CPUS}",
         ),
         (("-c", 64), f"64 CPUs per node, but nodes of partition batch have at most {CPUS}"),
     ],

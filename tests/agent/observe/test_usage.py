@@ -87,39 +87,6 @@ def test_counters_that_the_kernel_refuses_are_left_out() -> None:
     assert Counters(2**22 + 1, SOFTWARE).read() == {}  # there is no such process
 
 
-DENIED = """
-import ctypes, os, struct, sys, time
-from cpulaunch.agent.observe.counters import _CALL, Counters
-from cpulaunch.agent.observe.usage import Usage
-from cpulaunch.model.cores import CoreSet
-me = os.getpid()
-events = {"nanoseconds": (1, 1)}
-before = Counters(me, events).read().keys()
-# The system call's number; another one: go on; EPERM; allowed (linux/filter.h, linux/seccomp.h)
-rules = (0x20, 0, 0, 0), (0x15, 0, 1, _CALL[os.uname().machine]), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)
-program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in rules))
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
-given = struct.pack("=HxxxxxxQ", len(rules), ctypes.addressof(program))
-assert libc.prctl(22, 2, given, 0, 0) == 0, os.strerror(ctypes.get_errno())  # PR_SET_SECCOMP
-after = Counters(me, events).read().keys()
-print(*before, "|", *after, "|", *Usage(me, CoreSet(os.sched_getaffinity(0)), 0.0).row(time.monotonic()))
-"""
-
-
-def test_the_other_fields_remain_if_a_container_forbids_counters() -> None:
-    """By a filter of system calls, as Docker has."""
-    if not Counters(os.getpid(), SOFTWARE).read():
-        pytest.skip("this machine forbids perf_event_open")
-    command = [sys.executable, "-c", DENIED]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
-    assert done.returncode == 0, done.stderr
-    before, after, row = (part.split() for part in done.stdout.split("|"))
-    assert (before, after) == (["nanoseconds"], [])
-    assert {"rss", "cpu_seconds", "switches"} <= set(row)
-    assert not {"cycles", "instructions", "amx_busy"} & set(row)
-
-
 @pytest.mark.parametrize(
     ("vendor", "flags", "asked"),
     [
