@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 
 from cpulaunch.errors import UsageError
 
-LIMIT = 1 << 20
-"""The largest size of a patch in bytes."""
-
 HINT = "a patch contains the fields to change; --dry-run prints all fields of the job"
 
 FIXED = (("apiVersion",), ("metadata", "name"), ("metadata", "namespace"))
@@ -36,10 +33,7 @@ def read_patch(file: str, kinds: Sequence[str]) -> Patch:
 
     where = f"--patch {file}"
     try:
-        path = Path(file)
-        if path.stat().st_size > LIMIT:
-            raise UsageError(f"{where}: it has more than {LIMIT >> 20} MiB", hint=HINT)
-        patch = yaml.safe_load(path.read_text())
+        patch = yaml.safe_load(Path(file).read_text())
     except OSError as e:
         raise UsageError(f"{where}: cannot be read: {e.strerror}", hint=HINT) from None
     except UnicodeDecodeError:

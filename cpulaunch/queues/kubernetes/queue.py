@@ -30,7 +30,6 @@ SUFFIX = 3
 """The number of random bytes in the default name of a job."""
 
 SETTINGS = "cpulaunch.yaml"
-_SUBDOMAIN = re.compile("[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")  # a claim's name
 _RESERVED_PATHS = ("/dev/shm", "/etc/mpi", FILES_AT, f"{pods.HOME}/.ssh")
 _IMAGE_PATHS = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr", "/usr/local")
 
@@ -317,11 +316,6 @@ def _program(job: Job) -> tuple[dict[str, str], Sequence[str]]:
     if not script.is_file():
         what = "is a directory" if script.is_dir() else "no such script here"
         raise UsageError(f"{rest[0]}: {what}", hint="use the absolute path for a script in the image")
-    if not re.fullmatch(r"[-._A-Za-z0-9]{1,253}", script.name):
-        raise UsageError(
-            f"{script.name!r}: only letters, digits, -, _ and . are valid in the name of a ConfigMap's file",
-            hint="rename it, or put it in the image",
-        )
     return {script.name: _text(script)}, [f"{FILES_AT}/{script.name}", *rest[1:]]
 
 
@@ -354,7 +348,7 @@ def _volumes(texts: Sequence[str]) -> dict[str, str]:
     volumes: dict[str, str] = {}
     for text in texts:
         claim, _, path = text.rstrip("/").partition(":")
-        if not _SUBDOMAIN.fullmatch(claim) or not re.fullmatch("/[^:]+", path):
+        if not claim or not re.fullmatch("/[^:]+", path):
             raise UsageError(
                 f"--volume {text!r} is not like CLAIM:/PATH", hint="`kubectl get pvc` lists claims"
             )

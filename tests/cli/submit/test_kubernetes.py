@@ -183,7 +183,6 @@ def test_a_job_is_called_like_its_script(here: Path, capsys: pytest.CaptureFixtu
         ("latin.py", "latin.py: not UTF-8 text"),
         ("big.py", "big.py: 1,048,577 bytes are too many for a ConfigMap; at most 1,048,576 fit"),
         ("whole.py", "whole.py: 1,048,584 bytes are too many for a ConfigMap"),  # with its name
-        ("ünder.py", "only letters, digits, -, _ and . are valid"),
         ("4.py", "'4-"),
         ("", "no script to run"),
         ("-m", "no script to run"),
@@ -197,8 +196,7 @@ def test_an_impossible_job_is_an_error_with_a_hint(
     (here / "latin.py").write_bytes(b"# \xe4\n")
     (here / "big.py").write_text("#" * (MAX_FILES + 1))
     (here / "whole.py").write_text("#" * MAX_FILES)
-    for name in ("4.py", "ünder.py"):
-        (here / name).touch()
+    (here / "4.py").touch()
     words = shlex.split(typed)
     assert main(words if typed.startswith("submit") else [*BASE, "--dry-run", *words]) == 2
     error = capsys.readouterr().err

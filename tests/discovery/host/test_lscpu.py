@@ -68,7 +68,7 @@ def test_the_maximum_frequency_is_read(text: str, performance: float | None) -> 
         ("# CPU,Socket\n0,0\n", "has no CORE column, but CPU, SOCKET"),
         ("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0\n", "line 3 of the lscpu text has 3 values for 4 columns"),
         ("CPU CORE\n0 0\n1\n", "line 3 of the lscpu text has 1 value for 2 columns"),
-        ("# CPU,Core,Socket,Node\n0,0,0,0\n0,1,0,0\n", "line 3 of the lscpu text describes CPU 0 once more"),
+        ("# CPU,Core,Socket,Node\n0,0,0,0\n0,1,0,0\n", "line 3 of the lscpu text describes CPU 0 again"),
         (
             "# CPU,Core,Socket,Node\n0,zero,0,0\n",
             "line 2 of the lscpu text has 'zero' where a CORE number belongs",

@@ -41,7 +41,7 @@ def complaints(
     given: dict[str, ProbeResponse], request: ProbeRequest = REQUEST, reach: Reach = SSH
 ) -> list[str]:
     return [
-        f"{r.host}: {p.of(r.host)[0]}" for r in report_on_hosts(given, request, reach) for p in r.problems
+        f"{r.host}: {p.text(r.host)[0]}" for r in report_on_hosts(given, request, reach) for p in r.problems
     ]
 
 
