@@ -25,10 +25,10 @@ class Pipes:
         """Create the pipes, and return the program's ends for stdout, stderr and reports."""
         ends = []
         for stream in (1, 2, REPORTS):
-            ours, theirs = os.pipe()
-            self._streams[ours] = stream
-            self._selector.register(ours, selectors.EVENT_READ)
-            ends.append(theirs)
+            read_end, write_end = os.pipe()
+            self._streams[read_end] = stream
+            self._selector.register(read_end, selectors.EVENT_READ)
+            ends.append(write_end)
         return ends[0], ends[1], ends[2]
 
     def __contains__(self, fd: int) -> bool:

@@ -40,8 +40,7 @@ def mpi(request: pytest.FixtureRequest) -> list[str]:
 
 
 def usually(*launchers: str) -> pytest.MarkDecorator:
-    """These launchers, and all others under ``scripts/test.sh --all``: MPICH's mpiexec is nearly Intel's, and
-    agents are alike."""
+    """These launchers in CI, and all launchers in ``scripts/test.sh --all``."""
     every = [name if name in launchers else repeat(name) for name in LAUNCHERS]
     return pytest.mark.parametrize("mpi", every, indirect=True)
 

@@ -225,7 +225,7 @@ def test_an_interface_that_is_only_on_some_hosts(cluster: Cluster, cpulaunch: Ru
 
 
 def test_a_startup_file_may_print(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
-    """A non-interactive ssh reads ~/.bashrc; sshd reads the environment of its configuration."""
+    """A non-interactive ssh also reads ~/.bashrc."""
     home = Path.home() / ".bashrc"
     if not home.exists():
         pytest.skip("no ~/.bashrc to replace")

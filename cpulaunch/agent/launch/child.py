@@ -219,13 +219,13 @@ def adopt_orphans_and_die_with(parent_signal: int) -> None:
 
 def signal_pipe(numbers: Sequence[int]) -> int:
     """Return a file descriptor that yields the number of each of these signals when it arrives."""
-    ours, theirs = os.pipe()
-    os.set_blocking(ours, False)
-    os.set_blocking(theirs, False)
-    signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     for number in numbers:
         signal.signal(number, lambda *_: None)
-    return ours
+    return read_end
 
 
 def die_with(parent: int, number: int) -> None:

@@ -90,12 +90,12 @@ def start_program(
         policy = ""
     env = _environment(placement, identity, assigned)
     argv = program_arguments(placement, identity, argv)
-    kept = stacks = ledger_fd = ledger = None
+    port_socket = stacks = ledger_fd = ledger = None
     if placement.python:
         argv = [argv[0], RUN_PROGRAM, *argv[1:]]
         env[variables.REPORT_FD] = str(streams[2])
         stacks, (ledger_fd, ledger) = _offer_stacks_file(env), ledger_file.offer(env)
-        kept = _keep_port(env, host) if identity.rank == 0 and not placement.instances else None
+        port_socket = _keep_port(env, host) if identity.rank == 0 and not placement.instances else None
     preloads = planned_preloads(placement, assigned.host, os.environ)
     # Only one rank may read stdin.  Under hydra, the stdin of the other ranks never ends.
     reads = identity.rank == placement.stdin
@@ -105,8 +105,8 @@ def start_program(
     except OSError as e:
         raise HostError(cannot_run(f"{argv[0]} on {host}", e)) from None
     finally:
-        if kept:
-            kept.close()
+        if port_socket:
+            port_socket.close()
         if ledger_fd is not None:
             os.close(ledger_fd)
     if (actual := _cores_of(program.pid)) not in (None, rank.cores):
@@ -141,10 +141,10 @@ def _keep_port(env: dict[str, str], host: str) -> socket.socket | None:
 
     None if `keep_port` reserves nothing.
     """
-    if kept := keep_port(env, host):
-        os.set_inheritable(kept.fileno(), True)
-        env[variables.KEPT_PORT], env[variables.KEPT_PORT_FD] = env["MASTER_PORT"], str(kept.fileno())
-    return kept
+    if port_socket := keep_port(env, host):
+        os.set_inheritable(port_socket.fileno(), True)
+        env[variables.KEPT_PORT], env[variables.KEPT_PORT_FD] = env["MASTER_PORT"], str(port_socket.fileno())
+    return port_socket
 
 
 def _offer_stacks_file(env: dict[str, str]) -> int | None:

@@ -136,10 +136,10 @@ def blocked(pid: int) -> list[dict[str, Any]]:
     """Describe the threads in uninterruptible sleep (state D), mostly due to a disk or file server."""
     found = []
     for thread in threads(pid):
-        seen = stat(pid, thread)
-        if seen and seen.state == "D":
+        status = stat(pid, thread)
+        if status and status.state == "D":
             waiting = _waits_in(pid, thread)
-            found.append({"thread": thread, "name": seen.name, "wchan": _wchan(pid, thread), **waiting})
+            found.append({"thread": thread, "name": status.name, "wchan": _wchan(pid, thread), **waiting})
     return found[:MAX_BLOCKED]
 
 

@@ -33,15 +33,15 @@ class Telemetry:
     Call ``look`` when it is ``due``, a time on the monotonic clock.
     """
 
-    def __init__(self, kept: mmap.mmap | None, usage: Usage, world_size: int, beats: float) -> None:
+    def __init__(self, memory: mmap.mmap | None, usage: Usage, world_size: int, beats: float) -> None:
         """``beats`` is the time between two heartbeats in seconds; the period of messages is at most that."""
-        self._kept, self._usage = kept, usage
+        self._memory, self._usage = memory, usage
         self._period = min(max(1.0, world_size / PER_SECOND), beats)
         self.due = time.monotonic() + self._period
         self._process_due = self.due + PROCESS_PERIOD - self._period
         self._before: ledger.Step | None = None  # the last step sent
         self._latest: dict[str, float] = {}  # fields that aren't sums, from the steps after _before
-        self._peak_told = False
+        self._peak_is_sent = False
 
     def look(self, now: float) -> Steps | None:
         """Make the next message, or return None if there is nothing new."""
@@ -59,10 +59,10 @@ class Telemetry:
 
     def _message(self, now: float, rows: list[list[Any]], process: dict[str, Any]) -> Steps | None:
         peak, precision = None, ""
-        if self._kept and not self._peak_told:
-            _, peak, precision = ledger.recorded(self._kept)
-            self._peak_told = peak > 0
-        if not (rows or process or (peak and self._peak_told)):
+        if self._memory and not self._peak_is_sent:
+            _, peak, precision = ledger.recorded(self._memory)
+            self._peak_is_sent = peak > 0
+        if not (rows or process or (peak and self._peak_is_sent)):
             return None
         return Steps(now, rows, process, peak or None, precision)
 
@@ -72,11 +72,11 @@ class Telemetry:
         If there are too many steps, only those whose number is a multiple of 2, 4, … get a row.  Thus all
         ranks have rows for the same steps.  Each row includes the skipped steps before it.
         """
-        kept = self._kept
-        if not kept or not (last := ledger.recorded(kept).last):
+        memory = self._memory
+        if not memory or not (last := ledger.recorded(memory).last):
             return []
         if self._before is None:
-            self._before = ledger.step(kept, 0) or ledger.Step(0, 0, dict.fromkeys(SUMS, 0))
+            self._before = ledger.step(memory, 0) or ledger.Step(0, 0, dict.fromkeys(SUMS, 0))
         stride = 1
         # Limit the stride, so that at least one step of the ledger's older half gets a row.
         while last - self._before.number > MAX_ROWS * stride and stride < ledger.STEPS // 2:
@@ -84,7 +84,7 @@ class Telemetry:
         rows = []
         # Skip the oldest step, which the program may overwrite at any moment.
         for number in range(max(self._before.number + 1, last - ledger.STEPS + 2), last + 1):
-            step = ledger.step(kept, number)
+            step = ledger.step(memory, number)
             if step is None:
                 continue
             # Don't wait for the loss of steps in the ledger's older half: they are soon overwritten.

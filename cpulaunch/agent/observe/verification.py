@@ -36,17 +36,17 @@ def with_torch(pid: int, report: Torch, planned: Planned) -> tuple[Found, list[s
 
     Returns the values found, and a complaint for each difference from the plan.
     """
-    ours = planned.cores | planned.comm_cores
-    on = CoreSet(cpu for cpus in _thread_cpus(pid) for cpu in cpus)
+    planned_cpus = planned.cores | planned.comm_cores
+    actual_cpus = CoreSet(cpu for cpus in _thread_cpus(pid) for cpu in cpus)
     complaints = []
-    if not on <= ours:
-        complaints.append(f"was put on CPUs {ours}, but its threads are on {on}")
+    if not actual_cpus <= planned_cpus:
+        complaints.append(f"was put on CPUs {planned_cpus}, but its threads are on {actual_cpus}")
     # Skip the check if the program has set the variable itself.
     if report.requested == planned.threads and planned.threads.isdigit():
         expected = int(planned.threads)
         if report.threads != expected and report.threads != min(expected, _physical_cores()):  # MKL's limit
             complaints.append(f"was given {expected} threads, but torch has {report.threads}")
-    return Found(str(on), None, None, report.threads), complaints
+    return Found(str(actual_cpus), None, None, report.threads), complaints
 
 
 def memory_policy(pid: int) -> str | None:

@@ -24,31 +24,31 @@ def offer(env: dict[str, str]) -> tuple[int, mmap.mmap] | tuple[None, None]:
         return None, None
     try:
         os.truncate(fd, ledger.SIZE)
-        kept = mmap.mmap(fd, ledger.SIZE)
+        memory = mmap.mmap(fd, ledger.SIZE)
     except OSError:
         os.close(fd)
         return None, None
     os.set_inheritable(fd, True)
     env[variables.LEDGER_FD] = str(fd)
-    return fd, kept
+    return fd, memory
 
 
-def groups(kept: mmap.mmap | bytes | None, *, unfinished: bool = False) -> list[dict[str, Any]]:
+def groups(memory: mmap.mmap | bytes | None, *, unfinished: bool = False) -> list[dict[str, Any]]:
     """The groups of a ledger in the form of ``Dump``.  Times are in seconds, or None for future events.
 
     With ``unfinished``, omit groups of ``ccl`` without an unfinished operation.  Groups of other backends are
     included, as their records don't show failures.
     """
-    found = ledger.groups(kept) if kept else []
+    found = ledger.groups(memory) if memory else []
     return _documents(group for group in found if not unfinished or _is_unfinished(group))
 
 
-def last_calls(kept: mmap.mmap | bytes | None) -> list[dict[str, Any]]:
+def last_calls(memory: mmap.mmap | bytes | None) -> list[dict[str, Any]]:
     """The last collective of each ``ccl`` group of an ended program, if this collective has completed.
 
     Destroyed groups are included.  Other backends are omitted, as their records may be a second old.
     """
-    found = [*ledger.groups(kept), *ledger.groups(kept, closed=True)] if kept else []
+    found = [*ledger.groups(memory), *ledger.groups(memory, closed=True)] if memory else []
     called = [
         group._replace(operations=tuple(collectives[-1:]))
         for group in found

@@ -20,7 +20,7 @@ from cpulaunch.plan.placement import Placement
 
 
 def test_the_agent_of_the_last_of_a_thousand_different_hosts_starts_its_program(tmp_path: Path) -> None:
-    """By a real execve with the variables, which Linux refuses where one of them is too long."""
+    """execve would fail if one of the variables were too long."""
     here = HostFacts(topology_from_lscpu(f"# CPU,Core,Socket,Node\n{FIRST_CPU},0,0,0\n"), cpu_flags=())
     plan = thousand_different_hosts(here)
     (command,) = load_mpi("intel").commands(plan, Installation("/agent.py", "/ssh.sh", "/spawner.py"))

@@ -1,4 +1,4 @@
-"""What the kernel says of a program: real processes, asked from outside."""
+"""The resource use of real processes, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from cpulaunch.discovery.host.far_memory import NODES, far_nodes, far_share
 from cpulaunch.model.cores import CoreSet
 
 SOFTWARE = {"nanoseconds": (1, 1), "page_faults": (1, 2)}
-"""PERF_COUNT_SW_TASK_CLOCK and _PAGE_FAULTS, which all machines have: by the same calls as those of the CPU."""
+"""PERF_COUNT_SW_TASK_CLOCK and _PAGE_FAULTS, which all machines have."""
 
 PAGES = 2000
 
-# Waits for a line, touches so many pages in a thread made then, and as many in a process, and says so.
+# Waits for a line, and touches PAGES pages in a new thread, then in a child process.
 TOUCHES = f"""
 import mmap, os, threading
 def touch():
@@ -101,7 +101,7 @@ def test_amx_is_counted_if_its_event_is_known(vendor: str, flags: str, asked: se
 
 
 def test_far_memory_is_that_on_other_nodes() -> None:
-    """This machine may have one node: of its memory, all is on that one and none on another."""
+    """On a machine with one node, all memory is on this node."""
     memory = mmap.mmap(-1, 64 << 20)
     memory.write(b"x" * len(memory))
     nodes = frozenset(CoreSet.parse(Path(f"{NODES}has_memory").read_text().strip()))
@@ -160,7 +160,7 @@ def _held_back(pid: int) -> float:
 
 
 def test_a_throttled_program_has_lost_a_share_of_its_time(cpu_group: Path) -> None:
-    """The group may use a twentieth of a CPU, and the program would use one."""
+    """The quota is a twentieth of a CPU, and the program needs a whole one."""
     command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     with bounded(subprocess.Popen(command, stdout=subprocess.PIPE)) as program:
         assert program.stdout
@@ -182,7 +182,7 @@ while time.monotonic() < end: pass
 
 @pytest.mark.slow
 def test_rows_have_the_counters_of_this_machine(tmp_path: Path) -> None:
-    """Where it has any."""
+    """The machine may have none."""
     with PlayedLauncher(placement(tmp_path), COMPUTES) as launcher:
         launcher.welcome()
         row = launcher.next(messages.Steps).process

@@ -1,4 +1,4 @@
-"""What a program's bootstrap reports, and that it is what the agent understands."""
+"""The reports of a program's bootstrap to the agent, and the tracebacks that it shows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_malformed_reports_are_ignored(pieces: list[bytes], reports: list[Report
 
 
 def stands_in(fault: str) -> Callable[..., Any]:
-    """A function of cpulaunch that stands in for a library's, with a fault of its own or none."""
+    """A replacement of a library's function, which runs ``fault`` first."""
     code = f"def watch(original):\n def call(*args):\n  {fault}\n  return original(*args)\n return call\n"
     exec(compile(code, bootstrap._PACKAGE + "runtime/observe/communication.py", "exec"), names := {})
     return names["watch"]

@@ -1,4 +1,4 @@
-"""How hosts are divided among spawners, and what these say to each other."""
+"""The division of hosts among spawners, and the messages of spawners."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def hosts(count: int) -> list[Host]:
 
 
 def depth(group: list[Host]) -> int:
-    """Connections in a row until the last of the hosts, of which the first is reached by one."""
+    """The number of consecutive connections to the farthest host of a group."""
     return 1 + max(map(depth, split_hosts(group[1:])), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Keeping a port: who can be bound to it, and who can't."""
+"""Reserving a port: which processes can bind it."""
 
 from __future__ import annotations
 

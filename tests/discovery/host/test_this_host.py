@@ -1,4 +1,4 @@
-"""What a process may use of the machine that it is on."""
+"""The CPUs of this host that a process may use."""
 
 from __future__ import annotations
 

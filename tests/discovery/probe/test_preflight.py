@@ -1,4 +1,4 @@
-"""What is reported of hosts, from what they answered."""
+"""Reports on hosts, from their answers."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_host_that_gives_no_answer(response: ProbeResponse, what: str) -> None
             "srun: error: Unable to create step for job 13: Requested node configuration is not available",
             "srun: Unable to create step for job 13: Requested node configuration is not available",
         ),
-        # How the step's own task ended comes last, and is no error of srun's.
+        # The last line is about the end of the step's task, which is no error of srun.
         (
             NO_PYTHON,
             "srun: cluster configuration lacks support for cpu binding\nsrun: error: node1: task 0: Exited with exit code 97",
