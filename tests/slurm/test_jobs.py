@@ -76,13 +76,6 @@ def test_a_batch_scripts_tasks_are_the_ranks(queue: Queue, show: Path, tmp_path:
 
 
 @needs_two_cores
-def test_ranks_get_the_cores_that_slurm_gave(salloc: Run, show: Path) -> None:
-    done = salloc("-N2 -c 1", "run", "--launcher", "slurm", "--tee", "all", show)
-    ranks = outputs(done)
-    assert [len(r["cores"]) for r in ranks] == [1, 1]
-
-
-@needs_two_cores
 @pytest.mark.skipif(not (CPUSETS / "cpuset.cpus").exists(), reason="needs control groups of version 1")
 def test_two_jobs_on_the_same_nodes_have_the_cpus_of_their_cgroups(show: Path, tmp_path: Path) -> None:
     options = ("--partition=spare", "--nodes=2", "--cpus-per-task=1")
