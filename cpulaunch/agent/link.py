@@ -1,4 +1,4 @@
-"""The agent's end of the control channel.  It never blocks, and a job also runs without it."""
+"""The agent's end of the control channel.  It never blocks.  Jobs also run without it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ CHECK_AFTER = 1.5
 
 
 class LinkState(Enum):
-    """The state of a link.  LOST and ABSENT are final."""
+    """The state of a link.  The final states are LOST, if it was UP before, and ABSENT."""
 
     CONNECTING = "connecting"
     UP = "up"
-    LOST = "was up once: the launcher is gone"
-    ABSENT = "never came about"
+    LOST = "lost"
+    ABSENT = "absent"
 
 
 class Link:

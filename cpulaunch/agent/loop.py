@@ -117,9 +117,9 @@ class Agent:
             for fd in streams:
                 os.close(fd)
         gc.enable()
-        while not self._finished():
+        while not self._is_finished():
             self._run_once()
-        return self._finish()
+        return self._send_rest()
 
     def _start_telemetry(self, running: Running) -> None:
         if self.placement.telemetry and self.link:
@@ -196,7 +196,7 @@ class Agent:
             )
             self._send(messages.Note(note))
 
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
         return self.ended is not None and not (self.running and self.running.program.has_leftovers())
 
     # ---- the launcher
@@ -376,7 +376,7 @@ class Agent:
 
     # ---- the end
 
-    def _finish(self) -> int:
+    def _send_rest(self) -> int:
         """Send the rest of the output and the exit status, wait for the release, and return the exit code."""
         assert self.ended is not None
         self.pipes.pause(False)
