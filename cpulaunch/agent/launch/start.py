@@ -76,8 +76,7 @@ def start_program(
     """Start ``argv`` as planned for this rank.
 
     ``streams`` are descriptors for the program's stdout, its stderr and its reports to the agent.
-    ``open_files`` is its soft limit of open files.  Raises HostError or PlanError if this host can't fulfil
-    the plan.
+    ``open_files`` is its soft limit of open files.  Raises HostError, or PlanError for an assumed host.
     """
     assigned, notes = _assigned_here(placement, identity)
     rank, host = assigned.rank, assigned.host.host
