@@ -162,7 +162,7 @@ def test_a_job_is_called_like_its_script(here: Path, capsys: pytest.CaptureFixtu
             "instances.count (--instances): 5 instances on each",
         ),
         ("--cpu 16 --memory 64GB train.py", "--memory '64GB' is not a quantity"),
-        ("--cpu 16 --memory 64 train.py", "--memory 64 is 64 bytes"),
+        ("--cpu 16 --memory 64 train.py", "--memory 64 is too small: 64 bytes"),
         ("--nodes 0 train.py", "--nodes '0' is not a number of workers"),
         ("--nodes 2-4 train.py", "--nodes '2-4' is not a number of workers"),
         ("--nodes 4 -n 6 train.py", "6 ranks can't be divided evenly over 4 workers"),
@@ -370,7 +370,7 @@ def test_without_kubectl(
     assert main([*BASE, "train.py"]) == 3
     error = capsys.readouterr().err
     assert "kubectl can't be run: No such file or directory" in error
-    assert "--dry-run prints the job, and --output F keeps it" in error
+    assert "use --output F to write the job to a file" in error
 
 
 def test_the_pages_commands_are_understood(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -220,7 +220,10 @@ def test_the_script_is_kept_on_request(
         ("-x node0 train.py", "--exclude=node0 for a node to avoid"),
         ("-N 2 --nnodes 5 train.py", "hosts.nnodes (--nnodes): 5 of 2 nodes\ncpulaunch: hint: use --nodes=5"),
         ("--requeue --signal=B:INT@60 train.py", "hint: use --signal=B:TERM@60"),
-        ("--requeue --signal=TERM@60 train.py", "--signal=TERM@60: without B:, Slurm sends it to srun's"),
+        (
+            "--requeue --signal=TERM@60 train.py",
+            "--signal=TERM@60: without B:, Slurm sends it only to srun's",
+        ),
         (
             "--requeue --signal=B:TERM@60 --grace-period 110 train.py",
             "Slurm ends the job 60 s later, but the grace period of the ranks is 110 s\n"
