@@ -1,4 +1,4 @@
-"""One connection to the launcher, from the attempt to make it on."""
+"""A connection to the launcher, which may still be being made."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from cpulaunch.wire import Lines
 
 RETRANSMISSIONS = 3
-"""How often the kernel has sent the same data without an answer before the network counts as cut: 1.4 s."""
+"""The network counts as cut once the kernel has sent the same data this often without an answer (1.4 s)."""
 
 
-class Quiet(NamedTuple):
-    """How long the other host has been quiet, as its kernel and ours see it (``tcp_info``, tcp(7)).
+class Silence(NamedTuple):
+    """How long the other host has been silent, from the kernel's ``tcp_info`` (tcp(7)).
 
-    ``seconds`` is the time since it has last acknowledged anything.  ``unacknowledged``: there is data that
-    was sent again ``RETRANSMISSIONS`` times, and still not acknowledged.
+    ``seconds`` is the time since its last acknowledgement.  ``unacknowledged`` says that data sent
+    ``RETRANSMISSIONS`` times is still not acknowledged.
     """
 
     seconds: float
@@ -32,17 +32,17 @@ class Quiet(NamedTuple):
 class Connection:
     """A socket with its unsent and unread data.
 
-    ``salt`` is the challenge that the launcher has to answer.  ``greeted``: the launcher has sent its
-    challenge, and we our hello.  ``welcome``: the launcher has accepted us.  ``connected``: its host has
-    answered.
+    ``salt`` is the challenge that the launcher has to answer.  The connection goes through three states:
+    ``connected`` (the launcher's host has answered), ``greeted`` (challenge and hello have been exchanged),
+    and ``welcome`` (the launcher has accepted the agent).
     """
 
     def __init__(
         self, family: int, address: Any, selector: selectors.BaseSelector, owner: Any, patience: float
     ) -> None:
-        """Begin to connect.  ``owner.ready(connection, events)`` is called for what the selector finds.
+        """Begin to connect.  When the socket is ready, call ``owner.ready(connection, events)``.
 
-        ``patience``: in this many seconds, the kernel asks the other host a few times whether it is there.
+        The kernel sends keepalives often enough to notice a dead host within ``patience`` seconds.
         Raises OSError.
         """
         self.salt = os.urandom(16).hex()
@@ -72,17 +72,17 @@ class Connection:
 
     @property
     def unsent(self) -> int:
-        """The number of bytes that the kernel has not taken."""
+        """The number of bytes not yet handed to the kernel."""
         return len(self._outgoing)
 
     def ready(self, events: int) -> Any:
-        """Let the owner read and write the socket, which is ready for ``events``."""
+        """Call the owner because the socket is ready for ``events``."""
         return self._owner.ready(self, events) if self.open else []
 
     def read(self) -> Iterator[bytes] | None:
-        """Return the lines that have come; None if the launcher has closed the connection.
+        """Return the lines received; None if the launcher has closed the connection.
 
-        Raises OSError if the connection is broken, and MessageError, when iterated, for a line without end.
+        Raises OSError if the connection is broken.  Iterating raises MessageError if a line is too long.
         """
         try:
             data = self._socket.recv(1 << 16)
@@ -93,7 +93,7 @@ class Connection:
         return self._lines.feed(data) if data else None
 
     def write(self, data: bytes) -> None:
-        """Send ``data``, as soon as the kernel takes it."""
+        """Send ``data`` now, or once the socket's buffer has room."""
         self._outgoing += data
         self.flush()
 
@@ -104,21 +104,21 @@ class Connection:
             try:
                 del self._outgoing[: self._socket.send(self._outgoing)]
             except (BlockingIOError, BrokenPipeError):
-                pass  # if the pipe is broken, reading will find that the launcher hung up
-            except OSError as e:  # the kernel reports it only once: reading then finds an end
+                pass  # if the pipe is broken, read() reports that the launcher closed it
+            except OSError as e:  # the kernel reports an error only once; read() raises it again
                 self._broken = e
                 self._outgoing.clear()
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
         self._selector.modify(self._socket, events, self)
 
-    def quiet(self) -> Quiet:
+    def silence(self) -> Silence:
         if self._local or not self.open:
-            return Quiet(0.0, False)
+            return Silence(0.0, False)
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
         backoff = info[4]  # tcpi_backoff
         (unacknowledged,) = struct.unpack_from("=I", info, 24)  # tcpi_unacked
-        silence = int.from_bytes(info[56:60], sys.byteorder) / 1000  # tcpi_last_ack_recv
-        return Quiet(silence, unacknowledged > 0 and backoff >= RETRANSMISSIONS)
+        seconds = int.from_bytes(info[56:60], sys.byteorder) / 1000  # tcpi_last_ack_recv
+        return Silence(seconds, unacknowledged > 0 and backoff >= RETRANSMISSIONS)
 
     def close(self) -> None:
         if self.open:

@@ -22,20 +22,20 @@ class Pipes:
         self._paused = False
 
     def open(self) -> tuple[int, int, int]:
-        """Make the pipes, and return the program's ends for stdout, stderr and reports."""
+        """Create the pipes, and return the program's ends for stdout, stderr and reports."""
         ends = []
         for stream in (1, 2, REPORTS):
-            ours, theirs = os.pipe()
-            self._streams[ours] = stream
-            self._selector.register(ours, selectors.EVENT_READ)
-            ends.append(theirs)
+            read_end, write_end = os.pipe()
+            self._streams[read_end] = stream
+            self._selector.register(read_end, selectors.EVENT_READ)
+            ends.append(write_end)
         return ends[0], ends[1], ends[2]
 
     def __contains__(self, fd: int) -> bool:
         return fd in self._streams
 
     def read(self, fd: int) -> tuple[int, bytes]:
-        """Read at most MAX_OUTPUT bytes: the stream's number, and the data, which is empty at its end."""
+        """Read at most MAX_OUTPUT bytes.  Returns the stream's number and the data, empty at its end."""
         stream = self._streams[fd]
         data = os.read(fd, MAX_OUTPUT)
         if not data:
@@ -60,7 +60,7 @@ class Pipes:
                 self._selector.register(fd, selectors.EVENT_READ)
 
     def forget(self) -> None:
-        """Stop reading all streams, even if other processes still hold the program's ends."""
+        """Stop reading all streams, even if other processes can still write to them."""
         for fd in self._streams:
             self._selector.unregister(fd)
         self._streams.clear()
@@ -98,7 +98,7 @@ def pass_on(stream: int, data: bytes) -> None:
 
 
 class Reports:
-    """Parses the reports of one program.  Any of its children may write them, so they are not trusted."""
+    """Parses the reports of one program.  They are untrusted: any child of the program may write them."""
 
     def __init__(self) -> None:
         self._lines = Lines()

@@ -1,7 +1,7 @@
 """The script that the launcher ssh starts on this host, and that ssh starts on every other host::
 
     python -I -S …/run_spawner.py SSH HOSTS READER [-x NAME]… -- AGENT…   on the launching host
-    python -I -S …/run_spawner.py                                         elsewhere; the rest comes on stdin
+    python -I -S …/run_spawner.py                                         elsewhere; stdin carries the rest
 
 It is short because Python compiles the main script anew each time, while imported modules are cached.
 """

@@ -13,7 +13,7 @@ from cpulaunch.cli.main import say
 from cpulaunch.cli.terminal import has_last_line, width
 
 if TYPE_CHECKING:
-    from cpulaunch.discovery.probe.probe import Asked
+    from cpulaunch.discovery.probe.probe import ProbeProgress
 
 FIRST_LINE = 5.0
 """Without a terminal: seconds until the first line; the interval doubles for each further line."""
@@ -61,7 +61,7 @@ class AskingProgress:
         self._drawn = False
         self._began, self._next_line = time.monotonic(), FIRST_LINE
 
-    def __call__(self, asked: Asked | None) -> None:
+    def __call__(self, asked: ProbeProgress | None) -> None:
         """Show progress; None at the end.  The first call shows nothing, as answers usually come at once."""
         if not self._started:
             self._started = True

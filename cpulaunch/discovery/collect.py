@@ -48,14 +48,10 @@ Tell = Callable[[str], None]
 
 
 class Ccl(NamedTuple):
-    """Functions of the command line that report on the backend ccl on this host, called only if needed.
+    """Functions that report on the backend ccl on this host."""
 
-    ``missing`` returns why ccl can't be used, or None if it can or if the job doesn't use it.  ``files``
-    returns the files of the compiled process group, which must be the same on all hosts.
-    """
-
-    missing: Callable[[], str | None]
-    files: Callable[[], tuple[str, ...]]
+    missing: Callable[[], str | None]  # why ccl can't be used; None if it can, or if the job doesn't use it
+    files: Callable[[], tuple[str, ...]]  # the compiled files that must be the same on all hosts
 
 
 def collect_facts(
@@ -63,9 +59,9 @@ def collect_facts(
 ) -> Facts:
     """Collect the facts of this host and, if there is a ``program`` to run, of the job's other hosts.
 
-    The other hosts are probed in the way that the launcher reaches them, unless the user skips that.
-    ``tell`` gets lines for the user, and ``progress`` the state of the probes.  Raises HostError if hosts
-    aren't ready, and ConfigError if settings contradict the facts.
+    The other hosts are probed by the launcher's own means, unless the user skips preflight.  ``tell`` shows a
+    line to the user, and ``progress`` shows the state of the probes.  Raises HostError if hosts aren't ready,
+    and ConfigError if settings contradict the facts.
     """
     job = slurm_job(config.environ)
     config = without_ended_job(config, job, tell)
@@ -97,7 +93,7 @@ def collect_facts(
         hosts={host.name: here for host in listed if host.name in names},
         here=names,
         mpis=mpis,
-        ccl_missing=ccl.missing(),  # may build ccl, so call it before probing the hosts for it
+        ccl_missing=ccl.missing(),  # may build ccl, which the probes then look for
         step=step,
     )
     if program and elsewhere and operators_hostfile(config.environ):
@@ -108,7 +104,7 @@ def collect_facts(
 
 
 def mpis_for(config: Config, listed: Sequence[Host], here: frozenset[str]) -> tuple[Mpi, ...]:
-    """The MPIs of this host; empty if the job can't use one to start ranks on the ``listed`` hosts."""
+    """The MPIs of this host; empty if the job on the ``listed`` hosts won't use an MPI."""
     if not may_use_mpi(config, here_alone=all_here(listed, here)):
         return ()
     return find_mpis(config.mpi.flavour, config.mpi.path)
@@ -117,14 +113,12 @@ def mpis_for(config: Config, listed: Sequence[Host], here: frozenset[str]) -> tu
 def has_step(config: Config, listed: Sequence[Host], tell: Tell) -> bool:
     """Whether a Slurm step can start ranks on the ``listed`` hosts, and the user has not chosen a launcher.
 
-    If not, ``tell`` gets a warning if ranks could use CPUs of other Slurm jobs.
+    If not, warn if ranks could use CPUs of other Slurm jobs.
     """
     if can_start(config, listed):
         return True
     if decide_launcher(config, here_alone=False).name != BY_STEP and (part := part_of_nodes(config, listed)):
-        tell(
-            f"warning: {part}, and ranks that ssh starts can use all of them: --launcher slurm keeps to those"
-        )
+        tell(f"warning: {part}, and ranks that ssh starts can use all of them: use --launcher slurm")
     return False
 
 
@@ -136,23 +130,23 @@ def ask_hosts(
     tell: Tell,
     progress: Progress,
 ) -> Facts:
-    """Add to ``facts`` what the listed hosts report of themselves, and a free port of the first host.
+    """Probe the listed hosts, and add their facts and a free port of the first host to ``facts``.
 
-    The hosts are not probed if the user skips that, or if all ranks run here.  Raises HostError if hosts
-    aren't ready.
+    Don't probe if the user skips preflight, or if all ranks run here.  Raises HostError if hosts aren't
+    ready.
     """
     listed, names = facts.listed, facts.here
     here_alone = all_here(listed, names)
     chosen = decide_launcher(config, here_alone=here_alone, mpis=facts.mpis, step=facts.step)
     if here_alone or config.hosts.skip_preflight or chosen.launcher.this_host_only:
         if not here_alone and config.hosts.skip_preflight:
-            _tell_of_alias(config, listed[0].name, tell)
+            _warn_of_unknown_name(config, listed[0].name, tell)
         return replace(facts, free_port=None)
-    # Imported here, as this takes 30 ms, and a job on this machine alone doesn't need it.
+    # This import takes 30 ms, and jobs on one machine don't need it.
     from cpulaunch.discovery.probe.check_hosts import Required, check_hosts
     from cpulaunch.discovery.probe.preflight import demand_ready
 
-    ranks_per_host(config, listed)  # raises before any host is probed if the numbers don't fit
+    ranks_per_host(config, listed)  # raises an error if the numbers don't match
     script = program.argv[1] if program.python and program.argv[1] != "-m" else program.argv[0]
     files = (str(Path(program.directory, script)),)
     required = Required(program.interpreter, program.directory, files, ccl_files())
@@ -168,7 +162,7 @@ def ask_hosts(
 
 
 def facts_of_lscpu(config: Config, file: Path) -> Facts:
-    """Facts for hosts that all have the CPUs in ``file``, an output of lscpu.  Raises ConfigError."""
+    """Facts for hosts with the CPUs that ``file``, an output of lscpu, describes.  Raises ConfigError."""
     text = _read(file)
     try:
         topology = topology_from_lscpu(text)
@@ -183,11 +177,11 @@ def facts_of_lscpu(config: Config, file: Path) -> Facts:
 
 
 def recorded_facts(config: Config, file: Path) -> Facts:
-    """Facts for the hosts of a facts file.  Any other host is taken to be like the file's first."""
+    """Facts from a facts file.  Other hosts than the file's are assumed to be like its first host."""
     hosts = read_record(_read(file), str(file))
     return Facts(
         like=next(iter(hosts.values())),
-        listed=_named(config) or tuple(map(Host, hosts)),  # by default, the job runs on the file's hosts
+        listed=_named(config) or tuple(map(Host, hosts)),
         hosts=hosts,
         like_what=f"the first in {file}",
         mpis_here=_mpis_here(config),
@@ -195,18 +189,18 @@ def recorded_facts(config: Config, file: Path) -> Facts:
 
 
 def _mpis_here(config: Config) -> tuple[Mpi, ...]:
-    """The MPIs of this host, if the user leaves the launcher to us: a job on other machines may use one."""
+    """The MPIs of this host, if the user has not chosen a launcher."""
     return find_mpis("auto", "auto") if leaves_launcher_to_us(config) else ()
 
 
 def _demand_interface(config: Config) -> None:
     """Raise ConfigError if this host doesn't have the interface that the user has chosen."""
-    there = sorted({interface.name for interface in interfaces_here()})
+    names = sorted({interface.name for interface in interfaces_here()})
     chosen = config.ccl.interface
-    if chosen not in ("auto", *there):
+    if chosen not in ("auto", *names):
         raise ConfigError(
             f"{config.where(Config.ccl.interface)}: this machine has no interface {chosen}",
-            hint=f"it has {', '.join(there)}",
+            hint=f"it has {', '.join(names)}",
         )
 
 
@@ -219,10 +213,8 @@ def _demand_master_address(config: Config) -> None:
     try:
         found = socket.getaddrinfo(chosen, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as e:
-        why = getattr(e, "strerror", None) or "no name of a host"
-        raise ConfigError(
-            f"{where}: {chosen}: {why}", hint="without it, the ranks meet at 127.0.0.1"
-        ) from None
+        why = getattr(e, "strerror", None) or "not a valid host name"
+        raise ConfigError(f"{where}: {chosen}: {why}", hint="omit it to use 127.0.0.1") from None
     for family, kind, _, _, address in found:
         with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
             probe.bind(address)
@@ -232,7 +224,7 @@ def _demand_master_address(config: Config) -> None:
 
 
 def _demand_master_on_first(config: Config, listed: Sequence[Host]) -> None:
-    """Raise ConfigError if the chosen MASTER_ADDR is known to be an address of another listed host."""
+    """Raise ConfigError if the chosen MASTER_ADDR belongs to another of the listed hosts than the first."""
     chosen, (first, *others) = config.hosts.master_addr, listed
     if chosen == "auto" or chosen == first.name:
         return
@@ -244,29 +236,26 @@ def _demand_master_on_first(config: Config, listed: Sequence[Host]) -> None:
             raise master_elsewhere(config, host.name, first.name)
 
 
-def _tell_of_alias(config: Config, first: str, tell: Tell) -> None:
-    """Warn if the ranks are to meet at a name that only ssh's configuration may know.
+def _warn_of_unknown_name(config: Config, first: str, tell: Tell) -> None:
+    """Warn if this machine can't resolve the name of the ``first`` host.
 
-    Preflight asks the ``first`` host for its address instead.
+    With preflight, the name need not be known, as the host reports its address.
     """
     if config.hosts.master_addr == "auto" and not addresses_of(first):
         tell(
-            f"warning: this machine knows no address of {first}, where the ranks meet: if only ssh's "
-            "configuration knows that name, they never do; --master-addr takes an address that all hosts know"
+            f"warning: this machine knows no address of {first}, where the ranks meet: if only "
+            "ssh's configuration has the name, set --master-addr to an address that all hosts can resolve"
         )
 
 
 def listed_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:
-    """The first ``nnodes`` of the hosts that the user named, or else of the current allocation's hosts."""
+    """The hosts of the job: the first ``nnodes`` of `named_hosts`."""
     named = named_hosts(without_ended_job(config, slurm_job(config.environ), tell), tell)
     return first_hosts(config, named) if named else ()
 
 
 def named_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:
-    """All hosts that the user named, or else those of the current allocation, without excluded ones.
-
-    ``tell`` gets a line on the allocation.
-    """
+    """All hosts that the user named, or else the allocation's hosts, without excluded hosts."""
     hosts = _named(config)
     elsewhere = not decide_launcher(config, here_alone=False).launcher.this_host_only
     if not hosts and elsewhere and (given := allocation(config.environ, read_file)):
@@ -282,7 +271,7 @@ def once_each(listed: Sequence[Host], here: frozenset[str]) -> None:
     if len(ours) > 1:
         raise ConfigError(
             f"{ours[0]} and {ours[1]} are both this machine",
-            hint="name it once, and say how many ranks it takes with -ppn N or slots=N",
+            hint="name it once, and set its number of ranks with -ppn N or slots=N",
             part=ours[1],
         )
 

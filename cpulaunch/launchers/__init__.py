@@ -1,7 +1,7 @@
-"""Launchers, which start the agents: one module for each kind, found by name and imported when used.
+"""Launchers start the agents.  Each kind has a module, which is imported when the launcher is used.
 
-``base`` has the interface.  A package can add a launcher by an entry point in the group
-``cpulaunch.launchers`` whose object is a `base.Launcher`; ``--launcher NAME`` then accepts its name.
+The interface is `base.Launcher`.  Another package can provide an instance of it as an entry point in the
+group ``cpulaunch.launchers``; ``--launcher NAME`` then accepts the entry point's name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def load(name: str) -> Launcher:
-    """The launcher called ``name``.  Raises UsageError if there is none, or if it is no valid `Launcher`."""
+    """Load the launcher ``name``.  Raises UsageError if there is none, or if it is no valid `Launcher`."""
     from cpulaunch.launchers.base import Launcher
 
     launcher = plugins.load(plugins.LAUNCHERS, name)
@@ -34,5 +34,5 @@ def load(name: str) -> Launcher:
 
 
 def load_mpi(flavour: str) -> Mpiexec:
-    """The launcher for a value of the setting ``mpi.flavour``; ``auto`` is the preferred one."""
+    """Load the launcher for a value of the setting ``mpi.flavour``; ``auto`` means the preferred MPI."""
     return cast("Mpiexec", load(MPIS[0] if flavour == "auto" else flavour))

@@ -1,4 +1,4 @@
-"""The command that every launcher starts for every rank: the agent with the program."""
+"""The command line and environment that every launcher gives to every agent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def agent_argv(plan: Plan, installation: Installation) -> list[str]:
-    """The agent's command line.  ``-I -S`` keep the user's modules, variables and .pth files out."""
+    """The agent's command line.  With ``-I -S``, it ignores the user's modules, variables and .pth files."""
     return [plan.program.interpreter, "-I", "-S", installation.agent, "--", *guard(plan.program.argv)]
 
 

@@ -1,4 +1,4 @@
-"""The interface of launchers.  The rest of cpulaunch uses it, and knows no launcher by name."""
+"""The interface of launchers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class StartFailure(NamedTuple):
-    """A host on which a start failed, and the reason in the words of ssh or the launcher."""
+    """A host where a start failed, and the reason as ssh or the launcher words it."""
 
     host: str
     why: str
@@ -25,8 +25,8 @@ class StartFailure(NamedTuple):
 class Launcher(ABC):
     """Starts one agent for each rank of a plan, all with the same command line.
 
-    An agent can't import its launcher, as it runs without installed packages (``python -I -S``).  So it gets
-    the attributes that it needs as data: ``identity``, ``agents_are_children`` and ``daemon_outlives_link``.
+    An agent can't import its launcher, as it runs without installed packages (``python -I -S``).  Therefore
+    ``identity``, ``agents_are_children`` and ``daemon_outlives_link`` are passed to agents as data.
     """
 
     name: str
@@ -36,41 +36,40 @@ class Launcher(ABC):
     """Its name in messages."""
 
     identity: IdentityVariables
-    """The variables by which it passes rank, size, local rank and local size to a process."""
+    """The variables in which it passes rank, size, local rank and local size to a process."""
 
     stop_signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGKILL)
-    """The signals that its processes are sent in turn until they end."""
+    """The signals to send to its processes, one after the other, until they end."""
 
     exit_patience = 5.0
-    """Seconds that its processes have to end by themselves after the last rank has ended."""
+    """Seconds that its processes get to exit after the last rank has ended."""
 
     reach: Reach = NoReach()
-    """The way to run a command on a host, in order to probe or to sweep it."""
+    """Runs commands on hosts, to probe them or to kill leftover processes."""
 
     noise: tuple[str, ...] = ()
-    """Prefixes of lines of its output that are of no use to the user, and go only into the log."""
+    """Prefixes of output lines that users don't need.  These lines go only into the log."""
 
     agents_are_children = False
-    """Whether each command is one agent, in the order of ranks, so that it ends when that agent ends."""
+    """Whether each command starts one agent and ends with it.  The commands are in the order of ranks."""
 
     daemon_outlives_link = False
-    """Whether an agent that has lost the launcher's host must end its parent, which would never end
-    otherwise."""
+    """Whether the agents' parent never ends when the launcher's host is lost, so that agents must end it."""
 
     ranks_outlive_it = False
-    """Whether the ranks go on when its process is killed, as those of a Slurm step do."""
+    """Whether the ranks continue when its process is killed, as in a Slurm step."""
 
     ends_with_network = False
-    """Whether its process may end because the network was cut, while the ranks go on."""
+    """Whether its process may end due to a lost network while the ranks continue."""
 
     left_out: tuple[str, ...] = ()
-    """The user's variables that are removed from its environment.
+    """Variables of the user that are removed from its environment.
 
-    They pin or place ranks, which is cpulaunch's task, or choose another program to start them.
+    They would pin or place ranks, or select another program to start them.
     """
 
     passes_environment = True
-    """Whether remote processes inherit the environment of its command."""
+    """Whether remote processes inherit its environment."""
 
     is_intel_mpi = False
     """Whether the ranks can use Intel MPI, which oneCCL's transport ``mpi`` needs."""
@@ -80,27 +79,21 @@ class Launcher(ABC):
 
     @property
     def users_variables(self) -> tuple[str, ...]:
-        """Variables for its own programs that it sets only if the user hasn't set them."""
+        """Variables that it sets for its own programs unless the user has set them."""
         return ()
 
     @abstractmethod
     def commands(self, plan: Plan, installation: Installation) -> tuple[Command, ...]:
-        """The commands to start for ``plan``.  No I/O: the same arguments give the same commands.
-
-        Raises PlanError if this launcher can't start the plan.
-        """
+        """Return the commands that start ``plan``.  No I/O.  Raises PlanError if it can't be started."""
 
     def start_failure(self, text: str, *, ended: bool = False) -> StartFailure | None:
-        """The failed start that ``text`` reports, or None.  ``text`` is the output of its processes.
-
-        ``ended`` says that the output is complete.
-        """
+        """Find a failed start in ``text``, the output of its processes.  ``ended``: ``text`` is complete."""
         return None
 
     def cancellation(self, text: str) -> str:
-        """Why a batch system has ended all ranks, according to the output of its processes; else empty."""
+        """Find in the output of its processes why a batch system has ended the job; empty if it hasn't."""
         return ""
 
     def lost_hosts(self, text: str) -> tuple[str, ...]:
-        """The hosts that have failed according to the output of its processes."""
+        """Find failed hosts in the output of its processes."""
         return ()

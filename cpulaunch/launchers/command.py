@@ -1,4 +1,4 @@
-"""The commands of a launcher, as values, as JSON and as shell lines, and the paths that they use."""
+"""The commands of a launcher, their JSON, and shell lines that do the same."""
 
 from __future__ import annotations
 
@@ -8,38 +8,29 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 PORT_UNWATCHED = 29500
-"""MASTER_PORT if the user sets no port, and no launcher runs to find a free one.  It is torch's default."""
+"""The default MASTER_PORT of shell lines, since no launcher runs to find a free port.  It is torch's
+default."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One process to start on ``host``, or on this host if ``host`` is None.
-
-    ``env`` is added to the launcher's own environment, and ``watched_env`` only if a launcher reads the
-    output.  ``unset`` are variables that the process must not get.  ``files`` (name → text) are written into
-    the job's directory, in which the process runs.
-
-    When the launcher dies, the process gets the signal ``when_orphaned``, or none if that is 0.  It is ended
-    ``orphaned_for`` seconds after the launcher's death, or never if that is 0.  ``leaves`` names the
-    temporary directory that a killed process leaves behind, with ``{pid}`` for the process id; it is empty if
-    there is none.
-    """
+    """A process to start."""
 
     argv: tuple[str, ...]
-    env: Mapping[str, str]
-    files: Mapping[str, str] = field(default_factory=dict)
-    host: str | None = None
-    watched_env: Mapping[str, str] = field(default_factory=dict)
-    when_orphaned: int = 0
-    orphaned_for: float = 0
-    leaves: str = ""
-    unset: tuple[str, ...] = ()
+    env: Mapping[str, str]  # added to the launcher's own environment
+    files: Mapping[str, str] = field(default_factory=dict)  # name → text, in the process's working directory
+    host: str | None = None  # None is the launching host
+    watched_env: Mapping[str, str] = field(default_factory=dict)  # added if a launcher reads the output
+    when_orphaned: int = 0  # the signal to send when the launcher dies; 0 for none
+    orphaned_for: float = 0  # seconds from the launcher's death to the end of this process; 0 for no limit
+    leaves: str = ""  # the temporary directory that remains after SIGKILL, with {pid}; empty if none
+    unset: tuple[str, ...] = ()  # variables to remove from the environment
 
 
 def to_json(commands: Sequence[Command]) -> dict[str, Any]:
-    """JSON data with ``commands``, and ``shared_env``, the variables that all of several commands share.
+    """JSON data with ``commands``, and the variables that all of several commands have: ``shared_env``.
 
-    Without ``shared_env``, the commands of 1,000 local ranks would repeat the whole placement 1,000 times.
+    1,000 local ranks would otherwise repeat the whole placement.
     """
     shared = _shared_env(commands) if len(commands) > 1 else {}
     listed = []
@@ -73,7 +64,7 @@ def shell(commands: Sequence[Command], master_port: int) -> str:
             + background
         )
     if background:
-        # Exit with the code of the last rank that failed, or with 0.
+        # Exit with the code of the last failed rank, or with 0.
         lines.append("code=0; for job in $jobs; do wait $job || code=$?; done; exit $code")
     lines.append(")")
     return "\n".join(lines) + "\n"
@@ -84,12 +75,8 @@ def _shared_env(commands: Sequence[Command]) -> dict[str, str]:
 
 
 class Installation(NamedTuple):
-    """Absolute paths of cpulaunch's scripts, which must be the same on all hosts of a job.
+    """Absolute paths of cpulaunch's scripts.  They must be the same on all hosts of a job."""
 
-    ``agent`` is ``agent/run_agent.py``, which every launcher runs.  ``ssh`` is the ssh of all launchers that
-    use ssh.  ``spawner`` is ``agent/run_spawner.py``, which the launcher ssh runs on each host.
-    """
-
-    agent: str
-    ssh: str
-    spawner: str
+    agent: str  # run_agent.py
+    ssh: str  # ssh.sh, which all launchers use instead of ssh
+    spawner: str  # run_spawner.py, for the launcher ssh

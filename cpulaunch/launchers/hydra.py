@@ -1,4 +1,4 @@
-"""Hydra, the mpiexec of MPICH and of Intel MPI, which is derived from MPICH."""
+"""Hydra, the mpiexec of MPICH and Intel MPI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Hydra = partial(
     directory=("-wdir", "{path}"),
     set_variable=("-genv", "{name}", "{value}"),
     when_orphaned=signal.SIGTERM,
-    # MPICH's mpiexec goes on waiting for ranks after this message.
+    # After this message, MPICH's mpiexec still waits for the ranks.
     failures=(r"\[proxy:[\d:]+@(?P<host>[^\]]+)\].*execvp error on file (?P<why>[^\r\n]+)",),
 )
 
@@ -35,15 +35,15 @@ INTEL = _Hydra(
     ssh="I_MPI_HYDRA_BOOTSTRAP_EXEC",
     interface=("I_MPI_HYDRA_IFACE", "{name}"),
     env={"I_MPI_PIN": "off", "I_MPI_HYDRA_BOOTSTRAP": "ssh", "I_MPI_HYDRA_RMK": "user"},
-    # As cpulaunch binds the ranks, Hydra needn't inspect the machine with hwloc (30 ms), and starts in 8 ms
-    # instead of 40.  On a machine without NUMA nodes, ipl prints the warning in ``noise`` on stdout.
+    # Hydra starts in 8 ms instead of 40 if it doesn't inspect the machine with hwloc.  It needn't, because
+    # cpulaunch binds the ranks.  On a machine without NUMA nodes, ipl prints the warning in ``noise``.
     watched_env={"I_MPI_HYDRA_TOPOLIB": "ipl"},
     noise=("IPL WARN> ",),
     ports={"I_MPI_PORT_RANGE": "{first}:{last}"},
     over_ipv6=("-v6",),
     is_intel_mpi=True,
     stdin=("-s", "{rank}"),
-    last_failures=(r"(?P<why>Unable to run bstrap_proxy) on (?P<host>\S+)",),  # ssh's reason follows
+    last_failures=(r"(?P<why>Unable to run bstrap_proxy) on (?P<host>\S+)",),  # ssh may add the reason later
 )
 
 MPICH = _Hydra(
@@ -58,6 +58,6 @@ MPICH = _Hydra(
     interface=("HYDRA_IFACE", "{name}"),
     env={"HYDRA_LAUNCHER": "ssh", "HYDRA_RMK": "user"},
     over_ipv6=None,
-    # The second is for ranks that use MPI themselves, over UCX.
+    # The second variable is for programs that use MPI over UCX.
     ports={"MPIR_CVAR_CH3_PORT_RANGE": "{first}:{last}", "UCX_TCP_PORT_RANGE": "{first}-{last}"},
 )

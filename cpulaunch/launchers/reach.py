@@ -1,4 +1,4 @@
-"""Run a command on a host of a job other than the launching host."""
+"""Run commands on the other hosts of a job."""
 
 from __future__ import annotations
 
@@ -7,46 +7,43 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 SSH = str(Path(__file__).with_name("ssh.sh"))
-"""The script by which cpulaunch calls ssh.  mpiexec uses the same one, so both reach the same hosts."""
+"""The script that calls ssh.  Both cpulaunch and mpiexec use it, so they reach the same hosts."""
 
 
 ANY_HOST = "{host}"
-"""Stands for a host's name in texts that may be about several hosts."""
+"""The placeholder for a host's name in messages about several hosts."""
 
 
 class Obstacle(NamedTuple):
-    """Why a host wasn't reached, in the program's own words, and what to do about it.
-
-    Both texts have ANY_HOST for the host's name.  ``hopeless``: the launcher can't start anything there.
-    """
+    """Why a host can't be reached, and what to do about it.  Both texts contain ANY_HOST for its name."""
 
     why: str
     remedy: str
-    hopeless: bool = False
+    hopeless: bool = False  # the launcher can't start ranks there
 
 
 class Reach(Protocol):
-    """A way to run commands on hosts.  ``program`` is the name of the program that does it."""
+    """Runs commands on hosts by means of ``program``."""
 
     program: str
 
     def command(self, host: str, line: str) -> tuple[str, ...] | None:
-        """The command that runs ``line``, a single line of sh, on ``host``; None if it can't be reached."""
+        """The command that runs ``line``, a single line of sh, on ``host``; None if there is none."""
 
     def by_hand(self, host: str) -> str:
-        """A command for the user to check whether ``host`` can be reached."""
+        """A command with which users can check that ``host`` can be reached."""
 
     def obstacle(self, host: str, exit_code: int, error: str) -> Obstacle | None:
-        """The reason, from exit code and stderr, why a command didn't reach ``host``; None if it did."""
+        """Why a command with this exit code and stderr didn't reach ``host``; None if it did."""
 
 
 def without_name(host: str, line: str) -> str:
-    """Return another program's ``line`` about ``host`` with ANY_HOST for the host's name."""
+    """Replace the name of ``host`` in ``line`` by ANY_HOST."""
     return re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", ANY_HOST, line)
 
 
 class NoReach:
-    """For launchers whose processes are all on the launching host."""
+    """For launchers that use only the launching host."""
 
     program = ""
 
@@ -61,9 +58,9 @@ class NoReach:
 
 
 UNRESOLVED = "Could not resolve hostname"
-"""The message of ssh for an unknown host name."""
+"""ssh's message about an unknown host name."""
 
-_SSH_SAYS = (
+_SSH_REMEDIES = (
     (UNRESOLVED, "is the name right?  Names come from /etc/hosts, DNS or ~/.ssh/config"),
     (
         "IDENTIFICATION HAS CHANGED",
@@ -75,7 +72,7 @@ _SSH_SAYS = (
     ),
     ("Permission denied", "ssh must not need a password: ssh-copy-id {host}"),
     ("Connection refused", "no sshd listens there: systemctl start sshd on {host}"),
-    ("timed out", "is it up?  Or does a firewall drop the packets to its port 22?"),
+    ("timed out", "is it up?  Does a firewall drop packets to its port 22?"),
     ("No route to host", "is it up, and on a network that this host reaches?"),
     ("Network is unreachable", "is it up, and on a network that this host reaches?"),
 )
@@ -95,7 +92,7 @@ class Ssh:
     def obstacle(self, host: str, exit_code: int, error: str) -> Obstacle | None:
         if exit_code != 255:
             return None
-        for words, remedy in _SSH_SAYS:
+        for words, remedy in _SSH_REMEDIES:
             if words in error:
                 line = next(line for line in error.splitlines() if words in line).strip(" @")
                 return Obstacle(

@@ -19,19 +19,19 @@ from cpulaunch.plan.placement import IdentityVariables
 from cpulaunch.plan.plan import Plan
 
 HOSTS = "hosts"
-"""The name of the file that has a line for each rank, with its host."""
+"""The name of the file with the host of each rank, one per line."""
 
 OWN_STEP = (
-    # Share all resources of the allocation with other steps, such as the one that cpulaunch may run in.
+    # Share the allocation's resources with other steps.  cpulaunch itself may run in one.
     "--overlap",
     "--overcommit",
-    # cpulaunch binds the ranks, and the agents take no part in any MPI.
+    # cpulaunch binds the ranks, and agents don't use MPI.
     "--cpu-bind=none",
     "--mpi=none",
     "--export=ALL",
 )
 
-NOT_HANDED_ON = (
+UNSET = (
     "SLURM_CONSTRAINT", "SLURM_CORE_SPEC", "SLURM_CPUS_PER_GPU", "SLURM_CPUS_PER_TASK", "SLURM_CPU_BIND",
     "SLURM_DISTRIBUTION", "SLURM_DIST_PLANESIZE", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_EXPORT_ENV",
     "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GRES", "SLURM_HINT", "SLURM_HOSTFILE",
@@ -43,11 +43,10 @@ NOT_HANDED_ON = (
     "SLURM_THREAD_SPEC", "SLURM_TRES_PER_TASK", "SLURM_UNBUFFEREDIO", "SLURM_USE_MIN_NODES", "SLURM_WAIT",
     "SLURM_WORKING_DIR", "SRUN_CPUS_PER_TASK", "SRUN_EXPORT_ENV",
 )  # fmt: skip
-"""Variables that srun reads as its options, and which are removed from its environment.
+"""Variables that would change srun's options.  They are removed from its environment.
 
-sbatch and salloc set some of them for the job, but they don't fit this step: SLURM_EXACT gives it fewer CPUs
-than the allocation has, SLURM_LABELIO puts numbers before its output, and the variables for memory contradict
-each other.
+sbatch and salloc set some of them, but they don't suit this step.  For example, SLURM_EXACT restricts the
+step to some of the allocation's CPUs, and SLURM_LABELIO adds task numbers to its output.
 """
 
 _REMEDIES = (
@@ -56,8 +55,8 @@ _REMEDIES = (
     *((words, "salloc or sbatch gives another allocation") for words in ("has expired", "Invalid job id")),
 )
 
-# How the task of a one-task step ended, which is no error of srun.
-_OF_TASK = re.compile(r"srun: error: \S+: tasks? \d+: ")
+# The end of a task, which is no error of srun.
+_TASK_ERROR = re.compile(r"srun: error: \S+: tasks? \d+: ")
 _ERROR = re.compile(r"^srun: (?:error|fatal): (?P<why>[^\r\n]+)", re.MULTILINE)
 
 # Failures of the step that starts the agents.
@@ -70,28 +69,28 @@ _FAILURES = (
 _CANCELLED = re.compile(r"\*\*\* (?P<what>JOB|STEP) \S+ ON \S+ CANCELLED AT [\w:-]+(?P<why> DUE TO [\w ]+)?")
 
 _NODE_FAILURE = re.compile(r"srun: error: Node failure on (\S+)")
-_ENDED_BY_US = "srun: forcing job termination"
-"""The message of srun when it gets a signal itself."""
+_SIGNALED = "srun: forcing job termination"
+"""srun's message after it got a signal."""
 
 
 class SrunReach:
-    """Runs commands as steps of one task, which share the allocation with other steps."""
+    """Runs each command as a step of one task."""
 
     program = "srun"
 
     def command(self, host: str, line: str) -> tuple[str, ...] | None:
-        without = (word for name in NOT_HANDED_ON for word in ("-u", name))
-        one = ("--nodes=1", "--ntasks=1", f"--nodelist={host}", "--chdir=/")
-        return ("env", *without, "srun", *OWN_STEP, *one, "sh", "-c", line)
+        unset = (word for name in UNSET for word in ("-u", name))
+        one_task = ("--nodes=1", "--ntasks=1", f"--nodelist={host}", "--chdir=/")
+        return ("env", *unset, "srun", *OWN_STEP, *one_task, "sh", "-c", line)
 
     def by_hand(self, host: str) -> str:
         return f"srun --overlap --nodes=1 --ntasks=1 --nodelist={host} true"
 
     def obstacle(self, host: str, exit_code: int, error: str) -> Obstacle | None:
-        said = [match for match in _ERROR.finditer(error) if not _OF_TASK.match(match[0])]
-        if not said:
+        errors = [match for match in _ERROR.finditer(error) if not _TASK_ERROR.match(match[0])]
+        if not errors:
             return None
-        why = said[0]["why"]
+        why = errors[0]["why"]
         remedy = next((text for words, text in _REMEDIES if words in why), "`{by_hand}` shows more")
         remedy = remedy.replace("{by_hand}", self.by_hand(ANY_HOST))
         return Obstacle(f"srun: {without_name(host, why)}", remedy, hopeless=True)
@@ -101,29 +100,29 @@ class Srun(Launcher):
     name = "slurm"
     title = "srun"
     identity = IdentityVariables("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-    # At the first signal, srun has slurmd kill the step's processes, and waits for them.
+    # After the first signal, srun makes slurmd kill the step's processes, and waits for them.
     stop_signals = (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL)
     reach = SrunReach()
     noise = (
         "srun: cluster configuration lacks support for cpu binding",
-        _ENDED_BY_US,
+        _SIGNALED,
         "srun: Job step aborted: Waiting up to ",
         "srun: got SIGCONT",  # Slurm sends it with each of its SIGTERMs
     )
     ranks_outlive_it = True
 
     def commands(self, plan: Plan, installation: Installation) -> tuple[Command, ...]:
-        """The single srun command of a plan.  Raises PlanError for hosts given by address."""
+        """Return the single srun command of ``plan``.  Raises PlanError if a host is an address."""
         if address := next((h.host for h in plan.hosts if ":" in h.host or _is_number(h.host)), ""):
             raise PlanError(
-                f"srun takes names of nodes only: {address} is an address",
-                hint="without --hosts and --hostfile, the allocation's nodes are taken",
+                f"srun accepts only names of nodes, but {address} is an address",
+                hint="omit --hosts and --hostfile to use the allocation's nodes",
             )
         placement = placement_variables(plan, self)
         argv = ["srun", *OWN_STEP, "--kill-on-bad-exit=0", "--wait=0"]
         argv += [f"--input={plan.settings.output.stdin}"]
         argv += [f"--chdir={plan.program.directory}", f"--ntasks={plan.world_size}"]
-        # Only the distribution "arbitrary" lets us place ranks: otherwise, srun orders the nodes itself.
+        # With any other distribution, srun orders the nodes itself.
         argv += ["--distribution=arbitrary", f"--nodelist=./{HOSTS}"]
         argv += [*plan.mpi_args, *agent_argv(plan, installation)]
         shared = {name: value for name, value in plan.env.items() if name not in plan.private}
@@ -131,7 +130,7 @@ class Srun(Launcher):
             tuple(argv),
             {**shared, **placement},
             {HOSTS: "".join(f"{host.host}\n" for host in plan.hosts for _ in host.ranks)},
-            unset=NOT_HANDED_ON,
+            unset=UNSET,
             orphaned_for=plan.settings.watch.grace_period + ORPHAN_MARGIN,
         )
         return (command,)
@@ -144,7 +143,7 @@ class Srun(Launcher):
 
     def cancellation(self, text: str) -> str:
         match = _CANCELLED.search(text)
-        if not match or _ENDED_BY_US in text:
+        if not match or _SIGNALED in text:
             return ""
         return f"Slurm cancelled the {match['what'].lower()}{(match['why'] or '').lower()}".rstrip()
 

@@ -1,8 +1,8 @@
 """The launcher ssh: agents on several hosts, without any MPI.
 
-Its single command is a spawner (``agent/spawner``), which starts the agents of this host, and by ssh a
-spawner on each other host.  Environment and placement travel over ssh's stdin, as everyone can see arguments
-in ``ps``.
+Its single command is a spawner (``agent/spawner``).  The spawner starts the agents of this host, and uses ssh
+to start a spawner on each other host.  The environment is sent through ssh's stdin, because every user can
+read arguments with ``ps``.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from cpulaunch.plan.placement import IdentityVariables
 from cpulaunch.plan.plan import Plan
 
 HOSTS = "hosts"
-"""The name of the file of hosts: a line for each, with name, number of ranks, and ``here`` for this host."""
+"""The name of the hosts file.  Each line has a name, a number of ranks, and ``here`` for this host."""
 
 _FAILED = "cpulaunch: ssh: "
-"""The prefix of the spawner's line of JSON about a host where nothing could be started."""
+"""The prefix of the spawner's line about a host without agents, before JSON."""
 
 _CONNECTING = re.compile(r"^connect to host \S+ port \d+: ")
-"""What ssh says before its reason."""
+"""The beginning of ssh's message, before the reason."""
 
 
 class Ssh(Launcher):
     name = "ssh"
     title = "ssh"
     identity = IdentityVariables(*variables.LOCAL_IDENTITY)
-    # At the first signal, the spawner tells all agents to end; at the second, it kills them.
+    # After the first signal, the spawner asks all agents to end; after the second, it kills them.
     stop_signals = (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL)
     reach = SshReach()
     noise = (_FAILED,)
     ranks_outlive_it = ends_with_network = True
-    exit_patience = 0.5  # it would wait for hosts whose connection is lost
+    exit_patience = 0.5  # the spawner waits for hosts whose connection is lost
 
     def commands(self, plan: Plan, installation: Installation) -> tuple[Command, ...]:
-        """The single command of a plan.  Raises PlanError for arguments of an MPI."""
+        """Return the single command of ``plan``.  Raises PlanError if it has arguments for an MPI."""
         if plan.mpi_args:
             raise PlanError(
-                f"--launcher ssh takes no arguments of an MPI: {' '.join(plan.mpi_args)}",
-                hint="ssh's own options belong in ~/.ssh/config; --launcher mpirun takes --mpi-args",
+                f"--launcher ssh accepts no --mpi-args: {' '.join(plan.mpi_args)}",
+                hint="put options of ssh into ~/.ssh/config, or use --launcher mpirun",
             )
         python = plan.program.interpreter
         argv = [python, "-I", "-S", installation.spawner, installation.ssh, HOSTS]
@@ -71,9 +71,9 @@ class Ssh(Launcher):
     def start_failure(self, text: str, *, ended: bool = False) -> StartFailure | None:
         for line in text.splitlines():
             if line.startswith(_FAILED):
-                with contextlib.suppress(ValueError, TypeError, KeyError):  # cut off, or a program's line
-                    said = json.loads(line.removeprefix(_FAILED))
-                    return StartFailure(str(said["host"]), _CONNECTING.sub("", str(said["why"])))
+                with contextlib.suppress(ValueError, TypeError, KeyError):  # incomplete or a program's
+                    report = json.loads(line.removeprefix(_FAILED))
+                    return StartFailure(str(report["host"]), _CONNECTING.sub("", str(report["why"])))
         return None
 
 

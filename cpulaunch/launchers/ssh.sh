@@ -1,11 +1,11 @@
 #!/bin/sh
-# ssh as cpulaunch and the MPIs' mpiexec call it: it never asks, gives up within seconds, notices a host
-# that has died, and says what is wrong (Intel's mpiexec calls `ssh -q`, which hides that).
-# The command is run by sh, whatever the user's shell there is: Open MPI writes it for the shell that the user
-# has here, and fish understands neither.  What it writes for csh (setenv) stays as it is.
+# cpulaunch and the MPIs' mpiexec call this script instead of ssh.  It never asks questions, gives up within
+# seconds, detects a dead host, and prints errors, which `ssh -q` (used by Intel's mpiexec) would hide.
+# On the other host, sh runs the command, as the user's shell there may be fish.  Commands with setenv, which
+# Open MPI writes if the user's shell here is csh, are left unchanged.
 [ "$1" = -q ] && shift
-# It is more patient than the launcher: Open MPI ends the job when ssh does, and the launcher can name the host.
-# The launcher waits 4/3 of the patience for an agent.  ssh asks after 1/3, and ends after six such periods.
+# The launcher reports a silent host after 4/3 of the heartbeat timeout.  ssh must end later, after 6/3: Open MPI
+# ends the job with ssh, and its message doesn't name the host.
 patience=${CPULAUNCH_HEARTBEAT_TIMEOUT:-30}
 alive=$(((${patience%%.*} + 2) / 3))
 options="-o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=$alive -o ServerAliveCountMax=5"
@@ -17,7 +17,7 @@ while [ $# -gt 0 ]; do
   esac
 done
 case $1 in
-  -*) exec ssh $options $flags "$@" ;;  # an option that we don't know may take a value
+  -*) exec ssh $options $flags "$@" ;;  # an unknown option, which may have a value
 esac
 host=$1
 shift
@@ -25,7 +25,7 @@ left="$*"
 case $left in
   '' | *'setenv '*) exec ssh $options $flags "$host" "$@" ;;
 esac
-quote() {  # $quoted is $1 as one word of sh
+quote() {  # set $quoted to $1 as one word of sh
   left=$1 quoted=
   while :; do
     case $left in
@@ -40,7 +40,7 @@ if [ $# -gt 1 ]; then
   line=
   for word; do
     case $word in
-      /*' '*) quote "$word"; word=$quoted ;;  # a path: Intel's mpiexec doesn't quote its own
+      /*' '*) quote "$word"; word=$quoted ;;  # Intel's mpiexec doesn't quote its own path
     esac
     line="$line $word"
   done

@@ -1,7 +1,7 @@
-"""Queues, to which ``cpulaunch submit`` sends jobs: one package for each, found by name, imported when used.
+"""Queues receive the jobs of ``cpulaunch submit``.  Each has a package, which is imported when it is used.
 
-``base`` has the interface.  A package can add a queue by an entry point in the group ``cpulaunch.queues``
-whose object is a `base.Queue`; ``submit --to NAME`` then accepts its name.
+The interface is `base.Queue`.  Another package can provide an instance of it as an entry point in the group
+``cpulaunch.queues``; ``submit --to NAME`` then accepts the entry point's name.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def names() -> list[str]:
-    """The names of all queues that ``--to`` accepts; the first is the default."""
+    """The names of all queues; the first is the default."""
     return plugins.names(plugins.QUEUES)
 
 
 def load(name: str) -> Queue:
-    """The queue called ``name``.  Raises UsageError if there is none, or if it isn't a `Queue`."""
+    """Load the queue ``name``.  Raises UsageError if there is none, or if it isn't a `Queue`."""
     from cpulaunch.queues.base import Queue
 
     queue = plugins.load(plugins.QUEUES, name)

@@ -1,4 +1,4 @@
-"""The interface of queues.  ``cpulaunch submit`` uses it, and knows no queue by name."""
+"""The interface of queues."""
 
 from __future__ import annotations
 
@@ -24,17 +24,12 @@ Tell = Callable[[str], None]
 
 
 class Option(NamedTuple):
-    """An option of a queue.
+    """An option of a queue."""
 
-    ``name`` is its long form, such as ``--nodes``, or a letter if it has no long form.  ``letter`` is its
-    short form.  ``metavar`` is the name of its value, empty for a switch.  ``help`` is its text in
-    `submit --help`; an option without help is not shown.
-    """
-
-    name: str
-    letter: str = ""
-    metavar: str = "V"
-    help: str = ""
+    name: str  # its long form, such as --nodes, or its short form if it has no long form
+    letter: str = ""  # its short form
+    metavar: str = "V"  # the name of its value; empty for a switch
+    help: str = ""  # its text in `submit --help`, which doesn't show options without a text
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -43,63 +38,50 @@ class Option(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """A job to submit.
-
-    ``options`` are the queue's options in the order typed, each with its value (empty for a switch).  ``run``
-    are the options of `cpulaunch run`.  ``words`` are the program and its arguments as typed.  ``follow``
-    says whether the job will be followed.
-    """
+    """A job to submit."""
 
     config: Config
-    options: tuple[tuple[str, str], ...]
-    run: tuple[str, ...]
-    words: tuple[str, ...]
+    options: tuple[
+        tuple[str, str], ...
+    ]  # the queue's options in the order typed; a switch has an empty value
+    run: tuple[str, ...]  # options of `cpulaunch run`
+    words: tuple[str, ...]  # the program and its arguments as typed
     no_python: bool = False
-    follow: bool = False
+    follow: bool = False  # whether `follow` will be called
 
     @property
     def asked(self) -> Mapping[str, str]:
-        """Option → value.  If an option was given several times, the last value counts."""
+        """Option → value.  If an option was given several times, the last value is used."""
         return dict(self.options)
 
     @property
     def title(self) -> str:
-        """The name for the job: that of the module, or of the program without directory and suffix."""
+        """The job's name: the module, or the program without directory and suffix."""
         module = self.words[0] in ("-m", "--module")
         return self.words[1] if module else PurePath(self.words[0]).stem
 
 
 class Nodes(NamedTuple):
-    """The nodes that a job would get, which are taken to be equal.
+    """The nodes that a job would get.  They are assumed to be equal."""
 
-    ``facts`` describe a whole node.  ``what`` names the nodes, such as ``the nodes of partition batch``.
-    """
-
-    facts: HostFacts
-    what: str
+    facts: HostFacts  # of a whole node
+    what: str  # their name in messages, such as "the nodes of partition batch"
 
 
 class Part(NamedTuple):
-    """The part of each node that a job gets: ``cpus`` CPUs.
-
-    ``warning`` points out that the user may not have intended it; empty otherwise.
-    """
+    """The part of each node that a job gets."""
 
     cpus: int
-    warning: str = ""
+    warning: str = ""  # set if the user may not have intended it
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job in a queue.
+    """A job in a queue."""
 
-    ``id`` is the queue's identifier of the job, and ``title`` its name for the user, such as ``Slurm job 7``.
-    ``exit_code`` is the job's if the queue's program has waited for its end, else 0.
-    """
-
-    id: str
-    title: str
-    exit_code: int = 0
+    id: str  # the queue's identifier
+    title: str  # the name in messages, such as "Slurm job 7"
+    exit_code: int = 0  # the job's exit code, if the queue's program has waited for its end
 
 
 class Queue(ABC):
@@ -112,10 +94,10 @@ class Queue(ABC):
     """Its name in messages."""
 
     program: str
-    """The program that submits its jobs.  Its documentation describes options that our help doesn't show."""
+    """The program that submits its jobs.  The help refers to this program's documentation."""
 
     options: tuple[Option, ...] = ()
-    """Its options.  They take precedence over options of `cpulaunch run` with the same name."""
+    """Its options.  They have precedence over options of `cpulaunch run` with the same name."""
 
     help = ""
     """The text of ``submit --to NAME --help`` below the options: special features and examples."""
@@ -130,27 +112,27 @@ class Queue(ABC):
     """Whether its jobs are allocations in which srun can start ranks on several hosts."""
 
     shares_files = True
-    """Whether jobs see this machine's files.  If so, `submit` checks the script and shows the plan."""
+    """Whether jobs can read this machine's files.  If so, `submit` checks the script and shows the plan."""
 
     directory_option = ""
-    """The option for the job's working directory, in which `submit` then looks for script and settings."""
+    """The option for the job's working directory, where `submit` looks for the script and the settings."""
 
     log_option = ""
-    """The option for the job's log.  ``--output`` with a pattern (``%``) is taken as this option."""
+    """The option for the job's log.  ``--output`` with a pattern (``%``) means this option."""
 
     def available(self) -> bool:
-        """Whether its program is installed here."""
+        """Whether its program is installed."""
         return which(self.program) is not None
 
     def prepare(self, job: Job) -> Job:
-        """Complete ``job`` with options that follow from its settings and options.
+        """Add options that follow from the job's settings and other options.
 
-        Raises UsageError or ConfigError for mistakes that the queue itself would not report.
+        Raises UsageError or ConfigError for mistakes that the queue would not report.
         """
         return job
 
     def hosts(self, job: Job, cpus: int | None) -> tuple[Host, ...]:
-        """The hosts that the options request, with the number of ranks of each if the options set it.
+        """The requested hosts, with their numbers of ranks if the options set these.
 
         ``cpus`` is the number of CPUs of a node; None if unknown.
         """
@@ -160,35 +142,29 @@ class Queue(ABC):
         )
 
     def nodes(self, job: Job) -> Nodes | None:
-        """The nodes that the job would get, in order to show a plan; None if they can't be known.
-
-        Raises HostError if the queue doesn't answer.
-        """
+        """The nodes that the job would get; None if unknown.  Raises HostError."""
         return None
 
     def part(self, job: Job, cpus: int | None) -> Part | None:
-        """The part of each node that the options request; None for whole nodes.
-
-        ``cpus`` is the number of CPUs of a node; None if unknown.
-        """
+        """The requested part of each node; None for whole nodes.  ``cpus`` is as in `hosts`."""
         return None
 
     @abstractmethod
     def render(self, job: Job) -> str:
-        """The document that `submit` submits, such as a batch script or a manifest.  Raises UsageError."""
+        """Return the document to submit, such as a batch script or a manifest.  Raises UsageError."""
 
     @abstractmethod
     def submit(self, document: str, tell: Tell) -> Submitted:
         """Submit ``document`` from the job's working directory.  Raises HostError."""
 
     def watch(self, job: Submitted) -> Sequence[str]:
-        """Lines that tell the user how to watch the job.  The first one is shown after the job's title."""
+        """Lines about how to watch the job.  The first line is shown after the job's title."""
         return ()
 
     def follow(self, job: Submitted, tell: Tell) -> int:
         """Show the job's output and state until it has ended, and return its exit code.
 
-        Raises HostError if the queue doesn't know the job, or not any more.
+        Raises HostError if the queue doesn't know the job.
         """
         raise NotImplementedError
 
@@ -198,7 +174,7 @@ def call(
 ) -> subprocess.CompletedProcess[str]:
     """Run a queue's program with ``text`` as its stdin, and return its exit code and output.
 
-    Raises HostError if the program can't be run, with ``hint``, or if it takes longer than ``timeout``
+    Raises HostError with ``hint`` if the program can't be run, or if it takes longer than ``timeout``
     seconds.
     """
     program = argv[0]

@@ -1,4 +1,4 @@
-"""An agent whose launcher is not there, doesn't answer, or is none."""
+"""Agents without a launcher, with a silent launcher, and with another program on the launcher's port."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_launcher_that_never_answers_costs_no_output(cpulaunch: Run, tmp_path:
 
 
 def test_a_launcher_that_hangs_up_before_it_has_answered_is_tried_again(tmp_path: Path) -> None:
-    """As one does that has too many strangers, or hasn't heard a slow agent's hello in time."""
+    """The launcher closes connections if it has too many strangers, or if an agent's hello comes too late."""
     with PlayedLauncher(placement(tmp_path), "print('hello')", hang_ups=3) as launcher:
         launcher.welcome()
         launcher.wait_for_output("hello")
@@ -85,7 +85,7 @@ def test_a_launcher_that_hangs_up_before_it_has_answered_is_tried_again(tmp_path
 
 
 def test_a_launcher_that_has_answered_once_is_there_though_it_is_slow(tmp_path: Path) -> None:
-    """The program goes on meanwhile, and what it says is kept: the launcher would take a hang-up for the end."""
+    """The program continues, and its output is queued.  A closed connection would mean the agent's end."""
     placed = placement(tmp_path, heartbeat_timeout=1.5)
     program = "import pathlib, time\nprint('hello', flush=True)\ntime.sleep(3)\npathlib.Path('slept').touch()"
     with PlayedLauncher(placed, program) as launcher:
@@ -146,7 +146,7 @@ def test_a_connection_that_is_reset_is_made_again_and_nothing_is_lost(tmp_path: 
 def test_an_old_connection_that_works_again_does_not_undo_a_hello_over_a_new_one(
     closes_the_old_first: bool,
 ) -> None:
-    """The launcher has moved to the new connection with that hello, and takes its end for the agent's."""
+    """After this hello, the launcher uses the new connection, and treats its end as the agent's end."""
     with socket.create_server(("127.0.0.1", 0)) as server, selectors.DefaultSelector() as selector:
         server.settimeout(TIMEOUT)
         link = Link(f"127.0.0.1:{server.getsockname()[1]}", TOKEN, 0, selector, patience=0.5)
@@ -207,7 +207,7 @@ def test_an_old_connection_that_works_again_does_not_undo_a_hello_over_a_new_one
 
 
 def test_a_reset_that_a_write_has_found_is_still_known_when_reading() -> None:
-    """The kernel reports it only once, and reading then finds an end, as if the launcher had hung up."""
+    """The kernel reports an error only once.  Without care, reading would then look like a closed connection."""
     with socket.create_server(("127.0.0.1", 0)) as server, selectors.DefaultSelector() as selector:
         connection = Connection(socket.AF_INET, server.getsockname(), selector, None, 5.0)
         launchers, _ = server.accept()
@@ -232,7 +232,7 @@ def test_a_reset_connection_without_a_listener_means_that_the_launcher_ended(
 
 
 def test_another_program_on_the_launchers_port_does_not_hold_an_agent(tmp_path: Path) -> None:
-    """He can challenge as the launcher does, and say nothing to the answer."""
+    """It can send a challenge like the launcher, and never answer the hello."""
     with PlayedLauncher(placement(tmp_path, heartbeat_timeout=0.1), "print('hello')") as impostor:
         impostor.say(Challenge("salt"))
         impostor.next(Hello)
@@ -242,7 +242,7 @@ def test_another_program_on_the_launchers_port_does_not_hold_an_agent(tmp_path: 
 
 
 def test_who_challenges_twice_is_no_launcher(tmp_path: Path) -> None:
-    """Else an agent would answer for as long as he asks, be the answers read or not."""
+    """Otherwise, it could make the agent send answers without end."""
     with PlayedLauncher(placement(tmp_path), "print('hello')") as impostor:
         impostor.say(Challenge("salt"))
         impostor.say(Challenge("another"))

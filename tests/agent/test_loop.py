@@ -1,4 +1,4 @@
-"""Agents with a launcher that the test plays: what they say to it, and what they do as it says."""
+"""Messages between agents and a launcher, which the test plays."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_program_that_was_about_to_end_anyway_has_ended_by_itself(tmp_path: Pa
 
 
 def test_a_program_killed_from_outside_was_not_ended_by_the_launcher(tmp_path: Path) -> None:
-    """A process that is killed closes its connections before its parent can see its end; its peers fail then."""
+    """A killed process closes its connections, and its peers fail, before its parent can notice its end."""
     killed = "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), 9))\n"
     with played(tmp_path, killed + SLEEP) as launcher:
         launcher.welcome()

@@ -14,7 +14,7 @@ from support.command import TIMEOUT, Run, clean_environment
 from support.jobs import run_changed
 
 from cpulaunch.cli.progress import AskingProgress
-from cpulaunch.discovery.probe.probe import Asked
+from cpulaunch.discovery.probe.probe import ProbeProgress
 
 CHECK = ("hosts", "check", "--hosts", "lost[1-12],slow[1-28]")
 SSH = """#!/bin/sh
@@ -56,9 +56,9 @@ def test_while_hosts_are_asked_something_else_is_done_once() -> None:
     done: SimpleQueue[bool] = SimpleQueue()
     progress = AskingProgress(lambda: done.put(True))
     assert done.empty()
-    progress(Asked(4, 0, 0))
+    progress(ProbeProgress(4, 0, 0))
     assert done.get(timeout=TIMEOUT)
-    progress(Asked(4, 1, 0))
+    progress(ProbeProgress(4, 1, 0))
     progress(None)
     assert done.empty()
 

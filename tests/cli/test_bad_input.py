@@ -158,7 +158,7 @@ def busy_port() -> Iterator[int]:
     ("address", "why", "hint"),
     [
         ("192.0.2.7", "192.0.2.7 is not an address of this machine", "it has 127.0.0.1"),
-        ("no such host", "no such host: ", "the ranks meet at 127.0.0.1"),
+        ("no such host", "no such host: ", "omit it to use 127.0.0.1"),
     ],
 )
 def test_ranks_can_meet_only_at_an_address_of_this_machine(

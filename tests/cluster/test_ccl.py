@@ -25,24 +25,6 @@ pytestmark = [
     pytest.mark.skipif(state().built is None, reason="not built: cpulaunch ccl build"),
 ]
 
-MEET = """\
-import os, torch, torch.distributed as dist
-dist.init_process_group("ccl")
-rank, size = dist.get_rank(), dist.get_world_size()
-for elements in (1, 5000, 3_000_000):
-    x = torch.full((elements,), float(rank))
-    dist.all_reduce(x)
-    assert (x == sum(range(size))).all()
-every = torch.zeros(size)
-dist.all_to_all_single(every, torch.arange(size) + 100.0 * rank)
-assert every.tolist() == [100.0 * r + rank for r in range(size)]
-ends = dist.new_group([0, size - 1])
-if rank in (0, size - 1):
-    dist.all_reduce(torch.ones(3), group=ends)
-print("shared memory", os.environ["CCL_ATL_SHM"], flush=True)
-dist.destroy_process_group()
-"""
-
 # The last rank has sent all parts.  All ranks but rank 0 complete long before rank 0 does.
 OVER_MPI = """
 import time, torch, torch.distributed as dist
@@ -187,22 +169,6 @@ SOON_SILENT = {"SILENCE": "4"}
 
 LONG = 7.0
 """Seconds, more than a silence of 4, the grace period after it, and a timeout of 5."""
-
-
-@pytest.mark.repeats
-@pytest.mark.parametrize("attempt", [0, repeat(1), repeat(2)])
-def test_several_ranks_on_each_of_four_hosts_meet(
-    attempt: int, cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
-) -> None:
-    """Eight ranks on few cores that all asked rank 0's store at the same time once starved each other for
-    minutes."""
-    (script := tmp_path / "meet.py").write_text(MEET)
-    options = ["--backend", "ccl", "--threads", "1", "--oversubscribe", "-ppn", "2"]
-    done = cpulaunch(
-        "run", *mpi_options("intel"), "-f", four, "--tee", "all", *options, script, timeout=110, on="login"
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall("shared memory 1", done.stdout)) == 8
 
 
 def test_intel_mpi_of_the_wheel_carries_oneccl_between_hosts(

@@ -14,18 +14,15 @@ from support.marks import repeat
 pytestmark = pytest.mark.slow
 
 
-# Each event with one launcher, but for those that tests/hangs has.  Launchers differ most in Ctrl-C, but
-# MPICH's mpiexec is nearly Intel's.
+# Each event with one launcher, except events that are much like another one, or that tests/hangs has.  Launchers
+# differ most in Ctrl-C.
 USUAL = {
-    "raises while the others sleep": ("intel",),
     "raises while the others wait (gloo)": ("openmpi",),
     "exits with 5": ("mpich",),
-    "is killed": ("openmpi",),
     "is killed while the others wait (ccl)": ("intel",),
     "loses its agent": ("ssh",),
     "all raise at once": ("intel",),
     "link cut": ("mpich",),
-    "packets dropped": ("openmpi",),
     "packets dropped at start, no preflight": ("ssh",),
     "Python missing, no preflight": ("openmpi",),
     "Ctrl-C": ("openmpi", "ssh"),

@@ -55,12 +55,12 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
     "no Python": (
         lambda c, here: c.hidden("node2", Path(sys.executable).parent),
         f"there is no {sys.executable}",
-        "put the same environment there",
+        "install the same environment there",
     ),
     "no cpulaunch": (
         lambda c, here: c.hidden("node2", PACKAGE / "discovery"),
-        "cpulaunch isn't where it is here",
-        "put the same environment there",
+        "cpulaunch is not installed at the same path as here",
+        "install the same environment there",
     ),
     "another torch": (
         lambda c, here: c.replaced("node2", torch_version_file(), "__version__ = '2.8.0'\n"),
@@ -94,11 +94,11 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
 }
 
 
-# That no sshd answers is shown of the first host, too, and each version of cpulaunch differs in its code.
-LIKE_OTHERS = ("sshd is down", "another cpulaunch")
+# One fault of ssh, of the files, of the versions and of the clock.
+USUAL = ("its key is unknown", "no Python", "the same cpulaunch with other code", "its clock is ahead")
 
 
-@pytest.mark.parametrize("fault", [repeat(fault) if fault in LIKE_OTHERS else fault for fault in FAULTS])
+@pytest.mark.parametrize("fault", [fault if fault in USUAL else repeat(fault) for fault in FAULTS])
 def test_a_fault_is_named_with_its_host_and_its_remedy(
     fault: str, cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
@@ -160,10 +160,10 @@ def test_an_unknown_name(cluster: Cluster, cpulaunch: Run, hosts: str) -> None:
 @pytest.mark.parametrize(
     ("hosts", "hint"),
     [
-        repeat("node1", "--skip-preflight starts all the same"),
-        ("node0,node1", "--skip-preflight starts all the same; --exclude leaves hosts out"),
+        repeat("node1", "--skip-preflight starts the job anyway"),
+        ("node0,node1", "--skip-preflight starts the job anyway; --exclude omits hosts"),
         repeat("nod1", None),
-        ("node0,nod1", "--exclude leaves hosts out"),
+        ("node0,nod1", "--exclude omits hosts"),
     ],
 )
 def test_a_run_suggests_remedies_for_a_host(
@@ -174,6 +174,7 @@ def test_a_run_suggests_remedies_for_a_host(
     with cluster.hidden("node1", code):
         done = cpulaunch("run", "--hosts", hosts, script, on="login")
     assert done.returncode == 3
+    assert (f"✗ node1: there is no {script}" in done.stderr) == ("node1" in hosts)
     hints = [line for line in done.stderr.splitlines() if "hint: " in line]
     assert hints == ([f"cpulaunch: hint: {hint}"] if hint else [])
 
@@ -183,17 +184,6 @@ def test_two_names_of_this_host_are_an_error(cluster: Cluster, cpulaunch: Run, t
     done = cpulaunch("run", "--hosts", f"node0,node1,{cluster.addresses['node0']}", "train.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"node0 and {cluster.addresses['node0']} are both this machine" in done.stderr
-
-
-def test_a_script_that_is_missing_on_one_host(
-    cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
-) -> None:
-    (code := tmp_path / "code").mkdir()
-    (script := code / "train.py").write_text("")
-    with cluster.hidden("node3", code):
-        done = cpulaunch("hosts", "check", "-f", four, script)
-    assert done.returncode == 3
-    assert f"✗ node3: there is no {script}" in done.stderr
 
 
 def test_a_port_that_is_taken_on_the_first_host(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
@@ -224,7 +214,7 @@ def test_a_master_address_that_is_not_the_first_hosts(
     done = cpulaunch("hosts", "check", "-f", four, *options, on="login")
     assert done.returncode == 3
     assert f"✗ node0: can't connect to {address}, where the ranks meet: Connection refused" in done.stderr
-    assert "--master-addr auto takes an address of node0" in done.stderr
+    assert "use --master-addr auto, which selects an address of node0" in done.stderr
     assert done.stderr.count("✗") == 1  # not also for each host that it can't be reached
 
 
@@ -235,7 +225,7 @@ def test_an_interface_that_is_only_on_some_hosts(cluster: Cluster, cpulaunch: Ru
 
 
 def test_a_startup_file_may_print(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
-    """A non-interactive ssh reads ~/.bashrc; sshd reads the environment of its configuration."""
+    """A non-interactive ssh also reads ~/.bashrc."""
     home = Path.home() / ".bashrc"
     if not home.exists():
         pytest.skip("no ~/.bashrc to replace")

@@ -63,8 +63,8 @@ def test_hosts_are_swept_so_many_at_once(tmp_path: Path) -> None:
 
 
 def test_hosts_are_asked_so_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until they have hung up: an ssh that waits takes memory and descriptors, too."""
-    monkeypatch.setattr(probe, "AT_ONCE", 4)
+    """Waiting ssh processes count too, as they use memory and descriptors."""
+    monkeypatch.setattr(probe, "MAX_BUSY", 4)
     (tmp_path / "answer").write_bytes(MARK.encode() + encode(answer(1), KINDS))
     reach = Counting(tmp_path, f"read request; cat {tmp_path}/answer; cat >/dev/null")
     request = ProbeRequest("python", "/", [], [], [], [], [], HOSTS[0], 0, None, {})
@@ -88,16 +88,16 @@ class Holding:
 
 
 def test_hosts_that_take_long_keep_no_others_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those do that are down: with only so many at once, a thousand of them would take minutes."""
-    monkeypatch.setattr(probe, "AT_ONCE", 4)
-    monkeypatch.setattr(probe, "LONG", 0.1)
+    """Hosts that are down take long.  If they counted, a thousand of them would take minutes."""
+    monkeypatch.setattr(probe, "MAX_BUSY", 4)
+    monkeypatch.setattr(probe, "SLOW_AFTER", 0.1)
     request = ProbeRequest("python", "/", [], [], [], [], [], HOSTS[0], 0, None, {})
     responses = probe.probe_hosts(HOSTS[:40], frozenset(), request, Holding(tmp_path), print)
     assert {response.exit_code for response in responses.values()} == {255}  # None: it took too long
 
 
 def test_the_number_of_lookups_at_once_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("AT_ONCE", 2), ("MOST", 6), ("LONG", 0.0)):
+    for name, value in (("MAX_BUSY", 2), ("MAX_CONNECTIONS", 6), ("SLOW_AFTER", 0.0)):
         monkeypatch.setattr(probe, name, value)
     reach = Counting(tmp_path, "sleep 0.05")
     request = ProbeRequest("python", "/", [], [], [], [], [], HOSTS[0], 0, None, {})
@@ -108,7 +108,7 @@ def test_the_number_of_lookups_at_once_is_bounded(tmp_path: Path, monkeypatch: p
 
 
 def test_asking_hosts_restores_the_limit_of_open_files(tmp_path: Path) -> None:
-    """It is raised meanwhile, but a job's programs get what the launcher was started with."""
+    """The limit is raised meanwhile, but the job's programs inherit the original one."""
     request = ProbeRequest("python", "/", [], [], [], [], [], HOSTS[0], 0, None, {})
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))

@@ -60,6 +60,6 @@ def test_slurms_numbers_are_in_the_order_of_sockets(monkeypatch: pytest.MonkeyPa
     assert restricted_to_job(machine, None, {"node0"}) == machine
     beyond = restricted_to_job(machine, job, {"node1"})
     assert beyond.allowed == machine.allowed
-    assert "which this host lacks" in beyond.notes[-1]
+    assert "but this host has fewer CPUs" in beyond.notes[-1]
     part = machine.restricted(CoreSet([2, 3]))
     assert restricted_to_job(part, job, {"node0"}) == part

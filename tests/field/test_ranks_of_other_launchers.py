@@ -168,7 +168,7 @@ def test_variables_of_a_step_make_a_rank_and_those_of_an_allocation_do_not(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"PMIX_RANK": "1"}, "nothing says how many"),
+        ({"PMIX_RANK": "1"}, "no variable has the number of ranks"),
         ({"PMI_RANK": "4", "PMI_SIZE": "4"}, "contradict each other"),
         ({"CPULAUNCH_SEPARATE": "maybe"}, "valid: 0, 1"),
     ],

@@ -119,7 +119,7 @@ def test_an_mpi_that_can_not_choose_the_rank_is_an_error_before_the_start(
     (tmp_path / "read.py").write_text("")
     done = cpulaunch("run", "-n", "2", "--stdin", "1", *mpi_options("mpich"), "--dry-run", "read.py")
     assert done.returncode == 2
-    assert "mpiexec of mpich gives its stdin to rank 0 alone, and not to rank 1" in done.stderr
+    assert "--stdin 1: mpiexec of mpich can pass stdin only to rank 0" in done.stderr
 
 
 def test_a_rank_that_is_not_there_can_not_read(cpulaunch: Run, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_hydra_inspects_the_machine_only_on_request() -> None:
 
 @pytest.mark.parametrize("mpi", ["intel", "mpich"])
 def test_hydra_takes_no_ipv6_address(mpi: str) -> None:
-    with pytest.raises(PlanError, match=f"mpiexec of {mpi} takes no IPv6 address for a host: fd00::2"):
+    with pytest.raises(PlanError, match=f"mpiexec of {mpi} accepts no IPv6 address as a host: fd00::2"):
         mpiexec(mpi, hosts="a,fd00::2")
 
 
@@ -88,10 +88,10 @@ def test_open_mpi_takes_an_ipv6_address() -> None:
 
 
 def test_open_mpi_is_refused_if_a_path_has_a_space() -> None:
-    refused = "Open MPI starts nothing on other hosts where a path has a space: "
+    refused = "Open MPI can.t start ranks on other hosts if a path contains a space: "
     with pytest.raises(PlanError, match=f"(?m)^{refused}/my env/openmpi$") as error:
         mpiexec("openmpi", directory="/my env")
-    assert str(error.value.hint).startswith("--mpi-path names another Open MPI; ")
+    assert str(error.value.hint).startswith("use --mpi-path to select another Open MPI; ")
     with pytest.raises(PlanError, match=f"(?m)^{refused}/my env/ssh.sh$"):
         mpiexec("openmpi", venv="/my env")
     mpiexec("openmpi", venv="/my env", PRTE_MCA_plm_ssh_agent="ssh")

@@ -1,4 +1,4 @@
-"""A launcher of another package: one module, found by its entry point, starts and ends a job."""
+"""Launchers of other packages, found by their entry points."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.jobs import box, outcome, outputs
 from support.packages import install
 
 SHELL_LAUNCHER = '''
-"""One shell starts all ranks, and tells each who it is."""
+"""One shell starts all ranks, and sets the variables of each."""
 
 from cpulaunch.launchers.agent_command import agent_argv, placement_variables
 from cpulaunch.launchers.base import Launcher

@@ -131,7 +131,7 @@ def test_the_launcher_for_several_hosts_depends_on_installed_programs(known, set
 
 def test_ssh_takes_no_arguments_of_an_mpi() -> None:
     plan = make("launcher=ssh", "mpi.args=-verbose", hosts="a,b")
-    with pytest.raises(PlanError, match="--launcher ssh takes no arguments of an MPI: -verbose"):
+    with pytest.raises(PlanError, match="--launcher ssh accepts no --mpi-args: -verbose"):
         launchers.load("ssh").commands(plan, Installation("/agent.py", "/ssh.sh", "/spawner.py"))
 
 

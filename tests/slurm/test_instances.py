@@ -57,15 +57,6 @@ def test_as_many_as_fit_are_equally_many_on_each_node(salloc: Run, infer: str) -
     assert said(done.stdout) == [[0, "2", "node0", []], [1, "2", "node1", []]]
 
 
-@pytest.mark.repeats
-def test_only_one_of_them_runs_on_its_node(salloc: Run, infer: str, tmp_path: Path) -> None:
-    options = ("--launcher", "slurm", "--instances", "4", "--instance", "2")
-    done = salloc(f"-N4 -c {CPUS}", "run", *options, infer)
-    assert done.returncode == 0, done.stderr
-    assert said(done.stdout) == [[2, "4", "node2", []]]
-    assert [path.name for path in tmp_path.glob("runs/*/*-*.log")] == ["instance-2.log"]
-
-
 def test_a_submitted_job_may_be_of_instances(queue: Queue, infer: str, tmp_path: Path) -> None:
     environ = clean_environment(LC_ALL="C.UTF-8", **queue.environment)
     command = [*CPULAUNCH, "submit", "--nodes", "2", "--follow", "--instances", "2", infer]

@@ -76,13 +76,6 @@ def test_a_batch_scripts_tasks_are_the_ranks(queue: Queue, show: Path, tmp_path:
 
 
 @needs_two_cores
-def test_ranks_get_the_cores_that_slurm_gave(salloc: Run, show: Path) -> None:
-    done = salloc("-N2 -c 1", "run", "--launcher", "slurm", "--tee", "all", show)
-    ranks = outputs(done)
-    assert [len(r["cores"]) for r in ranks] == [1, 1]
-
-
-@needs_two_cores
 @pytest.mark.skipif(not (CPUSETS / "cpuset.cpus").exists(), reason="needs control groups of version 1")
 def test_two_jobs_on_the_same_nodes_have_the_cpus_of_their_cgroups(show: Path, tmp_path: Path) -> None:
     options = ("--partition=spare", "--nodes=2", "--cpus-per-task=1")
@@ -153,7 +146,7 @@ def test_a_heterogeneous_job_runs_on_the_named_component(salloc: Run, show: Path
     done = salloc(apart, *STEP, "-ppn", 1, show)
     assert done.returncode == 2
     assert "this Slurm job is heterogeneous, of 2 components: node0, node[1-2]" in done.stderr
-    assert "hint: --hosts names nodes" in done.stderr
+    assert "hint: select nodes with --hosts" in done.stderr
     by_srun = salloc(apart, *STEP, "--hosts", "node0:2", show)
     assert [r["host"] for r in outputs(by_srun)] == ["node0", "node0"]
     by_ssh = salloc(apart, "run", "--launcher", "mpirun", "--tee", "all", "--hosts", "node0:1,node2:1", show)
@@ -189,7 +182,7 @@ class TestNoStepCanBeStarted:
         environ = clean_environment(LC_ALL="C.UTF-8", **queue.environment)
         done = queue.run("login", argv, directory=tmp_path, env=environ)
         assert done.returncode == 2
-        assert "launcher (--launcher): srun starts ranks in an allocation, and this is none" in done.stderr
+        assert "launcher (--launcher): srun needs an allocation, but there is none" in done.stderr
 
     @pytest.mark.parametrize("options", [repeat(["--launcher", "slurm"]), ["-ppn", "1"]])
     def test_on_hosts_of_other_jobs(self, options: list[str], salloc: Run, show: Path) -> None:
@@ -206,5 +199,5 @@ class TestNoStepCanBeStarted:
         environ = clean_environment(LC_ALL="C.UTF-8", **gone)
         done = queue.run("login", argv, directory=tmp_path, env=environ)
         assert done.returncode == 2, done.stderr
-        assert re.search(r"\$SLURM_JOB_ID=\d+ is [A-Z]+: its nodes are not the job's any more", done.stderr)
-        assert "srun starts ranks in an allocation, and this is none" in done.stderr
+        assert re.search(r"\$SLURM_JOB_ID=\d+ is [A-Z]+: the job no longer has its nodes", done.stderr)
+        assert "srun needs an allocation, but there is none" in done.stderr

@@ -95,9 +95,9 @@ def test_a_follower_shows_both_logs_without_their_earlier_content(
         repeat(("--nodes", 9), "--nodes=9: partition batch has 4 nodes"),
         repeat(
             ("--ntasks", 4 * CPUS + 1),
-            f"--ntasks={4 * CPUS + 1}: {4 * CPUS + 1} CPUs, and 4 nodes of partition batch have {4 * CPUS}",
+            f"{4 * CPUS + 1} CPUs, but 4 nodes of partition batch have at most {4 * CPUS}",
         ),
-        (("-c", 64), f"64 CPUs of a node, but nodes of partition batch have {CPUS} at most"),
+        (("-c", 64), f"64 CPUs per node, but nodes of partition batch have at most {CPUS}"),
     ],
 )
 def test_a_job_that_fits_no_node_is_refused_before_it_waits(
@@ -189,7 +189,7 @@ def test_a_job_warned_before_its_first_step_is_requeued(
         assert job.wait() == 0, out + error
     assert ("it had made no step, so nothing is lost" in out) == (more != LOSES)
     assert "again" in out
-    assert f"Slurm job {number} has ended (queued anew 1×): COMPLETED, exit code 0" in error
+    assert f"Slurm job {number} has ended (requeued 1×): COMPLETED, exit code 0" in error
 
 
 def preempt(queue: Queue) -> None:
@@ -237,7 +237,7 @@ def test_a_preempted_job_saves_is_requeued_and_continues(submit: Submit, queue: 
         error = job.stderr.read() if job.stderr else ""
         assert job.wait() == 0, out + error
     assert went_on(out, out), out
-    assert "has ended (queued anew 1×): COMPLETED, exit code 0" in error
+    assert "has ended (requeued 1×): COMPLETED, exit code 0" in error
 
 
 def test_a_job_preempted_without_grace_continues_from_its_last_checkpoint(
@@ -259,7 +259,7 @@ def test_a_job_preempted_without_grace_continues_from_its_last_checkpoint(
     assert goes_on, out
     assert int(goes_on[1]) >= EVERY
     assert "weights " in out
-    assert "has ended (queued anew 1×): COMPLETED, exit code 0" in error
+    assert "has ended (requeued 1×): COMPLETED, exit code 0" in error
 
 
 @pytest.mark.repeats

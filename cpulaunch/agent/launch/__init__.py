@@ -1,1 +1,1 @@
-"""Starts a rank's program as planned: on its cores, in its environment."""
+"""Start a rank's program on its planned cores, in its planned environment."""

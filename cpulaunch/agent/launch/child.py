@@ -20,14 +20,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 _MODES = {"prefer": 1, "bind": 2}  # MPOL_PREFERRED, MPOL_BIND of linux/mempolicy.h
 
-# glibc has no function set_mempolicy.  Numbers of the system call by machine, from Linux's own tables.
+# Machine → number of the system call set_mempolicy, for which glibc has no function.
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261, "s390x": 269}
 
-DEAD_WITHIN = 2.0
-"""Seconds within which a process ends after SIGKILL, unless a debugger or a dead file server holds it."""
+KILL_TIMEOUT = 2.0
+"""Seconds after SIGKILL until a process counts as unkillable, for example due to a dead file server."""
 
-TIDY_WITHIN = 1.0
-"""Seconds that multiprocessing's resource tracker gets to remove what others left in /dev/shm."""
+TRACKER_TIMEOUT = 1.0
+"""Seconds that multiprocessing's resource tracker gets to clean up /dev/shm."""
 
 
 class Ended(NamedTuple):
@@ -43,7 +43,7 @@ class Ended(NamedTuple):
 
 
 class AffinityError(OSError):
-    """The kernel, or a filter of system calls (seccomp), refuses to put the program on its cores."""
+    """The kernel, or a seccomp filter, refuses to put the program on its cores."""
 
 
 class Program:
@@ -58,11 +58,12 @@ class Program:
         stdin: bool,
         open_files: int,
     ) -> None:
-        """Start ``argv`` on ``cores``; if ``cores`` is empty, on those that this process may use.
+        """Start ``argv`` on ``cores``.  If ``cores`` is empty, the program inherits this process's CPU mask.
 
         The first two ``streams`` become the program's stdout and stderr, and the third keeps its number.
-        The program reads our stdin if ``stdin``, else /dev/null.  It inherits the file descriptors that this
-        process inherited, such as the MPI's for its PMI.  ``open_files`` is its soft limit of open files.
+        If ``stdin`` is true, the program reads this process's stdin, else /dev/null.  It inherits this
+        process's file descriptors, such as the PMI connection of an MPI.  ``open_files`` is its soft limit
+        of open files.
 
         Raises OSError if ``argv[0]`` can't be run, and AffinityError if the kernel refuses the cores.
         """
@@ -72,7 +73,7 @@ class Program:
         def prepare() -> None:
             os.setpgid(0, 0)
             _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-            # Allow the agent's py-spy to trace it, though it isn't an ancestor (Yama's ptrace_scope 1).
+            # With Yama's ptrace_scope 1, only ancestors may trace a process; this also allows py-spy.
             _libc.prctl(_PR_SET_PTRACER, agent, 0, 0, 0)
             if cores:
                 try:
@@ -87,7 +88,7 @@ class Program:
 
         self.pid = fork_and_exec(argv, env, prepare)
         self._ended: Ended | None = None
-        self._given_up: set[int] = set()
+        self._unkillable: set[int] = set()
 
     def poll(self) -> Ended | None:
         """Return how the program ended, or None while it runs.  Also reap its orphans."""
@@ -96,19 +97,19 @@ class Program:
 
     def signal_group(self, number: int) -> None:
         if self._ended:
-            return  # another process may have this pid by now
+            return  # the pid may belong to another process now
         try:
             os.killpg(self.pid, number)
-        except (ProcessLookupError, PermissionError):  # `kill` reports processes that may not be signaled
+        except (ProcessLookupError, PermissionError):  # `kill` reports a missing permission
             pass
 
-    def left_behind(self) -> bool:
-        """Whether children of the ended program still run that `kill` hasn't given up."""
+    def has_leftovers(self) -> bool:
+        """Whether children of the ended program still run, other than unkillable ones."""
         self._reap_orphans()
         return any(pid != self.pid for pid in self._children())
 
-    def left(self) -> list[str]:
-        """The command lines of the children that `left_behind` counts."""
+    def leftovers(self) -> list[str]:
+        """The command lines of children that still run, other than the program and unkillable ones."""
         return [command_line(pid) for pid in self._children() if pid != self.pid]
 
     def _reap_program(self) -> Ended | None:
@@ -125,7 +126,7 @@ class Program:
                 self._reap(pid)
 
     def _reap(self, pid: int) -> bool:
-        """Reap a child if it has ended; returns whether it is gone."""
+        """Reap a child if it has ended.  Return whether it is gone."""
         if pid == self.pid:
             return self._reap_program() is not None
         try:
@@ -133,40 +134,40 @@ class Program:
         except ChildProcessError:
             gone = True
         if gone:
-            self._given_up.discard(pid)  # another process may get this pid
+            self._unkillable.discard(pid)  # another process may get this pid
         return gone
 
     def _children(self) -> list[int]:
-        """Our children, without those that were given up."""
-        return [pid for pid in _children() if pid not in self._given_up]
+        """The pids of our children, other than unkillable ones."""
+        return [pid for pid in _children() if pid not in self._unkillable]
 
     def kill(self) -> list[str]:
         """Kill the program and all its descendants, in any process group or session.
 
-        Processes that can't be killed are given up.  Returns a description of each.
+        Returns a description of each process that can't be killed.
         """
-        began, left = time.monotonic(), []
-        # As we are the subreaper, children of a killed process become ours.  Kill level by level.
+        began, failures = time.monotonic(), []
+        # The agent is the subreaper: children of a killed process become its own.  Kill level by level.
         while children := self._children():
-            tidying = time.monotonic() < began + TIDY_WITHIN
+            tracker_has_time = time.monotonic() < began + TRACKER_TIMEOUT
             for pid in children:
-                if tidying and "multiprocessing.resource_tracker" in command_line(pid):
-                    continue  # it ends by itself after all others
+                if tracker_has_time and "multiprocessing.resource_tracker" in command_line(pid):
+                    continue  # it exits after all other processes
                 try:
-                    os.kill(pid, signal.SIGKILL)  # the pid stays ours until we reap it
+                    os.kill(pid, signal.SIGKILL)  # no other process can get this pid until it is reaped
                 except PermissionError:
                     if not self._reap(pid):
-                        left.append(self._give_up(pid, f"can't be ended: {os.strerror(errno.EPERM)}"))
+                        failures.append(self._give_up(pid, f"can't be ended: {os.strerror(errno.EPERM)}"))
             reaped = [pid for pid in children if self._reap(pid)]
             if not reaped:
-                if time.monotonic() > began + DEAD_WITHIN:
-                    why = f"has not ended {DEAD_WITHIN:g} s after SIGKILL"
-                    left += [self._give_up(pid, why) for pid in self._children()]
+                if time.monotonic() > began + KILL_TIMEOUT:
+                    why = f"has not ended {KILL_TIMEOUT:g} s after SIGKILL"
+                    failures += [self._give_up(pid, why) for pid in self._children()]
                 time.sleep(0.001)
-        return left
+        return failures
 
     def _give_up(self, pid: int, why: str) -> str:
-        self._given_up.add(pid)
+        self._unkillable.add(pid)
         if pid == self.pid:
             self._ended = Ended(None, signal.SIGKILL)
         return f"process {pid} ({command_line(pid)}, user {_user(pid)}) {why}"
@@ -175,10 +176,10 @@ class Program:
 def fork_and_exec(argv: Sequence[str], env: Mapping[str, str], prepare: Callable[[], None]) -> int:
     """Start a new process that calls ``prepare`` and then runs ``argv``, and return its pid.
 
-    The process has signals as they were before Python changed them.  This doesn't use subprocess, as its
-    import would cost every agent 3 ms.  Raises OSError, or AffinityError from ``prepare``.
+    The process has the default signal handlers instead of Python's.  This doesn't use subprocess, because
+    importing it would cost every agent 3 ms.  Raises OSError, or AffinityError from ``prepare``.
     """
-    outcome, tell_outcome = os.pipe()  # a successful exec closes it; a failed child writes its errno
+    outcome, errno_end = os.pipe()  # a successful exec closes the pipe; a failed child writes its errno
     pid = os.fork()
     if pid == 0:
         try:
@@ -190,10 +191,10 @@ def fork_and_exec(argv: Sequence[str], env: Mapping[str, str], prepare: Callable
             os.execve(argv[0], list(argv), env)
         except BaseException as e:
             number = getattr(e, "errno", None) or errno.EINVAL
-            os.write(tell_outcome, b"%d" % (-number if isinstance(e, AffinityError) else number))
+            os.write(errno_end, b"%d" % (-number if isinstance(e, AffinityError) else number))
         finally:
             os._exit(127)
-    os.close(tell_outcome)
+    os.close(errno_end)
     with open(outcome, "rb") as pipe:
         if failure := pipe.read():
             os.waitpid(pid, 0)
@@ -204,31 +205,31 @@ def fork_and_exec(argv: Sequence[str], env: Mapping[str, str], prepare: Callable
 
 
 def set_open_files(soft: int | None) -> int:
-    """Set our soft limit of open files, or raise it to the hard limit if None.  Return the former limit."""
+    """Set the soft limit of open files; None means the hard limit.  Return the former soft limit."""
     former, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard if soft is None else min(soft, hard), hard))
     return former
 
 
 def adopt_orphans_and_die_with(parent_signal: int) -> None:
-    """Become the parent of all orphaned descendants, and get ``parent_signal`` when our own parent dies."""
+    """Adopt all orphaned descendants, and request ``parent_signal`` for the death of our own parent."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     die_with(os.getppid(), parent_signal)
 
 
 def signal_pipe(numbers: Sequence[int]) -> int:
-    """Return a file descriptor from which the numbers of these signals can be read as they arrive."""
-    ours, theirs = os.pipe()
-    os.set_blocking(ours, False)
-    os.set_blocking(theirs, False)
-    signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+    """Return a file descriptor that yields the number of each of these signals when it arrives."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     for number in numbers:
         signal.signal(number, lambda *_: None)
-    return ours
+    return read_end
 
 
 def die_with(parent: int, number: int) -> None:
-    """Ask for a signal when our ``parent`` dies.  Send it at once if that has happened."""
+    """Request a signal for the death of our ``parent``.  If it is already dead, send the signal at once."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
@@ -252,7 +253,7 @@ def _parent(pid: int) -> int | None:
 
 
 def _remove_fabrics_memory(pid: int) -> None:
-    """Remove the shared memory that libfabric leaves of a killed process: 64 MB as /dev/shm/PID:N:N."""
+    """Remove libfabric's shared memory of a killed process: 64 MB in /dev/shm/PID:N:N."""
     try:
         names = os.listdir("/dev/shm")
     except OSError:
@@ -266,7 +267,7 @@ def _remove_fabrics_memory(pid: int) -> None:
 
 
 def command_line(pid: int) -> str:
-    """The command line of a process for display, at most 200 characters; its name if it has none."""
+    """The command line of a process, or its name, in at most 200 printable characters."""
     for file in ("cmdline", "comm"):
         try:
             with open(f"/proc/{pid}/{file}", errors="replace") as f:
@@ -279,7 +280,7 @@ def command_line(pid: int) -> str:
 
 
 def _user(pid: int) -> str:
-    """The name of a process's effective user, or the user's number."""
+    """The name or number of a process's effective user."""
     import pwd
 
     try:
@@ -304,7 +305,7 @@ def set_memory_policy(policy: str) -> None:
     numbers = (ctypes.c_uint64 * words)(*((mask >> (64 * i)) & (1 << 64) - 1 for i in range(words)))
     machine = os.uname().machine
     if machine not in _SET_MEMPOLICY:
-        raise OSError(f"how to set it isn't known for {machine}")
+        raise OSError(f"cpulaunch can't set it on {machine}")
     # The kernel reads one bit less than maxnode.
     if _libc.syscall(_SET_MEMPOLICY[machine], _MODES[mode], numbers, 64 * words + 1):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

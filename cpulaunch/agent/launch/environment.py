@@ -1,4 +1,4 @@
-"""Find out which rank a process is, and which host, cores and environment the plan gives it.  No I/O."""
+"""A process's rank, and the host, cores and environment that the plan gives to the rank.  No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cpulaunch.plan.placement import HostPlan, IdentityVariables, Placement, Ran
 from cpulaunch.wording import counted
 
 WITHOUT_LAUNCHER = "pasted"
-"""The job's id if its agents were started by lines of ``--dry-run --format shell`` instead of a launcher."""
+"""The id of a job that runs from the lines of ``--dry-run --format shell``, without a launcher."""
 
 _OF_THE_AGENT = (
     variables.TOKEN,
@@ -31,11 +31,14 @@ _OF_A_RANK = (
     "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE",
     variables.JOB_RANK,
 )  # fmt: skip
-"""Variables that are removed from an instance's environment, as with them it would act as a rank."""
+"""Variables that would make an instance act as a rank; they are removed from its environment."""
 
 
 class Identity(NamedTuple):
-    """One process's place in the job.  ``local_size`` is None if the launcher has no variable for it."""
+    """A process's rank and its number on the host, as its launcher reports them.
+
+    ``local_size`` is None if the launcher doesn't report it.
+    """
 
     rank: int
     size: int
@@ -56,7 +59,7 @@ class Assignment(NamedTuple):
 
 
 def assignment(placement: Placement, identity: Identity) -> Assignment:
-    """Find this rank in the plan.  Raises HostError if the launcher started other ranks than planned."""
+    """Find this rank in the plan.  Raises HostError if the launcher's ranks differ from the planned ones."""
     sizes = [len(host.ranks) for host in placement.hosts]
     names = placement.names
     if sum(sizes) != identity.size:
@@ -117,9 +120,9 @@ def program_arguments(placement: Placement, identity: Identity, argv: Sequence[s
 
 
 def _as_torchrun(env: Mapping[str, str]) -> dict[str, str]:
-    """Further variables of torchrun, by which libraries detect that a launcher has started the ranks.
+    """Variables of torchrun that libraries use to detect a launcher.
 
-    TORCHELASTIC_USE_AGENT_STORE is False: rank 0 itself listens for torch's store, not the agent.
+    TORCHELASTIC_USE_AGENT_STORE is False because rank 0, not the agent, hosts torch's store.
     """
     return {
         "ROLE_NAME": "default",
@@ -133,7 +136,7 @@ def _as_torchrun(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def planned_preloads(placement: Placement, host: HostPlan, environ: Mapping[str, str]) -> list[str]:
-    """The libraries that the plan adds to the user's own LD_PRELOAD."""
+    """The libraries of the plan's LD_PRELOAD that are not in the user's."""
     users = placement.env.get("LD_PRELOAD") or environ.get("LD_PRELOAD", "")
     planned = set(filter(None, host.env.get("LD_PRELOAD", "").split(":")))
     return sorted(planned - set(users.replace(":", " ").split()))
@@ -142,8 +145,7 @@ def planned_preloads(placement: Placement, host: HostPlan, environ: Mapping[str,
 def identify(launcher: str, names: IdentityVariables, environ: Mapping[str, str]) -> Identity:
     """Read this process's identity from the variables ``names``, which ``launcher`` sets.
 
-    Variables of other launchers may be set as well, and are ignored.  Raises HostError if one of ``names``
-    is not set or is not a number.
+    Raises HostError if one of them is not set or is not a number.
     """
 
     def read(name: str) -> int:

@@ -1,4 +1,4 @@
-"""Plan the cores and the network interface on the host itself, if the planner didn't know the host."""
+"""Plan cores and network interface on the host itself.  The agents of assumed hosts do this."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def facts_of_this_host() -> HostFacts:
 def rebind_on_host(
     assumed: HostPlan, facts: HostFacts, request: Mapping[str, Any], user_env: Mapping[str, str]
 ) -> HostPlan:
-    """Plan the host again with ``facts`` in place of those that the planner ``assumed``.
+    """Plan the host again with its actual ``facts``.
 
-    ``request`` is the placement's, and ``user_env`` holds the variables that the user has set.  The plan's
-    notes are those on libraries that are left out.  Raises PlanError if this host can't fulfil the request.
+    ``assumed`` is the planner's plan, ``request`` is the placement's, and ``user_env`` holds the variables
+    that the user has set.  The new plan has notes only about libraries that are left out.  Raises PlanError
+    if this host can't fulfil the request.
     """
     replaced = (AFFINITY, *LIBRARY_VARIABLES)
     asked = HostRequest.from_json(request)
@@ -53,8 +54,8 @@ def rebind_on_host(
 def select_interface(env: Mapping[str, str]) -> dict[str, str]:
     """Variables that name this host's interface to the master; empty if the interface is not known.
 
-    ``env`` is the rank's environment so far.  On the master itself, the only interface that leads to other
-    hosts is taken, as the master's own name may resolve to loopback.
+    ``env`` is the rank's environment so far.  On the master itself, its name may resolve to loopback, so the
+    only interface to other hosts is used.
     """
     interfaces = interfaces_here()
     addresses, source = route_to(env["MASTER_ADDR"])

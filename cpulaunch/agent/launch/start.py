@@ -35,11 +35,11 @@ _AGENT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RUN_PROGRAM = os.path.join(_AGENT, "program", "run_program.py")
 
 STACKS_SIGNAL = signal.SIGRTMAX - 3
-"""The signal at which a Python program writes its stacks.  No other software is known to use it."""
+"""The signal that makes a Python program write its stacks.  No other software is known to use it."""
 
 
 class Planned(NamedTuple):
-    """What the plan gives a program.
+    """A program's part of the plan.
 
     ``memory_policy`` is written as in /proc, such as ``bind:0``, or empty for the kernel's default.
     ``threads`` is the value of OMP_NUM_THREADS.  ``preloads`` are the libraries that the plan adds to
@@ -54,9 +54,9 @@ class Planned(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A started program, its part of the plan, and the agent's ``message`` to the launcher about it.
+    """A running program, its part of the plan, and the ``message`` that reports its start to the launcher.
 
-    ``stacks`` is the descriptor to which the program writes its stacks at STACKS_SIGNAL.
+    After STACKS_SIGNAL, the program writes its stacks to the descriptor ``stacks``.
     """
 
     program: Program
@@ -76,7 +76,7 @@ def start_program(
     """Start ``argv`` as planned for this rank.
 
     ``streams`` are descriptors for the program's stdout, its stderr and its reports to the agent.
-    ``open_files`` is its soft limit of open files.  Raises HostError or PlanError if the plan can't be kept.
+    ``open_files`` is its soft limit of open files.  Raises HostError, or PlanError for an assumed host.
     """
     assigned, notes = _assigned_here(placement, identity)
     rank, host = assigned.rank, assigned.host.host
@@ -89,14 +89,14 @@ def start_program(
         policy = ""
     env = _environment(placement, identity, assigned)
     argv = program_arguments(placement, identity, argv)
-    kept = stacks = ledger_fd = ledger = None
+    port_socket = stacks = ledger_fd = ledger = None
     if placement.python:
         argv = [argv[0], RUN_PROGRAM, *argv[1:]]
         env[variables.REPORT_FD] = str(streams[2])
         stacks, (ledger_fd, ledger) = _offer_stacks_file(env), ledger_file.offer(env)
-        kept = _keep_port(env, host) if identity.rank == 0 and not placement.instances else None
+        port_socket = _keep_port(env, host) if identity.rank == 0 and not placement.instances else None
     preloads = planned_preloads(placement, assigned.host, os.environ)
-    # Only one rank reads stdin.  Under hydra, the stdin of the others never ends.
+    # Only one rank may read stdin.  Under hydra, the stdin of the other ranks never ends.
     reads = identity.rank == placement.stdin
     start = partial(Program, argv, env, streams=streams, stdin=reads, open_files=open_files)
     try:
@@ -104,8 +104,8 @@ def start_program(
     except OSError as e:
         raise HostError(cannot_run(f"{argv[0]} on {host}", e)) from None
     finally:
-        if kept:
-            kept.close()
+        if port_socket:
+            port_socket.close()
         if ledger_fd is not None:
             os.close(ledger_fd)
     if (actual := _cores_of(program.pid)) not in (None, rank.cores):
@@ -123,8 +123,7 @@ def _start_on_cores(
 ) -> Program:
     """Start the program on ``cores``.
 
-    If the kernel refuses the cores: with ``lenient``, add to ``notes`` and start it without them, else raise
-    HostError.
+    If the kernel refuses the cores, raise HostError; with ``lenient``, add a note and start it without them.
     """
     try:
         return start(cores=cores)
@@ -137,18 +136,18 @@ def _start_on_cores(
 
 
 def _keep_port(env: dict[str, str], host: str) -> socket.socket | None:
-    """Reserve MASTER_PORT, and name the socket in ``env`` so that the program can take it over.
+    """Reserve MASTER_PORT, and pass the socket to the program through ``env``.
 
     None if `keep_port` reserves nothing.
     """
-    if kept := keep_port(env, host):
-        os.set_inheritable(kept.fileno(), True)
-        env[variables.KEPT_PORT], env[variables.KEPT_PORT_FD] = env["MASTER_PORT"], str(kept.fileno())
-    return kept
+    if port_socket := keep_port(env, host):
+        os.set_inheritable(port_socket.fileno(), True)
+        env[variables.KEPT_PORT], env[variables.KEPT_PORT_FD] = env["MASTER_PORT"], str(port_socket.fileno())
+    return port_socket
 
 
 def _offer_stacks_file(env: dict[str, str]) -> int | None:
-    """Make a memory file to which all processes that inherit it append their stacks.
+    """Create a memory file to which the program's processes append their stacks.
 
     None if the kernel refuses it.
     """
@@ -171,8 +170,8 @@ def _enter(directory: str, host: str) -> None:
 def _assigned_here(placement: Placement, identity: Identity) -> tuple[Assignment, list[str]]:
     """This rank's part of the plan, and notes.
 
-    If the planner didn't know the host, the host is planned again here.  Only the first rank of a host
-    returns the notes on that.
+    An assumed host is planned again with its actual facts.  Only its first rank returns the notes of the new
+    plan.
     """
     assigned = assignment(placement, identity)
     if not assigned.host.assumed:
@@ -188,7 +187,7 @@ def _environment(placement: Placement, identity: Identity, assigned: Assignment)
     env = program_environment(placement, identity, assigned, os.environ)
     if placement.instances:
         return env
-    if len(placement.hosts) > 1 and "GLOO_SOCKET_IFNAME" not in env:  # neither planned nor set by the user
+    if len(placement.hosts) > 1 and "GLOO_SOCKET_IFNAME" not in env:
         from cpulaunch.agent.launch.rebind import select_interface
 
         return {**select_interface(env), **env}
@@ -196,9 +195,9 @@ def _environment(placement: Placement, identity: Identity, assigned: Assignment)
 
 
 def _check_allowed(cores: CoreSet, name: str, host: str, lenient: bool) -> list[str]:
-    """Return a note if this process may not use some of the planned cores.
+    """Return a note if some of the planned cores are not available to this process.
 
-    Raises HostError if not ``lenient``, or if it may use none of them.
+    Raises HostError if none is available, or if ``lenient`` is false.
     """
     allowed = CoreSet(os.sched_getaffinity(0))
     if cores <= allowed:

@@ -1,1 +1,1 @@
-"""How the agent observes the program: its ledger, stacks, memory and CPU time."""
+"""The agent's view of the program: its ledger, stacks, memory and CPU time."""

@@ -1,8 +1,8 @@
 """Hardware counters of the program: cycles, instructions, and cycles in which AMX was busy.
 
-The agent opens them (``perf_event_open``); nothing runs in the program.  They count in user mode, in the
-program's main thread and all threads that it makes later.  There are no counters if the kernel forbids them,
-or if the machine has none, like most virtual machines.
+The agent opens them with ``perf_event_open``; nothing runs in the program.  They count user-mode events of
+the program's main thread and of all threads started later.  Most virtual machines have no counters, and the
+kernel may forbid them.
 
 Sources: perf_event_open(2); ``include/uapi/linux/perf_event.h`` of Linux.
 """
@@ -16,7 +16,7 @@ import struct
 from collections.abc import Mapping
 
 _CALL = {"x86_64": 298, "aarch64": 241, "riscv64": 241, "ppc64le": 319, "s390x": 331}
-"""Machine → number of the system call ``perf_event_open``, from Linux's own tables."""
+"""Machine → number of the system call ``perf_event_open``."""
 
 _HARDWARE, _RAW = 0, 4
 """Types of events (``PERF_TYPE_…``)."""
@@ -24,9 +24,9 @@ _HARDWARE, _RAW = 0, 4
 _CYCLES, _INSTRUCTIONS = 0, 1
 
 _AMX_BUSY = 0x02B7
-"""EXE.AMX_BUSY, event 0xb7 with umask 0x02.
+"""EXE.AMX_BUSY, event 0xb7 with umask 0x02, of all CPUs with AMX.
 
-Source: ``SPR/events/sapphirerapids_core.json`` of github.com/intel/perfmon; newer CPUs with AMX have it, too.
+Source: ``SPR/events/sapphirerapids_core.json`` of github.com/intel/perfmon.
 """
 
 _ATTRIBUTES = struct.Struct("=IIQQQQQ16x")
@@ -41,7 +41,7 @@ Events = Mapping[str, tuple[int, int]]
 
 
 def events_of_cpu(cpuinfo: str) -> Events:
-    """The events to count on a CPU with this beginning of ``/proc/cpuinfo``."""
+    """The events to count on the first CPU in ``cpuinfo``, a text like ``/proc/cpuinfo``."""
     found = {"cycles": (_HARDWARE, _CYCLES), "instructions": (_HARDWARE, _INSTRUCTIONS)}
     lines = (line.partition(":") for line in cpuinfo.partition("\n\n")[0].splitlines())
     cpu = {name.strip(): value.split() for name, _, value in lines}
@@ -51,13 +51,13 @@ def events_of_cpu(cpuinfo: str) -> Events:
 
 
 class Counters:
-    """The counters of one program since their creation."""
+    """The counters of one program."""
 
     def __init__(self, pid: int, events: Events | None = None) -> None:
         """Open counters of ``events``, by default those of this CPU.  Skip events that the kernel refuses."""
         self._files: dict[str, int] = {}
         for name, event in (events_of_cpu(_first_cpu()) if events is None else events).items():
-            # Kernels before 5.13 can't leave out the processes that the program starts.
+            # Before Linux 5.13, the counters include the program's child processes.
             fd = _open(pid, event, _INHERIT | _INHERIT_THREAD)
             if (fd := _open(pid, event, _INHERIT) if fd < 0 else fd) >= 0:
                 self._files[name] = fd
@@ -65,7 +65,8 @@ class Counters:
     def read(self) -> dict[str, int]:
         """Read the counts so far.
 
-        If events take turns because the CPU has too few counters, each count is scaled to the whole time.
+        If the CPU has too few counters, the kernel counts the events in turn.  Each count is then scaled to
+        the whole time.
         """
         found = {}
         for name, fd in self._files.items():
@@ -85,7 +86,7 @@ class Counters:
 
 
 def _first_cpu() -> str:
-    """The beginning of /proc/cpuinfo, as the kernel takes long to describe hundreds of CPUs."""
+    """The beginning of /proc/cpuinfo.  Reading all of it is slow on hosts with hundreds of CPUs."""
     try:
         with open("/proc/cpuinfo") as file:
             return file.read(8192)

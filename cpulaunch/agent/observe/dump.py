@@ -1,11 +1,11 @@
-"""Dump what a rank's program and its children are doing, with their stacks, at the launcher's request.
+"""Dump the states and stacks of a rank's program and its children, at the launcher's request.
 
-The agent imports this at the first request.  Its loop is never blocked: py-spy runs as a process beside it,
-and slow observations are finished later.
+The agent imports this at the first request.  Nothing here blocks the agent's loop: py-spy runs as a separate
+process, and its result is collected later.
 
-py-spy stops a process while it reads the stacks, except if the process can't be stopped or is stopped
-already.  If py-spy is missing or not permitted, the agent sends a signal for which the bootstrap has
-registered Python's own faulthandler, which writes the stacks to a memory file.
+py-spy stops a process while it reads the stacks, unless the process is already stopped or can't be stopped.
+If py-spy is missing or not permitted, the agent sends STACKS_SIGNAL instead.  The bootstrap has registered
+Python's faulthandler for this signal; it writes the stacks to a memory file.
 """
 
 from __future__ import annotations
@@ -33,36 +33,34 @@ from cpulaunch.messages import AskDump, Dump
 from cpulaunch.wire import MAX_LINE
 
 MAX_STACKS = 16
-"""The largest number of child processes whose stacks are taken."""
+"""The largest number of child processes whose stacks are read."""
 
 MAX_NATIVE = 4
-"""The largest number of processes with frames of C and C++, which take py-spy half a second each.
-
-If there are more processes, only the program itself has them.
-"""
+"""If there are more processes, frames of C and C++ are read only for the program itself.  py-spy needs half a
+second for those of each process."""
 
 MAX_PROCESSES = 256
 """The largest number of processes that are described."""
 
-PATIENCE = 8.0
-"""Seconds within which a request is answered, including its wait for earlier ones.  The answer says what is
-missing."""
+ANSWER_TIMEOUT = 8.0
+"""Seconds within which a request is answered, even if the answer is incomplete.  They include the wait for
+earlier requests."""
 
-MOMENT = 0.5
-"""Seconds between two observations of quotas and blocked threads, whose state shows only over time."""
+INTERVAL = 0.5
+"""Seconds between the two observations of quotas and blocked threads."""
 
-COPIED_WITHIN = 1.5
-"""Seconds within which a program copies groups of backends other than ccl into its ledger
-(`runtime.observe.mirror`).  Later, the last copy is used."""
+COPY_TIMEOUT = 1.5
+"""Seconds to wait until the program has copied the groups of other backends than ccl into its ledger
+(`runtime.observe.mirror`).  After that, the dump contains the previous copy."""
 
-AT_ONCE = 2
+MAX_TOOLS = 2
 """The largest number of py-spy or gdb processes that run at the same time."""
 
-LEAST = 0.5
-"""Seconds that must remain of PATIENCE for an observation to begin."""
+MIN_TIME = 0.5
+"""An observation begins only if this many seconds of ANSWER_TIMEOUT remain."""
 
-GONE_WITHIN = 0.2
-"""Seconds within which py-spy ends after SIGKILL, unless it is blocked itself."""
+KILL_TIMEOUT = 0.2
+"""Seconds to wait for the end of py-spy after SIGKILL."""
 
 MAX_FRAMES = 64
 """The largest number of frames per thread that gdb shows."""
@@ -71,94 +69,90 @@ MAX_TEXT = 1 << 25
 """The largest output of py-spy, gdb or faulthandler in bytes."""
 
 MAX_DUMP = MAX_LINE * 3 // 4
-"""The largest size of the field ``processes`` in a message, in bytes; the other fields have the rest."""
+"""The largest size of the field ``processes`` in a message, in bytes."""
 
 
 class Dumps:
     """Answers ``AskDump`` messages one after the other.
 
-    Call ``check_time`` when it is ``due``.  Keys registered with the selector have an object with a method
-    ``ready`` as their data, like the agent's other keys.
+    Call ``check_time`` when it is ``due``, and ``ready`` of each selector key's data when the key is ready.
     """
 
     def __init__(
         self,
         selector: selectors.BaseSelector,
         running: Running | None,
-        tell: Callable[[Dump], None],
+        send: Callable[[Dump], None],
     ) -> None:
         """``running`` is the program, or None if it was not started."""
-        self._selector, self._tell = selector, tell
+        self._selector, self._send = selector, send
         self._stacks = running.stacks if running else None
         self._program = running.program.pid if running else 0
         self._ledger = running.ledger if running else None
-        self._asked: deque[tuple[AskDump, float]] = deque()  # requests and their times
-        self._look: Look | None = None
-        self._copied_by = inf
+        self._requests: deque[tuple[AskDump, float]] = deque()  # requests and their times
+        self._observation: Observation | None = None
+        self._ledger_due = inf
 
     def ask(self, message: AskDump) -> None:
-        self._asked.append((message, time.monotonic()))
+        self._requests.append((message, time.monotonic()))
         self.check_time()
 
     @property
     def due(self) -> float:
         """When to call ``check_time``, on the monotonic clock; infinite without a request."""
-        return min(self._look.due, self._copied_by) if self._look else inf
+        return min(self._observation.due, self._ledger_due) if self._observation else inf
 
-    def _is_copied(self) -> bool:
-        """Whether the ledger is up to date: its copies of groups are not older than the request.
-
-        Also true if the request doesn't need fresh copies, or if COPIED_WITHIN has passed.
-        """
-        message, asked_at = self._asked[0]
-        now, self._copied_by = time.monotonic(), inf
-        if not message.fresh or self._ledger is None or now >= asked_at + COPIED_WITHIN:
+    def _is_ledger_fresh(self) -> bool:
+        """Whether the ledger's copies of groups are newer than the request, or need not be waited for."""
+        message, requested_at = self._requests[0]
+        now, self._ledger_due = time.monotonic(), inf
+        if not message.fresh or self._ledger is None or now >= requested_at + COPY_TIMEOUT:
             return True
-        if ledger.backends(self._ledger) <= {"ccl"} or ledger.looked_at(self._ledger) / 1e9 >= asked_at:
+        if ledger.backends(self._ledger) <= {"ccl"} or ledger.looked_at(self._ledger) / 1e9 >= requested_at:
             return True
-        self._copied_by = now + COPIED_WITHIN / 20
+        self._ledger_due = now + COPY_TIMEOUT / 20
         return False
 
     def check_time(self) -> None:
         """Continue the current observation, and answer requests that are complete."""
-        while self._look or self._asked:
-            if self._look is None:
-                message, asked_at = self._asked[0]
-                until = asked_at + PATIENCE
-                if until < time.monotonic() + LEAST:  # earlier requests have used up its time
+        while self._observation or self._requests:
+            if self._observation is None:
+                message, requested_at = self._requests[0]
+                until = requested_at + ANSWER_TIMEOUT
+                if until < time.monotonic() + MIN_TIME:  # earlier requests have used up the time
                     until = 0.0
-                self._look = Look(message, until, self._program, self._selector, self._stacks)
-            if not self._look.done() or not self._is_copied():
+                self._observation = Observation(message, until, self._program, self._selector, self._stacks)
+            if not self._observation.done() or not self._is_ledger_fresh():
                 return
-            shown, errors = fit(self._look.processes, MAX_DUMP), self._look.errors
-            if left_out := len(self._look.processes) - len(shown):
+            sent, errors = fit(self._observation.processes, MAX_DUMP), self._observation.errors
+            if left_out := len(self._observation.processes) - len(sent):
                 errors.append(f"{left_out} more processes are left out: too much to send")
             groups = ledger_file.groups(self._ledger)
-            message, _ = self._asked.popleft()
-            self._tell(Dump(message.request, self._look.began, groups, shown, "; ".join(errors)))
-            self._look = None
+            message, _ = self._requests.popleft()
+            self._send(Dump(message.request, self._observation.began, groups, sent, "; ".join(errors)))
+            self._observation = None
 
 
-class Look:
+class Observation:
     """One observation of all processes of the rank."""
 
     def __init__(
         self,
-        asked: AskDump,
+        request: AskDump,
         until: float,
         program: int,
         selector: selectors.BaseSelector,
         stacks: int | None,
     ) -> None:
-        """``program`` is the pid of the rank's program.  Whatever isn't observed by ``until`` is given up."""
+        """``program`` is the pid of the rank's program.  The observation ends at ``until`` at the latest."""
         self.began, self._until = time.monotonic(), until
         self.processes: list[dict[str, Any]] = []
         self.errors: list[str] = []
         self._selector, self._stacks = selector, stacks
-        self._again_at = inf
-        self._spies: list[_Spy] = []
-        self._writing: _Writing | None = None
-        self._without: deque[dict[str, Any]] = deque()  # processes that py-spy can't read
+        self._second_at = inf
+        self._tools: list[_Tool] = []
+        self._faulthandler: _Faulthandler | None = None
+        self._unread: deque[dict[str, Any]] = deque()  # processes that py-spy can't read
         self._throttling: dict[int, Throttling] = {}
         self._py_spy, self._gdb = find_tool("py-spy", os.environ), find_tool("gdb", os.environ)
         self._describe(program)
@@ -167,28 +161,28 @@ class Look:
             each["lacking"] = f"those of {MAX_STACKS} children were taken"
         few = len(self._waiting) <= MAX_NATIVE
         self._native = {
-            each["pid"] for each in self._waiting if asked.native and (few or each["pid"] == program)
+            each["pid"] for each in self._waiting if request.native and (few or each["pid"] == program)
         }
 
     @property
     def due(self) -> float:
-        """The latest time to call ``done``.  Call it also after reading output of py-spy."""
-        return min(self._until, self._again_at, self._writing.due if self._writing else inf)
+        """The latest time to call ``done``.  Call ``done`` also after reading output of a tool."""
+        return min(self._until, self._second_at, self._faulthandler.due if self._faulthandler else inf)
 
     def done(self) -> bool:
         """Continue, and return whether the observation is complete."""
         now = time.monotonic()
-        spies, self._spies = self._spies, []
-        self._spies += [spy for spy in spies if not self._take(spy)]
+        tools, self._tools = self._tools, []
+        self._tools += [tool for tool in tools if not self._collect(tool)]
         if now >= self._until:
             self._give_up()
             return True
-        if now >= self._again_at:
-            self._look_again(now - self.began)
-        while self._waiting and len(self._spies) < AT_ONCE:
+        if now >= self._second_at:
+            self._observe_again(now - self.began)
+        while self._waiting and len(self._tools) < MAX_TOOLS:
             self._start(self._waiting.popleft())
-        self._write()
-        return not (self._spies or self._writing) and self._again_at == inf
+        self._run_faulthandler()
+        return not (self._tools or self._faulthandler) and self._second_at == inf
 
     def _describe(self, program: int) -> None:
         members = sorted(processes.family(os.getpid()), key=lambda pid: pid != program)
@@ -203,21 +197,21 @@ class Look:
         if not self.processes or self.processes[0]["pid"] != program:
             self.errors.append("its program has ended, or was not started")
         if self._throttling or any(each["blocked"] for each in self.processes):
-            self._again_at = self.began + MOMENT
+            self._second_at = self.began + INTERVAL
 
     def _is_tool(self, process: dict[str, Any]) -> bool:
-        """Whether a process is a py-spy or gdb of an earlier observation that is about to exit."""
+        """Whether a process is a py-spy or gdb that remains from an earlier observation."""
         tools = [tool for tool in (self._py_spy, self._gdb) if tool]
         named = [os.path.basename(tool) for tool in tools]  # an exiting process has only its name left
         program = str(process["command"]).partition(" ")[0]
         return process["parent"] == os.getpid() and program in (*tools, *named)
 
-    def _look_again(self, seconds: float) -> None:
+    def _observe_again(self, seconds: float) -> None:
         """Observe quotas and blocked threads a second time, ``seconds`` after the first.
 
-        Only threads that are still in the same call are blocked; a thread whose disk works is in another one.
+        A thread counts as blocked only if it is still in the same system call.
         """
-        self._again_at = inf
+        self._second_at = inf
         for each in self.processes:
             pid = each["pid"]
             if (before := self._throttling.get(pid)) and (after := processes.throttling(pid)):
@@ -236,41 +230,42 @@ class Look:
         argv = [self._py_spy, "dump", "--json", "--pid", str(pid)]
         argv += ([] if stop else ["--nonblocking"]) + (["--native"] if stop and pid in self._native else [])
         try:
-            self._spies.append(_Spy(argv, process, self._selector, from_py_spy, stops=stop))
+            self._tools.append(_Tool(argv, process, self._selector, from_py_spy, stops=stop))
         except OSError as e:
             self._fall_back(process, f"py-spy can't be run: {e.strerror}")
 
     def _start_gdb(self, process: dict[str, Any]) -> bool:
-        """Start gdb for a program that isn't Python.  Returns whether that was possible."""
+        """Start gdb for a process that isn't Python.  Return whether that was possible."""
         if not self._gdb or process["pid"] not in self._native or not _can_be_stopped(process):
             return False
         self._native.discard(process["pid"])
         argv = [self._gdb, "-batch", "-nx", "-iex", "set auto-load off", "-p", str(process["pid"])]
         argv += ["-ex", "set print frame-arguments none", "-ex", f"thread apply all backtrace {MAX_FRAMES}"]
         try:
-            self._spies.append(_Spy(argv, process, self._selector, from_gdb, stops=True))
+            self._tools.append(_Tool(argv, process, self._selector, from_gdb, stops=True))
         except OSError:
             return False
         return True
 
-    def _take(self, spy: _Spy) -> bool:
-        """Take the result of a py-spy or gdb if it has ended, and return whether it has.
+    def _collect(self, tool: _Tool) -> bool:
+        """Collect the result of a tool if it has ended, and return whether it has.
 
-        If py-spy fails, try gdb for a program that isn't Python, py-spy without frames of C, or faulthandler.
+        If py-spy fails, try the next method: gdb for a process that isn't Python, else py-spy without frames
+        of C, else faulthandler.
         """
-        if not spy.ended:
+        if not tool.ended:
             return False
-        process = spy.process
+        process = tool.process
         try:
-            process["threads"] = spy.parse(spy.text, process["pid"])
-            process["stacks"] = spy.name
+            process["threads"] = tool.parse(tool.text, process["pid"])
+            process["stacks"] = tool.name
         except ValueError:
-            why, may_be_python = _why(spy.error)
+            why, may_be_python = _summary(tool.error)
             process["python"] = process["python"] and may_be_python
             if not process["python"] and self._start_gdb(process):
                 return True
             if process["python"] and process["pid"] in self._native and _can_be_stopped(process):
-                # For a process starved of CPU time, py-spy may fail to read the frames of C.
+                # If the process gets little CPU time, py-spy may fail to read frames of C.
                 self.errors.append(f"has shown no frames of C: {why}")
                 self._native.discard(process["pid"])
                 self._waiting.append(process)
@@ -280,37 +275,37 @@ class Look:
 
     def _fall_back(self, process: dict[str, Any], why: str) -> None:
         process["lacking"] = why
-        self._without.append(process)
+        self._unread.append(process)
 
     # ---- faulthandler
 
-    def _write(self) -> None:
-        """Let processes that py-spy can't read write their stacks themselves, one at a time."""
-        if self._writing and not self._writing.done():
+    def _run_faulthandler(self) -> None:
+        """Run faulthandler in processes that py-spy can't read, one at a time."""
+        if self._faulthandler and not self._faulthandler.done():
             return
-        self._writing = None
-        while self._stacks is not None and self._without and not self._writing:
-            process = self._without.popleft()
-            seen = processes.stat(process["pid"])
-            # Skip traced processes, whose debugger gets the signal, and stopped ones, which get it later.
-            hears = seen and seen.state in "RS" and not process["traced_by"]
-            if hears and processes.catches(process["pid"], STACKS_SIGNAL):
-                self._writing = _Writing(process, self._stacks)
+        self._faulthandler = None
+        while self._stacks is not None and self._unread and not self._faulthandler:
+            process = self._unread.popleft()
+            status = processes.stat(process["pid"])
+            # In a traced process, the debugger gets the signal; a stopped process gets it too late.
+            can_handle = status and status.state in "RS" and not process["traced_by"]
+            if can_handle and processes.catches(process["pid"], STACKS_SIGNAL):
+                self._faulthandler = _Faulthandler(process, self._stacks)
 
     def _give_up(self) -> None:
-        late = [spy.process for spy in self._spies] + list(self._waiting)
-        late += [self._writing.process] if self._writing else []
-        for spy in self._spies:
-            spy.kill()
-        for process in late:
-            process["lacking"] = f"not within {PATIENCE:g} s"
+        unfinished = [tool.process for tool in self._tools] + list(self._waiting)
+        unfinished += [self._faulthandler.process] if self._faulthandler else []
+        for tool in self._tools:
+            tool.kill()
+        for process in unfinished:
+            process["lacking"] = f"not within {ANSWER_TIMEOUT:g} s"
 
 
-class _Writing:
-    """A process that writes its stacks by faulthandler.
+class _Faulthandler:
+    """A process whose faulthandler writes its stacks.
 
-    faulthandler marks no end, so the text is complete once it has not grown for one PERIOD (in seconds).
-    The wait ends after PERIODS of them.
+    faulthandler doesn't mark the end of its text.  The text counts as complete once it has not grown for
+    PERIOD seconds.  The wait ends after PERIODS of these periods.
     """
 
     PERIOD, PERIODS = 0.05, 40
@@ -318,7 +313,7 @@ class _Writing:
     def __init__(self, process: dict[str, Any], fd: int) -> None:
         self.process, self._fd = process, fd
         self.due = time.monotonic() + self.PERIOD
-        self._seen, self._left = 0, self.PERIODS
+        self._size, self._left = 0, self.PERIODS
         os.ftruncate(self._fd, 0)
         try:
             os.kill(process["pid"], STACKS_SIGNAL)
@@ -329,8 +324,8 @@ class _Writing:
         if self._left and time.monotonic() < self.due:
             return False
         size = os.fstat(self._fd).st_size
-        if self._left and (size == 0 or size != self._seen):
-            self._seen, self._left = size, self._left - 1
+        if self._left and (size == 0 or size != self._size):
+            self._size, self._left = size, self._left - 1
             self.due = time.monotonic() + self.PERIOD
             return False
         if size:
@@ -340,11 +335,8 @@ class _Writing:
         return True
 
 
-class _Spy:
-    """A running py-spy or gdb, with its stdout registered with the selector.
-
-    ``ended`` says that all its output has been read.
-    """
+class _Tool:
+    """A running py-spy or gdb.  ``ended`` says that all its output has been read."""
 
     def __init__(
         self,
@@ -367,7 +359,7 @@ class _Spy:
                 (os.POSIX_SPAWN_DUP2, end, 1),
                 (os.POSIX_SPAWN_DUP2, self._errors, 2),
             )
-            # It is reaped with the orphans.  If we are killed, a sweep finds it by its job id.
+            # It is reaped with the orphans.  If the agent is killed, the launcher finds it by its job id.
             env = {"RUST_BACKTRACE": "0", variables.JOB_ID: os.environ.get(variables.JOB_ID, "")}
             self._pid = os.posix_spawn(argv[0], argv, env, file_actions=actions)
         except OSError:
@@ -379,7 +371,7 @@ class _Spy:
         selector.register(self._pipe, selectors.EVENT_READ, self)
 
     def ready(self, events: int) -> list[Any]:
-        """Read a piece of its output.  Kill it if it prints more than MAX_TEXT bytes."""
+        """Read output.  Kill the tool if it prints more than MAX_TEXT bytes."""
         data = os.read(self._pipe, 1 << 20)
         self.text += data
         if not data:
@@ -390,13 +382,13 @@ class _Spy:
         return []
 
     def kill(self) -> None:
-        """Kill the tool, wait until its end of the pipe is closed, and let the process it stopped go on."""
+        """Kill the tool, wait for its end, and continue the process that it stopped."""
         with contextlib.suppress(ProcessLookupError):  # it has already ended and been reaped
             os.kill(self._pid, signal.SIGKILL)
-        select.select([self._pipe], [], [], GONE_WITHIN)
-        seen = processes.stat(self.process["pid"])
-        if self._stops and seen and seen.state == "T":
-            os.kill(self.process["pid"], signal.SIGCONT)  # it was stopped by this py-spy
+        select.select([self._pipe], [], [], KILL_TIMEOUT)
+        status = processes.stat(self.process["pid"])
+        if self._stops and status and status.state == "T":
+            os.kill(self.process["pid"], signal.SIGCONT)
         self._close()
 
     def _close(self) -> None:
@@ -408,22 +400,22 @@ class _Spy:
 
 
 def find_tool(name: str, environ: Mapping[str, str]) -> str | None:
-    """Find a program next to the interpreter or on the PATH.  None if it is not installed."""
+    """Find a program beside the interpreter or on the PATH.  None if it is not installed."""
     directories = [os.path.dirname(sys.executable), *environ.get("PATH", "").split(os.pathsep)]
     return shutil.which(name, path=os.pathsep.join(filter(None, directories)))
 
 
 def _can_be_stopped(process: dict[str, Any]) -> bool:
-    """Whether py-spy can stop a process.  It would wait for one that is blocked, traced or stopped."""
+    """Whether py-spy can stop a process.  For a blocked, traced or stopped process, it would hang."""
     return process["state"] in "RS" and not process["traced_by"] and not process["blocked"]
 
 
-def _why(error: str) -> tuple[str, bool]:
+def _summary(error: str) -> tuple[str, bool]:
     """Summarize an error message of py-spy or gdb.  Also return whether the program may be Python."""
     if "ermission" in error or "not permitted" in error or "EPERM" in error:
         return "py-spy may not look (ptrace is forbidden)", True
     if "python version" in error or "not a python" in error.lower():
         return "it is not a Python program", False
     lines = [line.strip() for line in error.splitlines() if line.strip()]
-    said = f"py-spy: {lines[0].removeprefix('Error: ')[:200]}" if lines else "py-spy said nothing"
-    return said, True
+    summary = f"py-spy: {lines[0].removeprefix('Error: ')[:200]}" if lines else "py-spy printed no error"
+    return summary, True

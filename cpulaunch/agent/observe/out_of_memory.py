@@ -9,10 +9,9 @@ from cpulaunch.cause import Cause, Kind
 
 
 def oom_kills() -> int | None:
-    """The number of processes that this host's kernel has killed for lack of memory.
+    """The number of processes that this host's kernel has killed for lack of memory; None if unknown.
 
-    It includes kills at a cgroup's limit.  None if the kernel doesn't report the number.
-    Source: ``oom_kill`` of /proc/vmstat, since Linux 4.13.
+    It includes kills at a cgroup's limit.  Source: ``oom_kill`` of /proc/vmstat, since Linux 4.13.
     """
     try:
         with open("/proc/vmstat") as f:
@@ -25,10 +24,9 @@ def oom_kills() -> int | None:
 
 
 def why_killed(pid: int, kills_before: int | None) -> Cause:
-    """The cause of the SIGKILL that ended the child ``pid``.
+    """The cause of the SIGKILL that ended the child ``pid``, with the child's peak memory in GiB.
 
-    ``kills_before`` is the value of `oom_kills` from before the child started.  The cause has the child's
-    peak memory in GiB.
+    ``kills_before`` is the value of `oom_kills` from before the child's start.
     """
     import resource
 
@@ -43,7 +41,7 @@ def why_killed(pid: int, kills_before: int | None) -> Cause:
 
 
 def _kernels_record(pid: int) -> str | None:
-    """The newest line of the kernel's log that reports ``pid`` as killed.  Often only root may read it."""
+    """The newest line of the kernel's log about the kill of ``pid``.  Often only root may read the log."""
     mark = f"Killed process {pid} (".encode()
     found = None
     try:
@@ -55,7 +53,7 @@ def _kernels_record(pid: int) -> str | None:
             try:
                 record = os.read(log, 8192)
             except BrokenPipeError:
-                continue  # the record was overwritten meanwhile; the next read gets the next one
+                continue  # the kernel has overwritten this record; read the next one
             if mark in record:
                 found = record.partition(b";")[2].partition(b"\n")[0].decode(errors="replace")
     except OSError:

@@ -1,7 +1,7 @@
-"""The states of the program and its children, and what they wait for, as the kernel reports them in /proc.
+"""The states of the program and its children, and the files and locks that they wait for, from /proc.
 
-Nothing here blocks, whatever state a process is in: for a process that sleeps in the kernel, only files that
-take none of its locks are read.  Sources: proc(5); Documentation/filesystems/proc.rst of Linux.
+No function here blocks.  For a process in uninterruptible sleep, they read only files in /proc that don't
+need the process's locks.  Sources: proc(5); Documentation/filesystems/proc.rst of Linux.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cpulaunch.discovery.host.cgroup import Throttling, cgroup_throttling, share
 from cpulaunch.discovery.host.files import read_file
 
 MAX_BLOCKED = 8
-"""The largest number of a process's threads in the state D that are described."""
+"""The largest number of blocked threads that are described per process."""
 
 _WORDS = {
     "R": "running",
@@ -38,7 +38,7 @@ _CALLS = {
     "lseek=62 read=63 write=64 readv=65 writev=66 pread=67 pwrite=68 preadv=69 pwritev=70 sendfile=71 "
     "newfstatat=79 fstat=80 fsync=82 fdatasync=83 copy_file_range=285 statx=291",
 }
-"""Machine → system calls that wait for files, with their numbers.
+"""Machine → names and numbers of the system calls that may wait for a file.
 
 Sources: ``asm/unistd_64.h``, ``asm-generic/unistd.h``.
 """
@@ -99,8 +99,8 @@ def family(ancestor: int) -> list[int]:
 def describe(pid: int) -> dict[str, Any] | None:
     """Describe a process in the form of ``Dump.processes``, without its threads.  None if it has ended.
 
-    ``stacks`` will name the tool that has read the threads, and ``lacking`` says what better tools lack;
-    ``python`` is false if one of them knows that the process doesn't run Python.
+    Later, ``threads`` holds the stacks, ``stacks`` the name of the tool that has read them, and ``lacking``
+    the reason why a better tool failed.  ``python`` becomes false if a tool detects another language.
     """
     found = stat(pid)
     if found is None:
@@ -112,7 +112,7 @@ def describe(pid: int) -> dict[str, Any] | None:
     return {
         "pid": pid,
         "parent": found.parent,
-        # /proc/PID/cmdline would wait for a lock that a thread in the state D may hold.
+        # Reading /proc/PID/cmdline may wait for a lock of a blocked thread.
         "command": found.name if held or found.state in "DZX" else command_line(pid),
         "state": found.state,
         "word": _WORDS.get(found.state, found.state),
@@ -133,13 +133,13 @@ def describe(pid: int) -> dict[str, Any] | None:
 
 
 def blocked(pid: int) -> list[dict[str, Any]]:
-    """Describe the threads in the state D, and what each waits for: mostly a disk or a file server."""
+    """Describe the threads in uninterruptible sleep (state D), mostly due to a disk or file server."""
     found = []
     for thread in threads(pid):
-        seen = stat(pid, thread)
-        if seen and seen.state == "D":
+        status = stat(pid, thread)
+        if status and status.state == "D":
             waiting = _waits_in(pid, thread)
-            found.append({"thread": thread, "name": seen.name, "wchan": _wchan(pid, thread), **waiting})
+            found.append({"thread": thread, "name": status.name, "wchan": _wchan(pid, thread), **waiting})
     return found[:MAX_BLOCKED]
 
 
@@ -156,24 +156,21 @@ def catches(pid: int, number: int) -> bool:
 
 
 def throttling(pid: int) -> Throttling | None:
-    """How much the CPU quotas of a process's control groups have throttled it so far; None without quotas."""
+    """The throttling of a process by its cgroups' CPU quotas so far; None without quotas."""
     return cgroup_throttling(lambda path: read_file(path.replace("/proc/self/", f"/proc/{pid}/")))
 
 
 def throttled(before: Throttling, after: Throttling, seconds: float) -> dict[str, Any]:
     """The effect of a quota between two observations, ``seconds`` apart.
 
-    ``share`` is the share of that time that was lost; ``seconds`` is the time lost since the group began.
+    ``share`` is the share of this time that was lost; ``seconds`` is the time lost since the cgroup's start.
     """
     share = round(share_lost(before, after, seconds), 3)
     return {"share": share, "seconds": round(after.seconds, 1), "quota": after.quota}
 
 
 def _waits_in(pid: int, thread: int) -> dict[str, Any]:
-    """The system call on a file in which a thread waits, and the file.
-
-    Each is None if the thread is in another call, or if the kernel doesn't show it.
-    """
+    """The system call on a file in which a thread waits, and the file; each is None if unknown."""
     words = (read_file(f"/proc/{pid}/task/{thread}/syscall") or "").split()
     if len(words) < 2 or not words[0].isdigit():
         return {"call": None, "file": None}
@@ -187,7 +184,7 @@ def _waits_in(pid: int, thread: int) -> dict[str, Any]:
 
 
 def _wchan(pid: int, thread: int) -> str | None:
-    """The function of the kernel in which a thread waits; None if it doesn't wait, or if that is hidden."""
+    """The kernel function in which a thread waits; None if it doesn't wait or the kernel hides it."""
     text = read_file(f"/proc/{pid}/task/{thread}/wchan")
     return text if text and text != "0" else None
 

@@ -1,7 +1,7 @@
 """Parse the stacks that py-spy, gdb and faulthandler print into the form of ``Dump.processes``.
 
-A thread is a dict with ``id`` (None if unknown), ``name``, ``gil``, ``idle``, and ``frames``: the innermost
-first, each ``[function, file, line]``.  ``left_out`` is the number of frames that were left out.
+A thread is a dict with ``id`` (None if unknown), ``name``, ``gil``, ``idle`` and ``frames``.  Each frame is
+``[function, file, line]``, the innermost first.  ``left_out`` is the number of omitted frames.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 MAIN = "MainThread"
-"""Python's name of its main thread, once ``threading`` is imported."""
+"""The name that ``threading`` gives to the main thread."""
 
 MAX_NAME = 120
 """The largest length of a function's name in characters."""
@@ -39,9 +39,9 @@ def is_own(thread: dict[str, Any]) -> bool:
 
 
 def from_py_spy(text: bytes, pid: int) -> list[dict[str, Any]]:
-    """The threads in the output of ``py-spy dump --json`` for the process ``pid``, without our own.
+    """Parse the output of ``py-spy dump --json`` for the process ``pid``.  Skip cpulaunch's own threads.
 
-    Raises ValueError if ``text`` is not such output.
+    Raises ValueError if the output has another form.
     """
     try:
         threads = [
@@ -75,10 +75,7 @@ def _without_repeated(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def short_name(name: str) -> str:
-    """The name of a function of C or C++ without its parameters and template arguments.
-
-    An address becomes ``?``, as it differs in each process.
-    """
+    """The name of a C or C++ function without parameters and template arguments; ``?`` for an address."""
     if re.fullmatch(r"0x[0-9a-f]+", name):
         return "?"
     name = name.replace("(anonymous namespace)::", "").replace("{lambda", "lambda{")
@@ -92,7 +89,7 @@ def short_name(name: str) -> str:
         elif depth <= 0:
             kept.append(character)
     words = "".join(kept).split(" const")[0].split("[")[0].strip()
-    # The name of a template begins with its return type.
+    # For a template, the text begins with the return type.
     return (words.rpartition(" ")[2] or words or "?")[:MAX_NAME]
 
 
@@ -106,10 +103,7 @@ _GDB_FRAME = re.compile(r"#\d+ +(?:0x[0-9a-f]+ in )?(.+?) \(.*?\)(?: at (.+):(\d
 
 
 def from_gdb(text: bytes, pid: int) -> list[dict[str, Any]]:
-    """The threads in the output of gdb's ``thread apply all backtrace``.
-
-    Raises ValueError if there are none.
-    """
+    """Parse the output of gdb's ``thread apply all backtrace``.  Raises ValueError if it has no threads."""
     threads: list[dict[str, Any]] = []
     for line in text.decode(errors="replace").splitlines():
         if found := _GDB_THREAD.match(line):
@@ -131,10 +125,9 @@ _MORE = "..."
 
 
 def from_faulthandler(text: str) -> list[dict[str, Any]]:
-    """The threads in the output of ``faulthandler``, at most 100 of them, without our own.
+    """Parse the output of ``faulthandler``, which has at most 100 threads.  Skip cpulaunch's own threads.
 
-    If the output has all threads, the last is the main thread.  It has no name there, or from Python 3.14 on
-    the name of the process.
+    The last thread is the main thread, unless threads are missing.
     """
     threads: list[dict[str, Any]] = []
     lines = text.splitlines()
@@ -150,9 +143,9 @@ def from_faulthandler(text: str) -> list[dict[str, Any]]:
 
 
 def fit(processes: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    """Return ``processes`` in at most ``limit`` bytes of JSON.
+    """Shorten ``processes`` to at most ``limit`` bytes of JSON.
 
-    If necessary, leave out frames and threads according to LIMITS, then all threads, then processes.
+    Omit frames and threads according to LIMITS, then all threads, then processes, until the rest fits.
     """
     for most_threads, most_frames in (*LIMITS, (0, 0)):
         fitting = [_cut(process, most_threads, most_frames) for process in processes]
@@ -169,7 +162,7 @@ def _bytes(value: Any) -> int:
 def _cut(process: dict[str, Any], most_threads: int, most_frames: int) -> dict[str, Any]:
     """Limit a process's threads and frames.
 
-    Keep the main thread first, then busy threads, then idle ones.  Of a long stack, keep both ends.
+    The main thread has priority, then busy threads, then idle ones.  A long stack keeps both ends.
     """
     threads = sorted(process["threads"], key=lambda thread: (thread["name"] != MAIN, thread["idle"] is True))
     kept = []

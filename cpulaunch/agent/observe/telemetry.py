@@ -1,4 +1,4 @@
-"""Telemetry that the agent sends to the launcher: the program's steps, and its resource use."""
+"""Telemetry that the agent sends to the launcher: the program's steps and its resource use."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MAX_ROWS = 32
 """The largest number of rows in a message."""
 
 PER_SECOND = 100
-"""Messages per second from all agents of a job.  The launcher of a thousand ranks can read that many."""
+"""The largest number of messages per second from all agents of a job, so that the launcher keeps up."""
 
 SETTLED = 0.5
-"""Seconds after the end of a step during which its loss may still be recorded."""
+"""Seconds after the end of a step until its row is made.  The program may record the loss in this time."""
 
 PROCESS_PERIOD = 5.0
 """The shortest time between two rows on the process, in seconds."""
@@ -33,18 +33,18 @@ class Telemetry:
     Call ``look`` when it is ``due``, a time on the monotonic clock.
     """
 
-    def __init__(self, kept: mmap.mmap | None, usage: Usage, world_size: int, beats: float) -> None:
-        """``beats`` is the time between two heartbeats in seconds, the longest period between messages."""
-        self._kept, self._usage = kept, usage
+    def __init__(self, memory: mmap.mmap | None, usage: Usage, world_size: int, beats: float) -> None:
+        """``beats`` is the time between two heartbeats in seconds; the period of messages is at most that."""
+        self._memory, self._usage = memory, usage
         self._period = min(max(1.0, world_size / PER_SECOND), beats)
         self.due = time.monotonic() + self._period
         self._process_due = self.due + PROCESS_PERIOD - self._period
-        self._before: ledger.Step | None = None  # the last step that was sent
-        self._latest: dict[str, float] = {}  # fields that aren't sums, from steps after that one
-        self._peak_told = False
+        self._before: ledger.Step | None = None  # the last step sent
+        self._latest: dict[str, float] = {}  # fields that aren't sums, from the steps after _before
+        self._peak_is_sent = False
 
     def look(self, now: float) -> Steps | None:
-        """The message with everything new, or None if nothing is."""
+        """Make the next message, or return None if there is nothing new."""
         self.due = now + self._period
         process: dict[str, Any] = {}
         if now >= self._process_due:
@@ -53,41 +53,41 @@ class Telemetry:
         return self._message(now, self._rows(int((now - SETTLED) * 1e9)), process)
 
     def last(self) -> Steps | None:
-        """The last message on a program that has ended, or None if nothing is left to send."""
+        """Make the last message after the program's end, or return None if there is nothing new."""
         now = time.monotonic()
         return self._message(now, self._rows(None), {})
 
     def _message(self, now: float, rows: list[list[Any]], process: dict[str, Any]) -> Steps | None:
         peak, precision = None, ""
-        if self._kept and not self._peak_told:
-            _, peak, precision = ledger.recorded(self._kept)
-            self._peak_told = peak > 0
-        if not (rows or process or (peak and self._peak_told)):
+        if self._memory and not self._peak_is_sent:
+            _, peak, precision = ledger.recorded(self._memory)
+            self._peak_is_sent = peak > 0
+        if not (rows or process or (peak and self._peak_is_sent)):
             return None
         return Steps(now, rows, process, peak or None, precision)
 
     def _rows(self, until: int | None) -> list[list[Any]]:
-        """Rows for the new steps that ended by ``until`` (nanoseconds); for all new steps if it is None.
+        """Make rows for the new steps that ended by ``until`` (nanoseconds), or for all new steps if None.
 
-        If there are many, only steps whose number is a multiple of 2, 4, … get a row, so that all ranks have
-        rows for the same steps.  A row includes the steps skipped before it, as the ledger holds sums.
+        If there are too many steps, only those whose number is a multiple of 2, 4, … get a row.  Thus all
+        ranks have rows for the same steps.  Each row includes the skipped steps before it.
         """
-        kept = self._kept
-        if not kept or not (last := ledger.recorded(kept).last):
+        memory = self._memory
+        if not memory or not (last := ledger.recorded(memory).last):
             return []
         if self._before is None:
-            self._before = ledger.step(kept, 0) or ledger.Step(0, 0, dict.fromkeys(SUMS, 0))
+            self._before = ledger.step(memory, 0) or ledger.Step(0, 0, dict.fromkeys(SUMS, 0))
         stride = 1
-        # With a larger stride, the ledger's older half might have no step that gets a row.
+        # Limit the stride, so that at least one step of the ledger's older half gets a row.
         while last - self._before.number > MAX_ROWS * stride and stride < ledger.STEPS // 2:
             stride *= 2
         rows = []
         # Skip the oldest step, which the program may overwrite at any moment.
         for number in range(max(self._before.number + 1, last - ledger.STEPS + 2), last + 1):
-            step = ledger.step(kept, number)
+            step = ledger.step(memory, number)
             if step is None:
                 continue
-            # The older half of the ledger's steps can't wait: the program will soon overwrite them.
+            # Don't wait for the loss of steps in the ledger's older half: they are soon overwritten.
             if until is not None and step.ended_at > until and number > last - ledger.STEPS // 2:
                 break
             self._latest |= {name: step.fields[name] for name in _LATEST if math.isfinite(step.fields[name])}

@@ -1,4 +1,4 @@
-"""Traces of a rank's program: the agent requests one through the ledger, and sends its file in pieces.
+"""Traces of a rank's program.  The agent requests a trace through the ledger, and sends the file in pieces.
 
 The agent imports this when the launcher first asks for a trace.
 """
@@ -19,20 +19,19 @@ from cpulaunch.agent.launch.start import Running
 from cpulaunch.messages import HasTraced, SendTrace, Trace, Traced, TraceMessage, TracePiece, Traces, Tracing
 
 PIECE = 1 << 19
-"""Bytes of the file that are read, compressed and sent at once.  In base 64 they fit into a message even if
-they can't be compressed."""
+"""The number of bytes of the file in one message.  In base 64, they fit even if uncompressed."""
 
 MAX_FILE = 4 << 30
 """The largest size in bytes of a trace that is sent."""
 
 LEVEL = 1
-"""The level of compression.  It is low because the agent runs on the cores of its rank."""
+"""The compression level.  It is low because the agent runs on the rank's cores."""
 
 NO_LEDGER = "its program is not Python, or the kernel refuses it a memory file"
 
 
 class RankTraces:
-    """The traces of one program, one at a time.  Their directory is private to the user."""
+    """The traces of one program, one at a time."""
 
     def __init__(self, running: Running | None, tell: Callable[[TraceMessage], None]) -> None:
         """``running`` is the program, or None if it was not started."""
@@ -70,7 +69,7 @@ class RankTraces:
             self._fail(f"the directory for its file has too long a name: {self._directory}")
 
     def reported(self, report: Traces | HasTraced) -> None:
-        """Handle a report of the program on a trace.  Any of its children may write one: don't trust it."""
+        """Handle the program's report about a trace.  It is untrusted: any child may write one."""
         if report.request != self._request or not self._asked:
             return
         if isinstance(report, Traces):
@@ -95,7 +94,7 @@ class RankTraces:
         self._tell(Traced(report.request, report.first, report.last, size, ""))
 
     def send(self, message: SendTrace) -> None:
-        """Send the next piece of the file; after its end, send the rest of the compressed data."""
+        """Send the next piece of the file, or at its end the rest of the compressed data."""
         if self._file is None or message.request != self._request:
             return
         try:
@@ -110,15 +109,15 @@ class RankTraces:
             self._close()
 
     def program_ended(self) -> None:
-        """Report failure of a trace that the program has not finished."""
+        """Report that the program ended before its trace was complete."""
         if self._asked:
-            done = ledger.progress(self._ledger) if self._ledger else None
-            made = done and done.steps
-            when = "before the last traced step" if made else "without a step of an optimizer"
+            progress = ledger.progress(self._ledger) if self._ledger else None
+            has_steps = progress and progress.steps
+            when = "before the last traced step" if has_steps else "without a step of an optimizer"
             self._fail(f"its program exited {when}")
 
     def drop(self) -> None:
-        """Forget the trace, and remove its file."""
+        """Discard the trace and its file."""
         self._asked = False
         self._close()
         self._remove()

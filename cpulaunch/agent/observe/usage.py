@@ -19,14 +19,14 @@ MAX_THREADS = 256
 
 
 class Switches(NamedTuple):
-    """How often a thread has given up the CPU to wait (``voluntary``), and has been preempted."""
+    """The numbers of a thread's voluntary context switches and preemptions."""
 
     voluntary: int
     preempted: int
 
 
 class Usage:
-    """The resource use of one program since its start.  ``cores`` are the cores that it runs on."""
+    """The resource use of one program, which runs on ``cores``."""
 
     def __init__(self, pid: int, cores: CoreSet, now: float) -> None:
         self._pid, self._far = pid, far_nodes(cores)
@@ -52,7 +52,7 @@ class Usage:
         return {**row, **self._counters.read()}
 
     def _count_switches(self) -> Switches:
-        """The sums over all threads.  Ended threads count with their last known values."""
+        """The sums over all threads, with the last known values of ended threads."""
         found = switches(self._pid)
         none = Switches(0, 0)
         gone = (each for thread, each in self._switches.items() if found.get(thread, none) < each)
@@ -65,10 +65,7 @@ def _sum(*several: Switches) -> Switches:
 
 
 def process_row(pid: int) -> dict[str, Any]:
-    """Memory (``rss``, bytes), CPU time (seconds) and major page faults of a process.
-
-    Empty if it has ended.
-    """
+    """Memory (bytes), CPU time (seconds) and major page faults of a process; empty if it has ended."""
     if (found := processes.stat(pid)) is None:
         return {}
     return {"rss": found.rss, "cpu_seconds": found.cpu, "major_faults": found.major_faults}

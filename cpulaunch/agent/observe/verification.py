@@ -1,20 +1,22 @@
-"""Compare the state of a program, from /proc and from its own reports, with the plan."""
+"""Compare a program's state with the plan.  The state comes from /proc and the program's reports."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 
 from cpulaunch.agent.launch.start import RUN_PROGRAM, Planned
+from cpulaunch.agent.observe import processes
 from cpulaunch.discovery.host.files import read_file
 from cpulaunch.messages import Found, Ready, Torch
 from cpulaunch.model.cores import CoreSet
 
 
 def at_start(pid: int, report: Ready, planned: Planned) -> tuple[Found, list[str]]:
-    """Check CPUs, memory policy and preloaded libraries once Python has started.
+    """Check CPUs, memory policy and preloaded libraries after Python has started.
 
-    Returns the values found, and a complaint for each that differs from the plan.
+    Returns the values found, and a complaint for each difference from the plan.
     """
     cpus = CoreSet(report.cpus)
     policy, preloaded = memory_policy(pid), _preloaded(pid, planned.preloads)
@@ -30,27 +32,27 @@ def at_start(pid: int, report: Ready, planned: Planned) -> tuple[Found, list[str
 
 
 def with_torch(pid: int, report: Torch, planned: Planned) -> tuple[Found, list[str]]:
-    """Check the CPUs of all threads and torch's number of threads once torch is imported.
+    """Check the CPUs of all threads, and torch's number of threads, after the import of torch.
 
-    Returns the values found, and a complaint for each that differs from the plan.
+    Returns the values found, and a complaint for each difference from the plan.
     """
-    ours = planned.cores | planned.comm_cores
-    on = CoreSet(cpu for cpus in _thread_cpus(pid) for cpu in cpus)
+    planned_cpus = planned.cores | planned.comm_cores
+    actual_cpus = CoreSet(cpu for cpus in _thread_cpus(pid) for cpu in cpus)
     complaints = []
-    if not on <= ours:
-        complaints.append(f"was put on CPUs {ours}, but its threads are on {on}")
-    # The program may set the variable itself; then there is nothing to compare.
+    if not actual_cpus <= planned_cpus:
+        complaints.append(f"was put on CPUs {planned_cpus}, but its threads are on {actual_cpus}")
+    # Skip the check if the program has set the variable itself.
     if report.requested == planned.threads and planned.threads.isdigit():
         expected = int(planned.threads)
         if report.threads != expected and report.threads != min(expected, _physical_cores()):  # MKL's limit
             complaints.append(f"was given {expected} threads, but torch has {report.threads}")
-    return Found(str(on), None, None, report.threads), complaints
+    return Found(str(actual_cpus), None, None, report.threads), complaints
 
 
 def memory_policy(pid: int) -> str | None:
     """The memory policy of a process's main thread, such as ``default`` or ``bind:0``; None if unknown.
 
-    Source: proc(5) on numa_maps.  A line shows the process's policy if its range of memory has no other.
+    Source: numa_maps in proc(5).  Each line shows the policy of a memory range, by default the process's.
     """
     try:
         with open(f"/proc/{pid}/numa_maps") as f:
@@ -61,10 +63,7 @@ def memory_policy(pid: int) -> str | None:
 
 
 def _preloaded(pid: int, wanted: list[str]) -> list[str] | None:
-    """The libraries in ``wanted`` that the program has mapped.
-
-    None if the program has ended or executes another file.
-    """
+    """The libraries in ``wanted`` that the program has mapped; None if it has ended or called exec."""
     if not wanted:
         return []
     if (maps := read_file(f"/proc/{pid}/maps")) is None:
@@ -74,7 +73,7 @@ def _preloaded(pid: int, wanted: list[str]) -> list[str] | None:
     found = [
         path for path in wanted if os.path.realpath(path) in mapped or ("/" not in path and path in names)
     ]
-    # The list may be incomplete if the program is just ending, or empty if it has just called exec.
+    # While the program ends or calls exec, the list of mappings is incomplete.
     return found if found == wanted or _is_our_program(pid) else None
 
 
@@ -87,19 +86,13 @@ def _is_our_program(pid: int) -> bool:
 
 
 def _physical_cores() -> int:
-    """The physical cores of this machine, also where some have one thread and some have several."""
+    """The number of this machine's physical cores."""
     from cpulaunch.discovery.host.sysfs import topology_from_sysfs
 
     return len(topology_from_sysfs(read_file).cores)
 
 
 def _thread_cpus(pid: int) -> Iterator[CoreSet]:
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return
-    for thread in threads:
-        try:
-            yield CoreSet(os.sched_getaffinity(int(thread)))
-        except OSError:  # the thread has ended
-            continue
+    for thread in processes.threads(pid):
+        with contextlib.suppress(ProcessLookupError):  # the thread has ended
+            yield CoreSet(os.sched_getaffinity(thread))

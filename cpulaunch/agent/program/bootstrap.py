@@ -1,4 +1,4 @@
-"""Run the user's Python program as ``python`` itself would, and report to the agent why it failed."""
+"""Run the user's Python program as ``python`` would, and report its errors to the agent."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _OURS = (
 )
 
 _NESTED, _CALL = 0x10, "CALL"
-"""The flag of a nested function (``inspect.CO_NESTED``), and the prefix of opcodes that call functions."""
+"""The flag of nested functions (``inspect.CO_NESTED``), and the prefix of opcodes that call functions."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
 _OWN_PROCESS = os.getpid()
 
 MAX_ERROR = 2000
-"""The largest number of characters of an exception's message that are reported."""
+"""The largest length of a reported exception's message, in characters."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# These two reports are formatted by hand, like `encode` does: its import would cost every program 2 ms.
+# The next two functions do the work of `encode`, whose import would cost every program 2 ms.
 
 
-def ready(cpus: list[int]) -> bytes:
+def ready_report(cpus: list[int]) -> bytes:
     return f'{{"type":"ready","cpus":{cpus}}}\n'.encode()
 
 
-def leaving(code: int) -> bytes:
+def leaving_report(code: int) -> bytes:
     return f'{{"type":"leaving","code":{code}}}\n'.encode()
 
 
@@ -50,21 +50,21 @@ def main() -> None:
     if report_fd >= 0:
         os.set_inheritable(report_fd, False)
     faulthandler.enable()
-    _write_stacks_when_asked(os.environ.pop(variables.STACKS, ""))
-    # Python buffers a pipe in blocks, but the user wants to see each line when it is printed.
+    _register_faulthandler(os.environ.pop(variables.STACKS, ""))
+    # By default, Python buffers its output to a pipe, but users want to see each line at once.
     if not sys.stdout.line_buffering and not os.environ.get("PYTHONUNBUFFERED"):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    sys.excepthook = _hide_our_frames
+    sys.excepthook = _excepthook
 
     def report(line: bytes) -> None:
         if report_fd >= 0 and os.getpid() == _OWN_PROCESS:  # not a forked child of the program
             _write(report_fd, line)
 
     if report_fd >= 0:
-        _write(report_fd, ready(sorted(os.sched_getaffinity(0))))
+        _write(report_fd, ready_report(sorted(os.sched_getaffinity(0))))
         loaded: dict[str, list[Callable[[Any], object]]] = {
-            "torch": [lambda torch: report(_torch(torch))],
-            "mpi4py.MPI": [_mpi_is_loaded],
+            "torch": [lambda torch: report(_torch_report(torch))],
+            "mpi4py.MPI": [_check_mpi_world],
         }
         sys.meta_path.insert(0, finder := _Finder(loaded))
         _take_over_port(finder.functions)
@@ -73,32 +73,29 @@ def main() -> None:
             finder.functions[f"cpulaunch.runtime.{reporter}"] = [
                 lambda module: setattr(module, "report", report)
             ]
-    atexit.register(last := _BeforePythonEnds())  # registered first, so called last
+    atexit.register(handler := _LastExitHandler())  # registered first, so called last
     try:
-        _run_to_its_end(sys.argv[1:])
+        _run_and_check(sys.argv[1:])
     except SystemExit as error:
-        last.status = _exit_code(error.code)
+        handler.status = _exit_code(error.code)
         ccl: Any = sys.modules.get("cpulaunch.ccl.create")
         if ccl is not None:
             ccl.has_failed = True
-        # Report before the end: its connections may close long before, and other ranks would fail first.
-        report(leaving(_exit_code(error.code)))
+        # Report the exit code now.  Once the process closes its connections, other ranks would fail first.
+        report(leaving_report(_exit_code(error.code)))
         raise
     except BaseException as error:
-        last.status = 1
-        # The launcher uses the ledger to tell whether another rank is the cause.  Errors of gloo name one of
-        # its source files, such as "gloo/…".
+        handler.status = 1
+        # The launcher uses the ledger to find out whether another rank is the cause.  The errors of gloo
+        # contain the path of a source file, such as "gloo/…".
         _keep_last_collectives(failed="gloo/" in str(error))
-        report(_raised(error))
+        report(_error_report(error))
         raise
-    report(leaving(0))
+    report(leaving_report(0))
 
 
-def _mpi_is_loaded(mpi: Any) -> None:
-    """Warn if the ranks of the job are not those of an MPI world.
-
-    They are only if the mpiexec of this MPI has started them.
-    """
+def _check_mpi_world(mpi: Any) -> None:
+    """Warn if each rank is alone in its MPI world, because no mpiexec of this MPI has started it."""
     ranks = int(os.environ.get("WORLD_SIZE") or 1)
     if ranks > 1 and os.environ.get("RANK") == "0" and mpi.Is_initialized() and mpi.COMM_WORLD.size == 1:
         text = (
@@ -108,31 +105,31 @@ def _mpi_is_loaded(mpi: Any) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _write_stacks_when_asked(how: str) -> None:
-    """Have faulthandler write all threads' stacks at a signal.  ``how`` is FD:SIGNAL, or empty for none."""
+def _register_faulthandler(how: str) -> None:
+    """Make faulthandler write all threads' stacks to FD at SIGNAL, if ``how`` is FD:SIGNAL."""
     if how:
         fd, number = map(int, how.split(":"))
         os.set_inheritable(fd, False)
         faulthandler.register(number, file=fd, all_threads=True)
 
 
-def _take_over_port(when_loaded: dict[str, list[Callable[[Any], object]]]) -> None:
-    """Take over the socket that keeps MASTER_PORT, if the agent has passed one (to the first rank)."""
+def _take_over_port(on_import: dict[str, list[Callable[[Any], object]]]) -> None:
+    """Take over the socket that reserves MASTER_PORT.  The agent passes one to rank 0."""
     fd = os.environ.pop(variables.KEPT_PORT_FD, None)
     if fd is None:
         return
     from cpulaunch.agent.program.master_port import KeptPort
 
     kept = KeptPort(int(fd), int(os.environ[variables.KEPT_PORT]))
-    when_loaded["torch"].append(kept.torch_is_loaded)
+    on_import["torch"].append(kept.torch_is_loaded)
     if "socket" in sys.modules:
         kept.socket_is_loaded(sys.modules["socket"])
     else:
-        when_loaded["socket"] = [kept.socket_is_loaded]
+        on_import["socket"] = [kept.socket_is_loaded]
 
 
-def _take_over_ledger(when_loaded: dict[str, list[Callable[[Any], object]]]) -> None:
-    """Map the rank's ledger once ``cpulaunch.ledger`` is imported, which happens only along with torch."""
+def _take_over_ledger(on_import: dict[str, list[Callable[[Any], object]]]) -> None:
+    """Map the rank's ledger when ``cpulaunch.ledger`` is imported.  Only programs with torch import it."""
     if (fd := int(os.environ.pop(variables.LEDGER_FD, "-1"))) >= 0:
         os.set_inheritable(fd, False)
 
@@ -142,10 +139,10 @@ def _take_over_ledger(when_loaded: dict[str, list[Callable[[Any], object]]]) -> 
             if os.getpid() == _OWN_PROCESS:
                 ledger_file.take_over(fd)
 
-        when_loaded["cpulaunch.ledger"] = [take_over]
+        on_import["cpulaunch.ledger"] = [take_over]
 
 
-class _BeforePythonEnds:
+class _LastExitHandler:
     """The last exit handler.  ``status`` is the program's exit code."""
 
     def __init__(self) -> None:
@@ -160,26 +157,26 @@ class _BeforePythonEnds:
             else:
                 gloo.keep_groups()
         if self.status and "oneccl_bindings_for_pytorch" in sys.modules:
-            # Their oneCCL aborts if an exception ends Python, and the exit code would be 134.
+            # After an exception, their oneCCL would abort the process with exit code 134.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(self.status)
 
 
-def _exit_code(said: object) -> int:
-    """The exit code of ``sys.exit(said)``."""
-    if said is None:
+def _exit_code(code: object) -> int:
+    """The exit code of ``sys.exit(code)``."""
+    if code is None:
         return 0
-    return said & 0xFF if isinstance(said, int) else 1
+    return code & 0xFF if isinstance(code, int) else 1
 
 
-def _run_to_its_end(arguments: list[str]) -> None:
+def _run_and_check(arguments: list[str]) -> None:
     try:
         _run(arguments)
     except SystemExit as error:
         if _exit_code(error.code) != 0:
             raise
-    # Raise pending errors of ccl: a program that doesn't destroy its groups may not have seen them yet.
+    # Raise pending errors of ccl, which the program may not have noticed yet.
     ccl: Any = sys.modules.get("cpulaunch.ccl._group")
     if ccl is not None:
         ccl.check_calls()
@@ -203,7 +200,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _is_bundle(path: str) -> bool:
-    """Whether ``path`` is a directory, a zip file or a .pyc file, all of which Python can run."""
+    """Whether ``path`` is a directory, a zip file or a .pyc file."""
     if os.path.isdir(path) or path.endswith(".pyc"):
         return True
     with open(path, "rb") as f:
@@ -213,7 +210,7 @@ def _is_bundle(path: str) -> bool:
 def _run_file(path: str) -> None:
     """Run a script as the module ``__main__``.
 
-    The module stays, as threads may outlive the last line; ``runpy.run_path`` would remove it then.
+    The module remains after the last line, because threads may still run; ``runpy.run_path`` would remove it.
     """
     module = type(sys)("__main__")
     module.__file__ = path
@@ -225,51 +222,51 @@ def _run_file(path: str) -> None:
 
 
 def _keep_last_collectives(*, failed: bool) -> None:
-    """Copy the last collectives of other backends into the ledger, without waiting for the next regular copy.
+    """Copy the last collectives of other backends into the ledger now.
 
-    ``failed`` says that the last one has failed.
+    ``failed`` says that the last collective has failed.
     """
-    kept = sys.modules.get("cpulaunch.runtime.observe.ledger")
-    for mirror in getattr(kept, "mirrors", ()):
+    observer = sys.modules.get("cpulaunch.runtime.observe.ledger")
+    for mirror in getattr(observer, "mirrors", ()):
         try:
             mirror.look(failed=True) if failed else mirror.look_before_end()
         except Exception:
             pass  # report the original exception instead
 
 
-def _raised(error: BaseException) -> bytes:
+def _error_report(error: BaseException) -> bytes:
     import traceback
 
     from cpulaunch.errors import CpulaunchError
     from cpulaunch.messages import Raised
     from cpulaunch.wire import encode
 
-    shown = _hide(error).__traceback__
-    frames = traceback.extract_tb(shown)
-    user = next((f for f in reversed(frames) if _is_users(f.filename)), frames[-1] if frames else None)
+    tb = _remove_own_frames(error).__traceback__
+    frames = traceback.extract_tb(tb)
+    user = next((f for f in reversed(frames) if _is_user_code(f.filename)), frames[-1] if frames else None)
     file, line = (user.filename, user.lineno) if user else (None, None)
     if isinstance(error, SyntaxError) and not frames:
         file, line = error.filename, error.lineno
     if file and file.startswith(os.getcwd() + os.sep):
         file = os.path.relpath(file)
-    if isinstance(error, CpulaunchError):  # the user's mistake, not a bug: no traceback
+    if isinstance(error, CpulaunchError):  # a mistake of the user needs no traceback
         text, hint = "", error.hint or ""
     else:
-        # An error without frames is runpy's about a module: its cause has the frames.
-        told = error if frames or error.__cause__ is None else error.__cause__
-        text, hint = "".join(traceback.format_exception(type(told), told, told.__traceback__)), ""
+        # If a module can't be imported, runpy raises an error without frames; its cause has the frames.
+        shown = error if frames or error.__cause__ is None else error.__cause__
+        text, hint = "".join(traceback.format_exception(type(shown), shown, shown.__traceback__)), ""
     name = type(error).__qualname__
     if (module := type(error).__module__) not in ("builtins", "__main__"):
         name = f"{module}.{name}"
     first_line = str(error).partition("\n")[0]
-    said = f"{name}: {first_line}"[:MAX_ERROR] if first_line else name
-    return encode(Raised(said, file, line, text, hint, _cause(error)))
+    summary = f"{name}: {first_line}"[:MAX_ERROR] if first_line else name
+    return encode(Raised(summary, file, line, text, hint, _cause(error)))
 
 
 def _cause(error: BaseException | None) -> dict[str, Any] | None:
-    """The cause that the error, or an error in its chain of causes and contexts, has recorded.
+    """The recorded cause of an error, or of an error in its chain of causes and contexts.
 
-    Only usage errors and errors of ``ccl`` have one.
+    Only usage errors and errors of ``ccl`` have a recorded cause.
     """
     from cpulaunch.errors import UsageError
 
@@ -283,7 +280,7 @@ def _cause(error: BaseException | None) -> dict[str, Any] | None:
             if cause := ccl.cause_of(str(error)):
                 return dict(cause)
         except Exception:
-            pass  # an error that can't be shown
+            pass  # str(error) has failed
         error = error.__cause__ or error.__context__
     return None
 
@@ -295,8 +292,8 @@ def _write(fd: int, line: bytes) -> None:
         pass  # the agent is gone
 
 
-def _torch(torch: Any) -> bytes:
-    """The report that torch is loaded, with its number of threads.  Empty if another module has its name."""
+def _torch_report(torch: Any) -> bytes:
+    """The report about torch's number of threads; empty if ``torch`` is another module of that name."""
     try:
         threads = torch.get_num_threads()
     except Exception:
@@ -308,7 +305,7 @@ def _torch(torch: Any) -> bytes:
 
 
 class _Finder:
-    """A finder that calls ``functions[name]`` with the module ``name`` once another finder has loaded it."""
+    """A finder that calls ``functions[name]`` after another finder has loaded the module ``name``."""
 
     def __init__(self, functions: dict[str, list[Callable[[Any], object]]]) -> None:
         self.functions = functions
@@ -324,52 +321,52 @@ class _Finder:
         return spec
 
     def loaded(self, name: str, module: Any, _: None) -> None:
-        for function in self.functions.pop(name, ()):  # once; not after a reload
+        for function in self.functions.pop(name, ()):  # only the first time, not after a reload
             function(module)
         if not self.functions and self in sys.meta_path:
             sys.meta_path.remove(self)
 
 
-def _is_users(file: str) -> bool:
+def _is_user_code(file: str) -> bool:
     installed = ("site-packages", "dist-packages", os.path.dirname(os.__file__))
     ours = file.startswith(("<", _PACKAGE)) or file in _OURS
     return not ours and not any(part in file for part in installed)
 
 
-def _hide_our_frames(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> Any:
-    return sys.__excepthook__(kind, _hide(error.with_traceback(tb)), None)
+def _excepthook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> Any:
+    return sys.__excepthook__(kind, _remove_own_frames(error.with_traceback(tb)), None)
 
 
-def _hide(error: BaseException) -> BaseException:
-    """Remove our frames from the tracebacks of an error, its causes and contexts.  Returns the error."""
+def _remove_own_frames(error: BaseException) -> BaseException:
+    """Remove cpulaunch's frames from the tracebacks of an error, its causes and contexts."""
     seen: set[int] = set()
-    every: list[BaseException | None] = [error]
-    while every:
-        if (each := every.pop()) is not None and id(each) not in seen:
+    pending: list[BaseException | None] = [error]
+    while pending:
+        if (each := pending.pop()) is not None and id(each) not in seen:
             seen.add(id(each))
-            each.__traceback__ = _without_our_frames(each.__traceback__)
-            every += [each.__cause__, each.__context__]
+            each.__traceback__ = _filter_frames(each.__traceback__)
+            pending += [each.__cause__, each.__context__]
     return error
 
 
-def _without_our_frames(tb: TracebackType | None) -> TracebackType | None:
-    """Remove frames that run the script, and frames of our functions that replace a library's."""
+def _filter_frames(tb: TracebackType | None) -> TracebackType | None:
+    """Remove frames that run the script, and frames of cpulaunch's replacements of library functions."""
     kept: list[TracebackType] = []
     while tb is not None:
         code = tb.tb_frame.f_code
-        stands_in = code.co_flags & _NESTED and code.co_filename.startswith(_PACKAGE)
-        if code.co_filename not in _OURS and not (stands_in and (tb.tb_next or _calls(tb))):
+        is_replacement = code.co_flags & _NESTED and code.co_filename.startswith(_PACKAGE)
+        if code.co_filename not in _OURS and not (is_replacement and (tb.tb_next or _is_calling(tb))):
             kept.append(tb)
         tb = tb.tb_next
-    for one, following in zip(kept, [*kept[1:], None], strict=False):  # both may be empty
-        one.tb_next = following
+    for frame, next_frame in zip(kept, [*kept[1:], None], strict=False):  # both may be empty
+        frame.tb_next = next_frame
     return kept[0] if kept else None
 
 
-def _calls(tb: TracebackType) -> bool:
+def _is_calling(tb: TracebackType) -> bool:
     """Whether the frame was calling a function when the error occurred.
 
-    For the innermost frame, the error then comes from a function of C, and not from the frame's own code.
+    If it is the innermost frame, this function is written in C, and has raised the error.
     """
     from dis import opname
 

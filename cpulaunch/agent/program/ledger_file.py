@@ -1,4 +1,4 @@
-"""The memory file of a rank's ledger (`cpulaunch.ledger`), which the agent makes and the program maps."""
+"""The memory file of a rank's ledger (`cpulaunch.ledger`).  The agent creates it, and the program maps it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _NAME = "cpulaunch-ledger"
 
 
 def offer(env: dict[str, str]) -> tuple[int, mmap.mmap] | tuple[None, None]:
-    """Make a ledger for the program with the variables ``env``, which pass its descriptor on.
+    """Create a ledger, and put its descriptor into the program's environment ``env``.
 
-    Returns the descriptor, to be closed once the program has inherited it, and the agent's mapping.  Both are
-    None if the kernel refuses it.
+    Returns the descriptor and the agent's mapping, or None and None if the kernel refuses.  Close the
+    descriptor after the program's start.
     """
     try:
         fd = os.memfd_create(_NAME)
@@ -24,38 +24,37 @@ def offer(env: dict[str, str]) -> tuple[int, mmap.mmap] | tuple[None, None]:
         return None, None
     try:
         os.truncate(fd, ledger.SIZE)
-        kept = mmap.mmap(fd, ledger.SIZE)
+        memory = mmap.mmap(fd, ledger.SIZE)
     except OSError:
         os.close(fd)
         return None, None
     os.set_inheritable(fd, True)
     env[variables.LEDGER_FD] = str(fd)
-    return fd, kept
+    return fd, memory
 
 
-def groups(kept: mmap.mmap | bytes | None, *, unfinished: bool = False) -> list[dict[str, Any]]:
-    """The groups of a ledger in the form of ``Dump``: times are in seconds, or None for events still to come.
+def groups(memory: mmap.mmap | bytes | None, *, unfinished: bool = False) -> list[dict[str, Any]]:
+    """The groups of a ledger in the form of ``Dump``.  Times are in seconds, or None for future events.
 
-    With ``unfinished``, leave out groups of ``ccl`` whose operations have all completed.  Other backends
-    don't record which operations have failed.
+    With ``unfinished``, omit groups of ``ccl`` without an unfinished operation.  Groups of other backends are
+    included, as their records don't show failures.
     """
-    found = ledger.groups(kept) if kept else []
+    found = ledger.groups(memory) if memory else []
     return _documents(group for group in found if not unfinished or _is_unfinished(group))
 
 
-def last_calls(kept: mmap.mmap | bytes | None) -> list[dict[str, Any]]:
-    """The last collective of each group of ``ccl`` of an ended program, if it has completed.
+def last_calls(memory: mmap.mmap | bytes | None) -> list[dict[str, Any]]:
+    """The last collective of each ``ccl`` group of an ended program, if this collective has completed.
 
-    This includes groups that the program has destroyed.  Other backends are left out, as their records may be
-    a second old.
+    Destroyed groups are included.  Other backends are omitted, as their records may be a second old.
     """
-    found = [*ledger.groups(kept), *ledger.groups(kept, closed=True)] if kept else []
+    found = [*ledger.groups(memory), *ledger.groups(memory, closed=True)] if memory else []
     called = [
         group._replace(operations=tuple(collectives[-1:]))
         for group in found
         if group.backend == "ccl" and (collectives := [op for op in group.operations if not op.is_message])
     ]
-    # Several groups may have had the same name; the newest counts.
+    # If several groups have had the same name, use the newest.
     called.sort(key=lambda group: group.operations[0].enqueued)
     last = {(group.name, group.members): group for group in called}
     return _documents(group for group in last.values() if group.operations[0].state == ledger.COMPLETED)
@@ -78,9 +77,9 @@ def _in_seconds(operation: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_over(fd: int) -> None:
-    """In the program: map the ledger behind ``fd``, and close ``fd``.
+    """In the program: map the ledger ``fd``, and close ``fd``.
 
-    Does nothing if ``fd`` is no ledger, as a program may have closed it and opened another file.
+    Do nothing if ``fd`` isn't the ledger: the program may have closed it and opened another file.
     """
     try:
         if os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{_NAME}"):
@@ -92,5 +91,5 @@ def take_over(fd: int) -> None:
 
 
 def _forget() -> None:
-    """Forget the ledger in a forked process, which is not the rank."""
+    """Drop the ledger in a forked process: only the rank itself may write to it."""
     ledger.of_this_process = None

@@ -1,8 +1,8 @@
-"""Keep MASTER_PORT from other users on the first rank until torch's store listens there.
+"""Reserve MASTER_PORT on rank 0 until torch's store listens there, so that no other user can take it.
 
-The agent binds a socket to the port and passes it to the program, where the bootstrap holds it until Python
-ends.  Torch's store listens on another socket on the same port, which only this user can bind
-(`runtime.change.torch`).  If the program binds the port in any other way, the bootstrap closes its socket.
+The agent binds a socket to the port and passes it to the program.  The bootstrap keeps this socket open until
+Python ends.  Torch's store shares the port through a second socket, which only the same user can bind
+(`runtime.change.torch`).  If the program binds the port in another way, the bootstrap closes its own socket.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-LAUNCHER_LETS_GO = 5.0
-"""Seconds within which even a busy launcher learns that the program has started, and closes its socket."""
+RELEASE_TIMEOUT = 5.0
+"""Seconds to wait until the launcher, which also reserves the port, has closed its socket."""
 
 
 def keep_port(env: Mapping[str, str], host: str) -> socket.socket | None:
-    """Bind a socket that keeps MASTER_PORT for the program with the variables ``env``.
+    """Bind a socket that reserves MASTER_PORT for the program, which has the environment ``env``.
 
-    None if torch isn't patched, or if MASTER_PORT is not a number.  Raises HostError if another process on
-    ``host``, this host, has the port.
+    None if torch isn't patched, or if MASTER_PORT is not a number.  ``host`` is this host's name.  Raises
+    HostError if another process has the port.
     """
     if env.get(variables.AS_WRITTEN) == "1" or env.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         return None
@@ -47,7 +47,7 @@ def keep_port(env: Mapping[str, str], host: str) -> socket.socket | None:
 
 
 class KeptPort:
-    """The socket that keeps the port, in the program."""
+    """The program's end of the reservation."""
 
     def __init__(self, fd: int, port: int) -> None:
         self._fd, self._port = fd, port
@@ -55,7 +55,7 @@ class KeptPort:
         os.register_at_fork(after_in_child=self.release)  # a child may outlive the rank
 
     def release(self) -> bool:
-        """Close the socket.  Returns whether it was open."""
+        """Close the socket.  Return whether it was open."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -68,7 +68,7 @@ class KeptPort:
             self.release()
 
     def socket_is_loaded(self, module: Any) -> None:
-        """Patch ``socket.bind`` to close our socket if the program binds the port."""
+        """Patch ``socket.bind`` to release the port if the program binds it."""
         original = module.socket.bind
 
         def bind(bound: Any, address: Any) -> None:
@@ -84,7 +84,7 @@ class KeptPort:
 
 
 def _bind_soon(bind: Callable[[Any, Any], object], unbound: Any, address: Any) -> None:
-    deadline = time.monotonic() + LAUNCHER_LETS_GO
+    deadline = time.monotonic() + RELEASE_TIMEOUT
     while True:
         try:
             bind(unbound, address)

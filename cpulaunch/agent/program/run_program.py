@@ -1,4 +1,4 @@
-"""The script with which the agent runs a Python program: ``… train.py ARGS``, or ``… -m module ARGS``.
+"""The script that the agent starts for a Python program: ``… train.py ARGS`` or ``… -m module ARGS``.
 
 It is short because Python compiles the main script anew each time, while imported modules are cached.
 """
@@ -6,7 +6,7 @@ It is short because Python compiles the main script anew each time, while import
 import os
 import sys
 
-# Unless -P is set, Python has put this file's directory first on the path, where the program's belongs.
+# Unless -P is set, Python has put this file's directory on the path.  The bootstrap adds the program's.
 if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
     del sys.path[0]
 

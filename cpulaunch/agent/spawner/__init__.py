@@ -1,1 +1,1 @@
-"""The spawner of the launcher ssh.  On each host, it starts the agents, and spawners on further hosts."""
+"""The spawner of the launcher ssh.  It starts the agents of its host, and spawners on further hosts."""

@@ -22,11 +22,10 @@ PIECE = 1 << 16
 
 
 class Connection:
-    """An ssh process to the first of ``hosts``.
+    """An ssh process that runs a spawner on the first of ``hosts``.
 
-    The spawner there starts the agents of its host, and connects to the other ``hosts``.  ``started`` says
-    that the spawner runs, and ``unwatched`` that agents behind it can't reach the launcher.  ``pid`` is the
-    pid of ssh.
+    This spawner starts the agents of its own host, and connects to the other ``hosts``.  ``started`` says
+    that it runs, and ``unwatched`` that some agents can't reach the launcher.  ``pid`` is the pid of ssh.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class Connection:
         self._selector = selector
         self._outgoing = bytearray(encode(start._replace(hosts=[list(host) for host in hosts])))
         self._rest = b""  # an incomplete line of its stdout
-        self._said = b""  # its stderr until the spawner has started
+        self._errors = b""  # its stderr until the spawner has started
         pipes = [os.pipe() for _ in (STDIN, STDOUT, STDERR)]
         theirs = [pipes[STDIN][0], pipes[STDOUT][1], pipes[STDERR][1]]
         self._ours = {pipes[STDIN][1]: STDIN, pipes[STDOUT][0]: STDOUT, pipes[STDERR][0]: STDERR}
@@ -49,7 +48,7 @@ class Connection:
             for number, fd in enumerate(theirs):
                 os.dup2(fd, number)
 
-        # ssh may leave a master connection running, which must not look like a process of the job.
+        # ssh may leave a master connection running.  Without our variables, it isn't killed with the job.
         env = {
             name: value
             for name, value in environ.items()
@@ -70,7 +69,7 @@ class Connection:
             selector.register(fd, event, self)
 
     def send(self, message: Any) -> None:
-        """Send a message when there is room.  Drop it if the connection is lost."""
+        """Queue a message, and send it once the pipe has room.  Drop it if the connection is lost."""
         self._outgoing += encode(message)
         for fd, number in self._ours.items():
             if number == STDIN and fd not in self._selector.get_map():
@@ -81,51 +80,51 @@ class Connection:
         if self._ours[fd] == STDIN:
             self._write(fd)
         elif data := self._read(fd):
-            yield from self._take(fd, data)
+            yield from self._handle_output(fd, data)
         elif data == b"":
             self._close(fd)
 
     def end(self) -> Iterator[Any]:
         """Yield the last messages after ssh has ended, and close its pipes.
 
-        This doesn't wait for their end, as a master connection may still hold them open.
+        Don't wait for the end of the pipes, as a master connection may hold them open.
         """
         for fd, number in list(self._ours.items()):
             while number != STDIN and (data := self._read(fd)):
-                yield from self._take(fd, data)
+                yield from self._handle_output(fd, data)
             self._close(fd)
         if self.started:
             pass_on(STDOUT, self._rest)
 
     def why(self, code: int) -> str:
-        """The reason, in ssh's own words, that ssh ended with this exit code before the spawner started."""
-        lines = self._said.decode(errors="replace").split("\n")
-        said = [line.strip().removeprefix("ssh: ") for line in lines if line.strip()]
-        return said[-1] if said else f"ssh ended with code {code}"
+        """The reason why ssh ended with this exit code before the spawner started: ssh's last line."""
+        lines = self._errors.decode(errors="replace").split("\n")
+        errors = [line.strip().removeprefix("ssh: ") for line in lines if line.strip()]
+        return errors[-1] if errors else f"ssh ended with code {code}"
 
-    def has_started(self) -> None:
-        """Record that the spawner runs: from now on, pass all output on as the agents'."""
+    def mark_started(self) -> None:
+        """Record that the spawner runs.  From now on, its output is the agents' output."""
         self.started = True
-        pass_on(STDERR, self._said)
-        self._said = b""
+        pass_on(STDERR, self._errors)
+        self._errors = b""
 
     def _read(self, fd: int) -> bytes | None:
-        """Read data: empty at the end, None if there is none yet."""
+        """Read data: empty at the end of the pipe, None if no data has arrived."""
         try:
             return os.read(fd, PIECE)
         except BlockingIOError:
             return None
 
-    def _take(self, fd: int, data: bytes) -> Iterator[Any]:
+    def _handle_output(self, fd: int, data: bytes) -> Iterator[Any]:
         if self._ours[fd] == STDOUT:
-            yield from self._heard(data)
+            yield from self._parse(data)
         elif self.started:
             self.unwatched = self.unwatched or UNREACHED.encode() in data
             pass_on(STDERR, data)
         else:
-            self._said = (self._said + data)[-PIECE:]
+            self._errors = (self._errors + data)[-PIECE:]
 
-    def _heard(self, data: bytes) -> Iterator[Any]:
+    def _parse(self, data: bytes) -> Iterator[Any]:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             text, mark, rest = line.partition(MARK)
@@ -133,11 +132,11 @@ class Connection:
             if mark:
                 try:
                     message = decode(rest, TO_PARENT)
-                except MessageError:  # a program has printed our mark
+                except MessageError:  # a program has printed MARK
                     text = line
             if self.started and (text or not mark):
                 pass_on(STDOUT, text + b"\n")
-            if message is not None:  # a message without fields is falsy
+            if message is not None:  # messages without fields are falsy
                 yield message
         if len(self._rest) > MAX_LINE:
             pass_on(STDOUT, self._rest)

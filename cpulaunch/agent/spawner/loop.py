@@ -1,4 +1,4 @@
-"""A spawner: starts the agents of its host, starts spawners on other hosts by ssh, and waits for all."""
+"""A spawner.  It starts the agents of its host, starts spawners on other hosts by ssh, and waits for all."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from cpulaunch.agent.output import pass_on
 from cpulaunch.agent.spawner import messages
 from cpulaunch.agent.spawner.agents import Agents, Input
 from cpulaunch.agent.spawner.connection import PIECE, STDERR, STDIN, STDOUT, Connection
-from cpulaunch.agent.spawner.messages import FAN_OUT, MARK, TO_CHILD, Host, Start, decode, encode, grouped
+from cpulaunch.agent.spawner.messages import FAN_OUT, MARK, TO_CHILD, Host, Start, decode, encode, split_hosts
 from cpulaunch.errors import HostError
 from cpulaunch.wire import Lines, MessageError, pack, unpack
 
 FAILED = "cpulaunch: ssh: "
-"""The prefix of a line of JSON on stderr: a ``host`` where nothing could be started, and ``why``."""
+"""The prefix of a line on stderr about a host without agents: JSON with ``host`` and ``why``."""
 
 LOST_CODE = 255
-"""The exit code for a host whose connection is lost while no launcher watches the job; the same as ssh's."""
+"""The exit code if the connection to a host is lost while no launcher watches the job.  It is ssh's own."""
 
 REACH_TIMEOUT = 5.0
 """Seconds within which the launcher's port must accept a connection."""
 
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_TERMINATING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Spawner:
     """The spawner of one host, with its connections to the spawners that it has started.
 
-    `First` handles the reports of all hosts itself; `Child` passes them to its parent.
+    `RootSpawner` handles the reports of all hosts itself; `ChildSpawner` passes them to its parent.
     """
 
     def __init__(self, start: Start, environ: Mapping[str, str], mine: Host | None) -> None:
@@ -44,7 +44,7 @@ class Spawner:
         self.start, self.environ = start, environ
         self.selector = selectors.DefaultSelector()
         self.waiting = {host.name: host for host in hosts}  # hosts that haven't ended
-        self.queue = grouped([host for host in hosts if host != mine])
+        self.queue = split_hosts([host for host in hosts if host != mine])
         self.running: set[str] = set()  # hosts whose spawner has started
         self.connections: dict[int, Connection] = {}  # by the pid of ssh
         self.ending = False
@@ -52,41 +52,41 @@ class Spawner:
         self.mine = mine
         open_files = set_open_files(None)
         self.agents = Agents(mine, start.agent, start.size, open_files) if mine else None
-        self.signals = signal_pipe((*_ENDING, signal.SIGCHLD))
-        self.selector.register(self.signals, selectors.EVENT_READ, self._take_signals)
+        self.signals = signal_pipe((*_TERMINATING, signal.SIGCHLD))
+        self.selector.register(self.signals, selectors.EVENT_READ, self._handle_signals)
 
     def report(self, message: Any) -> None:
         """Handle a message of TO_PARENT about a host."""
         raise NotImplementedError
 
-    def none_started(self, hosts: list[Host], why: str) -> None:
-        """Handle ``hosts`` on which nothing was started, for example because the first can't be reached."""
+    def report_unstarted(self, hosts: list[Host], why: str) -> None:
+        """Handle ``hosts`` whose agents were not started, for example because the first is unreachable."""
         raise NotImplementedError
 
-    def start_agents(self, its_stdin: int = STDIN) -> None:
+    def start_agents(self, reader_stdin: int = STDIN) -> None:
         """Start the agents of this host, if it has ranks.
 
-        Call this after ``connect``: ssh takes longer, so it should start first.
+        Call ``connect`` first, because ssh takes longer.
         """
         if self.agents is None or self.mine is None:
             return
-        self._heard(messages.Started(self.mine.name))
+        self._handle(messages.Started(self.mine.name))
         try:
-            self.agents.start(self.environ, self.start.reader, its_stdin)
+            self.agents.start(self.environ, self.start.reader, reader_stdin)
         except OSError as e:
             self.agents.signal(signal.SIGKILL)
             why = f"{self.start.agent[0]}: {e.strerror or e}"
-            self._heard(messages.NotStarted(list(self.mine), why))
+            self._handle(messages.NotStarted(list(self.mine), why))
 
     def wait(self) -> None:
         while self.waiting:
             for key, _ in self.selector.select():
                 current = self.selector.get_map().get(key.fd)
                 if current is None or current.data is not key.data:
-                    continue  # it has been closed meanwhile
+                    continue  # an earlier event has closed it
                 if isinstance(key.data, Connection):
                     for message in key.data.ready(key.fd):
-                        self._heard(message, key.data)
+                        self._handle(message, key.data)
                 else:
                     key.data()
             self.connect()
@@ -105,50 +105,50 @@ class Spawner:
             try:
                 connection = Connection(hosts, self.start, {**os.environ, **patience}, self.selector)
             except OSError as e:
-                self.none_started(hosts, f"ssh can't be started: {e.strerror or e}")
+                self.report_unstarted(hosts, f"ssh can't be started: {e.strerror or e}")
             else:
                 self.connections[connection.pid] = connection
 
-    def _heard(self, message: Any, source: Connection | None = None) -> None:
-        """Handle a message about our own host, or from the connection ``source``."""
+    def _handle(self, message: Any, source: Connection | None = None) -> None:
+        """Handle a message from the connection ``source``, or about our own host if it is None."""
         self.watched = self.watched and not (source and source.unwatched)
         if isinstance(message, messages.Started):
             self.running.add(message.host)
             if source and message.host == source.hosts[0].name:
-                source.has_started()
+                source.mark_started()
         elif isinstance(message, messages.Ended):
             self.waiting.pop(message.host, None)
         elif isinstance(message, messages.NotStarted):
             self.waiting.pop(Host(*message.host).name, None)
         elif isinstance(message, messages.Unreached) and source:
-            unreached = Host(*message.host)  # no longer a host of this connection
+            unreached = Host(*message.host)  # RootSpawner will connect to it
             source.hosts = [host for host in source.hosts if host != unreached]
         self.report(message)
 
-    def _connection_ended(self, connection: Connection, code: int) -> None:
+    def _handle_lost_connection(self, connection: Connection, code: int) -> None:
         for message in connection.end():
-            self._heard(message, connection)
-        left = [host for host in connection.hosts if host.name in self.waiting]
+            self._handle(message, connection)
+        unfinished = [host for host in connection.hosts if host.name in self.waiting]
         if not connection.started:
-            if left:
-                self.none_started(left, connection.why(code))
+            if unfinished:
+                self.report_unstarted(unfinished, connection.why(code))
             return
-        if unknown := [host for host in left if host.name not in self.running]:
-            self.none_started(unknown, f"the connection to {connection.hosts[0].name} was lost")
-        for host in left:
+        if unknown := [host for host in unfinished if host.name not in self.running]:
+            self.report_unstarted(unknown, f"the connection to {connection.hosts[0].name} was lost")
+        for host in unfinished:
             if host.name in self.running:
                 self.report(messages.Lost(host.name))
 
     # ---- the end
 
     def end(self, number: int) -> None:
-        """Send a signal to all agents on all hosts, and start no more.  A second call sends SIGKILL."""
+        """Signal all agents on all hosts, and start no more agents.  A second call sends SIGKILL."""
         if self.ending:
             number = signal.SIGKILL
         self.ending = True
-        queued, self.queue = self.queue, []
-        for hosts in queued:
-            self.none_started(hosts, "the job has ended before")
+        groups, self.queue = self.queue, []
+        for hosts in groups:
+            self.report_unstarted(hosts, "the job has ended before")
         if self.agents:
             self.agents.signal(number)
         for connection in self.connections.values():
@@ -156,20 +156,20 @@ class Spawner:
             if number == signal.SIGKILL and not connection.started:
                 os.kill(connection.pid, signal.SIGTERM)
 
-    def _take_signals(self) -> None:
+    def _handle_signals(self) -> None:
         for number in set(os.read(self.signals, 512)):
             if number == signal.SIGCHLD:
                 self._reap()
             else:
                 self.end(number)
 
-    def _agent_ended(self, agents: Agents, host: str, code: int) -> None:
+    def _handle_agent_exit(self, agents: Agents, host: str, code: int) -> None:
         if host not in self.waiting:
-            return  # not all agents could be started, which was reported
+            return  # the host has been reported as NotStarted
         if (first_code := agents.exit_code) is not None:
-            self._heard(messages.Ended(host, first_code))
+            self._handle(messages.Ended(host, first_code))
         elif code:
-            self._heard(messages.Failed(host, code))
+            self._handle(messages.Failed(host, code))
 
     def _reap(self) -> None:
         while True:
@@ -180,24 +180,23 @@ class Spawner:
             if not pid:
                 return
             if self.agents and self.mine and pid in self.agents:
-                self._agent_ended(self.agents, self.mine.name, self.agents.ended(pid, status))
+                self._handle_agent_exit(self.agents, self.mine.name, self.agents.record_exit(pid, status))
             elif connection := self.connections.pop(pid, None):
-                self._connection_ended(connection, os.waitstatus_to_exitcode(status))
+                self._handle_lost_connection(connection, os.waitstatus_to_exitcode(status))
 
 
-class First(Spawner):
-    """The spawner on the launching host.
+class RootSpawner(Spawner):
+    """The spawner on the launching host.  It retries hosts that other spawners could not reach.
 
-    It connects itself to hosts that other spawners could not reach.  ``exit_code`` is the code of the first
-    host that failed, or 128 + the signal that ended the spawner before.
+    ``exit_code`` is the code of the first host that failed, or 128 + the signal that ended the spawner.
     """
 
     def __init__(self, start: Start, environ: Mapping[str, str]) -> None:
         super().__init__(start, environ, next((Host(*row) for row in start.hosts if row[-1]), None))
         self.exit_code = 0
-        self._starts_no_more = False
+        self._is_stopping = False
         self._lost: set[str] = set()
-        self._input: Connection | None = None  # leads to the rank that waits for our stdin
+        self._input: Connection | None = None  # the connection to the rank that reads our stdin
 
     def run(self) -> int:
         self.connect()
@@ -205,63 +204,63 @@ class First(Spawner):
         self.wait()
         return self.exit_code
 
-    def _heard(self, message: Any, source: Connection | None = None) -> None:
+    def _handle(self, message: Any, source: Connection | None = None) -> None:
         if isinstance(message, messages.InputWanted):
             self._input = source
             self._wait_for_input()
         else:
-            super()._heard(message, source)
+            super()._handle(message, source)
 
     def report(self, message: Any) -> None:
         if isinstance(message, messages.Ended | messages.Failed):
-            self._failed_with(message.code)
+            self._record_failure(message.code)
         elif isinstance(message, messages.Lost):
-            self._is_lost(message.host)
+            self._handle_loss(message.host)
         elif isinstance(message, messages.NotStarted):
-            self.none_started([Host(*message.host)], message.why)
+            self.report_unstarted([Host(*message.host)], message.why)
         elif isinstance(message, messages.Unreached):
             host = Host(*message.host)
-            if self._starts_no_more:
+            if self._is_stopping:
                 self.waiting.pop(host.name, None)
             else:
                 self.queue.append([host])
 
-    def none_started(self, hosts: list[Host], why: str) -> None:
-        self._starts_no_more = True
-        dropped, self.queue = self.queue, []
-        for host in (*hosts, *(host for group in dropped for host in group)):
+    def report_unstarted(self, hosts: list[Host], why: str) -> None:
+        self._is_stopping = True
+        groups, self.queue = self.queue, []
+        for host in (*hosts, *(host for group in groups for host in group)):
             self.waiting.pop(host.name, None)
         if not self.ending:
             pass_on(STDERR, f"{FAILED}{json.dumps({'host': hosts[0].name, 'why': why})}\n".encode())
-            self._failed_with(HostError.exit_code)
+            self._record_failure(HostError.exit_code)
 
     def end(self, number: int) -> None:
         self.exit_code = self.exit_code or 128 + number
-        self._starts_no_more = True
+        self._is_stopping = True
         super().end(number)
         for name in self._lost:
             self.waiting.pop(name, None)
 
-    def _failed_with(self, code: int) -> None:
+    def _record_failure(self, code: int) -> None:
         self.exit_code = self.exit_code or code
         if code and not self.watched and not self.ending:
-            self.end(signal.SIGTERM)  # the other ranks would wait for the failed one
+            self.end(signal.SIGTERM)  # else the other ranks would wait for the failed one
 
-    def _is_lost(self, name: str) -> None:
+    def _handle_loss(self, name: str) -> None:
         """Handle the loss of the connection to a host.
 
-        If the launcher watches the job, the agents there may go on, and the launcher ends us when they have
-        ended.  Otherwise the job has failed.
+        If a launcher watches the job, the host's agents may continue, and the launcher ends this spawner
+        after them.  Otherwise the job has failed.
         """
         self._lost.add(name)
         if not self.watched or self.ending:
             self.waiting.pop(name, None)
-            self._failed_with(LOST_CODE)
+            self._record_failure(LOST_CODE)
 
     def _wait_for_input(self) -> None:
         try:
             self.selector.register(STDIN, selectors.EVENT_READ, self._send_input)
-        except PermissionError:  # epoll refuses files and /dev/null, which are always ready
+        except PermissionError:  # epoll refuses regular files and /dev/null, which are always ready
             self._send_input()
 
     def _send_input(self) -> None:
@@ -272,34 +271,37 @@ class First(Spawner):
             self._input.send(messages.Input(pack(data) if data else None))
 
 
-class Child(Spawner):
-    """A spawner that another spawner has started by ssh.  Its stdin and stdout lead to that parent."""
+class ChildSpawner(Spawner):
+    """A spawner that another spawner, its parent, has started by ssh.
+
+    Its stdin and stdout are connected to the parent.
+    """
 
     def __init__(self, start: Start, environ: Mapping[str, str]) -> None:
         super().__init__(start, environ, Host(*start.hosts[0]))
         self._lines = Lines(limit=1 << 40)
         self._input: Input | None = None  # the pipe to the reader, if it runs on this host
-        self._way: Connection | None = None  # the connection to the reader, if it runs elsewhere
+        self._reader: Connection | None = None  # the connection to the reader, if it runs elsewhere
 
     def run(self, received: bytes) -> int:
-        """Run until all hosts have ended.  ``received`` is the input after the parent's first message."""
+        """Run until all hosts have ended.  ``received`` is the input that follows the ``Start`` message."""
         self.connect()
         if self.mine and self.start.reader - self.mine.first in range(self.mine.ranks):
-            self._input = Input(self.selector, self._want_input)
+            self._input = Input(self.selector, self._request_input)
             self.start_agents(self._input.end)
             os.close(self._input.end)
-            self._want_input()
+            self._request_input()
         else:
             self.start_agents()
-        self.selector.register(STDIN, selectors.EVENT_READ, self._hear_parent)
-        self._parent_says(received)
+        self.selector.register(STDIN, selectors.EVENT_READ, self._read_parent)
+        self._handle_lines(received)
         self.wait()
         return 0
 
-    def _heard(self, message: Any, source: Connection | None = None) -> None:
+    def _handle(self, message: Any, source: Connection | None = None) -> None:
         if isinstance(message, messages.InputWanted):
-            self._way = source
-        super()._heard(message, source)
+            self._reader = source
+        super()._handle(message, source)
 
     def report(self, message: Any) -> None:
         if isinstance(message, messages.Unreached):
@@ -308,20 +310,20 @@ class Child(Spawner):
             self.waiting.pop(message.host, None)
         pass_on(STDOUT, MARK + encode(message))
 
-    def none_started(self, hosts: list[Host], why: str) -> None:
+    def report_unstarted(self, hosts: list[Host], why: str) -> None:
         for host in hosts:
             self.report(messages.Unreached(list(host), why))
 
-    def _want_input(self) -> None:
+    def _request_input(self) -> None:
         self.report(messages.InputWanted())
 
-    def _hear_parent(self) -> None:
+    def _read_parent(self) -> None:
         try:
             data = os.read(STDIN, PIECE)
         except OSError:
             data = b""
         if data:
-            self._parent_says(data)
+            self._handle_lines(data)
             return
         self.selector.unregister(STDIN)
         if self._input:
@@ -329,7 +331,7 @@ class Child(Spawner):
         if not self._launcher_answers():
             self.end(signal.SIGTERM)
 
-    def _parent_says(self, data: bytes) -> None:
+    def _handle_lines(self, data: bytes) -> None:
         for line in self._lines.feed(data):
             try:
                 message = decode(line, TO_CHILD)
@@ -338,12 +340,12 @@ class Child(Spawner):
             if isinstance(message, messages.End):
                 self.end(message.signal)
             elif isinstance(message, messages.Input) and self._input:
-                self._input.give(unpack(message.data or ""))
-            elif isinstance(message, messages.Input) and self._way:
-                self._way.send(message)
+                self._input.write(unpack(message.data or ""))
+            elif isinstance(message, messages.Input) and self._reader:
+                self._reader.send(message)
 
     def _launcher_answers(self) -> bool:
-        """Whether the launcher's port still accepts connections.  The launcher then decides when to end."""
+        """Whether the launcher's port still accepts connections."""
         host, _, port = self.environ.get(variables.CONTROL, "").rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), REACH_TIMEOUT).close()

@@ -1,7 +1,7 @@
 """Messages between spawners, over the stdin and stdout of ssh: JSON, one message per line.
 
-A parent sends its child the hosts and commands to start, and the child reports starts, ends and failures.
-The child's stdout also carries the output of its agents, so its messages have the prefix MARK.
+A parent sends hosts and commands to its child, and the child reports starts, ends and failures.  The child's
+stdout also carries the output of its agents, so its messages have the prefix MARK.
 """
 
 import json
@@ -14,10 +14,10 @@ from cpulaunch.messages import Unknown
 from cpulaunch.wire import MessageError
 
 MARK = b"cpulaunch-spawner: "
-"""The prefix of a message to the parent.  An incomplete line of the login shell may precede it."""
+"""The prefix of a message to the parent.  On its line, output of the login shell may precede it."""
 
 FAN_OUT = 32
-"""The largest number of hosts that a spawner connects to itself; spawners on these connect to the rest."""
+"""The largest number of hosts that a spawner connects to.  Spawners on these hosts connect to the rest."""
 
 
 class Host(NamedTuple):
@@ -33,12 +33,12 @@ class Host(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Start the agents of the first of ``hosts``, and spawners on the others; always the first message.
+    """Start agents on the first of ``hosts``, and spawners on the others.  This is the first message.
 
-    Each of ``hosts`` is a row of `Host`.  ``size`` is the number of all ranks of the job, and ``reader`` the
-    rank that reads the launching host's stdin.  ``agent`` is the command line of each agent, ``ssh`` the
-    command line of ssh up to the host, and ``remote`` the line of sh that starts a spawner.  ``env`` is added
-    to each agent's environment.
+    Each of ``hosts`` is a row of `Host`.  ``size`` is the job's number of ranks.  The rank ``reader`` reads
+    the launching host's stdin.  ``agent`` is the command line of each agent, ``ssh`` is the command line of
+    ssh up to the host's name, and ``remote`` is the line of sh that starts a spawner.  ``env`` is added to
+    each agent's environment.
     """
 
     hosts: list[list[Any]]
@@ -51,7 +51,7 @@ class Start(NamedTuple):
 
 
 class Input(NamedTuple):
-    """A piece of the reader's stdin, packed by `wire.pack`; None at its end."""
+    """A piece of the reader's stdin, packed by `wire.pack`; None at the end of stdin."""
 
     data: str | None
 
@@ -66,20 +66,20 @@ class End(NamedTuple):
 
 
 class Started(NamedTuple):
-    """The spawner of this host has started; its output from now on is that of its agents."""
+    """The spawner of this host has started.  All further output comes from its agents."""
 
     host: str
 
 
 class NotStarted(NamedTuple):
-    """The agents of ``host``, a row of `Host`, can't be started; ``why`` says the reason."""
+    """The agents of ``host``, a row of `Host`, can't be started.  ``why`` is the reason."""
 
     host: list[Any]
     why: str
 
 
 class InputWanted(NamedTuple):
-    """The reader has received all of its stdin sent so far, and waits for more."""
+    """The reader has received all input sent so far, and waits for more."""
 
 
 class Failed(NamedTuple):
@@ -103,7 +103,7 @@ class Lost(NamedTuple):
 
 
 class Unreached(NamedTuple):
-    """``host``, a row of `Host`, can't be reached from the sender; ``why`` says the reason."""
+    """The sender can't reach ``host``, a row of `Host`.  ``why`` is the reason."""
 
     host: list[Any]
     why: str
@@ -123,7 +123,7 @@ KINDS = {cls: kind for kinds in (TO_CHILD, TO_PARENT) for kind, cls in kinds.ite
 
 
 def encode(message: NamedTuple) -> bytes:
-    """Encode a message as one line.  Its length is not limited, as an environment may have megabytes."""
+    """Encode a message as one line of any length, as an environment may take megabytes."""
     return json.dumps({"type": KINDS[type(message)], **message._asdict()}).encode() + b"\n"
 
 
@@ -135,11 +135,8 @@ def decode(line: bytes, kinds: Mapping[str, type[Any]]) -> Any:
     return message
 
 
-def grouped(hosts: list[Host]) -> list[list[Host]]:
-    """Divide hosts, in order, among at most FAN_OUT children.
-
-    The first host of each group is the child's own; the child starts the others.
-    """
+def split_hosts(hosts: list[Host]) -> list[list[Host]]:
+    """Divide hosts, in order, into at most FAN_OUT groups: one for each child, the child's own host first."""
     count = min(FAN_OUT, len(hosts))
     bounds = [number * len(hosts) // count for number in range(count + 1)] if count else []
     return [hosts[first:last] for first, last in pairwise(bounds)]

@@ -1,4 +1,7 @@
-"""Start a spawner: from its command line on the launching host, elsewhere from its parent's first message."""
+"""Start a spawner.
+
+On the launching host, the command line describes the job; on other hosts, the parent's first message does.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,30 @@ import os
 import shlex
 import sys
 
-from cpulaunch.agent.spawner.loop import Child, First
+from cpulaunch.agent.spawner.loop import ChildSpawner, RootSpawner
 from cpulaunch.agent.spawner.messages import TO_CHILD, Host, Start, decode
 from cpulaunch.errors import HostError
 from cpulaunch.wire import MessageError
 
 HERE = "here"
-"""The word that marks the launching host in the file of hosts."""
+"""The word that marks the launching host in the hosts file."""
 
 
 def main(argv: list[str]) -> int:
     """Start the agents and spawners, wait until all have ended, and return the exit code."""
     if argv:
-        return First(_from_command_line(argv), os.environ).run()
+        return RootSpawner(_from_command_line(argv), os.environ).run()
     line, rest = _first_line()
     if not line:
         return HostError.exit_code  # the parent has ended before its first message
     try:
         start = decode(line, TO_CHILD)
         if not isinstance(start, Start):
-            raise MessageError("the first message is no start")
+            raise MessageError("the first message is not `start`")
     except MessageError as e:
-        print(f"the spawner here is of another cpulaunch: {e}", file=sys.stderr, flush=True)
+        print(f"this host has another version of cpulaunch: {e}", file=sys.stderr, flush=True)
         return HostError.exit_code
-    return Child(start, {**os.environ, **start.env}).run(rest)
+    return ChildSpawner(start, {**os.environ, **start.env}).run(rest)
 
 
 def _from_command_line(argv: list[str]) -> Start:
@@ -62,9 +65,9 @@ def read_hosts(file: str) -> list[Host]:
 
 
 def remote_line(command: list[str]) -> str:
-    """A line of sh that runs ``command``, or reports on stderr which file is missing and exits with 127.
+    """A line of sh that runs ``command``: the interpreter, its options and our script.
 
-    ``command`` begins with the interpreter and ends with our script.
+    If the interpreter or the script is missing, the line reports it on stderr and exits with 127.
     """
     checks = "; ".join(
         f"test -{kind} {shlex.quote(path)} || {{ echo {shlex.quote(f'there is no {path}')} >&2; exit 127; }}"
@@ -74,14 +77,14 @@ def remote_line(command: list[str]) -> str:
 
 
 def _environment(names: list[str]) -> dict[str, str]:
-    """The variables of our environment to forward: ``names``, and those that `to_forward` selects."""
+    """The variables to forward to other hosts: ``names`` and those that `to_forward` selects."""
     from cpulaunch.plan.environment import to_forward  # only the launching host needs this import
 
     return {name: os.environ[name] for name in (*to_forward(os.environ), *names) if name in os.environ}
 
 
 def _first_line() -> tuple[bytes, bytes]:
-    """Read the first line of stdin, and return it with the bytes read after it; both empty at the end."""
+    """Read the first line of stdin.  Return it with the bytes read after it; both are empty at the end."""
     data = bytearray()
     while b"\n" not in data:
         piece = os.read(0, 1 << 16)

@@ -52,7 +52,7 @@ class Replanner:
                 )
             except HostsNotReadyError as e:
                 for report in e.reports:
-                    unusable[report.host], _ = report.problems[0].of(report.host)
+                    unusable[report.host], _ = report.problems[0].text(report.host)
 
     def _planned(self, facts: Facts) -> Planned:
         plan = make_plan(self._config, facts, self._program, self._precision)

@@ -1,1 +1,1 @@
-"""The hosts of a job according to batch systems and Kubernetes."""
+"""Find the hosts of a job in a batch system's or Kubernetes' variables and files."""

@@ -1,4 +1,4 @@
-"""The hosts of a job, from the variables of a batch system or Kubernetes, or from a hostfile."""
+"""Read the hosts of a job from the variables of a batch system or Kubernetes, or from a hostfile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TASKS = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
 
 
 class Allocation(NamedTuple):
-    """An allocation's name for the user, such as "Slurm job 4711", and its hosts with their slots."""
+    """The hosts of an allocation.  Its name in messages is, for example, "Slurm job 4711"."""
 
     name: str
     hosts: tuple[Host, ...]
@@ -46,8 +46,8 @@ def allocation(environ: Mapping[str, str], read: Callable[[str], str | None]) ->
 def operators_hostfile(environ: Mapping[str, str]) -> str | None:
     """The path of the MPI operator's hostfile if this is its launcher pod, else None.
 
-    The operator mounts it at /etc/mpi/hostfile, and sets the variable for it of the MPI that the job names as
-    ``mpiImplementation``.  Source: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go.
+    The operator puts the path into the MPI's own variable for the default hostfile.
+    Source: kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go.
     """
     if "KUBERNETES_SERVICE_HOST" not in environ:  # every pod has this variable
         return None
@@ -55,14 +55,14 @@ def operators_hostfile(environ: Mapping[str, str]) -> str | None:
     return next((environ[name] for name in names if environ.get(name)), None)
 
 
-# The batch system, its variable for the path of the node file, and its variable for the job's number.
+# Batch system, variable with the path of the node file, variable with the job's number.
 _NODE_FILES = (("PBS", "PBS_NODEFILE", "PBS_JOBID"), ("LSF", "LSB_DJOB_HOSTFILE", "LSB_JOBID"))
 
 _COMPONENT = "SLURM_JOB_NODELIST_HET_GROUP_"
 
 
 def nodes_for_steps(environ: Mapping[str, str]) -> tuple[Host, ...] | None:
-    """The nodes on which srun starts a step by default; None outside of a Slurm allocation."""
+    """The nodes that srun uses by default for a step; None outside of a Slurm allocation."""
     nodes = environ.get("SLURM_JOB_NODELIST") or environ.get(_COMPONENT + "0")
     return parse_hosts(nodes, "$SLURM_JOB_NODELIST") if nodes else None
 
@@ -82,25 +82,25 @@ def times_requeued(environ: Mapping[str, str]) -> int:
 
 
 def _refuse_heterogeneous(environ: Mapping[str, str]) -> None:
-    """Raise ConfigError in a heterogeneous job, as it is unknown which of its components the user means."""
+    """Raise ConfigError in a heterogeneous job, because the user must select a component."""
     components = [nodes for name, nodes in sorted(environ.items()) if name.startswith(_COMPONENT)]
     if len(components) > 1:
         raise ConfigError(
             f"this Slurm job is heterogeneous, of {len(components)} components: {', '.join(components)}",
-            hint="--hosts names nodes: those of the first component for srun, of all of them for mpirun",
+            hint="select nodes with --hosts: nodes of the first component for srun, any nodes for mpirun",
         )
 
 
 def _slurm(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
     hosts = parse_hosts(nodes, "$SLURM_JOB_NODELIST")
-    # Without --ntasks and --ntasks-per-node, Slurm sets one task per node, which the user did not ask for.
+    # Without --ntasks and --ntasks-per-node, Slurm sets one task per node.  This is no choice of the user.
     asked = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
     tasks = environ.get("SLURM_TASKS_PER_NODE")
     if not tasks or not asked:
         return hosts
     counts = _counts("$SLURM_TASKS_PER_NODE", tasks)
     if len(counts) != len(hosts):
-        if "SLURM_STEP_ID" in environ:  # the current step's tasks, not the job's
+        if "SLURM_STEP_ID" in environ:  # the numbers are those of the current step
             return hosts
         raise ConfigError(
             f"$SLURM_TASKS_PER_NODE: {tasks} is for {len(counts)} nodes, but {nodes} are {len(hosts)}",
@@ -111,27 +111,27 @@ def _slurm(nodes: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
 
 
 def _operators(file: str, read: Callable[[str], str | None]) -> tuple[Host, ...]:
-    """The hosts of the operator's hostfile: lines ``host:N``, or ``host slots=N`` for Open MPI.
+    """The hosts of the operator's hostfile.  Their slots are the job's ``slotsPerWorker``.
 
-    N is the job's ``slotsPerWorker``.  With ``runLauncherAsWorker``, this pod is one of the hosts.  It is
-    returned by its own short name: by another name, Intel's mpiexec would use ssh, and this pod has no sshd.
+    With ``runLauncherAsWorker``, this pod is one of the hosts.  It gets its short name, because Intel's
+    mpiexec would use ssh for any other name, and this pod has no sshd.
     """
     if (text := read(file)) is None:
         raise ConfigError(
-            f"the MPI operator's hostfile {file} cannot be read", hint="--hosts names the workers"
+            f"the MPI operator's hostfile {file} cannot be read", hint="name the workers with --hosts"
         )
     own = (read("/etc/hostname") or "").strip()
     hosts = [
         Host(own, host.slots) if host.name.partition(".")[0] == own else host
         for host in parse_hostfile(text, file)
     ]
-    # The default of slotsPerWorker is 1, so 1 is no choice of the user.
+    # 1 is the default of slotsPerWorker, and therefore no choice of the user.
     asked = any(host.slots != 1 for host in hosts)
     return tuple(host if asked else Host(host.name) for host in hosts)
 
 
 def _counts(variable: str, text: str) -> list[int]:
-    """Parse a text such as ``2(x3),1``: the number of each host."""
+    """Parse a text such as ``2(x3),1`` into one number per host: 2, 2, 2, 1."""
     counts: list[int] = []
     for part in text.split(","):
         if not (match := _TASKS.fullmatch(part.strip())):
@@ -141,7 +141,7 @@ def _counts(variable: str, text: str) -> list[int]:
 
 
 def cpus_of_nodes(environ: Mapping[str, str]) -> dict[str, int]:
-    """The number of CPUs that Slurm has given the job on each node; empty if its variables don't say."""
+    """The number of the Slurm job's CPUs on each node; empty if unknown."""
     nodes, text = nodes_for_steps(environ), environ.get("SLURM_JOB_CPUS_PER_NODE")
     if not nodes or not text:
         return {}
@@ -150,13 +150,13 @@ def cpus_of_nodes(environ: Mapping[str, str]) -> dict[str, int]:
 
 
 def _in_node_file(variable: str, file: str, text: str | None) -> tuple[Host, ...]:
-    """The hosts of a node file with one line per rank.  A host's lines need not be adjacent."""
+    """The hosts of a node file, which has one line per rank in any order."""
     if text is None:
         raise ConfigError(f"{variable}: {file} cannot be read", hint=_NAME_THEM)
     lines = Counter(text.split())
     if not lines:
         raise ConfigError(f"{variable}: {file} names no host", hint=_NAME_THEM)
-    # If each host has a single line, the file doesn't say how many ranks each should have.
+    # If each host has a single line, the file doesn't contain numbers of ranks.
     has_counts = max(lines.values()) > 1
     return tuple(
         Host(parse_hosts(name, variable)[0].name, n if has_counts else None) for name, n in lines.items()

@@ -19,7 +19,7 @@ NAME = "slurm"
 
 
 def part_of_nodes(config: Config, hosts: Sequence[Host]) -> str:
-    """A sentence that names a node on which the Slurm job has only some CPUs; empty for whole nodes.
+    """A sentence about a node on which the Slurm job has only some of the CPUs; empty if there is none.
 
     Slurm confines a step to the job's CPUs.  Ranks started over ssh could also use CPUs of other jobs.
     """
@@ -39,14 +39,13 @@ def can_start(config: Config, hosts: Sequence[Host]) -> bool:
     """Whether the user has not chosen a launcher, and a step can start ranks on ``hosts``."""
     if not leaves_launcher_to_us(config):
         return False
-    return bool(hosts) and _which_not(config, hosts) == [] and which("srun") is not None
+    return bool(hosts) and _outside_allocation(config, hosts) == [] and which("srun") is not None
 
 
 def demand_inside(config: Config, hosts: Sequence[Host], here: Collection[str]) -> None:
-    """Raise ConfigError if ``hosts`` has hosts outside of the current Slurm job.
+    """Raise ConfigError if some of ``hosts`` are outside of the current Slurm job.
 
-    They belong to other jobs, but ssh would start ranks there all the same.  ``here`` are the names of this
-    host.
+    They may belong to other jobs, but ssh would start ranks there.  ``here`` are the names of this host.
     """
     nodes = allocated_nodes(config.environ)
     if not nodes or decide_launcher(config, here_alone=False).launcher.this_host_only:
@@ -62,8 +61,8 @@ def demand_inside(config: Config, hosts: Sequence[Host], here: Collection[str]) 
         raise ConfigError(
             f"{where}: {fold_hosts(outside)} {'is' if len(outside) == 1 else 'are'} not among the nodes of "
             f"Slurm job {job}, which are {fold_hosts(sorted(nodes))}",
-            hint="without --hosts and --hostfile, the job's nodes are taken; --nodelist=… asks Slurm for "
-            "others; `env -u SLURM_JOB_NODELIST cpulaunch run …` is no part of the job",
+            hint="omit --hosts and --hostfile to use the job's nodes; sbatch --nodelist=… requests other "
+            "nodes; `env -u SLURM_JOB_NODELIST cpulaunch run …` ignores the job",
             part=outside[0],
         )
 
@@ -77,7 +76,7 @@ def _is_address(name: str) -> bool:
 
 
 def addresses_of(node: str) -> set[str]:
-    """The addresses of a host according to the name server and /etc/hosts; empty if unknown."""
+    """The addresses to which this host resolves the name; empty if unknown."""
     try:
         return {str(found[4][0]) for found in socket.getaddrinfo(node, None)}
     except (OSError, UnicodeError):
@@ -89,23 +88,23 @@ def demand_step(config: Config, hosts: Sequence[Host]) -> None:
     if config.launcher != NAME:
         return
     where = config.where(Config.launcher)
-    outside = _which_not(config, hosts)
+    outside = _outside_allocation(config, hosts)
     if outside is None:
         raise ConfigError(
-            f"{where}: srun starts ranks in an allocation, and this is none",
-            hint="salloc --nodes=2 --exclusive cpulaunch run …, or `cpulaunch submit --nodes 2 …`",
+            f"{where}: srun needs an allocation, but there is none",
+            hint="use `salloc --nodes=2 --exclusive cpulaunch run …` or `cpulaunch submit --nodes 2 …`",
         )
-    if outside:  # such as nodes of another component
+    if outside:  # for example, nodes of another component
         raise ConfigError(
             f"{where}: {fold_hosts(outside)} {'is' if len(outside) == 1 else 'are'} not in the allocation",
-            hint="without --hosts and --hostfile, the allocation's nodes are taken",
+            hint="omit --hosts and --hostfile to use the allocation's nodes",
             part=outside[0],
         )
     if which("srun") is None:
-        raise ConfigError(f"{where}: there is no srun on PATH", hint="Slurm's package slurm-client has it")
+        raise ConfigError(f"{where}: srun is not on PATH", hint="install Slurm's package slurm-client")
 
 
-def _which_not(config: Config, hosts: Iterable[Host]) -> list[str] | None:
+def _outside_allocation(config: Config, hosts: Iterable[Host]) -> list[str] | None:
     """The names of ``hosts`` outside of the Slurm allocation; None outside of an allocation."""
     nodes = nodes_for_steps(config.environ)
     if nodes is None:

@@ -2,8 +2,8 @@
 
     FI_PROVIDER=verbs python -I -S …/ask_libfabric.py /…/libfabric.so.1
 
-It exits with 0 if so, else with 1 and a line on stderr that says why not.  It is a program of its own, as the
-library may hang or crash.  It uses only the standard library.
+It exits with 0 if so, else with 1 and an error on stderr.  It is a separate program because the library may
+hang or crash.  It uses only the standard library.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Info._fields_ = [
 
 
 def _ask(library: str) -> str:
-    """Why ``library`` offers nothing that ccl can use in this environment; empty if it does."""
+    """Why ``library`` offers no endpoint that ccl can use in this environment; empty if it does."""
     fabric = ctypes.CDLL(library)
     fabric.fi_dupinfo.restype = ctypes.POINTER(_Info)
     fabric.fi_strerror.restype = ctypes.c_char_p

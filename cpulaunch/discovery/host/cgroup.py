@@ -1,4 +1,4 @@
-"""The limits of a process's control group (cpuset, CPU quota, memory), and its throttling by the quota.
+"""Read the limits of a process's cgroup (cpuset, CPU quota, memory), and the throttling by the quota.
 
 Sources: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/cpusets.rst, cgroup-v1/memory.rst and
 scheduler/sched-bwc.rst of Linux, and proc(5) for the two tables in ``/proc/self``.
@@ -13,26 +13,22 @@ from cpulaunch.discovery.host.files import Read
 from cpulaunch.model.cores import CoreSet
 
 _UNLIMITED = 1 << 60
-"""Bytes of memory from which on a limit counts as none."""
+"""In version 1 of cgroups, a memory limit above this many bytes means that there is no limit."""
 
 
 class Throttling(NamedTuple):
-    """How much a CPU quota has throttled its control group so far.
+    """How much a CPU quota has throttled its cgroup so far."""
 
-    ``quota`` is in CPUs.  The group was active in ``periods`` periods, and exceeded the quota in
-    ``throttled`` of them.  ``seconds`` is the total time that it was throttled, added up over CPUs.
-    """
-
-    quota: float
-    periods: int
-    throttled: int
-    seconds: float
+    quota: float  # CPUs
+    periods: int  # in which the cgroup was active
+    throttled: int  # periods in which it exceeded the quota
+    seconds: float  # total throttled time of all CPUs
 
 
 def cgroup_throttling(read: Read) -> Throttling | None:
-    """The throttling by the smallest CPU quota of a process, or None without a quota.
+    """The throttling by the smallest CPU quota of a process; None without a quota.
 
-    ``read`` returns files as that process sees them.
+    ``read`` returns files as this process sees them.
     """
     found = []
     for folder in _folders(read, "cpu"):
@@ -45,9 +41,9 @@ def cgroup_throttling(read: Read) -> Throttling | None:
 
 
 def share_lost(before: Throttling, after: Throttling, seconds: float) -> float:
-    """The share (0 to 1) of the ``seconds`` between two observations that a quota has taken.
+    """The share (0 to 1) of the time between two observations that a quota has taken.
 
-    Throttled time is added up over CPUs, so the share is limited to the share of periods with throttling.
+    Throttled time is the sum over CPUs, so it is limited to the share of throttled periods.
     """
     periods = after.periods - before.periods
     lost = (after.seconds - before.seconds) / seconds if seconds > 0 else 0.0
@@ -56,32 +52,31 @@ def share_lost(before: Throttling, after: Throttling, seconds: float) -> float:
 
 
 def cgroup_limits(read: Read) -> tuple[CoreSet | None, float | None]:
-    """The cpuset of a process, and its quota in CPUs; each is None if unlimited.
+    """The cpuset of a process, and its smallest quota in CPUs; each is None if unlimited.
 
-    ``read`` returns files as that process sees them.  Both versions of cgroups are supported.  A quota also
-    holds for all groups inside its group, so the smallest one counts.
+    ``read`` returns files as this process sees them.  Both versions of cgroups are supported.
     """
     quotas = (_quota(read, folder) for folder in _folders(read, "cpu"))
     return _cpuset(read), min((quota for quota in quotas if quota is not None), default=None)
 
 
 def memory_limit(read: Read) -> int | None:
-    """The memory limit of a process in bytes, or None if unlimited.
+    """The memory limit of a process in bytes; None if unlimited.
 
-    ``read`` returns files as that process sees them.  The smallest of ``memory.max`` and ``memory.high``
-    (above which the kernel slows a group down) counts, over all groups that contain the process.
+    It is the smallest ``memory.max`` or ``memory.high`` of all cgroups that contain the process.  Above
+    ``memory.high``, the kernel slows the processes down.  ``read`` returns files as this process sees them.
     """
     names = ("memory.max", "memory.high", "memory.limit_in_bytes")
     texts = [
         (read(f"{folder}/{name}") or "").strip() for folder in _folders(read, "memory") for name in names
     ]
-    # For no limit, version 2 has the word "max", and version 1 a huge number.
+    # Without a limit, version 2 has the word "max", and version 1 a huge number.
     limits = [int(text) for text in texts if text.isdigit() and int(text) < _UNLIMITED]
     return min(limits, default=None)
 
 
 def _folders(read: Read, controller: str) -> Iterator[str]:
-    """Yield the folders of the process's groups for a controller, such as ``cpu``, the innermost first."""
+    """Yield the folders of the process's cgroups for a controller, such as ``cpu``, the innermost first."""
     mounts = list(_mounts(read))
     for line in (read("/proc/self/cgroup") or "").splitlines():
         number, _, rest = line.partition(":")
@@ -96,7 +91,7 @@ def _folders(read: Read, controller: str) -> Iterator[str]:
 
 
 def _mounts(read: Read) -> Iterator[tuple[list[str] | None, str, str]]:
-    """Yield each mounted hierarchy: its controllers (None for version 2), root group and mount point."""
+    """Yield controllers (None for version 2), root cgroup and mount point of each mounted hierarchy."""
     for line in (read("/proc/self/mountinfo") or "").splitlines():
         left, _, right = line.partition(" - ")
         fields, kind = left.split(), right.split()
@@ -106,9 +101,9 @@ def _mounts(read: Read) -> Iterator[tuple[list[str] | None, str, str]]:
 
 
 def _from_inside_out(mounted: str, root: str, path: str) -> list[str]:
-    """The group's folder, then the folders above it as far as they are visible here.
+    """The cgroup's folder, then the folders above it.
 
-    In a container, ``path`` may be the host's, while only the part below ``root`` is mounted.
+    In a container, ``path`` may be the host's path, but only the part below ``root`` is mounted.
     """
     if root != "/":
         path = path[len(root) :] if path.startswith(root) else ""
@@ -126,7 +121,7 @@ def _cpuset(read: Read) -> CoreSet | None:
 
 
 def _quota(read: Read, folder: str) -> float | None:
-    """The quota in CPUs, from ``cpu.max`` ("200000 100000" or "max 100000") or version 1's two files."""
+    """The quota in CPUs, from ``cpu.max`` ("200000 100000" or "max 100000") or the two files of version 1."""
     words = (read(f"{folder}/cpu.max") or "").split()
     if not words:
         words = [(read(f"{folder}/cpu.cfs_{name}_us") or "").strip() for name in ("quota", "period")]

@@ -1,9 +1,8 @@
 """Find a host's fast network cards, and whether libfabric can use them.  Standard library only.
 
 The cards are the devices of the kernel's RDMA subsystem in ``/sys/class/infiniband``.  The kernel's driver
-determines which provider of libfabric uses a card (libfabric's fi_verbs(7), fi_psm2(7), fi_psm3(7),
-fi_efa(7)).  Whether that works is checked by libfabric itself, in a process of its own, as its library may
-hang or crash.
+determines which provider of libfabric uses a card (fi_verbs(7), fi_psm2(7), fi_psm3(7), fi_efa(7)).
+`ask_libfabric` then checks that the provider works.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from cpulaunch.discovery.host.files import read_file
 from cpulaunch.model.fabrics import Fabric
 
 CARDS = "/sys/class/infiniband"
-LONGEST = 1.5
+TIMEOUT = 1.5
 """Seconds within which libfabric must answer."""
 
 _ASK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ask_libfabric.py")
@@ -25,13 +24,13 @@ _PROVIDERS = {"efa": "efa", "hfi1": "psm2", "irdma": "psm3"}  # driver → provi
 
 
 def find_fabrics(libraries: Iterable[str], cards: str = CARDS) -> tuple[Fabric, ...]:
-    """This host's active cards, ordered by name.  ``libraries`` are directories to search for libfabric."""
+    """Find this host's active cards, in order of names.  ``libraries`` are directories with libfabric."""
     found = []
-    for device in _listed(cards):
+    for device in _list(cards):
         card = os.path.join(cards, device)
         if _is_active(card):
             provider = _provider(card)
-            interface = next(iter(_listed(os.path.join(card, "device", "net"))), "")
+            interface = next(iter(_list(os.path.join(card, "device", "net"))), "")
             found.append(Fabric(device, provider, interface, why_unusable(provider, libraries, interface)))
     return tuple(found)
 
@@ -61,7 +60,7 @@ def why_unusable(provider: str, libraries: Iterable[str], interface: str = "") -
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=LONGEST,
+            timeout=TIMEOUT,
         )
     except subprocess.TimeoutExpired:
         return f"libfabric's {provider} doesn't answer"
@@ -71,7 +70,7 @@ def why_unusable(provider: str, libraries: Iterable[str], interface: str = "") -
     return ""
 
 
-def _listed(directory: str) -> list[str]:
+def _list(directory: str) -> list[str]:
     try:
         return sorted(os.listdir(directory))
     except OSError:
@@ -80,7 +79,7 @@ def _listed(directory: str) -> list[str]:
 
 def _is_active(card: str) -> bool:
     ports = os.path.join(card, "ports")
-    return any("ACTIVE" in (read_file(os.path.join(ports, port, "state")) or "") for port in _listed(ports))
+    return any("ACTIVE" in (read_file(os.path.join(ports, port, "state")) or "") for port in _list(ports))
 
 
 def _provider(card: str) -> str:

@@ -1,7 +1,7 @@
-"""Estimate how much of a process's memory is on NUMA nodes without its cores, from a sample of its pages.
+"""Estimate how much of a process's memory is on NUMA nodes without its cores.
 
-Reading ``/proc/PID/numa_maps`` makes the kernel visit every page.  ``move_pages`` without target nodes
-reports the nodes of ``SAMPLES`` pages only.
+``/proc/PID/numa_maps`` would be slow to read, as the kernel visits every page.  Instead, ``move_pages``
+without target nodes reports the nodes of a sample of pages.
 
 Sources: move_pages(2); proc(5); Documentation/ABI/stable/sysfs-devices-node of Linux.
 """
@@ -17,15 +17,15 @@ from cpulaunch.discovery.host.files import Read, read_file
 from cpulaunch.model.cores import CoreSet
 
 SAMPLES = 512
-"""Pages in a sample.  The share is then right to within 4 % in 19 of 20 cases."""
+"""Pages in a sample.  The error of the share is then below 4 % in 95 % of cases."""
 
-ENOUGH = 64
-"""Pages of a sample that must be in memory for a result."""
+MIN_SAMPLES = 64
+"""The smallest number of sampled pages in memory that gives a result."""
 
 NODES = "/sys/devices/system/node/"
 
 _CALL = {"x86_64": 279, "aarch64": 239, "riscv64": 239, "ppc64le": 301, "s390x": 310}
-"""Machine → number of the system call ``move_pages``, from Linux's own tables."""
+"""Machine → number of the system call ``move_pages``."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -40,10 +40,9 @@ def far_nodes(cores: CoreSet, read: Read = read_file) -> frozenset[int]:
 
 
 def far_share(pid: int, far: frozenset[int], read: Read = read_file) -> float | None:
-    """The share (0 to 1) of a process's private writable memory that is on the nodes ``far``.
+    """The share (0 to 1) of a process's private writable memory on the nodes ``far``.
 
-    None if it can't be determined: for another user's process, in a container that forbids it, or for a
-    process with fewer than ENOUGH sampled pages in memory.
+    None if the kernel or a container forbids it, or if there are fewer than MIN_SAMPLES pages.
     """
     number = _CALL.get(os.uname().machine)
     regions = _regions(read(f"/proc/{pid}/maps") or "")
@@ -55,12 +54,12 @@ def far_share(pid: int, far: frozenset[int], read: Read = read_file) -> float | 
     addresses = (ctypes.c_void_p * len(pages))(*pages)
     if call(number, pid, ctypes.c_ulong(len(pages)), addresses, None, nodes, 0):
         return None
-    there = [node for node in nodes if node >= 0]
-    return sum(node in far for node in there) / len(there) if len(there) >= ENOUGH else None
+    present = [node for node in nodes if node >= 0]
+    return sum(node in far for node in present) / len(present) if len(present) >= MIN_SAMPLES else None
 
 
 def _regions(maps: str) -> list[tuple[int, int]]:
-    """The begin and end addresses of private writable mappings."""
+    """The start and end addresses of private writable mappings."""
     found = []
     for line in maps.splitlines():
         where, mode = line.split(maxsplit=2)[:2]

@@ -1,4 +1,4 @@
-"""A host's network interfaces, its route to another host, and the interface that each host of a job uses."""
+"""Find a host's network interfaces and routes, and select the interface that each host of a job uses."""
 
 from __future__ import annotations
 
@@ -33,10 +33,7 @@ _Ifaddrs._fields_ = [
 
 
 def interfaces_here() -> list[Interface]:
-    """All addresses of this host's interfaces that are up, in the kernel's order.  Raises OSError.
-
-    This calls getifaddrs(3), as Python itself lists only the names of interfaces.
-    """
+    """All addresses of this host's active interfaces, from getifaddrs(3).  Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Ifaddrs)()
     if libc.getifaddrs(ctypes.byref(first)):
@@ -58,9 +55,9 @@ def interfaces_here() -> list[Interface]:
 
 
 def route_to(master: str) -> tuple[list[str], str | None]:
-    """The addresses of ``master`` as resolved here, and this host's address that leads to it.
+    """Resolve ``master``, and find this host's own address on the route to it.
 
-    The list is empty if the name can't be resolved, and the second is None without a route.
+    Returns a list of addresses, which is empty for an unknown name, and the own address, or None.
     """
     try:
         found = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)
@@ -77,21 +74,21 @@ def route_to(master: str) -> tuple[list[str], str | None]:
 def select_interfaces(
     answers: Mapping[str, ProbeAnswer], chosen: str | None = None
 ) -> dict[str, Interface | None]:
-    """Select for each host the interface that leads to the master; None if there is none.
+    """Select each host's interface to the master; None if it has none.
 
-    ``answers`` are the answers of `probe.remote` by host, the master's first.  ``chosen`` is the name of the
-    interface that the user has chosen, if any.
+    ``answers`` are the hosts' answers, the master's first.  ``chosen`` is the name of the interface that the
+    user has chosen, if any.
     """
     others = list(answers.values())[1:]
-    seen = dict.fromkeys(address for answer in others for address in answer.master)
-    masters = [address for address in seen if not is_loopback(address)]
-    # This host was not reached by ssh, so take the addresses from which we reached the others.
+    resolved = dict.fromkeys(address for answer in others for address in answer.master)
+    masters = [address for address in resolved if not is_loopback(address)]
+    # This host was not probed by ssh.  Its addresses are those from which the other hosts were probed.
     ours = list(dict.fromkeys(answer.reached_from for answer in answers.values()))
     selected: dict[str, Interface | None] = {}
     for host, answer in answers.items():
         interfaces = [Interface(*row) for row in answer.interfaces]
         if chosen:
-            # Prefer IPv4, which most of MPI and libfabric needs.
+            # Prefer IPv4, which most MPIs and providers of libfabric need.
             found = sorted((i for i in interfaces if i.name == chosen), key=lambda i: ":" in i.address)
             selected[host] = found[0] if found else None
         else:
@@ -101,7 +98,7 @@ def select_interfaces(
 
 
 def _address(sockaddr: int | None) -> str | None:
-    """The IP address in the ``struct sockaddr`` at this address; None for another family."""
+    """The IP address in a ``struct sockaddr``; None for another family."""
     if not sockaddr:
         return None
     family = ctypes.cast(sockaddr, ctypes.POINTER(ctypes.c_ushort))[0]

@@ -6,7 +6,7 @@ from cpulaunch.errors import ConfigError
 from cpulaunch.model.topology import Cpu, Topology, renumbered
 from cpulaunch.wording import counted
 
-HINT = "Record the machine with: lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ"
+HINT = "record the machine with: lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ"
 COLUMNS = ("CPU", "CORE", "SOCKET", "NODE")
 CACHES = ("L1D", "L1I", "L1", "L2", "L3", "L4")
 
@@ -14,8 +14,8 @@ CACHES = ("L1D", "L1I", "L1", "L2", "L3", "L4")
 def topology_from_lscpu(text: str) -> Topology:
     """Parse the output of ``lscpu -p=CPU,CORE,SOCKET,NODE`` (or more columns) or ``lscpu -e``.
 
-    The heading determines the columns.  Offline CPUs are left out.  The topology's notes name missing
-    columns.  Raises `ConfigError`, with the line's number for a malformed line.
+    Offline CPUs are omitted.  The topology's notes list missing columns.  Raises `ConfigError` with the
+    number of a malformed line.
     """
     heading: list[str] = []
     table: list[tuple[int, dict[str, str]]] = []
@@ -27,7 +27,7 @@ def topology_from_lscpu(text: str) -> Topology:
             if "CPU" in columns:
                 heading, comma = columns, True
         elif line and not heading and line[0].isdigit() and "," in line:
-            heading, comma = list(COLUMNS), True  # lscpu -p=CPU,CORE,SOCKET,NODE with its comments cut off
+            heading, comma = list(COLUMNS), True  # lscpu -p=CPU,CORE,SOCKET,NODE without its comments
             table.append((number, _cells(number, line, heading, comma)))
         elif line and not heading:
             heading = line.upper().split()
@@ -40,7 +40,7 @@ def topology_from_lscpu(text: str) -> Topology:
     if "CORE" not in heading:
         raise ConfigError(f"the lscpu text has no CORE column, but {', '.join(heading)}", hint=HINT)
     notes = tuple(
-        f"lscpu's text has no {name} column: taken as one {kind}"
+        f"the lscpu text has no {name} column: one {kind} is assumed"
         for name, kind in (("SOCKET", "socket"), ("NODE", "NUMA node"))
         if name not in heading
     )
@@ -50,8 +50,8 @@ def topology_from_lscpu(text: str) -> Topology:
 def _cells(number: int, line: str, heading: list[str], comma: bool) -> dict[str, str]:
     """The cells of a row by column, without the columns of caches.
 
-    ``lscpu -p`` omits the cells of caches that a CPU lacks; low-power E-cores, for example, have no L3.  So
-    columns before the caches are counted from the left, and columns after them from the right.
+    If a CPU lacks a cache, ``lscpu -p`` omits the cell.  Therefore the columns after the caches are counted
+    from the right.
     """
     cells = [cell.strip() for cell in line.split(",")] if comma else line.split()
     caches = [i for i, name in enumerate(heading) if name in CACHES] if comma else []
@@ -74,7 +74,7 @@ def _cpus(table: list[tuple[int, dict[str, str]]]) -> list[Cpu]:
         if cpu is None:
             raise _error(number, "has no CPU number", "")
         if cpu in seen:
-            raise _error(number, f"describes CPU {cpu} once more (line {seen[cpu]} did)", str(cpu))
+            raise _error(number, f"describes CPU {cpu} again (line {seen[cpu]} did before)", str(cpu))
         seen[cpu] = number
         core = _whole(number, row, "CORE")
         online = row.get("ONLINE", "").lower() not in ("no", "n")

@@ -1,8 +1,8 @@
-"""Keep MASTER_PORT for the job from its choice until torch's store listens there.
+"""Reserve MASTER_PORT for the job until torch's store listens there.
 
-A bound socket keeps its port even if it doesn't listen.  If it has SO_REUSEPORT, more sockets can be bound to
-the port, but only by the same user (socket(7)): those of the launcher, of the first rank's agent and program,
-and the one on which torch's store listens.
+A bound socket reserves its port even if it doesn't listen.  With SO_REUSEPORT, the same user can bind more
+sockets to the port (socket(7)).  The launcher, rank 0's agent and rank 0 each bind one; torch's store listens
+on another.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from typing import Literal, TypeVar
 C = TypeVar("C")
 T = TypeVar("T")
 
-MOST_TRIED = 256
-"""Ports of a range that are tried for MASTER_PORT."""
+MAX_CANDIDATES = 256
+"""The largest number of ports to try for MASTER_PORT."""
 
 
 def candidates(wanted: int | Literal["auto"], ports: range | None) -> list[int]:
-    """Return the ports to try for MASTER_PORT, in order; 0 is any free one.
+    """Return the ports to try for MASTER_PORT, in order; 0 means any free port.
 
-    ``ports`` are those to choose from, or None.  The upper half comes first: everything else that listens
-    takes the lowest free port, and must not take this one before the ranks start.
+    ``ports`` is the range to choose from, or None.  Its upper half comes first, as all other listeners of the
+    job take the lowest free port.
     """
     if wanted != "auto":
         return [wanted]
     if ports is None:
         return [0]
     low, high = ports[: len(ports) // 2], ports[len(ports) // 2 :]
-    start = int.from_bytes(os.urandom(4), "big") % len(high)  # so that jobs that start together differ
-    return [*high[start:], *high[:start], *reversed(low)][:MOST_TRIED]
+    start = int.from_bytes(os.urandom(4), "big") % len(high)  # differs between jobs that start together
+    return [*high[start:], *high[:start], *reversed(low)][:MAX_CANDIDATES]
 
 
 def first_free(choices: Iterable[C], bind: Callable[[C], T]) -> T:
     """Return ``bind(choice)`` for the first of ``choices``, such as ports, that is not in use.
 
-    Raises the last OSError if all are in use, and any other OSError at once.
+    Raises OSError if all are in use, or if ``bind`` fails for another reason.
     """
     *others, last = choices
     for choice in others:
@@ -52,19 +52,19 @@ def first_free(choices: Iterable[C], bind: Callable[[C], T]) -> T:
     return bind(last)
 
 
-def keep(port: int, ours: str | None) -> socket.socket:
-    """Bind a socket that keeps ``port`` on all addresses; port 0 takes a free one.
+def keep(port: int, own_port: str | None) -> socket.socket:
+    """Bind a socket to reserve ``port`` on all addresses; port 0 takes a free port.
 
-    ``ours`` is the port that this user's job keeps already (the variable KEPT_PORT).  Raises OSError if the
+    ``own_port`` is a port that this job has already reserved (the variable KEPT_PORT).  Raises OSError if the
     port is in use.
     """
 
     def bind(options: tuple[int, ...]) -> socket.socket:
-        return _bound(port, options)
+        return _bind(port, options)
 
-    if str(port) == ours:
+    if str(port) == own_port:
         return first_free([(socket.SO_REUSEPORT,), (socket.SO_REUSEPORT, socket.SO_REUSEADDR)], bind)
-    # With SO_REUSEADDR, other users could take the port as well, so try without it first.  That fails if
+    # With SO_REUSEADDR, other users could take the port too, so first try without it.  This attempt fails if
     # connections of an earlier job have just ended.
     kept = first_free([(), (socket.SO_REUSEADDR,)], bind)
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -73,16 +73,16 @@ def keep(port: int, ours: str | None) -> socket.socket:
 
 @contextlib.contextmanager
 def offered(port: int, address: str = "") -> Iterator[int]:
-    """Give the descriptor of a socket bound to a port that we keep, which the caller may listen on.
+    """Yield the descriptor of a new socket, bound to a reserved port.
 
-    If the socket listens at the end, the descriptor stays open and belongs to the caller; else it is closed.
-    The socket is bound to all addresses, or to ``address`` alone if that is a loopback address.  Raises
-    OSError if another user has the port, or if any socket listens there already.
+    If the caller makes the socket listen, the descriptor stays open and belongs to the caller.  The socket is
+    bound to ``address`` if this is a loopback address, else to all addresses.  Raises OSError if another user
+    has the port, or if another socket already listens there.
     """
-    if _listened_on(port):
+    if _has_listener(port):
         raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-    # Its connections inherit SO_REUSEADDR, so that the next job can bind the port as soon as they have ended.
-    with _bound(port, (socket.SO_REUSEPORT, socket.SO_REUSEADDR), _loopback(address)) as bound:
+    # With SO_REUSEADDR, the next job can bind the port immediately after the connections have ended.
+    with _bind(port, (socket.SO_REUSEPORT, socket.SO_REUSEADDR), _loopback(address)) as bound:
         fd = os.dup(bound.fileno())
         try:
             yield fd
@@ -91,8 +91,8 @@ def offered(port: int, address: str = "") -> Iterator[int]:
                 os.close(fd)  # not used
 
 
-def _listened_on(port: int) -> bool:
-    """Whether a socket of this host listens on ``port``: the state 0A in /proc/net/tcp (proc(5))."""
+def _has_listener(port: int) -> bool:
+    """Whether a socket of this host listens on ``port`` (state 0A in /proc/net/tcp, proc(5))."""
     for table in ("tcp", "tcp6"):
         try:
             with open(f"/proc/net/{table}") as f:
@@ -112,8 +112,8 @@ def _loopback(address: str) -> str:
         return ""
 
 
-def _bound(port: int, options: tuple[int, ...], address: str = "") -> socket.socket:
-    """Bind a socket with these options to ``port``, on ``address`` or, by default, on all addresses."""
+def _bind(port: int, options: tuple[int, ...], address: str = "") -> socket.socket:
+    """Bind a socket to ``port`` on ``address``, by default on all addresses."""
     six = ":" in address if address else socket.has_dualstack_ipv6()
     bound = socket.socket(socket.AF_INET6 if six else socket.AF_INET)
     try:

@@ -1,8 +1,7 @@
 """The user's cache of measured rates of matrix products.  Standard library only.
 
-A file holds the rates of one model of CPU with one version of torch, by number of threads:
-``{"14": {"fp32": {"layer": 2.1e12, "best": 2.2e12}, "bf16": …}}``, in FLOP/s.  ``layer`` is the rate of all
-matrix products of a transformer layer together, and ``best`` the rate of the fastest product.
+Each file is for one CPU model and one version of torch.  It contains rates by number of threads in FLOP/s:
+``{"14": {"fp32": {"layer": 2.1e12, "best": 2.2e12}, "bf16": …}}``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from cpulaunch.model.rates import Cpu, ProductRates
 from cpulaunch.user_file import cache_home
 
 INSTRUCTION_LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
-"""Variables that limit which instructions torch and its libraries use."""
+"""Variables that limit the instructions of torch and its libraries."""
 
 
 def limits_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:
@@ -30,25 +29,25 @@ def limits_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 MARK = "cpulaunch-rates: "
-"""The prefix of the line with a host's rates.  rc files of its shell may print to the same stream."""
+"""The prefix of the line with a host's rates.  rc files of the shell may print other lines."""
 
 
 class Rate(NamedTuple):
-    """Rates of one precision in FLOP/s: of all products of a layer together, and of the fastest product."""
+    """Rates of one precision in FLOP/s."""
 
-    layer: float
-    best: float
+    layer: float  # of all matrix products of a transformer layer together
+    best: float  # of the fastest matrix product
 
 
 @dataclass(frozen=True)
 class RateCache:
-    """The cache's file for a model of CPU, a version of torch, and values of INSTRUCTION_LIMITS."""
+    """The file for one CPU model, one version of torch, and one set of INSTRUCTION_LIMITS."""
 
     file: Path
 
     @classmethod
     def of(cls, cpu: Cpu, torch_version: str, environ: Mapping[str, str]) -> RateCache:
-        """The cache for a CPU and a version of torch.  ``environ`` is the environment of the ranks."""
+        """``environ`` is the environment of the ranks."""
         key = json.dumps([cpu, torch_version, limits_of_ranks(environ)], sort_keys=True)
         name = hashlib.sha256(key.encode()).hexdigest()[:24]
         return cls(cache_home() / "cpulaunch" / "rates" / f"{name}.json")
@@ -83,10 +82,7 @@ class RateCache:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the file, so that one process measures while others wait and then read its result.
-
-        Does not lock if the cache can't be written.
-        """
+        """Lock the file, if possible, so that only one process measures at a time."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
                 self.file.parent.mkdir(parents=True, exist_ok=True)

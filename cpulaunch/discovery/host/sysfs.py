@@ -12,14 +12,14 @@ NODE = "/sys/devices/system/node/"
 
 
 def topology_from_sysfs(read: Read) -> Topology:
-    """The topology of all online CPUs, from the files below ``/sys/devices/system``.
+    """The topology of all online CPUs, from ``/sys/devices/system``.
 
-    This takes one to two reads per physical core.  Raises `HostError` if the files can't be read.  Sources:
-    Documentation/admin-guide/cputopology.rst and Documentation/ABI/testing/sysfs-devices-system-cpu of Linux.
+    Raises `HostError` if it can't be read.  Sources: Documentation/admin-guide/cputopology.rst and
+    Documentation/ABI/testing/sysfs-devices-system-cpu of Linux.
     """
     online = _first_set(read, CPU + "online", CPU + "possible")
     if not online:
-        raise HostError(f"{CPU}online can't be read, so this machine's CPUs are unknown")
+        raise HostError(f"{CPU}online can't be read, so the CPUs are unknown")
     notes: list[str] = []
     nodes, memory_only = _nodes(read, online)
     sockets = _sockets(read, online)
@@ -32,7 +32,7 @@ def topology_from_sysfs(read: Read) -> Topology:
 
 
 def _nodes(read: Read, online: CoreSet) -> tuple[dict[int, int], CoreSet]:
-    """The NUMA node of each CPU, and the nodes without CPUs.  Both are empty if the kernel has no NUMA."""
+    """The NUMA node of each CPU, and the nodes without CPUs.  Both are empty on a kernel without NUMA."""
     nodes: dict[int, int] = {}
     memory_only = []
     for node in _first_set(read, NODE + "online", NODE + "possible"):
@@ -48,7 +48,7 @@ def _nodes(read: Read, online: CoreSet) -> tuple[dict[int, int], CoreSet]:
 
 
 def _sockets(read: Read, online: CoreSet) -> dict[int, int]:
-    """The socket of each CPU, numbered from 0.  Takes one read per socket."""
+    """The socket of each CPU, numbered from 0."""
     sockets: dict[int, int] = {}
     found = 0
     for cpu in online:
@@ -63,7 +63,7 @@ def _sockets(read: Read, online: CoreSet) -> dict[int, int]:
 
 
 def _cores(read: Read, online: CoreSet, notes: list[str]) -> list[CoreSet]:
-    """The CPUs of each physical core, ordered by their first CPU.  Takes one read per core."""
+    """The CPUs of each physical core, ordered by their first CPU."""
     cores: list[CoreSet] = []
     seen: set[int] = set()
     unknown = 0
@@ -76,16 +76,16 @@ def _cores(read: Read, online: CoreSet, notes: list[str]) -> list[CoreSet]:
             cores.append(siblings | CoreSet([cpu]))
             seen.update(cores[-1])
     if unknown:
-        notes.append(f"{unknown} CPUs, of which sysfs doesn't name the core, are taken as a core each")
+        notes.append(f"sysfs doesn't name the cores of {unknown} CPUs: each is assumed to be a core")
     return cores
 
 
 def _performances(read: Read, online: CoreSet, sockets: int) -> dict[int, float]:
-    """A number for each CPU that is higher for P-cores than for E-cores; empty if all cores are equal.
+    """A number for each CPU, which is higher for P-cores than for E-cores; empty if all cores are equal.
 
-    The sources are sysfs's lists of Intel's P- and E-cores; ``cpu_capacity`` of Arm (and of x86 since Linux
-    6.12); or the maximum frequency.  The latter two take a read per CPU, and are skipped on machines with
-    several sockets, none of which is hybrid.
+    The sources are the lists of Intel's P- and E-cores, ``cpu_capacity`` of Arm (and x86 since Linux 6.12),
+    and the maximum frequency.  The latter two take a read per CPU.  They are skipped on machines with several
+    sockets, as no such machine is hybrid.
     """
     efficient = _first_set(read, "/sys/devices/cpu_atom/cpus")
     fast = _first_set(read, "/sys/devices/cpu_core/cpus")

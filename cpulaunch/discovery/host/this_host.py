@@ -1,4 +1,4 @@
-"""The facts of this host: its topology as far as this process may use it, its libraries, and its names."""
+"""Collect the facts of this host: topology, libraries and names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VERSION_FILES = {
     "torch": ("torch/version.py", "__version__"),
     "intel_extension_for_pytorch": ("intel_extension_for_pytorch/_version.py", "__version__"),
 }
-"""Package → the file in which it assigns its version, and the variable's name."""
+"""Package → the file that assigns its version, and the variable's name."""
 
 
 def topology_here() -> Topology:
@@ -31,10 +31,9 @@ def topology_here() -> Topology:
 
 
 def topology_of_process(read: Read, affinity: CoreSet) -> Topology:
-    """The part of the machine that a process with this CPU mask (``os.sched_getaffinity``) may use.
+    """The topology of the CPUs that a process may use according to its CPU mask and its cgroup.
 
-    The topology is restricted to the mask and to the cpuset of the process's control group, and has the
-    group's ``quota``.  ``read`` returns files as that process sees them.
+    ``affinity`` is the mask (``os.sched_getaffinity``).  ``read`` returns files as this process sees them.
     """
     machine = topology_from_sysfs(read)
     cpuset, quota = cgroup_limits(read)
@@ -42,7 +41,7 @@ def topology_of_process(read: Read, affinity: CoreSet) -> Topology:
     ours = machine.restricted(allowed or affinity)
     notes = machine.notes
     if len(ours.cpus) < len(machine.cpus):
-        notes += (f"{len(ours.cpus)} of {len(machine.cpus)} CPUs may be used (CPU mask or cpuset)",)
+        notes += (f"{len(ours.cpus)} of {len(machine.cpus)} CPUs are available (CPU mask or cpuset)",)
     return replace(ours, quota=quota, notes=notes)
 
 
@@ -53,8 +52,8 @@ def facts_here(
 ) -> HostFacts:
     """Collect the facts of this host.
 
-    ``libraries`` are the directories to search for shared libraries, and ``packages`` those to search for
-    torch, by default those of our environment.  ``environ`` is the ranks' environment.
+    ``libraries`` are directories with shared libraries, and ``packages`` are directories with Python
+    packages; the default is this process's environment.  ``environ`` is the ranks' environment.
     """
     packages = import_directories() if packages is None else packages
     cpu, torch_version = cpu_here(), version_in(packages, "torch")
@@ -74,7 +73,7 @@ def facts_here(
 def version_in(directories: Iterable[str], package: str) -> str | None:
     """The version of a package of VERSION_FILES in the first of ``directories`` that has it, or None.
 
-    The version is read from the file, as importing torch takes more than a second.
+    It is read from the file, because importing torch takes more than a second.
     """
     file, name = VERSION_FILES[package]
     for directory in directories:
@@ -90,7 +89,7 @@ def version_in(directories: Iterable[str], package: str) -> str | None:
 
 
 def libc_here() -> str:
-    """This process's C library, such as ``glibc 2.36``; or ``musl``, or ``no glibc``."""
+    """The C library: for example ``glibc 2.36``, or ``musl``, or ``no glibc`` for another one."""
     try:
         if version := os.confstr("CS_GNU_LIBC_VERSION"):
             return version
@@ -101,7 +100,7 @@ def libc_here() -> str:
 
 
 def names_here() -> frozenset[str]:
-    """All names and addresses of this host that a hostfile may use.  Doesn't ask a name server."""
+    """The names and addresses of this host, without asking a name server."""
     names = {"localhost", "127.0.0.1", "::1", socket.gethostname(), socket.gethostname().partition(".")[0]}
     names |= {interface.address for interface in interfaces_here()}
     for line in (read_file("/etc/hosts") or "").splitlines():
@@ -112,7 +111,7 @@ def names_here() -> frozenset[str]:
 
 
 def cpu_flags() -> tuple[str, ...] | None:
-    """The flags of BF16_FLAGS that the first CPU has; None if /proc/cpuinfo doesn't list flags."""
+    """The flags of the first CPU that are in BF16_FLAGS; None if /proc/cpuinfo doesn't list flags."""
     first = _first_cpu()
     flags = first.get("flags", first.get("Features"))
     if flags is None:
@@ -123,7 +122,7 @@ def cpu_flags() -> tuple[str, ...] | None:
 
 
 def _within_limit(flags: tuple[str, ...] | None, environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Remove flags of instructions that ``ONEDNN_MAX_CPU_ISA`` in ``environ`` forbids oneDNN to use."""
+    """Remove flags of instructions that ``ONEDNN_MAX_CPU_ISA`` in ``environ`` forbids."""
     limit = environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     if flags is None or "AMX" in limit or limit in ("", "ALL", "DEFAULT"):
         return flags

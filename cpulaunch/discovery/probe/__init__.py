@@ -1,1 +1,1 @@
-"""Probe many hosts, and check their answers."""
+"""Probe hosts in parallel, and check their answers."""

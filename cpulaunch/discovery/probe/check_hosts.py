@@ -21,27 +21,21 @@ from cpulaunch.plan.select import decide_launcher, leaves_launcher_to_us
 
 @dataclass(frozen=True)
 class Required:
-    """What every host must have: an interpreter, a working directory, and files.
-
-    The files ``identical`` must also have the same content on all hosts.
-    """
+    """The paths that must exist on every host."""
 
     python: str
     directory: str
     files: tuple[str, ...] = ()
-    identical: tuple[str, ...] = ()
+    identical: tuple[str, ...] = ()  # files that must have the same content on all hosts
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """A report on each host, this host's interface to the others, and a free port on the first host.
-
-    ``without_mpi`` has the same meaning as in `Facts`.
-    """
+    """The result of probing the hosts.  ``without_mpi`` has the same meaning as in `Facts`."""
 
     reports: tuple[Report, ...]
-    egress_interface: Interface | None
-    free_port: int | None
+    egress_interface: Interface | None  # this host's interface to the others
+    free_port: int | None  # on the first host
     without_mpi: tuple[str, ...] | None = None
 
 
@@ -54,10 +48,10 @@ def check_hosts(
     mpis: Sequence[Mpi] = (),
     step: bool = False,
 ) -> Preflight:
-    """Probe ``hosts`` in the way that the launcher will reach them.  The first one is the master.
+    """Probe ``hosts`` by the launcher's own means.  The first host is the master.
 
-    ``here`` are this host's names; ``mpis`` and ``step`` have the same meaning as in `Facts`.  The first MPI
-    must be on all hosts, unless the user has not chosen a launcher.
+    ``here`` are this host's names; ``mpis`` and ``step`` have the same meaning as in `Facts`.  If the user
+    has chosen mpirun, the first MPI must be on all hosts.
     """
     chosen = decide_launcher(config, here_alone=all_here(hosts, here), mpis=mpis, step=step)
     reach = chosen.launcher.reach
@@ -85,12 +79,12 @@ def check_hosts(
         reports,
         egress_interface(responses, interfaces_here()) or _interface_to(reports, here),
         first.listening if first else None,
-        _lacking(responses, optional) if optional else None,
+        _without_files(responses, optional) if optional else None,
     )
 
 
-def _lacking(responses: Mapping[str, ProbeResponse], optional: Sequence[str]) -> tuple[str, ...]:
-    """The hosts that have answered and lack one of the files ``optional``."""
+def _without_files(responses: Mapping[str, ProbeResponse], optional: Sequence[str]) -> tuple[str, ...]:
+    """The hosts that have answered, but lack one of the files ``optional``."""
     answers = {host: response.answer for host, response in responses.items() if response.answer}
     return tuple(host for host, answer in answers.items() if set(optional) & set(answer.missing))
 
@@ -98,7 +92,7 @@ def _lacking(responses: Mapping[str, ProbeResponse], optional: Sequence[str]) ->
 def _interface_to(reports: Sequence[Report], here: frozenset[str]) -> Interface | None:
     """This host's interface to the others according to its routes.
 
-    This is for launchers other than ssh, with which a host doesn't see the address that it was probed from.
+    Only ssh makes a host report the address from which it was probed.  This is for other launchers.
     """
     addresses = (r.facts.address for r in reports if r.facts and r.facts.address and r.host not in here)
     if (address := next(addresses, None)) is None:

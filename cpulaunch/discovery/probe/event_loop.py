@@ -1,7 +1,7 @@
-"""An event loop that signals end cleanly.  Standard library only.
+"""An event loop that ends cleanly after a signal.  Standard library only.
 
-A signal handler that raises an exception does so wherever the main thread is.  Within the loop's own code,
-that would leave tasks unfinished, and their processes running.
+Python's signal handlers may raise an exception in the middle of asyncio's own code.  Then tasks would remain
+unfinished, and their processes would keep running.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run ``main`` like ``asyncio.run``, but let signals of ENDING cancel it.
+    """Run ``main`` like ``asyncio.run``, but cancel it after one of SIGNALS that has a Python handler.
 
-    Only signals with a Python handler do so.  The handler of the first signal runs after ``main`` has ended;
-    if it doesn't raise, CancelledError is raised.  Call this in the main thread.
+    The handler runs after ``main`` has ended; if it doesn't raise an exception, CancelledError is raised.
+    Call this in the main thread.
     """
-    handlers = {number: handler for number in ENDING if callable(handler := signal.getsignal(number))}
+    handlers = {number: handler for number in SIGNALS if callable(handler := signal.getsignal(number))}
     caught: list[signal.Signals] = []
 
-    async def cancelled_by_signals() -> T:
+    async def run_cancellable() -> T:
         task = asyncio.create_task(main)
 
         def cancel(number: signal.Signals) -> None:
@@ -39,7 +39,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
     try:
         with contextlib.suppress(asyncio.CancelledError):
-            return asyncio.run(cancelled_by_signals())
+            return asyncio.run(run_cancellable())
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -1,53 +1,42 @@
-"""Requests to probed hosts, and their answers.
+"""Requests to probed hosts and their answers.
 
-They are encoded by ``cpulaunch.wire``, like those of ``cpulaunch.messages``, and travel over the stdin and
-stdout of ``remote``.  The ``versions`` of an answer name the cpulaunch that has sent it.
+``cpulaunch.wire`` encodes them.  They are sent over the stdin and stdout of ``remote``.
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 ANSWER_TIMEOUT = 7.0
-"""Seconds within which a host must answer: ssh's own 5 s to connect, and Python's start."""
+"""Seconds within which a host must answer: ssh's timeout of 5 s to connect, and the start of Python."""
 
 NO_PYTHON, NO_CPULAUNCH = 97, 98
-"""Exit codes of the remote command if Python or cpulaunch is missing there; ssh's own is 255."""
+"""Exit codes of the remote command if Python or cpulaunch is missing on the host."""
 
 MARK = "cpulaunch-answer: "
-"""The prefix of an answer.  rc files of the shell may print to the same stream before it."""
+"""The prefix of an answer.  rc files of the shell may print other lines."""
 
 
 # ---- launcher → probe
 
 
 class ProbeRequest(NamedTuple):
-    """The request to every host.
+    """The request to a host."""
 
-    ``master`` is a name or address of the first host, which opens the first free one of ``ports`` for the
-    others to try; 0 is any free port.  In requests to other hosts, ``ports`` is empty.  ``interface`` is the
-    one that the user has chosen, if any.
-
-    ``directory`` and ``files`` must exist, and the files ``optional`` may be missing.  The files
-    ``identical`` must have the same content on all hosts.  ``packages`` are the directories that ``python``
-    imports from, and ``libraries`` the directories to search for shared libraries before the system's.
-    ``limits`` are the ranks' values of `rate_cache.INSTRUCTION_LIMITS` that are set.
-    """
-
-    python: str
-    directory: str
-    files: list[str]
-    optional: list[str]
-    identical: list[str]
-    packages: list[str]
-    libraries: list[str]
-    master: str
-    ports: list[int]
-    interface: str | None
-    limits: dict[str, Any]
+    python: str  # the ranks' interpreter
+    directory: str  # must exist
+    files: list[str]  # must exist
+    optional: list[str]  # files that may be missing
+    identical: list[str]  # files that must have the same content on all hosts
+    packages: list[str]  # directories from which ``python`` imports packages
+    libraries: list[str]  # directories with shared libraries, to be searched before the system's
+    master: str  # name or address of the master, the first host
+    ports: list[int]  # the master listens on the first free one; 0 is any; empty for other hosts
+    interface: str | None  # the user's choice
+    limits: dict[str, Any]  # the ranks' `rate_cache.INSTRUCTION_LIMITS`
 
 
 class ConnectRequest(NamedTuple):
-    """Try to connect to ``port`` of the master at each of these names and addresses."""
+    """Try to connect to ``port`` of the master at each of its names and addresses."""
 
     addresses: list[str]
     port: int
@@ -57,34 +46,23 @@ class ConnectRequest(NamedTuple):
 
 
 class ProbeAnswer(NamedTuple):
-    """A host's answer.
+    """A host's answer."""
 
-    ``name`` is its host name, and ``time`` its clock in seconds since 1970.  ``versions`` are versions by
-    package, and ``digests`` the SHA-256 in hexadecimal of each identical file; None for a missing one.
-    ``directory`` says whether the directory exists, and ``missing`` lists missing files, including optional
-    ones.  ``shm`` is the size of /dev/shm in bytes.
-
-    ``reached_at`` and ``reached_from`` are the host's and our address of the ssh connection, None without
-    ssh.  ``interfaces`` are rows of name, address and prefix length.  ``master`` are the addresses of the
-    master as resolved there, and ``source`` is the host's own address that leads to it.  ``facts`` are
-    `model.facts.HostFacts` as JSON data.  ``listening`` is the port that the master has opened.
-    """
-
-    name: str
-    time: float
-    versions: dict[str, Any]
-    digests: dict[str, Any]
-    directory: bool
-    missing: list[str]
-    shm: int | None
-    reached_at: str | None
-    reached_from: str | None
-    interfaces: list[list[Any]]
-    master: list[str]
-    source: str | None
-    facts: dict[str, Any] | None
+    name: str  # its own host name
+    time: float  # its clock, in seconds since 1970
+    versions: dict[str, Any]  # by package
+    digests: dict[str, Any]  # hexadecimal SHA-256 of each identical file; None if it is missing
+    directory: bool  # whether the directory exists
+    missing: list[str]  # files, including optional ones
+    shm: int | None  # size of /dev/shm in bytes
+    reached_at: str | None  # its address of the ssh connection; None without ssh
+    reached_from: str | None  # our address of the ssh connection; None without ssh
+    interfaces: list[list[Any]]  # rows of name, address and prefix length
+    master: list[str]  # the addresses to which it resolves the master
+    source: str | None  # its own address on the route to the master
+    facts: dict[str, Any] | None  # `model.facts.HostFacts` as JSON data
     facts_error: str | None
-    listening: int | None
+    listening: int | None  # the master's port
     listen_error: str | None
 
 
@@ -105,17 +83,11 @@ KINDS: Mapping[type[Request | Answer], str] = {
 
 
 class ProbeResponse(NamedTuple):
-    """The result of probing a host: its answer, or why there is none.  It is not sent.
-
-    ``exit_code`` is the code of the remote shell, or 255 from ssh, and ``error`` its stderr.  Without an exit
-    code, ``error`` says why the host could not be probed; it is empty if the host was silent for
-    ANSWER_TIMEOUT.  ``sent`` and ``received`` are the times of request and answer by our clock, in seconds
-    since 1970.  ``connect_error`` says why the host couldn't connect to the master.
-    """
+    """The result of probing a host."""
 
     answer: ProbeAnswer | None
-    exit_code: int | None = None
-    error: str = ""
-    sent: float = 0.0
-    received: float = 0.0
-    connect_error: str | None = None
+    exit_code: int | None = None  # of the remote shell, or 255 from ssh
+    error: str = ""  # stderr; without an exit code, why ssh couldn't be started, or empty after a timeout
+    sent: float = 0.0  # time of the request, in seconds since 1970 by our clock
+    received: float = 0.0  # time of the answer
+    connect_error: str | None = None  # why the host couldn't connect to the master

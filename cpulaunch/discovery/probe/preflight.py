@@ -21,18 +21,19 @@ from cpulaunch.launchers.reach import ANY_HOST, UNRESOLVED, Reach, without_name
 from cpulaunch.model.facts import HostFacts
 from cpulaunch.model.hosts import fold_hosts
 from cpulaunch.model.network import Interface
-from cpulaunch.wording import PORT_IS_TAKEN
+from cpulaunch.wording import PORT_IS_TAKEN, counted
 
 T = TypeVar("T")
 
 MAX_CLOCK_DIFFERENCE = 30.0
-"""Seconds between clocks above which logs of several hosts can't be compared, and caches on NFS fail."""
+"""The largest difference between clocks in seconds.  Above it, logs can't be compared, and NFS caches
+fail."""
 
-LITTLE_SHM = 1 << 28
-"""Bytes of /dev/shm below which DataLoader workers and shared-memory collectives may run out of space."""
+MIN_SHM = 1 << 28
+"""Bytes of /dev/shm that DataLoader workers and shared-memory collectives need."""
 
-MANY = 3
-"""Number of hosts from which on equal messages are merged into one."""
+FOLD_FROM = 3
+"""Equal messages of at least this many hosts are merged into one."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +42,17 @@ class Problem:
 
     what: str
     remedy: str
-    hopeless: bool = False  # nothing can be started there
-    of_the_host: bool = True  # excluding the host would solve it
+    hopeless: bool = False  # the launcher can't start ranks there
+    is_local: bool = True  # the problem disappears if the host is excluded
 
-    def of(self, host: str) -> tuple[str, str]:
-        """What is wrong with ``host``, and the remedy."""
+    def text(self, host: str) -> tuple[str, str]:
+        """Both texts with the name of ``host``."""
         return self.what.replace(ANY_HOST, host), self.remedy.replace(ANY_HOST, host)
 
 
 @dataclass(frozen=True)
 class Report:
-    """A host's facts as far as they are known, its problems, and warnings."""
+    """A host's facts, problems and warnings."""
 
     host: str
     facts: HostFacts | None = None
@@ -61,12 +62,12 @@ class Report:
 
     @property
     def unreached(self) -> bool:
-        """Whether nothing can be started on the host."""
+        """Whether the launcher can't start ranks on the host."""
         return any(problem.hopeless for problem in self.problems)
 
 
 class HostsNotReadyError(HostError):
-    """Some hosts have problems.  ``reports`` are the reports on these hosts."""
+    """Some hosts have problems.  ``reports`` has their reports."""
 
     def __init__(self, message: str, reports: tuple[Report, ...], *, hint: str | None) -> None:
         super().__init__(message, hint=hint)
@@ -81,9 +82,12 @@ def report_on_hosts(
     interfaces = select_interfaces(answers, request.interface)
     duplicates, majority = _duplicates(interfaces), _majority(answers)
     master = next(iter(responses))
-    # If ssh can't resolve the master's name, don't also report that other hosts can't reach it.
-    nowhere = request.master == master and UNRESOLVED in responses[master].error
-    several, astray = len(answers) > 1 and not nowhere, bool(responses[master].connect_error)
+    # If ssh can't resolve the master's name, don't also report that hosts can't connect to it.
+    unresolved = request.master == master and UNRESOLVED in responses[master].error
+    several, master_is_unreachable = (
+        len(answers) > 1 and not unresolved,
+        bool(responses[master].connect_error),
+    )
     reports = []
     for host, response in responses.items():
         if response.answer is None:
@@ -92,9 +96,9 @@ def report_on_hosts(
         facts = _facts(response.answer, interfaces[host])
         problems = [
             *_missing(response.answer, request),
-            *_differing(response.answer, majority),
+            *_differences(response.answer, majority),
             *_clock(response),
-            *_network(host, response, request, interfaces[host], master, several, astray),
+            *_network(host, response, request, interfaces[host], master, several, master_is_unreachable),
         ]
         if same := duplicates.get(host):
             problems.append(
@@ -103,57 +107,57 @@ def report_on_hosts(
         reports.append(
             Report(host, facts, response.answer.versions, tuple(problems), tuple(_warnings(response.answer)))
         )
-    return _compared(reports)
+    return _add_comparison(reports)
 
 
 def egress_interface(
     responses: Mapping[str, ProbeResponse], interfaces: Iterable[Interface]
 ) -> Interface | None:
     """The first of this host's ``interfaces`` from which other hosts were reached; None if unknown."""
-    seen = [response.answer.reached_from for response in responses.values() if response.answer]
-    return next((interface for interface in interfaces if interface.address in seen), None)
+    addresses = [response.answer.reached_from for response in responses.values() if response.answer]
+    return next((interface for interface in interfaces if interface.address in addresses), None)
 
 
 def folded_problems(reports: Iterable[Report]) -> Iterator[tuple[str, str, str]]:
     """Yield ``(hosts, what, remedy)``.
 
-    Equal problems of MANY or more hosts are merged, with the first host's name in both texts, so that a
-    command among them can be pasted.
+    Equal problems of FOLD_FROM or more hosts are merged.  Their texts contain the name of the first host, so
+    that users can paste commands.
     """
-    for hosts, name, problem in _folded((r.host, problem) for r in reports for problem in r.problems):
-        yield hosts, *problem.of(name)
+    for hosts, name, problem in _fold((r.host, problem) for r in reports for problem in r.problems):
+        yield hosts, *problem.text(name)
 
 
-def _folded(found: Iterable[tuple[str, T]]) -> Iterator[tuple[str, str, T]]:
-    """Group pairs of a host and what was found there: ``(hosts, a name for each of them, found)``."""
+def _fold(found: Iterable[tuple[str, T]]) -> Iterator[tuple[str, str, T]]:
+    """Group pairs of host and value by value.  Yield all hosts as a text, the first host, and the value."""
     groups: dict[T, list[str]] = {}
     for host, value in found:
         groups.setdefault(value, []).append(host)
     for value, hosts in groups.items():
-        if len(hosts) < MANY:
+        if len(hosts) < FOLD_FROM:
             yield from ((host, host, value) for host in hosts)
         else:
             yield fold_hosts(hosts), hosts[0], value
 
 
 def warnings(reports: Iterable[Report]) -> Iterator[str]:
-    """Lines with the hosts' warnings.  Equal warnings of many hosts are merged into one line."""
-    for hosts, _, warning in _folded((report.host, line) for report in reports for line in report.warnings):
+    """Yield a line for each warning.  Equal warnings of many hosts are merged."""
+    for hosts, _, warning in _fold((report.host, line) for report in reports for line in report.warnings):
         yield f"warning: {hosts}: {warning}"
 
 
 def demand_ready(reports: Sequence[Report], tell: Callable[[str], None]) -> None:
-    """Pass the hosts' warnings to ``tell``, and raise HostsNotReadyError if a host has problems."""
+    """Show the hosts' warnings by ``tell``, and raise HostsNotReadyError if a host has problems."""
     for warning in warnings(reports):
         tell(warning)
     bad = tuple(report for report in reports if report.problems)
     if not bad:
         return
-    kinds = {problem.of_the_host for report in bad for problem in report.problems}
+    kinds = {problem.is_local for report in bad for problem in report.problems}
     several = f"{len(bad)} of {len(reports)} hosts {'is' if len(bad) == 1 else 'are'}"
-    hints = ["--exclude leaves hosts out"] if len(bad) < len(reports) and True in kinds else []
+    hints = ["--exclude omits hosts"] if len(bad) < len(reports) and True in kinds else []
     if False not in kinds and not any(report.unreached for report in bad):
-        hints.insert(0, "--skip-preflight starts all the same")
+        hints.insert(0, "--skip-preflight starts the job anyway")
     raise HostsNotReadyError(
         f"{several if len(reports) > 1 else f'{bad[0].host} is'} not ready",
         bad,
@@ -170,18 +174,18 @@ def _no_answer(host: str, response: ProbeResponse, request: ProbeRequest, reach:
         return Problem(response.error, remedy)
     if response.exit_code is None:
         return Problem(
-            f"no answer within {ANSWER_TIMEOUT:.0f} s", f"`{reach.by_hand(ANY_HOST)}` shows where it stops"
+            f"no answer within {ANSWER_TIMEOUT:.0f} s", f"`{reach.by_hand(ANY_HOST)}` may show the reason"
         )
     if response.exit_code in (NO_PYTHON, NO_CPULAUNCH):
-        what = f"{request.python} is there, but cpulaunch isn't where it is here"
+        what = f"{request.python} exists, but cpulaunch is not installed at the same path as here"
         if response.exit_code == NO_PYTHON:
             what = f"there is no {request.python}"
-        return Problem(what, "put the same environment there, at the same path, or share it over NFS")
+        return Problem(what, "install the same environment there, at the same path, or share it over NFS")
     last = without_name(host, response.error.splitlines()[-1].strip()) if response.error else ""
     if obstacle := reach.obstacle(host, response.exit_code, response.error):
         return Problem(*obstacle)
     return Problem(
-        f"its answer was not understood (exit code {response.exit_code}{f': {last}' if last else ''})",
+        f"its answer is malformed (exit code {response.exit_code}{f': {last}' if last else ''})",
         f"does a startup file such as ~/.bashrc end the shell?  Try: {reach.by_hand(ANY_HOST)}",
     )
 
@@ -213,7 +217,7 @@ def _missing(answer: ProbeAnswer, request: ProbeRequest) -> Iterable[Problem]:
 
 
 def _majority(answers: Mapping[str, ProbeAnswer]) -> dict[tuple[str, str], tuple[str | None, str]]:
-    """For every version and digest: the value that most hosts have, and a host that has it."""
+    """For each version and digest, the value of most hosts, and one of these hosts."""
     counts: dict[tuple[str, str], Counter[str | None]] = {}
     example: dict[tuple[str, str, str | None], str] = {}
     for host, answer in answers.items():
@@ -225,10 +229,10 @@ def _majority(answers: Mapping[str, ProbeAnswer]) -> dict[tuple[str, str], tuple
     return {key: (value, example[(*key, value)]) for key, value in most.items()}
 
 
-def _differing(
+def _differences(
     answer: ProbeAnswer, majority: Mapping[tuple[str, str], tuple[str | None, str]]
 ) -> Iterable[Problem]:
-    """Problems for versions and files that differ from those of the majority of hosts."""
+    """Problems with versions and files that differ from the majority's."""
     for (kind, name), (value, host) in majority.items():
         own = getattr(answer, kind).get(name)
         if own == value:
@@ -238,17 +242,17 @@ def _differing(
             yield Problem(what, "install the same version there")
         else:
             what = f"{name} is not there" if own is None else f"{name} is another file than on {host}"
-            yield Problem(what, "`cpulaunch ccl build` on that host makes it; or --backend gloo")
+            yield Problem(what, "run `cpulaunch ccl build` on that host, or use --backend gloo")
 
 
 def _clock(response: ProbeResponse) -> Iterable[Problem]:
-    """A problem if the host's clock was not between our times of request and answer."""
+    """A problem if the host's clock is far outside of our times of request and answer."""
     assert response.answer
-    there = response.answer.time
-    ahead = max(0.0, there - response.received) or min(0.0, there - response.sent)
-    if abs(ahead) > MAX_CLOCK_DIFFERENCE:
+    time = response.answer.time
+    difference = max(0.0, time - response.received) or min(0.0, time - response.sent)
+    if abs(difference) > MAX_CLOCK_DIFFERENCE:
         yield Problem(
-            f"its clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} this host's",
+            f"its clock is {abs(difference):.0f} s {'ahead of' if difference > 0 else 'behind'} this host's",
             "let chrony or ntpd keep the clocks together",
         )
 
@@ -260,44 +264,45 @@ def _network(
     interface: Interface | None,
     master: str,
     several: bool,
-    astray: bool,
+    master_is_unreachable: bool,
 ) -> Iterable[Problem]:
     """Problems with the host's interface, the master's port, and the connection to the master.
 
-    ``several`` says that several hosts have answered and the master's name is known.  ``astray`` says that
-    even the master can't reach its own address, which is then reported only for the master.
+    ``several`` says that several hosts have answered and the master's name is known.
+    ``master_is_unreachable`` says that even the master can't reach its own address.  This is reported only
+    for the master.
     """
     assert response.answer
     names = sorted({row[0] for row in response.answer.interfaces})
     if interface is None and request.interface:
         yield Problem(
             f"has no interface {request.interface} with an address; it has {', '.join(names)}",
-            "--interface auto takes each host's own",
+            "use --interface auto",
         )
     elif interface is None and several:
         yield Problem(
             f"no interface leads to {request.master}; it has {', '.join(names)}",
-            "--interface says which one to use",
+            "select one with --interface",
         )
     if response.answer.listen_error:
         ports = sorted(request.ports)
         which = f"port {ports[0]}" if len(ports) == 1 else f"ports {ports[0]}-{ports[-1]}"
         what = f"{which}: {response.answer.listen_error}"
-        yield Problem(what, PORT_IS_TAKEN, of_the_host=False)
+        yield Problem(what, PORT_IS_TAKEN, is_local=False)
     if response.connect_error and host == master:
         yield Problem(
             f"can't connect to {request.master}, where the ranks meet: {response.connect_error}",
-            f"--master-addr auto takes an address of {ANY_HOST}",
+            f"use --master-addr auto, which selects an address of {ANY_HOST}",
         )
-    elif response.connect_error and not astray:
+    elif response.connect_error and not master_is_unreachable:
         yield Problem(
             f"can't connect to {master}, where the ranks meet: {response.connect_error}",
-            "let the hosts' firewalls pass all TCP between them, or the ports of a --port-range",
+            "open the hosts' firewalls for all TCP between them, or for the ports of a --port-range",
         )
 
 
 def _warnings(answer: ProbeAnswer) -> Iterable[str]:
-    if (shm := answer.shm) is not None and shm < LITTLE_SHM:
+    if (shm := answer.shm) is not None and shm < MIN_SHM:
         yield f"/dev/shm holds only {shm >> 20} MB; DataLoader workers and collectives may need more"
 
 
@@ -305,7 +310,7 @@ def _warnings(answer: ProbeAnswer) -> Iterable[str]:
 
 
 def _duplicates(interfaces: Mapping[str, Interface | None]) -> dict[str, str]:
-    """Map each host with the same address as an earlier host to the first such host."""
+    """Map each host that has the address of an earlier host to that earlier host."""
     first: dict[str, str] = {}
     duplicates = {}
     for host, interface in interfaces.items():
@@ -314,8 +319,8 @@ def _duplicates(interfaces: Mapping[str, Interface | None]) -> dict[str, str]:
     return duplicates
 
 
-def _compared(reports: Sequence[Report]) -> tuple[Report, ...]:
-    """Add warnings for hosts with fewer cores or CPU features than most, which will slow the others down."""
+def _add_comparison(reports: Sequence[Report]) -> tuple[Report, ...]:
+    """Add warnings for hosts with fewer cores or CPU features than most, as they slow down the others."""
     known = {r.host: r.facts for r in reports if r.facts}
     if not known:
         return tuple(reports)
@@ -326,8 +331,10 @@ def _compared(reports: Sequence[Report]) -> tuple[Report, ...]:
         slow = []
         if facts := known.get(report.host):
             if (own := len(facts.topology.cores)) < cores:
-                slow.append(f"has {own} of the {cores} cores that most have; the others will wait for it")
-            if lacking := [flag for flag in flags if flag not in (facts.cpu_flags or ())]:
-                slow.append(f"lacks {', '.join(lacking)}, which most have; the others will wait for it")
+                slow.append(
+                    f"has {counted(own, 'core')}, but most hosts have {cores}; the others will wait for it"
+                )
+            if missing := [flag for flag in flags if flag not in (facts.cpu_flags or ())]:
+                slow.append(f"lacks {', '.join(missing)}, unlike most hosts; the others will wait for it")
         done.append(replace(report, warnings=(*report.warnings, *slow)))
     return tuple(done)

@@ -1,4 +1,4 @@
-"""Probe hosts in parallel, over one connection each, within a bounded time."""
+"""Probe hosts in parallel, over one connection each, within a limited time."""
 
 from __future__ import annotations
 
@@ -37,46 +37,48 @@ from cpulaunch.wire import MAX_LINE, MessageError, decode, encode
 CONNECT_TIMEOUT = 2.5
 """Seconds within which a host must report whether it could connect to the master."""
 
-AT_ONCE = min(256, max(32, 8 * (os.cpu_count() or 1)))
-"""The largest number of hosts that are probed at the same time.  Each costs some 50 ms of CPU time."""
+MAX_BUSY = min(256, max(32, 8 * (os.cpu_count() or 1)))
+"""The largest number of hosts probed at the same time, except slow ones.  Each takes 50 ms of CPU time."""
 
-MOST = max(256, AT_ONCE)
-"""The largest number of open connections, including slow ones.  Each costs 6 MB of memory."""
+MAX_CONNECTIONS = max(256, MAX_BUSY)
+"""The largest number of hosts probed at the same time, including slow ones.  Each takes 6 MB of memory."""
 
-LONG = 2.5
-"""Seconds after which a slow host no longer counts for AT_ONCE.  It is most likely down, and uses no CPU."""
+SLOW_AFTER = 2.5
+"""Seconds after which a host counts as slow.  It is most likely down, so the probe uses no CPU."""
 
-TELL_EVERY = 1.0
+PROGRESS_INTERVAL = 1.0
 """Seconds between two reports on the progress."""
 
-FILES_OF_ONE = 8
-"""The largest number of descriptors here that probing a host takes."""
+FILES_PER_HOST = 8
+"""The largest number of file descriptors that probing a host takes."""
 
 _PROBE = str(Path(__file__).parent / "remote.py")
 
 
-class Asked(NamedTuple):
-    """The progress of probing: the number of hosts, of answers, and of failures so far."""
+class ProbeProgress(NamedTuple):
+    """The progress of probing, in numbers of hosts."""
 
     hosts: int
     answered: int
     failed: int
 
 
-Progress = Callable[[Asked | None], None]
+Progress = Callable[[ProbeProgress | None], None]
 """Called with the progress at the start and about every second, and with None at the end."""
 
 
 def probe_hosts(
     names: Sequence[str], here: frozenset[str], request: ProbeRequest, reach: Reach, progress: Progress
 ) -> dict[str, ProbeResponse]:
-    """Probe all hosts: by ``reach``, or directly if the name is in ``here``.  The first is the master.
+    """Probe all hosts by ``reach``; probe names in ``here`` directly.  The first host is the master.
 
-    Raises HostError if ``reach`` has no way to a host.
+    Raises HostError if ``reach`` can't run commands on a host.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, FILES_OF_ONE * MOST), hard), hard))
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (min(max(soft, FILES_PER_HOST * MAX_CONNECTIONS), hard), hard)
+        )
     try:
         return event_loop.run(_probe_all(names, here, request, reach, progress))
     finally:
@@ -88,20 +90,20 @@ async def _probe_all(
 ) -> dict[str, ProbeResponse]:
     gate = _Gate()
     program = [request.python, "-I", "-S", _PROBE]
-    ways = [program if name in here else remote_command(reach, name, program, _PROBE) for name in names]
+    commands = [program if name in here else remote_command(reach, name, program, _PROBE) for name in names]
     hosts = [
         _ProbedHost(name, argv, argv is program, request if number == 0 else request._replace(ports=[]))
-        for number, (name, argv) in enumerate(zip(names, ways, strict=True))
+        for number, (name, argv) in enumerate(zip(names, commands, strict=True))
     ]
     master: asyncio.Future[ConnectRequest | None] = asyncio.get_running_loop().create_future()
-    telling = asyncio.create_task(_tell(hosts, progress))
+    reporter = asyncio.create_task(_report_progress(hosts, progress))
     try:
-        # The connection to the master stays open until all others have tried to reach it.
+        # The connection to the master stays open until all others have tried to connect to it.
         others = [host.visit(gate, master) for host in hosts[1:]]
         visit_master = hosts[0].visit_master(gate, master, [host.has_tried for host in hosts[1:]])
         responses = await asyncio.gather(visit_master, *others)
     finally:
-        telling.cancel()
+        reporter.cancel()
         progress(None)
         await asyncio.gather(*(host.end() for host in hosts))
     address = _masters_address(dict(zip(names, responses, strict=True)), request)
@@ -111,26 +113,26 @@ async def _probe_all(
     }
 
 
-async def _tell(hosts: Sequence[_ProbedHost], progress: Progress) -> None:
+async def _report_progress(hosts: Sequence[_ProbedHost], progress: Progress) -> None:
     while True:
-        heard = [host.has_answered for host in hosts]
-        progress(Asked(len(hosts), heard.count(True), heard.count(False)))
-        await asyncio.sleep(TELL_EVERY)
+        answers = [host.has_answered for host in hosts]
+        progress(ProbeProgress(len(hosts), answers.count(True), answers.count(False)))
+        await asyncio.sleep(PROGRESS_INTERVAL)
 
 
 class _Gate:
-    """Limits the hosts probed at the same time to AT_ONCE, and to MOST with those that have taken LONG."""
+    """Limits the number of hosts probed at the same time to MAX_BUSY and MAX_CONNECTIONS."""
 
     def __init__(self) -> None:
-        self._all, self._busy = asyncio.Semaphore(MOST), asyncio.Semaphore(AT_ONCE)
+        self._all, self._busy = asyncio.Semaphore(MAX_CONNECTIONS), asyncio.Semaphore(MAX_BUSY)
 
     @contextlib.asynccontextmanager
-    async def passed(self) -> AsyncIterator[None]:
+    async def enter(self) -> AsyncIterator[None]:
         async with self._all:
             await self._busy.acquire()
             with contextlib.ExitStack() as busy:
                 busy.callback(self._busy.release)
-                timer = asyncio.get_running_loop().call_later(LONG, busy.close)
+                timer = asyncio.get_running_loop().call_later(SLOW_AFTER, busy.close)
                 try:
                     yield
                 finally:
@@ -152,20 +154,20 @@ class _ProbedHost:
 
     def __init__(self, name: str, argv: Sequence[str], is_here: bool, request: ProbeRequest) -> None:
         self.name, self.argv, self.request = name, argv, request
-        # On this host, SSH_CONNECTION is that of the user's login, and not of the probe.
+        # On this host, SSH_CONNECTION would describe the user's login instead of the probe.
         self.env = {k: v for k, v in os.environ.items() if k != "SSH_CONNECTION"} if is_here else None
         self.process: asyncio.subprocess.Process | None = None
         self.has_answered: bool | None = None  # None until known
-        self.has_tried = asyncio.Event()  # set after its attempt to reach the master, or without one
+        self.has_tried = asyncio.Event()  # it has tried to reach the master, or never will
         self.connect_errors: dict[str, str | None] = {}  # address of the master → error
 
     async def visit_master(
         self, gate: _Gate, master: asyncio.Future[ConnectRequest | None], others: Sequence[asyncio.Event]
     ) -> ProbeResponse:
-        """Probe the master, give the others its addresses, and disconnect once all have tried them."""
+        """Probe the master, pass its addresses to the others, and disconnect once all have tried them."""
         request = None
         try:
-            async with gate.passed():
+            async with gate.enter():
                 response = await self._ask()
             if (answer := response.answer) and answer.listening:
                 addresses = [self.request.master, *(row[1] for row in answer.interfaces)]
@@ -173,15 +175,15 @@ class _ProbedHost:
         finally:
             master.set_result(request)
         if request:
-            await self._try_to_connect(request)  # the master is itself a client of its store
+            await self._try_to_connect(request)  # the master is also a client of its own store
         for has_tried in others:
             await has_tried.wait()
-        await self.end()  # in parallel with the others: srun takes as long to end as to start
+        await self.end()
         return response
 
     async def visit(self, gate: _Gate, master: asyncio.Future[ConnectRequest | None]) -> ProbeResponse:
-        """Probe the host, let it try to reach the master, and disconnect."""
-        async with gate.passed():
+        """Probe the host, let it try to connect to the master, and disconnect."""
+        async with gate.enter():
             try:
                 response = await self._ask()
                 if response.answer and (request := await master):
@@ -210,7 +212,7 @@ class _ProbedHost:
                 stdin=pipe,
                 stdout=pipe,
                 stderr=pipe,
-                limit=2 * MAX_LINE,  # a line has the mark, too
+                limit=2 * MAX_LINE,  # MAX_LINE doesn't include MARK
                 start_new_session=True,
             )
         except (OSError, RuntimeError) as e:  # no more files, processes or threads
@@ -237,13 +239,13 @@ class _ProbedHost:
         except asyncio.TimeoutError:
             error = "no answer"
         except ValueError as e:
-            error = f"its answer was not understood: {e}"
+            error = f"its answer is malformed: {e}"
         self.connect_errors = dict.fromkeys(request.addresses, error)
 
     async def _exchange(self, request: Request) -> Answer | None:
-        """Send ``request`` and return the answer; None if the process ends without one.
+        """Send ``request`` and return the answer; None if the process ends without an answer.
 
-        Raises ValueError, mostly as MessageError, for an answer that can't be decoded.
+        Raises ValueError, mostly as MessageError, for a malformed answer.
         """
         assert self.process
         assert self.process.stdin
@@ -260,17 +262,14 @@ class _ProbedHost:
         return None
 
     async def end(self, patience: float = 1.0) -> None:
-        """End the process: close its stdin, which ends the remote program, and kill it after ``patience`` s.
-
-        ssh must be killed if the host doesn't answer.
-        """
+        """Close the process's stdin, which ends the remote program; kill it after ``patience`` seconds."""
         if self.process and self.process.returncode is None:
             assert self.process.stdin
             self.process.stdin.close()
             try:
                 await asyncio.wait_for(self.process.wait(), patience)
             except asyncio.TimeoutError:
-                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                with contextlib.suppress(ProcessLookupError):
                     self.process.kill()
                 await self.process.wait()
 
@@ -278,12 +277,12 @@ class _ProbedHost:
 def remote_command(reach: Reach, host: str, program: Sequence[str], script: str) -> Sequence[str]:
     """The command that runs ``program``, an interpreter with our ``script``, on ``host``.
 
-    It exits with NO_PYTHON or NO_CPULAUNCH if the interpreter or the script is missing there.  Raises
-    HostError if ``reach`` has no way to the host.
+    The command exits with NO_PYTHON or NO_CPULAUNCH if the interpreter or the script is missing.  Raises
+    HostError if ``reach`` can't run commands on the host.
     """
     python, quoted = shlex.quote(program[0]), shlex.quote(script)
     checks = f"test -x {python} || exit {NO_PYTHON}; test -r {quoted} || exit {NO_CPULAUNCH}"
     argv = reach.command(host, f"{checks}; exec {shlex.join(program)}")
     if argv is None:
-        raise HostError(f"{host}: this launcher has no way to other hosts", hint="--launcher mpirun uses ssh")
+        raise HostError(f"{host}: this launcher can't reach other hosts", hint="use --launcher ssh or mpirun")
     return argv

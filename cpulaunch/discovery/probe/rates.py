@@ -1,4 +1,4 @@
-"""Measure the rates of bf16 and fp32 on hosts, once per model of CPU, on the cores of one rank."""
+"""Measure the rates of bf16 and fp32 on the cores of one rank, once per CPU model."""
 
 from __future__ import annotations
 
@@ -21,31 +21,28 @@ from cpulaunch.model.rates import Cpu, ProductRates
 from cpulaunch.plan.placement import HostPlan
 
 TIMEOUT = 90.0
-"""Seconds for one host, enough to import torch from a slow file system and to measure for 3 s."""
+"""Seconds to wait for a host's rates.  Measuring takes 3 s; importing torch may take much longer."""
 
 _PROGRAM = str(Path(__file__).parents[2] / "runtime" / "measure_rates.py")
 
 
 class Answer(NamedTuple):
-    """A host's rates.
-
-    ``kept`` says whether they were written to the host's cache, and ``writable`` whether that is possible.
-    """
+    """A host's rates."""
 
     rates: ProductRates
-    kept: bool
-    writable: bool
+    kept: bool  # whether they were written to the host's cache
+    writable: bool  # whether the host's cache can be written
 
 
 class Measured(NamedTuple):
-    """The facts with the measured rates, and the errors of hosts that could not measure, by host."""
+    """The facts with the measured rates, and the errors by host."""
 
     facts: Facts
     errors: dict[str, str]
 
 
 def unmeasured(facts: Facts, hosts: Sequence[HostPlan]) -> list[HostPlan]:
-    """The hosts to measure: the first of each CPU and number of threads per rank whose rates are unknown."""
+    """The hosts to measure: one for each CPU and number of threads per rank without known rates."""
     chosen: dict[object, HostPlan] = {}
     for host in hosts:
         known, _ = facts.of(host.host)
@@ -62,9 +59,9 @@ def measure_rates(
     limits: dict[str, str],
     tell: Callable[[str], None],
 ) -> Measured:
-    """Measure on all ``hosts`` in parallel, on the cores of the first rank of each.
+    """Measure on all ``hosts`` in parallel, on the cores of each host's first rank.
 
-    ``python`` is the ranks' interpreter, and ``limits`` are their values of INSTRUCTION_LIMITS.
+    ``python`` is the ranks' interpreter, and ``limits`` are their INSTRUCTION_LIMITS.
     """
     names = [host.host for host in hosts]
     here = not set(names) - facts.here
@@ -80,17 +77,17 @@ def measure_rates(
             found.append((facts.of(host.host)[0].cpu, answer.rates))
 
     for writable, why in (
-        (True, "other programs took the cores meanwhile"),
+        (True, "other programs used the cores meanwhile"),
         (False, "the cache can't be written"),
     ):
-        lost = [
+        uncached = [
             host.host
             for host, answer in zip(hosts, answers, strict=True)
             if isinstance(answer, Answer) and not answer.kept and answer.writable is writable
         ]
-        if lost:
-            where = "" if here else f" on {fold_hosts(lost)}"
-            tell(f"the rates{where} hold for this job only, as {why}")
+        if uncached:
+            where = "" if here else f" on {fold_hosts(uncached)}"
+            tell(f"the rates{where} are used for this job only, because {why}")
 
     def with_rates(known: HostFacts) -> HostFacts:
         new = (rates for cpu, rates in found if cpu == known.cpu)
@@ -116,7 +113,7 @@ async def _measure_all(
 
 
 async def _measure_one(argv: Sequence[str]) -> Answer | str:
-    """Run a command, and return the rates that it prints, or the error."""
+    """Run a command, and return the rates that it prints, or an error."""
     pipe = asyncio.subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(
@@ -136,7 +133,7 @@ async def _measure_one(argv: Sequence[str]) -> Answer | str:
     for line in out.decode(errors="replace").splitlines():
         if line.startswith(MARK):
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                said = json.loads(line.removeprefix(MARK))
-                return Answer(ProductRates.from_json(said), bool(said["kept"]), bool(said["writable"]))
+                report = json.loads(line.removeprefix(MARK))
+                return Answer(ProductRates.from_json(report), bool(report["kept"]), bool(report["writable"]))
     last = error.decode(errors="replace").strip().splitlines()[-1:]
     return last[0] if last else f"it ended with code {process.returncode} and printed no rates"

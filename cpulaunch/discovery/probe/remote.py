@@ -2,8 +2,7 @@
 
     python -I -S …/cpulaunch/discovery/probe/remote.py
 
-It answers each `probe.messages.ProbeRequest` and `ConnectRequest` from its stdin until that ends.  It uses
-only the standard library.
+It reads requests (`probe.messages`) from stdin and prints the answers.  It uses only the standard library.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-# `-I -S` keep the user's modules, variables and .pth files out, so the path to cpulaunch must be added.
+# With `-I -S`, Python doesn't find installed packages.
 sys.path.append(__file__.rpartition("/cpulaunch/")[0])
 
 import contextlib
@@ -45,7 +44,7 @@ def main() -> None:
                     if request.ports:
                         try:
                             listener = stack.enter_context(_listener(request.ports))
-                            threading.Thread(target=_let_in, args=(listener,), daemon=True).start()
+                            threading.Thread(target=_accept, args=(listener,), daemon=True).start()
                             answer = answer._replace(listening=listener.getsockname()[1])
                         except OSError as e:
                             answer = answer._replace(listen_error=os.strerror(e.errno) if e.errno else str(e))
@@ -55,15 +54,15 @@ def main() -> None:
 
 
 def probe(request: messages.ProbeRequest) -> messages.ProbeAnswer:
-    """Collect this host's answer, all but the result of listening on a port."""
+    """Collect this host's answer, except for the result of listening on a port."""
     connection = os.environ.get("SSH_CONNECTION", "").split()  # client's, then own address and port
     by_ssh = len(connection) == 4
     master, source = route_to(request.master)
     facts, facts_error = None, None
     try:
         environ = {**os.environ, **request.limits}
-        known = facts_here(request.libraries, request.packages, environ)
-        facts = replace(known, fabrics=find_fabrics(request.libraries)).to_json()
+        found = facts_here(request.libraries, request.packages, environ)
+        facts = replace(found, fabrics=find_fabrics(request.libraries)).to_json()
     except CpulaunchError as e:
         facts_error = str(e)
     return messages.ProbeAnswer(
@@ -99,7 +98,7 @@ def _digest(file: str) -> str | None:
 
 
 def _digest_of_code() -> str:
-    """A digest of cpulaunch's own modules and scripts, as the same version may have been edited on a host."""
+    """A digest of cpulaunch's modules and scripts, which detects modified copies of the same version."""
     package = os.path.dirname(cpulaunch.__file__)
     digest = hashlib.sha256()
     for directory, _, names in sorted(os.walk(package)):
@@ -112,7 +111,7 @@ def _digest_of_code() -> str:
 
 
 def _size(mounted: str) -> int | None:
-    """The size of a file system in bytes; None if it isn't there."""
+    """The size of a file system in bytes; None if it doesn't exist."""
     try:
         stat = os.statvfs(mounted)
         return stat.f_blocks * stat.f_frsize
@@ -121,10 +120,7 @@ def _size(mounted: str) -> int | None:
 
 
 def _listener(ports: Sequence[int]) -> socket.socket:
-    """Listen on all addresses, like torch's store will, on the first free one of ``ports``.
-
-    Port 0 takes a free one.  Raises OSError.
-    """
+    """Listen on all addresses, like torch's store, at the first free one of ``ports``.  Raises OSError."""
     six = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if six else socket.AF_INET
     return first_free(
@@ -135,15 +131,15 @@ def _listener(ports: Sequence[int]) -> socket.socket:
     )
 
 
-def _let_in(listener: socket.socket) -> None:
-    """Accept and close connections, as a kernel may keep only 128 of them waiting."""
+def _accept(listener: socket.socket) -> None:
+    """Accept and close connections, because the kernel may queue only 128."""
     with contextlib.suppress(OSError):  # closed
         while True:
             listener.accept()[0].close()
 
 
 def _connect_errors(addresses: Iterable[str], port: int) -> dict[str, str | None]:
-    """Try to connect to all ``addresses`` at once.  Returns the error of each, None for success."""
+    """Try to connect to all ``addresses`` at once.  Return the error of each; None means success."""
     errors: dict[str, str | None] = dict.fromkeys(addresses, "no answer")
 
     def attempt(address: str) -> None:

@@ -1,1 +1,1 @@
-"""The queue Kubernetes: kubectl creates an MPIJob that calls ``cpulaunch run``."""
+"""The queue Kubernetes: kubectl creates an MPIJob or a TrainJob, which runs ``cpulaunch run``."""

@@ -12,11 +12,11 @@ from cpulaunch.queues.base import Tell, call
 from cpulaunch.queues.kubernetes.pods import Kind
 from cpulaunch.wording import cannot_run
 
-LOOK = 2.0
+POLL_INTERVAL = 2.0
 """Seconds between two requests to the API server."""
 
 FAILED = 1
-"""The exit code of a job whose launcher has none, for example because its pod was evicted."""
+"""The exit code of a job whose launcher has no exit code, for example because its pod was evicted."""
 
 
 def follow(kind: Kind, name: str, namespace: str, tell: Tell) -> int:
@@ -25,13 +25,13 @@ def follow(kind: Kind, name: str, namespace: str, tell: Tell) -> int:
     Raises HostError if the job has been deleted, or if kubectl fails.
     """
     where = ["-n", namespace] if namespace else []
-    said = ""
+    shown = ""
     while (pod := _launcher(kind, name, where)) is None or pod["status"].get("phase") in (None, "Pending"):
         state = "its launcher is Pending" if pod else "its workers are not ready"
-        if state != said:
+        if state != shown:
             tell(f"{kind.name} {name} waits: {state}")
-            said = state
-        time.sleep(LOOK)
+            shown = state
+        time.sleep(POLL_INTERVAL)
     _show_log(pod["metadata"]["name"], where)
     while True:
         pod = _launcher(kind, name, where)
@@ -41,7 +41,7 @@ def follow(kind: Kind, name: str, namespace: str, tell: Tell) -> int:
             code = _exit_code(pod, kind.container)
             tell(f"{kind.name} {name} has ended with exit code {code}{_reason(pod)}")
             return code
-        time.sleep(LOOK)
+        time.sleep(POLL_INTERVAL)
 
 
 def _launcher(kind: Kind, name: str, where: list[str]) -> dict[str, Any] | None:
@@ -50,16 +50,16 @@ def _launcher(kind: Kind, name: str, where: list[str]) -> dict[str, Any] | None:
     Raises HostError if there is no such job, or if kubectl fails.
     """
     labels = f"{kind.job_label}={name},{kind.role_label}=launcher"
-    found = _asked(["get", "pods", *where, "-l", labels, "-o", "json"])["items"]
+    found = _get_json(["get", "pods", *where, "-l", labels, "-o", "json"])["items"]
     if not found:
         # Raises if the job has been deleted.
-        _asked(["get", f"{kind.name.lower()}/{name}", *where, "-o", "json"])
+        _get_json(["get", f"{kind.name.lower()}/{name}", *where, "-o", "json"])
         return None
     last: dict[str, Any] = found[-1]
     return last
 
 
-def _asked(words: list[str]) -> dict[str, Any]:
+def _get_json(words: list[str]) -> dict[str, Any]:
     done = call(["kubectl", *words])
     if done.returncode:
         raise HostError(f"kubectl: {done.stderr.strip().removeprefix('error: ')}")
@@ -82,6 +82,6 @@ def _exit_code(pod: dict[str, Any], container: str) -> int:
 
 
 def _reason(pod: dict[str, Any]) -> str:
-    """The reason why Kubernetes has ended the pod, in parentheses; empty if it gives none."""
+    """Kubernetes' reason for the end of the pod, in parentheses; empty if there is none."""
     reason = pod["status"].get("reason")
     return f" ({reason})" if reason else ""

@@ -12,13 +12,13 @@ from cpulaunch.queues.kubernetes.pods import HOME, Job, Kind, config_maps, docum
 
 
 def _documents(job: Job) -> list[dict[str, Any]]:
-    """The MPIJob and, if the job has files, the ConfigMap with them."""
+    """The MPIJob, and the ConfigMap with the job's files."""
     spec: dict[str, Any] = {
         "mpiImplementation": job.mpi,
         "sshAuthMountPath": f"{HOME}/.ssh",
-        # The launcher is created when the workers are ready, so it need not wait for them, nor give up.
+        # Create the launcher when the workers are ready, so that it doesn't wait for them.
         "launcherCreationPolicy": "WaitForWorkersReady",
-        # --max-restarts controls restarts; by default, Kubernetes would restart the launcher 6 times.
+        # --max-restarts controls restarts, so Kubernetes must not restart the launcher.
         "runPolicy": {"cleanPodPolicy": "Running", "backoffLimit": 0},
         "mpiReplicaSpecs": {
             "Launcher": {

@@ -1,7 +1,6 @@
-"""Apply the user's changes to a job: a JSON merge patch (RFC 7386), written as YAML.
+"""Apply the user's changes to a job: a JSON merge patch (RFC 7386) in YAML.
 
-In addition to RFC 7386, lists of named items, such as containers, are merged by name.  Other lists are
-replaced.
+Unlike in RFC 7386, lists of items with names, such as containers, are merged by name.
 """
 
 from __future__ import annotations
@@ -12,35 +11,29 @@ from typing import Any, NamedTuple
 
 from cpulaunch.errors import UsageError
 
-LIMIT = 1 << 20
-"""The largest size of a patch in bytes."""
-
-HINT = "a patch has the fields of the job to change, as --dry-run prints them"
+HINT = "a patch contains the fields to change; --dry-run prints all fields of the job"
 
 FIXED = (("apiVersion",), ("metadata", "name"), ("metadata", "namespace"))
-"""The fields that identify the job, which a patch must not change."""
+"""The fields that identify the job.  A patch must not change them."""
 
 
 class Patch(NamedTuple):
-    """The changes to the document of a kind."""
+    """Changes to a document."""
 
-    kind: str
+    kind: str  # of the document
     changes: dict[str, Any]
 
 
 def read_patch(file: str, kinds: Sequence[str]) -> Patch:
-    """Read the patch in ``file`` for a document of one of ``kinds``: the one that it names, else the first.
+    """Read the patch in ``file``.  It names one of ``kinds``; the default is the first kind.
 
-    Raises UsageError if it can't be read, or changes FIXED fields.
+    Raises UsageError if the file can't be read, or if the patch changes FIXED fields.
     """
     import yaml  # costs 15 ms
 
     where = f"--patch {file}"
     try:
-        path = Path(file)
-        if path.stat().st_size > LIMIT:
-            raise UsageError(f"{where}: it has more than {LIMIT >> 20} MiB", hint=HINT)
-        patch = yaml.safe_load(path.read_text())
+        patch = yaml.safe_load(Path(file).read_text())
     except OSError as e:
         raise UsageError(f"{where}: cannot be read: {e.strerror}", hint=HINT) from None
     except UnicodeDecodeError:
@@ -51,25 +44,25 @@ def read_patch(file: str, kinds: Sequence[str]) -> Patch:
         why = getattr(e, "problem", None) or e
         raise UsageError(f"{where}{line}: not YAML: {why}", hint=HINT) from None
     if not isinstance(patch, dict):
-        raise UsageError(f"{where}: it is no mapping", hint=HINT)
+        raise UsageError(f"{where}: not a mapping", hint=HINT)
     for path_to in FIXED:
         if _has(patch, path_to):
             raise UsageError(
                 f"{where}: it changes {'.'.join(path_to)}, which identifies the job",
-                hint="--job-name and --namespace give it another name",
+                hint="use --job-name and --namespace",
             )
     if (kind := patch.pop("kind", kinds[0])) not in kinds:
-        raise UsageError(f"{where}: the job has no {kind}", hint=f"its kind may be {' or '.join(kinds)}")
+        raise UsageError(f"{where}: the job has no {kind}", hint=f"valid kinds: {', '.join(kinds)}")
     return Patch(kind, patch)
 
 
-def merged(target: Any, patch: Any) -> Any:
-    """Return ``target`` with the changes of ``patch``, in which null removes a field."""
+def merge(target: Any, patch: Any) -> Any:
+    """Return ``target`` with the changes of ``patch``.  In the patch, null removes a field."""
     if isinstance(patch, list) and isinstance(target, list) and patch and _named([*patch, *target]):
         changes = {item["name"]: item for item in patch}
-        there = {item["name"] for item in target}
-        kept = [merged(item, changes.get(item["name"], {})) for item in target]
-        return [*kept, *(merged({}, item) for name, item in changes.items() if name not in there)]
+        names = {item["name"] for item in target}
+        items = [merge(item, changes.get(item["name"], {})) for item in target]
+        return [*items, *(merge({}, item) for name, item in changes.items() if name not in names)]
     if not isinstance(patch, Mapping):
         return patch
     result = dict(target) if isinstance(target, Mapping) else {}
@@ -77,7 +70,7 @@ def merged(target: Any, patch: Any) -> Any:
         if value is None:
             result.pop(name, None)
         else:
-            result[name] = merged(result.get(name), value)
+            result[name] = merge(result.get(name), value)
     return result
 
 

@@ -1,6 +1,6 @@
-"""The pods of a job on Kubernetes, and what differs between the operators that create them.
+"""The pods of a job on Kubernetes, and the differences between operators.
 
-Sources: kubernetes.io, "Control CPU Management Policies on the Node" (which pods get exclusive cores) and
+Sources: kubernetes.io, "Control CPU Management Policies on the Node" (pods with exclusive cores) and
 "Volumes: emptyDir" (/dev/shm).
 """
 
@@ -15,19 +15,16 @@ IMPLEMENTATIONS = {"intel": "Intel", "mpich": "MPICH", "openmpi": "OpenMPI"}
 """Value of the setting ``mpi.flavour`` → the operator's name of the MPI."""
 
 FILES_AT = "/etc/cpulaunch"
-"""The directory in which pods have the script and the settings of their job."""
+"""The directory in the pods with the job's script and settings."""
 
 MAX_FILES = 1 << 20
 """The largest size of a ConfigMap in bytes (kubernetes.io, "ConfigMaps")."""
 
-LONGEST_NAME = 63
-"""The largest number of characters of a host name (RFC 1123), and so of a pod's name."""
+MAX_NAME = 63
+"""The largest number of characters in a pod's name, which is a host name (RFC 1123)."""
 
 USER, HOME, SSH_PORT = 1000, "/home/mpiuser", 2222
-"""The user id in the images (not root), the user's home, and the port of the user's sshd.
-
-They are those of the images in examples/kubernetes.
-"""
+"""User id, home directory and sshd's port in the images of examples/kubernetes."""
 
 POD_SECURITY = {
     "runAsUser": USER,
@@ -37,13 +34,10 @@ POD_SECURITY = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-"""The security context of each container.
-
-Together with POD_SECURITY, it fulfils the level "restricted" (kubernetes.io, "Pod Security Standards").
-"""
+"""Security contexts that fulfil the level "restricted" (kubernetes.io, "Pod Security Standards")."""
 
 LAUNCHER_MEMORY, MEMORY_PER_WORKER = 1024, 8
-"""Memory of the launcher in MiB: for itself, and for each worker, to which it may have an ssh open (6 MB)."""
+"""Memory of the launcher in MiB: its own, and that of the ssh process for each worker."""
 
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTPE]i|[kMGTPE])?")
 _UNITS = {"": 1} | {
@@ -55,78 +49,59 @@ _UNITS = {"": 1} | {
 
 @dataclass(frozen=True)
 class Job:
-    """The contents of a job.
-
-    ``mpi`` is a value of IMPLEMENTATIONS.  ``slots`` is the number of ranks of each worker; None derives it
-    from the worker's topology.  ``cpus`` and ``memory`` (a quantity such as ``64Gi``) are reserved for each
-    worker; None sets no request and no limit.  ``files`` (name → text) are mounted in all pods at FILES_AT.
-    The launcher's environment has ``variables``, and those of the secrets named ``secrets``.  ``volumes``
-    (path → claim) are mounted in all pods.
-    """
+    """The contents of a job."""
 
     name: str
     image: str
     command: Sequence[str]
     namespace: str | None = None
     workers: int = 1
-    mpi: str = "Intel"
-    slots: int | None = None
-    cpus: int | None = None
-    memory: str | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
-    variables: Mapping[str, str] = field(default_factory=dict)
-    secrets: Sequence[str] = ()
-    volumes: Mapping[str, str] = field(default_factory=dict)
+    mpi: str = "Intel"  # a value of IMPLEMENTATIONS
+    slots: int | None = None  # ranks of each worker; None derives the number from the worker's topology
+    cpus: int | None = None  # of each worker; None sets no request and no limit
+    memory: str | None = None  # of each worker, such as 64Gi; None sets no request and no limit
+    files: Mapping[str, str] = field(default_factory=dict)  # name → text, mounted in all pods at FILES_AT
+    variables: Mapping[str, str] = field(default_factory=dict)  # the launcher's environment
+    secrets: Sequence[str] = ()  # names of secrets whose variables the launcher gets
+    volumes: Mapping[str, str] = field(default_factory=dict)  # path → claim, mounted in all pods
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What an operator calls its jobs and their parts.
+    """The names that an operator uses for its jobs and their parts."""
 
-    ``name`` is the kind of a job, and ``operator`` the program that understands it.  ``documents`` renders
-    a job, its files last.
-
-    Pods have the label ``job_label`` with the name of their job, and ``role_label`` with ``launcher`` or
-    with ``worker``.  ``container`` is the container of the launcher's pod, and ``launcher_job`` is the Job
-    that owns this pod.  ``suffixes`` follow the job's name in the longest names of its pods, with ``{last}``
-    for the number of the last worker.
-    """
-
-    name: str
+    name: str  # the kind of a job
     operator: str
-    job_label: str
-    role_label: str
+    job_label: str  # the pods' label with the name of the job
+    role_label: str  # the pods' label with "launcher" or ``worker``
     worker: str
-    container: str
-    launcher_job: str
-    suffixes: tuple[str, str]
-    documents: Callable[[Job], list[dict[str, Any]]]
+    container: str  # of the launcher's pod
+    launcher_job: str  # the Job that owns the launcher's pod
+    suffixes: tuple[str, str]  # of the longest pod names; {last} is the number of the last worker
+    documents: Callable[[Job], list[dict[str, Any]]]  # renders a job, with its files last
 
     def why_not_a_name(self, name: str, workers: int) -> str | None:
-        """Why a job can't be called ``name``; None if it can.
-
-        A service has the job's name, which must begin with a letter (RFC 1035).
-        """
+        """Why ``name`` is not valid as the name of a job with a service (RFC 1035); None if it is."""
         if not re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", name):
-            return "it must begin with a letter and have only a-z, 0-9 and - between letters and digits"
-        longest = LONGEST_NAME - max(len(suffix.format(last=workers - 1)) for suffix in self.suffixes)
-        return f"it has {len(name)} characters, and may have {longest}" if len(name) > longest else None
+            return "only a-z, 0-9 and - are valid; it must begin with a letter, and not end with -"
+        longest = MAX_NAME - max(len(suffix.format(last=workers - 1)) for suffix in self.suffixes)
+        return f"it has {len(name)} characters; the maximum is {longest}" if len(name) > longest else None
 
 
 def document(job: Job, version: str, kind: str, name: str, **content: Any) -> dict[str, Any]:
-    """A Kubernetes object called ``name`` in the job's namespace.  ``version`` is its apiVersion."""
+    """A Kubernetes object in the job's namespace.  ``version`` is its apiVersion."""
     namespace = {"namespace": job.namespace} if job.namespace else {}
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name, **namespace}, **content}
 
 
 def config_maps(job: Job) -> list[dict[str, Any]]:
-    """The ConfigMap with the job's files; none if it has none."""
+    """The ConfigMap with the job's files; an empty list if it has no files."""
     files = dict(job.files)
     return [document(job, "v1", "ConfigMap", files_of(job.name), data=files)] if files else []
 
 
 def files_of(name: str) -> str:
-    """The name of the ConfigMap with the files of the job ``name``; operators use other suffixes."""
+    """The name of the ConfigMap with the files of the job ``name``."""
     return f"{name}-files"
 
 
@@ -158,7 +133,7 @@ def worker_pod(job: Job, kind: Kind) -> dict[str, Any]:
         "name": kind.worker,
         "image": job.image,
         "command": ["/usr/sbin/sshd", "-De"],
-        # Once sshd has answered, the worker counts as ready, and its name can be resolved.
+        # When sshd has answered, the worker is ready, and its name can be resolved.
         "startupProbe": {"tcpSocket": {"port": SSH_PORT}, "periodSeconds": 2, "failureThreshold": 30},
     }
     shm: dict[str, Any] = {"medium": "Memory"}
@@ -178,18 +153,15 @@ def worker_pod(job: Job, kind: Kind) -> dict[str, Any]:
 
 
 def half_of(memory: str) -> str:
-    """Half of a quantity, the size limit of /dev/shm, as Linux sets it on a host.
-
-    This reserves nothing: only files that are written there take memory, which counts as the pod's own.
-    """
+    """Half of a quantity: the size limit of /dev/shm, as Linux sets it on a host.  It reserves no memory."""
     mebibytes = (bytes_of(memory) or 0) >> 21
     return f"{mebibytes >> 10}Gi" if mebibytes % 1024 == 0 else f"{mebibytes}Mi"
 
 
 def _resources(cpus: str, memory: str) -> dict[str, Any]:
-    """Requests and equal limits of a container.
+    """Requests and limits of a container.
 
-    With equal limits and whole CPUs, the kubelet's static policy gives the pod exclusive CPUs.
+    If they are equal, and the CPUs whole, the kubelet's static policy gives the pod exclusive CPUs.
     """
     return {
         "resources": {
@@ -219,12 +191,12 @@ def _pod(
 
 
 def _literal(text: str) -> str:
-    """Escape ``text``, as Kubernetes replaces $(NAME) and $$."""
+    """Escape ``text``, because Kubernetes replaces $(NAME) and $$."""
     return text.replace("$", "$$")
 
 
 def as_yaml(found: Sequence[Mapping[str, Any]]) -> str:
-    """The documents as YAML for kubectl, with multi-line texts in readable blocks."""
+    """The documents as YAML, with multi-line texts in blocks."""
     import yaml  # costs 15 ms
 
     class Dumper(yaml.SafeDumper):

@@ -1,4 +1,4 @@
-"""The queue Kubernetes: its options, and how it renders, submits and follows a job."""
+"""The queue Kubernetes: it renders, submits and follows jobs."""
 
 from __future__ import annotations
 
@@ -18,33 +18,30 @@ from cpulaunch.queues.base import Job, Option, Queue, Submitted, Tell, call
 from cpulaunch.queues.kubernetes import pods
 from cpulaunch.queues.kubernetes.follow import follow
 from cpulaunch.queues.kubernetes.mpijob import MPIJOB
-from cpulaunch.queues.kubernetes.patch import merged, read_patch
+from cpulaunch.queues.kubernetes.patch import merge, read_patch
 from cpulaunch.queues.kubernetes.pods import FILES_AT, IMPLEMENTATIONS, MAX_FILES, Kind
 from cpulaunch.queues.kubernetes.trainjob import TRAINJOB
 from cpulaunch.wording import counted
 
-LEAST_MEMORY = 1 << 28
-"""Bytes of a worker's memory below which the value must be a mistake, such as ``64`` for ``64Gi``."""
+MIN_MEMORY = 1 << 28
+"""The smallest memory of a worker in bytes.  A smaller value is a mistake, such as ``64`` for ``64Gi``."""
 
 SUFFIX = 3
-"""The number of random bytes in the name of a job that the user has not named."""
+"""The number of random bytes in the default name of a job."""
 
 SETTINGS = "cpulaunch.yaml"
-_SUBDOMAIN = re.compile("[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")  # a claim's name
-_TAKEN = ("/dev/shm", "/etc/mpi", FILES_AT, f"{pods.HOME}/.ssh")
-_OF_THE_IMAGE = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr", "/usr/local")
+_RESERVED_PATHS = ("/dev/shm", "/etc/mpi", FILES_AT, f"{pods.HOME}/.ssh")
+_IMAGE_PATHS = ("/bin", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr", "/usr/local")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Submitted(Submitted):
-    """``namespace`` is empty for kubectl's default.  ``documents`` are KIND/NAME of all that was created."""
-
-    namespace: str
-    documents: tuple[str, ...]
+    namespace: str  # empty for kubectl's default
+    documents: tuple[str, ...]  # KIND/NAME of each created object
 
 
 class Kubernetes(Queue):
-    """Renders a job as what an operator understands, with a ConfigMap for its files, for kubectl."""
+    """Renders a job as an operator's kind of job and a ConfigMap, and creates both with kubectl."""
 
     kind: Kind
     too_old: str
@@ -52,7 +49,7 @@ class Kubernetes(Queue):
     follows = True
     shares_files = False
     help = """\
-A script without a leading / travels with the job.
+A script without a leading / is sent with the job.
 
 example:
   cpulaunch submit --to kubernetes --image I --nodes 4 --cpu 16 --memory 64Gi train.py
@@ -80,7 +77,7 @@ example:
         for name, value in job.options:
             if name == "--patch":
                 kind, changes = read_patch(value, kinds)
-                found[kind] = merged(found[kind], changes)
+                found[kind] = merge(found[kind], changes)
         return pods.as_yaml([*found.values()])
 
     def submit(self, document: str, tell: Tell) -> Submitted:
@@ -90,21 +87,21 @@ example:
         job = next(each["metadata"] for each in documents if each["kind"] == self.kind.name)
         name, namespace = job["name"], job.get("namespace", "")
         words = [f"{each['kind'].lower()}/{each['metadata']['name']}" for each in documents]
-        # An operator keeps a runtime until no job uses it.
-        jobs_first = tuple(sorted(words, key=lambda word: not word.startswith(f"{self.kind.name.lower()}/")))
+        # The operator deletes a runtime only after its jobs.
+        ordered = tuple(sorted(words, key=lambda word: not word.startswith(f"{self.kind.name.lower()}/")))
         title = f"{self.kind.name} {name}"
-        submitted = _Submitted(name, title, namespace=namespace, documents=jobs_first)
+        submitted = _Submitted(name, title, namespace=namespace, documents=ordered)
         context = self._kubectl(["config", "current-context"], submitted).strip()
         place = f"namespace {namespace}" if namespace else "kubectl's namespace"
-        tell(f"creating {title} in {place} of the cluster that kubectl calls {context}")
+        tell(f"creating {title} in {place}, context {context}")
         for number, each in enumerate(documents):
             try:
                 self._kubectl(["create", "-f", "-"], submitted, pods.as_yaml([each]))
-            except HostError:  # don't leave a part of a job
+            except HostError:  # delete the objects created so far
                 if number:
                     where = ["-n", namespace] if namespace else []
-                    there = [word for word in jobs_first if word in words[:number]]
-                    self._kubectl(["delete", *where, "--ignore-not-found", *there], submitted)
+                    created = [word for word in ordered if word in words[:number]]
+                    self._kubectl(["delete", *where, "--ignore-not-found", *created], submitted)
                 raise
         return submitted
 
@@ -123,27 +120,27 @@ example:
         return follow(self.kind, job.id, job.namespace, tell)
 
     def _kubectl(self, words: Sequence[str], job: _Submitted, text: str = "") -> str:
-        hint = "--dry-run prints the job, and --output F keeps it, for `kubectl create -f F` elsewhere"
+        hint = "use --output F to write the job to a file, and `kubectl create -f F` on another machine"
         done = call(["kubectl", *words], text=text, hint=hint)
         if done.returncode:
             lines = [
                 line for line in done.stderr.splitlines() if not re.match(r"[EWI][0-9]{4} ", line)
-            ]  # without lines of its log
-            said = "\n".join(lines).strip().removeprefix("error: ")
-            raise HostError(f"kubectl: {said}", hint=self._remedy(said, job))
+            ]  # without log lines
+            error = "\n".join(lines).strip().removeprefix("error: ")
+            raise HostError(f"kubectl: {error}", hint=self._remedy(error, job))
         return done.stdout
 
-    def _remedy(self, said: str, job: _Submitted) -> str | None:
-        """A hint for an error message of kubectl, or None."""
-        if "no matches for kind" in said:
+    def _remedy(self, error: str, job: _Submitted) -> str | None:
+        """The hint for an error message of kubectl, or None."""
+        if "no matches for kind" in error:
             return f"{self.kind.operator} is not installed: docs/kubernetes.md shows how"
-        if "already exists" in said:
-            left = " ".join(job.documents)
-            return f"--job-name gives this one another name; `kubectl delete {left}` removes the other"
-        if "unknown field" in said:
-            return f"{self.kind.operator} there is {self.too_old}"
-        if "connection refused" in said:
-            return "`kubectl config get-contexts` shows which clusters it knows"
+        if "already exists" in error:
+            documents = " ".join(job.documents)
+            return f"set another --job-name, or remove the other job: `kubectl delete {documents}`"
+        if "unknown field" in error:
+            return f"{self.kind.operator} in this cluster is {self.too_old}"
+        if "connection refused" in error:
+            return "`kubectl config get-contexts` lists the clusters"
         return None
 
 
@@ -173,8 +170,8 @@ def _contents(job: Job, kind: Kind) -> pods.Job:
     image = asked.get("--image")
     if not image:
         raise UsageError(
-            "--image is missing: which image do the pods run?",
-            hint="examples/kubernetes/Dockerfile makes one; docs/kubernetes.md shows how",
+            "--image is missing",
+            hint="build an image from examples/kubernetes/Dockerfile as docs/kubernetes.md shows",
         )
     workers = _workers(job)
     cpus, memory = _resources(asked.get("--cpu"), asked.get("--memory"))
@@ -209,12 +206,13 @@ def _refuse_settings(config: Config) -> None:
     for setting in (Config.hosts.hostfile, Config.hosts.list, Config.hosts.exclude):
         if config.value(setting):
             raise UsageError(
-                f"{config.where(setting)}: the operator names the hosts", hint="--nodes says how many"
+                f"{config.where(setting)}: the operator selects the hosts",
+                hint="omit it, and set their number with --nodes",
             )
     if config.launcher not in ("auto", "mpirun", "ssh"):
         raise UsageError(
-            f"{config.where(Config.launcher)}: {config.launcher} starts nothing on the workers",
-            hint="leave it out",
+            f"{config.where(Config.launcher)}: {config.launcher} can't start ranks on the workers",
+            hint="omit it",
         )
 
 
@@ -225,7 +223,7 @@ def _workers(job: Job) -> int:
         raise UsageError(f"--nodes {text!r} is not a number of workers", hint="such as --nodes 4")
     if nnodes != "all" and nnodes.least > int(text):
         raise UsageError(
-            f"{config.where(Config.hosts.nnodes)}: {nnodes} of {text} workers", hint="leave one of them out"
+            f"{config.where(Config.hosts.nnodes)}: {nnodes} of {text} workers", hint="omit one of the two"
         )
     return int(text)
 
@@ -233,7 +231,7 @@ def _workers(job: Job) -> int:
 def _slots(config: Config, workers: int) -> int | None:
     """The number of ranks per worker if the user has set it, else None.
 
-    Raises UsageError if the total number of ranks can't be divided evenly.
+    Raises UsageError if the workers would have different numbers.
     """
     ppn, total = config.hosts.nproc_per_node, config.hosts.nproc
     if ppn != "auto":
@@ -244,13 +242,13 @@ def _slots(config: Config, workers: int) -> int | None:
         raise UsageError(
             f"{config.where(Config.hosts.nproc)}: {counted(total, 'rank')} can't be divided evenly over "
             f"{counted(workers, 'worker')}",
-            hint="-ppn N says how many each has",
+            hint="set the number of each worker with -ppn N",
         )
     return total // workers
 
 
 def _demand_cpus(config: Config, workers: int, slots: int | None, cpus: int) -> None:
-    """Raise UsageError if the ranks or instances of a worker need more than its ``cpus``."""
+    """Raise UsageError if the ranks or instances of a worker need more CPUs than ``cpus``."""
     if config.hosts.oversubscribe:
         return
     if are_wanted(config):
@@ -270,7 +268,7 @@ def _demand_cpus(config: Config, workers: int, slots: int | None, cpus: int) -> 
         raise UsageError(
             f"{where}: {counted(slots or 1, what)}{of_cores} on each worker, and --cpu {cpus} gives it "
             f"{counted(cpus, 'CPU')}",
-            hint=f"--cpu {needed} or more, and twice as many where cores have two hyperthreads",
+            hint=f"use --cpu {needed} or more, or twice as many if cores have two hyperthreads",
         )
 
 
@@ -280,7 +278,7 @@ def _resources(cpu: str | None, memory: str | None) -> tuple[int | None, str | N
     if cpu is None or memory is None:
         raise UsageError(
             f"--{'memory' if cpu is None else 'cpu'} without --{'cpu' if cpu is None else 'memory'}",
-            hint="a pod gets exclusive CPUs only with both options; with neither, it may use the whole node",
+            hint="set both to get exclusive CPUs, or neither to use whole nodes",
         )
     if not re.fullmatch("[1-9][0-9]{0,4}", cpu):
         raise UsageError(
@@ -292,22 +290,22 @@ def _resources(cpu: str | None, memory: str | None) -> tuple[int | None, str | N
         raise UsageError(
             f"--memory {memory!r} is not a quantity", hint="such as 64Gi (of 2^30 bytes) or 64G (of 10^9)"
         )
-    if size < LEAST_MEMORY:
-        raise UsageError(f"--memory {memory} is {size} bytes, too few to train in", hint="such as 64Gi")
+    if size < MIN_MEMORY:
+        raise UsageError(f"--memory {memory} is too small: {size} bytes", hint="such as 64Gi")
     return int(cpu), memory
 
 
 def _name(job: Job, kind: Kind, workers: int) -> str:
-    """The job's name: the user's, else the script's with a random suffix.  Raises UsageError if invalid."""
-    called = re.sub("[^a-z0-9]+", "-", job.title.lower()).strip("-")
-    name = job.asked.get("--job-name") or f"{called}-{secrets.token_hex(SUFFIX)}"
+    """The user's name for the job, or else the script's with a random suffix.  Raises UsageError."""
+    stem = re.sub("[^a-z0-9]+", "-", job.title.lower()).strip("-")
+    name = job.asked.get("--job-name") or f"{stem}-{secrets.token_hex(SUFFIX)}"
     if why := kind.why_not_a_name(name, workers):
-        raise UsageError(f"no job can be called {name!r}: {why}", hint="--job-name gives it a name")
+        raise UsageError(f"{name!r} is no valid name of a job: {why}", hint="set a name with --job-name")
     return name
 
 
 def _program(job: Job) -> tuple[dict[str, str], Sequence[str]]:
-    """The files to send with the job, and the program and arguments for `cpulaunch run` in the launcher pod.
+    """The files to send with the job, and the program and its arguments in the launcher's pod.
 
     Raises UsageError if the script can't be sent.
     """
@@ -317,12 +315,7 @@ def _program(job: Job) -> tuple[dict[str, str], Sequence[str]]:
     script = Path(rest[0])
     if not script.is_file():
         what = "is a directory" if script.is_dir() else "no such script here"
-        raise UsageError(f"{rest[0]}: {what}", hint="a script in the image is named by its whole path")
-    if not re.fullmatch(r"[-._A-Za-z0-9]{1,253}", script.name):
-        raise UsageError(
-            f"{script.name!r}: the name of a file in a ConfigMap has only letters, digits, -, _ and .",
-            hint="rename it, or put it in the image",
-        )
+        raise UsageError(f"{rest[0]}: {what}", hint="use the absolute path for a script in the image")
     return {script.name: _text(script)}, [f"{FILES_AT}/{script.name}", *rest[1:]]
 
 
@@ -340,31 +333,31 @@ def _text(path: Path) -> str:
 def _check_size(names: Iterable[str], size: int) -> None:
     if size > MAX_FILES:
         raise UsageError(
-            f"{' and '.join(names)}: {size:,} bytes are too many for a ConfigMap, which takes {MAX_FILES:,}",
-            hint="put the script in the image, and name it by its path there",
+            f"{' and '.join(names)}: {size:,} bytes are too many for a ConfigMap; at most {MAX_FILES:,} fit",
+            hint="put the script in the image, and use its absolute path",
         )
 
 
 def _variables(config: Config) -> dict[str, str]:
-    """The variables of this environment that set a setting of the job."""
+    """The environment variables that set a setting of the job."""
     names = {name for given in config.given.values() for name in given.origin.variables}
     return {name: config.environ[name] for name in sorted(names) if name in config.environ}
 
 
-def _volumes(given: Sequence[str]) -> dict[str, str]:
+def _volumes(texts: Sequence[str]) -> dict[str, str]:
     volumes: dict[str, str] = {}
-    for text in given:
+    for text in texts:
         claim, _, path = text.rstrip("/").partition(":")
-        if not _SUBDOMAIN.fullmatch(claim) or not re.fullmatch("/[^:]+", path):
+        if not claim or not re.fullmatch("/[^:]+", path):
             raise UsageError(
                 f"--volume {text!r} is not like CLAIM:/PATH", hint="`kubectl get pvc` lists claims"
             )
-        if path in volumes or path in _TAKEN:
-            there = volumes.get(path, "something of the job's own")
-            why = f"--volume {text}: {there} is mounted there already"
-            raise UsageError(why, hint="each volume needs a path of its own")
-        if path in _OF_THE_IMAGE:
-            why = f"--volume {text}: it would hide the image's own {path}"
-            raise UsageError(why, hint=f"--volume {claim}:/data mounts it where nothing is")
+        if path in volumes or path in _RESERVED_PATHS:
+            owner = volumes.get(path, "cpulaunch's own volume")
+            why = f"--volume {text}: {owner} is mounted at {path}"
+            raise UsageError(why, hint="use another path")
+        if path in _IMAGE_PATHS:
+            why = f"--volume {text}: it would hide the image's {path}"
+            raise UsageError(why, hint=f"use another path, such as --volume {claim}:/data")
         volumes[path] = claim
     return volumes

@@ -1,8 +1,8 @@
 """Render a job as a TrainJob for Kubeflow Trainer v2 (trainer.kubeflow.org/v1alpha1), with its own runtime.
 
-A TrainJob refers to a TrainingRuntime, and the runtime defines the pods.  Trainer makes a hostfile and an ssh
-key for the pods only if the runtime asks for Open MPI (kubeflow/trainer#4025), so this one does.  cpulaunch
-reads the hostfile, and starts the ranks by ssh or by any MPI of the image.
+A TrainJob refers to a TrainingRuntime, and the runtime defines the pods.  The runtime requests Open MPI
+because otherwise, Trainer creates no hostfile and no ssh key (kubeflow/trainer#4025).  cpulaunch reads the
+hostfile, and starts the ranks with ssh or with any MPI of the image.
 
 Sources, of Trainer 2.3: kubeflow/trainer, pkg/apis/trainer/v1alpha1 (the fields),
 pkg/runtime/framework/plugins/mpi (the hostfile, the key, and the names "node" and "launcher") and
@@ -21,7 +21,7 @@ RUNTIME = "TrainingRuntime"
 
 
 def _documents(job: Job) -> list[dict[str, Any]]:
-    """The TrainingRuntime, the TrainJob and, if the job has files, the ConfigMap with them."""
+    """The TrainingRuntime, the TrainJob, and the ConfigMap with the job's files."""
     slots = {"numProcPerNode": job.slots} if job.slots else {}
     policy = {"mpiImplementation": "OpenMPI", "sshAuthMountPath": f"{HOME}/.ssh", **slots}
     launcher = launcher_pod(job, TRAINJOB)
@@ -30,7 +30,7 @@ def _documents(job: Job) -> list[dict[str, Any]]:
         "mlPolicy": {"numNodes": job.workers, "mpi": policy},
         "template": {
             "spec": {
-                # The job has ended when its launcher has.
+                # The job ends with its launcher.
                 "successPolicy": {"operator": "All", "targetReplicatedJobs": ["launcher"]},
                 "replicatedJobs": [_workers(job), _launcher(launcher)],
             }
@@ -51,9 +51,9 @@ def _workers(job: Job) -> dict[str, Any]:
 
 
 def _launcher(pod: dict[str, Any]) -> dict[str, Any]:
-    """The launcher, which is created when the workers are ready, and gets the TrainJob's command.
+    """The launcher, which is created when the workers are ready.  It runs the TrainJob's command.
 
-    --max-restarts controls restarts; by default, Kubernetes would restart the launcher 6 times.
+    --max-restarts controls restarts, so Kubernetes must not restart the launcher.
     """
     return {
         "name": "launcher",

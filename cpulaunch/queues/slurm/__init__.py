@@ -1,1 +1,1 @@
-"""The queue Slurm: sbatch submits a batch script that calls ``cpulaunch run``."""
+"""The queue Slurm: sbatch submits a batch script that runs ``cpulaunch run``."""

@@ -17,10 +17,10 @@ from cpulaunch.queues.base import Tell
 from cpulaunch.queues.slurm.nodes import ask_slurm
 from cpulaunch.wording import shown_path
 
-LOOK = 2.0
-"""Seconds between two requests for the job's state, as Slurm's controller serves a whole cluster."""
+POLL_INTERVAL = 2.0
+"""Seconds between two requests for the job's state."""
 
-READ = 0.2
+READ_INTERVAL = 0.2
 """Seconds between two reads of the log."""
 
 CHUNK = 1 << 16
@@ -29,49 +29,45 @@ ENDED = {
     "COMPLETED": 0, "FAILED": 1, "CANCELLED": 143, "TIMEOUT": 143, "PREEMPTED": 143, "DEADLINE": 143,
     "NODE_FAIL": NODE_LOST_EXIT_CODE, "OUT_OF_MEMORY": 137, "BOOT_FAIL": 1, "REVOKED": 1,
 }  # fmt: skip
-"""Final state → the exit code of a job that has none of its own.
+"""Final state → the exit code of a job that has no exit code.
 
-A requeued job is never in one of these states: it is COMPLETING, then PENDING.
+A job that is requeued is never in one of these states: it is COMPLETING, then PENDING.
 """
 
 NO_SIGNAL = 65
-"""From this number on, Slurm's "signals" are its own codes, such as 125 for memory that ran out."""
+"""From this number on, Slurm's "signals" are its own codes, such as 125 for out of memory."""
 
 UNKNOWN = "Invalid job id"
-"""The message of scontrol for a job that ended some minutes ago (`MinJobAge`)."""
+"""scontrol's message about a job that ended some minutes ago (`MinJobAge`)."""
 
 _WORD = r"(?<!\S){}=(\S*)"
 _REST_OF_LINE = r"(?m)^ *{}=(.*)$"
 
 
 class JobInfo(NamedTuple):
-    """A job's state in Slurm.
-
-    ``code`` and ``signal`` are those with which it ended.  ``requeued`` is how often it was requeued.
-    ``output`` and ``errors`` are the paths of its logs.
-    """
+    """A job's state in Slurm."""
 
     state: str
     reason: str
     nodes: str
-    requeued: int
-    code: int
-    signal: int
+    requeued: int  # how often it was requeued
+    code: int  # the exit code, if it has ended
+    signal: int  # the signal that ended it, or 0
     output: Path
     errors: Path
 
     @property
     def exit_code(self) -> int:
-        """The job's exit code, or 128 + its signal; if Slurm has ended it, the code of its state in ENDED."""
+        """The exit code as a shell reports it; if Slurm has ended the job, the code of its state in ENDED."""
         if self.signal in range(1, NO_SIGNAL):
             return 128 + self.signal
         return self.code or ENDED.get(self.state, 1)
 
 
 def logs_before(options: Mapping[str, str]) -> dict[Path, os.stat_result]:
-    """The existing files that sbatch's ``options`` name as the job's logs, mostly logs of an earlier job.
+    """The existing log files of the job, mostly from an earlier job.
 
-    Call this in the job's working directory.  A name with a pattern, such as %j, is taken to be new.
+    Call this in the job's working directory.  Names with a pattern, such as %j, are assumed to be new.
     """
     paths = [Path.cwd() / options[name] for name in ("--output", "--error") if options.get(name)]
     return {path: path.stat() for path in paths if path.is_file()}
@@ -80,31 +76,31 @@ def logs_before(options: Mapping[str, str]) -> dict[Path, os.stat_result]:
 def follow(job: str, before: Mapping[Path, os.stat_result], tell: Tell, *, appends: bool) -> int:
     """Show the job's output and state until it has ended, and return its exit code.
 
-    ``before`` are its log files as they were before the job.  ``appends`` says whether it appends to them or
-    truncates them.  Raises HostError if Slurm doesn't know the job, or not any more.
+    ``before`` is the result of `logs_before`, from before the job.  ``appends`` says whether the job appends
+    to these files instead of truncating them.  Raises HostError if Slurm doesn't know the job.
     """
-    info, said = described(job), ""
+    info, shown = job_state(job), ""
     logs = [_Log(info.output, sys.stdout.buffer, before.get(info.output), appends=appends)]
     if info.errors != info.output:
         logs.append(_Log(info.errors, sys.stderr.buffer, before.get(info.errors), appends=appends))
     while True:
         _show(logs)
-        if (line := _in_words(job, info)) != said:
+        if (line := _sentence(job, info)) != shown:
             tell(line)
-            said = line
+            shown = line
         if info.state in ENDED:
             return info.exit_code
-        due = time.monotonic() + LOOK
+        due = time.monotonic() + POLL_INTERVAL
         while time.monotonic() < due:
-            time.sleep(READ)
+            time.sleep(READ_INTERVAL)
             _show(logs)
-        info = _look_again(job, info, tell)
+        info = _poll(job, info, tell)
 
 
-def _look_again(job: str, last: JobInfo, tell: Tell) -> JobInfo:
-    """The job's state, or ``last``, with a warning, if Slurm's controller doesn't answer."""
+def _poll(job: str, last: JobInfo, tell: Tell) -> JobInfo:
+    """The job's state.  If Slurm's controller doesn't answer, warn and return ``last``."""
     try:
-        return described(job)
+        return job_state(job)
     except HostError as e:
         if UNKNOWN in str(e):
             raise
@@ -112,7 +108,7 @@ def _look_again(job: str, last: JobInfo, tell: Tell) -> JobInfo:
         return last
 
 
-def described(job: str) -> JobInfo:
+def job_state(job: str) -> JobInfo:
     """Ask Slurm for the job's state.  Raises HostError."""
     return job_info(ask_slurm(["scontrol", "show", "job", job]))
 
@@ -138,13 +134,13 @@ def job_info(text: str) -> JobInfo:
 
 
 def how_to_watch(job: str, array: Mapping[str, str] | None) -> str:
-    """A sentence on how to watch the job.  ``array``: sbatch's options if the job is an array, else None."""
+    """A sentence on how to watch the job.  ``array`` are sbatch's options if it is an array, else None."""
     if array is not None:
         output = log_of_array(job, array)
     else:
         output = f"slurm-{job}.out"
         with contextlib.suppress(HostError):
-            output = shlex.quote(shown_path(described(job).output))
+            output = shlex.quote(shown_path(job_state(job).output))
     return (
         f"`tail -F {output}` shows what it prints, `squeue -j {job}` its state, and `scancel {job}` ends it"
     )
@@ -163,20 +159,20 @@ def log_of_array(job: str, options: Mapping[str, str]) -> str:
     return "".join(pieces)
 
 
-def _in_words(job: str, info: JobInfo) -> str:
-    again = f" (queued anew {info.requeued}×)" if info.requeued else ""
+def _sentence(job: str, info: JobInfo) -> str:
+    requeued = f" (requeued {info.requeued}×)" if info.requeued else ""
     if info.state == "PENDING":
         why = f": {info.reason}" if info.reason not in ("", "None") else ""
-        return f"Slurm job {job} waits{again}{why}"
+        return f"Slurm job {job} waits{requeued}{why}"
     if info.state == "RUNNING":
-        return f"Slurm job {job} runs on {info.nodes}{again}"
+        return f"Slurm job {job} runs on {info.nodes}{requeued}"
     if info.state in ENDED:
-        return f"Slurm job {job} has ended{again}: {info.state}, exit code {info.exit_code}"
+        return f"Slurm job {job} has ended{requeued}: {info.state}, exit code {info.exit_code}"
     return f"Slurm job {job}: {info.state}"
 
 
 class _Log:
-    """A log file that another host writes.  ``old`` is its status before the job; old content isn't shown."""
+    """A log file that another host writes.  Its content from before the job (status ``old``) is skipped."""
 
     def __init__(self, path: Path, to: BinaryIO, old: os.stat_result | None, *, appends: bool) -> None:
         self._path, self._to, self._old = path, to, old
@@ -185,11 +181,11 @@ class _Log:
     def show(self) -> None:
         """Show the new content.
 
-        Open the file anew each time, as NFS asks the server for changes only then.
+        Open the file each time, because NFS asks the server for changes only then.
         """
         try:
             with self._path.open("rb") as file:
-                if self._old and _alike(os.fstat(file.fileno()), self._old):
+                if self._old and _is_same_file(os.fstat(file.fileno()), self._old):
                     return
                 self._old = None
                 if file.seek(0, os.SEEK_END) < self._shown:
@@ -208,5 +204,5 @@ def _show(logs: Iterable[_Log]) -> None:
         log.show()
 
 
-def _alike(one: os.stat_result, other: os.stat_result) -> bool:
+def _is_same_file(one: os.stat_result, other: os.stat_result) -> bool:
     return (one.st_size, one.st_mtime_ns, one.st_ino) == (other.st_size, other.st_mtime_ns, other.st_ino)

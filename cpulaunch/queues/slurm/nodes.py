@@ -1,4 +1,4 @@
-"""Call Slurm's programs, and find out which nodes a job in its queue would get."""
+"""Run Slurm's programs, and find out which nodes a job would get."""
 
 from __future__ import annotations
 
@@ -24,27 +24,24 @@ def ask_slurm(argv: Sequence[str]) -> str:
 
 
 def failure(program: str, done: CompletedProcess[str]) -> HostError:
-    """The error for a failed program of Slurm, in its own words."""
-    said = re.findall(rf"(?:{program}: )?(?:error|fatal): (.+)", done.stderr) or done.stderr.split("\n")
-    return HostError(f"{program}: {'; '.join(filter(None, said)) or f'exit code {done.returncode}'}")
+    """The error for a failed program of Slurm, with its own messages."""
+    lines = re.findall(rf"(?:{program}: )?(?:error|fatal): (.+)", done.stderr) or done.stderr.split("\n")
+    return HostError(f"{program}: {'; '.join(filter(None, lines)) or f'exit code {done.returncode}'}")
 
 
-# Partition, sockets, cores per socket, threads per core, MB, number of such nodes, their features.
+# Partition, sockets, cores per socket, threads per core, MB, number of nodes, features.
 _FORMAT = "%P|%X|%Y|%Z|%m|%D|%f"
 
 
 class PartitionNodes(NamedTuple):
-    """``number`` equal nodes of a partition.
-
-    ``cores`` is per socket, and ``threads`` per core.  ``memory`` is in bytes.
-    """
+    """Equal nodes of a partition."""
 
     partition: str
     sockets: int
-    cores: int
-    threads: int
-    memory: int
-    number: int
+    cores: int  # per socket
+    threads: int  # per core
+    memory: int  # bytes
+    number: int  # of nodes
     features: frozenset[str]
 
     @property
@@ -61,25 +58,24 @@ class PartitionNodes(NamedTuple):
 
 
 def nodes_of_partition(options: Mapping[str, str]) -> PartitionNodes:
-    """The nodes that sbatch's ``options`` select; if they are of several kinds, the most frequent kind.
+    """The most frequent kind of nodes that sbatch's ``options`` select.
 
-    Raises HostError if sinfo fails or lists no such node, and UsageError if a partition is too small.
+    Raises HostError if sinfo fails or lists no such node, and UsageError if the partition is too small.
     """
     chosen = [f"--partition={options['--partition']}"] if "--partition" in options else []
     chosen += [f"--nodes={options['--nodelist']}"] if "--nodelist" in options else []
     if "--clusters" in options:
         chosen.append(f"--clusters={options['--clusters']}")
-    said = ask_slurm(["sinfo", "--noheader", "--exact", f"--format={_FORMAT}", *chosen])
+    text = ask_slurm(["sinfo", "--noheader", "--exact", f"--format={_FORMAT}", *chosen])
     if "--clusters" not in options:
-        demand_room(said, options)
-    return most_nodes(said, options)
+        demand_room(text, options)
+    return most_nodes(text, options)
 
 
 def demand_room(text: str, options: Mapping[str, str]) -> None:
-    """Raise UsageError if sbatch's ``options`` ask for more than any partition in sinfo's ``text`` has.
+    """Raise UsageError if sbatch's ``options`` request more than any partition in sinfo's ``text`` has.
 
-    If ``--partition`` names several partitions, one of them must be large enough.  Slurm accepts a job that
-    is too large, unless the site has set EnforcePartLimits (slurm.conf), but never starts it.
+    Unless the site sets EnforcePartLimits (slurm.conf), Slurm accepts such a job, but never starts it.
     """
     partitions: dict[str, list[PartitionNodes]] = {}
     for kind in _kinds(text):
@@ -92,32 +88,32 @@ def demand_room(text: str, options: Mapping[str, str]) -> None:
 
 
 def _shortage(name: str, kinds: Sequence[PartitionNodes], options: Mapping[str, str]) -> UsageError | None:
-    """What is missing in the partition ``name``, of nodes of these ``kinds``; None if nothing is."""
+    """The error if the partition ``name``, with nodes of these ``kinds``, is too small, else None."""
     most, nodes = sum(kind.number for kind in kinds), number(options, "--nodes")
     if nodes > most and "--nodelist" not in options:
         return UsageError(
             f"--nodes={options['--nodes']}: partition {name} has {counted(most, 'node')}",
-            hint=f"--nodes={most} at most, or another --partition, which `sinfo` lists",
+            hint=f"use at most --nodes={most}, or another --partition, which `sinfo` lists",
         )
     largest = max(kind.cpus for kind in kinds)
     each, tasks = number(options, "--cpus-per-task") or 1, number(options, "--ntasks-per-node") or 1
     if "--overcommit" in options or not largest:
         return None
-    fewer = "ask for fewer, or take another --partition, which `sinfo` lists"
+    fewer = "request fewer, or use another --partition, which `sinfo` lists"
     total = each * number(options, "--ntasks")
     room = (min(most, _most_nodes(options)) or most) * largest
     if total > room and "--nodelist" not in options:
         what = [f"{o}={options[o]}" for o in ("--nodes", "--ntasks", "--cpus-per-task") if o in options]
         return UsageError(
-            f"{' '.join(what)}: {counted(total, 'CPU')}, and {counted(room // largest, 'node')} of partition "
-            f"{name} have {room} at most",
+            f"{' '.join(what)}: {counted(total, 'CPU')}, but {counted(room // largest, 'node')} of partition "
+            f"{name} have at most {room}",
             hint=fewer,
         )
     if each * tasks > largest:
         what = [f"{o}={options[o]}" for o in ("--ntasks-per-node", "--cpus-per-task") if o in options]
         return UsageError(
-            f"{' '.join(what)}: {counted(each * tasks, 'CPU')} of a node, but nodes of partition {name} have "
-            f"{largest} at most",
+            f"{' '.join(what)}: {counted(each * tasks, 'CPU')} per node, but nodes of partition {name} have "
+            f"at most {largest}",
             hint=fewer,
         )
     return None
@@ -136,7 +132,7 @@ def most_nodes(text: str, options: Mapping[str, str]) -> PartitionNodes:
     if (feature := options.get("--constraint", "")) and feature.replace("-", "").replace("_", "").isalnum():
         kinds = [kind for kind in kinds if feature in kind.features]
     if not kinds:
-        raise HostError("sinfo names no such node")
+        raise HostError("sinfo lists no such node")
     most = max(kinds, key=lambda kind: kind.number)
     return most._replace(partition=most.partition.removesuffix("*"))
 
@@ -150,17 +146,14 @@ def _kind(line: str) -> PartitionNodes | None:
     try:
         sockets, cores, threads, memory, number = (int(text.rstrip("+")) for text in numbers)
     except ValueError:
-        return None  # --clusters puts a cluster's name before its lines
+        return None  # with --clusters, a line with a cluster's name
     return PartitionNodes(
         partition, sockets, cores, threads, memory * 2**20, number, frozenset(features.split(","))
     )
 
 
 def facts_of(nodes: PartitionNodes) -> HostFacts:
-    """The facts of one of ``nodes``.
-
-    Each socket is taken to be a NUMA node, as Slurm doesn't report NUMA nodes.
-    """
+    """The facts of one of ``nodes``.  Each socket is assumed to be a NUMA node."""
     numbers = range(nodes.sockets * nodes.cores)
     rows = (
         Cpu(core + thread * len(numbers), core, core // nodes.cores, core // nodes.cores)

@@ -1,6 +1,6 @@
-"""The options of sbatch, and the meaning of those that cpulaunch evaluates.
+"""The options of sbatch, and the meaning of some of them.
 
-Their values are checked by sbatch itself.  Source: sbatch(1) of Slurm 22.05.
+sbatch itself checks the values.  Source: sbatch(1) of Slurm 22.05.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ OPTIONS = (
     *(Option(*word.split("/")) for word in _VALUES.split()),
     *(Option(name, metavar="") for name in _SWITCHES.split()),
 )
-"""Options that need a value, which may be the next word; and options that don't, but may have one after a =.
+"""Options with a value, then switches.  A switch may have a value after ``=``.
 
-Short forms are omitted if `cpulaunch run` has the same letter.
+Short forms that `cpulaunch run` also has are omitted.
 """
 
 SHARES = ("--exclusive", "--cpus-per-task", "--mem", "--mem-per-cpu", "--ntasks", "--ntasks-per-node")
-"""Options by which the user sets how much of a node the job takes."""
+"""Options that set the job's share of a node."""
 
-SAVING = 120
-"""Seconds before its time limit at which a job is warned to save, by default."""
+SAVE_TIME = 120
+"""Default time between the warning and the job's time limit, in seconds."""
 
-INACCURACY = 60
-"""Seconds by which Slurm may send a signal too early (sbatch(1), --signal)."""
+SIGNAL_INACCURACY = 60
+"""Slurm may send a signal this many seconds too early (sbatch(1), --signal)."""
 
-LEFT_TO_SLURM = 10
-"""Seconds before its time limit at which a warned job should have ended."""
+END_MARGIN = 10
+"""Seconds between the end of a warned job and its time limit."""
 
-SAVED_AT = {"SIGTERM": 15, "SIGUSR1": 10, "SIGUSR2": 12}
-"""Signals at which programs save, with their numbers."""
+SAVE_SIGNALS = {"SIGTERM": 15, "SIGUSR1": 10, "SIGUSR2": 12}
+"""Signals that make programs save, and their numbers."""
 
 _SIGNAL = re.compile(
     r"(?P<to>(?:[RB]{1,2}:)?)(?P<signal>(?:SIG)?(?P<name>[A-Z0-9]+))(?:@(?P<seconds>\d{1,5}))?", re.I
@@ -60,18 +60,14 @@ _SIGNAL = re.compile(
 
 
 class Share(NamedTuple):
-    """The resources that a job requests.
+    """The resources that a job requests."""
 
-    ``tasks`` has the number of tasks for each node, 0 if not set.  ``cpus`` is the number of CPUs on each
-    node, None for all.
-    """
-
-    tasks: tuple[int, ...]
-    cpus: int | None
+    tasks: tuple[int, ...]  # number of tasks of each node; 0 if not set
+    cpus: int | None  # CPUs of each node; None means all
 
 
 def share(options: Mapping[str, str], cpus_of_node: int) -> Share:
-    """The resources that sbatch's ``options``, by long name, request on nodes of ``cpus_of_node`` CPUs."""
+    """The resources that sbatch's ``options`` request on nodes with ``cpus_of_node`` CPUs."""
     each = number(options, "--cpus-per-task") or 1
     tasks, per_node = number(options, "--ntasks"), number(options, "--ntasks-per-node")
     if nodes := number(options, "--nodes"):
@@ -84,12 +80,12 @@ def share(options: Mapping[str, str], cpus_of_node: int) -> Share:
         counts = tuple(tasks // nodes + (i < tasks % nodes) for i in range(nodes))
     else:
         counts = (per_node,) * nodes
-    whole = "--exclusive" in options or not says_share(options)
+    whole = "--exclusive" in options or not requests_share(options)
     return Share(counts, None if whole else each * max(1, *counts))
 
 
-def says_share(options: Mapping[str, str]) -> bool:
-    """Whether the user has set how much of a node the job takes.  ``--mem=0``, all memory, doesn't count."""
+def requests_share(options: Mapping[str, str]) -> bool:
+    """Whether the user has set the job's share of a node.  ``--mem=0`` means all memory."""
     return any(name in options for name in SHARES if (name, options.get(name)) != ("--mem", "0"))
 
 
@@ -97,7 +93,7 @@ def limit(options: Mapping[str, str]) -> float | None:
     """The time limit of ``--time`` in seconds; None if there is none, or if it can't be parsed."""
     text = options.get("--time", "")
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
-    if not found or not text.strip("0:-"):  # for Slurm, 0 is no limit
+    if not found or not text.strip("0:-"):  # 0 means no limit
         return None
     days, first, second, third = (int(text or 0) for text in found.groups())
     if found[1] is None and found[4] is None:  # minutes, or minutes:seconds
@@ -105,74 +101,73 @@ def limit(options: Mapping[str, str]) -> float | None:
     return 86400 * days + 3600 * first + 60 * second + third
 
 
-class Warned(NamedTuple):
-    """How Slurm warns a job before its time limit.
+class TimeLimitWarning(NamedTuple):
+    """The signal that Slurm sends to a job before its time limit."""
 
-    ``signal`` is the value of sbatch's --signal.  The signal comes ``seconds`` before the limit, or up to
-    INACCURACY earlier.  The ranks then get ``grace`` seconds to save.
-    """
-
-    signal: str
-    seconds: int
-    grace: float
+    signal: str  # the value of sbatch's --signal
+    seconds: int  # before the time limit, or up to SIGNAL_INACCURACY earlier
+    grace: float  # seconds that the ranks then get to save
 
 
-def warned(options: Mapping[str, str], grace: float | None, *, by_srun: bool = False) -> Warned | None:
-    """How the job is warned before its time limit; None if neither --signal nor --requeue asks for that.
+def time_limit_warning(
+    options: Mapping[str, str], grace: float | None, *, by_srun: bool = False
+) -> TimeLimitWarning | None:
+    """The warning before the job's time limit; None if neither --signal nor --requeue requests it.
 
-    ``grace`` is the grace period if the user has set it.  ``by_srun`` says that srun starts the ranks, so
-    that signals for steps reach them.  Raises UsageError if the signal doesn't reach the ranks, or comes too
-    late to save.
+    ``grace`` is the grace period if the user has set it.  ``by_srun`` says that srun starts the ranks, which
+    then get signals for steps.  Raises UsageError if the ranks don't get the signal, or get it too late to
+    save.
     """
     text, requeued = options.get("--signal"), "--requeue" in options
     if text is None:
         if not requeued:
             return None
-        seconds = SAVING if grace is None else ceil(grace) + LEFT_TO_SLURM
-        return Warned(f"B:TERM@{seconds}", seconds, seconds - LEFT_TO_SLURM if grace is None else grace)
+        seconds = SAVE_TIME if grace is None else ceil(grace) + END_MARGIN
+        return TimeLimitWarning(
+            f"B:TERM@{seconds}", seconds, seconds - END_MARGIN if grace is None else grace
+        )
     if not (found := _SIGNAL.fullmatch(text)):
-        return None  # sbatch reports what is wrong
+        return None  # sbatch reports the error
     signal, seconds = found["signal"], int(found["seconds"] or 60)  # Slurm's default
-    if f"SIG{found['name'].upper()}" not in SAVED_AT and found["name"] not in map(str, SAVED_AT.values()):
+    if f"SIG{found['name'].upper()}" not in SAVE_SIGNALS and found["name"] not in map(
+        str, SAVE_SIGNALS.values()
+    ):
         if not requeued:
-            return None  # the user's own use of a signal
-        why = f"--signal={text}: cpulaunch hands on SIGTERM, SIGUSR1 and SIGUSR2, at which a program saves"
-        raise UsageError(why, hint=f"--signal=B:TERM@{seconds}")
+            return None  # the user's program handles the signal
+        why = f"--signal={text}: programs save only at SIGTERM, SIGUSR1 and SIGUSR2"
+        raise UsageError(why, hint=f"use --signal=B:TERM@{seconds}")
     if "B" not in found["to"].upper() and not by_srun:
         raise UsageError(
-            f"--signal={text}: without B:, Slurm sends it to srun's steps alone, and cpulaunch is in none",
-            hint=f"--signal=B:{signal}@{seconds}",
+            f"--signal={text}: without B:, Slurm sends it only to srun's steps, but cpulaunch is in none",
+            hint=f"use --signal=B:{signal}@{seconds}",
         )
     if grace is None:
-        grace = seconds - min(LEFT_TO_SLURM, seconds / 2)
+        grace = seconds - min(END_MARGIN, seconds / 2)
     elif grace > seconds:
         raise UsageError(
-            f"--signal={text}: Slurm ends the job {seconds} s later, while ranks have a grace period of "
-            f"{grace:g} s to save",
-            hint=f"--signal={found['to']}{signal}@{ceil(grace) + LEFT_TO_SLURM}, or a shorter --grace-period",
+            f"--signal={text}: Slurm ends the job {seconds} s later, but the grace period of the ranks is "
+            f"{grace:g} s",
+            hint=f"use --signal={found['to']}{signal}@{ceil(grace) + END_MARGIN} or a shorter --grace-period",
         )
-    return Warned(text, seconds, grace)
+    return TimeLimitWarning(text, seconds, grace)
 
 
-def demand_time(options: Mapping[str, str], warning: Warned) -> None:
-    """Raise UsageError if the time limit is so short that the job would be warned at its start.
-
-    Such a job would be requeued again and again.
-    """
-    seconds, before = limit(options), warning.seconds + INACCURACY
+def demand_time(options: Mapping[str, str], warning: TimeLimitWarning) -> None:
+    """Raise UsageError if the job would get the warning at its start, and be requeued forever."""
+    seconds, before = limit(options), warning.seconds + SIGNAL_INACCURACY
     if seconds is None or seconds > before:
         return
-    later = int(seconds - INACCURACY) // 2
-    hint = f"--time={ceil(before / 60) + 1} or more"
-    if later >= 2 * LEFT_TO_SLURM:
-        hint += f"; or a later warning: --signal=B:TERM@{later} --grace-period={later - LEFT_TO_SLURM}"
+    later = int(seconds - SIGNAL_INACCURACY) // 2
+    hint = f"use --time={ceil(before / 60) + 1} or more"
+    if later >= 2 * END_MARGIN:
+        hint += f", or a later warning: --signal=B:TERM@{later} --grace-period={later - END_MARGIN}"
     raise UsageError(
-        f"--time={options['--time']}: Slurm may warn the job {before} s before its end, so at its start",
+        f"--time={options['--time']}: Slurm may send the signal {before} s earlier, at the job's start",
         hint=hint,
     )
 
 
 def number(options: Mapping[str, str], name: str) -> int:
-    """The number at the beginning of an option's value, such as 2 for ``--nodes=2-4``; 0 if there is none."""
+    """The number at the beginning of an option's value, such as 2 for ``--nodes=2-4``, or 0."""
     found = re.match(r"[0-9]{1,6}", options.get(name, ""))
     return int(found[0]) if found else 0

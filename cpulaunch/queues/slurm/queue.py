@@ -1,4 +1,4 @@
-"""The queue Slurm: how it prepares, renders, submits and follows a job."""
+"""The queue Slurm: it prepares, renders, submits and follows jobs."""
 
 from __future__ import annotations
 
@@ -16,36 +16,34 @@ from cpulaunch.queues.base import Job, Nodes, Part, Queue, Submitted, Tell, call
 from cpulaunch.queues.slurm.checks import check_environment, check_hosts, check_logs, missing_nodes
 from cpulaunch.queues.slurm.follow import follow, how_to_watch, logs_before
 from cpulaunch.queues.slurm.nodes import facts_of, failure, nodes_of_partition
-from cpulaunch.queues.slurm.options import OPTIONS, SHARES, demand_time, share, warned
+from cpulaunch.queues.slurm.options import OPTIONS, SHARES, demand_time, share, time_limit_warning
 from cpulaunch.queues.slurm.script import appends, batch_script, options_of
 
 HELP = """\
-Options of sbatch, such as --nodes, --time, -p, --requeue, become #SBATCH lines; options of `cpulaunch run`
-stay those of the job.  An option of sbatch that cpulaunch doesn't know is written --name=value.
-Without --cpus-per-task, --ntasks, --mem or --exclusive, the job takes whole nodes.
-With --requeue, it is warned before its time limit, saves (cpulaunch.Checkpoint), is requeued and continues.
+Options of sbatch, such as --nodes, --time, -p, --requeue, become #SBATCH lines.  Options of `cpulaunch run`
+apply to the job.  Write options of sbatch that cpulaunch doesn't know as --name=value.
+Without --cpus-per-task, --ntasks, --mem or --exclusive, the job gets whole nodes.
+With --requeue, it gets a signal before its time limit, saves (cpulaunch.Checkpoint), is requeued and resumes.
 
 examples:
   cpulaunch submit --nodes 4 --time 2:00:00 -p batch train.py --lr 0.1
   cpulaunch submit --nodes 4 --time 12:00:00 --requeue --checkpoint-every 10m train.py
-  cpulaunch submit --nodes 4 -ppn 2 --follow train.py             show what the job prints
+  cpulaunch submit --nodes 4 -ppn 2 --follow train.py             show the job's output
   cpulaunch submit --nodes 4 -ppn 2 --dry-run train.py            only show the plan, and print the script
 """
 
 MANY = 1 << 20
-"""The assumed number of CPUs of an unknown node, on which any number of tasks fits."""
+"""The assumed number of CPUs of an unknown node: enough for any number of tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Submitted(Submitted):
-    """``asked`` are sbatch's options, and ``before`` the log files as they were before the job."""
-
-    asked: Mapping[str, str]
-    before: Mapping[Path, os.stat_result]
+    asked: Mapping[str, str]  # sbatch's options
+    before: Mapping[Path, os.stat_result]  # the result of `logs_before`
 
 
 class Slurm(Queue):
-    """Renders a job as a batch script with #SBATCH lines, and submits it with sbatch."""
+    """Renders jobs as batch scripts, and submits them with sbatch."""
 
     name = "slurm"
     title = "Slurm"
@@ -59,15 +57,15 @@ class Slurm(Queue):
     log_option = "--output"
 
     def prepare(self, job: Job) -> Job:
-        """Add the job's name, the nodes that --nnodes requests, and the warning before its time limit."""
+        """Add the job's name, its number of nodes, and the signal before its time limit."""
         asked, config, run = dict(job.asked), job.config, job.run
         for name in ("--wrap", "--test-only"):
             if name in asked:
                 hint = "name the script, as in cpulaunch submit train.py; --dry-run shows the plan"
-                raise UsageError(f"{name} is not for submit", hint=hint)
+                raise UsageError(f"submit doesn't support {name}", hint=hint)
         if job.follow and "--array" in asked:
-            why = "--follow is for one job, and --array makes several"
-            raise UsageError(why, hint="leave out one of them")
+            why = "--follow can show only one job, but --array creates several"
+            raise UsageError(why, hint="omit one of them")
         options = list(job.options)
         if "--job-name" not in asked:
             options.insert(0, ("--job-name", job.title))
@@ -75,7 +73,7 @@ class Slurm(Queue):
             options = [*(o for o in options if o[0] != "--chdir"), ("--chdir", str(Path.cwd()))]
         added = missing_nodes(config, asked)
         grace = config.watch.grace_period if config.is_set(Config.watch.grace_period) else None
-        if warning := warned(asked, grace, by_srun=config.launcher == SRUN):
+        if warning := time_limit_warning(asked, grace, by_srun=config.launcher == SRUN):
             added |= {} if "--signal" in asked else {"--signal": warning.signal}
             run = run if grace is not None else (f"--grace-period={warning.grace:g}", *run)
         if "--requeue" in asked:
@@ -97,18 +95,18 @@ class Slurm(Queue):
         return Nodes(facts_of(nodes), f"the nodes of {nodes}")
 
     def part(self, job: Job, cpus: int | None) -> Part | None:
-        given = share(job.asked, MANY if cpus is None else cpus).cpus
-        if given is None:
+        cpus_per_node = share(job.asked, MANY if cpus is None else cpus).cpus
+        if cpus_per_node is None:
             return None
-        # One CPU is certainly a small part of an unknown node.
-        if "--cpus-per-task" in job.asked or (given > 1 if cpus is None else given >= cpus):
-            return Part(given)
+        # A single CPU is a small part of any node, even of an unknown one.
+        if "--cpus-per-task" in job.asked or (cpus_per_node > 1 if cpus is None else cpus_per_node >= cpus):
+            return Part(cpus_per_node)
         why = " and ".join(name for name in SHARES if name in job.asked)
-        what = "1 CPU" if cpus is None else f"{given} of {cpus} CPUs"
+        what = "1 CPU" if cpus is None else f"{cpus_per_node} of {cpus} CPUs"
         return Part(
-            given,
-            f"with {why}, Slurm gives the job {what} of a node: --exclusive gives it whole nodes, and "
-            "--cpus-per-task more of each",
+            cpus_per_node,
+            f"with {why}, Slurm gives the job {what} of a node: use --exclusive for whole nodes, or "
+            "--cpus-per-task for more CPUs",
         )
 
     def render(self, job: Job) -> str:
@@ -118,7 +116,7 @@ class Slurm(Queue):
         asked = options_of(document)
         before = logs_before(asked)
         waits = "--wait" in asked  # then sbatch's exit code is the job's
-        hint = "--dry-run prints the script, to be submitted elsewhere"
+        hint = "use --dry-run to print the script, and submit it on another machine"
         argv = ["sbatch", "--parsable"]
         done = call(argv, text=document, hint=hint, **({"timeout": None} if waits else {}))
         if done.returncode and not (waits and done.stdout):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from cpulaunch.queues.slurm.options import says_share
+from cpulaunch.queues.slurm.options import requests_share
 
 _REQUEUING = """\
 {command} &
@@ -20,17 +20,17 @@ exit $code
 
 
 def batch_script(options: Sequence[tuple[str, str]], command: Sequence[str]) -> str:
-    """The script that runs ``command`` with ``options`` of sbatch, such as ``("--time", "2:00:00")``.
+    """Write the script that runs ``command`` with ``options`` of sbatch, such as ``("--time", "2:00:00")``.
 
     Without an option of SHARES, the job gets whole nodes.  With --requeue, the script requeues the job if
-    ``command`` exits with 75, or fails after a preemption.
+    ``command`` exits with 75 or was preempted.
     """
     named = dict(options)
     lines = ["#!/bin/bash"]
     lines += [
         f"#SBATCH {name}={shlex.quote(value)}" if value else f"#SBATCH {name}" for name, value in options
     ]
-    if not says_share(named):
+    if not requests_share(named):
         lines.append("#SBATCH --exclusive")
     if "--requeue" not in named:
         return "\n".join([*lines, f"exec {shlex.join(command)}"]) + "\n"
@@ -40,11 +40,11 @@ def batch_script(options: Sequence[tuple[str, str]], command: Sequence[str]) -> 
 
 
 def options_of(script: str) -> dict[str, str]:
-    """The options of sbatch in a script of `batch_script`, by name."""
+    """The options of sbatch in a script from `batch_script`, by name."""
     words = (shlex.split(line)[1] for line in script.splitlines() if line.startswith("#SBATCH "))
     return dict(word.partition("=")[::2] for word in words)
 
 
 def appends(options: Mapping[str, str]) -> bool:
-    """Whether a job with sbatch's ``options`` appends to an existing log instead of truncating it."""
+    """Whether the job appends to an existing log instead of truncating it."""
     return options.get("--open-mode", "append" if "--requeue" in options else "").startswith("a")

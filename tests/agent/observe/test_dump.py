@@ -1,4 +1,4 @@
-"""What an agent says of its program, in whatever state that is: real programs, and the real py-spy."""
+"""Dumps of real programs in various states, with the real py-spy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.namespaces import until
 
 from cpulaunch import variables
 from cpulaunch.agent.observe import processes
-from cpulaunch.agent.observe.dump import Dumps, Look, _Spy, find_tool
+from cpulaunch.agent.observe.dump import Dumps, Observation, _Tool, find_tool
 from cpulaunch.agent.observe.stacks import from_py_spy
 from cpulaunch.messages import AskDump, AskTime, Dump, Exit, Release, Started, Time
 from cpulaunch.supervise.stalls.stacks import main_stack, place, special_states
@@ -162,7 +162,7 @@ def test_a_program_that_a_debugger_holds(tmp_path: Path) -> None:
 
 
 def test_the_agent_works_while_py_spy_hangs_and_resumes_the_program(tmp_path: Path) -> None:
-    """A py-spy that stops the program, and then takes for ever.  Who asks meanwhile is answered in time, too."""
+    """py-spy stops the program, and never ends.  Later requests are also answered in time."""
     hangs = f'echo >>{tmp_path}/spies; while [ "$1" != --pid ]; do shift; done; kill -STOP $2; exec /bin/sleep 1000'
     with launcher(tmp_path, WAIT, **with_bin(tmp_path, hangs)) as played:
         played.say(AskDump(1, False))
@@ -200,7 +200,7 @@ def test_processes_that_are_too_much_to_send_are_counted(monkeypatch: pytest.Mon
 
 
 def test_the_sweep_counts_py_spy_as_part_of_the_job(tmp_path: Path) -> None:
-    """Who kills the agent can leave a py-spy that hangs."""
+    """If the agent is killed, a hanging py-spy remains."""
     hangs = "exec /bin/sleep 1000"
     options = with_bin(tmp_path, hangs)
     options["env"][variables.JOB_ID] = job_id = f"test-{os.getpid()}"
@@ -222,11 +222,11 @@ def test_a_py_spy_that_has_yet_to_exit_is_not_one_of_the_programs_processes() ->
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    # As one is seen whose command line is gone already.
+    # An exiting process has no command line.
     exiting = subprocess.Popen(["py-spy"], executable=shutil.which("cat"), stdin=subprocess.PIPE)
     try:
-        look = Look(AskDump(1, False), 0.0, sleeper.pid, selectors.DefaultSelector(), None)
-        described = [each["pid"] for each in look.processes]
+        observation = Observation(AskDump(1, False), 0.0, sleeper.pid, selectors.DefaultSelector(), None)
+        described = [each["pid"] for each in observation.processes]
         assert sleeper.pid in described
         assert not {spy.pid, exiting.pid} & {*described}
         assert spy.poll() is None
@@ -236,9 +236,9 @@ def test_a_py_spy_that_has_yet_to_exit_is_not_one_of_the_programs_processes() ->
             child.wait(TIMEOUT)
 
 
-def test_a_py_spy_that_was_reaped_before_its_last_words_were_read_is_no_error() -> None:
+def test_a_py_spy_that_was_reaped_before_its_output_was_read_is_no_error() -> None:
     selector = selectors.DefaultSelector()
-    spy = _Spy(["/bin/true"], {"pid": os.getpid()}, selector, from_py_spy, stops=False)
+    spy = _Tool(["/bin/true"], {"pid": os.getpid()}, selector, from_py_spy, stops=False)
     os.waitpid(spy._pid, 0)
     spy.kill()
     assert spy.ended
@@ -265,7 +265,7 @@ def test_a_program_that_ends_meanwhile(tmp_path: Path) -> None:
 
 
 def test_dumps_do_not_change_the_program(tmp_path: Path) -> None:
-    """Neither its output nor its exit code is another."""
+    """Its output and its exit code stay the same."""
     program = "import sys\nprint('ready', flush=True)\nfor _ in range(3): print(sys.stdin)\nsys.exit(7)\n"
     program = program.replace("print(sys.stdin)", "import time; time.sleep(0.3)")
     with launcher(tmp_path, program) as played:
@@ -299,7 +299,7 @@ def test_a_disk_that_hangs_is_named_with_the_file(tmp_path: Path) -> None:
             (thread,) = seen["blocked"]
             assert (thread["call"], thread["file"]) == ("read", str(file))
             assert special_states(seen) == [f"waits for a disk: read of {file}"]
-            # Its command line might have to be waited for.
+            # Reading its command line might block.
             assert seen["command"] == Path(f"/proc/{played.pid}/comm").read_text().strip()
             (waiting,) = [each for each in seen["threads"] if each["id"] == thread["thread"]]
             assert waiting["frames"][0][0] == "read"
@@ -363,7 +363,7 @@ def test_gdb_shows_the_stack_of_a_program_without_python_if_native_frames_are_wa
 
 @needs_py_spy
 def test_python_frames_are_shown_if_c_frames_are_unreadable(tmp_path: Path) -> None:
-    """As of a rank that gets no time."""
+    """This happens if a rank gets no CPU time."""
     refuses = 'case "$*" in *--native*) echo "Error: UNW_EBADREG" >&2; exit 1;; esac'
     script = f'{refuses}; exec {shutil.which("py-spy")} "$@"'
     with launcher(tmp_path, WAIT, **with_bin(tmp_path, script)) as played:

@@ -1,4 +1,4 @@
-"""Why a program got SIGKILL: for want of memory, or from outside."""
+"""The cause of a SIGKILL: the kernel is out of memory, or another process has sent it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.jobs import box
 
 @pytest.mark.slow
 def test_an_out_of_memory_kill_differs_from_another_kill(cpulaunch: Run, tmp_path: Path) -> None:
-    """In a memory cgroup of version 1 or 2, if we may make one."""
+    """This needs a memory cgroup of version 1 or 2."""
     with memory_cgroup(64 << 20) as procs:
         greedy = "x = [bytearray(1 << 20) for _ in range(1000)]"
         command = f"echo $$ > {procs} && exec {sys.executable} -c '{greedy}'"

@@ -1,4 +1,4 @@
-"""How far a program is, as its agent says: from the program's ledger, and what it prints."""
+"""The progress that an agent reports, from the program's ledger and its output."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_progress_comes_with_the_heartbeats(tmp_path: Path) -> None:
 
 
 def test_a_ledger_outlives_the_kill_of_its_program(tmp_path: Path) -> None:
-    """What it had started in the background keeps its agent waiting, which is asked meanwhile."""
+    """The agent is asked after the program's end, while it waits for the release."""
     program = WRITES + (
         "import os, signal, subprocess\n"
         "write(7, 140, 10**15, 0, 0)\n"
@@ -112,7 +112,7 @@ def test_processes_of_the_program_have_no_ledger(tmp_path: Path, child: str) -> 
 
 
 def test_a_program_that_closed_its_inherited_files_has_no_ledger(tmp_path: Path) -> None:
-    """And what it has at that descriptor stays as it is."""
+    """The file that the program has opened at the ledger's descriptor stays open."""
     program = (
         "import os\n"
         "os.closerange(3, 100)\n"

@@ -71,7 +71,7 @@ def test_a_stack_of_faulthandler() -> None:
 
 
 def test_threads_of_ours_are_left_out() -> None:
-    """By their names, or where nothing has them, by what they run.  One of the user's may call us."""
+    """They are recognized by name or, without names, by their functions.  Users' threads may call cpulaunch."""
     threading = '  File "/usr/lib/python3.12/threading.py", line 1002 in _bootstrap\n'
     mirror = '  File "/venv/cpulaunch/runtime/observe/mirror.py", line 122 in run\n'
     head = "Thread 0x01 (most recent call first):\n"
@@ -88,7 +88,7 @@ def test_threads_of_ours_are_left_out() -> None:
 
 
 def test_faulthandlers_last_thread_is_the_main_one_with_any_name() -> None:
-    """From Python 3.14 on it has the process's.  Of more than a hundred, the main one isn't there."""
+    """From Python 3.14 on, its name is the process's.  faulthandler shows only the first 100 threads."""
     text = 'Thread 0x01 [{}] (most recent call first):\n  File "t.py", line 3 in f\n'
     both = text.format("loader") + "\n" + text.format("python")
     assert [each["name"] for each in from_faulthandler(both)] == ["loader", "MainThread"]

@@ -1,4 +1,4 @@
-"""What an agent tells of the steps that its program has left in the ledger."""
+"""Telemetry that the agent makes from the steps in the ledger."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_step_waits_a_moment_for_its_loss_but_not_at_the_end() -> None:
 
 
 def test_steps_that_the_ledger_will_soon_lose_do_not_wait() -> None:
-    """A program with thousands of steps per second would never show any otherwise."""
+    """Otherwise, a program with thousands of steps per second would have no rows."""
     written = Written()
     reader = telemetry(written)
     written.steps(100 * ledger.STEPS + 1)

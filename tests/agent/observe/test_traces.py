@@ -58,7 +58,7 @@ def written(agent: Agent, data: bytes) -> None:
 
 
 def test_a_trace_is_sent_in_pieces_that_fit(agent: Agent) -> None:
-    """Also where nothing of it can be compressed."""
+    """The data can't be compressed."""
     data = os.urandom(2 * traces.PIECE + 5)
     written(agent, data)
     assert agent.said[1] == Traced(7, 12, 14, len(data), "")

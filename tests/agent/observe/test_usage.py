@@ -1,4 +1,4 @@
-"""What the kernel says of a program: real processes, asked from outside."""
+"""The resource use of real processes, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from cpulaunch.discovery.host.far_memory import NODES, far_nodes, far_share
 from cpulaunch.model.cores import CoreSet
 
 SOFTWARE = {"nanoseconds": (1, 1), "page_faults": (1, 2)}
-"""PERF_COUNT_SW_TASK_CLOCK and _PAGE_FAULTS, which all machines have: by the same calls as those of the CPU."""
+"""PERF_COUNT_SW_TASK_CLOCK and _PAGE_FAULTS, which all machines have."""
 
 PAGES = 2000
 
-# Waits for a line, touches so many pages in a thread made then, and as many in a process, and says so.
+# Waits for a line, and touches PAGES pages in a new thread, then in a child process.
 TOUCHES = f"""
 import mmap, os, threading
 def touch():
@@ -87,39 +87,6 @@ def test_counters_that_the_kernel_refuses_are_left_out() -> None:
     assert Counters(2**22 + 1, SOFTWARE).read() == {}  # there is no such process
 
 
-DENIED = """
-import ctypes, os, struct, sys, time
-from cpulaunch.agent.observe.counters import _CALL, Counters
-from cpulaunch.agent.observe.usage import Usage
-from cpulaunch.model.cores import CoreSet
-me = os.getpid()
-events = {"nanoseconds": (1, 1)}
-before = Counters(me, events).read().keys()
-# The system call's number; another one: go on; EPERM; allowed (linux/filter.h, linux/seccomp.h)
-rules = (0x20, 0, 0, 0), (0x15, 0, 1, _CALL[os.uname().machine]), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7FFF0000)
-program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in rules))
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
-given = struct.pack("=HxxxxxxQ", len(rules), ctypes.addressof(program))
-assert libc.prctl(22, 2, given, 0, 0) == 0, os.strerror(ctypes.get_errno())  # PR_SET_SECCOMP
-after = Counters(me, events).read().keys()
-print(*before, "|", *after, "|", *Usage(me, CoreSet(os.sched_getaffinity(0)), 0.0).row(time.monotonic()))
-"""
-
-
-def test_the_other_fields_remain_if_a_container_forbids_counters() -> None:
-    """By a filter of system calls, as Docker has."""
-    if not Counters(os.getpid(), SOFTWARE).read():
-        pytest.skip("this machine forbids perf_event_open")
-    command = [sys.executable, "-c", DENIED]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
-    assert done.returncode == 0, done.stderr
-    before, after, row = (part.split() for part in done.stdout.split("|"))
-    assert (before, after) == (["nanoseconds"], [])
-    assert {"rss", "cpu_seconds", "switches"} <= set(row)
-    assert not {"cycles", "instructions", "amx_busy"} & set(row)
-
-
 @pytest.mark.parametrize(
     ("vendor", "flags", "asked"),
     [
@@ -134,7 +101,7 @@ def test_amx_is_counted_if_its_event_is_known(vendor: str, flags: str, asked: se
 
 
 def test_far_memory_is_that_on_other_nodes() -> None:
-    """This machine may have one node: of its memory, all is on that one and none on another."""
+    """On a machine with one node, all memory is on this node."""
     memory = mmap.mmap(-1, 64 << 20)
     memory.write(b"x" * len(memory))
     nodes = frozenset(CoreSet.parse(Path(f"{NODES}has_memory").read_text().strip()))
@@ -193,7 +160,7 @@ def _held_back(pid: int) -> float:
 
 
 def test_a_throttled_program_has_lost_a_share_of_its_time(cpu_group: Path) -> None:
-    """The group may use a twentieth of a CPU, and the program would use one."""
+    """The quota is a twentieth of a CPU, and the program needs a whole one."""
     command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     with bounded(subprocess.Popen(command, stdout=subprocess.PIPE)) as program:
         assert program.stdout
@@ -215,7 +182,7 @@ while time.monotonic() < end: pass
 
 @pytest.mark.slow
 def test_rows_have_the_counters_of_this_machine(tmp_path: Path) -> None:
-    """Where it has any."""
+    """The machine may have none."""
     with PlayedLauncher(placement(tmp_path), COMPUTES) as launcher:
         launcher.welcome()
         row = launcher.next(messages.Steps).process

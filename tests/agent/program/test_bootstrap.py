@@ -1,4 +1,4 @@
-"""What a program's bootstrap reports, and that it is what the agent understands."""
+"""The reports of a program's bootstrap to the agent, and the tracebacks that it shows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 from cpulaunch.agent.output import Reports
 from cpulaunch.agent.program import bootstrap
-from cpulaunch.agent.program.bootstrap import leaving, ready
+from cpulaunch.agent.program.bootstrap import leaving_report, ready_report
 from cpulaunch.messages import Leaving, Raised, Ready, Report, Unknown
 from cpulaunch.wire import encode
 
 
 @pytest.mark.parametrize("report", [Ready([]), Ready([0, 2, 17]), Leaving(0), Leaving(255)])
 def test_reports_that_are_written_by_hand_are_as_they_would_be_encoded(report: Report) -> None:
-    by_hand = ready(report.cpus) if isinstance(report, Ready) else leaving(report.code)  # type: ignore[union-attr]
+    by_hand = ready_report(report.cpus) if isinstance(report, Ready) else leaving_report(report.code)  # type: ignore[union-attr]
     assert list(Reports().feed(by_hand)) == [report]
     assert [type(found) for found in Reports().feed(by_hand)] == [type(report)]
 
@@ -30,10 +30,10 @@ RAISED = Raised("ValueError: x", "train.py", 5, "Traceback …", "", None)
     [
         ([encode(RAISED)], [RAISED]),
         ([encode(RAISED)[:7], encode(RAISED)[7:]], [RAISED]),
-        ([leaving(0) + b'{"type":"step"}\n'], [Leaving(0), Unknown("step")]),
-        ([b"nonsense\n", leaving(0)], [Leaving(0)]),
-        ([b'{"type":"leaving"}\n', leaving(0)], [Leaving(0)]),
-        ([leaving(1) + b"nonsense\nhalf a line", leaving(0)], [Leaving(1), Leaving(0)]),
+        ([leaving_report(0) + b'{"type":"step"}\n'], [Leaving(0), Unknown("step")]),
+        ([b"nonsense\n", leaving_report(0)], [Leaving(0)]),
+        ([b'{"type":"leaving"}\n', leaving_report(0)], [Leaving(0)]),
+        ([leaving_report(1) + b"nonsense\nhalf a line", leaving_report(0)], [Leaving(1), Leaving(0)]),
     ],
 )
 def test_malformed_reports_are_ignored(pieces: list[bytes], reports: list[Report]) -> None:
@@ -42,7 +42,7 @@ def test_malformed_reports_are_ignored(pieces: list[bytes], reports: list[Report
 
 
 def stands_in(fault: str) -> Callable[..., Any]:
-    """A function of cpulaunch that stands in for a library's, with a fault of its own or none."""
+    """A replacement of a library's function, which runs ``fault`` first."""
     code = f"def watch(original):\n def call(*args):\n  {fault}\n  return original(*args)\n return call\n"
     exec(compile(code, bootstrap._PACKAGE + "runtime/observe/communication.py", "exec"), names := {})
     return names["watch"]
@@ -70,7 +70,7 @@ def test_our_frames_are_not_in_tracebacks_unless_they_are_at_fault(
 
     with pytest.raises(KeyError) as caught:
         users()
-    cause = bootstrap._hide(caught.value).__cause__
+    cause = bootstrap._remove_own_frames(caught.value).__cause__
     assert cause
     assert [frame.name for frame in traceback.extract_tb(cause.__traceback__)] == shown
 
@@ -81,4 +81,4 @@ def test_very_deep_tracebacks_are_shown() -> None:
 
     with pytest.raises(RecursionError) as caught:
         deep()
-    assert len(traceback.extract_tb(bootstrap._hide(caught.value).__traceback__)) > 100
+    assert len(traceback.extract_tb(bootstrap._remove_own_frames(caught.value).__traceback__)) > 100

@@ -1,4 +1,4 @@
-"""gloo in a program: its end, its forked children, its connections."""
+"""gloo in a program: at its end, in forked children, and its connections."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ dist.barrier()
 
 
 def test_it_connects_ranks_when_they_first_need_it(cpulaunch: Run, tmp_path: Path) -> None:
-    """As it does in a large job, where a rank would else have a connection to each other one."""
+    """This is for large jobs, where each rank would otherwise have a connection to each other rank."""
     (tmp_path / "connections.py").write_text(CONNECTIONS)
     lazily = ("--env", "TORCH_GLOO_LAZY_INIT=1")
     done = cpulaunch(

@@ -1,4 +1,4 @@
-"""How hosts are divided among spawners, and what these say to each other."""
+"""The division of hosts among spawners, and the messages of spawners."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cpulaunch.agent.spawner.messages import (
     Start,
     decode,
     encode,
-    grouped,
+    split_hosts,
 )
 from cpulaunch.wire import MessageError
 
@@ -23,15 +23,15 @@ def hosts(count: int) -> list[Host]:
 
 
 def depth(group: list[Host]) -> int:
-    """Connections in a row until the last of the hosts, of which the first is reached by one."""
-    return 1 + max(map(depth, grouped(group[1:])), default=0)
+    """The number of consecutive connections to the farthest host of a group."""
+    return 1 + max(map(depth, split_hosts(group[1:])), default=0)
 
 
 @pytest.mark.parametrize(
     ("count", "deepest"), [(0, 0), (1, 1), (FAN_OUT, 1), (FAN_OUT + 1, 2), (1024, 2), (1057, 3)]
 )
 def test_hosts_beyond_the_fan_out_are_reached_by_way_of_others(count: int, deepest: int) -> None:
-    groups = grouped(hosts(count))
+    groups = split_hosts(hosts(count))
     assert len(groups) <= FAN_OUT
     assert [host for group in groups for host in group] == hosts(count)
     assert max(map(depth, groups), default=0) == deepest

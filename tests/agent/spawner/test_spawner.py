@@ -275,4 +275,4 @@ def test_a_spawner_of_another_version_is_reported(tmp_path: Path) -> None:
         timeout=TIMEOUT,
     )
     assert done.returncode == 3
-    assert done.stderr == "the spawner here is of another cpulaunch: an unknown kind of message, 'begin'\n"
+    assert done.stderr == "this host has another version of cpulaunch: an unknown kind of message, 'begin'\n"

@@ -160,27 +160,26 @@ def test_a_job_is_called_like_its_script(here: Path, capsys: pytest.CaptureFixtu
             "instances.count (--instances): 5 instances on each",
         ),
         ("--cpu 16 --memory 64GB train.py", "--memory '64GB' is not a quantity"),
-        ("--cpu 16 --memory 64 train.py", "--memory 64 is 64 bytes"),
+        ("--cpu 16 --memory 64 train.py", "--memory 64 is too small: 64 bytes"),
         ("--nodes 0 train.py", "--nodes '0' is not a number of workers"),
         ("--nodes 4 -n 6 train.py", "6 ranks can't be divided evenly over 4 workers"),
-        ("--job-name My_Job train.py", "no job can be called 'My_Job'"),
+        ("--job-name My_Job train.py", "'My_Job' is no valid name of a job"),
         ("--patch gone.yaml train.py", "--patch gone.yaml: cannot be read: No such file"),
-        ("--patch train.py train.py", "--patch train.py: it is no mapping"),
+        ("--patch train.py train.py", "--patch train.py: not a mapping"),
         ("--volume data train.py", "--volume 'data' is not like CLAIM:/PATH"),
-        ("--volume data:/d --volume other:/d train.py", "--volume other:/d: data is mounted there already"),
-        ("--volume data:/usr/ train.py", "--volume data:/usr/: it would hide the image's own /usr"),
-        ("--volume data:/dev/shm/ train.py", "something of the job's own is mounted there already"),
+        ("--volume data:/d --volume other:/d train.py", "--volume other:/d: data is mounted at /d"),
+        ("--volume data:/usr/ train.py", "--volume data:/usr/: it would hide the image's /usr"),
+        ("--volume data:/dev/shm/ train.py", "cpulaunch's own volume is mounted at /dev/shm"),
         ("--nodes 2 --nnodes 4 train.py", "hosts.nnodes (--nnodes): 4 of 2 workers"),
         ("--time 2:00:00 train.py", "--time is for --to slurm"),
-        ("--hosts a,b train.py", "the operator names the hosts"),
-        ("--launcher slurm train.py", "slurm starts nothing on the workers"),
+        ("--hosts a,b train.py", "the operator selects the hosts"),
+        ("--launcher slurm train.py", "slurm can't start ranks on the workers"),
         ("gone.py", "gone.py: no such script here"),
         ("sub", "sub: is a directory"),
         ("latin.py", "latin.py: not UTF-8 text"),
-        ("big.py", "big.py: 1,048,577 bytes are too many for a ConfigMap, which takes 1,048,576"),
+        ("big.py", "big.py: 1,048,577 bytes are too many for a ConfigMap; at most 1,048,576 fit"),
         ("whole.py", "whole.py: 1,048,584 bytes are too many for a ConfigMap"),  # with its name
-        ("ünder.py", "the name of a file in a ConfigMap has only letters"),
-        ("4.py", "no job can be called '4-"),
+        ("4.py", "'4-"),
         ("", "no script to run"),
         ("submit --image train:1 train.py", "--image is for --to kubernetes, and this job is for slurm"),
     ],
@@ -192,8 +191,7 @@ def test_an_impossible_job_is_an_error_with_a_hint(
     (here / "latin.py").write_bytes(b"# \xe4\n")
     (here / "big.py").write_text("#" * (MAX_FILES + 1))
     (here / "whole.py").write_text("#" * MAX_FILES)
-    for name in ("4.py", "ünder.py"):
-        (here / name).touch()
+    (here / "4.py").touch()
     words = shlex.split(typed)
     assert main(words if typed.startswith("submit") else [*BASE, "--dry-run", *words]) == 2
     error = capsys.readouterr().err
@@ -213,7 +211,7 @@ def test_kubectl_creates_the_job_and_then_its_files(
         yaml.safe_load(second),
     ]
     said = capsys.readouterr().err
-    assert "creating MPIJob train in namespace ml of the cluster that kubectl calls the-cluster\n" in said
+    assert "creating MPIJob train in namespace ml, context the-cluster\n" in said
     assert "`kubectl get pods -n ml -l training.kubeflow.org/job-name=train`" in said
     assert "`kubectl logs -f -n ml job/train-launcher`" in said
     assert "`kubectl delete -n ml mpijob/train configmap/train-files`" in said
@@ -268,9 +266,9 @@ def test_a_patch_names_the_document_that_it_changes(here: Path, capsys: pytest.C
     ("kind", "says", "hint", "last"),
     [
         ("MPIJob", 'no matches for kind "MPIJob"', "the MPI operator is not installed", "create -f -"),
-        ("MPIJob", 'mpijobs "train" already exists', "--job-name gives this one another name", "create -f -"),
+        ("MPIJob", 'mpijobs "train" already exists', "set another --job-name", "create -f -"),
         ("MPIJob", "dial tcp: connection refused", "`kubectl config get-contexts`", "create -f -"),
-        ("MPIJob", 'unknown field "spec.x"', "the MPI operator there is older", "create -f -"),
+        ("MPIJob", 'unknown field "spec.x"', "the MPI operator in this cluster is older", "create -f -"),
         ("ConfigMap", "exceeded quota", "", "delete --ignore-not-found mpijob/train"),
     ],
 )
@@ -308,7 +306,7 @@ def test_a_job_is_followed_to_its_end(
     pods: list[str], code: int, says: str, kubectl: Path,
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("cpulaunch.queues.kubernetes.follow.LOOK", 0.01)
+    monkeypatch.setattr("cpulaunch.queues.kubernetes.follow.POLL_INTERVAL", 0.01)
     (answers := kubectl.parent / "pods").write_text("\n".join(pods) + "\n")
     monkeypatch.setenv("PODS", str(answers))
     assert main([*BASE, "--follow", "-J", "train", "train.py"]) == code
@@ -321,7 +319,7 @@ def test_a_job_is_followed_to_its_end(
 def test_a_trainjob_is_followed_to_its_end(
     kubectl: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cpulaunch.queues.kubernetes.follow.LOOK", 0.01)
+    monkeypatch.setattr("cpulaunch.queues.kubernetes.follow.POLL_INTERVAL", 0.01)
     (answers := kubectl.parent / "pods").write_text(
         pod("Failed", code=5).replace('"launcher"', '"node"') + "\n"
     )
@@ -367,7 +365,7 @@ def test_without_kubectl(
     assert main([*BASE, "train.py"]) == 3
     error = capsys.readouterr().err
     assert "kubectl can't be run: No such file or directory" in error
-    assert "--dry-run prints the job, and --output F keeps it" in error
+    assert "use --output F to write the job to a file" in error
 
 
 def test_the_pages_commands_are_understood(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

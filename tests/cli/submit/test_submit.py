@@ -172,7 +172,7 @@ def test_the_remedies_for_a_time_limit_that_is_too_short_are_some(
     typed = ["submit", "--dry-run", "--requeue"]
     assert main([*typed, "--time", time, "train.py"]) == 2
     longer, _, later = (
-        capsys.readouterr().err.partition("hint: ")[2].partition(" or more; or a later warning: ")
+        capsys.readouterr().err.partition("hint: use ")[2].partition(" or more, or a later warning: ")
     )
     assert main([*typed, longer, "train.py"]) == 0
     assert main([*typed, "--time", time, *later.split(), "train.py"]) == 0
@@ -196,11 +196,11 @@ def test_the_script_is_kept_on_request(
         ("", "hint: cpulaunch submit [OPTIONS] train.py"),
         ("--patition=batch train.py", "unknown option --patition; did you mean '--partition'?"),
         ("--nodse 4 train.py", "submit --help-all` lists the options, and sbatch(1) those of Slurm"),
-        ("--wrap hostname train.py", "--wrap is not for submit"),
+        ("--wrap hostname train.py", "submit doesn't support --wrap"),
         ("-f missing train.py", "hostfile missing: cannot be read: No such file"),
         ("-N 2 --hosts a,b train.py", "hosts.list (--hosts): Slurm may not give the job a, b"),
         ("-N 2 --hosts a,b -w b train.py", "Slurm may not give the job a\n"),
-        ("--set hosts.exclude=a train.py", "hint: --exclude=a of sbatch"),
+        ("--set hosts.exclude=a train.py", "hint: omit it, and use --exclude=a of sbatch"),
         (
             "-N 2 --machine_rank 0 train.py",
             "hint: leave it out, and start one `cpulaunch run` for all hosts: in a queue's job",
@@ -210,22 +210,28 @@ def test_the_script_is_kept_on_request(
         ("--ntasks 7 -n 3 train.py", "hosts.nproc (-n): 3 ranks, but sbatch's options request 7 tasks"),
         ("--ntasks-per-node 1 -N 4 -n 8 train.py", "8 ranks, but sbatch's options request 4 tasks"),
         ("-N 4 -n 6 train.py", "hosts.nproc (-n): 6 ranks can't be divided evenly over 4 hosts"),
-        ("-x node0 train.py", "--exclude=node0 has Slurm avoid a node"),
-        ("-N 2 --nnodes 5 train.py", "hosts.nnodes (--nnodes): 5 of 2 nodes\ncpulaunch: hint: --nodes=5"),
-        ("--requeue --signal=B:INT@60 train.py", "hint: --signal=B:TERM@60"),
-        ("--requeue --signal=TERM@60 train.py", "--signal=TERM@60: without B:, Slurm sends it to srun's"),
+        ("-x node0 train.py", "--exclude=node0 for a node to avoid"),
+        ("-N 2 --nnodes 5 train.py", "hosts.nnodes (--nnodes): 5 of 2 nodes\ncpulaunch: hint: use --nodes=5"),
+        ("--requeue --signal=B:INT@60 train.py", "hint: use --signal=B:TERM@60"),
+        (
+            "--requeue --signal=TERM@60 train.py",
+            "--signal=TERM@60: without B:, Slurm sends it only to srun's",
+        ),
         (
             "--requeue --signal=B:TERM@60 --grace-period 110 train.py",
-            "Slurm ends the job 60 s later, while ranks have a grace period of 110 s to save\n"
-            "cpulaunch: hint: --signal=B:TERM@120",
+            "Slurm ends the job 60 s later, but the grace period of the ranks is 110 s\n"
+            "cpulaunch: hint: use --signal=B:TERM@120",
         ),
-        ("--time 1:00 --requeue train.py", "hint: --time=4 or more\n"),
-        ("-o logs/%j.out train.py", "there is no directory logs, and Slurm doesn't make it"),
+        ("--time 1:00 --requeue train.py", "hint: use --time=4 or more\n"),
+        ("-o logs/%j.out train.py", "there is no directory logs, and Slurm doesn't create it"),
         ("-e logs/err train.py", "hint: mkdir -p logs"),
-        ("--output=logs/%x.out train.py", "there is no directory logs, and Slurm doesn't make it"),
+        ("--output=logs/%x.out train.py", "there is no directory logs, and Slurm doesn't create it"),
         ("-o %x/out train.py", "--output=%x/out: there is no directory train, and Slurm"),
-        ("--nodes 4 --follow -a 1-5%1 train.py", "--follow is for one job, and --array makes several"),
-        ("--time 3 --requeue train.py", "--time=3: Slurm may warn the job 180 s before its end"),
+        (
+            "--nodes 4 --follow -a 1-5%1 train.py",
+            "--follow can show only one job, but --array creates several",
+        ),
+        ("--time 3 --requeue train.py", "--time=3: Slurm may send the signal 180 s earlier"),
         ("--nodes 4 -ppn 9 --lscpu lscpu train.py", "9 ranks"),
         ("--nodes 4 --output ./train.py train.py", "would overwrite the job's script"),
         ("--nodes 4 job.sh", "job.sh is a bash script, and ranks run Python"),
@@ -405,7 +411,7 @@ def test_without_sbatch(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert main(["submit", "--nodes", "2", "train.py"]) == 3
-    assert "--dry-run prints the script, to be submitted elsewhere" in capsys.readouterr().err
+    assert "use --dry-run to print the script" in capsys.readouterr().err
 
 
 def test_the_users_open_mode_of_the_log_is_kept() -> None:

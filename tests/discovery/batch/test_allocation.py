@@ -59,7 +59,7 @@ def test_the_mpi_operators_hostfile_is_read_in_its_pods_alone(variable: str, tex
 
 
 def test_the_tasks_of_a_step_that_we_are_in_say_nothing_of_the_job() -> None:
-    """``srun --nodes=1 --ntasks=1 cpulaunch run``: its variables are those of the step, but for the nodes."""
+    """In ``srun --nodes=1 --ntasks=1 cpulaunch run``, the variables describe the step, except for the nodes."""
     step = {"SLURM_STEP_ID": "0", "SLURM_TASKS_PER_NODE": "1", "SLURM_NTASKS": "1"}
     found = allocation({**SLURM, **step}, lambda path: None)
     assert found is not None

@@ -1,4 +1,4 @@
-"""Waiting for workers, whose sshd here is a socket that greets like one."""
+"""Waiting for workers.  A socket that greets like sshd plays a worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ("127.0.0.1", "127.0.0.2")
 
 @contextlib.contextmanager
 def greeting(address: str, port: int, text: bytes = b"SSH-2.0-test\r\n") -> Iterator[int]:
-    """Who connects is greeted; the port."""
+    """Greet all connections.  Yields the port."""
     with socket.create_server((address, port)) as listener:
 
         def serve() -> None:

@@ -1,4 +1,4 @@
-"""The MPIs that are installed: where they are looked for, and what they say of themselves."""
+"""Finding installed MPIs, and recognizing them by their output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPENMPI = "mpiexec (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/
 
 
 def install(path: Path, says: str) -> Path:
-    """A program that says this when it is run."""
+    """Install a program that prints a text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\nprintf '%s\\n' {shlex.quote(says)}\n")
     path.chmod(0o755)
@@ -26,7 +26,7 @@ def install(path: Path, says: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """But what a test installs."""
+    """Hide the machine's own MPIs."""
     monkeypatch.setattr("sys.prefix", str(tmp_path / "venv"))
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.delenv("I_MPI_ROOT", raising=False)

@@ -32,7 +32,7 @@ def test_the_master_need_not_know_its_own_address(resolved: list[str]) -> None:
 
 
 def test_a_hostfile_that_begins_with_localhost() -> None:
-    """To every host that name means itself, so what counts is where ssh came from."""
+    """On each host, this name means the host itself, so the addresses of the ssh connections are used."""
     hosts = [answer(n, here=n == 0, master=["127.0.0.1"], source="127.0.0.1") for n in range(3)]
     assert chosen(*hosts) == ["eth0"] * 3
 

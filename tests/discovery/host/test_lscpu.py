@@ -68,7 +68,7 @@ def test_the_maximum_frequency_is_read(text: str, performance: float | None) -> 
         ("# CPU,Socket\n0,0\n", "has no CORE column, but CPU, SOCKET"),
         ("# CPU,Core,Socket,Node\n0,0,0,0\n1,1,0\n", "line 3 of the lscpu text has 3 values for 4 columns"),
         ("CPU CORE\n0 0\n1\n", "line 3 of the lscpu text has 1 value for 2 columns"),
-        ("# CPU,Core,Socket,Node\n0,0,0,0\n0,1,0,0\n", "line 3 of the lscpu text describes CPU 0 once more"),
+        ("# CPU,Core,Socket,Node\n0,0,0,0\n0,1,0,0\n", "line 3 of the lscpu text describes CPU 0 again"),
         (
             "# CPU,Core,Socket,Node\n0,zero,0,0\n",
             "line 2 of the lscpu text has 'zero' where a CORE number belongs",
@@ -81,11 +81,11 @@ def test_text_that_lscpu_would_not_print_is_an_error(text: str, message: str) ->
     with pytest.raises(ConfigError) as caught:
         topology_from_lscpu(text)
     assert message in str(caught.value)
-    assert caught.value.hint == "Record the machine with: lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ"
+    assert caught.value.hint == "record the machine with: lscpu -p=CPU,CORE,SOCKET,NODE,MAXMHZ"
 
 
 def test_missing_columns_are_noted() -> None:
     assert topology_from_lscpu("CPU CORE\n0 0\n").notes == (
-        "lscpu's text has no SOCKET column: taken as one socket",
-        "lscpu's text has no NODE column: taken as one NUMA node",
+        "the lscpu text has no SOCKET column: one socket is assumed",
+        "the lscpu text has no NODE column: one NUMA node is assumed",
     )

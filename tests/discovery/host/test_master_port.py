@@ -1,4 +1,4 @@
-"""Keeping a port: who can be bound to it, and who can't."""
+"""Reserving a port: which processes can bind it."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_ports_are_tried_from_the_upper_half_of_a_range() -> None:
     ports = master_port.candidates("auto", range(20000, 20005))
     assert sorted(ports[:3]) == [20002, 20003, 20004]
     assert ports[3:] == [20001, 20000]
-    assert len(master_port.candidates("auto", range(1024, 65536))) == master_port.MOST_TRIED
+    assert len(master_port.candidates("auto", range(1024, 65536))) == master_port.MAX_CANDIDATES
 
 
 def test_the_first_free_port_is_taken() -> None:

@@ -23,7 +23,7 @@ UNIFIED = (ROOT / "cgroup.controllers").exists()
 
 
 def report(groups: list[str]) -> None:
-    """What the child does: it enters the groups and prints what it may use."""
+    """In the child: enter the groups, and print the available CPUs and the quota."""
     for group in groups:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))
     cpuset, quota = cgroup_limits(read_file)
@@ -33,7 +33,7 @@ def report(groups: list[str]) -> None:
 
 @pytest.fixture
 def groups() -> Iterator[Any]:
-    """Makes a group in a hierarchy, with these files written; all are removed in the end."""
+    """Creates a group in a hierarchy, and writes its files.  All groups are removed after the test."""
     with ExitStack() as made:
 
         def make(controller: str, files: Mapping[str, str]) -> str:
@@ -77,7 +77,7 @@ def test_a_process_with_a_quota_sees_its_cpu_time(groups: Any) -> None:
 
 
 def test_a_plan_there_has_as_many_threads_as_the_quota(groups: Any, tmp_path: Path) -> None:
-    """On a bigger machine than the quota; what isn't cut down isn't noted."""
+    """The machine must have more CPUs than the quota."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("this machine has only one core")
     v1 = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "150000"}

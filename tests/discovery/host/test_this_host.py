@@ -1,4 +1,4 @@
-"""What a process may use of the machine that it is on."""
+"""The CPUs of this host that a process may use."""
 
 from __future__ import annotations
 
@@ -81,4 +81,4 @@ def test_a_mask_within_a_cpuset_counts() -> None:
 def test_the_facts_have_the_quota_and_the_forbidden_cpus() -> None:
     assert machine("container-quota").quota == 6.0
     assert machine("container-cpuset").quota is None
-    assert machine("container-cpuset").notes == ("15 of 112 CPUs may be used (CPU mask or cpuset)",)
+    assert machine("container-cpuset").notes == ("15 of 112 CPUs are available (CPU mask or cpuset)",)

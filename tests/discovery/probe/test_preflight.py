@@ -1,4 +1,4 @@
-"""What is reported of hosts, from what they answered."""
+"""Reports on hosts, from their answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def complaints(
     given: dict[str, ProbeResponse], request: ProbeRequest = REQUEST, reach: Reach = SSH
 ) -> list[str]:
     return [
-        f"{r.host}: {p.of(r.host)[0]}" for r in report_on_hosts(given, request, reach) for p in r.problems
+        f"{r.host}: {p.text(r.host)[0]}" for r in report_on_hosts(given, request, reach) for p in r.problems
     ]
 
 
@@ -113,7 +113,7 @@ def test_the_majority_has_the_right_version() -> None:
         (ProbeResponse(None, NO_PYTHON), "there is no /venv/bin/python"),
         (
             ProbeResponse(None, NO_CPULAUNCH),
-            "/venv/bin/python is there, but cpulaunch isn't where it is here",
+            "/venv/bin/python exists, but cpulaunch is not installed at the same path as here",
         ),
         (ProbeResponse(None, 255, "Host key verification failed."), "ssh: Host key verification failed."),
         (
@@ -122,10 +122,10 @@ def test_the_majority_has_the_right_version() -> None:
         ),
         (ProbeResponse(None, 255, "kex_exchange: closed"), "ssh: kex_exchange: closed"),
         (ProbeResponse(None, 255), "ssh: ended without a message"),
-        (ProbeResponse(None, 0, ""), "its answer was not understood (exit code 0)"),
+        (ProbeResponse(None, 0, ""), "its answer is malformed (exit code 0)"),
         (
             ProbeResponse(None, 1, "a\nMemoryError"),
-            "its answer was not understood (exit code 1: MemoryError)",
+            "its answer is malformed (exit code 1: MemoryError)",
         ),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_host_that_gives_no_answer(response: ProbeResponse, what: str) -> None
             "srun: error: Unable to create step for job 13: Requested node configuration is not available",
             "srun: Unable to create step for job 13: Requested node configuration is not available",
         ),
-        # How the step's own task ended comes last, and is no error of srun's.
+        # The last line is about the end of the step's task, which is no error of srun.
         (
             NO_PYTHON,
             "srun: cluster configuration lacks support for cpu binding\nsrun: error: node1: task 0: Exited with exit code 97",
@@ -150,7 +150,7 @@ def test_a_host_that_gives_no_answer(response: ProbeResponse, what: str) -> None
         (
             1,
             "MemoryError\nsrun: error: node1: task 0: Exited with exit code 1",
-            "its answer was not understood (exit code 1: srun: error: node1: task 0: Exited with exit code 1)",
+            "its answer is malformed (exit code 1: srun: error: node1: task 0: Exited with exit code 1)",
         ),
     ],
 )
@@ -191,6 +191,6 @@ def test_a_host_that_would_slow_the_others_is_a_warning() -> None:
     assert not report.problems
     assert report.warnings == (
         "/dev/shm holds only 64 MB; DataLoader workers and collectives may need more",
-        "has 1 of the 4 cores that most have; the others will wait for it",
-        "lacks amx_bf16, which most have; the others will wait for it",
+        "has 1 core, but most hosts have 4; the others will wait for it",
+        "lacks amx_bf16, unlike most hosts; the others will wait for it",
     )

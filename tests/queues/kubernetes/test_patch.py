@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cpulaunch.errors import UsageError
-from cpulaunch.queues.kubernetes.patch import merged, read_patch
+from cpulaunch.queues.kubernetes.patch import merge, read_patch
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from cpulaunch.queues.kubernetes.patch import merged, read_patch
     ],
 )
 def test_the_examples_of_the_rfc(target: Any, patch: Any, result: Any) -> None:
-    assert merged(target, patch) == result
+    assert merge(target, patch) == result
 
 
 def test_items_with_names_are_merged_by_name() -> None:
@@ -41,14 +41,14 @@ def test_items_with_names_are_merged_by_name() -> None:
         {"name": "worker", "env": [{"name": "B", "value": "2"}, {"name": "A", "value": "3"}]},
         {"name": "side", "image": "s"},
     ]
-    assert merged(containers, patch) == [
+    assert merge(containers, patch) == [
         {"name": "worker", "image": "i", "env": [{"name": "A", "value": "3"}, {"name": "B", "value": "2"}]},
         {"name": "side", "image": "s"},
     ]
 
 
 def test_items_without_names_replace_the_list() -> None:
-    assert merged([{"key": "a"}], [{"key": "b"}]) == [{"key": "b"}]
+    assert merge([{"key": "a"}], [{"key": "b"}]) == [{"key": "b"}]
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,10 @@ def test_items_without_names_replace_the_list() -> None:
         (None, "cannot be read: No such file"),
         (b"\xff", "not UTF-8 text"),
         (b"a: [", "not YAML"),
-        (b"- a\n", "it is no mapping"),
-        (b"", "it is no mapping"),
+        (b"- a\n", "not a mapping"),
+        (b"", "not a mapping"),
         (b"kind: Job\n", "the job has no Job"),
         (b"metadata: {name: other}\n", "it changes metadata.name"),
-        (b"a: " + b"b" * (1 << 20), "it has more than 1 MiB"),
     ],
 )
 def test_an_invalid_patch_is_an_error(text: bytes | None, says: str, tmp_path: Path) -> None:

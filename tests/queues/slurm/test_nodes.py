@@ -35,7 +35,7 @@ def test_nodes_are_of_the_most_frequent_kind(options: dict[str, str], shown: str
 
 
 def test_no_partition_has_the_requested_nodes() -> None:
-    with pytest.raises(HostError, match="sinfo names no such node"):
+    with pytest.raises(HostError, match="sinfo lists no such node"):
         most_nodes(SINFO, {"--constraint": "arm"})
 
 
@@ -48,9 +48,9 @@ def test_no_partition_has_the_requested_nodes() -> None:
         ({"--cpus-per-task": "112"}, None),
         (
             {"--cpus-per-task": "113"},
-            "--cpus-per-task=113: 113 CPUs of a node, but nodes of partition batch have 112",
+            "--cpus-per-task=113: 113 CPUs per node, but nodes of partition batch have at most 112",
         ),
-        ({"--cpus-per-task": "57", "--ntasks-per-node": "2"}, "114 CPUs of a node"),
+        ({"--cpus-per-task": "57", "--ntasks-per-node": "2"}, "114 CPUs per node"),
         ({"--cpus-per-task": "113", "--overcommit": ""}, None),
     ],
 )
@@ -71,7 +71,7 @@ SEVERAL = "thin|2|28|1|256000|96|(null)\nfat|8|28|1|2048000|2|(null)\n"
         ({"--nodes": "96", "--cpus-per-task": "56"}, None),  # thin
         ({"--nodes": "2", "--cpus-per-task": "224"}, None),  # fat
         ({"--nodes": "97"}, "partition thin has 96 nodes"),
-        ({"--nodes": "3", "--cpus-per-task": "224"}, "nodes of partition thin have 56 at most"),
+        ({"--nodes": "3", "--cpus-per-task": "224"}, "nodes of partition thin have at most 56"),
     ],
 )
 def test_one_of_several_partitions_must_have_room_for_the_job(
