@@ -153,7 +153,7 @@ class TestArgumentsOfEach:
         assert told(plan).each == (("--a", "2"),)
 
     def test_must_be_as_many(self) -> None:
-        with pytest.raises(PlanError, match="--each has 3 lines, and the job 2 instances"):
+        with pytest.raises(PlanError, match="--each has 3 lines, but the job has 2 instances"):
             self.planned(("instances.count", "2", "--instances"))
 
 

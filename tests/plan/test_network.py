@@ -211,7 +211,7 @@ def test_the_plan_names_the_transport_of_collectives(
 def test_replacing_a_transport_that_oneccl_bind_pt_lacks_is_noted() -> None:
     made = make("ccl.binding=oneccl_bind_pt", "ccl.transport=tcp", hosts="a,b")
     (note,) = (note for note in made.notes if "oneccl_bind_pt" in note)
-    assert note == "ccl.transport (--ccl.transport): oneccl_bind_pt has no tcp; it takes oneccl"
+    assert note == "ccl.transport (--ccl.transport): oneccl_bind_pt has no tcp; it uses oneccl"
     for settings in ((), ("ccl.transport=ofi",), ("mpi.flavour=intel", "ccl.transport=mpi")):
         assert not make("ccl.binding=oneccl_bind_pt", *settings, hosts="a,b").notes
 
@@ -259,7 +259,7 @@ def test_each_library_gets_the_users_ports() -> None:
     assert made.env["CPULAUNCH_RANK_PORT_RANGE"] == "20000-20099"
     assert not made.notes
     (note,) = looked_at(PORTS, "training.as_written=true").notes
-    assert "if the script itself makes a gloo group, that listens on any port" in note
+    assert "a gloo group that the script makes listens on any port" in note
 
 
 @pytest.mark.parametrize(
