@@ -162,7 +162,7 @@ def test_malformed_values_in_the_store_are_refused(written: bytes) -> None:
     store.set("peer", written)
     tracemalloc.start()
     try:
-        with pytest.raises(DistBackendError, match="the store holds something that ranks don't write"):
+        with pytest.raises(DistBackendError, match="the store's data are not those of a rank"):
             Meeting(store, 1, range(3), LIMIT).exchange("peer", "here")
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
