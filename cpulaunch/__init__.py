@@ -13,8 +13,8 @@ In a training script::
         optimizer.step()
         optimizer.zero_grad()
 
-Importing this package is cheap and imports no torch, as the launcher and the agent depend on it: the names
-below are imported when they are first used.
+Importing this package is cheap and does not import torch, which the launcher and the agent don't need.  The
+names below are imported when they are first used.
 """
 
 from __future__ import annotations

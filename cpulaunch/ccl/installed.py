@@ -232,9 +232,7 @@ def describe(there: State, binding: str = "auto") -> list[tuple[str, str]]:
             note = " (of another version of cpulaunch)"
         lines.append(("built", f"{what}, by {each.compiler}: {each.directory}{note}"))
     if there.bindings and binding != "oneccl_bind_pt":
-        lines.append(
-            ("not used", f"oneccl_bind_pt {there.bindings}; --ccl-binding oneccl_bind_pt uses it")
-        )
+        lines.append(("not used", f"oneccl_bind_pt {there.bindings}; --ccl-binding oneccl_bind_pt uses it"))
     elif not there.bindings:
         lines.append(("oneccl_bind_pt", "not installed"))
     return lines

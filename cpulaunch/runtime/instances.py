@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from cpulaunch import variables
 from cpulaunch.errors import UsageError
-from cpulaunch.metric_line import Stated, metric_line
+from cpulaunch.metric_line import MetricValue, metric_line
 from cpulaunch.runtime.join import other_launchers_rank
 
 Items = TypeVar("Items")
@@ -60,5 +60,5 @@ def metric(name: str, value: Any, unit: str = "") -> None:
             f"cpulaunch.metric: the value of {name!r} is a number, not this {type(value).__name__}",
             hint="anything that float() takes, such as a tensor of one element",
         ) from None
-    sys.stdout.write(metric_line(Stated(name, number, unit)) + "\n")
+    sys.stdout.write(metric_line(MetricValue(name, number, unit)) + "\n")
     sys.stdout.flush()
