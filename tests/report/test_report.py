@@ -298,16 +298,16 @@ def test_figures_stated_by_programs_are_a_table(tmp_path: Path) -> None:
     ]  # fmt: skip
     two = write_job(tmp_path / "b", job="20261123-061104-aaaaaaaaaaaaaaaa")
     page = render([read_job(one), read_job(with_figures(two))], "", "test")
-    name = "throughput, as stated (in all)"
+    name = "throughput, as printed (in all)"
     assert f"<td>{name}</td><td>203,520 samples/s</td><td>203,520 samples/s (1.00×)" in page
     assert page.count("Metrics that the ranks printed") == 2
 
 
 def test_a_terminal_shows_a_few_stated_figures_with_their_source(tmp_path: Path) -> None:
     one = with_figures(write_job(tmp_path / "a"), FIGURES * 5)
-    lines = [line for line in in_words(Numbers(read_job(one))).splitlines() if "as stated" in line]
+    lines = [line for line in in_words(Numbers(read_job(one))).splitlines() if "as printed" in line]
     assert [" ".join(line.split()) for line in lines[:2]] == [
-        "throughput, as stated (in all) 203,520 samples/s",
-        "<b>latency, as stated (median) 0.0584 ms",
+        "throughput, as printed (in all) 203,520 samples/s",
+        "<b>latency, as printed (median) 0.0584 ms",
     ]
     assert (len(lines), lines[-1].split("stated")[1].split()) == (9, ["2", "more:", "outcome.json"])
