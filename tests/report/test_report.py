@@ -286,7 +286,7 @@ def with_figures(place: Path, figures: Sequence[object] = FIGURES) -> Path:
     return place
 
 
-def test_figures_stated_by_programs_are_a_table(tmp_path: Path) -> None:
+def test_metrics_of_programs_are_a_table(tmp_path: Path) -> None:
     one = with_figures(write_job(tmp_path / "a"))
     page = render([read_job(one)], "", "test")
     table = page.split("Metrics that the ranks printed")[1].partition("</table>")[0]
@@ -303,11 +303,11 @@ def test_figures_stated_by_programs_are_a_table(tmp_path: Path) -> None:
     assert page.count("Metrics that the ranks printed") == 2
 
 
-def test_a_terminal_shows_a_few_stated_figures_with_their_source(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_few_metrics_of_programs(tmp_path: Path) -> None:
     one = with_figures(write_job(tmp_path / "a"), FIGURES * 5)
     lines = [line for line in in_words(Numbers(read_job(one))).splitlines() if "as printed" in line]
     assert [" ".join(line.split()) for line in lines[:2]] == [
         "throughput, as printed (in all) 203,520 samples/s",
         "<b>latency, as printed (median) 0.0584 ms",
     ]
-    assert (len(lines), lines[-1].split("stated")[1].split()) == (9, ["2", "more:", "outcome.json"])
+    assert (len(lines), lines[-1].split("printed")[1].split()) == (9, ["2", "more:", "outcome.json"])
