@@ -1,4 +1,4 @@
-"""Allreduce and a DDP step: ccl, gloo (pinned and not), Intel's MPI benchmark, oneccl_bind_pt where it is.
+"""Compares backends in allreduce and a DDP step: ccl, gloo, Intel's MPI benchmark, and oneccl_bind_pt.
 
     python scripts/bench/allreduce.py [--rounds 3] [--out runs/allreduce]
     python scripts/bench/allreduce.py --more --only ddp --out runs/allreduce  adds rounds to that file
@@ -6,12 +6,11 @@
     python scripts/bench/allreduce.py --only fsdp    a step of FSDP2 of BERT (needs transformers)
     python scripts/bench/allreduce.py --only threads  ranks of two threads beside ranks of one
 
-"ccl, shared" reduces tensors that lie in memory which the ranks share, as DDP's buckets do after `prepare`,
-and FSDP2's buffers do.  A step of FSDP2 is also taken with torch's backend "fake", which sends nothing: no
-backend's step can be shorter.
-The contenders take turns, so that a busy machine hurts them alike, and each ratio is of one round's numbers.
-Each rank is pinned to one core (but "gloo, free").  Prints medians, and ratios as min/median/max over the
-rounds; writes OUT.json with every sample, and OUT.png where matplotlib is installed.
+"ccl, shared" reduces tensors in memory that the ranks share, like DDP's buckets after `prepare` and FSDP2's
+buffers.  FSDP2 also runs with torch's backend "fake", which sends nothing and gives a lower bound.
+Contenders take turns, so that a busy machine affects all of them, and each ratio is of one round.  Each rank
+is pinned to a core, except for "gloo, free".  Prints medians, and ratios as min/median/max over the rounds;
+writes OUT.json with every sample.
 """
 
 from __future__ import annotations
@@ -35,12 +34,7 @@ from typing import Any
 DTYPES = ("float32", "bfloat16")
 SIZES = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]  # bytes
 RUN_LIMIT = 400.0  # seconds
-
-
-TURNS = 7  # of ranks with one thread, and as many with two
-
-BATCHES = (1, 8)  # of 128 tokens, per rank
-
+TURNS = 7  # with one thread per rank, and as many with two
 
 Samples = dict[str, dict[str, dict[str, list[float]]]]
 
@@ -100,7 +94,6 @@ def main() -> int:
         print(f"round {number + 1} of {options.rounds} done", file=sys.stderr, flush=True)
     if document["allreduce_us"]:
         print(allreduce_table(document["allreduce_us"]))
-        draw(document["allreduce_us"], options.out.with_suffix(".png"))
     if document["ddp_ms"]:
         print(ddp_table(document["ddp_ms"]))
     if document["gather_us"]:
@@ -472,33 +465,6 @@ def threads_table(us: dict[str, dict[str, list[float]]]) -> str:
             cells.append(spread([b / a for a, b in zip(us[one][size], us[two][size], strict=True)]))
         lines.append(f"| {int(size):,} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def draw(us: dict[str, dict[str, list[float]]], path: Path) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        print(f"no {path.name}: matplotlib is not installed", file=sys.stderr)
-        return
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
-    for name, by_size in us.items():
-        if name.endswith("float32"):
-            axes.loglog(
-                [int(size) for size in by_size],
-                [statistics.median(values) for values in by_size.values()],
-                "o-",
-                label=name.rsplit(" ", 1)[0],
-            )
-    axes.set_xlabel("bytes, float32")
-    axes.set_ylabel("µs")
-    axes.set_title("Allreduce within a host")
-    axes.legend()
-    axes.grid(True, which="both", alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":
