@@ -400,35 +400,13 @@ class Release(NamedTuple):
 Report = Ready | Torch | Raised | Aborts | Leaving | Resumes | Saves | SavesAt | Traces | HasTraced
 TraceMessage = Tracing | Traced | TracePiece
 AgentMessage = (
-    Hello
-    | Started
-    | Output
-    | Beat
-    | Steps
-    | Time
-    | Dump
-    | Failure
-    | Found
-    | Note
-    | Resumed
-    | Saved
-    | TraceMessage
-    | Refused
-    | Exit
-    | Receipt
-)
+    Hello | Started | Output | Beat | Steps | Time | Dump | Failure | Found | Note | Resumed | Saved
+    | TraceMessage | Refused | Exit | Receipt
+)  # fmt: skip
 LauncherMessage = (
-    Challenge
-    | Welcome
-    | LauncherReceipt
-    | AskTime
-    | AskProgress
-    | AskDump
-    | Trace
-    | SendTrace
-    | End
+    Challenge | Welcome | LauncherReceipt | AskTime | AskProgress | AskDump | Trace | SendTrace | End
     | Release
-)
+)  # fmt: skip
 Message = Report | AgentMessage | LauncherMessage
 
 FROM_RANK: Mapping[str, type[Report]] = {

@@ -54,7 +54,7 @@ class Layout:
     socket_of: Sequence[int]  # its group within the host (`levels.groups_of`), or -1
     numbers: Sequence[int]  # rank in the job
     host_names: Sequence[str] = field(default=())  # empty if there is one host
-    threads: int = 1  # with which each rank computes, at least
+    threads: int = 1  # minimum number of threads with which a rank computes
     cache: int = 0  # this rank's share of the last-level cache in bytes
 
     @property
@@ -69,7 +69,7 @@ class Layout:
 
     @property
     def locals(self) -> list[int]:
-        """The ranks of this rank's host."""
+        """The ranks on the host of ``rank``."""
         return [rank for rank, host in enumerate(self.host_of) if host == self.host_of[self.rank]]
 
 
@@ -117,7 +117,7 @@ class Core:
         return int(self._c.cl_memory_offer(its.address))
 
     def map_memory(self, layout: Layout, *, pid: int, descriptor: int) -> Handle | None:
-        """Map the memory that rank ``pid`` of this host offers; None if this process may not open it."""
+        """Map the memory that the process ``pid`` offers; None if this process may not open it."""
         its = self._layout(layout)
         slots = self._c.cl_memory_map(its.address, pid, descriptor)
         return Handle(slots, self._c.cl_slots_free) if slots else None

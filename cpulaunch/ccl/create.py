@@ -37,10 +37,10 @@ from cpulaunch.config.settings import Table
 from cpulaunch.errors import HostError
 from cpulaunch.plan.communication import decide_transport, needs_libfabric, needs_oneccl
 
-_CONNECTIONS = 4  # with each rank of another host
+_CONNECTIONS = 4  # maximum between two ranks on different hosts
 _SPARE_DESCRIPTORS = 256  # for files that the program opens later
 _MIN_STORE_INTERVAL = 0.2  # seconds
-_REQUESTS_PER_SECOND = 100  # to the store, by all ranks of a group together
+_REQUESTS_PER_SECOND = 100  # by all waiting ranks of a group to the store
 
 has_failed = False
 """Whether the program ends with an exit code other than 0.  The bootstrap sets it, as atexit functions

@@ -56,8 +56,8 @@ _ERRNO = re.compile(r"\[Errno -?\d+\] ([^'\"()]+)")
 def fetch_wheel(directory: Path, progress: Progress, *, patient: bool) -> Path:
     """Download the wheel of oneccl-devel into ``directory``, and return its path.
 
-    If ``patient`` is false, the index must answer within `ANSWER_WITHIN`, and nothing is tried within an hour
-    after a failure.  Raises HostError if the download fails.
+    If ``patient`` is false, the index must answer within `ANSWER_WITHIN`, and HostError is raised at
+    once within an hour after a failure.  Raises HostError if the download fails.
     """
     environment = _environment(os.environ)
     memory = _Memory(environment)

@@ -106,7 +106,7 @@ def _input(share: Floats | None) -> Iterator[Finding]:
 
     A single rank that waits for its input appears in the finding about slower ranks.
     """
-    if share is not None and (usual := float(np.sort(share)[(len(share) - 1) // 2])) >= NOTABLE:
+    if share is not None and (usual := _median(share)) >= NOTABLE:
         do = "more workers of the DataLoader (num_workers), or a cheaper __getitem__"
         yield Finding(usual, f"{_percent(usual)} waiting for input: {do}")
 
@@ -122,12 +122,14 @@ def _communication(numbers: Numbers, share: Floats | None) -> Iterator[Finding]:
 
 def _off_cpu(share: Floats | None) -> Iterator[Finding]:
     """Yield a finding about time off the CPU, from the median rank."""
-    if share is not None and (usual := float(np.sort(share)[(len(share) - 1) // 2])) >= NOTABLE:
-        why = (
-            "the program sleeps, or waits for a disk, a network, another process or a free core "
-            "(cpulaunch stacks)"
-        )
-        yield Finding(usual, f"{_percent(usual)} {OFF_CPU}: {why}")
+    if share is not None and (usual := _median(share)) >= NOTABLE:
+        why = "the program sleeps, or waits for a disk, a network, another process or a free core"
+        yield Finding(usual, f"{_percent(usual)} {OFF_CPU}: {why} (cpulaunch stacks)")
+
+
+def _median(share: Floats) -> float:
+    """Return the lower median: a share that a rank really has."""
+    return float(np.sort(share)[(len(share) - 1) // 2])
 
 
 def _named(numbers: Numbers, rank: int) -> str:
