@@ -36,7 +36,7 @@ def use_ipex(target: T) -> T:
     if not problem and getattr(accelerator.state, "fsdp_plugin", None) is not None:
         problem = "it can't be combined with FSDP"
     if problem:
-        log_once(f"training goes on without IPEX: {problem}")
+        log_once(f"training continues without IPEX: {problem}")
         return target
     if accelerator.mixed_precision != "bf16":
         raise UsageError(
@@ -65,7 +65,7 @@ def _with_engine(engine: Engine, objects: tuple[Any, ...]) -> list[Any]:
     else:
         problem = engine.problem(models[0], optimizers[0])
     if problem:
-        log_once(f"training goes on without IPEX: {problem}")
+        log_once(f"training continues without IPEX: {problem}")
         return list(objects)
     if engine.broadcast_first and distributed.world_size() > 1:
         distributed.broadcast(models[0])

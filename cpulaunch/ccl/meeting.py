@@ -136,7 +136,7 @@ class Meeting:
         except (zlib.error, ValueError, RecursionError):
             every = None
         if not isinstance(every, list) or len(every) != self.size:
-            raise distributed.DistBackendError("ccl: the store's data are not those of a rank")
+            raise distributed.DistBackendError("ccl: the store has malformed data for this group")
         return every
 
     def end(self) -> None:
@@ -161,7 +161,7 @@ class Meeting:
             )
         seconds = self._timeout.total_seconds()
         return distributed.DistBackendError(
-            f"ccl: {len(missing)} of {self.size} ranks did not come within {seconds:g} s: "
+            f"ccl: {len(missing)} of {self.size} ranks did not join within {seconds:g} s: "
             f"{', '.join(missing[:_NAMED])}"
         )
 

@@ -145,7 +145,7 @@ def _usable_cores(topology: Topology, request: BindingRequest, notes: list[str])
         cpus = CoreSet(cpu for core in efficient for cpu in core.cpus)
         notes.append(f"{counted(len(efficient), 'E-core')} ({cpus}) not used; --use-e-cores uses them")
     if not cores:
-        raise PlanError("no cores to use on this host", hint="Look at --cores, --numa-nodes, and the cpuset.")
+        raise PlanError("no cores to use on this host", hint="Check --cores, --numa-nodes and the cpuset.")
     nodes: dict[int, list[Core]] = {}
     for core in cores:
         nodes.setdefault(core.node, []).append(core)
@@ -289,7 +289,7 @@ def _rank_bindings(
         raise PlanError(
             f"no compute core left: a rank has {counted(smallest, 'physical core')}, "
             f"and communication takes {workers}",
-            hint="Ask for fewer (--ccl-worker-count) or fewer ranks, or for --oversubscribe.",
+            hint="Use fewer comm cores (--ccl-worker-count), fewer ranks, or --oversubscribe.",
         )
     ranks = []
     for local_rank, share in enumerate(shares):

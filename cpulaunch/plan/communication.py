@@ -105,7 +105,7 @@ def communication_defaults(situation: Situation) -> dict[str, str]:
         # oneCCL would silently use ofi instead.
         raise PlanError(
             "oneCCL's transport mpi needs ranks that Intel MPI starts",
-            hint="--mpi intel (`pip install 'cpulaunch[mpi]'` brings it), or --ccl-transport ofi",
+            hint="--mpi intel (`pip install 'cpulaunch[mpi]'` installs it), or --ccl-transport ofi",
         )
     variables: dict[str, str] = {}
     if situation.backend == "ccl":

@@ -34,7 +34,7 @@ _OF_RANKS: dict[Setting[Any], str] = {
     Config.hosts.nproc: "leave it out: --instances N is the number of instances",
     Config.hosts.nproc_per_node: "leave it out: --instances N is divided evenly over the hosts",
     Config.cpu.cores_per_rank: "--cores-per-instance C",
-    Config.watch.max_restarts: "leave it out: if an instance fails, the others go on",
+    Config.watch.max_restarts: "leave it out: if an instance fails, the others continue",
 }
 
 

@@ -49,12 +49,12 @@ def check_ports(config: Config, backend: str) -> str:
     if backend == "gloo":
         raise PlanError(
             f"{where}: gloo can't keep its ports within a range",
-            hint="--backend ccl can (`cpulaunch ccl build` builds it)",
+            hint="use --backend ccl (`cpulaunch ccl build` builds it)",
         )
     if config.ccl.binding == "oneccl_bind_pt":
         raise PlanError(
             f"{where}: oneccl_bind_pt can't keep its ports within a range",
-            hint="--ccl-binding cpulaunch can",
+            hint="use --ccl-binding cpulaunch",
         )
     if config.training.as_written:
         return f"{where}: a gloo group that the script makes listens on any port"

@@ -315,10 +315,10 @@ def chosen_master_addr(
     own = sorted(name for name in found.names if not assumed and not is_loopback(name))
     if not own:
         raise PlanError(
-            f"the ranks meet on the first host, and the others can't reach it as {address}",
-            hint="use a name that the others can reach, or set hosts.master_addr (--master-addr)",
+            f"the ranks meet on the first host, but other hosts can't reach {address}",
+            hint="name the host by an address that others reach, or set hosts.master_addr (--master-addr)",
         )
-    return MasterAddress(own[0], f"the ranks meet at {own[0]}, as {address} means another host to the others")
+    return MasterAddress(own[0], f"the ranks meet at {own[0]}, as {address} is a loopback address")
 
 
 def demand_master_addr(config: Config, hosts: Sequence[Host]) -> None:
@@ -332,7 +332,7 @@ def demand_master_addr(config: Config, hosts: Sequence[Host]) -> None:
     where = config.where(Config.hosts.master_addr)
     if is_loopback(chosen):
         raise ConfigError(
-            f"{where}: {chosen} is a different host on each of {len(hosts)}",
+            f"{where}: {chosen} is a loopback address, which other hosts can't reach",
             hint=f"leave it out, or name an address by which the others reach {first.name}",
         )
     if chosen != first.name and any(chosen == host.name for host in others):

@@ -62,7 +62,7 @@ def _tables(found: Figures) -> Iterator[str]:
         yield ""
         yield f"the slowest {noun} computes {found.imbalance:.2f} times as long as the {noun}s' mean"
         if found.joined or found.alone:
-            apart = f"; the group of {found.alone} others is unknown" if found.alone else ""
+            apart = f"; {found.alone} others have an unknown group" if found.alone else ""
             yield f"{found.joined} collectives joined by arrows{apart}"
     if found.uncertain:
         yield f"clocks of hosts agree to {1e3 * found.uncertain:.2f} ms"

@@ -110,12 +110,12 @@ def test_a_store_that_ends_while_a_group_is_made_is_named() -> None:
 
 
 def test_missing_ranks_are_named() -> None:
-    with pytest.raises(DistBackendError, match="2 of 3 ranks did not come within 0.1 s: 1, 2"):
+    with pytest.raises(DistBackendError, match="2 of 3 ranks did not join within 0.1 s: 1, 2"):
         Meeting(HashStore(), 0, range(3), timedelta(seconds=0.1)).exchange("peer", "here")
 
 
 def test_ranks_of_a_smaller_group_have_the_jobs_rank_numbers() -> None:
-    with pytest.raises(DistBackendError, match="1 of 2 ranks did not come within 0.1 s: 5"):
+    with pytest.raises(DistBackendError, match="1 of 2 ranks did not join within 0.1 s: 5"):
         Meeting(HashStore(), 0, [3, 5], timedelta(seconds=0.1)).exchange("peer", "here")
 
 
@@ -162,7 +162,7 @@ def test_malformed_values_in_the_store_are_refused(written: bytes) -> None:
     store.set("peer", written)
     tracemalloc.start()
     try:
-        with pytest.raises(DistBackendError, match="the store's data are not those of a rank"):
+        with pytest.raises(DistBackendError, match="the store has malformed data for this group"):
             Meeting(store, 1, range(3), LIMIT).exchange("peer", "here")
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:

@@ -131,7 +131,7 @@ def test_other_hosts_never_get_a_loopback_address(hosts: str, names: tuple[str, 
     first = hosts.partition(",")[0]
     made = looked_at(hosts=hosts, known={first: replace(SMALL, names=frozenset(names))})
     assert (made.master_addr, made.env["MASTER_ADDR"]) == (expected, expected)
-    told = f"the ranks meet at {expected}, as {first} means another host to the others"
+    told = f"the ranks meet at {expected}, as {first} is a loopback address"
     assert (told in made.notes) == expected.startswith("node7")
 
 
@@ -143,10 +143,10 @@ def test_a_detected_address_of_localhost_is_used() -> None:
 @pytest.mark.parametrize(
     ("settings", "hosts", "known", "message"),
     [
-        ((), "localhost,b", {}, "the others can't reach it as localhost"),
-        ((), "localhost,b", {"localhost": host("lo", "127.0.0.1")}, "the others can't reach it as 127.0.0.1"),
-        (("hosts.master_addr=127.0.0.1",), "a,b", KNOWN, "127.0.0.1 is a different host on each of 2"),
-        (("hosts.master_addr=localhost",), "a,b", KNOWN, "localhost is a different host on each of 2"),
+        ((), "localhost,b", {}, "other hosts can't reach localhost"),
+        ((), "localhost,b", {"localhost": host("lo", "127.0.0.1")}, "other hosts can't reach 127.0.0.1"),
+        (("hosts.master_addr=127.0.0.1",), "a,b", KNOWN, "127.0.0.1 is a loopback address"),
+        (("hosts.master_addr=localhost",), "a,b", KNOWN, "localhost is a loopback address"),
     ],
 )
 def test_without_an_address_for_other_hosts_there_is_no_plan(
