@@ -109,7 +109,7 @@ def main() -> int:
 
 
 def bench_allreduce(options: argparse.Namespace, samples: dict[str, dict[str, list[float]]]) -> None:
-    """Add one round: contender and type → size → microseconds, the median of the round's repetitions."""
+    """Add one round: contender and type → size → median microseconds of the repetitions."""
     for dtype in options.dtypes:
         for contender in contenders():
             us = start(contender, f"allreduce:{dtype}", options)
@@ -132,15 +132,15 @@ def bench_ddp(options: argparse.Namespace, samples: dict[str, dict[str, list[flo
 
 
 def bench_in_turn(task: str, options: argparse.Namespace, samples: dict[str, dict[str, list[float]]]) -> None:
-    """Add one round of a task of FSDP2's, each rank pinned to a core; steps also without communication."""
+    """Add one round of collectives or steps of FSDP2, with each rank pinned to a core."""
     for backend in ("ccl", "ccl-shared", "gloo", *(["fake"] if task == "fsdp" else [])):
         add(samples, backend, start(Contender(backend, backend), task, options))
 
 
 def bench_threads(options: argparse.Namespace, samples: dict[str, dict[str, list[float]]]) -> None:
-    """Add one round of ranks that may all run on every core, with one thread and with two.
+    """Add one round of unpinned ranks, with one thread and with two.
 
-    OpenMP's threads sleep while they wait, as there are more than cores.
+    There are more OpenMP threads than cores, so they sleep while they wait.
     """
     for backend in ("ccl", "ccl-shared"):
         case = Contender(backend, backend, pinned=False, threads=2, variables={"OMP_WAIT_POLICY": "passive"})
@@ -191,7 +191,7 @@ def start(contender: Contender, task: str, options: argparse.Namespace) -> dict[
 
 
 def imb(options: argparse.Namespace) -> dict[str, float]:
-    """Intel's own benchmark of MPI_Allreduce on the same cores, where impi-rt is installed."""
+    """Run Intel's benchmark of MPI_Allreduce on the same cores, if impi-rt is installed."""
     binaries = Path(sys.prefix) / "bin"
     if not (binaries / "IMB-MPI1").exists():
         return {}
@@ -267,7 +267,7 @@ def measure_allreduce(dtype: str, sizes: list[int], shared: bool) -> dict[str, f
 
 
 def measure_threads(sizes: list[int], shared: bool) -> dict[str, float]:
-    """Of all_reduces of float32 in which each rank has one thread, and in turn two."""
+    """Measure all_reduces of float32, with one thread per rank and with two, in turn."""
     import torch
     import torch.distributed as dist
 
@@ -327,7 +327,7 @@ def measure_ddp(backend: str) -> dict[str, float]:
 
 
 def reduce_in_turn(bucket: Any) -> Any:
-    """A DDP hook without overlap: each bucket is reduced before the computation goes on."""
+    """A DDP hook without overlap: the computation waits for each bucket's reduction."""
     import torch
     import torch.distributed as dist
 
@@ -338,7 +338,7 @@ def reduce_in_turn(bucket: Any) -> Any:
 
 
 def measure_gather(sizes: list[int], shared: bool) -> dict[str, float]:
-    """Of float32 tensors, whose `sizes` are those of all ranks' parts together."""
+    """Measure collectives of float32 tensors; a size is that of all ranks' parts together."""
     import torch
     import torch.distributed as dist
 
@@ -369,7 +369,7 @@ def measure_gather(sizes: list[int], shared: bool) -> dict[str, float]:
 
 
 def measure_fsdp(shared: bool) -> dict[str, float]:
-    """Of BERT, base, each of whose layers is sharded, in float32 and in bfloat16."""
+    """Measure steps of BERT, base, with sharded layers, in float32 and in bfloat16."""
     import torch
     import torch.distributed as dist
     import transformers
