@@ -65,12 +65,12 @@ def test_building_without_the_network_suggests_a_remedy(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
-    said: list[str] = []
+    steps: list[str] = []
     (installed.cache_directory() / "building-killed" / "oneccl").mkdir(parents=True)
     with pytest.raises(HostError, match="could not fetch oneccl-devel") as caught:
-        build.build(lambda step, detail: said.append(step + detail), oneccl=True)
+        build.build(lambda step, detail: steps.append(step + detail), oneccl=True)
     assert "network" in str(caught.value.hint)
-    assert said == [f"fetching oneccl-devel {installed.ONECCL_VERSION} (32 MB)"]
+    assert steps == [f"fetching oneccl-devel {installed.ONECCL_VERSION} (32 MB)"]
     # No partial build is left, not even by a build that was killed earlier.
     assert {p.name for p in installed.cache_directory().iterdir()} == {"lock", "not-fetched.json"}
 
@@ -257,14 +257,14 @@ def test_the_shim_defines_exactly_the_archives_missing_symbols(tmp_path: Path, o
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "said"),
+    ("number", "code", "message"),
     [
         (signal.SIGTERM, 128 + signal.SIGTERM, ""),
         (signal.SIGINT, 130, "interrupted; the next build reuses the compiled files"),
     ],
 )
 def test_a_signal_to_the_launcher_alone_ends_the_compilers(
-    tmp_path: Path, number: signal.Signals, code: int, said: str
+    tmp_path: Path, number: signal.Signals, code: int, message: str
 ) -> None:
     (tools := tmp_path / "tools").mkdir()
     (gxx := tools / "g++").write_text(
@@ -284,7 +284,7 @@ def test_a_signal_to_the_launcher_alone_ends_the_compilers(
         _, error = builder.communicate()
     os.close(begun)
     assert builder.returncode == code
-    assert error.splitlines()[1:] == ([f"cpulaunch: ccl: {said}"] if said else [])
+    assert error.splitlines()[1:] == ([f"cpulaunch: ccl: {message}"] if message else [])
     assert processes_with(f"OF={tmp_path}") == []
     assert not [*(tmp_path / "cache" / "cpulaunch" / "ccl").glob("building-*")]
 

@@ -52,11 +52,11 @@ class CountingStore:
 def meet(stores: list[CountingStore]) -> None:
     """A rank for each of ``stores``, each a thread, exchange two values."""
     size = len(stores)
-    heard: list[Any] = [None] * size
+    received: list[Any] = [None] * size
 
     def run(rank: int) -> None:
         meeting = Meeting(stores[rank], rank, range(size), LIMIT)
-        heard[rank] = meeting.exchange("first", {"rank": rank}), meeting.exchange("second", -rank)
+        received[rank] = meeting.exchange("first", {"rank": rank}), meeting.exchange("second", -rank)
         meeting.end()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
@@ -65,7 +65,7 @@ def meet(stores: list[CountingStore]) -> None:
     for thread in threads:
         thread.join(LIMIT.total_seconds())
     expected = [{"rank": rank} for rank in range(size)], [-rank for rank in range(size)]
-    assert heard == [expected] * size
+    assert received == [expected] * size
 
 
 @pytest.mark.parametrize("size", [2, 64, 1024])
@@ -100,13 +100,13 @@ def test_a_store_that_ends_while_a_group_is_made_is_named() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, timeout=LIMIT, wait_for_workers=False)
     mine = TCPStore("127.0.0.1", store.port, is_master=False, timeout=LIMIT)
     with ThreadPoolExecutor(1) as pool:
-        said = pool.submit(Meeting(mine, 1, range(2), LIMIT).exchange, "peer", "here")
+        exchange = pool.submit(Meeting(mine, 1, range(2), LIMIT).exchange, "peer", "here")
         store.wait(["peer/1"], LIMIT)
         del store
         with pytest.raises(
             DistBackendError, match="store cannot be reached while they make a group: the process"
         ):
-            said.result()
+            exchange.result()
 
 
 def test_missing_ranks_are_named() -> None:

@@ -131,8 +131,8 @@ def test_other_hosts_never_get_a_loopback_address(hosts: str, names: tuple[str, 
     first = hosts.partition(",")[0]
     made = looked_at(hosts=hosts, known={first: replace(SMALL, names=frozenset(names))})
     assert (made.master_addr, made.env["MASTER_ADDR"]) == (expected, expected)
-    told = f"the ranks meet at {expected}, as {first} is a loopback address"
-    assert (told in made.notes) == expected.startswith("node7")
+    note = f"the ranks meet at {expected}, as {first} is a loopback address"
+    assert (note in made.notes) == expected.startswith("node7")
 
 
 def test_a_detected_address_of_localhost_is_used() -> None:

@@ -54,10 +54,10 @@ def figures_of(dom: str) -> dict[str, str]:
 def marks_of(svg: str, label: str) -> list[tuple[dict[str, str], dict[str, str]]]:
     """The values and attributes of each mark whose description has ``label``."""
     found = [dict(re.findall(r'([\w-]+)="([^"]*)"', tag)) for tag in re.findall(r"<(?:path|line)[^>]*>", svg)]
-    said = [(re.split(r"; (?=[\w ]+: )", mark.get("aria-label", "")), mark) for mark in found]
+    values = [(re.split(r"; (?=[\w ]+: )", mark.get("aria-label", "")), mark) for mark in found]
     return [
         (dict(text.split(": ", 1) for text in texts), mark)
-        for texts, mark in said
+        for texts, mark in values
         if label in " ".join(texts)
     ]
 
@@ -91,20 +91,23 @@ def test_a_report_draws_the_jobs_figures_in_the_browsers_theme(
     series = SERIES[theme]
     bars = marks_of(drawn["share"], "part: ")
     widths = {
-        (said["rank"], said["part"]): float(mark["d"].split("h")[1].split("v")[0]) for said, mark in bars
+        (values["rank"], values["part"]): float(mark["d"].split("h")[1].split("v")[0])
+        for values, mark in bars
     }
     assert len(widths) == 4 * 5
     whole = {rank: sum(width for (of, _), width in widths.items() if of == rank) for rank in "0123"}
     assert max(whole.values()) - min(whole.values()) < 1  # each rank's parts make 100 %
-    for said, mark in bars:
-        share = float(said["share"].rstrip("%")) / 100
-        assert widths[said["rank"], said["part"]] / whole[said["rank"]] == pytest.approx(share, abs=0.002)
-        assert mark["fill"] == series[int(said["order"])]
+    for values, mark in bars:
+        share = float(values["share"].rstrip("%")) / 100
+        assert widths[values["rank"], values["part"]] / whole[values["rank"]] == pytest.approx(
+            share, abs=0.002
+        )
+        assert mark["fill"] == series[int(values["order"])]
     assert widths["1", "waiting for slower ranks"] == 0 < widths["0", "waiting for slower ranks"]
 
     cells = marks_of(drawn["heat"], "ms: ")
     assert len(cells) > 4 * 100
-    light = {rank: [sum(map(int, re.findall(r"\d+", mark["fill"]))) for said, mark in cells if said["rank"] == rank]
+    light = {rank: [sum(map(int, re.findall(r"\d+", mark["fill"]))) for values, mark in cells if values["rank"] == rank]
              for rank in "0123"}  # fmt: skip
     middle = {rank: sorted(sums)[len(sums) // 2] for rank, sums in light.items()}
     others = [middle[rank] for rank in "023"]

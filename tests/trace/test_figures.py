@@ -150,10 +150,10 @@ def test_idle_python_leads_to_advice() -> None:
 
 
 def test_a_single_rank_is_not_compared() -> None:
-    said = summary(of(Recorded(0, steps=1).collective("all_reduce", 0, 900, 1)), {}).text
-    assert "of 1 rank" in said
-    assert "arrows" not in said
-    assert "mean" not in said
+    text = summary(of(Recorded(0, steps=1).collective("all_reduce", 0, 900, 1)), {}).text
+    assert "of 1 rank" in text
+    assert "arrows" not in text
+    assert "mean" not in text
 
 
 def test_no_figures_no_advice() -> None:
