@@ -125,7 +125,7 @@ def test_a_report_draws_the_jobs_figures_in_the_browsers_theme(
 
 
 @needs_chromium
-@pytest.mark.slow
+@pytest.mark.repeats
 def test_a_report_has_the_browsers_colours(report: Path, tmp_path: Path) -> None:
     """By the pixels of a screenshot, not only by the elements."""
     images = pytest.importorskip("PIL.Image")
