@@ -45,7 +45,7 @@ def build(
     kinds = ("core", "layer", *(("oneccl",) if oneccl else ()))
     there = _build_missing(kinds, progress, force=force, patient=patient)
     if there.built is None:
-        raise HostError(f"the ccl process group was built, and yet cannot be used: {there.problem}")
+        raise HostError(f"the ccl process group was built, but cannot be used: {there.problem}")
     return there.built
 
 
@@ -70,7 +70,7 @@ def build_kernels(
         failure.unlink(missing_ok=True)
     kernels = there.part("kernels")
     if kernels is None:
-        raise HostError(f"the kernels were built, and yet cannot be used: {there.kernels_problem}")
+        raise HostError(f"the kernels were built, but cannot be used: {there.kernels_problem}")
     return kernels
 
 

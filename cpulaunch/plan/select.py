@@ -26,12 +26,14 @@ def check_restarts(config: Config) -> None:
     action, where = config.watch.stall_action, config.where(Config.watch.stall_action)
     if action != "report" and config.watch.stall_timeout == 0:
         never = config.where(Config.watch.stall_timeout)
-        raise ConfigError(f"{where}: {never} is 0, so no job counts as stalled", hint="--stall-timeout auto")
+        raise ConfigError(
+            f"{where}: {never} is 0, which switches stall detection off", hint="--stall-timeout auto"
+        )
     if action == "restart" and not config.watch.max_restarts:
         raise ConfigError(f"{where}: no restart is allowed", hint="--max-restarts N allows N restarts")
     if action == "restart" and config.watch.restart_on == "never":
         never = config.where(Config.watch.restart_on)
-        raise ConfigError(f"{where}: {never} is never", hint="leave it out, or use --stall-action abort")
+        raise ConfigError(f"{where}: {never} is never", hint="--restart-on failure, or --stall-action abort")
 
 
 def first_hosts(config: Config, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
