@@ -221,21 +221,28 @@ def test_errors_of_a_smaller_group_use_the_jobs_rank_numbers() -> None:
 
 @pytest.mark.repeats
 @pytest.mark.parametrize(
-    ("on_2", "reported"),
+    ("on_1", "on_2", "reported"),
     [
-        ("dist.send(ones, 1, pair, 5); os._exit(0)", "rank 2 has ended; rank 2 has not sent a message with tag 3; one with tag 5 "),
         (
+            "dist.recv(ones, 2, pair, 3)",
+            "dist.send(ones, 1, pair, 5); os._exit(0)",
+            "rank 2 has ended; rank 2 has not sent a message with tag 3; one with tag 5 from rank 2 waits to be received\n",
+        ),
+        (
+            "dist.recv(ones, group=pair, tag=3)",
             "[dist.send(ones, 1, pair, tag) for tag in range(5, 10)]; store.wait(['rank 1 has raised'])",
-            "rank 2 has not sent a message with tag 3; one with tag 5 .*; one with tag 8 [^;]*; more are waiting\n",
+            "no rank has sent a message with tag 3; one with tag 5 .*; one with tag 8 [^;]*; more are waiting\n",
         ),
     ],
     ids=["ended", "has sent other messages"],
 )  # fmt: skip
-def test_an_error_of_a_smaller_group_reports_the_other_ranks_state(on_2: str, reported: str) -> None:
+def test_an_error_of_a_smaller_group_reports_the_other_ranks_state(
+    on_1: str, on_2: str, reported: str
+) -> None:
     calls = (
         "pair = dist.new_group([1, 2], timeout=timedelta(seconds=5)); ones = torch.ones(9)",
         "if rank == 0: store.wait(['rank 1 has raised'])",
-        "if rank == 1: dist.recv(ones, 2, pair, 3)",
+        f"if rank == 1: {on_1}",
         f"if rank == 2: {on_2}",
     )
     _, first, _ = run_script(3, script(*calls))
