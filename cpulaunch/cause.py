@@ -1,8 +1,8 @@
-"""Why a rank has failed, as data.
+"""Causes of a rank's failure, as data.
 
-Programs, agents and the process group ``ccl`` report causes.  By their kinds, the launcher decides which
-failure came first and whether to restart the job.  `supervise.job.sentences` turns causes into sentences, and
-``ccl/csrc/core/cause.cpp`` does so for the exceptions of ``ccl``.  No program parses these sentences.
+Programs, agents and the process group ``ccl`` report causes.  The kind of each cause tells the launcher which
+failure came first, and whether to restart the job.  `supervise.job.sentences` turns causes into sentences;
+``ccl/csrc/core/cause.cpp`` does this for the exceptions of ``ccl``.  No program parses these sentences.
 """
 
 from __future__ import annotations
@@ -90,33 +90,27 @@ CONSEQUENCES = frozenset(
 class Cause(NamedTuple):
     """A cause with its known fields; unknown fields are None.
 
-    ``rank`` is the rank that the cause is about, in the job's numbering, and ``host`` is its host.
-    ``finder`` is the rank that found the cause, if another rank reports it.  ``operation`` is the finder's,
-    and ``sequence`` is its number in the group.  If two ranks differ, ``operations``, ``sizes`` (in bytes),
-    ``roots`` and ``reductions`` are pairs: what ``rank`` calls or sends, and what the finder calls or
-    expects.  ``timeout`` (in seconds) is the timeout that an operation exceeded.  ``seconds`` is the time
-    without a message or without progress.  ``memory`` is the program's peak in GiB.  ``program`` ended by
-    ``signal`` or with ``exit_code``.  ``detail`` is text from elsewhere: the system, a library, the call that
-    ``rank`` reports, or the explanation of a stall.
+    If the calls of two ranks differ, ``operations``, ``sizes``, ``roots`` and ``reductions`` are pairs.  The
+    first element is what ``rank`` calls or sends, the second what the finder calls or expects.
     """
 
     kind: Kind
-    rank: int | None = None
-    host: str | None = None
-    finder: int | None = None
-    operation: str | None = None
-    sequence: int | None = None
+    rank: int | None = None  # the rank that the cause is about, numbered in the job
+    host: str | None = None  # the host of ``rank``
+    finder: int | None = None  # the rank that found the cause, if another rank reports it
+    operation: str | None = None  # the finder's collective or message
+    sequence: int | None = None  # the operation's number in its group
     operations: tuple[str, str] | None = None
-    sizes: tuple[int, int] | None = None
+    sizes: tuple[int, int] | None = None  # bytes
     roots: tuple[int, int] | None = None
     reductions: tuple[str, str] | None = None
-    timeout: float | None = None
-    seconds: float | None = None
-    memory: float | None = None
-    program: str | None = None
-    signal: int | None = None
-    exit_code: int | None = None
-    detail: str | None = None
+    timeout: float | None = None  # seconds that the operation was allowed to take
+    seconds: float | None = None  # without a message or without progress
+    memory: float | None = None  # the program's peak in GiB
+    program: str | None = None  # the program that ended
+    signal: int | None = None  # that ended the program
+    exit_code: int | None = None  # of the program
+    detail: str | None = None  # text of the system, of a library, of ``rank``, or about a stall
 
     @property
     def is_consequence(self) -> bool:
@@ -133,22 +127,19 @@ class Cause(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     @classmethod
-    def from_document(cls, said: Mapping[str, Any] | None) -> Cause | None:
-        """Read the cause in a message; None if it has no known kind.
-
-        Messages are not trusted: fields of a wrong type become None.
-        """
-        said = said or {}
-        if said.get("kind") not in [kind.value for kind in Kind]:
+    def from_document(cls, document: Mapping[str, Any] | None) -> Cause | None:
+        """Read a cause from a message; None if its kind is unknown.  Fields of a wrong type become None."""
+        document = document or {}
+        if document.get("kind") not in [kind.value for kind in Kind]:
             return None
         fields: dict[str, Any] = {}
         for name, kind in _TYPES.items():
-            value = said.get(name)
+            value = document.get(name)
             if not isinstance(kind, tuple):
                 fields[name] = value if type(value) is kind else None
             elif isinstance(value, (list, tuple)):
                 fields[name] = tuple(value) if tuple(map(type, value)) == kind else None
-        return cls(Kind(said["kind"]), **fields)
+        return cls(Kind(document["kind"]), **fields)
 
 
 EXCEPTION = Cause(Kind.EXCEPTION)

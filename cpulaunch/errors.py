@@ -8,8 +8,8 @@
     ├── PlanError             2   a request that the described machines cannot fulfil
     └── HostError             3   a host, program or port that is not ready
 
-Every error says what was wrong and where (``str(error)``), and what to do next (``error.hint``).
-The command line prints these errors without a traceback; only bugs of cpulaunch have one.
+``str(error)`` says what is wrong and where, and ``error.hint`` what to do about it.  The command line prints
+these errors without a traceback.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from __future__ import annotations
 NODE_LOST_EXIT_CODE = STALLED_EXIT_CODE = 4
 """Exit code of a job that has lost a host or has stalled.  There is no exception class for it."""
 
-
 SAVED_EXIT_CODE = 75
 """Exit code of a program that ``cpulaunch.Checkpoint`` has saved and ended because of a signal.
 
-The program resumes when it is started again.  sysexits.h calls this code EX_TEMPFAIL.
+sysexits.h calls this code EX_TEMPFAIL: the program resumes when it is started again.
 """
 
 
@@ -42,9 +41,9 @@ class UsageError(CpulaunchError):
 
 
 class ConfigError(CpulaunchError):
-    """A configuration file, hostfile, variable or flag with invalid content.
+    """A configuration file, hostfile, variable or option with an invalid value.
 
-    ``part`` is the invalid piece of text.
+    ``part`` is the invalid piece of text, if known.
     """
 
     def __init__(self, message: str, *, hint: str | None = None, part: str | None = None) -> None:

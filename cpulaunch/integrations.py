@@ -1,4 +1,4 @@
-"""One line that gives an engine to scripts in which a library runs the training loop."""
+"""Engines for scripts in which accelerate or transformers runs the training loop."""
 
 from __future__ import annotations
 
@@ -23,26 +23,24 @@ def use_ipex(target: T) -> T:
 
         trainer = cpulaunch.integrations.use_ipex(Trainer(…))
 
-    This is what ``TrainingArguments(use_ipex=True, bf16=True)`` gave before transformers 5. The weights of a
-    model are split into bf16 and the missing bits before DDP sees them, together with its optimizer, and
-    AdamW has its fused step. Returns ``target``. If IPEX can't be used, ``target`` trains as before, and one
-    log line gives the reason. Raises UsageError for other objects, and if the precision is not bf16.
+    It replaces ``TrainingArguments(use_ipex=True, bf16=True)`` of transformers before version 5.  IPEX splits
+    the model's weights into bf16 and the remaining bits before DDP wraps the model, and AdamW gets a fused
+    step.  Returns ``target``.  If IPEX can't be used, ``target`` trains without it, and a log line gives the
+    reason.  Raises UsageError for other objects, and if the precision is not bf16.
     """
     accelerator: Any = getattr(target, "accelerator", target)
     if not hasattr(accelerator, "prepare") or not hasattr(accelerator, "mixed_precision"):
         raise UsageError(f"use_ipex takes an Accelerator or a Trainer, not {type(target).__name__}")
     engine = engines.load("ipex")
-    problem = engine.unavailable(
-        torch.__version__, None
-    )  # flags of the CPU don't matter: the user named IPEX
+    problem = engine.unavailable(torch.__version__, None)
     if not problem and getattr(accelerator.state, "fsdp_plugin", None) is not None:
         problem = "it can't be combined with FSDP"
     if problem:
-        log_once(f"training goes on without IPEX: {problem}")
+        log_once(f"training continues without IPEX: {problem}")
         return target
     if accelerator.mixed_precision != "bf16":
         raise UsageError(
-            f"use_ipex trains in bf16, but the precision is {accelerator.mixed_precision}: say "
+            f"use_ipex trains in bf16, but the precision is {accelerator.mixed_precision}: use "
             "Accelerator(mixed_precision='bf16') or TrainingArguments(bf16=True)"
         )
     original = accelerator.prepare
@@ -56,7 +54,7 @@ def use_ipex(target: T) -> T:
 
 
 def _with_engine(engine: Engine, objects: tuple[Any, ...]) -> list[Any]:
-    """Return ``objects`` after the engine has prepared their only model and their only optimizer."""
+    """Apply the engine to the only model and the only optimizer in ``objects``, and return all objects."""
     models = [thing for thing in objects if isinstance(thing, nn.Module)]
     optimizers = [thing for thing in objects if isinstance(thing, Optimizer)]
     if not models:
@@ -67,7 +65,7 @@ def _with_engine(engine: Engine, objects: tuple[Any, ...]) -> list[Any]:
     else:
         problem = engine.problem(models[0], optimizers[0])
     if problem:
-        log_once(f"training goes on without IPEX: {problem}")
+        log_once(f"training continues without IPEX: {problem}")
         return list(objects)
     if engine.broadcast_first and distributed.world_size() > 1:
         distributed.broadcast(models[0])

@@ -1,6 +1,6 @@
-"""Every message between a rank, its agent and the launcher.
+"""The messages between ranks, agents and the launcher.
 
-Messages are JSON objects, one per line, with their kind under ``type``.  They take two connections:
+A message is a line with a JSON object, whose key ``type`` is the message's kind:
 
 ====================  ============================================================  ===============
 from → to             carried by                                                    kinds
@@ -10,34 +10,36 @@ agent → launcher      one connection per rank, by TCP, or a Unix socket       
 launcher → agent      the same                                                      ``FROM_LAUNCHER``
 ====================  ============================================================  ===============
 
-The launcher sends a ``Challenge`` as soon as an agent connects.  The agent answers with ``Hello``, and the
-launcher with ``Welcome`` and ``LauncherReceipt``; all other messages follow.  An agent whose connection the
-network has broken connects again.  Each end then says how many messages it has received, and sends again what
-the other hasn't: handshakes and receipts don't count.  Both sides prove that they know the job's token, which
-the environment carries: a process that doesn't know it can neither send nor receive messages.  Times (``at``)
-are in seconds of the sender's monotonic clock.  All processes of a host share this clock, and nobody can set
-it; ``AskTime`` and ``Time`` compare the clocks of two hosts.
+The launcher sends a ``Challenge`` when an agent connects.  The agent answers with ``Hello``, and the launcher
+with ``Welcome`` and ``LauncherReceipt``.  All other messages follow.  In this handshake, both ends prove that
+they know the job's token, which ranks and agents have in their environment.
 
-Agents import this module when they start, so it imports little.  Its annotations are evaluated, as
-``wire.decode`` checks messages against them: annotations kept as strings would have to be compiled first.
+If a connection breaks, the agent connects again.  Each end reports how many messages it has received, without
+handshakes and receipts, and sends the messages that the other end lacks.
+
+Times (``at``) are in seconds of the sender's monotonic clock, which is the same for all processes of a host.
+``AskTime`` and ``Time`` compare the clocks of two hosts.
+
+Agents import this module when they start, so it imports little.  It doesn't postpone the evaluation of
+annotations, since ``wire.decode`` checks messages against them.
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 VERSION = 12
-"""The protocol's version.  It changes with any kind, and with any field that has no default.  ``Hello`` has
-the same fields in every version."""
+"""Version of the protocol.  It changes if a kind, or a field without a default, is added, removed or changed.
+``Hello`` has the same fields in all versions."""
 
 BEATS_PER_TIMEOUT = 3
-"""How many beats an agent sends in ``heartbeat_timeout``."""
+"""Number of beats that an agent sends within ``heartbeat_timeout``."""
 
 UNREACHED = "cpulaunch: can't reach the launcher"
-"""The start of the warning of an agent that can't reach the launcher, after the rank's prefix."""
+"""Beginning of an agent's warning, after the rank's prefix, that it can't reach the launcher."""
 
 
 class Unknown(NamedTuple):
-    """A received message of a kind that this side doesn't know; never sent."""
+    """A received message of an unknown kind."""
 
     kind: str
 
@@ -46,13 +48,13 @@ class Unknown(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """Python has started, and may run on ``cpus``."""
+    """Python has started; its affinity mask is ``cpus``."""
 
     cpus: list[int]
 
 
 class Torch(NamedTuple):
-    """torch is imported and uses ``threads`` threads; ``requested`` is what the variables then asked for."""
+    """torch is imported and has ``threads`` threads; its variables requested ``requested`` threads."""
 
     threads: int
     requested: str
@@ -61,9 +63,9 @@ class Torch(NamedTuple):
 class Raised(NamedTuple):
     """An uncaught exception.
 
-    ``error`` is ``Type: message``, and ``file`` and ``line`` are its place in the user's code.  An error of
-    cpulaunch's own that the user can correct has no ``traceback``, and may have a ``hint``.  ``cause`` has
-    the known fields of a `Cause`, if the program knows the cause.
+    ``error`` is ``Type: message``; ``file`` and ``line`` are the place in the user's code.  For an error of
+    cpulaunch that the user can correct, ``traceback`` is empty, and ``hint`` may be set.  ``cause`` has the
+    known fields of a `Cause`, or is None.
     """
 
     error: str
@@ -87,33 +89,33 @@ class Leaving(NamedTuple):
 
 
 class Resumes(NamedTuple):
-    """The program has loaded the state after ``step`` steps, and goes on from there."""
+    """The program has loaded a checkpoint of step ``step``, and continues from it."""
 
     step: int
 
 
 class Saves(NamedTuple):
-    """The state after ``step`` steps is on disk; ``leaves``: the program ends now, because of a signal."""
+    """A checkpoint of step ``step`` is on disk; ``leaves``: the program ends now, because of a signal."""
 
     step: int
     leaves: bool
 
 
 class SavesAt(NamedTuple):
-    """From now on, the program saves its state when it gets one of ``signals``, and no other signal."""
+    """From now on, the program saves a checkpoint when it receives one of ``signals``."""
 
     signals: list[int]
 
 
 class Traces(NamedTuple):
-    """The program traces from step ``first`` on."""
+    """The program traces, beginning with step ``first``."""
 
     request: int
     first: int
 
 
 class HasTraced(NamedTuple):
-    """The program has traced steps ``first`` to ``last`` and written the file; ``error``: why it has not."""
+    """The program has written the trace of steps ``first`` to ``last``; ``error``: why it could not."""
 
     request: int
     first: int
@@ -127,7 +129,7 @@ class HasTraced(NamedTuple):
 class Hello(NamedTuple):
     """The agent of ``rank`` connects, with process ``pid`` on ``host``.
 
-    ``proof`` answers the ``Challenge``; the launcher's own proof in ``Welcome`` is of ``salt``.
+    ``proof`` answers the ``Challenge``.  The launcher answers ``salt`` in ``Welcome``.
     """
 
     version: int
@@ -140,7 +142,7 @@ class Hello(NamedTuple):
 
 
 class Started(NamedTuple):
-    """The program runs.  ``cores`` and ``comm_cores`` are folded lists, ``notes`` warnings for the user."""
+    """The program has started on ``cores`` and ``comm_cores``, in folded lists; ``notes`` are warnings."""
 
     pid: int
     cores: str
@@ -159,10 +161,7 @@ class Output(NamedTuple):
 class Beat(NamedTuple):
     """A heartbeat with the program's progress: the fields of ``ledger.Progress``, with times in seconds.
 
-    Sent regularly, as the answer to ``AskProgress``, and before ``Exit``.  The defaults describe a program
-    that keeps no ledger and prints nothing.  ``printed`` is in bytes.  ``progressed_at`` is when any of these
-    counts last rose, or None.  ``keeps_ledger``: the program's steps would be seen.  ``waits_since`` is when
-    the oldest operation under way was called.  ``leaving``: the program has announced its end (``Leaving``).
+    It is sent regularly, as the answer to ``AskProgress``, and before ``Exit``.
     """
 
     steps: int = 0
@@ -170,18 +169,17 @@ class Beat(NamedTuple):
     longest_gap: float = 0.0
     waiting: float = 0.0
     expects_steps: bool = False
-    printed: int = 0
-    progressed_at: float | None = None
-    keeps_ledger: bool = False
-    waits_since: float | None = None
-    leaving: bool = False
+    printed: int = 0  # bytes of output
+    progressed_at: float | None = None  # when steps, collectives or printed last rose
+    keeps_ledger: bool = False  # the program counts its steps in a ledger
+    waits_since: float | None = None  # when the oldest pending operation was called
+    leaving: bool = False  # the program has sent ``Leaving``
 
 
 class StepRow(NamedTuple):
-    """``steps`` optimizer steps, up to the step ``number``, which ended at ``ended_at``.
+    """Telemetry of ``steps`` optimizer steps.  The last one has the ``number`` and ended at ``ended_at``.
 
-    ``fields`` are the values of ``telemetry.OF_STEPS`` for all of these steps, in its order; unknown values
-    are None.
+    ``fields`` has a value for each field of ``telemetry.OF_STEPS``; unknown values are None.
     """
 
     number: int
@@ -191,17 +189,13 @@ class StepRow(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Telemetry: the program's steps, the kernel's figures of its process and, once, the peak of its cores.
+    """Telemetry of the program's steps and of its process."""
 
-    ``at`` is when the values were read.  ``rows`` are ``StepRow`` as lists; each row is sent once.
-    ``process`` has fields of a row of telemetry.jsonl, or is empty.  ``peak`` is in FLOP/s at ``precision``.
-    """
-
-    at: float
-    rows: list[list[Any]]
-    process: dict[str, Any]
-    peak: float | None
-    precision: str
+    at: float  # when the values were read
+    rows: list[list[Any]]  # ``StepRow`` as lists; each row is sent once
+    process: dict[str, Any]  # fields of ``telemetry.OF_PROCESSES``
+    peak: float | None  # of the rank's cores in FLOP/s; sent once
+    precision: str  # of the peak
 
 
 class Time(NamedTuple):
@@ -211,25 +205,20 @@ class Time(NamedTuple):
 
 
 class Dump(NamedTuple):
-    """The answer to ``AskDump`` with the same ``request``: what the program is doing.
+    """The answer to ``AskDump``: the program's stacks and collectives."""
 
-    ``groups`` are the process groups in its ledger (``ledger.Group`` as dicts, times in seconds).
-    ``processes`` are the program (first) and its children, as ``agent.observe.dump`` describes them.  ``at``
-    is when they were observed.  ``error`` says why something could not be observed; empty if all was.
-    """
-
-    request: int
+    request: int  # number of the ``AskDump``
     at: float
-    groups: list[dict[str, Any]]
-    processes: list[dict[str, Any]]
-    error: str
+    groups: list[dict[str, Any]]  # process groups in its ledger: ``ledger.Group``, with times in seconds
+    processes: list[dict[str, Any]]  # the program and its children, as `agent.observe.dump` describes them
+    error: str  # why something is missing; empty if nothing is
 
 
 class Failure(NamedTuple):
-    """A rank's ``Raised``.  ``by_launcher``: the launcher had already asked the program to end.
+    """A rank's ``Raised``.  ``by_launcher``: the launcher had asked the program to end before.
 
-    ``groups`` are the process groups in its ledger, as in ``Dump``.  Groups of ``ccl``, which records the end
-    of operations, are left out unless an operation in them has failed or was under way.
+    ``groups`` are process groups in its ledger, as in ``Dump``.  Groups of ``ccl`` are included only if an
+    operation is pending or has failed.
     """
 
     error: str
@@ -244,9 +233,9 @@ class Failure(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The program's actual resources.  Sent when Python has started, and again when torch is imported.
+    """The program's actual resources, when Python has started, and again when torch is imported.
 
-    None: not yet looked at, or not known.
+    A value is None if it is not known, or not known yet.
     """
 
     cpus: str
@@ -282,7 +271,7 @@ class Tracing(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """``SendTrace`` fetches the trace of these steps: ``size`` bytes.  ``error``: why there is none."""
+    """The trace of these steps can be fetched by ``SendTrace``; ``error``: why there is none."""
 
     request: int
     first: int
@@ -292,46 +281,38 @@ class Traced(NamedTuple):
 
 
 class TracePiece(NamedTuple):
-    """The answer to ``SendTrace``: the next bytes of the trace, compressed by gzip, in base 64.
-
-    ``last``: this is the last piece.  ``error``: why the file can't be read.
-    """
+    """The answer to ``SendTrace``: the next bytes of the trace, compressed by gzip and encoded in base 64."""
 
     request: int
     data: str
-    last: bool
-    error: str
+    last: bool  # this is the last piece
+    error: str  # why the file can't be read
 
 
 class Refused(NamedTuple):
-    """The program was not started, or was ended because it is not where it should be."""
+    """The program was not started, or was ended because its placement differs from the plan."""
 
     error: str
 
 
 class Exit(NamedTuple):
-    """The program has ended, by an exit code or a signal; the agent waits for ``Release``.
+    """The program has ended by an exit code or a signal.  The agent waits for ``Release``.
 
-    ``finished``: the script had ended before, and ``code`` and ``at`` are those of its end.  ``by_launcher``:
-    the launcher had already asked the program to end, so unless it had finished, this is no failure of its
-    own.  ``by_signal`` is the signal by which another process asked the program to end, or 0.  ``cause`` has
-    the known fields of a `Cause`.  ``unexplained``: Python has not announced the end (``Leaving``).
-
-    ``groups`` and ``threads`` are those of a program that ended by itself.  After a signal, ``groups`` are as
-    in ``Failure``; after an exit code, they are the groups of ``ccl`` whose last collective was completed,
-    with that collective.  ``threads`` are those of its ``Aborts``, if it sent that.
+    ``groups`` and ``threads`` are set if the program ended by itself.  After a signal, ``groups`` are as in
+    ``Failure``.  After an exit code, they are the groups of ``ccl`` without a pending collective, each with
+    its last collective.
     """
 
     code: int | None
     signal: int | None
     at: float
-    by_launcher: bool
-    by_signal: int
-    cause: dict[str, Any] | None
-    unexplained: bool = False
+    by_launcher: bool  # the launcher had asked the program to end before
+    by_signal: int  # the signal by which another process asked the program to end, or 0
+    cause: dict[str, Any] | None  # known fields of a `Cause`
+    unexplained: bool = False  # Python has not sent ``Leaving``
     groups: list[dict[str, Any]] | None = None
-    threads: list[dict[str, Any]] | None = None
-    finished: bool = False
+    threads: list[dict[str, Any]] | None = None  # those of ``Aborts``
+    finished: bool = False  # the script had ended before the process; code and at are the script's
 
     @property
     def own(self) -> bool:
@@ -340,7 +321,7 @@ class Exit(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """The agent has received the launcher's first ``total`` messages."""
+    """The agent has received ``total`` messages of the launcher."""
 
     total: int
 
@@ -349,19 +330,19 @@ class Receipt(NamedTuple):
 
 
 class Challenge(NamedTuple):
-    """Asks the agent to prove, by ``salt``, that it knows the token."""
+    """Asks the agent for a proof, computed from ``salt``, that it knows the token."""
 
     salt: str
 
 
 class Welcome(NamedTuple):
-    """The agent is accepted; ``proof`` proves that this is the launcher."""
+    """The agent is accepted; ``proof`` authenticates the launcher."""
 
     proof: str
 
 
 class LauncherReceipt(NamedTuple):
-    """The launcher has received this agent's first ``total`` messages, over all its connections."""
+    """The launcher has received ``total`` messages of this agent, over all its connections."""
 
     total: int
 
@@ -375,10 +356,10 @@ class AskProgress(NamedTuple):
 
 
 class AskDump(NamedTuple):
-    """Asks what the program is doing.
+    """Asks for the program's stacks and collectives.
 
-    ``native``: show frames of C and C++, too, which takes longer.  ``fresh``: the ledger must have all
-    collectives up to now; the agent may wait for that.
+    ``native``: include frames of C and C++, which takes longer.  ``fresh``: wait until the ledger has all
+    collectives of other backends, which are copied at intervals.
     """
 
     request: int
@@ -387,7 +368,7 @@ class AskDump(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """Let the program trace steps ``first`` to ``last``.  If ``first`` is 0, drop the requested trace."""
+    """Let the program trace steps ``first`` to ``last``; a ``first`` of 0 cancels the trace."""
 
     request: int
     first: int
@@ -395,7 +376,7 @@ class Trace(NamedTuple):
 
 
 class SendTrace(NamedTuple):
-    """Send the next piece of the trace.  Only one piece at a time is under way."""
+    """Send the next piece of the trace.  The launcher requests one piece at a time."""
 
     request: int
 
@@ -403,8 +384,8 @@ class SendTrace(NamedTuple):
 class End(NamedTuple):
     """Send the program ``signal``, and kill it after ``grace`` seconds.
 
-    ``failed``: the job has failed, so no state can be saved any more.  A program that would save its state on
-    this signal (``SavesAt``) is killed at once.
+    ``failed``: the job has failed, so checkpoints can't be saved.  A program that would save one on this
+    signal (``SavesAt``) is killed at once.
     """
 
     signal: int
@@ -413,41 +394,19 @@ class End(NamedTuple):
 
 
 class Release(NamedTuple):
-    """The launcher knows of the program's end; the agent may exit."""
+    """The launcher has received ``Exit``; the agent may exit."""
 
 
 Report = Ready | Torch | Raised | Aborts | Leaving | Resumes | Saves | SavesAt | Traces | HasTraced
 TraceMessage = Tracing | Traced | TracePiece
 AgentMessage = (
-    Hello
-    | Started
-    | Output
-    | Beat
-    | Steps
-    | Time
-    | Dump
-    | Failure
-    | Found
-    | Note
-    | Resumed
-    | Saved
-    | TraceMessage
-    | Refused
-    | Exit
-    | Receipt
-)
+    Hello | Started | Output | Beat | Steps | Time | Dump | Failure | Found | Note | Resumed | Saved
+    | TraceMessage | Refused | Exit | Receipt
+)  # fmt: skip
 LauncherMessage = (
-    Challenge
-    | Welcome
-    | LauncherReceipt
-    | AskTime
-    | AskProgress
-    | AskDump
-    | Trace
-    | SendTrace
-    | End
+    Challenge | Welcome | LauncherReceipt | AskTime | AskProgress | AskDump | Trace | SendTrace | End
     | Release
-)
+)  # fmt: skip
 Message = Report | AgentMessage | LauncherMessage
 
 FROM_RANK: Mapping[str, type[Report]] = {
@@ -497,4 +456,4 @@ FROM_LAUNCHER: Mapping[str, type[LauncherMessage]] = {
 KINDS: Mapping[type[Message], str] = {
     cls: kind for kinds in (FROM_RANK, FROM_AGENT, FROM_LAUNCHER) for kind, cls in kinds.items()
 }
-"""Class → kind.  The three tables share no kind, so no sender can send the message of another."""
+"""Class → kind.  A kind has one sender, so no sender can send another's messages."""

@@ -1,6 +1,6 @@
-"""Find objects by name: cpulaunch's own in a table, others by the entry points of installed packages.
+"""Finds launchers, engines and queues by name: built-in ones, and entry points of installed packages.
 
-Modules are imported only when an object is requested by its name.
+An object's module is imported when the object is loaded.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ BUILT_IN = {
         "torch": "cpulaunch.runtime.change.engines.native:TORCH",
     },
 }
-"""Group of entry points → name → MODULE:ATTRIBUTE of the object.  Settings offer these names."""
+"""Group of entry points → name of a built-in object → its MODULE:ATTRIBUTE."""
 
 ENGINE_PACKAGES = {"ipex": "intel_extension_for_pytorch"}
-"""Engine → the optional package that it needs in addition to torch."""
+"""Engine → package that it needs in addition to torch."""
 
 MPIS = ("intel", "mpich", "openmpi")
-"""The launchers that the setting ``mpi.flavour`` selects from, the preferred first."""
+"""Values of the setting ``mpi.flavour``, the preferred first."""
 
 
 def load(group: str, name: str) -> Any:
-    """The object called ``name`` in ``group``: a built-in one, or that of an entry point.
+    """Return the object called ``name`` in ``group``.
 
-    Raises UsageError if there is no such name, or if an entry point can't be imported.
+    Raises UsageError if there is none, or if the entry point can't be imported.
     """
     built_in = BUILT_IN[group]
     if name in built_in:
@@ -67,12 +67,12 @@ def load(group: str, name: str) -> Any:
 
 
 def names(group: str) -> list[str]:
-    """All names in ``group``, the built-in ones first."""
+    """Return all names in ``group``, built-in ones first."""
     return list(dict.fromkeys([*BUILT_IN[group], *(entry.name for entry in entry_points(group))]))
 
 
 def entry_points(group: str) -> list[Any]:
-    """The entry points of installed packages in ``group``."""
-    from importlib import metadata  # takes 15 ms, and most jobs need no entry point
+    """Return the entry points of installed packages in ``group``."""
+    from importlib import metadata  # takes 15 ms, and is rarely needed
 
     return list(metadata.entry_points(group=group))

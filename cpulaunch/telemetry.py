@@ -1,8 +1,8 @@
 """The fields of telemetry: their meanings, how values are combined, and which sinks show them.
 
-To add a field of optimizer steps, add a row to OF_STEPS, and a line to `runtime.observe` that measures it.
-The ledger, the agent's messages, telemetry.jsonl, Prometheus, TensorBoard, reports and the tables of
-docs/telemetry.md (`scripts/telemetry_page.py`) are derived from the row.
+A new field of optimizer steps needs a row in OF_STEPS, and code in `runtime.observe` that measures it.  The
+ledger, messages, telemetry.jsonl, Prometheus, TensorBoard, reports and the tables of docs/telemetry.md
+(`scripts/telemetry_page.py`) are derived from the row.
 """
 
 from __future__ import annotations
@@ -11,28 +11,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 SUM, LAST = "sum", "last"
-"""How the values of several steps are combined: by their sum, or by the last one."""
+"""How the values of several steps are combined: added, or only the last one is kept."""
 
 
 class Field(NamedTuple):
-    """A field of telemetry.
-
-    ``unit`` is the unit in telemetry.jsonl; in the ledger, seconds are nanoseconds.  ``adds_up`` is ``SUM``
-    or ``LAST``.  ``about`` explains the field in docs/telemetry.md; its first sentence is the help in
-    Prometheus.  ``counter`` is the name in Prometheus, where ``SUM`` is a counter and ``LAST`` a gauge.
-    ``scalar`` is the name in TensorBoard.  An empty name means that the field is not shown there.
-    TensorBoard shows the mean per step, or, with ``is_rate``, the job's total per second.  ``where_any``:
-    rows lack the field if it is 0.
-    """
+    """A field of telemetry.  Sinks for which it has no name don't show it."""
 
     name: str
-    unit: str
-    adds_up: str
-    about: str
-    counter: str = ""
-    scalar: str = ""
-    is_rate: bool = False
-    where_any: bool = False
+    unit: str  # in telemetry.jsonl; the ledger has nanoseconds instead of seconds
+    adds_up: str  # SUM or LAST
+    about: str  # its meaning, in docs/telemetry.md; the first sentence is Prometheus's help
+    counter: str = ""  # name in Prometheus, where SUM is a counter and LAST a gauge
+    scalar: str = ""  # name in TensorBoard, which shows the mean per step
+    is_rate: bool = False  # TensorBoard shows the job's total per second instead
+    where_any: bool = False  # rows lack the field if it is 0
 
     @property
     def is_sum(self) -> bool:
@@ -151,7 +143,7 @@ OF_PROCESSES = (
 
 
 def added(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Combine the fields of OF_STEPS of several consecutive rows of one rank into those of one row."""
+    """Combine the fields of consecutive rows of one rank into one row."""
     found: dict[str, Any] = {}
     for row in rows:
         for field in OF_STEPS:

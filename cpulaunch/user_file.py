@@ -1,7 +1,4 @@
-"""Read files that the user has named, and locate the user's cache.
-
-A named file may be anything, so reading is limited in size, and in time for pipes.
-"""
+"""Reads files named by the user, with limits on size and time, and locates the user's cache."""
 
 from __future__ import annotations
 
@@ -12,13 +9,13 @@ import stat
 from pathlib import Path
 
 SETTINGS_LIMIT = 1 << 20
-"""The largest size of a settings file in bytes."""
+"""Maximum bytes of a settings file."""
 
 HOSTFILE_LIMIT = 16 << 20
-"""The largest size of a hostfile in bytes; 100,000 hosts with comments take less."""
+"""Maximum bytes of a hostfile; 100,000 hosts with comments take less."""
 
 FACTS_LIMIT = 256 << 20
-"""The largest size of a facts file in bytes; 1,024 hosts that all differ take a quarter of it."""
+"""Maximum bytes of a facts file; 1,024 different hosts take a quarter of it."""
 
 WRITER_WITHIN = 1.0
 """Seconds within which a writer must open a pipe."""
@@ -28,10 +25,7 @@ SILENT_FOR = 30.0
 
 
 def read_user_file(path: Path, limit: int) -> bytes:
-    """Read ``path``, which may have at most ``limit`` bytes.
-
-    Raises OSError if it can't be read, if it is larger, or if it is a pipe that nobody writes to.
-    """
+    """Read ``path``.  Raises OSError if it has more than ``limit`` bytes, or is a pipe without a writer."""
     # Without O_NONBLOCK, opening a pipe would wait for its writer.
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
         if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
@@ -45,9 +39,9 @@ def read_user_file(path: Path, limit: int) -> bytes:
 
 
 def cache_home() -> Path:
-    """The directory of the user's caches: XDG_CACHE_HOME, else ~/.cache.
+    """Return the directory of the user's caches: XDG_CACHE_HOME, else ~/.cache.
 
-    It need not exist or be writable.  The home of a user without one, as in a container, is taken to be "/".
+    It may be missing or not writable.  For a user without a home, as in a container, "/" counts as the home.
     """
     home = os.path.expanduser("~")
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.join("/" if home == "~" else home, ".cache"))
@@ -69,7 +63,7 @@ def _read_pipe(fd: int, limit: int) -> bytes:
                 ) from None
             data = None
         if data == b"" and not ready:
-            raise OSError(errno.EPIPE, "it is a pipe that nobody writes to")
+            raise OSError(errno.EPIPE, "it is a pipe that no process writes to")
         if data == b"":
             break
         content, patience = content + (data or b""), SILENT_FOR

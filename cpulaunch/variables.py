@@ -1,13 +1,12 @@
-"""A table of the environment variables that cpulaunch sets or reads.
+"""The environment variables that cpulaunch sets or reads.
 
-cpulaunch's own variables have the constants below, and their names are written nowhere else.  Names of other
-variables are written where they are used, in the packages that their row lists.  ``tests/test_variables.py``
-checks both.
+Constants below have the names of cpulaunch's own variables, which are spelled nowhere else.  Other variables
+are spelled in the packages that their rows list.  ``tests/test_variables.py`` checks both.
 
-Two kinds of variables are not in the table.  Variables of a single MPI or scheduler are in its module in
+The table lacks two kinds of variables.  Variables of a single MPI or scheduler are in its module in
 ``launchers/``.  Each setting has a variable named after its key, such as ``CPULAUNCH_CCL_WORKER_COUNT``.
 
-Agents and ranks import this module when they start, so it is plain data and imports nothing.
+Agents and ranks import this module when they start, so it imports nothing.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class Variable:
         self.meaning = meaning
 
 
-_SETTING = "as the option takes it; a switch is 1 or 0"
+_SETTING = "the option's value; a switch is 1 or 0"
 
 # fmt: off
 TABLE = (
@@ -83,7 +82,7 @@ TABLE = (
     Variable(TOKEN, "supervise", "launchers agent", "hexadecimal", "secret that authenticates both ends"),
     Variable(GROUPS_KEY, "supervise", "launchers ccl", "hexadecimal", "secret that authenticates ranks to each other"),
     Variable(JOB_ID, "supervise agent", "cli launchers config runtime <script>", "text", "the job; marks its processes"),
-    Variable(JOB_RANK, "agent", "runtime", "RANK/WORLD_SIZE", "the rank, whatever the script sets RANK to"),
+    Variable(JOB_RANK, "agent", "runtime", "RANK/WORLD_SIZE", "the rank, even if the script changes RANK"),
     Variable(INSTANCE, "agent", "cli runtime <script>", "integer", "number of the instance, from 0"),
     Variable(INSTANCES, "agent", "cli runtime <script>", "integer", "number of instances in all"),
     Variable(LAUNCHER_PID, "supervise", "agent", "integer", "the launcher's process"),
@@ -119,7 +118,7 @@ TABLE = (
     Variable(TELEMETRY, "config", "config runtime", _SETTING, "what telemetry records of each step"),
     Variable(TUNING, "tune", "runtime <script>", "1", "set in the trial runs of `cpulaunch tune`"),
     Variable(STRICT, "config", "config runtime", _SETTING, "whether ranks that train separate models fail"),
-    Variable(SEPARATE, "<user>", "launchers runtime", "1 or 0", "whether processes that another launcher starts stay apart"),
+    Variable(SEPARATE, "<user>", "launchers runtime", "1 or 0", "whether processes of another launcher are not joined into one job"),
     Variable(CONFIG, "<user>", "cli config", "path", "the YAML file to read"),
     # ---- torch.distributed
     Variable("RANK", "agent runtime", "bench plan runtime <torch>", "integer", "rank"),
@@ -234,7 +233,7 @@ TABLE = (
     Variable("SLURM_PROCID", "<Slurm>", "cli launchers plan", "integer", "which process of a step this is"),
     Variable("SLURM_PTY_PORT", "<Slurm>", "cli", "integer", "whether this process is in an interactive step"),
     Variable("SLURM_RESTART_COUNT", "<Slurm>", "discovery", "integer", "how often the job was requeued"),
-    Variable("SLURM_STEP_ID", "<Slurm>", "cli discovery launchers", "integer", "whether this process is one of a step"),
+    Variable("SLURM_STEP_ID", "<Slurm>", "cli discovery launchers", "integer", "whether this process is in a step"),
     Variable("SLURM_STEP_NUM_TASKS", "<Slurm>", "cli launchers plan", "integer", "the number of the step's processes"),
     Variable("SLURM_TASKS_PER_NODE", "<Slurm>", "discovery plan", "such as 2(x3),1", "tasks of each host"),
 )

@@ -1,4 +1,4 @@
-"""Encode and decode messages as lines of JSON, and prove that a sender knows the job's token."""
+"""Encodes messages as lines of JSON, decodes them, and authenticates their sender."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -7,30 +7,29 @@ from typing import Any, NamedTuple, TypeVar
 from cpulaunch.messages import KINDS, Output, TracePiece, Unknown
 
 MAX_LINE = 1 << 20
-"""Bytes of a line; a longer one is hostile or broken."""
+"""Maximum bytes of a line."""
 
 MAX_TEXT = 20_000
-"""Characters of a string in a message other than output.  JSON takes at most twelve bytes for each."""
+"""Maximum characters of a string in a message, except in output.  JSON takes up to twelve bytes for each."""
 
 MAX_OUTPUT = 1 << 16
-"""Bytes of a program's output per message.  JSON takes at most six bytes for each."""
+"""Maximum bytes of output in a message.  JSON takes up to six bytes for each."""
 
 MAX_KIND = 40
-"""Characters of an unknown kind or a wrong value to show."""
+"""Maximum characters of an unknown kind or a wrong value in an error."""
 
 
 class MessageError(ValueError):
-    """A line is not a message, or the message's fields don't match its kind."""
+    """A line is not a valid message."""
 
 
 M = TypeVar("M")
 
 
 def encode(message: NamedTuple, kinds: Mapping[Any, str] = KINDS) -> bytes:
-    """Encode a message as one line.
+    """Encode a message as one line.  Raises MessageError if the line is longer than ``MAX_LINE``.
 
-    Of a string longer than ``MAX_TEXT``, keep the end: it is the most useful part of a traceback.  Raises
-    MessageError if the line is longer than ``MAX_LINE``.
+    Strings longer than ``MAX_TEXT`` lose their beginning, as the end of a traceback is more useful.
     """
     kind = kinds[type(message)]
     fields = message._asdict()
@@ -45,8 +44,8 @@ def encode(message: NamedTuple, kinds: Mapping[Any, str] = KINDS) -> bytes:
 def decode(line: bytes, kinds: Mapping[str, type[M]]) -> M | Unknown:
     """Decode one line into a message of one of ``kinds``, or ``Unknown``.
 
-    Fields that the kind doesn't have are ignored, and missing fields take their defaults.  Raises
-    MessageError if a field without a default is missing or has a wrong type, or if the line is no message.
+    Unknown fields are ignored, and missing fields get their defaults.  Raises MessageError if the line is not
+    a message, if a field without a default is missing, or if a field has a wrong type.
     """
     try:
         raw = json.loads(line)
@@ -78,8 +77,8 @@ def _cut(value: Any) -> Any:
 
 
 def _is(value: object, expected: Any) -> bool:
-    """Whether a JSON value has the type of an annotation in ``messages``."""
-    if type(value) is expected or expected is Any:  # fast path: thousands of agents send beats
+    """Return whether a JSON value has the type of an annotation in ``messages``."""
+    if type(value) is expected or expected is Any:  # fast path for the beats of thousands of agents
         return True
     if expected is float:
         return type(value) in (int, float)
@@ -94,30 +93,30 @@ def _is(value: object, expected: Any) -> bool:
 
 
 def pack(data: bytes) -> str:
-    """Encode any bytes as text for JSON.  UTF-8 stays readable; other bytes survive as surrogates."""
+    """Encode bytes as text for JSON.  UTF-8 stays readable, and other bytes become surrogates."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def unpack(text: str) -> bytes:
-    """Decode the text that ``pack`` returned."""
+    """Undo ``pack``."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def proof(token: str, role: str, salt: str, rank: int) -> str:
-    """Compute the answer to ``salt`` that only a holder of the job's token can give."""
-    import hmac  # imported late: it takes an agent 2 ms, and its program shouldn't wait for that
+    """Compute the answer to the challenge ``salt``, which proves knowledge of ``token``."""
+    import hmac  # takes 2 ms, so an agent imports it after it has started the program
 
-    said = f"{role} {rank} {salt}".encode(errors="surrogatepass")  # a stranger's salt may have surrogates
-    return hmac.digest(token.encode(), said, "sha256").hex()
+    text = f"{role} {rank} {salt}".encode(errors="surrogatepass")  # a stranger's salt may have surrogates
+    return hmac.digest(token.encode(), text, "sha256").hex()
 
 
 def observers_token(token: str) -> str:
-    """Derive the token of observers.  It doesn't allow them to pose as an agent of the job."""
+    """Derive the token of observers, which does not authenticate agents."""
     return proof(token, "observers", "", 0)
 
 
 def groups_key(token: str) -> str:
-    """Derive the key by which ranks prove to each other that they belong to the job.  It has no other use."""
+    """Derive the key with which ranks authenticate each other."""
     return proof(token, "groups", "", 0)
 
 
@@ -129,15 +128,15 @@ def same(a: str, b: str) -> bool:
 
 
 class Outbox:
-    """Sent messages that the other end has not acknowledged yet; ``size`` is their total in bytes.
+    """Sent messages that the other end has not acknowledged; ``size`` is their total in bytes.
 
-    After a connection breaks, the next connection sends them again.
+    A new connection sends them again.
     """
 
     def __init__(self) -> None:
         self.size = 0
         self._lines: list[bytes] = []
-        self._before = 0  # messages that were acknowledged
+        self._acknowledged = 0  # number of messages
 
     def add(self, line: bytes) -> bytes:
         """Keep a message until it is acknowledged, and return it."""
@@ -146,13 +145,13 @@ class Outbox:
         return line
 
     def acknowledged(self, count: int) -> None:
-        """Drop the first ``count`` messages of all.  Raises MessageError if they can't have been received."""
-        new = count - self._before
+        """Drop the first ``count`` of all added messages.  Raises MessageError if fewer have been added."""
+        new = count - self._acknowledged
         if not 0 <= new <= len(self._lines):
-            raise MessageError(f"{count} messages acknowledged, of {self._before + len(self._lines)}")
+            raise MessageError(f"{count} messages acknowledged, of {self._acknowledged + len(self._lines)}")
         self.size -= sum(map(len, self._lines[:new]))
         del self._lines[:new]
-        self._before = count
+        self._acknowledged = count
 
     def rest(self) -> bytes:
         """Return the messages that were not acknowledged, in order."""

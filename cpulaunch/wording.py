@@ -37,13 +37,13 @@ def shortened(names: Sequence[str]) -> str:
 
 
 def shown_path(path: Path | str) -> str:
-    """Return ``path``, relative to the working directory if it is below it."""
+    """Return ``path``, relative to the working directory if it is inside."""
     path = Path(path)
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def closest(word: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the element of ``valid`` closest to ``word``; None if none has a similarity of ``cutoff``."""
+    """Return the element of ``valid`` closest to ``word``; None if all similarities are below ``cutoff``."""
     import difflib  # only errors need it, and the agent must start quickly
 
     return next(iter(difflib.get_close_matches(word, list(valid), n=1, cutoff=cutoff)), None)

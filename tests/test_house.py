@@ -297,55 +297,6 @@ def test_a_pure_package_imports_nothing_that_touches_the_machine(package: str) -
     assert not impure
 
 
-def sample(directory: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> str:
-    """The name of a module with this ``code``, in a package of its own."""
-    (directory / "agent").mkdir()
-    (directory / "agent" / "sample.py").write_text(code)
-    monkeypatch.setitem(globals(), "PACKAGE", directory)
-    tree.cache_clear()
-    return "agent.sample"
-
-
-def test_the_rules_detect_each_kind_of_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative imports and those within functions, but not those only for type checkers."""
-    code = (
-        "from . import sibling\nfrom ..room import name\ndef f():\n    import socket\n"
-        "if TYPE_CHECKING:\n    import subprocess\n"
-    )
-    module = sample(tmp_path, monkeypatch, code)
-    assert imports(module) == {"cpulaunch.agent", "cpulaunch.room", "socket"}
-
-
-@pytest.mark.parametrize(
-    ("code", "touches"),
-    [
-        ("def f():\n    import socket", "network"),
-        ("open('x')", "files"),
-        ("path.read_text()", "files"),
-        ("path.open()", "files"),
-        ("path.exists()", "files"),
-        ("path.is_file()", "files"),
-        ("path.stat()", "files"),
-        ("path.rename('x')", "files"),
-        ("os.path.exists('x')", "files"),
-        ("from os import path", "files"),
-        ("os.environ['A']", "environment"),
-        ("os.getenv('A')", "environment"),
-        ("from os import environ", "environment"),
-        ("time.monotonic()", "clock"),
-        ("from time import monotonic", "clock"),
-        ("os.posix_spawn('x', [], {})", "processes"),
-        ("from signal import signal", "processes"),
-        ("from ctypes import CDLL", "libc"),
-        ("print('x')", "terminal"),
-    ],
-)
-def test_the_rules_detect_each_kind_of_touch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, touches: str
-) -> None:
-    assert touched(sample(tmp_path, monkeypatch, code)) == {touches}
-
-
 def test_launcher_and_agent_never_import_torch() -> None:
     code = (
         "import sys, cpulaunch.cli.run.command, cpulaunch.cli.run.plan_text, cpulaunch.discovery.collect;"

@@ -28,7 +28,7 @@ def test_a_pipe_without_a_writer_is_an_error(
     done = cpulaunch(*arguments)
     assert done.returncode == 2
     assert "pipe: " in done.stderr
-    assert "it is a pipe that nobody writes to" in done.stderr
+    assert "it is a pipe that no process writes to" in done.stderr
 
 
 def test_output_of_a_shell_is_read(tmp_path: Path) -> None:

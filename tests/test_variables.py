@@ -133,9 +133,9 @@ def test_variables_of_plans_are_in_the_table_as_the_planners(name: str) -> None:
 
 
 def test_ranks_get_settings_by_variables_of_the_table() -> None:
-    told = {setting.rank_variable for setting in SETTINGS.values() if setting.rank_variable}
-    assert told <= NAMES
-    assert {"CPULAUNCH_RANK_CCL_BINDING", "CPULAUNCH_PRECISION"} <= told
+    names = {setting.rank_variable for setting in SETTINGS.values() if setting.rank_variable}
+    assert names <= NAMES
+    assert {"CPULAUNCH_RANK_CCL_BINDING", "CPULAUNCH_PRECISION"} <= names
 
 
 def test_an_mpi_forwards_an_attempts_variables() -> None:

@@ -1,4 +1,4 @@
-"""Intel's oneccl_bind_pt as the backend ``ccl``, if requested."""
+"""Uses Intel's oneccl_bind_pt as the backend ``ccl`` if ``--ccl-binding`` requests it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cpulaunch.errors import HostError
 IMPORT_LIMIT = 120.0  # seconds
 
 replaced: Any = None
-"""What the bindings registered as ``ccl``, before `register.take_name_back` replaced it."""
+"""The bindings' plug-in for torch, which `register.take_name_back` has replaced."""
 
 
 def are_wanted(binding: str, there: installed.State) -> bool:
-    """Return whether ``ccl`` is to be Intel's bindings; ``binding`` is the setting ``ccl.binding``.
+    """Return whether ``binding``, the value of the setting ``ccl.binding``, requests Intel's bindings.
 
-    Raises HostError if they are requested and can't be used.
+    Raises HostError if they can't be used.
     """
     if binding != "oneccl_bind_pt":
         return False
@@ -31,7 +31,7 @@ def are_wanted(binding: str, there: installed.State) -> bool:
 
 
 def loading_problem() -> str | None:
-    """Return why the bindings don't load, tried in a separate process, as they may crash; None if they do."""
+    """Return why the bindings don't load, or None.  Loading may crash, so another process tries it."""
     command = [sys.executable, "-c", f"import {installed.BINDINGS}"]
     try:
         tried = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_LIMIT)
@@ -43,10 +43,7 @@ def loading_problem() -> str | None:
 
 
 def load(there: installed.State) -> Any:
-    """Import the bindings; return their creator function, in torch's extended API.
-
-    Raises HostError if they don't load.
-    """
+    """Import the bindings, and return their function that creates a group.  Raises HostError on failure."""
     from torch import distributed
 
     try:

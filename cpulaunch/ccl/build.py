@@ -1,6 +1,6 @@
-"""Builds the missing parts of the group and the kernels for the installed torch, and keeps them in a cache.
+"""Builds missing parts of the group, and the kernels, in a cache directory.
 
-Only the command line uses this, never a rank.
+The launcher and ``cpulaunch ccl build`` call it; ranks don't.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ def build(
     oneccl: bool = False,
     patient: bool = True,
 ) -> Built:
-    """Return the group for the installed torch, building whatever is missing.
+    """Return the group for the installed torch, after building its missing parts.
 
-    ``progress`` gets a few words about each step.  Builds of several processes wait for each other, and each
-    part appears in the cache complete or not at all.  A later build reuses what an interrupted one has
-    compiled. Only ``oneccl``, the module with oneCCL in it, needs the network.  Without ``patient``, it fails
-    soon if the network does not answer, or did not within the last hour.
+    A lock makes concurrent builds wait for each other.  A part is moved into the cache when it is complete.
+    A build reuses the objects of an interrupted build.  ``oneccl`` adds the module with oneCCL, which has to
+    be downloaded.  If ``patient`` is false, the build fails within seconds if the network does not answer,
+    and at once if it did not answer within the last hour.
 
-    Raises HostError if something is missing: torch, a compiler, Python's headers, the network, or a writable
-    cache.
+    Raises HostError if torch, a compiler, Python's headers, the network, or a writable cache is missing.
     """
     kinds = ("core", "layer", *(("oneccl",) if oneccl else ()))
     there = _build_missing(kinds, progress, force=force, patient=patient)
     if there.built is None:
-        raise HostError(f"the ccl process group was built, and yet cannot be used: {there.problem}")
+        raise HostError(f"the ccl process group was built, but cannot be used: {there.problem}")
     return there.built
 
 
 def build_kernels(
     progress: Progress = lambda step, detail: None, *, force: bool = False, patient: bool = True
 ) -> Part:
-    """Return the kernels for the installed torch, built in the same way.  Needs no network.
+    """Return the kernels for the installed torch, building them like the group if they are missing.
 
-    Without ``patient``, HostError is raised at once if this compiler has failed with these sources before.
+    If ``patient`` is false and this compiler has failed with these sources before, HostError is raised at
+    once.
     """
     there = installed.state()
     if force or there.part("kernels") is None:
@@ -70,12 +70,12 @@ def build_kernels(
         failure.unlink(missing_ok=True)
     kernels = there.part("kernels")
     if kernels is None:
-        raise HostError(f"the kernels were built, and yet cannot be used: {there.kernels_problem}")
+        raise HostError(f"the kernels were built, but cannot be used: {there.kernels_problem}")
     return kernels
 
 
 def _failure_file(there: installed.State, compiler: Compiler) -> Path:
-    """Return the file, beside the parts, that records a failure with these sources, torch and compiler."""
+    """Return the cache's file that records a failure with these sources, this torch and this compiler."""
     made_of = json.dumps([there.wanted["kernels"], compiler.path, compiler.identity])
     return installed.cache_directory() / f"failed-{hashlib.sha256(made_of.encode()).hexdigest()[:12]}.json"
 
@@ -117,11 +117,11 @@ def check(there: installed.State, kinds: Sequence[str] = ("core", "layer")) -> C
         of_group = "layer" in kinds
         raise HostError(
             f"{'the ccl process group' if of_group else 'the kernels'} cannot be built: {there.problem}",
-            hint="Take `--backend gloo`." if of_group else "Take `--engine torch`.",
+            hint="Use `--backend gloo`." if of_group else "Use `--engine torch`.",
         )
     if "oneccl" in kinds and os.uname().machine != "x86_64":
         raise HostError(
-            f"oneCCL exists for x86_64 only, this is {os.uname().machine}", hint="Take `--ccl-transport tcp`."
+            f"oneCCL exists for x86_64 only, this is {os.uname().machine}", hint="Use `--ccl-transport tcp`."
         )
     found = find_compiler()
     if "layer" in kinds:
@@ -134,7 +134,7 @@ def _build(
     kinds: list[str], there: installed.State, compiler: Compiler, progress: Progress, *, patient: bool
 ) -> None:
     root = installed.cache_directory()
-    for left in root.glob("building-*"):  # left by a killed build: this one has the lock
+    for left in root.glob("building-*"):  # of builds that were killed, as this build has the lock
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="building-", dir=root) as temporary:
         work = Path(temporary)
@@ -203,7 +203,7 @@ def _lock(progress: Progress) -> Iterator[None]:
 
 
 def _make_private(root: Path) -> None:
-    """Create the cache's directories so that no other user can put a library there, whatever the umask."""
+    """Create the cache's directories so that other users can't write there, whatever the umask is."""
     root.mkdir(parents=True, exist_ok=True)
     for each in (root, root.parent):
         if each.stat().st_uid == os.geteuid():
@@ -212,7 +212,7 @@ def _make_private(root: Path) -> None:
 
 
 def _check_private(root: Path) -> None:
-    """Raise HostError if others may write to the cache's directories, and this user can't change that."""
+    """Raise HostError if others may write to a directory of the cache that isn't this user's."""
     for each in (root, root.parent):
         try:
             is_anothers = each.exists() and each.stat().st_uid != os.geteuid()
@@ -223,7 +223,7 @@ def _check_private(root: Path) -> None:
 
 
 def _not_kept(root: Path, why: str) -> HostError:
-    hint = "Name a directory of yours in XDG_CACHE_HOME."
+    hint = "Set XDG_CACHE_HOME to a directory of yours."
     return HostError(f"compiled files can't be kept in {root}: {why}", hint=hint)
 
 
@@ -247,12 +247,12 @@ def _check_loading(made: dict[str, Part], there: installed.State) -> None:
         capture_output=True, text=True, env=environment, timeout=300,
     )  # fmt: skip
     if tried.returncode != 0:
-        said = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
-        raise CompilerError(f"the compiled libraries do not load: {said}", hint=ELSEWHERE)
+        why = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
+        raise CompilerError(f"the compiled libraries do not load: {why}", hint=ELSEWHERE)
 
 
 def _oneccl(work: Path, progress: Progress, *, patient: bool = True) -> Path:
-    """Return a directory with ``include``, ``libccl.a`` and ``LICENSE.txt`` of oneCCL's pinned wheel."""
+    """Unpack oneCCL's headers, static library and licence from its wheel, and return their directory."""
     path = fetch_wheel(work, progress, patient=patient)
     target = work / "oneccl-wheel"
     with zipfile.ZipFile(path) as wheel:

@@ -1,7 +1,4 @@
-"""Compiles and links the core, torch's layer, the oneCCL module and the kernels.
-
-`build` decides what is missing and where it goes.
-"""
+"""Compiles and links the core, torch's layer, the oneCCL module and the kernels."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ _VECTOR_FLAGS = {
     "avx2": ("-mavx2", "-mfma"),
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"),
 }
-"""Kind of vector unit → instructions that torch also expects for this `ATEN_CPU_CAPABILITY`."""
+"""Value of ATEN_CPU_CAPABILITY → the compiler's flags for its instructions, as in torch."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class Compiler:
 
 @dataclass(frozen=True)
 class Unit:
-    """Sources compiled together, because most of the time would go to headers that they share."""
+    """Sources that are compiled together.  They share headers, which take most of the time to compile."""
 
     name: str
     sources: tuple[Path, ...]
@@ -86,7 +83,7 @@ def check_headers() -> None:
 
 
 def units_of(kind: str, there: installed.State, oneccl: Path) -> list[Unit]:
-    """Return a part's units.  Only code that computes or copies gets full optimization."""
+    """Return a part's units.  Only code that computes or copies is fully optimized."""
     if kind == "core":
         return core_units()
     flags = ("-fPIC", "-fvisibility=hidden", "-pthread", f"-I{SOURCES / 'core'}")
@@ -115,7 +112,7 @@ def _torch_flags(there: installed.State) -> tuple[str, ...]:
 
 
 def _kernels_units(there: installed.State) -> list[Unit]:
-    """Return the unit of the operations, and one unit of their loops for each kind of vector unit."""
+    """Return the unit with the operations, and a unit with their loops for each kind of vector unit."""
     loops = installed.KERNELS / "vector.cpp"
     operations = tuple(path for path in sorted(installed.KERNELS.glob("*.cpp")) if path != loops)
     flags = ("-fPIC", "-fvisibility=hidden", "-pthread", f"-I{installed.KERNELS}")
@@ -129,7 +126,7 @@ def _kernels_units(there: installed.State) -> list[Unit]:
 
 
 def core_units() -> list[Unit]:
-    """Return the core's units, for any compiler."""
+    """Return the core's units."""
     flags = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", f"-I{SOURCES / 'core'}")
     arithmetic = SOURCES / "core/arithmetic.cpp"
     others = tuple(path for path in sorted((SOURCES / "core").glob("*.cpp")) if path != arithmetic)
@@ -137,29 +134,29 @@ def core_units() -> list[Unit]:
 
 
 def _pybind_names(torch: str) -> list[str]:
-    """Return pybind11's names: until 2.8, two extensions share classes only if these are the same in both."""
+    """Return flags with torch's names for pybind11, which extensions must share until torch 2.8."""
     if installed.series(torch) > (2, 8):
         return []
     question = (
         "import json, torch._C as c; print(json.dumps([getattr(c, '_PYBIND11_' + n, None)"
         " for n in ('COMPILER_TYPE', 'STDLIB', 'BUILD_ABI')]))"
     )
-    # Disable our own hook, which would load what may be about to be built.
+    # Without our entry point, which would load the group that is to be built.
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     asked = subprocess.run(
         [sys.executable, "-c", question], capture_output=True, text=True, env=environment, timeout=300
     )
     if asked.returncode != 0:
         raise HostError(f"torch cannot be imported: {asked.stderr.strip().splitlines()[-1:]}")
-    said = json.loads(asked.stdout.splitlines()[-1])
+    values = json.loads(asked.stdout.splitlines()[-1])
     names = ("COMPILER_TYPE", "STDLIB", "BUILD_ABI")
     return [
-        f'-DPYBIND11_{name}="{value}"' for name, value in zip(names, said, strict=True) if value is not None
+        f'-DPYBIND11_{name}="{value}"' for name, value in zip(names, values, strict=True) if value is not None
     ]
 
 
 def jobs() -> int:
-    """Return how many compilers this host has cores and memory for."""
+    """Return how many compilers to run at once, given this host's cores and memory."""
     cores = len(os.sched_getaffinity(0))
     try:
         available = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
@@ -172,7 +169,7 @@ def jobs() -> int:
 def compile_units(
     units: dict[str, list[Unit]], compiler: Compiler, kept: Path, work: Path, progress: Progress
 ) -> dict[str, list[Path]]:
-    """Return the objects of each part, reusing those of an interrupted build in the directory ``kept``."""
+    """Compile to objects in the directory ``kept``, and return them by part.  Existing objects are reused."""
     kept.mkdir(exist_ok=True)
     objects = {kind: [kept / _key(unit, compiler, kind) for unit in units[kind]] for kind in units}
     all_units = [unit for kind in units for unit in units[kind]]
@@ -188,8 +185,8 @@ def compile_units(
             source = _write_unit(unit, work)
             run_tool([compiler.path, *unit.flags, "-c", str(source), "-o", str(partial)], compilers)
             partial.rename(to)
-        except HostError as e:  # the first failure is the cause; Ctrl-C also ends the compilers
-            raise compilers.stop(e) from None
+        except HostError as e:
+            raise compilers.stop(e) from None  # the first failure, which stopped the other compilers
 
     progress(step, "")
     with ThreadPoolExecutor(jobs()) as pool:
@@ -207,15 +204,15 @@ def compile_units(
 
 
 def _key(unit: Unit, compiler: Compiler, kind: str) -> str:
-    """Return a file name for a unit's object that changes with everything that it is made of."""
-    # oneCCL's headers are in a temporary directory, with a new name each time.
+    """Return a file name for a unit's object, with a digest of its compiler, sources and flags."""
+    # Directories of headers don't count, as oneCCL's are temporary.
     flags = [flag for flag in unit.flags if not flag.startswith("-I")]
     text = json.dumps([compiler.path, compiler.identity, installed.sources_digest(kind), flags])
     return f"{unit.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.o"
 
 
 def build_core_elsewhere(command: Sequence[str], machine: str, directory: Path) -> Part:
-    """Build a wheel's core in ``directory`` by a compiler for another kind of machine, such as zig's."""
+    """Build the core for a wheel in ``directory``, with a cross compiler such as zig's."""
     part = Part(
         "core", directory, "wheel", installed.sources_digest("core"), machine, Path(command[0]).name, glibc=""
     )
@@ -248,7 +245,7 @@ def link(
     there: installed.State,
     oneccl: Path,
 ) -> None:
-    # Without `-z defs` a shared library may lack symbols, which would only show in a rank.
+    # Without `-z defs`, a missing symbol would be reported by a rank, not by the linker.
     argv = [compiler.path, "-shared", "-o", str(part.file), *map(str, objects), "-Wl,-z,defs",
             "-Wl,-Bsymbolic", "-Wl,--strip-debug", "-pthread"]  # fmt: skip
     if part.kind == "core":
@@ -257,28 +254,28 @@ def link(
     assert there.torch_directory is not None
     torch = [f"-L{there.torch_directory / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
     if part.kind == "kernels":
-        # torch has loaded an OpenMP library, its own or another: a second one would have its own threads.
+        # Use the OpenMP library that torch has loaded: another one would start threads of its own.
         openmp = _ignored(compiler, objects, ("GOMP_", "omp_"))
         run_tool([*argv, *openmp, *torch])
         return
     assert core is not None
-    argv.append(str(core.file))  # linked by soname: the file of that name that is loaded first is used
+    argv.append(str(core.file))  # by soname: at run time, the core that was loaded first is used
     if part.kind == "oneccl":
         link_oneccl(argv, oneccl / "libccl.a")
         return
-    # Python's own symbols come from the process that loads the module.
+    # The process that loads the module has Python's symbols.
     run_tool([*argv, *_ignored(compiler, objects, ("Py", "_Py")), *torch, "-ltorch_python"])
 
 
 def link_oneccl(argv: list[str], archive: Path) -> None:
-    """Link with oneCCL's static library.  Raises HostError that names undefined symbols."""
-    # Hide oneCCL's symbols: another copy of it, such as that of Intel's bindings, may be loaded too.
+    """Link with oneCCL's static library.  Raises HostError with the undefined symbols."""
+    # oneCCL's symbols are hidden, as another copy of oneCCL may be loaded, such as in Intel's bindings.
     run_tool([*argv, str(archive), "-Wl,--exclude-libs,ALL", "-lrt", "-ldl", "-lpthread"])
 
 
 def _ignored(compiler: Compiler, objects: Sequence[Path], prefixes: tuple[str, ...]) -> list[str]:
     """Return options that leave undefined symbols with these prefixes to the loading process."""
-    nm = run_tool([compiler.path, "-print-prog-name=nm"]).strip()  # a toolchain's nm may have a prefix
+    nm = run_tool([compiler.path, "-print-prog-name=nm"]).strip()  # nm of a cross toolchain has a prefix
     listed = run_tool([nm, "--undefined-only", "--format=posix", *map(str, objects)])
     names = {line.split()[0] for line in listed.splitlines() if line}
     return [f"-Wl,--ignore-unresolved-symbol={name}" for name in sorted(names) if name.startswith(prefixes)]

@@ -1,4 +1,4 @@
-"""Calls the core, ``libcpulaunch_ccl``, and the oneCCL module by their C API (``csrc/core/interface.h``)."""
+"""Calls the C API of the core and of the oneCCL module (``csrc/core/interface.h``)."""
 
 from __future__ import annotations
 
@@ -47,22 +47,15 @@ _ONECCL_FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
 
 @dataclass(frozen=True)
 class Layout:
-    """Which ranks share a host and a part of it, and their names in messages.
+    """The hosts and sockets of a group's ranks, and the ranks' names in messages.  Sequences are by rank."""
 
-    ``host_of`` has the number of each rank's host, ``socket_of`` the number of its socket there, or of a
-    smaller part (`levels.groups_of`), or -1.  ``numbers``
-    are the ranks' numbers in the job; ``host_names`` are their hosts' names, empty if there is one host.
-    Each rank computes with at least ``threads`` threads.  ``cache`` is this rank's share of the last-level
-    cache in bytes.
-    """
-
-    rank: int
-    host_of: Sequence[int]
-    socket_of: Sequence[int]
-    numbers: Sequence[int]
-    host_names: Sequence[str] = field(default=())
-    threads: int = 1
-    cache: int = 0
+    rank: int  # this rank
+    host_of: Sequence[int]  # index of the host
+    socket_of: Sequence[int]  # its group within the host (`levels.groups_of`), or -1
+    numbers: Sequence[int]  # rank in the job
+    host_names: Sequence[str] = field(default=())  # empty if there is one host
+    threads: int = 1  # minimum number of threads with which a rank computes
+    cache: int = 0  # this rank's share of the last-level cache in bytes
 
     @property
     def size(self) -> int:
@@ -76,19 +69,19 @@ class Layout:
 
     @property
     def locals(self) -> list[int]:
-        """The ranks of this rank's host."""
+        """The ranks on the host of ``rank``."""
         return [rank for rank, host in enumerate(self.host_of) if host == self.host_of[self.rank]]
 
 
 class Handle:
-    """An object of the core, freed with this one unless it is taken over."""
+    """Owns an object of the core, and frees it when the handle is deleted."""
 
     def __init__(self, address: int, free: Callable[[int], None]) -> None:
         self.address = address
         self._free = finalize(self, free, address)
 
     def taken(self) -> int:
-        """Return the address to a caller who frees it."""
+        """Return the address, and leave it to the caller to free the object."""
         self._free.detach()
         return self.address
 
@@ -103,10 +96,10 @@ class Carrier:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """This rank's end of a network over libfabric."""
+    """This rank's endpoint of libfabric."""
 
     handle: Handle
-    name: bytes  # by which other ranks reach it
+    name: bytes  # the address for other ranks
 
 
 class Core:
@@ -116,36 +109,36 @@ class Core:
         self._c = _load(path, _FUNCTIONS)
 
     def offer_memory(self, layout: Layout) -> int:
-        """Return a descriptor of memory for the ranks of this host; -1 if none is available.
+        """Return a descriptor of new shared memory for the ranks of this host; -1 if none is available.
 
-        Keep it open until all have mapped it.
+        Keep it open until all ranks have mapped the memory.
         """
         its = self._layout(layout)
         return int(self._c.cl_memory_offer(its.address))
 
     def map_memory(self, layout: Layout, *, pid: int, descriptor: int) -> Handle | None:
-        """Map the memory that another rank of this host offers; None if this rank may not open it."""
+        """Map the memory that the process ``pid`` offers; None if this process may not open it."""
         its = self._layout(layout)
         slots = self._c.cl_memory_map(its.address, pid, descriptor)
         return Handle(slots, self._c.cl_slots_free) if slots else None
 
     def listen_within(self, ports: range) -> None:
-        """Listen on ``ports`` alone from now on, in this process."""
+        """Restrict the ports on which this process listens."""
         self._c.cl_listen_within(ports[0], ports[-1])
 
     def listen(self, ip: str) -> tuple[int, int]:
-        """Return (descriptor, port) of a socket for the connections of other hosts' ranks.
+        """Listen for ranks of other hosts, and return the socket's descriptor and port.
 
-        Raises HostError if this host can't listen on that address, or has no free port.
+        Raises HostError if ``ip`` is not an address of this host, or if no port is free.
         """
         port = c_int32()
         descriptor = self._call("cl_listen", ip.encode(), byref(port))
         return int(descriptor), port.value
 
     def open_endpoint(self, library: str, ip: str) -> Endpoint:
-        """Return this rank's end of a network over libfabric, whose path or name is ``library``.
+        """Open an endpoint of libfabric.  ``library`` is libfabric's path or name.
 
-        ``ip`` is an address of this host, or empty to leave it to the provider.  Raises HostError if the
+        ``ip`` is an address of this host, or empty to let the provider choose one.  Raises HostError if the
         library does not load, or has no provider for this host.
         """
         address = self._call("cl_endpoint_open", library.encode(), ip.encode())
@@ -166,9 +159,10 @@ class Core:
     ) -> Carrier:
         """Return cpulaunch's own transport.
 
-        ``slots`` is None if this rank is alone on its host, ``listener`` if there is one host.  ``addresses``
-        has each rank's (ip, port), and ``key`` is the group's secret.  An ``endpoint``, which is used up,
-        carries the collectives between hosts instead of TCP; ``names`` are those of all ranks' endpoints.
+        ``slots`` is shared memory, or None if this rank is alone on its host.  ``listener`` is from `listen`,
+        or None if there is one host.  ``addresses`` has each rank's (ip, port).  ``key`` is the group's
+        secret.  If ``endpoint`` is given, libfabric carries collectives between hosts instead of TCP, and
+        ``names`` are the endpoints' names of all ranks.
         """
         if endpoint:
             sizes = (c_size_t * len(names))(*[len(name) for name in names])
@@ -185,18 +179,18 @@ class Core:
         return Carrier(Handle(address, self._c.cl_carrier_free), has_messages=True)
 
     def oneccl_carrier(self, path: Path, layout: Layout) -> Carrier:
-        """Return oneCCL for all collectives, from the module ``path``.  Raises HostError if it can't load."""
+        """Return oneCCL as the transport, from the module ``path``.  Raises HostError if it does not load."""
         its = self._layout(layout)
         made = _load(path, _ONECCL_FUNCTIONS).cl_oneccl_carrier(its.address)
         return Carrier(Handle(made, self._c.cl_carrier_free), has_messages=False)
 
     def moved_by_this_thread(self) -> tuple[int, int]:
-        """Return how many bytes the calling thread has copied so far, and how many it has read to sum."""
+        """Return how many bytes the calling thread has copied so far, and how many it has summed."""
         copied, summed = c_uint64(), c_uint64()
         self._c.cl_moved(byref(copied), byref(summed))
         return copied.value, summed.value
 
-    def _layout(self, layout: Layout) -> Handle:  # keep it while its address is used
+    def _layout(self, layout: Layout) -> Handle:  # its address is valid while the handle exists
         names = _texts(layout.host_names) if layout.host_names else None
         made = self._c.cl_layout_make(
             layout.size, layout.rank, _numbers(layout.host_of), _numbers(layout.socket_of),
@@ -205,7 +199,7 @@ class Core:
         return Handle(made, self._c.cl_layout_free)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Call a function whose last argument receives an error.  Raises HostError with its text."""
+        """Call a function of the core with an error as its last argument.  Raises HostError if it is set."""
         error = _Error()
         result = getattr(self._c, name)(*arguments, byref(error))
         if not error.text:

@@ -1,4 +1,4 @@
-"""Makes a ccl group from torch's store: exchanges the ranks' places, and chooses transport and fallback."""
+"""Creates a ccl group: exchanges the ranks' data through torch's store, and chooses the transport."""
 
 from __future__ import annotations
 
@@ -37,28 +37,25 @@ from cpulaunch.config.settings import Table
 from cpulaunch.errors import HostError
 from cpulaunch.plan.communication import decide_transport, needs_libfabric, needs_oneccl
 
-_CONNECTIONS = 4  # with each rank of another host
-_SPARE_DESCRIPTORS = 256  # for what the program opens later, mainly data files
+_CONNECTIONS = 4  # maximum between two ranks on different hosts
+_SPARE_DESCRIPTORS = 256  # for files that the program opens later
 _MIN_STORE_INTERVAL = 0.2  # seconds
-_LOOKS_PER_SECOND = 100  # requests to the store, by all ranks of a group together
+_REQUESTS_PER_SECOND = 100  # by all waiting ranks of a group to the store
 
 has_failed = False
-"""Whether the program ends with an exit code other than 0.  The bootstrap sets it.
-
-Python itself reports only exceptions, not ``sys.exit(1)``.
-"""
+"""Whether the program ends with an exit code other than 0.  The bootstrap sets it, as atexit functions
+can't see the code of ``sys.exit``."""
 
 GLOO_IS_REFUSED = (
-    "--port-range is set, and gloo, which this call needs, can't keep its ports within a range.  Reductions "
-    "of sparse tensors need it; with --ccl-transport oneccl and mpi, bitwise ones and messages do, too"
+    "this call needs gloo, which can't keep its ports within --port-range.  Reductions of sparse tensors "
+    "need gloo; with --ccl-transport oneccl and mpi, bitwise reductions and messages need it, too"
 )
 
 
 def create(options: Any, backend_options: Any) -> Any:
-    """Return the process group ``ccl`` for ``options``, torch's DistributedBackendOptions.
+    """Create the process group for ``options``, torch's DistributedBackendOptions.
 
-    Raises HostError if the group is not built for this torch, and torch's DistBackendError if the ranks do
-    not meet.
+    Raises HostError if the compiled group is missing, and torch's DistBackendError if ranks are missing.
     """
     there = installed.state()
     if bindings.are_wanted(rank_setting(Table.ccl.binding, os.environ), there):
@@ -80,14 +77,13 @@ def create(options: Any, backend_options: Any) -> Any:
         _state.ready, _state.pid = True, os.getpid()
     here = peers[rank].host
     _state.known |= {(peer.host, peer.pid): peer for peer in peers}
-    cores = cores_of(peers[rank], _state.known.values())  # among the ranks of all groups so far
+    cores = cores_of(peers[rank], _state.known.values())  # among ranks of all groups so far
     carrier = _carrier(loaded.core, meeting, peers)
     gloo = None
     if not carrier.has_messages and not listening_ports():
-        # Then gloo sends messages: a rank that takes no part in a send would never come to help make the
-        # group.
+        # gloo sends messages.  All ranks must make its group now, as most of them take no part in a send.
         gloo = _gloo_fallback(store, rank, size, timeout)
-        # While oneCCL connects, no other group of this process moves, so no waiting is allowed after this.
+        # While oneCCL connects, other groups of this process make no progress, so all ranks must be ready.
         meeting.exchange("ready", None)
     group = module.ProcessGroupCCL(
         store,
@@ -110,17 +106,17 @@ def create(options: Any, backend_options: Any) -> Any:
     )
     meeting.end()
     if distributed.group.WORLD is None:
-        # This is the group of all ranks.  They have mapped each other's shared memory, and nothing else needs
-        # its name.  Without a name, it cannot outlive the ranks, however they end.
+        # In the group of all ranks: all have mapped libfabric's shared memory.  Without a name, it can't
+        # outlive the ranks.
         _unlink_shared_memory()
     return group
 
 
 def _store(options: Any) -> Any:
-    """Return the group's own part of the store.
+    """Return a store with a prefix for the group's ranks.
 
-    torch names groups by their number: if ranks 0 and 1 make a group while ranks 2 and 3 make another one,
-    both have the same name.
+    torch's prefix is the group's number.  If ranks 0 and 1 make a group while ranks 2 and 3 make another,
+    both have the same number.
     """
     members = hashlib.sha256(repr(options.global_ranks_in_group).encode()).hexdigest()[:16]
     return PrefixStore(f"cpulaunch-ccl/{members}", options.store)
@@ -132,14 +128,14 @@ def _numbers(options: Any) -> list[int]:
 
 
 def _is_crowded(cores: int) -> bool:
-    """Return whether a rank with this many cores yields them; the user's CCL_YIELD wins."""
+    """Return whether a rank with ``cores`` CPUs yields while it waits; the user's CCL_YIELD wins."""
     if yields := _state.variables.get("CCL_YIELD"):
         return yields == "sched_yield"
     return cores == 0
 
 
 def _by_bindings(there: installed.State, options: Any, backend_options: Any) -> Any:
-    """Return a group of Intel's bindings; set oneCCL up when the first one is made."""
+    """Create a group by Intel's bindings.  The first call also sets oneCCL's variables."""
     if _state.bindings is None:
         rank = options.group_rank
         meeting = Meeting(_store(options), rank, _numbers(options), options.timeout)
@@ -151,10 +147,9 @@ def _by_bindings(there: installed.State, options: Any, backend_options: Any) -> 
 
 
 def _carrier(core: Core, meeting: Meeting, peers: list[Peer]) -> Carrier:
-    """Choose and return the transport of the collectives.
+    """Choose and create the transport of the collectives.
 
-    If a rank may not open memory that another rank of its host offers, shared memory is not used.  The ranks
-    are then connected as if each had a host of its own.
+    If a rank may not open another rank's shared memory, ranks connect as if each were on a host of its own.
     """
     hosts = [peer.host for peer in peers]
     names = _host_names(peers)
@@ -170,7 +165,7 @@ def _carrier(core: Core, meeting: Meeting, peers: list[Peer]) -> Carrier:
     transport = _transport(layout.hosts, max(hosts.count(host) for host in set(hosts)))
     if needs_oneccl(transport):
         return core.oneccl_carrier(load.oneccl_module(), layout)
-    # Before the others wait for this rank.
+    # If libfabric is missing, raise before other ranks wait for this rank.
     libfabric = load.fabric_library(os.environ) if needs_libfabric(transport) else None
     memory, slots = _shared_memory(core, meeting, peers[layout.locals[0]].pid, layout)
     if not memory:
@@ -181,9 +176,9 @@ def _carrier(core: Core, meeting: Meeting, peers: list[Peer]) -> Carrier:
 def _shared_memory(
     core: Core, meeting: Meeting, first_pid: int, layout: Layout
 ) -> tuple[bool, Handle | None]:
-    """Return whether all ranks have the memory that they need, and the memory that this host's ranks share.
+    """Return whether shared memory works on all hosts, and this host's memory.
 
-    The first rank of a host offers the memory.  A rank that is alone on its host needs none.
+    The first rank of a host offers the memory to the others.  It is None if this rank is alone on its host.
     """
     if layout.hosts == meeting.size:
         return True, None
@@ -202,10 +197,10 @@ def _shared_memory(
 
 
 def reserve_descriptors(others: int) -> None:
-    """Raise the limit of open files, so that a group can connect to ``others`` ranks of other hosts.
+    """Raise the soft limit of open files so that a group can connect to ``others`` ranks of other hosts.
 
-    Each may take four connections: one in each direction, for collectives and for messages.  The soft limit
-    is often 1,024 while the hard limit is 500,000 or more.
+    A rank may take four connections: for collectives and for messages, in each direction.  The soft limit is
+    often 1,024, and the hard limit 500,000 or more.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(os.listdir("/proc/self/fd")) + _CONNECTIONS * others + _SPARE_DESCRIPTORS
@@ -243,13 +238,13 @@ def _own_carrier(
 
 
 def _endpoint(core: Core, libfabric: str, ip: str) -> Endpoint:
-    """Open this rank's end of a fabric.  Only of the provider `tcp` is known that ``ip`` is the card's."""
+    """Open an endpoint of libfabric.  Only the provider tcp surely uses the network of ``ip``."""
     provider = os.environ.get("FI_PROVIDER", "")
     try:
         return core.open_endpoint(libfabric, ip if provider == "tcp" else "")
     except HostError as error:
-        # A rank's traceback would not show a hint.
-        raise HostError(f"{error} (FI_PROVIDER={provider}). `--ccl-transport tcp` needs none.") from None
+        # The hint is in the message, as a rank's traceback may not show hints.
+        raise HostError(f"{error} (FI_PROVIDER={provider}). Or use `--ccl-transport tcp`.") from None
 
 
 def _transport(hosts: int, local_ranks: int) -> str:
@@ -267,25 +262,23 @@ def _transport(hosts: int, local_ranks: int) -> str:
 def store_interval(ranks: int) -> float:
     """Return the seconds between two requests of a waiting rank to the store.
 
-    The store has one thread for all ranks.  It gets at most some hundred requests a second, however many
-    ranks wait.
+    The store has one thread.  All waiting ranks together send about a hundred requests per second.
     """
-    return max(_MIN_STORE_INTERVAL, ranks / _LOOKS_PER_SECOND)
+    return max(_MIN_STORE_INTERVAL, ranks / _REQUESTS_PER_SECOND)
 
 
 def _host_names(peers: list[Peer]) -> list[str]:
-    """Return each rank's host name; none if there is one host."""
+    """Return each rank's host name; an empty list if there is one host."""
     names = [peer.host.partition(" ")[0] for peer in peers]
     return names if len({peer.host for peer in peers}) > 1 else []
 
 
 def _heartbeat(rank: int, peers: list[Peer], numbers: Sequence[int]) -> tuple[str, str, str, str]:
-    """Return this rank's key and the address in it, the key that this rank reads, and that key's host.
+    """Return the key of this rank's heartbeat, the address in it, the key to watch, and that key's host.
 
-    The first rank of each host writes a key.  The ranks of the previous host read it, and those of the last
-    host read the first host's.  So each rank reads one key, however many hosts there are.  A key names a
-    process, and the process writes the same key for all its groups.  ``numbers`` are the ranks' numbers in
-    the job.
+    The first rank of each host writes a heartbeat to the store.  The hosts form a ring, in which each host's
+    ranks watch the next host.  A key has the writer's process id, as the process writes one heartbeat for all
+    its groups.  ``numbers`` are the ranks' numbers in the job.
     """
     hosts = list(dict.fromkeys(peer.host for peer in peers))
     if len(hosts) == 1:
@@ -298,24 +291,24 @@ def _heartbeat(rank: int, peers: list[Peer], numbers: Sequence[int]) -> tuple[st
     if rank != ours[0]:
         return "", "", keys[1], name
     address = ""
-    with suppress(HostError):  # oneCCL may work without it
+    with suppress(HostError):  # oneCCL may work without an address
         address = own_address(_state.variables)
     return keys[0], address, keys[1], name
 
 
 class _State:
-    bindings: Any = None  # their creator function, once they are loaded
+    bindings: Any = None  # creator function of Intel's bindings, once they are loaded
     ready = False
     pid: int  # of the process that made the first group
-    variables: dict[str, str]  # before cpulaunch added its own
-    known: dict[tuple[str, int], Peer]  # (host, pid) → rank, for all groups so far
+    variables: dict[str, str]  # the environment before cpulaunch added variables
+    known: dict[tuple[str, int], Peer]  # (host, pid) → rank, in all groups so far
 
 
 _state = _State()
 
 
 def listening_ports() -> range | None:
-    """Return the ports on which this rank may listen; None if any will do."""
+    """Return the ports on which this rank may listen; None if all ports are allowed."""
     ports = rank_setting(Table.hosts.port_range, os.environ)
     return None if ports == "auto" else ports.ports
 
@@ -328,9 +321,9 @@ def _gloo_fallback(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def _leave(loaded: Loaded) -> None:
-    """End oneCCL at interpreter exit: no thread may be inside it when its destructors run."""
+    """End oneCCL at interpreter exit, before its destructors run."""
     if os.getpid() != _state.pid:
-        return  # a forked process owns neither the threads nor the collectives
+        return  # a forked process has neither the threads nor the collectives
     failed = has_failed or hasattr(sys, "last_type")
     try:
         loaded.module.check_calls()
@@ -341,6 +334,6 @@ def _leave(loaded: Loaded) -> None:
 
 
 def _unlink_shared_memory() -> None:
-    """Remove the names of libfabric's shared memory of this process, ``/dev/shm/PID:N:N``."""
+    """Remove the files of this process's libfabric in /dev/shm, whose names begin with its pid."""
     for path in Path("/dev/shm").glob(f"{os.getpid()}:*:*"):
         path.unlink(missing_ok=True)

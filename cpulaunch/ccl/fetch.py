@@ -1,6 +1,6 @@
-"""Fetches the pinned oneCCL wheel by pip, from the index that pip or uv is configured for.
+"""Downloads the pinned oneCCL wheel with pip, from the index that is configured for pip or uv.
 
-A run must not wait long for an index that can't be reached, nor try again each time.
+If the index can't be reached, a run fails within seconds, and runs within the next hour fail at once.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from cpulaunch.ccl.installed import ONECCL_VERSION
 from cpulaunch.errors import HostError
 
 Progress = Callable[[str, str], None]
-"""Called with each step of a build, and its progress: an empty text at its beginning."""
+"""Callback for a build's progress, with the step and its detail, which is empty at the step's beginning."""
 
 ANSWER_WITHIN = 1.2
-"""Seconds that an index has to answer if a job waits for it."""
+"""Seconds within which an index must answer if a job waits for the build."""
 
 REMEMBERED_FOR = 3600.0
-"""Seconds in which a run does not try again after a failure."""
+"""Seconds after a failure in which runs don't try again."""
 
 ELSEWHERE = (
-    "Or build it on a similar machine that has what is missing, with `cpulaunch ccl build --wheel DIR`, "
-    "and `pip install` the wheel here; or use `--backend gloo`."
+    "Or build a wheel on a similar machine, with `cpulaunch ccl build --wheel DIR`, and `pip install` it "
+    "here; or use `--backend gloo`."
 )
 _SHA256 = "6df69cc33962e48f401041bd788991bd47f82d3b1be3ed788aa184293c581cf2"
 _WANTED = f"oneccl-devel {ONECCL_VERSION}"
 
-# uv's names of pip's settings, as uv's environments have no pip of their own.
+# Variable of pip → variables of uv with the same meaning.
 _UVS = {
     "PIP_INDEX_URL": ("UV_DEFAULT_INDEX", "UV_INDEX_URL"),
     "PIP_EXTRA_INDEX_URL": ("UV_INDEX", "UV_EXTRA_INDEX_URL"),
     "PIP_FIND_LINKS": ("UV_FIND_LINKS",),
 }
 
-# pip's verbose output.
+# Lines of pip's verbose output.
 _ASKS = re.compile(r"\s*Fetching project page and analyzing links: (\S+)")
 _ANSWERED = re.compile(r"\s*(Fetched page|Could not fetch|Collecting|Skipping link) ")
 _FAILED = re.compile(r"\s*Could not fetch URL (\S+): (.*?)(?: - skipping)?$")
@@ -54,10 +54,10 @@ _ERRNO = re.compile(r"\[Errno -?\d+\] ([^'\"()]+)")
 
 
 def fetch_wheel(directory: Path, progress: Progress, *, patient: bool) -> Path:
-    """Fetch the wheel of oneccl-devel into ``directory``, and return its path.
+    """Download the wheel of oneccl-devel into ``directory``, and return its path.
 
-    ``patient``: the user asked for it, so pip takes its time.  Otherwise, an index has to answer at once; for
-    an hour after one that didn't, HostError is raised without asking it.
+    If ``patient`` is false, the index must answer within `ANSWER_WITHIN`, and HostError is raised at
+    once within an hour after a failure.  Raises HostError if the download fails.
     """
     environment = _environment(os.environ)
     memory = _Memory(environment)
@@ -66,7 +66,7 @@ def fetch_wheel(directory: Path, progress: Progress, *, patient: bool) -> Path:
     progress(f"fetching {_WANTED} (32 MB)", "")
     requirements = directory / "requirements.txt"
     requirements.write_text(f"oneccl-devel=={ONECCL_VERSION} --hash=sha256:{_SHA256}\n")
-    # --no-deps: its dependencies are for its own examples, and one of them cannot be met.
+    # --no-deps: its dependencies are for its examples only, and one of them does not exist.
     argv = [*_pip(), "download", "-vv", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:",
             "--require-hashes", "-r", str(requirements), "-d", str(directory)]  # fmt: skip
     argv += [] if patient else ["--retries", "0"]
@@ -88,15 +88,14 @@ class _Memory:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.path = installed.cache_directory() / "not-fetched.json"
-        # A user who sets another index or proxy wants to try it.  Hashed, as the settings may contain
-        # passwords.
+        # With another index or proxy, a run tries again.  Hashed, since the settings may have passwords.
         matters = sorted(
             (k, v) for k, v in environment.items() if k.startswith("PIP_") or k.lower().endswith("_proxy")
         )
         self.settings = hashlib.sha256(json.dumps(matters).encode()).hexdigest()
 
     def check(self) -> None:
-        """Raise HostError if the last failure was within the hour, with the same settings."""
+        """Raise HostError if a download with the same settings failed within the last hour."""
         try:
             age = time.time() - self.path.stat().st_mtime
             kept = json.loads(self.path.read_text())
@@ -107,7 +106,7 @@ class _Memory:
             when = f"{age / 60:.0f} min ago" if age >= 60 else "just now"
             raise HostError(
                 f"pip could not fetch {_WANTED}: {reason} (tried {when})",
-                hint="`cpulaunch ccl build --oneccl` tries again, and so do runs an hour later; "
+                hint="`cpulaunch ccl build --oneccl` tries again, and so do runs after an hour; "
                 f"--ccl-transport tcp needs none. {ELSEWHERE}",
             )
 
@@ -119,7 +118,7 @@ class _Memory:
 
 
 def _pip() -> list[str]:
-    """Return the command of this Python's pip, or of the one that its venv module would install."""
+    """Return the command of this Python's pip, or of the one that its venv module has."""
     if machinery.PathFinder.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     import ensurepip
@@ -128,12 +127,14 @@ def _pip() -> list[str]:
     for place in (Path(ensurepip.__file__).with_name("_bundled"), sysconfig.get_config_var("WHEEL_PKG_DIR")):
         for wheel in sorted(Path(place).glob("pip-*.whl")) if place else ():
             return [sys.executable, str(wheel / "pip")]
-    raise HostError(f"there is no pip to fetch {_WANTED} with",
-                    hint=f"`uv pip install pip`, or your system's package for it. {ELSEWHERE}")  # fmt: skip
+    raise HostError(
+        f"pip, which fetches {_WANTED}, is not installed",
+        hint=f"Install it by `uv pip install pip`, or by your system's package. {ELSEWHERE}",
+    )
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return pip's environment: unbuffered output, and uv's settings for those that pip lacks."""
+    """Return pip's environment: unbuffered output, and uv's settings where pip has none."""
     environment = {**environ, "PYTHONUNBUFFERED": "1", "PIP_NO_COLOR": "1", "PIP_PROGRESS_BAR": "off"}
     environment.pop("PIP_QUIET", None)
     for name, uvs in _UVS.items():
@@ -146,7 +147,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _run(argv: list[str], environment: Mapping[str, str], answer_within: float | None) -> str | None:
-    """Run pip; return why it failed, or None.  An index has ``answer_within`` seconds before pip is ended."""
+    """Run pip, and return why it failed, or None.  An index must answer within ``answer_within`` seconds."""
     failures: list[str] = []
     with subprocess.Popen(
         argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -1,10 +1,8 @@
 """Finds out what is installed and built, in a few milliseconds and without importing torch.
 
-The launcher uses this before it starts ranks, and a rank before it loads the group.
-
-The group consists of two shared libraries: the core, which is the same for all versions of torch and Python,
-and a layer for one series of torch.  A third one, with oneCCL in it, exists if it was requested.  The kernels
-of `cpulaunch.kernels` are a library for one series of torch, and any Python.
+The group consists of two shared libraries: the core, for all versions of torch and Python, and a layer, for
+one series of torch and one version of Python.  A third library, the module with oneCCL, is built on request.
+The kernels of `cpulaunch.kernels` are a library for one series of torch and all versions of Python.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from cpulaunch.user_file import cache_home
 ONECCL_VERSION = "2022.2.0"
 OLDEST_TORCH = (2, 8)
 PACKAGES = ("cpulaunch_ccl", "cpulaunch_ccl_core")
-"""Packages of wheels: ``ccl build --wheel`` makes the former, ``scripts/build_wheels.sh`` both."""
+"""Packages in wheels: ``ccl build --wheel`` makes the first, ``scripts/build_wheels.sh`` both."""
 BINDINGS = "oneccl_bindings_for_pytorch"
 SOURCES = Path(__file__).with_name("csrc")
 KERNELS = Path(__file__).parents[1] / "kernels" / "csrc"
@@ -36,7 +34,7 @@ FILES = {
     "oneccl": "libcpulaunch_oneccl.so",
     "kernels": "libcpulaunch_kernels.so",
 }
-"""Each kind of part, and the name of its shared library."""
+"""Kind of part → name of its shared library."""
 _COMMON = ("core/*.h", "core/*.hpp", "core/boundary.cpp")
 SOURCES_OF = {
     "core": ("core/*",),
@@ -58,10 +56,10 @@ class Part:
     sources: str
     machine: str
     compiler: str
-    glibc: str  # on the compiling host; "" if the wheel's tag states the required version
-    torch: str = ""  # of a layer and of kernels, as torch_key() returns it
-    python: str = ""  # of a layer
-    abi: str = ""  # of a layer and of kernels; 1: the ABI of libstdc++ since GCC 5
+    glibc: str  # version on the compiling host; "" in a wheel whose tag has the required version
+    torch: str = ""  # torch_key() of a layer and of kernels
+    python: str = ""  # python_tag() of a layer
+    abi: str = ""  # torch_abi() of a layer and of kernels
 
     @property
     def file(self) -> Path:
@@ -71,7 +69,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled group: libraries that this Python can use together."""
+    """A compiled group that this Python can load."""
 
     core: Part
     layer: Part
@@ -79,7 +77,7 @@ class Built:
 
     @property
     def torch(self) -> str:
-        """The series of torch that it is for, or the exact version of a development build."""
+        """The series of torch, or the version of a development build."""
         return self.layer.torch
 
     @property
@@ -95,7 +93,7 @@ class Built:
 
 @dataclass(frozen=True)
 class State:
-    """What this Python would use for the backend ``ccl``."""
+    """The installed torch, the built parts, and Intel's bindings."""
 
     torch: str | None  # version of the installed torch
     torch_directory: Path | None
@@ -104,7 +102,7 @@ class State:
     bindings_directory: Path | None = None
 
     def part(self, kind: str) -> Part | None:
-        """Return the part that fits this torch, Python, machine and cpulaunch, and may be loaded here."""
+        """Return the part for this torch, Python, machine and cpulaunch, if it may be loaded here."""
         return next((each for each in self._fitting(kind) if obstacle(each) is None), None)
 
     @cached_property
@@ -120,18 +118,18 @@ class State:
 
     @property
     def problem(self) -> str | None:
-        """Why our group can't be used in this state, or None."""
+        """Why cpulaunch's group can't be used, or None."""
         if self.torch is None:
             return "torch is not installed for this Python"
         if not is_supported(self.torch):
-            return f"torch {self.torch} is older than 2.8, the first for which it can be built"
+            return f"torch {self.torch} is older than 2.8, the oldest supported version"
         if self.built is None:
             return self._why_missing("core") or self._why_missing("layer")
         return None
 
     @property
     def group_obstacle(self) -> str | None:
-        """Why a group that is built for this torch can't be loaded here, or None.  Rebuilding it helps."""
+        """Why a group that is built for this torch can't be loaded here, or None.  A rebuild helps."""
         return self.problem if self._fitting("core") and self._fitting("layer") else None
 
     @property
@@ -141,14 +139,14 @@ class State:
 
     @property
     def kernels_problem(self) -> str | None:
-        """Why the kernels can't be used in this state, or None."""
+        """Why the kernels can't be used, or None."""
         if self.torch is None or not is_supported(self.torch):
             return self.problem
         return None if self.part("kernels") else self._why_missing("kernels")
 
     @cached_property
     def wanted(self) -> dict[str, dict[str, str]]:
-        """What each kind of part must have been compiled for."""
+        """Kind of part → fields of `Part` that a usable part must have."""
         machine = os.uname().machine
         wanted = {kind: {"sources": sources_digest(kind), "machine": machine} for kind in FILES}
         if self.torch and self.torch_directory:
@@ -183,7 +181,7 @@ class State:
 
 
 def state() -> State:
-    """Return the state.  Imports no torch and takes a few milliseconds."""
+    """Find out what is installed, without importing torch."""
     directory = torch_directory()
     version = _torch_version(directory) if directory else None
     spec = machinery.PathFinder.find_spec(BINDINGS)
@@ -193,18 +191,18 @@ def state() -> State:
 
 
 def bindings_advice(there: State) -> str:
-    """Return the advice for Intel's bindings that do not fit."""
+    """Return why Intel's bindings can't be used, and which version can."""
     if there.bindings is None:
         return "oneccl_bind_pt is not installed for this Python"
     wanted = ".".join(map(str, series(there.torch or "0.0")))
     return (
         f"oneccl_bind_pt {there.bindings} is not for torch {there.torch}: it works with the torch that it "
-        f"was built for only, here oneccl_bind_pt {wanted}.* (the last ones are 2.8.*)"
+        f"was built for only; this torch needs oneccl_bind_pt {wanted}.* (the last ones are 2.8.*)"
     )
 
 
 def describe(there: State, binding: str = "auto") -> list[tuple[str, str]]:
-    """Describe what is installed and would be used, as (label, text), for ``ccl info`` and ``env``."""
+    """Describe what is installed and used, in rows (label, text), for ``ccl info`` and ``env``."""
     lines = [("torch", there.torch or "not installed")]
     if binding == "oneccl_bind_pt":
         theirs = (
@@ -219,8 +217,8 @@ def describe(there: State, binding: str = "auto") -> list[tuple[str, str]]:
     if binding != "oneccl_bind_pt":
         oneccl = there.part("oneccl")
         needed = (
-            "not built; runs with --ccl-transport oneccl or mpi, several workers or oneCCL's algorithms "
-            "need it and build it, and so does `cpulaunch ccl build --oneccl`"
+            "not built; `cpulaunch ccl build --oneccl` builds it, and so do runs that need it: with "
+            "--ccl-transport oneccl or mpi, several workers, or an algorithm of oneCCL"
         )
         lines.append(("oneCCL", f"{ONECCL_VERSION}, {oneccl.file}" if oneccl else needed))
     kernels = there.part("kernels")
@@ -234,9 +232,7 @@ def describe(there: State, binding: str = "auto") -> list[tuple[str, str]]:
             note = " (of another version of cpulaunch)"
         lines.append(("built", f"{what}, by {each.compiler}: {each.directory}{note}"))
     if there.bindings and binding != "oneccl_bind_pt":
-        lines.append(
-            ("not used", f"oneccl_bind_pt {there.bindings}, unless --ccl-binding oneccl_bind_pt asks for it")
-        )
+        lines.append(("not used", f"oneccl_bind_pt {there.bindings}; --ccl-binding oneccl_bind_pt uses it"))
     elif not there.bindings:
         lines.append(("oneccl_bind_pt", "not installed"))
     return lines
@@ -257,7 +253,7 @@ def sources_of(kind: str) -> list[Path]:
 
 
 def sources_digest(kind: str) -> str:
-    """Return a digest of a part's C++ sources: parts made of different sources are different parts."""
+    """Return a digest of a part's C++ sources."""
     digest = hashlib.sha256(ONECCL_VERSION.encode() if kind == "oneccl" else b"")
     for path in sources_of(kind):
         digest.update(path.name.encode() + path.read_bytes())
@@ -265,14 +261,14 @@ def sources_digest(kind: str) -> str:
 
 
 def python_tag() -> str:
-    """Return ``"cp311"``: extension modules are made for one version of Python."""
+    """Return the tag of this version of Python, such as ``cp311``."""
     return f"cp{sys.version_info.major}{sys.version_info.minor}"
 
 
 def torch_key(version: str) -> str:
-    """Return what a layer is for: torch's series, as patch releases and build kinds (``+cpu``) share an ABI.
+    """Return the part of torch's version that determines its ABI.
 
-    A development build is its own series.
+    It is the series, such as ``2.13``, or the whole version of a development build.
     """
     public, _, _ = version.partition("+")
     released = re.fullmatch(r"\d+\.\d+\.\d+(\.post\d+)?", public) and "git" not in version
@@ -280,7 +276,7 @@ def torch_key(version: str) -> str:
 
 
 def torch_abi(directory: Path) -> str:
-    """Return ``"0"`` if torch was built with the ABI that libstdc++ had before GCC 5, else ``"1"``."""
+    """Return the value of _GLIBCXX_USE_CXX11_ABI with which torch was built: ``"0"`` or ``"1"``."""
     try:
         text = (directory / "share/cmake/Torch/TorchConfig.cmake").read_text()
     except OSError:
@@ -289,7 +285,7 @@ def torch_abi(directory: Path) -> str:
 
 
 def is_supported(torch: str) -> bool:
-    """Return whether the sources may compile with this torch."""
+    """Return whether this version of torch is supported."""
     return series(torch) >= OLDEST_TORCH
 
 
@@ -316,13 +312,13 @@ def obstacle(part: Part) -> str | None:
 
 
 def writable_by_others(path: Path) -> Path | None:
-    """Return the file, or a cache directory above it, that another user owns or may write to; else None."""
+    """Return ``path`` or a cache directory above it that another user owns or may write to, or None."""
     end = cache_directory().parent.parent
     for each in (path, *path.parents):
         if each == end:
             break
         try:
-            own, target = each.lstat(), each.stat()  # the mode of a link says nothing
+            own, target = each.lstat(), each.stat()  # a link has an owner of its own, but no mode
         except OSError:
             return each
         if not {own.st_uid, target.st_uid} <= {0, os.geteuid()} or target.st_mode & 0o022:
@@ -331,7 +327,7 @@ def writable_by_others(path: Path) -> Path | None:
 
 
 def missing_versions(file: Path) -> list[str]:
-    """Return the symbol versions that a library needs and that this host's libc and libstdc++ lack."""
+    """Return the symbol versions that a library needs and this host's libc or libstdc++ lacks."""
     needed = sorted({match[1].decode() for match in _SYMBOL_VERSION.finditer(file.read_bytes())})
     return [version for version in needed if not _has_version(version)]
 
@@ -342,7 +338,7 @@ def _has_version(version: str) -> bool:
         return _numbers(number) <= _numbers(glibc_version())
     path = _libstdcxx()
     if path is None:
-        return True  # its absence shows when torch is loaded
+        return True  # torch itself won't load
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
         return text.find(f"\0{version}\0".encode()) >= 0
 
@@ -367,25 +363,25 @@ def _libstdcxx() -> str | None:
 
 
 def torch_directory() -> Path | None:
-    """Return the directory of the package that ``import torch`` would import."""
+    """Return the directory of the installed torch."""
     spec = machinery.PathFinder.find_spec("torch")
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def write_record(part: Part) -> None:
-    """Record beside a compiled part what it was compiled for."""
+    """Write a part's fields to a file beside it."""
     fields = ("kind", "sources", "machine", "compiler", "glibc", "torch", "python", "abi")
     text = json.dumps({name: getattr(part, name) for name in fields}, indent=1)
     (part.directory / _RECORD).write_text(text)
 
 
 def read_record(directory: Path, origin: str) -> Part | None:
-    """Return the part in a directory, or None."""
+    """Return the part in a directory; None if there is none of this version of cpulaunch."""
     try:
         part = Part(**json.loads((directory / _RECORD).read_text()), directory=directory, origin=origin)
         return part if part.kind in FILES else None
     except (OSError, ValueError, TypeError):
-        return None  # built by another version of cpulaunch, or by another project
+        return None
 
 
 def _torch_version(directory: Path) -> str | None:
@@ -415,7 +411,7 @@ def _read(directories: Iterable[Path], origin: str) -> list[Part]:
 
 
 def _bindings_version() -> str:
-    from importlib import metadata  # takes 15 ms, for the few users who have them
+    from importlib import metadata  # takes 15 ms, and few users have the bindings
 
     for name in ("oneccl_bind_pt", "oneccl-bind-pt"):
         try:

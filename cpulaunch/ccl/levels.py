@@ -1,4 +1,4 @@
-"""Finds the sockets, NUMA nodes and caches that ranks run on, and groups the ranks of a host by them."""
+"""Groups the ranks of a host by socket, NUMA node or last-level cache."""
 
 from __future__ import annotations
 
@@ -13,31 +13,29 @@ from cpulaunch.model.cores import CoreSet
 CPUS = Path("/sys/devices/system/cpu")
 
 _LEAST_RANKS = 4
-"""The minimum size of a group; `Layout` in csrc/core/layout.hpp has the same."""
+"""Minimum number of ranks in a group, as in csrc/core/layout.hpp."""
 
 
 class Parts(NamedTuple):
-    """The socket, NUMA node and last-level cache that all CPUs of a rank share; -1: none, or unknown.
-
-    A last-level cache has the number of the first CPU that shares it.
-    """
+    """The socket, NUMA node and last-level cache of a rank; -1 if its CPUs have several, or if unknown."""
 
     socket: int = -1
     node: int = -1
-    cache: int = -1
+    cache: int = -1  # number of the first CPU that shares it
 
     @classmethod
     def of(cls, cpus: Sequence[int], root: Path = CPUS) -> Parts:
-        """Return the parts that these CPUs belong to, as sysfs shows them."""
+        """Return the parts of ``cpus``, which sysfs shows."""
         readers = (_socket, _node, _cache)
         return cls(*(_common([read(root / f"cpu{cpu}") for cpu in cpus]) for read in readers))
 
 
 def groups_of(ranks: Sequence[Parts]) -> list[int]:
-    """Return the group in which each rank of a host sums first; -1 for all ranks if there are no groups.
+    """Return the group of each rank of a host; -1 for all ranks if there are no groups.
 
-    The ranks on a socket are a group if there are several sockets, each with equally many ranks, four or
-    more.  Otherwise the same rule applies to NUMA nodes, and then to last-level caches.
+    Ranks sum within their group first.  The ranks of a socket are a group if there are several sockets, and
+    each has the same number of ranks, at least four.  Otherwise, this rule is applied to NUMA nodes, then to
+    last-level caches.
     """
     for level in zip(*ranks, strict=True):
         counts = Counter(level)

@@ -1,4 +1,4 @@
-"""Finds and loads the compiled group, and configures it and oneCCL for this rank."""
+"""Loads the compiled group, and configures it and oneCCL for this rank."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from cpulaunch.plan.communication import Situation, communication_defaults
 _MODULE = "cpulaunch.ccl._group"
 
 PATIENCE = 10.0
-"""Seconds that the other ranks have to finish after this rank has failed."""
+"""Seconds that a failed rank waits for the other ranks to finalize MPI."""
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The ranks around this one, from the data exchanged when the first group was made."""
+    """The numbers of hosts, ranks and CPUs around a rank, in the first group that was made."""
 
     hosts: int
     local_rank: int
     local_ranks: int
-    most_local_ranks: int  # on the host with the most
+    most_local_ranks: int  # on the host with the most ranks
     cores: int  # CPUs that this rank may use
     oversubscribed: bool  # more ranks than CPUs on this host
 
     @classmethod
     def of(cls, rank: int, peers: Sequence[Peer]) -> Neighbours:
-        """Return the neighbours of ``rank``, from all ranks' own data."""
+        """Compute the numbers for ``rank`` from all ranks' data."""
         hosts = [peer.host for peer in peers]
         here = [r for r, host in enumerate(hosts) if host == hosts[rank]]
         cpus = {cpu for r in here for cpu in peers[r].cpus}
@@ -62,23 +62,20 @@ class Loaded:
 
 @cache
 def load_group() -> Loaded:
-    """Load and return the compiled group.
-
-    Raises HostError if it is not built for the installed torch or does not load.
-    """
+    """Load the compiled group.  Raises HostError if it does not load, or is not built for this torch."""
     there = installed.state()
     if there.problem or there.built is None:
-        # A rank's traceback would not show a hint.
+        # The hint is in the message, as a rank's traceback may not show hints.
         raise HostError(
             f"the ccl process group cannot be used: {there.problem}. "
-            "Run `cpulaunch ccl build` on this host, or take the backend gloo."
+            "Run `cpulaunch ccl build` on this host, or use the backend gloo."
         )
-    core = Core(there.built.core.file)  # first: the layer links to whatever library has its name
+    core = Core(there.built.core.file)  # before the layer, which links to the loaded library by its name
     return Loaded(core, load_layer(there.built.module))
 
 
 def load_layer(path: Path) -> ModuleType:
-    """Load torch's layer from this file, after the core.  Raises HostError if it does not load."""
+    """Load torch's layer; the core must be loaded.  Raises HostError if it does not load."""
     loader = machinery.ExtensionFileLoader(_MODULE, str(path))
     spec = util.spec_from_file_location(_MODULE, path, loader=loader)
     assert spec is not None
@@ -93,26 +90,26 @@ def load_layer(path: Path) -> ModuleType:
 
 
 def oneccl_module() -> Path:
-    """Return the library with oneCCL in it.  Raises HostError if there is none for this host."""
+    """Return the path of the oneCCL module.  Raises HostError if it or the transport's library is missing."""
     there = installed.state()
     part = there.part("oneccl")
     if part is None:
         raise HostError(
             f"oneCCL cannot carry the collectives: {there.oneccl_problem}. "
-            "Run `cpulaunch ccl build --oneccl` on this host, or take `--ccl-transport tcp`."
+            "Run `cpulaunch ccl build --oneccl` on this host, or use `--ccl-transport tcp`."
         )
     _demand_library(os.environ.get("CCL_ATL_TRANSPORT", "ofi"), os.environ)
     return part.file
 
 
 def fabric_library(environ: Mapping[str, str]) -> str:
-    """Return libfabric's path, or its name if the system has it.  Raises HostError if it is missing."""
+    """Return libfabric's path, or its name if it is a system library.  Raises HostError if it is missing."""
     _demand_library("ofi", environ)
     return environ.get("CCL_OFI_LIBRARY_PATH") or str(installed_library("libfabric.so.1") or "libfabric.so.1")
 
 
 def _demand_library(transport: str, environ: Mapping[str, str]) -> None:
-    """Raise HostError if the library is missing that this transport, ofi or mpi, sends through."""
+    """Raise HostError if the library of the transport (ofi or mpi) is missing."""
     what, name, variable = (
         ("Intel MPI", "libmpi.so.12", "CCL_MPI_LIBRARY_PATH")
         if transport == "mpi"
@@ -125,17 +122,17 @@ def _demand_library(transport: str, environ: Mapping[str, str]) -> None:
     except OSError:
         raise HostError(
             f"the transport {transport} needs {what}, and there is no {name} here. "
-            "`pip install 'cpulaunch[mpi]'` brings it, or take `--ccl-transport tcp`."
+            "`pip install 'cpulaunch[mpi]'` installs it, or use `--ccl-transport tcp`."
         ) from None
 
 
 def settings(neighbours: Neighbours, environ: Mapping[str, str], *, bindings: bool = False) -> dict[str, str]:
-    """Return the variables that oneCCL (ours, or that of Intel's ``bindings``) needs here and that are unset.
+    """Return variables for oneCCL that are not in ``environ``.
 
-    They are the defaults of `communication_defaults`, and variables that only this process knows: libraries'
-    paths, and its rank on the host.
+    They are those of `communication_defaults`, libraries' paths, and the rank on the host.  ``bindings``:
+    oneCCL is the one in Intel's bindings.
     """
-    # Workers have cores of their own if the planner, or the user, names these cores.
+    # Workers have cores of their own if the planner or the user lists them.
     offload = environ.get("CCL_WORKER_AFFINITY", "auto") != "auto"
     situation = Situation(
         backend="ccl",
@@ -158,14 +155,14 @@ def settings(neighbours: Neighbours, environ: Mapping[str, str], *, bindings: bo
     if library := installed_library("libfabric.so.1"):
         wanted |= {"CCL_OFI_LIBRARY_PATH": str(library), "FI_PROVIDER_PATH": str(library.parent)}
         if situation.transport == "mpi":
-            wanted["I_MPI_OFI_LIBRARY"] = str(library)  # else users would have to source Intel's script
+            wanted["I_MPI_OFI_LIBRARY"] = str(library)  # otherwise, users would have to source Intel's script
     if situation.transport == "mpi" and (library := installed_library("libmpi.so.12")):
         wanted["CCL_MPI_LIBRARY_PATH"] = str(library)
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
 def set_up(module: ModuleType, neighbours: Neighbours) -> None:
-    """Apply the settings to this process, before oneCCL starts."""
+    """Set this process's variables and configure the module, before oneCCL starts."""
     os.environ.update(settings(neighbours, os.environ))
     has_core = os.environ["CCL_WORKER_OFFLOAD"] == "1"
     module.configure(
@@ -176,7 +173,7 @@ def set_up(module: ModuleType, neighbours: Neighbours) -> None:
 
 
 def installed_library(name: str) -> Path | None:
-    """Return a library of Intel MPI's wheel in this environment; None to leave it to the system."""
+    """Return the path of a library in Intel MPI's wheel, or None if the wheel is not installed."""
     beside = Path(sys.prefix) / "lib" / name
     if beside.exists():
         return beside
@@ -191,24 +188,24 @@ def installed_library(name: str) -> Path | None:
 
 
 def _worker_cores(environ: Mapping[str, str], neighbours: Neighbours) -> Sequence[int]:
-    """Return this rank's part of CCL_WORKER_AFFINITY, one flat list for all ranks of the host.
+    """Return this rank's cores in CCL_WORKER_AFFINITY, which lists those of all ranks of the host.
 
-    An oversubscribed rank may have each of its cores several times there.
+    Cores of an oversubscribed rank may be listed several times.
     """
     try:
         cores = [int(core) for core in environ.get("CCL_WORKER_AFFINITY", "").split(",")]
         count = int(environ.get("CCL_WORKER_COUNT", "1"))
     except ValueError:
-        return []  # "auto", or ranges: the background thread then runs anywhere
+        return []  # "auto" or ranges: the background thread is not pinned
     first = neighbours.local_rank * count
     return list(dict.fromkeys(cores[first : first + count]))
 
 
 def leave_mpi(*, has_failed: bool) -> None:
-    """Finalize this process's MPI together with the other ranks, if oneCCL has initialized one.
+    """Finalize MPI if oneCCL has initialized it.  Waits for the other ranks, which may end much later.
 
-    oneCCL doesn't do so when the process ends; mpiexec would then assume a crash and kill the other ranks.
-    The other ranks may arrive much later, for example because they save.
+    oneCCL doesn't finalize MPI at the end of the process.  mpiexec would assume a crash, and kill the other
+    ranks.
     """
     library = os.environ.get("CCL_MPI_LIBRARY_PATH")
     if os.environ.get("CCL_ATL_TRANSPORT") != "mpi" or not library:

@@ -1,7 +1,7 @@
-"""How the ranks of a new group exchange their data through torch's store.
+"""Exchanges data between the ranks of a new group through torch's store.
 
-Each rank makes the same number of requests, however many ranks there are: rank 0 collects all ranks' data and
-publishes them as one value.  So the store's one thread answers O(N) requests for N ranks.
+Rank 0 collects all ranks' data and publishes them as one value.  So each rank makes a fixed number of
+requests, and the store, which has one thread, answers O(N) requests for N ranks.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from cpulaunch.ccl.levels import CPUS, Parts, groups_of
 from cpulaunch.errors import ConfigError, HostError
 from cpulaunch.model.cores import CoreSet
 
-_MAX_SAID = 1 << 16
+_MAX_DATA = 1 << 16
 """Maximum bytes of one rank's data; 8,000 CPUs take less."""
 
 _SAME_BOOT = 0.005
-"""Seconds between ranks' estimates of one machine's boot time, which clock adjustments change."""
+"""Maximum seconds by which ranks' estimates of one machine's boot time differ."""
 
 _MOST_CACHE = 4 << 20
 """Maximum bytes of last-level cache per CPU: that of a 16-core EPYC with 64 MB."""
@@ -41,12 +41,12 @@ _NAMED = 20
 class Peer(NamedTuple):
     """What a rank reports about itself to the others."""
 
-    host: str  # the same for ranks that see each other's processes and shared memory
+    host: str  # the same for ranks that can access each other's processes and shared memory
     pid: int
     cpus: list[int]
     parts: Parts  # of its machine
-    booted: float = 0.0  # the machine's boot time in seconds; the same on hosts simulated on one machine
-    threads: int = 1  # threads that it computes with
+    booted: float = 0.0  # the machine's boot time in seconds; containers of one machine have the same
+    threads: int = 1  # with which it computes
 
     @classmethod
     def this_process(cls) -> Peer:
@@ -56,9 +56,9 @@ class Peer(NamedTuple):
 
 
 def shares_cores(rank: int, peers: Sequence[Peer]) -> bool:
-    """Return whether ranks of other hosts simulated on ``rank``'s machine may run on its cores.
+    """Return whether ranks in other containers of ``rank``'s machine may run on its cores.
 
-    Ranks of its own host are checked elsewhere.
+    `cores_of` counts ranks on its own host.
     """
     own = peers[rank]
     others = (peer for peer in peers if peer.host != own.host)
@@ -67,14 +67,14 @@ def shares_cores(rank: int, peers: Sequence[Peer]) -> bool:
 
 
 def cores_of(own: Peer, peers: Iterable[Peer]) -> int:
-    """Return how many CPUs ``own`` has if the ranks of its host share theirs evenly; 0: fewer than ranks."""
+    """Return the CPUs per rank if the ranks of ``own``'s host share CPUs evenly; 0 if CPUs are too few."""
     beside = [peer for peer in peers if peer.host == own.host and set(peer.cpus) & set(own.cpus)]
     within = [peer for peer in beside if set(peer.cpus) <= set(own.cpus)]
     return min(len({cpu for each in ranks for cpu in each.cpus}) // len(ranks) for ranks in (beside, within))
 
 
 def threads_of_each(peers: Sequence[Peer]) -> int:
-    """Return the minimum number of threads of a rank, limited so that each thread has a CPU to itself."""
+    """Return the number of threads that every rank has, at most one for each CPU of a rank."""
     of_host: dict[str, list[Peer]] = {}
     for peer in peers:
         of_host.setdefault(peer.host, []).append(peer)
@@ -90,10 +90,10 @@ def groups_of_host(rank: int, peers: Sequence[Peer]) -> list[int]:
 
 
 class Meeting:
-    """The ranks of one group, while it is made.
+    """The rendezvous of a new group's ranks.
 
-    ``numbers`` are its ranks' numbers in the job.  Raises torch's DistBackendError if this rank can't be one
-    of them.
+    ``numbers`` are the ranks' numbers in the job.  Raises torch's DistBackendError if ``rank`` is not less
+    than the size of the group.
     """
 
     def __init__(self, store: Any, rank: int, numbers: Sequence[int], timeout: timedelta) -> None:
@@ -108,9 +108,9 @@ class Meeting:
         self._names: list[str] = []
 
     def exchange(self, name: str, mine: Any) -> list[Any]:
-        """Return all ranks' data, in their order; ``mine`` is this rank's, which JSON must be able to hold.
+        """Send this rank's data, ``mine``, and return all ranks' data by rank.  Data must be valid in JSON.
 
-        Raises torch's DistBackendError if some ranks don't come in time.
+        Raises torch's DistBackendError if ranks are missing after the timeout.
         """
         self._names.append(name)
         keys = [f"{name}/{rank}" for rank in range(self.size)]
@@ -118,8 +118,8 @@ class Meeting:
         try:
             if self.rank == 0:
                 self._store.wait(keys, self._timeout)
-                said = b"[" + b",".join(self._store.multi_get(keys)) + b"]"
-                self._store.set(name, zlib.compress(said, level=1))
+                data = b"[" + b",".join(self._store.multi_get(keys)) + b"]"
+                self._store.set(name, zlib.compress(data, level=1))
                 self._delete(keys)
             else:
                 self._store.wait([name], self._timeout)
@@ -128,28 +128,25 @@ class Meeting:
         return self._unpacked(self._store.get(name))
 
     def _unpacked(self, packed: bytes) -> list[Any]:
-        """Unpack ranks' data, up to its maximum size, as anyone who reaches the store can write there."""
+        """Unpack all ranks' data.  Its size is limited, since strangers may write to the store."""
         unpacking = zlib.decompressobj()
         try:
-            text = unpacking.decompress(packed, self.size * _MAX_SAID)
+            text = unpacking.decompress(packed, self.size * _MAX_DATA)
             every = json.loads(text) if unpacking.eof else None
         except (zlib.error, ValueError, RecursionError):
             every = None
         if not isinstance(every, list) or len(every) != self.size:
-            raise distributed.DistBackendError("ccl: the store holds something that ranks don't write")
+            raise distributed.DistBackendError("ccl: the store has malformed data for this group")
         return every
 
     def end(self) -> None:
-        """Remove the group's keys from the store: the last rank deletes what all have read.
-
-        If the store's rank has ended, the store is gone, and nothing is left to remove.
-        """
-        with suppress(RuntimeError):
+        """Remove the group's keys from the store once all ranks have read them."""
+        with suppress(RuntimeError):  # the rank that holds the store has ended
             if self._store.add("read", 1) == self.size:
                 self._delete([*self._names, "read"])
 
     def _delete(self, keys: list[str]) -> None:
-        with suppress(RuntimeError):  # not every store supports it
+        with suppress(RuntimeError):  # not every store supports deletion
             for key in keys:
                 self._store.delete_key(key)
 
@@ -160,19 +157,21 @@ class Meeting:
         except RuntimeError:
             return distributed.DistBackendError(
                 "ccl: the ranks' store cannot be reached while they make a group: the process that holds it, "
-                "usually rank 0, has ended, or has destroyed the group that it was made for"
+                "usually rank 0, has ended, or has destroyed its default group"
             )
         seconds = self._timeout.total_seconds()
         return distributed.DistBackendError(
-            f"ccl: {len(missing)} of {self.size} ranks did not come within {seconds:g} s: "
+            f"ccl: {len(missing)} of {self.size} ranks did not join within {seconds:g} s: "
             f"{', '.join(missing[:_NAMED])}"
         )
 
 
 def own_address(variables: dict[str, str], local_rank: int = 0) -> str:
-    """Return this host's address for other hosts: the named interface's, else that towards the master.
+    """Return an address of this host for other hosts.
 
-    If several interfaces are named, the host's ranks take turns.  Raises HostError if there is no address.
+    It is the address of the interface in GLOO_SOCKET_IFNAME, FI_TCP_IFACE or CCL_KVS_IFACE, else the source
+    address of packets to the master.  If a variable names several interfaces, the host's ranks use them in
+    turn.  Raises HostError if there is no address.
     """
     for name in ("GLOO_SOCKET_IFNAME", "FI_TCP_IFACE", "CCL_KVS_IFACE"):
         if interfaces := [each for each in variables.get(name, "").split(",") if each]:
@@ -195,7 +194,7 @@ def _address_of(interface: str, variable: str) -> str:
     found = [
         (each.family, each.address)
         for each in psutil.net_if_addrs().get(interface, [])
-        if "%" not in each.address  # a link-local address means nothing to other hosts
+        if "%" not in each.address  # a link-local address is valid on this host only
     ]
     for wanted in (socket.AF_INET, socket.AF_INET6):
         for family, address in found:
@@ -215,9 +214,9 @@ def _source_address(master: str) -> str:
 
 
 def cache_of(cpus: Sequence[int], root: Path = CPUS) -> int:
-    """Return the CPUs' bytes of the last-level cache, split evenly among CPUs that share it; 0: unknown.
+    """Return the bytes of last-level cache that ``cpus`` have if CPUs share a cache evenly; 0 if unknown.
 
-    A virtual machine with few CPUs may show its host's whole cache, so no CPU counts more than `_MOST_CACHE`.
+    A virtual machine with few CPUs may show its host's whole cache, so each CPU counts at most `_MOST_CACHE`.
     """
     total = 0.0
     for cpu in cpus:
@@ -231,8 +230,11 @@ def cache_of(cpus: Sequence[int], root: Path = CPUS) -> int:
 
 
 def _booted() -> float:
-    """Return the boot time by the clocks, as simulated hosts may differ in boot_id.  The fastest of several
-    readings counts."""
+    """Return the machine's boot time in seconds.
+
+    Containers of one machine may have different boot ids, but they have the same clocks.  Of several
+    readings, the one that took the least time is the most accurate.
+    """
     tries = []
     for _ in range(5):
         before, now, after = (

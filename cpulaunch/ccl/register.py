@@ -1,6 +1,6 @@
-"""Registers the backend ``ccl`` with torch, by the entry point that ``import torch`` calls.
+"""Registers the backend ``ccl`` with torch, in an entry point that ``import torch`` calls.
 
-It only registers a name.  Nothing is loaded before a ccl group is made.
+Compiled code is loaded when the first ccl group is made.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def _register() -> None:
 
 
 def create(options: Any, backend_options: Any = None) -> Any:
-    """Make a process group; torch's creator function for ``ccl``."""
+    """Create a process group.  torch calls this function for the backend ``ccl``."""
     from cpulaunch.ccl.create import create as create_group
 
     return create_group(options, backend_options)
 
 
 def take_name_back() -> None:
-    """Register ``ccl`` again, after an import of Intel's bindings has registered it for them."""
+    """Register ``ccl`` again after Intel's bindings have registered theirs under this name."""
     from torch import distributed
 
     from cpulaunch.ccl import bindings

@@ -1,4 +1,4 @@
-"""Runs compilers and linkers, and can stop all of them at once."""
+"""Runs compilers and linkers, which can be stopped together."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ TOOL_LIMIT = 900.0
 """Maximum seconds that a compiler may take for one file."""
 
 _UNDEFINED = re.compile(r"undefined reference to [`']([^']+)'")  # GNU ld and gold
-_KILLED = "signal terminated program"  # what GCC says of its own compiler
+_KILLED = "signal terminated program"  # printed by GCC's driver when its compiler was killed
 
 
 class CompilerError(HostError):
-    """A compiler failed, or its output does not load.  Another try would have the same result."""
+    """A compiler failed, or its output does not load.  A retry would fail, too."""
 
 
 class Tools:
-    """Tools that several threads run; any thread can stop all of them."""
+    """Processes of tools, which any thread can start or stop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,16 +30,16 @@ class Tools:
         self._stopped: HostError | None = None
 
     def stop(self, why: HostError) -> HostError:
-        """Terminate the running tools, and start no more.  Return the reason given by the first caller."""
+        """Terminate all tools, and refuse to start more.  Return the first caller's ``why``."""
         with self._lock:
             self._stopped = self._stopped or why
             for process in self._running:
-                process.terminate()  # g++ then ends its own compiler
+                process.terminate()  # g++ ends its own compiler
             return self._stopped
 
     @contextmanager
     def running(self, argv: list[str]) -> Iterator[subprocess.Popen[str]]:
-        """Start a process, which has ended when the context is left.  Raises HostError if it can't start."""
+        """Run a process within the context.  Raises HostError if it can't start."""
         pipe = subprocess.PIPE
         with self._lock:
             if self._stopped:
@@ -47,7 +47,7 @@ class Tools:
             try:
                 process = subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True)
             except OSError as e:
-                hint = "The compiler's package, or binutils, has it."
+                hint = "It is in the compiler's package, or in binutils."
                 raise HostError(f"{argv[0]} can't be run: {e.strerror}", hint=hint) from None
             self._running.add(process)
         try:
@@ -63,22 +63,23 @@ class Tools:
 
 
 def run_tool(argv: list[str], tools: Tools | None = None) -> str:
-    """Run a tool, one of ``tools``, and return its output.  Raises HostError with the tool's complaint.
+    """Run a tool as one of ``tools``, and return its output.
 
-    The error is a CompilerError, unless the tool was killed, for example because memory ran out.
+    Raises CompilerError with the tool's errors if it fails, and HostError if it was killed, for example
+    because memory ran out.
     """
     with (tools or Tools()).running(argv) as process:
         out, error = process.communicate(timeout=TOOL_LIMIT)
     missing = sorted(set(_UNDEFINED.findall(error)))
     if process.returncode != 0 and missing:
         raise CompilerError(
-            f"nothing that is linked defines {', '.join(missing)}",
-            hint="csrc/oneccl/shim.cpp defines what oneCCL's static library refers to and does not contain.",
+            f"the linker found no definition of {', '.join(missing)}",
+            hint="csrc/oneccl/shim.cpp defines the symbols that oneCCL's static library needs and lacks.",
         )
     if process.returncode != 0:
         lines = [line for line in error.splitlines() if "error" in line or "undefined" in line]
         shown = "\n  ".join((lines or error.splitlines())[:5])
-        known = "It compiles with g++ 11 or newer, for torch 2.8 and 2.13"
+        known = "g++ 11 and newer can compile it for torch 2.8 to 2.13"
         was_killed = process.returncode < 0 or _KILLED in error
         raise (HostError if was_killed else CompilerError)(
             f"the compiler failed:\n  {shown}", hint=f"{known}; the command was: {' '.join(argv)}"

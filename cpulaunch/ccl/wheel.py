@@ -1,4 +1,4 @@
-"""Packs built parts of the group as a wheel, for nodes without a compiler and a network."""
+"""Packs built parts of the group in a wheel, for nodes that have no compiler or no network."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ _INIT = '"""The compiled process group of cpulaunch, which loads it when a ccl g
 def write_wheel(
     parts: Sequence[Part], directory: Path, *, package: str = PACKAGES[0], platform: str = ""
 ) -> Path:
-    """Write ``parts`` as a wheel into ``directory`` and return its path.
+    """Write a wheel with ``parts`` into ``directory`` and return its path.
 
-    A wheel with a layer fits one series of torch and one Python; the core alone fits all.  ``platform`` is
-    the tag of the systems that it runs on, by default those like this one.  If oneCCL is among the parts, the
-    wheel contains Intel's licence.
+    A wheel with a layer is for one series of torch and one version of Python; the core alone is for all.
+    ``platform`` is the wheel's platform tag, by default this system's.
     """
     if not directory.is_dir():
         raise UsageError(f"{directory} is not a directory", hint="Make it first.")

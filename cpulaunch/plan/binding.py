@@ -1,7 +1,7 @@
-"""Assigns cores to the ranks of a host, in one pure function, ``bind``.
+"""Assigns cores to the ranks of a host.
 
-The planner calls it for every known host.  Where the plan only assumed a host's topology, the agent calls it
-with its own.
+The planner calls ``bind`` for every host.  If it had to assume a host's topology, the host's agents call
+``bind`` again with the actual topology.
 """
 
 from __future__ import annotations
@@ -22,25 +22,19 @@ from cpulaunch.wording import counted
 SMALL_RANK = 4
 """Minimum physical cores of a rank that sets one aside for communication.
 
-Computation in a smaller rank would lose more than communication gains.
+In a smaller rank, computation would lose more than communication gains.
 """
 
-
 WITHIN_NODES = 0.9
-"""Minimum share of its cores that a rank keeps when it gives up cores to stay within a NUMA node."""
+"""A rank may give up at most a tenth of its cores in order to stay within a NUMA node."""
 
 
 class Binding(NamedTuple):
-    """The CPU binding of one host's ranks.
-
-    ``idle``: CPUs of usable physical cores that no rank has.  ``worker_count``: the value for
-    ``CCL_WORKER_COUNT``, 0 if the backend isn't ccl.  If the ranks have no comm cores, workers should be off
-    (``CCL_WORKER_OFFLOAD=0``).
-    """
+    """The CPU binding of one host's ranks."""
 
     ranks: tuple[RankPlan, ...]
-    idle: CoreSet
-    worker_count: int
+    idle: CoreSet  # CPUs of usable physical cores that no rank has
+    worker_count: int  # for CCL_WORKER_COUNT; 0 if the backend isn't ccl
     notes: tuple[str, ...] = ()
 
     @property
@@ -55,9 +49,9 @@ class Binding(NamedTuple):
 
     @property
     def worker_affinity(self) -> tuple[int, ...]:
-        """``CCL_WORKER_AFFINITY``: ``worker_count`` CPUs for each local rank in turn, or nothing.
+        """The CPUs for ``CCL_WORKER_AFFINITY``: ``worker_count`` for each local rank in turn.
 
-        If an oversubscribed rank has fewer comm cores than workers, its cores repeat.
+        The comm cores of an oversubscribed rank repeat if it has more workers than comm cores.
         """
         affinity: list[int] = []
         for rank in self.ranks:
@@ -66,27 +60,27 @@ class Binding(NamedTuple):
         return tuple(affinity)
 
 
-@lru_cache(maxsize=64)  # most hosts of a cluster are alike
+@lru_cache(maxsize=64)  # most hosts of a cluster have the same topology
 def bind(topology: Topology, request: BindingRequest) -> Binding:
-    """Return the CPUs of each local rank of a host; raises `PlanError` for what the host cannot fulfil.
+    """Return the CPUs of each local rank of a host.  Raises PlanError if the host can't fulfil the request.
 
     The usable physical cores are taken in the order of NUMA nodes and CPU numbers.  Every rank gets the same
     number of cores:
 
-    1. *Size.*  With C cores for R ranks, each rank gets C // R cores (or the requested number).  If all nodes
-       together hold R ranks of at least WITHIN_NODES of that size, it is the largest such size.  Within nodes
-       only (``bind_numa``), it is the largest size that they hold, however small.
+    1. *Size.*  With C cores for R ranks, each rank gets C // R cores, or the requested number.  If R ranks
+       fit into nodes when each gives up at most a tenth of its cores, they get the largest size that fits.
+       With ``bind_numa``, they get the largest size that fits into nodes, however small.
     2. *Within nodes.*  A node of c cores holds c // size ranks.  If all nodes together hold R, no rank
        spans nodes.  ``scatter`` puts each rank on the node, then the socket, with the fewest ranks so far;
        ``close`` fills node after node.  Ranks are numbered in the order of nodes.
-    3. *Across nodes.*  Otherwise, ranks follow one another in one walk over all cores.  C - R * size cores
-       stay idle in any case: at the end of a node if that keeps a rank from spanning two, else at the very
-       end.  The walk with the fewest ranks that span nodes is chosen.
+    3. *Across nodes.*  Otherwise, ranks take consecutive cores, and C - R * size cores stay idle.  Idle cores
+       at the end of a node can keep the next rank from spanning two nodes.  The idle cores are chosen so that
+       the fewest ranks span nodes.
     4. *Max.*  Leftover cores go to the ranks of their node.  If that node has no ranks, or ranks span nodes
        anyway, all cores are divided anew into parts that differ by at most one core.
     5. *Oversubscribed*, with too few cores: ranks are spread over the nodes by their numbers of cores, and
        each node deals out its cores in turn, repeatedly.
-    6. *Not pinned* (``none``): each rank has the threads of its share, and may use all usable cores.
+    6. *Not pinned* (``none``): each rank has as many threads as its share has cores, and may use all cores.
     """
     _check_numbers(request)
     notes = list(topology.notes)
@@ -110,9 +104,9 @@ def bind(topology: Topology, request: BindingRequest) -> Binding:
 
 def _check_numbers(request: BindingRequest) -> None:
     if request.strategy == "none" and request.bind_numa:
-        raise PlanError("--strategy none lets ranks use all NUMA nodes, and --bind-numa forbids it")
+        raise PlanError("--strategy none lets ranks use all NUMA nodes, but --bind-numa binds each to one")
     if request.strategy == "none" and request.worker_count not in ("auto", 0):
-        raise PlanError("--strategy none gives no cores to communication, and --ccl-worker-count wants some")
+        raise PlanError("--strategy none gives no cores to communication, but --ccl-worker-count needs some")
     for what, value, least in (
         ("ranks per host", request.ranks, 1),
         ("cores per rank", request.cores_per_rank, 1),
@@ -151,14 +145,14 @@ def _usable_cores(topology: Topology, request: BindingRequest, notes: list[str])
         cpus = CoreSet(cpu for core in efficient for cpu in core.cpus)
         notes.append(f"{counted(len(efficient), 'E-core')} ({cpus}) not used; --use-e-cores uses them")
     if not cores:
-        raise PlanError("no cores to use on this host", hint="Look at --cores, --numa-nodes, and the cpuset.")
+        raise PlanError("no cores to use on this host", hint="Check --cores, --numa-nodes and the cpuset.")
     nodes: dict[int, list[Core]] = {}
     for core in cores:
         nodes.setdefault(core.node, []).append(core)
     return list(nodes.values())
 
 
-# --- sharing them out ---
+# --- dividing them among ranks ---
 
 
 def _shares(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> list[list[Core]]:
@@ -196,7 +190,7 @@ def _size(nodes: list[list[Core]], ranks: int, request: BindingRequest) -> int:
 
 
 def _default_ranks(nodes: list[list[Core]], request: BindingRequest) -> int:
-    """Return one rank per NUMA node; for instances of a given size, as many as fit, best within nodes."""
+    """Return one rank per NUMA node, or as many instances of the requested size as fit."""
     size = request.cores_per_rank
     if not request.instances or not isinstance(size, int):
         return len(nodes)
@@ -204,7 +198,7 @@ def _default_ranks(nodes: list[list[Core]], request: BindingRequest) -> int:
 
 
 def _room(nodes: list[list[Core]], size: int) -> int:
-    """Return how many ranks of that size fit without spanning nodes."""
+    """Return how many ranks of ``size`` cores fit into nodes."""
     return sum(len(node) // size for node in nodes)
 
 
@@ -223,13 +217,13 @@ def _ranks_per_node(nodes: list[list[Core]], ranks: int, size: int, strategy: st
 
 
 def _walk(nodes: list[list[Core]], ranks: int, size: int) -> list[list[Core]]:
-    """Place ranks of one size one after another, with as few as possible that span nodes."""
+    """Give each rank ``size`` consecutive cores so that the fewest ranks span nodes."""
     cores = [core for node in nodes for core in node]
     left_in_node = [left for node in nodes for left in range(len(node), 0, -1)]
 
     @cache
     def best(start: int, spare: int) -> tuple[int, tuple[int, ...]]:
-        """For ranks from ``start`` on, return how many span nodes, and the first core of each rank."""
+        """Return how many of the ranks from core ``start`` on span nodes, and each rank's first core."""
         to_go = (len(cores) - start - spare) // size
         if to_go == 0:
             return 0, ()
@@ -252,7 +246,7 @@ def _walk(nodes: list[list[Core]], ranks: int, size: int) -> list[list[Core]]:
 
 
 def _shared(nodes: list[list[Core]], ranks: int, size: int) -> list[list[Core]]:
-    """Place ranks that share cores: each node takes its part of them, and deals its cores out in turn."""
+    """Place ranks that share cores: spread them over the nodes, whose cores they get in turn."""
     counts = [0] * len(nodes)
     for _ in range(ranks):
         counts[min(range(len(nodes)), key=lambda i: (counts[i] + 1) / len(nodes[i]))] += 1
@@ -274,7 +268,7 @@ def _cut(cores: Sequence[Core], parts: int) -> list[list[Core]]:
 
 
 def _dedicated_workers(shares: list[list[Core]], quota: float | None, request: BindingRequest) -> int:
-    """Return how many of a rank's cores go to communication, or lend it a hyperthread sibling."""
+    """Return how many cores of each rank, or hyperthread siblings of its cores, serve communication."""
     if not request.dedicate_workers or request.strategy == "none":
         return 0
     if request.worker_count == "auto":
@@ -295,7 +289,7 @@ def _rank_bindings(
         raise PlanError(
             f"no compute core left: a rank has {counted(smallest, 'physical core')}, "
             f"and communication takes {workers}",
-            hint="Ask for fewer (--ccl-worker-count) or fewer ranks, or for --oversubscribe.",
+            hint="Use fewer comm cores (--ccl-worker-count), fewer ranks, or --oversubscribe.",
         )
     ranks = []
     for local_rank, share in enumerate(shares):

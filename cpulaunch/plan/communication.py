@@ -1,9 +1,10 @@
-"""Defaults for oneCCL, libfabric and gloo, as a pure function of what is known about a rank.
+"""Default variables of oneCCL, libfabric and gloo.
 
-The plan shows them; the ccl process group applies those that are still unset, so a script under torchrun gets
-the same.  A variable that the user has set always wins.  Not included: ``CCL_WORKER_AFFINITY``, which the
-planner sets (one flat list for all ranks of a host), and the paths of libraries and providers, which each
-process finds on its own host.
+The planner puts them into the plan.  The process group ``ccl`` sets those that are unset, so a script under
+torchrun gets the same defaults.  A variable that the user has set always wins.
+
+Two kinds of variables are set elsewhere.  The planner sets ``CCL_WORKER_AFFINITY``, a list of CPUs for all
+ranks of a host.  Each process finds the paths of libraries and providers on its own host.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import NamedTuple
 
 from cpulaunch.errors import PlanError
 
-BACKENDS = ("ccl", "gloo")
 TRANSPORTS = ("ofi", "mpi")
 """oneCCL's transports."""
 ALGORITHMS = (
@@ -26,12 +26,12 @@ FORK_SAFE = {
     "psm3": {"RDMAV_FORK_SAFE": "1"},
     "efa": {"RDMAV_FORK_SAFE": "1", "FI_EFA_FORK_SAFE": "1"},
 }
-"""By libfabric's provider: without these, memory that a card has registered is lost when a process forks, as
-for DataLoader's workers (ibv_fork_init(3), fi_efa(7)).  Kernels from 5.12 on no longer need them."""
+"""libfabric's provider → variables that let a process fork, as DataLoader does.  Before Linux 5.12, a fork
+without them loses the memory that a card has registered (ibv_fork_init(3), fi_efa(7))."""
 MOST_CONNECTED = 64
-"""Maximum ranks with which gloo connects each rank to every other when it makes a group.  Larger jobs would
-need a thousand descriptors per rank.  If gloo connects at the first send instead, a group takes longer to
-notice a missing rank (monitored_barrier 60 s, torch 2.13)."""
+"""Maximum number of ranks that gloo connects with each other when it makes a group.  In a larger job, each
+rank would need a thousand descriptors, so gloo connects at the first send.  Then a group notices a missing
+rank later (after 60 s in monitored_barrier, torch 2.13)."""
 
 
 def decide_transport(
@@ -43,13 +43,13 @@ def decide_transport(
     worker_count: int,
     user_variables: Mapping[str, str],
 ) -> str:
-    """Choose the transport of ccl's collectives, for the planner and for a rank's own group.
+    """Choose the transport of ccl's collectives: for a job in the planner, or for one group in a rank.
 
-    All are cpulaunch's own, except ``oneccl`` (over libfabric) and ``mpi``, with which oneCCL carries
-    everything: ``shm`` is shared memory within a host, and ``tcp`` or ``ofi`` (libfabric) connects hosts.
-    ``requested`` is the setting's value, or this function's result for the whole job.  ``local_ranks`` is the
-    number of ranks on the host with the most.  ``user_variables`` is the environment as the user has set it,
-    without cpulaunch's additions.
+    cpulaunch's own transports are ``shm`` (shared memory) within a host, and ``tcp`` or ``ofi`` (libfabric)
+    between hosts.  With ``oneccl`` (over libfabric) and ``mpi``, oneCCL carries all collectives.
+
+    ``requested`` is the setting's value, or the result of this function for the job.  ``local_ranks`` is the
+    number of ranks on the host with the most ranks.  ``user_variables`` has only the user's own variables.
     """
     tunes_oneccl = worker_count > 1 or any(user_variables.get(name) for name in ALGORITHMS)
     if requested == "auto":
@@ -67,47 +67,45 @@ def decide_transport(
 
 
 def needs_oneccl(transport: str) -> bool:
-    """Return whether a transport of `decide_transport` needs the module with oneCCL in it."""
+    """Return whether oneCCL carries the collectives of ``transport``, a result of `decide_transport`."""
     return transport in ("oneccl", "mpi")
 
 
 def needs_libfabric(transport: str) -> bool:
-    """Return whether cpulaunch's own transport sends between hosts through libfabric."""
+    """Return whether ``transport``, a result of `decide_transport`, is cpulaunch's own over libfabric."""
     return transport in ("ofi", "shm+ofi")
 
 
 class Situation(NamedTuple):
-    """What is known about a rank when its communication is set up."""
+    """A rank's surroundings, on which its variables depend."""
 
-    backend: str  # one of BACKENDS
+    backend: str  # ccl or gloo
     hosts: int
-    local_ranks: int  # on the host with the most
+    local_ranks: int  # on the host with the most ranks
     comm_cores: int = 0  # physical cores set aside for communication (0: none)
     worker_count: int = 1  # oneCCL's worker threads
     oversubscribed: bool = False  # more ranks than cores
     intel_mpi: bool = False  # Intel MPI starts the ranks
     transport: str = "ofi"  # one of TRANSPORTS
     provider: str | None = None  # libfabric's; None: cpulaunch chooses
-    interface: str | None = None  # network interface that routes to the master, if known
-    card: str | None = None  # network interface of the card that the provider drives, if known
-    bindings: bool = False  # the oneCCL of Intel's oneccl_bind_pt
-    ports: range | None = None  # to listen on; None: any free ones
+    interface: str | None = None  # network interface towards the master, if known
+    card: str | None = None  # network interface of the provider's card, if known
+    bindings: bool = False  # oneCCL is the one in Intel's oneccl_bind_pt
+    ports: range | None = None  # on which to listen; None: any free port
 
 
 def communication_defaults(situation: Situation) -> dict[str, str]:
     """Return variables for a rank in this situation: ``CCL_*``, ``FI_*``, ``GLOO_*``, ``I_MPI_*``.
 
-    Raises PlanError for a backend or transport that does not exist, or that the launcher doesn't support.
+    Raises PlanError for an unknown transport, or if the launcher doesn't support the transport.
     """
-    if situation.backend not in BACKENDS:
-        raise PlanError(f"no backend {situation.backend!r}", hint=f"Valid: {', '.join(BACKENDS)}.")
     if situation.transport not in TRANSPORTS:
         raise PlanError(f"no transport {situation.transport!r}", hint=f"Valid: {', '.join(TRANSPORTS)}.")
     if situation.backend == "ccl" and situation.transport == "mpi" and not situation.intel_mpi:
-        # oneCCL itself would silently use ofi.
+        # oneCCL would silently use ofi instead.
         raise PlanError(
             "oneCCL's transport mpi needs ranks that Intel MPI starts",
-            hint="--mpi intel (`pip install 'cpulaunch[mpi]'` brings it), or --ccl-transport ofi",
+            hint="--mpi intel (`pip install 'cpulaunch[mpi]'` installs it), or --ccl-transport ofi",
         )
     variables: dict[str, str] = {}
     if situation.backend == "ccl":
@@ -126,16 +124,15 @@ def communication_defaults(situation: Situation) -> dict[str, str]:
 
 
 def interface_variables(interface: str, provider: str | None, card: str | None = None) -> dict[str, str]:
-    """Return variables that name a host's ``interface`` to the others, also for libfabric's ``provider``.
+    """Return variables that select a host's network ``interface``.
 
-    ``card`` is the network interface of the provider's card, if it has its own.
+    ``provider`` is libfabric's, and ``card`` is the network interface of its card, if the card has one.
     """
-    # A ccl group falls back on torch's gloo for what oneCCL lacks, so gloo's interface is named for every
-    # backend.
+    # With every backend: a ccl group uses gloo for operations that oneCCL lacks.
     variables = {"GLOO_SOCKET_IFNAME": interface}
     if provider:
-        # Otherwise, oneCCL and libfabric take the first interface that is not loopback, and wait forever if
-        # it is the wrong one (uxlfoundation/oneCCL#209).
+        # By default, oneCCL and libfabric use the first interface that is not loopback.  If it is the wrong
+        # one, they wait forever (uxlfoundation/oneCCL#209).
         variables["CCL_KVS_IFACE"] = interface
     if provider == "tcp":
         variables["FI_TCP_IFACE"] = interface
@@ -145,27 +142,27 @@ def interface_variables(interface: str, provider: str | None, card: str | None =
 
 
 def _oneccl(situation: Situation) -> dict[str, str]:
-    # The oneCCL of Intel's bindings needs workers for asynchronous operations that nobody waits for.
+    # In Intel's bindings, only workers complete asynchronous operations that no thread waits for.
     offload = situation.comm_cores > 0 or situation.bindings
     variables = {
         "CCL_ATL_TRANSPORT": situation.transport,
         "CCL_WORKER_COUNT": str(situation.worker_count),
-        # A worker thread that polls on the rank's only cores steals from its computation: a 4 KB allreduce
-        # then takes 9 ms instead of 13 us.  Without cores for workers, the calling thread makes progress.
+        # If workers have no cores of their own, the calling thread makes progress.  A worker would poll on
+        # the cores of the computation: a 4 KB allreduce would take 9 ms instead of 13 us.
         "CCL_WORKER_OFFLOAD": "1" if offload else "0",
         # Rank and size on the host come from LOCAL_RANK and LOCAL_WORLD_SIZE, which agents and torchrun set.
         # Only oneCCL's MPI transport has to ask the MPI launcher.
         "CCL_PROCESS_LAUNCHER": "hydra" if situation.transport == "mpi" else "torchrun",
-        # oneCCL's warnings (topology, missing GPU drivers, affinity) concern nothing that the user asked for.
+        # oneCCL's warnings are about topology, missing GPU drivers and affinity, which users can ignore.
         "CCL_LOG_LEVEL": "error",
     }
     if situation.transport == "ofi":
-        # Shared memory triples the speed within a host, if there are other ranks to share it with.  All ranks
-        # must use the same value, even those that are alone on their host: otherwise oneCCL doesn't start.
+        # Shared memory triples the speed within a host.  All ranks must have the same value, also a rank that
+        # is alone on its host: otherwise oneCCL doesn't start.
         variables["CCL_ATL_SHM"] = "1" if situation.local_ranks > 1 else "0"
     elif situation.transport == "mpi":
-        # By default, each rank chooses by its own data, which differ: in and after a scatter of 8 MB, some
-        # ranks waited forever (oneCCL 2022.2.0).
+        # By default, each rank chooses an algorithm by the size of its own data.  If ranks choose different
+        # algorithms, they wait forever, as in a scatter of 8 MB (oneCCL 2022.2.0).
         variables["CCL_ALLTOALLV"] = "scatter"
     if situation.oversubscribed or (situation.bindings and situation.comm_cores == 0):
         # By default, a worker that shares a core polls for its whole time slice (oneCCL 2021.14.1).

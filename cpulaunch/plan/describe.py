@@ -1,4 +1,4 @@
-"""A plan in one sentence: what is started and where, backend and precision, and the launcher."""
+"""Summarizes a plan in one line: ranks, hosts, threads, backend, precision and launcher."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def describe(plan: Plan, separator: str = " · ") -> str:
 
 
 def size(plan: Plan) -> str:
-    """Return the number of ranks or instances (or which instance of how many), and their hosts."""
+    """Return the number of ranks or instances, or the only instance, and the hosts."""
     if plan.instances and plan.instances.count > plan.world_size:
         programs = f"only instance {plan.instances.first} of {plan.instances.count}"
     else:
@@ -26,7 +26,7 @@ def size(plan: Plan) -> str:
 
 
 def started(plan: Plan) -> str:
-    """Return the launcher, and the reason if the choice was cpulaunch's."""
+    """Return the launcher, and the reason if cpulaunch chose it."""
     launcher = launchers.load(plan.launcher)
     why = f" ({plan.launcher_why})" if plan.launcher_why else ""
     return "started directly" if launcher.agents_are_children else f"started by {launcher.title}{why}"

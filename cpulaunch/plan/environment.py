@@ -1,4 +1,4 @@
-"""The variables that ranks get: the planned ones, unless the user has set them."""
+"""Environment variables of ranks.  A variable that the user has set keeps its value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from cpulaunch.errors import PlanError
 from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.libraries import FILES, TORCHS_OWN, can_be_preloaded
 from cpulaunch.model.topology import Topology
-from cpulaunch.plan.binding import Binding
 from cpulaunch.plan.malloc import GLIBC, TUNABLES, tunables
 from cpulaunch.plan.placement import RankPlan
 
@@ -18,10 +17,10 @@ THREADS = "OMP_NUM_THREADS"
 PRELOAD = "LD_PRELOAD"
 
 BINDS_THREADS = ("OMP_PLACES", "OMP_PROC_BIND", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")
-"""Variables by which users bind OpenMP's threads themselves."""
+"""Variables that bind OpenMP's threads."""
 
 LEFT_OUT = "is left out, as LD_PRELOAD takes no space or colon"
-"""A note's text about a library whose path can't be preloaded."""
+"""Note about a library whose path LD_PRELOAD can't contain."""
 
 LIBRARY_VARIABLES = (PRELOAD, "MALLOC_CONF", "KMP_BLOCKTIME", TUNABLES)
 """Variables that `choose_libraries` may set."""
@@ -32,7 +31,7 @@ HOW_TO_GET = {
     "intel": "pip install intel-openmp, or conda install intel-openmp",
 }
 
-# `auto` uses these if they are installed: scripts/bench/placement.py found them to help (docs/placement.md).
+# The library that `auto` uses if it is installed; docs/placement.md has measurements.
 _AUTO = {"allocator": "tcmalloc", "openmp": None}
 
 _TUNING = {
@@ -43,7 +42,7 @@ _TUNING = {
     },
 }
 
-# Prefixes of files that users preload, and what they are.
+# Prefix of a preloaded file → the library.
 _FILE_PREFIXES = {
     "allocator": {
         "libtcmalloc": "tcmalloc",
@@ -55,7 +54,7 @@ _FILE_PREFIXES = {
     "openmp": {"libiomp": "intel", "libomp": "intel", "libgomp": "gomp"},
 }
 
-# These belong to a host, a login or a job step, and would mislead on another host.
+# Variables of a host, a login or a job step, which are wrong on another host.
 _NOT_FORWARDED_PREFIXES = (
     "BASH_FUNC_", "SSH_", "XDG_", "DBUS_", "SLURM_", "PBS_", "PMI", "PALS_", "PRTE_", "OMPI_COMM_",
 )  # fmt: skip
@@ -65,28 +64,27 @@ _NOT_FORWARDED = {"_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "DISPLAY", "TERM_SE
 class Libraries(NamedTuple):
     """The allocator and the OpenMP runtime of a host's ranks.
 
-    Both are named as in the settings, with ``default`` for libc's and torch's own, or as in _FILE_PREFIXES if
-    the user preloads them.  ``why_allocator`` is the reason for the choice.  ``env`` is to be set on that
-    host.  ``intel_openmp``: the runtime knows ``KMP_*``.
+    Their names are values of the settings; ``default`` is libc's allocator, or torch's OpenMP.  A library in
+    the user's LD_PRELOAD has its name in _FILE_PREFIXES.
     """
 
     allocator: str
-    why_allocator: str
+    why_allocator: str  # the reason for the choice
     openmp: str
-    intel_openmp: bool
-    env: Mapping[str, str]
+    intel_openmp: bool  # the runtime reads KMP_* variables
+    env: Mapping[str, str]  # variables that select the libraries
     notes: Sequence[str]
 
 
 def choose_libraries(
     found: Mapping[str, str] | None, allocator: str, openmp: str, users: Mapping[str, str], untuned: str
 ) -> Libraries:
-    """Choose the libraries for a host's ranks among those ``found`` there.
+    """Choose the libraries for a host's ranks among those ``found`` on the host.
 
     ``allocator`` and ``openmp`` are values of the settings.  ``found`` is the result of `find_libraries`, or
-    None if the host is unknown.  ``users`` are the variables that the user has set: their ``LD_PRELOAD``
-    comes first.  ``untuned``, from `malloc.why_untuned`, keeps ``auto`` from tuning glibc's malloc.  Raises
-    PlanError if a requested library isn't there, or contradicts the user's.
+    None if the host is unknown.  ``users`` has the user's variables.  ``untuned`` is the result of
+    `why_untuned`; unless it is empty, ``auto`` doesn't tune glibc's malloc.  Raises PlanError if a requested
+    library was not found, or if the user preloads a different one.
     """
     preloaded = users.get(PRELOAD, "").replace(":", " ").split()
     chosen, paths, env, notes = {}, [], {}, []
@@ -94,11 +92,11 @@ def choose_libraries(
         if users_own := library_among(what, preloaded):
             if asked not in ("auto", "default", users_own):
                 raise PlanError(
-                    f"{what} {asked} is asked for, but LD_PRELOAD has {users_own} ({users[PRELOAD]})",
+                    f"{what} {asked} is requested, but LD_PRELOAD has {users_own} ({users[PRELOAD]})",
                     hint="leave out one of the two",
                 )
             chosen[what] = users_own
-            notes.append(f"{what}: {users_own}, of your LD_PRELOAD")
+            notes.append(f"{what}: {users_own}, from your LD_PRELOAD")
         elif library := _library(found, what, asked):
             path = found[library] if found is not None else FILES[library][0]
             if not can_be_preloaded(path):
@@ -127,7 +125,7 @@ def choose_libraries(
 
 
 def library_among(what: str, paths: Iterable[str]) -> str | None:
-    """Return the allocator, or the OpenMP runtime, among the libraries ``paths``."""
+    """Return the allocator or OpenMP runtime (``what``) among the libraries ``paths``, or None."""
     names = [path.rpartition("/")[2] for path in paths]
     kinds = (kind for name in names for begin, kind in _FILE_PREFIXES[what].items() if name.startswith(begin))
     return next(kinds, None)
@@ -136,7 +134,7 @@ def library_among(what: str, paths: Iterable[str]) -> str | None:
 def _allocator(
     found: Mapping[str, str] | None, asked: str, library: str | None, preloaded: Sequence[str], untuned: str
 ) -> tuple[str, str]:
-    """Return the allocator and the reason for it; ``library`` is the one that is preloaded."""
+    """Return the allocator and the reason for it.  ``library`` is the preloaded allocator."""
     if library:
         if library_among("allocator", preloaded):
             return library, "in your LD_PRELOAD"
@@ -153,7 +151,7 @@ def _allocator(
 
 
 def _library(found: Mapping[str, str] | None, what: str, asked: str) -> str | None:
-    """Return the library to preload, by its name in FILES; None for nothing."""
+    """Return the name in FILES of the library to preload; None to preload nothing."""
     if asked in ("default", GLIBC) or (
         what == "openmp" and library_among(what, [(found or {}).get(TORCHS_OWN, "")]) == asked
     ):
@@ -167,20 +165,14 @@ def _library(found: Mapping[str, str] | None, what: str, asked: str) -> str | No
     return asked
 
 
-def threads_environment(rank: RankPlan) -> dict[str, str]:
-    """Return the variable for a rank's number of OpenMP threads."""
-    return {THREADS: str(rank.threads)}
-
-
 def places_environment(rank: RankPlan, intel_openmp: bool) -> dict[str, str]:
     """Return the variable that binds each OpenMP thread of a rank, except the first, to a core of its own.
 
-    The first is the program's main thread and may use all cores of the rank.  The workers and threads that it
-    starts (of DataLoader, Python, gloo or OpenBLAS) inherit its mask; with ``OMP_PLACES=cores``, they would
-    share one core with the main thread.  The kernel keeps the main thread on the core that the other OpenMP
-    threads leave free.
+    The first is the program's main thread, which may use all cores of the rank.  Processes and threads that
+    it starts (for DataLoader, Python, gloo or OpenBLAS) inherit its mask.  With ``OMP_PLACES=cores``, they
+    would all share one core.
 
-    ``intel_openmp``: the runtime knows ``KMP_AFFINITY``.  Empty if the numbers of threads and cores differ.
+    ``intel_openmp``: the runtime reads ``KMP_AFFINITY``.  Empty if the numbers of threads and cores differ.
     """
     if len(rank.places) != rank.threads or rank.threads == 1:
         return {}
@@ -203,12 +195,6 @@ def memory_policy(rank: RankPlan, topology: Topology, strict: bool) -> str:
     if strict:
         return f"bind:{rank.numa_nodes}"
     return f"prefer:{rank.numa_nodes}" if len(rank.numa_nodes) == 1 else ""
-
-
-def workers_environment(binding: Binding) -> dict[str, str]:
-    """Return the variables set for all ranks of a host: one flat list of CPUs for communication."""
-    affinity = binding.worker_affinity
-    return {AFFINITY: ",".join(map(str, affinity))} if affinity else {}
 
 
 def common(environments: Iterable[Mapping[str, str]]) -> dict[str, str]:
@@ -237,7 +223,7 @@ def _place(cpus: CoreSet) -> str:
 
 
 def _series(places: Sequence[CoreSet]) -> Iterator[str]:
-    """Fold places as OMP_PLACES does: ``{2,58}:12`` is twelve places, each one CPU number further on."""
+    """Fold places in the syntax of OMP_PLACES: ``{2,58}:3`` means ``{2,58},{3,59},{4,60}``."""
     numbers = [tuple(place) for place in places]
     while numbers:
         first, length = numbers[0], 1
@@ -249,9 +235,8 @@ def _series(places: Sequence[CoreSet]) -> Iterator[str]:
         numbers = numbers[length:]
 
 
-# Variables by which batch systems and launchers give a process its rank, one family each.  Libraries would
-# read those of an enclosing allocation, or of another launcher, instead of the job's own.  A launcher belongs
-# to the family that contains its rank variable.
+# Variables by which batch systems and launchers tell a process its rank, one tuple for each.  A library in a
+# rank must not read those of an enclosing allocation or of another launcher.
 _FAMILIES = (
     # Slurm
     (
@@ -280,9 +265,9 @@ _FAMILIES = (
 
 
 def foreign_claims(own: Collection[str], kept: Collection[str]) -> tuple[str, ...]:
-    """Return the variables to hide from ranks whose launcher identifies them by ``own``.
+    """Return the rank variables of all launchers, except of the one that uses the variables ``own``.
 
-    ``kept`` are those that the user wants ranks to get nevertheless.
+    Variables in ``kept``, which the user forwards, are not returned.
     """
     families = (family for family in _FAMILIES if not set(family) & set(own))
     return tuple(name for family in families for name in family if name not in kept)

@@ -1,7 +1,7 @@
-"""Plans one host from its facts, in one pure function, ``plan_host``.
+"""Plans one host from its facts.
 
-The planner calls it for every host, with the facts that it was given.  On a host whose facts were only
-assumed, each agent calls it again with the facts that it finds there.
+The planner calls ``plan_host`` for every host.  If it had to assume the facts of a host, the host's agents
+call ``plan_host`` again with the facts that they find.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from cpulaunch.plan.binding import Binding
 from cpulaunch.plan.environment import (
     AFFINITY,
     BINDS_THREADS,
+    THREADS,
     Libraries,
     choose_libraries,
     memory_policy,
     places_environment,
-    threads_environment,
-    workers_environment,
 )
 from cpulaunch.plan.malloc import GLIBC, demand_glibc, why_untuned
 from cpulaunch.plan.placement import HostPlan, RankPlan
@@ -28,28 +27,25 @@ from cpulaunch.plan.request import HostRequest
 
 @dataclass(frozen=True)
 class HostInput:
-    """What is known of one host when its plan is made.
-
-    ``assumed``: the facts are those of another host that this one is assumed to match.  ``user_env`` are the
-    variables that the user has set for the ranks, ``env`` those that the plan sets for this host's network.
-    """
+    """What `plan_host` needs to know about a host."""
 
     name: str
     facts: HostFacts
     binding: Binding
-    assumed: bool = False
-    user_env: Mapping[str, str] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
+    assumed: bool = False  # facts are those of another host
+    user_env: Mapping[str, str] = field(default_factory=dict)  # the user's variables for the ranks
+    env: Mapping[str, str] = field(default_factory=dict)  # variables for the host's network
 
 
 def plan_host(host: HostInput, request: HostRequest) -> HostPlan:
-    """Plan ``host``, without variables that the user has set.
+    """Return the plan of ``host``.  Raises PlanError if the host lacks a requested library.
 
-    Raises PlanError if the host lacks a requested library.
+    The plan leaves the user's variables as they are.
     """
     binding = host.binding
     libraries = _libraries(host, len(binding.ranks), request)
-    workers = {} if AFFINITY in host.user_env else workers_environment(binding)
+    affinity = ",".join(map(str, binding.worker_affinity))
+    workers = {AFFINITY: affinity} if affinity and AFFINITY not in host.user_env else {}
     return HostPlan(
         host=host.name,
         assumed=host.assumed,
@@ -76,5 +72,5 @@ def _plan_rank(rank: RankPlan, host: HostInput, libraries: Libraries, request: H
     return rank._replace(
         places=(),
         memory_policy=memory_policy(rank, host.facts.topology, request.binding.bind_numa),
-        env={**threads_environment(rank), **places},
+        env={THREADS: str(rank.threads), **places},
     )

@@ -1,4 +1,4 @@
-"""The hosts of a job as the planner knows them, and the request for each."""
+"""Binds and plans the hosts of a job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def user_environment(config: Config) -> dict[str, str]:
 
 
 def host_request(config: Config, *, workers: bool) -> HostRequest:
-    """Return the request that the settings make of every host; ``workers``: ranks have comm cores."""
+    """Return the settings that apply to each host.  ``workers``: ranks set cores aside for communication."""
     cpu = config.cpu
     binding = BindingRequest(
         cores_per_rank=cpu.cores_per_rank,
@@ -53,25 +53,25 @@ def host_request(config: Config, *, workers: bool) -> HostRequest:
 def _library(config: Config, setting: Setting[Any], wanted: str) -> str:
     """Return the requested allocator or OpenMP runtime.
 
-    The environment is stronger than a file: an allocator in LD_PRELOAD replaces the file's.
+    A library in the user's LD_PRELOAD is stronger than a setting in a file.
     """
     preloaded = user_environment(config).get(PRELOAD, "").replace(":", " ").split()
-    weak = config.origin(setting).source < Source.ENVIRONMENT
-    return "auto" if weak and library_among(setting.name, preloaded) else wanted
+    from_file = config.origin(setting).source < Source.ENVIRONMENT
+    return "auto" if from_file and library_among(setting.name, preloaded) else wanted
 
 
 def bind_hosts(
     config: Config, facts: Facts, hosts: Sequence[Host], request: HostRequest
 ) -> tuple[list[HostInput], HostRequest]:
-    """Return the input for each of ``hosts``, with its ranks' CPUs; and the settled request.
+    """Return each host with its ranks' CPUs, and ``request`` with the number of workers that was chosen.
 
-    With that request, the hosts' agents get the same result.
+    Agents that bind a host with the returned request get the same number of workers.
     """
     counts, user_env = ranks_per_host(config, hosts), user_environment(config)
 
-    def bound(host: str, known: HostFacts, assumed: bool, asked: BindingRequest) -> Binding:
-        asked = replace(asked, ranks=counts[host])
-        return _bind(host, known.topology, asked, facts.like_what if assumed else "")
+    def bound(host: str, known: HostFacts, assumed: bool, binding: BindingRequest) -> Binding:
+        binding = replace(binding, ranks=counts[host])
+        return _bind(host, known.topology, binding, facts.like_what if assumed else "")
 
     inputs = []
     for name in (host.name for host in hosts):
@@ -80,12 +80,11 @@ def bind_hosts(
         inputs.append(HostInput(name, known, binding, assumed, user_env=user_env))
     bindings = [each.binding for each in inputs]
     if len({(each.worker_count, bool(each.worker_affinity)) for each in bindings}) > 1:
-        # oneCCL needs the same number of workers on all ranks, so take the smallest.
+        # oneCCL needs the same number of workers in all ranks.
         workers = min(each.worker_count for each in bindings)
         dedicate = all(each.worker_affinity for each in bindings)
-        asked = replace(request.binding, worker_count=workers, dedicate_workers=dedicate)
-        inputs = [replace(each, binding=bound(each.name, each.facts, each.assumed, asked)) for each in inputs]
-    # Agents that bind anew must get the same number.
+        same = replace(request.binding, worker_count=workers, dedicate_workers=dedicate)
+        inputs = [replace(each, binding=bound(each.name, each.facts, each.assumed, same)) for each in inputs]
     first = inputs[0].binding
     settled = replace(
         request.binding,
@@ -96,17 +95,17 @@ def bind_hosts(
 
 
 def _known(facts: Facts, name: str, request: HostRequest) -> tuple[HostFacts, bool]:
-    """Return the reliable facts of the host ``name``, and whether they are only assumed."""
+    """Return the facts of the host ``name``, and whether they are those of another host."""
     known, assumed = facts.of(name) if facts.listed else (facts.like, False)
-    asked = {request.allocator, request.openmp} - {"auto", "default", GLIBC}
-    if assumed and not asked <= set(known.libraries or ()):
-        # The host may have the libraries: its agents will look.
+    requested = {request.allocator, request.openmp} - {"auto", "default", GLIBC}
+    if assumed and not requested <= set(known.libraries or ()):
+        # The other host lacks the libraries, but this one may have them.  Its agents will look.
         known = replace(known, libraries=None)
     return known, assumed
 
 
 def _bind(host: str, topology: Topology, request: BindingRequest, like: str) -> Binding:
-    """Bind ranks.  ``like`` names what an assumed host is assumed to match; empty for a known one."""
+    """Bind a host's ranks.  ``like`` is the host whose topology is assumed; empty if its own is known."""
     try:
         return bind(topology, request)
     except CpulaunchError as e:
@@ -114,7 +113,7 @@ def _bind(host: str, topology: Topology, request: BindingRequest, like: str) -> 
         place = "" if host == LOCALHOST else f"{host}{taken}: "
         hint = e.hint
         if like:
-            hint = f"{hint or ''} Hosts are described by --facts or --lscpu.".strip()
+            hint = f"{hint or ''} --facts and --lscpu describe hosts.".strip()
         raise PlanError(f"{place}{e}", hint=hint) from None
 
 

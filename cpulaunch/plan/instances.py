@@ -1,7 +1,7 @@
 """Instances: independent programs, each on its own cores, instead of the ranks of one job.
 
-To everything but the program itself, an instance is a rank: it is placed, started and watched as one.  But it
-gets no rank variables, there is no process group, and if one fails, the others go on.
+An instance is placed, started and watched like a rank.  But it gets no rank variables and no process group,
+and if it fails, the other instances continue.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ NO_BACKEND: Literal["none"] = "none"
 """The backend of programs without a process group."""
 
 THROUGHPUT_MODE, LATENCY_MODE = "throughput-mode", "latency-mode"
-"""Options, without dashes: one instance per NUMA node, or as many as fit with a few cores each."""
+"""Options without dashes: one instance per NUMA node, or as many instances of a few cores as fit."""
 
 _EACH = Origin.of_option("--each")
 
-# Settings of ranks, each with the alternative that an error suggests.
+# Settings that only ranks have, each with the hint of an error.
 _OF_RANKS: dict[Setting[Any], str] = {
     Config.hosts.nproc: "leave it out: --instances N is the number of instances",
     Config.hosts.nproc_per_node: "leave it out: --instances N is divided evenly over the hosts",
     Config.cpu.cores_per_rank: "--cores-per-instance C",
-    Config.watch.max_restarts: "leave it out: if an instance fails, the others go on",
+    Config.watch.max_restarts: "leave it out: if an instance fails, the others continue",
 }
 
 
@@ -44,11 +44,11 @@ def are_wanted(config: Config) -> bool:
 
 
 def as_instances(config: Config, lines: int = 0) -> Config:
-    """Return ``config`` as its job is planned; for instances, without settings about ranks.
+    """Return ``config`` with the number of instances, and without settings that instances don't have.
 
-    ``lines`` is the number of lines of ``--each``, 0 without it.  Idempotent: a returned config is returned
-    unchanged.  Raises ConfigError for contradicting settings of equal strength; otherwise the stronger one
-    counts.
+    ``lines`` is the number of lines of ``--each``, or 0 without ``--each``.  Idempotent.  If two settings
+    contradict each other, the one from the stronger source wins.  Raises ConfigError if their sources are
+    equally strong.
     """
     config = with_their_number(config, lines)
     if not are_wanted(config):
@@ -78,9 +78,9 @@ def as_instances(config: Config, lines: int = 0) -> Config:
 def with_their_number(config: Config, lines: int = 0) -> Config:
     """Return ``config`` with the number of instances that other settings imply.
 
-    There are no instances if a stronger source sets a number of ranks.  ``lines`` as in `as_instances`.
+    There are no instances if a stronger source sets a number of ranks.  ``lines`` is that of `as_instances`.
     """
-    if _ranks_are_said(config, lines):
+    if _ranks_override_instances(config, lines):
         return _without_instances(config)
     mode = config.origin(Config.instances.cores_per_instance)
     if mode.option == LATENCY_MODE and config.origin(Config.instances.count).source < mode.source:
@@ -88,8 +88,8 @@ def with_their_number(config: Config, lines: int = 0) -> Config:
     return config if are_wanted(config) else _counted_by_others(config, lines)
 
 
-def _ranks_are_said(config: Config, lines: int) -> bool:
-    """Return whether a number of ranks is set by a stronger source than everything that implies instances."""
+def _ranks_override_instances(config: Config, lines: int) -> bool:
+    """Return whether the number of ranks has a stronger source than all settings that imply instances."""
     instances = [config.origin(Config.instances.count), config.origin(Config.instances.cores_per_instance)]
     strongest = max(origin.source for origin in [*instances, *[_EACH] * bool(lines)])
     ranks = [
@@ -108,19 +108,19 @@ def _without_instances(config: Config) -> Config:
 
 
 def _refuse_what_needs_instances(config: Config) -> None:
-    said: list[Setting[Any]] = [Config.instances.only] if config.instances.only != "all" else []
-    # A file may say for all jobs what to do if one of many instances fails.
+    refused: list[Setting[Any]] = [Config.instances.only] if config.instances.only != "all" else []
+    # In a file, the setting is for all jobs, also those without instances.
     if config.instances.fail_fast and config.origin(Config.instances.fail_fast).source is Source.COMMAND_LINE:
-        said.append(Config.instances.fail_fast)
-    for setting in said:
+        refused.append(Config.instances.fail_fast)
+    for setting in refused:
         hint = "--instances N, or --instances auto"
         raise ConfigError(f"{config.where(setting)}: the job has no instances", hint=hint)
 
 
 def _counted_by_others(config: Config, lines: int) -> Config:
-    """Add the number of instances that ``--each`` or their cores imply, unless a stronger source sets none.
+    """Add the number of instances that ``--each`` or ``--cores-per-instance`` implies.
 
-    A weaker source, such as a file, doesn't prevent it.
+    A stronger source that sets no instances prevents it; a weaker source, such as a file, does not.
     """
     none = config.origin(Config.instances.count).source
     if lines and none < _EACH.source:
@@ -141,18 +141,17 @@ def check_lines(program: Program, count: int) -> None:
     """Raise PlanError unless there is a line of arguments for each instance."""
     if program.each and len(program.each) != count:
         raise PlanError(
-            f"--each has {counted(len(program.each), 'line')}, and the job {counted(count, 'instance')}",
-            hint="without a number of instances, each line is an instance",
+            f"--each has {counted(len(program.each), 'line')}, but the job has {counted(count, 'instance')}",
+            hint="leave out the number of instances: --each starts one for each line",
         )
 
 
 def only_one(
     config: Config, number: int, hosts: Sequence[HostPlan], request: HostRequest
 ) -> tuple[tuple[HostPlan, ...], HostRequest]:
-    """Return a plan's hosts and request with instance ``number`` only.
+    """Return the hosts and the request of a plan with instance ``number`` alone.
 
-    Raises PlanError if there is no such instance.  With the request, the agent of a host with assumed facts
-    chooses the same cores.
+    The request restricts the host to the instance's cores.  Raises PlanError if there is no such instance.
     """
     every = [(host, rank) for host in hosts for rank in host.ranks]
     if number >= len(every):

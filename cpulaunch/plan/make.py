@@ -1,7 +1,6 @@
-"""Config and facts → plan.
+"""Makes a job's plan from its config and the facts about its hosts.
 
-``make_plan`` is pure: the same arguments give the same plan.  Its only other input is a launcher of another
-package, which is found by name.
+``make_plan`` is pure: the same arguments give the same plan.
 """
 
 from __future__ import annotations
@@ -18,16 +17,11 @@ from cpulaunch.config.settings import SETTINGS
 from cpulaunch.errors import PlanError
 from cpulaunch.launchers.base import Launcher
 from cpulaunch.model.facts import Facts
-from cpulaunch.model.hosts import Host, all_here
+from cpulaunch.model.hosts import LOCALHOST, Host, all_here
 from cpulaunch.model.libraries import FILES
 from cpulaunch.plan.environment import BINDS_THREADS, THREADS, common, foreign_claims
 from cpulaunch.plan.host import HostInput
-from cpulaunch.plan.hosts import (
-    bind_hosts,
-    host_request,
-    plan_hosts,
-    user_environment,
-)
+from cpulaunch.plan.hosts import bind_hosts, host_request, plan_hosts, user_environment
 from cpulaunch.plan.instances import (
     NO_BACKEND,
     are_wanted,
@@ -54,15 +48,15 @@ from cpulaunch.plan.select import (
     MasterAddress,
     check_restarts,
     checked_world_size,
-    chosen_hosts,
     chosen_launcher,
     chosen_master_addr,
+    first_hosts,
     forwarded_names,
 )
 from cpulaunch.plan.training import HostSpeed, PrecisionDecision, decide_backend, decide_precision
 from cpulaunch.wording import shortened
 
-# Settings with a variable of the field: a stronger source may override the user's value of the variable.
+# Settings that a variable of the field also sets, such as OMP_NUM_THREADS.
 _FIELD_VARIABLES = [(setting, setting.variable) for setting in SETTINGS.values() if setting.variable]
 
 
@@ -71,10 +65,10 @@ def make_plan(
 ) -> Plan:
     """Return the plan for ``program``.  Raises PlanError or ConfigError if the request can't be fulfilled.
 
-    ``precision`` is that of the job's first attempt, if this plan is for a later one.
+    ``precision`` is the precision of the job's first attempt if this plan is for a later attempt.
     """
     check_restarts(config := as_instances(config))
-    listed = chosen_hosts(config, facts)
+    listed = first_hosts(config, facts.listed or (Host(LOCALHOST),))
     chosen = chosen_launcher(config, facts, listed)
     backend, launcher = decide_backend(config, facts), chosen.launcher
     job = _plan_all(config, facts, listed, launcher, backend.backend)
@@ -83,10 +77,10 @@ def make_plan(
     hidden = foreign_claims(() if instances else launcher.identity, config.forward)
     warning = "" if config.training.as_written else precision.warning
     master = chosen_master_addr(config, facts, launcher, listed)
-    left_out = _set_by(config, launcher.left_out)
+    left_out = _user_variables(config, launcher.left_out)
     own = master.note, backend.note, check_ports(config, backend.backend), _unused_arguments(config, launcher)
     notes = *own, warning, *job.notes, _hidden_note(config, hidden), _left_out_note(chosen, left_out)
-    decided = _decided(job, precision) | ({} if instances else _decided_of_ranks(master, backend.backend))
+    decided = _decisions(job, precision) | ({} if instances else _rank_decisions(master, backend.backend))
     env = _environment(config, job, decided)
     return Plan(
         launcher_setting=chosen.setting,
@@ -107,30 +101,30 @@ def make_plan(
         mpi_args=config.mpi.args,
         request=job.request,
         settings=Settings(config.given),
-        found={**decided, **_found(config, chosen, job)},
+        found={**decided, **_detected(config, chosen, job)},
         notes=tuple(filter(None, dict.fromkeys(notes))),
         egress_interface=facts.egress_interface,
         here=tuple(host.name for host in listed if host.name in facts.here),
-        user_mpi_variables=_set_by(config, launcher.users_variables),
+        user_mpi_variables=_user_variables(config, launcher.users_variables),
         left_out=left_out,
         instances=instances,
         precision=precision,
     )
 
 
-def _decided(job: _PlannedHosts, precision: PrecisionDecision) -> dict[Setting[Any], Any]:
-    """Return the decisions that ranks and instances get, by setting."""
+def _decisions(job: _PlannedHosts, precision: PrecisionDecision) -> dict[Setting[Any], Any]:
+    """Return setting → decided value, for settings that ranks and instances read."""
     transport = {Config.ccl.transport: job.transport.name} if job.transport.name else {}
     return {Config.training.precision: precision.precision, **transport}
 
 
-def _decided_of_ranks(master: MasterAddress, backend: str) -> dict[Setting[Any], Any]:
-    """Return the decisions that only ranks get."""
+def _rank_decisions(master: MasterAddress, backend: str) -> dict[Setting[Any], Any]:
+    """Return setting → decided value, for settings that only ranks read."""
     return {Config.hosts.master_addr: master.address, Config.training.backend: backend}
 
 
 def _speeds(job: _PlannedHosts) -> list[HostSpeed]:
-    """Return each host's speed, as far as it is known."""
+    """Return the known speed of each host."""
     speeds = []
     for host, each in zip(job.hosts, job.bound, strict=True):
         known = each.facts
@@ -142,7 +136,7 @@ def _speeds(job: _PlannedHosts) -> list[HostSpeed]:
 
 
 class _PlannedHosts(NamedTuple):
-    """All hosts of the job.  ``env`` are the variables that all ranks share."""
+    """All hosts of the job.  ``env`` has the variables that all ranks share."""
 
     hosts: tuple[HostPlan, ...]
     bound: list[HostInput]
@@ -156,7 +150,7 @@ class _PlannedHosts(NamedTuple):
 def _plan_all(
     config: Config, facts: Facts, listed: Sequence[Host], launcher: Launcher, backend: str
 ) -> _PlannedHosts:
-    """Bind all ranks, then choose communication for the narrowest host, then plan each host."""
+    """Bind all ranks, plan communication for the host with the fewest cores per rank, and plan each host."""
     provider = choose_provider(config, backend, facts, listed)
     workers = wants_workers(config, backend, provider.name, len(listed))
     bound, request = bind_hosts(config, facts, listed, host_request(config, workers=workers))
@@ -175,16 +169,16 @@ def _plan_all(
         *(note for host in hosts for note in host.notes),
         f"your {', '.join(binders)} binds OpenMP's threads; cpulaunch leaves them alone" if binders else "",
     )
-    shared = _as_the_user_has_set(config, {**network.shared, **threads})
+    shared = _with_user_values(config, {**network.shared, **threads})
     return _PlannedHosts(hosts, bound, request, provider.name, network.transport, shared, notes)
 
 
 class _Network(NamedTuple):
-    """Variables for collectives: those ``shared`` by all hosts, and `of_host` for those of one host."""
+    """The transport of collectives, and the variables that configure it."""
 
     transport: Transport
-    shared: dict[str, str]
-    of_host: Callable[[HostInput], dict[str, str]]
+    shared: dict[str, str]  # variables of all hosts
+    of_host: Callable[[HostInput], dict[str, str]]  # further variables of a host
 
 
 def _network(
@@ -212,9 +206,9 @@ def _network(
 def _instances(
     config: Config, program: Program, job: _PlannedHosts, listed: tuple[Host, ...]
 ) -> tuple[_PlannedHosts, tuple[Host, ...], Instances | None]:
-    """Return the job's hosts, the listed hosts, and its instances; None for a job of ranks.
+    """Return the planned hosts, the listed hosts, and the job's instances, or None for a job of ranks.
 
-    If only one instance is to run, only its host is left.
+    If only one instance is to run, the other hosts are removed.
     """
     if not are_wanted(config):
         return job, listed, None
@@ -224,12 +218,12 @@ def _instances(
     if number == "all":
         return job, listed, Instances(count)
     hosts, request = only_one(config, number, job.hosts, job.request)
-    left = tuple(host for host in listed if host.name == hosts[0].host)
+    its_host = tuple(host for host in listed if host.name == hosts[0].host)
     bound = [each for each in job.bound if each.name == hosts[0].host]
-    # Leave out notes about idle cores and other hosts, which don't concern the only instance.
+    # Notes about idle cores and other hosts don't concern the only instance.
     notes = tuple(note for note in job.notes if note not in _binding_notes(job.bound))
     job = job._replace(hosts=hosts, bound=bound, request=request, notes=notes)
-    return job, left, Instances(count, number)
+    return job, its_host, Instances(count, number)
 
 
 def _binding_notes(bound: Sequence[HostInput]) -> list[str]:
@@ -241,7 +235,7 @@ def _binding_notes(bound: Sequence[HostInput]) -> list[str]:
 
 
 def _with_shared_threads(hosts: tuple[HostPlan, ...]) -> tuple[dict[str, str], tuple[HostPlan, ...]]:
-    """Return OMP_NUM_THREADS if it is the same for all ranks, and then the hosts without it."""
+    """Move OMP_NUM_THREADS from the hosts' ranks to the shared variables if all ranks have the same."""
     shared = common({THREADS: rank.env[THREADS]} for host in hosts for rank in host.ranks)
     if not shared:
         return {}, hosts
@@ -254,8 +248,8 @@ def _with_shared_threads(hosts: tuple[HostPlan, ...]) -> tuple[dict[str, str], t
     return shared, tuple(stripped)
 
 
-def _as_the_user_has_set(config: Config, variables: dict[str, str]) -> dict[str, str]:
-    """Return ``variables`` with the user's own values, which also belong into the plan."""
+def _with_user_values(config: Config, variables: dict[str, str]) -> dict[str, str]:
+    """Return ``variables``, with the user's values instead of planned ones."""
     decided = {name for setting, name in _FIELD_VARIABLES if config.is_set(setting)}
     return {
         name: value if name in decided else config.environ.get(name, value)
@@ -273,29 +267,29 @@ OF_EACH_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_R
 def _unused_arguments(config: Config, launcher: Launcher) -> str:
     if not config.mpi.args or not launcher.this_host_only:
         return ""
-    return f"{config.where(Config.mpi.args)}: has no effect, since no mpiexec starts the ranks on one machine"
+    return f"{config.where(Config.mpi.args)}: has no effect, as no mpiexec starts the ranks"
 
 
 def _environment(config: Config, job: _PlannedHosts, decided: Mapping[Setting[Any], Any]) -> dict[str, str]:
     """Return the variables of all programs.  Instances get neither a backend nor the master's address."""
-    told = rank_settings(config, decided)
+    settings = rank_settings(config, decided)
     if are_wanted(config):
-        del told[variables.BACKEND]
+        del settings[variables.BACKEND]
         group = {}
     elif wrong := [name for name in OF_EACH_RANK if name in config.env]:
         raise PlanError(
-            f"{config.where(Config.env)}: {wrong[0]} can't be set, since each rank has its own",
-            hint="-n and -ppn say how many ranks there are, and --hosts where they run",
+            f"{config.where(Config.env)}: {wrong[0]} can't be set, as each rank has its own value",
+            hint="-n and -ppn set the number of ranks, and --hosts the hosts",
         )
     else:
         group = {"MASTER_ADDR": decided[Config.hosts.master_addr]}
     if config.training.precision == "auto":
-        told[variables.PRECISION_IS_PLANNED] = "1"
-    return dict(sorted({**job.env, **told, **config.env, **group}.items()))
+        settings[variables.PRECISION_IS_PLANNED] = "1"
+    return dict(sorted({**job.env, **settings, **config.env, **group}.items()))
 
 
 def _hidden_note(config: Config, hidden: Sequence[str]) -> str:
-    # In a Slurm job, Slurm's variables describe the job itself; a note would appear in every job.
+    # In a Slurm job, Slurm's variables describe the job itself, so every job would have the note.
     known = ("SLURM_",) if "SLURM_JOB_ID" in config.environ else ()
     found = [name for name in hidden if name in config.environ and not name.startswith(known)]
     if not found:
@@ -304,8 +298,8 @@ def _hidden_note(config: Config, hidden: Sequence[str]) -> str:
     return f"hidden from the {programs}, as they name other ranks: {shortened(found)} (-x NAME keeps one)"
 
 
-def _set_by(config: Config, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the variables among ``names`` that the user has set."""
+def _user_variables(config: Config, names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of ``names`` that are set in the user's environment."""
     return tuple(sorted(name for name in names if name in config.environ))
 
 
@@ -317,13 +311,13 @@ def _left_out_note(chosen: LauncherDecision, names: Sequence[str]) -> str:
     )
 
 
-def _found(config: Config, chosen: LauncherDecision, job: _PlannedHosts) -> dict[Setting[Any], Any]:
-    """Return the values that were found for settings that are ``auto``."""
+def _detected(config: Config, chosen: LauncherDecision, job: _PlannedHosts) -> dict[Setting[Any], Any]:
+    """Return setting → detected value, for settings that are ``auto``."""
     found: dict[Setting[Any], Any] = {
         Config.launcher: chosen.setting,
         **({Config.hosts.nnodes: len(job.hosts)} if config.hosts.nnodes == "all" else {}),
         Config.cpu.threads: _one_or_list([rank.threads for host in job.hosts for rank in host.ranks]),
-        **({} if are_wanted(config) else _found_for_ranks(config, job)),
+        **({} if are_wanted(config) else _detected_for_ranks(config, job)),
     }
     if chosen.mpiexec:
         found.update({Config.mpi.flavour: chosen.name, Config.mpi.path: chosen.mpiexec})
@@ -338,8 +332,8 @@ def _found(config: Config, chosen: LauncherDecision, job: _PlannedHosts) -> dict
     return found
 
 
-def _found_for_ranks(config: Config, job: _PlannedHosts) -> dict[Setting[Any], Any]:
-    """Return the found values of settings that apply to ranks, but not to instances."""
+def _detected_for_ranks(config: Config, job: _PlannedHosts) -> dict[Setting[Any], Any]:
+    """Return setting → detected value, for settings that apply to ranks only."""
     ranks = [len(host.ranks) for host in job.hosts]
     transport: str = config.ccl.transport
     if transport == "auto" or job.transport.note:

@@ -1,8 +1,7 @@
 """Tunes glibc's malloc to keep the memory that a program frees.
 
-By default, glibc takes each large tensor from the kernel and returns it when it is freed, so the kernel has
-to clear the same pages again in every step.  ``GLIBC_TUNABLES`` changes that ("Memory Allocation Tunables" in
-the manual of glibc).
+By default, glibc maps each large tensor and unmaps it when it is freed, so the kernel clears the same pages
+in every step.  The variable ``GLIBC_TUNABLES`` changes that ("Memory Allocation Tunables" in glibc's manual).
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ KEEP = {
     "glibc.malloc.mmap_max": 0,
     "glibc.malloc.trim_threshold": 16 << 30,
     "glibc.malloc.top_pad": 64 << 20,
-    # torch aligns its tensors to 64 bytes.  The few bytes cut off for that would go to these two caches,
-    # which keep them from being merged with the tensor when it is freed: the next tensor of the same size
-    # wouldn't fit there, and the heap would grow (sourceware.org/bugzilla/show_bug.cgi?id=14581).
+    # torch aligns tensors to 64 bytes.  These two caches would keep the few bytes before a tensor, so they
+    # couldn't be merged with the tensor's memory when it is freed.  The next tensor of the same size wouldn't
+    # fit, and the heap would grow (sourceware.org/bugzilla/show_bug.cgi?id=14581).
     "glibc.malloc.mxfast": 0,
     "glibc.malloc.tcache_count": 0,
 }
@@ -34,9 +33,9 @@ OLDEST = (2, 26)
 """The first glibc that reads tunables."""
 
 ENOUGH = 8 << 30
-"""Bytes of memory per rank that suffice for a rank of unknown size."""
+"""Minimum bytes of memory per rank for tuning, as the need of a rank is unknown."""
 
-# glibc's older variables for the same.
+# Tunable → glibc's older variable with the same meaning.
 _OWN_VARIABLES = {
     "glibc.malloc.mmap_max": "MALLOC_MMAP_MAX_",
     "glibc.malloc.trim_threshold": "MALLOC_TRIM_THRESHOLD_",
@@ -47,14 +46,14 @@ _OWN_VARIABLES = {
 def demand_glibc(libc: str | None) -> None:
     """Raise PlanError if the host's C library is known and can't be tuned."""
     if libc is not None and (why := _why_not_tunable(libc)):
-        raise PlanError(f"allocator {GLIBC}: {why}", hint="--allocator auto takes what a host has")
+        raise PlanError(f"allocator {GLIBC}: {why}", hint="--allocator auto uses what a host has")
 
 
 def why_untuned(libc: str | None, limit: int | None, ranks: int) -> str:
-    """Return why the malloc of a host with ``ranks`` ranks isn't tuned; empty if it is to be tuned.
+    """Return why malloc can't be tuned on a host with ``ranks`` ranks; empty if it can.
 
-    ``libc`` and ``limit`` are the ``libc`` and the ``memory_limit`` of `HostFacts`.  Freed memory that is
-    kept counts towards the limit, and the program's need is unknown.
+    ``libc`` and ``limit`` are ``libc`` and ``memory_limit`` of `HostFacts`.  Kept memory counts towards the
+    limit.
     """
     if libc is None:
         return "the C library is unknown"
@@ -67,7 +66,7 @@ def why_untuned(libc: str | None, limit: int | None, ranks: int) -> str:
 
 
 def tunables(users: Mapping[str, str]) -> str:
-    """Return GLIBC_TUNABLES: the user's tunables, from the variables ``users``, and the others of KEEP."""
+    """Return GLIBC_TUNABLES with the tunables of KEEP; tunables in the user's variables ``users`` win."""
     own = users.get(TUNABLES, "")
     taken = {each.partition("=")[0] for each in own.split(":")}
     taken |= {name for name, variable in _OWN_VARIABLES.items() if variable in users}

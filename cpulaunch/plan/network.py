@@ -1,4 +1,4 @@
-"""Plans collectives and the network: libfabric's provider, interfaces, oneCCL's settings."""
+"""Plans communication: the transport, libfabric's provider, network interfaces, and oneCCL's variables."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from cpulaunch.plan.instances import NO_BACKEND
 
 
 class Provider(NamedTuple):
-    """libfabric's provider, None if only its default is known, and notes on unused cards."""
+    """libfabric's provider, and notes about unused cards."""
 
-    name: str | None
+    name: str | None  # None: libfabric's default
     notes: tuple[str, ...] = ()
 
 
 def check_ports(config: Config, backend: str) -> str:
-    """Return a note about the ports on which the job may listen; empty if there is nothing to say.
+    """Return a note about ``--port-range``; empty if none is needed.
 
-    Raises ConfigError or PlanError if something would listen outside the range that the user has set.
+    Raises ConfigError or PlanError if the job would listen on a port outside the range.
     """
     ports, where = config.hosts.ports, config.where(Config.hosts.port_range)
     if ports is None:
@@ -49,23 +49,20 @@ def check_ports(config: Config, backend: str) -> str:
     if backend == "gloo":
         raise PlanError(
             f"{where}: gloo can't keep its ports within a range",
-            hint="--backend ccl can (`cpulaunch ccl build` builds it)",
+            hint="use --backend ccl (`cpulaunch ccl build` builds it)",
         )
     if config.ccl.binding == "oneccl_bind_pt":
         raise PlanError(
             f"{where}: oneccl_bind_pt can't keep its ports within a range",
-            hint="--ccl-binding cpulaunch can",
+            hint="use --ccl-binding cpulaunch",
         )
     if config.training.as_written:
-        return f"{where}: if the script itself makes a gloo group, that listens on any port"
+        return f"{where}: a gloo group that the script makes listens on any port"
     return ""
 
 
 def _check_interface_names(config: Config, backend: str, *, several: bool) -> None:
-    """Raise PlanError if the user's GLOO_SOCKET_IFNAME names no interface, and is going to be used.
-
-    Some set it to a pattern, as NCCL's variable may be, or to an address.
-    """
+    """Raise PlanError if GLOO_SOCKET_IFNAME is needed and is a pattern or an address, not an interface."""
     text = user_environment(config).get("GLOO_SOCKET_IFNAME", "")
     wrong = [name for name in text.split(",") if name[:1] in "^=" or _is_address(name)]
     if text and wrong and (several or backend == "gloo"):
@@ -82,25 +79,25 @@ def _is_address(name: str) -> bool:
 
 
 class Interfaces(NamedTuple):
-    """A host's network interfaces, if known: to the other hosts, and of the provider's card."""
+    """Names of a host's network interfaces; None if they are unknown."""
 
-    interface: str | None
-    card: str | None
+    interface: str | None  # towards the other hosts
+    card: str | None  # of the provider's card
 
 
 class Communication(NamedTuple):
-    """Variables for collectives: those that all hosts share, and the complete ones by `Interfaces`."""
+    """Variables for collectives."""
 
-    shared: dict[str, str]
-    by_interfaces: dict[Interfaces, dict[str, str]]
+    shared: dict[str, str]  # the same on all hosts
+    by_interfaces: dict[Interfaces, dict[str, str]]  # all variables of a host with these interfaces
 
     def of_host(self, interfaces: Interfaces) -> dict[str, str]:
-        """Return the variables that a host with these interfaces needs besides the shared ones."""
+        """Return the variables of a host with these interfaces, without shared variables."""
         return {k: v for k, v in self.by_interfaces[interfaces].items() if k not in self.shared}
 
 
 def choose_provider(config: Config, backend: str, facts: Facts, hosts: Sequence[Host]) -> Provider:
-    """Return the provider that the user chose, else that of a card which works on all hosts."""
+    """Return the user's provider, else the provider of a card that all hosts have."""
     if backend == NO_BACKEND:
         return Provider(None)
     chosen = config.ccl.provider
@@ -119,13 +116,10 @@ def choose_provider(config: Config, backend: str, facts: Facts, hosts: Sequence[
 
 
 class Transport(NamedTuple):
-    """The transport of ccl's collectives, and a note if it isn't the requested one.
+    """The transport of ccl's collectives."""
 
-    ``name`` is empty if the backend isn't ccl.
-    """
-
-    name: str
-    note: str = ""
+    name: str  # empty if the backend isn't ccl
+    note: str = ""  # why it isn't the requested transport
 
 
 def choose_transport(
@@ -135,15 +129,15 @@ def choose_transport(
     if backend != "ccl":
         return Transport("")
     requested = config.ccl.transport
-    if config.ccl.binding == "oneccl_bind_pt":  # it doesn't know cpulaunch's own transports
+    if config.ccl.binding == "oneccl_bind_pt":
         name = "mpi" if requested == "mpi" else "oneccl"
         dropped = requested not in ("auto", "ofi", name)
         where = config.where(Config.ccl.transport)
         return Transport(
-            name, f"{where}: oneccl_bind_pt has no {requested}; it takes {name}" if dropped else ""
+            name, f"{where}: oneccl_bind_pt has no {requested}; it uses {name}" if dropped else ""
         )
     user_variables = user_environment(config)
-    user_variables.pop("CCL_ATL_TRANSPORT", None)  # a source of the setting, which may be overridden
+    user_variables.pop("CCL_ATL_TRANSPORT", None)  # it is a source of the setting, already merged
     name = decide_transport(
         requested,
         hosts=hosts,
@@ -156,10 +150,7 @@ def choose_transport(
 
 
 def wants_workers(config: Config, backend: str, provider: str | None, hosts: int) -> bool:
-    """Return whether ranks give a part of their cores to communication.
-
-    They do where the user says so, and where oneCCL carries collectives.
-    """
+    """Return whether ranks set cores aside for communication: on request, or if oneCCL needs workers."""
     if backend != "ccl":
         return False
     if config.ccl.worker_count != "auto" or config.ccl.logical_cores or AFFINITY in user_environment(config):
@@ -169,7 +160,7 @@ def wants_workers(config: Config, backend: str, provider: str | None, hosts: int
 
 
 def interfaces_of(config: Config, facts: HostFacts, provider: str | None, *, several: bool) -> Interfaces:
-    """Return the interfaces of a host with these facts; ``several``: the job has several hosts."""
+    """Return a host's interfaces.  ``several``: the job has several hosts."""
     chosen = config.ccl.interface
     found = facts.interface if several else None
     cards = (card for card in facts.fabrics or () if card.provider == provider and not card.unusable)
@@ -185,9 +176,10 @@ def plan_communication(
     provider: str | None,
     transport: str,
 ) -> Communication:
-    """Return one set of variables for all ranks, as collectives need it: that of the narrowest host.
+    """Return the variables for collectives.
 
-    ``transport`` is from `choose_transport`.
+    All ranks need the same, so the host with the fewest comm cores determines them.  ``transport`` is the
+    name from `choose_transport`.
     """
     several = len(bound) > 1
     _check_interface_names(config, backend, several=several)

@@ -1,4 +1,4 @@
-"""Draws a machine and the CPUs of each rank on it, in text."""
+"""Draws a machine and the cores of each rank in text."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cpulaunch.plan.placement import RankPlan
 from cpulaunch.wording import counted
 
 BOXES = {True: "┌─┐│└┘·", False: "+-+|++."}
-"""Corners and lines, and the sign of an idle core, with and without Unicode."""
+"""Corners, lines, and the sign of an idle core: with Unicode (True), and in ASCII (False)."""
 
 RANK_COLOURS = (34, 32, 35, 36, 33, 31)
 IDLE_COLOUR = 90
 
 
 class Look(NamedTuple):
-    """How a picture is drawn.  ``colour`` adds ANSI escapes; the picture is complete without them."""
+    """How a picture is drawn; ``colour`` adds ANSI escapes."""
 
     colour: bool = False
     unicode: bool = True
@@ -39,9 +39,9 @@ def picture(
 ) -> str:
     """Draw sockets and NUMA nodes as boxes with a cell for each core, a legend, and a table of ranks.
 
-    A cell holds the local rank that has the core.  ``*`` marks a core for communication, ``+`` one whose
-    hyperthread sibling they run on, ``&`` a shared core.  Lines are at most ``width`` columns (at least 40);
-    the last one has no newline.  ``noun`` is the word for a rank.
+    A core's cell has the number of its local rank.  ``*`` marks a core for communication, ``+`` a core whose
+    hyperthread sibling serves communication, and ``&`` a shared core.  Lines have at most ``width`` columns,
+    which are at least 40.  ``noun`` is ``rank`` or ``instance``.
     """
     drawing = _Drawing(topology, ranks, max(width, 40), look, noun)
     rows = ["", *drawing.table()] if table else []
@@ -97,7 +97,7 @@ class _Drawing:
             yield f"memory only: NUMA nodes {self.topology.memory_only_nodes}"
 
     def box(self, title: str, lines: Sequence[str], width: int) -> Iterator[str]:
-        """Draw lines, each already ``width - 4`` columns wide, in a box with a title."""
+        """Draw ``lines``, which must be ``width - 4`` columns wide, in a box with a title."""
         a, line, b, side, c, d = tuple(self.signs)[:6]
         title = _shortened(title, width - 6)
         yield f"{a}{line} {title} ".ljust(width - 1, line) + b
@@ -106,7 +106,7 @@ class _Drawing:
         yield c + line * (width - 2) + d
 
     def rows(self, cores: Sequence[Core], width: int) -> Iterator[str]:
-        """Draw cells in rows, each row behind the numbers of its first and last CPU."""
+        """Draw cells in rows.  The numbers of its first and last CPU precede each row."""
         cell_width = self.digits + 2
         per_row = _per_row(len(cores), (width - self.label_width - 1) // cell_width)
         for start in range(0, len(cores), per_row):
@@ -147,7 +147,7 @@ class _Drawing:
         yield from _wrapped([f"each number is a core's {self.noun}", *parts], ", ", self.width)
 
     def table(self) -> Iterator[str]:
-        """Yield one line per rank, more if its list of cores is long."""
+        """Yield a line for each rank; long lists of cores take several lines."""
         rows = [(self.noun, "threads", "node", "workers", "cores")]
         for rank in self.ranks:
             texts = (rank.local_rank, rank.threads, rank.numa_nodes, rank.comm_cores, rank.cores)
@@ -179,7 +179,7 @@ def _per_row(cells: int, fit: int) -> int:
 
 
 def _wrapped(words: Sequence[str], between: str, width: int) -> Iterator[str]:
-    """Wrap words to lines; at a line break, the separator stays at the line's end."""
+    """Join words to lines of at most ``width`` columns, with the separator ``between`` them."""
     line = words[0]
     for word in words[1:]:
         if len(line) + len(between) + len(word) + len(between.rstrip()) > width:
@@ -191,7 +191,7 @@ def _wrapped(words: Sequence[str], between: str, width: int) -> Iterator[str]:
 
 
 def _compact(cpus: CoreSet) -> str:
-    """Return ``0-30:2`` for every second CPU, as some firmware numbers sockets; else the folded list."""
+    """Return the folded list, or ``0-30:2`` for every second CPU: some firmware numbers sockets in turn."""
     numbers = list(cpus)
     steps = {after - before for before, after in pairwise(numbers)}
     if len(steps) == 1 and steps != {1}:

@@ -1,8 +1,9 @@
-"""A plan's ranks and hosts, and everything else that agents need: one text that travels by environment.
+"""The part of the plan that agents need, and its encoding in environment variables.
 
-Like hosts share a part of the text, so a thousand like hosts cost only a few kilobytes more than one.
-A text that is too long for one variable is compressed and, if necessary, continued in further variables.
-Named tuples, not dataclasses: those would cost every agent 6 ms at its start.
+Hosts with the same plan share an entry, so a thousand hosts take only a few kilobytes more than one.  A text
+that is too long for one variable is compressed and, if necessary, continued in further variables.
+
+The classes are named tuples because importing ``dataclasses`` would cost every agent 6 ms.
 """
 
 from __future__ import annotations
@@ -17,49 +18,38 @@ from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import INSTANCE, RANKS, Names
 
 VERSION = 3
-"""Version of the text.  It changes with any field, so an agent of another cpulaunch reports it and ends."""
+"""Version of the encoding.  An agent that expects another version reports an error and ends."""
 
 MAX_PART = 120 * 1024
-"""Maximum bytes of the text in one variable, which with its name is limited to 128 KiB (execve(2),
-MAX_ARG_STRLEN)."""
-
+"""Maximum bytes of one variable's value.  Linux limits name and value to 128 KiB (MAX_ARG_STRLEN)."""
 
 NUMBER = "{instance}"
 """Placeholder for an instance's number in its arguments."""
 
 
 class IdentityVariables(NamedTuple):
-    """Names of the variables by which a launcher identifies a process.
-
-    ``local_size`` is empty if the launcher doesn't give the number of ranks on the host.
-    """
+    """Names of the variables in which a launcher passes a process its rank."""
 
     rank: str
     size: str
     local_rank: str
-    local_size: str = ""
+    local_size: str = ""  # number of ranks on the host; empty if the launcher has no such variable
 
 
 class RankPlan(NamedTuple):
-    """One rank of a host: its CPUs, from `bind`, and what `plan_host` adds for its program.
-
-    ``cores`` are for its computation, ``comm_cores`` for communication.  ``threads`` is OpenMP's number:
-    that of physical compute cores, unless a CPU quota or the user says otherwise.  ``places`` are the CPUs of
-    each of these cores; empty if other ranks may also use them, and once ``env`` contains them.
-    ``memory_policy`` is in the kernel's notation, such as ``prefer:1``; empty for the kernel's default.
-    """
+    """The plan of one rank of a host."""
 
     local_rank: int
-    cores: CoreSet
-    comm_cores: CoreSet
+    cores: CoreSet  # CPUs for computation
+    comm_cores: CoreSet  # CPUs for communication
     numa_nodes: CoreSet
-    threads: int
-    places: tuple[CoreSet, ...] = ()
-    memory_policy: str = ""
+    threads: int  # of OpenMP
+    places: tuple[CoreSet, ...] = ()  # CPUs of each compute core, from `bind`; `plan_host` moves them to env
+    memory_policy: str = ""  # in the kernel's notation, such as prefer:1; empty for the kernel's default
     env: Mapping[str, str] = {}
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data, without the number; core lists are folded, such as ``0-13,28``."""
+        """Return JSON data without the local rank; core lists are folded, such as ``0-13,28``."""
         return {
             "cores": str(self.cores),
             "comm_cores": str(self.comm_cores),
@@ -79,16 +69,11 @@ class RankPlan(NamedTuple):
 
 
 class HostPlan(NamedTuple):
-    """One host and its ranks, which are contiguous.
-
-    ``assumed``: its topology is that of another host, so its agents plan it anew.  ``env`` is shared by its
-    ranks.  ``allocator`` and ``openmp`` are the libraries that they get, and ``notes`` are about these;
-    agents don't receive them.
-    """
+    """The plan of one host, whose ranks are consecutive.  Agents receive only the first four fields."""
 
     host: str
-    assumed: bool
-    env: Mapping[str, str]
+    assumed: bool  # the topology is that of another host, so the host's agents plan it again
+    env: Mapping[str, str]  # variables of all its ranks
     ranks: tuple[RankPlan, ...]
     allocator: str = ""
     why_allocator: str = ""
@@ -96,7 +81,7 @@ class HostPlan(NamedTuple):
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data, without the name: what like hosts have in common."""
+        """Return JSON data without the host's name."""
         return {"assumed": self.assumed, "env": self.env, "ranks": [rank.to_json() for rank in self.ranks]}
 
     @classmethod
@@ -107,47 +92,34 @@ class HostPlan(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Everything that an agent must know of the plan.
+    """The part of the plan that agents need."""
 
-    ``launcher`` is the launcher's name, ``identity`` the variables by which it identifies a process.
-    ``agents_are_children``: cpulaunch itself is the agents' parent.  ``daemon_outlives_link``: the launcher's
-    daemon, the agents' parent on each host, stays when the network to it is cut.
-    ``python``: the program is a Python script or module.  ``directory`` is where it is started.
-    ``hosts`` are in the order of ranks.  ``request`` is what an assumed host is planned by
-    (`plan.request.HostRequest`, as JSON data).  ``env`` are variables that must not appear in argument lists;
-    ``hidden`` are names that the program doesn't get.  ``telemetry``: the launcher wants telemetry of steps.
-    ``stdin`` is the rank that gets the agents' stdin.  Periods are in seconds.
-
-    ``instances``: the number of independent programs in all, the first of which, rank 0, is number
-    ``first_instance``; 0 if there are ranks.  ``each`` are the ranks' further arguments, or nothing.
-    """
-
-    launcher: str
+    launcher: str  # the launcher's name
     identity: IdentityVariables
-    agents_are_children: bool
-    daemon_outlives_link: bool
-    python: bool
-    directory: str
-    hosts: Sequence[HostPlan]
-    request: Mapping[str, Any]
-    env: Mapping[str, str]
-    hidden: Sequence[str]
-    heartbeat_timeout: float
-    grace_period: float
+    agents_are_children: bool  # of the launcher's process
+    daemon_outlives_link: bool  # the agents' parent on each host survives the loss of its network
+    python: bool  # the program is a Python script or module
+    directory: str  # the program's working directory
+    hosts: Sequence[HostPlan]  # in the order of ranks
+    request: Mapping[str, Any]  # `HostRequest` as JSON data, for hosts that agents plan again
+    env: Mapping[str, str]  # variables that must not appear in argument lists
+    hidden: Sequence[str]  # names of variables that are removed from the program's environment
+    heartbeat_timeout: float  # seconds
+    grace_period: float  # seconds
     lenient: bool
-    telemetry: bool
-    stdin: int = 0
-    instances: int = 0
-    first_instance: int = 0
-    each: Sequence[Sequence[str]] = ()
+    telemetry: bool  # whether agents send telemetry of steps
+    stdin: int = 0  # the rank that reads stdin
+    instances: int = 0  # the number of all instances; 0 if there are ranks
+    first_instance: int = 0  # the number of the instance that rank 0 stands for
+    each: Sequence[Sequence[str]] = ()  # further arguments of each instance; empty without ``--each``
 
     @property
     def names(self) -> Names:
-        """The names of its programs."""
+        """How messages call the plan's programs."""
         return Names(INSTANCE, self.first_instance) if self.instances else RANKS
 
     def to_variables(self) -> dict[str, str]:
-        """Return environment variables.  Raises PlanError if the text doesn't fit into all of them."""
+        """Encode as environment variables.  Raises PlanError if the plan is too large for all of them."""
         text = self._to_json()
         if len(text) > MAX_PART:
             text = _compressed(text)
@@ -156,7 +128,7 @@ class Placement(NamedTuple):
             raise PlanError(
                 f"the plan of {len(self.hosts)} hosts takes {len(text)} bytes; "
                 f"agents can receive {len(variables.PLACEMENT) * MAX_PART}",
-                hint="shorter host names, or fewer values in env:, make it smaller",
+                hint="use shorter host names, or set fewer variables in env:",
             )
         return dict(zip(variables.PLACEMENT, parts, strict=False))
 
@@ -171,13 +143,13 @@ class Placement(NamedTuple):
 
     @classmethod
     def from_variables(cls, environ: Mapping[str, str]) -> Placement:
-        """Undo `to_variables`.  Raises HostError if it isn't whole, or of another version of cpulaunch."""
+        """Undo `to_variables`.  Raises HostError if a part is missing, or if the version differs."""
         text = "".join(environ.get(name, "") for name in variables.PLACEMENT)
         try:
             raw = json.loads(text if text.startswith("{") else _decompressed(text))
         except ValueError:
             raise HostError(
-                "the launcher's plan hasn't reached it whole",
+                "it received an incomplete plan from the launcher",
                 hint="does something between mpiexec and this process clear the environment?",
             ) from None
         if (version := raw.pop("version", None)) != VERSION:
@@ -193,7 +165,7 @@ class Placement(NamedTuple):
 
 
 def _folded(hosts: Sequence[HostPlan]) -> tuple[list[tuple[str, int]], list[dict[str, Any]]]:
-    """Return each host's name with an index into the second list, in which like hosts share an entry."""
+    """Return (host, index) pairs and the list of different host plans to which the indices refer."""
     numbers: dict[object, int] = {}
     named: list[tuple[str, int]] = []
     different: list[dict[str, Any]] = []
@@ -207,7 +179,7 @@ def _folded(hosts: Sequence[HostPlan]) -> tuple[list[tuple[str, int]], list[dict
 
 
 def _compressed(text: str) -> str:
-    import base64  # only for a plan of very many different hosts
+    import base64  # rarely needed
     import zlib
 
     return base64.b64encode(zlib.compress(text.encode())).decode()

@@ -1,4 +1,4 @@
-"""The plan: each rank's place and environment, and the launcher.  Values, with JSON."""
+"""A job's plan: the cores and the environment of each rank, and the launcher that starts them."""
 
 from __future__ import annotations
 
@@ -21,99 +21,75 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Program:
-    """What every rank runs, and in which directory.
-
-    ``python``: ``argv`` is an interpreter, and a script or ``-m module`` with their arguments.
-    ``interpreter`` runs the agents.  Paths are absolute.  ``each``: further arguments for each instance, in
-    their order; empty if all get the same.
-    """
+    """The command that every rank runs.  Paths are absolute."""
 
     argv: tuple[str, ...]
-    python: bool
-    directory: str
-    interpreter: str
-    each: tuple[tuple[str, ...], ...] = ()
+    python: bool  # argv is an interpreter with a script or ``-m module``
+    directory: str  # the working directory
+    interpreter: str  # the Python that runs the agents
+    each: tuple[tuple[str, ...], ...] = ()  # further arguments of each instance; empty if all get the same
 
 
 @dataclass(frozen=True)
 class Instances:
-    """The number of all instances, and of the plan's first one: not 0 if only that one runs."""
+    """The instances of a job: how many there are, and the number of the first one in the plan."""
 
     count: int
-    first: int = 0
+    first: int = 0  # K if only instance K runs
 
 
-# The document's names are an interface; within the program, "launcher" is the launcher that was chosen.
+# Names of fields in the JSON document, which is an interface.
 _JSON_NAMES = {"launcher_setting": "launcher", "launcher": "starter"}
-_ONLY_IF_THERE = ("instances", "each", "here", "launcher_why", "left_out")  # most plans lack these
+_OMITTED_IF_EMPTY = ("instances", "each", "here", "launcher_why", "left_out")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A job, except for what differs at each start.
+    """A job's plan.  All attempts of the job can use it: job id, token and port are chosen at each start."""
 
-    ``launcher`` is the name of the launcher that starts the ranks.  ``launcher_setting`` is the setting's
-    value, which may stand for several launchers; ``launcher_why`` is from `LauncherDecision`.
-    ``transport``, from `decide_transport`, carries ccl's collectives; it is empty with another backend.
-    ``allocator`` is the allocator of the hosts' ranks, with the reason.
-    ``env`` reaches every rank; ``private`` are the names in it that must not appear in argument lists.
-    ``forward`` are names of the user's own variables that the launcher has to pass on.
-    ``hidden`` are names that no rank gets: they would identify it as another rank.
-    ``here_alone``: the job stays on the host that it is started from.
-    ``request`` is what every host was planned by.
-    ``settings`` are those of the job.  ``found`` is what was found or decided for some of them, in the types
-    of JSON: a list if it differs by host.
-    ``egress_interface`` is the launching host's interface to the others, if it is known.
-    ``here`` are the hosts' names that denote the launching host.
-    ``user_mpi_variables`` are names of variables by which the user has configured how mpiexec reaches hosts;
-    ``left_out`` are the ones among them that mpiexec doesn't get.
-    ``instances``: the plan's ranks are independent programs.
-    ``precision``: that of all ranks, with the reason.
-    """
-
-    launcher_setting: str
-    launcher: str
+    launcher_setting: str  # value of the setting ``launcher``, such as mpirun
+    launcher: str  # name of the launcher that starts the ranks, such as intel
     world_size: int
     master_addr: str
-    transport: str
-    allocator: str
+    transport: str  # of ccl's collectives (`decide_transport`); empty with another backend
+    allocator: str  # allocators of the hosts' ranks, with the reasons
     hosts: tuple[HostPlan, ...]
-    here_alone: bool
-    env: Mapping[str, str]
-    private: tuple[str, ...]
-    forward: tuple[str, ...]
-    hidden: tuple[str, ...]
+    here_alone: bool  # all ranks run on the launching host
+    env: Mapping[str, str]  # variables of every rank
+    private: tuple[str, ...]  # names in ``env`` that must not appear in argument lists
+    forward: tuple[str, ...]  # names of the user's variables that the launcher must pass to the ranks
+    hidden: tuple[str, ...]  # names of variables that ranks must not get: they identify another rank
     program: Program
     mpiexec: str
     mpi_args: tuple[str, ...]
     request: HostRequest
     precision: PrecisionDecision
     settings: Settings
-    found: Mapping[Setting[Any], Any]
-    launcher_why: str = ""
+    found: Mapping[Setting[Any], Any]  # detected values of settings, in JSON types; a list if hosts differ
+    launcher_why: str = ""  # `LauncherDecision.why`
     notes: tuple[str, ...] = ()
-    egress_interface: Interface | None = None
-    here: tuple[str, ...] = ()
-    user_mpi_variables: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    instances: Instances | None = None
+    egress_interface: Interface | None = None  # the launching host's interface towards the other hosts
+    here: tuple[str, ...] = ()  # names of the launching host among those of ``hosts``
+    user_mpi_variables: tuple[str, ...] = ()  # names of the user's variables that configure mpiexec
+    left_out: tuple[str, ...] = ()  # names of the user's variables that are hidden from mpiexec
+    instances: Instances | None = None  # set if the ranks are independent programs
 
     @property
     def names(self) -> Names:
-        """The names of its programs."""
+        """How messages call the plan's programs."""
         return Names(INSTANCE, self.instances.first) if self.instances else RANKS
 
     @property
     def noun(self) -> str:
-        """The word for one of its programs."""
+        """``rank`` or ``instance``."""
         return self.names.noun
 
     def setting_rows(self) -> Iterator[SettingRow]:
-        """Yield every setting with what was found for it."""
+        """Yield every setting with its detected value."""
         return self.settings.rows(self.found)
 
     def _hosts_as_json(self) -> Iterator[dict[str, Any]]:
-        """Yield each host with its name, and with the numbers of its ranks."""
+        """Yield each host as JSON data, with its name and its ranks' numbers."""
         first = 0
         for host in self.hosts:
             data = host.to_json()
@@ -142,4 +118,4 @@ class Plan:
                 )
         program = asdict(self.program)
         document.update({"program": program.pop("argv"), **program})
-        return {name: value for name, value in document.items() if value or name not in _ONLY_IF_THERE}
+        return {name: value for name, value in document.items() if value or name not in _OMITTED_IF_EMPTY}

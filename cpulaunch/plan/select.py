@@ -1,4 +1,4 @@
-"""Chooses the hosts, the number of ranks on each, and the launcher."""
+"""Chooses a job's hosts, the number of ranks on each host, and the launcher."""
 
 from __future__ import annotations
 
@@ -21,49 +21,45 @@ FEW = 3
 """Maximum unusable hosts whose reasons a message gives."""
 
 
-def chosen_hosts(config: Config, facts: Facts) -> tuple[Host, ...]:
-    """Return the chosen hosts, in order.  Raises PlanError if the user wants more than there are."""
-    return first_hosts(config, facts.listed or (Host(LOCALHOST),))
-
-
 def check_restarts(config: Config) -> None:
-    """Raise ConfigError if a stalled job is to be handled and other settings prevent it."""
+    """Raise ConfigError if ``--stall-action`` contradicts other settings."""
     action, where = config.watch.stall_action, config.where(Config.watch.stall_action)
     if action != "report" and config.watch.stall_timeout == 0:
         never = config.where(Config.watch.stall_timeout)
-        raise ConfigError(f"{where}: {never} is 0, so no job counts as stalled", hint="--stall-timeout auto")
+        raise ConfigError(
+            f"{where}: {never} is 0, which switches stall detection off", hint="--stall-timeout auto"
+        )
     if action == "restart" and not config.watch.max_restarts:
-        raise ConfigError(f"{where}: no restart is allowed", hint="--max-restarts N allows N of them")
+        raise ConfigError(f"{where}: no restart is allowed", hint="--max-restarts N allows N restarts")
     if action == "restart" and config.watch.restart_on == "never":
         never = config.where(Config.watch.restart_on)
-        raise ConfigError(f"{where}: {never} is never", hint="leave it out, or take --stall-action abort")
+        raise ConfigError(f"{where}: {never} is never", hint="--restart-on failure, or --stall-action abort")
 
 
 def first_hosts(config: Config, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
-    """Return as many of ``hosts`` as the user wants.  Raises PlanError if there are fewer."""
+    """Return the first of ``hosts``, as many as the user wants.  Raises PlanError if there are fewer."""
     wanted = wanted_hosts(config, len(hosts))
     if wanted.least > len(hosts):
         raise PlanError(
             f"{config.where(Config.hosts.nnodes)}: {counted(wanted.least, 'host')}, "
             f"but only {len(hosts)} named",
-            hint="name as many, by -f HOSTFILE or --hosts a,b; those of a Slurm job are as many as it was "
-            f"submitted with: --nodes={wanted.least}",
+            hint="name more hosts by -f HOSTFILE or --hosts a,b; in Slurm, submit the job with "
+            f"--nodes={wanted.least}",
         )
     return hosts[: wanted.most]
 
 
 def wanted_hosts(config: Config, named: int) -> HostCount:
-    """Return how many hosts the job takes if ``named`` hosts are named."""
+    """Return the minimum and the maximum number of hosts of a job that may use ``named`` hosts."""
     return HostCount(named, named) if config.hosts.nnodes == "all" else config.hosts.nnodes
 
 
 def remaining_hosts(
     config: Config, named: Sequence[Host], avoid: Container[str], unusable: Mapping[str, str]
 ) -> tuple[Host, ...]:
-    """Return the hosts for another attempt of a job, in order, without the ``unusable`` ones (host → reason).
+    """Return the hosts for another attempt of a job, without ``unusable`` hosts (host → reason).
 
-    Hosts to ``avoid`` are used only if there would be too few otherwise.  Raises HostError if too few are
-    left.
+    Hosts in ``avoid`` are used only if there are too few others.  Raises HostError if too few hosts remain.
     """
     wanted = wanted_hosts(config, len(named))
     usable = [host for host in named if host.name not in unusable]
@@ -93,7 +89,7 @@ def _check_total(ranks: int, how: str) -> None:
     if ranks > MAX_RANKS:
         raise PlanError(
             f"{ranks} ranks are {how}: a job may have {MAX_RANKS}",
-            hint="--nnodes N takes the first hosts, and -ppn N sets the ranks of each",
+            hint="--nnodes N takes the first N hosts, and -ppn N starts N ranks on each",
         )
 
 
@@ -110,7 +106,7 @@ def _wanted_ranks(config: Config, hosts: Sequence[Host]) -> dict[str, int | None
             where = config.where(Config.hosts.nproc)
             raise PlanError(
                 f"{where}: {counted(total, 'rank')} can't be divided evenly over {len(hosts)} hosts",
-                hint="give each host its number: slots=N in the hostfile, -ppn N, or --ntasks of Slurm",
+                hint="set each host's number by slots=N in the hostfile, by -ppn N, or by Slurm's --ntasks",
             )
         return {host.name: total // len(hosts) for host in hosts}
     else:
@@ -121,13 +117,13 @@ def _wanted_ranks(config: Config, hosts: Sequence[Host]) -> dict[str, int | None
         raise PlanError(
             f"{config.where(Config.hosts.nproc)}: {counted(total, 'rank')}, but {source} make {known} on "
             f"{counted(len(hosts), 'host')}",
-            hint="give one of the two, or make them agree",
+            hint="leave out one of the two, or make them agree",
         )
     return counts
 
 
 def _instances_on(config: Config, hosts: Sequence[Host]) -> dict[str, int | None]:
-    """Return the same number of instances for each host; slots in a hostfile are about ranks."""
+    """Return the same number of instances for each host.  Slots of a hostfile don't apply to instances."""
     count = config.instances.count
     if not isinstance(count, int):
         return {host.name: None for host in hosts}
@@ -143,7 +139,7 @@ def _instances_on(config: Config, hosts: Sequence[Host]) -> dict[str, int | None
 
 
 def checked_world_size(config: Config, world_size: int) -> int:
-    """Return ``world_size``; raise PlanError if it is too large, or lacks the ranks that the user names."""
+    """Return ``world_size``.  Raise PlanError if it is too large, or contradicts ``-n`` or ``--stdin``."""
     _check_total(world_size, "planned, by the hosts' topologies")
     total = config.hosts.nproc
     if total != "auto" and total != world_size:
@@ -155,23 +151,18 @@ def checked_world_size(config: Config, world_size: int) -> int:
     if (reader := config.output.stdin) >= world_size:
         raise PlanError(
             f"{config.where(Config.output.stdin)}: there is no rank {reader}, as there are {world_size}",
-            hint="the first rank is 0, which reads stdin unless --stdin says otherwise",
+            hint="ranks are numbered from 0; without --stdin, rank 0 reads stdin",
         )
     return world_size
 
 
 class LauncherDecision(NamedTuple):
-    """The launcher of the ranks.
+    """The launcher of the ranks."""
 
-    ``setting`` is the chosen value of the setting, ``name`` the launcher's name, ``mpiexec`` the path of its
-    program, empty if it isn't an MPI or none was found.  ``why`` is the reason if the user leaves the choice
-    to cpulaunch and ranks run on other hosts.
-    """
-
-    setting: str
-    name: str
-    mpiexec: str = ""
-    why: str = ""
+    setting: str  # value of the setting ``launcher``; mpirun for any MPI
+    name: str  # the launcher's name, such as intel
+    mpiexec: str = ""  # path of the MPI's mpiexec; empty if there is none
+    why: str = ""  # the reason, if cpulaunch chose a launcher for several hosts
 
     @property
     def launcher(self) -> Launcher:
@@ -180,7 +171,7 @@ class LauncherDecision(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The launcher's name for people, with the path of an MPI's program, and the reason."""
+        """The launcher's title, with the path of mpiexec and the reason, as plans show it."""
         path = f", {self.mpiexec}" if self.mpiexec else ""
         why = f" ({self.why})" if self.why else ""
         return f"{self.launcher.title}{path}{why}"
@@ -192,13 +183,10 @@ class LauncherDecision(NamedTuple):
 
 
 class WayToHosts(NamedTuple):
-    """The other hosts' answers: which of them lack the first MPI, and this host's interface to them.
+    """How this host can start ranks on other hosts."""
 
-    ``without_mpi`` is None if no host was asked, ``egress`` if the interface isn't known.
-    """
-
-    without_mpi: Sequence[str] | None = None
-    egress: Interface | None = None
+    without_mpi: Sequence[str] | None = None  # hosts that lack the first MPI; None if no host was asked
+    egress: Interface | None = None  # this host's interface to the other hosts, if known
 
 
 NOBODY_ASKED = WayToHosts()
@@ -213,10 +201,10 @@ def decide_launcher(
     mpis_here: Sequence[Mpi] = (),
     way: WayToHosts = NOBODY_ASKED,
 ) -> LauncherDecision:
-    """Choose the launcher by the facts that are known.
+    """Choose the launcher.
 
-    ``here_alone``: all ranks are on this host.  ``mpis``, ``step`` and ``mpis_here`` are those of `Facts`;
-    ``mpis`` is also None if no MPI was looked for yet.
+    ``here_alone``: all ranks are on this host.  ``mpis``, ``step`` and ``mpis_here`` are fields of `Facts`.
+    ``mpis`` is None before MPIs have been searched for.
     """
     usable = mpis_here if mpis is None else mpis
     setting, why = config.launcher, ""
@@ -240,7 +228,7 @@ def decide_launcher(
 
 
 def _mpi_or_ssh(mpis: Sequence[Mpi], way: WayToHosts) -> tuple[str, str]:
-    """Return the setting's value and the reason: an MPI if all hosts have it, as far as this host knows."""
+    """Return the setting's value and the reason: an MPI unless a host is known to lack it, else ssh."""
     without_mpi, egress = way
     if not mpis:
         return "ssh", "no MPI was found here"
@@ -261,12 +249,12 @@ def may_use_mpi(config: Config, *, here_alone: bool) -> bool:
 
 
 def leaves_launcher_to_us(config: Config) -> bool:
-    """Return whether the user requests neither a launcher nor an MPI, which implies one."""
+    """Return whether the user requests neither a launcher nor an MPI."""
     return config.launcher == "auto" and config.mpi.flavour == "auto" and config.mpi.path == "auto"
 
 
 def chosen_launcher(config: Config, facts: Facts, hosts: tuple[Host, ...]) -> LauncherDecision:
-    """Decide for ``hosts``.  Raises PlanError if the launcher isn't installed, or can't reach them."""
+    """Choose the launcher.  Raises PlanError if it isn't installed, or can't reach ``hosts``."""
     here_alone = all_here(hosts, facts.here)
     decision = decide_launcher(
         config,
@@ -300,7 +288,7 @@ def _no_mpi(config: Config, mpis: Sequence[Mpi]) -> PlanError:
 
 
 class MasterAddress(NamedTuple):
-    """The name or address at which the ranks meet, and a note about it for the user."""
+    """The name or address of the rendezvous of the ranks, and a note about it for the user."""
 
     address: str
     note: str = ""
@@ -311,8 +299,8 @@ def chosen_master_addr(
 ) -> MasterAddress:
     """Return where the ranks meet: the user's address, else the first host's.
 
-    Raises PlanError if a job of several hosts has only a loopback address, which no other host can reach; and
-    what `demand_master_addr` raises.
+    Raises PlanError if the first host has only a loopback address, which other hosts can't reach.  Raises
+    ConfigError if `demand_master_addr` does.
     """
     demand_master_addr(config, hosts)
     chosen, first = config.hosts.master_addr, hosts[0].name
@@ -322,23 +310,23 @@ def chosen_master_addr(
     if chosen != "auto":
         return MasterAddress(chosen)
     found, assumed = facts.of(first)
-    # On another host, a name may have another meaning.
+    # Other hosts may resolve the first host's name differently, so its address is better.
     address = found.address if found.address and not assumed else first
-    if not is_loopback(address) or all(is_loopback(host.name) for host in hosts):  # this machine alone
+    if not is_loopback(address) or all(is_loopback(host.name) for host in hosts):
         return MasterAddress(address)
     own = sorted(name for name in found.names if not assumed and not is_loopback(name))
     if not own:
         raise PlanError(
-            f"the ranks meet on the first host, and the others can't reach it as {address}",
-            hint="name it as they do, or set hosts.master_addr (--master-addr)",
+            f"the ranks meet on the first host, but other hosts can't reach {address}",
+            hint="name the host by an address that others reach, or set hosts.master_addr (--master-addr)",
         )
-    return MasterAddress(own[0], f"the ranks meet at {own[0]}, as {address} means another host to the others")
+    return MasterAddress(own[0], f"the ranks meet at {own[0]}, as {address} is a loopback address")
 
 
 def demand_master_addr(config: Config, hosts: Sequence[Host]) -> None:
-    """Raise ConfigError if the user's address, by its name alone, can't be the first host's.
+    """Raise ConfigError if the user's master address can't be an address of the first host.
 
-    Ranks would wait for minutes, as the first rank listens on the first host.
+    The first rank listens on the first host, so ranks would wait for minutes.
     """
     chosen, (first, *others) = config.hosts.master_addr, hosts
     if not others or are_wanted(config):
@@ -346,7 +334,7 @@ def demand_master_addr(config: Config, hosts: Sequence[Host]) -> None:
     where = config.where(Config.hosts.master_addr)
     if is_loopback(chosen):
         raise ConfigError(
-            f"{where}: {chosen} is a different host on each of {len(hosts)}",
+            f"{where}: {chosen} is a loopback address, which other hosts can't reach",
             hint=f"leave it out, or name an address by which the others reach {first.name}",
         )
     if chosen != first.name and any(chosen == host.name for host in others):
@@ -365,10 +353,10 @@ def master_elsewhere(config: Config, host: str, first: str) -> ConfigError:
 
 
 def forwarded_names(config: Config, facts: Facts, launcher: Launcher, hosts: tuple[Host, ...]) -> list[str]:
-    """Return the names of variables that the launcher has to pass on, each once.
+    """Return the names of the variables that the launcher has to pass to the ranks, each once.
 
-    They are those that the user named and, if the launcher passes on none by itself, all that make sense on
-    other hosts.
+    These are the names given by ``-x``.  If the launcher passes no variables by itself, all variables that
+    are useful on other hosts are added.
     """
     for name in config.forward:
         if name not in config.environ:

@@ -14,30 +14,24 @@ from cpulaunch.model.rates import Cpu, ProductRates
 WORTH_IT = 1.2
 """Minimum speed of bf16, as a multiple of fp32's, for ``auto`` to choose it."""
 
-
 NO_FASTER = 0.95
-"""The ratio below which bf16 is called slower than fp32; from there to its inverse, they are called equal."""
+"""If bf16 has less than this fraction of fp32's speed, messages call it slower."""
 
 
 class BackendDecision(NamedTuple):
-    """The backend of torch.distributed, and a note if it isn't the one that ``auto`` prefers."""
+    """The backend of torch.distributed, and a note if ``auto`` could not choose ccl."""
 
     backend: str
     note: str = ""
 
 
 class PrecisionDecision(NamedTuple):
-    """The precision that every rank trains in.
-
-    ``why``: the reason, such as ``"bf16 is 1.9 times slower on this CPU"``; empty if the user chose, unless
-    the choice is fp32, and costs time.  ``warning``: why the user's choice of bf16 is the slower one.
-    ``measured``: the rates that decided; None if the hosts were not measured.
-    """
+    """The precision in which every rank trains."""
 
     precision: str
-    why: str = ""
-    warning: str = ""
-    measured: ProductRates | None = None
+    why: str = ""  # the reason, such as "bf16 is 1.9 times slower on this CPU"
+    warning: str = ""  # why the user's choice of bf16 is slow
+    measured: ProductRates | None = None  # None if a host was not measured
 
     def __str__(self) -> str:
         return f"precision {self.precision}" + (f" ({self.why})" if self.why else "")
@@ -48,12 +42,12 @@ class PrecisionDecision(NamedTuple):
 
 
 class HostSpeed(NamedTuple):
-    """What is known of a host's speed; ``rates`` are those with its ranks' number of threads."""
+    """A host's CPU, its flags, and its measured rates, as far as they are known."""
 
     host: str
     cpu: Cpu | None
     flags: tuple[str, ...] | None
-    rates: ProductRates | None
+    rates: ProductRates | None  # with the ranks' number of threads
 
 
 def decide_backend(config: Config, facts: Facts) -> BackendDecision:
@@ -75,16 +69,16 @@ def decide_backend(config: Config, facts: Facts) -> BackendDecision:
 
 
 def decide_precision(requested: str, hosts: Sequence[HostSpeed]) -> PrecisionDecision:
-    """Decide on the precision: for a job in the planner, or for a rank without a plan.
+    """Decide on the precision: for a job in the planner, or in a rank that has no plan.
 
-    ``requested`` is the setting's value.  All ranks wait for the slowest, so the lowest rates of all hosts
-    count.  If a host was not measured, bf16 is chosen only if it suits each host: by its rates, or else by
-    its CPU's flags.
+    ``requested`` is the setting's value.  All ranks wait for the slowest rank, so the lowest rates of all
+    hosts decide.  If a host was not measured, bf16 is chosen only if it suits each host by its rates or, for
+    a host without rates, by its CPU's flags.
     """
     slowest = _slowest(hosts)
     if requested == "auto":
         return _faster(slowest, hosts) if slowest else _suggested(hosts)
-    if requested == "fp32":  # chosen for its accuracy, so the figures are no warning
+    if requested == "fp32":  # chosen for accuracy, so there is no warning that it is slow
         worth_it = slowest and slowest.bf16 >= WORTH_IT * slowest.fp32
         why = f"bf16 is {_comparison(slowest, hosts)}" if slowest and worth_it else ""
         return PrecisionDecision(requested, why, "", slowest)
@@ -101,7 +95,7 @@ def decide_precision(requested: str, hosts: Sequence[HostSpeed]) -> PrecisionDec
 
 
 def _slowest(hosts: Sequence[HostSpeed]) -> ProductRates | None:
-    """Return the lowest rate of each precision; None if a host was not measured."""
+    """Return the lowest rates of all hosts; None if a host was not measured."""
     known = [host.rates for host in hosts if host.rates]
     if not known or len(known) < len(hosts):
         return None
@@ -140,7 +134,7 @@ def _suggested(hosts: Sequence[HostSpeed]) -> PrecisionDecision:
 
 
 def _suggestion(host: HostSpeed) -> tuple[str, str]:
-    """Return a host's suggested precision, by its rates or else its CPU's flags, and the reason."""
+    """Return the precision that a host's rates or its CPU's flags suggest, and the reason."""
     if host.rates:
         if host.rates.bf16 < WORTH_IT * host.rates.fp32:
             return "fp32", "bf16 was measured to be slower there"
@@ -152,7 +146,7 @@ def _suggestion(host: HostSpeed) -> tuple[str, str]:
     if "bf16" in host.flags:
         return "bf16", "its CPU has Arm's bf16"
     if "avx512_bf16" in host.flags:
-        # On a Xeon without AMX, such products took 1.9 times as long as in fp32 (measured).
+        # On a Xeon without AMX, products of matrices took 1.9 times as long as in fp32.
         if host.cpu and host.cpu.vendor == "AuthenticAMD":
             return "bf16", "its CPU is AMD's and has avx512_bf16"
         return "fp32", "its CPU has avx512_bf16 and no amx_bf16"

@@ -1,1 +1,1 @@
-"""Report of a job: one HTML file, made from the files of the job's directory."""
+"""Makes an HTML report from the files of a job's directory."""

@@ -1,4 +1,4 @@
-"""Aggregate a job's telemetry into a few hundred buckets of time per rank, however many rows it has."""
+"""Aggregates a job's telemetry into a few hundred buckets of time per rank."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from cpulaunch.report.processes import is_number as _is_number
 from cpulaunch.telemetry import SUMS
 
 BUCKETS = 320
-"""Number of buckets.  When a row is beyond the last one, the width of all buckets is doubled."""
+"""Number of buckets.  Their width is doubled when a row is later than the last bucket."""
 
 MAX_RANK = 1 << 16
-"""Rows of ranks from this number on are skipped, as a malformed file may name any rank."""
+"""Rows with larger rank numbers are skipped: the file is malformed."""
 
 ADDED = ("steps", *SUMS, "loss", "losses")
-"""Fields that are summed over the steps that ended in a bucket.  ``losses`` counts the steps with a loss."""
+"""Fields that are summed over the steps that ended in a bucket.  ``losses`` counts steps with a loss."""
 
 MOST = ("rss",)
-"""Fields for which a bucket keeps the maximum: bytes of resident memory."""
+"""Fields whose maximum in a bucket is kept: bytes of resident memory."""
 
 Floats = NDArray[np.float64]
 Row = Mapping[str, Any]
 Placed = tuple[int, float, Row]
-"""Rank, time in seconds since the job began, and the row."""
+"""Rank, seconds since the job's start, and the row."""
 
 
 class Buckets:
-    """Sums and maxima of rows of ``telemetry.jsonl``, without the rows themselves.
+    """Sums and maxima of the fields in ``telemetry.jsonl``.
 
     ``of[name][rank, bucket]`` is the sum or the maximum of a field in a bucket of ``width`` seconds.
     """
@@ -42,7 +42,7 @@ class Buckets:
         self.known: set[str] = set()  # fields that rows had
         self.last_step = 0
         self.processes = Processes()
-        self._ended: dict[int, float] = {}  # end of each rank's last step, if its rows lack times
+        self._ended: dict[int, float] = {}  # rank → end of its last step, if its rows lack times
 
     @property
     def ranks(self) -> int:
@@ -67,9 +67,9 @@ class Buckets:
             np.maximum.at(self.of["rss"], where, np.nan_to_num(_column(found, "rss")))
 
     def _time(self, row: Row) -> float:
-        """Return the end of a step, in seconds since the job began.
+        """Return the end of a step, in seconds since the job's start.
 
-        The step of a row without a time is taken to begin at the end of the rank's previous step.
+        If the row has no time, the step is assumed to begin at the end of the rank's previous step.
         """
         if _is_number(row.get("time")):
             return float(row["time"])
@@ -95,7 +95,7 @@ class Buckets:
         self.last_step = max(self.last_step, int(np.nan_to_num(numbers).max()))
 
     def _placed(self, found: list[Placed]) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], list[Row]]:
-        """Return the ranks, the buckets and the rows; makes room for new ranks and later times."""
+        """Return the ranks, the buckets and the rows.  Adds buckets for new ranks and later times."""
         ranks = np.array([rank for rank, _, _ in found])
         times = np.clip(np.array([time for _, time, _ in found], dtype=float), 0.0, 1e9)
         if (more := int(ranks.max()) + 1 - self.ranks) > 0:
@@ -114,7 +114,7 @@ class Buckets:
 
 
 def _column(rows: list[Row], name: str) -> Floats:
-    """Return a field of all rows; NaN for rows in which it is missing or not a finite number."""
+    """Return a field of all rows, with NaN for missing and invalid values."""
     values = [row.get(name) for row in rows]
     try:
         column = np.array(values, dtype=np.float64)

@@ -1,7 +1,4 @@
-"""Figures of a job as Vega-Lite specifications.
-
-They have no colours: the page has a light and a dark theme.
-"""
+"""Makes Vega-Lite specifications of a job's figures.  The page's themes have the colours."""
 
 from __future__ import annotations
 
@@ -15,16 +12,13 @@ from cpulaunch.report.numbers import Numbers, unit_of_memory
 from cpulaunch.report.read import Job
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-"""Version of Vega-Lite; nothing is fetched from this URL."""
+"""Identifies the version of Vega-Lite; browsers don't fetch it."""
 
 MAX_ROWS = 64
-"""Maximum rows of the heat map.
-
-If there are more ranks, neighbours share a row, which shows the slowest of them.
-"""
+"""Maximum number of rows of a figure.  With more ranks, neighbours share a row."""
 
 MANY_LINES = 8
-"""Maximum number of ranks whose memory is drawn as one line each."""
+"""Maximum number of ranks with a line each in the figure of memory."""
 
 Spec = dict[str, Any]
 Values = list[dict[str, Any]]
@@ -33,9 +27,9 @@ KINDS = {"failure": "mark-failure", "stall": "mark-stall", "restart": "mark-rest
 
 
 class TimeAxis:
-    """Time axis in seconds, minutes or hours, whichever suits the longest job.
+    """Time axis in seconds, minutes or hours.
 
-    ``seconds`` is the duration of that job; ``first`` the second at which the axis begins.
+    ``seconds`` is the duration of the longest job, ``first`` the second at which the axis begins.
     """
 
     def __init__(self, seconds: float, first: float = 0.0) -> None:
@@ -68,9 +62,9 @@ def over_time(
 ) -> Spec | None:
     """Return a line chart of one quantity over time; None if there are no values.
 
-    ``lines`` are names, jobs and values.  A single line also gets the marks of its job.  ``seldom``: the
-    quantity was sampled rarely, so gaps are bridged.  ``zero``: the vertical axis includes 0.  ``names`` are
-    the names of all compared jobs, including jobs without a curve, so a job has one colour in all charts.
+    ``lines`` are names, jobs and values.  A chart with one line also has the job's marks.  ``seldom``: the
+    line connects values across gaps.  ``zero``: the vertical axis includes 0.  ``names`` are the names of all
+    compared jobs, which have the same colours in all charts.
     """
     values: Values = []
     longest = 0.0
@@ -111,7 +105,8 @@ def over_time(
 def heat_map(numbers: Numbers, axis: TimeAxis) -> Spec | None:
     """Return a heat map of the time of a step by rank and time; None if there are no steps.
 
-    The time is without waiting for other ranks, if that is known.
+    Time in which a rank waited for others is subtracted if it is known.  A row of several ranks shows the
+    slowest.
     """
     per_step, noun = numbers.own_per_step, numbers.job.names.noun
     if not np.isfinite(per_step).any():
@@ -163,7 +158,7 @@ def heat_map(numbers: Numbers, axis: TimeAxis) -> Spec | None:
 
 
 def shares(numbers: Numbers) -> Spec | None:
-    """Return a stacked bar for each rank of how its time was spent; None if that is not known."""
+    """Return a stacked bar for each rank with the parts of its time; None if they are unknown."""
     parts, noun = numbers.shares(), numbers.job.names.noun
     if not parts:
         return None
@@ -205,7 +200,7 @@ def shares(numbers: Numbers) -> Spec | None:
 
 
 def _rows(numbers: Numbers) -> Iterator[tuple[str, slice]]:
-    """Yield the rows of a figure that has at most ``MAX_ROWS``: name (``"3"`` or ``"3–5"``) and ranks."""
+    """Yield the rows of a figure: name (``"3"`` or ``"3–5"``) and ranks."""
     ranks, number = numbers.job.buckets.ranks, numbers.job.names.number
     size = -(-ranks // MAX_ROWS)
     for first in range(0, ranks, size):
@@ -215,9 +210,9 @@ def _rows(numbers: Numbers) -> Iterator[tuple[str, slice]]:
 
 
 def memory(numbers: Numbers, axis: TimeAxis) -> Spec | None:
-    """Return a line chart of the ranks' resident memory; None if it is not known.
+    """Return a line chart of the ranks' resident memory; None if it is unknown.
 
-    For more than ``MANY_LINES`` ranks, it has the largest, the median and the smallest.
+    With more than ``MANY_LINES`` ranks, it shows the maximum, the median and the minimum.
     """
     rss = numbers.rss
     if not np.isfinite(rss).any():
@@ -247,7 +242,7 @@ def _base(height: int) -> Spec:
 
 
 def _marks(job: Job, axis: TimeAxis, x: Spec) -> Iterator[Spec]:
-    """Yield layers of failures, stalls and restarts: vertical lines with a text as tooltip."""
+    """Yield layers of failures, stalls and restarts: vertical lines with tooltips."""
     for kind, style in KINDS.items():
         values = [{"t": axis(mark.seconds), "text": mark.text} for mark in job.marks if mark.kind == kind]
         if values:
@@ -265,5 +260,5 @@ def _marks(job: Job, axis: TimeAxis, x: Spec) -> Iterator[Spec]:
 
 
 def rounded(value: float) -> float:
-    """Round to four significant digits, as no figure shows more, and the page stays small."""
+    """Round to four significant digits, to keep the page small."""
     return float(f"{value:.4g}")

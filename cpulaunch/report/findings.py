@@ -1,8 +1,4 @@
-"""Findings: what stands out in a job's telemetry, each with the figure that it is based on.
-
-External causes that slow down a rank come first, as they often explain the others.  The others are ordered by
-their cost.
-"""
+"""Findings about a job's performance, from its telemetry."""
 
 from __future__ import annotations
 
@@ -23,11 +19,8 @@ OUTSIDE = (
     ("throttled", NOTABLE, "time", "is lost to the CPU quota of its control group: it is throttled"),
     ("far_memory", 0.2, "memory", "is on other NUMA nodes than its cores"),
 )
-"""External causes that slow down a rank.
-
-Each has the name of its share in ``telemetry.jsonl``, the minimum share for a finding, what it is a share of,
-and the end of the finding's text.
-"""
+"""External causes that slow down a rank: the share's name in telemetry.jsonl, its minimum for a finding, the
+quantity that it is a share of, and the end of the finding's text."""
 
 
 class Finding(NamedTuple):
@@ -38,7 +31,7 @@ class Finding(NamedTuple):
 
 
 def findings(numbers: Numbers) -> list[Finding]:
-    """Return a job's findings, the most important one first."""
+    """Return a job's findings: external causes, which often explain the others, then the others by cost."""
     shares = numbers.shares()
     inside = [
         *_slow_rank(numbers, shares.get(SLOWER_RANKS)),
@@ -56,16 +49,13 @@ def in_words(numbers: Numbers) -> str:
     figures = [f"  {name:{width}}  {text}" for name, text, _ in found]
     lines = [f"  {each.text}" for each in findings(numbers)]
     if not lines and numbers.job.buckets.last_step:
-        lines = ["  nothing: time is spent computing; cpulaunch profile shows where"]
+        lines = ["  nothing: most time is spent on computation; cpulaunch profile shows details"]
     stands_out = ["what stands out", *lines] if lines else []
     return "\n".join([f"{numbers.job.name} ({size(numbers.job)})", *figures, *stands_out])
 
 
 def _outside(numbers: Numbers) -> Iterator[Finding]:
-    """Yield a finding for each external cause, about the rank with the largest share.
-
-    It also says how many other ranks reach the minimum.
-    """
+    """Yield a finding for each external cause, with the slowest rank and the number of other such ranks."""
     other = f"other {numbers.job.names.noun}"
     for name, limit, of, what in OUTSIDE:
         found = numbers.job.buckets.processes.mean(name)
@@ -80,11 +70,11 @@ def _outside(numbers: Numbers) -> Iterator[Finding]:
 def _slow_rank(numbers: Numbers, waiting: Floats | None) -> Iterator[Finding]:
     """Yield a finding about waiting for slower ranks.
 
-    If one rank is to blame, the share is the mean of the other ranks, else of all ranks.
+    The share is the mean of all ranks, without the slowest rank if it is to blame.
     """
     if waiting is None:
         return
-    rank = _whom_they_wait_for(numbers, waiting)
+    rank = _rank_to_blame(numbers, waiting)
     share = float(np.mean(waiting if rank is None else np.delete(waiting, rank)))
     if share < NOTABLE:
         return
@@ -101,7 +91,7 @@ def _slow_rank(numbers: Numbers, waiting: Floats | None) -> Iterator[Finding]:
     yield Finding(share, f"{text}: {_named(numbers, rank)} {what}")
 
 
-def _whom_they_wait_for(numbers: Numbers, waiting: Floats) -> int | None:
+def _rank_to_blame(numbers: Numbers, waiting: Floats) -> int | None:
     """Return the slowest rank if it causes at least half of the others' waiting, else None."""
     if numbers.slowest is None:
         return None
@@ -112,11 +102,11 @@ def _whom_they_wait_for(numbers: Numbers, waiting: Floats) -> int | None:
 
 
 def _input(share: Floats | None) -> Iterator[Finding]:
-    """Yield a finding about input, based on the median rank.
+    """Yield a finding about input, from the median rank.
 
-    If a single rank waits for its input, the finding about the others' waiting says so.
+    A single rank that waits for its input appears in the finding about slower ranks.
     """
-    if share is not None and (usual := float(np.sort(share)[(len(share) - 1) // 2])) >= NOTABLE:
+    if share is not None and (usual := _median(share)) >= NOTABLE:
         do = "more workers of the DataLoader (num_workers), or a cheaper __getitem__"
         yield Finding(usual, f"{_percent(usual)} waiting for input: {do}")
 
@@ -131,13 +121,15 @@ def _communication(numbers: Numbers, share: Floats | None) -> Iterator[Finding]:
 
 
 def _off_cpu(share: Floats | None) -> Iterator[Finding]:
-    """Yield a finding about time in which ranks do nothing, based on the median rank."""
-    if share is not None and (usual := float(np.sort(share)[(len(share) - 1) // 2])) >= NOTABLE:
-        why = (
-            "the program sleeps, or waits for a disk, a network, another process or a free core "
-            "(cpulaunch stacks)"
-        )
-        yield Finding(usual, f"{_percent(usual)} {OFF_CPU}: {why}")
+    """Yield a finding about time off the CPU, from the median rank."""
+    if share is not None and (usual := _median(share)) >= NOTABLE:
+        why = "the program sleeps, or waits for a disk, a network, another process or a free core"
+        yield Finding(usual, f"{_percent(usual)} {OFF_CPU}: {why} (cpulaunch stacks)")
+
+
+def _median(share: Floats) -> float:
+    """Return the lower median: a share that a rank really has."""
+    return float(np.sort(share)[(len(share) - 1) // 2])
 
 
 def _named(numbers: Numbers, rank: int) -> str:

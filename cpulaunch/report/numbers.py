@@ -1,4 +1,4 @@
-"""Compute rates, shares and key figures from a job's buckets."""
+"""Computes rates, shares and key figures from a job's buckets."""
 
 from __future__ import annotations
 
@@ -16,27 +16,25 @@ from cpulaunch.supervise.output.record import State
 from cpulaunch.supervise.telemetry.metrics import headline_figure, with_unit
 from cpulaunch.wording import COMPUTATION, EXPOSED, HIDDEN, INPUT, OFF_CPU, SLOWER_RANKS, counted
 
-STATED = 8
-"""Maximum number of programs' own metrics among the key figures; a table has more."""
+METRICS = 8
+"""Maximum number of programs' metrics among the key figures; a table has more."""
 
 LEAST_OFF = 0.05
-"""Minimum share of a rank's time off the CPU that is shown: an interrupt or a page fault is no reason."""
+"""Minimum share of a rank's time off the CPU that is shown, as interrupts and page faults also count."""
 
 STEPS_EACH = 2
-"""Minimum average number of steps per point of a curve, so that curves have no gaps."""
+"""Minimum average number of steps for a point of a curve, so that curves have no gaps."""
 
 SLOWER = 0.05
-"""The slowest rank is named if its own time exceeds the others' median by this fraction.
-
-The status line uses the same value.
-"""
+"""The slowest rank is named if its own time exceeds the others' median by this fraction, as in the status
+line."""
 
 
 class Numbers:
     """A job's figures.
 
-    Arrays over time have one element for each of ``times``, which are the middles of intervals of ``width``
-    seconds.  They have NaN where nothing is known.
+    Arrays over time have an element for each of ``times``, the middles of intervals of ``width`` seconds.
+    Unknown values are NaN.
     """
 
     def __init__(self, job: Job) -> None:
@@ -54,7 +52,7 @@ class Numbers:
         return self._of[name][:, : self._count]
 
     def _joined(self, name: str) -> Floats:
-        """Return a field with neighbouring buckets merged, so that each has enough steps."""
+        """Return a field, with neighbouring buckets merged so that each has enough steps."""
         each = self.job.buckets.of[name]
         padded = np.pad(each, ((0, 0), (0, -each.shape[1] % self._together)))
         parts = padded.reshape(each.shape[0], -1, self._together)
@@ -63,12 +61,12 @@ class Numbers:
 
     @property
     def longest(self) -> float:
-        """End of the job, or of its telemetry if that is later, in seconds since its start."""
+        """Seconds from the job's start to its end, or to the end of its telemetry."""
         return max(self.job.end.seconds if self.job.end else 0.0, self._count * self.width, 1e-3)
 
     @property
     def first_step(self) -> float:
-        """Time of the first steps, in seconds since the start; 0 if there are none."""
+        """Seconds from the job's start to the first steps; 0 if there are none."""
         made = np.flatnonzero(self.sums("steps").sum(axis=0) > 0)
         return float(made[0]) * self.width if made.size else 0.0
 
@@ -79,15 +77,12 @@ class Numbers:
 
     @property
     def typical(self) -> float | None:
-        """Seconds of a step: the median over time, so that starts and pauses do not count.
-
-        None without steps.
-        """
+        """Seconds of a step: the median over time, which pauses hardly affect; None without steps."""
         return _median(self.step_seconds)
 
     @property
     def work(self) -> tuple[str, str]:
-        """The field that measures throughput, tokens if known, else samples, else steps; and its unit."""
+        """The field that measures throughput (tokens, else samples, else steps), and its unit."""
         known = self.job.buckets.known
         name = next((name for name in ("tokens", "samples") if self._is_known(name, known)), "steps")
         return name, f"{name}/s"
@@ -97,7 +92,7 @@ class Numbers:
 
     @cached_property
     def throughput(self) -> Floats:
-        """Throughput of all ranks together over time, per second of their steps."""
+        """Throughput of all ranks together over time."""
         name, _ = self.work
         seconds = self.sums("seconds")
         ranks = np.maximum((seconds > 0).sum(axis=0), 1)
@@ -107,7 +102,7 @@ class Numbers:
 
     @property
     def mfu(self) -> Floats | None:
-        """Model FLOPs utilization over time, as a share of the measured peak; None if it is not known."""
+        """Model FLOPs utilization over time; None if it is unknown."""
         peak, flops = self.job.head.get("peak_flops"), self.job.head.get("flops_per_step")
         if not isinstance(peak, (int, float)) or not isinstance(flops, (int, float)) or min(peak, flops) <= 0:
             return None
@@ -115,7 +110,7 @@ class Numbers:
 
     @property
     def loss(self) -> Floats | None:
-        """Loss over time: the mean of the ranks that logged one; None if none did."""
+        """Loss over time, the mean of ranks that logged one; None if no rank did."""
         if "loss" not in self.job.buckets.known:
             return None
         return _ratio(self.sums("loss").sum(axis=0), self.sums("losses").sum(axis=0))
@@ -128,18 +123,18 @@ class Numbers:
 
     @property
     def knows_waiting(self) -> bool:
-        """Whether telemetry says how long ranks waited for each other."""
+        """Whether it is known how long ranks waited for each other."""
         return "waiting" in self.job.buckets.known
 
     @cached_property
     def own_per_step(self) -> Floats:
-        """Seconds of a step, by rank and time, without waiting for other ranks if that is known."""
+        """Seconds of a step by rank and time, minus the wait for other ranks if it is known."""
         seconds = self.sums("seconds") - (self.sums("waiting") if self.knows_waiting else 0.0)
         return _ratio(np.maximum(seconds, 0.0), self.sums("steps"))
 
     @property
     def own_of_ranks(self) -> Floats:
-        """``own_per_step`` of each rank: the median over time."""
+        """Median over time of each rank's ``own_per_step``."""
         return np.array([_median(row) or np.nan for row in self.own_per_step])
 
     @property
@@ -148,10 +143,10 @@ class Numbers:
         return np.nan_to_num(_ratio(self.sums("input").sum(axis=1), self.sums("steps").sum(axis=1)))
 
     def shares(self) -> dict[str, Floats]:
-        """Return how each rank's time of steps was spent: part → share of each rank.
+        """Return part of the time of steps → its share in each rank; empty if parts are unknown.
 
-        Empty if only the time of steps is known.  In each interval, the rank that waits least is taken to
-        arrive last: all ranks wait that long for communication (``EXPOSED``), and the rest for slower ranks.
+        In each interval, the rank that waits least is assumed to arrive last.  Its wait is the duration of
+        exposed communication.  What the others wait longer is for slower ranks.
         """
         known = self.job.buckets.known & {"communication", "waiting", "input"}
         total = self.sums("seconds").sum(axis=1)
@@ -169,7 +164,7 @@ class Numbers:
         }
         parts = {name: np.minimum(part / np.maximum(total, 1e-9), 1.0) for name, part in parts.items()}
         rest = np.maximum(1.0 - sum(parts.values()), 0.0)
-        # A rank that waits may sleep or poll: only time off the CPU that its waits don't explain counts.
+        # A waiting rank may sleep, so its waits are subtracted from its time off the CPU.
         waits = sum(part for name, part in parts.items() if name != HIDDEN)
         off = np.clip(self._off_cpu() - waits, 0.0, rest)
         parts[OFF_CPU] = np.where(off >= LEAST_OFF, off, 0.0)
@@ -177,16 +172,16 @@ class Numbers:
         return {COMPUTATION: rest, **{name: part for name, part in parts.items() if part.any()}}
 
     def _off_cpu(self) -> Floats:
-        """Return a lower bound of the share of its time that each rank was off the CPU; 0 if unknown."""
+        """Return a lower bound of each rank's share of time off the CPU; 0 if unknown."""
         found = self.job.buckets.processes.off_cpu()
         ranks = range(self.job.buckets.ranks)
         return np.array([found.get(rank, 0.0) for rank in ranks], dtype=np.float64)
 
     @property
     def slowest(self) -> tuple[int, float] | None:
-        """The rank with the longest own steps, and the fraction by which they exceed the others' median.
+        """The slowest rank, and the fraction by which its own time exceeds the others' median.
 
-        None if that is less than ``SLOWER``.
+        None if the fraction is less than ``SLOWER``.
         """
         own = self.own_of_ranks
         if len(own) < 2 or not np.isfinite(own).all():
@@ -196,7 +191,7 @@ class Numbers:
         return (rank, longest / others - 1) if others > 0 and longest >= others * (1 + SLOWER) else None
 
     def key_figures(self) -> Iterator[tuple[str, str, float | None]]:
-        """Yield name, text, and the number by which jobs are compared; None if there is no such number."""
+        """Yield name, text, and a number for comparisons of jobs, or None."""
         job, end = self.job, self.job.end
         yield "result", result(job), None
         seconds = end.seconds if end else self.longest
@@ -231,12 +226,12 @@ class Numbers:
         if self.loss is not None and np.isfinite(self.loss).any():
             last = float(self.loss[np.isfinite(self.loss)][-1])
             yield "last loss", f"{last:.4g}", last
-        stated = end.metrics if end else ()
-        for metric in stated[:STATED]:
+        metrics = end.metrics if end else ()
+        for metric in metrics[:METRICS]:
             what, value = headline_figure(metric)
-            yield f"{metric.name}, as stated ({what})", with_unit(value, metric), value
-        if len(stated) > STATED:
-            yield "others, as stated", f"{len(stated) - STATED} more: outcome.json", None
+            yield f"{metric.name}, as printed ({what})", with_unit(value, metric), value
+        if len(metrics) > METRICS:
+            yield "others, as printed", f"{len(metrics) - METRICS} more: outcome.json", None
         if end and end.restarts:
             yield "restarts", str(end.restarts), float(end.restarts)
         if stalls := sum(mark.kind == "stall" for mark in job.marks):
@@ -249,7 +244,7 @@ def of_and_others(seconds: Floats, rank: int) -> tuple[float, float]:
 
 
 def result(job: Job) -> str:
-    """Return how the job has ended, in a word or two."""
+    """Return how the job ended, in one to three words."""
     if job.end is None:
         return "no end is known" if job.state is State.SILENT else job.state.value
     words = {"ok": "ok", "interrupted": "interrupted", "stalled": "stalled", "start_failed": "not started"}
@@ -287,7 +282,7 @@ def _ratio(above: Floats, below: Floats) -> Floats:
 
 
 def _buckets_of(steps: int, buckets: Buckets) -> int:
-    """Return how many buckets to merge so that these have ``steps`` steps of a rank on average."""
+    """Return how many buckets to merge to get ``steps`` steps of a rank on average."""
     made, seconds = float(buckets.of["steps"].sum()), float(buckets.of["seconds"].sum())
     if not made:
         return 1

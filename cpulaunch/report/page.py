@@ -1,4 +1,4 @@
-"""Render one job or several as one HTML page, which fetches nothing."""
+"""Renders jobs as an HTML page that needs no network."""
 
 from __future__ import annotations
 
@@ -23,29 +23,32 @@ from cpulaunch.wording import EXPOSED, HIDDEN, INPUT, OFF_CPU, SLOWER_RANKS
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
 )
-"""Content-Security-Policy, which blocks the network.  ``unsafe-eval``: Vega compiles its expressions."""
+"""Content-Security-Policy, which blocks the network.  Vega needs ``unsafe-eval`` to compile expressions."""
 
-SHARES, COMPARED = (EXPOSED, HIDDEN, INPUT, OFF_CPU, SLOWER_RANKS), 0.05
-"""Figures that are shares of time, and the least share that is compared: ratios of smaller ones are noise."""
+SHARES = (EXPOSED, HIDDEN, INPUT, OFF_CPU, SLOWER_RANKS)
+"""Key figures that are shares of time."""
+
+COMPARED = 0.05
+"""Minimum share whose ratio to another job's is shown; ratios of smaller shares are noise."""
 
 NO_CARDS = ("result", HIDDEN)
-"""Key figures without a card: the header has the result, and hidden communication costs nothing."""
+"""Key figures without a card: the result is in the header, and hidden communication costs nothing."""
 
 MAX_HOSTS = 64
-"""Maximum number of hosts whose ranks are listed."""
+"""Maximum number of listed hosts."""
 
 WIDEST_TABLE = 140
-"""Maximum characters of a line that is not wrapped: at least as many as tables have."""
+"""Minimum characters of a line that is wrapped; lines of tables are shorter."""
 
-MAX_STATED = 100
-"""Maximum number of programs' own metrics that are listed."""
+MAX_METRICS = 100
+"""Maximum number of listed metrics of programs."""
 
 MAX_MARKS = 50
-"""Maximum number of failures, stalls and restarts that are listed."""
+"""Maximum number of listed failures, stalls and restarts."""
 
 
 class Page:
-    """Collects the HTML parts of the page, and the figures that its script draws."""
+    """The parts of a page, and the figures that its script draws."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -59,24 +62,24 @@ class Page:
         """Add HTML with a title."""
         self.add(f"<section><h2>{escape(title)}</h2>{html}</section>")
 
-    def figure(self, name: str, title: str, spec: Spec | None, says: str = "") -> None:
+    def figure(self, name: str, title: str, spec: Spec | None, explanation: str = "") -> None:
         """Add a figure with a title and an explanation, unless ``spec`` is None."""
         if spec is None:
             return
         name = f"{name}-{len(self.specs)}"
         self.specs[name] = spec
-        said = f"<p>{escape(says)}</p>" if says else ""
-        self.section(title, f'{said}<div class="figure" id="{name}"></div>')
+        text = f"<p>{escape(explanation)}</p>" if explanation else ""
+        self.section(title, f'{text}<div class="figure" id="{name}"></div>')
 
 
 BEGINS = '<!doctype html><html lang="en"><head><meta name="generator" content="cpulaunch">'
-"""First characters of each page, by which it can be recognized."""
+"""First characters of each page."""
 
 
 def render(jobs: Sequence[Job], bundle: str, made_by: str) -> str:
-    """Return the HTML page about a job, or a comparison of several.
+    """Return the HTML page about a job, or the comparison of several jobs.
 
-    ``bundle`` is JavaScript that defines ``vegaEmbed``; ``made_by`` is the text of the footer.
+    ``bundle`` is JavaScript that defines ``vegaEmbed``; ``made_by`` is the footer.
     """
     page, several = Page(), [Numbers(job) for job in jobs]
     if len(several) == 1:
@@ -107,11 +110,11 @@ def _one(page: Page, numbers: Numbers) -> None:
         if name not in NO_CARDS
     )
     page.add(f'<dl class="cards">{cards}</dl>')
-    stated = bool(job.end and job.end.metrics)
-    if not job.buckets.last_step and not stated and job.setting(Table.watch.telemetry) != "none":
+    has_metrics = bool(job.end and job.end.metrics)
+    if not job.buckets.last_step and not has_metrics and job.setting(Table.watch.telemetry) != "none":
         page.add('<p class="empty">There is no telemetry of this job: no step was recorded.</p>')
     _marks(page, job)
-    _stated(page, job)
+    _metrics(page, job)
     _figures(page, numbers)
     _trace(page, job)
     _placement(page, job)
@@ -137,7 +140,7 @@ def _compared(page: Page, several: Sequence[Numbers]) -> None:
         page.add(f"<h1>{escape(name)}</h1>")
         _findings(page, numbers)
         _marks(page, numbers.job)
-        _stated(page, numbers.job)
+        _metrics(page, numbers.job)
         page.figure("heat", *_heat(numbers, TimeAxis(numbers.longest)))
         page.figure("share", *_share(numbers))
         _trace(page, numbers.job)
@@ -177,15 +180,15 @@ def _figures(page: Page, numbers: Numbers) -> None:
     page.figure(
         "throughput", "Throughput",
         figures.over_time([(f"all {noun}s", numbers, numbers.throughput)], unit, axis),
-        f"Of all {noun}s together, while they make steps. Lines mark failures, stalls and restarts.",
+        f"All {noun}s together, during their steps. Lines mark failures, stalls and restarts.",
     )  # fmt: skip
     page.figure("heat", *_heat(numbers, axis))
     page.figure("share", *_share(numbers))
     if (mfu := numbers.mfu) is not None:
         peak, flops = numbers.job.head["peak_flops"], numbers.job.head["flops_per_step"]
         says = (
-            f"Model FLOPs of a step ({flops:.3g}) ÷ its time ÷ what the {noun}s' cores were measured to "
-            f"reach ({peak / 1e12:.3g} TFLOP/s)."
+            f"Model FLOPs of a step ({flops:.3g}) ÷ its time ÷ the measured peak of the {noun}s' cores "
+            f"({peak / 1e12:.3g} TFLOP/s)."
         )
         lines = [("MFU", numbers, 100 * mfu)]
         page.figure("mfu", "Model FLOPs utilization", figures.over_time(lines, "%", axis), says)
@@ -199,8 +202,10 @@ def _figures(page: Page, numbers: Numbers) -> None:
 def _heat(numbers: Numbers, axis: TimeAxis) -> tuple[str, Spec | None, str]:
     names = numbers.job.names
     title = f"Each {names.noun}'s own time per step" if numbers.knows_waiting else "Time of a step"
-    without = "Without the time in which it waited for others: " if numbers.knows_waiting else ""
-    says = f"{without}a row that stands out is a slow {names.noun}, a column a slow moment of all."
+    without = "Time in which it waited for others is subtracted. " if numbers.knows_waiting else ""
+    says = (
+        f"{without}A row that stands out is a slow {names.noun}; a column is a moment in which all were slow."
+    )
     if (slowest := numbers.slowest) is not None:
         slow = names.one(slowest[0]).capitalize()
         says += f" {slow} takes {100 * slowest[1]:.0f} % longer than the others."
@@ -210,7 +215,7 @@ def _heat(numbers: Numbers, axis: TimeAxis) -> tuple[str, Spec | None, str]:
 def _share(numbers: Numbers) -> tuple[str, Spec | None, str]:
     noun, says = numbers.job.names.noun, "Shares of the time of its steps."
     if noun != INSTANCE:
-        says += " The rank that waits least is taken to arrive last; all ranks wait at least as long."
+        says += " The rank that waits least is assumed to arrive last; the others also wait for it."
     return f"How each {noun} spends its time", figures.shares(numbers), says
 
 
@@ -227,26 +232,26 @@ def _marks(page: Page, job: Job) -> None:
     page.section("What happened", f'<ul class="marks">{items}{rest}</ul>')
 
 
-def _stated(page: Page, job: Job) -> None:
-    """Add a table of the metrics that the job's programs have printed."""
+def _metrics(page: Page, job: Job) -> None:
+    """Add a table of metrics that the job's programs have printed."""
     if not job.end or not job.end.metrics:
         return
     metrics, noun = job.end.metrics, job.names.noun
     rows = []
-    for metric in metrics[:MAX_STATED]:
+    for metric in metrics[:MAX_METRICS]:
         what, value = headline_figure(metric)
         rest = (metric.median, metric.p99, metric.mean, metric.least, metric.most)
         texts = (*map(number_text, rest), f"{metric.values:,}", metric.ranks)
         rows.append((metric.name, f"{with_unit(value, metric)} ({what})", *texts))
     columns = ("figure", "what counts", "median", "99th percentile", "mean", "least", "most", "values")
     head = f"<tr>{''.join(f'<th>{column}' for column in (*columns, f'{noun}s'))}</tr>"
-    more = f"<p>and {len(metrics) - MAX_STATED} more: outcome.json</p>" if len(metrics) > MAX_STATED else ""
+    more = f"<p>and {len(metrics) - MAX_METRICS} more: outcome.json</p>" if len(metrics) > MAX_METRICS else ""
     table = f'<div class="wide"><table class="stated">{head}{_rows(rows)}</table></div>{more}'
     page.section(f"Metrics that the {noun}s printed", table)
 
 
 def _trace(page: Page, job: Job) -> None:
-    """Add the summaries of traces, with long lines wrapped."""
+    """Add the summaries of traces, and wrap long lines."""
     if job.trace:
         lines = (
             escape(line) if len(line) <= WIDEST_TABLE else f'<span class="words">{escape(line)}</span>'
@@ -275,7 +280,7 @@ def _row(number: int, rank: Rank) -> str:
 
 
 def _settings(page: Page, jobs: Sequence[Job], names: Sequence[str] = ()) -> None:
-    """Add all settings of a job with their origin, or those settings in which several jobs differ."""
+    """Add a job's settings with their origins, or the settings in which several jobs differ."""
     if len(jobs) == 1:
         rows = jobs[0].settings
         chosen = [row for row in rows if row[2] != "default"]
@@ -301,7 +306,7 @@ def _rows(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _table(page: Page, several: Sequence[Numbers], names: Sequence[str]) -> None:
-    """Add key figures side by side, with the ratio of each job to the first."""
+    """Add key figures side by side, with their ratios to the first job's."""
     figures_of = [{name: (text, number) for name, text, number in each.key_figures()} for each in several]
     keys = dict.fromkeys(name for each in figures_of for name in each)
     rows = [
@@ -325,6 +330,6 @@ def _cells(key: str, figures_of: Sequence[dict[str, tuple[str, float | None]]]) 
 
 
 def _names(jobs: Sequence[Job]) -> list[str]:
-    """Return distinct names for the jobs: letters with their ids, such as ``A: 20260101-120000-…``."""
+    """Return distinct names for the jobs: a letter with the id, such as ``A: 20260101-120000-…``."""
     letters = (chr(ord("A") + place) if place < 26 else str(place) for place in range(len(jobs)))
     return [f"{letter}: {job.name}" for letter, job in zip(letters, jobs, strict=True)]

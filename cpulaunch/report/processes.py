@@ -1,4 +1,4 @@
-"""Aggregate the rows of ``telemetry.jsonl`` about processes."""
+"""Aggregates rows of ``telemetry.jsonl`` about processes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SHARES = ("throttled", "far_memory")
 
 
 class Processes:
-    """Sums and means of rows about processes, without the rows themselves."""
+    """Sums and means of the fields of rows about processes."""
 
     def __init__(self) -> None:
         self._last: defaultdict[int, dict[str, float]] = defaultdict(dict)
         self._at: dict[int, tuple[float, float]] = {}  # rank → time and CPU seconds of its last row
-        self._on_cpu: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])  # CPU s, within s
+        self._on_cpu: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])  # CPU and wall seconds
         self._counted: defaultdict[str, float] = defaultdict(float)
         self._sums: dict[str, defaultdict[int, list[float]]] = {
             name: defaultdict(lambda: [0.0, 0.0]) for name in SHARES
@@ -47,23 +47,22 @@ class Processes:
                 sums[1] += 1
 
     def off_cpu(self) -> dict[int, float]:
-        """Return a lower bound of the share of its time that each rank was off the CPU.
+        """Return rank → a lower bound of the share of time that it was off the CPU.
 
-        The bound is exact for a program of one thread.  Several threads that compute at the same time hide
-        idle time.
+        The bound is exact for a program with one thread: in others, computing threads hide idle ones.
         """
         return {rank: max(0.0, 1 - used / seconds) for rank, (used, seconds) in self._on_cpu.items()}
 
     def mean(self, name: str) -> dict[int, float]:
-        """Return the mean of a share for each rank that has it."""
+        """Return rank → mean of a share."""
         return {rank: total / count for rank, (total, count) in self._sums[name].items()}
 
     def per_cycle(self, name: str) -> float | None:
-        """Return a counter of all ranks ÷ their CPU cycles; None if either is not known."""
+        """Return the sum of a counter per CPU cycle; None if it is unknown."""
         cycles = self._counted.get("cycles")
         return self._counted[name] / cycles if cycles and name in self._counted else None
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether ``value`` is an int or a finite float."""
+    """Return whether ``value`` is an int or a finite float."""
     return type(value) in (int, float) and abs(value) < 1e300

@@ -1,4 +1,4 @@
-"""Read a job's directory for its report, with bounded memory."""
+"""Reads a job's directory for its report, with bounded memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cpulaunch.supervise.output.record import (
 
 TELEMETRY = "telemetry.jsonl"
 TRACE_TEXTS = ("trace.txt", *(f"trace-{number}.txt" for number in range(2, 6)))
-"""Files with the summaries of the first five traces, as `cpulaunch profile` writes them."""
+"""Files in which ``cpulaunch profile`` writes summaries of the first five traces."""
 
 AT_ONCE = 4096
 """Number of rows read at a time."""
@@ -38,12 +38,12 @@ MAX_LINE = 1 << 16
 """Maximum bytes of a row; longer rows are skipped."""
 
 MAX_TEXT = 1 << 16
-"""Maximum characters of a text that is shown."""
+"""Maximum characters of a text in the report."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """An event at a time in seconds since the job's start; ``kind`` is failure, stall or restart."""
+    """A failure, stall or restart (``kind``), in seconds since the job's start."""
 
     seconds: float
     kind: str
@@ -52,7 +52,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Rank:
-    """Placement of a rank."""
+    """A rank's placement."""
 
     rank: int
     host: str
@@ -64,33 +64,29 @@ class Rank:
 
 @dataclass(frozen=True)
 class Job:
-    """A job, read from its directory.
-
-    ``end`` is None if the job has no outcome.  ``settings`` are keys, values and origins.  ``head`` is the
-    first line of its telemetry.  ``trace`` has the summaries of its traces.
-    """
+    """The contents of a job's directory."""
 
     name: str
     state: State
-    end: Ended | None
+    end: Ended | None  # None if the job has not ended, or left no outcome
     program: str
-    settings: tuple[tuple[str, str, str], ...]
+    settings: tuple[tuple[str, str, str], ...]  # key, value, origin
     ranks: tuple[Rank, ...]
     transport: str
     marks: tuple[Mark, ...]
-    head: Mapping[str, Any]
+    head: Mapping[str, Any]  # first line of its telemetry
     buckets: Buckets
-    trace: str
+    trace: str  # summaries of its traces
     notes: tuple[str, ...] = field(default=())
     names: Names = RANKS
 
     def setting(self, setting: Setting[Any]) -> str | None:
-        """Return the value of a setting as text; None if it is not known."""
+        """Return the value of a setting as text; None if it is unknown."""
         return next((text for name, text, _ in self.settings if name == setting.key), None)
 
 
 def read_job(directory: Path) -> Job:
-    """Read a job's directory.  Files may be missing, as those of a running job are."""
+    """Read a job's directory, in which files may be missing."""
     outcome = read_document(directory / OUTCOME)
     plan = read_document(directory / PLAN) or {}
     names = names_in(plan)
@@ -114,7 +110,7 @@ def read_job(directory: Path) -> Job:
 
 
 def read_telemetry(path: Path) -> tuple[Mapping[str, Any], Buckets]:
-    """Read ``telemetry.jsonl``: its first line, and its rows aggregated.  Both are empty if that fails."""
+    """Read the first line and the rows of ``telemetry.jsonl``.  Both are empty if it can't be read."""
     head: dict[str, Any] = {}
     buckets = Buckets()
     try:
@@ -130,11 +126,8 @@ def read_telemetry(path: Path) -> tuple[Mapping[str, Any], Buckets]:
 
 
 def _parsed(lines: list[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of lines; malformed lines are skipped.
-
-    All lines are parsed at once if possible, which is faster.
-    """
-    try:
+    """Yield the JSON objects of lines; malformed lines are skipped."""
+    try:  # all at once, which is faster
         rows = json.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
         rows = []
@@ -147,7 +140,7 @@ def _parsed(lines: list[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def program_in(plan: Mapping[str, Any]) -> str:
-    """Return the command of the job with secrets masked; empty if the plan does not have it."""
+    """Return the job's command with masked secrets; empty if the plan lacks it."""
     argv = plan.get("program")
     if not isinstance(argv, list):
         return ""
@@ -155,7 +148,7 @@ def program_in(plan: Mapping[str, Any]) -> str:
 
 
 def _settings(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield key, value and origin.  The values of ``env`` are private, so only its names are shown."""
+    """Yield key, value and origin.  Values in ``env`` are secret, so only their names are shown."""
     for row in documents(plan.get("settings")):
         key, value = str(row.get("key")), row.get("value")
         if key == "env" and isinstance(value, dict):
@@ -199,7 +192,7 @@ def _marks(directory: Path, end: Ended | None, names: Names) -> Iterator[Mark]:
 
 
 def _exit(event: Mapping[str, Any], names: Names) -> str:
-    """Return how a rank has failed; empty if it has not, or if the launcher has ended it."""
+    """Describe how a rank has failed; empty if it has not failed, or if the launcher ended it."""
     rank, number, code = event.get("rank"), event.get("signal"), event.get("code")
     if event.get("by_launcher") and not event.get("finished"):
         return ""

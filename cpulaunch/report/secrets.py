@@ -1,4 +1,4 @@
-"""Mask secrets, as reports are made to be shared."""
+"""Masks secrets in reports, which users share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAME = (
     r"[\w.-]*(?:token|secret|password|passwd|passphrase|credential|auth|api[_-]?key|access[_-]?key"
     r"|private[_-]?key)[\w.-]*"
 )
-"""Names of options and variables whose value is a secret."""
+"""Matches names of options and variables whose values are secrets."""
 
 _NAMED = re.compile(rf"(?i)\b({_NAME}\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;]+)")
 _OPTION = re.compile(rf"(?i)--?{_NAME}")
@@ -26,19 +26,19 @@ _TOKENS = re.compile(
 
 
 def masked(text: str) -> str:
-    """Return a text with everything masked that looks like a secret."""
+    """Mask everything in a text that looks like a secret."""
     text = _URL.sub(rf"\1{MASK}@", text)
     text = _NAMED.sub(rf"\1{MASK}", text)
     return _TOKENS.sub(MASK, text)
 
 
 def masked_command(words: Sequence[str]) -> str:
-    """Return a command quoted for a shell, with secrets masked by ``masked_words``."""
+    """Quote a command for a shell, with masked secrets."""
     return " ".join(word if MASK in word else shlex.quote(word) for word in masked_words(words))
 
 
 def masked_words(words: Sequence[str]) -> list[str]:
-    """Mask the values of options that are named like secrets, and everything that looks like a secret."""
+    """Mask values of options with a secret's name, and words that look like a secret."""
     found: list[str] = []
     for number, word in enumerate(words):
         before = words[number - 1] if number else ""

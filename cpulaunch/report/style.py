@@ -1,4 +1,4 @@
-"""Styles of a report: colours of the page and of its figures, in a light and a dark theme."""
+"""The style of the page and of its figures, in a light and a dark theme."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ footer{color:var(--soft);font-size:12px}
 )
 
 MAX_SVG = 8000
-"""Maximum number of values of a figure drawn as SVG; larger figures use a canvas, which is faster."""
+"""Maximum number of values in a figure that is drawn as SVG; larger figures use a canvas."""
 
 SCRIPT = (
     f"const MAX_SVG={MAX_SVG};"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from cpulaunch import variables
 from cpulaunch.errors import UsageError
-from cpulaunch.metric_line import Stated, metric_line
+from cpulaunch.metric_line import MetricValue, metric_line
 from cpulaunch.runtime.join import other_launchers_rank
 
 Items = TypeVar("Items")
@@ -59,5 +59,5 @@ def metric(name: str, value: Any, unit: str = "") -> None:
             f"cpulaunch.metric: the value of {name!r} must be a number, got a {type(value).__name__}",
             hint="pass an object that float() accepts, such as a tensor with one element",
         ) from None
-    sys.stdout.write(metric_line(Stated(name, number, unit)) + "\n")
+    sys.stdout.write(metric_line(MetricValue(name, number, unit)) + "\n")
     sys.stdout.flush()

@@ -1,1 +1,1 @@
-"""Merge ranks' traces by torch's profiler, and summarize them.  Standard library only."""
+"""Merges and summarizes traces that torch's profiler made of several ranks."""

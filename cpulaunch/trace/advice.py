@@ -1,4 +1,4 @@
-"""Advice that follows from a trace, each with the figure that it is based on.  Pure."""
+"""Derives advice from the figures of a trace."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ NOTABLE = 0.05
 """Minimum share of the time for advice."""
 
 MUCH = 0.15
-"""Minimum share of the time for advice about parts that can hardly be avoided."""
+"""Minimum share of the time for advice about parts that are hard to avoid."""
 
 ALONE = 0.6
-"""A rank is to blame if at least this share of all waiting for slower ranks is for it."""
+"""A rank is to blame if it causes at least this share of all waiting for slower ranks."""
 
 MUCH_FAR = 0.2
 """Minimum share of a rank's memory on other NUMA nodes for advice."""
 
 MIGRATIONS = 10.0
-"""Minimum migrations of a rank's threads per second for advice.  Pinned OpenMP threads do not migrate."""
+"""Minimum migrations of a rank's threads per second for advice.  Pinned threads don't migrate."""
 
 WORDS = {
     "computation": "computes",
@@ -40,11 +40,7 @@ class Advice(NamedTuple):
 
 
 def advice(found: Figures) -> list[Advice]:
-    """Return the advice that follows from the figures.
-
-    External causes that slow down a rank come first, as they often explain the others.  The others are
-    ordered by their cost.
-    """
+    """Return advice about external causes, which often explain other advice, then other advice by cost."""
     rules = (_waiting, _input, _communication, _operations, _optimizer, _other, _migrations)
     inside = sorted((each for rule in rules for each in rule(found)), key=lambda each: -each.share)
     return [*_outside(found), *inside]
@@ -56,7 +52,7 @@ def mean(ranks: Sequence[Shares], part: str) -> float:
 
 
 def usual(found: Figures, part: str) -> float:
-    """Return the median of a field of ``Shares`` over the ranks, which a single slow rank does not affect."""
+    """Return the median of a field of ``Shares`` over the ranks."""
     return sorted(float(getattr(each, part)) for each in found.ranks)[(len(found.ranks) - 1) // 2]
 
 
@@ -79,7 +75,7 @@ def _outside(found: Figures) -> Iterator[Advice]:
 def _waiting(found: Figures) -> Iterator[Advice]:
     """Yield advice about waiting for slower ranks.
 
-    If one rank is to blame, the share is the mean of the other ranks, else of all ranks.
+    The share is the mean of all ranks, without the slowest rank if it is to blame.
     """
     if not found.waited_for:
         return

@@ -1,4 +1,4 @@
-"""Compute the figures that summarize the traces of several ranks.  Pure."""
+"""Computes the figures in the summary of several ranks' traces."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from cpulaunch.trace.intervals import Intervals, intersect, subtract, total, uni
 from cpulaunch.trace.model import RankTrace, Span
 
 TOP = 10
-"""Number of operations that are listed."""
+"""Number of listed operations."""
 
 _NO_COMPUTATION = re.compile(
     r"c10d::|_c10d_functional::|autograd::engine::|torch::autograd::|profiler::|(?!CompiledFunction)\w*Backward\d*$"
 )
-"""Names of operations that only call others, or hand something to the process group."""
+"""Matches operations that only call others, or the process group."""
 
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction", "## Call CompiledFxGraph")
 
 PARTS = ("computation", "optimizer", "input", "communication", "waiting", "other")
-"""Parts of a rank's time, which add up to all of it.
+"""Parts of a rank's time, which add up to the whole.
 
-``communication`` and ``waiting`` are collectives that no computation hides.  ``waiting`` is the time until
-the last rank begins a collective, ``communication`` the time after that.  ``other`` is Python and idle time.
+``waiting`` and ``communication`` are times of collectives that don't overlap with computation: ``waiting``
+before the last rank begins a collective, ``communication`` after that.  ``other`` is Python and idle time.
 """
 
 
 class Shares(NamedTuple):
-    """How a rank spends its time.
+    """The parts of a rank's time, as shares between 0 and 1.
 
-    All but ``seconds_per_step`` are shares between 0 and 1.  ``hidden`` is collectives during the first three
-    of `PARTS`.
+    ``hidden`` is the time of collectives that overlap with the first three of `PARTS`.
     """
 
     rank: int
@@ -48,41 +47,29 @@ class Shares(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """An operation's own time, without the operations that it calls.
-
-    ``seconds`` and ``calls`` are per step and rank; ``share`` is the fraction of a step's time.
-    """
+    """An operation's own time, without the operations that it calls."""
 
     name: str
-    seconds: float
-    share: float
-    calls: float
+    seconds: float  # per step and rank
+    share: float  # of a step's time
+    calls: float  # per step and rank
 
 
 class Figures(NamedTuple):
-    """Summary of a trace.
+    """The figures of a trace."""
 
-    ``first`` and ``last`` are the numbers of the traced steps.  ``waited_for`` is the rank that the others
-    have waited for most in collectives, and its share of all such waiting; None if nobody has waited.
-    ``throttled`` is the rank that has lost the largest share of its time to a CPU quota, and that share.
-    ``far_memory`` is the rank with the largest share of its memory on other NUMA nodes, and that share.
-    ``imbalance`` is the longest computation of a rank ÷ the ranks' mean.  ``sources`` are torch's names of
-    how the ranks read their data.  ``backends`` are those of their collectives.  ``threads`` is the maximum
-    over the ranks.
-    """
-
-    first: int
-    last: int
+    first: int  # the first traced step
+    last: int  # the last traced step
     ranks: list[Shares]
     operations: list[Operation]
-    waited_for: tuple[int, float] | None
-    imbalance: float
-    sources: list[str]
-    backends: list[str]
-    threads: int
-    migrations: float  # per rank and second
-    throttled: tuple[int, float]
-    far_memory: tuple[int, float]
+    waited_for: tuple[int, float] | None  # rank for which others waited most, its share of all waiting
+    imbalance: float  # longest computation of a rank ÷ mean of all ranks
+    sources: list[str]  # torch's names of the ranks' data loaders
+    backends: list[str]  # of the ranks' collectives
+    threads: int  # maximum of a rank
+    migrations: float  # of threads, per rank and second
+    throttled: tuple[int, float]  # rank that lost most time to a CPU quota, share of its time
+    far_memory: tuple[int, float]  # rank with most memory on other NUMA nodes, share of its memory
     uncertain: float  # maximum error of the ranks' clocks in seconds
     joined: int  # number of collectives that were matched between ranks
     alone: int  # number of ranks' collectives that were not matched
@@ -90,7 +77,7 @@ class Figures(NamedTuple):
 
 
 def figures(ranks: Sequence[RankTrace], noun: str = "rank") -> Figures:
-    """Return the figures of at least one traced rank."""
+    """Compute the figures of at least one traced rank."""
     shares = [_shares(rank) for rank in ranks]
     computing = [each.computation * each.seconds_per_step for each in shares]
     mean = sum(computing) / len(computing)
@@ -127,7 +114,7 @@ def as_json(found: Figures) -> dict[str, Any]:
 
 
 def is_computation(name: str) -> bool:
-    """Whether an operation computes something itself, rather than only calling other operations."""
+    """Return whether an operation computes something itself."""
     if name.startswith(_COMPILED):
         return True
     return "::" in name and not _NO_COMPUTATION.match(name)
@@ -158,7 +145,7 @@ def _shares(rank: RankTrace) -> Shares:
 
 
 def _operations(ranks: Sequence[RankTrace]) -> list[Operation]:
-    """Return all operations, those with the largest own time first."""
+    """Return all operations, ordered by their own time, the longest first."""
     own: defaultdict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
     for rank in ranks:
@@ -192,7 +179,7 @@ def _add_own_times(spans: list[Span], own: defaultdict[str, float], calls: Count
 
 
 def _waited_for(ranks: Sequence[RankTrace]) -> tuple[int, float] | None:
-    """Return the rank that the others have waited for most, and its share of all waiting."""
+    """Return the rank for which others have waited most, and its share of all waiting."""
     waits: defaultdict[int, float] = defaultdict(float)
     for rank in ranks:
         for each in rank.collectives:

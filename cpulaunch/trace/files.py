@@ -1,4 +1,4 @@
-"""Merge the ranks' trace files in the working directory into one, and write it there with a summary."""
+"""Merges the ranks' trace files in the working directory into one file, with a summary."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from cpulaunch.trace.read import TraceError
 from cpulaunch.trace.text import Summary, summary
 
 LEVEL = 3
-"""Compression level of gzip."""
+"""gzip's compression level."""
 
 
 def main() -> int:
-    """Merge the files that stdin names in JSON, and print the summary as JSON.  Returns the exit code."""
-    gc.disable()  # there is no garbage until the end
+    """Carry out the order on stdin, and print the summary.  Both are JSON.  Returns the exit code."""
+    gc.disable()  # nearly all objects live until the end
     try:
         made = merge_files(json.load(sys.stdin))
         print(json.dumps({"brief": made.brief, "text": made.text}))
@@ -35,11 +35,11 @@ def main() -> int:
 
 
 def merge_files(order: Mapping[str, Any]) -> Summary:
-    """Merge traces into STEM.json.gz, write the summary to STEM.txt and STEM.summary.json, and return it.
+    """Merge traces into STEM.json.gz, and write their summary to STEM.txt and STEM.summary.json.
 
-    ``order`` has the keys ``stem``, ``ranks`` (the fields of ``Source`` for each), ``noun`` (rank or
-    instance) and ``missing`` (rank → why it has no trace).  Ranks whose file is not a trace are added to the
-    missing ones.  Raises TraceError if no rank has a trace.
+    ``order`` has the keys ``stem``, ``ranks`` (fields of ``Source``), ``noun`` (rank or instance) and
+    ``missing`` (rank → why it has no trace).  Files that are not traces are reported as missing.  Raises
+    TraceError if no rank has a trace.
     """
     missing = {int(rank): why for rank, why in order["missing"].items()}
     while True:
@@ -80,15 +80,15 @@ def _write(stem: str, sources: list[Source], missing: Mapping[int, str], noun: s
             os.unlink(part)
         raise
     made = summary(found, missing)
-    told = [each._asdict() for each in advice(found)]
+    texts = [each._asdict() for each in advice(found)]
     with _private(f"{stem}.summary.json") as raw:
-        raw.write(json.dumps({**as_json(found), "advice": told, "missing": missing}, indent=1).encode())
+        raw.write(json.dumps({**as_json(found), "advice": texts, "missing": missing}, indent=1).encode())
     with _private(f"{stem}.txt") as raw:
         raw.write(made.text.encode())
     return made
 
 
 def _private(name: str) -> io.BufferedWriter:
-    """Open a file for writing that only its owner may read."""
+    """Open a file for writing that only its owner can read."""
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     return os.fdopen(fd, "wb")

@@ -1,4 +1,4 @@
-"""Sets of times as sorted lists of disjoint intervals (begin, end)."""
+"""Sets of times: sorted lists of disjoint intervals (begin, end)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Intervals = list[tuple[float, float]]
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
-    """Return the times that are in any of ``intervals``, which may overlap and be unsorted."""
+    """Return the times in any of ``intervals``, which may overlap and be unsorted."""
     found: Intervals = []
     for begin, end in sorted(intervals):
         if found and begin <= found[-1][1]:
@@ -20,7 +20,7 @@ def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
 
 
 def intersect(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> Intervals:
-    """Return the times that are in both ``a`` and ``b``."""
+    """Return the times in both ``a`` and ``b``."""
     found: Intervals = []
     i = j = 0
     while i < len(a) and j < len(b):
@@ -35,7 +35,7 @@ def intersect(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]
 
 
 def subtract(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> Intervals:
-    """Return the times that are in ``a`` but not in ``b``."""
+    """Return the times in ``a`` that are not in ``b``."""
     found: Intervals = []
     j = 0
     for begin, end in a:

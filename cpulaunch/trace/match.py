@@ -1,4 +1,4 @@
-"""Match the parts of a collective in the traces of several ranks."""
+"""Finds the parts of a collective in several ranks' traces."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ from itertools import pairwise
 from cpulaunch.trace.model import Collective, Note, RankTrace
 
 SLACK = 200.0
-"""Microseconds by which the times of a rank's records and of its events may differ.
-
-An event of gloo begins when one of gloo's threads is free, which may be later.
-"""
+"""Microseconds by which a record and its event may differ.  An event of gloo may begin later still, when one
+of gloo's threads is free."""
 
 MESSAGES = ("send", "recv", "recvAnySource", "recv_anysource")
-"""Messages, which are not matched: their two ends have no number in common."""
+"""Kinds of messages, which are not matched, as sender and receiver number them differently."""
 
 
 def match(ranks: Sequence[RankTrace]) -> list[list[tuple[RankTrace, Collective]]]:
-    """Return the collectives that more than one rank has traced, each as its parts ordered by start.
+    """Return the collectives that several ranks have traced, each as a list of parts ordered by start.
 
-    Sets ``key`` of each collective if it is known.  Also sets ``last`` and ``last_rank`` of the returned
-    collectives: the last part to begin, which holds up the others.
+    Sets ``key``, ``last`` and ``last_rank`` of the collectives, as far as they are known.
     """
     together: dict[tuple[str, str, int], list[tuple[RankTrace, Collective]]] = {}
     for rank in ranks:
@@ -42,9 +39,9 @@ def match(ranks: Sequence[RankTrace]) -> list[list[tuple[RankTrace, Collective]]
 
 
 def identify(collectives: Sequence[Collective], notes: Sequence[Note]) -> None:
-    """Set the keys of a rank's collectives, as far as its records contain them."""
+    """Set the keys of a rank's collectives from its records."""
     ordered = sorted((each for each in collectives if each.kind not in MESSAGES), key=lambda each: each.begin)
-    # ccl's records have the times of its events, but ccl's own names of operations.  gloo's have torch's.
+    # ccl's records have the exact times of events, but other names; gloo's records have the names of events.
     _by_time([each for each in ordered if each.backend == "ccl"], [n for n in notes if n.backend == "ccl"])
     for backend, kind in {(note.backend, note.kind) for note in notes if note.backend != "ccl"}:
         same = [each for each in ordered if (each.backend, each.kind) == (backend, kind)]
@@ -57,7 +54,7 @@ def identify(collectives: Sequence[Collective], notes: Sequence[Note]) -> None:
 
 
 def _by_time(collectives: Sequence[Collective], notes: Sequence[Note]) -> None:
-    """Assign to each record the event that begins at its time, else the next event that is not assigned."""
+    """Assign each record to the event that begins at its time, else to the next unassigned event."""
     begins = [each.begin for each in collectives]
     free = 0
     for note in sorted(notes, key=lambda note: note.at):
@@ -70,7 +67,7 @@ def _by_time(collectives: Sequence[Collective], notes: Sequence[Note]) -> None:
 
 
 def _by_order(collectives: Sequence[Collective], step: int) -> None:
-    """Derive missing keys from their neighbours, as numbers are consecutive in a backend's only group."""
+    """Derive missing keys from neighbours.  In a backend's only group, numbers are consecutive."""
     for before, each in pairwise(collectives):
         if each.key is None and before.key:
             backend, group, number = before.key

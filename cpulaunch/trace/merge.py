@@ -1,7 +1,7 @@
-"""Merge the traces of several ranks into one for Perfetto.
+"""Merges the traces of several ranks into one trace for Perfetto.
 
-Each rank is a process there, and arrows connect the parts of a collective.  Events are streamed one by one;
-only what `trace.figures` needs is kept in memory.
+Each rank is a process in the trace, and arrows connect the parts of a collective.  Events are streamed; only
+data that `trace.figures` needs are kept in memory.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from cpulaunch.trace.model import COLLECTIVE, LOADER, OPTIMIZER, Collective, Not
 from cpulaunch.trace.read import TraceError, read
 
 METADATA = "cpulaunch"
-"""Key of a rank's trace under which the program adds what torch's profiler does not know."""
+"""Key of the data that the program adds to the profiler's trace."""
 
 _PER_RANK = 1 << 20
-"""Range of thread and arrow numbers per rank.  They are renumbered, as two hosts may use the same ones."""
+"""Number of thread and arrow numbers for each rank.  They are renumbered, as two hosts may have the same."""
 
 _LANES = 1 << 16
-"""First thread number, within a rank's range, of the rows in which collectives are drawn."""
+"""First of a rank's thread numbers for rows with collectives."""
 
 _HIDDEN = ("Ev Idx", "External id", "Record function id", "Input Strides")
-"""Arguments of events that are dropped, as nobody reads them."""
+"""Arguments of events that are dropped to keep the trace small."""
 
 Write = Callable[[dict[str, Any]], None]
 
 BROKEN = (TraceError, OSError, EOFError, zlib.error, AttributeError, KeyError, TypeError, ValueError)
-"""Exceptions raised by reading a file that is not a trace, or is incomplete."""
+"""Exceptions from reading a file that is not a trace, or is incomplete."""
 
 
 class SourceError(TraceError):
@@ -44,8 +44,7 @@ class SourceError(TraceError):
 class Source:
     """The trace file of one rank.
 
-    ``clock`` is what to add to the host's clock to get the launcher's, and ``uncertain`` its maximum error,
-    both in seconds.
+    ``clock`` is the launcher's clock minus the host's, and ``uncertain`` its maximum error, in seconds.
     """
 
     def __init__(self, rank: int, host: str, file: TextIO, clock: float, uncertain: float) -> None:
@@ -60,11 +59,11 @@ class Source:
 
     @property
     def origin(self) -> float:
-        """Start of the trace, in microseconds of the launcher's clock."""
+        """Start of the trace by the launcher's clock, in microseconds."""
         return float(self.about["steps"][0][1]) / 1e3 + self.clock * 1e6
 
     def trace(self, origin: float) -> RankTrace:
-        """Return the rank's trace without its events.  All times count from ``origin``, in microseconds."""
+        """Return the rank's trace without events.  Times are in microseconds since ``origin``."""
         own = self.clock * 1e6 - origin
         return RankTrace(
             self.rank,
@@ -82,7 +81,7 @@ class Source:
         )
 
     def events(self, origin: float) -> Iterator[dict[str, Any]]:
-        """Yield the events of its process, with times that count from ``origin``."""
+        """Yield the events of the rank's process, with times since ``origin``."""
         shift = round(self._to_ours - origin, 3)  # whole nanoseconds, so that nested events stay nested
         for event in self._read:
             if isinstance(event.get("pid"), int) and event.get("ph") in ("X", "s", "t", "f", "M"):
@@ -92,7 +91,7 @@ class Source:
 
 
 def merge(sources: Sequence[Source], write: Write, noun: str = "rank") -> list[RankTrace]:
-    """Write the events of all ranks, and return what `figures` needs.  Raises SourceError."""
+    """Write the events of all ranks, and return the ranks' traces for `figures`.  Raises SourceError."""
     origin = min(source.origin for source in sources)
     ranks = []
     for source in sources:
@@ -117,7 +116,7 @@ def document(file: TextIO) -> tuple[Write, Callable[[], object]]:
     Returns a function that writes an event into ``file``, and one that ends the document.
     """
     file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-    # Perfetto does not decode "\\u00b7" in the name of a process.
+    # Perfetto does not decode escapes such as "\\u00b7" in names of processes.
     encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, ensure_ascii=False).encode
     separator = [""]
 
@@ -129,7 +128,7 @@ def document(file: TextIO) -> tuple[Write, Callable[[], object]]:
 
 
 def _copy(events: Iterable[dict[str, Any]], rank: RankTrace, process: int, write: Write) -> None:
-    """Write a rank's events except its collectives, and keep what `figures` needs in ``rank``."""
+    """Write a rank's events except its collectives, and add the data for `figures` to ``rank``."""
     threads: dict[Any, int] = {}
     spans, append = rank.spans, rank.spans.append
     for event in events:
@@ -140,7 +139,7 @@ def _copy(events: Iterable[dict[str, Any]], rank: RankTrace, process: int, write
                 write({key: event[key] for key in ("ph", "name", "pid", "tid", "args")})
             continue
         if event["ts"] < rank.begin:
-            continue  # belongs to the step before
+            continue  # of the step before the trace
         arguments = event.get("args", {})
         for hidden in _HIDDEN:
             arguments.pop(hidden, None)
@@ -164,7 +163,7 @@ def _copy(events: Iterable[dict[str, Any]], rank: RankTrace, process: int, write
 
 
 def _process(rank: int, name: str, write: Write) -> int:
-    """Write the process of a rank, and return its number: not 0, as that is Perfetto's idle process."""
+    """Write a rank's process, and return its number, which is not 0: Perfetto's idle process."""
     process = rank + 1
     write({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
     write({"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": rank}})
@@ -194,7 +193,7 @@ def _draw_steps(rank: RankTrace, write: Write) -> None:
 
 
 def _draw_collectives(rank: RankTrace, write: Write) -> None:
-    """Write a rank's collectives, in several rows if they overlap, as events of a thread must not."""
+    """Write a rank's collectives, in several rows if they overlap, as events in a row can't overlap."""
     free: list[float] = []
     for each in sorted(rank.collectives, key=lambda each: each.begin):
         lane = next((number for number, until in enumerate(free) if until <= each.begin), len(free))
@@ -219,7 +218,7 @@ def _draw_collectives(rank: RankTrace, write: Write) -> None:
 
 
 def _draw_arrows(number: int, parts: Sequence[tuple[RankTrace, Collective]], write: Write) -> None:
-    """Write arrows from the first rank to begin a collective to the last one, which all have waited for."""
+    """Write arrows between the parts of a collective, from the first rank to begin it to the last."""
     for place, (rank, part) in enumerate(parts):
         phase = "s" if place == 0 else "f" if place == len(parts) - 1 else "t"
         event = {

@@ -1,4 +1,4 @@
-"""Data of a rank's trace from which figures are computed.  Times are in microseconds of the job's trace."""
+"""The part of a rank's trace that figures need.  Times are in microseconds since the trace's start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 COLLECTIVE = re.compile(r"(ccl|gloo|mpi|ucc):(\w+)")
-"""Matches names of events that are collectives or messages under way, by torch's convention."""
+"""Matches torch's names of events for collectives and messages."""
 
 LOADER = "enumerate(DataLoader)#"
 OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
@@ -24,57 +24,46 @@ class Span(NamedTuple):
 
 @dataclass
 class Collective:
-    """One rank's part of a collective.
-
-    ``key`` is backend, group and number, the same in all ranks of the group; None if unknown.  ``place`` is
-    the number of the row in which it is drawn.  ``last`` is when the last rank began it, and ``last_rank``
-    that rank; both are None if the collective was not matched with other ranks.
-    """
+    """One rank's part of a collective."""
 
     backend: str
     kind: str
     begin: float
     end: float
     args: dict[str, Any]
-    key: tuple[str, str, int] | None = None
-    place: int = 0
-    last: float | None = None
-    last_rank: int | None = None
+    key: tuple[str, str, int] | None = None  # backend, group, number: the same in all ranks; None if unknown
+    place: int = 0  # number of the row in which it is drawn
+    last: float | None = None  # when the last rank began it; None if other ranks' parts are unknown
+    last_rank: int | None = None  # the rank that began it last
 
 
 class Note(NamedTuple):
-    """A rank's own record of a collective.  ``at`` is when it was called."""
+    """The ledger's record of a collective."""
 
     backend: str
     group: str
     number: int
     kind: str
-    at: float
+    at: float  # when it was called
 
 
 @dataclass
 class RankTrace:
-    """One rank's trace.
-
-    ``steps`` are numbers of steps and the times of their ends; the first one only marks the start of the
-    trace.  ``spans`` are torch's operations, ``input`` and ``optimizer`` are the spans of its DataLoader and
-    optimizers.  ``throttled`` is the share of the time lost to a CPU quota, ``far_memory`` the share of its
-    memory on other NUMA nodes.  ``uncertain`` is the error of its clock in microseconds.
-    """
+    """One rank's trace."""
 
     rank: int
     host: str
-    steps: list[tuple[int, float]]
-    spans: list[Span] = field(default_factory=list)
-    input: list[Span] = field(default_factory=list)
+    steps: list[tuple[int, float]]  # number and end; the end of the first one is the start of the trace
+    spans: list[Span] = field(default_factory=list)  # of torch's operations
+    input: list[Span] = field(default_factory=list)  # of its DataLoader
     optimizer: list[Span] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     threads: int = 0
     migrations: int = 0
-    throttled: float = 0.0
-    far_memory: float | None = None
-    uncertain: float = 0.0
+    throttled: float = 0.0  # share of the time that a CPU quota took
+    far_memory: float | None = None  # share of its memory on other NUMA nodes
+    uncertain: float = 0.0  # maximum error of its clock
 
     @property
     def begin(self) -> float:

@@ -1,4 +1,4 @@
-"""Stream a trace file of torch's profiler, so that a trace of a gigabyte needs a few megabytes of memory."""
+"""Streams a trace file of torch's profiler, so that a gigabyte needs a few megabytes of memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CHUNK = 1 << 20
 """Characters per read."""
 
 MAX_HEADER = 64 << 20
-"""Maximum characters before the first event, with what the program has added; also of a single event."""
+"""Maximum characters before the first event, and of a single event."""
 
 _EVENTS = '"traceEvents"'
 
@@ -20,10 +20,7 @@ class TraceError(ValueError):
 
 
 def read(file: TextIO) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """Return the object without its events, and an iterator over the events.
-
-    Both the call and the iterator raise TraceError.
-    """
+    """Return the trace's object without events, and an iterator over events.  Both raise TraceError."""
     text = ""
     while (at := text.find(_EVENTS)) < 0 or "[" not in text[at:]:
         if not (more := file.read(CHUNK)) or len(text) > MAX_HEADER:

@@ -1,6 +1,6 @@
-"""``python -I -S …/run_merge.py``: merges traces in the working directory, as a JSON object on stdin says.
+"""The program ``python -I -S …/run_merge.py``, which merges traces for the launcher.
 
-This is a process of its own, because it may take seconds and much memory, and must not block the launcher.
+It is a process of its own because it may need seconds and much memory.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Format the summary of a trace as text.  Pure."""
+"""Formats the summary of a trace as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cpulaunch.trace.figures import PARTS, Figures, Shares
 from cpulaunch.wording import COMPUTATION, EXPOSED, HIDDEN, INPUT, SLOWER_RANKS, counted
 
 COLUMNS = 8
-"""Maximum number of ranks with a column each.  For more ranks, the table has the mean and the extremes."""
+"""Maximum number of ranks with a column each.  With more, the table has the mean and the extremes."""
 
 TITLES = {
     "computation": COMPUTATION,
@@ -27,17 +27,17 @@ MAX_NAME = 60
 
 
 class Summary(NamedTuple):
-    """The summary of a trace, and its first lines, without the tables."""
+    """The summary of a trace."""
 
-    brief: list[str]
+    brief: list[str]  # lines without the tables
     text: str
 
 
 def summary(found: Figures, missing: Mapping[int, str]) -> Summary:
-    """Return the summary.  ``missing`` says why ranks have no trace."""
+    """Return the summary.  ``missing``: rank → why it has no trace."""
     head = list(_head(found, missing))
     advised = [f"  {each.text}" for each in advice(found)]
-    advised = advised or ["  nothing stands out: computation takes most of the time"]
+    advised = advised or ["  nothing stands out: most time is spent on computation"]
     return Summary([*head, *advised], "\n".join([*head, "", *advised, "", *_tables(found)]) + "\n")
 
 
@@ -60,9 +60,9 @@ def _tables(found: Figures) -> Iterator[str]:
         yield f"  {spent}  {each.calls:6.0f} ×  {each.name[:MAX_NAME]}"
     if len(found.ranks) > 1:
         yield ""
-        yield f"computation takes the slowest {noun} {found.imbalance:.2f} times as long as the {noun}s' mean"
+        yield f"the slowest {noun} computes {found.imbalance:.2f} times as long as the {noun}s' mean"
         if found.joined or found.alone:
-            apart = f"; of {found.alone} the group is not known" if found.alone else ""
+            apart = f"; {found.alone} others have an unknown group" if found.alone else ""
             yield f"{found.joined} collectives joined by arrows{apart}"
     if found.uncertain:
         yield f"clocks of hosts agree to {1e3 * found.uncertain:.2f} ms"

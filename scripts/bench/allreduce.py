@@ -1,4 +1,4 @@
-"""Allreduce and a DDP step: ccl, gloo (pinned and not), Intel's MPI benchmark, oneccl_bind_pt where it is.
+"""Compares backends in allreduce and a DDP step: ccl, gloo, Intel's MPI benchmark, and oneccl_bind_pt.
 
     python scripts/bench/allreduce.py [--rounds 3] [--out runs/allreduce]
     python scripts/bench/allreduce.py --more --only ddp --out runs/allreduce  adds rounds to that file
@@ -6,12 +6,11 @@
     python scripts/bench/allreduce.py --only fsdp    a step of FSDP2 of BERT (needs transformers)
     python scripts/bench/allreduce.py --only threads  ranks of two threads beside ranks of one
 
-"ccl, shared" reduces tensors that lie in memory which the ranks share, as DDP's buckets do after `prepare`,
-and FSDP2's buffers do.  A step of FSDP2 is also taken with torch's backend "fake", which sends nothing: no
-backend's step can be shorter.
-The contenders take turns, so that a busy machine hurts them alike, and each ratio is of one round's numbers.
-Each rank is pinned to one core (but "gloo, free").  Prints medians, and ratios as min/median/max over the
-rounds; writes OUT.json with every sample, and OUT.png where matplotlib is installed.
+"ccl, shared" reduces tensors in memory that the ranks share, like DDP's buckets after `prepare` and FSDP2's
+buffers.  FSDP2 also runs with torch's backend "fake", which sends nothing and gives a lower bound.
+Contenders take turns, so that a busy machine affects all of them, and each ratio is of one round.  Each rank
+is pinned to a core, except for "gloo, free".  Prints medians, and ratios as min/median/max over the rounds;
+writes OUT.json with every sample.
 """
 
 from __future__ import annotations
@@ -35,12 +34,7 @@ from typing import Any
 DTYPES = ("float32", "bfloat16")
 SIZES = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]  # bytes
 RUN_LIMIT = 400.0  # seconds
-
-
-TURNS = 7  # of ranks with one thread, and as many with two
-
-BATCHES = (1, 8)  # of 128 tokens, per rank
-
+TURNS = 7  # with one thread per rank, and as many with two
 
 Samples = dict[str, dict[str, dict[str, list[float]]]]
 
@@ -100,7 +94,6 @@ def main() -> int:
         print(f"round {number + 1} of {options.rounds} done", file=sys.stderr, flush=True)
     if document["allreduce_us"]:
         print(allreduce_table(document["allreduce_us"]))
-        draw(document["allreduce_us"], options.out.with_suffix(".png"))
     if document["ddp_ms"]:
         print(ddp_table(document["ddp_ms"]))
     if document["gather_us"]:
@@ -116,7 +109,7 @@ def main() -> int:
 
 
 def bench_allreduce(options: argparse.Namespace, samples: dict[str, dict[str, list[float]]]) -> None:
-    """Add one round: contender and type → size → microseconds, the median of the round's repetitions."""
+    """Add one round: contender and type → size → median microseconds of the repetitions."""
     for dtype in options.dtypes:
         for contender in contenders():
             us = start(contender, f"allreduce:{dtype}", options)
@@ -139,15 +132,15 @@ def bench_ddp(options: argparse.Namespace, samples: dict[str, dict[str, list[flo
 
 
 def bench_in_turn(task: str, options: argparse.Namespace, samples: dict[str, dict[str, list[float]]]) -> None:
-    """Add one round of a task of FSDP2's, each rank pinned to a core; steps also without communication."""
+    """Add one round of collectives or steps of FSDP2, with each rank pinned to a core."""
     for backend in ("ccl", "ccl-shared", "gloo", *(["fake"] if task == "fsdp" else [])):
         add(samples, backend, start(Contender(backend, backend), task, options))
 
 
 def bench_threads(options: argparse.Namespace, samples: dict[str, dict[str, list[float]]]) -> None:
-    """Add one round of ranks that may all run on every core, with one thread and with two.
+    """Add one round of unpinned ranks, with one thread and with two.
 
-    OpenMP's threads sleep while they wait, as there are more than cores.
+    There are more OpenMP threads than cores, so they sleep while they wait.
     """
     for backend in ("ccl", "ccl-shared"):
         case = Contender(backend, backend, pinned=False, threads=2, variables={"OMP_WAIT_POLICY": "passive"})
@@ -198,7 +191,7 @@ def start(contender: Contender, task: str, options: argparse.Namespace) -> dict[
 
 
 def imb(options: argparse.Namespace) -> dict[str, float]:
-    """Intel's own benchmark of MPI_Allreduce on the same cores, where impi-rt is installed."""
+    """Run Intel's benchmark of MPI_Allreduce on the same cores, if impi-rt is installed."""
     binaries = Path(sys.prefix) / "bin"
     if not (binaries / "IMB-MPI1").exists():
         return {}
@@ -274,7 +267,7 @@ def measure_allreduce(dtype: str, sizes: list[int], shared: bool) -> dict[str, f
 
 
 def measure_threads(sizes: list[int], shared: bool) -> dict[str, float]:
-    """Of all_reduces of float32 in which each rank has one thread, and in turn two."""
+    """Measure all_reduces of float32, with one thread per rank and with two, in turn."""
     import torch
     import torch.distributed as dist
 
@@ -334,7 +327,7 @@ def measure_ddp(backend: str) -> dict[str, float]:
 
 
 def reduce_in_turn(bucket: Any) -> Any:
-    """A DDP hook without overlap: each bucket is reduced before the computation goes on."""
+    """A DDP hook without overlap: the computation waits for each bucket's reduction."""
     import torch
     import torch.distributed as dist
 
@@ -345,7 +338,7 @@ def reduce_in_turn(bucket: Any) -> Any:
 
 
 def measure_gather(sizes: list[int], shared: bool) -> dict[str, float]:
-    """Of float32 tensors, whose `sizes` are those of all ranks' parts together."""
+    """Measure collectives of float32 tensors; a size is that of all ranks' parts together."""
     import torch
     import torch.distributed as dist
 
@@ -376,7 +369,7 @@ def measure_gather(sizes: list[int], shared: bool) -> dict[str, float]:
 
 
 def measure_fsdp(shared: bool) -> dict[str, float]:
-    """Of BERT, base, each of whose layers is sharded, in float32 and in bfloat16."""
+    """Measure steps of BERT, base, with sharded layers, in float32 and in bfloat16."""
     import torch
     import torch.distributed as dist
     import transformers
@@ -472,33 +465,6 @@ def threads_table(us: dict[str, dict[str, list[float]]]) -> str:
             cells.append(spread([b / a for a, b in zip(us[one][size], us[two][size], strict=True)]))
         lines.append(f"| {int(size):,} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def draw(us: dict[str, dict[str, list[float]]], path: Path) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        print(f"no {path.name}: matplotlib is not installed", file=sys.stderr)
-        return
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
-    for name, by_size in us.items():
-        if name.endswith("float32"):
-            axes.loglog(
-                [int(size) for size in by_size],
-                [statistics.median(values) for values in by_size.values()],
-                "o-",
-                label=name.rsplit(" ", 1)[0],
-            )
-    axes.set_xlabel("bytes, float32")
-    axes.set_ylabel("µs")
-    axes.set_title("Allreduce within a host")
-    axes.legend()
-    axes.grid(True, which="both", alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

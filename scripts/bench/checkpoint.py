@@ -1,13 +1,14 @@
-"""Cost of saving: training steps without saves, and while a checkpoint is written, in turn.
+"""Measures the cost of saving a checkpoint while a rank trains.
 
     python scripts/bench/checkpoint.py [--rounds 5] [--mb 500] [--steps 100] [--directory DIR]
 
-One rank trains a model whose checkpoint (weights, moments of AdamW) has so many MB (10⁶ bytes).  A round is
-a block of steps without a save, and two of as many in which a save begins at the first: one is written by a
-thread of low priority, as cpulaunch does, and one by a thread like any other.  Printed, over the rounds: the
-seconds of a step without; for both, the time of the block ÷ that without, and the CPU time of the process in
-it − that without; and the seconds for which the training stood still to copy.  The block should last longer
-than the writing: else part of the cost is not in it, which is said, as are the cores and what else they do.
+The checkpoint (weights and moments of AdamW) has --mb megabytes.  Each round has three blocks of --steps
+steps: one without a save, one in which cpulaunch's thread of low priority writes the checkpoint, and one in
+which a thread of normal priority does.
+
+Prints, over the rounds: seconds of the block without a save; for both saves, the ratio of the block's time
+and the difference of CPU time to the block without; and the seconds for which training stopped to copy.  A
+warning follows if a save took longer than its block, as the block then lacks a part of the cost.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""A rank of ``multihost.py collectives``: how long an operation takes, and how much its host sends for it.
+"""A rank of ``multihost.py collectives``, which measures an operation's time and the bytes that hosts send.
 
     collectives_rank.py OPERATION CONTENDER,... BYTES...
 
-A contender is ``BACKEND:local``, pinned to the core with the number of the rank on its host,
-``BACKEND:rank``, to that of its rank, or ``BACKEND:free``.  Each has a group of its own in the same
-processes, and they take turns, so what slows the machine down for seconds slows them all.
-Prints JSON: bytes → contender → this rank's median milliseconds of each turn, the bytes that its host has
-sent for an operation in sizes of the tensor, and the repetitions of a turn.  ``send_recv:1`` and
-``send_recv:last`` are half a round trip between rank 0 and that rank; the other ranks sleep meanwhile.
+A contender is a backend with a binding.  ``BACKEND:local`` is pinned to the core with the number of its
+local rank, ``BACKEND:rank`` to the core with the number of its rank, and ``BACKEND:free`` is not pinned.
+Contenders have separate groups in the same processes and take turns, so a busy machine affects all of them.
+
+Prints JSON: bytes → contender → this rank's median milliseconds in each turn, the bytes that its host sent
+for an operation ÷ those of the tensor, and the repetitions of a turn.  ``send_recv:1`` and
+``send_recv:last`` measure half a round trip between rank 0 and that rank, while other ranks sleep.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Final losses of small models, trained by the engines native and torch, which should learn the same.
+"""Compares the final losses of small models trained by the engines native and torch.
 
     python scripts/bench/convergence.py [--models bert resnet] [--steps 300] [--seeds 5] [--precision bf16]
 
-A BERT (masked bytes of text), a GPT-2 (next bytes) and a ResNet (scikit-learn's images of digits), all with
-dropout and AdamW, train from each seed with each engine: `cpulaunch run` with one rank on one core, and the
-two engines of a model side by side.  Text is Python's own documentation.  A run's final loss is the mean of
-its last 50 steps, or of the last sixth if that is fewer.  The table shows mean ± standard deviation over the
-seeds, and the difference of the means in standard deviations of torch's.
+The models are a BERT (masked bytes of text), a GPT-2 (next bytes) and a ResNet (scikit-learn's images of
+digits), with dropout and AdamW.  The text is Python's documentation.  From each seed, each engine trains
+each model, on one rank with one core; the two engines run at the same time.
+
+A final loss is the mean of the last 50 steps, or of the last sixth of the steps if that is fewer.  The
+table has mean ± standard deviation over the seeds, and the difference of the means ÷ the standard deviation
+of torch.
 """
 
 from __future__ import annotations

@@ -1,20 +1,22 @@
-"""Throughput and latency of inference: cpulaunch's instances, torch's run_cpu, and one plain Python.
+"""Compares throughput and latency of inference: cpulaunch's instances, torch's run_cpu, and one plain Python.
 
     python scripts/bench/inference.py [--rounds 30] [--model bert] [--instances 1,2] [--precision fp32,bf16]
 
-A way takes two to five minutes.  The programs are those of examples/inference, in every way that is asked for
-(--precision, --engine).  A layout is a number of instances, each with as many of the cores: by default one
-with all, and as many as there are of four cores, or of one where there are fewer than eight.  Plain Python is
-one process that may use all cores, for all layouts.  All of these are started and load the model; then they
-compute in turns of a second, while the others sleep, so that a busy moment of the machine hits all alike
-(inference_program.py).  In a round, each has a turn.
+The programs are those of examples/inference, with each combination of --precision and --engine, which takes
+two to five minutes.  A layout is a number of instances that share the cores evenly.  By default, there are
+two layouts: one instance with all cores, and instances of four cores (of one core if there are fewer than
+eight). Plain Python is one process that may use all cores.
 
-A row is a way and layout: samples/s of all instances together by each launcher and the median latency of a
-batch in milliseconds (medians of the rounds), the throughput of cpulaunch as a multiple of run_cpu's and of
-plain Python's (the first quartile of the rounds, the **median** and the third quartile), and what the
-precision costs, by the example.
-run_cpu is run as in an activated environment, where it finds Intel's OpenMP; it is checked that it binds.
-int8 takes the engine compile, and torchao; ipex takes torch 2.8 with IPEX, by whose Python this is run.
+All programs load their model, and then compute in turns of a second while the others sleep, so that a busy
+machine affects all of them (inference_program.py).  Each has one turn in a round.
+
+A row is a combination and a layout.  It has samples/s of all instances together and the median milliseconds
+of a batch (medians of the rounds), cpulaunch's throughput ÷ that of run_cpu and of plain Python (first
+quartile, **median** and third quartile of the rounds), and the example's measure of the precision's cost.
+
+run_cpu runs as in an activated environment, where it finds Intel's OpenMP; the script checks that it binds.
+int8 needs --engine compile and torchao.  For ipex, run the script with the Python of an environment with
+torch 2.8 and IPEX.
 """
 
 from __future__ import annotations

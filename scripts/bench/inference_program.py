@@ -1,11 +1,10 @@
-"""An example of inference that computes in its turns alone: the program that inference.py starts.
+"""Runs an example of inference that computes only in its launcher's turns; inference.py starts it.
 
     python inference_program.py EXAMPLE [its options]
 
-The environment names the directory of the turns, and this program's launcher by its number and among how many
-(see `Turns`).  The example first measures itself as ever.  Then it computes its batches over and over while
-it is its launcher's turn, and writes a line for each turn into a file of its own in the directory: the turn,
-and the seconds that each batch took.
+Environment variables have the directory of the turns, this launcher's number, and the number of launchers
+(see `Turns`).  The example first measures itself as usual.  Then it computes batches in its launcher's
+turns, and writes a line for each turn to a file in the directory: the turn, and the seconds of each batch.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""Cost of a rank's ledger: small collectives with and without one, in turn.
+"""Measures the cost of a rank's ledger for small collectives.
 
     python scripts/bench/ledger.py [--rounds 5] [--calls 20000] [--ranks 1] [--backend ccl|gloo] [--telemetry]
 
-Printed: nanoseconds of an all_reduce of 4 bytes in the fastest of 20 batches (min, median, max of the
-rounds), what the ledger adds (median of the rounds' differences), and what that is of a training step of 5 ms
-with 20 collectives.  One rank waits for nobody, so that it shows differences of nanoseconds.
+Prints nanoseconds of an all_reduce of 4 bytes in the fastest of 20 batches, with and without a ledger (min,
+median, max of the rounds); the median difference within a round; and its share of a step of 5 ms with 20
+collectives. With one rank, nothing waits for another rank, so differences of nanoseconds show.
 
-For ccl these are wall time, in processes with and without a ledger.  gloo has another thread do the work, for
-which the caller waits 10 or 30 us, by the cores that the two happen to be on: so it is the CPU time of the
-calling thread, and one process takes its batches with and without, in turn.  For gloo also what the thread
-takes that copies torch's flight recorder.  Telemetry, which watches gloo's collectives and waits for them,
-too, is off without --telemetry.
+For ccl, the times are wall times of processes with and without a ledger.  For gloo, they are CPU times of
+the calling thread, in one process that switches the ledger on and off: the wall time of gloo's own thread
+depends on the cores on which the two threads run.  For gloo, the time of the thread that copies torch's
+flight recorder is also printed.  Telemetry, which also watches collectives, is off without --telemetry.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Cost of a thousand simulated hosts on the launching host with the launcher ssh.
+"""Measures the cost of a thousand simulated hosts for the launcher ssh.
 
     python scripts/bench/many_hosts.py [--hosts 64 1024]
 
-Instead of ssh, a script starts each host's spawner on this machine (`tests/agent/spawner`), and an agent that
-only sleeps.  Printed for each number of hosts: seconds from the start until all agents have reported, memory
-and open files of the launching host's spawner then, and seconds from SIGTERM until every process is gone.  A
-thousand hosts are two thousand processes, which need about 8 GB.
+A script instead of ssh starts each host's spawner on this machine (`tests/agent/spawner`), with an agent
+that sleeps.  Prints for each number of hosts: seconds from the start until all agents have reported, memory
+and open files of the launching host's spawner at that time, and seconds from SIGTERM until all processes
+have ended.  A thousand hosts are two thousand processes, which need about 8 GB.
 """
 
 from __future__ import annotations

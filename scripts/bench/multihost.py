@@ -1,32 +1,35 @@
-"""Several hosts: how long a start takes, and how fast training is over links of known speed.
+"""Measures starts, training and collectives on several hosts, with links of known speed.
 
     python scripts/bench/multihost.py [start] [training] [collectives] [--rounds N]
     python scripts/bench/multihost.py training --layouts 2x1 2x2 --rates 1gbit 10gbit
     python scripts/bench/multihost.py collectives --layouts 2x2 3+1 --sizes 1048576 --operations broadcast
 
-Needs root: the hosts are network namespaces of this machine (tests/support/namespaces.py), with a real sshd
-each, so all ranks share its cores.  Prints Markdown tables: min / median / max of rounds in turn, ratios
-within a round.
+Needs root: the hosts are network namespaces of this machine with a real sshd each
+(tests/support/namespaces.py), so all ranks share its cores.  A layout is HOSTSxRANKS, or the ranks of each
+host, such as 3+1.  Prints Markdown tables with min / median / max of the rounds; contenders take turns, and
+ratios are of one round.
 
-``start``: seconds from the command to the first line that a rank prints, 4 hosts with one rank each: the
-bare mpiexec.hydra, cpulaunch without and with preflight.
-``training``: milliseconds of a DDP step of an MLP with 8 M parameters (fp32 gradients of 32 MB), over links
-shaped with tc, on 2x2 unless ``--layouts`` says otherwise; gloo against ccl; gradients as they are, and with
-`--compress-gradients bf16`.
-``collectives``: milliseconds of an operation on float32 tensors (of the slowest rank's median repetition),
-and its wire: the bytes that the busiest host has sent, in sizes of the tensor.  The contenders have groups in
-the same processes and take turns of a tenth of a second; a round's ratio is the median of its turns'.  ccl
-and gloo are pinned, and "gloo, free" is not: rank i of a host to core i, so that the two ranks of 2x1 share a
-core, or with ``--pin rank`` rank i of all.  For all_gather, reduce_scatter and all_to_all, the size is that
-of all ranks' parts; all_reduces are eight asynchronous ones of an eighth each; in all_reduce_shared, ccl's
-tensor lies in memory that the ranks of a host share, as DDP's buckets do after `prepare`; send_recv is half a
-round trip between rank 0 and another.  ``--json FILE`` keeps every sample.
-With ``--over libfabric``, ccl uses libfabric between hosts, as it does over fast cards, against oneCCL (whose
-allreduce goes by its ring from 64 KB on, else by recursive doubling), which has processes of its own.
+``start``: seconds from the command to the first line that a rank prints, with one rank on each of 4 hosts,
+for mpiexec.hydra, and for cpulaunch without and with preflight.
 
-A layout is hosts x ranks on each, or as 3+1.  ``--congestion`` names the hosts' congestion control of TCP,
-else it is the machine's.  With bbr, the timers of its pacing slow transfers over these links down for
-minutes on end, and then don't, so compare with cubic or reno.
+``training``: milliseconds of a DDP step of an MLP with 32 MB of gradients, on gloo and on ccl, with and
+without `--compress-gradients bf16`.  The layout is 2x2 by default, and tc limits the rates of the links.
+
+``collectives``: milliseconds of an operation on float32 tensors (median repetition of the slowest rank),
+and the bytes that the busiest host sends ÷ those of the tensor.  Contenders have groups in the same
+processes and take turns of a tenth of a second; a round's ratio is the median over its turns.
+
+- ccl and gloo are pinned: local rank i to core i or, with ``--pin rank``, rank i.  "gloo, free" is not
+  pinned.
+- For all_gather, reduce_scatter and all_to_all, the size is that of all ranks' parts together.  all_reduces
+  are eight asynchronous ones of an eighth each.  In all_reduce_shared, ccl's tensor is in memory that the
+  ranks of a host share, like DDP's buckets after `prepare`.  send_recv is half a round trip between rank 0
+  and another rank.
+- With ``--over libfabric``, ccl uses libfabric between hosts, and is compared with oneCCL, in separate
+  processes. oneCCL's allreduce uses a ring from 64 KB on, and recursive doubling below.
+- ``--json FILE`` keeps all samples.
+- ``--congestion`` sets the hosts' TCP congestion control.  bbr's pacing slows these links down for minutes
+  at a time, so use cubic or reno.
 """
 
 from __future__ import annotations

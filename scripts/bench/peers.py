@@ -1,4 +1,4 @@
-"""What a script on two local ranks gets from cpulaunch and from its peers: the table in README.md.
+"""Compares what a script on two local ranks gets from cpulaunch and from other launchers (README.md).
 
     python scripts/bench/peers.py [--output]
 

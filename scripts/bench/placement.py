@@ -1,13 +1,12 @@
-"""Value of placement: seconds of a training step with and without each part of it.
+"""Measures the value of placement: seconds of a training step with and without each part of it.
 
     python scripts/bench/placement.py [--rounds 5] [--ranks 2] [--only WORD]
 
-The program is an encoder like BERT (4 layers of width 768, 8 x 128 tokens per rank, AdamW; bf16 where the
-CPU has it) under DDP.  Each round runs every contestant once, in turn, so that a busy moment of the machine
-hits all alike.  Printed: milliseconds of a step (min, median, max), and how many times as long as the
-first of its group it takes: ratios of the same round (min, median, max).  A value of more than 1 says that
-the first is better.  The environment needs cpulaunch, torch and the built ccl group; tcmalloc, jemalloc
-and intel-openmp are left out where they are not installed.
+The program trains an encoder like BERT with DDP (4 layers of width 768, 8 x 128 tokens per rank, AdamW,
+bf16 if the CPU has it).  Contestants take turns, so that a busy machine affects all of them.  Prints
+milliseconds of a step (min, median, max), and the ratio to the first contestant of the group in the same
+round; above 1, the first is faster.  The environment needs cpulaunch, torch and the built ccl group.
+Contestants with tcmalloc, jemalloc or intel-openmp run if these are installed.
 """
 
 from __future__ import annotations

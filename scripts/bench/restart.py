@@ -1,11 +1,12 @@
-"""From the kill of a rank to the first step of the next attempt, over the start-up time of the same script.
+"""Measures the time from the kill of a rank to the first step of the next attempt.
 
     python scripts/bench/restart.py [local] [hosts] [--rounds 5]
 
-``local``: two ranks on this machine.  ``hosts``: a rank on each of four hosts, by Intel MPI; they are network
-namespaces of this machine, with a real sshd each, which needs root.  Each round is one job: rank 1 kills
-itself after its third step, and the next attempt ends after its first.  Printed: seconds as min / median /
-max, and ratios within a round.  The script's own time is that from its first line to its first step.
+``local`` has two ranks on this machine.  ``hosts`` has one rank on each of four hosts, started by Intel
+MPI; the hosts are network namespaces with a real sshd each, which need root.  In each round, rank 1 of a
+job kills itself after its third step, and the next attempt ends after its first step.  Prints seconds (min
+/ median / max), and the ratio to the script's own start-up time, from its first line to its first step,
+within a round.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Cost of many ranks for their launcher: simulated agents with real connections and messages.
+"""Measures the cost of many ranks for the launcher, with simulated agents that send real messages.
 
     python scripts/bench/scale.py [--ranks 64 1024 8192] [--seconds 20] [--local 256 1024]
 
-Printed for each number of ranks, of the launcher alone: seconds from its start until all agents are welcome,
-and until all have printed ten lines; its share of a core while nothing but beats arrives, for ``--seconds``;
-its largest memory; seconds from a rank's exception until the box that names it, and until the launcher's end.
-The agents are in four processes of the same machine (`scale_agents.py`), which the launcher takes for an
-mpiexec on hosts of eight ranks.  Then, for real agents of this machine that run ``true``: seconds from start
-to end, and the launcher's largest memory.
+Prints for each number of ranks: seconds from the launcher's start until all agents are welcome, and until
+all have printed ten lines; the launcher's CPU share while only beats arrive, for ``--seconds``; its largest
+memory; seconds from a rank's exception until the box that names the rank, and until the launcher's end.
+The agents run in four processes on this machine (`scale_agents.py`), which act as an mpiexec with hosts of
+eight ranks.
+
+Then prints seconds from start to end, and the launcher's largest memory, for real agents that run ``true``.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""An ``mpiexec`` that runs many agents per process, with real connections and messages, but no programs.
+"""An ``mpiexec`` for `scale.py` that runs many agents per process, without programs.
 
     scale_agents.py … -n RANKS …
 
-`scale.py` gives it to cpulaunch as MPICH's.  Each agent connects by `cpulaunch.agent.link`, says that its
-program runs, that it has printed ten lines, and beats.  When there is a file ``fail`` in the directory
-``$SCALE_DIRECTORY``, one rank raises; the others end when they are asked to.  Files there show their
-progress.
+Each agent connects by `cpulaunch.agent.link`, reports that its program has started, prints ten lines, and
+sends beats.  When the file ``fail`` exists in ``$SCALE_DIRECTORY``, one rank raises an exception; the
+others end when the launcher asks them to.  Files in the directory show the agents' progress.
 """
 
 from __future__ import annotations

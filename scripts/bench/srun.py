@@ -1,11 +1,10 @@
-"""How long until four ranks on four nodes have printed a line: cpulaunch by srun, against a bare srun.
+"""Compares the start of four ranks on four nodes: cpulaunch with srun, and bare srun.
 
     python scripts/bench/srun.py [--rounds 10]
 
-Each round runs both, in turn, in one allocation on the test suite's Slurm (`tests/support/slurm.py`), which
-needs root, with a script that only prints, and with one that imports torch before, as every training does.
-Printed for each: milliseconds from start to the first line of any rank, and to the end (min, median, max),
-and the medians as multiples of the bare srun's.
+Both run in turn in one allocation of the test suite's Slurm (`tests/support/slurm.py`), which needs root,
+with a script that only prints and with one that imports torch first.  Prints milliseconds from the start to
+the first line of any rank, and to the end (min, median, max), and the ratio of the medians.
 """
 
 from __future__ import annotations

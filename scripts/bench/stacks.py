@@ -1,11 +1,11 @@
-"""How long the stacks of all ranks take: cpulaunch stacks, against py-spy for one rank after the other.
+"""Compares the time to get all ranks' stacks: cpulaunch stacks, and py-spy for one rank after the other.
 
     python scripts/bench/stacks.py [--hosts 4] [--ranks 16] [--rounds 5]
 
-The ranks wait in an all_reduce of gloo that one of them doesn't call, spread over network namespaces of this
-machine with a real sshd each, which needs root; ``--hosts 0`` has them all here, without any.  py-spy is
-started within the namespaces, to which one would have to log in by hand.  Printed: seconds of a round (min,
-median, max), with Python's frames alone and with --native, and the peer's as a multiple.
+All ranks but one wait in an all_reduce of gloo.  They are spread over network namespaces with a real sshd
+each, which need root; with ``--hosts 0``, they run on this machine.  py-spy is started within the
+namespaces, without the login that a user would need.  Prints seconds (min, median, max) for Python's frames
+and with --native, and the ratios.
 """
 
 from __future__ import annotations

@@ -1,21 +1,20 @@
-"""How long until a script that only prints has run: every launcher of ours against its peers.
+"""Compares how long launchers take to run a script that only prints.
 
     python scripts/bench/startup.py [--rounds 10]            two ranks on this machine
     python scripts/bench/startup.py --hosts [--rounds 10]    two ranks on each of four hosts
 
-Each round runs every launcher once, in turn, so that a busy moment of the machine hits all alike.  Run it
-with the Python of an environment that has cpulaunch (installed, not editable, as an editable install starts
-more slowly), impi-rt, torch and accelerate.
+Launchers take turns, so that a busy machine affects all of them.  Use the Python of an environment with
+impi-rt, torch, accelerate, and cpulaunch, which must not be installed in editable mode, as that starts more
+slowly.
 
-On this machine, printed are milliseconds from start to end (min, median, max), the median as a multiple of
-raw mpiexec.hydra's and of torchrun's, and the greetings: accelerate's ``--num_processes 2`` starts one
-process on a CPU (accelerate#2741), and still takes this long.
+On this machine, prints milliseconds from start to end (min, median, max), the ratio of the median to
+mpiexec.hydra's and to torchrun's, and the number of greetings: accelerate's ``--num_processes 2`` starts
+only one process on a CPU (accelerate#2741).
 
-With ``--hosts``, which needs root, the hosts are network namespaces of this machine, with a real sshd each,
-and nodes of a real Slurm (`tests/support/slurm.py`).  ``CPULAUNCH_TEST_MPICH`` and ``CPULAUNCH_TEST_OPENMPI``
-name the directories of these MPIs' mpiexec.  Printed are milliseconds from start to end (min, median, max),
-and ratios within a round (their min, median, max): to the bare program that starts the ranks, and to Intel's
-mpiexec.
+With ``--hosts``, which needs root, the hosts are network namespaces with a real sshd each, and nodes of a
+real Slurm (`tests/support/slurm.py`).  ``CPULAUNCH_TEST_MPICH`` and ``CPULAUNCH_TEST_OPENMPI`` name the
+directories of these MPIs' mpiexec.  Prints milliseconds from start to end (min, median, max), and ratios
+within a round to the bare program that starts the ranks, and to Intel's mpiexec.
 """
 
 from __future__ import annotations

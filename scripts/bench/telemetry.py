@@ -1,24 +1,22 @@
-"""Cost of telemetry: for a step of BERT, for the agent and the launcher, and for each of its parts.
+"""Measures the cost of telemetry for a step of BERT, for the agent and the launcher, and for its parts.
 
     python scripts/bench/telemetry.py [--pairs 100] [--block 2] [--ranks 2] [--backend ccl]
     python scripts/bench/telemetry.py --parts        its parts, one by one
     python scripts/bench/telemetry.py --counts       system calls and bytes of whole jobs, with and without
 
-BERT is that of scripts/bench/training.py with its batches from a DataLoader, under `cpulaunch run` with
-cpulaunch.prepare.  Separate jobs differ by more than telemetry takes, so one job does both, in turn: a block
-of steps with all that telemetry does in the program, and one with torch as it is without; every other pair
-the other way round.  Printed is the time of a step with ÷ without, by neighbouring blocks: least, median with
-its 95 % interval (of order statistics, whatever the distribution), largest.  The same is done with the same
-in both blocks: what that differs from 1 by is the machine's doing.  CPU time is that of the rank's process,
-in which ccl also waits.  Then telemetry's functions are timed in some more steps, by the wall clock, after
-the model has had the caches to itself.  The agent's and the launcher's CPU time is that of this job, and of
-another one with `--telemetry none`, each counted over all of its blocks.
+BERT is that of scripts/bench/training.py, with batches from a DataLoader and cpulaunch.prepare.  Separate
+jobs differ by more than telemetry costs, so one job alternates blocks of steps with telemetry and with
+plain torch, in alternating order.  Prints the ratio of the time of a step in neighbouring blocks: minimum,
+median with its 95 % confidence interval (from order statistics), maximum.  As a control, the same is done
+with two equal blocks.  CPU time is that of the rank's process, in which ccl also waits.  Telemetry's
+functions are timed in some further steps by the wall clock. The CPU time of the agent and the launcher is
+that of this job, and of another job with `--telemetry none`.
 
 Counts: two ranks make small steps on gloo for ``SECONDS``, in jobs with and without telemetry in turn.  The
-kernel counts what read and write calls each process makes (/proc/PID/io), so other load hardly matters.
+kernel counts each process's read and write calls (/proc/PID/io), on which other load hardly has an effect.
 
-Parts: CPU time of what is done in the program in each step and for each batch, and of what the agent does
-once a second (12 steps) and every five seconds (/proc).
+Parts: CPU time of the program's work in each step and for each batch, and of the agent's work once a second
+(12 steps) and every five seconds (/proc).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training steps of the same model by different stacks, in turn, on this machine.
+"""Compares training steps of the same model by different stacks on this machine.
 
     python scripts/bench/training.py --intel VENV/bin [--rounds 3] [--models bert resnet gpt2] [--out FILE]
     python scripts/bench/training.py --report [--out FILE]       # the tables of what was measured
@@ -18,8 +18,8 @@ IPEX 2.8, transformers and scikit-learn.
 types it, and by torchrun with the fused optimizer, in fp32 and in bf16; on this CPU, without AMX, and with
 AVX2 alone (LIMITS).
 
-Each new run adds its rounds to FILE (training.json).  Stacks take turns, so that a busy machine hurts all of
-them; ratios are of the same round.  Draws a PNG beside FILE where matplotlib is installed.
+Each run adds its rounds to FILE (training.json).  Stacks take turns, so that a busy machine affects all of
+them; ratios are of one round.  Draws a PNG beside FILE if matplotlib is installed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Cost of watching: a core's time while nothing happens, and the throughput of output.
+"""Measures the cost of watching: CPU time of an idle job, and the throughput of output.
 
     python scripts/bench/watching.py [--ranks 8] [--seconds 40] [--rounds 3]
 
-Printed: microseconds of a core per second, for the launcher and for each rank's agent
-(``/proc/PID/schedstat``), while the ranks sleep; then lines per second that two ranks print through cpulaunch
-and through a pipe each without it, in turn, and the launcher's largest memory (min, median, max).
+Prints microseconds of CPU time per second of the launcher and of each agent while ranks sleep
+(``/proc/PID/schedstat``).  Then prints lines per second of two ranks through cpulaunch, and through plain
+pipes, in turn, and the launcher's largest memory (min, median, max).
 """
 
 from __future__ import annotations

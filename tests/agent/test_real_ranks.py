@@ -106,7 +106,7 @@ class TestLibraries:
         seen = output_of_one(done)
         assert seen["env"]["LD_PRELOAD"] == f"{tcmalloc}:{intel}"
         assert seen["env"]["KMP_BLOCKTIME"] == "33"
-        assert "allocator: tcmalloc, of your LD_PRELOAD" in done.stderr
+        assert "allocator: tcmalloc, from your LD_PRELOAD" in done.stderr
         assert f"LD_PRELOAD: your {tcmalloc} comes first" in done.stderr
 
     @pytest.mark.parametrize("name", ["my env", repeat("a:b")])
@@ -367,5 +367,5 @@ class TestHostsThatNobodyLookedAt:
         env = {"LD_PRELOAD": "/nowhere/libtcmalloc.so.4"}  # ld.so only warns that it can't be loaded
         done = run_agent(placement(tmp_path, assumed=True, request=request), SHOW, env)
         assert done.returncode == 3
-        assert "allocator jemalloc is asked for, but LD_PRELOAD has tcmalloc" in done.stderr
+        assert "allocator jemalloc is requested, but LD_PRELOAD has tcmalloc" in done.stderr
         assert done.stdout == ""

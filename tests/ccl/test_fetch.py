@@ -56,10 +56,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
 
 def failure(tmp_path: Path, *, patient: bool = False) -> tuple[HostError, list[str]]:
     """The error of fetching, and the lines printed meanwhile."""
-    said: list[str] = []
+    printed: list[str] = []
     with pytest.raises(HostError) as caught:
-        fetch.fetch_wheel(tmp_path, lambda step, detail: said.append(step), patient=patient)
-    return caught.value, said
+        fetch.fetch_wheel(tmp_path, lambda step, detail: printed.append(step), patient=patient)
+    return caught.value, printed
 
 
 @pytest.mark.parametrize(
@@ -72,14 +72,14 @@ def failure(tmp_path: Path, *, patient: bool = False) -> tuple[HostError, list[s
 )
 def test_an_unreachable_index_is_tried_once(tmp_path: Path, index: Index, kind: str, reason: str) -> None:
     reason = reason.format(index(kind))
-    error, said = failure(tmp_path)
+    error, printed = failure(tmp_path)
     assert str(error) == f"pip could not fetch oneccl-devel {installed.ONECCL_VERSION}: {reason}"
     assert "cpulaunch ccl build --wheel" in str(error.hint)
-    assert said == [f"fetching oneccl-devel {installed.ONECCL_VERSION} (32 MB)"]
-    again, said = failure(tmp_path)
+    assert printed == [f"fetching oneccl-devel {installed.ONECCL_VERSION} (32 MB)"]
+    again, printed = failure(tmp_path)
     assert str(again).endswith(f": {reason} (tried just now)")
     assert "`cpulaunch ccl build --oneccl` tries again" in str(again.hint)
-    assert said == []
+    assert printed == []
 
 
 def test_an_index_is_tried_again_after_an_hour_or_if_changed(tmp_path: Path, index: Index) -> None:
@@ -91,9 +91,9 @@ def test_an_index_is_tried_again_after_an_hour_or_if_changed(tmp_path: Path, ind
         os.utime(memory, (then, then))
         assert bool(failure(tmp_path)[1]) is asked
     other = index("closed port")
-    error, said = failure(tmp_path)
+    error, printed = failure(tmp_path)
     assert other in str(error)
-    assert said
+    assert printed
     memory.write_text("[]")  # malformed
     assert failure(tmp_path)[1]
 
@@ -214,7 +214,7 @@ def test_without_pip_and_uv_the_error_names_the_packages_to_install(
     monkeypatch.delitem(sys.modules, "ensurepip", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setattr("sysconfig.get_config_var", {}.get)
-    with pytest.raises(HostError, match="there is no pip to fetch oneccl-devel") as caught:
+    with pytest.raises(HostError, match="pip, which fetches oneccl-devel .*, is not installed") as caught:
         fetch._pip()
     assert "uv pip install pip" in str(caught.value.hint)
 

@@ -92,14 +92,14 @@ def intel() -> str:
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    ("steps", "printed"),
     [repeat(COLLECTIVES, "collectives agree"), (TRAIN, "trained")],
     ids=["collectives", "DDP"],
 )
-def test_ccl_works_beside_intels_extension(intel: str, steps: str, said: str) -> None:
+def test_ccl_works_beside_intels_extension(intel: str, steps: str, printed: str) -> None:
     for result in run_script(2, STEPS + steps, python=intel, limit=180):
         assert result.returncode == 0, result.stderr
-        assert said in result.stdout
+        assert printed in result.stdout
 
 
 def test_the_build_names_its_version_of_torch(intel: str) -> None:

@@ -81,7 +81,7 @@ def test_two_jobs_with_the_same_offers_have_different_keys() -> None:
 def test_a_rank_of_another_job_is_named(other: dict[str, str]) -> None:
     offers = [offer_key(rank, environment) for rank, environment in enumerate((JOB, other))]
     with pytest.raises(
-        DistBackendError, match="rank 7 was not started with this one: its CPULAUNCH_GROUPS_KEY"
+        DistBackendError, match="rank 7 is not of the same job as this rank: its CPULAUNCH_GROUPS_KEY"
     ):
         group_key(offers, (4, 7), JOB)
     with pytest.raises(DistBackendError, match="rank 4 "):

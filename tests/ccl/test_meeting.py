@@ -52,11 +52,11 @@ class CountingStore:
 def meet(stores: list[CountingStore]) -> None:
     """A rank for each of ``stores``, each a thread, exchange two values."""
     size = len(stores)
-    heard: list[Any] = [None] * size
+    received: list[Any] = [None] * size
 
     def run(rank: int) -> None:
         meeting = Meeting(stores[rank], rank, range(size), LIMIT)
-        heard[rank] = meeting.exchange("first", {"rank": rank}), meeting.exchange("second", -rank)
+        received[rank] = meeting.exchange("first", {"rank": rank}), meeting.exchange("second", -rank)
         meeting.end()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
@@ -65,7 +65,7 @@ def meet(stores: list[CountingStore]) -> None:
     for thread in threads:
         thread.join(LIMIT.total_seconds())
     expected = [{"rank": rank} for rank in range(size)], [-rank for rank in range(size)]
-    assert heard == [expected] * size
+    assert received == [expected] * size
 
 
 @pytest.mark.parametrize("size", [2, 64, 1024])
@@ -100,22 +100,22 @@ def test_a_store_that_ends_while_a_group_is_made_is_named() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, timeout=LIMIT, wait_for_workers=False)
     mine = TCPStore("127.0.0.1", store.port, is_master=False, timeout=LIMIT)
     with ThreadPoolExecutor(1) as pool:
-        said = pool.submit(Meeting(mine, 1, range(2), LIMIT).exchange, "peer", "here")
+        exchange = pool.submit(Meeting(mine, 1, range(2), LIMIT).exchange, "peer", "here")
         store.wait(["peer/1"], LIMIT)
         del store
         with pytest.raises(
             DistBackendError, match="store cannot be reached while they make a group: the process"
         ):
-            said.result()
+            exchange.result()
 
 
 def test_missing_ranks_are_named() -> None:
-    with pytest.raises(DistBackendError, match="2 of 3 ranks did not come within 0.1 s: 1, 2"):
+    with pytest.raises(DistBackendError, match="2 of 3 ranks did not join within 0.1 s: 1, 2"):
         Meeting(HashStore(), 0, range(3), timedelta(seconds=0.1)).exchange("peer", "here")
 
 
 def test_ranks_of_a_smaller_group_have_the_jobs_rank_numbers() -> None:
-    with pytest.raises(DistBackendError, match="1 of 2 ranks did not come within 0.1 s: 5"):
+    with pytest.raises(DistBackendError, match="1 of 2 ranks did not join within 0.1 s: 5"):
         Meeting(HashStore(), 0, [3, 5], timedelta(seconds=0.1)).exchange("peer", "here")
 
 
@@ -162,7 +162,7 @@ def test_malformed_values_in_the_store_are_refused(written: bytes) -> None:
     store.set("peer", written)
     tracemalloc.start()
     try:
-        with pytest.raises(DistBackendError, match="the store holds something that ranks don't write"):
+        with pytest.raises(DistBackendError, match="the store has malformed data for this group"):
             Meeting(store, 1, range(3), LIMIT).exchange("peer", "here")
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:

@@ -260,7 +260,7 @@ def test_collectives_over_libfabric(plain: Program, what: str) -> None:
 @pytest.mark.usefixtures("provider")
 @pytest.mark.parametrize("provider", ["tcp"], indirect=True)
 def test_a_rank_over_libfabric_gets_the_cause_of_a_failure(addresses: Program) -> None:
-    for what, said in (
+    for what, message in (
         (
             "another size",
             "rank 1 calls all_reduce (sum) of 4004 bytes int32, this rank all_reduce (sum) of 4000",
@@ -270,7 +270,7 @@ def test_a_rank_over_libfabric_gets_the_cause_of_a_failure(addresses: Program) -
         ("absent", "waits for rank 1"),
     ):
         done = addresses.run("1,1", 1, 8, f"{what} over libfabric")
-        assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+        assert (done.returncode, message in done.stderr) == (1, True), done.stderr
 
 
 @on_each_program("2", "8", "2,2", "1,3")
@@ -340,7 +340,7 @@ def test_every_collective_detects_a_wrong_number(plain: Program, layout: str) ->
 
 
 @pytest.mark.parametrize(
-    ("layout", "what", "said"),
+    ("layout", "what", "message"),
     [
         ("2", "another collective", "rank 1 calls reduce_scatter (sum) of 8000 bytes int32, this rank all_reduce"),
         ("1,1", "another collective", "rank 1 calls reduce_scatter (sum) of 8000 bytes int32, this rank all_reduce"),
@@ -375,10 +375,10 @@ def test_every_collective_detects_a_wrong_number(plain: Program, layout: str) ->
         ("1,1", "few descriptors", "Too many open files"),  # to connect, or to accept a connection
     ],
 )  # fmt: skip
-def test_a_rank_gets_the_cause_of_a_failure(plain: Program, layout: str, what: str, said: str) -> None:
+def test_a_rank_gets_the_cause_of_a_failure(plain: Program, layout: str, what: str, message: str) -> None:
     done = plain.run(layout, 1, 8, what)
     assert done.returncode == 1
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_the_minimum_of_descriptors_suffices(plain: Program) -> None:

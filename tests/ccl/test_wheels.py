@@ -1,7 +1,7 @@
-"""The wheels of ``scripts/build_wheels.sh``, and the C interface of the library in them.
+"""Wheels with the compiled group, and the C interface of the core.
 
-zig takes half a gigabyte and minutes for its first compilation.  So the wheels are tested only if
-CPULAUNCH_TEST_WHEELS is 1, or a directory that has them.
+zig takes half a gigabyte and minutes for its first compilation.  So the wheels of ``scripts/build_wheels.sh``
+are tested only if CPULAUNCH_TEST_WHEELS is 1, or a directory that has them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from support.marks import repeat
 
 from cpulaunch.ccl import installed
 from cpulaunch.ccl.compiler import build_core_elsewhere
+from cpulaunch.ccl.installed import Built
+from cpulaunch.ccl.wheel import write_wheel
+from cpulaunch.errors import UsageError
 
 pytestmark = pytest.mark.slow
 
@@ -33,8 +36,8 @@ import os, torch, torch.distributed as dist
 from cpulaunch.ccl.installed import state
 dist.init_process_group("ccl")
 x = torch.ones(3); dist.all_reduce(x)
-origins = " ".join(part.origin for part in state().built.parts)
-os.write(1, f"{origins} sum {x[0].item()}\\n".encode())
+origins = {part.origin for part in state().built.parts}
+os.write(1, f"{' '.join(origins)} sum {x[0].item()}\\n".encode())  # whole, beside the other rank's line
 dist.destroy_process_group()
 """
 
@@ -96,27 +99,41 @@ def test_the_core_in_a_wheel_runs_on_its_kind_of_machine(wheels: Path, tmp_path:
 @asked_for
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the layer's wheel is for x86_64")
 def test_a_job_runs_from_wheels_without_a_compiler(wheels: Path, tmp_path: Path) -> None:
-    """In a fresh environment with the torch and cpulaunch of this one."""
-    directory = tmp_path / "venv"
-    venv.create(directory, with_pip=False)
-    (site,) = directory.glob("lib/python*/site-packages")
-    borrowed = [path for path in sys.path if "site-packages" in path] + [str(REPOSITORY)]
-    (site / "borrowed.pth").write_text("".join(f"{path}\n" for path in borrowed))
     key = installed.torch_key(str(installed.state().torch))
     (layer,) = wheels.glob(f"cpulaunch_ccl-*torch{key}-{installed.python_tag()}-*_x86_64.whl")
     (core,) = wheels.glob("cpulaunch_ccl_core-*_x86_64.whl")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(directory),
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-index",
-    ]
-    subprocess.run([*pip, str(core), str(layer)], check=True, timeout=120, capture_output=True)
-    alone = {"PATH": "/nowhere", "XDG_CACHE_HOME": str(tmp_path)}
-    for result in run_script(2, HELLO, python=str(directory / "bin" / "python"), **alone):
-        assert result.stdout == "wheel wheel sum 2.0\n", result.stderr
+    check_without_compiler(tmp_path, HELLO, core, layer)
+
+
+def test_a_built_wheel_serves_a_node_without_compiler_and_network(tmp_path: Path, built: Built) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cpulaunch", "ccl", "build", "--wheel", str(tmp_path)],
+        capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    wheel = Path(done.stdout.strip())
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.testzip() is None
+    kernels = (
+        "from cpulaunch.kernels import load; load.load()\n"
+        "from cpulaunch.ccl.installed import state; assert state().part('kernels').origin == 'wheel'\n"
+    )
+    check_without_compiler(tmp_path, kernels + HELLO, wheel)
+
+
+def test_the_wheel_option_requires_a_directory(tmp_path: Path, built: Built) -> None:
+    with pytest.raises(UsageError, match="is not a directory"):
+        write_wheel(built.parts, tmp_path / "missing")
+
+
+def check_without_compiler(directory: Path, source: str, *wheels: Path) -> None:
+    """Run two ranks in a fresh environment with ``wheels``, and the torch and cpulaunch of this one."""
+    place = directory / "venv"
+    venv.create(place, with_pip=False)
+    (site,) = place.glob("lib/python*/site-packages")
+    borrowed = [path for path in sys.path if "site-packages" in path] + [str(REPOSITORY)]
+    (site / "borrowed.pth").write_text("".join(f"{path}\n" for path in borrowed))
+    pip = [sys.executable, "-m", "pip", "--python", str(place), "install", "-q", "--no-deps", "--no-index"]
+    subprocess.run([*pip, *map(str, wheels)], check=True, timeout=120, capture_output=True)
+    alone = {"PATH": "/nowhere", "XDG_CACHE_HOME": str(directory)}
+    for result in run_script(2, source, python=str(place / "bin" / "python"), **alone):
+        assert result.stdout == "wheel sum 2.0\n", result.stderr

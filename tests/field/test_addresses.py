@@ -94,8 +94,8 @@ def test_an_address_of_another_host_is_refused_before_anything_is_started(
     ("address", "words"),
     [
         ("b", "($MASTER_ADDR): b is not the first host, a, where the ranks meet"),
-        ("localhost", "($MASTER_ADDR): localhost is a different host on each of 2"),
-        ("127.0.1.1", "($MASTER_ADDR): 127.0.1.1 is a different host on each of 2"),
+        ("localhost", "($MASTER_ADDR): localhost is a loopback address"),
+        ("127.0.1.1", "($MASTER_ADDR): 127.0.1.1 is a loopback address"),
     ],
 )
 def test_a_dry_run_refuses_an_address_by_its_name(

@@ -44,10 +44,9 @@ def test_defaults(change: dict[str, object], expected: dict[str, str | None]) ->
     assert "CCL_WORKER_AFFINITY" not in variables
 
 
-@pytest.mark.parametrize("change", [{"backend": "nccl"}, {"transport": "udp"}])
-def test_unknown_values_are_named(change: dict[str, str]) -> None:
-    with pytest.raises(PlanError, match=next(iter(change.values()))):
-        communication_defaults(CCL._replace(**change))  # type: ignore[arg-type]
+def test_an_unknown_transport_is_named() -> None:
+    with pytest.raises(PlanError, match="udp"):
+        communication_defaults(CCL._replace(transport="udp"))
 
 
 def test_the_transport_mpi_requires_intel_mpi() -> None:

@@ -118,14 +118,6 @@ def test_the_chosen_allocator_and_the_reason(found, allocator, users, untuned, e
     assert chosen.env.get("GLIBC_TUNABLES") == (KEEPS if expected[0] == "glibc" else None)
 
 
-def test_the_users_tunables_are_kept_with_a_note() -> None:
-    users = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}
-    chosen = chosen_of({}, "auto", "auto", users, "")
-    assert chosen.env["GLIBC_TUNABLES"] == f"glibc.malloc.arena_max=1:{KEEPS}"
-    assert chosen.notes == ["GLIBC_TUNABLES: your glibc.malloc.arena_max=1 stays"]
-    assert chosen_of({}, "default", "auto", users, "").env == {}
-
-
 def test_glibc_is_not_tuned_beside_another_allocator() -> None:
     with pytest.raises(PlanError, match="LD_PRELOAD has jemalloc"):
         chosen_of(FOUND, "glibc", "auto", {"LD_PRELOAD": "/my/libjemalloc.so"}, "")

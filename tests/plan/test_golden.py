@@ -75,9 +75,10 @@ def dry_run(*options: str, format: str) -> str:
     return plan_as_text(plan, commands, picture, like=like, verbose=config.output.verbose)
 
 
-# Text and commands show everything in a plan, so JSON, the longest format, is kept for one case only.
+# Launchers differ in their commands.  Plans as text or JSON hardly differ, so a few are kept.
 GOLDEN = [
-    *((case, format) for case in CASES for format in ("text", "shell")),
+    *((case, "shell") for case in CASES),
+    *((case, "text") for case in ("four-by-four.ssh", "uneven.intel", "gloo-on-addresses.intel")),
     ("uneven.intel", "json"),
 ]
 

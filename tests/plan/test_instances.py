@@ -31,7 +31,7 @@ def cores(plan: Plan) -> list[str]:
     return [str(rank.cores) for host in plan.hosts for rank in host.ranks]
 
 
-def told(plan: Plan) -> Placement:
+def placement_of(plan: Plan) -> Placement:
     """The plan as the agents receive it."""
     commands = launchers.load(plan.launcher).commands(
         plan, Installation("/agent.py", "/ssh.sh", "/spawner.py")
@@ -93,7 +93,7 @@ class TestNumber:
             make(*settings, hosts=hosts)
 
 
-class TestWhatProgramsAreTold:
+class TestEnvironment:
     def test_has_no_process_group(self) -> None:
         plan = make("instances.count=2", hosts="a,b")
         names = {"MASTER_ADDR", "GLOO_SOCKET_IFNAME", variables.BACKEND, "CCL_WORKER_COUNT", "FI_PROVIDER"}
@@ -104,7 +104,7 @@ class TestWhatProgramsAreTold:
 
     @pytest.mark.parametrize("hosts", ["", "a,b"])
     def test_has_no_rank_variables(self, hosts: str) -> None:
-        placement = told(make("instances.count=2", hosts=hosts))
+        placement = placement_of(make("instances.count=2", hosts=hosts))
         assert {"PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"} <= set(placement.hidden)
         assert (placement.instances, placement.first_instance) == (2, 0)
 
@@ -116,7 +116,7 @@ class TestOnlyOne:
         assert cores(plan) == [cores(every)[3]]
         assert (plan.world_size, [host.host for host in plan.hosts]) == (1, ["b"])
         assert plan.instances == Instances(6, 3)
-        assert told(plan).first_instance == 3
+        assert placement_of(plan).first_instance == 3
 
     def test_has_the_same_cores_on_an_assumed_host(self) -> None:
         plan = make("instances.count=4", "instances.only=3", hosts="a,b")
@@ -146,14 +146,14 @@ class TestArgumentsOfEach:
 
     def test_reach_the_agents(self) -> None:
         plan = self.planned(("instances.count", "3", "--instances"))
-        assert told(plan).each == (("--a", "0"), ("--a", "1"), ("--a", "2"))
+        assert placement_of(plan).each == (("--a", "0"), ("--a", "1"), ("--a", "2"))
 
     def test_apply_to_a_single_instance(self) -> None:
         plan = self.planned(("instances.count", "3", "--instances"), ("instances.only", "2", "--instance"))
-        assert told(plan).each == (("--a", "2"),)
+        assert placement_of(plan).each == (("--a", "2"),)
 
     def test_must_be_as_many(self) -> None:
-        with pytest.raises(PlanError, match="--each has 3 lines, and the job 2 instances"):
+        with pytest.raises(PlanError, match="--each has 3 lines, but the job has 2 instances"):
             self.planned(("instances.count", "2", "--instances"))
 
 
@@ -188,8 +188,12 @@ class TestContradictions:
         assert plan.settings.watch.stall_action == "report"
 
     def test_are_none_if_a_file_sets_the_default(self, tmp_path) -> None:
-        said = {Table.hosts.nproc_per_node: "auto", Table.training.backend: "gloo", Table.instances.count: 2}
-        config = load([], file=tmp_path / "c.yaml", text=yaml_text(said), environ={})
+        settings = {
+            Table.hosts.nproc_per_node: "auto",
+            Table.training.backend: "gloo",
+            Table.instances.count: 2,
+        }
+        config = load([], file=tmp_path / "c.yaml", text=yaml_text(settings), environ={})
         assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 2
 
     def test_of_the_two_modes_are_refused(self) -> None:
@@ -206,11 +210,11 @@ class TestContradictions:
         config = load(mode, file=tmp_path / "c.yaml", text=text, environ={})
         assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 2
 
-    @pytest.mark.parametrize("said", [{Table.instances.count: 2}, {Table.instances.count: "auto"}])
+    @pytest.mark.parametrize("settings", [{Table.instances.count: 2}, {Table.instances.count: "auto"}])
     def test_a_weaker_number_does_not_contradict_latency_mode(
-        self, tmp_path, said: dict[Setting[Any], Any]
+        self, tmp_path, settings: dict[Setting[Any], Any]
     ) -> None:
-        text = yaml_text({**said, Table.instances.cores_per_instance: 7})
+        text = yaml_text({**settings, Table.instances.cores_per_instance: 7})
         mode = [("instances.cores_per_instance", "4", "--latency-mode")]
         config = load(mode, file=tmp_path / "c.yaml", text=text, environ={"CPULAUNCH_INSTANCES_COUNT": "3"})
         assert make_plan(config, Facts(like=BIG), PROGRAM).world_size == 14

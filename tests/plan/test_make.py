@@ -294,9 +294,9 @@ class TestLibrariesAndMemory:
         made = make_plan(load((), environ=environ, file=file), facts, PROGRAM)
         assert "LD_PRELOAD" not in made.hosts[0].env
         assert setting(made, "cpu.allocator")[0] == "jemalloc"
-        assert "allocator: jemalloc, of your LD_PRELOAD" in made.notes
+        assert "allocator: jemalloc, from your LD_PRELOAD" in made.notes
         asked = load([("cpu.allocator", "tcmalloc", "--allocator")], environ=environ)
-        with pytest.raises(PlanError, match="allocator tcmalloc is asked for, but LD_PRELOAD has jemalloc"):
+        with pytest.raises(PlanError, match="allocator tcmalloc is requested, but LD_PRELOAD has jemalloc"):
             make_plan(asked, facts, PROGRAM)
 
     def test_values_of_env_are_kept_too(self) -> None:

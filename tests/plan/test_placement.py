@@ -99,9 +99,9 @@ def test_a_thousand_like_hosts_take_a_few_kilobytes_more_than_one() -> None:
 
 def test_a_thousand_different_hosts_fit_into_variables() -> None:
     plan = thousand_different_hosts()
-    told = travelling(plan)
-    assert all(len(f"{name}={value}\0") <= 128 * 1024 for name, value in told.items())
-    placement = Placement.from_variables(told)
+    parts = travelling(plan)
+    assert all(len(f"{name}={value}\0") <= 128 * 1024 for name, value in parts.items())
+    placement = Placement.from_variables(parts)
     assert different(placement) == 1024
     assert [host[:4] for host in placement.hosts] == [host[:4] for host in plan.hosts]
 

@@ -128,7 +128,9 @@ def test_nothing_stands_out(tmp_path: Path) -> None:
     place = job(tmp_path, {"rank": 0, "throttled": 0.02, "far_memory": 0.1})
     assert texts(place) == []
     assert "What stands out" not in render([read_job(place)], "", "test")
-    assert "\nwhat stands out\n  nothing: time is spent computing" in in_words(Numbers(read_job(place)))
+    assert "\nwhat stands out\n  nothing: most time is spent on computation" in in_words(
+        Numbers(read_job(place))
+    )
     (place / "telemetry.jsonl").unlink()
     assert "stands out" not in in_words(Numbers(read_job(place)))
 

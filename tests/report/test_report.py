@@ -54,10 +54,10 @@ def figures_of(dom: str) -> dict[str, str]:
 def marks_of(svg: str, label: str) -> list[tuple[dict[str, str], dict[str, str]]]:
     """The values and attributes of each mark whose description has ``label``."""
     found = [dict(re.findall(r'([\w-]+)="([^"]*)"', tag)) for tag in re.findall(r"<(?:path|line)[^>]*>", svg)]
-    said = [(re.split(r"; (?=[\w ]+: )", mark.get("aria-label", "")), mark) for mark in found]
+    values = [(re.split(r"; (?=[\w ]+: )", mark.get("aria-label", "")), mark) for mark in found]
     return [
         (dict(text.split(": ", 1) for text in texts), mark)
-        for texts, mark in said
+        for texts, mark in values
         if label in " ".join(texts)
     ]
 
@@ -91,20 +91,23 @@ def test_a_report_draws_the_jobs_figures_in_the_browsers_theme(
     series = SERIES[theme]
     bars = marks_of(drawn["share"], "part: ")
     widths = {
-        (said["rank"], said["part"]): float(mark["d"].split("h")[1].split("v")[0]) for said, mark in bars
+        (values["rank"], values["part"]): float(mark["d"].split("h")[1].split("v")[0])
+        for values, mark in bars
     }
     assert len(widths) == 4 * 5
     whole = {rank: sum(width for (of, _), width in widths.items() if of == rank) for rank in "0123"}
     assert max(whole.values()) - min(whole.values()) < 1  # each rank's parts make 100 %
-    for said, mark in bars:
-        share = float(said["share"].rstrip("%")) / 100
-        assert widths[said["rank"], said["part"]] / whole[said["rank"]] == pytest.approx(share, abs=0.002)
-        assert mark["fill"] == series[int(said["order"])]
+    for values, mark in bars:
+        share = float(values["share"].rstrip("%")) / 100
+        assert widths[values["rank"], values["part"]] / whole[values["rank"]] == pytest.approx(
+            share, abs=0.002
+        )
+        assert mark["fill"] == series[int(values["order"])]
     assert widths["1", "waiting for slower ranks"] == 0 < widths["0", "waiting for slower ranks"]
 
     cells = marks_of(drawn["heat"], "ms: ")
     assert len(cells) > 4 * 100
-    light = {rank: [sum(map(int, re.findall(r"\d+", mark["fill"]))) for said, mark in cells if said["rank"] == rank]
+    light = {rank: [sum(map(int, re.findall(r"\d+", mark["fill"]))) for values, mark in cells if values["rank"] == rank]
              for rank in "0123"}  # fmt: skip
     middle = {rank: sorted(sums)[len(sums) // 2] for rank, sums in light.items()}
     others = [middle[rank] for rank in "023"]
@@ -122,7 +125,7 @@ def test_a_report_draws_the_jobs_figures_in_the_browsers_theme(
 
 
 @needs_chromium
-@pytest.mark.slow
+@pytest.mark.repeats
 def test_a_report_has_the_browsers_colours(report: Path, tmp_path: Path) -> None:
     """By the pixels of a screenshot, not only by the elements."""
     images = pytest.importorskip("PIL.Image")
@@ -286,7 +289,7 @@ def with_figures(place: Path, figures: Sequence[object] = FIGURES) -> Path:
     return place
 
 
-def test_figures_stated_by_programs_are_a_table(tmp_path: Path) -> None:
+def test_metrics_of_programs_are_a_table(tmp_path: Path) -> None:
     one = with_figures(write_job(tmp_path / "a"))
     page = render([read_job(one)], "", "test")
     table = page.split("Metrics that the ranks printed")[1].partition("</table>")[0]
@@ -298,16 +301,16 @@ def test_figures_stated_by_programs_are_a_table(tmp_path: Path) -> None:
     ]  # fmt: skip
     two = write_job(tmp_path / "b", job="20261123-061104-aaaaaaaaaaaaaaaa")
     page = render([read_job(one), read_job(with_figures(two))], "", "test")
-    name = "throughput, as stated (in all)"
+    name = "throughput, as printed (in all)"
     assert f"<td>{name}</td><td>203,520 samples/s</td><td>203,520 samples/s (1.00×)" in page
     assert page.count("Metrics that the ranks printed") == 2
 
 
-def test_a_terminal_shows_a_few_stated_figures_with_their_source(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_few_metrics_of_programs(tmp_path: Path) -> None:
     one = with_figures(write_job(tmp_path / "a"), FIGURES * 5)
-    lines = [line for line in in_words(Numbers(read_job(one))).splitlines() if "as stated" in line]
+    lines = [line for line in in_words(Numbers(read_job(one))).splitlines() if "as printed" in line]
     assert [" ".join(line.split()) for line in lines[:2]] == [
-        "throughput, as stated (in all) 203,520 samples/s",
-        "<b>latency, as stated (median) 0.0584 ms",
+        "throughput, as printed (in all) 203,520 samples/s",
+        "<b>latency, as printed (median) 0.0584 ms",
     ]
-    assert (len(lines), lines[-1].split("stated")[1].split()) == (9, ["2", "more:", "outcome.json"])
+    assert (len(lines), lines[-1].split("printed")[1].split()) == (9, ["2", "more:", "outcome.json"])

@@ -53,8 +53,8 @@ def test_a_wheel_and_an_sdist_have_the_scripts_and_their_licenses(checkout: Path
     if not (REPOSITORY / VEGA / "LICENSES.txt").is_file():
         pytest.fail(f"{VEGA} is missing: run `python scripts/wheel/backend.py`")
     shutil.copytree(REPOSITORY / VEGA, checkout / VEGA)
-    wheel, said = build(checkout, "wheel")
-    assert "without Vega" not in said
+    wheel, printed = build(checkout, "wheel")
+    assert "without Vega" not in printed
     files = zipfile.ZipFile(wheel)
     assert {Path(name).name for name in files.namelist() if name.startswith(f"{VEGA}/")} == NAMES
     licenses = files.read(f"{VEGA}/LICENSES.txt").decode()

@@ -80,5 +80,5 @@ def test_without_ipex_one_line_gives_the_reason_and_training_continues(job: Star
     assert [
         line
         for line in done.ours()
-        if line.startswith("training goes on without IPEX: IPEX is not installed")
+        if line.startswith("training continues without IPEX: IPEX is not installed")
     ]

@@ -25,15 +25,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cpulaunch.queues.kubernetes.pods import SSH_PORT
 from support.command import REPOSITORY, bounded, clean_environment
 from support.faults import Cluster
 from support.namespaces import TIMEOUT
-
-if TYPE_CHECKING:
-    pass  # Python 3.11
 
 IMAGE = REPOSITORY / "examples" / "kubernetes"
 CPUSETS = Path("/sys/fs/cgroup/cpuset")

@@ -17,14 +17,10 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from support.faults import Cluster
 from support.namespaces import SEARCH, until
 from support.namespaces import why_not as why_no_hosts
-
-if TYPE_CHECKING:
-    pass  # Python 3.11
 
 TOOLS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 CPUS = len(os.sched_getaffinity(0))

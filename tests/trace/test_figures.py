@@ -150,10 +150,10 @@ def test_idle_python_leads_to_advice() -> None:
 
 
 def test_a_single_rank_is_not_compared() -> None:
-    said = summary(of(Recorded(0, steps=1).collective("all_reduce", 0, 900, 1)), {}).text
-    assert "of 1 rank" in said
-    assert "arrows" not in said
-    assert "mean" not in said
+    text = summary(of(Recorded(0, steps=1).collective("all_reduce", 0, 900, 1)), {}).text
+    assert "of 1 rank" in text
+    assert "arrows" not in text
+    assert "mean" not in text
 
 
 def test_no_figures_no_advice() -> None:
@@ -166,7 +166,7 @@ def test_the_text_has_columns_for_few_ranks_and_extremes_of_many() -> None:
     few = summary(of(*(Recorded(rank).add("aten::mm", 0, 1000) for rank in range(2))), {}).text
     assert "steps 10 to 11 of 2 ranks: 1.0 ms a step" in few
     assert "rank 0     rank 1" in few
-    assert few.endswith("\n\ncomputation takes the slowest rank 1.00 times as long as the ranks' mean\n")
+    assert few.endswith("\n\nthe slowest rank computes 1.00 times as long as the ranks' mean\n")
     recorded = (Recorded(rank).add("aten::mm", 0, 100 * rank) for rank in range(10))
     many = summary(of(*recorded), {5: "gone"}).text
     (line,) = [line.split() for line in many.splitlines() if line.startswith("  computation")]

@@ -49,8 +49,11 @@ def test_a_missing_identity_is_an_error(environ: dict[str, str], why: str) -> No
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "the launcher's plan hasn't reached it whole; does something between mpiexec and this process"),
-        ('{"launcher":"lo', "the launcher's plan hasn't reached it whole"),
+        (
+            "",
+            "it received an incomplete plan from the launcher; does something between mpiexec and this process",
+        ),
+        ('{"launcher":"lo', "it received an incomplete plan from the launcher"),
         (
             '{"version":0}',
             "the launcher's plan has version 0, and this agent reads version 3; install the same",

@@ -232,7 +232,7 @@ class TestAScriptThatMakesAGroup:
         ("--each broken", "broken:2: no closing quotation", "as a shell would"),
         ("--each bytes", "--each bytes:1: byte 0xff is not UTF-8", None),
         ("--each null", "null:1: an argument can't have a null character", None),
-        ("--each two --instances 1", "--each has 2 lines, and the job 1 instance", "each line is an instance"),
+        ("--each two --instances 1", "--each has 2 lines, but the job has 1 instance", "starts one for each line"),
         ("--each two --instances none", "the job has no instances, as instances.count (--instances) is none", None),
     ],
 )  # fmt: skip

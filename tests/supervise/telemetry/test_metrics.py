@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 from cpulaunch.errors import UsageError
-from cpulaunch.metric_line import Stated, metric_line, read_metric
+from cpulaunch.metric_line import MetricValue, metric_line, read_metric
 from cpulaunch.supervise.job.outcome import Metric
 from cpulaunch.supervise.telemetry.metrics import (
     MAX_ALL_VALUES,
@@ -98,7 +98,7 @@ def test_an_invalid_metric_is_reported_once_per_name_and_cause() -> None:
     assert [said.partition(": ")[2].partition(";")[0] for said in told] == [
         "its value is not a number",
         "a unit is one such as samples/s, images per second or ms",
-        "a value is finite, and at most 1e+100",
+        "a value must be finite, and at most 1e+100",
     ]
 
 
@@ -245,24 +245,28 @@ def test_numbers_have_few_digits(value: float, text: str) -> None:
 class TestTheLine:
     @pytest.mark.parametrize(
         "one",
-        [Stated("x", 1.0, ""), Stated("a.b/c:d@e_f-g%", -1.5e-7, "µs"), Stated("x", 3.0, "samples / s")],
+        [
+            MetricValue("x", 1.0, ""),
+            MetricValue("a.b/c:d@e_f-g%", -1.5e-7, "µs"),
+            MetricValue("x", 3.0, "samples / s"),
+        ],
     )
-    def test_round_trips(self, one: Stated) -> None:
+    def test_round_trips(self, one: MetricValue) -> None:
         assert read_metric(metric_line(one)) == one
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e101])
     def test_reports_a_value_that_is_no_number(self, value: float) -> None:
-        (problem,) = Metrics().feed(0, metric_line(Stated("x", value, "ms")).encode() + b"\n")
-        assert ": a value is finite, and at most 1e+100; it was " in problem
+        (problem,) = Metrics().feed(0, metric_line(MetricValue("x", value, "ms")).encode() + b"\n")
+        assert ": a value must be finite, and at most 1e+100; it was " in problem
 
     @pytest.mark.parametrize(
         ("one", "error"),
         [
-            (Stated("a b", 1.0, ""), "'a b' can't be the name of a metric"),
-            (Stated("", 1.0, ""), "'' can't be the name"),
-            (Stated("x", 1.0, "a\nb"), "can't be the unit"),
+            (MetricValue("a b", 1.0, ""), "'a b' can't be the name of a metric"),
+            (MetricValue("", 1.0, ""), "'' can't be the name"),
+            (MetricValue("x", 1.0, "a\nb"), "can't be the unit"),
         ],
     )
-    def test_is_refused_if_it_could_not_be_read(self, one: Stated, error: str) -> None:
+    def test_is_refused_if_it_could_not_be_read(self, one: MetricValue, error: str) -> None:
         with pytest.raises(UsageError, match=error):
             metric_line(one)
