@@ -401,7 +401,10 @@ def refused(directory: str) -> dict[str, Any]:
         "loader": lambda: next(cpulaunch.Checkpoint(directory, model=model).steps(epochs=3)),
         "directory": lambda: cpulaunch.Checkpoint("file/below", model=model),
         "file": lambda: cpulaunch.Checkpoint("file", model=model),
+        "no directory": lambda: cpulaunch.Checkpoint("", model=model),
         "no model": lambda: cpulaunch.Checkpoint(directory, model=None),
+        "no loader": lambda: cpulaunch.Checkpoint(directory, model=model, loader=3),
+        "epochs": lambda: next(cpulaunch.Checkpoint(directory, model=model).steps([], epochs=-1)),
         "which step": other.save,
         "another optimizer": lambda: (
             other.save(step=5),

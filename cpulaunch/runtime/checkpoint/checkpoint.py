@@ -73,6 +73,10 @@ class Checkpoint:
             raise UsageError("Checkpoint: a scheduler has no state_dict and load_state_dict")
         if not isinstance(keep, int) or keep < 1:
             raise UsageError(f"Checkpoint: keep must be an integer of at least 1, got {keep!r}")
+        if loader is not None and not hasattr(loader, "__iter__"):
+            raise UsageError(f"Checkpoint: loader must be a data loader, got {type(loader).__name__}")
+        if not os.fspath(directory):
+            raise UsageError("Checkpoint: the directory has no name")
         interval = _interval(every)
         self._every_steps, self._every_seconds = interval.steps, interval.seconds
         distributed.init()
@@ -125,6 +129,8 @@ class Checkpoint:
         loader = self._loader if loader is None else loader
         if loader is None:
             raise UsageError("Checkpoint.steps: no data loader was passed: steps(loader, epochs=3)")
+        if epochs < 0:
+            raise UsageError(f"Checkpoint.steps: epochs must be at least 0, got {epochs}")
         self._loader, self._iterates, self._counts = loader, True, True
         self.resume()
         start, first = position.normalized(self._position, loader), self._step
