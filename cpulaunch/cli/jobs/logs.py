@@ -103,11 +103,10 @@ def _check_ranks(wanted: CoreSet | None, directory: Path) -> None:
     existing = CoreSet(map(names.number, ranks_of(directory)))
     missing = CoreSet(set(wanted or ()) - set(existing))
     if missing and existing:
-        text = Names(names.noun).several(missing)
-        hint = (
-            f"its {names.noun} is {existing}" if len(existing) == 1 else f"its {names.noun}s are {existing}"
+        several = Names(names.noun).several
+        raise UsageError(
+            f"the job in {directory} has no {several(missing)}", hint=f"it has {several(existing)}"
         )
-        raise UsageError(f"the job in {directory} has no {text}", hint=hint)
 
 
 def _show(data: bytes) -> None:
