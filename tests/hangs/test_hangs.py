@@ -229,7 +229,9 @@ def test_finished_programs_are_ended_with_a_message(cpulaunch: Run, tmp_path: Pa
     options = ("-n", "2", "--stall-timeout", "2", "--stall-action", "abort", "--grace-period", "1")
     done = cpulaunch("run", *options, "train.py")
     assert done.returncode == 0, done.stderr
-    assert "cpulaunch: ending ranks 0-1, of which the scripts have finished: what keeps them" in done.stderr
+    assert (
+        "cpulaunch: ending ranks 0-1: the scripts have finished, but the processes do not exit" in done.stderr
+    )
     (events,) = tmp_path.glob("runs/*/events.jsonl")
     said = map(json.loads, events.read_text().splitlines())
     ends = [(each["code"], each["by_launcher"], each["finished"]) for each in said if each["type"] == "exit"]

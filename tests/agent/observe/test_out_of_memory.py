@@ -25,7 +25,9 @@ def test_an_out_of_memory_kill_differs_from_another_kill(cpulaunch: Run, tmp_pat
     title, lines = box(done.stderr)
     assert title == "rank 0 on localhost failed first"
     assert lines[0] == "SIGKILL (killed)"
-    assert re.search("ran out of memory and says: .*Killed process|killed for want of memory", lines[1])
+    assert re.search(
+        "because memory ran out: .*Killed process|killed a process because memory ran out", lines[1]
+    )
 
 
 def test_a_kill_from_outside_is_not_reported_as_out_of_memory(cpulaunch: Run, tmp_path: Path) -> None:
