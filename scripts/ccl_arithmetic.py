@@ -62,8 +62,10 @@ them.
 SERVERS = """\
 ## Four of these servers
 
-Each has a link of 100 Gbit/s. A rank sends and receives its part by one thread. The kernel copies what is
-sent and received, so the thread reads and writes four times as much as it sends.
+Each has a link of 100 Gbit/s. A rank sends and receives its part by one thread, or by k communication threads
+over k connections (`--ccl-worker-count k`). The kernel copies sent and received data, so the threads read and
+write four times as much as they send. The table has the times for one thread, if one connection is as fast
+as the thread; k threads take a k-th of them.
 """
 
 MANY = f"""\
@@ -162,8 +164,8 @@ def _servers(counts: Counts) -> str:
             f"| {_time(ranks * sent / LINK)} |"
         )
     text = (
-        "So four ranks of 28 threads nearly fill such a link, and eight of 14 do. With "
-        "`--compress-gradients bf16` all\nof these times are half as long."
+        "So four ranks of 28 threads nearly fill such a link. Eight ranks of 14 do, or two with three "
+        "communication\nthreads each. With `--compress-gradients bf16` all of these times are half as long."
     )
     return "\n".join([*rows, "", text, ""])
 
