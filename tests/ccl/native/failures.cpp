@@ -149,13 +149,13 @@ void run_absent(const Arguments& given) {
 
 // The last rank closes its connections in the middle of an operation, as if it were killed.
 void run_killed(const Arguments& given) {
-  Meeting meeting(given.host_of, 2);
+  Meeting meeting(given.host_of, 1);
   run_ranks(meeting.size(), [&](int rank) {
     Rank ranks(meeting, rank);
-    ranks.start(sum_of(1)).wait(kLimit);  // connects them
     const auto running = ranks.start(sum_of(8'000'000));
-    if (rank < meeting.size() - 1) return running.wait(kLimit);
     for (int i = 0; i < 20; ++i) running.test();
+    meeting.wait_for_all();
+    if (rank < meeting.size() - 1) return running.wait(kLimit);
     running.abort();
   });
 }

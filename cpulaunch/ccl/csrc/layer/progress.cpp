@@ -31,8 +31,8 @@ constexpr auto kPollerNap = std::chrono::microseconds(50);
 constexpr auto kBackgroundNap = std::chrono::microseconds(20);
 constexpr auto kLongNap = std::chrono::microseconds(200);
 constexpr unsigned long kTimerSlack = 1000;  // nanoseconds
-// When the process ends, its messages and callbacks have this time to complete after its collectives, because a peer may
-// be waiting for them.  Collectives have as long as their timeouts, unless the program has failed.
+// When the process ends, its messages and callbacks have this time to complete after its collectives, because a peer
+// may be waiting for them.  Collectives have as long as their timeouts, unless the program has failed.
 constexpr auto kShutdownTimeout = std::chrono::seconds(5);
 // After that, the background threads have this time to end.
 constexpr auto kThreadsTimeout = std::chrono::seconds(1);
