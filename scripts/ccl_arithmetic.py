@@ -61,8 +61,10 @@ buckets that DDP starts before the end of the backward pass; once the program wa
 SERVERS = """\
 ## Four of these servers
 
-Each has a link of 100 Gbit/s. One thread of a rank sends and receives the rank's part. The kernel copies sent
-and received data, so the thread reads and writes four times as much as it sends.
+Each has a link of 100 Gbit/s. One thread of a rank sends and receives the rank's part, or k communication
+threads do so over k connections (`--ccl-worker-count k`). The kernel copies sent and received data, so the
+threads read and write four times as much as they send. The table has the times for one thread, if one
+connection is as fast as the thread; k threads take a k-th of them.
 """
 
 MANY = f"""\
@@ -160,8 +162,8 @@ def _servers(counts: Counts) -> str:
             f"| {_time(ranks * sent / LINK)} |"
         )
     text = (
-        "So four ranks of 28 threads nearly fill such a link, and eight of 14 do. With "
-        "`--compress-gradients bf16` all\nof these times are half as long."
+        "So four ranks of 28 threads nearly fill such a link. Eight ranks of 14 do, or two with three "
+        "communication\nthreads each. With `--compress-gradients bf16` all of these times are half as long."
     )
     return "\n".join([*rows, "", text, ""])
 

@@ -32,7 +32,7 @@ _FUNCTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
     "cl_listen_within": (None, [c_int32, c_int32]),
     "cl_listen": (c_int, [c_char_p, POINTER(c_int32), POINTER(_Error)]),
     "cl_own_carrier": (c_void_p, [c_void_p, c_void_p, c_int, c_int32, POINTER(c_char_p), POINTER(c_int32),
-                                  c_char_p, c_size_t, c_void_p, POINTER(_Error)]),
+                                  c_char_p, c_size_t, c_void_p, c_int32, POINTER(_Error)]),
     "cl_carrier_free": (None, [c_void_p]),
     "cl_endpoint_open": (c_void_p, [c_char_p, c_char_p, POINTER(_Error)]),
     "cl_endpoint_free": (None, [c_void_p]),
@@ -156,13 +156,15 @@ class Core:
         key: bytes = b"",
         endpoint: Endpoint | None = None,
         names: Sequence[bytes] = (),
+        connections: int = 1,
     ) -> Carrier:
         """Return cpulaunch's own transport.
 
         ``slots`` is shared memory, or None if this rank is alone on its host.  ``listener`` is from `listen`,
         or None if there is one host.  ``addresses`` has each rank's (ip, port).  ``key`` is the group's
         secret.  If ``endpoint`` is given, libfabric carries collectives between hosts instead of TCP, and
-        ``names`` are the endpoints' names of all ranks.
+        ``names`` are the endpoints' names of all ranks.  ``connections``: the number of TCP connections that
+        carry collectives to each rank of another host.
         """
         if endpoint:
             sizes = (c_size_t * len(names))(*[len(name) for name in names])
@@ -174,7 +176,7 @@ class Core:
         address = self._call(
             "cl_own_carrier", its.address, _address(slots), descriptor, port, ips,
             _numbers([port for _, port in addresses]), key, len(key),
-            endpoint.handle.address if endpoint else None,
+            endpoint.handle.address if endpoint else None, connections,
         )  # fmt: skip
         return Carrier(Handle(address, self._c.cl_carrier_free), has_messages=True)
 

@@ -37,7 +37,6 @@ from cpulaunch.config.settings import Table
 from cpulaunch.errors import HostError
 from cpulaunch.plan.communication import decide_transport, needs_libfabric, needs_oneccl
 
-_CONNECTIONS = 4  # maximum between two ranks on different hosts
 _SPARE_DESCRIPTORS = 256  # for files that the program opens later
 _MIN_STORE_INTERVAL = 0.2  # seconds
 _REQUESTS_PER_SECOND = 100  # by all waiting ranks of a group to the store
@@ -68,7 +67,7 @@ def create(options: Any, backend_options: Any) -> Any:
     peers = [Peer(*each) for each in meeting.exchange("peer", Peer.this_process())]
     if not _state.ready:
         _state.variables, _state.known = dict(os.environ), {}
-        load.set_up(module, load.Neighbours.of(rank, peers))
+        _state.communication_threads = load.set_up(module, load.Neighbours.of(rank, peers))
         if ports := listening_ports():
             loaded.core.listen_within(ports)
         if ledger.of_this_process is not None:
@@ -196,14 +195,14 @@ def _shared_memory(
     return everywhere, slots if everywhere else None
 
 
-def reserve_descriptors(others: int) -> None:
+def reserve_descriptors(others: int, connections: int) -> None:
     """Raise the soft limit of open files so that a group can connect to ``others`` ranks of other hosts.
 
-    A rank may take four connections: for collectives and for messages, in each direction.  The soft limit is
+    Two ranks have ``connections`` for collectives and one for messages, in each direction.  The soft limit is
     often 1,024, and the hard limit 500,000 or more.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) + _CONNECTIONS * others + _SPARE_DESCRIPTORS
+    needed = len(os.listdir("/proc/self/fd")) + 2 * (connections + 1) * others + _SPARE_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < needed:
         most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
@@ -215,14 +214,16 @@ def _own_carrier(
     if layout.hosts == 1:
         return core.own_carrier(layout, slots)
     ip = own_address(_state.variables, layout.locals.index(meeting.rank))
-    reserve_descriptors(layout.size - len(layout.locals))
+    threads = _state.communication_threads
+    reserve_descriptors(layout.size - len(layout.locals), threads)
     endpoint = _endpoint(core, libfabric, ip) if libfabric else None
     name = endpoint.name.hex() if endpoint else ""
     listener = core.listen(ip)
     try:
         own_key = offer_key(meeting.rank, _state.variables)
-        offers = meeting.exchange("address", (ip, listener[1], name, own_key))
-        key = group_key([KeyOffer(*each) for *_, each in offers], meeting.numbers, _state.variables)
+        offers = meeting.exchange("address", (ip, listener[1], name, own_key, threads))
+        keys = [KeyOffer(*each) for *_, each, _ in offers]
+        key = group_key(keys, meeting.numbers, _state.variables)
     except BaseException:
         os.close(listener[0])
         raise
@@ -233,7 +234,8 @@ def _own_carrier(
         addresses=[(ip, port) for ip, port, *_ in offers],
         key=key,
         endpoint=endpoint,
-        names=[bytes.fromhex(name) for _, _, name, _ in offers] if endpoint else (),
+        names=[bytes.fromhex(name) for _, _, name, *_ in offers] if endpoint else (),
+        connections=min(threads for *_, threads in offers),
     )
 
 
@@ -300,6 +302,7 @@ class _State:
     bindings: Any = None  # creator function of Intel's bindings, once they are loaded
     ready = False
     pid: int  # of the process that made the first group
+    communication_threads: int
     variables: dict[str, str]  # the environment before cpulaunch added variables
     known: dict[tuple[str, int], Peer]  # (host, pid) → rank, in all groups so far
 

@@ -161,15 +161,13 @@ def settings(neighbours: Neighbours, environ: Mapping[str, str], *, bindings: bo
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
-def set_up(module: ModuleType, neighbours: Neighbours) -> None:
-    """Set this process's variables and configure the module, before oneCCL starts."""
+def set_up(module: ModuleType, neighbours: Neighbours) -> int:
+    """Apply the settings before oneCCL starts.  Return this process's number of communication threads."""
     os.environ.update(settings(neighbours, os.environ))
     has_core = os.environ["CCL_WORKER_OFFLOAD"] == "1"
-    module.configure(
-        has_core=has_core,
-        only_core=neighbours.cores == 1,
-        cores=_worker_cores(os.environ, neighbours) if has_core else [],
-    )
+    cores = _worker_cores(os.environ, neighbours) if has_core else []
+    module.configure(has_core=has_core, only_core=neighbours.cores == 1, cores=cores)
+    return max(1, len(cores))
 
 
 def installed_library(name: str) -> Path | None:

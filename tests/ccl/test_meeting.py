@@ -270,15 +270,15 @@ def test_ranks_of_a_machine_agree_on_when_it_was_booted() -> None:
 
 
 def test_a_group_of_many_hosts_may_open_enough_connections() -> None:
-    """The soft limit is a shell's.  63 other hosts of 8 ranks take four connections per rank."""
+    """The soft limit is a shell's.  63 other hosts of 8 ranks take six connections per rank."""
     program = (
         "import os, resource\n"
         "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\n"
         "from cpulaunch.ccl.create import reserve_descriptors\n"
-        "reserve_descriptors(10); few = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
-        "reserve_descriptors(504); many = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
-        "reserve_descriptors(1); print(few >= 40, many >= min(hard, 4 * 504),"
+        "reserve_descriptors(10, 1); few = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
+        "reserve_descriptors(504, 2); many = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
+        "reserve_descriptors(1, 1); print(few >= 40, many >= min(hard, 6 * 504),"
         " many == resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)

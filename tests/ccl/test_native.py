@@ -283,6 +283,26 @@ def test_each_of_a_ranks_threads_copies_and_sums_an_equal_part(plain: Program, l
     plain.check(layout, seed=21, what="even parts")
 
 
+@on_each_program("1,1", "1,1,1,1,1", "2,1,2,1,3")
+@pytest.mark.parametrize("connections", [2, repeat(3)])
+def test_random_collectives_over_several_connections(program: Program, layout: str, connections: int) -> None:
+    program.check(layout, seed=26, what=f"mix over {connections} connections", rounds=program.rounds // 2)
+
+
+@on_each_program("1,1", "1,1,2")
+def test_messages_are_cut_into_stripes(program: Program, layout: str) -> None:
+    program.check(layout, seed=27, what="large over 2 connections", rounds=1)
+
+
+@pytest.mark.parametrize("layout", ["1,1", "1,1,1,1,1"])
+def test_each_of_several_connections_carries_an_equal_part(plain: Program, layout: str) -> None:
+    for name, its in counted(plain, layout, "even connections over 2 connections").items():
+        parts = [count for key, count in its.items() if key != "alone"]
+        if name.endswith(("sent", "received")) and its["alone"] > 1 << 20:
+            assert sum(parts) <= 1.05 * its["alone"], name
+            assert all(0.45 * sum(parts) <= part <= 0.55 * sum(parts) for part in parts), name
+
+
 @on_each_program("2", "1,1,2")
 def test_results_that_are_larger_than_the_caches(program: Program, layout: str) -> None:
     program.check(layout, seed=13, what="large", rounds=1)
@@ -379,6 +399,28 @@ def test_a_rank_gets_the_cause_of_a_failure(plain: Program, layout: str, what: s
     done = plain.run(layout, 1, 8, what)
     assert done.returncode == 1
     assert message in done.stderr
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+def test_the_size_of_a_large_message_is_compared(plain: Program, connections: int) -> None:
+    """The rank that finds the difference first ends, so the other one may only find its connection lost."""
+    done = plain.run("1,1", 1, 8, f"another large part over {connections} connections")
+    assert done.returncode == 1
+    found = re.findall(r"sends (\d+) bytes to this rank, which expects (\d+)", done.stderr)
+    assert found
+    assert {frozenset(each) for each in found} == {frozenset(("4000000", "4000004"))}
+
+
+@on_each_program("1,1", "1,1,1,1,1")
+@pytest.mark.parametrize("connections", [1, 2])
+def test_all_ranks_learn_that_one_has_left_amid_an_operation(
+    program: Program, layout: str, connections: int
+) -> None:
+    done = program.run(layout, 1, 8, f"killed over {connections} connections")
+    assert done.returncode == 1
+    others = layout.count(",")
+    assert len(re.findall("all_reduce.* rank ", done.stderr)) == others, done.stderr
+    assert "is not done" not in done.stderr
 
 
 def test_the_minimum_of_descriptors_suffices(plain: Program) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import programs_names as names
 import pytest
 from programs_threads import BYTES
-from ranks import Ranks
+from ranks import Ranks, run_script
 
 from cpulaunch.ccl.installed import Built
 
@@ -62,6 +62,31 @@ def test_each_core_of_communication_does_an_equal_part(
             assert 0.9 * (whole - callers) <= 2 * firsts <= 1.1 * (whole - callers)
     threads = [["cpulaunch-ccl", str(CORES[0])], ["cpulaunch-copy", str(CORES[1])]]
     assert ranks_of_two_cores.call("cores_of_threads") == [threads, threads]
+
+
+CONNECTIONS = """
+import os, psutil, torch, torch.distributed as dist
+from cpulaunch.ccl import meeting
+rank = int(os.environ["RANK"])
+meeting._host = lambda: f"host {{rank}}"
+os.environ["CCL_WORKER_COUNT"] = "{counts}"[rank]
+dist.init_process_group("ccl")
+count = lambda: len(psutil.Process().net_connections("tcp"))
+small, large = torch.ones(1), torch.ones(1 << 20)
+dist.all_reduce(small)
+before = count()
+dist.all_reduce(large)
+print(count() - before, int(large.sum()))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("counts", "connections"), [("22", 2), ("21", 0)])
+def test_ranks_agree_on_the_least_number_of_connections(built: Built, counts: str, connections: int) -> None:
+    """A large tensor opens a second connection in each direction."""
+    variables = {"CCL_WORKER_AFFINITY": "0,1", "CPULAUNCH_RANK_CCL_TRANSPORT": "tcp"}
+    for rank in run_script(2, CONNECTIONS.format(counts=counts), **variables):
+        assert (rank.returncode, rank.stdout) == (0, f"{connections} {2 << 20}\n"), rank.stderr
 
 
 def test_ranks_move_the_bytes_that_the_page_on_ccl_states(two: Ranks) -> None:

@@ -107,6 +107,11 @@ def test_the_clusters_page_shows_the_real_hostfile() -> None:
     assert f"$ cat {FOUR}\n{(REPOSITORY / FOUR).read_text()}" in text
 
 
+def test_the_connections_of_communication_threads_are_shown() -> None:
+    text = dry_run("-f", FOUR, "--ccl-transport", "tcp", "--ccl-worker-count", "2", format="text")
+    assert "\ntransport: shm+tcp, 2 connections between two ranks\n" in text
+
+
 def test_masks_are_shown_on_request() -> None:
     text = dry_run("-f", FOUR, "-v", format="text")
     masks = "node[1-4] (4 hosts): [3fff,fffc000,3fff0000000,fffc0000000000]"

@@ -106,7 +106,10 @@ def _meeting(plan: Plan) -> list[str]:
 
 
 def _transport(plan: Plan) -> str:
-    """Return the transport of ccl's collectives, with the module that it needs."""
+    """Return the transport of ccl's collectives, with the module or the connections that it needs."""
+    if plan.transport in ("tcp", "shm+tcp"):
+        connections = min(len(rank.comm_cores) for host in plan.hosts for rank in host.ranks)
+        return plan.transport + (f", {connections} connections between two ranks" if connections > 1 else "")
     ours = plan.settings.ccl.binding != "oneccl_bind_pt"
     needs = " (needs the oneCCL module: cpulaunch ccl build --oneccl)"
     return plan.transport + (needs if ours and needs_oneccl(plan.transport) else "")

@@ -6,7 +6,7 @@ namespace cpulaunch {
 
 namespace {
 
-// The first threads have cores, which those of other ranks have, too; the last runs anywhere.
+// The last thread runs anywhere, and the others on cores that other ranks' threads have, too.
 std::vector<int> cores_for(int count) {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
@@ -25,12 +25,15 @@ LentThreads::LentThreads(int count) : team_(cores_for(count)) { lend_team(&team_
 
 LentThreads::~LentThreads() { lend_team(nullptr); }
 
+std::vector<Counts> LentThreads::counts() {
+  std::vector<Counts> counts(team_.size);
+  run_on_team(team_.size, [&](size_t thread) { counts[thread] = counts_of_this_thread(); });
+  return counts;
+}
+
 std::vector<Moved> LentThreads::moved() {
   std::vector<Moved> moved(team_.size);
-  const auto ask = [](void* all, int32_t thread) {
-    (*static_cast<std::vector<Moved>*>(all))[thread] = moved_by_this_thread();
-  };
-  team_.run(&team_, team_.size, ask, &moved);
+  run_on_team(team_.size, [&](size_t thread) { moved[thread] = moved_by_this_thread(); });
   moved[0].copied -= before_.copied;
   moved[0].summed -= before_.summed;
   return moved;

@@ -1,15 +1,16 @@
-// Threads that a rank's thread lends to the transport, as the background thread lends those of communication.
+// A team that a rank's thread lends to the core, as the background thread lends the threads of communication.
 
 #pragma once
 
 #include <vector>
 
+#include "meeting.hpp"
 #include "own_team.hpp"
 #include "team.hpp"
 
 namespace cpulaunch {
 
-// Lent by the thread that makes it, which is the first one of them, for as long as it lives.
+// The thread that makes the object lends the team, and is its first thread, while the object lives.
 class LentThreads {
  public:
   explicit LentThreads(int count);
@@ -17,8 +18,10 @@ class LentThreads {
   LentThreads(const LentThreads&) = delete;
   LentThreads& operator=(const LentThreads&) = delete;
 
-  // What each of them has moved since it was lent.
+  // Returns what each thread has moved since the object was made.
   std::vector<Moved> moved();
+  // Returns the system calls of each thread since it started.
+  std::vector<Counts> counts();
 
  private:
   OwnTeam team_;

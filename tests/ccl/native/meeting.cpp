@@ -10,11 +10,11 @@
 #include <stdexcept>
 
 #include "network_fabric.hpp"
-#include "network_tcp.hpp"
+#include "network_striped.hpp"
 
 namespace {
 
-// ThreadSanitizer knows memory by its address, so it has to be the same one for all ranks of a host.
+// ThreadSanitizer identifies memory by its address, so all ranks of a host need the same mapping.
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kMapsOnce = true;
 #else
@@ -23,25 +23,26 @@ constexpr bool kMapsOnce = false;
 
 constexpr int kNarrow = 16 << 10;  // bytes
 std::atomic<bool> narrow{false}, over_libfabric{false};
+std::atomic<size_t> connections{1};
 thread_local cpulaunch::Counts counts;
 
 }  // namespace
 
-// Takes the place of the C library's.
+// Replaces the C library's function.
 extern "C" int socket(int domain, int type, int protocol) noexcept {
   const int descriptor = static_cast<int>(syscall(SYS_socket, domain, type, protocol));
   if (narrow) {
     setsockopt(descriptor, SOL_SOCKET, SO_SNDBUF, &kNarrow, sizeof(kNarrow));
-    setsockopt(descriptor, SOL_SOCKET, SO_RCVBUF, &kNarrow, sizeof(kNarrow));  // a listener's is its connections', too
+    setsockopt(descriptor, SOL_SOCKET, SO_RCVBUF, &kNarrow, sizeof(kNarrow));  // connections inherit a listener's
   }
   return descriptor;
 }
 
-// A sanitizer's would see which thread learns of what by it.
+// Sanitizers need their own versions, which tell them what threads learn from each other.
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 extern "C" ssize_t sendmsg(int descriptor, const msghdr* message, int flags) {
-  ++counts.sends;
   const auto bytes = syscall(SYS_sendmsg, descriptor, message, flags);
+  ++(bytes > 0 ? counts.sends : counts.vain_sends);
   if (bytes > 0) counts.sent_bytes += static_cast<uint64_t>(bytes);
   return bytes;
 }
@@ -73,7 +74,7 @@ namespace cpulaunch {
 
 Counts Counts::operator-(const Counts& before) const {
   Counts since = *this;
-  since.sends -= before.sends, since.sent_bytes -= before.sent_bytes;
+  since.sends -= before.sends, since.sent_bytes -= before.sent_bytes, since.vain_sends -= before.vain_sends;
   since.receives -= before.receives, since.received_bytes -= before.received_bytes, since.vain -= before.vain;
   since.polls -= before.polls;
   since.allocations -= before.allocations, since.large_allocations -= before.large_allocations;
@@ -83,6 +84,8 @@ Counts Counts::operator-(const Counts& before) const {
 Counts counts_of_this_thread() { return counts; }
 void narrow_connections() { narrow = true; }
 void use_libfabric() { over_libfabric = true; }
+void use_connections(size_t count) { connections = count; }
+size_t connections_between_ranks() { return connections; }
 
 Meeting::Meeting(std::vector<int> hosts, size_t results)
     : host_of(std::move(hosts)),
@@ -116,17 +119,17 @@ std::shared_ptr<Hierarchy> Meeting::join(int rank) {
   std::unique_ptr<Network> network;
   if (connects) {
     auto connector =
-        std::make_shared<Connector>(rank, listeners_[rank], addresses_, std::string(kLeastKey, 'x'));
+        std::make_shared<Connector>(rank, listeners_[rank], addresses_, std::string(kLeastKey, 'x'), connections + 1);
     if (endpoint) {
       endpoint->know(names_);
       network = std::make_unique<FabricNetwork>(layout, std::move(connector), std::move(endpoint));
     } else {
-      network = std::make_unique<TcpNetwork>(layout, std::move(connector));
+      network = make_tcp_network(layout, connector, connections);
     }
   }
   auto hierarchy = std::make_shared<Hierarchy>(layout, std::move(slots), std::move(network));
   hierarchy->meet();
-  wait_for_all();  // whoever is done calls nothing until all are
+  wait_for_all();  // no rank calls an operation before all are connected
   return hierarchy;
 }
 
@@ -155,7 +158,7 @@ std::shared_ptr<SharedSlots> Meeting::share(const Layout& layout) {
 
 void Meeting::compare(size_t result, uint64_t digest) {
   uint64_t other = 0;
-  // Relaxed, so that the ranks learn nothing of each other's memory that the transport has not told them.
+  // Relaxed, so that only the transport orders the ranks' accesses to memory.
   if (!digests_[result].compare_exchange_strong(other, digest, std::memory_order_relaxed) && other != digest) {
     throw std::runtime_error("another rank has other bits");
   }

@@ -35,7 +35,7 @@ int main(void) {
   }
   close(memory);
   for (int rank = 0; rank < kRanks; ++rank) {
-    cl_carrier* carrier = cl_own_carrier(layouts[rank], slots[rank], -1, 0, NULL, NULL, "", 0, NULL, &error);
+    cl_carrier* carrier = cl_own_carrier(layouts[rank], slots[rank], -1, 0, NULL, NULL, "", 0, NULL, 1, &error);
     check(carrier != NULL, "no carrier");
     transports[rank] = carrier->connect(carrier, NULL, &error);
     check(transports[rank] != NULL && transports[rank]->messages, "no transport");

@@ -22,15 +22,15 @@ namespace {
 
 constexpr uint64_t kMagic = 0x32656863756e616c;  // and the version of what follows
 constexpr int kBacklog = 1024;                   // connections that have not been accepted
-// Bytes of a connection that wait in this host's kernel before they are sent: so few that the processor may still
-// have them in its cache then.  What is on its way does not count.
+// At most this many unsent bytes of a connection wait in the kernel: so few that they may still be in the processor's
+// cache when they are sent.  Data in transit doesn't count.
 constexpr int kMaxUnsent = 256 << 10;
-// A patient reader's: in this time, a fast connection brings about as much as it takes to rest.
+// A patient reader pauses for this time, in which a fast connection brings about kLeastToRest.
 constexpr std::chrono::microseconds kRest{20};
-constexpr size_t kLeastToRest = 128 << 10;       // bytes still to come: for less, it reads on at once
+constexpr size_t kLeastToRest = 128 << 10;       // if fewer bytes are missing, the reader doesn't pause
 constexpr size_t kMaxStrangers = 64;             // connections without a hello, beside those of all ranks
-constexpr std::chrono::seconds kHelloTime{3};    // for one from the address of a rank
-// What a rank has sent before it left comes within this time, or is lost.
+constexpr std::chrono::seconds kHelloTime{3};    // for a connection from the address of a rank
+// Data that a rank has sent before it left arrives within this time, or never.
 constexpr std::chrono::seconds kLatest{2};
 
 // Where this process listens; 0: on any port.
@@ -141,7 +141,7 @@ Connector::Listener Connector::listen(const std::string& ip) {
   for (int port = first_port;; ++port) {
     ResolvedAddress address(ip, port);
     const int descriptor = open_socket(address);
-    // Connections of an earlier job that have just ended don't take up a port of the few that there are.
+    // Connections of an earlier job that have just ended don't block the port.
     const int on = 1;
     if (port) setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
     if (bind(descriptor, address.get(), address.length) == 0 && ::listen(descriptor, kBacklog) == 0 &&
@@ -184,8 +184,8 @@ int Connector::reach(const Address& to) {
   const int descriptor = open_socket(address);
   bool reached = true;
   if (!to.from.empty()) {
-    // The port is chosen when the destination is known: without that, all connections of a host together could be no
-    // more than it has ports.
+    // The kernel chooses the port when the destination is known.  Otherwise, all connections of a host together could
+    // be no more than it has ports.
     const int on = 1;
     setsockopt(descriptor, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof(on));
     ResolvedAddress from(to.from, 0);
@@ -202,8 +202,12 @@ Hello Hello::of(const std::string& key, int rank, int to, Channel channel) {
   return {kMagic, rank, channel, prove(key, text)};
 }
 
-Connector::Connector(int rank, Listener listener, std::vector<Address> addresses, std::string key)
-    : rank_(rank), addresses_(std::move(addresses)), key_(std::move(key)), listener_(listener) {
+Connector::Connector(int rank, Listener listener, std::vector<Address> addresses, std::string key, size_t channels)
+    : rank_(rank),
+      addresses_(std::move(addresses)),
+      key_(std::move(key)),
+      channels_(channels),
+      listener_(listener) {
   if (key_.size() < kLeastKey) throw std::runtime_error("a group's key has 16 bytes or more");
 }
 
@@ -243,7 +247,7 @@ void Connector::accept_all() {
       ++i;
     }
   }
-  const size_t most = kMaxStrangers + static_cast<size_t>(Channel::last) * addresses_.size();
+  const size_t most = kMaxStrangers + channels_ * addresses_.size();
   for (size_t accepted = 0; accepted < most && (unknown_.size() < most || make_room()); ++accepted) {
     sockaddr_storage from{};
     socklen_t length = sizeof(from);
@@ -263,12 +267,12 @@ void Connector::accept_all() {
   }
 }
 
-// Closes the connection that has been silent for longest, of those from elsewhere if there are any: a crowd of them
-// takes no rank's place.  One from a rank's address may be a rank's whose hello is on its way: it gets kHelloTime, and
-// those to come wait in the kernel.  False where there is none to close.
+// Closes the connection that has been silent for longest, preferably one from an address of no rank.  A connection from
+// a rank's address may be that rank's, with its hello on the way, so it is closed after kHelloTime only; meanwhile, new
+// ones wait in the kernel.  Returns false if there is none to close.
 bool Connector::make_room() {
   pollfd waiting{listener_.descriptor, POLLIN, 0};
-  if (poll(&waiting, 1, 0) <= 0) return false;  // for nobody
+  if (poll(&waiting, 1, 0) <= 0) return false;  // no connection waits
   auto silent = std::find_if(unknown_.begin(), unknown_.end(), [](const Unknown& each) { return !each.is_near; });
   if (silent == unknown_.end()) {
     silent = unknown_.begin();
@@ -287,7 +291,7 @@ bool Connector::is_of_group(const sockaddr_storage& address) const {
   return std::any_of(addresses_.begin(), addresses_.end(), [&](const Address& each) { return each.ip == ip; });
 }
 
-// True when the connection is known, or closed because it is a stranger's.
+// Returns whether the connection is settled: it is in known_, or it was a stranger's.
 bool Connector::read_hello(Unknown& unknown) {
   auto& hello = unknown.hello;
   try {

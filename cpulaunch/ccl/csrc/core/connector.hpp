@@ -1,9 +1,9 @@
 // TCP connections between the ranks of a group.
 //
-// Whoever sends to another rank opens a connection for that direction, when it first has something to send.  A hello
-// comes first on each, with a proof that its sender has the group's key.  The proof is for one connection: it says from
-// whom to whom, and for what, it is, and the key is made of what each rank has made up for this group.  So whoever has
-// seen it can't use it again, and what a rank has to say needn't wait for an answer.
+// A rank that has something to send to another one opens a connection, which carries data in this direction only.  A
+// connection begins with a hello, in which the sender proves that it has the group's key.  The proof holds for one
+// connection: it covers the two ranks and the channel, and each group has a key of its own.  So a stranger who has seen
+// the proof can't use it again, and the sender needn't wait for an answer before it sends data.
 
 #pragma once
 
@@ -26,8 +26,12 @@
 
 namespace cpulaunch {
 
-// What a connection is for: the messages of one don't wait for those of the other.
-enum class Channel : int32_t { collectives, point_to_point, last };
+// Tells the connections from one rank to another apart.  Messages on one channel don't wait for those on another.
+// Collectives have this channel, and further ones if their large messages travel in stripes (network_striped.hpp).
+enum class Channel : int32_t { point_to_point, collectives };
+constexpr Channel channel_of_stripe(size_t stripe) {
+  return static_cast<Channel>(static_cast<size_t>(Channel::collectives) + stripe);
+}
 
 struct ConnectionLost : std::runtime_error {
   explicit ConnectionLost(const std::string& what, int code = 0) : std::runtime_error(what), code(code) {}
@@ -42,22 +46,22 @@ struct Hello {
 
   uint64_t magic = 0;
   int32_t rank = -1;
-  Channel channel = Channel::last;
+  Channel channel = Channel::point_to_point;
   Proof proof{};
 };
 
-// Bytes of an operation, or that a message still lacks, from which on its reader is patient: for less, the rest costs
-// more than it saves.
+// A reader is patient in operations and messages of at least this many bytes.  In smaller ones, its pauses would cost
+// more than they save.
 constexpr size_t kLeastForPatience = 8 << 20;
 
-// Whether the other end of a connection has closed it, or refuses it.
+// Returns whether the other end of a connection has closed or refused it.
 bool is_hung_up(int descriptor);
-// Lets a connection go on within a second after an outage of the network: by itself, the kernel waits up to as long
-// again as the outage was, and gives up after a quarter of an hour.  The watchdog decides when a host is lost.
-// Kernels before 6.15 can't do it, and keep their way.
+// Lets a connection continue within a second after an outage of the network.  Otherwise, the kernel may wait as long
+// again as the outage took, and gives up after a quarter of an hour.  The watchdog decides when a host is lost.  Has no
+// effect on kernels before 6.15.
 void set_patience(int descriptor);
 
-// The receiving end.  Nothing blocks; both functions throw ConnectionLost where nothing more can come or go.
+// The receiving end.  No function of the two ends blocks.  They throw ConnectionLost if no more data can pass.
 class Receiver {
  public:
   explicit Receiver(int descriptor = -1) : descriptor_(descriptor) {}
@@ -67,10 +71,9 @@ class Receiver {
 
   bool is_open() const { return descriptor_ >= 0; }
   int descriptor() const { return descriptor_; }
-  // Returns how many bytes have been read; 0: none have come.  A `patient` reader, once it has read all that was there,
-  // lets more of it come for a moment, and gets 0 meanwhile.  The kernel acknowledges what is read, and the sender's
-  // processor spends time on each acknowledgement.
-  // What comes behind that goes to `more`.
+  // Returns how many bytes have been read; 0 if none have arrived.  Bytes beyond `bytes` go to `more`.  A `patient`
+  // reader that has read all available bytes gets 0 for a moment, while more of them arrive: the kernel acknowledges
+  // each read, and each acknowledgement costs the sender's processor time.
   size_t read(char* data, size_t bytes, bool patient = false, iovec more = {});
 
  private:
@@ -82,14 +85,14 @@ class Receiver {
 class Sender {
  public:
   Sender() = default;
-  // Its errors call it `name` until the other end has answered.
+  // Errors call the receiver `name` until it has answered.
   Sender(int descriptor, const Hello& hello, std::string name = "the rank")
       : socket_(descriptor), descriptor_(descriptor), hello_(hello), name_(std::move(name)) {}
 
   bool is_open() const { return socket_.is_open(); }
   // Returns how many bytes of the parts have been written.
   size_t write(const iovec* parts, size_t count);
-  // Tells the receiver whose connection this is, as what is written would.
+  // Sends the hello, which otherwise goes with the first data.
   void greet();
   bool is_hung_up() const { return cpulaunch::is_hung_up(descriptor_); }
 
@@ -106,7 +109,7 @@ class Sender {
 // Used by several threads.
 class Connector {
  public:
-  // Where a rank can be reached.  The port is 0 for ranks that are not sent anything, such as those of this host.
+  // The port is 0 for ranks to which nothing is sent, such as those of this host.
   struct Address {
     std::string ip;
     int port = 0;
@@ -116,29 +119,28 @@ class Connector {
     int descriptor;
     int port;
   };
-  // Listens on this host's address `ip`.  Throws std::runtime_error where it has no such address, or no port is free.
+  // Listens on this host's address `ip`.  Throws std::runtime_error if the host has no such address, or no free port.
   static Listener listen(const std::string& ip);
-  // From now on, this process listens on the first free port from `first` to `last`; on any for 0.
+  // From now on, this process listens on the first free port from `first` to `last`, or on any port if these are 0.
   static void listen_within(int first, int last);
-  // A descriptor of a connection that is being made.  Throws std::runtime_error where it is known at once that there
-  // will be none.
+  // Returns the descriptor of a connection that is being made.  Throws std::runtime_error if that fails at once.
   static int reach(const Address& to);
-  // Where the ranks of a host have several addresses, as of several interfaces, this rank connects to another host's
-  // second address from its own host's second one.  From the first one, data would leave by one interface and its
-  // acknowledgements arrive by another, which kernels refuse that filter by the way back (rp_filter).
+  // If the ranks of a host have several addresses (several interfaces), this rank connects to another host's second
+  // address from its own host's second address, and so on.  From the first address, data would leave by one interface
+  // while acknowledgements arrive by another, and many kernels drop such packets (rp_filter).
   static void choose_sources(std::vector<Address>& addresses, const std::vector<int>& host_of, int rank);
 
-  // Takes the listener over.  `addresses` has one for each rank of the group.  `key` is a secret of this group alone,
-  // of kLeastKey bytes or more, by which its ranks know each other.
-  Connector(int rank, Listener listener, std::vector<Address> addresses, std::string key);
+  // Takes the listener over.  `addresses` has an item for each rank of the group.  `key` is the group's secret, of at
+  // least kLeastKey bytes.  Each rank opens up to `channels` connections to this one.
+  Connector(int rank, Listener listener, std::vector<Address> addresses, std::string key, size_t channels = 2);
   ~Connector() { close(); }
   Connector(const Connector&) = delete;
   Connector& operator=(const Connector&) = delete;
 
-  // Throws ConnectionLost where the rank can't be reached.
+  // Throws ConnectionLost if the rank can't be reached.
   Sender connect(int to, Channel channel);
-  // The connection that another rank has opened; not open while there is none.  Throws ConnectionLost where this rank
-  // may not open more of them.  Who has just asked for another one's needn't have the kernel asked again (`looks`).
+  // Returns the connection that another rank has opened; it is not open if there is none yet.  Throws ConnectionLost if
+  // this process may not have more descriptors.  If `looks` is false, new connections are not accepted first.
   Receiver accept(int from, Channel channel, bool looks = true);
   void close();
 
@@ -159,22 +161,23 @@ class Connector {
   const int rank_;
   const std::vector<Address> addresses_;
   const std::string key_;
+  const size_t channels_;
   std::mutex mutex_;
   Listener listener_;
   std::vector<Unknown> unknown_;
-  std::map<std::pair<int, Channel>, Receiver> known_;  // those that nobody has asked for yet
-  std::set<std::pair<int, Channel>> greeted_;          // and those that have come: there is one of each
+  std::map<std::pair<int, Channel>, Receiver> known_;  // connections that accept() has not returned yet
+  std::set<std::pair<int, Channel>> greeted_;          // all connections so far: a second one is refused
 };
 
 // A rank from which something is expected, and which has not opened its connection.
 class Silent {
  public:
-  // Whether it has ended, or left the group, without having sent anything.  `sender` is the connection to it, which is
-  // opened where it isn't: that ends with the rank.
+  // Returns whether the rank has ended, or left the group, without having sent anything.  `sender` is this rank's
+  // connection to it, which is opened if necessary, and which breaks when that rank ends.
   bool has_left(Connector& connector, int rank, Channel channel, Sender& sender);
 
  private:
-  std::optional<Clock::time_point> left_;  // when that was seen
+  std::optional<Clock::time_point> left_;  // when the connection was first seen broken
 };
 
 }  // namespace cpulaunch

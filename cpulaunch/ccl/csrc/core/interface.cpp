@@ -8,7 +8,7 @@
 #include "boundary.hpp"
 #include "liveness.hpp"
 #include "network_fabric.hpp"
-#include "network_tcp.hpp"
+#include "network_striped.hpp"
 #include "team.hpp"
 #include "transport_own.hpp"
 
@@ -117,7 +117,7 @@ void cl_endpoint_know(cl_endpoint* endpoint, const char* const* names, const siz
 
 cl_carrier* cl_own_carrier(const cl_layout* layout, const cl_slots* slots, int listener, int32_t port,
                            const char* const* ips, const int32_t* ports, const char* key, size_t key_size,
-                           cl_endpoint* endpoint, cl_error* error) {
+                           cl_endpoint* endpoint, int32_t connections, cl_error* error) {
   const auto& its = layout->layout;
   return guarded(error, [&] {
     std::shared_ptr<Connector> connector;
@@ -127,11 +127,11 @@ cl_carrier* cl_own_carrier(const cl_layout* layout, const cl_slots* slots, int l
       for (int rank = 0; rank < its.size; ++rank) addresses.push_back({ips[rank], ports[rank]});
       Connector::choose_sources(addresses, its.host_numbers, its.rank);
       connector = std::make_shared<Connector>(its.rank, Connector::Listener{listener, port}, std::move(addresses),
-                                              std::string(key, key_size));
+                                              std::string(key, key_size), connections + 1);  // one for messages
       if (endpoint) {
         network = std::make_unique<FabricNetwork>(its, connector, std::move(endpoint->endpoint));
       } else {
-        network = std::make_unique<TcpNetwork>(its, connector);
+        network = make_tcp_network(its, connector, connections);
       }
     }
     auto carrier = std::make_unique<OwnCarrier>();

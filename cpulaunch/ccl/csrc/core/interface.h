@@ -158,18 +158,20 @@ CL_EXPORT const char* cl_endpoint_name(const cl_endpoint*, size_t* size); /* by 
 CL_EXPORT void cl_endpoint_know(cl_endpoint*, const char* const* names, const size_t* sizes, int32_t count, cl_error*);
 /* `slots` may be null if this rank is alone on its host; the caller keeps them.  `listener` is -1 if there is only one
  * host; else the carrier owns it.  `ips` and `ports` have an item for each rank, and `key` is the group's secret.  An
- * `endpoint` carries the collectives between hosts, and its content moves to the carrier; null: TCP carries them. */
+ * `endpoint` carries the collectives between hosts, and its content moves to the carrier; null: TCP carries them, over
+ * this many `connections` from each rank to each rank of another host.  All ranks pass the same number. */
 CL_EXPORT cl_carrier* cl_own_carrier(const cl_layout*, const cl_slots* slots, int listener, int32_t port,
                                      const char* const* ips, const int32_t* ports, const char* key,
-                                     size_t key_size, cl_endpoint* endpoint, cl_error*);
+                                     size_t key_size, cl_endpoint* endpoint, int32_t connections, cl_error*);
 CL_EXPORT void cl_carrier_free(cl_carrier*);
 /* Divides numbers in place, to make averages of sums. */
 CL_EXPORT void cl_divide(char* data, size_t bytes, uint8_t type, int divisor);
 
-/* --- threads that help the calling thread to copy and to sum (team.hpp) */
+/* --- threads that help the calling thread to copy, to sum and to send (team.hpp) */
 typedef struct cl_team cl_team;
 struct cl_team {
-  int32_t size; /* the most threads that work at the same time, including the calling one */
+  int32_t size;  /* the most threads that work at the same time, including the calling one */
+  int32_t polls; /* 1: the threads poll between two runs, so that a short run pays off */
   /* Calls part(argument, i) on these threads, for each i below `parts`.  Returns when all calls have returned. */
   void (*run)(const cl_team*, int32_t parts, void (*part)(void* argument, int32_t index), void* argument);
 };

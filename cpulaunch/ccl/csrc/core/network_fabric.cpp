@@ -219,7 +219,7 @@ size_t FabricNetwork::complete(Work* work, size_t bytes) {
   } else {
     auto& expected = incoming_[work->peer].expected;
     const auto message = std::find_if(expected.begin(), expected.end(),
-                                      [&](const Expected& one) { return one.tag == work->message; });
+                                      [&](const Expected& one) { return one.header.tag == work->message; });
     if (bytes != work->bytes) throw mismatch_of_sizes(members_, work->peer, bytes, work->bytes);
     if (--message->parts == 0) {
       --*message->pending;
@@ -248,7 +248,7 @@ void FabricNetwork::fail(Work* work, const std::string& what) {
 
 void FabricNetwork::send(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes,
                          int& pending, bool more_follow) {
-  enqueue(to, {{tag, signature, bytes}, data, &pending});
+  enqueue(to, {{tag, signature, bytes}, data, bytes, &pending});
   if (!more_follow) post_sends(to);
 }
 
@@ -262,7 +262,7 @@ void FabricNetwork::tell(int to, uint16_t phase) {
   peers_[to].said_bye |= phase == kBye;
   Header header{};
   header.tag.phase = phase;
-  enqueue(to, {header, nullptr, &greetings_});
+  enqueue(to, {header, nullptr, /*bytes=*/0, &greetings_});
 }
 
 void FabricNetwork::enqueue(int to, const Sent& message) {
@@ -276,7 +276,7 @@ void FabricNetwork::enqueue(int to, const Sent& message) {
     ++*message.pending;
     peer.queue.push_back(work);
   };
-  const size_t bytes = message.header.bytes;
+  const size_t bytes = message.bytes;
   const bool is_small = bytes <= kSmall;
   auto* work = new_work(Work::Kind::send, to, /*with_memory=*/true);
   char* memory = work->memory.get();
@@ -413,7 +413,7 @@ void FabricNetwork::receive_parts(int from, Expected& message) {
     auto* work = new_work(Work::Kind::receive_data, from);
     work->data = message.data + at;
     work->bytes = std::min(kPart, message.bytes - at);
-    work->message = message.tag;
+    work->message = message.header.tag;
     work->tag = tag_of(from, peer.parts_expected++, true);
     post_receive(work);
   }

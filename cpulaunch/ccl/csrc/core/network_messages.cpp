@@ -10,8 +10,8 @@ namespace cpulaunch {
 
 namespace {
 
-// Calls of progress() in which nothing moves, until unasked messages are looked for: some 0.1 s for one who sleeps in
-// between.
+// After this many calls of progress() that have moved nothing, the network looks for unasked messages.  A thread that
+// sleeps between its calls makes them in about 0.1 s.
 constexpr unsigned kIdleCallsPerCheck = 1000;
 
 }  // namespace
@@ -23,10 +23,14 @@ void MessageNetwork::enter(const Signature& signature) {
 
 void MessageNetwork::receive(int from, const Tag& tag, const Signature& signature, char* data, size_t bytes,
                              int& pending) {
-  ++pending;
+  expect(from, {{tag, signature, bytes}, data, bytes, &pending});
+}
+
+void MessageNetwork::expect(int from, const Expected& message) {
+  ++*message.pending;
   auto& peer = incoming_[from];
   if (peer.expected.empty()) receiving_.push_back(from);
-  peer.expected.push_back({tag, signature, data, bytes, &pending});
+  peer.expected.push_back(message);
 }
 
 void MessageNetwork::check_when_idle(size_t moved) {
@@ -37,21 +41,21 @@ void MessageNetwork::check_when_idle(size_t moved) {
   }
 }
 
-std::vector<int> MessageNetwork::awaited() const {
-  if (receiving_.empty()) {
-    auto ranks = sending();
-    std::sort(ranks.begin(), ranks.end());
-    return ranks;
-  }
-  // Later messages may not have been sent because the earliest have not come to their senders either.
-  std::map<std::tuple<uint64_t, uint32_t, uint16_t>, std::set<int>> ranks;
-  for (const int rank : receiving_) {
-    for (const auto& each : incoming_[rank].expected) {
-      ranks[{each.tag.operation, each.tag.piece, each.tag.phase}].insert(rank);
+// Counts the earliest messages only.  The senders of later ones may themselves be waiting for an earlier message.
+std::vector<int> MessageNetwork::awaited_by(const std::vector<const MessageNetwork*>& networks) {
+  std::map<std::tuple<uint64_t, uint32_t, uint16_t>, std::set<int>> expected;
+  std::set<int> ranks;
+  for (const auto* network : networks) {
+    for (const int rank : network->sending()) ranks.insert(rank);
+    for (const int rank : network->receiving_) {
+      for (const auto& each : network->incoming_[rank].expected) {
+        const auto& tag = each.header.tag;
+        expected[{tag.operation, tag.piece, tag.phase}].insert(rank);
+      }
     }
   }
-  const auto& earliest = ranks.begin()->second;
-  return {earliest.begin(), earliest.end()};
+  if (!expected.empty()) ranks = expected.begin()->second;
+  return {ranks.begin(), ranks.end()};
 }
 
 const Cause& MessageNetwork::lost() {
@@ -72,15 +76,15 @@ const Cause& MessageNetwork::lost() {
 void MessageNetwork::ask(int rank) {
   auto& peer = incoming_[rank];
   if (peer.expected.empty()) return;
-  const auto& awaited = peer.expected.front();
+  const auto& awaited = peer.expected.front().header;
   if (peer.asked == awaited.tag.operation) return;
   const Tag tag{awaited.tag.operation, 0, kQuestion};
-  send_question(rank, {{tag, awaited.signature, /*bytes=*/0}, nullptr, &questions_});
+  send_question(rank, {{tag, awaited.signature, /*bytes=*/0}, nullptr, /*bytes=*/0, &questions_});
 }
 
-// True when the message whose header has come was a question about this rank's operation, or about one before: its
-// sender waits for what another rank, or the network, has not brought yet.  Throws Mismatch where this rank calls
-// something else.
+// Returns whether the header is a question about this rank's operation, or about an earlier one.  Such a question needs
+// no reply: its sender waits for a message that is still on its way, or for another rank.  Throws Mismatch if this rank
+// calls something else.
 bool MessageNetwork::answer(int from) {
   auto& peer = incoming_[from];
   const auto& signature = peer.header.signature;
@@ -112,16 +116,18 @@ bool MessageNetwork::begin_message(int from) {
   const auto first = std::find_if(peer.expected.begin(), peer.expected.end(),
                                   [](const Expected& one) { return one.parts == 0; });
   if (first == peer.expected.end()) return false;
-  const auto same_operation = [&](const Expected& one) { return one.tag.operation == header.tag.operation; };
+  const auto same_operation = [&](const Expected& one) { return one.header.tag.operation == header.tag.operation; };
   const auto operation = std::find_if(first, peer.expected.end(), same_operation);
-  // Messages come operation by operation, as they are expected.  So one of another operation is wrong, too: its sender
-  // has another root, for instance, and this rank is past that operation, for which nothing was expected.
-  const auto& wanted = operation == peer.expected.end() ? *first : *operation;
+  // Messages arrive operation by operation, as they are expected.  So a message of an operation for which nothing is
+  // expected is wrong, too.  For example, its sender has called an earlier broadcast with another root.
+  const auto& wanted = (operation == peer.expected.end() ? *first : *operation).header;
   if (wanted.signature != header.signature) throw header.signature.mismatch(members_, from, wanted.signature);
   const auto found = std::find_if(peer.expected.begin(), peer.expected.end(),
-                                  [&](const Expected& one) { return one.tag == header.tag; });
+                                  [&](const Expected& one) { return one.header.tag == header.tag; });
   if (found == peer.expected.end()) return false;
-  if (found->bytes != header.bytes) throw mismatch_of_sizes(members_, from, header.bytes, found->bytes);
+  if (found->header.bytes != header.bytes) {
+    throw mismatch_of_sizes(members_, from, header.bytes, found->header.bytes);
+  }
   std::rotate(peer.expected.begin(), found, found + 1);
   peer.in_header = false;
   peer.in_message = true;
@@ -132,11 +138,11 @@ void MessageNetwork::check_unasked() {
   for (size_t from = 0; current_ && from < incoming_.size(); ++from) {
     auto& peer = incoming_[from];
     const bool is_expected = !peer.expected.empty();
-    if (is_expected && (lost_.empty() || peer.in_message)) continue;  // that is compared, or has been
+    if (is_expected && (lost_.empty() || peer.in_message)) continue;  // progress() compares it, or has done so
     try {
       if (!look(from)) continue;
     } catch (const ConnectionLost&) {
-      continue;  // nobody waits for it, or what is lost is known
+      continue;  // nothing is expected from this rank, or lost_ has the cause
     }
     if (is_expected) {
       begin_message(from);

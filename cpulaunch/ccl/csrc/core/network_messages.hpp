@@ -1,7 +1,7 @@
 // What all networks have in common: each message begins with a header, by which it finds what expects it.
 //
-// Headers come in the order in which a rank has sent its messages.  A header that nobody has asked for yet waits, and
-// so do those behind it.
+// Headers arrive in the order in which a rank has sent its messages.  A header that no receive() has asked for yet
+// waits, and holds up the headers behind it.
 
 #pragma once
 
@@ -24,34 +24,39 @@ class MessageNetwork : public Network {
     return current_ && current_->root >= 0 && Clock::now() - entered_ < kLongestWay;
   }
   const Cause& lost() override;
-  std::vector<int> awaited() const override;
+  std::vector<int> awaited() const override { return awaited_by({this}); }
+  // The same for several networks, which carry the messages of one group.
+  static std::vector<int> awaited_by(const std::vector<const MessageNetwork*>& networks);
 
- protected:
+  // What a message begins with.
   struct Header {
     Tag tag;
     Signature signature;
-    uint64_t bytes;
+    uint64_t bytes;  // of the message
   };
+
+ protected:
+  // `bytes` are those that this network carries: the whole message, or a stripe of it (network_striped.hpp).
   struct Sent {
     Header header{};
     const char* data = nullptr;
+    size_t bytes = 0;
     int* pending = nullptr;
   };
   struct Expected {
-    Tag tag;
-    Signature signature;
+    Header header;  // the message has to begin with it
     char* data;
     size_t bytes;
     int* pending;
     size_t parts = 0;  // that are on their way to `data`, apart from the header
   };
   struct Incoming {
-    std::optional<uint64_t> asked;  // about the operation with this number
-    Silent silent;                  // while nothing has come
-    bool in_message = false;        // `header` is of a message whose expected data has partly come
-    bool in_header = false;         // `header` is of a message that nobody has asked for yet
+    std::optional<uint64_t> asked;   // the operation that this rank has asked about last
+    Silent silent;                   // used until the rank has opened its connection
+    bool in_message = false;         // `header` is of the message that is being received
+    bool in_header = false;          // `header` is of a message that no receive() has asked for yet
     Header header{};
-    std::vector<Expected> expected;  // with the one that is being received in front
+    std::vector<Expected> expected;  // begins with the message that is being received
   };
   // The phase in the tag of a message that asks whether its receiver calls the same.
   static constexpr uint16_t kQuestion = 0xffff;
@@ -59,20 +64,21 @@ class MessageNetwork : public Network {
   MessageNetwork(const Layout& layout, std::shared_ptr<Connector> connector)
       : members_(layout.members), connector_(std::move(connector)), incoming_(layout.size) {}
 
-  // Puts the next header that has come from a rank in its `header`; false where none has.
+  void expect(int from, const Expected& message);
+  // Puts the next header that has arrived from a rank in its `header`.  Returns false if none has arrived.
   virtual bool take_header(int from) = 0;
-  // Looks for headers of a rank that nothing may be expected from; false where none can come yet.  May throw
-  // ConnectionLost.
+  // Looks for a header from a rank, also if nothing is expected from it.  Returns false if none can have arrived.  May
+  // throw ConnectionLost.
   virtual bool look(int from) = 0;
-  // What has become of a rank from which something is expected; empty when all is well.
+  // Returns why nothing more can arrive from a rank from which something is expected; empty while all is well.
   virtual std::string why_lost(int from) = 0;
-  // Sends the header alone, unless it is known that the rank can't be reached.
+  // Sends the header of a question, which has no data.  Does nothing if the rank can't be reached.
   virtual void send_question(int to, const Sent& question) = 0;
   virtual std::vector<int> sending() const = 0;  // ranks with messages to send
 
-  // Takes the next header, past questions that are answered; true when there is one.
+  // Takes the next header of a message, and answers the questions before it.  Returns false if none has arrived.
   bool read_header(int from);
-  // True when the next message is expected: that is in front now.
+  // Moves what expects the next message to the front of `expected`.  Returns false if nothing expects it yet.
   bool begin_message(int from);
   // Calls `keep` for each rank, and removes those for which it returns false.  It may add ranks.
   template <class Keep>
@@ -99,7 +105,7 @@ class MessageNetwork : public Network {
   Cause lost_;
 
  private:
-  // Of a message to another host that needn't wait for others: also where that host's processors are busy.
+  // The longest time that a small message takes to another host, also if that host's processors are busy.
   static constexpr std::chrono::milliseconds kLongestWay{50};
 
   void ask(int rank);

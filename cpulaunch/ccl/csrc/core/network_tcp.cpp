@@ -8,10 +8,17 @@ namespace cpulaunch {
 
 namespace {
 
-constexpr size_t kMaxParts = 16;             // of what one call of the kernel sends
-constexpr size_t kTurn = 1 << 20;            // bytes of one peer after which another one's turn comes
+constexpr size_t kMaxParts = 16;   // of memory that one system call sends
+constexpr size_t kTurn = 1 << 20;  // after this many bytes from one peer, others have their turn
 
 }  // namespace
+
+TcpNetwork::TcpNetwork(const Layout& layout, std::shared_ptr<Connector> connector, size_t number, size_t networks)
+    : MessageNetwork(layout, std::move(connector)), outgoing_(layout.size), streams_(layout.size) {
+  for (const size_t host : layout.host_numbers) {
+    channels_.push_back(channel_of_stripe((number + networks - host % networks) % networks));
+  }
+}
 
 void TcpNetwork::close() {
   connector_->close();
@@ -22,13 +29,26 @@ void TcpNetwork::close() {
   receiving_.clear();
 }
 
-void TcpNetwork::send(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes, int& pending,
-                   bool more_follow) {
-  enqueue(to, {{tag, signature, bytes}, data, &pending}, more_follow);
+void TcpNetwork::send_stripe(int to, const Header& header, const char* data, Range stripe, int& pending,
+                             bool more_follow) {
+  enqueue(to, {header, data + stripe.begin, stripe.size(), &pending}, more_follow);
+}
+
+void TcpNetwork::receive_stripe(int from, const Header& header, char* data, Range stripe, int& pending) {
+  under_way_ += stripe.size();
+  expect(from, {header, data + stripe.begin, stripe.size(), &pending});
+}
+
+// Several networks, each in a thread of its own, may complete stripes of the same message at the same time.  Relaxed:
+// the thread that reads the counter has waited for those threads.
+void TcpNetwork::complete(size_t bytes, int* pending) {
+  under_way_ -= bytes;
+  __atomic_fetch_sub(pending, 1, __ATOMIC_RELAXED);
 }
 
 void TcpNetwork::enqueue(int to, const Sent& message, bool more_follow) {
   ++*message.pending;
+  under_way_ += message.bytes;
   auto& peer = outgoing_[to];
   peer.queue.push_back(message);
   if (!peer.listed) sending_.push_back(to);
@@ -36,13 +56,13 @@ void TcpNetwork::enqueue(int to, const Sent& message, bool more_follow) {
   if (peer.queue.size() == 1 && !more_follow) write_to(to);
 }
 
-// Where there are many connections, those with nothing to read take no call of the kernel; neither do those that have
-// not been opened, but for one of them.
+// If there are many connections, those with nothing to read take no system call.  Looking for new connections takes one
+// for all of them.
 size_t TcpNetwork::read_from_ready() {
   size_t moved = 0;
   bool looks = true;
   const auto* ready = readiness_.is_asked() && !receiving_.empty() ? &readiness_.ask(incoming_.size()) : nullptr;
-  // A peer's turn may end its place in this list, or come again in a later call.
+  // A peer from which nothing more is expected leaves the list.
   keep_if(receiving_, [&](int from) {
     const auto& peer = incoming_[from];
     const auto& stream = streams_[from];
@@ -66,17 +86,19 @@ size_t TcpNetwork::progress() {
 
 std::string TcpNetwork::why_lost(int from) {
   auto& sender = outgoing_[from].sender;
-  if (open_receiver(from)) return "";  // who reads from it is told
-  const bool left = incoming_[from].silent.has_left(*connector_, from, Channel::collectives, sender);
+  if (open_receiver(from)) return "";  // reading from it reports whether it is lost
+  const bool left = incoming_[from].silent.has_left(*connector_, from, channels_[from], sender);
   return left ? "it was closed there" : "";
 }
 
+// Messages begin with the first channel, so questions are needed there only.
 void TcpNetwork::send_question(int to, const Sent& question) {
+  if (channels_[to] != Channel::collectives) return;
   auto& sender = outgoing_[to].sender;
   try {
-    if (!sender.is_open()) sender = connector_->connect(to, Channel::collectives);
+    if (!sender.is_open()) sender = connector_->connect(to, channels_[to]);
   } catch (const std::runtime_error&) {
-    return;  // whether it has left is seen elsewhere
+    return;  // why_lost() finds out whether the rank has left
   }
   incoming_[to].asked = question.header.tag.operation;
   enqueue(to, question, /*more_follow=*/false);
@@ -84,16 +106,16 @@ void TcpNetwork::send_question(int to, const Sent& question) {
 
 // --- sending
 
-// Returns the bytes written; takes what is complete off the queue.
+// Returns the number of bytes written.  Removes complete messages from the queue.
 size_t TcpNetwork::write_to(int to) {
   auto& peer = outgoing_[to];
   if (peer.queue.empty() || !lost_.empty()) return 0;
   size_t written = 0;
   try {
-    if (!peer.sender.is_open()) peer.sender = connector_->connect(to, Channel::collectives);
+    if (!peer.sender.is_open()) peer.sender = connector_->connect(to, channels_[to]);
     written = write_some(peer);
   } catch (const ConnectionLost& error) {
-    // Who isn't there to answer may have sent all that is needed.
+    // A rank that can't get a question any more may have sent everything before it left.
     const auto is_question = [](const Sent& message) { return message.header.tag.phase == kQuestion; };
     if (!std::all_of(peer.queue.begin(), peer.queue.end(), is_question)) lose(to, error.what());
     peer.queue.clear();
@@ -103,20 +125,20 @@ size_t TcpNetwork::write_to(int to) {
   size_t left = written;
   while (!peer.queue.empty()) {
     const auto& message = peer.queue.front();
-    const size_t rest = sizeof(Header) + message.header.bytes - peer.done;
+    const size_t rest = sizeof(Header) + message.bytes - peer.done;
     if (left < rest) {
       peer.done += left;
       break;
     }
     left -= rest;
     peer.done = 0;
-    --*message.pending;
+    complete(message.bytes, message.pending);
     peer.queue.pop_front();
   }
   return written;
 }
 
-// What the first messages lack.
+// Writes what the first messages still need, as far as the kernel takes it.
 size_t TcpNetwork::write_some(Outgoing& peer) {
   iovec parts[kMaxParts];
   size_t count = 0;
@@ -127,7 +149,7 @@ size_t TcpNetwork::write_some(Outgoing& peer) {
   for (auto message = peer.queue.begin(); message != peer.queue.end() && count + 2 <= kMaxParts; ++message) {
     if (skip < sizeof(Header)) add(reinterpret_cast<const char*>(&message->header) + skip, sizeof(Header) - skip);
     const size_t of_data = skip - std::min(skip, sizeof(Header));
-    add(message->data + of_data, message->header.bytes - of_data);
+    add(message->data + of_data, message->bytes - of_data);
     skip = 0;
   }
   return peer.sender.write(parts, count);
@@ -146,11 +168,11 @@ size_t TcpNetwork::fill(int from) {
   return got;
 }
 
-// True when the connection that the rank has opened is there.
+// Returns whether the rank has opened its connection.
 bool TcpNetwork::open_receiver(int from, bool looks) {
   auto& stream = streams_[from];
   if (stream.receiver.is_open()) return true;
-  stream.receiver = connector_->accept(from, Channel::collectives, looks);
+  stream.receiver = connector_->accept(from, channels_[from], looks);
   if (!stream.receiver.is_open()) return false;
   stream.buffer.resize(Stream::kRoom);
   readiness_.add(stream.receiver.descriptor(), from);
@@ -166,7 +188,7 @@ bool TcpNetwork::take_header(int from) {
 }
 
 bool TcpNetwork::look(int from) {
-  if (!open_receiver(from)) return false;
+  if (channels_[from] != Channel::collectives || !open_receiver(from)) return false;
   if (!read_header(from)) fill(from);
   return true;
 }
@@ -198,9 +220,9 @@ size_t TcpNetwork::read_expected(int from) {
     std::memcpy(message.data + stream.done, stream.buffer.data() + stream.begin, buffered);
     stream.begin += buffered;
     stream.done += buffered;
-    if (const size_t rest = message.bytes - stream.done) {  // and nothing is left in the buffer
+    if (const size_t rest = message.bytes - stream.done) {  // the buffer is empty
       stream.begin = stream.end = 0;
-      const bool patient = message.signature.bytes >= kLeastForPatience;
+      const bool patient = message.header.signature.bytes >= kLeastForPatience;
       const size_t got = stream.receiver.read(message.data + stream.done, rest, patient,
                                               {stream.buffer.data(), stream.buffer.size()});
       if (got == 0) break;
@@ -209,7 +231,7 @@ size_t TcpNetwork::read_expected(int from) {
       stream.end = got - std::min(got, rest);
     }
     if (stream.done == message.bytes) {
-      --*message.pending;
+      complete(message.bytes, message.pending);
       peer.expected.erase(peer.expected.begin());
       stream.done = 0;
       peer.in_message = false;

@@ -1,8 +1,8 @@
 // The network over TCP.
 //
-// The messages of a connection arrive in the order in which they are sent.  A message goes from the sender's memory to
-// the receiver's without a copy but the kernel's.  A message that nobody has asked for yet stays in the kernel's
-// buffers, and what comes behind it waits too.
+// The messages of a connection arrive in the order in which they are sent.  Only the kernel copies them on their way
+// from the sender's memory to the receiver's.  A message that no receive() has asked for yet stays in the kernel's
+// buffers, and so do the messages behind it.
 
 #pragma once
 
@@ -24,29 +24,40 @@ namespace cpulaunch {
 
 class TcpNetwork final : public MessageNetwork {
  public:
-  TcpNetwork(const Layout& layout, std::shared_ptr<Connector> connector)
-      : MessageNetwork(layout, std::move(connector)), outgoing_(layout.size), streams_(layout.size) {}
+  // One of `networks` networks that carry the group's messages, each over a channel of its own between two ranks.  The
+  // first channel of a rank is in the network with the number of its host, modulo `networks`.
+  TcpNetwork(const Layout& layout, std::shared_ptr<Connector> connector, size_t number = 0, size_t networks = 1);
 
-  // Where `more_follow`, the kernel fills its packets instead of ending one with each message.
+  // If `more_follow`, the kernel fills its packets instead of ending one with each message.
   void send(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes, int& pending,
-            bool more_follow = false) override;
+            bool more_follow = false) override {
+    send_stripe(to, {tag, signature, bytes}, data, {0, bytes}, pending, more_follow);
+  }
+  void receive(int from, const Tag& tag, const Signature& signature, char* data, size_t bytes, int& pending) override {
+    receive_stripe(from, {tag, signature, bytes}, data, {0, bytes}, pending);
+  }
+  // These carry only the range `stripe` of the message in `data`.
+  void send_stripe(int to, const Header& header, const char* data, Range stripe, int& pending, bool more_follow);
+  void receive_stripe(int from, const Header& header, char* data, Range stripe, int& pending);
+  // The bytes of the messages and stripes that are not complete.
+  size_t under_way() const { return under_way_; }
   size_t progress() override;
   void close() override;
 
  private:
   struct Outgoing {
     Sender sender;
-    size_t done = 0;  // bytes of the first message, with its header
+    size_t done = 0;  // how much of the first message has been written, with its header
     Fifo<Sent> queue;
     bool listed = false;      // in sending_
   };
   struct Stream {  // from a rank
-    static constexpr size_t kRoom = 8192;  // so that a small message takes one call of the kernel
+    static constexpr size_t kRoom = 8192;  // a small message takes one system call
 
     Receiver receiver;
-    std::vector<char> buffer;   // kRoom bytes, of which those from `begin` to `end` have not been used yet
+    std::vector<char> buffer;   // kRoom bytes; those from `begin` to `end` have been read, but not used yet
     size_t begin = 0, end = 0;
-    size_t done = 0;            // bytes of the message that is being received
+    size_t done = 0;            // how much of the current message has been received
   };
 
   bool take_header(int from) override;
@@ -63,10 +74,13 @@ class TcpNetwork final : public MessageNetwork {
   bool open_receiver(int from, bool looks = true);
   size_t read_from_ready();
   size_t fill(int from);
+  void complete(size_t bytes, int* pending);
 
+  std::vector<Channel> channels_;   // of each rank's connections
   std::vector<Outgoing> outgoing_;  // to each rank
-  std::vector<Stream> streams_;     // and from it
+  std::vector<Stream> streams_;     // from each rank
   std::vector<int> sending_;        // ranks with messages to send
+  size_t under_way_ = 0;
   Readiness readiness_;
 };
 

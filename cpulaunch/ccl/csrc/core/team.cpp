@@ -13,19 +13,45 @@ namespace cpulaunch {
 
 namespace {
 
-// Bytes that a thread reads and writes at least: for less, waking it takes longer than doing its part.
+// The least number of bytes that a thread reads and writes.  For fewer, waking the thread would take longer than the
+// work itself.
 constexpr size_t kLeastWork = 64 << 10;
-// Where a job is cut, but for its end: what is summed takes as much in a step of its loop (kSumGranule).
+// Jobs are cut at multiples of this size, which a step of a sum's loop takes (kSumGranule).
 constexpr size_t kGranule = 256;
 
-thread_local const cl_team* lent_team = nullptr;
+thread_local const cl_team* team_of_thread = nullptr;
 thread_local Moved moved;
 
 }  // namespace
 
 Moved moved_by_this_thread() { return moved; }
 
-const cl_team* lend_team(const cl_team* team) { return std::exchange(lent_team, team); }
+const cl_team* lend_team(const cl_team* team) { return std::exchange(team_of_thread, team); }
+const cl_team* lent_team() { return team_of_thread; }
+
+std::exception_ptr run_on_team(size_t parts, const std::function<void(size_t)>& part) {
+  struct Shared {
+    const std::function<void(size_t)>& part;
+    std::mutex mutex;
+    std::exception_ptr failure;
+  } shared{part, {}, {}};
+  const auto run_one = [](void* argument, int32_t index) {
+    auto& its = *static_cast<Shared*>(argument);
+    try {
+      const PlainNumbers plain;
+      its.part(index);
+    } catch (...) {
+      std::lock_guard<std::mutex> lock(its.mutex);
+      its.failure = std::current_exception();
+    }
+  };
+  if (parts == 1) {
+    run_one(&shared, 0);
+  } else {
+    team_of_thread->run(team_of_thread, static_cast<int32_t>(parts), run_one, &shared);
+  }
+  return shared.failure;
+}
 
 void Batch::copy(char* to, const char* from, size_t bytes, const Copy& how) {
   if (to != from) add_job({to, from, bytes, how});
@@ -51,36 +77,17 @@ void Batch::read(const SharedSlots& slots, int local, char* to, uint64_t address
 
 void Batch::add_job(const Job& job) {
   if (job.bytes) jobs_.push_back(job);
-  if (!lent_team) run();
+  if (!team_of_thread) run();
 }
 
 void Batch::run() {
   size_t weight = 0;
   for (const auto& job : jobs_) weight += job.weight();
-  const size_t threads = lent_team ? lent_team->size : 1;
-  struct Shared {
-    const Batch& batch;
-    const int32_t parts;
-    std::mutex mutex;
-    std::exception_ptr failure;
-  } shared{*this, static_cast<int32_t>(std::clamp<size_t>(weight / kLeastWork, 1, threads)), {}, {}};
-  const auto run_one = [](void* argument, int32_t index) {
-    auto& its = *static_cast<Shared*>(argument);
-    try {
-      const PlainNumbers plain;
-      its.batch.run_part(index, its.parts);
-    } catch (...) {
-      std::lock_guard<std::mutex> lock(its.mutex);
-      its.failure = std::current_exception();
-    }
-  };
-  if (shared.parts == 1) {
-    run_one(&shared, 0);
-  } else {
-    lent_team->run(lent_team, shared.parts, run_one, &shared);
-  }
+  const size_t threads = team_of_thread ? team_of_thread->size : 1;
+  const auto parts = std::clamp<size_t>(weight / kLeastWork, 1, threads);
+  const auto failure = run_on_team(parts, [&](size_t index) { run_part(index, parts); });
   clear();
-  if (shared.failure) std::rethrow_exception(shared.failure);
+  if (failure) std::rethrow_exception(failure);
 }
 
 void Batch::clear() {
@@ -89,13 +96,13 @@ void Batch::clear() {
   summed_ = 0;
 }
 
-// The jobs lie in a row, by what they read and write, and each part is a stretch of that.
+// Each part is a stretch of all jobs, with an equal number of bytes to read and write.
 void Batch::run_part(size_t index, size_t parts) const {
   size_t weight = 0, before = 0;
   for (const auto& job : jobs_) weight += job.weight();
   const size_t from = weight * index / parts, to = weight * (index + 1) / parts;
   for (const auto& job : jobs_) {
-    const auto cut = [&](size_t at) {  // the bytes of this job that are before that
+    const auto cut = [&](size_t at) {  // how many bytes of this job lie before `at`
       if (at >= before + job.weight()) return job.bytes;
       return at <= before ? 0 : (at - before) / (job.sources + 1) / kGranule * kGranule;
     };

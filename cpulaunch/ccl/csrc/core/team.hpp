@@ -1,14 +1,17 @@
-// Copies and sums, in which the thread that drives operations is helped by those that it lends.
+// Threads that help the thread that drives operations.
 //
-// A thread of the program that moves data has no use for its OpenMP threads meanwhile, which are as many as its rank
-// has cores.  It lends them (cl_lend_team in interface.h), and each of them does an equal part of what a stage of an
-// operation copies and sums.  Nothing that they do waits for another rank.  Where nobody lends any, as in a background
-// thread, which would get a team of its own, the thread does all by itself.
+// A thread lends the core a team of threads (cl_lend_team in interface.h).  A thread of the program lends its OpenMP
+// threads, which have nothing else to do meanwhile.  The background thread lends the threads of communication, if the
+// plan gives the rank several.  Each thread of the team does an equal part of the copies and sums of a stage, and may
+// drive the connections of a network (network_striped.hpp).  No part waits for another rank.  A thread that has lent no
+// team does everything itself.
 
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <vector>
 
 #include "arithmetic.hpp"
@@ -25,22 +28,26 @@ struct Moved {
 };
 Moved moved_by_this_thread();
 
-// From now on the calling thread lends these; null: none.  Returns those that it lent before.
+// Sets the team that the calling thread lends from now on; null: none.  Returns the previous one.
 const cl_team* lend_team(const cl_team* team);
+// Returns the team that the calling thread lends; null: none.
+const cl_team* lent_team();
+// Calls part(i) for each i below `parts`, each on a thread of the lent team.  `parts` is 1, or at most the team's size.
+// Returns an exception that a call has thrown, or null.
+std::exception_ptr run_on_team(size_t parts, const std::function<void(size_t)>& part);
 
-// Copies and sums of which none depends on another one.  They are done when run() returns; where the thread lends no
-// others, each is done at once.
+// Independent copies and sums.  run() does them on the lent team; without a team, each is done at once.
 class Batch {
  public:
-  // The two are the same, or don't overlap.
+  // `to` and `from` are equal, or the ranges don't overlap.
   void copy(char* to, const char* from, size_t bytes, const Copy& how = Copy(0));
-  // What the sum() that comes next adds up, in this order.
+  // Adds an operand of the next sum().
   void add(const char* from) { sources_.push_back(from); }
   void sum(Reduce* reduce, char* to, size_t bytes, int divisor);
-  // Copies what another local rank has in its memory.  run() throws std::runtime_error as SharedSlots::read() does.
+  // Copies from another local rank's memory.  run() throws std::runtime_error if SharedSlots::read() does.
   void read(const SharedSlots& slots, int local, char* to, uint64_t address, size_t bytes);
   void run();
-  // Forgets what has not been done.
+  // Drops the jobs that have not been done.
   void clear();
 
  private:
@@ -49,10 +56,10 @@ class Batch {
     const char* from;
     size_t bytes;
     Copy how;
-    Reduce* reduce = nullptr;       // of a sum,
-    size_t first = 0, sources = 1;  // which adds up this many of `sources_`, from that one on
+    Reduce* reduce = nullptr;       // null: not a sum
+    size_t first = 0, sources = 1;  // the operands of a sum: `sources` items of `sources_`, from `first` on
     int divisor = 1;
-    const SharedSlots* slots = nullptr;  // of another rank's memory
+    const SharedSlots* slots = nullptr;  // if the job reads the memory of the local rank `local`, at `address`
     int local = 0;
     uint64_t address = 0;
 

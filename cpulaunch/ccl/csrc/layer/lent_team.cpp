@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-// Of the OpenMP library that torch is linked with, or of one that is loaded in its place: whichever it is, they are
-// found where torch finds them.  A library that this one is linked with would have threads of its own.
+// Functions of the OpenMP library that torch uses: they are looked up at run time, as torch's own calls are.  If this
+// library were linked with OpenMP itself, it might get another one, with threads of its own.
 extern "C" {
 #define CPULAUNCH_OPENMP __attribute__((weak, visibility("default")))
 CPULAUNCH_OPENMP void GOMP_parallel(void (*work)(void*), void* data, unsigned threads, unsigned flags);
@@ -23,7 +23,7 @@ struct Division {
   void* argument;
 };
 
-// All threads of the team start, also where there are fewer parts: it would end those of a smaller one.
+// Starts all threads of the team, also for fewer parts: OpenMP would end those that a smaller team doesn't need.
 void run_parts(const cl_team*, int32_t count, void (*run)(void*, int32_t), void* argument) {
   Division parts{count, run, argument};
   const auto work = [](void* data) {
@@ -41,7 +41,7 @@ int threads_to_lend(int most) {
 }  // namespace
 
 LentTeam::LentTeam(int most)
-    : team_{threads_to_lend(most), run_parts}, before_(cl_lend_team(team_.size > 1 ? &team_ : nullptr)) {}
+    : team_{threads_to_lend(most), /*polls=*/0, run_parts}, before_(cl_lend_team(team_.size > 1 ? &team_ : nullptr)) {}
 
 LentTeam::LentTeam(const cl_team* team) : team_{}, before_(cl_lend_team(team)) {}
 

@@ -1,4 +1,4 @@
-// The threads that a thread lends to the core.
+// Lends the core threads that help the calling thread (team.hpp).
 
 #pragma once
 
@@ -6,12 +6,12 @@
 
 namespace cpulaunch {
 
-// What the calling thread lends while this lives.
+// The calling thread lends a team while this object lives.
 class LentTeam {
  public:
-  // Up to `most` threads of its OpenMP team, with which torch computes, if it has one.
+  // Lends up to `most` threads of the calling thread's OpenMP team, with which torch computes.
   explicit LentTeam(int most);
-  // That team; null: none.
+  // Lends this team; null: none.
   explicit LentTeam(const cl_team* team);
   ~LentTeam();
   LentTeam(const LentTeam&) = delete;

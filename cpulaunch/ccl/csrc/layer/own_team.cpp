@@ -18,9 +18,9 @@ void pin_this_thread(int core) {
 }
 
 OwnTeam::OwnTeam(std::vector<int> cores)
-    : cl_team{static_cast<int32_t>(cores.size()),
+    : cl_team{static_cast<int32_t>(cores.size()), /*polls=*/1,
               [](const cl_team* self, int32_t count, void (*part)(void*, int32_t), void* argument) {
-                // None of them is const: only the core's view of them is.
+                // No team is const: the interface only declares it so.
                 auto& team = *const_cast<OwnTeam*>(static_cast<const OwnTeam*>(self));
                 team.run_parts(count, {part, argument});
               }},
@@ -42,7 +42,7 @@ void OwnTeam::run_parts(int32_t count, const Parts& parts) {
     wake(helper);
   }
   parts.run(parts.argument, 0);
-  // Those that no thread has been there for.
+  // The parts of helpers that could not be started.
   for (auto index = static_cast<int32_t>(helpers_.size()) + 1; index < count; ++index) {
     parts.run(parts.argument, index);
   }
@@ -57,7 +57,7 @@ void OwnTeam::run_parts(int32_t count, const Parts& parts) {
   }
 }
 
-// Has this many helpers, or as many as the system lets it start.
+// Starts helpers until there are `count`, or until the system allows no more threads.
 void OwnTeam::start(size_t count) {
   while (helpers_.size() < count) {
     const auto index = static_cast<int32_t>(helpers_.size()) + 1;
@@ -80,7 +80,7 @@ void OwnTeam::work(Helper& helper) {
   }
 }
 
-// Waits for what comes next; null: the end.
+// Waits for the next parts.  Returns null when the helper has to end.
 const OwnTeam::Parts* OwnTeam::next(Helper& helper) {
   for (unsigned polls = 0; !helper.ends; ++polls) {
     if (const auto* parts = helper.parts.load(std::memory_order_acquire)) return parts;
@@ -91,7 +91,7 @@ const OwnTeam::Parts* OwnTeam::next(Helper& helper) {
       sched_yield();
     } else {
       std::unique_lock<std::mutex> lock(helper.mutex);
-      // Before it looks once more: wake() looks at this after it has given it something.
+      // Set before `parts` is checked again: wake() reads it after `parts` was set.
       helper.sleeps = true;
       helper.wake.wait(lock, [&] { return helper.ends || helper.parts; });
       helper.sleeps = false;

@@ -1,7 +1,8 @@
-// The threads of communication, where the plan gives a rank several cores for it.
+// The threads of communication, if the plan gives a rank several cores for it.
 //
-// The background thread that drives operations lends them to the core, which gives each an equal part of what it
-// copies and sums.  They are not OpenMP's, which would start a further team for each background thread.
+// The background thread that drives operations lends them to the core, which gives each an equal part of the copies and
+// sums, and of the connections to other hosts.  They are not OpenMP's, which would start another team for each
+// background thread.
 
 #pragma once
 
@@ -16,12 +17,12 @@
 
 namespace cpulaunch {
 
-// One thread lends it at a time, and is itself the first of the team.  The others start when it first runs something.
+// One thread at a time lends the team, and is its first thread.  The others, its helpers, start at the first run.
 // Between two runs they spin on their cores, then yield them, and after some milliseconds sleep.
 class OwnTeam : public cl_team {
  public:
-  // The core of each thread, first that of the one that lends them, which is on it already.  -1: it runs anywhere, and
-  // sleeps at once when it has nothing to do.
+  // `cores` has the core of each thread, first that of the lending thread, which is pinned already.  A thread with core
+  // -1 runs anywhere, and sleeps at once if it has nothing to do.
   explicit OwnTeam(std::vector<int> cores);
   ~OwnTeam();
   OwnTeam(const OwnTeam&) = delete;
@@ -33,13 +34,13 @@ class OwnTeam : public cl_team {
     void* argument;
   };
 
-  // Thread `index` of the team, which does the part of that number.
+  // Thread `index` of the team, which does the part with that number.
   struct Helper {
     Helper(int32_t index, int core) : index(index), core(core) {}
 
     const int32_t index;
     const int core;
-    std::atomic<const Parts*> parts{nullptr};  // what it is to do a part of; null once it has
+    std::atomic<const Parts*> parts{nullptr};  // the current run; null once this helper has done its part
     std::atomic<bool> sleeps{false}, ends{false};
     std::mutex mutex;
     std::condition_variable wake;
@@ -56,7 +57,7 @@ class OwnTeam : public cl_team {
   std::list<Helper> helpers_;
 };
 
-// Has the calling thread run on this core only, where that is allowed.
+// Pins the calling thread to a core, if that is allowed.
 void pin_this_thread(int core);
 
 }  // namespace cpulaunch

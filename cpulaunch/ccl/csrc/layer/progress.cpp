@@ -19,25 +19,25 @@ namespace cpulaunch {
 namespace {
 
 // How long the caller drives an asynchronous operation, unless communication has a core of its own: handing a small one
-// over to another thread costs more than completing it.  On a rank's only core the time starts anew with each step.
+// over to another thread costs more than completing it.  On a rank's only core, each step restarts the time.
 constexpr auto kInlineDriveTime = std::chrono::microseconds(200);
-// Where transfers don't count their steps: a round of polls that computes for longer than this has moved data (one that
-// has not takes less than 1 us for each work), so the next round will probably move more.
+// For transfers that don't count their steps: a round of polls with more CPU time than this has moved data, so the next
+// round will probably move more.  A vain poll takes less than 1 us.
 constexpr auto kIdleRoundTime = std::chrono::microseconds(3);
 // The background thread checks timeouts and failed groups once in this many rounds (13 ms while it naps).
 constexpr unsigned kRoundsPerCheck = 64;
-// Naps, and what the kernel may add to them.
+// Naps, and the time by which the kernel may extend them.
 constexpr auto kPollerNap = std::chrono::microseconds(50);
 constexpr auto kBackgroundNap = std::chrono::microseconds(20);
 constexpr auto kLongNap = std::chrono::microseconds(200);
 constexpr unsigned long kTimerSlack = 1000;  // nanoseconds
-// A process that ends gives its messages and callbacks this time to complete after its collectives, because a peer may
-// be waiting for them (its collectives up to their timeouts, unless it has failed) ...
+// When the process ends, its messages and callbacks have this time to complete after its collectives, because a peer
+// may be waiting for them.  Collectives have as long as their timeouts, unless the program has failed.
 constexpr auto kShutdownTimeout = std::chrono::seconds(5);
-// ... and then its background threads this time to end.
+// After that, the background threads have this time to end.
 constexpr auto kThreadsTimeout = std::chrono::seconds(1);
 
-// The time that this thread has computed: unlike the clock it stands still while other threads have the core.
+// Returns this thread's CPU time, which doesn't advance while other threads have the core.
 std::chrono::nanoseconds thread_time() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -48,8 +48,8 @@ std::chrono::nanoseconds thread_time() {
   for (;;) ::pause();
 }
 
-// While it lives, the kernel adds no more than kTimerSlack to this thread's naps: by default it adds as much as a nap
-// takes.  The thread is the program's, whose own naps stay as they are.
+// Limits the time by which the kernel extends this thread's naps to kTimerSlack while the object lives.  The default is
+// as long as a nap.  The destructor restores the program's value.
 class ExactTimers {
  public:
   ExactTimers() { prctl(PR_SET_TIMERSLACK, kTimerSlack, 0, 0, 0); }
@@ -62,9 +62,8 @@ class ExactTimers {
 };
 
 thread_local bool is_background_thread = false;
-thread_local int visits = 0;  // of this thread, one within the other: callbacks communicate, too
+thread_local int visits = 0;  // nested ones: callbacks communicate, too
 
-// The one that ends the process.
 bool is_main_thread() {
   thread_local const bool is = syscall(SYS_gettid) == getpid();
   return is;
@@ -99,7 +98,8 @@ void ProgressEngine::configure(ProgressOptions options) {
   if (options_.cores.size() > 1) team_ = new OwnTeam(options_.cores);
 }
 
-// How long it has yielded, where that matters: asking for the time takes as long as a poll.
+// Returns how long the thread has yielded; 0 if the pace doesn't depend on it, as reading the clock takes as long as a
+// poll.
 std::chrono::nanoseconds ProgressEngine::yielding(const Idle& idle, const Pace& pace) const {
   if (!pace.shares_cores || idle.yields_since == Clock::time_point{}) return std::chrono::nanoseconds(0);
   return Clock::now() - idle.yields_since;
@@ -148,7 +148,7 @@ void ProgressEngine::watch(c10::intrusive_ptr<CclWork> work) {
   if (!led_) promote_follower();
 }
 
-// Has a background thread take the lead.  With the lock held.
+// Makes a background thread the leader.  The caller holds the lock.
 void ProgressEngine::promote_follower() {
   if (idle_threads_ > 0) {
     wake_.notify_one();
@@ -169,7 +169,7 @@ void ProgressEngine::background() {
   wake_.notify_all();
 }
 
-// Polls what is pending until something completes, then hands the lead on and completes it.
+// Polls the pending operations until some complete, then hands the lead to another thread and completes them.
 void ProgressEngine::lead() {
   std::unique_lock<std::mutex> lock(mutex_);
   ++idle_threads_;
@@ -179,14 +179,14 @@ void ProgressEngine::lead() {
   std::vector<c10::intrusive_ptr<CclWork>> polled, completed;
   Idle idle;
   uint64_t steps = 0;
-  bool counted = true;  // the steps of all in the last round; asking for the time takes a call of the kernel
+  bool counted = true;  // all operations counted their steps in the last round; CPU time takes a system call
   while (completed.empty() && !pending_.empty() && !stopped()) {
     polled.assign(pending_.begin(), pending_.end());
-    lock.unlock();  // others are to add theirs, and check() may run callbacks
+    lock.unlock();  // so that others can add operations; check() may run callbacks
     const auto before = Clock::now();
     const bool times = !counted;
     const auto busy = times ? thread_time() : std::chrono::nanoseconds(0);
-    // Two threads that poll would take turns at the same memory and sockets.
+    // Two polling threads would only take turns at the same memory and sockets.
     std::set<const void*> driven;
     for (const auto& work : polled) {
       if (work->is_driven()) driven.insert(work->moved_with());
@@ -229,7 +229,7 @@ void ProgressEngine::lead() {
 bool ProgressEngine::shutdown(bool has_failed) {
   Watchdog::instance().linger();
   is_ending_ = true;
-  // A peer may be waiting for what this rank has started, and will not be if it is gone.
+  // Peers may be waiting for operations that this rank has started.
   for (auto until = Clock::now() + kShutdownTimeout;;) {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto is_collective = [](const auto& work) { return !work->is_message(); };
@@ -248,7 +248,7 @@ bool ProgressEngine::shutdown(bool has_failed) {
   stopping_.store(true, std::memory_order_release);
   std::unique_lock<std::mutex> lock(mutex_);
   wake_.notify_all();
-  // A thread inside a user's callback may stay: it makes no progress on operations any more.
+  // A thread may still be in a user's callback.  It moves no data any more.
   wake_.wait_for(lock, kThreadsTimeout, [&] { return threads_ == 0; });
   return pending_.empty();
 }

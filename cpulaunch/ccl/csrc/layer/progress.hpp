@@ -1,10 +1,10 @@
 // Drives the operations of all groups of the process.
 //
-// The caller of a synchronous operation drives it.  An asynchronous operation is driven by its caller for a moment,
-// in which small ones complete, and then by a background thread.  On a rank's only core a thread that polls would
-// steal from the computation, so the background thread sleeps between polls soon after the last one that has moved
-// data: a late peer costs next to nothing.  A caller that waits for one operation moves the data of all of its group;
-// meanwhile the background thread only completes them.
+// The caller of a synchronous operation drives it.  The caller of an asynchronous operation drives it for a moment, in
+// which small ones complete; then a background thread does.  On a rank's only core, a polling thread would take time
+// from the computation.  There, the background thread sleeps between polls as soon as no more data moves, so a late
+// peer costs next to nothing.  A caller that waits for one operation moves the data of all operations of its group, and
+// the background thread only completes them.
 
 #pragma once
 
@@ -22,12 +22,12 @@ namespace cpulaunch {
 class OwnTeam;
 
 struct ProgressOptions {
-  bool has_core = false;   // communication has cores of its own: the background thread's, or those of oneCCL's workers
+  bool has_core = false;   // communication has cores of its own, for the background thread or oneCCL's workers
   bool only_core = false;  // the rank has one core, so nothing is computed while its caller drives
-  std::vector<int> cores;  // those of communication alone: one thread on each; empty: a thread that runs anywhere
+  std::vector<int> cores;  // cores for communication alone, with a thread on each; empty: one thread that runs anywhere
 };
 
-// What a thread that polls knows of its polls in vain.
+// How long a thread has polled in vain.
 struct Idle {
   void count(bool moved) {
     if (moved) {
@@ -37,11 +37,11 @@ struct Idle {
     }
   }
 
-  unsigned polls = 0;                // since the last one that has moved data
-  Clock::time_point yields_since{};  // when the first of them was that didn't spin
+  unsigned polls = 0;                // since a poll has moved data
+  Clock::time_point yields_since{};  // when the thread yielded for the first time since then
 };
 
-// Nothing destroys the engine: its threads may outlive everything but the process.
+// The engine is never destroyed: its threads may run until the process ends.
 class ProgressEngine {
  public:
   static ProgressEngine& instance();
@@ -49,16 +49,16 @@ class ProgressEngine {
   void configure(ProgressOptions options);
   const ProgressOptions& options() const { return options_; }
 
-  // `handle` runs the program's signal handlers, where its caller is the thread that does, and throws what they throw.
+  // `handle` runs the program's signal handlers if it is called by the main thread, and throws their exceptions.
   void set_signal_handling(std::function<void()> handle) { handle_signals_ = std::move(handle); }
   void handle_signals() const {
     if (handle_signals_) handle_signals_();
   }
 
-  // What a thread holds while it is in an operation.  Once the process ends, a thread of the program other than the
-  // one that ends it begins none any more, and stays here for good when it leaves one: Python ends a thread that comes
-  // back to a finished interpreter, which no destructor on its way survives.  Background threads, which run callbacks,
-  // go on until the engine stops.
+  // A thread holds a Visit while it is in an operation.  Once the process ends, a thread of the program (other than the
+  // main thread) never begins an operation, and never returns from one: Python would end it on its return to the
+  // finished interpreter, and destructors on its stack would crash.  Background threads, which run callbacks, continue
+  // until the engine stops.
   class Visit {
    public:
     Visit(ProgressEngine& engine, bool in_message);
@@ -71,22 +71,23 @@ class ProgressEngine {
     const bool is_watched_, counts_, may_stay_;
   };
 
-  // Brings a started operation on its way: completes it when it is synchronous.
+  // Drives a started operation: until it is complete if it is synchronous, else for a moment.
   void run(const c10::intrusive_ptr<CclWork>& work, bool asynchronous);
-  // Leaves a started operation to a background thread.
+  // Hands a started operation to a background thread.
   void watch(c10::intrusive_ptr<CclWork> work);
 
-  // For interpreter exit: waits for the collectives in flight, and up to some seconds for messages and callbacks (for a
-  // message that another thread of the program waits for, not at all), and for all if the program `has_failed`; then
-  // ends the background threads.  From then on no operation makes progress.  True when nothing was in flight any more.
+  // Called when the interpreter exits.  Waits for the collectives in flight, and some seconds for messages and
+  // callbacks, but not for messages that another thread waits for.  If the program `has_failed`, waits some seconds for
+  // collectives, too.  Then ends the background threads, so no operation makes progress any more.  Returns whether all
+  // operations are complete.
   bool shutdown(bool has_failed);
   bool stopped() const { return stopping_.load(std::memory_order_acquire); }
 
-  // How many threads of its OpenMP team the calling thread has while it moves data, with itself.  One where other ranks
-  // need the cores, and in a background thread, which would start a team of its own.
+  // Returns how many OpenMP threads the calling thread may use to move data, including itself.  1 if other ranks need
+  // the cores, and in a background thread, for which OpenMP would start another team.
   int openmp_threads(const Pace& pace) const;
 
-  // Lets time pass between two polls.
+  // Spins, yields or sleeps between two polls.
   void pause(Idle& idle, const Pace& pace) const;
 
   // One line for each operation that the background thread drives.
@@ -100,7 +101,7 @@ class ProgressEngine {
   void promote_follower();
 
   ProgressOptions options_;
-  OwnTeam* team_ = nullptr;  // where communication has several cores; the thread that leads lends it
+  OwnTeam* team_ = nullptr;  // if communication has several cores; the leading thread lends it
   std::function<void()> handle_signals_;
 
   // Leader and followers: one background thread polls.  Before it completes operations, which may run callbacks
@@ -111,7 +112,7 @@ class ProgressEngine {
   bool led_ = false;
   int idle_threads_ = 0;
   int threads_ = 0;
-  std::atomic<int> visitors_{0};  // threads in collectives, but for the one that ends the process
+  std::atomic<int> visitors_{0};  // threads in collectives, except the main thread
   std::atomic<int> completing_threads_{0};
   std::atomic<bool> is_ending_{false};
   std::atomic<bool> stopping_{false};
