@@ -56,6 +56,7 @@ MODULES = (
     Patched("transformers", "transformers.training_args", "change.transformers.CHANGES"),
     Patched("transformers", "transformers.trainer", "change.transformers.OF_TRAINER"),
     Patched("transformers", "transformers.activations", "change.transformers.OF_ACTIVATIONS"),
+    Patched("transformers", "transformers.loss.loss_utils", "change.transformers.OF_LOSSES"),
     # Lightning is distributed as `lightning`, and as `pytorch_lightning` with `lightning_fabric`.
     Patched("lightning", "lightning.fabric.connector", "change.lightning.OF_FABRIC"),
     Patched("lightning", "lightning_fabric.connector", "change.lightning.OF_FABRIC"),

@@ -87,9 +87,6 @@ struct Head {
   T* row(int64_t index) const { return data + index * stride; }
 };
 
-const uint16_t* bits(const at::BFloat16* data) { return reinterpret_cast<const uint16_t*>(data); }
-uint16_t* bits(at::BFloat16* data) { return reinterpret_cast<uint16_t*>(data); }
-
 void fit(std::vector<at::BFloat16>& to, int64_t count) { to.resize(count); }
 void fit(std::vector<float>& to, int64_t count) { to.resize(count); }
 

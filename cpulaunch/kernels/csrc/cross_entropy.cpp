@@ -1,10 +1,11 @@
-// Cross entropy with class indices, in fp32.  Backward computes the gradient from the logits in one pass.  So, unlike
-// in torch, no tensor holds the logarithms of all probabilities, nor a gradient with respect to them, which is mostly
-// zeros.
+// Cross entropy with class indices, computed in fp32.  Backward computes the gradient from the logits in one pass.  So,
+// unlike in torch, no tensor holds the logarithms of all probabilities, nor a gradient with respect to them, which is
+// mostly zeros.  Under autocast, logits in bf16 are read as they are, whereas torch copies them to fp32 first.
 #include <tuple>
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/cross_entropy_loss_native.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -24,59 +25,87 @@ using Losses = std::tuple<Tensor, Tensor>;  // the loss and log(sum(exp(logits))
 constexpr int64_t least_classes = 256;  // with fewer, the calls take longer than the loops
 
 void check(const Tensor& logits, const Tensor& target) {
-  TORCH_CHECK(logits.dim() == 2 && logits.scalar_type() == at::kFloat,
-              "cpulaunch::cross_entropy: logits must be a matrix of float32");
+  const auto type = logits.scalar_type();
+  TORCH_CHECK(logits.dim() == 2 && (type == at::kFloat || type == at::kBFloat16),
+              "cpulaunch::cross_entropy: logits must be a matrix of float32 or bfloat16");
   TORCH_CHECK(target.dim() == 1 && target.scalar_type() == at::kLong && target.sym_size(0) == logits.sym_size(0),
               "cpulaunch::cross_entropy: the target must have an int64 for each row of logits");
+}
+
+void log_sum(const float* row, int64_t width, float* largest, float* log_of_sum) {
+  vector().log_sum_float(row, width, largest, log_of_sum);
+}
+
+void log_sum(const at::BFloat16* row, int64_t width, float* largest, float* log_of_sum) {
+  vector().log_sum_bfloat16(bits(row), width, largest, log_of_sum);
+}
+
+void exponentials(const float* row, float shift, float factor, int64_t chosen, float* to, int64_t width) {
+  vector().exponentials_float(row, shift, factor, chosen, to, width);
+}
+
+void exponentials(const at::BFloat16* row, float shift, float factor, int64_t chosen, at::BFloat16* to,
+                  int64_t width) {
+  vector().exponentials_bfloat16(bits(row), shift, factor, chosen, bits(to), width);
+}
+
+template <typename T>
+void compute_losses(const Tensor& logits, const Tensor& classes, int64_t ignored, float* losses, float* logsums) {
+  const int64_t width = logits.size(1);
+  at::parallel_for(0, logits.size(0), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const T* logit = logits.const_data_ptr<T>() + row * width;
+      const int64_t chosen = classes.const_data_ptr<int64_t>()[row];
+      TORCH_CHECK_INDEX(chosen == ignored || (chosen >= 0 && chosen < width), "Target ", chosen,
+                        " is out of bounds.");
+      float largest = 0, log_of_sum = 0;
+      if (chosen != ignored) log_sum(logit, width, &largest, &log_of_sum);
+      logsums[row] = largest + log_of_sum;
+      losses[row] = chosen == ignored ? 0 : log_of_sum - (float(logit[chosen]) - largest);
+    }
+  });
 }
 
 Losses cross_entropy(const Tensor& logits, const Tensor& target, int64_t ignored) {
   check(logits, target);
   const Tensor from = logits.contiguous(), classes = target.contiguous();
-  const int64_t rows = from.size(0), width = from.size(1);
-  Tensor losses = at::empty({rows}, from.options()), logsums = at::empty({rows}, from.options());
-  at::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
+  const auto options = from.options().dtype(at::kFloat);
+  Tensor losses = at::empty({from.size(0)}, options), logsums = at::empty({from.size(0)}, options);
+  const auto run = from.scalar_type() == at::kFloat ? compute_losses<float> : compute_losses<at::BFloat16>;
+  run(from, classes, ignored, losses.mutable_data_ptr<float>(), logsums.mutable_data_ptr<float>());
+  return {losses, logsums};
+}
+
+template <typename T>
+void compute_gradient(const float* factors, const Tensor& logits, const Tensor& classes, const float* logsums,
+                      int64_t ignored, const Tensor& result) {
+  const int64_t width = logits.size(1);
+  at::parallel_for(0, logits.size(0), 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      const float* logit = from.const_data_ptr<float>() + row * width;
+      T* to = result.mutable_data_ptr<T>() + row * width;
       const int64_t chosen = classes.const_data_ptr<int64_t>()[row];
-      TORCH_CHECK_INDEX(chosen == ignored || (chosen >= 0 && chosen < width), "Target ", chosen,
-                        " is out of bounds.");
-      float largest = 0, log_of_sum = 0;
-      if (chosen != ignored) vector().log_sum(logit, width, &largest, &log_of_sum);
-      logsums.mutable_data_ptr<float>()[row] = largest + log_of_sum;
-      losses.mutable_data_ptr<float>()[row] = chosen == ignored ? 0 : log_of_sum - (logit[chosen] - largest);
+      if (chosen == ignored)
+        std::fill_n(to, width, T(0));
+      else
+        exponentials(logits.const_data_ptr<T>() + row * width, logsums[row], factors[row], chosen, to, width);
     }
   });
-  return {losses, logsums};
 }
 
 Tensor cross_entropy_backward(const Tensor& gradient, const Tensor& logits, const Tensor& target,
                               const Tensor& logsums, int64_t ignored) {
   check(logits, target);
   const Tensor from = logits.contiguous(), classes = target.contiguous(), factors = gradient.contiguous();
-  const int64_t rows = from.size(0), width = from.size(1);
-  Tensor result = at::empty({rows, width}, from.options());
-  at::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      float* to = result.mutable_data_ptr<float>() + row * width;
-      const int64_t chosen = classes.const_data_ptr<int64_t>()[row];
-      const float factor = factors.const_data_ptr<float>()[row];
-      if (chosen == ignored) {
-        std::fill_n(to, width, 0.0f);
-        continue;
-      }
-      vector().exponentials(from.const_data_ptr<float>() + row * width, logsums.const_data_ptr<float>()[row],
-                            factor, to, width);
-      to[chosen] -= factor;
-    }
-  });
+  Tensor result = at::empty(from.sizes(), from.options());
+  const auto run = from.scalar_type() == at::kFloat ? compute_gradient<float> : compute_gradient<at::BFloat16>;
+  run(factors.const_data_ptr<float>(), from, classes, logsums.const_data_ptr<float>(), ignored, result);
   return result;
 }
 
 Losses cross_entropy_meta(const Tensor& logits, const Tensor& target, int64_t) {
   check(logits, target);
-  return {at::empty_symint({logits.sym_size(0)}, logits.options()),
-          at::empty_symint({logits.sym_size(0)}, logits.options())};
+  const auto options = logits.options().dtype(at::kFloat);
+  return {at::empty_symint({logits.sym_size(0)}, options), at::empty_symint({logits.sym_size(0)}, options)};
 }
 
 Tensor cross_entropy_backward_meta(const Tensor&, const Tensor& logits, const Tensor&, const Tensor&, int64_t) {
@@ -117,7 +146,9 @@ struct CrossEntropy : Function<CrossEntropy> {
       return {call_backward(gradients[0], logits, target, logsums, ignored), Tensor(), Tensor()};
     const Tensor counts = target.ne(ignored);  // torch's operations: the program needs derivatives of this derivative
     const Tensor chosen = at::one_hot(at::where(counts, target, 0), logits.size(1));
-    return {(at::softmax(logits, 1) - chosen) * at::where(counts, gradients[0], 0).unsqueeze(1), Tensor(), Tensor()};
+    const Tensor slopes = at::softmax(logits, 1, at::kFloat) - chosen;
+    const Tensor result = slopes * at::where(counts, gradients[0], 0).unsqueeze(1);
+    return {result.to(logits.scalar_type()), Tensor(), Tensor()};
   }
 };
 
@@ -126,24 +157,37 @@ Losses cross_entropy_autograd(const Tensor& logits, const Tensor& target, int64_
   return {made[0], made[1]};
 }
 
-bool is_supported(const Tensor& logits, const Tensor& target) {
-  return is_plain(logits) && is_dense(target) && logits.scalar_type() == at::kFloat && logits.dim() == 2 &&
-         logits.is_contiguous() && target.scalar_type() == at::kLong && target.dim() == 1 &&
-         target.size(0) == logits.size(0) && logits.size(1) >= least_classes;
+bool is_supported(const Tensor& logits, const Tensor& target, const std::optional<Tensor>& weight, double smoothing) {
+  if (!in_use || (weight.has_value() && weight->defined()) || smoothing != 0) return false;
+  return is_plain(logits) && is_dense(target) && logits.dim() == 2 && logits.is_contiguous() &&
+         target.scalar_type() == at::kLong && target.dim() == 1 && target.size(0) == logits.size(0) &&
+         logits.size(1) >= least_classes;
+}
+
+Tensor reduced(const Tensor& logits, const Tensor& target, int64_t reduction, int64_t ignored) {
+  note(Operation::cross_entropy);
+  const Tensor losses = std::get<0>(call_cross_entropy(logits, target, ignored));
+  if (reduction == at::Reduction::None) return losses;
+  const Tensor sum = losses.sum();
+  return reduction == at::Reduction::Sum ? sum : sum / target.ne(ignored).sum();
 }
 
 // Replaces aten::cross_entropy_loss.
 Tensor aten_cross_entropy(const Tensor& logits, const Tensor& target, const std::optional<Tensor>& weight,
                           int64_t reduction, c10::SymInt ignored, double smoothing) {
-  const bool weighted = weight.has_value() && weight->defined();
-  if (!in_use || weighted || smoothing != 0 || !is_supported(logits, target))
+  if (logits.scalar_type() != at::kFloat || !is_supported(logits, target, weight, smoothing))
     return at::native::cross_entropy_loss_symint(logits, target, weight, reduction, ignored, smoothing);
-  note(Operation::cross_entropy);
-  const int64_t index = ignored.expect_int();
-  const Tensor losses = std::get<0>(call_cross_entropy(logits, target, index));
-  if (reduction == at::Reduction::None) return losses;
-  const Tensor sum = losses.sum();
-  return reduction == at::Reduction::Sum ? sum : sum / target.ne(index).sum();
+  return reduced(logits, target, reduction, ignored.expect_int());
+}
+
+// Replaces autocast's aten::cross_entropy_loss, which casts to fp32.
+Tensor autocast_cross_entropy(const Tensor& logits, const Tensor& target, const std::optional<Tensor>& weight,
+                              int64_t reduction, c10::SymInt ignored, double smoothing) {
+  const c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKey::AutocastCPU);
+  if (logits.scalar_type() == at::kBFloat16 && is_supported(logits, target, weight, smoothing))
+    return reduced(logits, target, reduction, ignored.expect_int());
+  const auto cast = [](const auto& tensor) { return at::autocast::cached_cast(at::kFloat, tensor, at::kCPU); };
+  return at::cross_entropy_loss_symint(cast(logits), cast(target), cast(weight), reduction, ignored, smoothing);
 }
 
 }  // namespace
@@ -169,5 +213,7 @@ TORCH_LIBRARY_IMPL(cpulaunch, Meta, library) {
 TORCH_LIBRARY_IMPL(cpulaunch, Autograd, library) { library.impl("cross_entropy", cross_entropy_autograd); }
 
 TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) { library.impl("cross_entropy_loss", aten_cross_entropy); }
+
+void replace_autocast(torch::Library& autocast) { autocast.impl("cross_entropy_loss", autocast_cross_entropy); }
 
 }  // namespace cpulaunch::kernels

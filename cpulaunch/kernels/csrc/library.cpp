@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* names[] = {  // in the order of Operation
     "dropout", "attention with dropout", "products of transposed matrices", "gelu with tanh", "cross entropy",
-    "large casts"};
+    "large casts", "gradients of embeddings"};
 std::atomic<bool> computed[std::size(names)];
 
 // Suppresses torch's warnings that its kernels are replaced: that is the purpose.
@@ -26,17 +26,22 @@ struct Quiet : c10::WarningHandler {
 
 void use(bool on) {
   static std::mutex mutex;
-  static std::unique_ptr<torch::Library> aten;  // its destructor restores torch's kernels
+  static std::unique_ptr<torch::Library> aten, autocast;  // their destructors restore torch's kernels
   const std::lock_guard<std::mutex> lock(mutex);
   in_use = on;
-  if (!on) aten.reset();
+  if (!on) aten.reset(), autocast.reset();
   if (!on || aten) return;
   Quiet quiet;
   const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
-  aten = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  using c10::DispatchKey;
+  const auto implement = torch::Library::IMPL;
+  aten = std::make_unique<torch::Library>(implement, "aten", DispatchKey::CPU, __FILE__, __LINE__);
+  autocast = std::make_unique<torch::Library>(implement, "aten", DispatchKey::AutocastCPU, __FILE__, __LINE__);
   replace_products(*aten);
   replace_gelu(*aten);
   replace_casts(*aten);
+  replace_embedding(*aten);
+  replace_autocast(*autocast);
 }
 
 std::vector<std::string> replaced() {

@@ -271,18 +271,19 @@ void gelu_backward(const T* gradient, const T* from, T* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) store(as_float(gradient[i]) * gelu_of(as_float(from[i])).slope, to + i);
 }
 
-void log_sum(const float* from, int64_t count, float* largest, float* log_of_sum) {
+template <typename T>
+void log_sum(const T* from, int64_t count, float* largest, float* log_of_sum) {
   constexpr int together = 4 * accumulators;
-  float most[together], sum[together] = {}, whole = from[0], total = 0;
+  float most[together], sum[together] = {}, whole = as_float(from[0]), total = 0;
   for (int i = 0; i < together; ++i) most[i] = whole;
   int64_t at = 0;
   for (; at + together <= count; at += together)
-    for (int i = 0; i < together; ++i) most[i] = from[at + i] > most[i] ? from[at + i] : most[i];
-  for (; at < count; ++at) whole = from[at] > whole ? from[at] : whole;
+    for (int i = 0; i < together; ++i) most[i] = as_float(from[at + i]) > most[i] ? as_float(from[at + i]) : most[i];
+  for (; at < count; ++at) whole = as_float(from[at]) > whole ? as_float(from[at]) : whole;
   for (int i = 0; i < together; ++i) whole = most[i] > whole ? most[i] : whole;
   for (at = 0; at + together <= count; at += together)
-    for (int i = 0; i < together; ++i) sum[i] += exponential(from[at + i] - whole);
-  for (; at < count; ++at) total += exponential(from[at] - whole);
+    for (int i = 0; i < together; ++i) sum[i] += exponential(as_float(from[at + i]) - whole);
+  for (; at < count; ++at) total += exponential(as_float(from[at]) - whole);
   for (int i = 0; i < together; ++i) total += sum[i];
   *largest = whole;
   *log_of_sum = __builtin_logf(total);
@@ -303,11 +304,11 @@ inline void stream(const void* line, void* to) {
 
 // Writes `count` elements, bypassing the caches.  `make(at, first, end, line)` fills elements `first` to `end` of the
 // line that begins at element `at`, which is negative if the line begins before `to`.
-template <typename Make>
-inline void stream_all(float* to, int64_t count, const Make& make) {
-  constexpr int64_t length = 16;
-  alignas(64) float line[length];
-  int64_t at = -int64_t(reinterpret_cast<uintptr_t>(to) % 64 / sizeof(float));
+template <typename T, typename Make>
+inline void stream_all(T* to, int64_t count, const Make& make) {
+  constexpr int64_t length = 64 / sizeof(T);
+  alignas(64) T line[length];
+  int64_t at = -int64_t(reinterpret_cast<uintptr_t>(to) % 64 / sizeof(T));
   for (; at < count; at += length) {
     if (at >= 0 && at + length <= count) {
       make(at, 0, length, line);
@@ -332,13 +333,17 @@ void widen(const uint16_t* from, float* to, int64_t count) {
   });
 }
 
-void exponentials(const float* from, float shift, float factor, float* to, int64_t count) {
-  stream_all(to, count, [=](int64_t at, int64_t first, int64_t end, float* line) {
-    if (end - first == 16)
-      for (int i = 0; i < 16; ++i) line[i] = exponential(from[at + i] - shift) * factor;
+template <typename T>
+void exponentials(const T* from, float shift, float factor, int64_t chosen, T* to, int64_t count) {
+  constexpr int64_t length = 64 / sizeof(T);
+  const float value = exponential(as_float(from[chosen]) - shift) * factor - factor;
+  stream_all(to, count, [=](int64_t at, int64_t first, int64_t end, T* line) {
+    if (end - first == length)
+      for (int i = 0; i < length; ++i) store(exponential(as_float(from[at + i]) - shift) * factor, line + i);
     else
-      for (int64_t i = first; i < end; ++i) line[i] = exponential(from[at + i] - shift) * factor;
+      for (int64_t i = first; i < end; ++i) store(exponential(as_float(from[at + i]) - shift) * factor, line + i);
   });
+  store(value, to + chosen);
 }
 
 }  // namespace
@@ -360,8 +365,10 @@ const Vector CPULAUNCH_VECTOR = {TEXT(CPULAUNCH_VECTOR),
                                  gelu<uint16_t>,
                                  gelu_backward<float>,
                                  gelu_backward<uint16_t>,
-                                 log_sum,
-                                 exponentials,
+                                 log_sum<float>,
+                                 log_sum<uint16_t>,
+                                 exponentials<float>,
+                                 exponentials<uint16_t>,
                                  widen};
 
 }  // namespace cpulaunch::kernels

@@ -85,10 +85,13 @@ struct Vector {
   void (*gelu_backward_bfloat16)(const uint16_t* gradient, const uint16_t* from, uint16_t* to, int64_t count);
 
   // Computes the largest number, and log(sum(exp(number - largest))).
-  void (*log_sum)(const float* from, int64_t count, float* largest, float* log_of_sum);
+  void (*log_sum_float)(const float* from, int64_t count, float* largest, float* log_of_sum);
+  void (*log_sum_bfloat16)(const uint16_t* from, int64_t count, float* largest, float* log_of_sum);
 
-  // to[i] = exp(from[i] - shift) · factor.  The stores bypass the caches.
-  void (*exponentials)(const float* from, float shift, float factor, float* to, int64_t count);
+  // to[i] = exp(from[i] - shift) · factor, minus `factor` for the element `chosen`.  The stores bypass the caches.
+  void (*exponentials_float)(const float* from, float shift, float factor, int64_t chosen, float* to, int64_t count);
+  void (*exponentials_bfloat16)(const uint16_t* from, float shift, float factor, int64_t chosen, uint16_t* to,
+                                int64_t count);
 
   // to[i] = from[i].  The stores bypass the caches.
   void (*widen)(const uint16_t* from, float* to, int64_t count);

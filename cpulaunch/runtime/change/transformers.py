@@ -1,4 +1,4 @@
-"""transformers: the Trainer trains on CPUs and resumes; GPT-2's gelu becomes one operation."""
+"""transformers: the Trainer trains on CPUs and resumes; gelu and losses use the kernels."""
 
 from __future__ import annotations
 
@@ -85,6 +85,38 @@ def _fuse_gelu(activations: Any, settings: TrainingSettings) -> None:
     activations.NewGELUActivation.forward = forward
 
 
+def _keep_logits_in_bf16(losses: Any, settings: TrainingSettings) -> None:
+    """Do not copy a causal model's logits to fp32 within autocast, where cross entropy computes in fp32."""
+    original = losses.ForCausalLMLoss
+
+    @functools.wraps(original)
+    def loss(
+        logits: torch.Tensor,
+        labels: torch.Tensor | None,
+        vocab_size: int,
+        num_items_in_batch: Any = None,
+        ignore_index: int = -100,
+        shift_labels: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        in_bf16 = logits.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu")
+        if not (in_bf16 and kernels.are_enabled):
+            return original(
+                logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **kwargs
+            )
+        if shift_labels is None:
+            assert labels is not None
+            shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:].contiguous()
+        targets = shift_labels.view(-1).to(logits.device)
+        rows = logits.view(-1, vocab_size)
+        return losses.fixed_cross_entropy(rows, targets, num_items_in_batch, ignore_index, **kwargs)
+
+    losses.ForCausalLMLoss = loss
+    for name, chosen in losses.LOSS_MAPPING.items():
+        if chosen is original:
+            losses.LOSS_MAPPING[name] = loss
+
+
 CHANGES = (
     Change(
         ("TrainingArguments.__post_init__",),
@@ -112,5 +144,15 @@ OF_ACTIVATIONS = (
         "computes `gelu_new` as one operation (`--engine native`)",
         "`gelu_new` is computed as eight operations",
         _fuse_gelu,
+    ),
+)
+
+OF_LOSSES = (
+    Change(
+        ("ForCausalLMLoss", "LOSS_MAPPING"),
+        ("fixed_cross_entropy",),
+        "leaves a causal model's logits in bf16 within autocast (`--engine native`)",
+        "logits are copied to fp32 for the loss",
+        _keep_logits_in_bf16,
     ),
 )
