@@ -37,8 +37,8 @@ class HostsSection(Section):
     nnodes: Setting[HostCount | Literal["all"]] = Setting(
         Nodes("all"),
         "all",
-        "number of hosts to use, from the start of the list; MIN:MAX: start on MAX hosts at most, restart "
-        "on MIN hosts at least",
+        "number of hosts to use, from the start of the list; MIN:MAX: use up to MAX; restarts "
+        "continue on at least MIN",
         ("--nnodes",),
         common=True,
     )
@@ -147,7 +147,7 @@ class MpiSection(Section):
         ask=Ask(
             2,
             "Which MPI starts the ranks?",
-            "It only starts them; cpulaunch pins and watches them.  auto: the first found.",
+            "It starts them; cpulaunch pins and watches them.  auto: the first found.",
         ),
         common=True,
     )
