@@ -218,7 +218,7 @@ def _load(path: Path, functions: dict[str, tuple[Any, Sequence[Any]]]) -> ctypes
     except OSError as error:
         raise HostError(
             f"the ccl process group does not load: {error}",
-            hint="Build it anew: `cpulaunch ccl build --force`.",
+            hint="Build it again: `cpulaunch ccl build --force`.",
         ) from error
     for name, (result, arguments) in functions.items():
         function = getattr(library, name)

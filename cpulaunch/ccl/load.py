@@ -84,7 +84,7 @@ def load_layer(path: Path) -> ModuleType:
         loader.exec_module(module)
     except ImportError as error:
         raise HostError(f"the ccl process group in {path.parent} does not load: {error}",
-                        hint="Build it anew: `cpulaunch ccl build --force`.") from error  # fmt: skip
+                        hint="Build it again: `cpulaunch ccl build --force`.") from error  # fmt: skip
     sys.modules[_MODULE] = module
     return module
 

@@ -156,7 +156,7 @@ class Meeting:
             missing = [str(number) for number, key in absent if not self._store.check([key])]
         except RuntimeError:
             return distributed.DistBackendError(
-                "ccl: the ranks' store cannot be reached while they make a group: the process that holds it, "
+                "ccl: the ranks' store cannot be reached while they make a group: the process that keeps it, "
                 "usually rank 0, has ended, or has destroyed its default group"
             )
         seconds = self._timeout.total_seconds()

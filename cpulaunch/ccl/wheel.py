@@ -25,7 +25,7 @@ def write_wheel(
     ``platform`` is the wheel's platform tag, by default this system's.
     """
     if not directory.is_dir():
-        raise UsageError(f"{directory} is not a directory", hint="Make it first.")
+        raise UsageError(f"{directory} is not a directory", hint="Create it first.")
     layers = [part for part in parts if part.kind == "layer"]
     platform = platform or f"linux_{parts[0].machine}"
     tag, version, requires = f"py3-none-{platform}", __version__, ""

@@ -37,7 +37,8 @@ class HostsSection(Section):
     nnodes: Setting[HostCount | Literal["all"]] = Setting(
         Nodes("all"),
         "all",
-        "number of hosts to use, the first of the list; MIN:MAX: a restart may leave out hosts that fail",
+        "number of hosts to use, from the start of the list; MIN:MAX: use up to MAX; restarts "
+        "continue on at least MIN",
         ("--nnodes",),
         common=True,
     )
@@ -103,8 +104,8 @@ class InstancesSection(Section):
     count: Setting[int | Literal["auto", "none"]] = Setting(
         Number(1, "auto", "none"),
         "none",
-        "number of independent programs on all hosts together; auto, or --throughput-mode: one per NUMA "
-        "node, or as many as fit if instances.cores_per_instance is set",
+        "number of independent programs on all hosts together; auto (--throughput-mode): one per NUMA node, "
+        "or as many as fit if instances.cores_per_instance is set",
         ("--instances",),
         ask=Ask(
             4,
@@ -128,7 +129,7 @@ class InstancesSection(Section):
     only: Setting[int | Literal["all"]] = Setting(
         Number(0, "all"),
         "all",
-        "run only the instance with this number, from 0, on the cores that it has when all run",
+        "run only this instance, counted from 0, on the cores that it would have if all instances ran",
         ("--instance",),
     )
     fail_fast = Setting(Switch(), False, "end all instances when one of them fails", ("--fail-fast",))
@@ -146,7 +147,7 @@ class MpiSection(Section):
         ask=Ask(
             2,
             "Which MPI starts the ranks?",
-            "MPI only starts them; cpulaunch pins and watches.  auto: the first found.",
+            "It starts them; cpulaunch pins and watches them.  auto: the first found.",
         ),
         common=True,
     )
@@ -220,6 +221,6 @@ class CpuSection(Section):
     openmp: Setting[OpenMP] = Setting(
         Choice(*get_args(OpenMP)),
         "auto",
-        "OpenMP runtime; intel: preload Intel's (package intel-openmp); default, auto: the one in torch",
+        "OpenMP runtime; intel: preload Intel's (package intel-openmp); default, auto: torch's own",
         ("--openmp",),
     )

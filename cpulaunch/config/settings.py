@@ -74,8 +74,8 @@ class CclSection(Section):
         Choice(*get_args(Transport)),
         "auto",
         "transport of ccl's collectives; tcp, ofi: shared memory within a host, and TCP or libfabric between "
-        "hosts; oneccl, mpi: oneCCL over libfabric or MPI; auto: oneccl with several workers or a oneCCL "
-        "algorithm (CCL_ALLREDUCE, CCL_BCAST, …), ofi if all hosts have fast network cards, else tcp",
+        "hosts; oneccl, mpi: oneCCL over libfabric or MPI; auto: oneccl for several workers or oneCCL's "
+        "algorithms, ofi if all hosts have fast network cards, else tcp",
         ("--ccl-transport",),
         "CCL_ATL_TRANSPORT",
         rank_variable=variables.CCL_TRANSPORT,
@@ -163,7 +163,7 @@ class TrainingSection(Section):
     compress_gradients: Setting[Compression] = Setting(
         Choice(*get_args(Compression)),
         "none",
-        "precision in which gradients are sent between hosts; gloo and oneCCL also add them in it",
+        "type in which gradients are sent between hosts; gloo and oneCCL also sum them in this type",
         ("--compress-gradients",),
         rank_variable=variables.COMPRESS_GRADIENTS,
     )
@@ -191,8 +191,7 @@ class TrainingSection(Section):
     strict = Setting(
         Switch(),
         False,
-        "fail at the first optimizer step if there is no process group, as each rank would train a separate "
-        "model",
+        "fail at the first optimizer step if ranks train separate models, without a process group",
         ("--strict",),
         rank_variable=variables.STRICT,
     )
@@ -205,7 +204,7 @@ class WatchSection(Section):
     heartbeat_timeout: Setting[float] = Setting(
         Seconds(1),
         30,
-        "seconds without a heartbeat that a host survives; after a third more, it counts as lost",
+        "seconds that a host may be silent; after a third more, it counts as lost",
         ("--heartbeat-timeout",),
         rank_variable=variables.HEARTBEAT_TIMEOUT,
     )
@@ -220,7 +219,7 @@ class WatchSection(Section):
         Seconds(0, "auto"),
         "auto",
         "seconds without progress after which a job counts as stalled; 0: never; "
-        "auto: ten times the longest time so far, at least 60",
+        "auto: ten times the longest pause so far, at least 60",
         ("--stall-timeout",),
     )
     stall_action: Setting[StallAction] = Setting(
@@ -233,7 +232,7 @@ class WatchSection(Section):
     max_restarts: Setting[int] = Setting(
         Number(0),
         0,
-        "maximum restarts of a failed job; the count starts anew when the job makes progress",
+        "maximum number of restarts of a failed job; the count returns to 0 when the job makes progress",
         ("--max-restarts",),
         common=True,
     )
@@ -253,8 +252,8 @@ class WatchSection(Section):
     restartable = Setting(
         Switch(),
         False,
-        "exit with 75, as after a save, on SIGTERM, SIGUSR1 or SIGUSR2 before the first optimizer step: the "
-        "job has lost nothing, and can be started again",
+        "if SIGTERM, SIGUSR1 or SIGUSR2 ends the job before its first optimizer step, exit with 75, as after "
+        "a save: the job can be started again",
     )
     checkpoint_every: Setting[Interval | Auto] = Setting(
         Every("auto"),

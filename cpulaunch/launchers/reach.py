@@ -64,7 +64,7 @@ _SSH_REMEDIES = (
     (UNRESOLVED, "is the name right?  Names come from /etc/hosts, DNS or ~/.ssh/config"),
     (
         "IDENTIFICATION HAS CHANGED",
-        "if the host was installed anew: ssh-keygen -R {host}, then ssh {host} once by hand",
+        "if the host was reinstalled: ssh-keygen -R {host}, then ssh {host} once by hand",
     ),
     (
         "Host key verification failed",

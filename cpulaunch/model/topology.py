@@ -73,7 +73,9 @@ class Topology:
                 notes=tuple(data.get("notes", ())),
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"not a recorded topology: {error!r}", hint="Record the facts anew.") from error
+            raise ConfigError(
+                f"not a recorded topology: {error!r}", hint="Record the facts again."
+            ) from error
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, with a row ``[cpu, core, socket, node]`` or ``[…, performance]`` per CPU."""

@@ -267,7 +267,7 @@ OF_EACH_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_R
 def _unused_arguments(config: Config, launcher: Launcher) -> str:
     if not config.mpi.args or not launcher.this_host_only:
         return ""
-    return f"{config.where(Config.mpi.args)}: has no effect, as no mpiexec starts the ranks"
+    return f"{config.where(Config.mpi.args)}: has no effect, because no mpiexec starts the ranks"
 
 
 def _environment(config: Config, job: _PlannedHosts, decided: Mapping[Setting[Any], Any]) -> dict[str, str]:
@@ -278,7 +278,7 @@ def _environment(config: Config, job: _PlannedHosts, decided: Mapping[Setting[An
         group = {}
     elif wrong := [name for name in OF_EACH_RANK if name in config.env]:
         raise PlanError(
-            f"{config.where(Config.env)}: {wrong[0]} can't be set, as each rank has its own value",
+            f"{config.where(Config.env)}: {wrong[0]} can't be set, because each rank has its own value",
             hint="-n and -ppn set the number of ranks, and --hosts the hosts",
         )
     else:
@@ -295,7 +295,9 @@ def _hidden_note(config: Config, hidden: Sequence[str]) -> str:
     if not found:
         return ""
     programs = "instances" if are_wanted(config) else "ranks"
-    return f"hidden from the {programs}, as they name other ranks: {shortened(found)} (-x NAME keeps one)"
+    return (
+        f"hidden from the {programs}, because they name other ranks: {shortened(found)} (-x NAME keeps one)"
+    )
 
 
 def _user_variables(config: Config, names: Iterable[str]) -> tuple[str, ...]:

@@ -33,7 +33,10 @@ def check_restarts(config: Config) -> None:
         raise ConfigError(f"{where}: no restart is allowed", hint="--max-restarts N allows N restarts")
     if action == "restart" and config.watch.restart_on == "never":
         never = config.where(Config.watch.restart_on)
-        raise ConfigError(f"{where}: {never} is never", hint="--restart-on failure, or --stall-action abort")
+        raise ConfigError(
+            f"{where}: {never} is never, which forbids restarts",
+            hint="--restart-on failure, or --stall-action abort",
+        )
 
 
 def first_hosts(config: Config, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
@@ -70,7 +73,7 @@ def remaining_hosts(
         why = "; ".join(f"{host}: {reason}" for host, reason in list(unusable.items())[:FEW])
         verb = "remains" if len(good) == 1 else "remain"
         left = f"only {len(good)} of the required {counted(wanted.least, 'host')} {verb}"
-        hint = "--nnodes MIN:MAX goes on with fewer hosts, and further hosts in the list are spares"
+        hint = "--nnodes MIN:MAX continues on fewer hosts; further hosts in the list are spares"
         raise HostError(f"{left} ({why})", hint=hint)
     return tuple(host for host in usable if host.name in good)
 

@@ -373,7 +373,7 @@ def test_a_wait_with_its_own_timeout_names_the_missing_rank_and_keeps_the_group(
     )
     first, second = run_script(2, script(*calls))
     assert (first.returncode, second.returncode, second.stderr) == (7, 0, "")
-    assert "within the 1 s that wait() was given: it waited for rank 1" in first.stderr
+    assert "within the 1 s that wait() was given: this rank waited for rank 1" in first.stderr
 
 
 def test_a_rank_that_leaves_a_group_ends_the_others_waits() -> None:

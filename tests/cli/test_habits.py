@@ -310,7 +310,7 @@ def test_torchruns_restarts_are_ours(script: None, capsys: pytest.CaptureFixture
         ("--stall-action restart", "watch.stall_action (--stall-action): no restart", "--max-restarts N"),
         (
             "--stall-action restart --max-restarts 1 --restart-on never",
-            "watch.stall_action (--stall-action): watch.restart_on (--restart-on) is never",
+            "watch.stall_action (--stall-action): watch.restart_on (--restart-on) is never, which forbids restarts",
             "--stall-action abort",
         ),
         (

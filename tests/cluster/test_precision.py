@@ -26,8 +26,7 @@ def test_one_host_of_each_kind_of_cpu_is_measured(cpulaunch: Run, tmp_path: Path
         assert done.returncode == 0, done.stderr
         lines = done.stderr.splitlines()
         assert [line for line in lines if "measuring" in line] == [
-            "cpulaunch: measuring bf16 and fp32 on node1, once per model of CPU, number of threads and version "
-            "of torch"
+            "cpulaunch: measuring bf16 and fp32 on node1 (once per CPU model, number of threads and torch version)"
         ]
         (planned,) = [line for line in lines if "planned: " in line]
         assert " GFLOP/s)" in planned

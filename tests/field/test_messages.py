@@ -65,7 +65,7 @@ def test_arguments_for_an_mpiexec_that_is_not_used_are_noted(cpulaunch: Run, tmp
     (tmp_path / "a.py").write_text("")
     done = cpulaunch("run", "-n", "1", "--mpi-args=-foo", *GLOO, "a.py")
     assert done.returncode == 0
-    assert "(--mpi-args): has no effect, as no mpiexec starts the ranks" in done.stderr
+    assert "(--mpi-args): has no effect, because no mpiexec starts the ranks" in done.stderr
 
 
 def test_a_switch_with_a_value_is_named(cpulaunch: Run) -> None:

@@ -38,7 +38,7 @@ def test_lightning_in_slurm_trains_in_the_planned_precision(start: Start, by_tor
         for devices in ("auto", 4):
             assert "does not match the world size (2)" in result[f"{devices} devices"]
     lines = ours.ours()
-    assert any("Lightning's precision bf16-mixed, as the script names none" in line for line in lines)
+    assert any("Lightning's precision bf16-mixed, because the script names none" in line for line in lines)
     assert any("they train 2 separate models" in line for line in lines)  # Trainer's own default
 
 

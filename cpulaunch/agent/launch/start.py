@@ -218,9 +218,7 @@ def _set_memory_policy(policy: str, lenient: bool) -> str:
     except OSError as e:
         why = f"the memory policy {policy} can't be set: {e.strerror or e}"
         if not lenient and policy.startswith("bind"):
-            raise HostError(
-                why, hint="--lenient makes this a warning; in a container it may be forbidden"
-            ) from None
+            raise HostError(why, hint="a container may forbid it; --lenient makes this a warning") from None
         return why
     return ""
 

@@ -55,7 +55,7 @@ def from_py_spy(text: bytes, pid: int) -> list[dict[str, Any]]:
             for thread in json.loads(text)
         ]
     except (KeyError, TypeError) as e:
-        raise ValueError(f"an unknown form of py-spy's answer: {e!r}") from None
+        raise ValueError(f"unexpected output of py-spy: {e!r}") from None
     return [thread for thread in threads if not is_own(thread)]
 
 

@@ -243,7 +243,7 @@ def _import(arguments: list[str]) -> int:
     for dropped in imported.dropped:
         say(f"{dropped.place}: {dropped.key}: {_shown(dropped.value)}: not converted: {dropped.reason}")
     if imported.off:
-        say(f"dropped, because they are empty or off: {', '.join(imported.off)}")
+        say(f"left out (empty or off): {', '.join(imported.off)}")
     for advice in imported.advice:
         say(f"to do: {advice}")
     if options.output is None:

@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
         "jobs",
         metavar="JOB",
         nargs="*",
-        help="one or several jobs; default: your newest job here",
+        help="one or several jobs; default: your newest job",
     )
     parser.add_argument(
         "-o", "--output", metavar="F", type=Path, default=Path("report.html"),

@@ -38,9 +38,9 @@ JOB is a job's id or the beginning of one, a job's directory, or a directory of 
 job in the log directory (output.log_dir, usually runs/), or else your newest running job on this host."""
 """Help text of commands about one job."""
 
-NEWEST = "the job; default: your newest job here"
+NEWEST = "the job; default: your newest job"
 
-ONLY = "the job; default: your only running job here"
+ONLY = "the job; default: your only running job"
 """Help text of commands that slow down a job.  If several jobs are running, the user has to name one."""
 
 ONLY_WHICH = """\

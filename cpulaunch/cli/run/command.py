@@ -64,7 +64,7 @@ USAGE = """cpulaunch run [OPTIONS] train.py [ARGS…]
        cpulaunch run [OPTIONS] --no-python prog [ARGS…]"""
 EPILOG = """\
 Everything after the script is passed to it.
-Settings: command line > environment > YAML > detected.
+Precedence of settings: command line > environment > YAML > detected.
 
 examples:
   cpulaunch run -n 2 train.py --lr 0.1             two ranks on this machine

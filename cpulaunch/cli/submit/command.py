@@ -27,7 +27,7 @@ OWN = ("--to", "--output", "--dry-run", "--follow", "--facts", "--lscpu")
 
 USAGE = "cpulaunch submit [--to QUEUE] [QUEUE'S OPTIONS] [RUN OPTIONS] train.py [ARGS…]"
 EXIT_CODES = """\
-exit code: 0; the job's with --follow; 2 wrong usage or settings; 3 the queue refused the job;
+exit code: 0, or the job's own with --follow; 2 wrong usage or settings; 3 the queue refused the job;
 130 --follow was interrupted
 """
 
@@ -133,7 +133,7 @@ def _parser(chosen: Queue, names: Sequence[str]) -> tuple[Parser, Mapping[str, s
     parser.epilog = "\n".join(filter(None, (chosen.help, EXIT_CODES)))
     parser.description = "Submit a job to a queue.  Accepts options of the queue and of `cpulaunch run`."
     parser.conflict_handler = parser._optionals.conflict_handler = "resolve"  # the queue's options override
-    parser.add_argument("--to", choices=names, default=names[0], help="the queue")
+    parser.add_argument("--to", choices=names, default=names[0], help="queue that runs the job")
     parser.add_argument(
         "--output", metavar="F", type=Path, help="also write the batch script or job to this file"
     )

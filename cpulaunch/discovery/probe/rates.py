@@ -66,7 +66,7 @@ def measure_rates(
     names = [host.host for host in hosts]
     here = not set(names) - facts.here
     where = "this machine" if here else fold_hosts(names)
-    tell(f"measuring bf16 and fp32 on {where}, once per model of CPU, number of threads and version of torch")
+    tell(f"measuring bf16 and fp32 on {where} (once per CPU model, number of threads and torch version)")
     answers = event_loop.run(_measure_all(facts, hosts, python, reach, limits))
     found: list[tuple[Cpu | None, ProductRates]] = []
     errors = {}

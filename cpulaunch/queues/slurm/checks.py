@@ -76,5 +76,5 @@ def check_hosts(config: Config, asked: Mapping[str, str]) -> None:
         nodes = ",".join(host.name for host in hosts)
         raise UsageError(
             f"{where}: Slurm may not give the job {fold_hosts(outside)}",
-            hint=f"omit it, as the job uses all nodes that it gets; or add --nodelist={nodes}",
+            hint=f"omit it, because the job uses all nodes that it gets; or add --nodelist={nodes}",
         )

@@ -188,7 +188,7 @@ def _load_newest(accelerator: Any, load_state: Any) -> None:
     accelerator.project_configuration.iteration = max(found, default=-1) + 1
     if number is None:
         log_once(
-            "restarted: accelerate starts from the beginning, as this job has saved no state in "
+            "restarted: accelerate starts from the beginning, because this job has saved no state in "
             f"{_root(accelerator)} yet"
         )
         resumed_from(0)

@@ -29,7 +29,7 @@ def _choose_precision(kind: str, flag: str, plugin: str, module: Any, settings: 
         named = named or getattr(kwargs.get("strategy"), "mixed_precision", None) is not None
         if settings.precision == "bf16" and not named and not torch.cuda.is_available():
             setattr(self, flag, "bf16-mixed")
-            announce("Lightning's precision bf16-mixed, as the script names none")
+            announce("Lightning's precision bf16-mixed, because the script names none")
 
     connector._check_config_and_set_final_flags = check
 

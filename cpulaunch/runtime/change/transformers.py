@@ -54,8 +54,8 @@ def _resume(trainer: Any, settings: TrainingSettings) -> None:
                 log_once(f"restarted: the Trainer resumes after step {step} from {path}")
             else:
                 log_once(
-                    "restarted: the Trainer starts from the beginning, as this job has saved no checkpoint "
-                    f"in {self.args.output_dir} yet"
+                    "restarted: the Trainer starts from the beginning, because this job has saved no "
+                    f"checkpoint in {self.args.output_dir} yet"
                 )
             resumed_from(step)
         return original(self, resume_from_checkpoint, *args, **kwargs)

@@ -13,8 +13,8 @@ ON_FAILURE, ON_ERROR, ON_NEVER = "failure", "error", "never"
 
 LOST = "lost"  # the status of a rank whose host is lost
 
-DIFFER = "its ranks make different calls; --restart-on error restarts it after that, too"
-EXCEPTION = "its script raised an exception; --restart-on error restarts it after that, too"
+DIFFER = "its ranks make different calls; --restart-on error would restart it"
+EXCEPTION = "its script raised an exception; --restart-on error would restart it"
 
 TWICE = 2
 """The number of failures on a host after which the host is avoided."""
@@ -138,7 +138,7 @@ class Restarts:
         shells = not self.rules.python and failure.exit_code in SHELLS_SIGNALS
         if failure.cause.kind is Kind.UNEXPLAINED_EXIT or shells:
             return ""
-        return f"a rank exited with code {failure.exit_code}; --restart-on error restarts it after that, too"
+        return f"a rank exited with code {failure.exit_code}; --restart-on error would restart the job"
 
 
 def _may_be_hosts_fault(kind: str, failure: Failure) -> bool:

@@ -48,7 +48,7 @@ _SENTENCES: Mapping[Kind, Callable[[Cause], str]] = {
         f"no sign of life from host {cause.host} for {cause.seconds:.0f} s: "
         "the host, its network or its agents have stopped"
     ),
-    Kind.HOST_FAILED: lambda cause: f"the batch system reports that {cause.host} has failed or was set down",
+    Kind.HOST_FAILED: lambda cause: f"the batch system reports that {cause.host} has failed or is down",
     Kind.AGENT_KILLED: lambda cause: "its agent ended without a report",
     Kind.AGENT_SIGNALED: lambda cause: (
         f"its agent got signal {cause.signal}, from mpiexec or a batch system, not from cpulaunch"

@@ -55,10 +55,10 @@ std::string sentence(const cl_cause& cause) {
     case CauseKind::host_silent:
       return "host " + host + " has given no sign of life for " + in_seconds(cause.milliseconds);
     case CauseKind::store_gone:
-      return "the group's store cannot be reached: the process that holds it, usually rank 0, has ended";
+      return "the group's store cannot be reached: the process that keeps the store, usually rank 0, has ended";
     case CauseKind::store_silent:
       return "the group's store has not answered for " + in_seconds(cause.milliseconds) +
-             ": the host that holds it, usually rank 0's, cannot be reached";
+             ": the host that keeps the store, usually rank 0's, cannot be reached";
     case CauseKind::calls_differ: return difference(cause, name);
     case CauseKind::sizes_differ:
       return name + " sends " + in_bytes(cause.bytes) + " to this rank, which expects " +
@@ -66,11 +66,11 @@ std::string sentence(const cl_cause& cause) {
     case CauseKind::peer_ahead:
       return name + " is ahead: it calls " + detail + " (sequence number " + std::to_string(cause.theirs.sequence) +
              ")";
-    case CauseKind::peer_late: return names + " did not call it in time, called something else, or ended";
-    case CauseKind::peer_awaited: return "it waited for " + names;
+    case CauseKind::peer_late: return names + " did not call the operation in time, called another one, or ended";
+    case CauseKind::peer_awaited: return "this rank waited for " + names;
     case CauseKind::message_missing: return (cause.rank < 0 ? "no rank has " : name + " has not ") + detail;
     case CauseKind::data_missing:
-      return "the ranks that it waits for have called it, too, but not all data came in time";
+      return "all awaited ranks have called the operation, but not all data arrived in time";
     default: return detail;
   }
 }
