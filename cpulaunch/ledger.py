@@ -250,7 +250,7 @@ def step(ledger: bytes | memoryview | mmap.mmap, number: int) -> Step | None:
 
 
 def looked_at(ledger: bytes | memoryview | mmap.mmap) -> int:
-    """Return when the groups of other backends than ccl were last copied; 0 if they never were."""
+    """Return when the groups of backends other than ccl were last copied; 0 if they never were."""
     return int(LOOKED.unpack_from(ledger, LOOKED_AT)[0])
 
 

@@ -265,7 +265,7 @@ _FAMILIES = (
 
 
 def foreign_claims(own: Collection[str], kept: Collection[str]) -> tuple[str, ...]:
-    """Return the rank variables of all launchers, except of the one that uses the variables ``own``.
+    """Return the rank variables of all launchers except the one that uses the variables ``own``.
 
     Variables in ``kept``, which the user forwards, are not returned.
     """

@@ -346,7 +346,7 @@ class TestHostsThatNobodyLookedAt:
         env = output_of_one(run_agent(placed, SHOW))["env"]
         assert env.get("GLIBC_TUNABLES") == (tunables({}) if tuned else None)
 
-    def test_a_library_that_is_left_out_for_its_path_is_named(self, tmp_path: Path) -> None:
+    def test_a_library_left_out_because_of_its_path_is_named(self, tmp_path: Path) -> None:
         """The agent runs under an interpreter that has no such library beside it, as a venv's base."""
         library = tmp_path / "my libraries" / "libiomp5.so"
         library.parent.mkdir()

@@ -1,4 +1,4 @@
-"""``cpulaunch stacks`` of a job on four hosts, asked on the launcher's host and on another one."""
+"""``cpulaunch stacks`` for a job on four hosts, run on the launcher's host and on another one."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_each_rank_is_a_row_with_its_host_and_its_steps() -> None:
 
 
 def test_times_are_converted_to_the_launchers_clock() -> None:
-    """Events at the same time on two hosts are so in the trace, although the hosts' clocks differ."""
+    """Events that happen at the same time have the same time in the trace, although the hosts' clocks differ."""
     one = Recorded(0, "a", ahead=3.25).add("aten::mm", 100, 5)
     other = Recorded(1, "b", ahead=-700.0).add("aten::mm", 130, 5)
     events, ranks = merged(one, other)

@@ -62,9 +62,9 @@ example:
         Option("--cpu", "", "N",
                "whole CPUs of each worker; exclusive if kubelets have the static policy"),
         Option("--memory", "", "Q", "memory of each worker, such as 64Gi; /dev/shm may take half of it"),
-        Option("--volume", "", "CLAIM:/PATH", "mount a persistent volume claim in all pods (repeat)"),
-        Option("--secret", "", "NAME", "environment variables for the job, from a secret (repeat)"),
-        Option("--patch", "", "FILE", "change the job as this YAML says, a JSON merge patch (repeat)"),
+        Option("--volume", "", "CLAIM:/PATH", "mount a persistent volume claim in all pods (repeatable)"),
+        Option("--secret", "", "NAME", "environment variables for the job, from a secret (repeatable)"),
+        Option("--patch", "", "FILE", "change the job as this YAML says, a JSON merge patch (repeatable)"),
     )  # fmt: skip
 
     def prepare(self, job: Job) -> Job:
@@ -242,7 +242,7 @@ def _slots(config: Config, workers: int) -> int | None:
         raise UsageError(
             f"{config.where(Config.hosts.nproc)}: {counted(total, 'rank')} can't be divided evenly over "
             f"{counted(workers, 'worker')}",
-            hint="set the number of each worker with -ppn N",
+            hint="set the number of ranks per worker with -ppn N",
         )
     return total // workers
 

@@ -121,7 +121,7 @@ CHANGES = (
     Change(
         ("TrainingArguments.__post_init__",),
         ("TrainingArguments.use_cpu",),
-        "trains on the CPU (`use_cpu`), where bf16 is refused otherwise",
+        "trains on the CPU (`use_cpu`); otherwise bf16 is refused",
         "scripts have to choose the CPU themselves, for example by TrainingArguments(use_cpu=True)",
         _use_cpu,
     ),

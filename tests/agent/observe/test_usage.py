@@ -123,7 +123,7 @@ def test_far_nodes_are_those_without_a_core_of_the_rank() -> None:
     assert far_nodes(CoreSet.parse("0-1"), {}.get) == frozenset()
 
 
-def test_the_usage_of_a_process_is_the_kernels() -> None:
+def test_a_process_row_has_the_figures_of_the_kernel() -> None:
     row = process_row(os.getpid())
     assert 1 << 20 < row["rss"] < 1 << 34
     assert 0 < row["cpu_seconds"] <= time.process_time() + 0.1

@@ -309,8 +309,8 @@ void check_pairs(NumberType type, Reduction reduction, int divisor, std::mt19937
   }
 }
 
-// Sums of float16, by vectors and number by number, have the same bits: of all numbers with each of those in whose
-// neighbourhood something changes.
+// Vectors and a loop over single numbers give float16 sums with the same bits.  Each number is added to the numbers
+// where rounding changes: around zero, the subnormals, 1, infinity and NaN.
 void check_sums_of_float16() {
   constexpr uint16_t kSpecial[] = {0x0000, 0x0001, 0x03ff, 0x0400, 0x0401, 0x3c00, 0x3c01, 0x7bff, 0x7c00, 0x7c01,
                                    0x7dff, 0x7e00, 0x7fff, 0x1000, 0x5800};

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 
 def asked(questions: list[str]) -> list[str]:
-    """What is asked for where the backend is given: that, and whether it is to be ranks, is no question."""
+    """Return the questions that remain if the backend is given: not the backend, and not ranks or instances."""
     return [question for question in questions if question not in (BACKEND, INSTANCES)]
 
 

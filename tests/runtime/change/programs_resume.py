@@ -23,7 +23,7 @@ steps = 0
 
 
 def die_at(step: int) -> None:
-    """Let rank 1 die after ``step`` steps, but only in a job that has not been restarted."""
+    """Make rank 1 die after ``step`` steps, but only if the job has not been restarted."""
 
     def stepped(*_: Any) -> None:
         global steps

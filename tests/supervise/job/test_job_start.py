@@ -12,7 +12,7 @@ from cpulaunch.supervise.job.events import EndProcesses, NotStarted, StartFailed
 
 
 class TestAnAgentThatNeverConnects:
-    def test_is_missed_when_the_timeout_has_passed_since_the_others_connected(self) -> None:
+    def test_is_reported_when_the_timeout_has_passed_since_the_others_connected(self) -> None:
         job = Played()
         job.until(30.0)
         assert not job.state.ending  # a big job takes its time

@@ -55,10 +55,10 @@ class ProgressEngine {
     if (handle_signals_) handle_signals_();
   }
 
-  // A thread holds a Visit while it is in an operation.  Once the process ends, a thread of the program (other than the
-  // main thread) never begins an operation, and never returns from one: Python would end it on its return to the
-  // finished interpreter, and destructors on its stack would crash.  Background threads, which run callbacks, continue
-  // until the engine stops.
+  // A thread holds a Visit while it is in an operation.  Once the process is ending, other threads of the program can't
+  // start an operation, and the destructor of their current Visit blocks forever.  Otherwise they would return to the
+  // finalized interpreter, where Python ends a thread by unwinding its stack, which crashes in destructors.  Background
+  // threads, which run callbacks, go on until the engine stops.
   class Visit {
    public:
     Visit(ProgressEngine& engine, bool in_message);
