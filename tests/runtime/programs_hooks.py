@@ -57,7 +57,7 @@ def renamed(name: str) -> Iterator[None]:
 
 
 def with_renamed(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Changes that are installed after the import of torch don't find the name either."""
+    """Wrap ``original`` so that it runs while ``name`` is renamed."""
 
     def call(*args: Any) -> Any:
         with renamed(name):

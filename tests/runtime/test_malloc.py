@@ -57,5 +57,5 @@ def test_a_step_of_a_bert_takes_less_than_a_thousand_page_faults(
 
 
 def typical(result: dict[str, Any]) -> float:
-    """Return the page faults of a step, after the first steps, in which the heap grows."""
+    """Return the typical page faults of a step.  The first steps, in which the heap grows, don't count."""
     return statistics.median(result["faults"][3:])

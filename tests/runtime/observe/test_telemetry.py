@@ -34,10 +34,10 @@ Row = dict[str, Any]
 def run(
     directory: Path, name: str, backend: str = "ccl", python: str = sys.executable, *options: str
 ) -> list[Row]:
-    """The rows of a job of two ranks, the first line first."""
+    """Run a job of two ranks, and return its rows, beginning with the file's first line."""
     cache = directory / "cache" / "cpulaunch"
     cache.mkdir(parents=True)
-    (cache / "ccl").symlink_to(cache_directory())  # so that only peaks are measured again
+    (cache / "ccl").symlink_to(cache_directory())  # only peaks are measured again
     command = [
         python, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--backend", backend, "--precision", "bf16",
         *options, PROGRAMS, name, backend,
@@ -164,7 +164,7 @@ def test_another_optimizer_counts_steps_if_the_first_stops() -> None:
     assert script.last == 5
 
 
-def test_samples_are_counted_from_the_steps_loader() -> None:
+def test_samples_are_counted_from_the_loader_of_the_training_loop() -> None:
     script, trained = Script(), optimizer()
     for iterator, samples in ((1, 8), (2, 100), (1, 8), (3, 16)):
         script.recorder.add_batch(iterator, 10, samples, 2 * samples)
@@ -320,7 +320,7 @@ def test_a_process_forked_in_a_counted_step_counts_nothing() -> None:
     assert script.last == 3
 
 
-def test_an_exception_in_a_counted_step_is_the_scripts_own() -> None:
+def test_an_exception_in_a_counted_step_reaches_the_script_unchanged() -> None:
     flops = Flops(torch)
     flops.end_step(2)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):

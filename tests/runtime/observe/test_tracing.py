@@ -89,7 +89,7 @@ def test_steps_from_the_start(
 def test_a_throttled_rank_is_named_first(
     cpulaunch: Run, env: dict[str, str], tmp_path: Path, cpu_group: Path
 ) -> None:
-    """When it begins to train, it enters a control group with a twentieth of a CPU."""
+    """When the rank begins to train, it enters a control group with a twentieth of a CPU."""
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("-n", "2", "--backend", "gloo", "--profile", "4-23")
     env["GROUP"] = str(cpu_group / "cgroup.procs")
@@ -153,7 +153,7 @@ for step in range(begins + 1, 15):
 def test_a_restarted_job_traces_its_steps_once(cpulaunch: Run, env: dict[str, str], tmp_path: Path) -> None:
     """The first attempt dies within these steps, and the second one makes them, counted from the job's start.
 
-    The model's FLOPs aren't counted in them, as that would lengthen the third step of the second attempt.
+    The model's FLOPs aren't counted in these steps, which would lengthen the second attempt's third step.
     """
     (tmp_path / "train.py").write_text(RESTARTS)
     options = ("-n", "2", "--backend", "gloo", "--profile", "6-8", "--max-restarts", "2")
@@ -168,7 +168,7 @@ def test_a_restarted_job_traces_its_steps_once(cpulaunch: Run, env: dict[str, st
 
 
 def asking(env: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    """``cpulaunch profile``."""
+    """Start ``cpulaunch profile``."""
     return subprocess.Popen(
         [sys.executable, "-m", "cpulaunch", "profile", *arguments],
         cwd=tmp_path,
@@ -181,7 +181,7 @@ def asking(env: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.P
 
 
 def reads(asked: subprocess.Popen[str], begin: str) -> str:
-    """The lines on stderr before a line with this beginning."""
+    """Read stderr up to a line that begins with ``begin``; return the lines before it."""
     assert asked.stderr
     before = ""
     while not (line := asked.stderr.readline()).startswith(f"cpulaunch: {begin}"):
@@ -191,9 +191,9 @@ def reads(asked: subprocess.Popen[str], begin: str) -> str:
 
 
 def test_steps_of_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
-    """Steps of all ranks, and of one.
+    """Trace steps of all ranks, and of one rank.
 
-    A request that fails gets the reason.  A rank that is killed meanwhile leaves no file.
+    A request that fails reports the reason.  A rank that is killed during the trace leaves no file.
     """
     with job(tmp_path, env, ["--backend", "gloo"], PROGRAM):
         said = {}
