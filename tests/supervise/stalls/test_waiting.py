@@ -1,4 +1,4 @@
-"""Matching the ranks' last collectives and messages, and its cost for many ranks."""
+"""The ranks' last collectives and messages are matched, at a low cost even for many ranks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_many_ranks_in_the_same_collectives_are_compared_once_each() -> None:
 
 
 def test_many_ranks_behind_in_their_own_collectives_are_compared_once_each() -> None:
-    """According to the other ranks' ledgers, all of these are in the past."""
+    """According to the other ranks' ledgers, all of these collectives are in the past."""
     groups = ledgers(*range(OPERATIONS - 1), apart=OPERATIONS)
     (wait,) = waits(groups, RANKS)
     assert (wait.sequence, len(wait.waiting)) == (1_000_000, RANKS)
