@@ -11,7 +11,7 @@ from cpulaunch.launchers import MPIS
 
 
 def repeat(*values: Any) -> Any:
-    """Values of a parameter that is much like another one: only ``scripts/test.sh --all`` runs it."""
+    """Values of a parameter much like another case: only ``scripts/test.sh --all`` tests them."""
     return pytest.param(*values, marks=pytest.mark.repeats)
 
 
