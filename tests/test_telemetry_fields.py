@@ -1,4 +1,4 @@
-"""The table of telemetry's fields, and what is derived from it."""
+"""The table of telemetry's fields, and the page, the ledger's size and the sums that follow from it."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def drawn(name: str, request: BindingRequest | None = None, **options: Any) -> s
         ("quota-narrow", "container-quota", BindingRequest(), {"width": 50}),
     ],
 )
-def test_a_picture_is_the_golden_one(
+def test_a_picture_equals_the_golden_text(
     file: str, name: str, request_: BindingRequest, options: dict[str, Any]
 ) -> None:
     assert drawn(name, request_, **options) + "\n" == (

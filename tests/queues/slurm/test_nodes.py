@@ -29,7 +29,7 @@ broken|0|0|0|0|4|(null)
     ],
 )
 def test_nodes_are_of_the_most_frequent_kind(options: dict[str, str], shown: str) -> None:
-    # With a partition, sinfo has named no other.
+    # With --partition, sinfo names no other partition.
     text = "".join(line for line in SINFO.splitlines(True) if line.startswith(options.get("--partition", "")))
     assert str(most_nodes(text, options)) == shown
 
