@@ -362,7 +362,7 @@ class TestHostsThatNobodyLookedAt:
             assert launcher.end()[0] == 0
         assert notes == [f"openmp: intel is left out, as LD_PRELOAD takes no space or colon: {library}"]
 
-    def test_a_library_that_cannot_be_used_is_an_error(self, tmp_path: Path) -> None:
+    def test_an_impossible_library_is_an_error(self, tmp_path: Path) -> None:
         request = HostRequest(allocator="jemalloc")
         env = {"LD_PRELOAD": "/nowhere/libtcmalloc.so.4"}  # ld.so only warns that it can't be loaded
         done = run_agent(placement(tmp_path, assumed=True, request=request), SHOW, env)

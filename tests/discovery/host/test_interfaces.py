@@ -48,7 +48,7 @@ def test_the_network_to_the_master_is_chosen() -> None:
     assert chosen(answer(0), fast) == ["eth0", "ib0"]
 
 
-def test_the_interface_that_the_user_chooses_wins() -> None:
+def test_the_users_choice_wins() -> None:
     assert chosen(answer(0), answer(1, interface="ens5"), said="eth0") == ["eth0", None]
     assert chosen(answer(0), said="docker0") == ["docker0"]
 
