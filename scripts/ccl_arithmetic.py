@@ -75,7 +75,7 @@ each peer, one for each direction. The 25 MB are 25 pieces, which follow each ot
 
 
 class Counts:
-    """The work of the busiest rank, by layout, collective and key; layout 2,2 is two hosts with two ranks each."""
+    """The work of the busiest rank, by layout, collective and key; layout 2,2 is two hosts of two ranks."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -112,7 +112,7 @@ def page(program: str) -> str:
 
 
 def _moved(counts: Counts, ranks: int, collective: str) -> tuple[float, float, float, float]:
-    """Return how much a rank copies, reads for sums, writes as sums, and reads and writes in all, in tensors."""
+    """Return how much a rank copies, reads for sums, writes as sums, and moves in all, in tensors."""
     copied = counts.times(str(ranks), collective, "copied")
     summed = counts.times(str(ranks), collective, "summed")
     return copied, summed, summed / ranks, 2 * copied + summed + summed / ranks

@@ -16,7 +16,7 @@ VEGA = Path(__file__).parents[1] / "cpulaunch" / "report" / "vega" / "LICENSES.t
 
 
 def name_of(requirement: str) -> str:
-    """Return the normalized name of the package in a requirement such as ``Jinja2>=3; python_version > '3'``."""
+    """Return the normalized package name of a requirement such as ``Jinja2>=3; python_version > '3'``."""
     return re.sub(r"[-_.]+", "-", re.split(r"[ ;<>=!~\[(]", requirement, maxsplit=1)[0]).lower()
 
 

@@ -140,7 +140,7 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_to_headings_lead_to_one(page: Path) -> None:
+def test_links_to_headings_lead_to_a_heading(page: Path) -> None:
     links = re.findall(r"\]\(([^):#]*)#([^)]+)\)", page.read_text())
     assert [
         link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)

@@ -69,7 +69,7 @@ def measure(options: argparse.Namespace, directory: str) -> None:
 
 
 class Block(NamedTuple):
-    """The seconds of a block, its CPU seconds, the seconds in which training stopped, and whether the save ended."""
+    """Seconds of a block, its CPU seconds, seconds in which training stopped, and whether the save ended."""
 
     seconds: float
     cpu: float

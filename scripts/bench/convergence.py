@@ -120,7 +120,7 @@ def train(name: str, seed: int, steps: int) -> float:
 
 
 def make(name: str) -> tuple[Any, Any]:
-    """Return a model, and a function from a generator to a batch: inputs, and a label for each row of logits."""
+    """Return a model, and a function that draws a batch: inputs, and a label for each row of logits."""
     if name == "resnet":
         return make_resnet(), images()
     import transformers
@@ -173,7 +173,7 @@ def images() -> Any:
 
 
 def make_resnet() -> Any:
-    """Return a ResNet of three blocks of 32 channels, for images of 8 × 8, with dropout before its last layer."""
+    """Return a ResNet of three blocks of 32 channels for images of 8 × 8, with dropout before the end."""
     from torch import nn
     from torch.nn.functional import relu
 

@@ -125,7 +125,7 @@ class Found(NamedTuple):
 
 
 def in_turn(commands: dict[Run, list[str]], batch: int, rounds: int, seconds: float) -> dict[Run, Found]:
-    """Run the commands in turn; return the results of each in all rounds.  A failed command ends the benchmark."""
+    """Run the commands in turn; return the results of each.  A failed command ends the benchmark."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         directory = Path(name)
         turns = Turns(directory, create=True)

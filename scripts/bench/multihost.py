@@ -302,7 +302,7 @@ def backends() -> tuple[str, ...]:
 
 
 def collectives(cluster: Cluster, options: argparse.Namespace) -> int:
-    """Measure the contenders in turn, and print a table for each operation; return 1 if a contender has failed."""
+    """Measure the contenders in turn, and print a table for each operation; return 1 if one failed."""
     samples: list[Sample] = []
     failed = 0
     for number in range(options.rounds):

@@ -139,7 +139,7 @@ def times(typed: float, lines: list[dict[str, Any]], events: list[dict[str, Any]
     killed = next(line["killed"] for line in lines if "killed" in line)
     again = max(line["stepped"] for line in second) - killed
     own = max(line["stepped"] for line in second) - min(line["began"] for line in second)
-    # Events have seconds since the job's start, and the end of a rank has the time of its host's clock (ours).
+    # Events have seconds since the job's start; the end of a rank has the time of its host's clock (ours).
     (restart,) = (event for event in events if event["type"] == "restart")
     end = next(event for event in events if event["type"] == "exit" and event.get("signal") == 9)
     gone = end["at"] + restart["seconds"] - end["seconds"] - killed

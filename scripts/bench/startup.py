@@ -148,7 +148,7 @@ def on_hosts(rounds: int) -> int:
 
 
 def _contestants(allocation: Mapping[str, str]) -> dict[str, Contestant]:
-    """Return each bare program, then cpulaunch with it; cpulaunch with ssh is compared with Intel's mpiexec."""
+    """Return the bare programs, and cpulaunch with each; with ssh, it is compared with Intel's mpiexec."""
     total = str(len(NODES) * PER_NODE)
     hydra = ["-f", "hosts", "-n", total, "-ppn", str(PER_NODE)]
     # Without these, the MPIs use docker0 to reach the other hosts.

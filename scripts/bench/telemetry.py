@@ -4,7 +4,7 @@
     python scripts/bench/telemetry.py --parts        its parts, one by one
     python scripts/bench/telemetry.py --counts       system calls and bytes of whole jobs, with and without
 
-BERT is the model of scripts/bench/training.py, with batches from a DataLoader and cpulaunch.prepare.  Separate
+BERT is as in scripts/bench/training.py, with batches from a DataLoader and cpulaunch.prepare.  Separate
 jobs differ by more than telemetry costs, so one job alternates blocks of steps with telemetry and with
 plain torch, in alternating order.  Prints the ratio of the time of a step in neighbouring blocks: minimum,
 median with its 95 % confidence interval (from order statistics), maximum.  As a control, the same is done

@@ -86,7 +86,7 @@ def test_a_rank_that_makes_a_group_alone_and_the_others_are_shown_with_their_lin
 
 
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
-def test_a_rank_that_has_ended_is_the_headline_of_the_others_error(
+def test_an_error_about_a_rank_that_has_ended_has_this_rank_in_its_headline(
     backend: str, cpulaunch: Run, hang: Hang, tmp_path: Path
 ) -> None:
     done = hang("finished", "--stall-timeout", "30", backend=backend)

@@ -230,7 +230,7 @@ def test_vector_units_agree_and_nothing_warns(ops: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_compiled_model_trains_as_an_eager_one(ops: Any) -> None:
+def test_a_compiled_model_trains_like_an_eager_model(ops: Any) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(400, 128), nn.Linear(128, 256), nn.GELU("tanh"), nn.Linear(256, 400))

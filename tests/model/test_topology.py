@@ -46,7 +46,7 @@ def test_a_restricted_topology_keeps_allowed_cpus() -> None:
     assert (str(topology.nodes), str(topology.sockets)) == ("0-1", "0-1")
 
 
-def test_a_core_as_fast_as_all_others_is_no_e_core() -> None:
+def test_a_core_as_fast_as_all_others_is_not_an_e_core() -> None:
     """If only E-cores are allowed, they count as ordinary cores."""
     assert any(core.efficient for core in machine("i9-8p-8e").cores)
     assert not any(c.efficient for c in machine("i9-8p-8e").restricted(CoreSet.parse("16-23")).cores)

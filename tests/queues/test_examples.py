@@ -98,7 +98,7 @@ def test_each_example_is_short_and_states_that_it_was_never_run() -> None:
         assert "never run on a real" in text
 
 
-def test_the_clusters_page_submits_to_one(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_clusters_page_submits_to_an_example_queue(environment: dict[str, str], tmp_path: Path) -> None:
     page = (REPOSITORY / "docs" / "clusters.md").read_text()
     (typed,) = re.findall(r"^cpulaunch submit (.*)$", page, re.M)
     done = submit(environment, tmp_path, *typed.split())

@@ -66,7 +66,7 @@ def job(tmp_path: Path) -> Start:
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """The result of a function on one rank in fp32, computed once for all tests that compare with it."""
+    """Return a function's result on one rank in fp32, computed once for all tests that compare with it."""
 
     @functools.cache
     def start(*arguments: str) -> Any:

@@ -448,7 +448,7 @@ def gone(directory: str) -> dict[str, Any]:
 
 
 def unread(directory: str) -> dict[str, Any]:
-    """Two programs that save.  The second one doesn't resume from the first one's checkpoint."""
+    """Save in two programs.  The second doesn't resume from the checkpoint of the first."""
     for _ in range(2):
         checkpoint = cpulaunch.Checkpoint(directory, model=network())
         for step in (1, 2):

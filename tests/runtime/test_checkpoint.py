@@ -230,7 +230,7 @@ def run_job(cpulaunch: Run, *arguments: object) -> subprocess.CompletedProcess[s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
-def test_a_job_with_a_killed_rank_ends_with_the_weights_of_an_undisturbed_one(
+def test_a_job_with_a_killed_rank_ends_with_the_weights_of_an_undisturbed_job(
     cpulaunch: Run, tmp_path: Path, backend: str
 ) -> None:
     """On three ranks, where sums depend on DDP's buckets, with prepare's EpochSampler and a worker for

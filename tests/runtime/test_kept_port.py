@@ -1,4 +1,4 @@
-"""MASTER_PORT belongs to the job from its choice on, and its program can use it freely."""
+"""MASTER_PORT belongs to the job as soon as it is chosen, and the job's program can use it freely."""
 
 from __future__ import annotations
 

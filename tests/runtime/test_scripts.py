@@ -129,7 +129,7 @@ def test_a_line_warns_of_separate_models_of_accelerators_as_written(
 def test_an_accelerator_trains_one_model_in_the_planned_precision(job: Start, options: str) -> None:
     done = job(2, "accelerated", options, options=("--precision", "bf16"))
     first, second = done.results
-    assert first == second  # began with unlike weights
+    assert first == second  # ranks began with different weights
     assert (first["backend"], first["state"], first["size"], first["batches"]) == ("ccl", "gloo", 2, 4)
     assert first["kinds"] == ["torch.bfloat16"]
     group, training = (line for line in done.ours() if "changed in this script" in line)
@@ -171,5 +171,7 @@ def test_a_trainer_trains_evaluates_and_predicts(job: Start, options: str) -> No
 def test_a_trainer_with_fsdp_shards_its_parameters(job: Start) -> None:
     for result in job(2, "trainer", '{"fsdp": "full_shard"}', "llama").results:
         assert result["backend"] == "ccl"
-        assert result["sharded"] >= 18  # the layers'; after a forward pass, the last ones are whole
+        assert (
+            result["sharded"] >= 18
+        )  # the layers' parameters; after a forward pass, the last ones are not sharded
         assert result["predictions"] == [32, 12, 50]

@@ -58,7 +58,7 @@ def test_ranks_run_as_planned_in_any_order_and_number(queue: Queue, salloc: Run,
     assert [str(CoreSet(r["cores"])) for r in ranks] == planned
 
 
-def test_a_batch_scripts_tasks_are_the_ranks(queue: Queue, show: Path, tmp_path: Path) -> None:
+def test_the_tasks_of_a_batch_script_become_the_ranks(queue: Queue, show: Path, tmp_path: Path) -> None:
     """According to its variables, the batch shell is rank 0 of 7, or of 1."""
     (tmp_path / "job.sh").write_text(
         "#!/bin/bash\n"

@@ -93,7 +93,7 @@ def test_leftovers_of_another_launchers_script_cause_errors_with_remedies(
     assert why in done.stderr
 
 
-def test_accelerates_number_of_processes_is_the_jobs(
+def test_accelerates_number_of_processes_is_used_for_the_job(
     queue: Queue, environ: dict[str, str], tmp_path: Path
 ) -> None:
     words = ["cpulaunch", "run", "--num_processes", "8", "train.py"]

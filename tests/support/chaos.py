@@ -145,7 +145,7 @@ class Event:
     """A fault of a job.
 
     ``happen(job, rank)`` is a context manager that injects it, and heals it at its end.  ``said`` is the
-    message to the user, with the rank's number and host in it.  ``at_start``: before the job starts.
+    message to the user, which has the rank's number and host.  ``at_start``: before the job starts.
     ``for_good``: the host can't be restored.  ``launchers``: the launchers that the fault can affect.
     """
 

@@ -58,7 +58,7 @@ class Survived(NamedTuple):
 
     ``pause`` is the longest time in seconds between two steps, the same on all ranks; None if the job did not
     end by itself.  ``ended_after``: the seconds from the start of the outage until the launcher's end.
-    ``printed`` are the lines of a rank that its log should have, and ``logged`` those that it has.
+    ``printed`` are the lines that a rank's log should have, ``logged`` the lines that it has.
     """
 
     exit_code: int

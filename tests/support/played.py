@@ -44,7 +44,7 @@ class Played:
     """A job of one rank on each of ``hosts``.  Times are in seconds since its start.
 
     Hosts' clocks are ahead of the launcher's by ``ahead`` seconds, a number for each rank.  As time passes,
-    agents send beats and the loop ticks, unless told otherwise.
+    agents send beats and the loop ticks, by default.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Played:
     def connects(
         self, *ranks: int, version: int = messages.VERSION, said: float = 0.0, here: bool = False
     ) -> None:
-        """The agents' hellos arrive, which were sent ``said`` seconds ago."""
+        """The agents' hellos arrive; they were sent ``said`` seconds ago."""
         for rank in ranks:
             self.beating.add(rank)
             hello = messages.Hello(version, rank, "", "", self.clock(rank) - said, 99, "x")

@@ -1,4 +1,4 @@
-"""A job whose pods are hosts of the test cluster, made as by its operator and kubelets.
+"""A job whose pods are hosts of the test cluster, set up as the operator and the kubelets would do.
 
 `Pods` are of an MPIJob, `TrainerPods` of a TrainJob.
 
@@ -129,7 +129,7 @@ class Pods(Cluster):
         return self._start(self.launcher, words, variables)
 
     def start_workers(self) -> None:
-        """Start the workers' command, and let their names be looked up."""
+        """Start the workers' command, and make their names known to the resolver."""
         for worker in self.workers:
             self.sshds.append(self._start(worker, self._container(worker)["command"], {}))
         names = "".join(

@@ -1,4 +1,4 @@
-"""Ranks on the hosts of a cluster, one process each, without a launcher that pins, watches or ends them."""
+"""Ranks on the hosts of a cluster: one process each, which no launcher pins, watches or ends."""
 
 from __future__ import annotations
 

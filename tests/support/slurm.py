@@ -3,7 +3,7 @@
     with Queue(("login", "node0", "node1")) as queue:
         queue.run("login", ["srun", "-N2", "hostname"])
 
-Its programs are those of Debian's packages slurmctld, slurmd, slurm-client and munge.  State and sockets are
+Its programs come from Debian's packages slurmctld, slurmd, slurm-client and munge.  State and sockets are
 in each host's own /run, so they disappear with the hosts.
 """
 

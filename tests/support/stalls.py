@@ -20,7 +20,7 @@ BEAT = 10.0
 
 
 class Job:
-    """Two ranks whose agents send beats and answers, unless told otherwise; their state is in ``beats``.
+    """Two ranks whose agents send beats and answers by default; the ranks' state is in ``beats``.
 
     Answers arrive ``slow`` seconds after their request.
     """

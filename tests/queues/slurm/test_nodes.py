@@ -74,7 +74,7 @@ SEVERAL = "thin|2|28|1|256000|96|(null)\nfat|8|28|1|2048000|2|(null)\n"
         ({"--nodes": "3", "--cpus-per-task": "224"}, "nodes of partition thin have at most 56"),
     ],
 )
-def test_one_of_several_partitions_must_have_room_for_the_job(
+def test_at_least_one_of_several_partitions_must_fit_the_job(
     options: dict[str, str], why: str | None
 ) -> None:
     options = {**options, "--partition": "thin,fat"}

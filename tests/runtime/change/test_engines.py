@@ -142,7 +142,7 @@ def test_ipex_does_not_support_every_setup() -> None:
 
 def test_the_optimizer_of_a_model() -> None:
     """Engines that need a model's optimizer get it if it is the only one and trains no other model;
-    otherwise, a reason."""
+    otherwise, they get a reason."""
     first, second, third, fourth = (nn.Linear(2, 2) for _ in range(4))
     own, shared = (
         torch.optim.SGD(first.parameters()),

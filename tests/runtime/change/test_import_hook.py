@@ -16,7 +16,7 @@ import pytest
 from cpulaunch.runtime.change import import_hook
 from cpulaunch.runtime.change.import_hook import after_import
 
-# A module whose first lines import a module that calls after_import, as libraries import torch.
+# A module whose first line imports a module that calls after_import, just as libraries import torch.
 MIDWAY = """
 import hook_for_midway
 class Thing:

@@ -121,7 +121,7 @@ def test_cpulaunchs_own_engines(tmp_path: Path, engine: str) -> None:
 
 
 class Script:
-    """A recorder, whose ledger is read as by an agent."""
+    """A script's recorder; the test reads its ledger as an agent does."""
 
     def __init__(self, flops: Flops | None = None) -> None:
         self.memory = mmap.mmap(-1, ledger.SIZE)
@@ -176,7 +176,7 @@ def test_samples_are_counted_from_the_loader_of_the_training_loop() -> None:
     assert script.step(2).fields["samples"] == 16 + 16
 
 
-def test_an_iterator_with_the_id_of_an_earlier_one_is_distinguished() -> None:
+def test_an_iterator_with_the_id_of_an_earlier_iterator_is_distinguished() -> None:
     """The earlier iterator was an evaluation's."""
     script = Script()
     script.recorder.add_batch(1, 10, 100, 0)
@@ -291,7 +291,7 @@ def test_a_program_that_has_called_torch_compile_is_not_counted() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_traced_step_is_not_counted_but_the_next_untraced_one_is() -> None:
+def test_a_traced_step_is_not_counted_but_the_next_untraced_step_is() -> None:
     """A counted step takes longer, which the trace would show."""
     flops = Flops(torch)
     traced = [True, True, False]

@@ -151,7 +151,7 @@ for step in range(begins + 1, 15):
 
 
 def test_a_restarted_job_traces_its_steps_once(cpulaunch: Run, env: dict[str, str], tmp_path: Path) -> None:
-    """The first attempt dies within these steps, and the second one makes them, counted from the job's start.
+    """The first attempt dies within the traced steps.  The second attempt makes them; steps count from the job's start.
 
     The model's FLOPs aren't counted in these steps, which would lengthen the second attempt's third step.
     """
@@ -229,7 +229,7 @@ def test_steps_of_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_programs_without_steps_can_not_be_traced(env: dict[str, str], tmp_path: Path) -> None:
-    """A program without torch, and one without an optimizer."""
+    """Neither a program without torch nor a program without an optimizer has steps."""
     program = """
 import pathlib, time, os
 if os.environ["RANK"] == "1":

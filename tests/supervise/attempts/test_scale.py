@@ -23,7 +23,7 @@ LONG = 240.0
 
 
 def limited(files: str, *arguments: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    """cpulaunch in a shell whose ``ulimit`` is called with ``files``."""
+    """Run cpulaunch in a shell that calls ``ulimit`` with ``files``."""
     return subprocess.run(
         ["bash", "-c", f'ulimit {files} && exec "$@"', "bash", sys.executable, "-m", "cpulaunch", *arguments],
         cwd=directory,
@@ -38,7 +38,7 @@ def limited(files: str, *arguments: str, directory: Path) -> subprocess.Complete
 @pytest.mark.slow
 @pytest.mark.skipif(MOST_FILES < 8192 + OWN_FILES, reason=f"only {MOST_FILES} files may be open at once")
 @pytest.mark.parametrize("ranks", [1024, repeat(8192)])
-def test_many_agents_cost_little_and_a_failing_one_is_named(ranks: int, tmp_path: Path) -> None:
+def test_many_agents_cost_little_and_a_failing_rank_is_named(ranks: int, tmp_path: Path) -> None:
     """scale.py checks the reports and logs, and the test checks the launcher's memory."""
     done = subprocess.run(
         [

@@ -26,7 +26,7 @@ from cpulaunch.wire import encode, observers_token, proof
 
 
 class Launcher:
-    """A launcher of two ranks, one of which answers."""
+    """A launcher of two ranks; only one of them answers."""
 
     full = False
 
@@ -156,7 +156,7 @@ def test_an_observer_token_is_not_an_agent_token() -> None:
 
 def test_the_number_of_observers_is_limited() -> None:
     launcher = Launcher()
-    launcher.answers = False  # so that they stay
+    launcher.answers = False  # they stay connected
 
     def asks(contact: Contact) -> None:
         there = [Observer(contact) for _ in range(MAX_OBSERVERS)]

@@ -268,6 +268,8 @@ def test_a_job_whose_ranks_succeed_succeeds() -> None:
         (Failure(), ERROR, "it failed"),
     ],
 )  # fmt: skip
-def test_a_failures_line_is_the_same_from_the_jobs_record(failure: Failure, kind: str, line: str) -> None:
+def test_the_line_about_a_failure_is_the_same_when_made_from_the_jobs_record(
+    failure: Failure, kind: str, line: str
+) -> None:
     assert failure.in_a_line(kind) == line
     assert why_failed({"kind": kind, "first_failure": asdict(failure)}) == line

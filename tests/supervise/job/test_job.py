@@ -201,7 +201,7 @@ class TestMessages:
         assert first.error == "rank 2 is planned on CPUs 1 of node2, but may use only 0"
 
     def test_about_a_signal_from_another_process_are_not_the_cause_if_there_is_another(self) -> None:
-        """mpiexec ends all ranks when one has died."""
+        """mpiexec ends all ranks when one of them has died."""
         job = running()
         job.exits(0, None, 15, by_signal=15, cause={"kind": "agent_signaled", "signal": 15})
         job.exits(2, None, 9)
@@ -231,7 +231,7 @@ class TestMessages:
         job.until(4.0)
         assert job.told == ["node1: a note", "node1: another"]
 
-    def test_with_the_same_note_of_many_hosts_are_one_line(self) -> None:
+    def test_with_the_same_note_from_many_hosts_are_shown_as_one_line(self) -> None:
         job = Played([f"node{rank // 2}" for rank in range(2048)])
         for rank in range(2048):
             job.connects(rank)
@@ -242,7 +242,7 @@ class TestMessages:
         job.until(job.now + 1.0)
         assert job.told == ["node[0-1023]: /opt/my env/libtcmalloc.so is left out"]
 
-    def test_with_the_same_note_of_many_ranks_are_one_line(self) -> None:
+    def test_with_the_same_note_from_many_ranks_are_shown_as_one_line(self) -> None:
         job = running()
         for rank in range(4):
             job.says(rank, messages.Note(f"rank {rank} was given 4 threads, but torch has 2"))

@@ -189,7 +189,7 @@ class TestAnAgentStartedByTheLauncher:
         assert job.statuses()[2:] == ["not started", "not started"]
         assert job.state.untidy == []
 
-    def test_that_ended_early_is_the_last_one_started(self) -> None:
+    def test_that_ended_early_is_the_last_agent_that_is_started(self) -> None:
         job = Played(launcher="local")
         job.process_ends(-9, number=0)
         job.until(1.0)

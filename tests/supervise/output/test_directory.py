@@ -70,7 +70,7 @@ class Raced(type(Path())):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("instead", ["a link", "his own", "one with files"])
-def test_a_directory_that_replaces_a_new_one_is_refused(
+def test_a_directory_that_replaces_a_new_directory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instead: str
 ) -> None:
     if instead == "his own" and os.geteuid() != 0:

@@ -45,7 +45,9 @@ def output_of(ranks: int, fold: bool) -> tuple[Output, Remembering]:
     ), screen
 
 
-def test_equal_lines_of_many_ranks_are_one_unless_all_are_requested(cpulaunch: Run, tmp_path: Path) -> None:
+def test_equal_lines_of_many_ranks_are_shown_once_unless_all_are_requested(
+    cpulaunch: Run, tmp_path: Path
+) -> None:
     (tmp_path / "warn.py").write_text(
         "import os\nprint('same')\nprint('mine', os.environ['RANK'])\nprint('same again')"
     )

@@ -19,7 +19,7 @@ from cpulaunch.supervise.profiling.request import Sample, first_step, why_untrac
         ([], [], 2),
     ],
 )
-def test_the_first_step_is_ahead_of_all_ranks(
+def test_the_first_traced_step_is_ahead_of_all_ranks(
     before: list[tuple[int, float]], after: list[tuple[int, float]], first: int
 ) -> None:
     """It is ahead by the steps that the fastest rank makes before it gets the request, and one to start the profiler."""

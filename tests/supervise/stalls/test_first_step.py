@@ -55,7 +55,7 @@ def test_before_the_first_step_a_wait_for_others_is_reported_once_it_has_lasted(
     assert report.stall.at == 15  # the start of the wait
 
 
-def test_before_the_first_step_an_idle_rank_is_ended_and_an_active_one_is_not() -> None:
+def test_before_the_first_step_an_idle_rank_is_ended_but_not_an_active_rank() -> None:
     job = Job(StallSettings(20, ABORT))
     job.waits(1)
     job.works_until = inf
@@ -119,7 +119,7 @@ def test_before_the_first_step_the_line_is_from_the_last_inspection() -> None:
     assert shown == [1, 9]
 
 
-def test_before_the_first_step_a_wait_that_has_ended_is_no_stall() -> None:
+def test_before_the_first_step_a_wait_that_has_ended_is_not_a_stall() -> None:
     job = Job(StallSettings(20, ABORT))
     job.waits(1)
     job.until(25)
@@ -216,7 +216,7 @@ def test_a_rank_that_computes_elsewhere_is_before_the_first_step(worker: int) ->
 def test_a_runnable_rank_without_a_core_is_before_the_first_step(
     state: str, throttled: float, reported: bool
 ) -> None:
-    """A rank that its cgroup throttles is reported as such."""
+    """A rank that its cgroup throttles is reported as throttled."""
     job = Job(StallSettings(20, ABORT))
     job.slow, job.states, job.beats, job.throttled = 0.3, ["S", state], few(1), throttled
     job.until(150)

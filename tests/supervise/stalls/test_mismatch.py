@@ -98,7 +98,7 @@ def test_the_sender_of_a_part_of_another_size_is_shown_although_it_has_continued
     ]
 
 
-def test_an_error_raised_in_a_later_call_is_at_no_line_of_the_earlier_one() -> None:
+def test_an_error_raised_in_a_later_call_is_not_shown_at_a_line_of_the_earlier_call() -> None:
     job = running()
     called = groups(0)
     later = {**called[0]["operations"][0], "sequence": 4, "kind": "all_gather"}
@@ -223,7 +223,7 @@ GLOOS = (
 
 
 @pytest.mark.parametrize("backend", ["ccl", "gloo"])
-def test_the_rank_that_caused_a_timeout_is_named_instead_of_the_waiting_one(backend: str) -> None:
+def test_the_rank_that_caused_a_timeout_is_named_instead_of_the_waiting_rank(backend: str) -> None:
     job = running()
     error, cause = (ERROR, TIMED_OUT) if backend == "ccl" else (GLOOS, None)
     job.raises(0, error, cause=cause, groups=groups(0, backend=backend))

@@ -355,7 +355,7 @@ def test_a_deadlock_of_threads_is_named_with_their_lines() -> None:
 
 
 @pytest.mark.parametrize("waiting", [1, 2])
-def test_locks_that_another_thread_may_hold_are_no_deadlock(waiting: int) -> None:
+def test_locks_that_another_thread_may_hold_are_not_a_deadlock(waiting: int) -> None:
     """The thread sleeps, or waits for the disk, and is shown beside the waiting threads."""
     lock = ("PyThread_acquire_lock_timed", "libpython3.12.so", 0)
     program = process(MAIN)
@@ -370,7 +370,7 @@ def test_locks_that_another_thread_may_hold_are_no_deadlock(waiting: int) -> Non
     assert "  its thread writer is at train.py:88 load_batch" in found.lines
 
 
-def test_threads_that_wait_in_queues_are_no_deadlock() -> None:
+def test_threads_that_wait_in_queues_are_not_a_deadlock() -> None:
     lock = ("PyThread_acquire_lock_timed", "libpython3.12.so", 0)
     wait = ("wait", "/usr/lib/python3.12/threading.py", 355)
     program = process(MAIN)

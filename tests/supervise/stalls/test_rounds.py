@@ -1,4 +1,4 @@
-"""Inquiries for commands, and the ranks whose C frames are shown for others."""
+"""Inquiries for commands, and ranks that show C frames on behalf of other ranks."""
 
 from __future__ import annotations
 

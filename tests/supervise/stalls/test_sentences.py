@@ -33,7 +33,7 @@ def test_the_children_of_the_missing_rank_are_shown() -> None:
 
 
 def test_other_programs_that_a_rank_has_started_are_named() -> None:
-    """The rank may wait for one of them."""
+    """The rank may wait for one of these programs."""
     fetch = process(
         pid=7, command="curl https://data", stacks="", lacking="it is not a Python program", python=False
     )
