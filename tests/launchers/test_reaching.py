@@ -23,7 +23,7 @@ def mpiexec(
     venv: str = "/venv",
     **environ: str,
 ) -> Command:
-    """Return the mpiexec command of a job on ``hosts``, with mpiexec in ``directory`` and cpulaunch in ``venv``."""
+    """Return a job's mpiexec command, with mpiexec in ``directory`` and cpulaunch in ``venv``."""
     mpis = (Mpi(mpi, f"{directory}/{mpi}", "1.0"),)
     made = make(hosts=hosts, facts=SMALL, mpis=mpis, egress_interface=egress, environ=environ)
     installation = Installation(f"{venv}/run_agent.py", f"{venv}/ssh.sh", f"{venv}/run_spawner.py")

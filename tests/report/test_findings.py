@@ -19,7 +19,7 @@ from cpulaunch.report.read import read_job
 def job(
     tmp_path: Path, *rows: dict[str, Any], waiting: float = 0.0, reading: dict[int, float] | None = None
 ) -> Path:
-    """A job of 4 ranks and 20 steps of 0.1 s.  In each step, all ranks but rank 1 wait for ``waiting`` seconds."""
+    """Write 20 steps of 0.1 s of 4 ranks.  In each, all ranks but rank 1 wait for ``waiting`` seconds."""
     place = write_job(tmp_path, steps=0)
     lines = [
         {

@@ -102,7 +102,7 @@ def trainings(name: str, steps: str, total: str, ways: str) -> dict:
 
 
 def prepared() -> dict:
-    """Return the results of ``prepare`` for each kind of object, and for objects that are already prepared."""
+    """Return the results of ``prepare`` for each kind of object, and for objects already prepared."""
     cpulaunch.init()
     rank, size = cpulaunch.rank(), cpulaunch.world_size()
     torch.manual_seed(7 + rank)  # without an equal seed, each rank would shuffle differently

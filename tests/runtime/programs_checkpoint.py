@@ -148,7 +148,7 @@ def continued() -> dict[str, Any]:
 
 
 def killed(directory: str, *points: str) -> dict[str, Any]:
-    """Train in one process after the other, each killed at a point, and then to the end; what each has left."""
+    """Train in processes that are killed, one at each point, and then to the end; return what each has left."""
     left = {}
     for point in points:
         if (child := os.fork()) == 0:
@@ -160,7 +160,7 @@ def killed(directory: str, *points: str) -> dict[str, Any]:
 
 
 def train_until(directory: str, point: str = "") -> dict[str, Any]:
-    """Train for 38 steps with a save every 5 steps; ``point`` names where in which save the process is killed."""
+    """Train for 38 steps with a save every 5 steps; ``point`` names the save, and the place in it, of the kill."""
     where, _, step = point.partition("-")
     rename, fsync, rmtree = os.rename, os.fsync, shutil.rmtree
     die = f"step-{step}"
@@ -322,7 +322,7 @@ def sharded(directory: str) -> dict[str, Any]:
 
 
 def engines(directory: str, last: str) -> dict[str, Any]:
-    """Train a convolution and a layer by the job's engine up to step ``last``, from the last checkpoint on."""
+    """Train a convolution and a layer with the job's engine, from the last checkpoint to step ``last``."""
     torch.manual_seed(3)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 32), nn.Linear(32, 4)

@@ -61,7 +61,7 @@ def test_ignite_wraps_its_models_and_trains_as_under_torchrun(start: Start, by_t
 
 @pytest.mark.parametrize("name", ["test_script", repeat("test_sync"), repeat("test_ops")])
 def test_accelerates_own_scripts_pass(start: Start, name: str) -> None:
-    """This excludes ``test_distributed_data_loop``: it joins uneven inputs, which accelerate does only on GPUs."""
+    """``test_distributed_data_loop`` is left out: accelerate joins uneven inputs only on GPUs."""
     import accelerate.test_utils
 
     start(Path(accelerate.test_utils.__file__).with_name("scripts") / f"{name}.py", options=FP32)

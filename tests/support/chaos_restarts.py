@@ -176,8 +176,8 @@ def blows(count: int, dice: random.Random) -> list[tuple[str, bool, int]]:
 
 
 def run(backend: str, mpi: Sequence[str], count: int, seed: int) -> bool:
-    """Run the job undisturbed, and with ``count`` kills; print a table, and return whether the weights are the
-    same."""
+    """Run the job undisturbed, and with ``count`` kills; print a table, and return whether the weights are
+    the same."""
     dice = random.Random(seed)
     planned = blows(count, dice)
     spares = sum(what == "host" for what, _, _ in planned)

@@ -203,7 +203,7 @@ class Hosts:
             )
             self._batch(
                 name,
-                # Linux checks for seconds whether another host has the same IPv6 address, unless this is switched off.
+                # By default, Linux checks for seconds whether another host has the same IPv6 address.
                 f"addr add {self.addresses[name]}/{self.network.prefixlen} dev {interface}"
                 f"{' nodad' if self.network.version == 6 else ''}",
                 f"link set {interface} up",

@@ -98,7 +98,7 @@ def run(
         with cluster.cut(host):
             while time.monotonic() < deadline and launcher.poll() is None:
                 time.sleep(0.01)
-        # Connections that cpulaunch didn't open may take the same time again to notice that the network is back.
+        # Other programs' connections may take the same time again to notice that the network is back.
         healed = time.time()
         while launcher.poll() is None and time.monotonic() < deadline + outage + 10:
             if any(path.stat().st_mtime > healed for path in directory.glob("runs/*/rank-1.log")):

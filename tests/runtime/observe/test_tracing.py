@@ -151,7 +151,7 @@ for step in range(begins + 1, 15):
 
 
 def test_a_restarted_job_traces_its_steps_once(cpulaunch: Run, env: dict[str, str], tmp_path: Path) -> None:
-    """The first attempt dies within the traced steps.  The second attempt makes them; steps count from the job's start.
+    """The first attempt dies within the traced steps (counted from the job's start); the second makes them.
 
     The model's FLOPs aren't counted in these steps, which would lengthen the second attempt's third step.
     """

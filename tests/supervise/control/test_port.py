@@ -365,7 +365,7 @@ def _reset(writer: StreamWriter) -> None:
 
 @pytest.mark.parametrize("pause", [0.1, 0.0], ids=["noticed by reading", "noticed by writing"])
 def test_an_agent_whose_connection_was_reset_continues(pause: float) -> None:
-    """Data that the launcher has not acknowledged is sent again.  The launcher's messages arrive only once."""
+    """Data that the launcher has not acknowledged is sent again; the launcher's messages arrive once."""
 
     async def talk() -> tuple[Audience, list[object]]:
         with listening(size=2) as (audience, address, control):

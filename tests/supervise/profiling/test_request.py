@@ -22,7 +22,7 @@ from cpulaunch.supervise.profiling.request import Sample, first_step, why_untrac
 def test_the_first_traced_step_is_ahead_of_all_ranks(
     before: list[tuple[int, float]], after: list[tuple[int, float]], first: int
 ) -> None:
-    """It is ahead by the steps that the fastest rank makes before it gets the request, and one to start the profiler."""
+    """It leaves time for the steps that the fastest rank makes before the request arrives, and one for the start."""
     assert first_step([Sample(*each) for each in before], [Sample(*each) for each in after]) == first
 
 
