@@ -35,7 +35,7 @@ def philox(seed: int, counters: Any, rounds: int = 7) -> list[Any]:
 
 
 def numbers(seed: int, size: int) -> Any:
-    """The random numbers of a tensor's elements, in the order of philox.hpp."""
+    """Return the random numbers of a tensor's elements, in the order of philox.hpp."""
     blocks = -(-size // 32)
     words = philox(seed, numpy.arange(8 * blocks, dtype=numpy.uint64))
     first, second = (numpy.stack(pair, axis=1).reshape(blocks, 16) for pair in (words[:2], words[2:]))
@@ -131,7 +131,7 @@ def test_masks_of_neighbouring_seeds_are_independent(ops: Any) -> None:
 
 
 def mask_of(ops: Any, x: torch.Tensor, p: float) -> torch.Tensor:
-    """The mask, in fp64, that dropout will apply next to a tensor like ``x``.
+    """Return the mask, in fp64, that dropout will apply next to a tensor like ``x``.
 
     The generator is left unchanged.
     """

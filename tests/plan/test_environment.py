@@ -241,5 +241,5 @@ def rank_on(nodes: str) -> RankPlan:
         ("vm-8-adjacent", "0", True, ""),
     ],
 )
-def test_memory_policies(name: str, nodes: str, strict: bool, expected: str) -> None:
+def test_the_memory_policy_of_a_rank(name: str, nodes: str, strict: bool, expected: str) -> None:
     assert memory_policy(rank_on(nodes), machine(name), strict) == expected

@@ -90,7 +90,7 @@ def test_a_request_round_trips(binding: BindingRequest, allocator: str, openmp: 
         ["ccl.interface=ib0", "ccl.provider=verbs"],
     ],
 )
-def test_agents_on_a_host_as_assumed_get_the_same_plan(settings: list[str]) -> None:
+def test_agents_on_a_host_that_is_as_assumed_make_the_same_plan(settings: list[str]) -> None:
     """On an uninspected host, the agent makes the plan; here, it finds the facts that the planner assumed."""
     facts = replace(BIG, libraries=FOUND)
     planned = make(*settings, hosts="a", facts=facts)

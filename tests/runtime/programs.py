@@ -158,7 +158,7 @@ def checkpoint(step: str, path: str) -> dict:
 
 
 def adamw(steps: str) -> dict:
-    """AdamW of the engine ipex beside torch's on the same gradients: the largest relative difference."""
+    """Return the largest relative difference between AdamW of the engine ipex and torch's, on equal gradients."""
     from cpulaunch.runtime.change.engines import ipex
 
     worst, results = 0.0, {}
@@ -400,7 +400,7 @@ def plain_on_a_slow_cpu() -> dict:
 
 
 def sharded(chosen: str = "") -> dict:
-    """A script of FSDP2, which may choose the memory of its buffers itself."""
+    """A script with FSDP2, which may choose the memory of its buffers itself."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

@@ -148,7 +148,7 @@ def continued() -> dict[str, Any]:
 
 
 def killed(directory: str, *points: str) -> dict[str, Any]:
-    """Train in processes that are killed, one at each point, and then to the end; return what each has left."""
+    """Train in processes that are killed, one at each point, and then to the end; what each has left."""
     left = {}
     for point in points:
         if (child := os.fork()) == 0:
@@ -160,7 +160,7 @@ def killed(directory: str, *points: str) -> dict[str, Any]:
 
 
 def train_until(directory: str, point: str = "") -> dict[str, Any]:
-    """Train for 38 steps with a save every 5 steps; ``point`` names the save, and the place in it, of the kill."""
+    """Train for 38 steps with a save every 5 steps; ``point`` is the moment of a save at which to be killed."""
     where, _, step = point.partition("-")
     rename, fsync, rmtree = os.rename, os.fsync, shutil.rmtree
     die = f"step-{step}"

@@ -1,4 +1,4 @@
-"""Two ranks of a small job for each name of torch, which is renamed before cpulaunch is loaded.
+"""Two ranks of a small job for each given name of torch, which is renamed before cpulaunch is loaded.
 
 ``programs_hooks.py NAME…`` prints a JSON object: name → exit codes, and the lines of both ranks on stderr.
 torch is imported once, and each job is two forks of this process.

@@ -44,7 +44,7 @@ def trained(cpulaunch: Run, allocator: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("allocator", ["auto", repeat("glibc")])
-def test_a_step_of_a_bert_takes_less_than_a_thousand_page_faults(
+def test_a_step_of_bert_causes_less_than_a_thousand_page_faults(
     cpulaunch: Run, tmp_path: Path, allocator: str
 ) -> None:
     if not libc_here().startswith("glibc"):

@@ -283,7 +283,7 @@ def test_a_job_saves_before_its_real_time_limit(submit: Submit) -> None:
 def test_a_chain_of_jobs_resumes_from_where_the_previous_one_got_its_warning(
     submit: Submit, queue: Queue, tmp_path: Path
 ) -> None:
-    """The array of two jobs is from docs/slurm.md.  The test sends the signal; limits are at least a minute."""
+    """The array of two jobs is from docs/slurm.md.  The test sends the signal; limits have whole minutes."""
     pytest.importorskip("sklearn")
     page = (REPOSITORY / "docs" / "slurm.md").read_text()
     (words,) = re.findall(r"^\$ cpulaunch submit --nodes 4 (.*--array.*) train.py$", page, re.M)

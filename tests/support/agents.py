@@ -33,7 +33,7 @@ def rank_plan(policy: str = "", cores: str = str(FIRST_CPU)) -> RankPlan:
 
 
 def placement(directory: Path, rank: RankPlan | None = None, **different: Any) -> Placement:
-    """Return the plan of a job of one rank on this host; ``assumed`` and ``host_env`` are for its HostPlan."""
+    """Return the plan of a job of one rank on this host; ``assumed`` and ``host_env`` go to its HostPlan."""
     assumed, env = different.pop("assumed", False), different.pop("host_env", {})
     host = HostPlan("localhost", assumed, env, (rank or rank_plan(),))
     request = different.pop("request", HostRequest(allocator="default", openmp="default"))

@@ -13,7 +13,7 @@ from cpulaunch.plan.request import BindingRequest
 
 @st.composite
 def topologies(draw: st.DrawFn) -> Topology:
-    """Up to 8 nodes of up to 12 cores, numbered in one of three ways; some lack CPUs, some cores are slower."""
+    """Up to 8 nodes of up to 12 cores, numbered in one of three ways; some CPUs are missing or slower."""
     sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=8))
     threads = draw(st.integers(1, 2))
     sockets = draw(st.integers(1, len(sizes)))

@@ -46,7 +46,7 @@ def test_threads_with_the_same_number_on_two_hosts_are_distinct() -> None:
 
 
 def test_arrows_join_the_same_collective_of_all_ranks() -> None:
-    """Arrows follow the order in which ranks joined.  A rank that waited has the awaited rank and the time."""
+    """Arrows follow the order in which ranks joined.  A rank that waited has the awaited rank and time."""
     ranks = [
         Recorded(rank).collective("all_reduce", at, 600 - at, 41).collective("all_reduce", 700, 10, 42)
         for rank, at in enumerate((100, 500, 300))

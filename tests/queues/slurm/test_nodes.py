@@ -28,7 +28,7 @@ broken|0|0|0|0|4|(null)
         ({"--partition": "big"}, "partition big (8 sockets × 28 cores × 1 thread, 2000 GiB)"),
     ],
 )
-def test_nodes_are_of_the_most_frequent_kind(options: dict[str, str], shown: str) -> None:
+def test_the_most_frequent_kind_of_node_is_used(options: dict[str, str], shown: str) -> None:
     # With --partition, sinfo names no other partition.
     text = "".join(line for line in SINFO.splitlines(True) if line.startswith(options.get("--partition", "")))
     assert str(most_nodes(text, options)) == shown

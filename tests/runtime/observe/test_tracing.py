@@ -30,7 +30,7 @@ def env(marked: dict[str, str], tmp_path: Path) -> dict[str, str]:
 
 
 def left_in(directory: Path) -> list[Path]:
-    """Files that should have been removed, without torch's own directories."""
+    """Return the files that should have been removed; torch's own directories don't count."""
     return list(directory.glob("cpulaunch-*"))
 
 
@@ -39,7 +39,7 @@ def files(tmp_path: Path) -> list[str]:
 
 
 def found_first(job: Path) -> str:
-    """The first finding of the job's report, which uses only telemetry."""
+    """Return the first finding of the job's report, which uses only telemetry."""
     return findings(Numbers(read_job(job)))[0].text
 
 
@@ -253,7 +253,7 @@ while not pathlib.Path("go").exists(): time.sleep(0.1)
 def test_a_job_that_ends_before_the_last_step_to_trace_has_a_trace(
     window: str, cpulaunch: Run, env: dict[str, str], tmp_path: Path
 ) -> None:
-    """Also a job that ends before the first step to trace.
+    """The same holds for a job that ends before the first step to trace.
 
     Programs crashed at their end if torch's profiler was still on.
     """

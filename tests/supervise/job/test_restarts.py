@@ -27,7 +27,7 @@ PEER_GONE = Cause(Kind.PEER_GONE)
 def ended(
     kind: str, steps: int | None = 7, resumed_from: int | None = None, lost: str = "", **failure: Any
 ) -> Outcome:
-    """An attempt on the hosts a and b with this end; ``lost`` is a lost host."""
+    """Return an attempt on the hosts a and b that ended in this way; ``lost`` is a lost host."""
     first = None if kind == kinds.OK else Failure(0, failure.pop("host", "a"), **failure)
     status = {"a": "ended by launcher", "b": "ended by launcher", lost: "lost"}
     ranks = tuple(RankOutcome(n, host, 1, "0", status[host]) for n, host in enumerate("ab"))
@@ -200,7 +200,7 @@ class Fall:
         return [line for line in lines if line.startswith(said)], outcome(self.directory)
 
     def file(self, name: str) -> Path:
-        """A file of the job's directory."""
+        """Return the path of a file in the job's directory."""
         (directory,) = self.directory.glob("runs/*")
         return directory / name
 

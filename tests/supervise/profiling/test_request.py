@@ -22,7 +22,7 @@ from cpulaunch.supervise.profiling.request import Sample, first_step, why_untrac
 def test_the_first_traced_step_is_ahead_of_all_ranks(
     before: list[tuple[int, float]], after: list[tuple[int, float]], first: int
 ) -> None:
-    """It leaves time for the steps that the fastest rank makes before the request arrives, and one for the start."""
+    """The fastest rank makes steps until the request arrives, and one more while its profiler starts."""
     assert first_step([Sample(*each) for each in before], [Sample(*each) for each in after]) == first
 
 

@@ -184,7 +184,7 @@ def test_collectives_count_if_no_rank_has_an_optimizer() -> None:
 
 
 def few(count: int) -> list[Beat]:
-    """The progress of a job that has no optimizer yet, and has completed some collectives."""
+    """Return the beats of a job that has no optimizer yet, and has completed some collectives."""
     return [Beat(0, count, 0.1, 0, False, 0, 1.0)] * 2
 
 

@@ -51,7 +51,7 @@ def scrape(port: int, path: str = "/metrics") -> tuple[int, str]:
 
 
 def parsed(text: str) -> dict[tuple[str, str], float]:
-    """The values by name and rank."""
+    """Return the values of metrics, by name and rank."""
     parser = pytest.importorskip("prometheus_client.parser")
     return {
         (sample.name, sample.labels.get("rank", "")): sample.value
@@ -67,7 +67,7 @@ def free_port() -> int:
 
 
 def events_of(directory: Path) -> list[tuple[str, int, float]]:
-    """Name, step and value of all scalars that TensorBoard reads in a directory."""
+    """Return name, step and value of all scalars that TensorBoard reads in a directory."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     read = accumulator.EventAccumulator(str(directory))
     read.Reload()
