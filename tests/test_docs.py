@@ -91,7 +91,7 @@ def code_of(text: str) -> list[str]:
 
 
 def options_in(code: str) -> tuple[str, list[str]] | None:
-    """The command of a line such as ``cpulaunch run -n 2 train.py``, and its options; the script's are not."""
+    """Return the command in a line such as ``cpulaunch run -n 2 train.py``, and its own options."""
     typed = re.search(r"(?:^|[\s$])cpulaunch ((?:" + "|".join(COMMANDS) + r")\b.*)", code)
     if not typed:
         return None

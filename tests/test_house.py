@@ -190,7 +190,7 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def nodes(module: str) -> Iterator[ast.AST]:
-    """All nodes of a module, except those only for type checkers."""
+    """Return all nodes of a module, except code only for type checkers."""
     waiting: list[ast.AST] = [tree(module)]
     while waiting:
         node = waiting.pop()

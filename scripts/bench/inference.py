@@ -2,10 +2,10 @@
 
     python scripts/bench/inference.py [--rounds 30] [--model bert] [--instances 1,2] [--precision fp32,bf16]
 
-The programs are those of examples/inference, with each combination of --precision and --engine, which takes
-two to five minutes.  A layout is a number of instances that share the cores evenly.  By default, there are
-two layouts: one instance with all cores, and instances of four cores (of one core if there are fewer than
-eight). Plain Python is one process that may use all cores.
+The programs are the examples in examples/inference, with each combination of --precision and --engine.  A
+combination takes two to five minutes.  A layout is a number of instances that share the cores evenly.  By
+default, there are two layouts: one instance with all cores, and instances of four cores (of one core if there
+are fewer than eight).  Plain Python is one process that may use all cores.
 
 All programs load their model, and then compute in turns of a second while the others sleep, so that a busy
 machine affects all of them (inference_program.py).  Each has one turn in a round.

@@ -21,10 +21,10 @@ processes and take turns of a tenth of a second; a round's ratio is the median o
 
 - ccl and gloo are pinned: local rank i to core i or, with ``--pin rank``, rank i.  "gloo, free" is not
   pinned.
-- For all_gather, reduce_scatter and all_to_all, the size is that of all ranks' parts together.  all_reduces
-  are eight asynchronous ones of an eighth each.  In all_reduce_shared, ccl's tensor is in memory that the
-  ranks of a host share, like DDP's buckets after `prepare`.  send_recv is half a round trip between rank 0
-  and another rank.
+- For all_gather, reduce_scatter and all_to_all, the size counts all ranks' parts together.  all_reduces are
+  eight asynchronous all_reduces of an eighth of the size each.  In all_reduce_shared, ccl's tensor is in
+  memory that the ranks of a host share, like DDP's buckets after `prepare`.  send_recv is half a round trip
+  between rank 0 and another rank.
 - With ``--over libfabric``, ccl uses libfabric between hosts, and is compared with oneCCL, in separate
   processes. oneCCL's allreduce uses a ring from 64 KB on, and recursive doubling below.
 - ``--json FILE`` keeps all samples.

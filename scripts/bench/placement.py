@@ -1,4 +1,4 @@
-"""Measures the value of placement: seconds of a training step with and without each part of it.
+"""Measures what placement gains: seconds of a training step with and without each part of placement.
 
     python scripts/bench/placement.py [--rounds 5] [--ranks 2] [--only WORD]
 

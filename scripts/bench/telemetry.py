@@ -285,7 +285,7 @@ def count_in_rank() -> int:
         steps(AT_ONCE)
         made += AT_ONCE
         lasted[0] = time.monotonic() - began
-        distributed.broadcast(lasted, 0)  # all ranks have to make the same number of steps
+        distributed.broadcast(lasted, 0)  # all ranks must make the same number of steps
     program, *others = (
         {name: now[name] - then[name] for name in now}
         for then, now in zip(before, map(used, who), strict=True)

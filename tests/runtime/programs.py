@@ -158,7 +158,7 @@ def checkpoint(step: str, path: str) -> dict:
 
 
 def adamw(steps: str) -> dict:
-    """Return the largest relative difference between AdamW of the engine ipex and torch's, on equal gradients."""
+    """Return the largest relative difference between the AdamW of engine ipex and torch's."""
     from cpulaunch.runtime.change.engines import ipex
 
     worst, results = 0.0, {}

@@ -193,7 +193,7 @@ def test_a_job_warned_before_its_first_step_is_requeued(
 
 
 def preempt(queue: Queue) -> None:
-    """Run a job of another partition that preempts those of ``spare``."""
+    """Run a job of another partition, which preempts the jobs of partition ``spare``."""
     urgent = ["srun", "--partition=urgent", "--nodes=4", "--exclusive", "true"]
     done = queue.run("login", urgent, timeout=LIMIT, env=clean_environment(**queue.environment))
     assert done.returncode == 0, done.stderr

@@ -364,7 +364,7 @@ class Hosts:
             process.send_signal(number)
 
     def processes(self, name: str | None = None) -> list[str]:
-        """Command lines of the processes on a host, or on all hosts, except those of the host itself."""
+        """Command lines of the processes on a host, or on all hosts, without the host's own processes."""
         if name is None:
             return [line for each in self.names for line in self.processes(each)]
         if name not in self._init:

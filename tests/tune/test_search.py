@@ -18,7 +18,7 @@ NAMES = ("tcmalloc", "glibc", "jemalloc", "default")
 class Machine:
     """Candidates with known rates, in samples per second for each value.
 
-    ``trials`` are those that were run.
+    ``trials`` is the largest number of trials; ``run`` has the trials so far.
     """
 
     def __init__(self, speeds: dict[str, float], trials: int = 1000) -> None:

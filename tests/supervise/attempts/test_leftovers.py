@@ -115,7 +115,7 @@ def test_workers_of_a_data_loader_end_with_their_rank(
 def test_a_rank_that_raised_and_waits_for_its_processes_has_failed(
     cpulaunch: Run, marked: dict[str, str], tmp_path: Path
 ) -> None:
-    """Python joins its processes at its end, so the launcher has to end the rank."""
+    """Python waits for its child processes at exit, so the launcher has to end the rank."""
     (tmp_path / "waits.py").write_text(
         "import multiprocessing, time\n"
         "if __name__ == '__main__':\n"

@@ -124,8 +124,8 @@ def host_falls_silent() -> Played:
 
 
 def group_loses_host_first() -> Played:
-    """The host's link is cut for a while.  The other ranks' ccl group gives the host up, and it is back before
-    the launcher gives it up."""
+    """The host's link is cut for a while.  The other ranks' ccl group gives the host up, but the host is back
+    before the launcher gives it up."""
     job = running()
     job.falls_silent(2)
     job.until(6.0)

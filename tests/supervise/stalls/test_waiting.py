@@ -55,8 +55,8 @@ def _from_zero() -> None:
 
 
 def ledgers(*numbers: int, apart: int = 0) -> dict[int, list[dict[str, Any]]]:
-    """Return the ledgers of many ranks.  They have collectives with these numbers, ``apart`` higher from rank to
-    rank.  The last record of each ledger is the collective in which all ranks wait.
+    """Return the ledgers of many ranks.  They have collectives with these numbers, higher by ``apart`` with
+    each rank.  The last record of each ledger is the collective in which all ranks wait.
     """
     last = operation(Number(1_000_000))
     return {
