@@ -76,7 +76,7 @@ def test_a_folded_list_round_trips(cores: CoreSet) -> None:
 
 
 @given(core_sets, core_sets)
-def test_operators_work_like_those_of_sets(a: CoreSet, b: CoreSet) -> None:
+def test_operators_work_like_the_operators_of_sets(a: CoreSet, b: CoreSet) -> None:
     left, right = set(a), set(b)
     assert list(a | b) == sorted(left | right)
     assert list(a & b) == sorted(left & right)

@@ -74,7 +74,7 @@ class TestNumber:
         plan = make("instances.cores_per_instance=7", hosts="a,b", hosts_known={"a": BIG, "b": small})
         assert [len(host.ranks) for host in plan.hosts] == [8, 4]
 
-    def test_ignores_slots_since_they_count_ranks(self) -> None:
+    def test_does_not_depend_on_slots_which_count_ranks(self) -> None:
         assert make("instances.count=auto", hosts="a:7,b:7").world_size == 4
 
     @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ class TestArgumentsOfEach:
         plan = self.planned(("instances.count", "3", "--instances"), ("instances.only", "2", "--instance"))
         assert placement_of(plan).each == (("--a", "2"),)
 
-    def test_must_be_as_many(self) -> None:
+    def test_must_be_as_many_as_the_instances(self) -> None:
         with pytest.raises(PlanError, match="--each has 3 lines, but the job has 2 instances"):
             self.planned(("instances.count", "2", "--instances"))
 

@@ -238,7 +238,7 @@ class TestLibrariesAndMemory:
         preloads = [host.env["LD_PRELOAD"] for host in made.hosts]
         assert preloads == [facts.libraries["tcmalloc"] for facts in known.values() if facts.libraries]
         assert setting(made, "cpu.allocator")[0] == "tcmalloc"
-        assert "LD_PRELOAD" not in made.env  # mpiexec and the agents do without
+        assert "LD_PRELOAD" not in made.env  # neither mpiexec nor the agents get it
 
     def test_a_host_without_the_library_does_without_or_is_an_error(self) -> None:
         known = {"a": self.DEBIAN, "b": self.BARE}
@@ -259,7 +259,7 @@ class TestLibrariesAndMemory:
             "glibc (tcmalloc is not installed); default (tcmalloc is not installed, and the control group "
             "allows 7.5 GiB of memory per rank, and 8 GiB are needed to keep freed memory)"
         )
-        assert "GLIBC_TUNABLES" not in made.env  # mpiexec and the agents do without
+        assert "GLIBC_TUNABLES" not in made.env  # neither mpiexec nor the agents get it
         asked = make("cpu.allocator=glibc", hosts="b", hosts_known={"b": full})
         assert asked.hosts[0].env["GLIBC_TUNABLES"] == tunables({})
         assert setting(asked, "cpu.allocator")[0] == "glibc"

@@ -289,7 +289,7 @@ def with_figures(place: Path, figures: Sequence[object] = FIGURES) -> Path:
     return place
 
 
-def test_metrics_of_programs_are_a_table(tmp_path: Path) -> None:
+def test_metrics_of_programs_are_shown_as_a_table(tmp_path: Path) -> None:
     one = with_figures(write_job(tmp_path / "a"))
     page = render([read_job(one)], "", "test")
     table = page.split("Metrics that the ranks printed")[1].partition("</table>")[0]

@@ -81,7 +81,7 @@ EVENTS = {
         137,
         ("Slurm cancelled the step",),
         _scancel("{job}.0"),
-        options=("--skip-preflight",),  # the check of the nodes allows numbers, too
+        options=("--skip-preflight",),  # with the check of the nodes, step 0 would be the check
     ),
     "scancel of the allocation": Event(
         "sleep", "", 143, ("SIGTERM (ended by another program or the batch system)",), _scancel("{job}")

@@ -133,7 +133,7 @@ def test_a_place_in_a_few_words(frames: list[Any], words: str) -> None:
         ({"call": "read", "file": "pipe:[123]"}, []),
     ],
 )
-def test_a_state_in_words(different: dict[str, Any], words: list[str]) -> None:
+def test_states_are_described_in_words(different: dict[str, Any], words: list[str]) -> None:
     assert special_states(process(**different)) == words
 
 
