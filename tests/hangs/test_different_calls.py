@@ -69,7 +69,7 @@ def test_a_timeout_of_the_group_is_explained_by_the_other_ranks_calls(hang: Hang
 
 
 def test_ranks_of_a_smaller_group_have_the_jobs_rank_numbers(hang: Hang, tmp_path: Path) -> None:
-    """This includes ranks whose ledger has another group in the place of this one."""
+    """This includes a rank that has destroyed the group."""
     done = hang("destroyed_pair", "--stall-timeout", "30", "-n", "3", "--oversubscribe")
     assert box(done.stderr)[0] == "rank 2 on localhost failed first"
     note = outcome(tmp_path)["first_failure"]["note"].splitlines()

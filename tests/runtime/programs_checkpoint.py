@@ -160,7 +160,7 @@ def killed(directory: str, *points: str) -> dict[str, Any]:
 
 
 def train_until(directory: str, point: str = "") -> dict[str, Any]:
-    """Train for 38 steps with a save every 5 steps; ``point`` is the moment in a save of the kill."""
+    """Train for 38 steps with a save every 5 steps; ``point`` (WHEN-STEP) names the moment of the kill."""
     where, _, step = point.partition("-")
     rename, fsync, rmtree = os.rename, os.fsync, shutil.rmtree
     die = f"step-{step}"
