@@ -1,6 +1,6 @@
 """Write docs/ccl-arithmetic.md from what the core of ccl counts.  ``scripts/test.sh --all`` compares them.
 
-UPDATE_GOLDEN=1 pytest tests/ccl/test_native.py -k arithmetic
+This command updates the page: ``UPDATE_GOLDEN=1 pytest tests/ccl/test_native.py -k arithmetic``.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ each peer, one for each direction. The 25 MB are 25 pieces, which follow each ot
 
 
 class Counts:
-    """What the busiest rank does, by collective and key, on a layout such as 2,2: two hosts of two ranks."""
+    """The work of the busiest rank, by layout, collective and key; layout 2,2 is two hosts of two ranks."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -89,7 +89,7 @@ class Counts:
         return self._known[layout][collective]
 
     def times(self, layout: str, collective: str, key: str) -> float:
-        """Return bytes divided by those of the tensor."""
+        """Return a count of bytes, divided by the bytes of the tensor."""
         return self.of(layout, collective)[key] / _LARGE_BYTES
 
     def _count(self, layout: str) -> dict[str, dict[str, float]]:
@@ -114,7 +114,7 @@ def page(program: str) -> str:
 
 
 def _moved(counts: Counts, ranks: int, collective: str) -> tuple[float, float, float, float]:
-    """Return what a rank copies, reads to sum it, writes as sums, and reads and writes in all, in tensors."""
+    """Return how much a rank copies, reads for sums, writes as sums, and moves in all, in tensors."""
     copied = counts.times(str(ranks), collective, "copied")
     summed = counts.times(str(ranks), collective, "summed")
     return copied, summed, summed / ranks, 2 * copied + summed + summed / ranks

@@ -1,4 +1,4 @@
-"""Write docs/coming-from.md from the table of other programs' options.  A test holds the page to it."""
+"""Write docs/coming-from.md from the table of other programs' options.  A test compares the two."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ the other ranks with `init_process_group()`.
 
 
 def page() -> str:
-    """The page's text."""
+    """Return the page's text."""
     rows = {kind: [row for row in TABLE if type(row) is kind] for kind in (Means, Ignored, Refused, ForHosts)}
     parts = [HEAD, "## Options that work\n", "| option | from | setting here |\n|---|---|---|"]
     for row in rows[Means]:

@@ -50,7 +50,7 @@ COLUMNS = "| module | replaced | also used | what for | if a name is missing |\n
 
 
 def page() -> str:
-    """The page's text; the part before HEAD is kept."""
+    """Return the page's text; the part before HEAD is kept."""
     before, _, _ = PAGE.read_text().partition(HEAD.partition("\n")[0])
     first, *others = OBSERVED
     assert first is OF_STEPS
@@ -71,7 +71,7 @@ def _row(module: str, change: Change) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    """The names, grouped by class or module."""
+    """Return the names, grouped by class or module."""
     found: dict[str, list[str]] = {}
     for name in names:
         place, _, last = name.rpartition(".")

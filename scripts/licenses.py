@@ -16,12 +16,12 @@ VEGA = Path(__file__).parents[1] / "cpulaunch" / "report" / "vega" / "LICENSES.t
 
 
 def name_of(requirement: str) -> str:
-    """The normalized name of a package in a requirement such as ``Jinja2>=3; python_version > '3'``."""
+    """Return the normalized package name of a requirement such as ``Jinja2>=3; python_version > '3'``."""
     return re.sub(r"[-_.]+", "-", re.split(r"[ ;<>=!~\[(]", requirement, maxsplit=1)[0]).lower()
 
 
 def closure(name: str, found: dict[str, Distribution]) -> dict[str, Distribution]:
-    """The packages that ``name`` needs and that are installed, and itself; none of its extras."""
+    """Return package ``name`` and the installed packages that it needs, without those of its extras."""
     if name in found or name.startswith(CUDA):
         return found
     try:

@@ -22,7 +22,7 @@ RECORDINGS = {
     "four-nodes": {"hosts.hostfile": ["Down", "Enter"]},
     "instances": {"instances.count": ["2", "Enter"]},
 }
-"""The keys to press where a setting is asked for; elsewhere it is Enter."""
+"""The keys to press at the question for a setting; at other questions, it is Enter."""
 
 # A question that waits for its answer.
 PENDING = re.compile(r"^\? (.*\?) +(?:\(arrow keys.*|\[.*)$", re.MULTILINE)
@@ -33,7 +33,7 @@ def record(name: str) -> str:
     """Return the screen at the end of a run in a separate directory."""
     with tempfile.TemporaryDirectory() as directory:
         if name == "four-nodes":
-            # As many slots as this machine has cores, as there would be no plan otherwise.
+            # More slots than this machine has cores would be refused.
             hostfile = Path(directory, "hostfiles", "small-nodes")
             hostfile.parent.mkdir()
             hostfile.write_text("node[1-4] slots=2\n")

@@ -3,8 +3,8 @@
 
 scripts/report_image.py [--steps 300] docs/images/report.png
 
-The image is that of its report in headless Chromium.  Printed are the last status line with everything in it,
-as the terminal showed it, and what the trace of five steps says.  It takes some minutes.
+The image shows the job's report in headless Chromium.  The script prints the last status line that has all
+figures, as the terminal showed it, and the findings of a trace of five steps.  It takes some minutes.
 """
 
 from __future__ import annotations

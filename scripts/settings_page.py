@@ -1,4 +1,4 @@
-"""Write docs/settings.md from the table of settings.  A test holds the page to the table."""
+"""Write docs/settings.md from the table of settings.  A test compares the two."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ If the value of an option begins with a dash, join the two by `=`: `--mpi-args=-
 
 
 def page() -> str:
-    """The page's text."""
+    """Return the page's text."""
     parts = [HEAD]
     for section, title in SECTIONS.items():
         parts.append(f"## {title}{f' (`{section}`)' if section else ''}\n")

@@ -1,4 +1,4 @@
-"""mkdocs: pages of the site that stand outside of ``docs/``, and links to files that are not on the site."""
+"""Hooks of mkdocs: pages outside of ``docs/``, and links to files that are not on the site."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Write the tables of fields in docs/telemetry.md from `cpulaunch.telemetry`.
 
-A test holds the page to the tables.
+A test compares the page with the tables.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OF_JOB = ("peak_flops", "flops_per_step", "ranks", "restarts")
 
 
 def page() -> str:
-    """The page's text, of which only the tables are made anew."""
+    """Return the page's text with new tables; the rest is kept."""
     tables = {"steps": _steps(), "prometheus": _prometheus()}
     return PLACE.sub(lambda place: f"{place[1]}{tables[place[2]]}{place[3]}", PAGE.read_text())
 

@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def run_all(backend: str, ranks: int, only: str, budget: float) -> dict[str, dict[str, Any]]:
-    """All tests from one process, which is replaced when a test hangs or takes it down."""
+    """Run all tests in one process, which is replaced when a test makes it hang or crash."""
     until = time.monotonic() + budget
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="torch-suite-") as temporary:
@@ -122,7 +122,7 @@ def run_some(
 
 
 def run_here(names: list[str]) -> int:
-    """In the test process: one JSON document a line for each test."""
+    """Run tests in this process, and print one line of JSON for each."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import unittest
@@ -156,7 +156,7 @@ def run_here(names: list[str]) -> int:
 
 
 def table(documents: list[dict[str, Any]]) -> str:
-    """Counts for each run, the failures, and the reasons of skips."""
+    """Return a table with the counts of each run, the failures, and the reasons of skips."""
     lines = ["| backend | ranks | passed | failed | skipped |", "|---|---|---|---|---|"]
     for document in documents:
         counts = [

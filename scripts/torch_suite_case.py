@@ -19,7 +19,7 @@ dist.init_process_group = init_process_group
 
 
 class Suite(TestDistBackend, DistributedTest._DistTestBase):
-    """What pytorch/test/distributed/test_distributed_spawn.py runs."""
+    """The same tests as in pytorch/test/distributed/test_distributed_spawn.py."""
 
     def setUp(self) -> None:
         super().setUp()

@@ -1,4 +1,4 @@
-"""Writes a wheel with parts of the process group ccl; scripts/build_wheels.sh calls it.
+"""Writes a wheel with parts of the process group ccl; scripts/build_wheels.sh runs this script.
 
 write_wheel.py core MACHINE OUT COMPILER...      compiles the core with that command
 write_wheel.py layer OUT                         packs the layer and the kernels built for this Python

@@ -63,7 +63,7 @@ def cpulaunch(tmp_path: Path) -> Run:
 
 @pytest.fixture(params=["local", *(pytest.param(mpi, marks=pytest.mark.slow) for mpi in MPIS)])
 def launcher_options(request: pytest.FixtureRequest) -> list[str]:
-    """The options for each launcher in turn."""
+    """Run the test with each launcher; return the launcher's options."""
     return ["--launcher", "local"] if request.param == "local" else mpi_options(request.param)
 
 
@@ -80,7 +80,7 @@ def marked(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def built() -> installed.Built:
-    """The compiled process group for this torch."""
+    """Return the compiled process group for this torch."""
     there = installed.state()
     if there.torch is None:
         pytest.skip("torch is not installed")

@@ -35,7 +35,7 @@ LONG = ("ccl.md", "performance.md", "tutorial.md")
 
 SUBCOMMANDS = {"config": ("show", "validate", "import"), "hosts": ("check",), "ccl": ("build", "info")}
 
-# Options of other programs that the pages name.
+# Options on the pages that belong to other programs.
 FOREIGN_OPTIONS = {
     "--fast",
     "--small",  # of examples/inference
@@ -43,7 +43,7 @@ FOREIGN_OPTIONS = {
     *(name for row in TABLE for name in row.names.split()),
 }
 
-# Terms that only this project used, each with an example of its replacement.
+# Words that only this project used, each with the field's term for it.
 PRIVATE_WORDS = {
     r"keepers?": "agent",
     r"starters?": "launcher",
@@ -68,7 +68,7 @@ def name_of(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def options_of() -> dict[str, set[str]]:
-    """The options that the help of each command and subcommand names."""
+    """Return the options in the help of each command and subcommand."""
     found = {}
     for command in COMMANDS:
         for words in ([command], *([command, sub] for sub in SUBCOMMANDS.get(command, ()))):
@@ -84,14 +84,14 @@ def options_of() -> dict[str, set[str]]:
 
 
 def code_of(text: str) -> list[str]:
-    """The lines of a page's code blocks, and its code spans."""
+    """Yield the lines of a page's code blocks, and its code spans."""
     blocks = re.findall(r"^ *```.*?\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     rest = re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
     return [line for block in blocks for line in block.splitlines()] + re.findall(r"`([^`]+)`", rest)
 
 
 def options_in(code: str) -> tuple[str, list[str]] | None:
-    """The command of a line such as ``cpulaunch run -n 2 train.py``, and its options; the script's are not."""
+    """Return the command in a line such as ``cpulaunch run -n 2 train.py``, and its own options."""
     typed = re.search(r"(?:^|[\s$])cpulaunch ((?:" + "|".join(COMMANDS) + r")\b.*)", code)
     if not typed:
         return None
@@ -128,7 +128,7 @@ def test_paragraphs_of_the_ccl_page_have_at_most_six_lines() -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, REPOSITORY / "CHANGELOG.md"], ids=name_of)
 def test_lines_have_at_most_110_characters(page: Path) -> None:
-    # Except for code and tables, which can't be broken.
+    # Code and tables can't be broken, and may have longer lines.
     text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.M | re.S)
     assert [line for line in text.splitlines() if len(line) > 110 and not line.startswith("|")] == []
 
@@ -140,7 +140,7 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_to_headings_lead_to_one(page: Path) -> None:
+def test_links_to_headings_lead_to_a_heading(page: Path) -> None:
     links = re.findall(r"\]\(([^):#]*)#([^)]+)\)", page.read_text())
     assert [
         link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)
@@ -148,7 +148,7 @@ def test_links_to_headings_lead_to_one(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The names of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.M | re.S)
     headings = re.findall(r"^#+ (.*)$", text, re.M)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -197,7 +197,7 @@ def test_each_line_on_security_names_existing_tests() -> None:
 
 
 def pytest_names(path: Path) -> set[str]:
-    """The tests of a file, as pytest takes them: ``test_this``, ``TestThat::test_this``."""
+    """Yield the names of a file's tests, as pytest takes them: ``test_this``, ``TestThat::test_this``."""
     body = ast.parse(path.read_text()).body if path.is_file() else []
     classes = [node for node in body if isinstance(node, ast.ClassDef)]
     groups = [("", body), *((f"{node.name}::", node.body) for node in classes)]

@@ -21,7 +21,7 @@ from cpulaunch import plugins
 
 PACKAGE = Path(cpulaunch.__file__).parent
 
-# What a module can touch, and the names that it uses for that.
+# What a module can touch, and the names in its code that show that it does.
 TOUCHES: dict[str, tuple[str, ...]] = {
     "processes": ("subprocess", "os.fork", "os.posix_spawn", "os.kill", "os.killpg", "os.waitpid", "os.execve",
                   "signal.signal", "signal.set_wakeup_fd", "os.sched_setaffinity"),
@@ -38,8 +38,8 @@ TOUCHES: dict[str, tuple[str, ...]] = {
 ALL = "clock environment files libc network processes terminal"
 
 # Package or module → what it may import, and what it may touch; the longest matching name counts.  All may
-# import the standard library, the modules at the top (but `integrations`), and their own package.  "pure":
-# neither they nor the modules that they import touch anything.
+# import the standard library, the modules at the top (but `integrations`), and their own package.  A "pure"
+# module touches nothing, and neither do the modules that it imports.
 RULES: dict[str, tuple[str, str]] = {
     "top": ("model.cores", "pure"),
     "user_file": ("", "environment files"),
@@ -167,7 +167,7 @@ MODULES = modules()
 
 
 def package_of(module: str) -> str:
-    """The row of RULES that holds for a module."""
+    """Return the row of RULES that holds for a module."""
     parts = module.split(".")
     for length in range(len(parts), 0, -1):
         if (name := ".".join(parts[:length])) in RULES:
@@ -190,7 +190,7 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def nodes(module: str) -> Iterator[ast.AST]:
-    """All nodes of a module, except those only for type checkers."""
+    """Return all nodes of a module, except code only for type checkers."""
     waiting: list[ast.AST] = [tree(module)]
     while waiting:
         node = waiting.pop()
@@ -222,7 +222,7 @@ def imports(module: str) -> set[str]:
 
 
 def ours(module: str) -> set[str]:
-    """The modules of cpulaunch that a module imports, as `modules` names them."""
+    """Return the modules of cpulaunch that a module imports, with the names that `modules` gives them."""
     found = set()
     for name in imports(module):
         if name == "cpulaunch" or name.startswith("cpulaunch."):
@@ -232,7 +232,7 @@ def ours(module: str) -> set[str]:
 
 
 def name_of(imported: str) -> str:
-    """The name by which the table knows an import."""
+    """Return the table's name for an import."""
     root, _, rest = imported.partition(".")
     if root == "cpulaunch":
         return rest or "__init__"
@@ -240,7 +240,7 @@ def name_of(imported: str) -> str:
 
 
 def touched(module: str) -> set[str]:
-    """The categories of TOUCHES of which a module names something."""
+    """Return the categories of TOUCHES with a name that the module uses."""
     names = set()
     for node in nodes(module):
         if isinstance(node, ast.Attribute):
@@ -285,7 +285,7 @@ def test_imports_are_not_circular() -> None:
 
 @pytest.mark.parametrize("package", PURE)
 def test_a_pure_package_imports_nothing_that_touches_the_machine(package: str) -> None:
-    """Purity is checked through all imports."""
+    """The test follows all imports, direct and indirect."""
     waiting = [module for module in MODULES if package_of(module) == package]
     reached: set[str] = set()
     while waiting:
@@ -322,7 +322,7 @@ def test_the_agent_starts_with_the_standard_library_alone(tmp_path: Path) -> Non
     assert done.stderr.startswith("cpulaunch: this process can't know its rank")
 
 
-def test_regular_expressions_read_no_sentence_of_ours() -> None:
+def test_regular_expressions_parse_no_sentence_of_cpulaunch() -> None:
     """A new regular expression needs a row in PATTERNS.  None may read our own sentences."""
     assert {name for name in MODULES if "re" in imports(name)} == set(PATTERNS)
 
@@ -340,7 +340,7 @@ def test_lines_of_cpp_have_120_characters_at_most() -> None:
 
 
 def test_supervise_names_no_launcher() -> None:
-    """Except for the one decision, and the module on steps of Slurm."""
+    """The only exceptions are plan.select and the module on steps of Slurm."""
     names = {*plugins.BUILT_IN[plugins.LAUNCHERS], "mpirun"} - {
         "intel",
         "ssh",

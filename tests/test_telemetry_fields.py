@@ -1,4 +1,4 @@
-"""The table of telemetry's fields, and what is derived from it."""
+"""The table of telemetry's fields, and the page, the ledger's size and the sums that follow from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cpulaunch import ledger
 from cpulaunch.telemetry import OF_STEPS, added
 
 
-def test_the_page_is_the_tables() -> None:
+def test_the_page_equals_the_tables() -> None:
     script = runpy.run_path(str(REPOSITORY / "scripts" / "telemetry_page.py"))
     page = (REPOSITORY / "docs" / "telemetry.md").read_text()
     assert script["page"]() == page, "run scripts/telemetry_page.py"

@@ -32,7 +32,7 @@ def test_a_pipe_without_a_writer_is_an_error(
 
 
 def test_output_of_a_shell_is_read(tmp_path: Path) -> None:
-    """Also if the writer is slow, or the text is larger than a pipe's buffer."""
+    """This works even if the writer is slow, or the text is larger than a pipe's buffer."""
     settings = "<(sleep 1.2; yes '# a comment' | head -20000; echo 'hosts: {nproc: 2}')"
     command = (
         f"{sys.executable} -m cpulaunch run --dry-run --config-file {settings} -f <(echo a) --no-python true"

@@ -80,7 +80,7 @@ def test_a_row_names_the_packages_that_use_its_variable(variable: variables.Vari
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
-def test_our_own_variables_are_spelled_only_in_the_table(path: Path) -> None:
+def test_variables_of_cpulaunch_are_spelled_only_in_the_table(path: Path) -> None:
     spelled = {
         text for text in strings(ast.parse(path.read_text())) if re.fullmatch("CPULAUNCH_[A-Z_]+", text)
     }
@@ -89,7 +89,7 @@ def test_our_own_variables_are_spelled_only_in_the_table(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
 def test_variables_that_are_read_are_in_the_table(path: Path) -> None:
-    """By the ways in which modules read it: ``environ["X"]``, ``environ.get("X")``, ``"X" in environ``."""
+    """Modules read variables as ``environ["X"]``, ``environ.get("X")`` or ``"X" in environ``."""
     read = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Subscript) and ends_with_environ(node.value):
@@ -106,13 +106,13 @@ def ends_with_environ(node: ast.AST) -> bool:
     return getattr(node, "id", getattr(node, "attr", "")) in ("environ", "env", "environment")
 
 
-def test_no_variable_of_the_table_is_a_settings_variable() -> None:
+def test_no_variable_of_the_table_counts_as_a_setting() -> None:
     """A rank may run ``cpulaunch`` itself, which would mistake the variable for a setting of the user."""
     assert not {setting.environment_name for setting in SETTINGS.values()} & NAMES
 
 
 def planned_names() -> set[str]:
-    """The variables that the golden plans set for all ranks, for a host's ranks, or for one rank."""
+    """Return the variables that the golden plans set for all ranks, for a host's ranks, or for one rank."""
     found: set[str] = set()
     for options in CASES.values():
         plan = json.loads(dry_run(*options, format="json"))
@@ -127,7 +127,7 @@ def planned_names() -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(planned_names()))
-def test_variables_of_plans_are_in_the_table_as_the_planners(name: str) -> None:
+def test_variables_of_plans_are_in_the_table_with_the_planner_as_writer(name: str) -> None:
     (row,) = [variable for variable in TABLE if variable.name == name]
     assert {"plan", "config"} & set(row.writers.split())
 
@@ -139,6 +139,6 @@ def test_ranks_get_settings_by_variables_of_the_table() -> None:
 
 
 def test_an_mpi_forwards_an_attempts_variables() -> None:
-    """All except the launcher's pid, which has a meaning only on the launching host."""
+    """It forwards all but the launcher's pid, which has a meaning only on the launching host."""
     attempt = Attempt(make(), (), "job", "token", 29500)
     assert {*JOB_VARIABLES, variables.LAUNCHER_PID} == set(attempt.variables("10.0.0.1:7000"))

@@ -1,4 +1,4 @@
-"""docs/versions.md: the licenses of installed packages, and the versions that other files state."""
+"""docs/versions.md: it has the licenses of installed packages, and the versions that other files state."""
 
 from __future__ import annotations
 

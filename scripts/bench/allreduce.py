@@ -34,7 +34,7 @@ from typing import Any
 DTYPES = ("float32", "bfloat16")
 SIZES = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]  # bytes
 RUN_LIMIT = 400.0  # seconds
-TURNS = 7  # with one thread per rank, and as many with two
+TURNS = 7  # with one thread per rank; the same number with two
 
 Samples = dict[str, dict[str, dict[str, list[float]]]]
 
@@ -191,7 +191,7 @@ def start(contender: Contender, task: str, options: argparse.Namespace) -> dict[
 
 
 def imb(options: argparse.Namespace) -> dict[str, float]:
-    """Run Intel's benchmark of MPI_Allreduce on the same cores, if impi-rt is installed."""
+    """If impi-rt is installed, run Intel's benchmark of MPI_Allreduce on the same cores."""
     binaries = Path(sys.prefix) / "bin"
     if not (binaries / "IMB-MPI1").exists():
         return {}
@@ -338,7 +338,7 @@ def reduce_in_turn(bucket: Any) -> Any:
 
 
 def measure_gather(sizes: list[int], shared: bool) -> dict[str, float]:
-    """Measure collectives of float32 tensors; a size is that of all ranks' parts together."""
+    """Measure collectives of float32 tensors; the sizes count all ranks' parts together."""
     import torch
     import torch.distributed as dist
 

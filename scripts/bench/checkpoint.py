@@ -69,7 +69,7 @@ def measure(options: argparse.Namespace, directory: str) -> None:
 
 
 class Block(NamedTuple):
-    """Seconds of a block, CPU seconds, those in which it stood still; whether the save was done within it."""
+    """Seconds of a block, its CPU seconds, seconds in which training stopped, and whether the save ended."""
 
     seconds: float
     cpu: float
@@ -78,7 +78,7 @@ class Block(NamedTuple):
 
 
 def prepared(options: argparse.Namespace, directory: str) -> Callable[[int | None], Block]:
-    """A function that trains for a block, with a save at this niceness or without one."""
+    """Return a function that trains for a block, with a save at a given niceness or without a save."""
     layers = 8
     width = int((options.mb * 1e6 / (3 * 4 * layers)) ** 0.5)
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Call = Callable[[ProcessGroup], object]
 
 TURNS = 7
-SECONDS = 0.1  # for the repetitions of a turn
+SECONDS = 0.1  # seconds for the repetitions of a turn
 MOST = 300
 IN_FLIGHT = 8  # of `all_reduces`
 WARM_UPS = 2
@@ -57,7 +57,7 @@ class Contender:
         self._group = dist.new_group(backend=backend, timeout=TIMEOUT)
 
     def seconds(self, call: Call, repetitions: int) -> list[float]:
-        """How long each of the repetitions takes."""
+        """Return how long each repetition takes."""
         os.sched_setaffinity(0, self._cores)
         return [took(call, self._group) for _ in range(repetitions)]
 
@@ -77,7 +77,7 @@ def main() -> int:
     contenders = {name: Contender(name) for name in names.split(",")}
     found = {size: measure(meeting, contenders, operation, int(size)) for size in sizes}
     print(json.dumps(found), flush=True)
-    meeting.exchange()  # the store that the others still read from ends with rank 0
+    meeting.exchange()  # rank 0 has the store, which other ranks may still read
     dist.destroy_process_group()
     return 0
 
@@ -97,7 +97,9 @@ def measure(
     for _ in range(TURNS):
         for name, contender in contenders.items():
             meeting.exchange()
-            _first, *times = contender.seconds(call, 1 + repetitions[name])  # the first lets the ranks meet
+            _first, *times = contender.seconds(
+                call, 1 + repetitions[name]
+            )  # in the first one, ranks wait for each other
             turns[name].append(ms * statistics.median(times))
     return {
         name: {"ms": turns[name], "wire": wire[name], "repetitions": repetitions[name]} for name in contenders
@@ -105,7 +107,7 @@ def measure(
 
 
 def prepare(operation: str, size: int) -> Call:
-    """The operation on float32 tensors, of which the whole one, as `least_wire` says, has ``size`` bytes."""
+    """Return the operation on float32 tensors.  The whole tensor (see `least_wire`) has ``size`` bytes."""
     import torch
     import torch.distributed as dist
 

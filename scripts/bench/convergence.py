@@ -27,7 +27,7 @@ MODELS = ("bert", "gpt2", "resnet")
 ENGINES = ("native", "torch")
 LIMIT = 600.0  # seconds for one model and engine
 LENGTH, TEXTS, IMAGES = 64, 16, 32  # bytes of a text; texts and images of a step
-MASK = 256  # beside the 256 bytes
+MASK = 256  # the token of masked bytes, in addition to the 256 bytes
 
 
 def main() -> int:
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def compare(model: str, options: argparse.Namespace, directory: Path) -> dict[str, list[float]]:
-    """Train by both engines at once, on a core each where there are two; return the losses of each."""
+    """Train with both engines at once, each on its own core if there are two; return the losses of each."""
     cores = sorted(os.sched_getaffinity(0))
     running = {}
     for index, engine in enumerate(ENGINES):
@@ -74,7 +74,7 @@ def compare(model: str, options: argparse.Namespace, directory: Path) -> dict[st
 
 
 def losses_of(engine: str, process: subprocess.Popen[str]) -> list[float]:
-    """Wait for a run; return its losses.  Raises SystemExit if it failed or was not by this engine."""
+    """Wait for a run; return its losses.  Raises SystemExit if it failed or used another engine."""
     out, error = process.communicate(timeout=LIMIT)
     found = [line.partition("LOSSES ")[2] for line in out.splitlines() if "LOSSES " in line]
     if process.returncode != 0 or not found or ("by cpulaunch's kernels" in error) != (engine == "native"):
@@ -104,7 +104,7 @@ def train(name: str, seed: int, steps: int) -> float:
     model, batch_of = make(name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model, optimizer = cpulaunch.prepare(model, optimizer)
-    data = torch.Generator().manual_seed(seed)  # apart from the masks, which differ between engines
+    data = torch.Generator().manual_seed(seed)  # separate, as engines draw different numbers for masks
     losses = []
     for _ in range(steps):
         inputs, labels = batch_of(data)
@@ -120,7 +120,7 @@ def train(name: str, seed: int, steps: int) -> float:
 
 
 def make(name: str) -> tuple[Any, Any]:
-    """A model, and a function from a generator to a batch: inputs, and a label for each row of logits."""
+    """Return a model, and a function that draws a batch: inputs, and a label for each row of logits."""
     if name == "resnet":
         return make_resnet(), images()
     import transformers
@@ -173,7 +173,7 @@ def images() -> Any:
 
 
 def make_resnet() -> Any:
-    """A ResNet of three blocks of 32 channels, for images of 8 × 8, with dropout before its last layer."""
+    """Return a ResNet of three blocks of 32 channels for images of 8 × 8, with dropout before the end."""
     from torch import nn
     from torch.nn.functional import relu
 

@@ -2,10 +2,10 @@
 
     python scripts/bench/inference.py [--rounds 30] [--model bert] [--instances 1,2] [--precision fp32,bf16]
 
-The programs are those of examples/inference, with each combination of --precision and --engine, which takes
-two to five minutes.  A layout is a number of instances that share the cores evenly.  By default, there are
-two layouts: one instance with all cores, and instances of four cores (of one core if there are fewer than
-eight). Plain Python is one process that may use all cores.
+The programs are the examples in examples/inference, with each combination of --precision and --engine.  A
+combination takes two to five minutes.  A layout is a number of instances that share the cores evenly.  By
+default, there are two layouts: one instance with all cores, and instances of four cores (of one core if there
+are fewer than eight).  Plain Python is one process that may use all cores.
 
 All programs load their model, and then compute in turns of a second while the others sleep, so that a busy
 machine affects all of them (inference_program.py).  Each has one turn in a round.
@@ -93,7 +93,7 @@ def arguments() -> argparse.Namespace:
 
 
 def ways(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """The precisions and engines that go together."""
+    """Yield the combinations of precision and engine that work."""
     for precision in options.precision:
         for engine in options.engine:
             if precision != "int8" or engine == "compile":
@@ -117,7 +117,7 @@ def launchers(program: list[str], counts: list[int], cores: int) -> dict[Run, li
 
 
 class Found(NamedTuple):
-    """Of each round, samples/s of all instances, and the median latency of a batch in milliseconds."""
+    """Samples/s of all instances and the median latency of a batch in milliseconds, for each round."""
 
     throughput: list[float]
     latency: list[float]
@@ -125,7 +125,7 @@ class Found(NamedTuple):
 
 
 def in_turn(commands: dict[Run, list[str]], batch: int, rounds: int, seconds: float) -> dict[Run, Found]:
-    """What each has come to in each round.  Ends the bench where one fails."""
+    """Run the commands in turn; return the results of each.  A failed command ends the benchmark."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         directory = Path(name)
         turns = Turns(directory, create=True)
@@ -173,7 +173,7 @@ class Launched:
         self._await(READY_WITHIN, "ready")
 
     def await_turn(self, turn: int, batch: int) -> None:
-        """Wait for what its programs have done in this turn, and note it."""
+        """Wait for the results of the programs in this turn, and record them."""
         each = [json.loads(line)[1] for line in self._await(ANSWER_WITHIN, f"[{turn}, ")]
         if not all(each):
             raise SystemExit("a program has done no batch in its turn: take more --seconds")
@@ -181,7 +181,7 @@ class Launched:
         self._latency.append(1000 * statistics.median(one for seconds in each for one in seconds))
 
     def _await(self, within: float, begin: str) -> list[str]:
-        """The last line of each program, once all of these begin so."""
+        """Wait until the last line of each program begins with ``begin``; return these lines."""
         until = time.monotonic() + within
         while True:
             files = self._directory.glob(f"{self._number}.*")
@@ -193,7 +193,7 @@ class Launched:
             time.sleep(POLL)
 
     def end(self) -> None:
-        """Wait for the end that the turns have said, and no longer than that takes."""
+        """Wait until the launcher has ended; kill it if that takes too long."""
         try:
             self._process.wait(ANSWER_WITHIN)
         except subprocess.TimeoutExpired:
@@ -214,7 +214,7 @@ class Launched:
 
 
 def row(found: dict[Run, Found], count: int) -> str:
-    """The cells of one layout."""
+    """Return the table's cells for one layout."""
     several = found["cpulaunch", count], found["run_cpu", count], found["python", 1]
     ours, torchs, plain = several
     cells = [f"{statistics.median(run.throughput):.1f}" for run in several]

@@ -49,7 +49,7 @@ class Turns:
         self._number[0] = turn
 
     def own(self, number: int, launchers: int) -> Iterator[int]:
-        """This launcher's turns, as they come."""
+        """Yield this launcher's turns when they begin."""
         while (turn := self.now) != END:
             if turn >= 0 and turn % launchers == number:
                 yield turn

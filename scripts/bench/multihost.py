@@ -21,10 +21,10 @@ processes and take turns of a tenth of a second; a round's ratio is the median o
 
 - ccl and gloo are pinned: local rank i to core i or, with ``--pin rank``, rank i.  "gloo, free" is not
   pinned.
-- For all_gather, reduce_scatter and all_to_all, the size is that of all ranks' parts together.  all_reduces
-  are eight asynchronous ones of an eighth each.  In all_reduce_shared, ccl's tensor is in memory that the
-  ranks of a host share, like DDP's buckets after `prepare`.  send_recv is half a round trip between rank 0
-  and another rank.
+- For all_gather, reduce_scatter and all_to_all, the size counts all ranks' parts together.  all_reduces are
+  eight asynchronous all_reduces of an eighth of the size each.  In all_reduce_shared, ccl's tensor is in
+  memory that the ranks of a host share, like DDP's buckets after `prepare`.  send_recv is half a round trip
+  between rank 0 and another rank.
 - With ``--over libfabric``, ccl uses libfabric between hosts, and is compared with oneCCL, in separate
   processes. oneCCL's allreduce uses a ring from 64 KB on, and recursive doubling below.
 - ``--json FILE`` keeps all samples.
@@ -62,7 +62,7 @@ TIMEOUT = 300.0
 """Seconds that one run may take."""
 
 LAYOUTS = {"training": ("2x2",), "collectives": ("2x1", "2x2", "4x2", "2x4")}
-RATES = ("1gbit", "10gbit")  # of each host's link
+RATES = ("1gbit", "10gbit")  # the rate of each host's link
 SIZES = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)  # bytes
 OPERATIONS = (
     "all_reduce",
@@ -84,7 +84,7 @@ class Contender(NamedTuple):
     variables: Mapping[str, str] = MappingProxyType({})
 
     def argument(self, pin: str) -> str:
-        """Its name for collectives_rank.py."""
+        """Return the contender's name for collectives_rank.py."""
         return f"{self.backend}:{pin if self.pinned else 'free'}"
 
 
@@ -137,7 +137,7 @@ class Case(NamedTuple):
     operation: str
     layout: str
     pin: str  # how ranks are pinned, if they are
-    over: str  # what ccl uses between hosts
+    over: str  # the transport of ccl between hosts
 
 
 class Sample(NamedTuple):
@@ -150,8 +150,8 @@ class Sample(NamedTuple):
     contender: str
     size: int  # bytes
     round: int
-    ms: list[float]  # of the slowest rank's median repetition, for each turn
-    wire: float  # of the busiest host
+    ms: list[float]  # median repetition of the slowest rank, for each turn
+    wire: float  # bytes that the busiest host sent ÷ bytes of the tensor
     repetitions: int  # in a turn
 
 
@@ -197,7 +197,7 @@ CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
 
 
 def control_congestion(cluster: Cluster, host: str, algorithm: str) -> None:
-    """Let the connections that the host opens from now on have this congestion control."""
+    """Set the congestion control of connections that the host opens from now on."""
     done = cluster.run(host, ["sh", "-c", f"echo {shlex.quote(algorithm)} > {CONGESTION}"])
     if done.returncode:
         allow = f"sysctl -w net.ipv4.tcp_allowed_congestion_control='reno {algorithm}'"
@@ -260,7 +260,7 @@ def training(cluster: Cluster, work: Path, options: argparse.Namespace) -> None:
 
 
 def steps(cluster: Cluster, hostfile: Path, script: Path, rounds: int) -> dict[tuple[str, str], list[float]]:
-    """Backend and precision of gradients → milliseconds of a step, in each round."""
+    """Return the milliseconds of a step in each round, by backend and precision of gradients."""
     times: dict[tuple[str, str], list[float]] = {
         (backend, bits): [] for bits in COMPRESSION for backend in ("gloo", "ccl")
     }
@@ -292,7 +292,7 @@ def step(cluster: Cluster, hostfile: Path, script: Path, backend: str, bits: str
 
 
 def backends() -> tuple[str, ...]:
-    """The contenders that can be used here."""
+    """Return the contenders that can be used here."""
     from cpulaunch.ccl.installed import state
 
     return ("gloo", "ccl") if state().built else ("gloo",)
@@ -302,7 +302,7 @@ def backends() -> tuple[str, ...]:
 
 
 def collectives(cluster: Cluster, options: argparse.Namespace) -> int:
-    """Measure the contenders in turn, and print a table for each operation; 1 where one has failed."""
+    """Measure the contenders in turn, and print a table for each operation; return 1 if one failed."""
     samples: list[Sample] = []
     failed = 0
     for number in range(options.rounds):
@@ -323,7 +323,7 @@ def collectives(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Operation and layout; send_recv to the last rank, and to rank 1 where that is another."""
+    """Yield operations and layouts; send_recv is to the last rank, and to rank 1 if that is another rank."""
     for operation in options.operations:
         for end in (":last", ":1") if operation == "send_recv" else ("",):
             for layout in options.layouts or LAYOUTS["collectives"]:
@@ -332,7 +332,7 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 
 def processes(over: str) -> Iterable[dict[str, Contender]]:
-    """The contenders that can be used here, by the processes that they share."""
+    """Return the contenders that can be used here, grouped by the processes that they share."""
     shared: dict[tuple[tuple[str, str], ...], dict[str, Contender]] = {}
     for name, contender in CONTENDERS[over].items():
         if contender.backend in backends():
@@ -358,7 +358,7 @@ def measure(
 
 
 def table(samples: list[Sample]) -> str:
-    """The samples of one operation: medians of the rounds, and ratios of each round's."""
+    """Return the table of one operation: medians of the rounds, and ratios within the rounds."""
     operation, pin, over = samples[0].operation, samples[0].pin, samples[0].over
     *others, ours = CONTENDERS[over]
     lines = [
@@ -370,7 +370,7 @@ def table(samples: list[Sample]) -> str:
     for layout, size in dict.fromkeys((sample.layout, sample.size) for sample in samples):
         here = [sample for sample in samples if (sample.layout, sample.size) == (layout, size)]
         of = {name: {each.round: each for each in here if each.contender == name} for name in (*others, ours)}
-        # A round in which one failed has no ratio.
+        # A round in which a contender failed has no ratio.
         complete = sorted(set.intersection(*map(set, of.values())))
         ratios = [ratio([of[name][r].ms for name in others], of[ours][r].ms) for r in complete]
         wires = ([each.wire for each in of[name].values()] for name in (others[0], ours))
@@ -385,7 +385,7 @@ def table(samples: list[Sample]) -> str:
 
 
 def ratio(others: Iterable[Sequence[float]], ours: Sequence[float]) -> float:
-    """The median over the turns of the fastest other's time ÷ ours."""
+    """Return the median over the turns of: time of the fastest other contender ÷ time of ccl."""
     fastest = map(min, zip(*others, strict=True))
     return statistics.median(theirs / mine for theirs, mine in zip(fastest, ours, strict=True))
 

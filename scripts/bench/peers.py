@@ -4,11 +4,12 @@
 
 Each launcher runs two scripts.  In the first, every rank reports the CPUs that it may use, its numbers of
 threads, and the backend that ``init_process_group()`` without arguments takes.  In the second, rank 1 prints
-an error and exits with 5 while rank 0 computes for 20 s.  Printed for that one: the launcher's exit code, the
-seconds until it ended, the processes that were left behind, and whether its output has the error and names
-the rank; ``--output`` prints the output itself.  Run it with the Python of an environment that has cpulaunch,
-impi-rt, torch and accelerate, and, for Ray Train, ``ray[train]``.  ``scripts/bench/startup.py`` measures the
-start-up.
+an error and exits with 5 while rank 0 computes for 20 s.  For the
+second script, the bench prints the launcher's exit code, the seconds until it ended, the processes that were
+left behind, and whether its output has the error and names the rank; ``--output`` prints the output itself.
+
+Run it with the Python of an environment that has cpulaunch, impi-rt, torch, accelerate and, for Ray Train,
+``ray[train]``.  ``scripts/bench/startup.py`` measures the start-up.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def main() -> int:
 
 
 def run(command: list[str], directory: str) -> tuple[int, str, int]:
-    """The exit code (-9 after TIMEOUT), stdout and stderr, and how many processes were left behind."""
+    """Return the exit code (-9 after TIMEOUT), stdout and stderr, and how many processes were left behind."""
     dropped = ("CPULAUNCH_", "OMP_", "PMI_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     env |= dict([MARK.split("=")], TMPDIR=directory, PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}")
@@ -117,7 +118,7 @@ def run(command: list[str], directory: str) -> tuple[int, str, int]:
 
 
 def kill_marked_processes() -> int:
-    """Kill what a launcher has left behind; returns how many processes that were."""
+    """Kill the processes that a launcher has left behind; return their number."""
     killed = 0
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:

@@ -1,4 +1,4 @@
-"""Measures the value of placement: seconds of a training step with and without each part of it.
+"""Measures what placement gains: seconds of a training step with and without each part of placement.
 
     python scripts/bench/placement.py [--rounds 5] [--ranks 2] [--only WORD]
 
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def groups(ranks: int) -> dict[str, Group]:
-    """The groups of contestants.  The others are compared with the first of each group."""
+    """Return the groups of contestants.  Contestants are compared with the first of their group."""
     found = find_libraries(library_directories(), import_directories())
     cores = len(topology_here().cores)
     several, one = ["-n", str(ranks)], ["-n", "1"]
@@ -96,7 +96,7 @@ def heading() -> str:
 
 
 def compared(group: Group, rounds: int, steps: int) -> list[str]:
-    """A line for each contestant."""
+    """Yield a line for each contestant."""
     times: dict[str, list[float]] = {name: [] for name in group}
     with tempfile.TemporaryDirectory() as directory:
         for _ in range(rounds):

@@ -96,7 +96,7 @@ def main() -> int:
 
 
 def one_round(cluster: Cluster | None) -> dict[str, float]:
-    """The times of one job: on the cluster, or here."""
+    """Return the times of one job, on the cluster or on this machine."""
     with tempfile.TemporaryDirectory(prefix="restart-") as place:
         directory = Path(place)
         (directory / "train.py").write_text(PROGRAM)
@@ -139,7 +139,7 @@ def times(typed: float, lines: list[dict[str, Any]], events: list[dict[str, Any]
     killed = next(line["killed"] for line in lines if "killed" in line)
     again = max(line["stepped"] for line in second) - killed
     own = max(line["stepped"] for line in second) - min(line["began"] for line in second)
-    # Events have seconds since the job's start, and a rank's end the time of its host's clock, which is ours.
+    # Events have seconds since the job's start; the end of a rank has the time of its host's clock (ours).
     (restart,) = (event for event in events if event["type"] == "restart")
     end = next(event for event in events if event["type"] == "exit" and event.get("signal") == 9)
     gone = end["at"] + restart["seconds"] - end["seconds"] - killed

@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def measure_local(directory: Path, ranks: int) -> tuple[float, float]:
-    """Seconds, and MB of the launcher's memory, of a job of real agents that have nothing to run."""
+    """Return a job's seconds, and its launcher's memory in MB, with real agents that only run ``true``."""
     options = ("-n", str(ranks), "--oversubscribe", "--no-python", "true")
     started = time.monotonic()
     with subprocess.Popen(
@@ -86,7 +86,7 @@ def measure_local(directory: Path, ranks: int) -> tuple[float, float]:
 
 
 def measure(directory: Path, ranks: int, seconds: float) -> Cost:
-    """One job of ``ranks``, in an empty directory.  SystemExit where it doesn't end as it should."""
+    """Measure a job of ``ranks`` in an empty directory.  Raises SystemExit if it doesn't end as expected."""
     mpiexec = directory / "mpiexec"
     mpiexec.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(AGENTS))} "$@"\n')
     mpiexec.chmod(0o755)
@@ -138,7 +138,7 @@ def wait_for_all(directory: Path, what: str, launcher: subprocess.Popen[str]) ->
 
 def share_of_a_core(launcher: subprocess.Popen[str], seconds: float) -> float:
     """Return the launcher's share of a core while its agents only send beats."""
-    time.sleep(2)  # the output is written in this time
+    time.sleep(2)  # by then, all output is written
     before = spent(str(launcher.pid))
     time.sleep(seconds)
     return 1e-9 * (spent(str(launcher.pid)) - before) / seconds

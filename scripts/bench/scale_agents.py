@@ -31,7 +31,7 @@ LOOK = 0.05
 
 
 class Agent(Link):
-    """One rank's agent; its program is made up."""
+    """One rank's agent, with a simulated program."""
 
     def __init__(self, rank: int, selector: selectors.BaseSelector) -> None:
         super().__init__(os.environ[variables.CONTROL], os.environ[variables.TOKEN], rank, selector, PATIENCE)
@@ -39,7 +39,7 @@ class Agent(Link):
         self.send(messages.Started(4711, "0", "", 1, []))
 
     def look(self, now: float) -> None:
-        """Do what is due: a line, or a beat."""
+        """Send the line or the beat that is due."""
         if self.released:
             return
         self.check_time()
@@ -54,7 +54,7 @@ class Agent(Link):
             self.send(messages.Beat(7, 140, 0.5, 1.25, True, 4096, now))
 
     def ready(self, connection: Connection, events: int) -> list[Any]:
-        """Handle what the launcher says."""
+        """Handle the launcher's messages."""
         received = super().ready(connection, events)
         for message in received:
             if isinstance(message, messages.End):

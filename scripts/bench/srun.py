@@ -29,8 +29,8 @@ SCRIPTS = {
     "imports_torch.py": "import torch\nprint('hello', flush=True)\n",
 }
 BARE = ["srun", "--overlap", "--ntasks=4", "--nodes=4", "--cpu-bind=none", "--mpi=none", sys.executable]
-# gloo, so that ranks have all cores of their nodes, as under srun.  For ccl, each would leave one free: here
-# the same one on all nodes, as they are one machine, of whose two cores all ranks would share one.
+# With gloo, ranks have all cores of their nodes, as under srun.  With ccl, each would leave a core free.  As
+# the nodes are one machine with two cores, that would be the same core, and all ranks would share the other.
 CPULAUNCH = [sys.executable, "-m", "cpulaunch", "run", "--launcher", "slurm", "-ppn", "1", "--tee", "all",
              "--backend", "gloo"]  # fmt: skip
 

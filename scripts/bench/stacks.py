@@ -4,7 +4,7 @@
 
 All ranks but one wait in an all_reduce of gloo.  They are spread over network namespaces with a real sshd
 each, which need root; with ``--hosts 0``, they run on this machine.  py-spy is started within the
-namespaces, without the login that a user would need.  Prints seconds (min, median, max) for Python's frames
+namespaces, without the ssh login that users need.  Prints seconds (min, median, max) for Python's frames
 and with --native, and the ratios.
 """
 

@@ -116,7 +116,7 @@ def timed(command: list[str], directory: str) -> tuple[float, int]:
 
 
 class Contestant(NamedTuple):
-    """A command that starts the ranks, and the bare program that it is compared with."""
+    """A command that starts the ranks, and the bare program with which it is compared."""
 
     argv: list[str]
     bare: str
@@ -148,10 +148,10 @@ def on_hosts(rounds: int) -> int:
 
 
 def _contestants(allocation: Mapping[str, str]) -> dict[str, Contestant]:
-    """Each bare program, then cpulaunch by it; ssh alone has none, and is compared with Intel's mpiexec."""
+    """Return the bare programs, and cpulaunch with each; with ssh, it is compared with Intel's mpiexec."""
     total = str(len(NODES) * PER_NODE)
     hydra = ["-f", "hosts", "-n", total, "-ppn", str(PER_NODE)]
-    # Without these, they take docker0 for the way to the other hosts.
+    # Without these, the MPIs use docker0 to reach the other hosts.
     of_intel = {"I_MPI_HYDRA_BOOTSTRAP": "ssh", "I_MPI_HYDRA_IFACE": "eth0", "I_MPI_HYDRA_RMK": "user"}
     of_mpich = {"HYDRA_LAUNCHER": "ssh", "HYDRA_IFACE": "eth0", "HYDRA_RMK": "user"}
     of_openmpi = {"PRTE_MCA_prte_if_include": str(NETWORK)}
@@ -196,7 +196,7 @@ def _timed_on_hosts(queue: Queue, contestant: Contestant, directory: str) -> flo
 
 
 def _spread(values: Iterable[float]) -> tuple[float, float, float]:
-    """The minimum, the median and the maximum."""
+    """Format the minimum, the median and the maximum."""
     every = list(values)
     return min(every), statistics.median(every), max(every)
 

@@ -4,7 +4,7 @@
     python scripts/bench/telemetry.py --parts        its parts, one by one
     python scripts/bench/telemetry.py --counts       system calls and bytes of whole jobs, with and without
 
-BERT is that of scripts/bench/training.py, with batches from a DataLoader and cpulaunch.prepare.  Separate
+BERT is as in scripts/bench/training.py, with batches from a DataLoader and cpulaunch.prepare.  Separate
 jobs differ by more than telemetry costs, so one job alternates blocks of steps with telemetry and with
 plain torch, in alternating order.  Prints the ratio of the time of a step in neighbouring blocks: minimum,
 median with its 95 % confidence interval (from order statistics), maximum.  As a control, the same is done
@@ -40,10 +40,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 CALLS, BATCHES = 20_000, 10
 RANKS = 1024
 LIMIT = 1100.0  # seconds for a job
-WARM = 6  # steps: FLOPs are counted in the third, and the peak is measured
+WARM = 6  # warm-up steps: FLOPs are counted in the third, and the peak is measured
 TIMED = 20  # steps
 SECONDS, PAUSE, AT_ONCE, ROUNDS = 20.0, 0.004, 50, 2  # of --counts
-DDP_RATE = 100  # steps of which DistributedDataParallel's timer takes one, in torch as it is
+DDP_RATE = 100  # DistributedDataParallel's timer measures one of this many steps, by torch's default
 
 
 def main() -> int:
@@ -195,7 +195,7 @@ def forever(loader: Any) -> Iterator[Any]:
 
 
 def others_used() -> tuple[float, float]:
-    """Seconds of CPU time that this rank's agent and its launcher have used."""
+    """Return the seconds of CPU time that this rank's agent and its launcher have used."""
     agent = os.getppid()
     return used(agent)["cpu"] / 1e3, used(parent_of(agent))["cpu"] / 1e3
 
@@ -208,7 +208,7 @@ class Switch:
 
         self._recorder, self._end_step = recorder, recorder.end_step
         places = [(torch.utils.data.dataloader._BaseDataLoaderIter, "__next__")]
-        if recorder.communication:  # of another group than ccl's
+        if recorder.communication:  # if the group isn't ccl's
             groups = torch._C._distributed_c10d
             places += [(groups.Work, "wait"), *((groups.ProcessGroup, name) for name in communication.CALLS)]
         self._places = [
@@ -285,7 +285,7 @@ def count_in_rank() -> int:
         steps(AT_ONCE)
         made += AT_ONCE
         lasted[0] = time.monotonic() - began
-        distributed.broadcast(lasted, 0)  # so that all ranks make as many steps
+        distributed.broadcast(lasted, 0)  # all ranks must make the same number of steps
     program, *others = (
         {name: now[name] - then[name] for name in now}
         for then, now in zip(before, map(used, who), strict=True)
@@ -324,7 +324,7 @@ def parts() -> int:
     from cpulaunch.runtime.observe.telemetry import Recorder, sizes
 
     memory = mmap.mmap(-1, ledger.SIZE)
-    recorder = Recorder(memory)  # without FLOPs: what is counted once in 10,000 steps isn't the question
+    recorder = Recorder(memory)  # without FLOPs, which are counted only once in 10,000 steps
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
     batch = {"input_ids": torch.ones(8, 128), "labels": torch.ones(8)}
 
@@ -337,7 +337,7 @@ def parts() -> int:
     print(f"  a step on gloo, more {gloo(torch):6.0f}")
     usage = Usage(os.getpid(), CoreSet(os.sched_getaffinity(0)), 0.0)
     agent = Telemetry(memory, usage, 1, 10.0)
-    far = frozenset({1})  # so that its pages are asked for, on a machine without another node, too
+    far = frozenset({1})  # a far node, which makes the agent look at memory even on a machine with one node
 
     def look() -> None:
         for _ in range(12):
@@ -355,7 +355,7 @@ def parts() -> int:
 
 
 def gloo(torch: Any) -> float:
-    """Nanoseconds that a step of DistributedDataParallel takes more where its group is gloo's."""
+    """Return how many nanoseconds longer a step of DistributedDataParallel takes if its group is gloo's."""
     from cpulaunch.runtime.observe.communication import Communication
 
     store = torch.distributed.HashStore()
@@ -402,7 +402,7 @@ def launcher() -> None:
 
 
 def fastest(call: Callable[[], object], calls: int = CALLS) -> float:
-    """Nanoseconds of CPU time that a call takes, in the fastest of some batches."""
+    """Return the nanoseconds of CPU time of a call, in the fastest of some batches."""
     found = []
     for _ in range(BATCHES):
         began = time.thread_time_ns()

@@ -1,7 +1,7 @@
 """Compares training steps of the same model by different stacks on this machine.
 
     python scripts/bench/training.py --intel VENV/bin [--rounds 3] [--models bert resnet gpt2] [--out FILE]
-    python scripts/bench/training.py --report [--out FILE]       # the tables of what was measured
+    python scripts/bench/training.py --report [--out FILE]       # the tables of the measured rounds
     python scripts/bench/training.py --profile [--models bert]   # where the time of (e) goes, by operation
     python scripts/bench/training.py --defaults [--rounds 3]     # unmodified scripts, with default settings
 
@@ -94,7 +94,7 @@ DEFAULTS = (
     Stack("bf16", "torchrun, bf16, fused AdamW", "fused", "torchrun"),
 )
 HEAD = "| | stack | rounds | samples/s: median (min to max) | ÷ (a) |"
-RATIOS = (  # label, one stack, the other, and by how much the other's speed is multiplied
+RATIOS = (  # label, two stacks whose speeds are compared, and the factor for the second speed
     ("e ÷ a", "e", "a", 1),
     ("e ÷ b", "e", "b", 1),
     ("e ÷ 2g", "e", "g", 2),
@@ -160,7 +160,7 @@ def compare_defaults(options: argparse.Namespace) -> None:
             stacks, rounds = list(DEFAULTS), []
             for _ in range(options.rounds):
                 measured = {stack.key: run(stack, model, options, LIMITS[limit]) for stack in stacks}
-                # One that took too long, as bf16 does where it is emulated, is not run again.
+                # A stack that took too long, for example with emulated bf16, is not run again.
                 stacks = [stack for stack in stacks if measured[stack.key]]
                 rounds.append({key: each["samples_per_second"] for key, each in measured.items() if each})
             speeds = {each.key: [one[each.key] for one in rounds if each.key in one] for each in DEFAULTS}
@@ -172,7 +172,7 @@ def compare_defaults(options: argparse.Namespace) -> None:
 
 
 def cpu_name() -> str:
-    """The CPU's model, and its flags that matter here."""
+    """Return the CPU's model, and its flags that matter here."""
     text = Path("/proc/cpuinfo").read_text()
     name = next((line.partition(": ")[2] for line in text.splitlines() if line.startswith("model name")), "?")
     flags = [flag for flag in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if flag in text.split()]
@@ -236,7 +236,7 @@ def run(
 
 
 def mfu(directory: Path) -> float | None:
-    """The MFU of the median step after the warm ones, by the telemetry of the job that ran there."""
+    """Return the MFU of the median step after the warm-up, from the telemetry of the job in ``directory``."""
     file = next(directory.glob("runs/*/telemetry.jsonl"), None)
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file else [{}]
     work, peak = rows[0].get("flops_per_step"), rows[0].get("peak_flops")
@@ -285,7 +285,7 @@ def run_rank(way: str, name: str, steps: int, profile: bool) -> int:
             context = lambda: torch.autocast("cpu", torch.bfloat16)  # noqa: E731
 
     def step(synchronise: bool = True) -> tuple[float, float]:
-        """Seconds of the step, and of the optimizer's part."""
+        """Return the seconds of the step, and of the optimizer's part."""
         began = time.perf_counter()
         with contextlib.nullcontext() if synchronise else model.no_sync():
             with context():
@@ -323,7 +323,7 @@ def run_rank(way: str, name: str, steps: int, profile: bool) -> int:
 
 
 def make(name: str) -> tuple[Any, Any]:
-    """A model and a batch of BATCH[name] samples."""
+    """Return a model and a batch of BATCH[name] samples."""
     import torch
 
     if name == "resnet":

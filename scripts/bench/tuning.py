@@ -1,4 +1,4 @@
-"""`cpulaunch tune` beside a full grid: how good its settings are, and how long it takes, on this machine.
+"""Compares `cpulaunch tune` with a full grid: the speed of its settings, and the time that it takes.
 
     python scripts/bench/tuning.py [--models bert resnet] [--share 0.25]
 
@@ -30,8 +30,8 @@ from cpulaunch.tune.search import FINE, Trial
 from cpulaunch.tune.table import title
 from cpulaunch.tune.trial import Goal, Runner
 
-LIMIT = 120.0  # seconds in which a run must have a rate
-ENOUGH = 45.0  # and after which it ends, however much its rate varies
+LIMIT = 120.0  # seconds within which a run must have a rate
+ENOUGH = 45.0  # seconds after which a run ends, however much its rate varies
 
 START = "cpulaunch: 1\nhosts: {nproc: 1}\ncpu: {strategy: none}\noutput: {tee: none}\n"
 

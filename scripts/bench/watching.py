@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def idle(directory: Path, ranks: int, seconds: float) -> tuple[float, list[float]]:
-    """Microseconds per second of the launcher, and of each agent."""
+    """Return the CPU microseconds per second of the launcher, and of each agent."""
     (directory / "sleep.py").write_text("import time\nprint('up')\ntime.sleep(3600)\n")
     with subprocess.Popen(
         [*RUN, "-n", str(ranks), "sleep.py"], cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -67,12 +67,12 @@ def idle(directory: Path, ranks: int, seconds: float) -> tuple[float, list[float
 
 
 def spent(pid: str) -> int:
-    """Nanoseconds that a process has run."""
+    """Return the nanoseconds for which a process has run."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
 
 
 def printing(directory: Path) -> tuple[float, float]:
-    """Thousands of lines per second, and the launcher's largest memory in MB."""
+    """Return the thousands of lines per second, and the launcher's largest memory in MB."""
     (directory / "print.py").write_text(PRINT)
     started = time.perf_counter()
     with subprocess.Popen(
@@ -90,7 +90,7 @@ def printing(directory: Path) -> tuple[float, float]:
 
 
 def printing_alone(directory: Path) -> float:
-    """Thousands of lines per second of two processes, each into a pipe that is read."""
+    """Return the thousands of lines per second of two processes that write into pipes."""
     started = time.perf_counter()
     command = [sys.executable, str(directory / "print.py")]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]

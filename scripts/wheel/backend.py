@@ -51,13 +51,13 @@ def is_there() -> bool:
 
 
 def find_npm() -> str | None:
-    """Return npm's path: that of the environment, or else the one on ``PATH``."""
+    """Return the path of the environment's npm, or else of the npm on ``PATH``."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return shutil.which("npm", path=path)
 
 
 def fetch() -> None:
-    """Fetch the scripts and their licenses, unless they are there.  Raises NotFetched."""
+    """Fetch the scripts and their licenses, unless they exist.  Raises NotFetched."""
     if is_there():
         return
     npm = find_npm()
@@ -84,7 +84,7 @@ def fetch() -> None:
 
 
 def _licenses(modules: Path) -> Iterator[str]:
-    """Yield the license of each package that is in the scripts."""
+    """Yield the licenses of the packages in the scripts."""
     for name in sorted(_needed(modules, SCRIPTS, set())):
         about = json.loads((modules / name / "package.json").read_text())
         texts = [path.read_text() for path in sorted((modules / name).glob("LICEN[SC]E*"))]
@@ -93,7 +93,7 @@ def _licenses(modules: Path) -> Iterator[str]:
 
 
 def _needed(modules: Path, names: Iterable[str], found: set[str]) -> set[str]:
-    """Return the packages that ``names`` need at run time, and these."""
+    """Return the packages ``names``, and the packages that they need at run time."""
     for name in names:
         if name not in found and name not in NOT_IN_SCRIPTS and not name.startswith("@types/"):
             found.add(name)
@@ -103,7 +103,7 @@ def _needed(modules: Path, names: Iterable[str], found: set[str]) -> set[str]:
 
 
 def _prepare() -> None:
-    """Fetch the scripts, and remove what an earlier build, perhaps an interrupted one, has left."""
+    """Fetch the scripts, and remove the files of an earlier build, which may have been interrupted."""
     for left in (HERE.parents[1] / "build").glob("lib*"):
         shutil.rmtree(left, ignore_errors=True)
     try:

@@ -23,7 +23,7 @@ def test_different_operations_are_shown_with_both_lines(hang: Hang, tmp_path: Pa
 
 
 def test_ccl_itself_finds_operations_that_differ(hang: Hang, tmp_path: Path) -> None:
-    """It does so at once, without a stall.
+    """ccl finds them at once, without a stall.
 
     The last rank to call fails first, and both lines are shown anyway.
     """
@@ -50,7 +50,7 @@ STEP = f"train.py:{line_of('dist.all_reduce(tensor)')} step"
 
 
 def test_a_timeout_of_the_group_is_explained_by_the_other_ranks_calls(hang: Hang, tmp_path: Path) -> None:
-    """The waiting rank was only the first to fail."""
+    """The waiting rank fails first, but is not the cause."""
     who = "rank 1 on localhost has not called all_reduce #1"
     done = hang("hasty", "--stall-timeout", "30")
     result = outcome(tmp_path)
@@ -69,7 +69,7 @@ def test_a_timeout_of_the_group_is_explained_by_the_other_ranks_calls(hang: Hang
 
 
 def test_ranks_of_a_smaller_group_have_the_jobs_rank_numbers(hang: Hang, tmp_path: Path) -> None:
-    """Also ranks whose ledger of the group has been replaced."""
+    """This includes a rank that has destroyed the group."""
     done = hang("destroyed_pair", "--stall-timeout", "30", "-n", "3", "--oversubscribe")
     assert box(done.stderr)[0] == "rank 2 on localhost failed first"
     note = outcome(tmp_path)["first_failure"]["note"].splitlines()
@@ -80,7 +80,7 @@ def test_ranks_of_a_smaller_group_have_the_jobs_rank_numbers(hang: Hang, tmp_pat
 
 
 def test_sizes_that_gloo_refuses_are_shown_for_both_ranks(hang: Hang, tmp_path: Path) -> None:
-    """gloo aborts one of the ranks, which is not to blame.  The other one only loses its connection."""
+    """gloo aborts a rank that is not to blame.  The other rank only loses its connection."""
     done = hang("other_size", "--stall-timeout", "30", backend="gloo")
     result = outcome(tmp_path)
     first = result["first_failure"]
@@ -94,7 +94,7 @@ def test_sizes_that_gloo_refuses_are_shown_for_both_ranks(hang: Hang, tmp_path: 
     assert title == "ranks make different calls, and rank 0 on localhost failed first"
     assert {aborted, other} <= set(lines)
     assert "Received data size doesn't match expected size." in "".join(lines)
-    assert "_bootstrap_inner" not in "".join(lines)  # of the thread that copies the recorder
+    assert "_bootstrap_inner" not in "".join(lines)  # of the thread that copies torch's recorder
     assert "observe/abort.py" not in "".join(lines)
 
 

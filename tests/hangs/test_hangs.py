@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 def test_a_rank_that_is_late_is_named_with_its_line(
     backend: str, cpulaunch: Run, built, marked, tmp_path: Path
 ) -> None:
-    """By the example."""
+    """The ranks run examples/hang.py."""
     example = REPOSITORY / "examples/hang.py"
     options = ("--backend", backend, "--stall-timeout", "3", "--stall-action", "abort")
     done = cpulaunch("run", "-n", "2", *options, example, "--late", "1", env=marked)
@@ -37,7 +37,7 @@ def test_a_rank_that_is_late_is_named_with_its_line(
     assert (found["host"], found["file"], found["line"]) == ("localhost", str(example), at)
     first = outcome(tmp_path)["first_failure"]
     assert (first["rank"], first["file"], first["line"]) == (1, str(example), at)
-    assert first["text"] is None  # it is still there when the launcher ends it
+    assert first["text"] is None  # the rank still runs when the launcher ends it
     (events,) = tmp_path.glob("runs/*/events.jsonl")
     (logged,) = [
         entry for line in events.read_text().splitlines() if (entry := json.loads(line))["type"] == "stall"
@@ -86,7 +86,7 @@ def test_a_rank_that_makes_a_group_alone_and_the_others_are_shown_with_their_lin
 
 
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
-def test_a_rank_that_has_ended_is_the_headline_of_the_others_error(
+def test_an_error_about_a_rank_that_has_ended_has_this_rank_in_its_headline(
     backend: str, cpulaunch: Run, hang: Hang, tmp_path: Path
 ) -> None:
     done = hang("finished", "--stall-timeout", "30", backend=backend)
@@ -110,7 +110,7 @@ def test_a_worker_of_a_data_loader_is_shown(hang: Hang, tmp_path: Path) -> None:
     )
 
 
-def test_stopped_and_debugged_ranks_are_reported_as_such(hang: Hang, tmp_path: Path) -> None:
+def test_stopped_and_debugged_ranks_are_recognized(hang: Hang, tmp_path: Path) -> None:
     done = hang("held", "-n", "4", "--oversubscribe")
     title, lines, found = stall(tmp_path, done, in_docs=True)
     assert "rank 1 on localhost: stopped (SIGSTOP)" in title
@@ -121,7 +121,7 @@ def test_stopped_and_debugged_ranks_are_reported_as_such(hang: Hang, tmp_path: P
 
 
 @pytest.mark.repeats
-def test_the_rank_with_the_store_may_be_stopped_for_long(hang: Hang, tmp_path: Path) -> None:
+def test_the_rank_with_the_store_may_be_stopped_for_a_long_time(hang: Hang, tmp_path: Path) -> None:
     done = hang("stopped_for_a_while", "--stall-action", "report")
     assert done.returncode == 0, done.stderr
     title, *lines = boxes(done.stderr)[0]
@@ -140,7 +140,9 @@ def test_a_hanging_disk_is_reported(hang: Hang, tmp_path: Path) -> None:
     assert found["ranks"] == [1]
 
 
-def test_a_throttled_rank_is_reported_as_such(hang: Hang, cpu_group: Path, tmp_path: Path) -> None:
+def test_a_rank_that_its_cgroup_throttles_is_reported_as_throttled(
+    hang: Hang, cpu_group: Path, tmp_path: Path
+) -> None:
     title, lines, found = stall(tmp_path, hang("throttled", CPU_GROUP=str(cpu_group)))
     assert re.search(r"rank 1 on localhost: throttled \d+ % by its cgroup", title)
     assert "compute" in lines[1]
@@ -167,7 +169,7 @@ def test_a_report_does_not_wait_for_an_agent_and_progress_is_reported_later(
     """The rank's agent is stopped until the report is there."""
     done = hang("goes_on", "--stall-action", "report")
     assert done.returncode == 0, done.stderr
-    # A busy machine may take as long to end the ranks, which would be a stall, too.
+    # Ending the ranks may take as long on a busy machine, and would count as a stall, too.
     title, *lines = boxes(done.stderr)[0]
     assert "rank 1 on localhost can't be seen; the others wait in all_reduce #3" in title
     assert lines[1] == "rank 1 on localhost can't be seen: its agent has not answered"
@@ -204,7 +206,7 @@ def test_a_rank_that_saves_alone_is_not_reported(hang: Hang, tmp_path: Path) -> 
     assert "no progress" not in done.stderr
 
 
-def test_a_program_without_a_ledger_is_reported_by_a_number_only(
+def test_a_program_without_a_ledger_is_reported_with_a_fixed_timeout(
     hang: Hang, cpulaunch: Run, tmp_path: Path
 ) -> None:
     settings = ("--stall-timeout", "2", "--stall-action", "abort")

@@ -16,7 +16,7 @@ from cpulaunch.runtime.change import kernels
 
 @pytest.fixture
 def ops() -> Iterator[Any]:
-    """``torch.ops.cpulaunch``.  The kernels replace torch's own."""
+    """Replace torch's kernels, and return ``torch.ops.cpulaunch``."""
     if problem := installed.state().kernels_problem:
         pytest.fail(f"{problem}: run `cpulaunch ccl build` first")
     threads = torch.get_num_threads()

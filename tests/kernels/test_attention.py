@@ -18,7 +18,7 @@ P = 0.2
 def make(
     batch: int, heads: int, queries: int, keys: int, depth: int, kind: torch.dtype = torch.float32
 ) -> list[torch.Tensor]:
-    """Query, key and value as models make them: (batch, rows, heads, depth), transposed."""
+    """Return query, key and value as models make them: (batch, rows, heads, depth), transposed."""
     torch.manual_seed(queries + keys)
     shapes = [(batch, rows, heads, depth) for rows in (queries, keys, keys)]
     return [torch.randn(shape).to(kind).transpose(1, 2).requires_grad_() for shape in shapes]
@@ -57,7 +57,7 @@ def wave(output: torch.Tensor) -> torch.Tensor:
 
 
 def assert_near(ours: torch.Tensor, expected: torch.Tensor, kind: torch.dtype) -> None:
-    """The error relative to the norm of the tensor, as for rounded sums."""
+    """Assert a small error, relative to the norm of the tensor, as sums are rounded."""
     limit = 1e-5 if kind == torch.float32 else 1.5e-2
     assert ours.dtype == kind
     assert (ours.double() - expected).norm() <= limit * (expected.norm() + 1)
@@ -129,7 +129,7 @@ def test_second_derivatives_match_fp64(ops: Any) -> None:
         torch.testing.assert_close(one.double(), right, rtol=1e-3, atol=1e-3)
 
 
-def test_seeds_are_torchs_and_independent_of_threads(ops: Any) -> None:
+def test_seeds_come_from_torchs_generator_and_do_not_depend_on_threads(ops: Any) -> None:
     inputs = make(2, 4, 40, 50, 32)
     outputs = []
     for threads in (1, 2, 3):
@@ -141,7 +141,7 @@ def test_seeds_are_torchs_and_independent_of_threads(ops: Any) -> None:
     assert not torch.equal(functional.scaled_dot_product_attention(*inputs, dropout_p=P), outputs[0])
 
 
-def test_checkpoint_replays_it(ops: Any) -> None:
+def test_checkpoint_replays_the_attention_mask(ops: Any) -> None:
     inputs = make(1, 2, 30, 30, 16)
     gradients = []
     for through in (lambda f, *x: f(*x), lambda f, *x: checkpoint(f, *x, use_reentrant=False)):
@@ -179,14 +179,14 @@ def test_other_cases_are_left_to_torch(ops: Any) -> None:
     assert gradient(inputs[0].detach()).isfinite().all()
 
 
-def test_without_gradients_it_saves_nothing(ops: Any) -> None:
+def test_without_gradients_nothing_is_saved(ops: Any) -> None:
     inputs = make(1, 2, 8, 8, 16)
     with torch.no_grad():
         assert uses_ours(inputs)
         assert not functional.scaled_dot_product_attention(*inputs, dropout_p=P).requires_grad
 
 
-def test_forward_derivatives_behave_as_torchs(ops: Any) -> None:
+def test_forward_derivatives_behave_as_in_torch(ops: Any) -> None:
     def outcome() -> str:
         query, key, value = (each.detach() for each in make(1, 2, 8, 8, 16))
         with torch.autograd.forward_ad.dual_level():

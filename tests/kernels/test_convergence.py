@@ -1,4 +1,4 @@
-"""A small model learns as much with the kernels as without them, as in scripts/bench/convergence.py."""
+"""A small model of scripts/bench/convergence.py learns as much with the kernels as without them."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def test_a_gpt2_reaches_the_loss_that_torch_reaches() -> None:
     assert done.returncode == 0, done.stderr
     row = next(line for line in done.stdout.splitlines() if line.startswith("| gpt2 |"))
     losses = [float(cell.partition("±")[0]) for cell in row.split("|")[2:4]]
-    assert all(loss < 0.75 * math.log(257) for loss in losses)  # they have learned
+    assert all(loss < 0.75 * math.log(257) for loss in losses)  # both have learned
     assert losses[0] == pytest.approx(losses[1], rel=0.05)

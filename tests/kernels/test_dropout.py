@@ -35,14 +35,14 @@ def philox(seed: int, counters: Any, rounds: int = 7) -> list[Any]:
 
 
 def numbers(seed: int, size: int) -> Any:
-    """The random numbers of a tensor's elements, in the order of philox.hpp."""
+    """Return the random numbers of a tensor's elements, in the order of philox.hpp."""
     blocks = -(-size // 32)
     words = philox(seed, numpy.arange(8 * blocks, dtype=numpy.uint64))
     first, second = (numpy.stack(pair, axis=1).reshape(blocks, 16) for pair in (words[:2], words[2:]))
     return numpy.concatenate([first, second], axis=1).reshape(-1)[:size]
 
 
-def test_the_reference_has_the_known_answers_of_random123() -> None:
+def test_the_reference_gives_the_known_answers_of_random123() -> None:
     zero = numpy.zeros(1, dtype=numpy.uint64)
     assert [int(word[0]) for word in philox(0, zero)] == [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]
     assert [int(word[0]) for word in philox(0, zero, 10)] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
@@ -50,7 +50,7 @@ def test_the_reference_has_the_known_answers_of_random123() -> None:
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 1000, 100_001])
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.999])
-def test_a_mask_is_that_of_the_reference(ops: Any, size: int, p: float) -> None:
+def test_a_mask_equals_the_mask_of_the_reference(ops: Any, size: int, p: float) -> None:
     for seed in (0, 1 << 40, -1):
         kept = ops.dropout(torch.ones(size), torch.tensor([seed]), p)
         expected = numbers(seed % 2**64, size) >= round(p * 2**32)
@@ -72,7 +72,7 @@ print(ops.vector_unit(), digest.hexdigest())
 
 
 def test_all_vector_units_compute_the_same(ops: Any) -> None:
-    """The vector units of this CPU, selected by torch's variable."""
+    """A variable of torch selects each of this CPU's vector units."""
     seen = {}
     for capability in ("default", "avx2", "avx512"):
         done = subprocess.run(
@@ -131,7 +131,7 @@ def test_masks_of_neighbouring_seeds_are_independent(ops: Any) -> None:
 
 
 def mask_of(ops: Any, x: torch.Tensor, p: float) -> torch.Tensor:
-    """The mask, in fp64, that dropout will apply next to a tensor like ``x``.
+    """Return the mask, in fp64, that dropout will apply next to a tensor like ``x``.
 
     The generator is left unchanged.
     """
@@ -173,7 +173,7 @@ def test_second_derivatives(ops: Any) -> None:
     torch.testing.assert_close(second.double(), 6 * values * mask**3, rtol=1e-5, atol=1e-6)
 
 
-def test_non_finite_values_stay_so_as_in_torch(ops: Any) -> None:
+def test_non_finite_values_stay_non_finite_as_in_torch(ops: Any) -> None:
     x = torch.tensor([float("nan"), float("inf")]).repeat(500)
     y = functional.dropout(x, 0.5)
     assert not y.isfinite().any()
@@ -186,7 +186,7 @@ def test_non_finite_values_stay_so_as_in_torch(ops: Any) -> None:
      torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)],
     ids=["transposed", "fp64", "fp16", "empty", "channels_last"],
 )  # fmt: skip
-def test_it_leaves_other_tensors_to_torch(ops: Any, x: torch.Tensor) -> None:
+def test_other_tensors_are_left_to_torch(ops: Any, x: torch.Tensor) -> None:
     with Calls() as calls:
         y = functional.dropout(x, 0.5)
     assert calls.ours == []
@@ -195,7 +195,7 @@ def test_it_leaves_other_tensors_to_torch(ops: Any, x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(("p", "training"), [(0.0, True), (1.0, True), (0.5, False)])
-def test_it_leaves_other_probabilities_to_torch(ops: Any, p: float, training: bool) -> None:
+def test_other_probabilities_are_left_to_torch(ops: Any, p: float, training: bool) -> None:
     x = torch.randn(9)
     with Calls() as calls:
         y = functional.dropout(x, p, training)
@@ -204,7 +204,7 @@ def test_it_leaves_other_probabilities_to_torch(ops: Any, p: float, training: bo
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.1])
-def test_errors_are_torchs(ops: Any, p: float) -> None:
+def test_errors_are_the_same_as_in_torch(ops: Any, p: float) -> None:
     with pytest.raises(ValueError, match="dropout probability has to be between 0 and 1"):
         functional.dropout(torch.ones(3), p)
     with pytest.raises(RuntimeError, match="dropout probability has to be between 0 and 1"):
@@ -212,17 +212,17 @@ def test_errors_are_torchs(ops: Any, p: float) -> None:
 
 
 class Tagged(torch.Tensor):
-    """A subclass of the kind that libraries define."""
+    """A subclass of Tensor, as libraries define them."""
 
 
-def test_it_leaves_subclasses_to_torch(ops: Any) -> None:
+def test_subclasses_are_left_to_torch(ops: Any) -> None:
     from torch.testing._internal.two_tensor import TwoTensor
 
     for x in (TwoTensor(torch.randn(5), torch.randn(5)), torch.randn(5).as_subclass(Tagged)):
         assert type(functional.dropout(x, 0.5)) is type(x)
 
 
-def test_dropout_is_torchs_when_not_in_use(ops: Any) -> None:
+def test_dropout_is_left_to_torch_when_the_kernels_are_off(ops: Any) -> None:
     ops.use(False)
     with Calls() as calls:
         functional.dropout(torch.randn(4), 0.5)
@@ -233,14 +233,14 @@ def test_dropout_is_torchs_when_not_in_use(ops: Any) -> None:
     assert calls.ours == ["cpulaunch.dropout.default"]
 
 
-def test_forward_derivatives_are_torchs(ops: Any) -> None:
+def test_forward_derivatives_are_left_to_torch(ops: Any) -> None:
     with torch.autograd.forward_ad.dual_level():
         x = torch.autograd.forward_ad.make_dual(torch.ones(500), torch.full((500,), 3.0))
         y, tangent = torch.autograd.forward_ad.unpack_dual(functional.dropout(x, 0.5))
     assert torch.equal(tangent, 3 * y)
 
 
-def test_dropout_without_gradients_is_ours(ops: Any) -> None:
+def test_dropout_without_gradients_uses_the_kernel(ops: Any) -> None:
     with torch.no_grad(), Calls() as calls:
         y = functional.dropout(torch.ones(9, requires_grad=True), 0.5)
     assert calls.ours == ["cpulaunch.dropout.default"]
@@ -257,7 +257,7 @@ def test_checkpoint_replays_the_mask(ops: Any) -> None:
         assert torch.equal(x.grad != 0, y != 0)
 
 
-def test_functional_transforms_are_torchs(ops: Any) -> None:
+def test_functional_transforms_are_left_to_torch(ops: Any) -> None:
     x = torch.randn(6, 50)
 
     def loss(x: torch.Tensor) -> torch.Tensor:
@@ -305,7 +305,7 @@ def test_a_compiled_graph_draws_a_new_mask_in_each_step(ops: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.repeats
-def test_a_compiled_transform_is_torchs(ops: Any) -> None:
+def test_a_compiled_transform_is_left_to_torch(ops: Any) -> None:
     torch._dynamo.reset()
 
     def loss(x: torch.Tensor) -> torch.Tensor:
@@ -342,7 +342,7 @@ def test_traced_modules_and_symbolic_graphs_have_dropout(ops: Any) -> None:
     assert 0.3 < (y == 0).double().mean() < 0.7
 
 
-def test_torchs_callers_of_dropout_use_ours(ops: Any) -> None:
+def test_torchs_own_callers_of_dropout_use_the_kernel(ops: Any) -> None:
     query = torch.randn(16, 3, 8)
     with Calls() as calls:
         nn.MultiheadAttention(8, 2, dropout=0.5)(query, query, query)

@@ -58,7 +58,7 @@ def test_second_derivatives_of_gelu(ops: Any) -> None:
     [torch.randn(8, 6).t(), torch.randn(9, dtype=torch.float64), torch.randn(9).half(), torch.empty(0, 3)],
     ids=["transposed", "fp64", "fp16", "empty"],
 )
-def test_gelu_of_other_tensors_is_torchs(ops: Any, x: torch.Tensor) -> None:
+def test_gelu_of_other_tensors_is_left_to_torch(ops: Any, x: torch.Tensor) -> None:
     ours = functional.gelu(x, approximate="tanh")
     ops.use(False)
     assert torch.equal(ours, functional.gelu(x, approximate="tanh"))
@@ -88,13 +88,13 @@ def test_cross_entropy_and_its_gradient_match_fp64(ops: Any, reduction: str) -> 
     assert (logits.grad.double() - wide.grad).norm() < 1e-5 * wide.grad.norm()
 
 
-def test_cross_entropy_without_counted_rows_is_torchs(ops: Any) -> None:
+def test_cross_entropy_without_counted_rows_is_left_to_torch(ops: Any) -> None:
     logits, target = classes()
     assert functional.cross_entropy(logits, torch.full_like(target, -100)).isnan()
     assert functional.cross_entropy(logits, torch.full_like(target, 7), ignore_index=7, reduction="sum") == 0
 
 
-def test_a_target_out_of_bounds_is_torchs_error(ops: Any) -> None:
+def test_a_target_out_of_bounds_is_the_same_error_as_in_torch(ops: Any) -> None:
     logits, target = classes()
     with pytest.raises(IndexError, match=r"Target 1003 is out of bounds"):
         functional.cross_entropy(logits, target.fill_(1003))
@@ -112,7 +112,7 @@ def test_second_derivatives_of_cross_entropy(ops: Any) -> None:
     torch.testing.assert_close(penalty(logits).double(), penalty(wide), rtol=1e-4, atol=1e-7)
 
 
-def test_other_cross_entropies_are_torchs(ops: Any) -> None:
+def test_other_cross_entropies_are_left_to_torch(ops: Any) -> None:
     logits, target = classes()
     for arguments, options in (
         ((logits.double(), target), {}),
@@ -129,7 +129,7 @@ def test_other_cross_entropies_are_torchs(ops: Any) -> None:
         assert calls.ours == []
 
 
-def test_transforms_of_cross_entropy_are_torchs(ops: Any) -> None:
+def test_transforms_of_cross_entropy_are_left_to_torch(ops: Any) -> None:
     logits, target = classes()
     values = logits.detach()
     gradient = torch.func.grad(lambda x: functional.cross_entropy(x, target))(values)
@@ -187,7 +187,7 @@ def test_products_with_transposed_matrices_match_fp64(ops: Any, rows: int, inner
     assert ("products of transposed matrices" in ops.replaced()) == amx
 
 
-def test_wrong_sizes_are_torchs_errors(ops: Any) -> None:
+def test_wrong_sizes_are_the_same_errors_as_in_torch(ops: Any) -> None:
     left = torch.ones(128, 128).bfloat16().t()
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         left @ torch.ones(129, 300).bfloat16()
@@ -230,7 +230,7 @@ def test_vector_units_agree_and_nothing_warns(ops: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_compiled_model_trains_as_an_eager_one(ops: Any) -> None:
+def test_a_compiled_model_trains_like_an_eager_model(ops: Any) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(400, 128), nn.Linear(128, 256), nn.GELU("tanh"), nn.Linear(256, 400))

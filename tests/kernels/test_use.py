@@ -71,7 +71,7 @@ def test_parallel_training_uses_the_kernels(cpulaunch: Run, script: Path, way: s
 @pytest.mark.parametrize(
     "options", [("--engine", "torch"), repeat(("--engine", "ipex")), repeat(("--as-written",))], ids=" ".join
 )
-def test_other_engines_leave_torch_alone(cpulaunch: Run, script: Path, options: tuple[str, ...]) -> None:
+def test_other_engines_do_not_use_the_kernels(cpulaunch: Run, script: Path, options: tuple[str, ...]) -> None:
     done = cpulaunch("run", "-n", "1", "--precision", "fp32", *options, script)
     assert done.returncode == 0, done.stderr
     assert "kernels" not in done.stderr
@@ -100,7 +100,7 @@ def test_the_next_run_does_not_retry_a_failed_compiler(cpulaunch: Run, script: P
     environment = {"CXX": str(compiler), "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
     def said(*words: str) -> tuple[str, int]:
-        """The line about kernels, and the number of runs of the compiler so far."""
+        """Run a job; return its line about kernels, and how often the compiler has run so far."""
         done = cpulaunch(*words, env=environment)
         text = next(line for line in done.stderr.splitlines() if "compiler failed" in line)
         return text, len(count.read_text().splitlines())
@@ -115,7 +115,7 @@ def test_the_next_run_does_not_retry_a_failed_compiler(cpulaunch: Run, script: P
     assert again > tried
 
 
-def test_importing_ipex_turns_them_off(tmp_path: Path) -> None:
+def test_importing_ipex_turns_the_kernels_off(tmp_path: Path) -> None:
     (tmp_path / "intel_extension_for_pytorch.py").write_text("")
     program = (
         "import sys, types, torch; from torch.nn import functional\n"

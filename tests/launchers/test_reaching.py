@@ -1,4 +1,4 @@
-"""How mpiexec reaches hosts: with our ssh, from our interface, by their addresses."""
+"""How mpiexec reaches hosts: with cpulaunch's ssh, over the planned interface, by the hosts' addresses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def mpiexec(
     venv: str = "/venv",
     **environ: str,
 ) -> Command:
-    """The command for a job on ``hosts``, of the mpiexec in ``directory`` and the cpulaunch in ``venv``."""
+    """Return a job's mpiexec command, with mpiexec in ``directory`` and cpulaunch in ``venv``."""
     mpis = (Mpi(mpi, f"{directory}/{mpi}", "1.0"),)
     made = make(hosts=hosts, facts=SMALL, mpis=mpis, egress_interface=egress, environ=environ)
     installation = Installation(f"{venv}/run_agent.py", f"{venv}/ssh.sh", f"{venv}/run_spawner.py")
@@ -32,7 +32,7 @@ def mpiexec(
 
 
 def own_variables(command: Command) -> dict[str, str]:
-    """The environment variables of mpiexec's own network."""
+    """Return the environment variables for mpiexec's own network."""
     own = ("I_MPI_HYDRA", "HYDRA", "PRTE")
     return {k: v for k, v in command.env.items() if k.startswith(own) and not k.endswith("RMK")}
 
@@ -45,7 +45,7 @@ def own_variables(command: Command) -> dict[str, str]:
         ("openmpi", "PRTE_MCA_plm_ssh_agent", {"PRTE_MCA_prte_if_include": "10.0.0.0/24"}),
     ],
 )
-def test_mpiexec_gets_our_ssh_and_our_interface(mpi: str, ssh: str, interface: dict[str, str]) -> None:
+def test_mpiexec_gets_cpulaunchs_ssh_and_interface(mpi: str, ssh: str, interface: dict[str, str]) -> None:
     env = own_variables(mpiexec(mpi))
     assert env.pop(ssh) == "/venv/ssh.sh"
     env = {k: v for k, v in env.items() if v != "ssh"}
@@ -75,12 +75,12 @@ def test_hydra_inspects_the_machine_only_on_request() -> None:
 
 
 @pytest.mark.parametrize("mpi", ["intel", "mpich"])
-def test_hydra_takes_no_ipv6_address(mpi: str) -> None:
+def test_hydra_does_not_get_an_ipv6_address(mpi: str) -> None:
     with pytest.raises(PlanError, match=f"mpiexec of {mpi} accepts no IPv6 address as a host: fd00::2"):
         mpiexec(mpi, hosts="a,fd00::2")
 
 
-def test_open_mpi_takes_an_ipv6_address() -> None:
+def test_open_mpi_gets_an_ipv6_address() -> None:
     six = Interface("eth0", "fd00::9", 64)
     command = mpiexec("openmpi", hosts="fd00::1,[fd00::2]:2", egress=six)
     assert command.files["hostfile"] == "fd00::1 slots=1\nfd00::2 slots=2\n"

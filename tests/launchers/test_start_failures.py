@@ -1,4 +1,4 @@
-"""Messages of ssh and each mpiexec about failed starts on a host."""
+"""Messages of ssh and of each mpiexec about a failed start on a host."""
 
 from __future__ import annotations
 
@@ -85,6 +85,6 @@ def test_intels_message_counts_only_without_a_reason_from_ssh() -> None:
 
 
 @pytest.mark.parametrize("launcher", [*launchers.MPIS, "slurm"])
-def test_other_output_is_no_failed_start(launcher: str) -> None:
+def test_other_output_does_not_count_as_a_failed_start(launcher: str) -> None:
     text = "ssh: warm\n[mpiexec@login] all is well\nsrun: error: node1: task 0: Exited with exit code 7\n"
     assert launchers.load(launcher).start_failure(text, ended=True) is None

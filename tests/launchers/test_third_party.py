@@ -62,7 +62,7 @@ def package(tmp_path: Path) -> dict[str, str]:
     )
 
 
-def test_it_starts_the_planned_ranks(cpulaunch: Run, package, marked, show: Path) -> None:
+def test_a_third_party_launcher_starts_the_planned_ranks(cpulaunch: Run, package, marked, show: Path) -> None:
     done = cpulaunch("run", "--launcher", "shell", "-n", "2", "show.py", env={**package, **marked})
     ranks = outputs(done)
     assert [rank["env"]["RANK"] for rank in ranks] == ["0", "1"]

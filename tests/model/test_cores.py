@@ -57,7 +57,7 @@ def test_a_wrong_list_is_an_error_with_the_faulty_part(text: str, part: str, why
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 20])
-def test_numbers_that_no_cpu_has_are_refused(number: int) -> None:
+def test_numbers_too_high_for_a_cpu_are_refused(number: int) -> None:
     with pytest.raises(ValueError, match="not a CPU number"):
         CoreSet([number])
 
@@ -76,7 +76,7 @@ def test_a_folded_list_round_trips(cores: CoreSet) -> None:
 
 
 @given(core_sets, core_sets)
-def test_the_algebra_is_that_of_sets(a: CoreSet, b: CoreSet) -> None:
+def test_operators_work_like_the_operators_of_sets(a: CoreSet, b: CoreSet) -> None:
     left, right = set(a), set(b)
     assert list(a | b) == sorted(left | right)
     assert list(a & b) == sorted(left & right)

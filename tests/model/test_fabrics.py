@@ -1,4 +1,4 @@
-"""Which provider all hosts of a job can use."""
+"""The provider of libfabric that all hosts of a job can use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PSM3 = Fabric("irdma0", "psm3", "ens1", "")
         ({"a": (BROKEN,), "b": (BROKEN,)}, None, {"a": NO_DATA, "b": NO_DATA}),
     ],
 )  # fmt: skip
-def test_all_hosts_must_have_it(hosts, provider: str | None, reasons: dict[str, str]) -> None:
+def test_all_hosts_must_have_the_provider(hosts, provider: str | None, reasons: dict[str, str]) -> None:
     found, messages = common_provider(hosts)
     assert (found, sorted(messages)) == (provider, sorted(reasons))
     for host, why in reasons.items():

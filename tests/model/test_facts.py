@@ -1,4 +1,4 @@
-"""Facts about hosts, as they are recorded and looked up."""
+"""Facts about hosts: how they are recorded and looked up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_an_older_record_lacks_the_c_library_and_the_memory_limit() -> None:
     assert HostFacts.from_json(older) == SMALL
 
 
-def test_a_job_with_some_cpus_of_a_host_is_assumed_to_have_its_first_cpus() -> None:
+def test_a_job_with_some_cpus_of_a_host_is_assumed_to_have_the_hosts_first_cpus() -> None:
     known, assumed = Facts(like=SMALL, shares={"b": 1}).of("b")
     assert (str(known.topology.allowed), assumed) == ("0", True)
     assert Facts(like=SMALL, shares={"b": 1}, hosts={"b": SMALL}).of("b") == (SMALL, False)

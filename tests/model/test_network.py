@@ -1,11 +1,11 @@
-"""Network interfaces as values, and which one leads to the master."""
+"""Network interfaces as values, and the interface that leads to the master."""
 
 from __future__ import annotations
 
 from cpulaunch.model.network import Interface, interface_to_master
 
 
-def test_loopback_and_bridges_never_win() -> None:
+def test_loopback_and_bridges_are_never_chosen() -> None:
     only = [
         Interface("lo", "127.0.0.1", 8),
         Interface("docker0", "172.17.0.1", 16),

@@ -35,7 +35,7 @@ def test_the_recorded_form_is_a_row_per_cpu() -> None:
 
 
 @pytest.mark.parametrize("data", [{}, {"cpus": 3}, {"cpus": [[0, 0]]}, {"cpus": [["0", 0, 0, 0]]}, [], None])
-def test_malformed_data_is_not_a_recorded_topology(data: object) -> None:
+def test_malformed_data_is_refused_as_a_topology(data: object) -> None:
     with pytest.raises(ConfigError, match="not a recorded topology"):
         Topology.from_json(data)  # type: ignore[arg-type]
 
@@ -46,8 +46,8 @@ def test_a_restricted_topology_keeps_allowed_cpus() -> None:
     assert (str(topology.nodes), str(topology.sockets)) == ("0-1", "0-1")
 
 
-def test_a_core_as_fast_as_all_others_is_no_e_core() -> None:
-    """If only E-cores are allowed, they are ordinary cores to this process."""
+def test_a_core_as_fast_as_all_others_is_not_an_e_core() -> None:
+    """If only E-cores are allowed, they count as ordinary cores."""
     assert any(core.efficient for core in machine("i9-8p-8e").cores)
     assert not any(c.efficient for c in machine("i9-8p-8e").restricted(CoreSet.parse("16-23")).cores)
 
@@ -75,7 +75,7 @@ def test_cores_are_in_the_order_of_nodes() -> None:
     assert [core.cpus for core in topology.cores] == [(1,), (0,), (2,)]
 
 
-def test_the_first_cpus_are_those_of_whole_cores() -> None:
+def test_the_first_cpus_belong_to_whole_cores() -> None:
     topology = topology_from_lscpu(
         "# CPU,Core,Socket,Node\n" + "".join(f"{i},{i % 4},0,0\n" for i in range(8))
     )

@@ -1,7 +1,7 @@
 """Binding: machine x request -> CPUs of each rank, as tables in ``bindings/``, and properties of all
 bindings.
 
-Each file is named after its machine.  A case is a request after ``==`` and the ranks, or the error, below it.
+Each file is named after its machine.  A case is a request after ``==``; below are the ranks, or the error.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def usable(topology: Topology, request: BindingRequest) -> list[Core]:
 
 
 def room(topology: Topology, request: BindingRequest, size: int) -> int:
-    """The number of ranks of ``size`` cores that NUMA nodes hold."""
+    """Return how many ranks of ``size`` cores fit into the NUMA nodes."""
     return sum(count // size for count in Counter(core.node for core in usable(topology, request)).values())
 
 
 @given(topologies(), requests)
-def test_ranks_have_disjoint_nonempty_sets_of_allowed_cores(
+def test_ranks_have_disjoint_and_nonempty_sets_of_allowed_cores(
     topology: Topology, request: BindingRequest
 ) -> None:
     binding = bound(topology, request)
@@ -134,7 +134,7 @@ def three_and_one_cores() -> Topology:
 def test_a_rank_spans_nodes_only_if_that_leaves_fewer_cores_idle(
     topology: Topology, request: BindingRequest
 ) -> None:
-    """If a rank spans nodes, no binding without such a rank leaves as few cores idle."""
+    """If a rank spans nodes, bindings without a spanning rank leave more cores idle."""
     request = replace(request, cores_per_rank="auto", oversubscribe=False)
     binding = bound(topology, request)
     spanning = any(len(rank.numa_nodes) > 1 for rank in binding.ranks)
@@ -147,7 +147,7 @@ def test_a_rank_spans_nodes_only_if_that_leaves_fewer_cores_idle(
         assert within.ranks == binding.ranks
         assert not refused
     elif refused:
-        # Ranks of one core would fit, so only their workers can need more.
+        # Ranks of one core would fit, so only their workers can need more cores.
         assert "no compute core left" in refused
     else:
         idle = [len(physical(topology, each.idle)) for each in (binding, within)]
@@ -165,7 +165,7 @@ def test_a_rank_spans_nodes_only_if_that_leaves_fewer_cores_idle(
         ((10, 8), 2, 9, 1),
     ],
 )
-def test_ranks_stay_within_nodes_where_that_costs_them_few_cores(
+def test_ranks_stay_within_nodes_if_that_costs_them_few_cores(
     per_node: tuple[int, ...], ranks: int, cores: int, spanning: int
 ) -> None:
     nodes = [node for node, count in enumerate(per_node) for _ in range(count)]
@@ -215,7 +215,7 @@ def test_siblings_are_used_only_on_request(topology: Topology, request: BindingR
 
 
 @given(topologies(), requests)
-def test_workers_have_a_cpu_each_or_none(topology: Topology, request: BindingRequest) -> None:
+def test_all_workers_have_a_cpu_or_none_has(topology: Topology, request: BindingRequest) -> None:
     binding = bound(topology, replace(request, dedicate_workers=True))
     assert binding.worker_count == (request.worker_count or 1 if request.worker_count != "auto" else 1)
     assert len(binding.worker_affinity) in (0, binding.worker_count * len(binding.ranks))
@@ -265,10 +265,10 @@ def test_only_the_impossible_is_refused(topology: Topology, request: BindingRequ
 
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=5), st.integers(1, 16))
 def test_the_fewest_possible_ranks_span_nodes(sizes: list[int], ranks: int) -> None:
-    """Compared with all ways to leave cores idle at the ends of nodes."""
+    """The number is compared with all ways to leave cores idle at the ends of nodes."""
     assume(ranks <= sum(sizes))
     size = sum(sizes) // ranks
-    assume(size < 10)  # of larger ranks, all may have less to stay within nodes
+    assume(size < 10)  # larger ranks may all get fewer cores, to stay within nodes
     cpus = [node for node, count in enumerate(sizes) for _ in range(count)]
     topology = Topology(tuple(Cpu(i, i, 0, node) for i, node in enumerate(cpus)))
     binding = bind(topology, BindingRequest(ranks=ranks, dedicate_workers=False))
@@ -286,7 +286,7 @@ def test_the_fewest_possible_ranks_span_nodes(sizes: list[int], ranks: int) -> N
 
 
 @given(st.integers(1, 8), st.integers(1, 12), st.integers(1, 40), st.integers(1, 4))
-def test_scatter_fills_like_nodes_evenly_and_close_packs_them(
+def test_scatter_fills_equal_nodes_evenly_and_close_packs_them(
     nodes: int, per_node: int, ranks: int, size: int
 ) -> None:
     assume(ranks <= nodes * (per_node // size))

@@ -1,4 +1,4 @@
-"""The table of communication settings, as a table."""
+"""The communication settings, as a table."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_unknown_transport_is_named() -> None:
         communication_defaults(CCL._replace(transport="udp"))
 
 
-def test_the_transport_mpi_requires_intel_mpi() -> None:
+def test_transport_mpi_requires_intel_mpi() -> None:
     with pytest.raises(PlanError, match="needs ranks that Intel MPI starts"):
         communication_defaults(CCL._replace(transport="mpi"))
 
@@ -75,7 +75,7 @@ RING = {"CCL_ALLREDUCE": "ring"}
         ({"hosts": 2, "local_ranks": 1}, "tcp"),
         ({"hosts": 2, "provider": "tcp"}, "shm+tcp"),
         ({"worker_count": 0}, "shm"),
-        # over fast cards, and by oneCCL where its settings are used
+        # over fast cards, and by oneCCL if its settings are used
         (OVER_VERBS, "shm+ofi"),
         ({**OVER_VERBS, "local_ranks": 1}, "ofi"),
         ({**OVER_VERBS, "worker_count": 2}, "oneccl"),
@@ -115,5 +115,5 @@ RING = {"CCL_ALLREDUCE": "ring"}
     ],
     ids=str,
 )  # fmt: skip
-def test_the_transport_of_ccls_collectives(change: dict[str, object], expected: str) -> None:
+def test_the_transport_of_collectives_on_ccl(change: dict[str, object], expected: str) -> None:
     assert decide_transport(**{**JOB, **change}) == expected  # type: ignore[arg-type]

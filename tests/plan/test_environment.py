@@ -58,12 +58,12 @@ def chosen_of(found, allocator, openmp, users, untuned=MUSL) -> Libraries:
             {},
             {"LD_PRELOAD": "/t/libtcmalloc_minimal.so.4:/i/libiomp5.so", "KMP_BLOCKTIME": "1"},
         ),
-        # torch brings Intel's itself
+        # this torch ships with Intel's runtime
         ({"torch": "/torch/lib/libiomp5.so"}, "auto", "intel", {}, {"KMP_BLOCKTIME": "1"}),
         ({"torch": "/torch/lib/libiomp5.so"}, "auto", "auto", {}, {"KMP_BLOCKTIME": "1"}),
         # an uninspected host: a name for the linker to find
         (None, "default", "intel", {}, {"LD_PRELOAD": "libiomp5.so", "KMP_BLOCKTIME": "1"}),
-        # the user's own stays, and comes first
+        # the user's own preload stays, and comes first
         (
             FOUND,
             "auto",
@@ -83,7 +83,9 @@ def chosen_of(found, allocator, openmp, users, untuned=MUSL) -> Libraries:
         ),
     ],
 )  # fmt: skip
-def test_choices(found, allocator, openmp, users, expected) -> None:
+def test_libraries_are_chosen_by_what_is_installed_and_requested(
+    found, allocator, openmp, users, expected
+) -> None:
     found = {**GOMP, **found} if found is not None else None
     assert chosen_of(found, allocator, openmp, users).env == expected
 
@@ -171,7 +173,7 @@ def test_a_contradiction_to_the_users_preload_is_an_error(allocator: str, openmp
     [
         ("xeon-2x28", BindingRequest(ranks=4), 1, "{15:13},{16}:12"),
         ("xeon-2x28", BindingRequest(ranks=4, logical_cores=True), 0, "{1:13,57:13},{2,58}:12"),
-        ("xeon-2x28", BindingRequest(ranks=56), 0, None),  # one thread needs no place of its own
+        ("xeon-2x28", BindingRequest(ranks=56), 0, None),  # a single thread needs no place
         (
             "xeon-2x28",
             BindingRequest(ranks=2, threads=4),
@@ -195,7 +197,7 @@ def test_places_of_intels_runtime() -> None:
 
 
 def expanded(text: str) -> list[CoreSet]:
-    """The places in a value of OMP_PLACES, by OpenMP 5.2, 21.1.6: ``{lower:length},…`` and
+    """Return the places in a value of OMP_PLACES (OpenMP 5.2, 21.1.6): ``{lower:length},…`` and
     ``{…}:number:stride``."""
     places = []
     for inside, number, stride in re.findall(r"\{([^}]*)\}(?::(\d+))?(?::(\d+))?", text):
@@ -233,11 +235,11 @@ def rank_on(nodes: str) -> RankPlan:
     [
         ("xeon-2x28", "1", False, "prefer:1"),
         ("xeon-2x28", "1", True, "bind:1"),
-        ("xeon-2x28", "0-1", False, ""),  # each thread takes near memory, as the kernel does by default
+        ("xeon-2x28", "0-1", False, ""),  # each thread gets near memory, the kernel's default
         ("xeon-max-hbm", "0", False, "prefer:0"),
         ("vm-8-adjacent", "0", False, ""),
         ("vm-8-adjacent", "0", True, ""),
     ],
 )
-def test_memory_policies(name: str, nodes: str, strict: bool, expected: str) -> None:
+def test_the_memory_policy_of_a_rank(name: str, nodes: str, strict: bool, expected: str) -> None:
     assert memory_policy(rank_on(nodes), machine(name), strict) == expected

@@ -75,7 +75,7 @@ def dry_run(*options: str, format: str) -> str:
     return plan_as_text(plan, commands, picture, like=like, verbose=config.output.verbose)
 
 
-# Launchers differ in their commands.  Plans as text or JSON hardly differ, so a few are kept.
+# Launchers have different commands.  Plans as text or JSON hardly differ, so only a few are golden.
 GOLDEN = [
     *((case, "shell") for case in CASES),
     *((case, "text") for case in ("four-by-four.ssh", "uneven.intel", "gloo-on-addresses.intel")),
@@ -84,7 +84,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("case", "format"), GOLDEN)
-def test_a_dry_run_is_the_golden_one(case: str, format: str) -> None:
+def test_a_dry_run_equals_the_golden_text(case: str, format: str) -> None:
     text = dry_run(*CASES[case], format=format)
     golden = HERE / "golden" / (case + {"text": ".txt", "json": ".json", "shell": ".sh"}[format])
     if os.environ.get("UPDATE_GOLDEN"):
@@ -95,7 +95,7 @@ def test_a_dry_run_is_the_golden_one(case: str, format: str) -> None:
 
 def test_the_clusters_page_shows_the_real_plan() -> None:
     golden = (HERE / "golden" / "four-by-four.ssh.txt").read_text()
-    script = "examples/digits.py"  # so that the command works in a checkout
+    script = "examples/digits.py"  # the command has to work in a checkout
     assert (REPOSITORY / script).is_file()
     typed = f"$ cpulaunch run -f {FOUR} --lscpu {BIG} --dry-run {script}\n"
     quoted = golden.partition("\n2 sockets")[0]
@@ -163,7 +163,7 @@ def test_common_variables_of_local_commands_are_listed_once() -> None:
     ("options", "environ", "level"),
     [((), {}, "error"), (("-v",), {}, "error"), ((), {"CCL_LOG_LEVEL": "warn"}, "warn")],
 )
-def test_only_ccl_log_level_asks_oneccl_for_its_warnings(options, environ, level) -> None:
+def test_oneccl_prints_warnings_only_if_ccl_log_level_is_set(options, environ, level) -> None:
     config = load(run_parser().parse_args(options).given, environ={**ENVIRON, **environ})
     facts = Facts(like=HostFacts(topology_from_lscpu((REPOSITORY / BIG).read_text())))
     assert make_plan(config, facts, PROGRAM).env["CCL_LOG_LEVEL"] == level

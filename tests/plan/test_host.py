@@ -1,4 +1,4 @@
-"""One host's plan, by the one function that the planner and the agents call."""
+"""One host's plan, by the function that both the planner and the agents call."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_variables_of_its_network_come_first_and_libraries_last() -> None:
     assert (planned.allocator, planned.openmp) == ("tcmalloc", "intel")
 
 
-def test_an_impossible_library_is_an_error() -> None:
+def test_a_library_that_cannot_be_used_is_an_error() -> None:
     with pytest.raises(PlanError, match="allocator jemalloc: jemalloc was not found"):
         plan_host(HostInput("a", FACTS, BINDING), HostRequest(allocator="jemalloc"))
 
@@ -90,8 +90,8 @@ def test_a_request_round_trips(binding: BindingRequest, allocator: str, openmp: 
         ["ccl.interface=ib0", "ccl.provider=verbs"],
     ],
 )
-def test_agents_on_a_host_as_assumed_get_the_same_plan(settings: list[str]) -> None:
-    """The agent's part on an uninspected host, here with the facts that the planner assumed."""
+def test_agents_on_a_host_that_is_as_assumed_make_the_same_plan(settings: list[str]) -> None:
+    """On an uninspected host, the agent makes the plan; here, it finds the facts that the planner assumed."""
     facts = replace(BIG, libraries=FOUND)
     planned = make(*settings, hosts="a", facts=facts)
     (host,) = planned.hosts

@@ -32,7 +32,7 @@ def cores(plan: Plan) -> list[str]:
 
 
 def placement_of(plan: Plan) -> Placement:
-    """The plan as the agents receive it."""
+    """Return the plan as the agents receive it."""
     commands = launchers.load(plan.launcher).commands(
         plan, Installation("/agent.py", "/ssh.sh", "/spawner.py")
     )
@@ -40,7 +40,7 @@ def placement_of(plan: Plan) -> Placement:
 
 
 class TestNumber:
-    """On two sockets of 28 cores, each a NUMA node."""
+    """The number of instances, mostly on two sockets of 28 cores, each a NUMA node."""
 
     @pytest.mark.parametrize(
         ("settings", "expected"),
@@ -60,12 +60,12 @@ class TestNumber:
         assert cores(plan) == expected
         assert plan.instances == Instances(len(expected))
 
-    def test_of_small_ones_is_as_many_as_fit_within_the_nodes(self) -> None:
+    def test_of_small_instances_is_as_many_as_fit_within_the_nodes(self) -> None:
         plan = make("instances.cores_per_instance=4")
         assert plan.world_size == 14
         assert all(len(rank.numa_nodes) == 1 for rank in plan.hosts[0].ranks)
 
-    def test_is_that_of_all_hosts_together(self) -> None:
+    def test_counts_the_instances_of_all_hosts_together(self) -> None:
         plan = make("instances.count=6", hosts="a,b,c")
         assert [len(host.ranks) for host in plan.hosts] == [2, 2, 2]
 
@@ -74,7 +74,7 @@ class TestNumber:
         plan = make("instances.cores_per_instance=7", hosts="a,b", hosts_known={"a": BIG, "b": small})
         assert [len(host.ranks) for host in plan.hosts] == [8, 4]
 
-    def test_ignores_slots_since_they_count_ranks(self) -> None:
+    def test_does_not_depend_on_slots_which_count_ranks(self) -> None:
         assert make("instances.count=auto", hosts="a:7,b:7").world_size == 4
 
     @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ class TestNumber:
 
 
 class TestEnvironment:
-    def test_has_no_process_group(self) -> None:
+    def test_has_no_variables_of_a_process_group(self) -> None:
         plan = make("instances.count=2", hosts="a,b")
         names = {"MASTER_ADDR", "GLOO_SOCKET_IFNAME", variables.BACKEND, "CCL_WORKER_COUNT", "FI_PROVIDER"}
         given = {*plan.env, *(name for host in plan.hosts for name in host.env)}
@@ -124,7 +124,7 @@ class TestOnlyOne:
         request = plan.request.binding
         assert (str(request.cores), request.cores_per_rank) == (cores(plan)[0], "auto")
 
-    def test_here_needs_no_launcher_of_several_hosts(self) -> None:
+    def test_on_this_host_needs_no_launcher_for_several_hosts(self) -> None:
         assert make("instances.count=2", "instances.only=0", hosts="head,b").here_alone
 
     def test_that_does_not_exist_is_refused(self) -> None:
@@ -134,7 +134,7 @@ class TestOnlyOne:
             make("instances.count=2", "instances.only=2")
         assert e.value.hint == "the instances are 0 to 1"
 
-    def test_of_none_is_refused(self) -> None:
+    def test_without_instances_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="the job has no instances"):
             make("instances.only=2")
 
@@ -152,7 +152,7 @@ class TestArgumentsOfEach:
         plan = self.planned(("instances.count", "3", "--instances"), ("instances.only", "2", "--instance"))
         assert placement_of(plan).each == (("--a", "2"),)
 
-    def test_must_be_as_many(self) -> None:
+    def test_must_be_as_many_as_the_instances(self) -> None:
         with pytest.raises(PlanError, match="--each has 3 lines, but the job has 2 instances"):
             self.planned(("instances.count", "2", "--instances"))
 
@@ -179,7 +179,7 @@ class TestContradictions:
         assert str(e.value) == f"{key} ({option}) contradicts instances.count (--instances)"
         assert e.value.hint
 
-    def test_are_none_if_one_is_weaker(self, tmp_path) -> None:
+    def test_do_not_arise_if_one_setting_is_weaker(self, tmp_path) -> None:
         restarts = {Table.watch.max_restarts: 2, Table.watch.stall_action: "restart"}
         text = yaml_text({Table.hosts.nproc_per_node: 4, Table.training.backend: "gloo", **restarts})
         config = load([COUNT], file=tmp_path / "c.yaml", text=text, environ={})
@@ -187,7 +187,7 @@ class TestContradictions:
         assert (plan.world_size, plan.settings.watch.max_restarts) == (2, 0)
         assert plan.settings.watch.stall_action == "report"
 
-    def test_are_none_if_a_file_sets_the_default(self, tmp_path) -> None:
+    def test_do_not_arise_if_a_file_sets_the_default(self, tmp_path) -> None:
         settings = {
             Table.hosts.nproc_per_node: "auto",
             Table.training.backend: "gloo",
@@ -225,13 +225,13 @@ class TestContradictions:
         config = load([], file=Path("-n.yaml"), text=text, environ={"CPULAUNCH_INSTANCES_COUNT": "2"})
         assert make_plan(config, Facts(like=BIG), PROGRAM).instances == Instances(2)
 
-    def test_none_overrides_a_file(self, tmp_path) -> None:
+    def test_the_value_none_overrides_a_file(self, tmp_path) -> None:
         text = yaml_text({Table.instances.cores_per_instance: 4})
         none = [("instances.count", "none", "--instances")]
         config = load(none, file=tmp_path / "c.yaml", text=text, environ={})
         assert make_plan(config, Facts(like=BIG), PROGRAM).instances is None
 
-    def test_none_of_a_file_is_weaker_than_an_option(self, tmp_path) -> None:
+    def test_the_value_none_in_a_file_is_weaker_than_an_option(self, tmp_path) -> None:
         text = yaml_text({Table.instances.count: "none"})
         cores = [("instances.cores_per_instance", "4", "--latency-mode")]
         config = load(cores, file=tmp_path / "c.yaml", text=text, environ={})
@@ -239,7 +239,7 @@ class TestContradictions:
         each = as_instances(load([], file=tmp_path / "c.yaml", text=text, environ={}), 3)
         assert each.instances.count == 3
 
-    def test_are_detected_once(self) -> None:
+    def test_are_reported_once(self) -> None:
         config = as_instances(load([COUNT, ("instances.cores_per_instance", "4", "-c")], environ={}))
         assert as_instances(config) == config
 

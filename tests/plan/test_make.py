@@ -1,4 +1,4 @@
-"""Requests and facts → plan: sizes, launchers, environment, errors.  Nothing here looks at this machine."""
+"""Plans from requests and facts: sizes, launchers, environment, errors.  No test looks at this machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sizes(made: Plan) -> list[int]:
         (["hosts.nproc_per_node=5"], "", [5]),
         ([], "a,b", [2, 2]),
         ([], "a:3,b:1", [3, 1]),
-        (["hosts.nproc_per_node=4"], "a:3,b:1", [4, 4]),  # -ppn beats slots
+        (["hosts.nproc_per_node=4"], "a:3,b:1", [4, 4]),  # -ppn overrides slots
         (["hosts.nnodes=2"], "a,b,c", [2, 2]),
         (["hosts.nnodes=2", "hosts.nproc=6"], "a,b,c", [3, 3]),
         (["hosts.nproc=6"], "a,b,c", [2, 2, 2]),
@@ -139,12 +139,12 @@ def test_ssh_takes_no_arguments_of_an_mpi() -> None:
     ("hosts", "here_alone"),
     [("", True), ("head", True), ("localhost:2", True), ("a", False), ("head,a", False)],
 )
-def test_any_name_of_this_host_keeps_a_job_here(hosts: str, here_alone: bool) -> None:
+def test_a_job_on_this_host_is_local_by_any_name_of_the_host(hosts: str, here_alone: bool) -> None:
     assert make(hosts=hosts).here_alone is here_alone
 
 
 class TestMpi:
-    def test_without_any_the_error_names_both_remedies(self) -> None:
+    def test_without_an_mpi_the_error_names_both_remedies(self) -> None:
         with pytest.raises(PlanError, match="no MPI was found") as e:
             make("launcher=mpirun", hosts="a,b", mpis=())
         assert "pip install 'cpulaunch[mpi]'" in (e.value.hint or "")
@@ -170,7 +170,7 @@ class TestEnvironment:
         assert "UNRELATED" not in made.env
         assert setting(made, "cpu.threads") == (5, "$OMP_NUM_THREADS")
 
-    def test_a_flag_wins_over_the_fields_variable(self) -> None:
+    def test_an_option_wins_over_a_variable_of_another_program(self) -> None:
         made = make(
             "ccl.worker_count=2", "cpu.threads=3", environ={"CCL_WORKER_COUNT": "1", "OMP_NUM_THREADS": "9"}
         )
@@ -186,7 +186,7 @@ class TestEnvironment:
         assert made.forward == ("TOKEN",)
         assert "hunter2" not in json.dumps(made.to_json())
 
-    def test_open_mpi_gets_every_name_that_makes_sense_elsewhere(self) -> None:
+    def test_open_mpi_forwards_the_variables_that_make_sense_on_other_hosts(self) -> None:
         environ = {
             "PATH": "/bin",
             "HF_TOKEN": "t",
@@ -209,7 +209,7 @@ class TestEnvironment:
         assert note.endswith(": SLURM_PROCID, OMPI_COMM_WORLD_RANK (-x NAME keeps one)")
         assert "PMI_RANK" in make(hosts="").hidden  # started by cpulaunch itself
 
-    def test_worker_affinity_is_the_hosts_one_list(self) -> None:
+    def test_worker_affinity_is_one_list_for_the_host(self) -> None:
         made = make("hosts.nproc_per_node=4", "ccl.worker_count=1", hosts="a,b")
         assert [host.env for host in made.hosts] == [{"CCL_WORKER_AFFINITY": "0,14,28,42"}] * 2
         assert "CCL_WORKER_AFFINITY" not in made.env
@@ -238,7 +238,7 @@ class TestLibrariesAndMemory:
         preloads = [host.env["LD_PRELOAD"] for host in made.hosts]
         assert preloads == [facts.libraries["tcmalloc"] for facts in known.values() if facts.libraries]
         assert setting(made, "cpu.allocator")[0] == "tcmalloc"
-        assert "LD_PRELOAD" not in made.env  # mpiexec and the agents do without
+        assert "LD_PRELOAD" not in made.env  # neither mpiexec nor the agents get it
 
     def test_a_host_without_the_library_does_without_or_is_an_error(self) -> None:
         known = {"a": self.DEBIAN, "b": self.BARE}
@@ -248,7 +248,7 @@ class TestLibrariesAndMemory:
         with pytest.raises(PlanError, match="b: allocator tcmalloc: tcmalloc was not found"):
             make("cpu.allocator=tcmalloc", hosts="a,b", hosts_known=known)
 
-    def test_without_tcmalloc_malloc_is_tuned_if_memory_suffices(self) -> None:
+    def test_without_tcmalloc_malloc_is_tuned_if_there_is_enough_memory(self) -> None:
         roomy, full = (
             replace(self.BARE, libc="glibc 2.36"),
             replace(self.BARE, libc="glibc 2.28", memory_limit=15 << 30),
@@ -259,12 +259,12 @@ class TestLibrariesAndMemory:
             "glibc (tcmalloc is not installed); default (tcmalloc is not installed, and the control group "
             "allows 7.5 GiB of memory per rank, and 8 GiB are needed to keep freed memory)"
         )
-        assert "GLIBC_TUNABLES" not in made.env  # mpiexec and the agents do without
+        assert "GLIBC_TUNABLES" not in made.env  # neither mpiexec nor the agents get it
         asked = make("cpu.allocator=glibc", hosts="b", hosts_known={"b": full})
         assert asked.hosts[0].env["GLIBC_TUNABLES"] == tunables({})
         assert setting(asked, "cpu.allocator")[0] == "glibc"
 
-    def test_the_detected_allocator_is_a_settings_value(self) -> None:
+    def test_the_detected_allocator_is_a_value_of_the_setting(self) -> None:
         made = make(facts=replace(self.BARE, libc="glibc 2.36"))
         assert setting(made, "cpu.allocator")[0] == "glibc"
         assert setting(make(facts=replace(self.BARE, libc="musl")), "cpu.allocator")[0] == "default"
@@ -299,7 +299,7 @@ class TestLibrariesAndMemory:
         with pytest.raises(PlanError, match="allocator tcmalloc is requested, but LD_PRELOAD has jemalloc"):
             make_plan(asked, facts, PROGRAM)
 
-    def test_values_of_env_are_kept_too(self) -> None:
+    def test_values_that_env_sets_are_kept_too(self) -> None:
         made = make("env=LD_PRELOAD=/my/libfoo.so", facts=self.DEBIAN)
         assert made.hosts[0].env["LD_PRELOAD"] == (
             "/my/libfoo.so:/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"
@@ -398,7 +398,9 @@ class TestBackendAndPrecision:
             (["training.precision=fp32"], (4e11, 8e11), "fp32"),
         ],
     )
-    def test_the_faster_precision_unless_the_user_chooses(self, settings, rates, precision) -> None:
+    def test_the_faster_precision_is_chosen_unless_the_user_names_one(
+        self, settings, rates, precision
+    ) -> None:
         threads = make(facts=SMALL).hosts[0].ranks[0].threads
         made = make(*settings, facts=replace(SMALL, rates=(ProductRates(threads, *rates),)))
         assert made.env["CPULAUNCH_PRECISION"] == setting(made, "training.precision")[0] == precision

@@ -1,4 +1,4 @@
-"""When glibc's malloc is tuned, and the value of GLIBC_TUNABLES."""
+"""The conditions for tuning glibc's malloc, and the value of GLIBC_TUNABLES."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from cpulaunch.plan.plan import Plan
 
 
 def with_cards(*cards: tuple[Fabric, ...], settings: tuple[str, ...] = ()) -> Plan:
-    """The plan for hosts that have these cards."""
+    """Return the plan for hosts that have these cards."""
     hosts = {
         f"node{number}": replace(SMALL, cpu_flags=("amx_bf16",), interface=f"eth{number}", fabrics=found)
         for number, found in enumerate(cards)
@@ -39,7 +39,7 @@ def looked_at(
     known: Mapping[str, HostFacts] = KNOWN,
     environ: dict[str, str] | None = None,
 ) -> Plan:
-    """The plan for hosts of which some were inspected."""
+    """Return the plan for hosts, some of which were inspected."""
     return make(*settings, hosts=hosts, facts=SMALL, hosts_known=known, environ=environ)
 
 
@@ -96,7 +96,7 @@ def test_a_common_interface_is_named_once() -> None:
     assert [host.env for host in made.hosts] == [{}, {}]
 
 
-def test_the_users_choice_wins() -> None:
+def test_the_interface_that_the_user_chooses_wins() -> None:
     assert looked_at("ccl.interface=ib0").env["GLOO_SOCKET_IFNAME"] == "ib0"
     made = looked_at(environ={"GLOO_SOCKET_IFNAME": "ib1"})
     assert "GLOO_SOCKET_IFNAME" not in {**made.env, **made.hosts[0].env, **made.hosts[1].env}
@@ -127,7 +127,7 @@ def test_the_master_is_the_first_hosts_address() -> None:
     ],
 )
 def test_other_hosts_never_get_a_loopback_address(hosts: str, names: tuple[str, ...], expected: str) -> None:
-    """As in a dry run, which doesn't look for an address."""
+    """An example is a dry run, which doesn't look for an address."""
     first = hosts.partition(",")[0]
     made = looked_at(hosts=hosts, known={first: replace(SMALL, names=frozenset(names))})
     assert (made.master_addr, made.env["MASTER_ADDR"]) == (expected, expected)
@@ -161,7 +161,7 @@ def test_instances_have_no_rendezvous() -> None:
 
 
 def transport(plan: Plan) -> tuple[str, str | None, tuple[str, str]]:
-    """The transport of collectives: in the plan, in the ranks' environment, and the setting with its origin."""
+    """Return the transport in the plan and in the ranks' environment, and the setting with its origin."""
     return plan.transport, plan.env.get("CPULAUNCH_RANK_CCL_TRANSPORT"), setting(plan, "ccl.transport")
 
 
@@ -214,7 +214,7 @@ def test_libfabric_drives_a_card_unless_the_user_wants_tcp() -> None:
     assert (forced.transport, forced.env["FI_PROVIDER"], forced.notes) == ("tcp", "tcp", ())
 
 
-def test_gloo_has_its_own_transport() -> None:
+def test_collectives_on_gloo_have_gloos_own_transport() -> None:
     assert transport(make("training.backend=gloo")) == ("", None, ("auto", "default"))
 
 
@@ -238,7 +238,9 @@ PORTS = "hosts.port_range=20000-20099"
         (("hosts.master_port=29500",), "port 29500 is outside of hosts.port_range"),
     ],
 )
-def test_nothing_listens_outside_the_users_ports(settings: tuple[str, ...], says: str) -> None:
+def test_nothing_listens_outside_of_the_ports_that_the_user_allows(
+    settings: tuple[str, ...], says: str
+) -> None:
     with pytest.raises(CpulaunchError, match=says):
         looked_at(PORTS, *settings)
 

@@ -42,7 +42,7 @@ def drawn(name: str, request: BindingRequest | None = None, **options: Any) -> s
         ("quota-narrow", "container-quota", BindingRequest(), {"width": 50}),
     ],
 )
-def test_a_picture_is_the_golden_one(
+def test_a_picture_equals_the_golden_text(
     file: str, name: str, request_: BindingRequest, options: dict[str, Any]
 ) -> None:
     assert drawn(name, request_, **options) + "\n" == (
@@ -66,14 +66,14 @@ def test_lines_fit_the_width_and_boxes_are_closed(name: str, width: int) -> None
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_core_has_one_cell(name: str) -> None:
-    """Each row is labelled by its first and last CPU; the cells between them add up to the cores."""
+    """Each row is labelled with its first and last CPU; the cells between them add up to the cores."""
     boxes = drawn(name, BindingRequest(dedicate_workers=False)).split("each number")[0]
     rows = re.findall(r"│ │ +\d+(?:-\d+)? (.*) │ │", boxes)
     assert sum(len(row.split()) for row in rows) == len(machine(name).cores)
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_colour_adds_nothing_but_colour(name: str) -> None:
+def test_colour_changes_nothing_else_in_the_picture(name: str) -> None:
     coloured = drawn(name, look=Look(colour=True))
     assert ESCAPE.search(coloured)
     assert ESCAPE.sub("", coloured) == drawn(name)

@@ -1,4 +1,4 @@
-"""The plan as it travels to the agents: it round-trips, and is small."""
+"""The plan as it is sent to the agents: it round-trips, and is small."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cpulaunch.plan.plan import Plan
 
 
 def travelling(plan: Plan) -> dict[str, str]:
-    """The variables that carry ``plan`` to the agents."""
+    """Return the variables that carry ``plan`` to the agents."""
     commands = launchers.load(plan.launcher).commands(
         plan, Installation("/agent.py", "/ssh.sh", "/spawner.py")
     )
@@ -55,7 +55,7 @@ host_plans = st.tuples(texts, st.booleans(), st.dictionaries(texts, texts), rank
 
 
 def different(placement: Placement) -> int:
-    """The number of different hosts in the text.  Hosts that are alike share an entry."""
+    """Return the number of different hosts in the text.  Equal hosts share an entry."""
     return len({id(host.ranks) for host in placement.hosts})
 
 
@@ -90,8 +90,8 @@ def test_a_placement_has_the_planned_values() -> None:
     assert placement.request == json.loads(json.dumps(plan.request.to_json()))
 
 
-def test_a_thousand_like_hosts_take_a_few_kilobytes_more_than_one() -> None:
-    """Linux lets one variable have 128 KB."""
+def test_a_thousand_equal_hosts_take_a_few_kilobytes_more_than_one() -> None:
+    """On Linux, a variable may have at most 128 KB."""
     one, thousand = (travelling(make("hosts.nproc_per_node=8", hosts=hosts)) for hosts in ("n1", "n[1-1024]"))
     assert different(Placement.from_variables(thousand)) == 1
     assert len(thousand["CPULAUNCH_PLACEMENT"]) - len(one["CPULAUNCH_PLACEMENT"]) < 16_000
@@ -106,7 +106,7 @@ def test_a_thousand_different_hosts_fit_into_variables() -> None:
     assert [host[:4] for host in placement.hosts] == [host[:4] for host in plan.hosts]
 
 
-def test_a_placement_that_fits_no_variables_is_an_error() -> None:
+def test_a_placement_too_large_for_variables_is_an_error() -> None:
     noise = random.Random(0).randbytes(2 << 20).hex()
     with pytest.raises(PlanError, match=r"the plan of 1 hosts takes \d+ bytes; agents can receive 983040"):
         travelling(make(f"env=NOISE={noise}"))

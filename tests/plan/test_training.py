@@ -1,4 +1,4 @@
-"""The one decision on precision, which the planner and ranks without a plan share."""
+"""The decision on precision, which the planner and ranks without a plan share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AMX, AVX, NO_FLAGS = ("amx_bf16", "avx512_bf16"), ("avx512_bf16",), ()
 def host(
     fp32: float = 0, bf16: float = 0, *, flags=AVX, cpu: Cpu | None = INTEL, name="localhost"
 ) -> HostSpeed:
-    """A host whose ranks were measured at these GFLOP/s, or that was not measured."""
+    """Return a host whose ranks were measured at these GFLOP/s, or that was not measured."""
     return HostSpeed(name, cpu, flags, ProductRates(14, fp32 * 1e9, bf16 * 1e9) if fp32 else None)
 
 
@@ -81,6 +81,6 @@ def test_the_users_slower_choice_is_kept_with_a_warning(
         (host(flags=NO_FLAGS), ""),
     ],
 )
-def test_fp32_by_the_users_choice_is_no_reason_for_a_warning(one: HostSpeed, why: str) -> None:
+def test_there_is_no_warning_if_the_user_chooses_fp32(one: HostSpeed, why: str) -> None:
     decision = decide_precision("fp32", [one])
     assert (decision.precision, decision.why, decision.warning) == ("fp32", why, "")

@@ -26,7 +26,7 @@ JOBS = {
     "flux-whole-nodes": "--nnodes 4",
 }
 
-# The output of each program for an accepted job, and the job's end.
+# Scripts in place of the queues' programs, which report an accepted job, and its end.
 PROGRAMS = {
     "qsub": "cat >/dev/null; echo 7.server",
     "qstat": "echo ' job_state = F'; echo ' Exit_status = 5'",
@@ -62,7 +62,7 @@ def submit(environment: dict[str, str], directory: Path, *words: str) -> subproc
 
 
 @pytest.mark.parametrize("case", JOBS)
-def test_a_script_is_the_golden_text(case: str, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_script_equals_the_golden_text(case: str, environment: dict[str, str], tmp_path: Path) -> None:
     to = case.partition("-")[0]
     words = ("--to", to, "--dry-run", "--lscpu", "lscpu", *JOBS[case].split(), "train.py", "--lr", "0.1")
     done = submit(environment, tmp_path, *words)
@@ -85,7 +85,7 @@ def test_a_job_is_submitted_and_followed_to_its_end(
     assert "7" in done.stderr
 
 
-def test_slots_of_lsf_need_a_number_per_host(environment: dict[str, str], tmp_path: Path) -> None:
+def test_lsf_needs_a_number_of_ranks_per_host(environment: dict[str, str], tmp_path: Path) -> None:
     done = submit(environment, tmp_path, "--to", "lsf", "-n", "8", "train.py")
     assert done.returncode == 2
     assert "hint: -R 'span[ptile=N]'" in done.stderr
@@ -98,7 +98,7 @@ def test_each_example_is_short_and_states_that_it_was_never_run() -> None:
         assert "never run on a real" in text
 
 
-def test_the_clusters_page_submits_to_one(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_clusters_page_submits_to_an_example_queue(environment: dict[str, str], tmp_path: Path) -> None:
     page = (REPOSITORY / "docs" / "clusters.md").read_text()
     (typed,) = re.findall(r"^cpulaunch submit (.*)$", page, re.M)
     done = submit(environment, tmp_path, *typed.split())

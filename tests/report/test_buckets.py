@@ -1,4 +1,4 @@
-"""Telemetry in buckets: sums stay correct for any rows and any number of them."""
+"""Telemetry in buckets: sums stay correct for rows of any kind and number."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_rows_of_several_steps_count_as_several() -> None:
 
 
 def test_rows_without_a_time_follow_each_other() -> None:
-    """These are the minimal rows of the interface."""
+    """The public interface allows such minimal rows."""
     buckets = Buckets()
     buckets.add([{"rank": 0, "step": n, "seconds": 0.25} for n in (1, 2, 3)])
     assert np.flatnonzero(buckets.of["steps"][0]).tolist() == [16, 32, 48]

@@ -19,7 +19,7 @@ from cpulaunch.report.read import read_job
 def job(
     tmp_path: Path, *rows: dict[str, Any], waiting: float = 0.0, reading: dict[int, float] | None = None
 ) -> Path:
-    """20 steps of 0.1 s of 4 ranks.  All ranks but rank 1 wait for ``waiting`` seconds in each."""
+    """Write 20 steps of 0.1 s of 4 ranks.  In each, all ranks but rank 1 wait for ``waiting`` seconds."""
     place = write_job(tmp_path, steps=0)
     lines = [
         {
@@ -57,7 +57,7 @@ def test_a_slow_rank_is_named_with_its_delay(tmp_path: Path) -> None:
 
 
 def test_a_slow_rank_is_compared_with_the_other_ranks(tmp_path: Path) -> None:
-    """Also of two ranks, where half of the median of all would be its own figure."""
+    """With two ranks, the rank itself would be half of a median over all ranks."""
     place = job(tmp_path, waiting=0.08)
     rows = [json.loads(line) for line in (place / "telemetry.jsonl").read_text().splitlines()]
     text = "".join(json.dumps(row) + "\n" for row in rows if row.get("rank", 0) < 2)
@@ -116,7 +116,7 @@ def test_a_loader_that_is_slow_on_all_ranks(tmp_path: Path) -> None:
     ],
 )
 def test_outside_influences_on_a_rank_come_first(tmp_path: Path, name: str, says: str) -> None:
-    """It comes first although its consequences take more time."""
+    """The influence comes first, although its consequences take more time."""
     rows = [{"rank": 1, name: 0.3}, {"rank": 1, name: 0.5}, {"rank": 3, name: 0.3}, {"rank": 0, name: 0.01}]
     first, second = texts(job(tmp_path, *rows, waiting=0.08))
     assert first.startswith(says)
@@ -124,7 +124,7 @@ def test_outside_influences_on_a_rank_come_first(tmp_path: Path, name: str, says
     assert second.startswith("80 % of the others' time waiting")
 
 
-def test_nothing_stands_out(tmp_path: Path) -> None:
+def test_in_a_normal_job_nothing_stands_out(tmp_path: Path) -> None:
     place = job(tmp_path, {"rank": 0, "throttled": 0.02, "far_memory": 0.1})
     assert texts(place) == []
     assert "What stands out" not in render([read_job(place)], "", "test")
@@ -155,7 +155,7 @@ def test_figures_from_counters_need_counters(tmp_path: Path) -> None:
 
 
 def of_instances(place: Path) -> Numbers:
-    """The same job, as instances 5 to 8."""
+    """Return the same job as instances 5 to 8."""
     plan = json.loads((place / "plan.json").read_text())
     (place / "plan.json").write_text(json.dumps({**plan, "instances": {"first": 5}}))
     return Numbers(read_job(place))

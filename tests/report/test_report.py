@@ -29,7 +29,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not in
 
 
 def opened(page: Path, profile: Path, *options: str) -> tuple[str, list[str]]:
-    """The page's elements after its script has run, and the console's messages."""
+    """Return the page's elements after its script has run, and the console's messages."""
     assert CHROMIUM
     done = subprocess.run(
         [
@@ -47,12 +47,12 @@ DARK = "--blink-settings=preferredColorScheme=0"
 
 
 def figures_of(dom: str) -> dict[str, str]:
-    """The SVG of each figure."""
+    """Return the SVG of each figure."""
     return dict(re.findall(r'<div class="figure[^"]*" id="(\w+)-\d+".*?(<svg.*?</svg>)', dom, re.S))
 
 
 def marks_of(svg: str, label: str) -> list[tuple[dict[str, str], dict[str, str]]]:
-    """The values and attributes of each mark whose description has ``label``."""
+    """Return the values and attributes of the marks with ``label`` in their descriptions."""
     found = [dict(re.findall(r'([\w-]+)="([^"]*)"', tag)) for tag in re.findall(r"<(?:path|line)[^>]*>", svg)]
     values = [(re.split(r"; (?=[\w ]+: )", mark.get("aria-label", "")), mark) for mark in found]
     return [
@@ -127,7 +127,7 @@ def test_a_report_draws_the_jobs_figures_in_the_browsers_theme(
 @needs_chromium
 @pytest.mark.repeats
 def test_a_report_has_the_browsers_colours(report: Path, tmp_path: Path) -> None:
-    """By the pixels of a screenshot, not only by the elements."""
+    """The test reads the pixels of a screenshot, not only the elements."""
     images = pytest.importorskip("PIL.Image")
     for theme, options in (("light", ()), ("dark", (DARK,))):
         shot = tmp_path / f"{theme}.png"
@@ -169,7 +169,7 @@ def test_a_long_job_makes_a_small_file_with_little_memory(tmp_path: Path) -> Non
     )  # KiB; the rows take several times that
 
 
-def test_a_report_has_no_secret(tmp_path: Path) -> None:
+def test_a_report_contains_no_secret(tmp_path: Path) -> None:
     page = render([read_job(write_job(tmp_path))], "", "test")
     assert "--api-key … --hub https://…@hub.example" in page
     assert "HF_TOKEN=…" in page
@@ -253,7 +253,7 @@ def test_a_job_with_few_files_has_a_report(tmp_path: Path) -> None:
 
 
 def test_a_report_without_vegas_scripts_has_findings_and_a_remedy(tmp_path: Path) -> None:
-    """As in an installation that could not fetch them, here a copy of the package without them."""
+    """An installation may fail to fetch them.  The test uses a copy of the package without the scripts."""
     write_job(tmp_path / "runs")
     without = shutil.ignore_patterns("vega", "__pycache__")
     shutil.copytree(REPOSITORY / "cpulaunch", tmp_path / "cpulaunch", ignore=without)
@@ -289,7 +289,7 @@ def with_figures(place: Path, figures: Sequence[object] = FIGURES) -> Path:
     return place
 
 
-def test_metrics_of_programs_are_a_table(tmp_path: Path) -> None:
+def test_metrics_of_programs_are_shown_as_a_table(tmp_path: Path) -> None:
     one = with_figures(write_job(tmp_path / "a"))
     page = render([read_job(one)], "", "test")
     table = page.split("Metrics that the ranks printed")[1].partition("</table>")[0]

@@ -37,7 +37,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def build(checkout: Path, kind: str, **env: str) -> tuple[Path, str]:
-    """The package that the backend builds in a checkout, and its output."""
+    """Build a package in a checkout; return it, and the build's output."""
     out = checkout.parent / f"out-{kind}"
     out.mkdir()
     code = f"import sys; sys.path[0] = 'scripts/wheel'; import backend; print(backend.build_{kind}({str(out)!r}))"
@@ -65,7 +65,7 @@ def test_a_wheel_and_an_sdist_have_the_scripts_and_their_licenses(checkout: Path
     (metadata,) = [name for name in files.namelist() if name.endswith(".dist-info/METADATA")]
     (named,) = [line for line in files.read(metadata).decode().splitlines() if line.startswith("License-Exp")]
     assert set(named.split(": ")[1].split(" AND ")) == {"Apache-2.0", *kinds}
-    assert min(len(text) for text in parts.values()) > 500  # each has its text
+    assert min(len(text) for text in parts.values()) > 500  # each license has its text
     sdist, _ = build(checkout, "sdist")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

@@ -29,7 +29,7 @@ class Job:
     stderr: str
 
     def ours(self) -> list[str]:
-        """The lines of cpulaunch in ranks, without prefixes."""
+        """The lines that cpulaunch prints in ranks, without prefixes."""
         ranks = len(self.results)
         mark = "] cpulaunch: " if ranks > 1 else "cpulaunch: "
         return [line.partition(mark)[2] for line in self.stderr.splitlines() if mark in line]
@@ -66,7 +66,7 @@ def job(tmp_path: Path) -> Start:
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """The result of a function on one rank in fp32, computed once for all tests that compare with it."""
+    """Return a function's result on one rank in fp32, computed once for all tests that compare with it."""
 
     @functools.cache
     def start(*arguments: str) -> Any:
@@ -84,5 +84,5 @@ def fitting_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def intel_job(tmp_path: Path) -> Start:
-    """The same with torch 2.8 and IPEX 2.8."""
+    """Run a function of `programs` on N ranks with torch 2.8 and IPEX 2.8."""
     return _start(intel_python(), tmp_path)

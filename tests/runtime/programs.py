@@ -97,12 +97,12 @@ def train(
 
 
 def trainings(name: str, steps: str, total: str, ways: str) -> dict:
-    """Several trainings in turn; ``ways`` has the further arguments of each, by its name."""
+    """Run several trainings in turn; ``ways`` maps the name of each training to its further arguments."""
     return {way: train(name, steps, total, *more) for way, more in json.loads(ways).items()}
 
 
 def prepared() -> dict:
-    """The result of ``prepare`` for each kind of object, and for prepared ones."""
+    """Return the results of ``prepare`` for each kind of object, and for objects already prepared."""
     cpulaunch.init()
     rank, size = cpulaunch.rank(), cpulaunch.world_size()
     torch.manual_seed(7 + rank)  # without an equal seed, each rank would shuffle differently
@@ -158,7 +158,7 @@ def checkpoint(step: str, path: str) -> dict:
 
 
 def adamw(steps: str) -> dict:
-    """AdamW of the engine ipex beside torch's on the same gradients: the largest relative difference."""
+    """Return the largest relative difference between the AdamW of engine ipex and torch's."""
     from cpulaunch.runtime.change.engines import ipex
 
     worst, results = 0.0, {}
@@ -241,7 +241,7 @@ def misuse(what: str) -> dict:
 
 
 def misuses(*kinds: str) -> dict:
-    """The errors of several wrong calls; empty without one."""
+    """Return the errors of several wrong calls; an error is empty if the call succeeded."""
     return {what: misuse(what)["error"] for what in kinds}
 
 
@@ -400,7 +400,7 @@ def plain_on_a_slow_cpu() -> dict:
 
 
 def sharded(chosen: str = "") -> dict:
-    """A script of FSDP2, which may choose the memory of its buffers itself."""
+    """A script with FSDP2, which may choose the memory of its buffers itself."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

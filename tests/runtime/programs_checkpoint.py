@@ -79,8 +79,8 @@ def digest(module: nn.Module) -> str:
 
 
 def train(directory: str, loader: Any, steps: int, **options: Any) -> tuple[str, list[int]]:
-    """Train to step ``steps``, resuming if possible; return the digest of the weights, and the steps made
-    here."""
+    """Train to step ``steps``, resuming if possible; return the digest of the weights, and the steps that
+    this call made."""
     seed = options.pop("seed", 0)
     random.seed(seed)
     np.random.seed(seed)
@@ -128,7 +128,7 @@ def loaders() -> dict[str, Any]:
 
 
 def continued() -> dict[str, Any]:
-    """Each kind of loader: 25 steps in one part, and in parts that end within and at the end of an epoch."""
+    """Train for 25 steps with each kind of loader: at once, and resumed within and at the end of an epoch."""
     found = {}
     for name, make in loaders().items():
         whole, _ = train(f"{name}-whole", make(), 25)
@@ -148,7 +148,7 @@ def continued() -> dict[str, Any]:
 
 
 def killed(directory: str, *points: str) -> dict[str, Any]:
-    """Train to the end after processes that were killed, one at each point; what each has left."""
+    """Train in processes that are killed, one at each point, and then to the end; what each has left."""
     left = {}
     for point in points:
         if (child := os.fork()) == 0:
@@ -160,7 +160,7 @@ def killed(directory: str, *points: str) -> dict[str, Any]:
 
 
 def train_until(directory: str, point: str = "") -> dict[str, Any]:
-    """Train for 38 steps with a save at every 5th, and be killed at a point of the save of step ``point``."""
+    """Train for 38 steps with a save every 5 steps; ``point`` (WHEN-STEP) names the moment of the kill."""
     where, _, step = point.partition("-")
     rename, fsync, rmtree = os.rename, os.fsync, shutil.rmtree
     die = f"step-{step}"
@@ -215,7 +215,7 @@ def full(directory: str) -> dict[str, Any]:
 
 
 def damaged(directory: str) -> dict[str, Any]:
-    """Resume from copies of a directory with checkpoints of steps 1 to 4, each copy with another damage.
+    """Resume from copies of a directory with checkpoints of steps 1 to 4, each copy damaged in another way.
 
     Returns the resumed step, whether the weights are those of that step, and the remaining files; or the
     error.
@@ -278,7 +278,7 @@ def damaged(directory: str) -> dict[str, Any]:
 
 
 def sharded(directory: str) -> dict[str, Any]:
-    """FSDP2 over the ranks: saved, and loaded into a new model."""
+    """Save a model sharded by FSDP2, and load it into a new model."""
     from torch.distributed.fsdp import fully_shard
 
     cpulaunch.init()
@@ -322,7 +322,7 @@ def sharded(directory: str) -> dict[str, Any]:
 
 
 def engines(directory: str, last: str) -> dict[str, Any]:
-    """A convolution and layers in the engine of this job: trained to step ``last``, from the last checkpoint on."""
+    """Train a convolution and a layer with the job's engine, from the last checkpoint to step ``last``."""
     torch.manual_seed(3)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 32), nn.Linear(32, 4)
@@ -347,7 +347,7 @@ def engines(directory: str, last: str) -> dict[str, Any]:
 
 
 def job(directory: str, steps: str) -> dict[str, Any]:
-    """DDP on each rank's share of the data.  Prints its position."""
+    """Train by DDP on each rank's share of the data."""
     cpulaunch.init()
     sampler = DistributedSampler(Noisy())
     loader = DataLoader(Noisy(), 2, sampler=sampler)
@@ -381,7 +381,7 @@ def stuck(directory: str) -> None:
 
 
 def refused(directory: str) -> dict[str, Any]:
-    """The checkpoints that are refused, and the messages."""
+    """Load checkpoints that don't fit; return the messages."""
     model = network()
     checkpoint = cpulaunch.Checkpoint(directory, model=model, every=1)
     checkpoint.resume()
@@ -448,7 +448,7 @@ def gone(directory: str) -> dict[str, Any]:
 
 
 def unread(directory: str) -> dict[str, Any]:
-    """Two programs that save.  The second one doesn't resume from the first one's checkpoint."""
+    """Save in two programs.  The second doesn't resume from the checkpoint of the first."""
     for _ in range(2):
         checkpoint = cpulaunch.Checkpoint(directory, model=network())
         for step in (1, 2):

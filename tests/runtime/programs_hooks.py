@@ -1,4 +1,4 @@
-"""Two ranks of a small job for each name of torch, which is renamed before cpulaunch is loaded.
+"""Two ranks of a small job for each given name of torch, which is renamed before cpulaunch is loaded.
 
 ``programs_hooks.py NAME…`` prints a JSON object: name → exit codes, and the lines of both ranks on stderr.
 torch is imported once, and each job is two forks of this process.
@@ -57,7 +57,7 @@ def renamed(name: str) -> Iterator[None]:
 
 
 def with_renamed(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Changes that are installed after the import of torch don't find the name either."""
+    """Wrap ``original`` so that it runs while ``name`` is renamed."""
 
     def call(*args: Any) -> Any:
         with renamed(name):

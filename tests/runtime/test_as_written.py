@@ -42,7 +42,7 @@ dist.destroy_process_group()
 
 
 def losses(out: str) -> list[list[str]]:
-    """The number of threads and the losses of each rank, in any order."""
+    """Return the number of threads and the losses of each rank, in any order."""
     return sorted(line.partition("LOSSES ")[2].split() for line in out.splitlines() if "LOSSES" in line)
 
 

@@ -56,8 +56,8 @@ def complete(directory: Path) -> list[str]:
 
 
 def test_training_resumes_bit_for_bit_with_any_loader(tmp_path: Path) -> None:
-    """With dropout, and random numbers of torch, NumPy and Python in the data, from within and at the end of
-    an epoch."""
+    """The model has dropout, and the data has random numbers of torch, NumPy and Python.  Trainings resume
+    within an epoch and at its end."""
     done = alone(tmp_path, "continued")
     assert done.returncode == 0, done.stderr
     found = result(done.stdout)
@@ -104,7 +104,7 @@ def test_a_full_disk_is_reported_and_loses_no_checkpoint(tmp_path: Path) -> None
 def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_read(
     cpulaunch: Run, tmp_path: Path
 ) -> None:
-    """Only the second rank reads the damaged file.  Both resume from the same step."""
+    """Only the second rank reads the damaged file, but both resume from the same step."""
     done = run_job(cpulaunch, "-n", "2", PROGRAMS, "damaged", "ckpt")
     found = [json.loads(each) for each in re.findall(r"RESULT (\{.*\})", done.stdout)]
     assert len(found) == 2
@@ -133,7 +133,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_read(
     assert "Traceback" not in done.stderr
 
 
-def test_checkpoints_that_do_not_fit_are_refused_in_a_line(tmp_path: Path) -> None:
+def test_checkpoints_that_do_not_fit_are_refused_with_a_line(tmp_path: Path) -> None:
     done = alone(tmp_path, "refused", "ckpt")
     assert done.returncode == 0, done.stderr
     said = {
@@ -183,7 +183,7 @@ def test_a_script_that_ignores_a_checkpoint_gets_one_warning(tmp_path: Path) -> 
 
 
 def test_one_job_at_a_time_writes_into_a_directory(tmp_path: Path) -> None:
-    """The second job waits for the first, which may be ranks without a launcher, and names it."""
+    """The second job waits for the first one, and names it.  The first one's ranks may have no launcher."""
     first = subprocess.Popen([sys.executable, PROGRAMS, "holds", "ckpt"], cwd=tmp_path, env=clean_environment(),
                              text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
     with bounded(first, LIMIT):
@@ -230,10 +230,10 @@ def run_job(cpulaunch: Run, *arguments: object) -> subprocess.CompletedProcess[s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
-def test_a_job_with_a_killed_rank_ends_with_the_weights_of_an_undisturbed_one(
+def test_a_job_with_a_killed_rank_ends_with_the_weights_of_an_undisturbed_job(
     cpulaunch: Run, tmp_path: Path, backend: str
 ) -> None:
-    """On three ranks, whose sums depend on DDP's buckets, with prepare's EpochSampler and a worker for
+    """On three ranks, where sums depend on DDP's buckets, with prepare's EpochSampler and a worker for
     data. A rank that is stuck outside a collective doesn't get its grace period to save."""
     (tmp_path / "struck.py").write_text(
         "import os, runpy, signal, sys, time, torch\n"
@@ -309,7 +309,7 @@ def test_engines_load_each_others_checkpoints(tmp_path: Path) -> None:
 def test_a_signal_saves_on_all_ranks_and_has_its_own_exit_code(
     tmp_path: Path, number: signal.Signals, to: str
 ) -> None:
-    restarts = ("--max-restarts", "1", "--restart-on", "error")  # saving is no error
+    restarts = ("--max-restarts", "1", "--restart-on", "error")  # saving is not an error
     launcher = launch(tmp_path, "--tee", "all", *restarts, PROGRAMS, "job", "ckpt", 1000000)
     with bounded(launcher, LIMIT):
         assert launcher.stdout
@@ -347,7 +347,7 @@ def test_an_unfinished_save_at_the_end_of_the_grace_period_is_reported(tmp_path:
 def test_forked_processes_and_the_script_handle_signals_themselves() -> None:
     """A thread handles a signal while the main thread waits, and a save in time is not reported as late.
 
-    A repeated signal within moments counts as the first one.  Later, it ends the program.
+    The same signal again within moments is ignored.  Later, it ends the program.
     """
     code = (
         "import multiprocessing, os, signal, threading, time, types\n"
@@ -384,7 +384,7 @@ def test_forked_processes_and_the_script_handle_signals_themselves() -> None:
 
 
 @pytest.mark.slow
-def test_our_errors_name_the_users_line_and_a_remedy(cpulaunch: Run, tmp_path: Path) -> None:
+def test_errors_of_cpulaunch_name_the_users_line_and_a_remedy(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import torch, cpulaunch\n"
         "open('file', 'w').close()\n"

@@ -53,7 +53,7 @@ def check(found: dict[str, Any]) -> None:
         assert job["codes"] == [0, 0], (name, job["lines"])
         warnings = [line for line in job["lines"] if line.startswith("cpulaunch: warning: torch ")]
         assert len(warnings) == bool(name), (name, job["lines"])
-        if name:  # the line may name the class instead, if it would inherit the name
+        if name:  # if the class would inherit the name, the line may name the class
             missing = warnings[0].partition(" has no ")[2].partition(", so ")[0]
             assert missing, (name, warnings)
             assert name.startswith(missing), (name, warnings)
@@ -73,7 +73,7 @@ def test_a_job_runs_whichever_attribute_torch_has_renamed(tmp_path: Path, part: 
     ("environment", "said"),
     [
         ({"CPULAUNCH_JOB_ID": "j", "CPULAUNCH_ENGINE": "none such"}, 1),
-        ({"CPULAUNCH_ENGINE": "none such"}, 0),  # no rank of a job
+        ({"CPULAUNCH_ENGINE": "none such"}, 0),  # not a rank of a job
     ],
 )
 def test_torch_can_be_imported_if_no_change_can_be_installed(environment: dict[str, str], said: int) -> None:
@@ -152,7 +152,7 @@ def test_as_written_nothing_is_replaced_and_one_hook_counts_steps(tmp_path: Path
 
 @pytest.mark.slow
 def test_all_replaced_attributes_are_in_the_tables(tmp_path: Path) -> None:
-    """By any of its names, as a class or function may be in several modules."""
+    """A class or function may be in several modules; the table may use any of its names."""
     tables = [change for table in (*OBSERVED, OF_TORCH) for change in table.changes]
     declared = {name.rpartition(".")[2] for change in tables for name in change.replaces}
     found = {line.rpartition(".")[2] for line in replaced(tmp_path, "--backend", "gloo") if ": " not in line}

@@ -15,7 +15,9 @@ from cpulaunch.errors import UsageError
     [(True, "1"), ("2.5", "2.5"), (float("nan"), "nan"), (float("inf"), "inf"), (1e200, "1e+200"),
      pytest.param(10**400, "inf", id="much"), pytest.param(-(10**400), "-inf", id="little")],
 )  # fmt: skip
-def test_a_metric_of_any_value_is_a_line(capsys: pytest.CaptureFixture[str], value: Any, text: str) -> None:
+def test_a_metric_with_any_value_is_printed_as_a_line(
+    capsys: pytest.CaptureFixture[str], value: Any, text: str
+) -> None:
     cpulaunch.metric("loss", value, "ms")
     assert capsys.readouterr().out == f"CPULAUNCH_METRIC loss={text} ms\n"
 

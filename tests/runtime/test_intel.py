@@ -16,7 +16,7 @@ IPEX = ("--engine", "ipex")
 
 
 @needs_bf16
-def test_adamw_on_split_weights_equals_torchs(intel_job: Start) -> None:
+def test_adamw_on_split_weights_equals_adamw_of_torch(intel_job: Start) -> None:
     (result,) = intel_job(1, "adamw", "20").results
     assert result["worst"] < 2**-9  # half of bf16's last bit, relative to a tensor's largest weight
     assert result["worst"] > 0

@@ -1,4 +1,4 @@
-"""MASTER_PORT belongs to the job from its choice on, and its program can use it freely."""
+"""MASTER_PORT belongs to the job as soon as it is chosen, and the job's program can use it freely."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_the_port_is_free_with_as_written(cpulaunch: Run, tmp_path: Path, option
     assert (done.returncode, done.stdout) == (0, "made\n"), done.stderr
 
 
-def test_only_the_first_rank_has_the_socket_and_its_children_dont(cpulaunch: Run, tmp_path: Path) -> None:
+def test_only_the_first_rank_has_the_socket_and_no_child_inherits_it(cpulaunch: Run, tmp_path: Path) -> None:
     sockets = (
         "sum(os.path.realpath(f'/proc/self/fd/{n}').split('/')[-1].startswith('socket') for n in range(99))"
     )

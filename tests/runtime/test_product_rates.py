@@ -24,7 +24,7 @@ SCRIPT = "import os; print('rank', os.environ['RANK'], os.environ['CPULAUNCH_PRE
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RateCache:
-    """An empty cache for this CPU and torch."""
+    """An empty cache of rates, for this CPU and torch."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return RateCache.of(cpu_here(), torch.__version__, {})
 

@@ -1,4 +1,4 @@
-"""The recipes of docs/restarts.md and docs/checkpoints.md: each is run, and its rank 1 is killed once."""
+"""The recipes of docs/restarts.md and docs/checkpoints.md: each one runs, and its rank 1 is killed once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ runpy.run_path("recipe.py", run_name="__main__")
 
 
 def recipe(page: str, title: str) -> str:
-    """The first Python block after a heading, or after the words before it."""
+    """Return the first Python block after a heading, or after a text that precedes the block."""
     text = (REPOSITORY / "docs" / page).read_text()
     found = re.search(rf"{re.escape(title)}\n(?:.*?)```python\n(.*?)```", text, re.S)
     assert found, title

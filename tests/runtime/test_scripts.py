@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("said", [repeat(()), ("gloo",), repeat(("mpi",)), repeat(("ccl",))])
-def test_a_group_is_of_the_planned_backend(job: Start, said: tuple[str, ...]) -> None:
+def test_a_group_has_the_planned_backend(job: Start, said: tuple[str, ...]) -> None:
     done = job(2, "grouped", *said)
     assert [result["backend"] for result in done.results] == ["ccl", "ccl"]
     lines = [line for line in done.ours() if "changed in this script" in line]
@@ -115,7 +115,7 @@ def test_workers_of_data_loaders_start_by_each_method_beside_a_group(
 
 
 @pytest.mark.parametrize(("options", "size"), [("{}", 1), repeat('{"cpu": true}', 2)])
-def test_separate_copies_of_an_accelerator_as_written_are_warned_of(
+def test_a_line_warns_of_separate_models_of_accelerators_as_written(
     job: Start, options: str, size: int
 ) -> None:
     done = job(2, "accelerated", options, options=("--as-written",))
@@ -126,10 +126,10 @@ def test_separate_copies_of_an_accelerator_as_written_are_warned_of(
 
 
 @pytest.mark.parametrize("options", ["{}", repeat('{"cpu": true}')])
-def test_an_accelerator(job: Start, options: str) -> None:
+def test_an_accelerator_trains_one_model_in_the_planned_precision(job: Start, options: str) -> None:
     done = job(2, "accelerated", options, options=("--precision", "bf16"))
     first, second = done.results
-    assert first == second  # began with unlike weights
+    assert first == second  # ranks began with different weights
     assert (first["backend"], first["state"], first["size"], first["batches"]) == ("ccl", "gloo", 2, 4)
     assert first["kinds"] == ["torch.bfloat16"]
     group, training = (line for line in done.ours() if "changed in this script" in line)
@@ -144,7 +144,7 @@ def test_an_accelerator(job: Start, options: str) -> None:
         repeat('{"cpu": true, "mixed_precision": "no"}', "bf16", "float32"),
     ],
 )
-def test_the_precision_is_the_plans_unless_the_script_names_one(job: Start, said, planned, kinds) -> None:
+def test_the_planned_precision_is_used_unless_the_script_names_one(job: Start, said, planned, kinds) -> None:
     for result in job(2, "accelerated", said, options=("--precision", planned)).results:
         assert result["kinds"] == [f"torch.{kinds}"]
 
@@ -171,5 +171,7 @@ def test_a_trainer_trains_evaluates_and_predicts(job: Start, options: str) -> No
 def test_a_trainer_with_fsdp_shards_its_parameters(job: Start) -> None:
     for result in job(2, "trainer", '{"fsdp": "full_shard"}', "llama").results:
         assert result["backend"] == "ccl"
-        assert result["sharded"] >= 18  # the layers'; after a forward pass, the last ones are whole
+        assert (
+            result["sharded"] >= 18
+        )  # the layers' parameters; after a forward pass, the last ones are not sharded
         assert result["predictions"] == [32, 12, 50]

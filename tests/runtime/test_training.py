@@ -31,7 +31,7 @@ WAYS: dict[str, tuple[str, ...]] = {
 
 
 def test_ranks_train_as_one_process_with_the_whole_batch(job: Start, alone: Alone) -> None:
-    """With accumulated batches and DDP's settings, too.  ccl compresses nothing within a host."""
+    """This includes accumulated batches and DDP's settings.  ccl compresses nothing within a host."""
     expected = alone("train", *MLP)["losses"]
     for result in job(2, "trainings", *MLP, json.dumps(WAYS), options=(*FP32, "--backend", "ccl")).results:
         assert {way: result[way]["losses"] for way in WAYS} == dict.fromkeys(
@@ -68,7 +68,7 @@ def test_gradients_are_compressed_by_settings_of_the_call_or_of_the_plan(job: St
     ] * 2
 
 
-def test_compiled_models_train_alike_and_keep_their_names(job: Start, alone: Alone) -> None:
+def test_compiled_models_train_like_eager_ones_and_keep_their_names(job: Start, alone: Alone) -> None:
     expected = alone("train", *MLP)["losses"][:10]
     first, second = job(2, "train", "mlp", "10", "24", options=(*FP32, "--compile")).results
     assert first["digest"] == second["digest"]
@@ -93,7 +93,7 @@ def test_the_results_of_prepare(job: Start, ranks: int) -> None:
 
 
 def test_a_checkpoint_resumes_where_it_was_saved(job: Start, tmp_path) -> None:
-    """A model in channels_last with a fused AdamW, which would mix up states of another layout."""
+    """The model is in channels_last; its fused AdamW would mix up states of another memory layout."""
     path = str(tmp_path / "checkpoint.pt")
     (saved,) = job(1, "checkpoint", "save", path, options=FP32).results
     assert saved["kinds"] == ["torch.float32"]

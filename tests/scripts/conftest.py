@@ -1,4 +1,4 @@
-"""Scripts of others, started by torchrun and by cpulaunch."""
+"""Scripts that don't know cpulaunch, started by torchrun and by cpulaunch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Done:
     output: str
 
     def ours(self) -> list[str]:
-        """The lines of cpulaunch in ranks, without prefixes."""
+        """The lines that cpulaunch prints in ranks, without prefixes."""
         mark = "] cpulaunch: "
         return [line.partition(mark)[2] for line in self.output.splitlines() if mark in line]
 
@@ -61,7 +61,7 @@ def run(
     )  # fmt: skip
     with bounded(process, LIMIT):
         output = process.communicate()[0]
-    for left in processes_with(f"TEST_RESULTS={results}"):  # torchrun's ranks outlive it
+    for left in processes_with(f"TEST_RESULTS={results}"):  # torchrun's ranks may still run when it has ended
         os.kill(left, signal.SIGKILL)
     reported = [json.loads(path.read_text()) for path in sorted(results.iterdir())]
     return Done(reported, process.returncode, output)
@@ -71,7 +71,7 @@ def run(
 def by_torchrun(tmp_path_factory: pytest.TempPathFactory) -> Start:
     """The results of a program under torchrun, computed once for all tests that compare with them.
 
-    Its exit status means nothing: see `report`.
+    The exit status of torchrun means nothing: see `report`.
     """
     made: dict[tuple[object, ...], Done] = {}
 
@@ -104,8 +104,8 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
 
 
 def assert_alike(ours: Any, theirs: Any) -> None:
-    """Assert that results are equal except for rounding, as fused steps and our sums differ from torchrun's
-    in bits."""
+    """Assert that results are equal except for rounding, as fused steps and cpulaunch's sums round
+    differently."""
     if isinstance(theirs, dict):
         assert ours.keys() == theirs.keys()
         for key, value in theirs.items():

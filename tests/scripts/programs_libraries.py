@@ -29,7 +29,7 @@ def loss_of(result: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def lightning() -> dict:
-    """Trainers in turn: the default one, one of too many devices, and DDP in each precision."""
+    """Run several Trainers: the default one, one with too many devices, and DDP in each precision."""
     import lightning.pytorch as pl
 
     class Module(pl.LightningModule):
@@ -165,7 +165,7 @@ def accelerate(kind: str) -> dict:
 
 
 def trainer(sharded_by: str = "") -> dict:
-    """transformers' Trainer trains, evaluates and saves, and a second one resumes."""
+    """Train, evaluate and save with transformers' Trainer, and resume with a second one."""
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
     torch.manual_seed(0)

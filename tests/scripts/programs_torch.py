@@ -27,7 +27,7 @@ def batch(step: int, rank: int) -> torch.Tensor:
 
 
 def weights(parameters: Any) -> list[float]:
-    """One number for each parameter, whole or sharded.
+    """Return a number for each parameter, whole or sharded.
 
     After the same training, they are equal within rounding.
     """
@@ -195,7 +195,7 @@ def sparse() -> dict:
                 optimizer.zero_grad()
             result[f"{name}{', later' if turns else ''}"] = weights(net.parameters())
     dense = DistributedDataParallel(model())
-    with Join([dense]):  # of ranks with different numbers of batches
+    with Join([dense]):  # ranks with different numbers of batches
         for step in range(2 + dist.get_rank()):
             dense(batch(step, 0)).pow(2).mean().backward()
     result["Join"] = weights(p.grad for p in dense.parameters())
@@ -208,7 +208,7 @@ def sparse() -> dict:
 
 
 def alone() -> dict:
-    """Ranks without a group."""
+    """Train on ranks without a process group."""
     net = model()
     return {"weights": train(net, 0)}
 

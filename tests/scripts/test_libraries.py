@@ -61,7 +61,7 @@ def test_ignite_wraps_its_models_and_trains_as_under_torchrun(start: Start, by_t
 
 @pytest.mark.parametrize("name", ["test_script", repeat("test_sync"), repeat("test_ops")])
 def test_accelerates_own_scripts_pass(start: Start, name: str) -> None:
-    """All but ``test_distributed_data_loop``, which joins uneven inputs, as accelerate does only on GPUs."""
+    """``test_distributed_data_loop`` is left out: accelerate joins uneven inputs only on GPUs."""
     import accelerate.test_utils
 
     start(Path(accelerate.test_utils.__file__).with_name("scripts") / f"{name}.py", options=FP32)
@@ -89,7 +89,7 @@ def test_a_trainer_evaluates_saves_and_resumes(start: Start, by_torchrun: Start)
 
 
 @by_mpirun
-def test_accelerate_trains_by_deepspeed(start: Start) -> None:
+def test_accelerate_trains_with_deepspeed(start: Start) -> None:
     bf16 = ("--precision", "bf16")
     for result in start(PROGRAMS, "accelerate", "deepspeed", options=bf16, **deepspeed()).results:
         assert (result["kind"], result["class"]) == ("DistributedType.DEEPSPEED", "DeepSpeedEngine")
@@ -98,7 +98,7 @@ def test_accelerate_trains_by_deepspeed(start: Start) -> None:
 
 
 @pytest.mark.repeats
-def test_deepspeed_itself_and_a_trainer_train_by_it(start: Start, by_torchrun: Start) -> None:
+def test_deepspeeds_own_engine_and_a_trainer_with_deepspeed_train(start: Start, by_torchrun: Start) -> None:
     env = deepspeed()
     assert_alike(
         start(PROGRAMS, "deepspeed", **env).results, by_torchrun(PROGRAMS, "deepspeed", **env).results

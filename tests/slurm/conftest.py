@@ -1,4 +1,4 @@
-"""One Slurm for all tests of this folder, on hosts of its own."""
+"""One Slurm for all tests of this folder, on its own hosts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="session")
 def the_queue() -> Iterator[Queue]:
     if problem := why_not():
-        # Where Slurm is required, as in scripts/test.sh, tests must not be skipped.
+        # If Slurm is required, as in scripts/test.sh, tests must not be skipped.
         (pytest.fail if os.environ.get("CPULAUNCH_TEST_CLUSTER") else pytest.skip)(f"no Slurm: {problem}")
     with Queue(("login", *HOSTS)) as queue:
         yield queue

@@ -13,10 +13,10 @@ pytestmark = pytest.mark.slow
 
 NAMES = tuple(chaos_slurm.EVENTS)
 
-# The agents' part is tested with mpiexec.  These events differ most from it, and there are Slurm's own
-# events.
+# Tests with mpiexec cover the agents' part.  Kept are Slurm's own events, and two that differ most
+# under srun.
 KEPT = {"link cut", "launcher killed", *(name for name in NAMES if name not in chaos.EVENTS)}
-KEPT -= {"slurmd missing at start", "node set down"}  # test_restart.py has the latter
+KEPT -= {"slurmd missing at start", "node set down"}  # test_restart.py tests the latter
 
 
 @pytest.mark.parametrize("name", [name if name in KEPT else repeat(name) for name in NAMES])

@@ -35,11 +35,13 @@ def infer(tmp_path: Path) -> str:
 
 
 def said(text: str) -> list[list[object]]:
-    """The output of instances: their number, their count, their host, and variables of ranks."""
+    """Return the output of instances: their number, their count, their host, and variables of ranks."""
     return sorted(map(json.loads, re.findall(r'\[\d+, ".*\]$', text, re.M)))
 
 
-def test_are_on_all_nodes_and_continue_if_one_fails(salloc: Run, infer: str, tmp_path: Path) -> None:
+def test_instances_run_on_all_nodes_and_continue_if_one_fails(
+    salloc: Run, infer: str, tmp_path: Path
+) -> None:
     done = salloc(f"-N4 -c {CPUS}", "run", "--launcher", "slurm", "--instances", "4", infer, "fail")
     assert done.returncode == 1, done.stderr
     assert said(done.stdout) == [[number, "4", HOSTS[number], []] for number in (0, 2, 3)]
@@ -50,14 +52,14 @@ def test_are_on_all_nodes_and_continue_if_one_fails(salloc: Run, infer: str, tmp
 
 
 @pytest.mark.repeats
-def test_as_many_as_fit_are_equally_many_on_each_node(salloc: Run, infer: str) -> None:
+def test_as_many_as_fit_run_on_each_node(salloc: Run, infer: str) -> None:
     options = ("--launcher", "slurm", "--cores-per-instance", "1")
     done = salloc("-N2 -c 1", "run", *options, infer)
     assert done.returncode == 0, done.stderr
     assert said(done.stdout) == [[0, "2", "node0", []], [1, "2", "node1", []]]
 
 
-def test_a_submitted_job_may_be_of_instances(queue: Queue, infer: str, tmp_path: Path) -> None:
+def test_a_submitted_job_may_have_instances(queue: Queue, infer: str, tmp_path: Path) -> None:
     environ = clean_environment(LC_ALL="C.UTF-8", **queue.environment)
     command = [*CPULAUNCH, "submit", "--nodes", "2", "--follow", "--instances", "2", infer]
     done = queue.run("login", command, directory=tmp_path, env=environ, timeout=90)

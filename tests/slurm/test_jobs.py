@@ -36,9 +36,7 @@ def show(tmp_path: Path) -> Path:
     return script
 
 
-def test_ranks_run_where_the_plan_says_for_any_order_and_counts(
-    queue: Queue, salloc: Run, show: Path
-) -> None:
+def test_ranks_run_as_planned_in_any_order_and_number(queue: Queue, salloc: Run, show: Path) -> None:
     """The allocation sets variables that srun would read as options."""
     hosts = ("--hosts", "node2:2,node0:1,node3:3")
     env = {"SLURM_EXACT": "1", "SLURM_LABELIO": "1", "SLURM_NTASKS_PER_NODE": "1", "SRUN_CPUS_PER_TASK": "1"}
@@ -60,8 +58,8 @@ def test_ranks_run_where_the_plan_says_for_any_order_and_counts(
     assert [str(CoreSet(r["cores"])) for r in ranks] == planned
 
 
-def test_a_batch_scripts_tasks_are_the_ranks(queue: Queue, show: Path, tmp_path: Path) -> None:
-    """By its variables, the batch shell is rank 0 of 7, or of 1."""
+def test_the_tasks_of_a_batch_script_become_the_ranks(queue: Queue, show: Path, tmp_path: Path) -> None:
+    """According to its variables, the batch shell is rank 0 of 7, or of 1."""
     (tmp_path / "job.sh").write_text(
         "#!/bin/bash\n"
         "#SBATCH --nodes=4 --ntasks=7 --overcommit --output=slurm.out --error=slurm.err\n"
@@ -154,7 +152,7 @@ def test_a_heterogeneous_job_runs_on_the_named_component(salloc: Run, show: Path
 
 
 def test_an_exclusive_step_does_not_block_a_job(queue: Queue, show: Path, tmp_path: Path) -> None:
-    """Slurm would make an ordinary step wait for its end."""
+    """Slurm would make an ordinary step wait for the end of the exclusive one."""
     with queue.allocation("--nodes=2", "--exclusive") as allocation:
         environ = clean_environment(LC_ALL="C.UTF-8", **allocation)
         alone = ["srun", "--exclusive", "-N1", "-n1", "-c", str(CPUS), "--nodelist=node0"]
@@ -185,7 +183,7 @@ class TestNoStepCanBeStarted:
         assert "launcher (--launcher): srun needs an allocation, but there is none" in done.stderr
 
     @pytest.mark.parametrize("options", [repeat(["--launcher", "slurm"]), ["-ppn", "1"]])
-    def test_on_hosts_of_other_jobs(self, options: list[str], salloc: Run, show: Path) -> None:
+    def test_on_hosts_outside_of_the_allocation(self, options: list[str], salloc: Run, show: Path) -> None:
         """ssh would also reach them."""
         done = salloc("-N2 --exclusive", "run", *options, "--hosts", "node0,node3", show)
         assert done.returncode == 2

@@ -36,7 +36,7 @@ def environ(queue: Queue, tmp_path: Path) -> dict[str, str]:
 
 
 def shown(text: str) -> list[str]:
-    """What the ranks have printed, without their prefixes."""
+    """Return what the ranks have printed, without their prefixes."""
     return sorted(line.partition("] ")[2] for line in text.splitlines() if line.startswith("["))
 
 
@@ -54,7 +54,7 @@ SCRIPTS = re.findall(r"^```bash\n(.*?)^```", PAGE, re.M | re.S)
     "script", SCRIPTS[:1] + [repeat(script) for script in SCRIPTS[1:]], ids=range(len(SCRIPTS))
 )
 def test_sbatch(script: str, queue: Queue, environ: dict[str, str], tmp_path: Path) -> None:
-    """The first batch script, and the converted one for torchrun."""
+    """The commands are the first batch script, and the script converted from torchrun."""
     (tmp_path / "job.sh").write_text(script)
     done = queue.run("login", ["sbatch", "--wait", "job.sh"], directory=tmp_path, env=environ)
     (output,) = (path.read_text() for path in tmp_path.glob("slurm-*.out"))
@@ -67,7 +67,7 @@ SUBMITS = re.findall(r"^\$ (cpulaunch submit .* -ppn 2 .*)$", PAGE, re.M)
 
 @pytest.mark.parametrize("submit", [repeat(each) if "--follow" in each else each for each in SUBMITS])
 def test_submit(submit: str, queue: Queue, environ: dict[str, str], tmp_path: Path) -> None:
-    """The page's other commands need a training that saves, and are tested in test_submit.py."""
+    """The page's other commands need a training that saves; test_submit.py tests them."""
     done = queue.run("login", shlex.split(submit), directory=tmp_path, env=environ)
     assert done.returncode == 0, done.stderr
     until(lambda: not queue.jobs(), "the job to end", 60.0)
@@ -93,7 +93,7 @@ def test_leftovers_of_another_launchers_script_cause_errors_with_remedies(
     assert why in done.stderr
 
 
-def test_accelerates_number_of_processes_is_the_jobs(
+def test_accelerates_number_of_processes_is_used_for_the_job(
     queue: Queue, environ: dict[str, str], tmp_path: Path
 ) -> None:
     words = ["cpulaunch", "run", "--num_processes", "8", "train.py"]

@@ -23,7 +23,7 @@ EXAMPLE = REPOSITORY / "examples" / "checkpoint.py"
 
 
 def test_a_warned_job_saves_is_requeued_and_continues(queue: Queue, tmp_path: Path) -> None:
-    """The script of docs/restarts.md.  The test sends its signal, as Slurm has no limit under a minute."""
+    """The script is from docs/restarts.md.  The test sends the signal, as limits are at least a minute."""
     pytest.importorskip("sklearn")
     page = (REPOSITORY / "docs" / "restarts.md").read_text()
     (script,) = re.findall(r"^```bash\n(#!/bin/bash\n#SBATCH .*?)^```", page, re.M | re.S)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 LIMIT = 120.0
 
-# Its first run waits to be interrupted.
+# The script's first run waits to be interrupted.
 AGAIN = """\
 import os, time
 first = "SLURM_RESTART_COUNT" not in os.environ
@@ -29,7 +29,7 @@ if first:
     time.sleep(300)
 """
 
-# It ends like a program that has made steps and not saved.
+# The job ends like a program that has made steps without saving.
 LOSES = ("--set", "watch.restartable=false")
 
 Submit = Callable[..., "subprocess.Popen[str]"]
@@ -49,7 +49,7 @@ def submit(queue: Queue, tmp_path: Path) -> Iterator[Submit]:
 
 
 def job_number(submitted: subprocess.Popen[str]) -> str:
-    """The number of the job, when it has been printed."""
+    """Wait until the job's number is printed, and return it."""
     assert submitted.stderr
     for line in submitted.stderr:
         if found := re.match(r"cpulaunch: Slurm job (\d+): ", line):
@@ -64,7 +64,7 @@ def test_the_plan_is_first_and_a_follower_ends_like_the_job(submit: Submit, tmp_
     with bounded(submit(*options, "fails.py"), LIMIT) as job:
         out, error = job.communicate()
     assert job.returncode == 3, error
-    assert re.search("rank [01] is here", out)  # the other one may be ended before it prints
+    assert re.search("rank [01] is here", out)  # the other rank may be ended before it prints
     assert "failed first" in out
     said = ("2 ranks on 2 hosts (", ": `tail -F slurm-", "has ended: FAILED, exit code 3")
     assert sorted(said, key=error.index) == list(said)
@@ -173,7 +173,7 @@ def test_ctrl_c_leaves_the_job_running_and_scancel_ends_it_for_good(
 def test_a_job_warned_before_its_first_step_is_requeued(
     more: tuple[str, ...], preempted: bool, submit: Submit, queue: Queue, tmp_path: Path
 ) -> None:
-    """So is a preempted job, however it handles the signal."""
+    """A preempted job is requeued, too, however it handles the signal."""
     (tmp_path / "again.py").write_text(AGAIN)
     given = ("--nodes", 1, "-p", "spare", "--requeue", "--launcher", "slurm", "--skip-preflight", "--follow")
     with bounded(submit(*given, *more, "again.py"), LIMIT) as job:
@@ -193,13 +193,13 @@ def test_a_job_warned_before_its_first_step_is_requeued(
 
 
 def preempt(queue: Queue) -> None:
-    """Run a job of another partition that preempts those of ``spare``."""
+    """Run a job of another partition, which preempts the jobs of partition ``spare``."""
     urgent = ["srun", "--partition=urgent", "--nodes=4", "--exclusive", "true"]
     done = queue.run("login", urgent, timeout=LIMIT, env=clean_environment(**queue.environment))
     assert done.returncode == 0, done.stderr
 
 
-def test_a_signal_while_hosts_are_asked_loses_nothing(queue: Queue, tmp_path: Path) -> None:
+def test_a_signal_during_the_inspection_of_hosts_loses_nothing(queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     argv = [*CPULAUNCH, "run", "--launcher", "slurm", "--set", "watch.restartable=true", "train.py"]
     with queue.allocation("--nodes=2") as allocation, queue.without_slurmd("node1"):
@@ -221,7 +221,7 @@ SAVES = ("-ppn", 1, "--launcher", "slurm", "--skip-preflight", "--threads", 1, "
 
 
 def went_on(before: str, after: str) -> bool:
-    """Whether one job has continued where the other had saved, to its end."""
+    """Return whether the second run has continued to its end from where the first one had saved."""
     saved = re.search(r"saved step (\d+), ending with exit code 75", before)
     return bool(saved and f"resuming after step {saved[1]} " in after and "weights " in after)
 
@@ -264,7 +264,7 @@ def test_a_job_preempted_without_grace_continues_from_its_last_checkpoint(
 
 @pytest.mark.repeats
 def test_a_job_saves_before_its_real_time_limit(submit: Submit) -> None:
-    """A limit of two minutes, the shortest of which Slurm can warn."""
+    """The limit is two minutes, the shortest with which Slurm can send a warning."""
     pytest.importorskip("sklearn")
     limit = ("--time", 2, "--signal=B:TERM@30", "--grace-period", 25)
     endless = (TRAINS[0], "--steps", 10**6)
@@ -280,10 +280,10 @@ def test_a_job_saves_before_its_real_time_limit(submit: Submit) -> None:
 
 
 @pytest.mark.repeats
-def test_a_chain_of_jobs_continues_where_the_previous_one_was_warned(
+def test_a_chain_of_jobs_resumes_from_where_the_previous_one_got_its_warning(
     submit: Submit, queue: Queue, tmp_path: Path
 ) -> None:
-    """The array of two jobs of docs/slurm.md.  The test sends its signal, as no limit is under a minute."""
+    """The array of two jobs is from docs/slurm.md.  The test sends the signal; limits have whole minutes."""
     pytest.importorskip("sklearn")
     page = (REPOSITORY / "docs" / "slurm.md").read_text()
     (words,) = re.findall(r"^\$ cpulaunch submit --nodes 4 (.*--array.*) train.py$", page, re.M)

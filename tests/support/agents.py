@@ -1,4 +1,4 @@
-"""Agents, started without a launcher, or with one that the test plays."""
+"""Agents, started without a launcher, or with one that the test simulates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rank_plan(policy: str = "", cores: str = str(FIRST_CPU)) -> RankPlan:
 
 
 def placement(directory: Path, rank: RankPlan | None = None, **different: Any) -> Placement:
-    """The plan of a job of one rank on this host; ``assumed`` and ``host_env`` are those of the host."""
+    """Return the plan of a job of one rank on this host; ``assumed`` and ``host_env`` go to its HostPlan."""
     assumed, env = different.pop("assumed", False), different.pop("host_env", {})
     host = HostPlan("localhost", assumed, env, (rank or rank_plan(),))
     request = different.pop("request", HostRequest(allocator="default", openmp="default"))
@@ -87,7 +87,7 @@ def agent(
 def run_agent(
     placed: Placement, program: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run an agent without a launcher to its end.  Its output is that of its program."""
+    """Run an agent without a launcher to its end.  Its output is its program's."""
     with agent(placed, program, env) as running:
         try:
             out, err = running.communicate(timeout=TIMEOUT)
@@ -97,7 +97,7 @@ def run_agent(
 
 
 class PlayedLauncher:
-    """A launcher, played by the test, to which one agent has connected."""
+    """A launcher that the test simulates; one agent has connected to it."""
 
     def __init__(
         self,
@@ -108,9 +108,9 @@ class PlayedLauncher:
         keeps_listening: bool = False,
         **options: Any,
     ) -> None:
-        """It first closes ``hang_ups`` connections of the agent; ``options`` are those of Popen.
+        """Close the agent's first ``hang_ups`` connections; ``options`` are arguments of Popen.
 
-        Unless it ``keeps_listening``, it accepts no further connection.
+        Without ``keeps_listening``, the launcher accepts no further connection.
         """
         self._server = socket.create_server(("127.0.0.1", 0))
         self._server.settimeout(TIMEOUT)

@@ -13,7 +13,7 @@ from cpulaunch.plan.request import BindingRequest
 
 @st.composite
 def topologies(draw: st.DrawFn) -> Topology:
-    """Up to 8 nodes of up to 12 cores, in any of three numberings, some CPUs missing, some cores slower."""
+    """Up to 8 nodes of up to 12 cores, numbered in one of three ways; some CPUs are missing or slower."""
     sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=8))
     threads = draw(st.integers(1, 2))
     sockets = draw(st.integers(1, len(sizes)))
@@ -57,7 +57,7 @@ requests = st.builds(
 
 
 def bound(topology: Topology, request: BindingRequest) -> Binding:
-    """The binding.  Examples that the host cannot fulfil are skipped."""
+    """Return the binding.  Skip examples that the host can't fulfil."""
     try:
         binding = bind(topology, request)
     except PlanError:

@@ -32,7 +32,7 @@ GRACE, HEARTBEAT = 1.0, 6
 TIMEOUT = 90.0
 """Seconds within which every job must have ended."""
 
-# Ranks print "ready", and wait in the named way.  When the file "trigger" exists, the ranks named in it fail.
+# Ranks print "ready", and wait in the given way.  Once the file "trigger" exists, the ranks named in it fail.
 PROGRAM = """\
 import ctypes, os, pathlib, sys, time
 mode, how, who = sys.argv[1:]
@@ -145,8 +145,8 @@ class Event:
     """A fault of a job.
 
     ``happen(job, rank)`` is a context manager that injects it, and heals it at its end.  ``said`` is the
-    message to the user, with the rank's number and host in it.  ``at_start``: before the job starts.
-    ``for_good``: the host can't be restored.  ``launchers`` are those that the fault can concern.
+    message to the user, which has the rank's number and host.  ``at_start``: before the job starts.
+    ``for_good``: the host can't be restored.  ``launchers``: the launchers that the fault can affect.
     """
 
     mode: str
@@ -182,7 +182,7 @@ def _fault(name: str) -> Callable[[Job, int], contextlib.AbstractContextManager[
         host = f"node{rank}"
         with getattr(job.cluster, name)(host):
             yield
-        # Its sshd hasn't noticed that the other end of a session is lost, and would wait for hours.
+        # The host's sshd hasn't noticed that the other end of a session is lost, and would wait for hours.
         with job.cluster.without_sshd(host, sessions=True):
             pass
 
@@ -191,7 +191,7 @@ def _fault(name: str) -> Callable[[Job, int], contextlib.AbstractContextManager[
 
 @contextlib.contextmanager
 def _without_ssh(job: Job, rank: int) -> Iterator[None]:
-    """The connections to a host end, and then the job ends."""
+    """End the connections to a host, and then trigger the end of the job."""
     with job.cluster.without_sshd(f"node{rank}", sessions=True):
         until(lambda: not _connections(job, rank), f"the connection to node{rank} to end", TIMEOUT)
         job.trigger()
@@ -315,7 +315,7 @@ def happens(
 
 
 def problems(event: Event, rank: int, result: Result) -> list[str]:
-    """The deviations of a result from the expected one."""
+    """Return how a result differs from the expected one."""
     found = [f"left: {line}" for line in result.left]
     if event.exit_code is not None:
         if result.exit_code != event.exit_code:
@@ -377,7 +377,7 @@ def main() -> int:
 
 
 def hosts_for(cluster: Cluster, event: Event) -> contextlib.AbstractContextManager[Cluster]:
-    """Return the cluster for an event: a separate one if the event can't be healed."""
+    """Return the cluster for an event; an event that can't be healed gets its own cluster."""
     return Cluster(("login", *HOSTS)) if event.for_good else contextlib.nullcontext(cluster)
 
 
@@ -389,7 +389,7 @@ def timed(
     dice: random.Random,
     once: Callable[[Path, int], Result],
 ) -> bool:
-    """Inject an event by ``once`` in each of ``rounds``, and print a line; return whether anything was wrong."""
+    """Inject an event by ``once`` in each round, and print a line; return whether anything was wrong."""
     times, found = [], []
     for _ in range(rounds):
         rank = dice.randrange(len(HOSTS))

@@ -131,7 +131,7 @@ class Job:
         return True
 
     def end(self) -> int:
-        """Wait for the job's end; its exit code."""
+        """Wait for the job's end; return its exit code."""
         self.wait(sys.maxsize, 0)
         for reader in self._readers:
             reader.join()
@@ -168,7 +168,7 @@ class Job:
 
 
 def blows(count: int, dice: random.Random) -> list[tuple[str, bool, int]]:
-    """The target, whether during a save, and the rank of ``count`` kills, in order."""
+    """Yield each of ``count`` kills in order: its target, whether it is during a save, and its rank."""
     kinds = [what for what, share in SHARES.items() for _ in range(share)]
     chosen = [kinds[number * len(kinds) // count] for number in range(count)]
     dice.shuffle(chosen)
@@ -176,7 +176,7 @@ def blows(count: int, dice: random.Random) -> list[tuple[str, bool, int]]:
 
 
 def run(backend: str, mpi: Sequence[str], count: int, seed: int) -> bool:
-    """An undisturbed run, and one with ``count`` kills; prints a table, and returns whether the weights are
+    """Run the job undisturbed, and with ``count`` kills; print a table, and return whether the weights are
     the same."""
     dice = random.Random(seed)
     planned = blows(count, dice)

@@ -1,4 +1,4 @@
-"""Faults of jobs that srun has started: those of other launchers, and Slurm's own events."""
+"""Faults of jobs that srun has started: the same as with other launchers, and Slurm's own events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _queue(job: Job) -> Queue:
 @contextlib.contextmanager
 def _kill_srun(job: Job, rank: int) -> Iterator[None]:
     lines = [line for line in job.cluster.processes("login") if re.match(r"login: \d+ srun --overlap", line)]
-    job.cluster._inside("login", "kill", "-KILL", lines[0].split()[1])  # its child ends with it
+    job.cluster._inside("login", "kill", "-KILL", lines[0].split()[1])  # srun's child ends with it
     yield
 
 
@@ -52,7 +52,7 @@ def _without_slurmd(job: Job, rank: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupted_without_slurmd(job: Job, rank: int) -> Iterator[None]:
-    """The ranks go on, and can be ended."""
+    """Interrupt the job while slurmd is missing.  Its ranks go on, and can be ended."""
     with _queue(job).without_slurmd(f"node{rank}"):
         job.signal(signal.SIGINT)
         yield
@@ -81,7 +81,7 @@ EVENTS = {
         137,
         ("Slurm cancelled the step",),
         _scancel("{job}.0"),
-        options=("--skip-preflight",),  # the check of the nodes allows numbers, too
+        options=("--skip-preflight",),  # with the check of the nodes, step 0 would be the check
     ),
     "scancel of the allocation": Event(
         "sleep", "", 143, ("SIGTERM (ended by another program or the batch system)",), _scancel("{job}")

@@ -29,7 +29,7 @@ needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="n
 
 
 def clean_environment(**further: str) -> dict[str, str]:
-    """This environment without settings of cpulaunch and variables that count as settings."""
+    """Return this environment without cpulaunch's settings and without variables that count as settings."""
     names = ("CPULAUNCH_", "OMP_", "KMP_", "CCL_", "FI_", "I_MPI_", "MASTER_", "SLURM_", "PBS_", "XDG_CONFIG")
     return {**{k: v for k, v in os.environ.items() if not k.startswith(names)}, **further}
 
@@ -53,7 +53,7 @@ def launcher_options(name: str) -> list[str]:
 
 
 def mpiexec_after(directory: Path, command: str, flavour: str = "intel") -> list[str]:
-    """Options for an mpiexec that is run by, or after, a shell ``command``."""
+    """Options for a script in place of mpiexec; it runs ``command`` followed by the real mpiexec."""
     path = directory / "mpiexec"
     if flavour == "intel":
         real = Path(sys.prefix, "bin", "mpiexec.hydra")

@@ -42,7 +42,7 @@ class Cluster(Hosts):
     def second_network(self, *names: str) -> Iterator[dict[str, str]]:
         """These hosts have a second interface, ``rail1``, on a network of its own; yields its addresses.
 
-        They drop packets that come in where their own answers wouldn't go out, as many distributions do.
+        As in many distributions, they drop packets whose answers would leave through another interface.
         """
         filters = "/proc/sys/net/ipv4/conf/all/rp_filter"
         addresses = {name: f"10.213.89.{number}" for number, name in enumerate(names, 1)}
@@ -141,7 +141,7 @@ class Cluster(Hosts):
 
     @contextlib.contextmanager
     def hidden(self, name: str, path: str | Path) -> Iterator[None]:
-        """The directory ``path`` appears empty on this host."""
+        """The directory ``path`` looks empty on this host."""
         self._inside(name, "mount", "-t", "tmpfs", "tmpfs", str(path))
         try:
             yield
@@ -150,7 +150,7 @@ class Cluster(Hosts):
 
     @contextlib.contextmanager
     def replaced(self, name: str, path: str | Path, text: str) -> Iterator[None]:
-        """The file ``path`` appears with another text on this host."""
+        """The file ``path`` has another text on this host."""
         ours = self.directory / f"replaced-{uuid.uuid4().hex}"
         ours.write_text(text)
         ours.chmod(Path(path).stat().st_mode)

@@ -1,6 +1,6 @@
 """Programs that hang in different ways: ``train.py BACKEND CASE``.
 
-The first rank of the second half causes it.
+The first rank of the second half causes the hang.
 """
 
 import re
@@ -298,7 +298,7 @@ dist.destroy_process_group()
 
 
 def line_of(text: str, after: str = "") -> int:
-    """The number in the program of the first line with ``text`` after one with ``after``."""
+    """Return the number of the program's first line with ``text`` after a line with ``after``."""
     lines = PROGRAM.splitlines()
     start = next((number for number, line in enumerate(lines) if after in line), 0)
     return next(number + 1 for number, line in enumerate(lines) if number >= start and text in line)
@@ -309,7 +309,7 @@ PAGES = "".join((REPOSITORY / "docs" / name).read_text() for name in ("hangs.md"
 
 
 def shown_in_docs(text: str) -> bool:
-    """Whether the documentation shows the only box in ``text``."""
+    """Return whether the documentation shows the only box in ``text``."""
     (found,) = boxes(text)
     return found in boxes(PAGES)
 

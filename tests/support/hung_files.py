@@ -20,7 +20,7 @@ import pytest
 LOOKUP, GETATTR, OPEN, READ, FORGET, INIT = 1, 3, 14, 15, 2, 26
 HEADER = struct.Struct("=IIQQIIII")  # len, opcode, unique, node, uid, gid, pid, padding
 SIZE = 1 << 20
-ASYNC_READ = 1  # a reader waits for the page in the state D, as with a disk
+ASYNC_READ = 1  # a reader waits for the page in state D (uninterruptible), as with a disk
 
 
 def attributes(node: int) -> bytes:
@@ -29,7 +29,7 @@ def attributes(node: int) -> bytes:
 
 
 def answer(opcode: int, node: int, body: bytes) -> bytes | int | None:
-    """The answer to a request; an int is an error, and None no answer."""
+    """Return the answer to a request: an int is an error, and None means that there is no answer."""
     if opcode == INIT:
         return struct.pack("=4I2H8I", 7, 31, 1 << 16, ASYNC_READ, 16, 16, 1 << 16, 0, 0, 0, 0, 0, 0, 0)[:64]
     if opcode == LOOKUP:

@@ -99,7 +99,9 @@ class job:
 
     def __enter__(self) -> subprocess.Popen[str]:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(bounded(self.launcher, 3 * TIMEOUT))  # each command beside it has TIMEOUT
+            stack.enter_context(
+                bounded(self.launcher, 3 * TIMEOUT)
+            )  # each command that runs beside the job has TIMEOUT
             stack.callback(self._terminate)
             assert self.launcher.stdout
             ready = {self.launcher.stdout.readline().strip(), self.launcher.stdout.readline().strip()}

@@ -11,7 +11,7 @@ from cpulaunch.launchers import MPIS
 
 
 def repeat(*values: Any) -> Any:
-    """Values of a parameter that is much like another one: only ``scripts/test.sh --all`` runs it."""
+    """Values of a parameter much like another case: only ``scripts/test.sh --all`` tests them."""
     return pytest.param(*values, marks=pytest.mark.repeats)
 
 
@@ -31,6 +31,6 @@ def usually_under(*launchers: str) -> pytest.MarkDecorator:
 
 
 def by_launcher(rows: Iterable[tuple[Any, ...]], usual: Collection[tuple[Any, ...]]) -> list[Any]:
-    """Rows that begin with a launcher: those of local are fast, those of ``usual`` are slow, all others are
+    """Rows that begin with a launcher: rows of local are fast, rows of ``usual`` are slow, all others are
     repeats."""
     return [row if row[0] == "local" else slow(*row) if row in usual else repeat(*row) for row in rows]

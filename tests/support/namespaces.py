@@ -52,7 +52,7 @@ TIMEOUT = 10.0
 _NAMESPACES = ("--net", "--mount", "--pid", "--uts", "--ipc")
 SEARCH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 
-# Process 1 of a host: makes the namespaces look like a host, starts sshd, and reaps what is orphaned.
+# Process 1 of a host: makes the namespaces look like a host, starts sshd, and reaps orphaned processes.
 _HOST = r"""
 set -e
 umask 022
@@ -107,7 +107,7 @@ MaxStartups 200:30:400
 
 
 def why_not() -> str | None:
-    """The reason why no such cluster can be made here, or None."""
+    """Return the reason why no such cluster can be made here, or None."""
     if os.geteuid() != 0:
         return "only root can make network namespaces"
     missing = sorted({package for tool, package in TOOLS.items() if not shutil.which(tool, path=SEARCH)})
@@ -142,7 +142,7 @@ class Hosts:
         self.addresses = {name: str(next(numbers)) for name in names}
         self.interfaces = dict.fromkeys(names, "eth0") | {self.names[-1]: "ens5"}
         self.directory = Path()
-        # Process 1 of each host, and of the switch, as this machine counts it.
+        # The pid on this machine of process 1 of each host, and of the switch.
         self._init: dict[str, int] = {}
 
     @classmethod
@@ -203,7 +203,7 @@ class Hosts:
             )
             self._batch(
                 name,
-                # Linux looks for another host with an IPv6 address for seconds, unless it is told not to.
+                # By default, Linux checks for seconds whether another host has the same IPv6 address.
                 f"addr add {self.addresses[name]}/{self.network.prefixlen} dev {interface}"
                 f"{' nodad' if self.network.version == 6 else ''}",
                 f"link set {interface} up",
@@ -234,7 +234,7 @@ class Hosts:
             at = self.directory / name
             (at / "ssh").mkdir(parents=True)
             new_key(at / "ssh" / "host_key")
-            # In shadow, sshd refuses a locked account.
+            # sshd refuses an account that is locked in shadow.
             files = {
                 "hosts": hosts,
                 "hostname": name + "\n",
@@ -308,7 +308,7 @@ class Hosts:
     # ---- use
 
     def command(self, name: str, argv: Sequence[str], directory: str | Path | None = None) -> list[str]:
-        """The command line that runs ``argv`` on a host, in ``directory`` (else this one), as root.
+        """Return the command that runs ``argv`` on a host as root, in ``directory`` (default: this one).
 
         Killing nsenter kills ``argv``'s process.
         """
@@ -364,7 +364,7 @@ class Hosts:
             process.send_signal(number)
 
     def processes(self, name: str | None = None) -> list[str]:
-        """Command lines of the processes on a host, or on all hosts, except those of the host itself."""
+        """Command lines of the processes on a host, or on all hosts, without the host's own processes."""
         if name is None:
             return [line for each in self.names for line in self.processes(each)]
         if name not in self._init:

@@ -56,9 +56,9 @@ dist.destroy_process_group()
 class Survived(NamedTuple):
     """The result of a job.
 
-    ``pause`` is the longest time in seconds between two of its steps, which ranks agree on; None if it did not
+    ``pause`` is the longest time in seconds between two steps, the same on all ranks; None if the job did not
     end by itself.  ``ended_after``: the seconds from the start of the outage until the launcher's end.
-    ``printed`` are the lines of a rank that its log should have, and ``logged`` those that it has.
+    ``printed`` are the lines that a rank's log should have, ``logged`` the lines that it has.
     """
 
     exit_code: int
@@ -98,7 +98,7 @@ def run(
         with cluster.cut(host):
             while time.monotonic() < deadline and launcher.poll() is None:
                 time.sleep(0.01)
-        # Connections that aren't ours may take the same time again to notice that the network is back.
+        # Other programs' connections may take the same time again to notice that the network is back.
         healed = time.time()
         while launcher.poll() is None and time.monotonic() < deadline + outage + 10:
             if any(path.stat().st_mtime > healed for path in directory.glob("runs/*/rank-1.log")):

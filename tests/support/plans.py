@@ -1,4 +1,4 @@
-"""Plans for machines that are not here."""
+"""Plans for machines other than this one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PROGRAM = Program(("/usr/bin/python", "train.py"), True, "/home/me", "/usr/bin/p
 def make(
     *settings: str, hosts: str = "", facts: HostFacts = BIG, environ: dict[str, str] | None = None, **more
 ) -> Plan:
-    """The plan for ``key=value`` settings and a list of hosts, all of which look like ``facts``."""
+    """Return the plan for ``key=value`` settings and a list of hosts, which all look like ``facts``."""
     given = [(*setting.split("=", 1), "--" + setting.split("=")[0]) for setting in settings]
     config = load(given, environ={"HOME": "/nowhere", **(environ or {})})
     listed = parse_hosts(hosts, "--hosts") if hosts else ()

@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _leave(*_: object) -> None:
-    """Otherwise, the hosts would end, but their files would stay.  timeout(1) sends its signal twice."""
+    """Exit, to remove the hosts and their files.  Ignore further signals, as timeout(1) sends two."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     sys.exit(1)

@@ -1,4 +1,4 @@
-"""Feeds events of a job to the state machine, with a made-up clock."""
+"""Feeds events of a job to the state machine, with a fake clock."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Played:
     """A job of one rank on each of ``hosts``.  Times are in seconds since its start.
 
     Hosts' clocks are ahead of the launcher's by ``ahead`` seconds, a number for each rank.  As time passes,
-    agents send beats and the loop ticks, unless told otherwise.
+    agents send beats and the loop ticks, by default.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Played:
         return done
 
     def until(self, moment: float, *, full: bool = False) -> None:
-        """Let time pass in the loop's steps.  Running agents send beats."""
+        """Let time pass, in steps like the launcher's loop.  Running agents send beats."""
         while self.now < moment and not self.state.finished:
             due = [moment, self.now + self.state.tick_period]
             if self.state.wake_at is not None:
@@ -99,7 +99,7 @@ class Played:
     def connects(
         self, *ranks: int, version: int = messages.VERSION, said: float = 0.0, here: bool = False
     ) -> None:
-        """The agents' hellos arrive, which were sent ``said`` seconds ago."""
+        """The agents' hellos arrive; they were sent ``said`` seconds ago."""
         for rank in ranks:
             self.beating.add(rank)
             hello = messages.Hello(version, rank, "", "", self.clock(rank) - said, 99, "x")
@@ -140,7 +140,7 @@ class Played:
         self.disconnects(rank)
 
     def obeys(self, *ranks: int) -> None:
-        """The programs of ``ranks`` end by SIGTERM, as the launcher has ordered."""
+        """The programs of ``ranks`` end by SIGTERM, which the launcher has requested."""
         for rank in ranks:
             assert self.sent(rank, messages.End), f"rank {rank} wasn't asked to end"
             self.exits(rank, None, 15, by_launcher=True)

@@ -1,4 +1,4 @@
-"""A job whose pods are hosts of the test cluster, made as by its operator and kubelets.
+"""A job whose pods are hosts of the test cluster, set up as the operator and the kubelets would do.
 
 `Pods` are of an MPIJob, `TrainerPods` of a TrainJob.
 
@@ -71,7 +71,7 @@ chown 1000:1000 /home/mpiuser /home/mpiuser/.cache
 
 
 class Pods(Cluster):
-    """The pods of the MPIJob in ``documents``, whose names can't be looked up before the workers start."""
+    """The pods of the MPIJob in ``documents``.  Their names can't be looked up before the workers start."""
 
     KIND = "MPIJob"
 
@@ -129,7 +129,7 @@ class Pods(Cluster):
         return self._start(self.launcher, words, variables)
 
     def start_workers(self) -> None:
-        """Start the workers' command, and let their names be looked up."""
+        """Start the workers' command, and make their names known to the resolver."""
         for worker in self.workers:
             self.sshds.append(self._start(worker, self._container(worker)["command"], {}))
         names = "".join(
@@ -147,7 +147,7 @@ class Pods(Cluster):
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
     def listens(self, worker: str) -> bool:
-        """Whether the worker's own sshd is up."""
+        """Return whether the worker's own sshd is up."""
         return self._listens(worker, SSH_PORT)
 
     def change_key(self, worker: str) -> None:
@@ -192,7 +192,7 @@ class Pods(Cluster):
             subprocess.run(argv, check=True, timeout=TIMEOUT, env=env)
 
     def _start(self, pod: str, words: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
-        """In the pod's cpuset or, where none can be made, on its CPUs."""
+        """Start a command in the pod's cpuset or, if none can be made, bound to the pod's CPUs."""
         cpus = ",".join(map(str, sorted(self.cpus(pod))))
         enter = f"taskset -c {cpus}"
         group = CPUSETS / f"cpulaunch-test-{os.getpid()}-{pod}"
@@ -203,7 +203,7 @@ class Pods(Cluster):
             (group / "cpuset.cpus").write_text(cpus)
             enter = f"echo $$ >{group}/cgroup.procs && exec"
         except OSError:
-            pass  # version 2, or not ours
+            pass  # cgroups of version 2, or without write permission
         line = (
             f"{enter} {shlex.join([*_AS_USER, 'env', '-i', *(f'{k}={v}' for k, v in env.items()), *words])}"
         )
@@ -255,7 +255,7 @@ class Pods(Cluster):
         return container
 
     def _shm(self, pod: str) -> str | None:
-        """The size of /dev/shm as mount takes it."""
+        """Return the size of /dev/shm as an option of mount."""
         sizes = [
             each["emptyDir"]["sizeLimit"] for each in self._pod(pod).get("volumes", ()) if "emptyDir" in each
         ]

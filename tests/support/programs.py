@@ -9,7 +9,7 @@ print(json.dumps({"argv": sys.argv, "cpus": sorted(os.sched_getaffinity(0)), "cw
                   "name": __name__, "env": {n: os.environ.get(n) for n in names}}))
 """
 
-# Rank 1 fails in the way that the first argument says, while rank 0 sleeps.
+# Rank 1 fails in the way that the first argument names, while rank 0 sleeps.
 FAIL = """
 import ctypes, os, signal, sys, time
 print("started", flush=True)

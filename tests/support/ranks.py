@@ -1,4 +1,4 @@
-"""Ranks on the hosts of a cluster, one process each, without a launcher that pins, watches or ends them."""
+"""Ranks on the hosts of a cluster: one process each, which no launcher pins, watches or ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def started_ranks(
     stdin: int = subprocess.DEVNULL,
     **variables: object,
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """A rank that runs ``argv`` for each of ``hosts``, with ``variables`` in its environment.
+    """Start a rank that runs ``argv`` on each of ``hosts``, with ``variables`` in its environment.
 
     It can import ``support``.  It is killed after ``limit`` seconds, and has ended after the block.
     """
@@ -58,7 +58,7 @@ def started_ranks(
 
 
 def answers(processes: Sequence[subprocess.Popen[str]]) -> list[Any]:
-    """The last output of each rank, as JSON, when all have ended.
+    """Wait until all ranks have ended; return the last line of each, read as JSON.
 
     Raises RuntimeError, with the ends of the ranks' output, if one has failed or was killed.
     """
@@ -69,6 +69,6 @@ def answers(processes: Sequence[subprocess.Popen[str]]) -> list[Any]:
 
 
 def end(rank: int, process: subprocess.Popen[str], said: tuple[str, str]) -> str:
-    """How a rank ended, and the last lines that it wrote."""
+    """Describe how a rank ended, with the last lines of its output."""
     lines = "".join(said).splitlines()[-5:]
     return f"\nrank {rank}, exit code {process.returncode}" + "".join(f"\n    {line}" for line in lines)

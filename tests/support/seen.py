@@ -20,7 +20,7 @@ TORCH: Frame = ("all_reduce", "/venv/lib/python3.12/site-packages/torch/distribu
 def operation(
     sequence: int, kind: str = "all_reduce", *, done: float = 0.0, **different: Any
 ) -> dict[str, Any]:
-    """An operation that a rank waits in, or that was completed ``done`` seconds ago."""
+    """Return an operation that a rank waits in, or that it completed ``done`` seconds ago."""
     return {
         "sequence": sequence, "state": COMPLETED if done else STARTED, "kind": kind, "type": "float32",
         "bytes": 25_000_000, "enqueued": NOW - 93, "started": NOW - 93, "completed": NOW - done if done else 0.0,
@@ -62,13 +62,13 @@ def seen(
     hosts: int = 2,
     left: str = "",
 ) -> Snapshot:
-    """Ranks are assigned to two hosts in turn.  One that has ``left`` is silent."""
+    """Return the snapshot of a rank.  Ranks are on two hosts in turn; a rank that has ``left`` is silent."""
     dump = Dump(1, NOW, list(groups), list(processes or (process(TORCH, MAIN),)), "")
     return Snapshot(rank, f"node{rank % hosts}", left, None if left else dump)
 
 
 def others(*but: int, size: int = 4) -> list[Snapshot]:
-    """All other ranks wait in their seventh all_reduce."""
+    """Return the other ranks (not ``but``), which wait in their seventh all_reduce."""
     return [
         seen(rank, [group(rank, operation(6, done=94), operation(7))])
         for rank in range(size)

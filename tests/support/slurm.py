@@ -3,7 +3,7 @@
     with Queue(("login", "node0", "node1")) as queue:
         queue.run("login", ["srun", "-N2", "hostname"])
 
-Its programs are those of Debian's packages slurmctld, slurmd, slurm-client and munge.  State and sockets are
+Its programs come from Debian's packages slurmctld, slurmd, slurm-client and munge.  State and sockets are
 in each host's own /run, so they disappear with the hosts.
 """
 
@@ -86,7 +86,7 @@ munged --force --key-file=/run/slurm/munge.key --pid-file=/run/munge/munged.pid 
 
 
 def why_not() -> str | None:
-    """The reason why no Slurm can run here, or None."""
+    """Return the reason why no Slurm can run here, or None."""
     missing = [package for tool, package in TOOLS.items() if not shutil.which(tool, path=SEARCH)]
     return f"apt-get install {' '.join(missing)}" if missing else why_no_hosts()
 
@@ -190,11 +190,11 @@ class Queue(Cluster):
         finally:
             self.slurm(
                 "scontrol", "update", f"nodename={name}", "state=resume"
-            )  # it may have returned by itself
+            )  # the node may have come back by itself
             until(lambda: not self._silent(), "the node to be there again", UP_WITHIN)
 
     def _silent(self) -> bool:
-        """Whether Slurm has lost a node, or considers it down."""
+        """Return whether Slurm has lost a node, or considers it down."""
         states = self.slurm("sinfo", "-h", "-N", "-o", "%T").stdout.split()
         return any(state.endswith("*") or state.startswith("down") for state in states)
 
@@ -203,8 +203,13 @@ class Queue(Cluster):
         return self.slurm("squeue", "-h", "-o", "%i %t").stdout.splitlines()
 
     def processes(self, name: str | None = None) -> list[str]:
-        """The processes of `Hosts.processes`, except Slurm's own daemons."""
-        daemons = ("munged ", "slurmctld", "slurmd -N", ": slurm")  # the last is a helper of slurmctld
+        """Return what `Hosts.processes` does, without Slurm's own daemons."""
+        daemons = (
+            "munged ",
+            "slurmctld",
+            "slurmd -N",
+            ": slurm",
+        )  # the last pattern is a helper of slurmctld
         return [line for line in super().processes(name) if not line.split(" ", 2)[2].startswith(daemons)]
 
 

@@ -1,4 +1,4 @@
-"""A stalled job of two ranks, and its observers, with a made-up clock."""
+"""A stalled job of two ranks, and its observers, with a fake clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BEAT = 10.0
 
 
 class Job:
-    """Two ranks whose agents send beats and answers, unless told otherwise; their state is in ``beats``.
+    """Two ranks whose agents send beats and answers by default; the ranks' state is in ``beats``.
 
     Answers arrive ``slow`` seconds after their request.
     """
@@ -33,12 +33,12 @@ class Job:
         self.beats = [Beat(expects_steps=True) for _ in self.ranks]
         self.answering, self.dumping = {0, 1}, {0, 1}
         self.slow = 0.0
-        self.called: dict[int, list[str]] = {}  # the operations of group 0 in which its members wait
+        self.called: dict[int, list[str]] = {}  # the operations of group 0 in which ranks wait
         self.lines = [1, 1]  # the line of train.py at which ranks are
         self.works_until = 1.0  # until this time, the worker uses the CPU
         self.worker = 0
         self.states = ["S", "S"]  # the states of the ranks' processes
-        self.throttled = 0.0  # the share of time that a quota takes from each
+        self.throttled = 0.0  # the share of time for which a quota stops each process
         self.done: list[tuple[float, Action]] = []
         self._on_the_way: list[tuple[float, Rank, LauncherMessage]] = []
         self._beat_at = BEAT

@@ -20,7 +20,7 @@ def write_job(
     step: float = 0.084,
     restart_at: int | None = None,
 ) -> Path:
-    """A job of ``ranks`` ranks on two hosts whose rank ``slow`` makes the others wait.
+    """Write a job of ``ranks`` ranks on two hosts, in which rank ``slow`` makes the others wait.
 
     ``restart_at`` is a step at which it failed, and resumed from the previous step.
     """
@@ -64,7 +64,7 @@ def _write_telemetry(
     restart_at: int | None,
     chance: random.Random,
 ) -> float:
-    """Returns when the last step has ended."""
+    """Write the telemetry; return when the last step has ended."""
     head = {"schema": 1, "peak_flops": 1.2e12, "flops_per_step": 3.4e10, "precision": "bf16"}
     time = 3.0
     with (place / "telemetry.jsonl").open("w") as file:
@@ -98,7 +98,7 @@ SECRET = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz123456"
 
 
 def _write_plan(place: Path, hosts: list[str]) -> None:
-    """A job with secrets in all places where users put them."""
+    """Write a plan with secrets in all places where users put them."""
     ranks = [
         {"rank": n, "local_rank": n, "cores": f"{8 * n + 1}-{8 * n + 7}", "comm_cores": str(8 * n), "numa_nodes": "0",
          "threads": 7, "memory_policy": "", "env": {}}

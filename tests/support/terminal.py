@@ -25,7 +25,7 @@ def question_of(key: str) -> str:
 
 
 class Terminal:
-    """A command on its own terminal.  All waits are for text."""
+    """A command on its own terminal.  Methods wait for text."""
 
     def __init__(
         self, directory: Path, env: Mapping[str, str], command: Sequence[str], columns: int = 80
@@ -40,7 +40,7 @@ class Terminal:
         self.raw = ""
 
     def sees(self, text: str) -> None:
-        """Wait until ``text`` is shown after all earlier awaited texts."""
+        """Wait until ``text`` is shown, after all texts that were awaited before."""
         self.child.expect_exact(text)
         self.raw += self.child.before + self.child.after
 

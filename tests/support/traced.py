@@ -87,7 +87,7 @@ def check_format(events: list[dict[str, Any]]) -> None:
 def check(events: list[dict[str, Any]], ranks: int, *, backend: str, late: float = 1.0) -> list[str]:
     """Assert that the merged trace of ``ranks`` ranks is complete. Returns the names of its steps.
 
-    ``late``: milliseconds by which a collective may seem to end before the last rank has begun it.
+    By up to ``late`` milliseconds, a collective may seem to end before the last rank has begun it.
     """
     check_format(events)
     rows = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}

@@ -17,7 +17,7 @@ class Meeting(Barrier):
     """A barrier of all ranks that also counts the bytes sent by a host."""
 
     def count(self, work: Callable[[], object]) -> int:
-        """The bytes that this rank's host sends to others while all ranks do their ``work``."""
+        """Return the bytes that this rank's host sends to others while all ranks run ``work``."""
         self.exchange()
         time.sleep(QUIET)
         before = sent()
@@ -31,6 +31,6 @@ class Meeting(Barrier):
 
 
 def sent() -> int:
-    """The bytes that the interface of this rank's host has sent so far, with headers."""
+    """Return the bytes that the interface of this rank's host has sent so far, including headers."""
     interface = os.environ["GLOO_SOCKET_IFNAME"]
     return int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text())

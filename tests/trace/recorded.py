@@ -36,7 +36,7 @@ class Recorded:
     def add(
         self, name: str, at: float, duration: float, *, thread: int = 0, cat: str = "cpu_op", **args: Any
     ) -> Recorded:
-        """An event ``at`` microseconds after the beginning."""
+        """Add an event ``at`` microseconds after the beginning."""
         ts = 77_000_000 + at
         thread = thread or self.pid
         self.events.append(
@@ -56,7 +56,7 @@ class Recorded:
         group: str = "0",
         backend: str = "ccl",
     ) -> Recorded:
-        """A collective.  If ``number`` is given, the program's records have it."""
+        """Add a collective.  If ``number`` is given, the program's records have it."""
         self.add(f"{backend}:{kind}", at, duration, cat="user_annotation")
         if number is not None:
             self.notes.append((backend, group, number, kind, self.began + int(at * 1e3)))
@@ -84,6 +84,6 @@ class Recorded:
 
 
 def merged(*recorded: Recorded) -> tuple[list[dict[str, Any]], list[Any]]:
-    """The events of the merged trace, and the data kept for the figures."""
+    """Return the events of the merged trace, and the data kept for the figures."""
     events: list[dict[str, Any]] = []
     return events, merge([each.source() for each in recorded], events.append)

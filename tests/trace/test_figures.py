@@ -1,4 +1,4 @@
-"""The figures of a trace, by traces whose figures are known."""
+"""The figures of traces for which they are known."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_parts_of_a_step_add_up() -> None:
 
 
 def test_a_wait_within_an_operation_is_not_computation() -> None:
-    """As in an autograd function with a collective in its backward pass."""
+    """An example is an autograd function with a collective in its backward pass."""
     rank = Recorded(0, steps=1)
     rank.add("autograd::engine::evaluate_function: SyncBatchNormBackward", 0, 800)
     rank.add("SyncBatchNormBackward", 0, 800).collective("all_reduce", 100, 600, 1)
@@ -135,7 +135,7 @@ def test_figures_lead_to_advice() -> None:
 
 
 @pytest.mark.parametrize(("hosts", "between"), [(("node0", "node0"), False), (("node0", "node1"), True)])
-def test_gradients_are_compressed_between_hosts_only(hosts: tuple[str, str], between: bool) -> None:
+def test_compression_is_advised_between_hosts_only(hosts: tuple[str, str], between: bool) -> None:
     ranks = [Recorded(rank, host, steps=1) for rank, host in enumerate(hosts)]
     for each in ranks:
         each.add("aten::mm", 0, 500).collective("all_reduce", 500, 500, 1)
@@ -162,7 +162,7 @@ def test_no_figures_no_advice() -> None:
     assert "nothing stands out" in summary(found, {}).text
 
 
-def test_the_text_has_columns_for_few_ranks_and_extremes_of_many() -> None:
+def test_the_text_has_columns_for_few_ranks_and_only_extremes_for_many() -> None:
     few = summary(of(*(Recorded(rank).add("aten::mm", 0, 1000) for rank in range(2))), {}).text
     assert "steps 10 to 11 of 2 ranks: 1.0 ms a step" in few
     assert "rank 0     rank 1" in few
@@ -174,7 +174,7 @@ def test_the_text_has_columns_for_few_ranks_and_extremes_of_many() -> None:
     assert "rank 5 is missing: gone" in many
 
 
-def test_figures_are_json() -> None:
+def test_figures_can_be_written_as_json() -> None:
     import json
 
     assert json.loads(json.dumps(as_json(of(Recorded(0)))))["first"] == 10

@@ -46,7 +46,7 @@ def test_threads_with_the_same_number_on_two_hosts_are_distinct() -> None:
 
 
 def test_arrows_join_the_same_collective_of_all_ranks() -> None:
-    """In the order in which ranks joined it.  A rank that waited has the awaited rank and the time."""
+    """Arrows follow the order in which ranks joined.  A rank that waited has the awaited rank and time."""
     ranks = [
         Recorded(rank).collective("all_reduce", at, 600 - at, 41).collective("all_reduce", 700, 10, 42)
         for rank, at in enumerate((100, 500, 300))
@@ -81,7 +81,7 @@ def test_groups_are_kept_apart() -> None:
 
 
 def test_in_a_single_group_missing_numbers_are_interpolated() -> None:
-    """A rank's records only have the last operations of a step."""
+    """A rank's records have only the last operations of a step."""
     ranks = []
     for rank in range(2):
         ranks.append(recorded := Recorded(rank))
@@ -93,7 +93,7 @@ def test_in_a_single_group_missing_numbers_are_interpolated() -> None:
 
 
 def test_records_of_ccl_have_their_own_names() -> None:
-    """torch's profiler says _all_gather_base for the ledger's all_gather_into_tensor."""
+    """torch's profiler has the name _all_gather_base where the ledger has all_gather_into_tensor."""
     ranks = []
     for rank in range(2):
         ranks.append(recorded := Recorded(rank))

@@ -1,4 +1,4 @@
-"""The rate of a trial, computed from its rows of telemetry."""
+"""The rate of a trial, computed from the job's rows of telemetry."""
 
 from __future__ import annotations
 

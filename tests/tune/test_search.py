@@ -18,7 +18,7 @@ NAMES = ("tcmalloc", "glibc", "jemalloc", "default")
 class Machine:
     """Candidates with known rates, in samples per second for each value.
 
-    ``trials`` are those that were run.
+    ``trials`` is the largest number of trials; ``run`` has the trials so far.
     """
 
     def __init__(self, speeds: dict[str, float], trials: int = 1000) -> None:
@@ -53,7 +53,7 @@ def found(machine: Machine) -> Trial:
 SPEEDS = {"1": 0.5, "2": 1.5, "4": 2.0, "8": 0.0, **dict.fromkeys(NAMES, 1.0), "glibc": 1.2}
 
 
-def test_each_stage_starts_from_the_best_of_the_previous_one() -> None:
+def test_each_stage_starts_from_the_best_candidate_of_the_previous_stage() -> None:
     machine = Machine(SPEEDS)
     assert found(machine).values == {RANKS: 4, ALLOCATOR: "glibc"}
     first = next(values for values, _ in machine.run if ALLOCATOR in values)
@@ -71,7 +71,7 @@ def test_only_the_faster_half_is_measured_again() -> None:
 
 def test_later_values_may_change_the_choice_of_earlier_ones() -> None:
     class Crossed(Machine):
-        """Four ranks are faster only with glibc."""
+        """Candidates of which four ranks are faster only with glibc."""
 
         def __call__(self, values: Values, tolerance: float, to_beat: float = 0.0) -> Trial | None:
             with_both = values.get(RANKS) == 4 and values.get(ALLOCATOR) == "glibc"
@@ -81,7 +81,7 @@ def test_later_values_may_change_the_choice_of_earlier_ones() -> None:
     assert found(Crossed({**SPEEDS, "2": 1.0})).values == {RANKS: 4, ALLOCATOR: "glibc"}
 
 
-def test_two_runs_that_differ_have_a_wide_rate() -> None:
+def test_two_runs_with_different_rates_have_a_wide_spread() -> None:
     joined = Rate(100.0, 0.01, "samples").joined(Rate(120.0, 0.01, "samples"))
     assert (joined.per_second, joined.spread) == (110.0, pytest.approx(10 / 110))
     equal = Rate(100.0, 0.04, "samples").joined(Rate(100.0, 0.04, "samples"))
@@ -102,7 +102,7 @@ def test_the_fewest_settings_win_among_equal_candidates() -> None:
     assert search(default, [both], machine).values == {RANKS: 4}
 
 
-def test_the_best_so_far_is_measured_as_exactly_as_the_one_that_may_replace_it() -> None:
+def test_the_best_so_far_is_measured_as_exactly_as_its_contender() -> None:
     machine = Machine({**SPEEDS, "4": 1.12, "2": 0.9})
     default = machine({}, COARSE)
     assert default is not None
@@ -114,7 +114,7 @@ def test_candidates_that_fail_lose() -> None:
     assert found(Machine(dict.fromkeys(SPEEDS, 0.0))).values == {}
 
 
-def test_the_best_so_far_is_found_when_the_time_is_up() -> None:
+def test_the_best_candidate_so_far_wins_when_the_time_is_up() -> None:
     assert found(Machine(SPEEDS, trials=1)).values == {}
     assert found(Machine(SPEEDS, trials=8)).values == {RANKS: 4}
 

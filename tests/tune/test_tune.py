@@ -30,7 +30,7 @@ for batch in loader:
     time.sleep(0.05)
 """
 
-# Settings that are not to be tried, so that only the numbers of ranks are.
+# Settings with fixed values, so only numbers of ranks are tried.
 ONLY_RANKS = [
     "--precision=fp32",
     "--engine=native",

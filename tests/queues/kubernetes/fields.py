@@ -1,4 +1,4 @@
-"""The fields of kubeflow.org/v2beta1, and the errors of an MPIJob by them.
+"""The fields of kubeflow.org/v2beta1, and the errors of an MPIJob according to them.
 
 Source: kubeflow/mpi-operator, pkg/apis/kubeflow/v2beta1/types.go, with what its enumerations, defaults and
 pkg/apis/kubeflow/validation/validation.go allow.  Pods are Kubernetes' own.
@@ -53,7 +53,7 @@ REQUIRED = (
 
 
 def problems(job: dict[str, Any]) -> list[str]:
-    """The errors for which the operator's API would refuse a document, except those of pods."""
+    """Return the errors for which the operator's API would refuse a document, except errors in pods."""
     found = [*_wrong(job, MPIJOB, "")]
     for path in REQUIRED:
         here: Any = job

@@ -28,7 +28,7 @@ JOBS = {
 }  # fmt: skip
 
 
-def test_a_job_is_the_golden_text() -> None:
+def test_a_job_equals_the_golden_text() -> None:
     path = GOLDEN / "mpijob.yaml"
     text = as_yaml(MPIJOB.documents(JOBS["everything"]))
     if os.environ.get("UPDATE_GOLDEN"):
@@ -46,7 +46,7 @@ def test_a_job_of_whole_nodes_sets_no_resources_for_its_workers() -> None:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_has_the_fields_of_v2beta1_and_no_others(name: str) -> None:
+def test_a_job_has_only_fields_of_v2beta1(name: str) -> None:
     job, *_ = MPIJOB.documents(JOBS[name])
     assert problems(job) == []
 

@@ -31,7 +31,7 @@ def problems(document: dict[str, Any]) -> str:
     return "" if known.to_dict() == document else f"unknown: {document}"
 
 
-def test_a_job_is_the_golden_text() -> None:
+def test_a_job_equals_the_golden_text() -> None:
     path = GOLDEN / "trainjob.yaml"
     text = as_yaml(TRAINJOB.documents(JOBS["everything"]))
     if os.environ.get("UPDATE_GOLDEN"):
@@ -57,7 +57,7 @@ def test_jobs_and_pods_fit_kubernetes_own_schema(name: str, version: str) -> Non
         kubernetes_validate.validate(job, version, strict=True)
 
 
-def test_trainer_finds_the_parts_that_it_extends() -> None:
+def test_trainer_finds_the_parts_that_it_changes() -> None:
     """Trainer's plug-in for MPI looks for these names (pkg/constants, plugins/mpi)."""
     runtime, job, *_ = TRAINJOB.documents(JOBS["everything"])
     assert runtime["spec"]["mlPolicy"]["mpi"]["mpiImplementation"] == "OpenMPI"

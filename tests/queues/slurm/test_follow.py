@@ -1,4 +1,4 @@
-"""Slurm's description of a job, and the resulting exit code.  `tests/slurm` follows real jobs."""
+"""Slurm's description of a job, and the job's exit code from it.  `tests/slurm` follows real jobs."""
 
 from __future__ import annotations
 

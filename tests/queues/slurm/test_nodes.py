@@ -28,8 +28,8 @@ broken|0|0|0|0|4|(null)
         ({"--partition": "big"}, "partition big (8 sockets × 28 cores × 1 thread, 2000 GiB)"),
     ],
 )
-def test_nodes_are_of_the_most_frequent_kind(options: dict[str, str], shown: str) -> None:
-    # With a partition, sinfo has named no other.
+def test_the_most_frequent_kind_of_node_is_used(options: dict[str, str], shown: str) -> None:
+    # With --partition, sinfo names no other partition.
     text = "".join(line for line in SINFO.splitlines(True) if line.startswith(options.get("--partition", "")))
     assert str(most_nodes(text, options)) == shown
 
@@ -74,7 +74,7 @@ SEVERAL = "thin|2|28|1|256000|96|(null)\nfat|8|28|1|2048000|2|(null)\n"
         ({"--nodes": "3", "--cpus-per-task": "224"}, "nodes of partition thin have at most 56"),
     ],
 )
-def test_one_of_several_partitions_must_have_room_for_the_job(
+def test_at_least_one_of_several_partitions_must_fit_the_job(
     options: dict[str, str], why: str | None
 ) -> None:
     options = {**options, "--partition": "thin,fat"}

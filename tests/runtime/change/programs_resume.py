@@ -1,4 +1,4 @@
-"""Scripts of transformers and accelerate that don't handle restarts, and are killed once.
+"""Scripts with transformers' Trainer or accelerate that don't handle restarts, and are killed once.
 
 ``programs_resume.py NAME``: without RESTARTS in the environment, no rank is killed.
 """

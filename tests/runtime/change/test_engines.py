@@ -1,4 +1,4 @@
-"""Engines, including those of other packages: found by name, and used through one protocol."""
+"""Engines of cpulaunch and of other packages are found by name, and used through one protocol."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_an_engine_of_another_package_trains_a_job(job: Start, package: dict[str
 
 
 @pytest.mark.slow
-def test_an_engine_may_leave_a_model_to_native(job: Start, package: dict[str, str]) -> None:
+def test_an_engine_may_leave_a_model_to_the_engine_native(job: Start, package: dict[str, str]) -> None:
     done = job(1, "stamped", "RMSprop", options=("--engine", "stamping", "--precision", "bf16"), **package)
     assert [(result["stamp"], result["falls"]) for result in done.results] == [(None, True)]
     assert [
@@ -142,7 +142,7 @@ def test_ipex_does_not_support_every_setup() -> None:
 
 def test_the_optimizer_of_a_model() -> None:
     """Engines that need a model's optimizer get it if it is the only one and trains no other model;
-    otherwise, a reason."""
+    otherwise, they get a reason."""
     first, second, third, fourth = (nn.Linear(2, 2) for _ in range(4))
     own, shared = (
         torch.optim.SGD(first.parameters()),

@@ -16,7 +16,7 @@ import pytest
 from cpulaunch.runtime.change import import_hook
 from cpulaunch.runtime.change.import_hook import after_import
 
-# A module whose first lines import a module that calls after_import, as libraries import torch.
+# A module whose first line imports a module that calls after_import, just as libraries import torch.
 MIDWAY = """
 import hook_for_midway
 class Thing:
@@ -40,14 +40,14 @@ def mark(module: ModuleType) -> None:
     module.Thing.calls = getattr(module.Thing, "calls", 0) + 1
 
 
-def test_an_imported_module_is_passed_at_once(modules: Path) -> None:
+def test_the_callback_gets_an_imported_module_at_once(modules: Path) -> None:
     (modules / "there.py").write_text("class Thing: pass")
     module = importlib.import_module("there")
     after_import("there", mark)
     assert module.Thing.calls == 1
 
 
-def test_a_module_is_passed_when_it_is_imported(modules: Path) -> None:
+def test_the_callback_gets_a_module_when_it_is_imported(modules: Path) -> None:
     (modules / "later").mkdir()
     (modules / "later" / "__init__.py").write_text("from later.inner import Thing; seen = Thing.calls")
     (modules / "later" / "inner.py").write_text("class Thing: pass\n")
@@ -61,7 +61,7 @@ def test_a_module_is_passed_when_it_is_imported(modules: Path) -> None:
     assert importlib.reload(inner).Thing.calls == 1  # a new class
 
 
-def test_a_partially_imported_module_is_passed_when_complete(modules: Path) -> None:
+def test_the_callback_gets_a_partially_imported_module_when_it_is_complete(modules: Path) -> None:
     (modules / "midway.py").write_text(MIDWAY)
     (modules / "hook_for_midway.py").write_text(
         "from cpulaunch.runtime.change.import_hook import after_import\n"

@@ -1,4 +1,4 @@
-"""Patches of libraries: they apply if the needed names exist, and otherwise print one line."""
+"""Patches of libraries: they apply if the needed names exist; if not, one line reports it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(base, "_announced", [])
     monkeypatch.delenv("RANK", raising=False)
     for name in ("ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION"):
-        monkeypatch.setenv(name, "")  # so that monkeypatch restores it
+        monkeypatch.setenv(name, "")  # monkeypatch then restores it
         monkeypatch.delenv(name)
     yield
     base.precision_owners[:] = owners

@@ -20,7 +20,7 @@ AMX, AVX = ("amx_bf16", "avx512_bf16"), ("avx512_bf16",)
 
 
 class NoIpex(IpexEngine):
-    """Pretend that IPEX is installed."""
+    """The engine ipex without IPEX installed."""
 
     def version(self) -> None:
         return None

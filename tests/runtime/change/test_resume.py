@@ -30,9 +30,9 @@ def run(directory: Path, name: str, **environment: str) -> tuple[list[dict[str, 
 
 
 def test_a_trainer_loads_its_last_complete_checkpoint(tmp_path: Path) -> None:
-    """It died in step 13.
+    """A rank died in step 13.
 
-    The checkpoint of step 10 is complete, that of step 12 is not, and that of step 16 is another job's.
+    The checkpoint of step 10 is complete, step 12's is not, and step 16's belongs to another job.
     """
     calm, _ = run(tmp_path / "calm", "trainer")
     struck, errors = run(tmp_path / "struck", "trainer", STRUCK="1")

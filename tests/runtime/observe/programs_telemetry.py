@@ -27,7 +27,7 @@ def loader(ranks: int = 1) -> DataLoader:
 
 
 def plain(backend: str) -> None:
-    """DDP, with an evaluation between two epochs whose samples belong to no step."""
+    """Train with DDP, with an evaluation between two epochs; its samples belong to no step."""
     torch.distributed.init_process_group(backend)
     parallel = nn.parallel.DistributedDataParallel(model())
     optimizer = torch.optim.SGD(parallel.parameters(), 0.01)

@@ -25,7 +25,7 @@ abort.report = says
 
 
 def aborted(program: str) -> str:
-    """Its message, after it has ended by SIGABRT."""
+    """Return the program's stderr, after C++ has aborted it."""
     argv = [sys.executable, "-c", PROGRAM + program]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert done.returncode == -signal.SIGABRT, done.stderr
@@ -45,7 +45,7 @@ def test_the_threads_are_reported() -> None:
 
 
 @pytest.mark.parametrize("where", ["terminate()", "abort_in_a_thread_of_c(); threading.Event().wait()"])
-def test_an_inspection_that_takes_too_long_is_given_up(where: str) -> None:
+def test_an_inspection_that_takes_too_long_does_not_prevent_the_abort(where: str) -> None:
     aborted(f"abort.watch(threading.Event().wait)\n{where}\n")
 
 
@@ -59,6 +59,6 @@ def test_destroying_a_group_that_may_hold_the_gil_delays_nothing() -> None:
     assert "aborts" not in said
 
 
-def test_afterwards_threads_are_reported_again() -> None:
+def test_threads_are_reported_again_after_a_group_is_destroyed() -> None:
     said = aborted("abort.watch(lambda: None)\nwith abort.handler_removed():\n    pass\nterminate()\n")
     assert '"type":"aborts"' in said

@@ -82,7 +82,7 @@ def ranks() -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_gloos_share_of_a_step() -> None:
+def test_the_time_of_gloo_in_a_step() -> None:
     first, late = ranks()
     for name in ("collective", "backward"):
         assert first[name]["waiting"] > 0.2e9  # rank 1 joins 0.3 s later
@@ -90,7 +90,7 @@ def test_gloos_share_of_a_step() -> None:
         for rank in (first, late):
             assert rank[name]["waiting"] <= rank[name]["busy"] <= rank[name]["took"]
     for rank in (first, late):
-        # It is hidden behind the program's work.
+        # The communication is hidden behind the program's work.
         assert rank["asynchronous"]["busy"] > 0.3e9 > 2 * rank["asynchronous"]["waiting"]
         assert {name: each["bytes"] for name, each in rank.items()} == {
             "collective": 400, "asynchronous": 400, "gather": 40, "first": 440, "second": 440,

@@ -1,4 +1,4 @@
-"""The ledgers of real ranks, which the test holds like their agents."""
+"""The ledgers of real ranks.  The test has their memory, as agents do."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Ranks:
             process.communicate(timeout=TIMEOUT)
 
     def paused(self, *ranks: int) -> None:
-        """Wait until they pause."""
+        """Wait until these ranks pause."""
         for rank in ranks:
             out = self.processes[rank].stdout
             assert out
@@ -119,7 +119,7 @@ class Ranks:
 
 
 def until(found: Callable[[], Any]) -> Any:
-    """The first true result of ``found``."""
+    """Wait for a true result of ``found``, and return it."""
     limit = time.monotonic() + TIMEOUT
     while not (result := found()):
         assert time.monotonic() < limit
@@ -254,8 +254,8 @@ def test_the_oldest_of_many_hanging_operations_is_kept(tmp_path: Path, backend: 
 
 @pytest.mark.repeats
 @each_torch
-def test_a_group_of_ours_has_a_description(tmp_path: Path, python: str) -> None:
-    """A box names it if only some ranks call ``save_if_due``."""
+def test_a_group_that_cpulaunch_makes_has_a_description(tmp_path: Path, python: str) -> None:
+    """A box names the group if only some ranks call ``save_if_due``."""
     program = (
         "import cpulaunch\nmodel = torch.nn.Linear(2, 2)\n"
         f"checkpoint = cpulaunch.Checkpoint({str(tmp_path / 'ckpt')!r}, model=model)\ncheckpoint.resume()\n"
@@ -283,7 +283,7 @@ def test_operations_of_a_group_destroyed_at_once_count(tmp_path: Path, python: s
 
 
 def test_the_last_collective_of_a_destroyed_group_is_kept(tmp_path: Path) -> None:
-    """It isn't that of an earlier group of the same name, and messages don't count."""
+    """Collectives of an earlier group with the same name don't count, and neither do messages."""
     program = (
         "pair = dist.new_group([0, 1])\ndist.barrier(pair)\n"
         "for _ in range(3): dist.all_reduce(x)\n"
@@ -360,7 +360,7 @@ pause()
 """
 
 
-def test_groups_of_a_forked_process_are_not_the_ranks(tmp_path: Path) -> None:
+def test_groups_of_a_forked_process_are_not_in_the_ranks_ledger(tmp_path: Path) -> None:
     """The rank doesn't wait for collectives among its workers."""
     with Ranks(tmp_path, sys.executable, "ccl", FORKS) as ranks:
         ranks.paused(0, 1)

@@ -146,7 +146,7 @@ def test_nothing_is_reported_about_the_jobs_own_group(cpulaunch: Run, tmp_path: 
     assert "changed in this script" not in log.read_text()  # the script requested gloo
 
 
-# The last rank never joins.  It knows by the store's port that the first one waits.
+# Rank 1 never joins.  It notices that rank 0 waits when the store's port is open.
 WAIT = """
 import os, socket, time
 if os.environ["RANK"] == "1":
@@ -163,7 +163,7 @@ dist.init_process_group()
 
 
 def test_ctrl_c_ends_ranks_that_wait_for_others(tmp_path: Path) -> None:
-    """They end at once, as TIMEOUT is much shorter than the grace period."""
+    """The ranks end at once: TIMEOUT is much shorter than the grace period."""
     (tmp_path / "script.py").write_text(WAIT)
     command = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--backend", "gloo"]
     launcher = subprocess.Popen(

@@ -34,10 +34,10 @@ Row = dict[str, Any]
 def run(
     directory: Path, name: str, backend: str = "ccl", python: str = sys.executable, *options: str
 ) -> list[Row]:
-    """The rows of a job of two ranks, the first line first."""
+    """Run a job of two ranks, and return its rows, beginning with the file's first line."""
     cache = directory / "cache" / "cpulaunch"
     cache.mkdir(parents=True)
-    (cache / "ccl").symlink_to(cache_directory())  # so that only peaks are measured again
+    (cache / "ccl").symlink_to(cache_directory())  # only peaks are measured again
     command = [
         python, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", "--backend", backend, "--precision", "bf16",
         *options, PROGRAMS, name, backend,
@@ -121,7 +121,7 @@ def test_cpulaunchs_own_engines(tmp_path: Path, engine: str) -> None:
 
 
 class Script:
-    """A recorder, whose ledger is read as by an agent."""
+    """A script's recorder; the test reads its ledger as an agent does."""
 
     def __init__(self, flops: Flops | None = None) -> None:
         self.memory = mmap.mmap(-1, ledger.SIZE)
@@ -164,7 +164,7 @@ def test_another_optimizer_counts_steps_if_the_first_stops() -> None:
     assert script.last == 5
 
 
-def test_samples_are_counted_from_the_steps_loader() -> None:
+def test_samples_are_counted_from_the_loader_of_the_training_loop() -> None:
     script, trained = Script(), optimizer()
     for iterator, samples in ((1, 8), (2, 100), (1, 8), (3, 16)):
         script.recorder.add_batch(iterator, 10, samples, 2 * samples)
@@ -176,7 +176,7 @@ def test_samples_are_counted_from_the_steps_loader() -> None:
     assert script.step(2).fields["samples"] == 16 + 16
 
 
-def test_an_iterator_with_the_id_of_an_earlier_one_is_distinguished() -> None:
+def test_an_iterator_with_the_id_of_an_earlier_iterator_is_distinguished() -> None:
     """The earlier iterator was an evaluation's."""
     script = Script()
     script.recorder.add_batch(1, 10, 100, 0)
@@ -291,7 +291,7 @@ def test_a_program_that_has_called_torch_compile_is_not_counted() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_traced_step_is_not_counted_but_the_next_untraced_one_is() -> None:
+def test_a_traced_step_is_not_counted_but_the_next_untraced_step_is() -> None:
     """A counted step takes longer, which the trace would show."""
     flops = Flops(torch)
     traced = [True, True, False]
@@ -320,7 +320,7 @@ def test_a_process_forked_in_a_counted_step_counts_nothing() -> None:
     assert script.last == 3
 
 
-def test_an_exception_in_a_counted_step_is_the_scripts_own() -> None:
+def test_an_exception_in_a_counted_step_reaches_the_script_unchanged() -> None:
     flops = Flops(torch)
     flops.end_step(2)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):

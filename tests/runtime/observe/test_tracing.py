@@ -30,7 +30,7 @@ def env(marked: dict[str, str], tmp_path: Path) -> dict[str, str]:
 
 
 def left_in(directory: Path) -> list[Path]:
-    """Files that should have been removed, without torch's own directories."""
+    """Return the files that should have been removed; torch's own directories don't count."""
     return list(directory.glob("cpulaunch-*"))
 
 
@@ -39,7 +39,7 @@ def files(tmp_path: Path) -> list[str]:
 
 
 def found_first(job: Path) -> str:
-    """The first finding of the job's report, which uses only telemetry."""
+    """Return the first finding of the job's report, which uses only telemetry."""
     return findings(Numbers(read_job(job)))[0].text
 
 
@@ -89,7 +89,7 @@ def test_steps_from_the_start(
 def test_a_throttled_rank_is_named_first(
     cpulaunch: Run, env: dict[str, str], tmp_path: Path, cpu_group: Path
 ) -> None:
-    """When it begins to train, it enters a control group with a twentieth of a CPU."""
+    """When the rank begins to train, it enters a control group with a twentieth of a CPU."""
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("-n", "2", "--backend", "gloo", "--profile", "4-23")
     env["GROUP"] = str(cpu_group / "cgroup.procs")
@@ -151,9 +151,9 @@ for step in range(begins + 1, 15):
 
 
 def test_a_restarted_job_traces_its_steps_once(cpulaunch: Run, env: dict[str, str], tmp_path: Path) -> None:
-    """The first attempt dies within these steps, and the second one makes them, counted from the job's start.
+    """The first attempt dies within the traced steps (counted from the job's start); the second makes them.
 
-    The model's FLOPs aren't counted in them, as that would lengthen the third step of the second attempt.
+    The model's FLOPs aren't counted in these steps, which would lengthen the second attempt's third step.
     """
     (tmp_path / "train.py").write_text(RESTARTS)
     options = ("-n", "2", "--backend", "gloo", "--profile", "6-8", "--max-restarts", "2")
@@ -168,7 +168,7 @@ def test_a_restarted_job_traces_its_steps_once(cpulaunch: Run, env: dict[str, st
 
 
 def asking(env: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    """``cpulaunch profile``."""
+    """Start ``cpulaunch profile``."""
     return subprocess.Popen(
         [sys.executable, "-m", "cpulaunch", "profile", *arguments],
         cwd=tmp_path,
@@ -181,7 +181,7 @@ def asking(env: dict[str, str], tmp_path: Path, *arguments: str) -> subprocess.P
 
 
 def reads(asked: subprocess.Popen[str], begin: str) -> str:
-    """The lines on stderr before a line with this beginning."""
+    """Read stderr up to a line that begins with ``begin``; return the lines before it."""
     assert asked.stderr
     before = ""
     while not (line := asked.stderr.readline()).startswith(f"cpulaunch: {begin}"):
@@ -191,9 +191,9 @@ def reads(asked: subprocess.Popen[str], begin: str) -> str:
 
 
 def test_steps_of_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
-    """Steps of all ranks, and of one.
+    """Trace steps of all ranks, and of one rank.
 
-    A request that fails gets the reason.  A rank that is killed meanwhile leaves no file.
+    A request that fails reports the reason.  A rank that is killed during the trace leaves no file.
     """
     with job(tmp_path, env, ["--backend", "gloo"], PROGRAM):
         said = {}
@@ -229,7 +229,7 @@ def test_steps_of_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_programs_without_steps_can_not_be_traced(env: dict[str, str], tmp_path: Path) -> None:
-    """A program without torch, and one without an optimizer."""
+    """Neither a program without torch nor a program without an optimizer has steps."""
     program = """
 import pathlib, time, os
 if os.environ["RANK"] == "1":
@@ -253,7 +253,7 @@ while not pathlib.Path("go").exists(): time.sleep(0.1)
 def test_a_job_that_ends_before_the_last_step_to_trace_has_a_trace(
     window: str, cpulaunch: Run, env: dict[str, str], tmp_path: Path
 ) -> None:
-    """Also a job that ends before the first step to trace.
+    """The same holds for a job that ends before the first step to trace.
 
     Programs crashed at their end if torch's profiler was still on.
     """

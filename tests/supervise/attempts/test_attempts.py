@@ -12,7 +12,7 @@ from typing import Any
 from support.command import TIMEOUT, bounded, clean_environment
 from support.jobs import outcome
 
-# cpulaunch that records that it plans again.
+# cpulaunch, changed to record each plan after the first.
 LAUNCH = """
 import os
 from cpulaunch.cli.run import replan
@@ -31,7 +31,7 @@ replan.Replanner.__call__ = plan_again
 entry()
 """
 
-# cpulaunch with a bug in the handling of agents' messages, which appears once a rank runs.
+# cpulaunch, changed to have a bug in its handling of agents' messages, which appears once a rank runs.
 BROKEN = """
 from cpulaunch import messages
 from cpulaunch.cli.main import entry
@@ -48,7 +48,7 @@ agents.handle_message = mistaken
 entry()
 """
 
-# Rank 1 fails in the first attempt while rank 0 waits, with a child that has moved away.
+# Rank 1 fails in the first attempt while rank 0 waits, with a child in its own session.
 PROGRAM = """
 import json, os, pathlib, subprocess, sys, time
 rank, attempt = os.environ["RANK"], os.environ["CPULAUNCH_RESTART_COUNT"]
@@ -139,7 +139,7 @@ def test_after_ctrl_c_nothing_is_planned(marked: dict[str, str], tmp_path: Path)
     assert outcome(tmp_path)["restarts"] == 0
 
 
-def test_without_a_second_attempt_the_firsts_outcome_is_the_jobs(
+def test_without_a_second_attempt_the_first_one_determines_the_outcome(
     marked: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "refuse").touch()

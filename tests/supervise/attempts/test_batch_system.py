@@ -1,4 +1,4 @@
-"""A batch system's effects on a job, by srun's real messages and with a made-up clock."""
+"""Effects of a batch system on a job, with srun's real messages and a fake clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def first_error(job: Played) -> str | None:
     ("why", "said"),
     [("", "Slurm cancelled the step"), (" DUE TO TIME LIMIT", "Slurm cancelled the step due to time limit")],
 )
-def test_a_cancelled_step_is_the_reason_for_its_ranks_signals(why: str, said: str) -> None:
+def test_a_cancelled_step_explains_the_signals_that_its_ranks_got(why: str, said: str) -> None:
     job = under_srun()
     job.exits(1, None, 15, by_signal=15, cause={"kind": "agent_signaled", "signal": 15})
     job.process_says(CANCELLED.format(why))
@@ -72,7 +72,7 @@ def test_a_rank_keeps_its_own_failure() -> None:
     assert first_error(job) == "ValueError: x"
 
 
-def test_a_step_that_we_end_was_not_cancelled_by_slurm() -> None:
+def test_a_step_that_cpulaunch_ends_is_not_reported_as_cancelled_by_slurm() -> None:
     job = under_srun()
     job.exits(1, None, 9)
     job.process_says("srun: forcing job termination\n" + CANCELLED.format(""))
@@ -96,7 +96,7 @@ def test_a_node_that_was_set_down_is_lost_in_any_order_of_events(first: str) -> 
 
 
 class TestSrunIsKilled:
-    def test_its_ranks_get_the_grace_period_to_end(self) -> None:
+    def test_ranks_get_the_grace_period_to_end(self) -> None:
         job = under_srun()
         job.process_ends(-9)
         job.until(3.5)

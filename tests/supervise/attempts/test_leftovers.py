@@ -23,7 +23,7 @@ from cpulaunch.launchers import MPIS
 
 @pytest.fixture
 def leftovers(tmp_path: Path) -> Iterator[Path]:
-    """A directory in which rank N writes the pid of a process that it leaves behind, in N/pid.
+    """A directory in which rank N writes the pid of a process that it leaves behind to N/pid.
 
     All processes with TEST_LEFT are killed at the end, even if a rank was ended before it could write.
     """
@@ -69,7 +69,7 @@ def test_a_successful_job_that_waits_for_leftovers_prints_one_line(cpulaunch: Ru
     )
 
 
-# Ends while its loader's workers wait to be asked for more.
+# The script ends while its loader's workers wait for the next request.
 LOADER = """
 import os, sys, torch
 from torch.utils.data import DataLoader
@@ -115,7 +115,7 @@ def test_workers_of_a_data_loader_end_with_their_rank(
 def test_a_rank_that_raised_and_waits_for_its_processes_has_failed(
     cpulaunch: Run, marked: dict[str, str], tmp_path: Path
 ) -> None:
-    """Python joins its processes at its end, so the launcher has to end the rank."""
+    """Python waits for its child processes at exit, so the launcher has to end the rank."""
     (tmp_path / "waits.py").write_text(
         "import multiprocessing, time\n"
         "if __name__ == '__main__':\n"
@@ -129,5 +129,5 @@ def test_a_rank_that_raised_and_waits_for_its_processes_has_failed(
 
 
 def semaphores() -> set[str]:
-    """Processes of Python's multiprocessing on this host."""
+    """The names of the semaphores of Python's multiprocessing on this host."""
     return {name for name in os.listdir("/dev/shm") if name.startswith("sem.mp-")}

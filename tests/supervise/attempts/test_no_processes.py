@@ -19,7 +19,7 @@ WHY = "can't be run: Resource temporarily unavailable (ulimit -u, or the control
 
 
 class Group:
-    """A control group that limits processes and threads, also those of root."""
+    """A control group that limits the number of processes and threads, even for root."""
 
     def __init__(self) -> None:
         parent = ROOT if (ROOT / "cgroup.controllers").exists() else ROOT / "pids"
@@ -47,7 +47,7 @@ class Group:
         )  # fmt: skip
 
     def is_left(self) -> bool:
-        """Whether a process stays in the group.  Killed processes need a moment to disappear."""
+        """Return whether a process stays in the group.  Killed processes need a moment to disappear."""
         deadline = time.monotonic() + 10
         while (left := (self.path / "cgroup.procs").read_text().split()) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -77,7 +77,7 @@ def test_a_job_that_cannot_be_started_prints_one_line(group: Group, tmp_path: Pa
 
 
 def test_an_agent_that_cannot_be_started_later_is_the_reported_failure(group: Group, tmp_path: Path) -> None:
-    """The first agents already run.  Each takes one process, and its program another."""
+    """The first agents already run.  Each of them is a process, and so is its program."""
     group.limit(150)
     with bounded(group.start(tmp_path, "-n", "120", "--no-python", "sleep", "300")) as launcher:
         _, err = launcher.communicate(timeout=TIMEOUT)

@@ -1,4 +1,4 @@
-"""Real jobs whose ranks or agents fail: the named rank, and the launcher's exit code."""
+"""Real jobs in which ranks or agents fail: the rank that is named, and the launcher's exit code."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ LONG = 240.0
 
 
 def limited(files: str, *arguments: str, directory: Path) -> subprocess.CompletedProcess[str]:
-    """cpulaunch in a shell whose ``ulimit`` is called with ``files``."""
+    """Run cpulaunch in a shell that calls ``ulimit`` with ``files``."""
     return subprocess.run(
         ["bash", "-c", f'ulimit {files} && exec "$@"', "bash", sys.executable, "-m", "cpulaunch", *arguments],
         cwd=directory,
@@ -38,8 +38,8 @@ def limited(files: str, *arguments: str, directory: Path) -> subprocess.Complete
 @pytest.mark.slow
 @pytest.mark.skipif(MOST_FILES < 8192 + OWN_FILES, reason=f"only {MOST_FILES} files may be open at once")
 @pytest.mark.parametrize("ranks", [1024, repeat(8192)])
-def test_many_agents_cost_little_and_a_failing_one_is_named(ranks: int, tmp_path: Path) -> None:
-    """The program checks the reports and logs.  The test checks their cost."""
+def test_many_agents_cost_little_and_a_failing_rank_is_named(ranks: int, tmp_path: Path) -> None:
+    """scale.py checks the reports and logs, and the test checks the launcher's memory."""
     done = subprocess.run(
         [
             sys.executable,
@@ -59,7 +59,7 @@ def test_many_agents_cost_little_and_a_failing_one_is_named(ranks: int, tmp_path
 
 
 @pytest.mark.repeats
-def test_a_failing_one_of_many_local_agents_is_named_and_all_end(
+def test_a_failing_rank_of_many_local_ones_is_named_and_all_end(
     cpulaunch: Run, marked: dict[str, str], tmp_path: Path
 ) -> None:
     program = ("--no-python", "sh", "-c", 'test "$RANK" != 700 || exit 5; exec sleep 300')
@@ -102,7 +102,7 @@ def test_ctrl_c_while_agents_are_started_ends_them_all(marked: dict[str, str], t
 
 
 def test_programs_get_the_limit_of_open_files_that_the_launcher_was_started_with(tmp_path: Path) -> None:
-    """The launcher and the agents raise it for themselves, as a hundred agents need more than 99."""
+    """The launcher and the agents raise their own limit, as a hundred agents need more than 99 files."""
     program = ("--no-python", "sh", "-c", "ulimit -Sn")
     done = limited("-Sn 99", "run", "-n", "100", "--oversubscribe", *program, directory=tmp_path)
     assert (done.returncode, set(done.stdout.split()[1::2])) == (0, {"99"}), done.stderr
@@ -131,7 +131,7 @@ def test_with_too_few_open_files_nothing_is_started(tmp_path: Path) -> None:
     assert not (tmp_path / "started").exists()
 
 
-# cpulaunch whose last agent has a missing interpreter, so it can't be started after the others.
+# cpulaunch, changed so that the last agent's interpreter is missing, and only this agent can't be started.
 ONE_IS_MISSING = """
 from dataclasses import replace
 from cpulaunch.cli.main import entry

@@ -26,7 +26,7 @@ from cpulaunch.wire import encode, observers_token, proof
 
 
 class Launcher:
-    """A launcher of two ranks, one of which answers."""
+    """A launcher of two ranks; only one of them answers."""
 
     full = False
 
@@ -52,7 +52,7 @@ class Launcher:
             asyncio.get_running_loop().call_soon(self.observers.deliver, seen)
 
     def request_progress(self, ranks: list[Rank]) -> None:
-        """The first rank has progressed since its last beat.  The other one is silent."""
+        """Record that rank 0 has progressed since its last beat.  Rank 1 is silent."""
         ranks[0].record_beat(Beat(14, 140), time.monotonic())
 
     def agent_connected(self, rank: int, hello: Hello, *, here: bool) -> None:
@@ -60,7 +60,7 @@ class Launcher:
 
 
 def with_launcher(asks: Callable[[Contact], Any], launcher: Launcher | None = None) -> Any:
-    """The result of ``asks``, called in a thread beside a launcher."""
+    """Return the result of ``asks``, which runs in a thread beside a launcher."""
 
     async def run() -> Any:
         played = launcher or Launcher()
@@ -116,7 +116,7 @@ def test_a_wrong_token_closes_the_connection(token: str) -> None:
 
 
 def test_another_program_is_not_mistaken_for_the_launcher() -> None:
-    """A program that now has its address gets nothing by which it could query the launcher."""
+    """A program that now has the launcher's address learns nothing with which it could query the launcher."""
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
         server.settimeout(TIMEOUT)
 
@@ -136,8 +136,8 @@ def test_another_program_is_not_mistaken_for_the_launcher() -> None:
     assert raised.value.hint
 
 
-def test_an_observers_token_is_not_an_agents() -> None:
-    """Its holder can't act as a rank's agent, nor as the launcher."""
+def test_an_observer_token_is_not_an_agent_token() -> None:
+    """Whoever has it can't act as a rank's agent, nor as the launcher."""
     launcher = Launcher()
 
     def asks(contact: Contact) -> bytes:
@@ -156,7 +156,7 @@ def test_an_observers_token_is_not_an_agents() -> None:
 
 def test_the_number_of_observers_is_limited() -> None:
     launcher = Launcher()
-    launcher.answers = False  # so that they stay
+    launcher.answers = False  # they stay connected
 
     def asks(contact: Contact) -> None:
         there = [Observer(contact) for _ in range(MAX_OBSERVERS)]
@@ -170,4 +170,4 @@ def test_the_number_of_observers_is_limited() -> None:
             each.__exit__()
 
     with_launcher(asks, launcher)
-    assert str(launcher.refused) == ""  # the ninth was no stranger
+    assert str(launcher.refused) == ""  # the ninth connection counts as an observer, not as a stranger

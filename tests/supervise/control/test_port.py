@@ -86,7 +86,7 @@ HOSTILE = {
 
 
 def say(address: str, data: bytes) -> None:
-    """Send data as a stranger, and wait for the end of the connection, which may come before all is sent."""
+    """Send data as a stranger until the connection is closed, which may happen before everything is sent."""
     with contextlib.suppress(OSError), connect(address) as it:
         it.sendall(data)
         it.shutdown(socket.SHUT_WR)
@@ -191,7 +191,7 @@ def listening(size: int) -> Iterator[tuple[Audience, tuple[str, int], Control]]:
 
 
 def test_silent_strangers_do_not_keep_agents_from_connecting() -> None:
-    """Even if there are more of them than allowed, and from the agent's own address."""
+    """This holds even if there are more strangers than allowed, and they have the agent's own address."""
 
     async def crowd() -> list[tuple[str, int, object]]:
         with listening(size=2) as (audience, address, _):
@@ -286,10 +286,10 @@ def test_another_user_of_the_machine_is_not_challenged(marked: dict[str, str], t
 
 
 async def talk(lines: list[bytes], version: int = VERSION) -> Audience:
-    """The launcher's events for an agent of rank 1 that sends ``lines`` after the welcome, and disconnects."""
+    """Return the launcher's events for an agent of rank 1 that sends ``lines`` and disconnects."""
     with listening(size=2) as (audience, address, _):
         _, writer, _ = await connect_agent(address, version=version)
-        with contextlib.suppress(OSError):  # the launcher may disconnect before it has all
+        with contextlib.suppress(OSError):  # the launcher may disconnect before it has received everything
             writer.write(b"".join(lines))
             writer.write_eof()
         await audience.gone.wait()
@@ -365,13 +365,13 @@ def _reset(writer: StreamWriter) -> None:
 
 @pytest.mark.parametrize("pause", [0.1, 0.0], ids=["noticed by reading", "noticed by writing"])
 def test_an_agent_whose_connection_was_reset_continues(pause: float) -> None:
-    """Data that the launcher has not acknowledged is sent again, and its own messages arrive once."""
+    """Data that the launcher has not acknowledged is sent again; the launcher's messages arrive once."""
 
     async def talk() -> tuple[Audience, list[object]]:
         with listening(size=2) as (audience, address, control):
             reader, writer, _ = await connect_agent(address)
             assert decode(await reader.readline(), FROM_LAUNCHER) == LauncherReceipt(0)
-            writer.write(encode(Note("first")) + encode(Note("second"))[:9])  # cut in the middle of one
+            writer.write(encode(Note("first")) + encode(Note("second"))[:9])  # cut in the middle of a message
             control.send(1, AskTime())
             assert decode(await reader.readline(), FROM_LAUNCHER) == AskTime()
             while len(audience.heard) < 2:

@@ -26,7 +26,7 @@ REQUESTS = '  File "/venv/lib/python3.12/site-packages/requests/adapters.py", li
 
 
 def raised(error: str, traceback: str = USERS, state: int | None = None, **cause: Any) -> Raised:
-    """With ``state``, an operation is in the ledger."""
+    """Return the report of an exception; with ``state``, the ledger has an operation."""
     groups = [] if state is None else [{"name": "0", "operations": [{"sequence": 1, "state": state}]}]
     return Raised(error, "train.py", 7, traceback, "", cause or None, 1.0, False, groups)
 
@@ -46,7 +46,7 @@ def failed(
         "torch.distributed.DistBackendError: ccl: all_reduce number 7 failed",
     ],
 )
-def test_errors_of_torch_and_gloo_are_about_a_peer(error: str) -> None:
+def test_errors_of_torch_and_gloo_about_lost_peers_are_recognized(error: str) -> None:
     assert cause_of(raised(error)).kind is Kind.PEER_GONE
 
 
@@ -73,7 +73,7 @@ def test_other_errors_of_connections_are_about_a_peer_only_of_torch_or_within_an
     assert cause_of(raised(error, traceback, state)).kind is kind
 
 
-def test_a_programs_cause_counts_and_its_text_does_not() -> None:
+def test_the_cause_that_a_program_reports_counts_and_its_text_does_not() -> None:
     found = cause_of(
         raised("torch.distributed.DistBackendError: …", kind="sizes_differ", rank=3, sizes=[44, 40])
     )
@@ -133,7 +133,7 @@ def test_every_cause_round_trips() -> None:
         ([failed(0, 1.0, signal=15, by_signal=True)], 0),
     ],
 )
-def test_the_cause_is_the_earliest_failure_that_is_no_consequence(
+def test_the_cause_is_the_earliest_failure_that_is_not_a_consequence(
     candidates: list[Candidate], cause: int
 ) -> None:
     found = root_cause(candidates, [])

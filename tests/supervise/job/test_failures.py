@@ -1,4 +1,4 @@
-"""Every row of the table in docs/reliability.md, with a made-up clock. In each, rank 2 or its host fails."""
+"""Every row of the table in docs/reliability.md, with a fake clock.  In each, rank 2 or its host fails."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def agent_is_killed() -> Played:
 
 
 def all_fail_at_once() -> Played:
-    """Rank 2's failure is the earliest, although its clock is ahead and its report arrives last."""
+    """Rank 2 fails first, although its clock is ahead and its report arrives last."""
     job = running(ahead=(0.0, 0.0, 100.0, 0.0))
     failures = {}
     for rank, at in ((2, 2.00), (0, 2.02), (3, 2.04), (1, 2.06)):
@@ -114,7 +114,7 @@ def all_fail_at_once() -> Played:
 
 
 def host_falls_silent() -> Played:
-    """Its link is cut, or its packets are dropped, so the end of the connection isn't seen."""
+    """The host's link is cut, or its packets are dropped, so the end of the connection isn't seen."""
     job = running()
     job.falls_silent(2)
     job.until(2.0 + SILENCE + 1.1)
@@ -124,8 +124,8 @@ def host_falls_silent() -> Played:
 
 
 def group_loses_host_first() -> Played:
-    """Its link is cut for a while: the others' ccl group gives it up, and it is back before the launcher
-    would."""
+    """The host's link is cut for a while.  The other ranks' ccl group gives the host up, but the host is back
+    before the launcher gives it up."""
     job = running()
     job.falls_silent(2)
     job.until(6.0)
@@ -268,6 +268,8 @@ def test_a_job_whose_ranks_succeed_succeeds() -> None:
         (Failure(), ERROR, "it failed"),
     ],
 )  # fmt: skip
-def test_a_failures_line_is_the_same_from_the_jobs_record(failure: Failure, kind: str, line: str) -> None:
+def test_the_line_about_a_failure_is_the_same_when_made_from_the_jobs_record(
+    failure: Failure, kind: str, line: str
+) -> None:
     assert failure.in_a_line(kind) == line
     assert why_failed({"kind": kind, "first_failure": asdict(failure)}) == line

@@ -1,4 +1,4 @@
-"""Instances, with a made-up clock: if one fails, the others continue."""
+"""Instances, with a fake clock: if one fails, the others continue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def none_was_ended(job: Played, *ranks: int) -> bool:
     return not any(job.sent(rank, messages.End) for rank in ranks)
 
 
-def test_one_that_raises_is_named_and_the_others_continue() -> None:
+def test_an_instance_that_raises_is_named_and_the_others_continue() -> None:
     job = instances()
     job.raises(1, "ValueError: x")
     job.exits(1, 1)
@@ -38,7 +38,7 @@ def test_one_that_raises_is_named_and_the_others_continue() -> None:
 @pytest.mark.parametrize(
     ("end", "said", "code"), [({"code": 3}, "exit code 3", 3), ({"code": None, "signal": 11}, "SIGSEGV", 139)]
 )
-def test_the_first_failures_exit_code_is_the_jobs(end: dict[str, Any], said: str, code: int) -> None:
+def test_the_job_has_the_exit_code_of_the_first_failure(end: dict[str, Any], said: str, code: int) -> None:
     job = instances()
     job.exits(2, **end)
     job.until(5.0)
@@ -52,7 +52,7 @@ def test_the_first_failures_exit_code_is_the_jobs(end: dict[str, Any], said: str
     ]
 
 
-def test_if_all_fail_alike_none_continues() -> None:
+def test_if_all_instances_fail_alike_none_continues() -> None:
     job = instances()
     for rank in range(3):
         job.raises(rank, "ModuleNotFoundError: No module named 'x'")
@@ -72,7 +72,7 @@ def test_equal_failures_at_about_the_same_time_are_one_line() -> None:
     assert len(job.told) == 1
 
 
-def test_one_that_has_raised_counts_as_failed_before_it_exits() -> None:
+def test_an_instance_that_has_raised_counts_as_failed_before_it_exits() -> None:
     job = instances()
     job.exits(2)
     job.raises(0, "ValueError: x")

@@ -1,4 +1,4 @@
-"""The job's state machine, with a made-up clock: the rules behind the table of failures."""
+"""The job's state machine, with a fake clock: the rules behind the table of failures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TestARankThatRaises:
         job.until(3.5)
         assert [(at, end.signal) for at, end in job.sent(2, messages.End)] == [(3.0, SIGTERM)]
 
-    def test_counts_at_its_first_report(self) -> None:
+    def test_has_the_error_of_its_first_report(self) -> None:
         job = running()
         job.raises(2, "ValueError: x")
         job.raises(2, "KeyError: y")
@@ -73,7 +73,7 @@ class TestARankThatRaises:
     ids=lambda event: str(event)[:40],
 )
 def test_the_cost_of_an_event_does_not_grow_with_the_ranks(event: Event) -> None:
-    """Counted in lines of the state machine."""
+    """The cost is counted in executed lines of the state machine."""
 
     def lines(ranks: int) -> int:
         job = Played([f"node{rank // 8}" for rank in range(ranks)])
@@ -141,7 +141,7 @@ class TestRanksThatAreEnded:
         (attempt,) = job.outcome().attempts
         assert (attempt.ended_after, attempt.waited) == (2.0, ("3 s until ranks 1,3 on node[1,3] had ended",))
 
-    def test_are_asked_once(self) -> None:
+    def test_are_asked_to_end_only_once(self) -> None:
         job = running()
         job.exits(2, 5)
         job.exits(1, 6)
@@ -151,7 +151,7 @@ class TestRanksThatAreEnded:
     @pytest.mark.parametrize("says", [True, False], ids=["with a word", "without a word"])
     @pytest.mark.parametrize("mpiexec_first", [True, False])
     def test_that_end_with_a_killed_mpiexec_are_not_blamed(self, mpiexec_first: bool, says: bool) -> None:
-        """As their parent has died, agents get SIGTERM from the kernel, or are killed as well."""
+        """When their parent dies, agents get SIGTERM from the kernel, or are killed as well."""
         job = running()
         if mpiexec_first:
             job.process_ends(-9)
@@ -183,7 +183,7 @@ class TestRanksThatAreEnded:
         assert job.statuses() == ["ended by launcher", "ended by launcher", "exit 5", "ended by launcher"]
         assert [rank.rank for rank in job.state.untidy] == [0, 1, 3]
 
-    def test_with_exit_code_0_are_reported_as_such(self) -> None:
+    def test_that_exit_with_0_are_reported_with_exit_code_0(self) -> None:
         job = running()
         job.exits(2, 5)
         job.exits(0, 0, by_launcher=True)
@@ -191,7 +191,7 @@ class TestRanksThatAreEnded:
 
 
 class TestMessages:
-    def test_of_an_agent_that_refuses_fail_the_start(self) -> None:
+    def test_of_an_agent_that_refuses_to_start_fail_the_job(self) -> None:
         job = running()
         job.says(2, messages.Refused("rank 2 is planned on CPUs 1 of node2, but may use only 0"))
         assert job.sent(2, messages.Release)
@@ -200,8 +200,8 @@ class TestMessages:
         assert (outcome.kind, outcome.exit_code, first.rank) == ("start_failed", 3, 2)
         assert first.error == "rank 2 is planned on CPUs 1 of node2, but may use only 0"
 
-    def test_by_another_processs_signal_are_no_cause_if_there_is_another(self) -> None:
-        """mpiexec ends all ranks when one has died."""
+    def test_about_a_signal_from_another_process_are_not_the_cause_if_there_is_another(self) -> None:
+        """mpiexec ends all ranks when one of them has died."""
         job = running()
         job.exits(0, None, 15, by_signal=15, cause={"kind": "agent_signaled", "signal": 15})
         job.exits(2, None, 9)
@@ -231,7 +231,7 @@ class TestMessages:
         job.until(4.0)
         assert job.told == ["node1: a note", "node1: another"]
 
-    def test_with_the_same_note_of_many_hosts_are_one_line(self) -> None:
+    def test_with_the_same_note_from_many_hosts_are_shown_as_one_line(self) -> None:
         job = Played([f"node{rank // 2}" for rank in range(2048)])
         for rank in range(2048):
             job.connects(rank)
@@ -242,7 +242,7 @@ class TestMessages:
         job.until(job.now + 1.0)
         assert job.told == ["node[0-1023]: /opt/my env/libtcmalloc.so is left out"]
 
-    def test_with_the_same_note_of_many_ranks_are_one_line(self) -> None:
+    def test_with_the_same_note_from_many_ranks_are_shown_as_one_line(self) -> None:
         job = running()
         for rank in range(4):
             job.says(rank, messages.Note(f"rank {rank} was given 4 threads, but torch has 2"))

@@ -29,7 +29,7 @@ class TestAnAgentThatNeverConnects:
             "its agent did not connect within 6 s after the last other rank",
         )
 
-    def test_is_not_missed_while_others_still_connect(self) -> None:
+    def test_is_not_reported_missing_while_others_still_connect(self) -> None:
         """A thousand agents on a small machine need longer than the timeout."""
         job = Played()
         for rank in (0, 1, 3):
@@ -37,7 +37,7 @@ class TestAnAgentThatNeverConnects:
             job.until(job.now + TIMEOUT - 1)
         assert not job.state.ending
 
-    def test_is_not_missed_because_the_launcher_was_asleep(self) -> None:
+    def test_is_not_reported_missing_because_the_launcher_was_asleep(self) -> None:
         job = Played()
         job.starts(0, 1, 3)
         job.until(1.0)
@@ -48,7 +48,7 @@ class TestAnAgentThatNeverConnects:
         job.until(120.0)
         assert not job.state.ending
 
-    def test_is_missed_a_second_after_its_end_if_the_launcher_started_it(self) -> None:
+    def test_is_reported_missing_a_second_after_its_end_if_the_launcher_started_it(self) -> None:
         job = Played(launcher="local")
         job.starts(0, 1, 3)
         job.until(0.5)
@@ -60,7 +60,7 @@ class TestAnAgentThatNeverConnects:
         first = job.first_failure()
         assert (first.rank, first.error) == (2, "its agent ended before it connected to the launcher")
 
-    def test_is_not_missed_once_the_job_ends(self) -> None:
+    def test_is_not_reported_missing_once_the_job_ends(self) -> None:
         job = Played(launcher="local")
         job.starts(0, 1, 3)
         job.process_ends(-9, number=2)
@@ -73,7 +73,7 @@ class TestAnAgentThatNeverConnects:
         first = job.first_failure()
         assert first.error == GLOO
 
-    def test_is_not_missed_if_the_launcher_was_asleep_at_its_end(self) -> None:
+    def test_is_not_reported_missing_if_the_launcher_was_asleep_at_its_end(self) -> None:
         job = Played(launcher="local")
         job.starts(0, 1, 3)
         job.process_ends(-9, number=2)
@@ -81,7 +81,7 @@ class TestAnAgentThatNeverConnects:
         job.happens(Tick())
         assert not job.state.ending
 
-    def test_is_not_missed_if_its_hello_was_in_transit(self) -> None:
+    def test_is_not_reported_missing_if_its_hello_was_in_transit(self) -> None:
         job = Played(launcher="local")
         job.starts(0, 1, 3)
         job.process_ends(-9, number=2)
@@ -98,7 +98,7 @@ class TestAnAgentThatNeverConnects:
         assert [end.signal for _, end in job.sent(2, messages.End)] == [SIGTERM, SIGTERM]
         assert not job.of(EndProcesses)
 
-    def test_without_any_other_makes_the_launchers_processes_end(self) -> None:
+    def test_if_no_other_connects_either_makes_the_launchers_processes_end(self) -> None:
         job = Played()
         job.until(1.0)
         job.user_sends(SIGINT)
@@ -120,7 +120,7 @@ class TestAnAgentThatNeverConnects:
         assert (outcome.kind, outcome.exit_code, outcome.first_failure) == ("exit", 6, None)
         assert {rank.status for rank in outcome.ranks} == {"not watched"}
 
-    def test_that_cannot_connect_is_not_missed_when_it_ends(self) -> None:
+    def test_that_cannot_connect_is_not_reported_missing_when_it_ends(self) -> None:
         job = Played(("localhost", "localhost"), launcher="local")
         job.process_says(f"[0] {messages.UNREACHED} at …")
         job.process_ends(0, number=0)
@@ -143,7 +143,7 @@ class TestAnAgentThatNeverConnects:
         job.to_the_end()
         assert job.outcome().kind == "start_failed"
 
-    def test_has_the_first_reason_that_is_known(self) -> None:
+    def test_is_reported_with_the_first_known_reason(self) -> None:
         job = Played()
         job.starts(0, 1, 3)
         job.until(TIMEOUT + 1.1)
@@ -157,7 +157,7 @@ class TestAnAgentThatNeverConnects:
         job = Played()
         job.starts(0, 1, 3)
         job.connects(2, version=messages.VERSION + 1)
-        job.disconnects(2)  # the loop would do so
+        job.disconnects(2)  # as the launcher's loop would
         job.obeys(0, 1, 3)
         outcome = job.outcome()
         assert (outcome.kind, outcome.exit_code) == ("start_failed", 3)
@@ -167,7 +167,7 @@ class TestAnAgentThatNeverConnects:
         assert job.statuses()[2] == "not started"
 
 
-class TestAnAgentOfOurs:
+class TestAnAgentStartedByTheLauncher:
     def test_that_cannot_be_started_fails_the_job(self) -> None:
         job = Played(launcher="local")
         job.starts(0, 1)
@@ -179,7 +179,7 @@ class TestAnAgentOfOurs:
         assert first.error == "python can't be run: Resource temporarily unavailable"
         assert job.statuses()[2:] == ["not started", "not started"]
 
-    def test_that_was_not_started_is_not_waited_for(self) -> None:
+    def test_that_was_not_started_does_not_delay_the_end(self) -> None:
         job = Played(launcher="local")
         job.starts(0, 1)
         job.user_sends(SIGINT)
@@ -189,7 +189,7 @@ class TestAnAgentOfOurs:
         assert job.statuses()[2:] == ["not started", "not started"]
         assert job.state.untidy == []
 
-    def test_that_ended_early_is_the_last_one_started(self) -> None:
+    def test_that_ended_early_is_the_last_agent_that_is_started(self) -> None:
         job = Played(launcher="local")
         job.process_ends(-9, number=0)
         job.until(1.0)
@@ -199,7 +199,7 @@ class TestAnAgentOfOurs:
         assert (first.rank, first.error) == (0, "its agent ended before it connected to the launcher")
 
     def test_is_not_lost_on_a_busy_machine(self) -> None:
-        """There is no network that could fail, and the end of an agent would be seen."""
+        """No network can fail, and the launcher would see the agent's end."""
         job = running("localhost", "localhost", launcher="local", here_alone=True)
         job.falls_silent(0, 1)
         job.until(100.0)

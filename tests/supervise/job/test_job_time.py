@@ -119,7 +119,7 @@ class TestClocks:
         assert self.fail(job, first=1, then=2).rank == 1
 
     def test_are_requested_less_often_if_answers_always_take_long(self) -> None:
-        """The quickest answer counts, and hosts on a slow network aren't asked every second for days."""
+        """The quickest answer counts.  Hosts on a slow network aren't asked every second for days."""
         job = Played()
         job.connects(0, 1, 2, 3)
         for rank in (0, 1, 3):

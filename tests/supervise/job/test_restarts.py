@@ -27,7 +27,7 @@ PEER_GONE = Cause(Kind.PEER_GONE)
 def ended(
     kind: str, steps: int | None = 7, resumed_from: int | None = None, lost: str = "", **failure: Any
 ) -> Outcome:
-    """An attempt on the hosts a and b with this end; ``lost`` is a lost host."""
+    """Return an attempt on the hosts a and b that ended in this way; ``lost`` is a lost host."""
     first = None if kind == kinds.OK else Failure(0, failure.pop("host", "a"), **failure)
     status = {"a": "ended by launcher", "b": "ended by launcher", lost: "lost"}
     ranks = tuple(RankOutcome(n, host, 1, "0", status[host]) for n, host in enumerate("ab"))
@@ -81,7 +81,7 @@ def test_causes_that_allow_a_restart(
 @pytest.mark.parametrize(
     ("reached", "restarts"),
     [
-        # (resumed from, steps) of each attempt, which all end by a signal, with one restart allowed.
+        # (resumed from, steps) of each attempt.  All attempts end by a signal, and one restart is allowed.
         ([(None, 5), (None, 5)], 1),
         ([(None, 5), (None, 6), (None, 6)], 2),
         ([(None, 5), (3, 4), (6, 2), (6, 2)], 3),
@@ -89,7 +89,7 @@ def test_causes_that_allow_a_restart(
         ([(None, None), (None, None)], 1),
     ],
 )
-def test_restarts_are_restored_if_a_job_gets_further(
+def test_restarts_are_allowed_again_if_a_job_gets_further(
     reached: list[tuple[int | None, int | None]], restarts: int
 ) -> None:
     rules = Restarts(Rules(max_restarts=1))
@@ -133,7 +133,7 @@ def test_the_launchers_log_marks_restarts(tmp_path: Path) -> None:
 
 COMMANDS = ("command.sh", "command-1.sh", "command-2.sh")
 
-# Each attempt makes as many steps as its word in the file states, and ends in the stated way.
+# Each attempt makes the number of steps, and ends in the way, that its word in the file states.
 TRAIN = """
 import os, psutil, signal, subprocess, sys, time
 from cpulaunch import ledger
@@ -162,7 +162,7 @@ while how not in ("end", "jobs"):
     time.sleep(60)
 """
 
-# cpulaunch to which the user sends a signal while it plans another attempt.
+# cpulaunch, changed to get a signal from the user while it plans another attempt.
 INTERRUPTED = """
 import os, signal
 from cpulaunch.cli.run import replan
@@ -188,7 +188,7 @@ class Fall:
     def __call__(
         self, attempts: str, *options: str, code: int = 0, cpulaunch: str = ENTRY
     ) -> tuple[list[str], dict[str, Any]]:
-        """The launcher's lines about restarts, and outcome.json."""
+        """Run a job; return the launcher's lines about restarts, and outcome.json."""
         (self.directory / "attempts").write_text(attempts)
         (self.directory / "train.py").write_text(TRAIN)
         shared = ("run", "-n", "2", "--tee", "all", "--grace-period", "1", "--max-restarts", "1")
@@ -200,7 +200,7 @@ class Fall:
         return [line for line in lines if line.startswith(said)], outcome(self.directory)
 
     def file(self, name: str) -> Path:
-        """A file of the job's directory."""
+        """Return the path of a file in the job's directory."""
         (directory,) = self.directory.glob("runs/*")
         return directory / name
 
@@ -211,7 +211,7 @@ def fall(marked: dict[str, str], tmp_path: Path) -> Fall:
 
 
 def test_a_failing_job_is_restarted_as_often_as_allowed(fall: Fall) -> None:
-    """The second attempt gets further than the first, which restores the restart.  The third doesn't."""
+    """The second attempt gets further than the first, so the job may restart again.  The third doesn't."""
     told, result = fall("2:signal 2:signal 2:signal", code=137)
     first, restart, second, again, refused = told
     assert first.startswith("rank 1 on localhost got SIGKILL")

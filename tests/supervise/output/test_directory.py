@@ -51,7 +51,7 @@ def test_a_link_in_place_of_a_log_is_not_followed(tmp_path: Path) -> None:
 
 
 class Raced(type(Path())):  # type: ignore[misc]
-    """A path in a directory whose owner replaces each new directory at once."""
+    """A path in a directory whose owner immediately replaces each new directory in it."""
 
     instead = ""
 
@@ -70,7 +70,7 @@ class Raced(type(Path())):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("instead", ["a link", "his own", "one with files"])
-def test_a_directory_that_replaces_a_new_one_is_refused(
+def test_a_directory_that_replaces_a_new_directory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instead: str
 ) -> None:
     if instead == "his own" and os.geteuid() != 0:
@@ -80,7 +80,7 @@ def test_a_directory_that_replaces_a_new_one_is_refused(
         JobDirectory.make(Raced(tmp_path / "job"))
 
 
-def test_a_directory_that_is_replaced_while_the_job_runs_gets_nothing(
+def test_nothing_is_written_to_a_directory_that_replaces_the_jobs_own(
     marked: dict[str, str], tmp_path: Path
 ) -> None:
     """The owner of the directory above replaces it by a link into a directory of the user."""

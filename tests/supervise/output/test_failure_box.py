@@ -65,7 +65,7 @@ def test_the_last_output_of_a_rank_with_a_killed_agent_is_shown(tmp_path: Path) 
 
 
 def test_a_cpp_exception_is_shown_before_the_programs_threads(tmp_path: Path) -> None:
-    """The box leaves out our threads, and our frames around functions of torch."""
+    """The box leaves out cpulaunch's threads, and its frames around functions of torch."""
     threading = '  File "/usr/lib/python3.12/threading.py", line 331 in wait\n'
     ours = f'{threading}  File "/venv/cpulaunch/runtime/observe/mirror.py", line 122 in run\n{threading}'
     wrapper = '  File "/venv/cpulaunch/runtime/observe/communication.py", line 93 in call\n'

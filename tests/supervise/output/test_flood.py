@@ -52,7 +52,7 @@ WHAT_THEY_SAY = (
 
 
 class Counting(Control):
-    """A control port that counts the cost of strangers, and releases agents when their program has ended."""
+    """A control port that counts what strangers cost, and releases agents when their programs have ended."""
 
     def __init__(self, size: int) -> None:
         super().__init__(TOKEN, size, self)

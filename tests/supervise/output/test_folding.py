@@ -1,4 +1,4 @@
-"""Equal lines of many ranks become one."""
+"""Equal lines of many ranks become one line."""
 
 from __future__ import annotations
 

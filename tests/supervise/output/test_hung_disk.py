@@ -1,4 +1,4 @@
-"""A hanging disk, played by a log that is a FIFO without a reader, and a disk that fails late."""
+"""A hanging disk, simulated by a log that is a FIFO without a reader, and a disk that fails late."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_pending_output_is_limited_and_no_one_waits_for_a_hanging_disk(
         f"{tmp_path} was too slow; its logs are not complete",
     ]
     assert not logs.close(0.1)
-    with open(tmp_path / "log", "rb") as reader:  # it answers again
+    with open(tmp_path / "log", "rb") as reader:  # the disk answers again
         assert len(reader.read(2 * MAX_WAITING + 1)) == 2 * MAX_WAITING + 1
     assert logs.close(TIMEOUT)
     assert (tmp_path / "outcome").read_text() == "ended"

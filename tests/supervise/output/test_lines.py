@@ -45,14 +45,16 @@ def output_of(ranks: int, fold: bool) -> tuple[Output, Remembering]:
     ), screen
 
 
-def test_equal_lines_of_many_ranks_are_one_unless_all_are_requested(cpulaunch: Run, tmp_path: Path) -> None:
+def test_equal_lines_of_many_ranks_are_shown_once_unless_all_are_requested(
+    cpulaunch: Run, tmp_path: Path
+) -> None:
     (tmp_path / "warn.py").write_text(
         "import os\nprint('same')\nprint('mine', os.environ['RANK'])\nprint('same again')"
     )
     four = ("run", "-n", "4", "--oversubscribe")
     lines = cpulaunch(*four, "warn.py").stdout.splitlines()
     same = [line for line in lines if line.endswith("] same")]
-    # All four ranks together, or three of them and one a moment later, …
+    # All four ranks together, or three of them and the fourth a moment later, …
     assert sorted(rank for line in same for rank in CoreSet.parse(line[1:].partition("]")[0])) == [0, 1, 2, 3]
     assert sorted(line for line in lines if "mine" in line) == [f"[{rank}] mine {rank}" for rank in range(4)]
     assert lines.index(same[0]) < lines.index("[0] mine 0") < len(lines) - 1
@@ -77,14 +79,14 @@ def test_the_last_of_several_states_is_shown() -> None:
     assert screen.put_in == [(1, b"[0] 100%\n[0] end\n")]
 
 
-def test_a_bar_grows_and_is_shown_to_its_end(cpulaunch: Run, tmp_path: Path) -> None:
+def test_a_bar_grows_and_is_shown_until_it_completes(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "bar.py").write_text(
         "import sys\nfor i in range(101): sys.stdout.write(f'\\r{i}%')\nprint('\\r\\nwindows\\r\\n', end='')"
     )
     done = cpulaunch("run", "-n", "2", "--tee", "all", "bar.py", text=False)
     shown = done.stdout.decode().splitlines()
     for rank in (0, 1):
-        # The bar once or twice while it grew, then its end.
+        # The bar was shown once or twice while it grew, and then complete.
         *states, last = [line.partition("] ")[2] for line in shown if line.startswith(f"[{rank}] ")]
         numbers = [int(state.removesuffix("%")) for state in states]
         assert numbers == sorted(numbers)
@@ -157,7 +159,7 @@ def test_a_full_disk_is_reported_for_the_logs_and_the_outcome(tmp_path: Path, co
 
 
 class TestFigures:
-    """Lines that state metrics are summarized in the final table, so a terminal doesn't need them."""
+    """Lines with metrics, which the final table summarizes, so a terminal doesn't need them."""
 
     TEXT = (
         b"begin\n50 %CPULAUNCH_METRIC p=3 ms\nCPULAUNCH_METRIC x=1\nCPULAUNCH_METRIC broken\n"
@@ -182,7 +184,7 @@ class TestFigures:
         shown = {stream: b"".join(d for s, d in screen.put_in if s == stream) for stream in (1, 2)}
         assert shown == {1: self.LEFT if left_out else self.TEXT, 2: b"CPULAUNCH_METRIC x=1\n"}
 
-    def test_lines_of_several_have_their_prefix(self) -> None:
+    def test_that_several_ranks_print_have_a_prefix(self) -> None:
         output, screen = output_of(2, fold=False)
         output.hide_metrics()
         for rank in (0, 1):
@@ -190,7 +192,7 @@ class TestFigures:
             output.finish(rank)
         assert b"".join(d for _, d in screen.put_in) == b"[0] a\n[0] CPULAUNCH\n[1] a\n[1] CPULAUNCH\n"
 
-    def test_a_last_one_may_have_no_line_end(self) -> None:
+    def test_may_lack_the_last_line_end(self) -> None:
         output, screen = output_of(1, fold=False)
         output.hide_metrics()
         output.feed(0, 1, b"a\nCPULAUNCH_METRIC x=1")

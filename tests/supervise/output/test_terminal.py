@@ -65,7 +65,7 @@ def test_verbose_shows_every_event(cpulaunch: Run, tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def nobody_reads() -> Iterator[int]:
-    """A terminal for a program whose other end is not read."""
+    """A terminal for a program; nobody reads its other end."""
     ours, theirs = pty.openpty()
     try:
         yield theirs

@@ -19,10 +19,10 @@ from cpulaunch.supervise.profiling.request import Sample, first_step, why_untrac
         ([], [], 2),
     ],
 )
-def test_the_first_step_is_ahead_of_all_ranks(
+def test_the_first_traced_step_is_ahead_of_all_ranks(
     before: list[tuple[int, float]], after: list[tuple[int, float]], first: int
 ) -> None:
-    """Ahead by the fastest rank's steps until it gets the request, and one step for the profiler's start."""
+    """The fastest rank makes steps until the request arrives, and one more while its profiler starts."""
     assert first_step([Sample(*each) for each in before], [Sample(*each) for each in after]) == first
 
 
@@ -55,7 +55,7 @@ GOOD = Beat(steps=3, expects_steps=True, keeps_ledger=True)
         ([GOOD] * 65, list(range(65)), 5, "at most 64 ranks can be traced, got 65: choose some with --ranks"),
     ],
 )
-def test_requests_that_can_not_be_traced(
+def test_steps_and_ranks_that_can_be_traced(
     beats: list[Beat | None], wanted: list[int], steps: int, why: str
 ) -> None:
     said = why_untraceable(ranks(*beats), wanted, steps, current=True)

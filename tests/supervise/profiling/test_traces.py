@@ -1,4 +1,4 @@
-"""The launcher's part in a trace, with agents that the test plays."""
+"""The launcher's part in a trace, with simulated agents."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AHEAD = 40.0
 
 
 class Job:
-    """A job of two ranks on two hosts, whose agents answer normally except for ``answers``."""
+    """A job of two ranks on two hosts.  Agents answer normally, or as ``answers`` says."""
 
     def __init__(self, directory: Path) -> None:
         self.ranks = [Rank(0, "a", RankState.RUNNING), Rank(1, "b", RankState.RUNNING, clock=-AHEAD)]
@@ -112,7 +112,7 @@ def test_all_ranks_trace_the_same_steps_and_their_clocks_are_compared(tmp_path: 
     assert abs(times[1] - times[2]) < 1e4  # they don't differ by AHEAD, 4e7
 
 
-def test_a_rank_that_ends_is_missing_in_the_trace(tmp_path: Path) -> None:
+def test_a_rank_that_ends_is_missing_from_the_trace(tmp_path: Path) -> None:
     async def play(job: Job) -> Any:
         job.answers[1, SendTrace] = lambda message: job.profiling.handle_disconnection(1)
         return await job.trace()

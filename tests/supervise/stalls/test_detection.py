@@ -1,4 +1,4 @@
-"""Inquiries and reports about a stalled job, with a made-up clock."""
+"""Inquiries and reports about a stalled job, with a fake clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cpulaunch.supervise.stalls.inquiry import Inquiry
 from cpulaunch.supervise.stalls.progress import ABORT, StallSettings
 
 
-def test_a_stall_is_reported_once_after_a_minute_and_its_end_too() -> None:
+def test_a_stall_and_its_end_are_reported_once_each() -> None:
     job = Job(steps=5)
     job.until(200)
     assert job.reports == [pytest.approx(60, abs=DUE)]
@@ -30,7 +30,7 @@ def test_a_stall_is_reported_once_after_a_minute_and_its_end_too() -> None:
     assert len(job.reports) == 1
 
 
-def test_progress_is_reported_before_the_next_beat() -> None:
+def test_the_end_of_a_stall_is_reported_before_the_next_beat() -> None:
     job = Job(StallSettings(15), steps=1)
     job.until(33)
     job.steps(1)
@@ -109,7 +109,7 @@ def test_answers_have_a_minimal_time_even_with_a_very_late_launcher() -> None:
     assert job.reports == [pytest.approx(19 + 2 * LEAST)]
 
 
-def test_a_throttled_straggler_is_reported_as_such() -> None:
+def test_a_straggler_that_its_cgroup_throttles_is_reported_as_throttled() -> None:
     ranks = [Rank(n, f"node{n}", RankState.RUNNING) for n in range(2)]
     inquiry = Inquiry()
     stalls = Stalls(ranks, StallSettings(0), 0.0, inquiry)
@@ -178,8 +178,8 @@ def test_a_rank_that_ends_while_another_waits_is_blamed_at_once() -> None:
 
 
 @pytest.mark.parametrize(("finished", "kind", "code"), [(4, "ok", 0), (3, "stalled", 4)])
-def test_a_stall_of_finished_programs_is_no_failure(finished: int, kind: str, code: int) -> None:
-    """The programs that agents end then had announced exit code 0."""
+def test_a_stall_of_finished_programs_is_not_a_failure(finished: int, kind: str, code: int) -> None:
+    """All programs had announced exit code 0 before the agents ended them."""
     job = running(stalls=StallSettings(2, ABORT))
     for rank in range(4):
         job.says(rank, Beat(1, 1, 0.1, 0, True, 0, job.clock(rank)))

@@ -1,4 +1,4 @@
-"""Stalls before the first step, and the reactions to them, with a made-up clock."""
+"""Stalls before the first step, and the reactions to them, with a fake clock."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_before_the_first_step_a_wait_for_others_is_reported_once_it_has_lasted(
     assert report.stall.at == 15  # the start of the wait
 
 
-def test_before_the_first_step_an_idle_rank_is_ended_and_an_active_one_is_not() -> None:
+def test_before_the_first_step_an_idle_rank_is_ended_but_not_an_active_rank() -> None:
     job = Job(StallSettings(20, ABORT))
     job.waits(1)
     job.works_until = inf
@@ -64,7 +64,7 @@ def test_before_the_first_step_an_idle_rank_is_ended_and_an_active_one_is_not() 
     assert not job.of(ActOnStall)
     job.works_until = job.now
     job.until(200)
-    # It worked for a part of the time until the next inspection, and not at all until the one after.
+    # The rank worked for a part of the time before the next inspection, but not before the one after that.
     (acted,) = (at for at, action in job.done if isinstance(action, ActOnStall))
     assert acted == pytest.approx(120, abs=10)
     assert len(job.reports) == 1
@@ -83,7 +83,7 @@ def test_a_rank_that_continues_before_the_second_inspection_is_not_ended() -> No
 
 
 def test_before_the_first_step_the_rank_that_is_waited_for_last_is_blamed() -> None:
-    """Rank 0 was late, and was reported.  Then it calls a barrier, and rank 1 never joins."""
+    """Rank 0 was late, and was reported.  Then it calls a barrier that rank 1 never joins."""
     job = Job(StallSettings(20, ABORT))
     job.waits(1)
     job.works_until = inf
@@ -119,7 +119,7 @@ def test_before_the_first_step_the_line_is_from_the_last_inspection() -> None:
     assert shown == [1, 9]
 
 
-def test_before_the_first_step_a_wait_that_has_ended_is_no_stall() -> None:
+def test_before_the_first_step_a_wait_that_has_ended_is_not_a_stall() -> None:
     job = Job(StallSettings(20, ABORT))
     job.waits(1)
     job.until(25)
@@ -133,7 +133,7 @@ def test_before_the_first_step_a_wait_that_has_ended_is_no_stall() -> None:
     assert not job.stalls.describe(job.now)
 
 
-def test_before_the_first_step_a_group_that_all_make_is_inspected_again() -> None:
+def test_before_the_first_step_ranks_that_all_make_a_group_are_inspected_again() -> None:
     job = Job(StallSettings(20, ABORT))
     job.waits(0)
     job.waits(1)
@@ -184,7 +184,7 @@ def test_collectives_count_if_no_rank_has_an_optimizer() -> None:
 
 
 def few(count: int) -> list[Beat]:
-    """The progress of a job that has no optimizer yet, and has completed some collectives."""
+    """Return the beats of a job that has no optimizer yet, and has completed some collectives."""
     return [Beat(0, count, 0.1, 0, False, 0, 1.0)] * 2
 
 
@@ -192,7 +192,7 @@ def few(count: int) -> list[Beat]:
 def test_ranks_that_compute_after_a_first_barrier_are_before_their_first_step(
     count: int, reported: bool
 ) -> None:
-    """They compile, and make their optimizer afterwards."""
+    """The ranks compile, and make their optimizer afterwards."""
     job = Job(StallSettings(20, ABORT))
     job.slow, job.works_until = 0.3, inf
     job.beats = few(count)
@@ -202,7 +202,7 @@ def test_ranks_that_compute_after_a_first_barrier_are_before_their_first_step(
 
 @pytest.mark.parametrize("worker", [0, 1])
 def test_a_rank_that_computes_elsewhere_is_before_the_first_step(worker: int) -> None:
-    """The other one sleeps at another line, and neither waits for a rank."""
+    """The other rank sleeps at another line, and neither waits for the other."""
     job = Job(StallSettings(20, ABORT))
     job.slow, job.works_until, job.worker = 0.3, inf, worker
     job.beats, job.called, job.lines = few(1), {0: [], 1: []}, [1, 7]
@@ -216,14 +216,14 @@ def test_a_rank_that_computes_elsewhere_is_before_the_first_step(worker: int) ->
 def test_a_runnable_rank_without_a_core_is_before_the_first_step(
     state: str, throttled: float, reported: bool
 ) -> None:
-    """A rank that its cgroup throttles is reported as such."""
+    """A rank that its cgroup throttles is reported as throttled."""
     job = Job(StallSettings(20, ABORT))
     job.slow, job.states, job.beats, job.throttled = 0.3, ["S", state], few(1), throttled
     job.until(150)
     assert bool(job.reports) == reported
 
 
-def test_a_job_that_began_later_counts_from_there() -> None:
+def test_the_timeout_counts_from_the_start_of_a_job_that_began_later() -> None:
     job = Job(StallSettings(20, ABORT))
     job.slow, job.works_until = 0.3, inf
     job.beats = few(1)

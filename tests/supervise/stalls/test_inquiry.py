@@ -56,7 +56,7 @@ def stack(name: str, frames: int, thread: str = "MainThread") -> dict[str, Any]:
 
 
 def with_stacks(*threads: dict[str, Any]) -> Dump:
-    """As it is received."""
+    """Return an agent's answer as the launcher receives it, with these threads."""
     program = {"pid": 1, "threads": [*threads]}
     return Dump(1, 1.0, [], json.loads(json.dumps([program, {"pid": 2}])), "")
 

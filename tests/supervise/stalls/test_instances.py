@@ -1,4 +1,4 @@
-"""Stalls of an instance, independent of the others, with a made-up clock."""
+"""Stalls of an instance, independent of the others, with a fake clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def prints(job: Played, *ranks: int, text: bytes = b"CPULAUNCH_METRIC latency=3 
 
 
 def work(job: Played, *ranks: int, until: float, processes: Sequence[Any] = ()) -> None:
-    """These instances print every second, and all agents answer inquiries with these ``processes``."""
+    """Let time pass; ``ranks`` print every second, and all agents answer inquiries with ``processes``."""
     answered = set()
     while job.now < until and not job.state.finished:
         job.until(job.now + 0.25)
@@ -48,7 +48,7 @@ def titles(job: Played) -> list[str]:
     return [title(report) for _, report in job.of(ReportStall)]
 
 
-def test_one_that_hangs_is_noticed_while_the_others_work() -> None:
+def test_an_instance_that_hangs_is_noticed_while_the_others_work() -> None:
     job = instances()
     work(job, 0, 2, until=30.0)
     (report,) = [report for _, report in job.of(ReportStall)]
@@ -65,7 +65,7 @@ def test_instances_that_print_are_active() -> None:
     assert titles(job) == []
 
 
-def test_a_line_reports_that_it_continues() -> None:
+def test_a_line_reports_that_a_stalled_instance_continues() -> None:
     job = instances()
     work(job, 0, 2, until=20.0)
     prints(job, 1)
@@ -74,7 +74,7 @@ def test_a_line_reports_that_it_continues() -> None:
     ]
 
 
-def test_only_the_first_of_several_has_a_box() -> None:
+def test_only_the_first_of_several_stalled_instances_has_a_box() -> None:
     job = instances()
     work(job, 2, until=30.0)
     reports = [report for _, report in job.of(ReportStall)]
@@ -94,7 +94,7 @@ def test_a_single_instance_has_its_own_number_in_box_and_stacks() -> None:
     assert "[5] " in stall_box(report, Path("stacks-1.txt"), first) + text
 
 
-def test_aborting_ends_it_alone_and_the_others_continue() -> None:
+def test_aborting_ends_only_the_stalled_instance() -> None:
     job = instances(action=ABORT)
     work(job, 0, 2, until=20.0)
     assert [end.signal for _, end in job.sent(1, End)] == [SIGTERM]
@@ -111,7 +111,7 @@ def test_aborting_ends_it_alone_and_the_others_continue() -> None:
     assert [rank.status for rank in outcome.ranks] == ["exit 0", "ended by launcher", "exit 0"]
 
 
-def test_the_place_of_the_ended_one_is_reported_once() -> None:
+def test_the_place_of_the_ended_instance_is_reported_once() -> None:
     job = instances(action=ABORT)
     work(job, 0, 2, until=20.0, processes=[process(LOAD)])
     job.exits(1, None, 15, by_launcher=True)
@@ -140,13 +140,13 @@ def test_the_box_reports_a_missing_py_spy() -> None:
     assert "[1] py-spy was not found: stacks have no frames of C, and threads no names" in box
 
 
-def test_with_fail_fast_aborting_ends_all() -> None:
+def test_with_fail_fast_aborting_ends_all_instances() -> None:
     job = instances(action=ABORT, go_on=False)
     work(job, 0, 2, until=20.0)
     assert [len(job.sent(rank, End)) for rank in range(3)] == [1, 1, 1]
 
 
-def test_one_that_has_ended_is_not_waited_for() -> None:
+def test_an_instance_that_has_ended_is_not_waited_for() -> None:
     job = instances()
     job.exits(1)
     work(job, 0, 2, until=30.0)
@@ -154,7 +154,7 @@ def test_one_that_has_ended_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("timeout", [0.0, None])
-def test_without_a_timeout_none_counts_as_stalled(timeout: float | None) -> None:
+def test_without_a_timeout_no_instance_counts_as_stalled(timeout: float | None) -> None:
     job = instances(timeout)
     job.until(1200.0)
     assert titles(job) == []

@@ -1,4 +1,4 @@
-"""Ranks that report each other for calling different operations: both sides are shown, with a made-up clock."""
+"""Ranks that report that they call different operations: both sides are shown (with a fake clock)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ERROR, CALLS_DIFFER = "DistBackendError: …", {"kind": "calls_differ", "rank": 
 def groups(
     rank: int, kind: str = "all_reduce", state: int = FAILED, backend: str = "ccl"
 ) -> list[dict[str, Any]]:
-    """The progress in a ledger whose only operation is not completed."""
+    """Return the groups of a ledger whose only operation is not completed."""
     operation = {
         "sequence": 3, "state": state, "kind": kind, "type": "float32", "bytes": 4000, "enqueued": 1.0,
         "started": 1.0, "completed": None, "peer": -1, "waits_for": "",
@@ -28,7 +28,7 @@ def groups(
 
 
 def differs() -> Played:
-    """Rank 0 has reported it, and the others were asked for their places."""
+    """A job in which rank 0 has reported different calls, and the others were asked where they are."""
     job = running()
     job.raises(0, ERROR, cause=CALLS_DIFFER, groups=groups(0))
     assert all(job.sent(rank, AskDump) for rank in (1, 2, 3))
@@ -66,7 +66,7 @@ def test_each_rank_reports_its_place_before_it_is_ended() -> None:
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_a_rank_with_a_completed_operation_is_shown_at_its_current_place(runs: bool) -> None:
-    """The root of a broadcast doesn't wait for the others.  After Python's end, it is at no line."""
+    """The root of a broadcast doesn't wait for the others.  Once Python has ended, it has no line."""
     job = differs()
     its = dump(1, "broadcast", COMPLETED)
     job.says(1, its if runs else its._replace(processes=[{"pid": 9, "word": "running", "threads": []}]))
@@ -79,7 +79,7 @@ def test_a_rank_with_a_completed_operation_is_shown_at_its_current_place(runs: b
 
 
 def test_the_sender_of_a_part_of_another_size_is_shown_although_it_has_continued() -> None:
-    """The part that it gets has the expected size."""
+    """The part that the sender gets has the expected size."""
     job = running()
     cause = {"kind": "sizes_differ", "rank": 2, "sizes": [4400, 4000]}
     job.raises(0, ERROR, cause=cause, groups=groups(0, "all_to_all"))
@@ -98,7 +98,7 @@ def test_the_sender_of_a_part_of_another_size_is_shown_although_it_has_continued
     ]
 
 
-def test_an_error_raised_in_a_later_call_is_at_no_line_of_the_earlier_one() -> None:
+def test_an_error_raised_in_a_later_call_is_not_shown_at_a_line_of_the_earlier_call() -> None:
     job = running()
     called = groups(0)
     later = {**called[0]["operations"][0], "sequence": 4, "kind": "all_gather"}
@@ -131,9 +131,9 @@ RESET = "RuntimeError: [gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0
 @pytest.mark.parametrize("size", [8000, 4000])
 @pytest.mark.parametrize("abort_first", [False, True], ids=["error first", "abort first"])
 def test_an_abort_by_gloo_is_explained_by_differing_sizes(size: int, abort_first: bool) -> None:
-    """Lines that differ explain nothing if the operation is the same.
+    """If the operations are the same, different lines explain nothing.
 
-    The others are asked in any order of events.
+    The other ranks are asked in any case, whether the error or the abort is reported first.
     """
     job = running()
     aborted = groups(0, state=STARTED, backend="gloo")
@@ -161,8 +161,8 @@ def test_an_abort_by_gloo_is_explained_by_differing_sizes(size: int, abort_first
     assert (first.cause.kind, first.cause.signal) == (Kind.CALLS_DIFFER if size == 8000 else Kind.SIGNAL, 6)
 
 
-def test_a_rank_that_is_not_in_the_group_any_more_is_named() -> None:
-    """It has destroyed the group.  gloo only reports a lost connection."""
+def test_a_rank_that_has_left_the_group_is_named() -> None:
+    """The rank has destroyed the group, but gloo only reports a lost connection."""
     job = running()
     job.raises(0, RESET, groups=groups(0, backend="gloo"))
     for rank in (2, 3):
@@ -223,7 +223,7 @@ GLOOS = (
 
 
 @pytest.mark.parametrize("backend", ["ccl", "gloo"])
-def test_the_rank_that_caused_a_timeout_is_named_instead_of_the_waiting_one(backend: str) -> None:
+def test_the_rank_that_caused_a_timeout_is_named_instead_of_the_waiting_rank(backend: str) -> None:
     job = running()
     error, cause = (ERROR, TIMED_OUT) if backend == "ccl" else (GLOOS, None)
     job.raises(0, error, cause=cause, groups=groups(0, backend=backend))
@@ -243,14 +243,14 @@ def test_the_rank_that_caused_a_timeout_is_named_instead_of_the_waiting_one(back
 
 
 def pair(state: int = FAILED, kind: str = "all_reduce", rank: int = 0) -> dict[str, Any]:
-    """A group of ranks 0 and 2, in its first operation."""
+    """Return the group of ranks 0 and 2, in its first operation."""
     its = groups(rank, kind, state)[0]
     its["operations"][0]["sequence"] = 0
     return {**its, "name": "1", "size": 2, "count": 2, "members": "0,2"}
 
 
 def test_a_timeout_is_about_its_own_group() -> None:
-    """Even if more ranks wait in another group for the same late rank."""
+    """This holds even if more ranks wait for the same late rank in another group."""
     job = running()
     job.raises(0, ERROR, cause=TIMED_OUT, groups=[*groups(0, state=COMPLETED), pair()])
     for rank in (1, 3):
@@ -309,7 +309,7 @@ def test_other_errors_end_all_at_once() -> None:
 
 
 def test_an_aborted_operation_has_the_line_of_its_calling_thread() -> None:
-    """The rank has reported it just before.  In the backward pass, DistributedDataParallel calls in C++."""
+    """The rank has reported the line just before.  DistributedDataParallel's backward pass calls from C++."""
     torch = "/venv/lib/python3.12/site-packages/torch/autograd/graph.py"
     main = {"id": 9, "name": "MainThread", "frames": [["join", "/home/me/train.py", 3]]}
     frames = [["_engine_run_backward", torch, 979], ["train", "/home/me/train.py", 40]]

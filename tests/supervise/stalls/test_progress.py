@@ -1,4 +1,4 @@
-"""The time without progress after which a job counts as stalled, with a made-up clock."""
+"""The time without progress after which a job counts as stalled, with a fake clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cpulaunch.supervise.stalls.detection import DUE
 from cpulaunch.supervise.stalls.progress import StallSettings
 
 
-def test_a_job_that_makes_steps_is_never_asked() -> None:
+def test_the_agents_of_a_job_that_makes_steps_are_never_asked() -> None:
     job = Job(steps=1)
     for second in range(300):
         job.until(float(second))
@@ -19,7 +19,7 @@ def test_a_job_that_makes_steps_is_never_asked() -> None:
 
 
 def test_auto_uses_the_rank_with_the_shortest_gap() -> None:
-    """A rank's own gaps are at least as long as the job's."""
+    """The gaps between a rank's steps are at least as long as those between the job's steps."""
     job = Job()
     job.steps(1, 0, gap=30)
     job.steps(1, 1, gap=20)
@@ -44,7 +44,7 @@ def test_a_stall_that_began_before_the_first_beat_is_not_late() -> None:
     assert job.reports == [pytest.approx(4, abs=0.3)]
 
 
-def test_one_ranks_progress_is_progress_of_the_job() -> None:
+def test_progress_of_one_rank_counts_as_progress_of_the_job() -> None:
     job = Job(steps=1)
     for second in range(0, 300, 20):
         job.until(float(second))
@@ -100,7 +100,7 @@ def test_the_launchers_own_suspension_does_not_count() -> None:
     assert len(job.reports) == 1
 
 
-def test_auto_does_not_learn_from_a_time_in_which_the_job_was_suspended() -> None:
+def test_auto_ignores_gaps_in_which_the_job_was_suspended() -> None:
     job = Job(steps=5)
     job.until(20)
     job.now += 1000

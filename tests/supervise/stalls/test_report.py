@@ -87,7 +87,7 @@ def test_different_operations_under_one_number_are_shown_with_both_lines() -> No
 
 
 def test_an_outdated_ledger_is_ignored() -> None:
-    """With gloo, a stopped rank's ledger has the call of #6, but not its completion."""
+    """With gloo, the ledger of a stopped rank has the call of operation #6, but not its completion."""
     stopped = seen(3, [group(3, operation(6))], process(LOAD, MAIN))
     waiting = [
         seen(rank, [group(rank, operation(6, done=93), operation(7))], process(TORCH, MAIN))
@@ -100,7 +100,7 @@ def test_an_outdated_ledger_is_ignored() -> None:
 
 
 def test_completion_with_another_root_does_not_count() -> None:
-    """As in a ledger of gloo: two ranks name different roots, and the third has continued."""
+    """In gloo's ledgers, two ranks name different roots, and the third rank has continued."""
     roots = {0: 0, 1: 1}
     two = [seen(rank, [group(rank, operation(6, "broadcast", root=roots[rank]), size=3)]) for rank in roots]
     third = [operation(6, "broadcast", root=0, done=93), operation(7)]
@@ -110,7 +110,7 @@ def test_completion_with_another_root_does_not_count() -> None:
 
 
 def test_the_first_differing_operations_are_shown() -> None:
-    """Both roots have continued to the same operation, where their messages are noticed."""
+    """Both roots have continued to the same operation, in which the mismatch is noticed."""
     ranks = [
         seen(rank, [group(rank, operation(6, "broadcast", root=rank, done=5), operation(7), size=2)])
         for rank in range(2)
@@ -122,7 +122,7 @@ def test_the_first_differing_operations_are_shown() -> None:
 
 
 def test_a_rank_that_completed_another_operation_is_shown_too() -> None:
-    """The root of a broadcast may do so."""
+    """The root of a broadcast may complete it, as it doesn't wait for the others."""
     other = seen(1, [group(1, operation(7, "broadcast", done=93), operation(8))])
     assert explained(*others(1), other).headline == "ranks make different calls as #7 of group 0"
 
@@ -214,7 +214,7 @@ def test_a_group_that_expects_too_many_ranks_is_reported() -> None:
 
 
 def makes(rank: int, number: int, *operations: dict[str, Any], members: str = "0-3") -> Snapshot:
-    """A rank that makes a group, and may wait in group 0, too."""
+    """Return a rank that makes a group, and may also wait in group 0."""
     size = len(CoreSet.parse(members))
     new = group(number, operation(0, NEW_GROUP, bytes=0, type=""), size=size, name="1")
     return seen(
@@ -239,7 +239,7 @@ def test_a_rank_missing_from_a_new_group_of_some_ranks_is_named() -> None:
     assert (found.ranks, found.operation) == ((2,), NEW_GROUP)
 
 
-def test_a_rank_that_made_a_group_earlier_is_not_missed() -> None:
+def test_a_rank_that_made_a_group_earlier_is_not_reported_missing() -> None:
     there = group(0, size=2, name="1")
     found = explained(
         seen(0, [there], process(LOAD, MAIN)),
@@ -249,7 +249,7 @@ def test_a_rank_that_made_a_group_earlier_is_not_missed() -> None:
     assert found.ranks == (2,)
 
 
-def test_a_rank_that_makes_another_group_of_the_same_number_is_missed_in_this_one() -> None:
+def test_a_rank_that_makes_another_group_of_the_same_number_is_missing_from_this_group() -> None:
     found = explained(
         makes(0, 0, members="0,2"), makes(2, 0, members="2-3"), seen(1), seen(3, [], process(LOAD))
     )
@@ -257,7 +257,7 @@ def test_a_rank_that_makes_another_group_of_the_same_number_is_missed_in_this_on
     assert found.lines[0].startswith("rank 2 on node0 waits in new_group of ranks 2-3")
 
 
-def test_ranks_at_the_same_line_are_one_line() -> None:
+def test_ranks_at_the_same_line_are_reported_in_one_line() -> None:
     found = explained(*(seen(rank, [group(rank)], process(LOAD, MAIN)) for rank in range(2)))
     assert (found.ranks, found.place and found.place.line) == ((), 88)
 
@@ -301,8 +301,8 @@ def test_two_receiving_ranks_wait_for_each_other() -> None:
     assert explained(zero, one).headline == "ranks 0-1 on node[0-1] wait for each other in messages"
 
 
-def test_a_pending_receive_is_not_the_missing_ranks_wait() -> None:
-    """A rank may listen all the time, and compute."""
+def test_a_pending_receive_does_not_mean_that_the_missing_rank_waits() -> None:
+    """A rank may have a receive pending all the time, and compute."""
     program = process(LOAD)
     program["threads"][0]["idle"] = False
     late = seen(3, [group(3, operation(6, done=93), operation(1, "recv", peer=0))], program)
@@ -321,7 +321,7 @@ def test_two_hosts_report_the_cut_network_between_them() -> None:
     assert found.ranks == (0, 1, 2, 3)
 
 
-def test_ranks_that_wait_for_waiting_ranks_are_not_the_pair() -> None:
+def test_ranks_that_wait_for_waiting_ranks_are_not_named_as_the_pair() -> None:
     """The network is cut between hosts 1 and 3 of four.  Hosts 0 and 2 only wait for them."""
     waits_for = {0: "1", 1: "3", 2: "3", 3: "1"}
     ranks = [seen(rank, [group(rank, operation(7, waits_for=waits_for[rank]))], hosts=4) for rank in range(4)]
@@ -335,7 +335,7 @@ def test_a_rank_that_was_stopped_within_the_collective_is_named() -> None:
     assert explained(*others(2), stopped).headline == "rank 2 on node0: stopped (SIGSTOP)"
 
 
-def test_ranks_that_all_wait_for_input_are_reported_as_such() -> None:
+def test_ranks_that_all_wait_for_input_are_reported() -> None:
     loader = ("_get_data", "/venv/lib/python3.12/site-packages/torch/utils/data/dataloader.py", 9)
     found = explained(*(seen(rank, [group(rank)], process(loader, MAIN)) for rank in range(4)))
     assert found.headline == "all ranks wait for input"
@@ -355,7 +355,7 @@ def test_a_deadlock_of_threads_is_named_with_their_lines() -> None:
 
 
 @pytest.mark.parametrize("waiting", [1, 2])
-def test_locks_that_another_thread_may_hold_are_no_deadlock(waiting: int) -> None:
+def test_locks_that_another_thread_may_hold_are_not_a_deadlock(waiting: int) -> None:
     """The thread sleeps, or waits for the disk, and is shown beside the waiting threads."""
     lock = ("PyThread_acquire_lock_timed", "libpython3.12.so", 0)
     program = process(MAIN)
@@ -370,7 +370,7 @@ def test_locks_that_another_thread_may_hold_are_no_deadlock(waiting: int) -> Non
     assert "  its thread writer is at train.py:88 load_batch" in found.lines
 
 
-def test_threads_that_wait_in_queues_are_no_deadlock() -> None:
+def test_threads_that_wait_in_queues_are_not_a_deadlock() -> None:
     lock = ("PyThread_acquire_lock_timed", "libpython3.12.so", 0)
     wait = ("wait", "/usr/lib/python3.12/threading.py", 355)
     program = process(MAIN)
@@ -401,12 +401,12 @@ def test_without_a_ledger_no_rank_is_blamed() -> None:
     assert found.ranks == ()
 
 
-def test_unknown_states_are_no_error() -> None:
+def test_unknown_states_are_not_an_error() -> None:
     found = explained(*(Snapshot(rank, "node0") for rank in range(2)))
     assert found.headline == "it is unknown what the ranks wait for"
 
 
-def test_differing_reductions_at_one_line_are_shown_with_it() -> None:
+def test_differing_reductions_at_one_line_are_shown_with_this_line() -> None:
     ranks = [seen(rank, [group(rank, operation(7), size=2)]) for rank in range(2)]
     at = "ranks 0-1 on node[0-1]: all_reduce #7 of group 0, 25 MB float32, at train.py:91 main"
     assert describe_calls(ranks, reported=True)[0] == [at]

@@ -1,4 +1,4 @@
-"""Inquiries for commands, and the ranks whose C frames are shown for others."""
+"""Inquiries for commands, and ranks that show C frames on behalf of other ranks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def in_python(request: int, line: int, *inner: list[Any], wchan: str = "futex_wa
 
 
 def asked_closely(*answers: Dump) -> tuple[Asked, list[int]]:
-    """All ranks have reported their Python frames; the ranks that get a second request."""
+    """Let all ranks report their Python frames; return the ranks that get a second request."""
     asked, sends = Asked(), list[Send | DumpFinished]()
     asked.rounds.ask(range(len(answers)), True, 0.0)
     for rank, dump in enumerate(answers):
@@ -87,7 +87,7 @@ def seen(found: Sequence[Send | DumpFinished]) -> DumpFinished:
     return dumped
 
 
-def test_one_of_the_ranks_with_equal_python_frames_shows_c_frames() -> None:
+def test_only_one_of_several_ranks_with_equal_python_frames_shows_c_frames() -> None:
     at_5, at_9, elsewhere = in_python(1, 5), in_python(1, 9), in_python(1, 5, wchan="ep_poll")
     asked, again = asked_closely(at_5, at_9, at_5, elsewhere, at_5)
     assert again == [0, 1, 3]

@@ -33,7 +33,7 @@ def test_the_children_of_the_missing_rank_are_shown() -> None:
 
 
 def test_other_programs_that_a_rank_has_started_are_named() -> None:
-    """The rank may wait for one of them."""
+    """The rank may wait for one of these programs."""
     fetch = process(
         pid=7, command="curl https://data", stacks="", lacking="it is not a Python program", python=False
     )
@@ -73,7 +73,7 @@ SLEEPS = {"wchan": "hrtimer_nanosleep"}
     [
         ([TORCH, MAIN], {}, True),
         ([("wait", "/usr/lib/python3.12/threading.py", 9), TORCH, MAIN], {}, True),
-        ([BACKWARD_PASS, MAIN], {"state": "R"}, True),  # it may spin
+        ([BACKWARD_PASS, MAIN], {"state": "R"}, True),  # torch may wait in a loop
         ([LOAD, BACKWARD_PASS, MAIN], {"state": "R"}, False),
         ([MATMUL, FSDP, MAIN], {"state": "R"}, False),
         ([MAIN], {"wchan": "futex_do_wait"}, True),  # in the operation's `wait`
@@ -95,7 +95,7 @@ def test_a_rank_with_a_started_collective_waits_only_if_it_can(
     assert (found.headline, found.ranks) == ("rank 1 on node1 has not called all_reduce #7", (1,))
 
 
-def test_a_rank_that_has_only_started_it_has_its_own_line() -> None:
+def test_a_rank_that_has_only_started_a_collective_has_its_own_line() -> None:
     computes = seen(2, [group(2, operation(7))], process(MAIN, state="R"))
     late = seen(3, [group(3, operation(6, done=93))], process(LOAD, MAIN))
     assert explained(*others(2, 3), computes, late).lines[:2] == (
@@ -104,7 +104,7 @@ def test_a_rank_that_has_only_started_it_has_its_own_line() -> None:
     )
 
 
-def test_a_rank_that_has_only_started_an_operation_does_not_wait() -> None:
+def test_a_rank_that_has_only_started_a_collective_does_not_wait() -> None:
     """Rank 1 waits for that rank in another group."""
     zero = seen(
         0, [group(0, size=2, name="1"), group(0, operation(5), size=2, name="2")], process(LOAD, **SLEEPS)
@@ -115,7 +115,7 @@ def test_a_rank_that_has_only_started_an_operation_does_not_wait() -> None:
     assert not found.certain
 
 
-def test_libraries_without_a_source_file_are_not_a_programs_place() -> None:
+def test_frames_of_libraries_without_a_source_file_are_not_a_programs_place() -> None:
     sleeping: Frame = ("__GI___clock_nanosleep", "../sysdeps/unix/sysv/linux/clock_nanosleep.c", 78)
     solver = process(sleeping, ("wait_for_input", "solver.c", 12), stacks="gdb", python=False)
     assert explained(seen(0, [], solver)).headline == "rank 0 on node0 is at solver.c:12 wait_for_input"

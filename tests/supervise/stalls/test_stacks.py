@@ -53,7 +53,7 @@ def test_the_reason_why_a_program_wrote_its_own_stacks_is_shown() -> None:
     assert not list(missing_frames(ranks[2:]))
 
 
-def test_our_wrappers_of_torchs_functions_are_left_out() -> None:
+def test_wrappers_of_cpulaunch_around_torchs_functions_are_left_out() -> None:
     wait = (
         "Communication._watch_waits.<locals>.wait",
         "/venv/cpulaunch/runtime/observe/communication.py",
@@ -133,11 +133,11 @@ def test_a_place_in_a_few_words(frames: list[Any], words: str) -> None:
         ({"call": "read", "file": "pipe:[123]"}, []),
     ],
 )
-def test_a_state_in_words(different: dict[str, Any], words: list[str]) -> None:
+def test_states_are_described_in_words(different: dict[str, Any], words: list[str]) -> None:
     assert special_states(process(**different)) == words
 
 
-def test_ranks_with_the_same_stack_are_one() -> None:
+def test_ranks_with_the_same_stack_are_shown_once() -> None:
     ranks = [seen(rank, process(thread(LOAD if rank == 3 else ALL_REDUCE))) for rank in range(16)]
     assert report(ranks) == (
         "[3] on node0: load_batch at train.py:88\n"
@@ -155,7 +155,7 @@ def test_ranks_with_the_same_stack_are_one() -> None:
     )
 
 
-def test_calls_of_ddp_are_in_the_backward_pass() -> None:
+def test_calls_of_ddp_are_shown_in_the_backward_pass() -> None:
     backward = [
         ("_engine_run_backward", "/venv/lib/python3.11/site-packages/torch/autograd/graph.py", 879),
         ("backward", "/venv/lib/python3.11/site-packages/torch/_tensor.py", 630),

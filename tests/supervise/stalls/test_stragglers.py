@@ -9,7 +9,7 @@ HOSTS = ["node0", "node0", "node1", "node1", "node2", "node2"]
 
 
 def play(computing: list[float], step: float, rounds: int = 8, hosts: list[str] = HOSTS) -> list[Straggler]:
-    """Ranks compute for these times in each step, and wait for the rest of it.
+    """Let ranks compute for these times in each step, and wait for the rest of the step.
 
     They send a beat every 30 steps.
     """

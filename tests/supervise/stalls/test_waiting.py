@@ -1,4 +1,4 @@
-"""Matching the ranks' last collectives and messages, and its cost for many ranks."""
+"""The ranks' last collectives and messages are matched, at a low cost even for many ranks."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def _from_zero() -> None:
 
 
 def ledgers(*numbers: int, apart: int = 0) -> dict[int, list[dict[str, Any]]]:
-    """The ledgers of many ranks that wait in collectives with these numbers, each ``apart`` from the previous
-    rank's. The last record of all ranks is the collective that they all wait in.
+    """Return the ledgers of many ranks.  They have collectives with these numbers, higher by ``apart`` with
+    each rank.  The last record of each ledger is the collective in which all ranks wait.
     """
     last = operation(Number(1_000_000))
     return {
@@ -71,7 +71,7 @@ def test_many_ranks_in_the_same_collectives_are_compared_once_each() -> None:
 
 
 def test_many_ranks_behind_in_their_own_collectives_are_compared_once_each() -> None:
-    """According to the other ranks' ledgers, all of these are in the past."""
+    """According to the other ranks' ledgers, all of these collectives are in the past."""
     groups = ledgers(*range(OPERATIONS - 1), apart=OPERATIONS)
     (wait,) = waits(groups, RANKS)
     assert (wait.sequence, len(wait.waiting)) == (1_000_000, RANKS)

@@ -23,7 +23,7 @@ from cpulaunch.supervise.telemetry.metrics import (
 
 
 def found(*pieces: tuple[int, str]) -> Metrics:
-    """The metrics after these pieces of the ranks' output, without an invalid line."""
+    """Return the metrics after these pieces of the ranks' output, none of which has an invalid line."""
     metrics = Metrics()
     for rank, text in pieces:
         assert list(metrics.feed(rank, text.encode())) == []
@@ -42,7 +42,7 @@ def only(metrics: Metrics) -> Metric:
 @pytest.mark.parametrize(
     "unit", ["samples/s", "tokens/sec", "images per second", "/s", "GB/min", "img/S", "QPS"]
 )
-def test_a_rate_is_summed_over_the_means_of_all(unit: str) -> None:
+def test_a_rate_is_the_sum_of_all_ranks_means(unit: str) -> None:
     metric = only(found((0, stated("x", 100, 110, unit=unit)), (1, stated("x", 200, unit=unit))))
     assert (metric.total, metric.ranks, metric.values) == (305, 2, 3)
     assert metrics_table([metric], "instance") == (
@@ -50,7 +50,7 @@ def test_a_rate_is_summed_over_the_means_of_all(unit: str) -> None:
     )
 
 
-def test_a_times_median_and_percentile_are_over_all_values() -> None:
+def test_the_median_and_percentile_of_a_time_are_over_all_values() -> None:
     chance = random.Random(0)
     values = [[chance.uniform(1, 20) for _ in range(500)] for _ in range(3)]
     metric = only(found(*((rank, stated("lat", *mine, unit="ms")) for rank, mine in enumerate(values))))
@@ -83,7 +83,7 @@ def test_earlier_output_on_the_line_does_not_matter(text: str) -> None:
         assert only(found(*pieces)) == Metric("p", "ms", 1, 1, None, 3, 3, 3, 3, 3)
 
 
-def test_words_with_the_same_beginning_are_no_metrics() -> None:
+def test_words_with_the_same_beginning_are_not_metrics() -> None:
     assert found((0, "CPULAUNCH_METRICS x=1\nsee CPULAUNCH_METRIC name=value unit\n")).summary() == ()
 
 
@@ -177,7 +177,7 @@ def test_many_names_and_long_lines_take_little_memory() -> None:
 
 
 def test_the_sample_is_not_biased_by_a_pattern_in_the_values() -> None:
-    """Every second value is 100, and one of 128 is 1000."""
+    """Every second value is 100, and every 128th is 1000."""
     metrics = Metrics()
     for number in range(4 * MAX_VALUES + 4):
         value = 1000 if number % 128 == 0 else 100 if number % 2 else 1
@@ -187,7 +187,7 @@ def test_the_sample_is_not_biased_by_a_pattern_in_the_values() -> None:
     assert sum(value == 100 for value in sample) == pytest.approx(MAX_VALUES / 2, rel=0.03)
 
 
-def test_the_line_reports_a_sample_and_is_reproducible() -> None:
+def test_the_line_states_that_values_are_sampled_and_is_reproducible() -> None:
     def once() -> Metric:
         metrics = Metrics()
         for rank, count in ((0, MAX_VALUES + 8), (1, 8)):
@@ -255,7 +255,7 @@ class TestTheLine:
         assert read_metric(metric_line(one)) == one
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e101])
-    def test_reports_a_value_that_is_no_number(self, value: float) -> None:
+    def test_reports_a_value_that_is_not_a_number(self, value: float) -> None:
         (problem,) = Metrics().feed(0, metric_line(MetricValue("x", value, "ms")).encode() + b"\n")
         assert ": a value must be finite, and at most 1e+100; it was " in problem
 

@@ -51,7 +51,7 @@ def scrape(port: int, path: str = "/metrics") -> tuple[int, str]:
 
 
 def parsed(text: str) -> dict[tuple[str, str], float]:
-    """The values by name and rank."""
+    """Return the values of metrics, by name and rank."""
     parser = pytest.importorskip("prometheus_client.parser")
     return {
         (sample.name, sample.labels.get("rank", "")): sample.value
@@ -67,7 +67,7 @@ def free_port() -> int:
 
 
 def events_of(directory: Path) -> list[tuple[str, int, float]]:
-    """Name, step and value of all scalars that TensorBoard reads in a directory."""
+    """Return name, step and value of all scalars that TensorBoard reads in a directory."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     read = accumulator.EventAccumulator(str(directory))
     read.Reload()
@@ -109,7 +109,7 @@ def test_a_steps_rows_become_scalars_of_the_job() -> None:
 
 
 def test_the_first_step_of_an_attempt_has_no_rate() -> None:
-    """It includes the start, also if the attempt resumes from a saved state."""
+    """Its time includes the start, even if the attempt resumes from a saved state."""
     scalars = Scalars(1)
     steps = [{"rank": 0, "step": n, "time": 1.0, "seconds": 0.5, "samples": 4} for n in (7, 8)]
     rows = [{"schema": 1, "peak_flops": 1e12, "flops_per_step": 3e11}, *steps, ROWS[0] | {"world_size": 1}]
@@ -126,7 +126,7 @@ def test_silent_ranks_keep_few_steps_waiting() -> None:
     assert len({step for _, _, step in scalars.take(rows)}) > 900
 
 
-def test_silent_clients_are_limited_and_delay_no_one() -> None:
+def test_silent_clients_are_limited_and_delay_no_other() -> None:
     sink = PrometheusSink("127.0.0.1", 0, Metrics("job", ["a"]))
     try:
         sink.rows(ROWS)
@@ -180,7 +180,7 @@ def test_without_the_package_the_error_names_it(cpulaunch: Run, tmp_path: Path) 
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden/tensorboardX.py").write_text("raise ImportError('hidden')")
     path = os.pathsep.join([str(tmp_path / "hidden"), os.environ.get("PYTHONPATH", "")])
-    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}  # where nothing is built
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}  # nothing is built in this cache
     done = cpulaunch(
         "run", "-n", "1", "--telemetry", "tensorboard", "x.py", env={"PYTHONPATH": path, **cache}
     )
