@@ -14,7 +14,7 @@
 
 namespace cpulaunch {
 
-struct Invalid;  // buffers.hpp
+struct Invalid;  // in buffers.hpp
 
 class ProcessGroupCCL final : public c10d::Backend {
  public:
@@ -52,7 +52,7 @@ class ProcessGroupCCL final : public c10d::Backend {
   void check_calls();
   // Calls check_calls() of each open group of this process.
   static void check_all_calls();
-  // Waits, for each group that is not closed, until the other ranks have got what this one has sent.
+  // For each open group of this process, waits until the other ranks have received what this one has sent.
   static void leave_all();
 
   // Whether the ranks of a host reduce tensors in shared memory (shared_blocks.hpp) without copying them.
@@ -127,7 +127,7 @@ class ProcessGroupCCL final : public c10d::Backend {
                              int peer);
   Ptr<CclWork> make_work(c10d::OpType type, const char* name, const char* profiling_title, Tensors inputs,
                          Milliseconds timeout, std::atomic<uint64_t>& sequence, int peer);
-  // Starts the operation.  It is done when all of its collectives are.
+  // Starts the operation, which is done when all of its collectives are done.
   Ptr<Work> run(const Ptr<CclWork>& work, bool asynchronous, const Collective* collectives, size_t count = 1);
   Ptr<Work> run_unrecorded(const Ptr<CclWork>& work, bool asynchronous, const Collective* collectives, size_t count);
   Ptr<Work> run(const Ptr<CclWork>& work, bool asynchronous, const std::vector<Collective>& collectives) {
@@ -148,7 +148,7 @@ class ProcessGroupCCL final : public c10d::Backend {
   Ptr<Work> reduce_scatter_tensors(c10d::OpType type, const char* name, Tensors& outputs, Tensors& inputs,
                                    const c10d::ReduceScatterOptions& opts);
 
-  // Throws if the group was destroyed, or if this process was forked from the group's.
+  // Throws if the group was destroyed, or if this process was forked from the one that made the group.
   Transport& transport(const char* operation) const;
   void connect(Carrier carrier);
   void finish();

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-// Of the OpenMP library that torch is linked with, or of one that is loaded in its place: whichever it is, they are
-// found where torch finds them.  A library that this one is linked with would have threads of its own.
+// These functions are resolved as torch resolves them: in the OpenMP library that torch is linked with, or in one that
+// is loaded in its place.  A library linked with this one would have threads of its own.
 extern "C" {
 #define CPULAUNCH_OPENMP __attribute__((weak, visibility("default")))
 CPULAUNCH_OPENMP void GOMP_parallel(void (*work)(void*), void* data, unsigned threads, unsigned flags);
@@ -23,7 +23,8 @@ struct Division {
   void* argument;
 };
 
-// All threads of the team start, also where there are fewer parts: it would end those of a smaller one.
+// Starts all threads of the team, even if there are fewer parts: OpenMP would end the threads that a smaller team
+// doesn't need.
 void run_parts(const cl_team*, int32_t count, void (*run)(void*, int32_t), void* argument) {
   Division parts{count, run, argument};
   const auto work = [](void* data) {

@@ -1,4 +1,4 @@
-// The threads that a thread lends to the core.
+// Lends threads of the caller to the core.
 
 #pragma once
 
@@ -6,12 +6,12 @@
 
 namespace cpulaunch {
 
-// What the calling thread lends while this lives.
+// Lends threads of the calling thread during its own lifetime.
 class LentTeam {
  public:
-  // Up to `most` threads of its OpenMP team, with which torch computes, if it has one.
+  // Lends up to `most` threads of the caller's OpenMP team, with which torch computes, if it has a team.
   explicit LentTeam(int most);
-  // That team; null: none.
+  // Lends this team; null: no threads.
   explicit LentTeam(const cl_team* team);
   ~LentTeam();
   LentTeam(const LentTeam&) = delete;

@@ -26,18 +26,18 @@ constexpr auto kInlineDriveTime = std::chrono::microseconds(200);
 constexpr auto kIdleRoundTime = std::chrono::microseconds(3);
 // The background thread checks timeouts and failed groups once in this many rounds (13 ms while it naps).
 constexpr unsigned kRoundsPerCheck = 64;
-// Naps, and what the kernel may add to them.
+// The length of a nap, and what the kernel may add to it.
 constexpr auto kPollerNap = std::chrono::microseconds(50);
 constexpr auto kBackgroundNap = std::chrono::microseconds(20);
 constexpr auto kLongNap = std::chrono::microseconds(200);
 constexpr unsigned long kTimerSlack = 1000;  // nanoseconds
-// A process that ends gives its messages and callbacks this time to complete after its collectives, because a peer may
-// be waiting for them (its collectives up to their timeouts, unless it has failed) ...
+// When a process ends, its messages and callbacks have this time to complete after its collectives, because a peer may
+// be waiting for them (collectives have until their timeouts, unless the process has failed) ...
 constexpr auto kShutdownTimeout = std::chrono::seconds(5);
-// ... and then its background threads this time to end.
+// ... and then its background threads have this time to end.
 constexpr auto kThreadsTimeout = std::chrono::seconds(1);
 
-// The time that this thread has computed: unlike the clock it stands still while other threads have the core.
+// The CPU time of this thread: unlike the clock, it stands still while other threads have the core.
 std::chrono::nanoseconds thread_time() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -48,8 +48,8 @@ std::chrono::nanoseconds thread_time() {
   for (;;) ::pause();
 }
 
-// While it lives, the kernel adds no more than kTimerSlack to this thread's naps: by default it adds as much as a nap
-// takes.  The thread is the program's, whose own naps stay as they are.
+// During its lifetime, the kernel adds at most kTimerSlack to this thread's naps; by default, it adds as much as a nap
+// takes.  Afterwards, the thread has its previous setting, because it belongs to the program.
 class ExactTimers {
  public:
   ExactTimers() { prctl(PR_SET_TIMERSLACK, kTimerSlack, 0, 0, 0); }
@@ -62,9 +62,9 @@ class ExactTimers {
 };
 
 thread_local bool is_background_thread = false;
-thread_local int visits = 0;  // of this thread, one within the other: callbacks communicate, too
+thread_local int visits = 0;  // nested visits of this thread: callbacks communicate, too
 
-// The one that ends the process.
+// Whether this thread ends the process.
 bool is_main_thread() {
   thread_local const bool is = syscall(SYS_gettid) == getpid();
   return is;
@@ -99,7 +99,7 @@ void ProgressEngine::configure(ProgressOptions options) {
   if (options_.cores.size() > 1) team_ = new OwnTeam(options_.cores);
 }
 
-// How long it has yielded, where that matters: asking for the time takes as long as a poll.
+// How long the thread has yielded, if that matters; else 0, because reading the clock takes as long as a poll.
 std::chrono::nanoseconds ProgressEngine::yielding(const Idle& idle, const Pace& pace) const {
   if (!pace.shares_cores || idle.yields_since == Clock::time_point{}) return std::chrono::nanoseconds(0);
   return Clock::now() - idle.yields_since;
@@ -148,7 +148,7 @@ void ProgressEngine::watch(c10::intrusive_ptr<CclWork> work) {
   if (!led_) promote_follower();
 }
 
-// Has a background thread take the lead.  With the lock held.
+// Makes a background thread the leader.  The caller holds the lock.
 void ProgressEngine::promote_follower() {
   if (idle_threads_ > 0) {
     wake_.notify_one();
@@ -169,7 +169,7 @@ void ProgressEngine::background() {
   wake_.notify_all();
 }
 
-// Polls what is pending until something completes, then hands the lead on and completes it.
+// Polls the pending operations until some complete, then hands on the lead and completes them.
 void ProgressEngine::lead() {
   std::unique_lock<std::mutex> lock(mutex_);
   ++idle_threads_;
@@ -179,14 +179,14 @@ void ProgressEngine::lead() {
   std::vector<c10::intrusive_ptr<CclWork>> polled, completed;
   Idle idle;
   uint64_t steps = 0;
-  bool counted = true;  // the steps of all in the last round; asking for the time takes a call of the kernel
+  bool counted = true;  // whether all counted their steps in the last round; reading the CPU time takes a system call
   while (completed.empty() && !pending_.empty() && !stopped()) {
     polled.assign(pending_.begin(), pending_.end());
-    lock.unlock();  // others are to add theirs, and check() may run callbacks
+    lock.unlock();  // others may add operations, and check() may run callbacks
     const auto before = Clock::now();
     const bool times = !counted;
     const auto busy = times ? thread_time() : std::chrono::nanoseconds(0);
-    // Two threads that poll would take turns at the same memory and sockets.
+    // If two threads polled them, they would take turns at the same memory and sockets.
     std::set<const void*> driven;
     for (const auto& work : polled) {
       if (work->is_driven()) driven.insert(work->moved_with());
@@ -229,7 +229,7 @@ void ProgressEngine::lead() {
 bool ProgressEngine::shutdown(bool has_failed) {
   Watchdog::instance().linger();
   is_ending_ = true;
-  // A peer may be waiting for what this rank has started, and will not be if it is gone.
+  // A peer may be waiting for operations that this rank has started, and that nobody completes once this rank is gone.
   for (auto until = Clock::now() + kShutdownTimeout;;) {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto is_collective = [](const auto& work) { return !work->is_message(); };
@@ -248,7 +248,7 @@ bool ProgressEngine::shutdown(bool has_failed) {
   stopping_.store(true, std::memory_order_release);
   std::unique_lock<std::mutex> lock(mutex_);
   wake_.notify_all();
-  // A thread inside a user's callback may stay: it makes no progress on operations any more.
+  // A thread inside a user's callback may remain: it no longer makes progress on operations.
   wake_.wait_for(lock, kThreadsTimeout, [&] { return threads_ == 0; });
   return pending_.empty();
 }

@@ -1,10 +1,10 @@
 // Drives the operations of all groups of the process.
 //
-// The caller of a synchronous operation drives it.  An asynchronous operation is driven by its caller for a moment,
-// in which small ones complete, and then by a background thread.  On a rank's only core a thread that polls would
-// steal from the computation, so the background thread sleeps between polls soon after the last one that has moved
-// data: a late peer costs next to nothing.  A caller that waits for one operation moves the data of all of its group;
-// meanwhile the background thread only completes them.
+// A synchronous operation is driven by its caller.  An asynchronous operation is driven by its caller for a moment, in
+// which small operations complete, and then by a background thread.  If the rank has only one core, a polling thread
+// would take time from the computation.  So the background thread begins to sleep between its polls soon after data was
+// last moved, and waiting for a late peer costs next to nothing.  A caller that waits for one operation moves the data
+// of all operations of its group; meanwhile, the background thread only completes them.
 
 #pragma once
 
@@ -22,12 +22,12 @@ namespace cpulaunch {
 class OwnTeam;
 
 struct ProgressOptions {
-  bool has_core = false;   // communication has cores of its own: the background thread's, or those of oneCCL's workers
+  bool has_core = false;   // communication has its own cores: the background thread's, or those of oneCCL's workers
   bool only_core = false;  // the rank has one core, so nothing is computed while its caller drives
-  std::vector<int> cores;  // those of communication alone: one thread on each; empty: a thread that runs anywhere
+  std::vector<int> cores;  // used for communication only, by one thread each; if empty, one thread runs anywhere
 };
 
-// What a thread that polls knows of its polls in vain.
+// A polling thread's record of its polls that found nothing.
 struct Idle {
   void count(bool moved) {
     if (moved) {
@@ -37,11 +37,11 @@ struct Idle {
     }
   }
 
-  unsigned polls = 0;                // since the last one that has moved data
-  Clock::time_point yields_since{};  // when the first of them was that didn't spin
+  unsigned polls = 0;                // since the last poll that moved data
+  Clock::time_point yields_since{};  // when the thread first yielded instead of spinning
 };
 
-// Nothing destroys the engine: its threads may outlive everything but the process.
+// The engine is never destroyed: its threads may outlive everything but the process.
 class ProgressEngine {
  public:
   static ProgressEngine& instance();
@@ -49,7 +49,8 @@ class ProgressEngine {
   void configure(ProgressOptions options);
   const ProgressOptions& options() const { return options_; }
 
-  // `handle` runs the program's signal handlers, where its caller is the thread that does, and throws what they throw.
+  // `handle` runs the program's signal handlers if it is called in the thread that handles signals; it passes on their
+  // exceptions.
   void set_signal_handling(std::function<void()> handle) { handle_signals_ = std::move(handle); }
   void handle_signals() const {
     if (handle_signals_) handle_signals_();
@@ -71,19 +72,20 @@ class ProgressEngine {
     const bool is_watched_, counts_, may_stay_;
   };
 
-  // Brings a started operation on its way: completes it when it is synchronous.
+  // Drives a started operation: a synchronous one until it is complete.
   void run(const c10::intrusive_ptr<CclWork>& work, bool asynchronous);
   // Leaves a started operation to a background thread.
   void watch(c10::intrusive_ptr<CclWork> work);
 
-  // For interpreter exit: waits for the collectives in flight, and up to some seconds for messages and callbacks (for a
-  // message that another thread of the program waits for, not at all), and for all if the program `has_failed`; then
-  // ends the background threads.  From then on no operation makes progress.  True when nothing was in flight any more.
+  // For interpreter exit.  Waits for the collectives in flight, and up to some seconds for messages and callbacks (not
+  // for a message that another thread of the program waits for).  If the program `has_failed`, it waits only some
+  // seconds for collectives, too.  Then it ends the background threads; from then on, no operation makes progress.
+  // Returns true if nothing was in flight any more.
   bool shutdown(bool has_failed);
   bool stopped() const { return stopping_.load(std::memory_order_acquire); }
 
-  // How many threads of its OpenMP team the calling thread has while it moves data, with itself.  One where other ranks
-  // need the cores, and in a background thread, which would start a team of its own.
+  // How many threads of its OpenMP team, including itself, the calling thread uses to move data.  Only one if other
+  // ranks need the cores, or in a background thread, for which OpenMP would start a new team.
   int openmp_threads(const Pace& pace) const;
 
   // Lets time pass between two polls.
@@ -100,18 +102,18 @@ class ProgressEngine {
   void promote_follower();
 
   ProgressOptions options_;
-  OwnTeam* team_ = nullptr;  // where communication has several cores; the thread that leads lends it
+  OwnTeam* team_ = nullptr;  // set if communication has several cores; the leading thread lends it
   std::function<void()> handle_signals_;
 
-  // Leader and followers: one background thread polls.  Before it completes operations, which may run callbacks
-  // that wait for other operations, it hands the lead to another thread.
+  // There are a leader and followers: only the leader polls.  Before it completes operations, which may run callbacks
+  // that wait for other operations, it makes another thread the leader.
   std::mutex mutex_;
   std::condition_variable wake_;
   std::list<c10::intrusive_ptr<CclWork>> pending_;
   bool led_ = false;
   int idle_threads_ = 0;
   int threads_ = 0;
-  std::atomic<int> visitors_{0};  // threads in collectives, but for the one that ends the process
+  std::atomic<int> visitors_{0};  // threads in collectives, except the one that ends the process
   std::atomic<int> completing_threads_{0};
   std::atomic<bool> is_ending_{false};
   std::atomic<bool> stopping_{false};

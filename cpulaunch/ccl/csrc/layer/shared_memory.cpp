@@ -10,8 +10,8 @@ namespace cpulaunch {
 
 namespace {
 
-// The fewest bytes for which shared memory pays off.  Smaller tensors need a descriptor and a mapping, too, and
-// collectives copy them faster than they look them up.
+// Tensors with fewer bytes aren't worth shared memory: they, too, would need a descriptor and a mapping, and
+// collectives copy them faster than they find them there.
 constexpr size_t kLeastShared = 64 << 10;
 
 void free_block(void* memory) { cl_block_free(static_cast<char*>(memory)); }

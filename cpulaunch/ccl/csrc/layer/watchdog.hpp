@@ -2,8 +2,8 @@
 //
 // The watchdog watches a peer on this host through its pidfd, which becomes readable when the process ends, even
 // while it is a zombie.  It learns of failures on other hosts through the group's store, where the rank that detects a
-// failure reports it.  The store ends with rank 0, which may exit once its part is done.  From then on this rank learns
-// nothing more of other hosts.  It treats that as a failure only if an operation can't say which ranks it needs.
+// failure reports it.  The store ends with rank 0, which may exit once its part is done.  From then on, this rank no
+// longer learns about other hosts.  It treats that as a failure only if an operation can't say which ranks it needs.
 //
 // A host that loses all its ranks at once cannot report anything.  So the first rank of each host writes a heartbeat to
 // the store, and the ranks of the host before it read the heartbeat.
