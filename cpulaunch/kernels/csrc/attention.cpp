@@ -1,6 +1,6 @@
-// Attention with dropout and masks, forward and backward.  At a time, a thread holds the scores of one block of queries
-// of one head.  No tensor holds all scores, whereas torch stores several matrices of queries × keys for each head.
-// oneDNN computes the matrix products, through torch.
+// Attention with dropout and masks, forward and backward.  A thread holds the scores of only one block of queries of
+// one head at a time.  No tensor holds all scores, whereas torch stores several matrices of queries × keys for each
+// head.  oneDNN computes the matrix products, through torch.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

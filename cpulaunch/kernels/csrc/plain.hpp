@@ -31,7 +31,7 @@ bool is_dense(const at::Tensor& tensor);
 // because torch can only take its own operations apart.
 bool is_plain(const at::Tensor& tensor);
 
-// Returns the loops for this CPU, or for the lesser one that ATEN_CPU_CAPABILITY names.
+// Returns the loops for this CPU, or for the lesser CPU that ATEN_CPU_CAPABILITY names.
 const Vector& vector();
 
 // Draws a seed, a tensor of one int64, from torch's generator, which torch.manual_seed seeds.

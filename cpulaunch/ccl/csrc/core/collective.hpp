@@ -24,7 +24,7 @@ enum class Kind : uint32_t {
   receive
 };
 
-// What the ranks compare of their calls, for the Kinds that all ranks call, in the order of Kind.
+// What ranks compare about their calls, for the Kinds that all ranks call, in the order of Kind.
 struct KindFacts {
   const char* name;
   bool reduces = false;

@@ -65,10 +65,10 @@ class Network {
   // The ranks from which a message is expected next.  If there are none, the ranks that have not received what this
   // rank sends.
   virtual std::vector<int> awaited() const = 0;
-  // Returns when small messages reach all ranks that a collective may send to, also those that are busy.  Throws
-  // std::runtime_error where one has left.
+  // Returns when small messages can reach all ranks to which a collective may send, even busy ranks.  Throws
+  // std::runtime_error if one of them has left.
   virtual void meet() {}
-  // Returns when the others have got what has been sent to them; this rank expects nothing, and sends nothing more.
+  // Returns when the others have received what was sent to them.  This rank must expect nothing, and send nothing more.
   virtual void leave() {}
   // Stops all messages.  The peers notice that.
   virtual void close() = 0;

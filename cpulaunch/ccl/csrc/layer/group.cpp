@@ -219,8 +219,8 @@ void ProcessGroupCCL::abort() {
 
 c10d::ErrorType ProcessGroupCCL::getError() { return state_->error(); }
 
-// Making the gloo group takes all ranks.  All of them call the sparse and bitwise reductions that need it.  If gloo
-// also carries messages, which only two ranks call, create.py has made the group beforehand.
+// All ranks must make the gloo group together.  The sparse and bitwise reductions that need it are called by all ranks.
+// If gloo also carries messages, which only two ranks call, create.py has made the group beforehand.
 c10d::Backend& ProcessGroupCCL::gloo() {
   std::call_once(gloo_made_, [this] { gloo_fallback_ = make_gloo_(); });
   return *gloo_fallback_;

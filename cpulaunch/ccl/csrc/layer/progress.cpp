@@ -18,11 +18,12 @@ namespace cpulaunch {
 
 namespace {
 
-// How long the caller drives an asynchronous operation, unless communication has a core of its own: handing a small one
-// over to another thread costs more than completing it.  On a rank's only core the time starts anew with each step.
+// How long the caller drives an asynchronous operation, unless communication has its own core: handing a small
+// operation over to another thread costs more than completing it.  If the rank has only one core, the time starts again
+// with each step.
 constexpr auto kInlineDriveTime = std::chrono::microseconds(200);
-// Where transfers don't count their steps: a round of polls that computes for longer than this has moved data (one that
-// has not takes less than 1 us for each work), so the next round will probably move more.
+// For transfers that don't count their steps: if a round of polls computes for longer than this, it has moved data
+// (otherwise it takes less than 1 us per operation), so the next round will probably move more.
 constexpr auto kIdleRoundTime = std::chrono::microseconds(3);
 // The background thread checks timeouts and failed groups once in this many rounds (13 ms while it naps).
 constexpr unsigned kRoundsPerCheck = 64;

@@ -10,8 +10,8 @@ namespace cpulaunch {
 
 namespace {
 
-// Tensors with fewer bytes aren't worth shared memory: they, too, would need a descriptor and a mapping, and
-// collectives copy them faster than they find them there.
+// The fewest bytes for which shared memory pays off.  Smaller tensors, too, would need a descriptor and a mapping, and
+// collectives copy them faster than they look them up.
 constexpr size_t kLeastShared = 64 << 10;
 
 void free_block(void* memory) { cl_block_free(static_cast<char*>(memory)); }

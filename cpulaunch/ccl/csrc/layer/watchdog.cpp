@@ -88,7 +88,7 @@ struct Watchdog::Watched {
   Clock::time_point read{};                   // last read of the next host's heartbeat
   std::string last_value;                     // what was read
   Clock::time_point last_change = Clock::now();
-  std::optional<RemoteProcess> next_process;  // the heartbeat's writer, watched once the heartbeat has been missing for long
+  std::optional<RemoteProcess> next_process;  // the heartbeat's writer, watched after a long silence
   Clock::time_point next_asked{};
   Clock::time_point alerted{};
   Cause callers_suspicion;                // this and the members up to `ended_since`: under the watchdog's lock
