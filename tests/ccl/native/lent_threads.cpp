@@ -6,7 +6,7 @@ namespace cpulaunch {
 
 namespace {
 
-// The first threads have cores, which those of other ranks have, too; the last runs anywhere.
+// Each thread but the last is pinned to a core, which threads of other ranks share; the last one runs anywhere.
 std::vector<int> cores_for(int count) {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);

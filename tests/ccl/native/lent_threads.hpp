@@ -1,4 +1,4 @@
-// Threads that a rank's thread lends to the transport, as the background thread lends those of communication.
+// Threads that a rank's thread lends to the transport, as the background thread lends its communication threads.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace cpulaunch {
 
-// Lent by the thread that makes it, which is the first one of them, for as long as it lives.
+// During its lifetime, lends threads of the thread that makes it, which is the first of them.
 class LentThreads {
  public:
   explicit LentThreads(int count);
@@ -17,7 +17,7 @@ class LentThreads {
   LentThreads(const LentThreads&) = delete;
   LentThreads& operator=(const LentThreads&) = delete;
 
-  // What each of them has moved since it was lent.
+  // What each thread has moved since it was lent.
   std::vector<Moved> moved();
 
  private:

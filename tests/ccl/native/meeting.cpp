@@ -14,7 +14,7 @@
 
 namespace {
 
-// ThreadSanitizer knows memory by its address, so it has to be the same one for all ranks of a host.
+// ThreadSanitizer identifies memory by its address, so all ranks of a host must have the memory at the same address.
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kMapsOnce = true;
 #else
@@ -27,17 +27,17 @@ thread_local cpulaunch::Counts counts;
 
 }  // namespace
 
-// Takes the place of the C library's.
+// Replaces the C library's function.
 extern "C" int socket(int domain, int type, int protocol) noexcept {
   const int descriptor = static_cast<int>(syscall(SYS_socket, domain, type, protocol));
   if (narrow) {
     setsockopt(descriptor, SOL_SOCKET, SO_SNDBUF, &kNarrow, sizeof(kNarrow));
-    setsockopt(descriptor, SOL_SOCKET, SO_RCVBUF, &kNarrow, sizeof(kNarrow));  // a listener's is its connections', too
+    setsockopt(descriptor, SOL_SOCKET, SO_RCVBUF, &kNarrow, sizeof(kNarrow));  // inherited by a listener's connections
   }
   return descriptor;
 }
 
-// A sanitizer's would see which thread learns of what by it.
+// A sanitizer needs its own versions of these functions, by which it sees what threads learn from each other.
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 extern "C" ssize_t sendmsg(int descriptor, const msghdr* message, int flags) {
   ++counts.sends;
@@ -62,7 +62,7 @@ extern "C" int epoll_wait(int descriptor, epoll_event* events, int most, int tim
 }
 
 extern "C" void* __libc_malloc(size_t bytes);
-extern "C" void* malloc(size_t bytes) {  // of operator new, too
+extern "C" void* malloc(size_t bytes) {  // also called by operator new
   ++counts.allocations;
   counts.large_allocations += bytes >= cpulaunch::Counts::kLargeAllocation;
   return __libc_malloc(bytes);
@@ -126,7 +126,7 @@ std::shared_ptr<Hierarchy> Meeting::join(int rank) {
   }
   auto hierarchy = std::make_shared<Hierarchy>(layout, std::move(slots), std::move(network));
   hierarchy->meet();
-  wait_for_all();  // whoever is done calls nothing until all are
+  wait_for_all();  // no rank starts a collective until all have connected
   return hierarchy;
 }
 
@@ -155,7 +155,7 @@ std::shared_ptr<SharedSlots> Meeting::share(const Layout& layout) {
 
 void Meeting::compare(size_t result, uint64_t digest) {
   uint64_t other = 0;
-  // Relaxed, so that the ranks learn nothing of each other's memory that the transport has not told them.
+  // Relaxed, so that the comparison doesn't hide missing synchronization in the transport from a sanitizer.
   if (!digests_[result].compare_exchange_strong(other, digest, std::memory_order_relaxed) && other != digest) {
     throw std::runtime_error("another rank has other bits");
   }

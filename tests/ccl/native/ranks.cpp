@@ -1,10 +1,10 @@
 // Runs collectives of cpulaunch's own transport among ranks that are threads of this process, and checks every result.
-// Without torch, so that it can be compiled with sanitizers and for other processors.
+// It doesn't use torch, so it can be compiled with sanitizers and for other processors.
 //
 //     ranks LAYOUT ROUNDS SEED [WHAT]        LAYOUT: the number of ranks on each host, such as 3,1
 //
-// WHAT is one of kPrograms; with " over libfabric" behind it, that connects the hosts.  Exits with 1 where something is
-// wrong, and says what.
+// WHAT is one of kPrograms; with " over libfabric" appended, libfabric connects the hosts.  If something is wrong,
+// prints what, and exits with 1.
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -33,8 +33,8 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr auto kLimit = 30s;         // for one operation
-constexpr auto kShortLimit = 300ms;  // for one that need not come to its end
-constexpr int kMostAtOnce = 4;       // operations
+constexpr auto kShortLimit = 300ms;  // for an operation that need not complete
+constexpr int kMostAtOnce = 4;       // operations at the same time
 
 struct Arguments {
   std::vector<int> host_of;
@@ -42,7 +42,7 @@ struct Arguments {
   uint64_t seed;
 };
 
-// Calls `act` for each rank in a thread of its own, and throws std::runtime_error that says what it has thrown.
+// Calls `act` for each rank in its own thread.  Throws std::runtime_error with the texts of all exceptions.
 void run_ranks(int ranks, const std::function<void(int)>& act) {
   std::mutex mutex;
   std::string errors;
@@ -63,7 +63,7 @@ void run_ranks(int ranks, const std::function<void(int)>& act) {
 
 // --- random collectives
 
-// Waits for all, in any order.  Now and then another thread waits, too.
+// Waits for all operations, in any order.  Sometimes another thread also waits for one of them.
 void wait_for_all(const std::vector<Running>& running, std::mt19937_64& own) {
   std::future<void> other;
   if (own() % 4 == 0) {
@@ -78,7 +78,7 @@ void wait_for_all(const std::vector<Running>& running, std::mt19937_64& own) {
   if (other.valid()) other.get();
 }
 
-// The ranks draw the same calls from `shared`, and do them each in its own way.
+// The ranks draw the same calls from `shared`, but each runs them in its own way.
 void run_rounds(Meeting& meeting, int rank, int rounds, std::mt19937_64 shared) {
   Rank ranks(meeting, rank);
   std::mt19937_64 own(shared() + rank);
@@ -98,7 +98,7 @@ void run_mix(const Arguments& given) {
   run_ranks(meeting.size(), [&](int rank) { run_rounds(meeting, rank, given.rounds, std::mt19937_64(given.seed)); });
 }
 
-// The ranks of the fullest host take turns on its sockets, of which each has four.
+// The ranks are placed on the sockets in turn.  On the fullest host, each socket has four ranks.
 void run_sockets(const Arguments& given) {
   Meeting meeting(given.host_of, given.rounds * kMostAtOnce);
   const int sockets = Layout(given.host_of, 0).lanes / 4;
@@ -111,7 +111,7 @@ void run_sockets(const Arguments& given) {
 
 constexpr int kThreads = 4;
 
-// Each waits with its threads.  Where another thread waits, too, that one has none.
+// Each rank waits with its lent threads.  If a second thread of it also waits, that thread has none.
 void run_teams(const Arguments& given) {
   Meeting meeting(given.host_of, given.rounds * kMostAtOnce);
   meeting.threads = kThreads;
@@ -121,7 +121,7 @@ void run_teams(const Arguments& given) {
   });
 }
 
-// What each of a rank's threads has moved in an operation of this kind.
+// Returns what each thread of a rank has moved in an operation of this kind.
 std::vector<Moved> moved_in(const Arguments& given, Call::Kind kind, int rank_to_look_at, int threads) {
   Meeting meeting(given.host_of, 1);
   meeting.threads = kThreads;
@@ -151,7 +151,7 @@ void expect_even(const std::string& what, const std::vector<Moved>& moved, uint6
   }
 }
 
-// Each of a rank's threads does as much, and together they do no more than one does alone.
+// All threads of a rank move equally much, and together no more than one thread alone.
 void run_even_parts(const Arguments& given) {
   for (const auto kind : kKinds) {
     for (int rank = 0; rank < 2; ++rank) {
@@ -165,7 +165,7 @@ void run_even_parts(const Arguments& given) {
   }
 }
 
-// Of each kind, one that is larger than the caches.
+// Runs one operation of each kind on data that is larger than the caches.
 void run_large(const Arguments& given) {
   Meeting meeting(given.host_of, std::size(kKinds));
   run_ranks(meeting.size(), [&](int rank) {
@@ -185,7 +185,7 @@ void run_narrow(const Arguments& given) {
   run_mix(given);
 }
 
-// Each rank is in two groups, and uses both at the same time.  In the second one, ranks and hosts have the opposite
+// Each rank is in two groups, and uses both at the same time.  In the second group, ranks and hosts have the reverse
 // order.
 void run_two_groups(const Arguments& given) {
   const std::vector<int> opposite(given.host_of.rbegin(), given.host_of.rend());
@@ -202,7 +202,7 @@ void run_two_groups(const Arguments& given) {
 
 // --- many hosts
 
-// What the ranks of these hosts, of which each has one, send in a small collective: they are connected already.
+// Returns how often the ranks, one on each host, send in a small collective.  They are already connected.
 uint64_t calls_in(const Arguments& given, Call::Kind kind) {
   Meeting meeting(given.host_of, 2);
   std::atomic<uint64_t> calls{0};
@@ -235,7 +235,7 @@ void run_few_messages(const Arguments& given) {
   }
 }
 
-// What each rank sends of an operation on this many bytes, once all are connected.
+// Returns the bytes that each rank sends in an operation on this many bytes, once all are connected.
 std::vector<uint64_t> bytes_of(const Arguments& given, Call::Kind kind, size_t bytes) {
   Meeting meeting(given.host_of, 2);
   std::vector<uint64_t> all(meeting.size());
@@ -254,13 +254,14 @@ std::vector<uint64_t> bytes_of(const Arguments& given, Call::Kind kind, size_t b
   return all;
 }
 
-// Times the tensor, with 2 % for headers.
+// Both numbers are multiples of the tensor's size; headers may add 2 %.
 void expect_sent(const std::string& what, double sent, double most) {
   std::printf("%s sends %.3f times the tensor\n", what.c_str(), sent);
   if (sent > 1.02 * most) throw std::runtime_error(what + " sends more than " + std::to_string(most));
 }
 
-// All hosts together send the root of a reduce each share once.  The host of a broadcast's root sends each byte once.
+// In a reduce, all hosts together send each share to the root once.  In a broadcast, the root's host sends each byte
+// once.
 void run_few_bytes(const Arguments& given) {
   constexpr size_t kBytes = 4 << 20;
   const auto times = [](uint64_t bytes) { return static_cast<double>(bytes) / kBytes; };
@@ -299,7 +300,7 @@ void run_vain_polls(const Arguments& given) {
     running->wait(kLimit);
     running->check();
   });
-  // What others have sent late for the call before may still arrive, once on each connection.
+  // Late data of the previous call may still arrive, once on each connection.
   const auto most = uint64_t(2 * (meeting.size() - 1));
   if (calls > most) throw std::runtime_error(std::to_string(calls) + " calls of the kernel");
 }
@@ -318,8 +319,8 @@ size_t shared_mappings() {
   return count;
 }
 
-// Every third group ends with an operation that the last rank doesn't take part in, so that the others give up.  They
-// do when all have completed the one before, as a rank that gives up takes back all that it has said.
+// Every third group ends with an operation in which the last rank doesn't take part, so that the others give up.  They
+// do that only after all have completed the previous operation, because a rank that gives up resets its counters.
 void use_once(Meeting& meeting, int rank, uint64_t number, std::mt19937_64 shared) {
   Rank ranks(meeting, rank);
   const auto running = ranks.start(Call::any(shared, meeting.size()));
@@ -344,9 +345,9 @@ void run_many_groups(const Arguments& given) {
   if (open_descriptors() != descriptors) throw std::runtime_error("descriptors are left");
 }
 
-// --- what must be found
+// --- mistakes that must be detected
 
-// Once each kind of operation with whole numbers, of which the last rank has a wrong one.
+// Runs each kind of operation once, with whole numbers, one of which is wrong on the last rank.
 void run_wrong_numbers(const Arguments& given) {
   Meeting meeting(given.host_of, std::size(kKinds));
   const int last = meeting.size() - 1;
@@ -389,7 +390,7 @@ void run_other_movement(const Arguments& given) {
 
 void run_other_size(const Arguments& given) { run_unlike(given, sum_of(1000), sum_of(1001)); }
 
-// One rank has nothing for a sum, and for what the ranks copy.
+// One rank has no data: in a sum, and in operations that copy.
 template <Call::Kind kind>
 void run_nothing(const Arguments& given) {
   Call some = sum_of(1000, kind);
@@ -409,7 +410,7 @@ void run_other_part(const Arguments& given) {
   run_unlike(given, sum_of(1000, Call::Kind::all_to_all), sum_of(1001, Call::Kind::all_to_all));
 }
 
-// Each rank takes itself for the root, so that none waits for the others before the next operation.
+// Each rank considers itself the root, so none waits for the others before the next operation.
 void run_other_root(const Arguments& given) {
   Meeting meeting(given.host_of, 1);
   run_ranks(meeting.size(), [&](int rank) {
@@ -421,7 +422,7 @@ void run_other_root(const Arguments& given) {
   });
 }
 
-// Each rank takes itself for the root of a reduce, and waits for the others.
+// Each rank considers itself the root of a reduce, and waits for the others.
 template <size_t numbers>
 void run_two_roots(const Arguments& given) {
   Meeting meeting(given.host_of, 0);
@@ -433,7 +434,7 @@ void run_two_roots(const Arguments& given) {
   });
 }
 
-// The root has ended when the other rank calls something else, and can't be reached any more.
+// When the other rank calls something else, the root has already ended and can't be reached any more.
 void run_ended_root(const Arguments& given) {
   Meeting meeting(given.host_of, 1);
   Call call = sum_of(1000, Call::Kind::broadcast);
@@ -452,7 +453,7 @@ void run_ended_root(const Arguments& given) {
   });
 }
 
-// The last rank calls nothing, so that the others wait for it: also the one that only sends.
+// The last rank calls nothing, so the others wait for it, even the one that only sends.
 void run_absent(const Arguments& given) {
   narrow_connections();
   Meeting meeting(given.host_of, 1);
@@ -471,36 +472,37 @@ void run_absent(const Arguments& given) {
   });
 }
 
-// From now on no more than `more` can be opened.
+// From now on, at most `more` descriptors can be opened.
 void leave_descriptors(int more) {
   int lowest;
-  do lowest = dup(STDERR_FILENO);  // without an end: each takes the lowest number that is free
+  do lowest = dup(STDERR_FILENO);  // never closed: each takes the lowest free number
   while (lowest < 400);
   const auto most = static_cast<rlim_t>(lowest + 1 + more);
   const rlimit limit{most, most};
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// Two ranks of two hosts, which connect to each other.
+// Two ranks on two hosts, which connect to each other.
 void run_with_descriptors(const Arguments& given, int left) {
   Meeting meeting(given.host_of, 1);
   meeting.before_connecting = [&](auto&) { leave_descriptors(left); };
   run_ranks(meeting.size(), [&](int rank) {
     Rank ranks(meeting, rank);
     Call call = sum_of(1000);
-    call.source.seed = 0;  // no rank has its tensor in shared memory, which would take a descriptor
+    call.source.seed = 0;  // keeps all tensors out of shared memory, which would take a descriptor
     ranks.start(call).wait(kLimit);
   });
 }
 
-// Both ends of two connections, and the one that accept4() has for a moment where nobody has connected yet: of two
-// ranks, one may be about to accept a connection then.
+// Enough for both ends of two connections, and for the descriptor that accept4() holds for a moment even if nobody has
+// connected yet: one of the two ranks may be in accept4() then.
 void run_enough_descriptors(const Arguments& given) { run_with_descriptors(given, 5); }
 
-// None for the other ends of the connections.
+// Too few for the other ends of the connections.
 void run_few_descriptors(const Arguments& given) { run_with_descriptors(given, 2); }
 
-// Each of many ranks' tensors takes one piece for each host, however little of a slot a rank has.  Nothing runs.
+// With many ranks, each tensor takes one piece for each host, however small each rank's part of a slot is.  Nothing
+// runs.
 void run_pieces(const Arguments& given) {
   const Layout layout(given.host_of, 0);
   Hierarchy own(layout, nullptr, nullptr);
@@ -516,7 +518,7 @@ void run_pieces(const Arguments& given) {
   }
 }
 
-// --- connections that are not the peers'
+// --- connections that don't come from the peers
 
 void run_with_strangers(const Arguments& given) {
   Meeting meeting(given.host_of, given.rounds * kMostAtOnce);
@@ -525,10 +527,10 @@ void run_with_strangers(const Arguments& given) {
   run_ranks(meeting.size(), [&](int rank) { run_rounds(meeting, rank, given.rounds, std::mt19937_64(given.seed)); });
 }
 
-// What becomes of an operation, whose messages have been changed, is left open but for one thing: the process survives.
+// After messages have been changed, an operation may end in any way, but the process must survive.
 void run_garbled(const Arguments& given) {
   for (int round = 0; round < given.rounds; ++round) {
-    std::optional<Garbler> garbler;  // ends after the group
+    std::optional<Garbler> garbler;  // destroyed after the group
     Meeting meeting(given.host_of, 1);
     meeting.before_connecting = [&](auto& addresses) { garbler.emplace(addresses, given.seed + round); };
     const auto call = [&](int rank) {
@@ -548,7 +550,7 @@ void run_garbled(const Arguments& given) {
 
 void run_rounding(const Arguments& given) { check_rounding(given.seed, given.rounds); }
 
-// Of no ranks but its own.
+// Runs a check that makes its own ranks.
 template <void check()>
 void run_check(const Arguments&) {
   check();
@@ -623,7 +625,7 @@ std::vector<int> hosts_of(const std::string& layout) {
   return host_of;
 }
 
-// Each connection takes two, as both of its ends are in this process.
+// Each connection takes two descriptors, because both of its ends are in this process.
 void allow_many_descriptors() {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
@@ -650,6 +652,6 @@ int main(int count, char** arguments) {
     return 1;
   }
   std::printf("ok\n");
-  std::fflush(stdout);  // before a sanitizer looks for leaks
+  std::fflush(stdout);  // must come before a sanitizer looks for leaks
   return 0;
 }

@@ -84,7 +84,7 @@ void Hierarchy::leave_network() {
   if (network_ && !aborted_) network_->leave();
 }
 
-// Doesn't wait for a group that is at work: it holds the lock.
+// Doesn't wait for the lock: if it is held, the group is at work.
 size_t Hierarchy::give_back(IdleMemory::Time now) {
   std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock || !holds_memory_ || now - last_start_ < IdleMemory::kAfter || !is_idle()) return 0;

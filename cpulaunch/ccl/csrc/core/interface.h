@@ -4,9 +4,9 @@
  *     _group.so                torch's process group; compiled for one series of torch
  *     libcpulaunch_oneccl.so   oneCCL as a transport; optional
  *
- * The libraries may be built with different compilers and C++ libraries.  So they use only those parts of each other that
- * are declared here, and no exception crosses the interface.  The caller must free() the texts that a function returns or
- * leaves in a cl_error.
+ * The libraries may be built with different compilers and C++ libraries.  So they use only those parts of each other
+ * that are declared here, and no exception crosses the interface.  The caller must free() the texts that a function
+ * returns or leaves in a cl_error.
  */
 #ifndef CPULAUNCH_CCL_INTERFACE_H
 #define CPULAUNCH_CCL_INTERFACE_H
