@@ -1,5 +1,5 @@
-/* Two ranks in one thread add their numbers through the C interface alone.  This program is in C, and may be compiled by
- * another compiler than the library.  Prints "ok". */
+/* Two ranks in one thread add their numbers through the C interface alone.  This program is in C, and may be compiled
+ * by another compiler than the library.  Prints "ok". */
 
 #include <stdio.h>
 #include <stdlib.h>
