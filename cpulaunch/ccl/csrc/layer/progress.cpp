@@ -230,7 +230,7 @@ void ProgressEngine::lead() {
 bool ProgressEngine::shutdown(bool has_failed) {
   Watchdog::instance().linger();
   is_ending_ = true;
-  // A peer may be waiting for operations that this rank has started, and that nobody completes once this rank is gone.
+  // Give operations time to complete, because peers may be waiting for what this rank has started.
   for (auto until = Clock::now() + kShutdownTimeout;;) {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto is_collective = [](const auto& work) { return !work->is_message(); };
