@@ -106,7 +106,7 @@ struct Right {
     stride = is_float ? width : panel_of(width);
     fit(memory, width * depth);
     if (rows < width) memset(static_cast<void*>(memory.data()), 0, memory.size() * sizeof(T));
-    const int64_t units = depth * int64_t(sizeof(T)) / 4;  // of 32 bits, so that pairs of bf16 stay together
+    const int64_t units = depth * int64_t(sizeof(T)) / 4;  // units of 32 bits, which keep pairs of bf16 together
     auto* to = reinterpret_cast<uint32_t*>(memory.data());
     for (int64_t panel = 0; panel < rows; panel += stride)
       vector().transpose32(from.row(panel), std::min(stride, rows - panel), from.stride * sizeof(T), units,

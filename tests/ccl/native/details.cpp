@@ -208,7 +208,7 @@ void check_subnormal_sums() {
   });
 }
 
-// A message whose size is larger than any memory, although it claims to be a small message.
+// A message whose announced size is larger than any memory, although it claims to be small.
 void check_endless_message() {
   const Layout layout({0, 0}, 0);
   const SharedSlots::Shape shape(layout);

@@ -111,7 +111,7 @@ void run_sockets(const Arguments& given) {
 
 constexpr int kThreads = 4;
 
-// Each rank waits with its lent threads.  If a second thread of it also waits, that thread has none.
+// Each rank waits with its lent threads.  If a second thread of the rank also waits, it has no lent threads.
 void run_teams(const Arguments& given) {
   Meeting meeting(given.host_of, given.rounds * kMostAtOnce);
   meeting.threads = kThreads;
@@ -151,7 +151,7 @@ void expect_even(const std::string& what, const std::vector<Moved>& moved, uint6
   }
 }
 
-// All threads of a rank move equally much, and together no more than one thread alone.
+// All threads of a rank move about the same amount, and together no more than one thread alone.
 void run_even_parts(const Arguments& given) {
   for (const auto kind : kKinds) {
     for (int rank = 0; rank < 2; ++rank) {

@@ -43,7 +43,7 @@ constexpr KindFacts kKindFacts[] = {
     {"barrier"},
 };
 
-// Memory whose content goes to a rank, or comes from it.  Null if no message is sent at all.
+// Memory for the data that goes to a rank or comes from it.  Null if no message is sent at all.
 struct Part {
   char* data;
   size_t bytes;

@@ -1,4 +1,4 @@
-// A rank's endpoint in libfabric, and the functions of it that the network needs.
+// A rank's endpoint in libfabric, with the functions that the network needs.
 
 #pragma once
 

@@ -190,7 +190,7 @@ class AllGather final : public Operation {
     hierarchy_.batch().run();
   }
 
-  // A rank whose outputs the others read waits for them here, because the outputs may change afterwards.
+  // If the others read this rank's outputs in place, it waits for them here, because the outputs may change afterwards.
   bool collects(Piece) const override { return static_cast<bool>(tensor); }
 
   bool is_drained() override { return sending_ == 0; }

@@ -117,7 +117,7 @@ class ReduceScatter final : public Operation {
     });
   }
 
-  // A rank whose inputs the others read waits for them here, because the inputs may change afterwards.
+  // If the others read this rank's inputs in place, it waits for them here, because the inputs may change afterwards.
   bool collects(Piece) const override { return static_cast<bool>(tensor); }
 
   bool exchange(Piece piece) override {

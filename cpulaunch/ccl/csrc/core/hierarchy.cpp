@@ -74,7 +74,7 @@ void Hierarchy::meet() {
 }
 
 void Hierarchy::leave() {
-  // Release: a rank that sees that this one has left also sees all that it has taken.
+  // Release: a rank that sees that this rank has left also sees all that this rank has taken.
   if (slots_) slots_->counters(layout.local).has_left.store(true, std::memory_order_release);
   leave_network();
 }
@@ -141,7 +141,8 @@ bool Hierarchy::advance(Operation& operation) {
   batch_.clear();  // an error may have left something
   const auto done = [&] { return operation.collected_ && operation.is_drained(); };
   try {
-    // Many small pieces at a time, but only one large one, so that a waiting caller can look at the clock.
+    // Move many small pieces at a time, but only one large piece, because a waiting caller looks at the clock in
+    // between.
     for (size_t moved = 0; !done() && !aborted_ && !mismatch_ && moved < shape.slot_size;) {
       size_t bytes = step();
       if (bytes == 0 && network_) bytes = network_->progress();

@@ -16,8 +16,8 @@
 // range because it is small, they do that for a reduce, too: it takes no more rounds, and each host can compare its
 // call with those of the others.
 //
-// All receives are posted at the start, so that no message holds up those behind it.  Shares that come back are
-// received in place: a host sends one back only after it has received this host's contribution to it.
+// All receives are posted at the start, so that no message delays those behind it.  Shares that come back are received
+// in place: a host sends one back only after it has received this host's contribution to it.
 //
 // With Wire::bfloat16, the hosts exchange a copy of the range that has half its size.  Each host's sum is rounded to
 // bfloat16, even when the host itself adds it.  The rounded sums are added in float32, and the result is rounded again
@@ -43,7 +43,7 @@ class HostExchange {
   bool progress();
 
  private:
-  // One dimension: this host's row, whose hosts reduce a range.
+  // One dimension: this host's row, and the range that the hosts of the row reduce.
   struct Dimension {
     int hosts, guests;  // in the row; after the first dimension, a guest's row is empty
     int own;            // this host's place in the row; the guests have the last places
@@ -106,7 +106,7 @@ class HostExchange {
   int lane_;
   Reduce* reduce_;
   char* data_ = nullptr;  // the numbers that are exchanged
-  char* wide_ = nullptr;  // their float32 originals, if they are rounded; else null
+  char* wide_ = nullptr;  // the float32 originals if `data_` is rounded; else null
   size_t bytes_ = 0;
   int root_host_ = -1;    // the only host that needs the result; -1: all do
   bool whole_ = false;    // the hosts exchange the whole range instead of shares

@@ -1,4 +1,4 @@
-// Finds out whether other processes are alive.  The kernels of their hosts answer, so that a stopped process counts as
+// Finds out whether other processes are alive.  The kernels of their hosts answer, so a stopped process counts as
 // alive.
 
 #pragma once

@@ -112,7 +112,7 @@ char* SharedSlots::slot(int local, uint64_t piece) const {
 }
 
 size_t SharedSlots::give_back(int local) const {
-  const size_t page = getpagesize();  // whole pages only: other ranks may share those at the ends
+  const size_t page = getpagesize();  // only whole pages: other ranks may use the rest of the pages at both ends
   const size_t slots = slot(local, 0) - memory_;
   const size_t begin = round_up(slots, page), end = (slots + shape_.slots * shape_.slot_size) / page * page;
   return begin < end && madvise(memory_ + begin, end - begin, MADV_REMOVE) == 0 ? end - begin : 0;

@@ -18,8 +18,8 @@ struct Invalid;  // in buffers.hpp
 
 class ProcessGroupCCL final : public c10d::Backend {
  public:
-  // Makes a gloo group of the same ranks.  It carries sparse reductions, and also messages and bitwise reductions if
-  // oneCCL carries the collectives.
+  // Makes a gloo group of the same ranks.  That group carries sparse reductions and, if oneCCL carries the collectives,
+  // also messages and bitwise reductions.
   using MakeGloo = std::function<c10::intrusive_ptr<c10d::Backend>()>;
 
   // Makes the transport.  This may wait for the other ranks.
@@ -43,7 +43,7 @@ class ProcessGroupCCL final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}  // all ranks count from 0
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   void abort() override;
-  // Closes the group, also if check_calls() throws DistBackendError, which is passed on.
+  // Closes the group even if check_calls() throws DistBackendError, which is passed on.
   void shutdown() override;
   c10d::ErrorType getError() override;
 
@@ -58,9 +58,9 @@ class ProcessGroupCCL final : public c10d::Backend {
   // Whether the ranks of a host reduce tensors in shared memory (shared_blocks.hpp) without copying them.
   bool shares_memory() const;
   // Moves a tensor's storage, and so all tensors that use it, to memory that the other ranks of this host may map.
-  // Returns false and moves nothing if there is no such memory.
+  // Returns false and moves nothing if that memory isn't available.
   static bool share_memory(const at::Tensor& tensor);
-  // Allocates a tensor in such memory, for FSDP2.
+  // Allocates a tensor in that memory, for FSDP2.
   bool supportsTensorAlloc(c10::DeviceIndex) override { return shares_memory(); }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
@@ -136,7 +136,7 @@ class ProcessGroupCCL final : public c10d::Backend {
 
   c10d::Backend& gloo();
   Ptr<Work> receive(const char* name, Tensors& tensors, int from, int tag);
-  // Whether the transport lacks this reduction, so that gloo carries it.
+  // Whether the transport lacks this reduction; gloo carries it then.
   bool lacks(const c10d::ReduceOp& op) const;
   Ptr<Work> allreduce_each(c10d::OpType type, const char* name, Tensors& tensors,
                            const c10d::AllreduceOptions& opts, Wire wire = Wire::exact);

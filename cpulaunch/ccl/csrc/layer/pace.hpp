@@ -38,7 +38,7 @@ enum class Rest {
   long_nap,   // gives the core up for longer: the peer is computing, and this rank should be able to compute, too
 };
 
-// A poller spins at first, because its peer's next piece comes soon.  Then it yields, and in the end it naps.
+// A poller spins at first, because its peer's next piece comes soon.  Then it yields, and finally it naps.
 //
 //                            spins         yields         then
 //   a core of its own        1,000 polls   19,000 polls   naps: some ms have passed

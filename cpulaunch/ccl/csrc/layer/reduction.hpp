@@ -86,7 +86,7 @@ inline Collective reduction(Kind kind, const at::Tensor& model, const c10d::Redu
   return collective;
 }
 
-// Returns the input of a reduction that is not in place: `data`, or for a PREMUL_SUM a scaled copy of it.
+// Returns the input of a reduction that is not in place: `data`, or a scaled copy of it for a PREMUL_SUM.
 inline at::Tensor to_reduce(CclWork& work, const c10d::ReduceOp& op, at::Tensor data) {
   if (op != c10d::ReduceOp::PREMUL_SUM) return data;
   data = data.clone();

@@ -410,7 +410,7 @@ void Watchdog::run() {
         continue;
       }
     }
-    // Not under the lock: a store whose host is gone may block for long.
+    // Don't hold the lock here: a store may block for long if its host is gone.
     for (const auto& watched : writing) {
       watched->write_heartbeat(pulses_[watched->heartbeat.own_key]);
     }

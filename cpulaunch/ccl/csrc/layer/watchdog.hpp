@@ -38,7 +38,7 @@ struct Peer {
 };
 
 // The heartbeat's keys in the store of a group of several hosts.  A key is empty if this rank does not write or read
-// that heartbeat.  A process uses the same key in all its groups, so that short-lived groups leave nothing behind.
+// that heartbeat.  A process uses the same key in all its groups, so short-lived groups leave nothing behind.
 struct Heartbeat {
   std::string own_key;
   std::string own_ip;     // the address at which other hosts reach this one; "" if there is none

@@ -112,7 +112,7 @@ class CclWork final : public c10d::Work {
   void set_outputs(std::vector<at::Tensor> outputs) { outputs_ = std::move(outputs); }
   // Notes the root (or -1) and the name of the reduction (or "") in the ledger.
   void says(int root, const char* reduction = "") { entry_.says(root, reduction); }
-  // Returns where the transfer of a message stores the rank that sent it.
+  // Returns where a message's transfer is to store the sender's rank.
   int32_t* source(int32_t from) { return &source_.emplace(from); }
   void started(std::unique_ptr<Transfer> transfer) {
     transfer_ = std::move(transfer);

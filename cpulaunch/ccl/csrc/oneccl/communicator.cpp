@@ -27,7 +27,7 @@ namespace {
 constexpr auto kMinBackoff = std::chrono::microseconds(50);
 constexpr auto kMaxBackoff = std::chrono::microseconds(2000);
 
-// oneCCL finds its peers through torch's store, so that a group needs no address of its own.
+// oneCCL finds its peers through torch's store, so a group needs no address of its own.
 //
 // oneCCL's barriers query the same keys again and again, without a pause.  If ranks share cores, that keeps the store's
 // only thread, in rank 0, from answering ranks that have yet to arrive: eight ranks on two cores took minutes, or did
