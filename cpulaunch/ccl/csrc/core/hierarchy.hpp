@@ -138,8 +138,8 @@ class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private 
   void meet();
   // Returns when the ranks of other hosts have received what this one has sent.
   void leave_network();
-  // Does that, and marks this rank as gone: from now on, other local ranks wait in vain in operations that this rank
-  // hasn't completed.
+  // Marks this rank as gone, and calls leave_network().  From now on, other local ranks wait in vain in operations that
+  // this rank hasn't completed.
   void leave();
   // Gives back the memory of the slots, and of staged pieces.
   size_t give_back(IdleMemory::Time now) override;
