@@ -10,8 +10,9 @@ namespace {
 constexpr size_t kMaxWholeSum = 64 << 10;
 // The same with several hosts.  It is smaller, because each rank then sends the whole sum to other hosts.
 constexpr size_t kMaxWholeSumOfHosts = 8 << 10;
-// The least bytes of a lane's part of a piece, except in the last piece.  Within a host, kLeastLanePart is for each of
-// a rank's threads.  Between hosts, a part has at least kLeastLanePart, and kLeastShare for each host of a row.
+// The fewest bytes of a lane's part of a piece, except in the last piece.  Within a host, a part has at least
+// kLeastLanePart for each thread of a rank.  Between hosts, it has at least kLeastLanePart, and at least kLeastShare
+// for each host of a row.
 constexpr size_t kLeastLanePart = 64 << 10, kLeastShare = 16 << 10;
 constexpr size_t kSumPieces = 16;
 
@@ -156,7 +157,7 @@ class AllReduce final : public Operation {
     batch_.copy(to + at, from + at, range.end - at);
   }
 
-  // Where the other local ranks read a rank's part of a piece, and write their sums: in its tensor, or in its slot.
+  // The memory in which the other local ranks read a rank's part of a piece and write their sums: its tensor or slot.
   char* memory_of(int local, Piece piece, Range range) const {
     if (local == layout_.local) return data_ + range.begin;
     char* tensor = is_whole(range) ? nullptr : hierarchy_.tensor(local, piece, bytes_);

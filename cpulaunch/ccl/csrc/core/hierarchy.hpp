@@ -24,8 +24,8 @@
 //
 // Why no rank reads or writes a slot that is being overwritten.  With s slots, rank r overwrites slot n % s when it
 // puts piece n + s.  Before that
-//   1. it has collected piece n itself, so it no longer reads that slot (threads of one rank take turns under mutex_),
-//      and
+//   1. it has collected piece n itself, so it no longer reads that slot (the threads of a rank take turns under
+//      mutex_), and
 //   2. it has seen taken[q] > n of every other local rank q.  Rank q reads rank r's slot and its signature, and writes
 //      to it, only while it takes and exchanges piece n.  It raises taken[q] after that.
 // No other rank touches the slot in the meantime: the ranks use other slots for the pieces in between.  They access
@@ -138,8 +138,8 @@ class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private 
   void meet();
   // Returns when the ranks of other hosts have received what this one has sent.
   void leave_network();
-  // Marks this rank as gone, and calls leave_network().  From now on, other local ranks wait in vain in operations that
-  // this rank hasn't completed.
+  // Announces that this rank has left, and calls leave_network().  From now on, other local ranks wait in vain in
+  // operations that this rank hasn't completed.
   void leave();
   // Gives back the memory of the slots, and of staged pieces.
   size_t give_back(IdleMemory::Time now) override;
