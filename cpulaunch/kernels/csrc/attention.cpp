@@ -1,6 +1,6 @@
-// Attention with dropout and masks, forward and backward.  At a time, a thread holds the scores of one block of queries
-// of one head.  No tensor holds all scores, whereas torch stores several matrices of queries × keys for each head.
-// oneDNN computes the matrix products, through torch.
+// Attention with dropout and masks, forward and backward.  A thread holds the scores of only one block of queries of
+// one head at a time.  No tensor holds all scores, whereas torch stores several matrices of queries × keys for each
+// head.  oneDNN computes the matrix products, through torch.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -103,7 +103,7 @@ struct Right {
     stride = is_float ? width : panel_of(width);
     fit(memory, width * depth);
     if (rows < width) memset(static_cast<void*>(memory.data()), 0, memory.size() * sizeof(T));
-    const int64_t units = depth * int64_t(sizeof(T)) / 4;  // of 32 bits, so that pairs of bf16 stay together
+    const int64_t units = depth * int64_t(sizeof(T)) / 4;  // units of 32 bits, which keep pairs of bf16 together
     auto* to = reinterpret_cast<uint32_t*>(memory.data());
     for (int64_t panel = 0; panel < rows; panel += stride)
       vector().transpose32(from.row(panel), std::min(stride, rows - panel), from.stride * sizeof(T), units,

@@ -54,7 +54,7 @@ Tensor dropout_meta(const Tensor& input, const Tensor& seed, double p) {
   return at::empty_like(input, input.options(), at::MemoryFormat::Contiguous);
 }
 
-// Dropout is linear in its input, so that its derivatives of every order are the same operation.
+// Dropout is linear in its input, so its derivatives of every order are the same operation.
 struct Dropout : Function<Dropout> {
   static Tensor forward(AutogradContext* context, const Tensor& input, const Tensor& seed, double p) {
     context->save_for_backward({seed});

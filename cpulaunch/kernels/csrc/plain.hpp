@@ -35,7 +35,7 @@ bool is_dense(const at::Tensor& tensor);
 // because torch can only take its own operations apart.
 bool is_plain(const at::Tensor& tensor);
 
-// Returns the loops for this CPU, or for the lesser one that ATEN_CPU_CAPABILITY names.
+// Returns the loops for this CPU, or for the lesser CPU that ATEN_CPU_CAPABILITY names.
 const Vector& vector();
 
 // The bits of bf16 numbers, as the loops take them.

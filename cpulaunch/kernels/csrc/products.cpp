@@ -16,7 +16,7 @@ namespace {
 using at::Tensor;
 constexpr int64_t least_rows = 64;       // rows and columns of the left side
 constexpr int64_t least_columns = 256;  // of the right side, which is how often each element of the left is used
-constexpr int64_t together = 128;       // rows of the copy with dense rows that are written at a time
+constexpr int64_t together = 128;       // rows of the copy that are written at a time
 
 bool is_slow(const Tensor& left, const Tensor& right) {
   if (left.dim() != 2 || right.dim() != 2 || left.scalar_type() != at::kBFloat16) return false;

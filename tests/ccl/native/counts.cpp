@@ -27,7 +27,7 @@ size_t open_descriptors() {
 
 bool moves(Kind kind) { return kind != Kind::all_reduce && kind != Kind::barrier; }
 
-// The collective of a rank, and its memory.
+// A rank's collective, and its memory.
 class Ready {
  public:
   Ready(const Workload& workload, int ranks)
@@ -66,13 +66,13 @@ void raise_to(Counts& most, const Counts& other) {
   }
 }
 
-// What takes the same in each run: of one call, by the busiest rank, with one rank on each host.
+// What one call takes in every run, with one rank on each host: the values of the busiest rank.
 struct Steps {
   uint64_t rounds = 0, messages = 0, bytes = 0;
   size_t peers = 0;
 };
 
-// Goes on until the rank needs something from another one.  True when it is done.
+// Tests the transfer until the rank needs something from another one.  Returns true when the transfer is done.
 bool settle(Transfer& transfer) {
   for (auto before = transfer.steps();; before = transfer.steps()) {
     if (transfer.test()) return true;
@@ -110,14 +110,14 @@ Steps steps_of(const Workload& workload, int hosts) {
 }
 
 struct Counted {
-  Counts counts;           // of all calls, as `moved`
+  Counts counts;           // in all calls, like `moved`
   Moved moved;
-  size_t descriptors = 0;  // of a rank, on average
+  size_t descriptors = 0;  // per rank, on average
 };
 
-// The most of any rank.
+// Returns the highest counts of any rank.
 Counted count(const Workload& workload, const std::vector<int>& host_of) {
-  constexpr int kTimesBefore = SharedSlots::kMaxSlots;  // each slot has its memory then
+  constexpr int kTimesBefore = SharedSlots::kMaxSlots;  // after these, each slot has its memory
   Meeting meeting(host_of);
   std::mutex mutex;
   Counted most;

@@ -1,5 +1,5 @@
-// Counts what collectives take among many hosts, with the real core: rounds, messages, calls of the kernel, bytes,
-// descriptors and allocations.
+// Counts what collectives among many hosts take, with the real core: rounds, messages, system calls, bytes, descriptors
+// and allocations.
 
 #pragma once
 
@@ -10,14 +10,14 @@
 
 namespace cpulaunch {
 
-// A collective on `bytes` of float32 in all: of the tensor of an all_reduce, and of all ranks' parts of one tensor
-// otherwise.
+// A collective on `bytes` of float32 in all: for an all_reduce, the size of the tensor; otherwise, that of all ranks'
+// parts of one tensor.
 struct Workload {
   const char* name;
   Kind kind;
   size_t bytes;
-  int times;  // how often it is called to be counted
-  bool in_shared_memory = false;  // the tensor of an all_reduce
+  int times;  // how many calls are counted
+  bool in_shared_memory = false;  // whether an all_reduce's tensor is there
 };
 constexpr Workload kWorkloads[] = {
     {"barrier", Kind::barrier, 0, 16},
@@ -31,9 +31,9 @@ constexpr Workload kWorkloads[] = {
     {"all_to_all of 16 KB", Kind::all_to_all, 16 << 10, 16},
 };
 
-// Both print a line for each of these: its name, and `KEY=NUMBER` for one call, where each number is the most of any
-// rank.  What takes the same in each run, with one rank on each host; and what the ranks of a host do over connections
-// that are there already.
+// Both print a line for each workload: its name, and `KEY=NUMBER` for one call, where each number is the highest of any
+// rank.  print_steps() prints what is the same in every run, with one rank on each host.  print_counts() prints what
+// the ranks of these hosts do over existing connections.
 void print_steps(const std::vector<int>& host_of);
 void print_counts(const std::vector<int>& host_of);
 

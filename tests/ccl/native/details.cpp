@@ -33,7 +33,7 @@ void expect(bool condition, const char* what) {
   if (!condition) throw std::runtime_error(what);
 }
 
-// Two pieces, of which the first one waits for longer.
+// An operation of two pieces, of which the first one waits longer.
 class Counting final : public Operation {
  public:
   Counting() : Operation({Kind::barrier}, 1) {}
@@ -47,7 +47,7 @@ class Counting final : public Operation {
   int exchanged[2] = {};
 };
 
-// What two ranks of one host make of `act`, which each calls with its number.
+// Calls `act` in two ranks of one host, with the rank's number.
 template <class Act>
 void run_two(const Act& act) {
   Meeting meeting({0, 0}, 1);
@@ -92,7 +92,7 @@ int connect_from(const char* ip, int port) {
 
 }  // namespace
 
-// A piece that is through needn't be looked after while an earlier one waits.
+// A piece that is done isn't polled again while an earlier one waits.
 void check_exchanged_once() {
   const auto own = std::make_shared<Hierarchy>(Layout({0}, 0), nullptr, nullptr);
   const auto operation = std::make_shared<Counting>();
@@ -118,7 +118,7 @@ void check_other_sizes() {
   });
 }
 
-// A group that calls nothing more doesn't keep its peers' memory.
+// A group that starts no further operations doesn't keep its peers' memory.
 void check_freed_blocks() {
   constexpr size_t kSize = 8 << 20;
   const std::vector<char> numbers(kSize, 1);
@@ -142,7 +142,7 @@ uint32_t number_of(const char* memory) { return SharedBlocks::find(memory, 1).bl
 
 }  // namespace
 
-// What was taken is taken again, and less is kept than was taken at one time.
+// Freed blocks are taken again, and no more are kept than were in use at one time.
 void check_spare_blocks() {
   constexpr size_t kSize = 3 << 20;
   char* first = SharedBlocks::take(kSize);
@@ -157,7 +157,7 @@ void check_spare_blocks() {
   expect(numbers == std::set<uint32_t>{number_of(first), number_of(second)}, "they are not taken again");
   SharedBlocks::free(first);
   SharedBlocks::free(second);
-  char* large = SharedBlocks::take(4 * kSize);  // more than both together
+  char* large = SharedBlocks::take(4 * kSize);  // larger than both together
   struct stat status {};
   fstat(file, &status);
   close(file);
@@ -180,7 +180,7 @@ void check_forked_tensors() {
   if (child == 0) {
     const bool sees_it = memory[5000] == 1;
     memory[5000] = 2;
-    char* another = SharedBlocks::copy(numbers.data(), numbers.size());  // the lock is free
+    char* another = SharedBlocks::copy(numbers.data(), numbers.size());  // the lock must be free here
     SharedBlocks::free(another);
     SharedBlocks::free(memory);
     _exit(sees_it ? 0 : 1);
@@ -208,7 +208,7 @@ void check_subnormal_sums() {
   });
 }
 
-// A message that claims to be small, of a size that no memory holds.
+// A message whose announced size is larger than any memory, although it claims to be small.
 void check_endless_message() {
   const Layout layout({0, 0}, 0);
   const SharedSlots::Shape shape(layout);
@@ -250,8 +250,7 @@ Receiver accept_from(Connector& connector, int rank, Channel channel) {
   }
 }
 
-// Connections from elsewhere, and any number at once from a rank's own host, don't take the place of a rank's that is
-// slow.
+// A slow rank still gets its connection if others come from elsewhere, or any number at once from a rank's own host.
 void check_crowd(const char* from) {
   const auto listener = Connector::listen("127.0.0.1");
   const std::string key(kLeastKey, 'x');
@@ -259,7 +258,7 @@ void check_crowd(const char* from) {
   const int rank = connect_from("127.0.0.1", listener.port);
   expect(!connector.accept(1, Channel::collectives).is_open(), "nobody has said hello");
   std::vector<int> strangers;
-  for (int i = 0; i < 100; ++i) {  // more than it listens to at once
+  for (int i = 0; i < 100; ++i) {  // more than the rank listens to at once
     strangers.push_back(connect_from(from, listener.port));
     connector.accept(1, Channel::collectives);
   }
@@ -277,9 +276,9 @@ std::string hex(const Proof& proof) {
   return text;
 }
 
-// A connection counts once, and only where its proof is about it.
+// A connection counts only once, and only if its proof was made for it.
 void check_proofs() {
-  // RFC 4231, cases 1, 2 and 6; the empty text is Wikipedia's, of HMAC.
+  // Cases 1, 2 and 6 of RFC 4231.  The empty text is from Wikipedia's article on HMAC.
   expect(hex(prove(std::string(20, '\x0b'), "Hi There")) ==
              "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7", "case 1");
   expect(hex(prove("Jefe", "what do ya want for nothing?")) ==
@@ -307,7 +306,7 @@ void check_proofs() {
   say(rank, right);
   const auto accepted = accept_from(connector, 1, Channel::collectives);
   refused.push_back(connect_from("127.0.0.1", listener.port));
-  say(refused.back(), right);  // as one who has seen it would
+  say(refused.back(), right);  // as an eavesdropper could
   for (const int each : refused) {
     const auto until = std::chrono::steady_clock::now() + 10s;
     while (!is_hung_up(each)) {
@@ -330,7 +329,7 @@ size_t resident_pages(const Hierarchy& hierarchy) {
   return std::count_if(pages.begin(), pages.end(), [](unsigned char each) { return each & 1; });
 }
 
-// The memory of a group's slots goes back to the system once the group is idle, and comes again when it is needed.
+// The memory of a group's slots goes back to the system once the group is idle, and is allocated again when needed.
 void check_idle_memory() {
   run_two([](int rank, Hierarchy& own) {
     const auto sum = [&] {
@@ -346,7 +345,7 @@ void check_idle_memory() {
       expect(resident_pages(own) > 0, "nothing went through the slots");
       expect(own.give_back(IdleMemory::now()) == 0, "a group that was just used gives its memory back");
       const auto until = std::chrono::steady_clock::now() + 10s;
-      while (own.give_back(IdleMemory::now() + IdleMemory::kAfter + 1s) == 0) {  // the other rank may still be taking
+      while (own.give_back(IdleMemory::now() + IdleMemory::kAfter + 1s) == 0) {  // the other rank may not be done
         expect(std::chrono::steady_clock::now() < until, "nothing is given back");
       }
       expect(resident_pages(own) == 0, "pages stay");
@@ -355,7 +354,7 @@ void check_idle_memory() {
   });
 }
 
-// Three ranks and one: where the ranks of the first host connect from, and the last one.
+// Three ranks and one: the addresses from which a rank of the first host connects, and the last rank.
 void check_sources() {
   const auto sources = [](int rank, const std::vector<std::string>& ips) {
     std::vector<Connector::Address> addresses;
@@ -373,14 +372,14 @@ void check_sources() {
 void check_pace() {
   const auto none = 0ns;
   const Pace own{}, shared{false, true}, crowded{true, false};
-  // Peers on other hosts are polled as those of the own one; only simulated hosts need this rank's cores.
+  // Peers on other hosts are polled like those on this host; only simulated hosts need this rank's cores.
   expect(rest_of_poller(own, 500, none) == Rest::spin, "it doesn't spin");
   expect(rest_of_poller(own, 5000, none) == Rest::yield, "it doesn't yield");
   expect(rest_of_poller(own, 20000, none) == Rest::nap, "it doesn't nap");
   expect(rest_of_poller(shared, 500, none) == Rest::yield, "it keeps a shared core");
   expect(rest_of_poller(shared, 500, 1ms) == Rest::nap, "it yields for ever");
   expect(rest_of_poller(crowded, 0, none) == Rest::yield, "it keeps a crowded core");
-  // On a core of its own the background thread doesn't sleep while the peer is at work.
+  // On its own core, the background thread doesn't sleep while the peer is at work.
   expect(rest_in_background(own, true, true, 500, none) == Rest::spin, "it leaves its own core");
   expect(rest_in_background(own, false, true, 99, none) == Rest::spin, "it doesn't wait for the next piece");
   expect(rest_in_background(own, false, true, 100, none) == Rest::nap, "it takes the computation's core");

@@ -1,4 +1,4 @@
-// Checks of single parts of the core.  Each throws std::runtime_error where something is wrong.
+// Checks of single parts of the core.  Each throws std::runtime_error if something is wrong.
 
 #pragma once
 

@@ -12,9 +12,9 @@ namespace cpulaunch {
 
 namespace {
 
-constexpr int kSilent = 100;     // strangers for each rank: more than it listens to at once
-constexpr int kTalkative = 20;   // those who say something else
-constexpr int kGarbled = 200;    // bytes of a connection, of which one is changed: some headers
+constexpr int kSilent = 100;     // strangers for each rank: more than a rank listens to at once
+constexpr int kTalkative = 20;   // those that send something wrong
+constexpr int kGarbled = 200;    // one of this many bytes of a connection is changed: they are headers
 
 sockaddr_in loopback(int port) {
   sockaddr_in address{};
@@ -43,7 +43,7 @@ bool send_all(int to, const char* data, size_t bytes) {
   return true;
 }
 
-// Until either end closes its connection.
+// Returns when either end closes its connection.
 void forward(int from, int to, size_t at, char change) {
   char buffer[4096];
   for (size_t begin = 0;;) {
@@ -64,7 +64,7 @@ Strangers::Strangers(const std::vector<Connector::Address>& addresses) {
     if (address.port == 0) continue;
     for (int i = 0; i < kSilent + kTalkative; ++i) descriptors_.push_back(connect_to(address.port));
     for (int i = 0; i < kTalkative; ++i) {
-      // A part of what a hello takes, as much as it takes, and more.
+      // The text is shorter than a hello, as long, or longer.
       std::string text = "GET / HTTP/1.1\r\nHost: example.org\r\n\r\n";
       text.resize(sizeof(Hello) + 20, ' ');
       send_all(descriptors_.end()[-1 - i], text.data(), sizeof(Hello) + (i % 3 - 1) * 20);

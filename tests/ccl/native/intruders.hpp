@@ -1,4 +1,4 @@
-// What may come to a rank's socket beside the connections of its peers.
+// Makes connections to ranks' sockets that don't come from their peers, or not unchanged.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace cpulaunch {
 
-// Connections of programs that have nothing to do with the group: most say nothing, some say something else.
+// Connections of programs that have nothing to do with the group: most send nothing, and some send something wrong.
 class Strangers {
  public:
   explicit Strangers(const std::vector<Connector::Address>& addresses);
@@ -26,18 +26,18 @@ class Strangers {
   std::vector<int> descriptors_;
 };
 
-// Stands between the ranks and changes a byte of each connection, among the first ones, which say what will come.
+// A proxy between the ranks that changes one of the first bytes of each connection, which announce what will come.
 class Garbler {
  public:
-  // The ranks connect to it instead: it changes the addresses.
+  // Changes the addresses, so that the ranks connect to this object.
   Garbler(std::vector<Connector::Address>& addresses, uint64_t seed);
-  ~Garbler();  // once the ranks have closed their connections
+  ~Garbler();  // returns once the ranks have closed their connections
   Garbler(const Garbler&) = delete;
   Garbler& operator=(const Garbler&) = delete;
 
  private:
   struct Place {
-    size_t at;  // of the byte
+    size_t at;  // the offset of the byte
     char change;
   };
 

@@ -1,5 +1,5 @@
-// A network between ranks of one thread, in which all that ranks send in a round arrives at the round's end.  So the
-// rounds, messages and bytes of a collective are the same in each run, whatever the machine does meanwhile.
+// A network between ranks that share one thread.  Everything that ranks send in a round arrives at its end, so a
+// collective takes the same rounds, messages and bytes in every run.
 
 #pragma once
 
@@ -17,13 +17,13 @@ class Lockstep {
  public:
   struct Sent {
     uint64_t messages = 0, bytes = 0;
-    std::set<int> peers;  // whom it has sent something, or expected something from
+    std::set<int> peers;  // ranks to which it has sent, or from which it has expected something
   };
 
   explicit Lockstep(int ranks) : sent(ranks), inboxes_(ranks) {}
 
   std::unique_ptr<Network> network(int rank);
-  // What has been sent arrives.  False where nothing was under way.
+  // Delivers what has been sent.  Returns false if nothing was under way.
   bool deliver();
 
   std::vector<Sent> sent;  // by each rank

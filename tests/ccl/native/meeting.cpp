@@ -63,7 +63,7 @@ extern "C" int epoll_wait(int descriptor, epoll_event* events, int most, int tim
 }
 
 extern "C" void* __libc_malloc(size_t bytes);
-extern "C" void* malloc(size_t bytes) {  // of operator new, too
+extern "C" void* malloc(size_t bytes) {  // also called by operator new
   ++counts.allocations;
   counts.large_allocations += bytes >= cpulaunch::Counts::kLargeAllocation;
   return __libc_malloc(bytes);

@@ -14,9 +14,10 @@ namespace cpulaunch {
 
 namespace {
 
-// --- floating-point types by their definition in IEEE 754, rather than by their bits as in arithmetic.cpp
+// --- floating-point types by their definition in IEEE 754 (arithmetic.cpp works on their bits)
 
-// `kBits` of the significand, without the first one, and the exponent of the smallest normal number.
+// A type with `kBits` bits of the significand, without the first one; `kLeast` is the exponent of its smallest normal
+// number.
 template <int kBits, int kLeast>
 struct Half {
   uint16_t bits;
@@ -35,7 +36,8 @@ struct Half {
     return half.bits & 0x8000 ? -magnitude : magnitude;
   }
 
-  // The nearest one; of two the one with an even significand, which is what nearbyint() takes.
+  // Returns the nearest number.  Of two that are equally near, takes the one with an even significand, like
+  // nearbyint().
   static Half nearest(double value) {
     constexpr int kInfinity = (kMost + kBias + 1) << kBits;
     if (std::isnan(value)) return {static_cast<uint16_t>(kInfinity | 1 << (kBits - 1))};
@@ -43,7 +45,8 @@ struct Half {
     const double magnitude = std::fabs(value);
     const int exponent = std::isinf(value) ? kMost + 1 : std::max(std::ilogb(magnitude), kLeast);
     if (exponent > kMost) return {static_cast<uint16_t>(sign | kInfinity)};
-    // In steps of the exponent's numbers; one too many for it counts on into the next exponent.
+    // The significand in steps of this exponent.  If rounding gives one step too many, the sum below carries into the
+    // exponent.
     const auto steps = static_cast<int>(std::nearbyint(std::ldexp(magnitude, kBits - exponent)));
     return {static_cast<uint16_t>(sign | (steps + ((exponent - kLeast) << kBits)))};
   }
@@ -135,7 +138,7 @@ T made_up(const Source& source, int rank, size_t i) {
   }
 }
 
-// --- what becomes of them
+// --- what the numbers reduce to
 
 // Integers wrap around.
 uint64_t combine(Reduction reduction, uint64_t a, uint64_t b) {
@@ -166,7 +169,7 @@ T reduced(const Source& source, int size, size_t i) {
   return total;
 }
 
-// A sum of bools says whether there is a true one, and a product whether all are.
+// A sum of bools is true if any of them is true, and a product if all are.
 template <>
 Bool reduced<Bool>(const Source& source, int size, size_t i) {
   int trues = 0;
@@ -180,7 +183,7 @@ Bool reduced<Bool>(const Source& source, int size, size_t i) {
   }
 }
 
-// What the numbers reduce to, and how far from it the transport may be.
+// The value to which numbers reduce, and the error that a transport may make.
 struct Expected {
   double value, tolerance;
 };
@@ -201,9 +204,9 @@ Expected reduced_nearly(const Source& source, int size, size_t i) {
   const bool average = source.reduction == Reduction::average;
   if (average) total /= size, most /= size;
   const bool exact = source.reduction == Reduction::min || source.reduction == Reduction::max || size == 1;
-  // Numbers of 16 bits are rounded once on each socket, on each host and in each of the grid's dimensions, of which
-  // there are two at most here; the errors of a product's factors add up.  Others are rounded with each step, here as
-  // there.
+  // 16-bit numbers are rounded once on each socket, on each host and in each dimension of the grid, which has at most
+  // two here.  The errors of a product's factors add up.  Other numbers are rounded in each step, here and in the
+  // transport.
   const bool sum_of_16_bits = sizeof(T) == 2 && (average || source.reduction == Reduction::sum);
   const int roundings = (sum_of_16_bits ? std::min(size, 4) : 2 * size) + average;
   return {total, exact ? 0 : 1.01 * roundings * kUnit<T> * most};
@@ -239,7 +242,7 @@ void expect_reduced_of(const Numbers& got, const Source& source, int size) {
   }
 }
 
-// All sums are exact in float64.
+// Calculates in float64, in which all these sums are exact.
 double compressed_sum(const Source& source, const Layout& layout, size_t i) {
   std::vector<double> sums(layout.hosts);
   for (int rank = 0; rank < layout.size; ++rank) {
@@ -247,7 +250,7 @@ double compressed_sum(const Source& source, const Layout& layout, size_t i) {
   }
   if (layout.hosts == 1) return sums[0];
   const auto rounded = [](double sum) { return BFloat16::value(BFloat16::nearest(sum)); };
-  size_t in_grid = layout.hosts_in_grid();  // and behind them, in the first dimension, the guests of its rows
+  size_t in_grid = layout.hosts_in_grid();  // followed, in the first dimension, by the guests of its rows
   for (const int row : layout.grid) {
     std::vector<double> of_rows(in_grid / row);
     for (size_t host = 0; host < sums.size(); ++host) {
@@ -272,7 +275,7 @@ float combine(Reduction reduction, float a, float b, int divisor) {
   }
 }
 
-// Every bfloat16, and as many other numbers.
+// Converts every bfloat16 number, and as many random float32 numbers.
 void check_conversions(std::mt19937_64& random) {
   std::vector<uint16_t> every((1 << 16) - 1), rounded(every.size());
   std::vector<uint32_t> wide(every.size()), widened(every.size());
@@ -288,10 +291,11 @@ void check_conversions(std::mt19937_64& random) {
   }
 }
 
-// Every number, each with some other one, in an order that has another number in each place of a vector.
+// Reduces pairs of each number and a random one.  The numbers come in order, but begin with a random one, so that each
+// run has them at other places in the vectors.
 template <class T>
 void check_pairs(NumberType type, Reduction reduction, int divisor, std::mt19937_64& random) {
-  std::vector<T> a, b, got((1 << 16) - 1);  // one fewer than all, so that some are left over when the vectors are full
+  std::vector<T> a, b, got((1 << 16) - 1);  // one fewer than all, so that the last vector isn't full
   for (uint64_t word = random(); a.size() < got.size(); ++word) {
     a.push_back({static_cast<uint16_t>(word)});
     b.push_back({static_cast<uint16_t>(random())});
@@ -364,7 +368,7 @@ Numbers make_numbers(const Source& source, int rank, size_t count) {
 }
 
 void spoil(Numbers& numbers) {
-  // The lowest bit of a byte.  It shows in whole numbers, whatever else is added.
+  // Flips the lowest bit of a byte.  In whole numbers, that shows whatever else is added.
   if (numbers.bytes()) numbers.memory[numbers.bytes() / 2] ^= 1;
 }
 

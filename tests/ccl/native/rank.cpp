@@ -10,13 +10,13 @@ namespace cpulaunch {
 
 namespace {
 
-// Each of a rank's tensors has other numbers.
+// Each tensor of a rank has different numbers.
 Source of_tensor(Source source, int tensor) {
   source.seed += 31 * tensor;
   return source;
 }
 
-// Where there are no numbers there is no memory either, and yet the other rank is to know that none will come.
+// Without numbers there is no memory, but the other rank must still learn that none will come.
 Part part(Numbers& numbers) {
   static char nothing;
   return {numbers.bytes() ? numbers.data() : &nothing, numbers.bytes()};
@@ -54,7 +54,7 @@ void Running::wait(std::chrono::milliseconds limit) const {
   const auto until = std::chrono::steady_clock::now() + limit;
   while (!test()) {
     sched_yield();
-    auto& any = *transfers_.front();  // they are of one group, which answers for all of them
+    auto& any = *transfers_.front();  // they belong to one group, so any of them answers for all
     if (const auto lost = any.lost(); !lost.empty()) throw std::runtime_error(name_ + ": " + lost.text());
     if (std::chrono::steady_clock::now() < until) continue;
     throw std::runtime_error(name_ + " is not done, waits for rank " + any.stragglers());
@@ -99,7 +99,7 @@ Running Rank::run(const Call& call, std::vector<OperationPtr> operations, std::f
   return {std::move(name), std::move(transfers), std::move(check)};
 }
 
-// Some ranks have their tensor in shared memory, some of these in memory that they had before.
+// On some ranks, copies the tensor to shared memory: to a new block, or to one that may have been used before.
 std::shared_ptr<char> Rank::shared_copy(const Call& call, Numbers& data) const {
   const auto drawn = call.source.seed >> rank_;
   if (drawn % 2 == 0) return nullptr;
@@ -109,7 +109,7 @@ std::shared_ptr<char> Rank::shared_copy(const Call& call, Numbers& data) const {
   return {memory, SharedBlocks::free};
 }
 
-// All ranks have the same bits, so that one of them checks what they mean.
+// All ranks must have the same bits, so only one rank checks the values.
 Running Rank::all_reduce(const Call& call) {
   auto data = std::make_shared<Numbers>(numbers(call.source, call.count));
   const auto shared = shared_copy(call, *data);
@@ -130,7 +130,7 @@ Running Rank::all_reduce(const Call& call) {
   });
 }
 
-// Once it is done, the memory of the others is theirs again.
+// When the reduce is done, the ranks other than the root overwrite their memory: they own it again.
 Running Rank::reduce(const Call& call) {
   auto data = std::make_shared<Numbers>(numbers(call.source, call.count));
   const auto shared = shared_copy(call, *data);
@@ -149,7 +149,7 @@ Running Rank::reduce(const Call& call) {
 
 namespace {
 
-// Side by side.
+// Places the parts side by side.
 template <class Data>
 void place_in(char* row, const std::vector<size_t>& sizes, std::vector<Data>& parts) {
   for (size_t i = 0; i < sizes.size(); row += sizes[i++]) parts[i] = row;
@@ -167,13 +167,13 @@ Running Rank::all_gather(const Call& call) {
   for (auto& each : *all) outputs.push_back(each.data()), sizes.push_back(each.bytes());
   const auto row = in_a_row(call, *all);
   if (row) place_in(row.get(), sizes, outputs);
-  const bool is_part = call.in_place && sizes[rank_] > 0;  // an empty part begins where the next one does
+  const bool is_part = call.in_place && sizes[rank_] > 0;  // an empty part begins at the same address as the next one
   const char* input = is_part ? outputs[rank_] : mine->data();
   return run(call, {make_all_gather(*own_, input, outputs, sizes)}, [=] {
     for (int rank = 0; rank < size_; ++rank) {
       if (row && sizes[rank]) std::memcpy((*all)[rank].data(), outputs[rank], sizes[rank]);
       expect_numbers((*all)[rank], call.source, rank);
-      if (sizes[rank]) std::memset(outputs[rank], 0x55, sizes[rank]);  // once it is done, it is this rank's again
+      if (sizes[rank]) std::memset(outputs[rank], 0x55, sizes[rank]);  // this rank owns the memory again
     }
     static_cast<void>(mine);
   });
@@ -194,12 +194,12 @@ Running Rank::reduce_scatter(const Call& call) {
   return run(call, {operation}, [=, &output] {
     expect_reduced(output, of_tensor(call.source, rank_), size_);
     const auto all = std::accumulate(sizes.begin(), sizes.end(), size_t{0});
-    if (row && all) std::memset(row.get(), 0x55, all);  // once it is done, it is this rank's again
+    if (row && all) std::memset(row.get(), 0x55, all);  // this rank owns the memory again
     static_cast<void>(inputs), static_cast<void>(apart);
   });
 }
 
-// Some ranks have all of their tensors side by side in shared memory.
+// On some ranks, returns shared memory that holds all of the tensors side by side.
 std::shared_ptr<char> Rank::in_a_row(const Call& call, std::vector<Numbers>& tensors) const {
   size_t bytes = 0;
   for (const auto& each : tensors) bytes += each.bytes();
@@ -231,7 +231,7 @@ Running Rank::all_to_all(const Call& call) {
   }
   auto [first, second] = make_all_to_all(*own_, to, from);
   return run(call, {std::move(first), std::move(second)}, [=] {
-    for (auto& each : *sent) std::fill(each.memory.begin(), each.memory.end(), 0x55);  // it is the caller's again
+    for (auto& each : *sent) std::fill(each.memory.begin(), each.memory.end(), 0x55);  // the caller owns it again
     for (int rank = 0; rank < size_; ++rank) expect_numbers((*received)[rank], of_tensor(call.source, rank_), rank);
   });
 }

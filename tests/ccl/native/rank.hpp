@@ -15,16 +15,16 @@
 
 namespace cpulaunch {
 
-// What the ranks call.  All of them draw the same.
+// What the ranks call.  All ranks draw the same calls.
 struct Call {
   using Kind = Signature::Kind;
 
-  // Of any type and size.
+  // Returns a random call, of any type and size.
   static Call any(std::mt19937_64& random, int ranks);
 
   Kind kind;
   Source source;
-  size_t count;             // of numbers: of a rank's tensor, or of the longest of its tensors
+  size_t count;             // numbers in a rank's tensor, or in the longest of its tensors
   bool uneven = false;      // whether the ranks' tensors have different sizes
   bool in_place = false;    // whether the output is one of the inputs, or the input one of the outputs
   int root = -1;            // of a broadcast or a reduce; for an all-to-all, the only rank that gets anything, or -1
@@ -43,10 +43,10 @@ class Running {
       : name_(std::move(name)), transfers_(std::move(transfers)), check_(std::move(check)) {}
 
   bool test() const;
-  // Until it is done.  Throws std::runtime_error where a connection is lost, or where it takes longer than `limit`.
+  // Waits until the operation is done.  Throws std::runtime_error if a connection is lost, or after `limit`.
   void wait(std::chrono::milliseconds limit) const;
   void abort() const;
-  // Throws std::runtime_error where the result is wrong.
+  // Throws std::runtime_error if the result is wrong.
   void check() const;
 
  private:
@@ -62,7 +62,7 @@ class Rank {
 
   Running start(const Call& call);
 
-  bool wrong = false;  // whether it has other numbers than it should
+  bool wrong = false;  // whether this rank has wrong numbers
 
  private:
   using Tensors = std::shared_ptr<std::vector<Numbers>>;

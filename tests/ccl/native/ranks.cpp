@@ -39,7 +39,7 @@ void run_mix(const Arguments& given) {
   run_ranks(meeting.size(), [&](int rank) { run_rounds(meeting, rank, given.rounds, std::mt19937_64(given.seed)); });
 }
 
-// The ranks of the fullest host take turns on its sockets, of which each has four.
+// The ranks are placed on the sockets in turn.  On the fullest host, each socket has four ranks.
 void run_sockets(const Arguments& given) {
   Meeting meeting(given.host_of, given.rounds * kMostAtOnce);
   const int sockets = Layout(given.host_of, 0).lanes / 4;
@@ -171,7 +171,7 @@ void run_narrow(const Arguments& given) {
   run_mix(given);
 }
 
-// Each rank is in two groups, and uses both at the same time.  In the second one, ranks and hosts have the opposite
+// Each rank is in two groups, and uses both at the same time.  In the second group, ranks and hosts have the reverse
 // order.
 void run_two_groups(const Arguments& given) {
   const std::vector<int> opposite(given.host_of.rbegin(), given.host_of.rend());
@@ -435,6 +435,6 @@ int main(int count, char** arguments) {
     return 1;
   }
   std::printf("ok\n");
-  std::fflush(stdout);  // before a sanitizer looks for leaks
+  std::fflush(stdout);  // must come before a sanitizer looks for leaks
   return 0;
 }

@@ -1,5 +1,5 @@
-/* Two ranks in one thread, which add their numbers by the C interface alone: it is C, and whoever compiled the library
- * needn't have compiled this.  Prints "ok". */
+/* Two ranks in one thread add their numbers through the C interface alone.  This program is in C, and may be compiled
+ * by another compiler than the library.  Prints "ok". */
 
 #include <stdio.h>
 #include <stdlib.h>

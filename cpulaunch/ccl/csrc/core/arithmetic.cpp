@@ -223,8 +223,8 @@ struct Plain {
   Vector sum;
 };
 
-// Sums bfloat16 numbers.  A word holds two of them.  They are summed in separate vectors, so that none has to change
-// its place, which would cost more than the sum.
+// Sums bfloat16 numbers.  A word holds two of them.  They are summed in separate vectors, because moving them within a
+// vector would cost more than the sum.
 template <size_t width>
 struct Halves {
   using Wide = float;
@@ -234,7 +234,7 @@ struct Halves {
   static constexpr uint32_t kUpper = 0xffff0000;
 
   CPULAUNCH_INLINE void start(const char* from) {
-    lower = upper = -Floats{};  // -0, so that a sum of -0 alone stays -0
+    lower = upper = -Floats{};  // -0, because a sum of -0 alone is -0
     add(from);
   }
   CPULAUNCH_INLINE void add(const char* from) {
@@ -348,9 +348,9 @@ CPULAUNCH_VERSIONS(size_t sum_float16s(char* to, const char* const* from, size_t
 
 #ifdef __x86_64__
 
-// Sums with the processor's float16 conversions.  They are separate functions, because code shared by the versions
-// above must not use instructions that one of them lacks.  The results have the same bits as those of Float16.  For
-// that, a NaN keeps its sign only.
+// Sums with the processor's float16 conversions.  They are separate functions, because code that the versions above
+// share must not use instructions that a version lacks.  The results have the same bits as those of Float16.  For that,
+// a NaN keeps its sign only.
 #define CPULAUNCH_SUM_FLOAT16S(name, features, width, widen, narrow)                                                \
   __attribute__((target(features))) size_t name(char* to, const char* const* from, size_t sources, size_t bytes,    \
                                                 int divisor) {                                                      \

@@ -12,7 +12,7 @@ enum class NumberType : uint8_t {
   float64, float32, float16, bfloat16, int64, int32, int16, int8, uint64, uint32, uint16, uint8, boolean
 };
 enum class Reduction : uint8_t { sum, average, product, min, max, bit_and, bit_or, bit_xor };
-// How numbers travel between hosts: unchanged, or rounded to bfloat16, which is for sums of float32.
+// How numbers travel between hosts: unchanged, or rounded to bfloat16 (only for sums of float32).
 enum class Wire : uint8_t { exact, bfloat16 };
 
 // The properties of all types, in the order of NumberType.
@@ -55,13 +55,13 @@ inline Reduction as_calculated(NumberType type, Reduction reduction) {
   return reduction;
 }
 
-// Reduces `sources` arrays of `bytes` each to one.  It follows the order of `from`, so that the result has the same
-// bits wherever it is computed.  `to` may be one of the sources.  16-bit floating-point numbers are reduced in float32
-// and rounded once.  A sum is divided by `divisor`: the number of ranks if this completes an average, else 1.  Averages
-// of integers are rounded towards zero.
+// Reduces `sources` arrays of `bytes` each to one array.  The order of `from` determines the order of the operations,
+// so the result has the same bits wherever it is computed.  `to` may be one of the sources.  16-bit floating-point
+// numbers are reduced in float32 and rounded once.  A sum is divided by `divisor`: the number of ranks if this
+// completes an average, otherwise 1.  Averages of integers are rounded towards zero.
 using Reduce = void(char* to, const char* const* from, size_t sources, size_t bytes, int divisor);
 
-// Returns null if the type has no such reduction.
+// Returns null if the type doesn't have this reduction.
 Reduce* reduce_for(NumberType type, Reduction reduction);
 // Divides sums in place.
 void divide(char* data, size_t bytes, NumberType type, int divisor);

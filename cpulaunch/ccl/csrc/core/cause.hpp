@@ -30,7 +30,7 @@ enum class CauseKind : uint32_t {
   callback_failed,   // an action on the operation's results has failed
   signal_handler,    // a signal handler has raised an exception
   aborted,           // by the program
-  transport_failed,  // an error of the transport, whose text is in the exception
+  transport_failed,  // the exception has the text of the transport's error
 };
 
 constexpr const char* kCauseNames[] = {

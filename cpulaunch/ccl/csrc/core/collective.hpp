@@ -24,7 +24,7 @@ enum class Kind : uint32_t {
   receive
 };
 
-// What the ranks compare of their calls, for the Kinds that all ranks call, in the order of Kind.
+// What ranks compare about their calls, for the Kinds that all ranks call, in the order of Kind.
 struct KindFacts {
   const char* name;
   bool reduces = false;
@@ -43,7 +43,7 @@ constexpr KindFacts kKindFacts[] = {
     {"barrier"},
 };
 
-// Memory whose content goes to a rank, or comes from it.  Null if no message is sent at all.
+// Memory for the data that goes to a rank or comes from it.  Null if no message is sent at all.
 struct Part {
   char* data;
   size_t bytes;

@@ -11,8 +11,8 @@
 
 namespace cpulaunch {
 
-// Copies parts of a result.  If the result is larger than the caches, its stores bypass them.  Such a store need not
-// read the cache line first, and leaves the caches to the slots.
+// Copies parts of a result.  If the result is larger than the caches, the stores bypass them.  These stores
+// need not read the cache line first, and leave the caches to the slots.
 class Copy {
  public:
   // The whole result has `bytes`.  Results of `large` bytes or more are larger than the caches.

@@ -18,7 +18,7 @@ FabricEndpoint::FabricEndpoint(const std::string& library, const std::string& ip
 }
 
 FabricEndpoint::~FabricEndpoint() {
-  if (!is_forked()) close();  // else the connections are the parent's
+  if (!is_forked()) close();  // in a forked process, the connections belong to the parent
 }
 
 void FabricEndpoint::open(const std::string& ip) {

@@ -1,4 +1,4 @@
-// A rank's end of a fabric: libfabric's objects, and the functions that the network needs of them.
+// A rank's endpoint in libfabric, with the functions that the network needs.
 
 #pragma once
 
@@ -17,21 +17,24 @@ class FabricEndpoint {
  public:
   static constexpr size_t kLongestMessage = 64 << 20;  // bytes
 
-  // `library`: its path, or its name.  `ip`: an address of this host; "" leaves it to the provider.  Throws
-  // std::runtime_error where no provider offers what is needed.
+  // `library`: libfabric's path or name.  `ip`: an address of this host, or "" to leave the choice to the provider.
+  // Throws std::runtime_error if no provider offers what is needed.
   FabricEndpoint(const std::string& library, const std::string& ip);
   ~FabricEndpoint();
   FabricEndpoint(const FabricEndpoint&) = delete;
   FabricEndpoint& operator=(const FabricEndpoint&) = delete;
 
-  const std::string& name() const { return name_; }  // by which others reach it
-  // Those of all ranks, in their order.  Throws std::runtime_error where one can't be used.
+  const std::string& name() const { return name_; }  // by which other ranks reach this endpoint
+  // Takes the names of all ranks' endpoints, in the order of the ranks.  Throws std::runtime_error if one can't be
+  // used.
   void know(const std::vector<std::string>& names);
 
-  // These return 0, or a negative error; -EAGAIN: later.  `context` has libfabric::kContextSize bytes for libfabric.
+  // These return 0, a negative error, or -EAGAIN: try again later.  `context` has libfabric::kContextSize bytes for
+  // libfabric.
   ssize_t send(int to, const char* data, size_t bytes, uint64_t tag, void* context);
   ssize_t receive(int from, char* data, size_t bytes, uint64_t tag, void* context);
-  // How many are done; -EAGAIN: none.  Any other error is about one, which failure() returns.
+  // Returns how many operations are done; -EAGAIN if none.  Any other error is about one operation, and failure()
+  // describes it.
   ssize_t completions(libfabric::Completion* all, size_t most);
   libfabric::Failure failure();
   std::string text_of(ssize_t error) const { return library_.text_of(error); }

@@ -131,8 +131,8 @@ class SmallAllGather final : public Operation {
 };
 
 // A piece is a stretch of the inputs of one host's ranks.  Each rank puts its own input into its slot for the other
-// local ranks.  An input from another host is received by one local rank, which does the same with it.  If a rank's
-// outputs are adjacent in shared memory, the others read them there, and the rank puts nothing into its slot.
+// local ranks.  An input from another host is received by one local rank, which also puts it into its slot.  If a
+// rank's outputs are adjacent in shared memory, the others read them there, and the rank puts nothing into its slot.
 class AllGather final : public Operation {
  public:
   AllGather(Hierarchy& hierarchy, const Signature& signature, const char* input, std::vector<char*> outputs,
@@ -190,7 +190,7 @@ class AllGather final : public Operation {
     hierarchy_.batch().run();
   }
 
-  // A rank whose outputs the others read waits for them here, because the outputs may change afterwards.
+  // If the others read this rank's outputs in place, it waits for them here, because the outputs may change afterwards.
   bool collects(Piece) const override { return static_cast<bool>(tensor); }
 
   bool is_drained() override { return sending_ == 0; }

@@ -5,13 +5,14 @@ namespace cpulaunch {
 
 namespace {
 
-// Up to this size of all local ranks' data together, each rank reads and sums all of it, instead of waiting for the
-// others twice.
+// Up to this size of all local ranks' data together, each rank reads and sums all of the data.  Otherwise, each rank
+// sums a part, and has to wait for the others twice.
 constexpr size_t kMaxWholeSum = 64 << 10;
-// The same with several hosts.  It is less, because then each rank sends the whole sum to other hosts.
+// The same with several hosts.  It is smaller, because each rank then sends the whole sum to other hosts.
 constexpr size_t kMaxWholeSumOfHosts = 8 << 10;
-// The least bytes of a lane's part of a piece, except in the last piece.  Within a host, kLeastLanePart is for each of
-// a rank's threads.  Between hosts, a part has at least kLeastLanePart, and kLeastShare for each host of a row.
+// The fewest bytes of a lane's part of a piece, except in the last piece.  Within a host, a part has at least
+// kLeastLanePart for each thread of a rank.  Between hosts, it has at least kLeastLanePart, and at least kLeastShare
+// for each host of a row.
 constexpr size_t kLeastLanePart = 64 << 10, kLeastShare = 16 << 10;
 constexpr size_t kSumPieces = 16;
 
@@ -88,7 +89,7 @@ class AllReduce final : public Operation {
   }
 
  private:
-  // Between hosts, large pieces take fewer system calls.  But there should be several, so that they overlap.
+  // Large pieces take fewer system calls between hosts.  But there should be several pieces, which can overlap.
   static size_t piece_size(Hierarchy& hierarchy, size_t bytes) {
     const auto& layout = hierarchy.layout;
     const size_t part = layout.hosts == 1 ? layout.threads * kLeastLanePart
@@ -135,7 +136,7 @@ class AllReduce final : public Operation {
     });
   }
 
-  // Calls `act` with the lanes that this rank reduces on its socket: its own, and those of its counterparts.
+  // Calls `act` with the lanes that this rank reduces on its socket: its own lane and its counterparts' lanes.
   template <class Act>
   void for_each_counterpart(Range range, const Act& act) const {
     for (const int lane : layout_.counterparts) act(lane, part_of_lane(range, lane));
@@ -156,7 +157,7 @@ class AllReduce final : public Operation {
     batch_.copy(to + at, from + at, range.end - at);
   }
 
-  // Where the other local ranks read a rank's part of a piece, and write their sums: in its tensor, or in its slot.
+  // The memory in which the other local ranks read a rank's part of a piece and write their sums: its tensor or slot.
   char* memory_of(int local, Piece piece, Range range) const {
     if (local == layout_.local) return data_ + range.begin;
     char* tensor = is_whole(range) ? nullptr : hierarchy_.tensor(local, piece, bytes_);
@@ -263,7 +264,7 @@ class AllReduce final : public Operation {
       needed += HostExchange::staging_size(layout_, part.size(), signature.wire);
     });
     char* staging = hierarchy_.staging(piece, needed);
-    auto exchange = exchanges.begin();  // `exchanges` doesn't grow any more, so that pointers into it stay valid
+    auto exchange = exchanges.begin();  // `exchanges` no longer grows, so pointers into it stay valid
     for_each_lane(range, [&](int, Range part) {
       (exchange++)->start(data_ + part.begin, part.size(), staging);
       staging += HostExchange::staging_size(layout_, part.size(), signature.wire);

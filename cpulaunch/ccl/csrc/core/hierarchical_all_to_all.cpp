@@ -74,8 +74,8 @@ class Counts final : public Operation {
   std::optional<uint64_t> most_;
 };
 
-// Between the ranks of a host, through slots with a part for each other one, or from one's memory to the other's;
-// between hosts, a message for each pair.
+// Within a host, parts go through slots that have room for one part for each other rank, or directly from one rank's
+// memory to another's.  Between hosts, each pair of ranks exchanges messages.
 class AllToAll final : public Operation {
  public:
   AllToAll(Hierarchy& hierarchy, const Signature& signature, std::vector<Part> sent, std::vector<Part> received,
@@ -94,7 +94,7 @@ class AllToAll final : public Operation {
   void begin() override {
     const auto tag = hierarchy_.tag(*this, 0);
     copy_own(pieces() * bytes_of_rank(), received_[layout_.rank].bytes);  // what no piece covers
-    for (int step = 1; step < layout_.size; ++step) {  // each rank begins with another one
+    for (int step = 1; step < layout_.size; ++step) {  // each rank begins with a different one
       const int rank = (layout_.rank + step) % layout_.size;
       if (layout_.host_numbers[rank] == layout_.host) continue;
       const auto &to = sent_[rank], &from = received_[rank];
@@ -154,10 +154,10 @@ class AllToAll final : public Operation {
     hierarchy_.batch().run();
   }
 
-  // The place of the part for `to` in a slot of `from`, which has no part for itself.
+  // The index of the part for `to` in a slot of `from`, which has no part for itself.
   static size_t place_of(int to, int from) { return to - (to > from); }
 
-  // The bytes of each part that are in a piece.  Where nothing goes through slots there is one piece.
+  // The bytes of each part that are in a piece.  If nothing goes through slots, there is only one piece.
   size_t bytes_of_rank() const {
     if (counts_->needs_slots()) return piece_bytes / (layout_.locals - 1) / kCopyGranule * kCopyGranule;
     return kMostDirect;

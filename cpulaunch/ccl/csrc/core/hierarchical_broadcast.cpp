@@ -134,7 +134,7 @@ class Broadcast final : public Operation {
 
   Range range_of(Piece piece) const { return {piece * piece_bytes, std::min(bytes_, (piece + 1) * piece_bytes)}; }
 
-  // The rank that handles a lane on a host, whose number is counted from the root's host.
+  // The rank that handles a lane on a host.  Hosts are counted from the root's host.
   int rank_at(int host, int lane) const {
     return layout_.rank_with(lane, (layout_.host_numbers[root_] + host) % layout_.hosts);
   }

@@ -55,7 +55,7 @@ class SmallReduceScatter final : public Operation {
 constexpr size_t kMostComing = 16 << 20;
 
 // A piece is a stretch of the results of one host's ranks.  The local ranks reduce it over this host, each for some of
-// those ranks, and send it to that host.  The piece for the own host comes last, and is reduced together with what the
+// those ranks, and send it to that host.  The piece for this host comes last, and is reduced together with what the
 // other hosts have sent.  If a rank's inputs are adjacent in shared memory, the others read them there, and the rank
 // puts nothing into its slot.
 class ReduceScatter final : public Operation {
@@ -117,7 +117,7 @@ class ReduceScatter final : public Operation {
     });
   }
 
-  // A rank whose inputs the others read waits for them here, because the inputs may change afterwards.
+  // If the others read this rank's inputs in place, it waits for them here, because the inputs may change afterwards.
   bool collects(Piece) const override { return static_cast<bool>(tensor); }
 
   bool exchange(Piece piece) override {

@@ -40,7 +40,7 @@ Hierarchy::Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::uni
   IdleMemory::join();
 }
 
-// Tensors that the group's collectives needed may not be needed any more.
+// Frees spare blocks, because tensors that the group's collectives needed may no longer be needed.
 Hierarchy::~Hierarchy() {
   IdleMemory::leave();
   SharedBlocks::drop_spares();
@@ -56,7 +56,7 @@ std::unique_ptr<Transfer> Hierarchy::start(std::shared_ptr<Operation> operation)
   return std::make_unique<Progress>(shared_from_this(), std::move(operation));
 }
 
-// Two roots that call and leave at the same time would otherwise miss each other's messages.
+// Checks repeatedly: otherwise, two roots that call and leave at the same time would miss each other's messages.
 void Hierarchy::check_unasked() {
   for (bool again = network_ != nullptr; again;) {
     {
@@ -74,7 +74,7 @@ void Hierarchy::meet() {
 }
 
 void Hierarchy::leave() {
-  // Release: whoever sees that this rank has left sees all that it has taken, too.
+  // Release: a rank that sees that this rank has left also sees all that this rank has taken.
   if (slots_) slots_->counters(layout.local).has_left.store(true, std::memory_order_release);
   leave_network();
 }
@@ -84,7 +84,7 @@ void Hierarchy::leave_network() {
   if (network_ && !aborted_) network_->leave();
 }
 
-// A group that is at work has its lock held; it isn't waited for.
+// Doesn't wait for the lock: if it is held, the group is at work.
 size_t Hierarchy::give_back(IdleMemory::Time now) {
   std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock || !holds_memory_ || now - last_start_ < IdleMemory::kAfter || !is_idle()) return 0;
@@ -121,7 +121,7 @@ char* Hierarchy::tensor(int local, Piece piece, size_t bytes) {
   return place ? mapped_.at(theirs.pid, place, bytes) : nullptr;
 }
 
-// Release and acquire: whoever sees the mark sees what is in the slot, too.
+// Release and acquire: a rank that sees the mark also sees what is in the slot.
 void Hierarchy::set_mark(Mark mark, Piece piece) {
   (slots_->counters(layout.local).*mark)[index(piece)].store(piece.of_all + 1, std::memory_order_release);
 }
@@ -141,7 +141,8 @@ bool Hierarchy::advance(Operation& operation) {
   batch_.clear();  // an error may have left something
   const auto done = [&] { return operation.collected_ && operation.is_drained(); };
   try {
-    // Many small pieces at a time, but only one large one, so that a waiting caller can look at the clock.
+    // Move many small pieces at a time, but only one large piece, because a waiting caller looks at the clock in
+    // between.
     for (size_t moved = 0; !done() && !aborted_ && !mismatch_ && moved < shape.slot_size;) {
       size_t bytes = step();
       if (bytes == 0 && network_) bytes = network_->progress();
@@ -153,15 +154,15 @@ bool Hierarchy::advance(Operation& operation) {
     mismatch_ = found;
   }
   if (done() || !mismatch_) return done();
-  // Who has found the error while moving another operation's data leaves it to that one, unless that is complete.
+  // If the error belongs to another operation, leave it to that operation, unless that one is complete.
   const auto whose = mismatch_->sequence;
   if (!whose || *whose < gone_ || *whose == operation.signature.sequence) throw *mismatch_;
   return false;
 }
 
-// The other local ranks then find this rank before its first piece and go no further.  A rank that has read the
-// counters earlier may go on with this rank's slots: they stay as they are, because nothing is put any more.  The
-// stores have the default order, which is stronger than they need: they order nothing, and this is no hot path.
+// The other local ranks then see this rank before its first piece, and go no further.  A rank that has read the
+// counters earlier may continue with this rank's slots: they keep their content, because nothing more is put.  The
+// stores have the default memory order, which is stronger than needed: they order nothing, and this is no hot path.
 void Hierarchy::abort() {
   std::lock_guard<std::mutex> lock(mutex_);
   aborted_ = true;
@@ -182,8 +183,8 @@ std::string Hierarchy::stragglers() {
   return ranks;
 }
 
-// A rank that has completed an operation has taken all pieces of it, and may end.  One that ends before that has left
-// the others.
+// A rank that has completed an operation has taken all of its pieces, and may end.  The others still need a rank that
+// has not taken them all.
 std::set<int> Hierarchy::needed() {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto ranks = behind(&SharedSlots::Counters::taken);
@@ -193,7 +194,7 @@ std::set<int> Hierarchy::needed() {
 std::vector<int> Hierarchy::behind(Counter counter) const {
   std::vector<int> ranks;
   for (int local = 0; slots_ && local < layout.locals; ++local) {
-    // Relaxed: nothing is read on its account.
+    // Relaxed: no other memory is read because of this number.
     const auto number = (slots_->counters(local).*counter).load(std::memory_order_relaxed);
     if (local != layout.local && number < put_.number) ranks.push_back(layout.ranks_of[layout.host][local]);
   }
@@ -222,7 +223,7 @@ Operation* Hierarchy::move_on(Cursor& cursor) {
   return nullptr;
 }
 
-// The last stage first, which frees slots.
+// Tries the last stage first, because it frees slots.
 size_t Hierarchy::step() {
   for (const auto stage :
        {&Hierarchy::collect, &Hierarchy::exchange, &Hierarchy::start_piece, &Hierarchy::take, &Hierarchy::put}) {
@@ -241,7 +242,7 @@ size_t Hierarchy::collect() {
     moved = operation->piece_bytes;
     move_on(collected_);
   }
-  // Operations that the cursor has left are complete but for what is not in pieces.
+  // Operations before the cursor's are complete, except for what is not in pieces.
   for (; gone_ < collected_.operation; ++gone_) {
     operations_.front()->collected_ = true;
     operations_.pop_front();
@@ -258,8 +259,8 @@ size_t Hierarchy::exchange() {
     if (each.number == exchanged_.number && done == each.number + 1) {
       each.pass();
       exchanged_ = each;
-      // Release: a rank that sees the piece taken sees what this rank has written to its slot, too.  This rank's reads
-      // of that slot are over, so that it may be overwritten.
+      // Release: a rank that sees the piece taken also sees what this rank has written to that rank's slot.  This rank
+      // no longer reads the slot, so it may be overwritten.
       if (slots_) slots_->counters(layout.local).taken.store(each.number, std::memory_order_release);
       return operation->piece_bytes;
     }
@@ -296,7 +297,7 @@ size_t Hierarchy::put() {
   if (slots_) {
     auto& counters = slots_->counters(layout.local);
     counters.pieces[put_.number % shape.slots] = {operation->signature, operation->tensor};
-    // Release: a rank that sees the piece put sees what is in the slot, too, and its signature.
+    // Release: a rank that sees the piece put also sees the slot's content and its signature.
     counters.put.store(put_.number + 1, std::memory_order_release);
   }
   put_.pass();
@@ -307,7 +308,7 @@ size_t Hierarchy::enter() {
   move_on(entered_);
   if (entered_.operation < gone_ + operations_.size() && entered_.of_operation == 0) {
     auto& next = *operations_[entered_.operation - gone_];
-    // With other hosts, one operation after the other: the messages of each precede those of the next.
+    // With several hosts, an operation begins when the previous one has been exchanged, so their messages don't mix.
     if (!next.begun_ && next.is_ready() && (!network_ || exchanged_.number == entered_.number)) {
       mapped_.drop_freed();
       if (network_) network_->enter(next.signature);
@@ -323,7 +324,7 @@ size_t Hierarchy::enter() {
   return 1;
 }
 
-// Ranks that call something else, or with other tensors, would take what lies in the slots by chance.
+// If a rank has called something else, or with other tensors, its slots don't hold what this rank expects.
 void Hierarchy::check_alike(const Operation& operation) const {
   for (int local = 0; slots_ && local < layout.locals; ++local) {
     const auto& theirs = slots_->counters(local).pieces[taken_.number % shape.slots].signature;
@@ -335,7 +336,8 @@ void Hierarchy::check_alike(const Operation& operation) const {
 
 bool Hierarchy::others_passed(Counter counter, uint64_t number) const {
   for (int local = 0; slots_ && local < layout.locals; ++local) {
-    // Acquire: what this rank reads or overwrites next comes after what that rank did before it stored the counter.
+    // Acquire: everything that the other rank did before it stored the counter precedes what this rank reads or
+    // overwrites next.
     if (local != layout.local && (slots_->counters(local).*counter).load(std::memory_order_acquire) <= number) {
       return false;
     }

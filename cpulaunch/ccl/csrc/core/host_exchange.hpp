@@ -3,24 +3,26 @@
 // The hosts form a grid, which has one dimension if they are few.  For each dimension in turn, each host receives its
 // share of the range from the others of its row and reduces it.  Then the shares go back in the reverse order.  So a
 // host sends 2(H-1)/H times the range, which is the least possible, in as few messages as the grid allows.  Two hosts
-// exchange the whole range at once, which is as many bytes.  So do more hosts if the range is so small that the number
-// of messages matters more than their size.  All hosts get the same bits, because a share is reduced either in one
-// place or everywhere in the same order.
+// exchange the whole range at once, which takes the same number of bytes.  More hosts do that, too, if the range is so
+// small that the number of messages matters more than their size.  All hosts get the same bits, because a share is
+// reduced either in one place or everywhere in the same order.
 //
 // If the number of hosts has a large prime factor, a few hosts are outside of the grid, as guests of rows of its first
-// dimension.  A guest sends its data to the hosts of its row, as these do among themselves.  It gets the result from
-// them, but no share to reduce.  So each guest of a row costs a host of that row one more share to send.
+// dimension.  A guest sends its data to the hosts of its row, as they do to each other.  It gets the result from them,
+// but reduces no share.  So a host sends one more share for each guest of its row.
 //
-// Only the root's host needs the result of a reduce.  So the hosts send their shares there instead of back.  Of two
-// hosts, the other one sends the whole range and receives nothing.  If all hosts exchange a small range, they do so for
-// a reduce, too: it takes no more rounds, and each host can compare its call with those of the others.
+// Only the root's host needs the result of a reduce, so the hosts send their shares there instead of back.  If there
+// are only two hosts, the root's host receives the whole range and sends nothing.  But if the hosts exchange the whole
+// range because it is small, they do that for a reduce, too: it takes no more rounds, and each host can compare its
+// call with those of the others.
 //
-// All receives are posted at the start, so that no message holds up those behind it.  Shares that come back are
-// received in place: a host sends one back only after it has received this host's contribution to it.
+// All receives are posted at the start, so that no message delays those behind it.  Shares that come back are received
+// in place: a host sends one back only after it has received this host's contribution to it.
 //
 // With Wire::bfloat16, the hosts exchange a copy of the range that has half its size.  Each host's sum is rounded to
-// bfloat16, also where the host itself adds it.  The sum of these is calculated in float32 and rounded again in each
-// dimension.  So all hosts get the same bits here, too, and these do not depend on how the range is split into shares.
+// bfloat16, even when the host itself adds it.  The rounded sums are added in float32, and the result is rounded again
+// in each dimension.  So all hosts get the same bits here, too, and the bits do not depend on how the range is split
+// into shares.
 
 #pragma once
 
@@ -41,7 +43,7 @@ class HostExchange {
   bool progress();
 
  private:
-  // One dimension: this host's row, whose hosts reduce a range.
+  // One dimension: this host's row, and the range that the hosts of the row reduce.
   struct Dimension {
     int hosts, guests;  // in the row; after the first dimension, a guest's row is empty
     int own;            // this host's place in the row; the guests have the last places
@@ -104,7 +106,7 @@ class HostExchange {
   int lane_;
   Reduce* reduce_;
   char* data_ = nullptr;  // the numbers that are exchanged
-  char* wide_ = nullptr;  // their float32 originals, if they are rounded; else null
+  char* wide_ = nullptr;  // the float32 originals if `data_` is rounded; else null
   size_t bytes_ = 0;
   int root_host_ = -1;    // the only host that needs the result; -1: all do
   bool whole_ = false;    // the hosts exchange the whole range instead of shares

@@ -4,9 +4,9 @@
  *     _group.so                torch's process group; compiled for one series of torch
  *     libcpulaunch_oneccl.so   oneCCL as a transport; optional
  *
- * The libraries may be built with different compilers and C++ libraries.  So they use nothing of each other but what is
- * declared here, and no exception crosses the interface.  The caller must free() the texts that a function returns or
- * leaves in a cl_error.
+ * The libraries may be built with different compilers and C++ libraries.  So they use only those parts of each other
+ * that are declared here, and no exception crosses the interface.  The caller must free() the texts that a function
+ * returns or leaves in a cl_error.
  */
 #ifndef CPULAUNCH_CCL_INTERFACE_H
 #define CPULAUNCH_CCL_INTERFACE_H
@@ -148,13 +148,13 @@ CL_EXPORT void cl_slots_free(cl_slots*);
 CL_EXPORT int cl_listen(const char* ip, int32_t* port, cl_error*);
 /* Sets the ports on which this process listens from now on: `first` to `last`, or any if these are 0. */
 CL_EXPORT void cl_listen_within(int32_t first, int32_t last);
-/* This rank's end of libfabric's network, for `library`, its path or name; `ip` is an address of this host, or "" to
- * leave it to the provider.  Null with an error. */
+/* This rank's endpoint in libfabric.  `library` is libfabric's path or name; `ip` is an address of this host, or "" to
+ * leave it to the provider.  Returns null and an error if that fails. */
 typedef struct cl_endpoint cl_endpoint;
 CL_EXPORT cl_endpoint* cl_endpoint_open(const char* library, const char* ip, cl_error*);
 CL_EXPORT void cl_endpoint_free(cl_endpoint*);
 CL_EXPORT const char* cl_endpoint_name(const cl_endpoint*, size_t* size); /* by which others reach it; the endpoint's */
-/* The names of all ranks' endpoints. */
+/* Takes the names of all ranks' endpoints. */
 CL_EXPORT void cl_endpoint_know(cl_endpoint*, const char* const* names, const size_t* sizes, int32_t count, cl_error*);
 /* `slots` may be null if this rank is alone on its host; the caller keeps them.  `listener` is -1 if there is only one
  * host; else the carrier owns it.  `ips` and `ports` have an item for each rank, and `key` is the group's secret.  An
@@ -177,7 +177,7 @@ struct cl_team {
 };
 /* Sets the team that helps the calling thread from now on; null: none.  Returns the previous one. */
 CL_EXPORT const cl_team* cl_lend_team(const cl_team*);
-/* Returns how many bytes the calling thread has copied, and read to sum them, since it began. */
+/* Returns how many bytes the calling thread has copied, and how many it has read for sums, since it started. */
 CL_EXPORT void cl_moved(uint64_t* copied, uint64_t* summed);
 
 /* --- tensors in memory that the host's ranks share (shared_blocks.hpp) */

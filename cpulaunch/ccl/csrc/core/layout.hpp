@@ -49,7 +49,8 @@ struct Layout {
   // The local rank of a host that handles a lane.
   int local_with(int lane, int on_host) const { return lane % static_cast<int>(ranks_of[on_host].size()); }
   int rank_with(int lane, int on_host) const { return ranks_of[on_host][local_with(lane, on_host)]; }
-  // The rank whose first lane this is; -1 if there is none, because the host has fewer ranks than there are lanes.
+  // The rank for which this is the first lane; -1 if there is none, because the host has fewer ranks than there are
+  // lanes.
   int owner_of(int lane, int on_host) const {
     const auto& ranks = ranks_of[on_host];
     return lane < static_cast<int>(ranks.size()) ? ranks[lane] : -1;

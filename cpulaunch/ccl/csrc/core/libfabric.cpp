@@ -33,7 +33,7 @@ Library loaded_from(const std::string& path) {
 
 const Library& Library::load(const std::string& path) {
   static std::mutex mutex;
-  static auto& all = *new std::map<std::string, Library>;  // also while the process ends
+  static auto& all = *new std::map<std::string, Library>;  // never destroyed: used while the process ends, too
   std::lock_guard<std::mutex> lock(mutex);
   const auto found = all.find(path);
   return found != all.end() ? found->second : all.emplace(path, loaded_from(path)).first->second;

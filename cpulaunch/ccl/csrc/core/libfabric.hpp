@@ -1,7 +1,7 @@
-// What the network over libfabric uses of libfabric's binary interface, as fabric(7), fi_endpoint(3) and fi_cq(3)
-// describe it: in the version FABRIC_1.3, which all libraries since 1.7 (2019) have.
+// The part of libfabric's binary interface that the network uses, as fabric(7), fi_endpoint(3) and fi_cq(3) describe
+// it, in the version FABRIC_1.3, which all libraries since 1.7 (2019) have.
 //
-// The library is loaded when it is needed, and neither it nor its headers are needed to compile this.
+// The library is loaded when it is first needed.  Compiling this needs neither the library nor its headers.
 
 #pragma once
 
@@ -17,13 +17,13 @@ using Address = uint64_t;  // of a peer, in an address vector
 
 constexpr uint32_t kVersion = 1 << 16 | 10;  // of the interface that this is written for
 
-constexpr uint64_t kTagged = 1 << 3, kReceive = 1 << 10, kSend = 1 << 11;  // capabilities, and what a queue is of
-constexpr uint64_t kSource = uint64_t{1} << 57;                            // an address is this process's
+constexpr uint64_t kTagged = 1 << 3, kReceive = 1 << 10, kSend = 1 << 11;  // capabilities; the last two also for queues
+constexpr uint64_t kSource = uint64_t{1} << 57;                            // the address belongs to this process
 constexpr uint64_t kDirectedReceive = uint64_t{1} << 59;
 constexpr uint64_t kContext = uint64_t{1} << 59, kContext2 = uint64_t{1} << 52;  // modes: contexts have room
 constexpr uint64_t kSendsInOrder = 1 << 8;
 constexpr int kReliableDatagrams = 3;   // a type of endpoint
-constexpr int kThreadsOfDomain = 3;     // who calls has a lock for all of a domain
+constexpr int kThreadsOfDomain = 3;     // callers hold a lock for the whole domain
 constexpr int kAddressTable = 2;        // a type of address vector
 constexpr int kQueuesDontOverflow = 2;  // a kind of resource management
 constexpr int kManualProgress = 2;      // data moves only while the library is called
@@ -58,17 +58,17 @@ struct ReceiveAttributes {
 struct EndpointAttributes {
   int type;
   uint32_t protocol, protocol_version;
-  size_t longest_message;  // and more
+  size_t longest_message;  // more follow
 };
 struct DomainAttributes {
   Object* domain;
   char* name;
-  int threading, control_progress, data_progress, resource_management, address_vector, memory_mode;  // and more
+  int threading, control_progress, data_progress, resource_management, address_vector, memory_mode;  // more follow
 };
 struct FabricAttributes {
   Object* fabric;
   char* name;
-  char* provider;  // and more
+  char* provider;  // more follow
 };
 struct Offer {
   Offer* next;
@@ -189,12 +189,13 @@ struct Domain {
 
 // The loaded library.
 struct Library {
-  // By its path, or its name where the system finds it; it stays loaded.  Throws std::runtime_error.
+  // Loads libfabric by its path, or by its name if the system can find it.  It stays loaded.  Throws
+  // std::runtime_error.
   static const Library& load(const std::string& path);
 
   std::string text_of(ssize_t error) const { return text(static_cast<int>(error < 0 ? -error : error)); }
 
-  Offer* (*copy)(const Offer*);  // of null: one without wishes
+  Offer* (*copy)(const Offer*);  // copy(nullptr) returns an offer without wishes
   void (*free)(Offer*);
   int (*ask)(uint32_t version, const char* node, const char* service, uint64_t flags, const Offer* wishes, Offer**);
   int (*open)(FabricAttributes*, Fabric**, void* context);

@@ -185,7 +185,7 @@ RemoteProcess::RemoteProcess(const std::string& address) {
   } catch (const ConnectionLost& error) {
     ended_ = is_end(error.code);
   } catch (const std::runtime_error&) {
-    // The process can't be reached, and is_there() says so.
+    // The process can't be reached, so is_there() returns false.
   }
 }
 

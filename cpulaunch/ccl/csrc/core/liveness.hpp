@@ -1,4 +1,4 @@
-// Finds out whether other processes are alive.  The kernels of their hosts answer, so that a stopped process counts as
+// Finds out whether other processes are alive.  The kernels of their hosts answer, so a stopped process counts as
 // alive.
 
 #pragma once
@@ -35,8 +35,8 @@ class Process {
   const int error_;  // the reason if there is no descriptor
 };
 
-// The process that serves a TCPStore, on any host.  It is gone if this process's connection to it is.  Check this
-// before each request: torch logs pages of C++ frames about a request to a store that is gone.
+// The process that serves a TCPStore, on any host.  It counts as gone once this process's connection to it is broken.
+// Check this before each request: torch logs pages of C++ frames about a request to a store that is gone.
 class StoreServer {
  public:
   // Returns the server at this address.

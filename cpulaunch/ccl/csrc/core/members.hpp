@@ -12,7 +12,7 @@ namespace cpulaunch {
 // Ranks are named by their numbers in the job, which are the same in all groups and on all ranks.
 class Members {
  public:
-  // The ranks' numbers in the job are those in the group.
+  // For groups in which the ranks have the same numbers as in the job.
   Members() = default;
   // `ranks` are the numbers of the group's ranks in the job.  `hosts` are the names of their hosts, or empty if there
   // is only one host.

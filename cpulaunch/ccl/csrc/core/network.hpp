@@ -55,20 +55,20 @@ class Network {
   // Once a connection is lost, this also checks ranks from which something is expected: a rank that has left may have
   // sent a message that shows why.
   virtual void check_unasked() = 0;
-  // Whether such a message may still arrive: this rank has just called an operation that has a root.
+  // Whether one of these messages may still arrive: this rank has just called an operation that has a root.
   virtual bool may_get_unasked() const = 0;
 
   // Returns why a connection that is still needed is lost; empty while all is well.  Also checks the ranks that have
-  // not sent anything yet, and asks those that this rank waits for whether they call the same.  Otherwise, two ranks
-  // that both consider themselves the root of a gather would send nothing.
+  // not sent anything yet, and asks the ranks that this rank waits for whether they call the same operation.
+  // Otherwise, two ranks that both consider themselves the root of a gather would send nothing.
   virtual const Cause& lost() = 0;
   // The ranks from which a message is expected next.  If there are none, the ranks that have not received what this
   // rank sends.
   virtual std::vector<int> awaited() const = 0;
-  // Returns when small messages reach all ranks that a collective may send to, also those that are busy.  Throws
-  // std::runtime_error where one has left.
+  // Returns when small messages can reach all ranks to which a collective may send, even busy ranks.  Throws
+  // std::runtime_error if one of them has left.
   virtual void meet() {}
-  // Returns when the others have got what has been sent to them; this rank expects nothing, and sends nothing more.
+  // Returns when the others have received what was sent to them.  This rank must expect nothing, and send nothing more.
   virtual void leave() {}
   // Stops all messages.  The peers notice that.
   virtual void close() = 0;

@@ -18,31 +18,32 @@ namespace cpulaunch {
 
 using OperationPtr = std::shared_ptr<Operation>;
 
-// Parts of pieces are multiples of these, in bytes: of what is copied, and of what is summed, whose loops take as much.
+// Parts of pieces are multiples of these sizes in bytes: the first for copies, the second for sums, whose loops handle
+// that much at once.
 constexpr size_t kCopyGranule = 64, kSumGranule = 256;
 
-// `data` becomes the reduction over all ranks, in place, as the signature says, whichever its kind is.  In a reduce,
-// only the root gets it, and the data of the other ranks is undefined.  With Wire::bfloat16, sums of float32 are
-// rounded where there are several hosts (host_exchange.hpp); other reductions are as with Wire::exact.  Of no bytes,
-// also by the functions below: the ranks meet, so that one that has some is found out.
+// Reduces `data` over all ranks, in place, as the signature says, whatever its kind.  In a reduce, only the root gets
+// the result, and the other ranks' data is undefined.  With Wire::bfloat16, float32 sums are rounded if there are
+// several hosts (host_exchange.hpp); other reductions are the same as with Wire::exact.  Data of 0 bytes is allowed,
+// also in the functions below: the ranks still meet, and notice if one of them has data.
 OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, Signature signature);
 
-// `outputs` and `sizes` are of each rank; this rank's input has this rank's size, and may be its output.
+// `outputs` and `sizes` have an item for each rank.  This rank's input has this rank's size, and may be its output.
 OperationPtr make_all_gather(Hierarchy& hierarchy, const char* input, std::vector<char*> outputs,
                              std::vector<size_t> sizes);
 
-// `output` becomes the reduction, over all ranks, of what they have for this rank among their `inputs`.
+// `output` becomes the reduction of all ranks' inputs for this rank.
 OperationPtr make_reduce_scatter(Hierarchy& hierarchy, char* output, std::vector<const char*> inputs,
                                  std::vector<size_t> sizes, NumberType type, Reduction reduction);
 
 OperationPtr make_broadcast(Hierarchy& hierarchy, char* data, size_t bytes, int root);
 
-// To be started one after the other; `second` may be null.
+// Operations to start one after the other; `second` may be null.
 struct Operations {
   OperationPtr first, second = nullptr;
 };
 
-// The ranks exchange what each has for each other one, which may be nothing.
+// Each rank sends a part to each other rank.  Parts may be empty.
 Operations make_all_to_all(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received,
                            Signature signature = {Signature::Kind::all_to_all});
 
@@ -52,7 +53,7 @@ inline std::vector<size_t> sizes_of(const Parts& parts) {
   return sizes;
 }
 
-// Where parts of these sizes begin that are side by side, from the beginning of the first one.
+// Returns the offsets of adjacent parts of these sizes, from the beginning of the first part.
 inline std::vector<size_t> begins_of(const std::vector<size_t>& sizes) {
   std::vector<size_t> begins(sizes.size());
   for (size_t i = 1; i < sizes.size(); ++i) begins[i] = begins[i - 1] + sizes[i - 1];
@@ -74,10 +75,10 @@ std::vector<Data> data_of(const Parts& parts) {
   return data;
 }
 
-// What a collective other than a message is.
+// Returns the operations that carry out a collective, which must not be a message.
 inline Operations operations_of(Hierarchy& hierarchy, const Collective& its) {
   const int size = hierarchy.layout.size;
-  const auto only_root = [&](const Parts& part) {  // what goes to one rank, or comes from it
+  const auto only_root = [&](const Parts& part) {  // the only part goes to the root, or comes from it
     Parts parts(size);
     parts[its.root] = part[0];
     return parts;
@@ -86,7 +87,7 @@ inline Operations operations_of(Hierarchy& hierarchy, const Collective& its) {
   Signature signature{its.kind};
   signature.root = its.root;
   switch (its.kind) {
-    case Kind::reduce:  // in memory that all but the root throw away
+    case Kind::reduce:  // reduced in the output's memory, whose content only the root uses
       if (its.sent[0].data != its.received[0].data) {
         std::memcpy(its.received[0].data, its.sent[0].data, its.sent[0].bytes);
       }

@@ -1,8 +1,8 @@
 // Memory for tensors that the other ranks of the host read and write in place, instead of through slots.
 //
-// A block is a page with a header, followed by the memory.  Its owner publishes in the slots' counters where a tensor
-// lies (Place), and the others map the block when they first need it.  The header tells them when the owner has freed
-// it.
+// A block is a page with a header, followed by the memory.  Its owner publishes each tensor's place in the block
+// (Place) in the slots' counters.  The others map the block when they first need it.  The owner marks the header when
+// it frees the block.
 
 #pragma once
 
@@ -31,8 +31,8 @@ class SharedBlocks {
   // Returns uninitialized memory in a block; null if there is none.  The block may be a spare one, which was freed
   // before: the other ranks have mapped it already, and the kernel need not clear it.
   static char* take(size_t bytes);
-  // Frees a block.  A block of take() becomes a spare one for IdleMemory::kAfter.  Spare blocks and those in use
-  // together never exceed the most that was in use at one time.
+  // Frees a block.  A block of take() becomes a spare block for IdleMemory::kAfter.  Together, spare blocks and blocks
+  // in use never exceed the most that was in use at one time.
   static void free(char* memory);
   // Gives back all spare blocks.
   static void drop_spares();

@@ -1,4 +1,4 @@
-// Files in memory that processes of a host share.  They have no name, so that they end with the last process that uses
+// Files in memory that processes of a host share.  They have no name, so they are freed with the last process that uses
 // them.
 
 #pragma once

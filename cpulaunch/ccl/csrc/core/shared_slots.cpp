@@ -18,14 +18,15 @@ namespace {
 
 // The most bytes of a piece, measured with ranks of one thread.  A slot is small enough that two of them stay in the
 // caches beside the tensor: one is filled while the other is read.  It is large enough that a step takes longer than
-// the wait for it.  With two hosts and one or two ranks on each, smaller pieces keep the network busier.  More than two
-// hosts split a sum's pieces once more among them, so that smaller pieces would take too many system calls.
+// the wait for it.  With two hosts and one or two ranks on each, smaller pieces keep the network busier.  With more
+// than two hosts, a sum's pieces are split once more among the hosts, so smaller pieces would take too many system
+// calls.
 constexpr size_t kSlotSize = 512 << 10, kSlotSizeOfFew = 256 << 10, kSlotSizeOfManyHosts = 1 << 20;
 // These sizes are multiplied by the number of threads of a rank: threads have separate caches, and each needs enough of
 // a piece to be worth waking.  With more than two hosts, the share of each host of a row also has at least this size.
 constexpr size_t kLeastRowShare = 64 << 10;
 constexpr size_t kMostSlotSize = 8 << 20;
-constexpr size_t kLeastPart = 256;  // bytes: of all the local ranks that a machine may ever have, each has a part
+constexpr size_t kLeastPart = 256;  // bytes; small enough to give a part to each local rank, however many a machine has
 constexpr size_t kPage = 4096;      // bytes
 
 size_t size_of_slots(const Layout& layout) {
@@ -49,8 +50,8 @@ size_t memory_size(int locals, SharedSlots::Shape shape) {
 
 }  // namespace
 
-// Two slots let a rank put a piece while others still take the one before.  With other hosts, more pieces are under way
-// at the same time, each at another stage.
+// With two slots, a rank can put a piece while others still take the previous one.  With several hosts, more pieces are
+// under way at the same time, each in a different stage.
 SharedSlots::Shape::Shape(const Layout& layout)
     : slots(layout.hosts == 1 ? 2 : kMaxSlots),
       slot_size(std::max(size_of_slots(layout), layout.lanes * kLeastPart)) {}
@@ -111,7 +112,7 @@ char* SharedSlots::slot(int local, uint64_t piece) const {
 }
 
 size_t SharedSlots::give_back(int local) const {
-  const size_t page = getpagesize();  // whole pages only: other ranks may share those at the ends
+  const size_t page = getpagesize();  // only whole pages: other ranks may use the rest of the pages at both ends
   const size_t slots = slot(local, 0) - memory_;
   const size_t begin = round_up(slots, page), end = (slots + shape_.slots * shape_.slot_size) / page * page;
   return begin < end && madvise(memory_ + begin, end - begin, MADV_REMOVE) == 0 ? end - begin : 0;

@@ -57,8 +57,8 @@ class SharedSlots {
     } pieces[kMaxSlots];
     alignas(kCacheLine) std::atomic<uint64_t> taken;
     std::atomic<bool> has_left;  // this rank has left the group, and takes no more pieces
-    // Marks, for each slot: the number, from 1, of the last piece in it whose parts this rank has finished, over its
-    // socket or over all ranks.
+    // For each slot, the number (from 1) of the last piece in it whose parts this rank has reduced: over its socket, or
+    // over all ranks.
     alignas(kCacheLine) std::atomic<uint64_t> on_socket[kMaxSlots], everywhere[kMaxSlots];
   };
 
@@ -77,8 +77,8 @@ class SharedSlots {
     size_t slots, slot_size;
   };
 
-  // Returns a descriptor of new memory for the ranks of one host; -1 if that fails.  The memory has no name, so that it
-  // ends with the last process that uses it.
+  // Returns a descriptor of new memory for the ranks of one host; -1 if that fails.  The memory has no name, so it is
+  // freed with the last process that uses it.
   static int offer(int locals, Shape shape);
   // Returns null if this rank may not open the memory, for example because it belongs to another user, or if its size
   // is wrong.
@@ -88,7 +88,7 @@ class SharedSlots {
   SharedSlots(const SharedSlots&) = delete;
   SharedSlots& operator=(const SharedSlots&) = delete;
 
-  // Publishes this process as the local rank, so that the others can read its memory.
+  // Publishes which process is this local rank, so that the others can read its memory.
   void introduce(int local);
   // Whether this process may read the memory of all local ranks.  All must have called introduce().
   bool can_read_all() const;

@@ -12,8 +12,8 @@ class SpreadPieces {
  public:
   explicit SpreadPieces(Hierarchy& hierarchy) : hierarchy_(hierarchy), layout_(hierarchy.layout) {}
 
-  // Once all is here: calls `copy` for this rank, and then, once they have their own, for each other local rank.  True
-  // after that.
+  // Called when the whole piece is here.  Calls `copy` with this rank first and, once all local ranks have done that,
+  // with each other local rank.  Returns true after that.
   template <class Copy>
   bool spread(Piece piece, const Copy& copy) {
     auto& has_own = has_own_[hierarchy_.index(piece)];
@@ -29,7 +29,7 @@ class SpreadPieces {
     return true;
   }
 
-  // The slot of a local rank, or other memory where this one is alone on its host.
+  // The slot of a local rank, or other memory if this rank is alone on its host.
   char* of(int local, Piece piece, size_t bytes) const {
     return layout_.locals > 1 ? hierarchy_.slot(local, piece) : hierarchy_.staging(piece, bytes);
   }

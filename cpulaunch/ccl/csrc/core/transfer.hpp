@@ -51,8 +51,8 @@ class Transfer : public cl_transfer {
   // The other rank of a message; -1 if it may be any rank, and nullopt if this is no message.
   virtual std::optional<int> peer() { return std::nullopt; }
 
-  // The ranks of this host that the transfer still needs; -1 stands for any one rank.  lost() reports those of other
-  // hosts.  nullopt: the transfer may need any rank of the group, and lost() may miss one that is gone.
+  // The ranks of this host that the transfer still needs; -1 stands for any one rank.  For ranks of other hosts, see
+  // lost().  nullopt: the transfer may need any rank of the group, and lost() may overlook a rank that is gone.
   virtual std::optional<std::set<int>> needed() { return std::nullopt; }
 
   // For a message: what peer() has not done yet, such as "sent a message".  Otherwise "".

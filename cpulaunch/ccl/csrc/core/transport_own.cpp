@@ -33,7 +33,7 @@ std::unique_ptr<Transfer> OwnTransport::start(const Collective& its) {
   return both;
 }
 
-// What is in flight holds these two, whose connections are closed when they go.
+// Operations in flight hold these two objects, which close their connections when they are destroyed.
 void OwnTransport::close(bool in_flight) {
   if (!in_flight) hierarchy_->leave();
   hierarchy_.reset();

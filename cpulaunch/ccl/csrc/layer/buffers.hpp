@@ -78,7 +78,7 @@ inline at::Tensor to_exchange(CclWork& work, const at::Tensor& tensor) {
   return data;
 }
 
-// Returns `input`, or a copy of it if it shares memory with `output`.
+// Returns `input`, or a copy of `input` if it shares memory with `output`.
 inline at::Tensor apart_from(CclWork& work, const at::Tensor& output, const at::Tensor& input) {
   if (!output.is_alias_of(input)) return input;
   auto copy = input.clone();
@@ -86,8 +86,8 @@ inline at::Tensor apart_from(CclWork& work, const at::Tensor& output, const at::
   return copy;
 }
 
-// A tensor's memory.  An empty tensor may have a null pointer, which would mean that no message is sent at all.  The
-// other rank must learn that this one is empty, so an address stands in.
+// A tensor's memory.  An empty tensor may have a null pointer, but that would mean that no message is sent at all.  The
+// other rank must learn that this tensor is empty, so another address takes the pointer's place.
 inline Part part_of(const at::Tensor& tensor) {
   static char nothing;
   return {tensor.numel() ? static_cast<char*>(tensor.data_ptr()) : &nothing, tensor.nbytes()};

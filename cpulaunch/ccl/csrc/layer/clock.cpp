@@ -1,4 +1,4 @@
-// Implements Clock by the core's, so that all libraries of the process leave out the same stretches of time.
+// Implements Clock with the core's clock, so that all libraries of the process leave out the same stretches of time.
 
 #include "clock.hpp"
 

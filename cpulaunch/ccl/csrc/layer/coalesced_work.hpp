@@ -15,12 +15,12 @@ class CoalescedWork final : public c10d::Work {
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
-  // If operations have failed, throws the error of the first one in their order.
+  // If several operations have failed, throws the error of the one that started first.
   bool wait(Milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
   void abort() override;
   std::vector<at::Tensor> result() override;
-  // Its value is that of result().
+  // The future's value is that of result().
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:

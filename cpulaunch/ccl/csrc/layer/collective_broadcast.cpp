@@ -46,8 +46,8 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::barrier(const c10d::BarrierOpt
   return run(work, opts.asyncOp, &collective);
 }
 
-// Uses the store, so that it works even if the ranks call different collectives.  Each rank writes a key.  Rank 0 then
-// writes which ranks are missing ("" if none) and waits until the others have read it, because the store may end with
+// Uses the store, so it works even if the ranks call different collectives.  Each rank writes a key.  Rank 0 then
+// writes which ranks are missing ("" if none) and waits until the others have read that, because the store may end with
 // rank 0.
 void ProcessGroupCCL::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   const auto& members = state_->members;

@@ -28,7 +28,7 @@ struct OpenGroups {
   std::set<ProcessGroupCCL*> all;
 };
 
-// Wraps a store for the core.  The caller keeps the store alive while the ranks connect.
+// Wraps a store for the core.  The caller must keep the store alive while the ranks connect.
 cl_store in_c(c10d::Store& store) {
   const auto get = [](void* self, const char* key, char** value, size_t* size, cl_error* error) -> int {
     return guarded(error, [&] {
@@ -83,7 +83,7 @@ ProcessGroupCCL::~ProcessGroupCCL() {
   }
 }
 
-// Connects in a separate thread, because no time limit of oneCCL's bootstrap covers a dead peer.
+// Connects in a separate thread, because oneCCL's bootstrap has no time limit that covers a dead peer.
 void ProcessGroupCCL::connect(Carrier carrier) {
   auto made = std::make_shared<std::promise<std::unique_ptr<Transport>>>();
   auto result = made->get_future();
@@ -219,8 +219,8 @@ void ProcessGroupCCL::abort() {
 
 c10d::ErrorType ProcessGroupCCL::getError() { return state_->error(); }
 
-// Making the gloo group takes all ranks.  All of them call the sparse and bitwise reductions that need it.  If gloo
-// also carries messages, which only two ranks call, create.py has made the group beforehand.
+// All ranks must make the gloo group together.  The sparse and bitwise reductions that need it are called by all ranks.
+// If gloo also carries messages, which only two ranks call, create.py has made the group beforehand.
 c10d::Backend& ProcessGroupCCL::gloo() {
   std::call_once(gloo_made_, [this] { gloo_fallback_ = make_gloo_(); });
   return *gloo_fallback_;

@@ -14,12 +14,12 @@
 
 namespace cpulaunch {
 
-struct Invalid;  // buffers.hpp
+struct Invalid;  // in buffers.hpp
 
 class ProcessGroupCCL final : public c10d::Backend {
  public:
-  // Makes a gloo group of the same ranks.  It carries sparse reductions, and also messages and bitwise reductions if
-  // oneCCL carries the collectives.
+  // Makes a gloo group of the same ranks.  That group carries sparse reductions and, if oneCCL carries the collectives,
+  // also messages and bitwise reductions.
   using MakeGloo = std::function<c10::intrusive_ptr<c10d::Backend>()>;
 
   // Makes the transport.  This may wait for the other ranks.
@@ -43,7 +43,7 @@ class ProcessGroupCCL final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}  // all ranks count from 0
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   void abort() override;
-  // Closes the group, also if check_calls() throws DistBackendError, which is passed on.
+  // Closes the group even if check_calls() throws DistBackendError, which is passed on.
   void shutdown() override;
   c10d::ErrorType getError() override;
 
@@ -52,15 +52,15 @@ class ProcessGroupCCL final : public c10d::Backend {
   void check_calls();
   // Calls check_calls() of each open group of this process.
   static void check_all_calls();
-  // Waits, for each group that is not closed, until the other ranks have got what this one has sent.
+  // For each open group of this process, waits until the other ranks have received what this one has sent.
   static void leave_all();
 
   // Whether the ranks of a host reduce tensors in shared memory (shared_blocks.hpp) without copying them.
   bool shares_memory() const;
   // Moves a tensor's storage, and so all tensors that use it, to memory that the other ranks of this host may map.
-  // Returns false and moves nothing if there is no such memory.
+  // Returns false and moves nothing if that memory isn't available.
   static bool share_memory(const at::Tensor& tensor);
-  // Allocates a tensor in such memory, for FSDP2.
+  // Allocates a tensor in that memory, for FSDP2.
   bool supportsTensorAlloc(c10::DeviceIndex) override { return shares_memory(); }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
@@ -127,7 +127,7 @@ class ProcessGroupCCL final : public c10d::Backend {
                              int peer);
   Ptr<CclWork> make_work(c10d::OpType type, const char* name, const char* profiling_title, Tensors inputs,
                          Milliseconds timeout, std::atomic<uint64_t>& sequence, int peer);
-  // Starts the operation.  It is done when all of its collectives are.
+  // Starts the operation, which is done when all of its collectives are done.
   Ptr<Work> run(const Ptr<CclWork>& work, bool asynchronous, const Collective* collectives, size_t count = 1);
   Ptr<Work> run_unrecorded(const Ptr<CclWork>& work, bool asynchronous, const Collective* collectives, size_t count);
   Ptr<Work> run(const Ptr<CclWork>& work, bool asynchronous, const std::vector<Collective>& collectives) {
@@ -136,7 +136,7 @@ class ProcessGroupCCL final : public c10d::Backend {
 
   c10d::Backend& gloo();
   Ptr<Work> receive(const char* name, Tensors& tensors, int from, int tag);
-  // Whether the transport lacks this reduction, so that gloo carries it.
+  // Whether the transport lacks this reduction; gloo carries it then.
   bool lacks(const c10d::ReduceOp& op) const;
   Ptr<Work> allreduce_each(c10d::OpType type, const char* name, Tensors& tensors,
                            const c10d::AllreduceOptions& opts, Wire wire = Wire::exact);
@@ -148,7 +148,7 @@ class ProcessGroupCCL final : public c10d::Backend {
   Ptr<Work> reduce_scatter_tensors(c10d::OpType type, const char* name, Tensors& outputs, Tensors& inputs,
                                    const c10d::ReduceScatterOptions& opts);
 
-  // Throws if the group was destroyed, or if this process was forked from the group's.
+  // Throws if the group was destroyed, or if this process was forked from the one that made the group.
   Transport& transport(const char* operation) const;
   void connect(Carrier carrier);
   void finish();

@@ -43,7 +43,7 @@ struct EventSizes {
   std::vector<int64_t> parts_in, parts_out;
 };
 
-// ProcessGroupNCCL's names of the operations, because tools that read traces expect these.
+// The operations' names in ProcessGroupNCCL, because tools that read traces expect these.
 const char* name_in_trace(OpType type, Kind kind) {
   switch (type) {
     case OpType::ALLREDUCE: return "allreduce";
@@ -121,7 +121,8 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run_unrecorded(const Ptr<CclWo
     std::lock_guard<std::mutex> lock(starting_);
     ++state_->in_flight;
     for (size_t i = 0; i < count; ++i) transfers.add(transport_->start(collectives[i]));
-    // A program that leaves a batch by an exception never ends it.  It waits for its next operations one by one.
+    // If an exception leaves a batch, the program never ends the batch.  It then waits for its next operations one by
+    // one.
     const auto waited_for = [](const auto& each) { return each->was_waited_for(); };
     if (coalesced_ && std::any_of(coalesced_->begin(), coalesced_->end(), waited_for)) coalesced_.reset();
     is_coalesced = coalesced_.has_value();
@@ -139,8 +140,8 @@ ProcessGroupCCL::Ptr<c10d::Work> ProcessGroupCCL::run_unrecorded(const Ptr<CclWo
   return work;
 }
 
-// Coalesced operations start one after the other, as always.  The difference: the calling thread drives none of them
-// until the program waits for all.
+// Coalesced operations start one after the other, as without coalescing.  The difference is that the calling thread
+// drives none of them until the program waits for all of them.
 void ProcessGroupCCL::startCoalescing() {
   TORCH_CHECK(supportsCoalescing(), "ccl: gloo carries some operations of group '", state_->name,
               "', which can't be coalesced");

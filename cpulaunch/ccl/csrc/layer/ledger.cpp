@@ -17,7 +17,7 @@ namespace {
 
 std::atomic<File*> opened{nullptr};
 
-// Null in a process that was forked from the rank: the ledger is the rank's.
+// Null in a process that was forked from the rank: only the rank itself writes to the ledger.
 File* file() { return is_forked() ? nullptr : opened.load(std::memory_order_relaxed); }
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
@@ -30,7 +30,7 @@ void write(char (&field)[size], const char* text) {
   std::memset(field + length, 0, size - length);
 }
 
-// The kernel's number of the calling thread, which each thread asks for once.
+// The kernel's number of the calling thread; each thread asks the kernel only once.
 uint32_t this_thread() {
   thread_local const auto number = static_cast<uint32_t>(syscall(SYS_gettid));
   return number;

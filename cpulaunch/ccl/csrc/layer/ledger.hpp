@@ -58,8 +58,8 @@ static_assert(offsetof(Group, size) == 64 && offsetof(Group, count) == 72 && off
 struct File {
   State magic, flags;
   Number steps, collectives, progressed_at, longest_gap, waiting;
-  // Of operations: how many are under way; since when at least one has been; for how long at least one was before that;
-  // and the bytes of all so far.
+  // About operations: how many are under way; since when at least one has been; the total time before that in which at
+  // least one was; and the bytes of all operations so far.
   Number under_way, busy_since, busy, bytes;
   char padding[48];
   Group groups[kGroups];
@@ -89,7 +89,7 @@ class LedgerGroup {
   LedgerGroup(const LedgerGroup&) = delete;
   LedgerGroup& operator=(const LedgerGroup&) = delete;
 
-  // Frees the part for another group.
+  // Frees the part for other groups.
   void close();
 
  private:
@@ -97,11 +97,11 @@ class LedgerGroup {
   std::atomic<ledger::Group*> group_{nullptr};
 };
 
-// One collective or message.  Records are reused in turn, but not while their operation is still under way, because
-// these show where a rank hangs.  An operation that would get such a record is left out.
+// One collective or message.  Records are reused in turn, except those of operations under way, because they show where
+// a rank hangs.  An operation whose turn falls on such a record isn't recorded.
 class LedgerEntry {
  public:
-  // `type` points to as many bytes as the field has.
+  // `type` must have as many bytes as the field.
   LedgerEntry(LedgerGroup& group, uint64_t sequence, const char* kind, const char* type, uint64_t bytes, int peer,
               uint64_t enqueued_at);
   // An operation that was never ended counts as failed.
@@ -111,8 +111,8 @@ class LedgerEntry {
 
   // Records the root (a rank of the group, or -1) and the name of the reduction ("" if there is none).
   void says(int root, const char* reduction);
-  // Records the time of the call as the start, which saves reading the clock: at most, tensors that can't be sent as
-  // they are were copied in between.
+  // Uses the time of the call as the start, to save reading the clock.  Between the two, at most a copy was made of
+  // tensors that can't be sent in place.
   void start();
   // `ranks` are ranks of the group, such as "1, 3".
   void waits_for(const std::string& ranks);

@@ -25,7 +25,7 @@ py::object text_in(const char (&field)[size]) {
   return py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(field, strnlen(field, size), "replace"));
 }
 
-// The fields of cpulaunch.cause.Cause that are known.
+// Returns the fields of cpulaunch.cause.Cause that are known.
 py::dict in_python(const Cause& cause) {
   py::dict fields;
   const auto add = [&](const char* name, bool is_known, const auto& value) {
@@ -68,7 +68,7 @@ PYBIND11_MODULE(_group, module) {
              std::vector<Peer> peers;
              for (const auto& [peer, pid] : local_peers) peers.push_back({peer, pid});
              auto [own_key, own_ip, next_key, next_host] = std::move(heartbeat);
-             // The function outlives the group's Python object, and is let go of with the GIL.
+             // The function outlives the group's Python object, and is released while the GIL is held.
              std::shared_ptr<py::function> function(new py::function(std::move(make_gloo)), [](py::function* held) {
                py::gil_scoped_acquire acquire;
                delete held;
@@ -132,14 +132,14 @@ PYBIND11_MODULE(_group, module) {
       py::kw_only(), py::arg("has_core"), py::arg("only_core"), py::arg("cores"),
       "How collectives are driven; once, before the first group is made.");
   ProgressEngine::instance().set_signal_handling([] {
-    if (syscall(SYS_gettid) != getpid()) return;  // Python's other threads handle none
+    if (syscall(SYS_gettid) != getpid()) return;  // Python handles signals only in its main thread
     const py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   });
   module.def(
       "open_ledger",
       [](const py::buffer& mapping) {
-        // Its buffer is held for ever: the mapping can't be closed.
+        // The buffer is held forever, so the mapping can't be closed.
         const auto* buffer = new py::buffer_info(mapping.request(/*writable=*/true));
         TORCH_CHECK(static_cast<size_t>(buffer->size * buffer->itemsize) == ledger::kSize, "not a ledger");
         ledger::open(buffer->ptr);

@@ -6,20 +6,20 @@
 
 namespace cpulaunch {
 
-// What the ranks of a group know of the cores that this rank runs on.
+// What a rank knows about the cores that it runs on.
 struct Pace {
-  bool crowded = false;       // more ranks of its host than cores run on them: each vain poll gives up the core
-  bool shares_cores = false;  // ranks of other hosts, simulated on this machine, run on them
+  bool crowded = false;       // its host's ranks outnumber the cores: each poll that finds nothing gives up the core
+  bool shares_cores = false;  // ranks of other hosts, which this machine simulates, run on the same cores
   int cores = 1;              // how many this rank has if it shares them evenly with the other ranks of its host
 
-  // Of a thread that polls for several groups.
+  // Combines the paces of several groups, for a thread that polls for all of them.
   void add(const Pace& other) {
     crowded = crowded || other.crowded;
     shares_cores = shares_cores || other.shares_cores;
   }
 };
 
-// Whether a thread of a rank with this pace may let others help it: not where ranks take turns on the cores.
+// Whether a thread of a rank with this pace may use helper threads: not if ranks take turns on the cores.
 inline bool may_lend(const Pace& pace) { return !pace.crowded && !pace.shares_cores; }
 
 // Tells the processor that this thread waits for memory to change.
@@ -33,16 +33,16 @@ inline void relax() {
 
 enum class Rest {
   spin,       // keeps the core
-  yield,      // lets another thread run that waits for the core
+  yield,      // lets another thread run if one waits for the core
   nap,        // gives the core up for a moment: the peer is late
-  long_nap,   // and for longer: the peer computes, which this rank should be able to do, too
+  long_nap,   // gives the core up for longer: the peer is computing, and this rank should be able to compute, too
 };
 
-// A poller spins at first, because its peer's next piece comes soon.  Then it yields, and in the end it naps.
+// A poller spins at first, because its peer's next piece comes soon.  Then it yields, and finally it naps.
 //
 //                            spins         yields         then
 //   a core of its own        1,000 polls   19,000 polls   naps: some ms have passed
-//   cores of other hosts     20 polls      100 us         naps: where simulated hosts share cores, one yield can take
+//   cores of other hosts     20 polls      100 us         naps: if simulated hosts share cores, one yield can take
 //                                                         Linux 6.18 4 ms, and threads that go on yielding have left
 //                                                         others without a core for half a minute
 //   crowded                  none          1,000 polls    naps
@@ -56,9 +56,9 @@ inline Rest rest_of_poller(const Pace& pace, unsigned idle_polls, std::chrono::n
   return yields ? Rest::yield : Rest::nap;
 }
 
-// The background thread.  On a core of its own it polls as a caller does.  Elsewhere it would steal from the
-// computation: it polls for some 50 us after the last one that moved data, naps for some ms, and then for longer.
-// Where callers drive all that is pending (`leads` is false), it only completes what they have moved.
+// For the background thread.  On its own core, it polls as a caller does.  On other cores, it would take time from the
+// computation: it polls until some 50 us after data was last moved, then naps for some ms, and then for longer.  If
+// callers drive all pending operations (`leads` is false), it only completes those that are done.
 inline Rest rest_in_background(const Pace& pace, bool has_own_core, bool leads, unsigned idle_polls,
                                std::chrono::nanoseconds yielding) {
   constexpr unsigned kPolls = 100, kNaps = 50;

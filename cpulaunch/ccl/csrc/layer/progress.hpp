@@ -104,8 +104,8 @@ class ProgressEngine {
   OwnTeam* team_ = nullptr;  // if communication has several cores; the leading thread lends it
   std::function<void()> handle_signals_;
 
-  // Leader and followers: one background thread polls.  Before it completes operations, which may run callbacks
-  // that wait for other operations, it hands the lead to another thread.
+  // There are a leader and followers: only the leader polls.  Before it completes operations, which may run callbacks
+  // that wait for other operations, it makes another thread the leader.
   std::mutex mutex_;
   std::condition_variable wake_;
   std::list<c10::intrusive_ptr<CclWork>> pending_;

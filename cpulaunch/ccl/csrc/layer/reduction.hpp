@@ -8,7 +8,7 @@
 
 namespace cpulaunch {
 
-// A complex number is reduced as two real ones.  Throws TypeError if numbers of this type can't be reduced.
+// A complex number is reduced as two real numbers.  Throws TypeError if numbers of this type can't be reduced.
 inline NumberType number_type_of(c10::ScalarType type) {
   switch (type) {
     case at::kFloat:
@@ -48,13 +48,13 @@ inline Reduction reduction_of(c10d::ReduceOp::RedOpType op) {
   }
 }
 
-// The name in the ledger; "" if `op` is no reduction.
+// The reduction's name in the ledger; "" if `op` is no reduction.
 inline const char* name_of(const c10d::ReduceOp& op) {
   const c10d::ReduceOp::RedOpType type = op;
   return type < c10d::ReduceOp::UNUSED ? name_of(reduction_of(type)) : "";
 }
 
-// Scales the input of a PREMUL_SUM, in place; leaves that of other reductions alone.
+// Scales the input of a PREMUL_SUM in place; does nothing for other reductions.
 inline void scale_before(const c10d::ReduceOp& op, at::Tensor& data) {
   if (op != c10d::ReduceOp::PREMUL_SUM) return;
   const auto* supplement = reinterpret_cast<c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
@@ -86,7 +86,7 @@ inline Collective reduction(Kind kind, const at::Tensor& model, const c10d::Redu
   return collective;
 }
 
-// Returns the input of a reduction that is not in place: `data`, or for a PREMUL_SUM a scaled copy of it.
+// Returns the input of a reduction that is not in place: `data`, or a scaled copy of it for a PREMUL_SUM.
 inline at::Tensor to_reduce(CclWork& work, const c10d::ReduceOp& op, at::Tensor data) {
   if (op != c10d::ReduceOp::PREMUL_SUM) return data;
   data = data.clone();

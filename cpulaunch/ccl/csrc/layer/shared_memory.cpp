@@ -10,7 +10,7 @@ namespace cpulaunch {
 
 namespace {
 
-// The fewest bytes for which shared memory pays off.  Smaller tensors need a descriptor and a mapping, too, and
+// The fewest bytes for which shared memory pays off.  Smaller tensors, too, would need a descriptor and a mapping, and
 // collectives copy them faster than they look them up.
 constexpr size_t kLeastShared = 64 << 10;
 

@@ -6,12 +6,12 @@
 
 namespace cpulaunch {
 
-// Moves a tensor's storage, and so all tensors that use it, to such memory.  Returns false and moves nothing if there
-// is none.
+// Moves a tensor's storage, and so all tensors that use it, to shared memory.  Returns false and moves nothing if no
+// shared memory is available.
 bool share_memory(const at::Tensor& tensor);
 
-// Returns an uninitialized tensor of `size` elements.  It is in such memory if it is large enough and there is some,
-// and else in ordinary memory.
+// Returns an uninitialized tensor of `size` elements.  It is in shared memory if it is large enough and shared memory
+// is available, otherwise in ordinary memory.
 at::Tensor allocate_shared(int64_t size, const at::TensorOptions& options);
 
 }  // namespace cpulaunch

@@ -21,7 +21,7 @@ constexpr auto kInterval = std::chrono::milliseconds(200);
 // How long the watchdog checks a group after an alert.  A waiting thread alerts it every few milliseconds.
 constexpr auto kAlertTime = std::chrono::seconds(1);
 // The time between a suspicion and the failure.  A peer that ended after its last operation may have left behind
-// everything that the others still need, and they notice that within this time.
+// everything that the others still need, and they will notice that within this time.
 constexpr auto kGracePeriod = std::chrono::seconds(2);
 // The shortest time between two heartbeats.
 constexpr auto kHeartbeatInterval = std::chrono::seconds(1);
@@ -69,7 +69,7 @@ struct Watchdog::Watched {
     }
     return *own_store;
   }
-  // The same store without the group's prefix: all groups share its keys.
+  // The store without the group's prefix: all groups share its keys.
   c10d::Store& heartbeats() {
     auto* prefixed = dynamic_cast<c10d::PrefixStore*>(&store());
     return prefixed ? *prefixed->getUnderlyingNonPrefixStore() : store();
@@ -88,7 +88,7 @@ struct Watchdog::Watched {
   Clock::time_point read{};                   // last read of the next host's heartbeat
   std::string last_value;                     // what was read
   Clock::time_point last_change = Clock::now();
-  std::optional<RemoteProcess> next_process;  // its writer, watched once the heartbeat has been missing for long
+  std::optional<RemoteProcess> next_process;  // the heartbeat's writer, watched after a long silence
   Clock::time_point next_asked{};
   Clock::time_point alerted{};
   Cause callers_suspicion;                // this and the members up to `ended_since`: under the watchdog's lock
@@ -96,7 +96,7 @@ struct Watchdog::Watched {
   Alert alert;
   Need need;
   Clock::time_point looked_after_peers{};
-  Cause ended;                            // a local peer that is needed and has ended
+  Cause ended;                            // a local peer that is still needed but has ended
   Clock::time_point ended_since{};
   std::atomic<bool> has_ended{false};     // `ended` is not empty
   Clock::time_point asked{};              // last search for late ranks
@@ -152,9 +152,9 @@ struct Watchdog::Watched {
     return need.peers.count(-1) && static_cast<int>(ended) == state.size - 1 ? last : Cause();
   }
 
-  // Fails the group if a needed local peer ended longer ago than the grace period, within which operations complete
-  // that need only what the peer left behind.  Callers run this, because the watchdog's thread may be blocked in the
-  // store.
+  // Fails the group if a needed local peer ended longer ago than the grace period.  Within that period, operations
+  // complete that need only what the peer left behind.  Callers run this, because the watchdog's thread may be blocked
+  // in the store.
   void look_after_peers(GroupState& state, Clock::time_point now) {
     if (now - looked_after_peers < kInterval) return;
     looked_after_peers = now;
@@ -181,8 +181,8 @@ struct Watchdog::Watched {
     ask([&] { heartbeats().set(heartbeat.own_key, as_bytes(text)); });
   }
 
-  // Throws if the store is gone.  The heartbeat's writer may exit before other ranks once they need nothing more of it.
-  // So a writer that has exited is suspect only if a caller needs all ranks.  Other callers detect by themselves that a
+  // Throws if the store is gone.  The heartbeat's writer may exit before other ranks if they need nothing more from it.
+  // So a writer that has exited is suspect only if a caller needs all ranks.  Other callers notice themselves that a
   // rank they need has ended.
   void read_heartbeat(bool needs_all) {
     const auto now = Clock::now();
@@ -213,8 +213,8 @@ struct Watchdog::Watched {
     }
   }
 
-  // Publishes this rank's call.  If it asks, follows the chain of ranks that wait for each other until it reaches ranks
-  // that do not wait, or that call something else.
+  // Publishes this rank's call.  If `own.asks` is true, follows the chain of ranks that wait for each other, until it
+  // reaches ranks that do not wait or that call something else.
   void find_late(GroupState& state, const Wait& own) {
     if (!own.asks && published == own.sequence) return;
     if (Clock::now() - asked < std::max<Milliseconds>(kAskInterval, intervals.look)) return;
@@ -410,7 +410,7 @@ void Watchdog::run() {
         continue;
       }
     }
-    // Not under the lock: a store whose host is gone may block for long.
+    // Don't hold the lock here: a store may block for long if its host is gone.
     for (const auto& watched : writing) {
       watched->write_heartbeat(pulses_[watched->heartbeat.own_key]);
     }

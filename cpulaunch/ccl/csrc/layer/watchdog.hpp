@@ -2,8 +2,8 @@
 //
 // The watchdog watches a peer on this host through its pidfd, which becomes readable when the process ends, even
 // while it is a zombie.  It learns of failures on other hosts through the group's store, where the rank that detects a
-// failure reports it.  The store ends with rank 0, which may exit once its part is done.  From then on this rank learns
-// nothing more of other hosts.  It treats that as a failure only if an operation can't say which ranks it needs.
+// failure reports it.  The store ends with rank 0, which may exit once its part is done.  From then on, this rank no
+// longer learns about other hosts.  It treats that as a failure only if an operation can't say which ranks it needs.
 //
 // A host that loses all its ranks at once cannot report anything.  So the first rank of each host writes a heartbeat to
 // the store, and the ranks of the host before it read the heartbeat.
@@ -38,7 +38,7 @@ struct Peer {
 };
 
 // The heartbeat's keys in the store of a group of several hosts.  A key is empty if this rank does not write or read
-// that heartbeat.  A process uses the same key in all its groups, so that short-lived groups leave nothing behind.
+// that heartbeat.  A process uses the same key in all its groups, so short-lived groups leave nothing behind.
 struct Heartbeat {
   std::string own_key;
   std::string own_ip;     // the address at which other hosts reach this one; "" if there is none

@@ -17,12 +17,12 @@ namespace cpulaunch {
 namespace {
 
 // A waiting thread checks the clock and the group's state once in this many polls.  A poll takes about a microsecond,
-// so that the check costs less than a percent of the polls.
+// so the checks take less than a percent of the time.
 constexpr unsigned kPollsPerCheck = 256;
-// An operation that takes longer alerts the watchdog.  Ordinary imbalance between ranks is shorter, and the watchdog's
+// After this time, an operation alerts the watchdog.  Ordinary imbalance between ranks is shorter, and the watchdog's
 // queries of the store are not free.
 constexpr auto kAlertAfter = std::chrono::milliseconds(300);
-// A waiting thread handles signals after this time, and again each time it is over.
+// A waiting thread handles signals once in this time.
 constexpr auto kSignalsAfter = std::chrono::milliseconds(100);
 // How long a rank waits before it publishes its call, if the transport doesn't compare calls.
 constexpr auto kPublishAfter = std::chrono::seconds(1);
@@ -48,7 +48,7 @@ std::string shapes(const std::vector<at::Tensor>& tensors) {
   return tensors.size() > kTensorsNamed ? c10::str(text, ", … (", tensors.size(), " tensors)") : text;
 }
 
-// The name of the tensors' type, such as float32, in the format of the ledger's field.
+// The name of the tensors' type, such as float32, padded to the ledger's field.
 const char* type_in_ledger(const std::vector<at::Tensor>& tensors) {
   using Name = std::array<char, sizeof(ledger::Operation::type)>;
   static const auto names = [] {
@@ -103,7 +103,7 @@ std::exception_ptr distributed_error(const std::string& what, const Cause& cause
   return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, 0}, what));
 }
 
-// Adds to a number during its own lifetime.
+// Increments a number during its own lifetime.
 class Counted {
  public:
   Counted(std::atomic<int>& number, int by) : number_(number), by_(by) { number_ += by_; }
@@ -255,7 +255,7 @@ void CclWork::complete() {
       for (auto action = afterwards_.rbegin(); action != afterwards_.rend(); ++action) (*action)();
     }
   } catch (const std::exception& failure) {
-    // This rank's results are wrong, and its caller gets the error.  The caller may now do something else than the
+    // This rank's results are wrong, and its caller gets the error.  The caller may then not make the same calls as the
     // other ranks, which would wait for it until their timeout.  So the group fails in all ranks.
     const auto what = c10::str(" could not be completed: ", reason_of(failure));
     const auto cause = own(Cause(CauseKind::callback_failed));
@@ -274,7 +274,7 @@ Cause CclWork::own(Cause cause) const {
 }
 
 void CclWork::fail(const std::string& what, Cause cause, bool tell, c10d::ErrorType kind) {
-  if (!wins()) return;  // another thread has completed or failed it
+  if (!wins()) return;  // another thread has completed or failed the operation
   cause = own(cause);
   group_->fail(c10::str(call(), " ", what), cause, kind);
   transfer_->abort();
@@ -340,7 +340,7 @@ void CclWork::check(Clock::time_point now) {
     entry_.waits_for(ranks);
     Watchdog::instance().alert(group_, transfer_->lost(), transfer_->needed());
     if (transfer_->peer()) return;
-    // Start asking after half of the timeout, so that the other half is left for answers.
+    // Start asking after half of the timeout, so that the other half is left for the answers.
     const bool asks = broken || waited > timeout_ / 2;
     if (asks || (ranks.empty() && waited > kPublishAfter)) {
       Watchdog::instance().publish_wait(group_.get(), sequence_, ranks, summary(), asks);
@@ -356,7 +356,8 @@ void CclWork::handle_signals(Clock::time_point now) {
   try {
     ProgressEngine::instance().handle_signals();
   } catch (...) {
-    // If this process goes on, the watchdog tells the other ranks.  If it ends, they see that, and it need not wait.
+    // If this process continues, the watchdog notifies the other ranks.  If it ends, they notice that, and it need not
+    // wait.
     Watchdog::instance().alert(group_);
     fail("was left by a signal handler's exception", Cause(CauseKind::signal_handler), /*tell=*/false);
     throw;
@@ -442,7 +443,7 @@ bool CclWork::wait(Milliseconds timeout) {
                               " s that wait() was given: ", cause.text()));
   }
   std::unique_lock<std::mutex> lock(mutex_);
-  // The thread that completes it may not have notified c10d::Work yet.
+  // The thread that completes the operation may not have notified c10d::Work yet.
   cv_.wait(lock, [&] { return completed_; });
   waited_for_ = true;
   if (exception_) std::rethrow_exception(exception_);

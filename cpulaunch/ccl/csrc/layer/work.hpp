@@ -25,7 +25,7 @@ namespace cpulaunch {
 
 using Milliseconds = std::chrono::milliseconds;
 
-// A rank's call, as it describes it to ranks that wait in vain.
+// A rank's description of its call, for ranks that have waited for long.
 struct CallSummary {
   std::string text;
   std::string must_agree;  // must be equal on all ranks
@@ -47,7 +47,7 @@ class GroupState {
         pace(pace),
         ledger("ccl", this->name, rank, size, in_ledger) {}
 
-  // Fails the group.  All later operations fail, too, because the ranks no longer agree on what comes next.  Only the
+  // Fails the group.  All later operations fail, too, because the ranks no longer agree on the next call.  Only the
   // first failure is kept.
   void fail(const std::string& reason, const Cause& cause, c10d::ErrorType kind = c10d::ErrorType::COMM_ERROR);
   // The reason is the cause's own text.
@@ -89,7 +89,7 @@ class GroupState {
   Cause delay_;
 };
 
-// Returns the cause of the exception with the text `error`; empty if it is none of this process's latest exceptions.
+// Returns the cause of the exception with the text `error`; empty if this process hasn't raised it recently.
 Cause cause_of(const std::string& error);
 // Throws c10d's exception with this text, and keeps the cause for cause_of().
 [[noreturn]] void throw_for(const Cause& cause, const std::string& text);
@@ -106,14 +106,13 @@ class CclWork final : public c10d::Work {
 
   // Keeps alive a tensor that the transfer reads or writes.
   void keep(at::Tensor tensor) { kept_.push_back(std::move(tensor)); }
-  // Adds an action for when the data has arrived.  Actions run in the reverse order of these calls, on the thread that
-  // completes the operation, and in the thread-local state that the caller has now: grad mode, inference mode, dispatch
-  // keys and the like.
+  // Adds an action for when the data has arrived.  Actions run in reverse order, on the thread that completes the
+  // operation, with the caller's present thread-local state: grad mode, inference mode, dispatch keys and the like.
   void afterwards(std::function<void()> action);
   void set_outputs(std::vector<at::Tensor> outputs) { outputs_ = std::move(outputs); }
   // Notes the root (or -1) and the name of the reduction (or "") in the ledger.
   void says(int root, const char* reduction = "") { entry_.says(root, reduction); }
-  // Returns where the transfer of a message stores the rank that sent it.
+  // Returns where a message's transfer is to store the sender's rank.
   int32_t* source(int32_t from) { return &source_.emplace(from); }
   void started(std::unique_ptr<Transfer> transfer) {
     transfer_ = std::move(transfer);
@@ -134,7 +133,8 @@ class CclWork final : public c10d::Work {
   void fail(const std::string& what, Cause cause, bool tell = true,
             c10d::ErrorType kind = c10d::ErrorType::COMM_ERROR);
   // Polls until the operation is complete, or until `until`; returns false in the second case.  Each poll in which the
-  // transfer makes a step extends `until` to at least `more` after that poll, because the peers are at work, too.
+  // transfer makes a step extends `until` to at least `more` after that poll, because the peers are making progress,
+  // too.
   bool drive(Clock::time_point until, Clock::duration more = Clock::duration::zero());
   // Fails the operation if its timeout is over or its group has failed.  Alerts the watchdog if it has waited for long.
   void check(Clock::time_point now);
@@ -179,7 +179,7 @@ class CclWork final : public c10d::Work {
   Cause missing_message() const;
   // Why the operation isn't complete, as far as is known.
   Cause delay() const;
-  // Adds this operation to a cause that names none.
+  // Adds this operation to a cause that names no operation.
   Cause own(Cause cause) const;
   // The transport has failed.  The operation fails a little later, so that the other ranks can publish what they call.
   // `explained`: the cause already says how the calls differ.
@@ -209,12 +209,12 @@ class CclWork final : public c10d::Work {
   std::unique_ptr<Transfer> transfer_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::atomic<State> state_{State::running};
-  std::atomic<bool> breaks_{false};  // claimed by the one thread that sets the next four members
+  std::atomic<bool> breaks_{false};  // true once a thread has begun to set the next four members
   std::string broken_reason_;
   std::unique_ptr<const Cause> broken_cause_;
   bool is_explained_ = false;
   Clock::time_point broken_at_;
-  std::atomic<bool> broken_{false};  // these four are set
+  std::atomic<bool> broken_{false};  // the four members above are set
 };
 
 }  // namespace cpulaunch

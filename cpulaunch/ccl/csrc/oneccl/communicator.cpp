@@ -22,27 +22,27 @@ namespace cpulaunch {
 
 namespace {
 
-// The sleep after a round of queries in vain: at first about what a query takes, then longer, up to a time that adds
-// little to making a group (some 10 ms).
+// How long a rank sleeps after a round of queries that found nothing new: at first about as long as a query takes, then
+// longer, but always short compared with making a group (some 10 ms).
 constexpr auto kMinBackoff = std::chrono::microseconds(50);
 constexpr auto kMaxBackoff = std::chrono::microseconds(2000);
 
-// oneCCL finds its peers through torch's store, so that a group needs no address of its own.
+// oneCCL finds its peers through torch's store, so a group needs no address of its own.
 //
-// oneCCL's barriers ask for the same keys again and again, without a pause.  Where ranks share cores, that keeps the
-// store's one thread, in rank 0, from answering those that still have to arrive: eight ranks on two cores took minutes,
-// or did not meet within oneCCL's limit.  So a rank that asks in vain sleeps a little, longer each time.
+// oneCCL's barriers query the same keys again and again, without a pause.  If ranks share cores, that keeps the store's
+// only thread, in rank 0, from answering ranks that have yet to arrive: eight ranks on two cores took minutes, or did
+// not meet within oneCCL's limit.  So after queries that found nothing new, a rank sleeps a little, longer each time.
 class StoreKvs final : public ccl::kvs_interface {
  public:
   StoreKvs(const cl_store& store, int id) : store_(store), id_(id) {}
 
-  // Empty while the key is missing: oneCCL asks again.  Called by one thread.
+  // Returns an empty value while the key is missing; oneCCL then asks again.  Called by one thread.
   ccl::vector_class<char> get(const ccl::string_class& key) override;
   void set(const ccl::string_class& key, const ccl::vector_class<char>& data) override;
   int get_id() override { return id_; }
 
-  // The ranks have met.  oneCCL writes once more while it is torn down, when rank 0's store may be gone, which torch
-  // would report at length.
+  // Called when the ranks have met; from then on, the store isn't used.  oneCCL writes to it once more while a
+  // communicator is destroyed, when rank 0's store may be gone, and torch would log that at length.
   void end() { store_.reset(); }
 
  private:
@@ -51,17 +51,17 @@ class StoreKvs final : public ccl::kvs_interface {
   std::optional<cl_store> store_;  // none from end() on
   const int id_;
   std::unordered_map<std::string, std::string> seen_;  // key → the last answer
-  std::string round_;  // the key at which a round of queries in vain begins
+  std::string round_;  // the first key of a round of queries that find nothing new
   std::chrono::microseconds backoff_{0};
 };
 
-// One thread at a time may be inside oneCCL.  It is called only while this lock is held.
+// Only one thread at a time may be inside oneCCL, so oneCCL is called only while this lock is held.
 std::unique_lock<std::mutex> enter_oneccl() {
   static auto* mutex = new std::mutex;  // never destroyed: background threads may outlive static objects
   return std::unique_lock<std::mutex>(*mutex);
 }
 
-// An operation of oneCCL's that has been started.
+// A oneCCL operation that has been started.
 class OneCclTransfer final : public Transfer {
  public:
   explicit OneCclTransfer(ccl::event event) : event_(std::move(event)) {}
@@ -81,8 +81,9 @@ class OneCclTransfer final : public Transfer {
   std::string stragglers() override { return ""; }
 
  private:
-  std::optional<ccl::event> event_;  // used under the lock; destroyed there, as that gives oneCCL its request back
-  // Release and acquire: a thread that sees `done_` without the lock sees the data that another one has received.
+  std::optional<ccl::event> event_;  // used and destroyed under the lock: its destructor returns the request to oneCCL
+  // Release and acquire: a thread that reads `done_` without the lock also sees the data that another thread has
+  // received.
   std::atomic<bool> done_{false};
   std::atomic<bool> aborted_{false};
 };
@@ -113,10 +114,10 @@ class Then final : public Transfer {
 
 std::atomic<int> next_kvs{1};
 
-// oneCCL's log level; an internal of it, which the pinned static archive makes a fixed one.
+// oneCCL's log level.  The variable is internal to oneCCL, but the static archive is pinned, so its name can't change.
 extern "C" int oneccl_log_level __asm__("_ZN10ccl_logger5levelE");
 
-// At its first level, `warn`, oneCCL would warn that the variable changes the level.
+// At its default level, `warn`, oneCCL would warn that CCL_LOG_LEVEL changes the level.
 void initialize() {
   const char* level = std::getenv("CCL_LOG_LEVEL");
   if (level && std::string(level) == "error") oneccl_log_level = 0;
@@ -126,7 +127,7 @@ void initialize() {
 ccl::vector_class<char> StoreKvs::get(const ccl::string_class& key) {
   if (!store_) return {};
   std::string value;
-  // What was there once stays: oneCCL removes a value by writing an empty one.
+  // A key never disappears: oneCCL removes a value by writing an empty one.
   char* found = nullptr;
   size_t size = 0;
   if (unguarded([&](cl_error* error) { return store_->get(store_->self, key.c_str(), &found, &size, error); })) {
@@ -137,7 +138,7 @@ ccl::vector_class<char> StoreKvs::get(const ccl::string_class& key) {
   return {value.begin(), value.end()};
 }
 
-// Once in a round over all ranks' keys, longer each time.
+// Sleeps once per round over all ranks' keys, longer each time.
 void StoreKvs::back_off_if_unchanged(const std::string& key, const std::string& value) {
   const auto [entry, first] = seen_.try_emplace(key, value);
   if ((first && !value.empty()) || entry->second != value) {
@@ -159,9 +160,9 @@ void StoreKvs::set(const ccl::string_class& key, const ccl::vector_class<char>& 
   throw_error(error);
 }
 
-// Other groups' operations stand still meanwhile.  They couldn't go on without the lock either: while the ranks tell
-// each other their addresses, oneCCL 2022.2 has a spin lock on its table of addresses, which each send and each receive
-// looks into (atl_ofi::get_rank2proc_map and atl_ofi_get_addr).  So whoever is late has been waited for before.
+// Other groups' operations pause meanwhile.  They couldn't continue without this lock either: while the ranks exchange
+// their addresses, oneCCL 2022.2 holds a spin lock on its table of addresses, which every send and receive needs
+// (atl_ofi::get_rank2proc_map and atl_ofi_get_addr).
 std::unique_ptr<ccl::communicator> make_communicator(std::shared_ptr<StoreKvs> kvs, int rank, int size) {
   const auto inside = enter_oneccl();
   initialize();
@@ -180,7 +181,7 @@ void end_forked_process(int status, void*) {
 std::unique_ptr<ccl::communicator> connect_oneccl(const cl_store& store, int rank, int size) {
   auto kvs = std::make_shared<StoreKvs>(store, next_kvs++);
   auto communicator = make_communicator(kvs, rank, size);
-  // As each rank sends a message to each other one, all of oneCCL's shared memory is mapped from here on.
+  // Each rank sends a message to every other rank, so all of oneCCL's shared memory is mapped from here on.
   std::vector<char> from(size), to(size);
   const auto greeting = start_oneccl(
       [&] { return ccl::alltoall(from.data(), to.data(), 1, ccl::datatype::int8, *communicator); });
@@ -190,8 +191,8 @@ std::unique_ptr<ccl::communicator> connect_oneccl(const cl_store& store, int ran
   return communicator;
 }
 
-// A communicator with operations in flight cannot be taken down, nor can one of a subset of the ranks on oneCCL's MPI
-// transport (it hangs): those stay until the process ends.
+// Two kinds of communicators cannot be destroyed: those with operations in flight, and, on oneCCL's MPI transport,
+// those of a subset of the ranks (it hangs).  They stay until the process ends.
 void disconnect_oneccl(std::unique_ptr<ccl::communicator> communicator, bool in_flight) {
   const char* transport = std::getenv("CCL_ATL_TRANSPORT");
   if (in_flight || (transport && std::string(transport) == "mpi")) {

@@ -14,26 +14,25 @@
 
 namespace cpulaunch {
 
-// Connects the ranks through `store`.  Throws std::exception when they don't meet
-// within oneCCL's own time.
+// Connects the ranks through `store`.  Throws std::exception if they don't meet within oneCCL's time limit.
 std::unique_ptr<ccl::communicator> connect_oneccl(const cl_store& store, int rank, int size);
-// `in_flight`: some of its operations are.
+// `in_flight`: whether any of the communicator's operations are still in flight.
 void disconnect_oneccl(std::unique_ptr<ccl::communicator> communicator, bool in_flight);
-// Starts an operation of oneCCL's, which `call` calls.
+// Starts the oneCCL operation that `call` calls.
 std::unique_ptr<Transfer> start_oneccl(const std::function<ccl::event()>& call);
-// `transfer`, and `action` once it is done.
+// Returns a transfer that runs `action` once `transfer` is done.
 std::unique_ptr<Transfer> then(std::unique_ptr<Transfer> transfer, std::function<void()> action);
 
 ccl::datatype datatype_of(NumberType type);
-// Throws for the bitwise ones, which oneCCL lacks.  That of an average is a sum.
+// For an average, returns the sum.  Throws for bitwise reductions, which oneCCL lacks.
 ccl::reduction reduction_of(NumberType type, Reduction reduction);
 
-// Parts side by side, as oneCCL takes them: the parts themselves where they lie so.
+// Parts in one contiguous buffer, as oneCCL needs them.  Parts that are already adjacent are used in place.
 class SideBySide {
  public:
   explicit SideBySide(Parts parts);
 
-  // From the parts, and back to them.
+  // Copy the parts to the buffer, and the buffer to the parts.
   void join() const;
   void split() const;
 

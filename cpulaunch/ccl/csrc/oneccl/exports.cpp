@@ -1,4 +1,4 @@
-// What this library exports: oneCCL's carrier, for Python.
+// Exports oneCCL's carrier to Python.
 
 #include "boundary.hpp"
 #include "transports.hpp"

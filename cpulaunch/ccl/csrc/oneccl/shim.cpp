@@ -1,5 +1,5 @@
 // Defines what oneCCL's static archive refers to and does not contain: Intel's compiler runtime, ITT tracing, hwloc.
-// The link fails when a symbol is missing here, and a test when there is one too many.
+// The link fails if a symbol is missing here, and a test fails if there is one too many.
 //
 // The stubs of hwloc report that there is no topology.  oneCCL would use hwloc to bind the memory of its workers to
 // their NUMA node, which a rank's memory policy already does: binding has one owner, and it is not this library.

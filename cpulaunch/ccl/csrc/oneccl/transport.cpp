@@ -8,10 +8,10 @@ namespace cpulaunch {
 
 namespace {
 
-// Without anything to wait for.
+// Returns a transfer that is done already.
 std::unique_ptr<Transfer> done_at_once() { return std::make_unique<CombinedTransfer>(); }
 
-// What is only moved is moved as the widest numbers of which all of these sizes are multiples.
+// Data that is only moved, not reduced, is moved as the widest integers whose size divides all these sizes.
 struct Elements {
   ccl::datatype type;
   size_t bytes;
@@ -101,8 +101,8 @@ std::unique_ptr<Transfer> OneCclTransport::reduce_scatter(const Collective& its)
   return all;
 }
 
-// oneCCL's allgatherv to a list of buffers would block its caller until all ranks have come, where no time limit holds:
-// of its algorithms only `flat` and `multi_bcast` take a list, and it makes these two synchronous.
+// With a list of buffers, oneCCL's allgatherv would block its caller, without a time limit, until all ranks have come:
+// only its algorithms `flat` and `multi_bcast` take a list, and they are synchronous then.
 std::unique_ptr<Transfer> OneCclTransport::gather_all(const Collective& its) {
   const auto to = std::make_shared<SideBySide>(its.received);
   if (to->bytes == 0) return done_at_once();

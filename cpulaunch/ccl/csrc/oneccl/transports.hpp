@@ -1,4 +1,4 @@
-// oneCCL for all collectives.
+// The transport that uses oneCCL for all collectives.
 
 #pragma once
 
@@ -11,7 +11,7 @@ namespace cpulaunch {
 
 class OneCclTransport final : public Transport {
  public:
-  // Throws as connect_oneccl().
+  // Throws like connect_oneccl().
   OneCclTransport(const cl_store& store, int rank, int size)
       : Transport({}), rank_(rank), size_(size), communicator_(connect_oneccl(store, rank, size)) {}
 
@@ -23,7 +23,7 @@ class OneCclTransport final : public Transport {
   std::unique_ptr<Transfer> reduce_scatter(const Collective& its);
   std::unique_ptr<Transfer> gather_all(const Collective& its);
   std::unique_ptr<Transfer> exchange(Parts sent, Parts received);
-  // Divides what has come there, if the reduction is an average.
+  // Divides the received sums once the transfer is done, if the reduction is an average.
   std::unique_ptr<Transfer> divided(const Collective& its, const Part& to, std::unique_ptr<Transfer> transfer) const;
   Parts only(const Part& part, int rank) const;
   Parts or_none(const Parts& parts) const { return parts.empty() ? Parts(size_) : parts; }
