@@ -1,6 +1,6 @@
-"""torch's process groups: creates groups of the planned backend instead of the one that the script names.
+"""torch's process groups: creates groups of the planned backend instead of the backend that the script names.
 
-``get_backend`` still returns the name that the script gave, because scripts and libraries do different things
+``get_backend`` still returns the name that the script gave, because scripts and libraries behave differently
 for different names.
 """
 

@@ -104,7 +104,7 @@ def choose(
 
 
 def _fastest_engine(flags: Flags, torch_version: str, load: Callable[[str], Engine], why: str) -> Choice:
-    """Choose the engine that was measured to be much faster than native on such a CPU; else native."""
+    """Choose an engine that was measured to be much faster than native on such a CPU; else native."""
     best = flags[0] if flags else None
     reasons = [why]
     for name in plugins.BUILT_IN[plugins.ENGINES]:
@@ -129,7 +129,7 @@ def _fastest_engine(flags: Flags, torch_version: str, load: Callable[[str], Engi
 def rank_precision(
     settings: TrainingSettings, flags: Flags, rates: ProductRates | None = None
 ) -> PrecisionDecision:
-    """Return this rank's precision: the planned one or, if none is set, the best for this rank's CPU."""
+    """Return this rank's precision: the planned precision or, without one, the best for this rank's CPU."""
     return decide_precision(settings.precision or "auto", [HostSpeed(LOCALHOST, cpu_here(), flags, rates)])
 
 

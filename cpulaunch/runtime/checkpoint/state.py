@@ -182,7 +182,7 @@ def _of_models(models: Sequence[nn.Module]) -> Tensors:
 
 
 def _named(models: Sequence[nn.Module], model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return name → parameter of ``model``; the names begin with its number unless it is the first."""
+    """Return name → parameter of ``model``; names begin with the model's number unless it is the first."""
     number = next(n for n, each in enumerate(models) if each is model)
     prefix = f"{number}:" if number else ""
     return {prefix + _plain(name): parameter for name, parameter in unwrap(model).named_parameters()}

@@ -55,7 +55,7 @@ class Flops:
         return flops
 
     def measure_peak(self) -> None:
-        """Set ``peak``.  This may measure it, so all ranks must call this at the same time."""
+        """Set ``peak``, which may have to be measured, so all ranks must call this at the same time."""
         from cpulaunch.runtime.product_rates import peak
 
         self.peak = peak(self._torch, self.precision)
