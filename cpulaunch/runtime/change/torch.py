@@ -66,7 +66,7 @@ def _autocast_ddp(torch: Any, settings: TrainingSettings) -> None:
 
 
 def _compress_gradients(torch: Any, settings: TrainingSettings) -> None:
-    """Send gradients in bf16 if DistributedDataParallel spans all ranks, and if this is requested."""
+    """Send gradients in bf16 if DistributedDataParallel spans all ranks, and if the settings ask for it."""
     if settings.compress_gradients != "bf16":
         return
     ddp = torch.nn.parallel.DistributedDataParallel

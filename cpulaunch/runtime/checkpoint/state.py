@@ -96,7 +96,7 @@ class Saved:
         return metadata
 
     def objects(self, rank: int | None) -> tuple[dict[str, Any], Any]:
-        """Return the objects that all ranks share, and those of ``rank``; None if ``rank`` is None."""
+        """Return the objects that all ranks share, and ``rank``'s own objects; None if ``rank`` is None."""
         return on_all_ranks(lambda: self._objects(rank), self._group)
 
     def _objects(self, rank: int | None) -> tuple[dict[str, Any], Any]:

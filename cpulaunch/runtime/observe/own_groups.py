@@ -69,7 +69,7 @@ def _other_ranks(environ: Mapping[str, str]) -> int:
 def _own_group(given: Mapping[str, Any], environ: Mapping[str, str]) -> int | None:
     """Return the size of the group to create if this process is its last rank; else None.
 
-    Rank 0 is never the last rank of the job's group, so if it is a group's last rank, this is another group.
+    Rank 0 is never the last rank of the job's group, so if it is a group's last rank, that isn't the job's.
     """
     rank, size = _number(given, environ, "rank"), _number(given, environ, "world_size")
     return size if rank is not None and size is not None and rank == size - 1 else None

@@ -158,7 +158,7 @@ class Recorder:
         self._number += 1
         self._count_waiting()
         if self._batches:
-            # With several loaders, count the one used last; the others may be for evaluation.
+            # With several loaders, count the loader used last; the others may be for evaluation.
             samples, tokens = self._batches.get(self._latest, (0, 0))
             self.fields["samples"] += samples
             self.fields["tokens"] += tokens

@@ -200,7 +200,7 @@ def _step_one(parameter: torch.Tensor, state: dict[str, Any], attribute: Any, gr
         gradient = -gradient
     if gradient.stride() != parameter.stride():
         gradient = torch.empty_like(parameter).copy_(gradient)
-    trail = getattr(attribute, "parameter_trail", None)  # None for fp32 weights, such as those of a norm
+    trail = getattr(attribute, "parameter_trail", None)  # None for fp32 weights, such as a norm's
     lr, (beta1, beta2) = float(group["lr"]), group["betas"]
     decay = lr * group["weight_decay"]
     bottom = torch.Tensor() if trail is None else trail
