@@ -34,7 +34,7 @@ _names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def is_replaced(torch: Any, backend: str | None) -> bool:
-    """Return whether the planned backend replaces this one."""
+    """Return whether the planned backend replaces ``backend``."""
     if backend in (None, _UNDEFINED):
         return True
     pairs = _by_device(backend)

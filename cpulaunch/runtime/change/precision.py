@@ -70,7 +70,7 @@ def choice() -> Choice:
     settings = replace(settings, precision=_resumed or settings.precision)
     rates = _shared or product_rates(torch) if settings.precision is None else None
     result = choose(settings, flags, torch.__version__, rates=rates)
-    # Without shared rates, ranks may choose differently, so each rank with fp32 logs it.
+    # Without shared rates, ranks may choose differently, so each rank with fp32 logs its choice.
     own_rates = settings.precision is None and _shared is None
     log_once(str(result), every_rank=own_rates and not result.bf16)
     check_precision(settings, flags)

@@ -221,7 +221,7 @@ class Checkpoint:
     def wait(self) -> None:
         """Wait until the last ``save`` has finished; if it failed, log why.
 
-        Call this before ``torch.distributed.destroy_process_group()``.  ``steps`` calls it at its end.
+        Call this before ``torch.distributed.destroy_process_group()``.  ``steps`` calls ``wait`` at its end.
         """
         self._agreement.finish()
         self._saver.wait()

@@ -1,4 +1,4 @@
-"""The position of a training in its data, and the return of a data loader to it."""
+"""The position of a training in its data, and how a data loader returns to it."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Tracer:
         if self._requested[0] != self._handled:
             try:
                 self._continue(self._steps[0] + reports.resumed_step)
-            except Exception as e:  # the program must not fail because of this
+            except Exception as e:  # the program must not fail because a trace fails
                 self._fail(f"{type(e).__name__}: {e}"[:MAX_ERROR])
 
     def wants_next(self) -> bool:

@@ -100,7 +100,7 @@ def _series(version: str) -> str:
 def _unfit_transformers(version: str) -> str | None:
     """Return why IPEX can't be imported with the installed transformers; None if it can.
 
-    IPEX imports a module of transformers that 5.24 has removed, and fails with a NameError.
+    IPEX imports a module that transformers 5.24 has removed, and fails with a NameError.
     """
     spec = util.find_spec("transformers")
     if spec is None or not spec.origin or Path(spec.origin).with_name("modeling_attn_mask_utils.py").exists():
