@@ -1,6 +1,6 @@
-"""Queues receive the jobs of ``cpulaunch submit``.  Each has a package, which is imported when it is used.
+"""Queues receive the jobs of ``cpulaunch submit``.  A queue's package is imported when the queue is used.
 
-The interface is `base.Queue`.  Another package can provide an instance of it as an entry point in the group
+The interface is `base.Queue`.  Another package can provide a `Queue` as an entry point in the group
 ``cpulaunch.queues``; ``submit --to NAME`` then accepts the entry point's name.
 """
 

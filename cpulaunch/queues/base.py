@@ -29,7 +29,7 @@ class Option(NamedTuple):
     name: str  # its long form, such as --nodes, or its short form if it has no long form
     letter: str = ""  # its short form
     metavar: str = "V"  # the name of its value; empty for a switch
-    help: str = ""  # its text in `submit --help`, which doesn't show options without a text
+    help: str = ""  # its text in `submit --help`; if empty, the option is not shown there
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class Part(NamedTuple):
     """The part of each node that a job gets."""
 
     cpus: int
-    warning: str = ""  # set if the user may not have intended it
+    warning: str = ""  # why the user may not have intended this part; else empty
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Queue(ABC):
     """The option for the job's log.  ``--output`` with a pattern (``%``) means this option."""
 
     def available(self) -> bool:
-        """Whether its program is installed."""
+        """Whether the queue's program is installed."""
         return which(self.program) is not None
 
     def prepare(self, job: Job) -> Job:
@@ -132,7 +132,7 @@ class Queue(ABC):
         return job
 
     def hosts(self, job: Job, cpus: int | None) -> tuple[Host, ...]:
-        """The requested hosts, with their numbers of ranks if the options set these.
+        """The requested hosts, with their numbers of ranks if the options set them.
 
         ``cpus`` is the number of CPUs of a node; None if unknown.
         """

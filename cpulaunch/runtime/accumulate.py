@@ -28,7 +28,7 @@ class Step:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield each batch; the backward pass of the last one averages gradients over the ranks."""
+        """Yield each batch; the backward pass of the last batch averages gradients over the ranks."""
         if self._forward:
             raise UsageError("a step of accumulate can be iterated over only once")
         for batch in self._batches:
@@ -89,9 +89,9 @@ def accumulate(loader: Iterable[Any], batches: int, *models: nn.Module) -> Itera
             optimizer.step()
             optimizer.zero_grad()
 
-    A step's gradients are those of one batch with all examples of the step.  ``models`` are the models that
-    the loop trains.  Raises UsageError if gradients would be wrong: if a batch has no ``step.backward``, if
-    the optimizer steps too early, or if a step is left unfinished.
+    A step's gradients equal the gradients of one batch with all examples of the step.  ``models`` are the
+    models that the loop trains.  Raises UsageError if gradients would be wrong: if a batch has no
+    ``step.backward``, if the optimizer steps too early, or if a step is left unfinished.
     """
     if batches < 1:
         raise UsageError(f"accumulate: batches must be at least 1, got {batches}")

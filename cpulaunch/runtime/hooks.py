@@ -96,7 +96,7 @@ def replace_everywhere(original: Callable[..., Any], replacement: Callable[..., 
 def bound_arguments(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Return a call's arguments by name; None if they don't fit, which torch reports when it is called."""
+    """Return a call's arguments by name; None if they don't fit: torch then reports this itself."""
     try:
         return signature.bind_partial(*args, **kwargs).arguments
     except TypeError:

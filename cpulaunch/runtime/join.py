@@ -1,7 +1,8 @@
 """The rendezvous of ranks that srun or mpiexec started without cpulaunch.
 
-These launchers give a process its rank, but not rank 0's address.  On one host, this is the loopback address;
-in a Slurm step, it is the first host.  All ranks compute the same port from an identifier of their start.
+These launchers give a process its rank, but not rank 0's address.  On one host, the address is the loopback
+address; in a Slurm step, it is the first host's.  All ranks compute the same port from an identifier of their
+start.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _TORCHS_PORT = 29500  # torchrun's default
 
 
 def other_launchers_rank(environ: Mapping[str, str] = os.environ) -> Started | None:
-    """Return the rank that srun or mpiexec gave this process; None if ``WORLD_SIZE`` is set, as by torchrun.
+    """Return the rank that srun or mpiexec gave this process; None if ``WORLD_SIZE`` is set (by torchrun).
 
     Also None in a job of cpulaunch, and with CPULAUNCH_SEPARATE=1.  Raises UsageError if the launcher doesn't
     give the number of ranks.

@@ -125,7 +125,7 @@ def _check_types(objects: tuple[Any, ...]) -> None:
 
 
 def _prepared_from(thing: Any) -> Any:
-    """Return the object that ``prepare`` returned for ``thing``; ``thing`` if there is no other object."""
+    """Return the object that ``prepare`` returned for ``thing``; ``thing`` itself if there is none."""
     result = _results[thing]() if thing in _results else None
     return thing if result is None else result
 

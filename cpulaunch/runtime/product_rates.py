@@ -71,7 +71,8 @@ def known_rates(torch: Any, precisions: Sequence[str]) -> dict[str, Rate]:
 def _by_one_thread(torch: Any, precisions: Sequence[str]) -> dict[str, Rate]:
     """Measure one thread, and multiply by the number of threads.
 
-    On a busy machine, this is closer to the undisturbed rate: several threads wait for the slowest of them.
+    On a busy machine, this is closer to the undisturbed rate, because several threads wait for the slowest of
+    them.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -153,7 +153,7 @@ def worker_pod(job: Job, kind: Kind) -> dict[str, Any]:
 
 
 def half_of(memory: str) -> str:
-    """Half of a quantity: the size limit of /dev/shm, as Linux sets it on a host.  It reserves no memory."""
+    """Half of a quantity of memory: Linux's default limit for /dev/shm, which reserves no memory."""
     mebibytes = (bytes_of(memory) or 0) >> 21
     return f"{mebibytes >> 10}Gi" if mebibytes % 1024 == 0 else f"{mebibytes}Mi"
 

@@ -296,7 +296,7 @@ def _resources(cpu: str | None, memory: str | None) -> tuple[int | None, str | N
 
 
 def _name(job: Job, kind: Kind, workers: int) -> str:
-    """The user's name for the job, or else the script's with a random suffix.  Raises UsageError."""
+    """The name that the user gave the job, or the script's name with a random suffix.  Raises UsageError."""
     stem = re.sub("[^a-z0-9]+", "-", job.title.lower()).strip("-")
     name = job.asked.get("--job-name") or f"{stem}-{secrets.token_hex(SUFFIX)}"
     if why := kind.why_not_a_name(name, workers):
@@ -339,7 +339,7 @@ def _check_size(names: Iterable[str], size: int) -> None:
 
 
 def _variables(config: Config) -> dict[str, str]:
-    """The environment variables that set a setting of the job."""
+    """The variables in the user's environment from which a setting of the job comes."""
     names = {name for given in config.given.values() for name in given.origin.variables}
     return {name: config.environ[name] for name in sorted(names) if name in config.environ}
 

@@ -4,7 +4,7 @@ A TrainJob refers to a TrainingRuntime, and the runtime defines the pods.  The r
 because otherwise, Trainer creates no hostfile and no ssh key (kubeflow/trainer#4025).  cpulaunch reads the
 hostfile, and starts the ranks with ssh or with any MPI of the image.
 
-Sources, of Trainer 2.3: kubeflow/trainer, pkg/apis/trainer/v1alpha1 (the fields),
+Sources (for Trainer 2.3): kubeflow/trainer, pkg/apis/trainer/v1alpha1 (the fields),
 pkg/runtime/framework/plugins/mpi (the hostfile, the key, and the names "node" and "launcher") and
 plugins/jobset (the pods' names); kubernetes-sigs/jobset, pkg/webhooks (how long names may be).
 """

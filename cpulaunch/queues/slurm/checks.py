@@ -57,7 +57,7 @@ def check_environment(config: Config) -> None:
 
 
 def check_hosts(config: Config, asked: Mapping[str, str]) -> None:
-    """Raise UsageError if settings name hosts that the job may not get."""
+    """Raise UsageError if settings name hosts that the job might not get."""
     if config.hosts.exclude:
         where = config.where(Config.hosts.exclude)
         hint = f"omit it, and use --exclude={config.hosts.exclude} of sbatch"

@@ -58,7 +58,7 @@ class JobInfo(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """The exit code as a shell reports it; if Slurm has ended the job, the code of its state in ENDED."""
+        """The exit code as a shell reports it; if Slurm ended the job, the code for its state in ENDED."""
         if self.signal in range(1, NO_SIGNAL):
             return 128 + self.signal
         return self.code or ENDED.get(self.state, 1)

@@ -24,7 +24,7 @@ def ask_slurm(argv: Sequence[str]) -> str:
 
 
 def failure(program: str, done: CompletedProcess[str]) -> HostError:
-    """The error for a failed program of Slurm, with its own messages."""
+    """The error for a failed program of Slurm, with the program's messages."""
     lines = re.findall(rf"(?:{program}: )?(?:error|fatal): (.+)", done.stderr) or done.stderr.split("\n")
     return HostError(f"{program}: {'; '.join(filter(None, lines)) or f'exit code {done.returncode}'}")
 

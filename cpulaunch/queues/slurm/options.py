@@ -114,9 +114,9 @@ def time_limit_warning(
 ) -> TimeLimitWarning | None:
     """The warning before the job's time limit; None if neither --signal nor --requeue requests it.
 
-    ``grace`` is the grace period if the user has set it.  ``by_srun`` says that srun starts the ranks, which
-    then get signals for steps.  Raises UsageError if the ranks don't get the signal, or get it too late to
-    save.
+    ``grace`` is the grace period if the user has set it.  ``by_srun``: srun starts the ranks, so they get
+    signals that Slurm sends to steps.  Raises UsageError if the ranks don't get the signal, or get it too
+    late to save.
     """
     text, requeued = options.get("--signal"), "--requeue" in options
     if text is None:

@@ -22,7 +22,7 @@ def _set_defaults(state: Any, settings: TrainingSettings) -> None:
 
 
 def _own_precision(state: Any, settings: TrainingSettings) -> None:
-    """Register accelerate as the owner of its models' precision."""
+    """Register accelerate as the library that sets its models' precision."""
     precision_owners.append(lambda model: bool(state.PartialState._shared_state))
 
 

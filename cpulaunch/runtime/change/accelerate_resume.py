@@ -1,8 +1,9 @@
 """Resumes scripts with accelerate in restarted jobs.
 
 Before the first batch of a restarted job, the newest state that the job saved by ``save_state()`` is loaded.
-The loaders used for training (``accelerator.backward``) then skip the batches before it.  Their numbers of
-epochs and batches are saved in ``cpulaunch.json`` in the state's directory, after all ranks have saved.
+The loaders used for training (``accelerator.backward``) then skip the batches that were used before the save.
+The numbers of epochs and batches that the script has used of each loader are saved in ``cpulaunch.json`` in
+the state's directory, after all ranks have saved.
 
 This needs ``ProjectConfiguration(automatic_checkpoint_naming=True)``, without which the directory of the
 states is unknown.
@@ -31,8 +32,8 @@ class _Loader:
     """The position of a prepared loader.
 
     ``batches``: the number of batches of the current epoch that the script has used.  ``trains``: the loader
-    is used for training.  ``skip``: the number of epochs to skip, and of batches in the epoch after them.
-    ``states``: the random states to restore at the first batch.
+    is used for training.  ``skip``: the number of epochs to skip, and the number of batches to skip in the
+    next epoch.  ``states``: the random states to restore at the first batch.
     """
 
     batches: int = 0
@@ -62,7 +63,7 @@ def resume_own_states(module: Any, settings: TrainingSettings) -> None:
 
 
 def leave_to_script(accelerator: Any) -> None:
-    """Don't load a state into this accelerator, because the script or its library does so."""
+    """Don't load a state into this accelerator, because the script or its library loads one."""
     _accelerators.discard(accelerator)
 
 
@@ -174,7 +175,7 @@ def _skip_epoch(loader: Any, synchronize: Any) -> None:
 
 
 def _load_newest(accelerator: Any, load_state: Any) -> None:
-    """Load the newest complete state, and let the loaders skip the batches before it."""
+    """Load the newest complete state, and make the loaders skip the batches before it."""
     if not (accelerator.project_configuration.automatic_checkpoint_naming and accelerator.project_dir):
         log_once(
             "restarted: the script's states are not loaded: their directory is unknown without project_dir "

@@ -21,7 +21,7 @@ Hook = Callable[[object, GradBucket], Averaged]
 def hook_for(model: nn.Module, *, compress: bool) -> Hook | None:
     """Return the hook that averages the model's gradients over all ranks; None for DDP's own averaging."""
     group = _backend()
-    hosts = getattr(group, "compressing_hosts", 0)  # 0 for other transports than cpulaunch's own
+    hosts = getattr(group, "compressing_hosts", 0)  # 0 for transports other than cpulaunch's own
     if compress and hosts != 1:
         return average_compressed if hosts else average_in_bf16
     in_bf16 = any(p.dtype is torch.bfloat16 and p.requires_grad for p in model.parameters())
@@ -33,7 +33,7 @@ def hook_for(model: nn.Module, *, compress: bool) -> Hook | None:
 
 
 def average_by(model: DistributedDataParallel, hook: Hook) -> None:
-    """Register a hook, which the script may replace by its own."""
+    """Register a hook, which the script may replace with its own."""
     state = [None, hook]
     model.register_comm_hook(state, _delegate)
     # A weak reference, because a cycle would delay freeing the model.
@@ -84,7 +84,7 @@ COMPRESSING = (average_compressed, average_in_bf16)
 
 
 def average_in_fp32(state: object, bucket: GradBucket) -> Averaged:
-    """Send and sum gradients in fp32, including those of bf16 parameters.  A DDP communication hook."""
+    """Send and sum gradients in fp32, including gradients of bf16 parameters.  A DDP communication hook."""
     return _average(bucket, torch.float32)
 
 

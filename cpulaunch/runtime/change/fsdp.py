@@ -14,7 +14,7 @@ from cpulaunch.runtime.settings import TrainingSettings
 
 
 def _allocate_by_group(module: Any, settings: TrainingSettings) -> None:
-    """Let FSDP2 allocate memory from the process group; ccl's groups within a host support this."""
+    """Make FSDP2 allocate memory from the process group; ccl's groups within a host support this."""
     parameters = module.FSDPParamGroup
     original = parameters.__init__
 

@@ -1,6 +1,6 @@
-"""torch's process groups: creates groups of the planned backend instead of the one that the script names.
+"""torch's process groups: creates groups of the planned backend instead of the backend that the script names.
 
-``get_backend`` still returns the name that the script gave, because scripts and libraries do different things
+``get_backend`` still returns the name that the script gave, because scripts and libraries behave differently
 for different names.
 """
 
@@ -34,7 +34,7 @@ _names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def is_replaced(torch: Any, backend: str | None) -> bool:
-    """Return whether the planned backend replaces this one."""
+    """Return whether the planned backend replaces ``backend``."""
     if backend in (None, _UNDEFINED):
         return True
     pairs = _by_device(backend)

@@ -26,7 +26,7 @@ def after_import(name: str, function: Function) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules in ``functions`` by other finders, and wraps their loaders in ``_Loader``."""
+    """Finds the modules in ``functions`` with other finders, and wraps their loaders in ``_Loader``."""
 
     def __init__(self) -> None:
         self.functions: dict[str, list[Function]] = {}
@@ -48,7 +48,7 @@ _finder = _Finder()
 
 
 class _Loader(Loader):
-    """Loads a module by another loader, and then calls functions."""
+    """Loads a module with another loader, and then calls functions."""
 
     def __init__(self, loader: Any, functions: Sequence[Function]) -> None:
         self._loader, self._functions = loader, functions

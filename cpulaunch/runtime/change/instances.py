@@ -14,7 +14,7 @@ from cpulaunch.runtime.settings import TrainingSettings
 
 
 def _make_groups_of_one(torch: Any, settings: TrainingSettings) -> None:
-    """Let ``init_process_group`` create a group of one, unless the script defines the group's members."""
+    """Make ``init_process_group`` create a group of one, unless the script defines the group's members."""
     original = torch.distributed.distributed_c10d.init_process_group
     signature = inspect.signature(original)
 

@@ -70,7 +70,7 @@ def choice() -> Choice:
     settings = replace(settings, precision=_resumed or settings.precision)
     rates = _shared or product_rates(torch) if settings.precision is None else None
     result = choose(settings, flags, torch.__version__, rates=rates)
-    # Without shared rates, ranks may choose differently, so each rank with fp32 logs it.
+    # Without shared rates, ranks may choose differently, so each rank with fp32 logs its choice.
     own_rates = settings.precision is None and _shared is None
     log_once(str(result), every_rank=own_rates and not result.bf16)
     check_precision(settings, flags)
@@ -104,7 +104,7 @@ def choose(
 
 
 def _fastest_engine(flags: Flags, torch_version: str, load: Callable[[str], Engine], why: str) -> Choice:
-    """Choose the engine that was measured to be much faster than native on such a CPU; else native."""
+    """Choose an engine that was measured to be much faster than native on such a CPU; else native."""
     best = flags[0] if flags else None
     reasons = [why]
     for name in plugins.BUILT_IN[plugins.ENGINES]:
@@ -129,7 +129,7 @@ def _fastest_engine(flags: Flags, torch_version: str, load: Callable[[str], Engi
 def rank_precision(
     settings: TrainingSettings, flags: Flags, rates: ProductRates | None = None
 ) -> PrecisionDecision:
-    """Return this rank's precision: the planned one or, if none is set, the best for this rank's CPU."""
+    """Return this rank's precision: the planned precision or, without one, the best for this rank's CPU."""
     return decide_precision(settings.precision or "auto", [HostSpeed(LOCALHOST, cpu_here(), flags, rates)])
 
 

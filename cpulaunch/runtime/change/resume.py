@@ -49,7 +49,7 @@ def numbered_directories(root: Path, pattern: str) -> dict[int, Path]:
 
 
 def is_complete(path: Path) -> bool:
-    """Return whether no file of a checkpoint is truncated, as far as its format shows it."""
+    """Return whether no file of a checkpoint is truncated, as far as the files' formats show this."""
     return all(_has_end(file) for file in path.rglob("*") if file.is_file())
 
 

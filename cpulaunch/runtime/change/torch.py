@@ -66,7 +66,7 @@ def _autocast_ddp(torch: Any, settings: TrainingSettings) -> None:
 
 
 def _compress_gradients(torch: Any, settings: TrainingSettings) -> None:
-    """Send gradients of DistributedDataParallel over all ranks in bf16, if this is requested."""
+    """Send gradients in bf16 if DistributedDataParallel spans all ranks, and if the settings ask for it."""
     if settings.compress_gradients != "bf16":
         return
     ddp = torch.nn.parallel.DistributedDataParallel
@@ -176,8 +176,9 @@ def _listen_on_kept_port(torch: Any, settings: TrainingSettings) -> None:
 def _keep_store(torch: Any, settings: TrainingSettings) -> None:
     """Keep the job's store until the process ends, and give each later default group a prefix for its keys.
 
-    Otherwise, the store ends when rank 0 destroys the default group, and ranks that create the next group
-    before that would connect to it.  The store still ends if the script creates its own at this port.
+    Otherwise, the store would end when rank 0 destroys the default group, and ranks that create the next
+    group before then would connect to the old store.  The store still ends if the script creates a store of
+    its own at this port.
     """
     c10d = torch.distributed.distributed_c10d
     original, numbers = c10d.rendezvous, count()
@@ -199,7 +200,7 @@ def _keep_store(torch: Any, settings: TrainingSettings) -> None:
 
 
 def _warn_of_rank_0(rank: int, world_size: int) -> None:
-    """Warn if the script passes ``rank=0`` in another rank of the job, and so perhaps in all ranks."""
+    """Warn if the script passes ``rank=0`` in another rank of the job, as it may do this in all ranks."""
     ours = os.environ.get("RANK", "0")
     if rank == 0 != int(ours) and str(world_size) == os.environ.get("WORLD_SIZE"):
         log_once(

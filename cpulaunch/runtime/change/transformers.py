@@ -31,7 +31,7 @@ def _use_cpu(training_args: Any, settings: TrainingSettings) -> None:
 
 
 def _resume(trainer: Any, settings: TrainingSettings) -> None:
-    """Let a restarted job's Trainer resume from its last complete checkpoint, unless the script names one."""
+    """Make a restarted job's Trainer resume from its last complete checkpoint if the script names none."""
     if not resume.may_restart():
         return
     original = trainer.Trainer.train

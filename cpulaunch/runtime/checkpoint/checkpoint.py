@@ -51,8 +51,8 @@ class Checkpoint:
     of checkpoints to keep.
 
     Every rank must create a ``Checkpoint`` and call its methods at the same steps.  Raises UsageError if an
-    argument is invalid, or if a rank doesn't see the directory.  In a trial of ``cpulaunch tune``, it neither
-    reads nor writes.
+    argument is invalid, or if a rank doesn't see the directory.  In a trial of ``cpulaunch tune``, a
+    ``Checkpoint`` neither reads nor writes.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class Checkpoint:
     def wait(self) -> None:
         """Wait until the last ``save`` has finished; if it failed, log why.
 
-        Call this before ``torch.distributed.destroy_process_group()``.  ``steps`` calls it at its end.
+        Call this before ``torch.distributed.destroy_process_group()``.  ``steps`` calls ``wait`` at its end.
         """
         self._agreement.finish()
         self._saver.wait()
@@ -312,7 +312,7 @@ class Checkpoint:
         return distributed.broadcast_object(value, self._group)
 
     def _make_root(self) -> None:
-        """Create the directory, and check by a temporary file that all ranks see it."""
+        """Create the directory, and check with a temporary file that all ranks see it."""
         probe = f".ranks-{secrets.token_hex(4)}"
         error = None
         if self._rank == 0:

@@ -42,7 +42,7 @@ class Agreement:
         self._calls_then = 0
 
     def agree(self, stop: int, save: bool) -> Request:
-        """Pass this rank's request; return that of all ranks.  Every rank must call this at each step."""
+        """Pass this rank's request; return all ranks' request.  Every rank must call this at each step."""
         self._calls += 1
         if self._group is None:
             return Request(stop, self._from_end, int(save))

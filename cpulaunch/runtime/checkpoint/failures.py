@@ -25,7 +25,7 @@ def on_all_ranks(do: Callable[[], T], group: Any) -> T:
     If it fails on any rank, raises the first failed rank's error on all ranks: a UsageError unchanged, other
     exceptions as Damaged.
     """
-    result, failure = None, None  # the failure is: whether it is a UsageError, message, hint
+    result, failure = None, None  # failure: (whether it is a UsageError, message, hint)
     try:
         result = do()
     except UsageError as error:
@@ -47,7 +47,7 @@ def on_all_ranks(do: Callable[[], T], group: Any) -> T:
 
 
 def reason(error: BaseException) -> str:
-    """Return the reason of an error in one line, preferably an error of the operating system on any rank."""
+    """Return the reason for an error in one line: if possible, an operating system's error on any rank."""
     failures = error.failures if isinstance(error, CheckpointException) else {}
     found = {rank: each[0] for rank, each in failures.items()} or {0: error}
     for rank, each in found.items():

@@ -1,4 +1,4 @@
-"""The position of a training in its data, and the return of a data loader to it."""
+"""The position of a training in its data, and how a data loader returns to it."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 
 def normalized(position: Position, loader: Any) -> Position:
-    """Return the start of the next epoch for a position at an epoch's end, if they are equivalent.
+    """Replace a position at an epoch's end by the start of the next epoch, if they are equivalent.
 
-    They aren't if the loader has its own generators, because a sampler may draw from them at its end.
+    They aren't if the loader has its own generators, because a sampler may draw from them when it ends.
     """
     try:
         length = len(loader)
@@ -78,7 +78,7 @@ def batches_from(loader: Any, position: Position) -> Iterator[Any]:
 
 
 def _skip(loader: Any, batches: Iterator[Any], count: int) -> None:
-    """Skip ``count`` batches.  If the loader has no workers, their data are not read."""
+    """Skip ``count`` batches.  If the loader has no workers, the batches' data are not read."""
     if type(batches) is _SingleProcessDataLoaderIter and not isinstance(loader.dataset, IterableDataset):
         skip: Any = batches._next_index
     else:

@@ -45,7 +45,7 @@ class Signals:
         if self._ours or threading.current_thread() is not threading.main_thread():
             return
         self._ours = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
-        # Report the signals before the handlers exist: if the agent sends one now, it ends the process.
+        # Report the signals before the handlers exist: if the agent sends a signal now, the process ends.
         saves_at(self._ours)
         for number in self._ours:
             signal.signal(number, self._note)

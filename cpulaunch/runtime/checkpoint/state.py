@@ -96,7 +96,7 @@ class Saved:
         return metadata
 
     def objects(self, rank: int | None) -> tuple[dict[str, Any], Any]:
-        """Return the objects that all ranks share, and those of ``rank``; None if ``rank`` is None."""
+        """Return the objects that all ranks share, and ``rank``'s own objects; None if ``rank`` is None."""
         return on_all_ranks(lambda: self._objects(rank), self._group)
 
     def _objects(self, rank: int | None) -> tuple[dict[str, Any], Any]:
@@ -182,7 +182,7 @@ def _of_models(models: Sequence[nn.Module]) -> Tensors:
 
 
 def _named(models: Sequence[nn.Module], model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return name → parameter of ``model``; the names begin with its number unless it is the first."""
+    """Return name → parameter of ``model``; names begin with the model's number unless it is the first."""
     number = next(n for n, each in enumerate(models) if each is model)
     prefix = f"{number}:" if number else ""
     return {prefix + _plain(name): parameter for name, parameter in unwrap(model).named_parameters()}

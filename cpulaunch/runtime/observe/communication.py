@@ -114,7 +114,7 @@ class Communication:
         work.wait = wait
 
     def watch_parallel(self, parallel: Any) -> None:
-        """Let each DistributedDataParallel time every step; by default, it times one of a hundred."""
+        """Make each DistributedDataParallel time every step; by default, it times one step in a hundred."""
         original = parallel.__init__
 
         @functools.wraps(original)

@@ -55,7 +55,7 @@ class Flops:
         return flops
 
     def measure_peak(self) -> None:
-        """Set ``peak``.  This may measure it, so all ranks must call this at the same time."""
+        """Set ``peak``, which may have to be measured, so all ranks must call this at the same time."""
         from cpulaunch.runtime.product_rates import peak
 
         self.peak = peak(self._torch, self.precision)
@@ -73,7 +73,7 @@ class Flops:
     def _begin(self) -> None:
         modes = self._torch.utils._python_dispatch
         if self._gave_up or modes._get_current_dispatch_mode() is not None:
-            return  # the script has a mode of its own, which could end before this one
+            return  # the script has its own dispatch mode, which could end before this mode
         if _compiles():
             self.give_up()
             return
@@ -132,7 +132,7 @@ def _counting_mode(torch: Any) -> Any:
                 fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
                 if any(issubclass(each, fake) for each in types):
                     return func(*args, **(kwargs or {}))  # shape inference, which computes nothing
-                return NotImplemented  # let the class handle it: a DTensor calls operations on its parts
+                return NotImplemented  # leave it to the class: a DTensor calls operations on its parts
             kwargs = kwargs or {}
             out = func(*args, **kwargs)
             formula = formulas.get(getattr(func, "_overloadpacket", None))

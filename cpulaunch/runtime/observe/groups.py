@@ -38,7 +38,7 @@ def _record_init(torch: Any, observers: Observers) -> None:
 
 
 def _watch_new_groups(torch: Any, observers: Observers) -> None:
-    """Record calls of ``new_group``; start the observers at the first group of another backend than ccl."""
+    """Record calls of ``new_group``; start the observers at the first group of a backend other than ccl."""
     c10d = torch.distributed.distributed_c10d
     original = c10d._new_process_group_helper
     signature = inspect.signature(original)
@@ -91,7 +91,7 @@ def _number(value: Any, variable: str, otherwise: int) -> int:
 
 
 def _mirror_others(torch: Any, observers: Observers) -> None:
-    """Start the mirror when the first group of another backend than ccl is created."""
+    """Start the mirror when the first group of a backend other than ccl is created."""
     # The flight recorder reads this variable at the first collective.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(4 * ledger.OPERATIONS))
     destroy = torch.distributed.distributed_c10d.destroy_process_group

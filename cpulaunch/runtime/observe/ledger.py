@@ -48,7 +48,7 @@ class Observers:
                 functions, self._functions = self._functions, []
                 for begin in functions:
                     begin()
-        except Exception as e:  # the script must not fail because of this
+        except Exception as e:  # the script must not fail because an observer fails
             log_once(f"warning: groups of backends other than ccl are not watched: {type(e).__name__}: {e}")
 
 

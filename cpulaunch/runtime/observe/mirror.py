@@ -254,8 +254,8 @@ class Mirror(threading.Thread):
         sequence_of = process_group._get_sequence_number_for_group
         world, in_ledger, communication = self._c10d._world, kind.encode(), self._communication
         # This wrapper must be fast: 20 calls in a step of 5 ms may cost 1 % of it.  So attributes are local
-        # variables, and a call that equals the previous one only replaces the number in the record, whose
-        # time is that of the first such call since the last copy.
+        # variables.  A call that equals the previous call only replaces the number in the record; the record
+        # keeps the time of the first such call since the last copy.
         groups, rooted = self._numbered, kind != "all_reduce"
         messages, barriers = self._message_counts, self._barrier_messages
         pack, now, started, types = ledger.OPERATION.pack_into, time.monotonic_ns, ledger.STARTED, _Types()

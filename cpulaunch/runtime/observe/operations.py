@@ -95,7 +95,7 @@ def messages(calls: Iterable[Message]) -> Iterator[Keyed]:
     """Yield the operations of ``send`` and ``recv`` calls."""
     for call in tuple(calls):
         work = call.work()
-        # If the work object was freed, no one can wait for it, so it counts as completed.
+        # If the work object was freed, nothing can wait for it, so the operation counts as completed.
         completed = work is None or work.is_completed()
         yield (
             (True, call.sequence),

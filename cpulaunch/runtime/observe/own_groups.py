@@ -61,7 +61,7 @@ def _warn(ranks: int, what: str, more: str = "") -> None:
 
 
 def _other_ranks(environ: Mapping[str, str]) -> int:
-    """Return the job's number of ranks; 0 if it is 1, or if this isn't rank 0 or a child process of it."""
+    """Return the job's number of ranks; 0 if it is 1, or if this is neither rank 0 nor its child process."""
     rank, _, size = environ.get(variables.JOB_RANK, "").partition("/")
     return int(size) if rank == "0" and size != "1" else 0
 
@@ -69,14 +69,14 @@ def _other_ranks(environ: Mapping[str, str]) -> int:
 def _own_group(given: Mapping[str, Any], environ: Mapping[str, str]) -> int | None:
     """Return the size of the group to create if this process is its last rank; else None.
 
-    Rank 0 is never the last rank of the job's group, so a group of which it is the last rank is another one.
+    Rank 0 is never the last rank of the job's group, so if it is a group's last rank, that isn't the job's.
     """
     rank, size = _number(given, environ, "rank"), _number(given, environ, "world_size")
     return size if rank is not None and size is not None and rank == size - 1 else None
 
 
 def _number(given: Mapping[str, Any], environ: Mapping[str, str], name: str) -> int | None:
-    """Return ``rank`` or ``world_size`` from arguments or environment; None if a store or URL has it."""
+    """Return ``rank`` or ``world_size`` from arguments or environment; None if a store or URL defines it."""
     number = given.get(name, -1)
     if isinstance(number, int) and number >= 0:
         return number

@@ -1,7 +1,7 @@
 """Writes a record of each optimizer step into the rank's ledger, which the agent reads.
 
-If the script has several optimizers, the steps of one are recorded: the first that steps, until it is freed
-or other optimizers make ``OTHERS`` steps in a row.
+If the script has several optimizers, only one optimizer's steps are recorded: the first optimizer that makes
+a step, until it is freed or other optimizers make ``OTHERS`` steps in a row.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ recorder: Recorder | None = None
 def log(*, loss: Any) -> None:
     """Add a loss to the job's telemetry: a number, or a tensor with one element.
 
-    It belongs to the last optimizer step or, if the script has taken a batch from a ``DataLoader`` since
-    then, to the next one.  Does nothing outside of a cpulaunch job.
+    The loss belongs to the last optimizer step or, if the script has taken a batch from a ``DataLoader``
+    since then, to the next one.  Does nothing outside of a cpulaunch job.
     """
     if recorder is not None:
         detach = getattr(loss, "detach", None)  # torch warns if a tensor with a gradient is converted
@@ -108,7 +108,7 @@ class Recorder:
         self.flops = flops
         self._number = 0  # of the last step
         self._optimizer: weakref.ref[Any] | None = None  # the optimizer whose steps are recorded
-        self._others = 0  # steps of other optimizers since its last step
+        self._others = 0  # steps of other optimizers since the last recorded step
         self._base = 0  # start of the first step, plus the time that belongs to no step
         # The fields of the next record: sums since the program's start, and values of its step.
         self.fields: dict[str, float] = {field.name: 0 if field.is_sum else NAN for field in OF_STEPS}
@@ -118,9 +118,9 @@ class Recorder:
         os.register_at_fork(after_in_child=self._detach)
 
     def begin(self, now: int, iterator: int = 0) -> None:
-        """Before the first step has ended, let it start at ``now``.
+        """Make the first step start at ``now``, unless it has already ended.
 
-        Also discards the batches of ``iterator``: they are those of a freed object with the same ``id``.
+        Also discards the batches of ``iterator``: they belong to a freed object with the same ``id``.
         """
         self._batches.pop(iterator, None)
         if not self._number:
@@ -158,7 +158,7 @@ class Recorder:
         self._number += 1
         self._count_waiting()
         if self._batches:
-            # With several loaders, count the one used last; the others may be for evaluation.
+            # With several loaders, count the loader used last; the others may be for evaluation.
             samples, tokens = self._batches.get(self._latest, (0, 0))
             self.fields["samples"] += samples
             self.fields["tokens"] += tokens
@@ -176,9 +176,10 @@ class Recorder:
     def _count_waiting(self) -> None:
         """Add the time that DDP waited for the last bucket's future, which ccl can't measure.
 
-        It is the time from call to end of the step's last collective, when nothing is left to compute.
-        Waiting that ccl has measured in this step is subtracted, as it may be for the same collective.  ccl's
-        groups come first in the ledger; if there are none, the times of other backends are used.
+        This is the time from the call of the step's last collective to its end, as nothing is left to compute
+        by then.  The time that ccl has measured in this step is subtracted, because it may be for the same
+        collective.  ccl's groups come first in the ledger; if there are none, the times of other backends are
+        used.
         """
         groups, called, ended = self._groups, 0, 0
         if self.communication and groups[0] & 0xFFFFFFFF == ledger.FREE:

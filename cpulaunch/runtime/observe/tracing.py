@@ -50,7 +50,7 @@ class Tracer:
         self._steps = view[8:16].cast("Q")  # the header's count
         self._handled = 0  # the number of the last request that is complete or has failed
         self._request = ledger.TraceRequest(0, 0, 0, "")
-        self._profiler: Any = None  # None unless it runs
+        self._profiler: Any = None  # None unless a profiler runs
         self._originals: dict[str, Callable[..., Any]] = {}  # functions of torch that are replaced
         self._first = 0  # the first traced step; 0 before the trace begins
         self._borders: list[tuple[int, int]] = []  # number and end of each step
@@ -66,7 +66,7 @@ class Tracer:
         if self._requested[0] != self._handled:
             try:
                 self._continue(self._steps[0] + reports.resumed_step)
-            except Exception as e:  # the program must not fail because of this
+            except Exception as e:  # the program must not fail because a trace fails
                 self._fail(f"{type(e).__name__}: {e}"[:MAX_ERROR])
 
     def wants_next(self) -> bool:

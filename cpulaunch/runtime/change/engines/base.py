@@ -27,8 +27,8 @@ class Engine(Protocol):
 
     ``needs_optimizer``: ``apply`` needs the model's optimizer, which must train no other model.
     ``broadcast_first``: rank 0's weights are broadcast before ``apply``, because the engine moves a part of
-    them to tensors that DDP doesn't broadcast.  ``measured``: ``--engine auto`` uses it, for the engines of
-    cpulaunch only.
+    them to tensors that DDP doesn't broadcast.  ``measured``: the step times that ``--engine auto`` compares;
+    it considers only cpulaunch's own engines.
     """
 
     name: str

@@ -25,7 +25,7 @@ FUSED = (Adam, AdamW, SGD, Adagrad)
 
 
 class IpexEngine(Engine):
-    """The IPEX engine.  ``version``: IPEX's version; None for that of the installed package."""
+    """The IPEX engine.  ``version``: IPEX's version; None means the installed version."""
 
     name = "ipex"
     needs_optimizer = True
@@ -100,7 +100,7 @@ def _series(version: str) -> str:
 def _unfit_transformers(version: str) -> str | None:
     """Return why IPEX can't be imported with the installed transformers; None if it can.
 
-    IPEX imports a module of transformers that 5.24 has removed, and fails with a NameError.
+    IPEX imports a module that transformers 5.24 has removed, and fails with a NameError.
     """
     spec = util.find_spec("transformers")
     if spec is None or not spec.origin or Path(spec.origin).with_name("modeling_attn_mask_utils.py").exists():
@@ -155,7 +155,7 @@ def _channels_last(weights: torch.Tensor) -> torch.memory_format:
 
 
 def _restore_hooks(optimizer: Optimizer) -> None:
-    """Let IPEX's step call torch's step hooks, and set the attribute that learning rate schedulers check."""
+    """Make IPEX's step call torch's step hooks, and set the attribute that learning rate schedulers check."""
     function = Optimizer.profile_hook_step(optimizer.step.__func__)  # type: ignore[attr-defined]
 
     def step(self: Optimizer, closure: Any = None) -> Any:
@@ -170,8 +170,8 @@ def _restore_hooks(optimizer: Optimizer) -> None:
 def adamw_step(self: Any, closure: Any = None) -> Any:
     """Do a step of AdamW on split weights: weight decay, p ← p·(1 − lr·wd), then IPEX's Adam step.
 
-    The algorithm is that of torch.optim.AdamW (Loshchilov and Hutter, arXiv:1711.05101).  The decay uses the
-    top 16 bits of a weight, which differ from the weight by less than 2⁻⁷ of it.
+    The algorithm is the same as in torch.optim.AdamW (Loshchilov and Hutter, arXiv:1711.05101).  The decay
+    uses the top 16 bits of a weight, which differ from the weight by less than 2⁻⁷ of it.
     """
     loss = None
     if closure is not None:
@@ -200,7 +200,7 @@ def _step_one(parameter: torch.Tensor, state: dict[str, Any], attribute: Any, gr
         gradient = -gradient
     if gradient.stride() != parameter.stride():
         gradient = torch.empty_like(parameter).copy_(gradient)
-    trail = getattr(attribute, "parameter_trail", None)  # None for fp32 weights, such as those of a norm
+    trail = getattr(attribute, "parameter_trail", None)  # None for fp32 weights, such as a norm's
     lr, (beta1, beta2) = float(group["lr"]), group["betas"]
     decay = lr * group["weight_decay"]
     bottom = torch.Tensor() if trail is None else trail

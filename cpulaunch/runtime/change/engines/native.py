@@ -56,7 +56,7 @@ _watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 def optimize_optimizer(optimizer: Optimizer) -> None:
-    """Enable the fused implementation if possible, and let states have the layout of their parameters."""
+    """Enable the fused implementation if possible, and give states the layout of their parameters."""
     fuse(optimizer)
     keep_layouts(optimizer)
 
@@ -127,7 +127,7 @@ def _match_layouts(optimizer: Optimizer) -> None:
 
 
 def _after_loading(chosen: bool | None, optimizer: Optimizer) -> None:
-    # The checkpoint has replaced the script's choice by that of the script that saved it.
+    # Loading has replaced the script's choice by the choice in the checkpoint.
     for group in optimizer.param_groups:
         if "fused" in group:
             group["fused"] = chosen
