@@ -21,8 +21,8 @@ BASE = ["submit", "--to", "kubernetes", "--image", "train:1"]
 TRAINJOB = ["submit", "--to", "trainjob", "--image", "train:1"]
 
 KUBECTL = """#!/bin/sh
-# Notes what it is called with, and what it is to create; FAILS names a kind that it refuses.
-# What it says of pods are the lines of the file PODS, one after the other.
+# Records its arguments and input in the file NOTES, and refuses to create objects of the kind FAILS.
+# Each call of `get pods` prints the next line of the file PODS; the last line is repeated.
 case "$1 $2" in
   "config current-context") echo "the-cluster"; exit;;
   "get pods") head -n 1 "$PODS"; sed -i '1{$!d}' "$PODS"; exit;;
