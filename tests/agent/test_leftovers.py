@@ -28,7 +28,7 @@ def without_cap_kill() -> None:
     assert _libc.prctl(_PR_CAPBSET_DROP, _CAP_KILL, 0, 0, 0) == 0
 
 
-# A child switches to another user and keeps writing to the rank's stdout.  The file `pid` gets its process id.
+# A child switches to another user and keeps writing to the rank's stdout.  The file `pid` has its pid.
 ANOTHER_USERS_CHILD = f"""
 import os, pathlib, signal, sys, time
 read, write = os.pipe()

@@ -75,7 +75,7 @@ def test_no_output_is_lost_if_the_launcher_never_answers(cpulaunch: Run, tmp_pat
 
 
 def test_the_agent_connects_again_if_the_launcher_hangs_up_before_its_welcome(tmp_path: Path) -> None:
-    """The launcher closes a connection if too many haven't authenticated, or if the agent's hello comes too late."""
+    """The launcher hangs up if too many peers haven't authenticated, or if the agent's hello comes late."""
     with PlayedLauncher(placement(tmp_path), "print('hello')", hang_ups=3) as launcher:
         launcher.welcome()
         launcher.wait_for_output("hello")
@@ -85,7 +85,7 @@ def test_the_agent_connects_again_if_the_launcher_hangs_up_before_its_welcome(tm
 
 
 def test_the_agent_waits_for_a_slow_launcher_that_has_sent_its_challenge(tmp_path: Path) -> None:
-    """The program continues, and its output is queued.  If the agent disconnected, it would count as ended."""
+    """The program continues, and its output is queued.  An agent that disconnects would count as ended."""
     placed = placement(tmp_path, heartbeat_timeout=1.5)
     program = "import pathlib, time\nprint('hello', flush=True)\ntime.sleep(3)\npathlib.Path('slept').touch()"
     with PlayedLauncher(placed, program) as launcher:
@@ -209,7 +209,7 @@ def test_an_old_connection_that_works_again_does_not_undo_a_hello_over_a_new_one
 
 
 def test_a_read_reports_the_reset_that_an_earlier_write_found() -> None:
-    """The kernel reports an error only once, so the read alone would look like a normal end of the connection."""
+    """The kernel reports an error only once, so the read alone would find a normal end of the connection."""
     with socket.create_server(("127.0.0.1", 0)) as server, selectors.DefaultSelector() as selector:
         connection = Connection(socket.AF_INET, server.getsockname(), selector, None, 5.0)
         launchers, _ = server.accept()

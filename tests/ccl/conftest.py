@@ -50,7 +50,7 @@ def four(built: Built) -> Iterator[Ranks]:
 def ranks(request: pytest.FixtureRequest) -> Ranks:
     """Runs a test with two ranks, and under ``scripts/test.sh --all`` also with three and four.
 
-    tests/cluster/test_collectives.py always tests four ranks on three hosts, and tests/ccl/test_native.py tests
-    many numbers of ranks.
+    tests/cluster/test_collectives.py always tests four ranks on three hosts, and tests/ccl/test_native.py
+    tests many numbers of ranks.
     """
     return request.getfixturevalue({2: "two", 3: "three", 4: "four"}[request.param])

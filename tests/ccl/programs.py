@@ -1,4 +1,4 @@
-"""Functions that the tests run in their ranks: each operation runs with ccl and with gloo, on the same input."""
+"""Functions that tests run in their ranks: each operation runs with ccl and with gloo on the same input."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _wait(waits: Any, is_async: bool) -> None:
 
 
 def coalesced_kinds() -> str:
-    """Check that one work has the results of several kinds of collectives, and that a second end is an error."""
+    """Check that one work has the results of several kinds of collectives.  A second end is an error."""
     rank, size = dist.get_rank(), dist.get_world_size()
     backend = Groups.ccl._get_backend(CPU)
     assert backend.supports_coalescing

@@ -12,8 +12,8 @@ LENGTHS = (1, 5_000, 65_539, 1_000_003)
 
 
 def compressed_averages() -> str:
-    """Averages of random numbers, several in flight, have the same bits as if torch rounds the sum of each host
-    and the total."""
+    """Averages of random numbers, several in flight, have the same bits as if torch rounds the sum of each
+    host and the total."""
     rank, size = dist.get_rank(), dist.get_world_size()
     hosts: list[str] = [""] * size
     dist.all_gather_object(hosts, Peer.this_process().host)

@@ -20,7 +20,7 @@ SHAPES = ([1], [7], [2, 3, 5], [6, 7], [0], [0, 3], [129], [4097], [65_537], [3,
 LENGTHS = (0, 1, 100, 5_000, 70_000, 400_000)
 LAYOUTS = ("plain", "plain", "strided", "transposed")
 SETTLED = 10.0
-"""Seconds within which background threads release a group's resources."""
+"""Seconds within which background threads must release a group's resources."""
 
 
 def mix(seed: int, count: int) -> int:
@@ -156,7 +156,7 @@ def digests() -> list[str]:
 
 
 def held() -> dict[str, Any]:
-    """The resources that this process holds, such as descriptors and mappings, and the ranks' keys in the store."""
+    """This process's resources, such as descriptors and mappings, and the ranks' keys in the store."""
     maps = Path("/proc/self/maps").read_text().splitlines()
     # torch leaves keys in the store, too, for example keys of its barriers.
     keys = dist.distributed_c10d._get_default_store()._underlying_non_prefix_store.list_keys()

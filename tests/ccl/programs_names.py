@@ -27,7 +27,7 @@ BITWISE = [
     (op, dtype) for op in ("BAND", "BOR", "BXOR") for dtype in ("uint8", "int8", "int16", "int32", "int64")
 ]
 MOVED = (*DTYPES, "uint16", "uint32", "uint64", "float8_e4m3fn")
-# With oneCCL, gloo carries messages, so these types are missing.  It also can't receive 0 bytes from any source.
+# With oneCCL, gloo carries messages, so these types are missing.  It can't receive 0 bytes from any source.
 NOT_FOR_GLOO = ("uint16", "uint32", "uint64", "float8_e4m3fn", "int16", "complex64", "complex128")
 
 # For `programs_state`: operations that complete in the background, and states of the caller at their start.

@@ -21,7 +21,7 @@ def share_memory(tensor: torch.Tensor) -> bool:
 
 
 def blocks() -> list[int]:
-    """The number of shared memory blocks that this process has mapped, and of their files that it has open."""
+    """The number of shared memory blocks that this process maps, and of their files that it has open."""
     gc.collect()
     dist.barrier()  # all ranks have freed their blocks
     dist.all_reduce(torch.ones(1))
@@ -35,7 +35,7 @@ def made_up(length: int, seed: int) -> torch.Tensor:
 
 
 def shared_sums() -> str:
-    """Results of all_reduce have the same bits, even if some ranks have shared and others ordinary tensors."""
+    """Results of all_reduce have the same bits if some ranks have shared and others ordinary tensors."""
     rank, size = dist.get_rank(), dist.get_world_size()
     for number, length in enumerate(LENGTHS):
         for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX):
@@ -81,7 +81,7 @@ def refusal_of_huge_pages(megabytes: int) -> str:
 
 
 def mapped_by_huge_pages(megabytes: int) -> tuple[int, int]:
-    """MB of all ranks' shared tensors that this process maps, and the MB among them that are in huge pages."""
+    """MB of all ranks' shared tensors that this process maps, and how many of them are in huge pages."""
     tensor = torch.ones(megabytes << 18)
     share_memory(tensor)
     dist.all_reduce(tensor)

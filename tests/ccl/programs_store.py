@@ -1,4 +1,4 @@
-"""Test programs for the ranks' requests to the store, how they watch each other, and ranks late to a new group."""
+"""Test programs: the ranks' requests to the store, how they watch each other, and ranks late to a new group."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ DATA_SEGMENTS_OUT = slice(156, 160)  # of struct tcp_info, <linux/tcp.h>
 
 
 def requests_of_a_wait(ranks: int, seconds: float) -> int:
-    """The number of TCP segments that this rank sends while it waits for rank 0, at the intervals of a group of
-    ``ranks`` ranks."""
+    """The number of TCP segments that this rank sends while it waits for rank 0, at the intervals of a group
+    of ``ranks`` ranks."""
     interval = create.store_interval
     create.store_interval = lambda _: interval(ranks)
     try:
@@ -69,7 +69,7 @@ def watched_processes(groups: int) -> int:
 def others_go_on(late_to: str, times: int) -> list[float]:
     """Ranks 0 and 1 reduce among themselves ``times`` times before rank 2 joins a new group of all three.
 
-    Rank 2 is late either to "call" new_group, or to "connect", after all ranks have exchanged their addresses.
+    Rank 2 is late either to "call" new_group or to "connect", after all ranks have exchanged addresses.
     """
     rank, key = dist.get_rank(), f"late to {late_to}"
     store = dist.distributed_c10d._get_default_store().clone()

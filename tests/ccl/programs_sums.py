@@ -59,7 +59,7 @@ def mixed_coalesced() -> str:
 
 
 def race() -> str:
-    """Run many sums of many pieces, with each rank pinned to a core, so that ranks get far ahead of others."""
+    """Run many sums of many pieces.  Each rank has its core, so that ranks get far ahead of others."""
     rank, size = dist.get_rank(), dist.get_world_size()
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {sorted(before)[rank % len(before)]})
@@ -88,8 +88,8 @@ def extremes_of_nan() -> str:
 
 
 def every_number_of_16_bits(dtype: str) -> str:
-    """Reductions of all numbers of a 16-bit type, even subnormals, infinities and NaNs, have the result that torch
-    computes in float32.  The sum of two float16 numbers may overflow although their average doesn't."""
+    """Reductions of all numbers of a 16-bit type, even subnormals, infinities and NaNs, have the result that
+    torch computes in float32.  The sum of two float16 numbers may overflow although their average doesn't."""
     rank, size = dist.get_rank(), dist.get_world_size()
     kind = getattr(torch, dtype)
     every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(kind)

@@ -75,7 +75,7 @@ def _network() -> torch.nn.Sequential:
 
 
 def train_fsdp2() -> list[list[float]]:
-    """The losses with tensors allocated by the group, with ordinary memory, with gloo, and in a single process."""
+    """The losses with memory allocated by the group, with ordinary memory, with gloo, and in one process."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 

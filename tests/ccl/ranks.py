@@ -25,7 +25,7 @@ def free_port() -> int:
 
 
 def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
-    """The variables that torchrun sets for a rank, with one thread per rank, without those of a surrounding job."""
+    """The environment that torchrun gives a rank with one thread, without variables of a surrounding job."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("CCL_", "FI_", "GLOO_", "PMI"))}
     path = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return clean | {
@@ -64,7 +64,7 @@ class Ranks:
     def call(
         self, function: str, *args: Any, limit: float = 60.0, only: list[int] | None = None, **kwargs: Any
     ) -> list[Any]:
-        """Run `programs.function` in all ranks, or `only` in some.  Raises AssertionError if a rank raises."""
+        """Run `programs.function` in all ranks, or `only` in some.  AssertionError if a rank raises."""
         chosen = [self.processes[rank] for rank in only] if only is not None else self.processes
         request = json.dumps([function, args, kwargs]) + "\n"
         for process in chosen:

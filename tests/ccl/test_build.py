@@ -109,7 +109,7 @@ def test_a_job_that_cannot_be_planned_fails_before_the_build(
     assert "compiling" not in done.stderr
 
 
-# A compiler that records the files it compiles.  If there is a pipe, it waits for it before it compiles the layer.
+# A compiler that records the files it compiles.  If there is a pipe, it waits for it at the layer.
 COUNTING = """#!/bin/sh
 case "$*" in *" -c "*)
   echo "$*" | grep -o "[a-z]*[.]cpp -o" >> {here}/compiled

@@ -1,5 +1,4 @@
-"""Failures and the end of a group: late and dead peers, exceptions, exit without `destroy_process_group`,
-leftovers."""
+"""Failures and the end of a group: late and dead peers, exceptions, exit without `destroy_process_group`."""
 
 from __future__ import annotations
 
@@ -297,7 +296,7 @@ def test_an_exception_ends_a_rank_despite_its_pending_collective() -> None:
 
 
 def test_a_rank_stays_until_a_late_rank_joins_its_collective() -> None:
-    """Rank 0 doesn't wait for the collective, but stays.  For pending messages, it would stay for only 5 s."""
+    """Rank 0 doesn't wait for the collective, but stays.  For messages, it would stay for only 5 s."""
     calls = (
         "assert rank == 0 or not ends(0, within=7)",
         "work = dist.all_reduce(x, async_op=True)",

@@ -28,7 +28,7 @@ Index = Callable[[str], str]
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    """A function that makes pip use only an index that behaves like ``kind``, and returns the index's address."""
+    """A function that makes pip use an index that behaves like ``kind``, and returns the index's address."""
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_")) or name.endswith("_proxy")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)

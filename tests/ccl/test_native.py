@@ -115,7 +115,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Program:
 
 @pytest.fixture(scope="session")
 def threads(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """The program built with a sanitizer for data races, which also finds races in memory that ranks share."""
+    """The program built with a sanitizer for data races, even in memory that ranks share."""
     directory = tmp_path_factory.mktemp("threads")
     return Program((sanitized(directory, "libtsan.so", "-fsanitize=thread"),), rounds=7)
 
@@ -146,7 +146,7 @@ def program(request: pytest.FixtureRequest) -> Program:
 
 
 def on_each_program(*layouts: str) -> pytest.MarkDecorator:
-    """Run the plain program with every layout, and sanitized programs with the last; --all runs all combinations."""
+    """Run the plain program with all layouts, and sanitized programs with the last; --all combines all."""
     often = {("plain", layout) for layout in layouts} | {
         (name, layouts[-1]) for name in ("addresses", "threads")
     }

@@ -1,4 +1,4 @@
-"""torch's features that use a process group work with ccl: DDP, hooks, FSDP2, checkpoints, objects, subgroups."""
+"""torch's features that use a process group work with ccl: DDP, hooks, FSDP2, checkpoints, subgroups."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def popen(directory: Path, env: dict[str, str], *words: str, **streams: Any) -> 
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working directory with ``train.py``, ``inside/other.py``, a hostfile of two hosts, and no settings."""
+    """A working directory with ``train.py``, ``inside/other.py``, a hostfile with two hosts, no settings."""
     for name in [name for name in os.environ if name.startswith("CPULAUNCH_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)

@@ -30,7 +30,7 @@ done
 
 @pytest.fixture
 def played_ssh(tmp_path: Path) -> dict[str, str]:
-    """A fake ssh.  It can't resolve hosts called lost…, and waits for the file ``go`` for hosts called slow…."""
+    """A fake ssh that can't resolve hosts called lost…, and waits for the file ``go`` on hosts called slow…."""
     (tmp_path / "bin").mkdir()
     (ssh := tmp_path / "bin/ssh").write_text(SSH)
     ssh.chmod(0o755)

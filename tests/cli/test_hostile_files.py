@@ -11,7 +11,7 @@ import pytest
 from support.command import TIMEOUT, clean_environment
 
 MEMORY = 400 << 20
-"""Bytes of address space that a refusal may take: Python with what it imports takes half of it."""
+"""The bytes of address space that a refusal may use.  Python with its imports uses half of them."""
 
 
 def nested_aliases(inner: str, outer: str) -> str:

@@ -1,4 +1,4 @@
-"""The ccl process group on several hosts with several ranks each, and how ranks notice that a rank has died."""
+"""The ccl process group on several hosts with several ranks each, and how ranks notice a dead rank."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ else:
 dist.all_reduce(x)
 print("went on", flush=True)
 """
-# Rank 0 waits until the test makes rank 1 call the operation.  Another thread of rank 0 reports when the waiting
-# thread has slept.
+# Rank 0 waits until the test makes rank 1 call the operation.  Another thread of rank 0 reports when the
+# waiting thread has slept.
 PATIENT = """\
 import ctypes, os, re, sys, threading, time, torch, torch.distributed as dist
 dist.init_process_group("ccl")
@@ -174,7 +174,7 @@ LONG = 7.0
 def test_intel_mpi_of_the_wheel_carries_oneccl_between_hosts(
     cluster: Cluster, cpulaunch: Run, tmp_path: Path
 ) -> None:
-    """It needs libfabric's path and the same alltoallv algorithm on all ranks, and ranks must finalize together."""
+    """It needs libfabric's path and the same alltoallv algorithm on all ranks, which must leave it together."""
     (script := tmp_path / "train.py").write_text(OVER_MPI)
     two = cluster.hostfile(tmp_path / "two-nodes", ["node0", "node1"])
     transport = ["--backend", "ccl", "--ccl-transport", "mpi"]
@@ -205,8 +205,8 @@ def test_a_thread_that_waits_for_another_host_soon_sleeps(cluster: Cluster, tmp_
 def ranks(
     cluster: Cluster, hosts: list[str], idle: int, **variables: str
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """Start a rank of WAIT on each of ``hosts``, without a launcher that would end them, and wait for the first
-    all_reduce."""
+    """Start a rank of WAIT on each of ``hosts``, without a launcher that would end them, and wait for the
+    first all_reduce."""
     argv = [sys.executable, "-c", WAIT]
     with started_ranks(cluster, hosts, argv, limit=150, IDLE=idle, **variables) as processes:
         for process in processes:
@@ -234,7 +234,7 @@ def test_a_rank_killed_on_another_host_is_an_error_in_all_others(
         # This limit is half of the group's timeout, so the timeout can't be what ends the ranks.
         said = [process.communicate(timeout=60)[0] for process in survivors]
         assert [process.returncode for process in survivors] == [7] * len(survivors), said
-        # The last survivor notices the lost rank.  The others are notified, or notice that another survivor ended.
+        # The last survivor notices the lost rank.  The others are notified, or notice that a survivor ended.
         assert re.search(noticed, said[-1]), said
 
 

@@ -1,4 +1,4 @@
-"""Errors on several hosts name ranks of a ccl group that call no operation, or one that differs from the others'."""
+"""Errors on several hosts name ranks of a ccl group that are late or call a different operation."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def differing(
 def test_all_waiting_ranks_name_a_late_rank_on_another_host(
     cluster: Cluster, layout: str, late: int, call: str, variables: dict[str, str]
 ) -> None:
-    """A rank also names the late rank if it waits only indirectly, for another rank that waits for the late rank.
+    """A rank also names the late rank if it waits only for another rank that waits for the late rank.
 
     tests/ccl/test_failures.py tests a late rank over oneCCL.
     """

@@ -1,4 +1,4 @@
-"""Faults injected into jobs on four hosts, each with one launcher, and with all under ``scripts/test.sh --all``."""
+"""Faults injected into jobs on four hosts, each with one launcher, or with all (``scripts/test.sh --all``)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from support.marks import repeat
 pytestmark = pytest.mark.slow
 
 
-# The launchers to test with each event by default.  Events that resemble others, or that tests/hangs tests, are
-# missing.  Ctrl-C has two launchers because they differ most there.
+# The launchers to test with each event by default.  Events that resemble others, or that tests/hangs tests,
+# are missing.  Ctrl-C has two launchers because they differ most there.
 USUAL = {
     "raises while the others wait (gloo)": ("openmpi",),
     "exits with 5": ("mpich",),

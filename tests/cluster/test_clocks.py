@@ -1,4 +1,4 @@
-"""Failures on two hosts with different monotonic clocks, as on two machines, simulated by a time namespace."""
+"""Failures on two hosts with different monotonic clocks, which a time namespace simulates."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from support.marks import repeat
 
 pytestmark = pytest.mark.slow
 
-# Rank 0 stops the launcher, which is on the same host, until both ranks have failed, so that the launcher receives
-# both failures at once.
+# Rank 0 stops the launcher, which is on the same host, until both ranks have failed, so that the launcher
+# receives both failures at once.
 PROGRAM = """
 import atexit, os, pathlib, signal, sys, time
 rank, first = int(os.environ["RANK"]), int(sys.argv[1])

@@ -1,4 +1,4 @@
-"""All collectives on several hosts with one to three ranks each have the right results and leave no resources."""
+"""All collectives on several hosts with one to three ranks each have the right results, and leave nothing."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_two_threads_can_use_groups_across_hosts(ranks: Ranks) -> None:
 
 def test_destroyed_groups_leave_no_resources(ranks: Ranks) -> None:
     for before, after in ranks.call("come_and_go", 150, limit=120):
-        # All groups share the threads of the progress engine, whose number is the largest number ever in use at once.
+        # All groups share the progress engine's threads, as many as were ever needed at once.
         assert after.pop("threads") <= before.pop("threads") + 3
         # A process uses a single key for the heartbeats of all its groups.
         assert before.pop("heartbeats") <= after.pop("heartbeats") <= ranks.size

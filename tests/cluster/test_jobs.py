@@ -118,8 +118,8 @@ def test_a_plan_in_several_variables_reaches_all_hosts(
 def test_an_environment_whose_path_has_a_space_starts_ranks_on_other_hosts(
     flavour: str, cluster: Cluster, four: Path, tmp_path: Path
 ) -> None:
-    """For example, conda may be in "/home/me/my env".  Then the paths of mpiexec, its helpers, Python and cpulaunch
-    have a space."""
+    """For example, conda may be in "/home/me/my env".  Then the paths of mpiexec, its helpers, Python and
+    cpulaunch have a space."""
     mpi = mpi_options(flavour)
     programs = Path(mpi[-1] if "--mpi-path" in mpi else sys.executable).parent
     if "--mpi-path" in mpi:

@@ -69,7 +69,7 @@ def test_the_launchers_command_waits_for_its_workers_and_trains(
 def test_the_launchers_pod_can_be_a_worker_too(
     mpi: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job written by hand may set ``runLauncherAsWorker``: the launcher's pod is in the hostfile, but has no sshd."""
+    """A job with ``runLauncherAsWorker`` has the launcher's pod in the hostfile, but no sshd in this pod."""
     need_cluster()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "show.py").write_text("import os, socket\nprint(os.environ['RANK'], socket.gethostname())\n")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 def test_a_launcher_killed_before_agents_connect_leaves_no_process(
     mpi: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The launcher is stopped after it has started mpiexec, so the agents get no answer until it is killed."""
+    """The launcher is stopped after it has started mpiexec, so the agents get no answer."""
     options = mpiexec_after(tmp_path, "kill -STOP $PPID; exec", mpi)
     (tmp_path / "sleep.py").write_text(
         "import os, time; open('started-' + os.environ['RANK'], 'w'); time.sleep(300)"

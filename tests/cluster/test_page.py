@@ -15,7 +15,7 @@ from support.faults import Cluster
 pytestmark = [pytest.mark.slow, needs_two_cores]
 
 SHORT = "--epochs 1"
-"""An option of the page's script."""
+"""An option that shortens the training by the page's script."""
 
 LONGEST = 180.0
 

@@ -77,7 +77,7 @@ dist.barrier()  # the store that others still read from ends with rank 0
 dist.destroy_process_group()
 """
 
-# Rank 0 broadcasts while rank 1 is busy, and prints the unsent bytes in its kernel, as counted by SIOCOUTQNSD.
+# Rank 0 broadcasts while rank 1 is busy, and prints the unsent bytes in its kernel, as SIOCOUTQNSD counts them.
 WAIT = """\
 import fcntl, json, os, stat, struct, torch, torch.distributed as dist
 from support.wire import Meeting
@@ -145,7 +145,7 @@ def test_collectives_cross_the_network_once_per_host(cluster: Cluster, layout: s
     operations = least(layout, "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
     if over == "sockets":
         operations["compressed"] = operations["all_reduce"] / 2
-    # Smaller sizes are left out: their broadcast uses a tree of hosts, and the root sends the data more than once.
+    # The broadcast of a smaller size uses a tree of hosts, and its root sends the data more than once.
     check(cluster, layout, operations, SIZES[2:], **(OVER_LIBFABRIC if over == "libfabric" else {}))
 
 

@@ -1,4 +1,4 @@
-"""Every setting takes effect, in a plan's environment, in its ranks, or in another place that the tables name.
+"""Every setting takes effect, in a plan's environment or ranks, or in another place that the tables name.
 
 A test fails if a setting is missing from these tables or changes nothing.
 """

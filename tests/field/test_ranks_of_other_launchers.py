@@ -1,4 +1,4 @@
-"""Processes that another launcher starts, and whose script calls cpulaunch, train one model or get an error."""
+"""Scripts that call cpulaunch in processes of another launcher train one model, or get an error."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_job_that_sleeps_is_reported_as_off_the_cpu(cpulaunch: Run, tmp_path: 
 
 
 def test_waiting_is_not_reported_as_time_off_the_cpu(tmp_path: Path) -> None:
-    """Sleeping in a collective counts as waiting.  Without a known CPU time, no time counts as off the CPU."""
+    """Sleeping in a collective counts as waiting.  If the CPU time is unknown, none counts as off the CPU."""
     for waiting, used, off in ((0.05, 0.5, 0.0), (0.0, 0.5, 0.5), (0.0, None, 0.0), (0.0, 4.0, 0.0)):
         place = write_job(tmp_path, job=f"{waiting}-{used}", steps=0)
         lines = [

@@ -71,7 +71,7 @@ def test_stacks_of_faulthandler_are_parsed() -> None:
 
 
 def test_threads_of_cpulaunch_are_left_out() -> None:
-    """They are recognized by name or, if names are missing, by function.  A user's thread may call cpulaunch."""
+    """They are recognized by name or, without names, by function.  A user's thread may call cpulaunch."""
     threading = '  File "/usr/lib/python3.12/threading.py", line 1002 in _bootstrap\n'
     mirror = '  File "/venv/cpulaunch/runtime/observe/mirror.py", line 122 in run\n'
     head = "Thread 0x01 (most recent call first):\n"
@@ -88,7 +88,7 @@ def test_threads_of_cpulaunch_are_left_out() -> None:
 
 
 def test_faulthandlers_last_thread_is_the_main_thread_whatever_its_name() -> None:
-    """From Python 3.14 on, its name is the process's.  A dump that stops after 100 threads lacks the main thread."""
+    """From Python 3.14 on, its name is the process's.  A dump of more than 100 threads lacks it."""
     text = 'Thread 0x01 [{}] (most recent call first):\n  File "t.py", line 3 in f\n'
     both = text.format("loader") + "\n" + text.format("python")
     assert [each["name"] for each in from_faulthandler(both)] == ["loader", "MainThread"]

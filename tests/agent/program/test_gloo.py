@@ -45,7 +45,7 @@ dist.all_reduce(torch.ones(8))
 
 
 def test_a_forked_child_of_a_program_with_gloo_ends(cpulaunch: Run, tmp_path: Path) -> None:
-    """Without cpulaunch, the child hangs in gloo's destructor, which waits for threads that only the parent has."""
+    """Without cpulaunch, gloo's destructor would wait in the child for threads that only the parent has."""
     (tmp_path / "forked.py").write_text(FORKED)
     done = cpulaunch("run", "-n", "2", "--backend", "gloo", "--tee", "all", "forked.py")
     assert done.returncode == 0, done.stderr

@@ -29,7 +29,7 @@ PRECISION, ENGINE, LOGS = map(question_of, ("training.precision", "training.engi
 NOW = "What next?"
 ONE_MACHINE = [WHERE, INSTANCES, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
 FOUR_NODES = [WHERE, MPI, INTERFACE, INSTANCES, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
-"""What is asked, in order, while ccl can't be used.  With ccl it is the number of workers, too."""
+"""The questions, in order, if ccl can't be used.  With ccl, there is also the number of workers."""
 
 # With ccl, there would be another question.  With gloo, the questions are the same on all machines.
 GLOO = ("--set", "training.backend=gloo")

@@ -17,7 +17,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be anot
 
 NOBODY = 65534
 
-# Tries to bind a port with every combination of address and options, and prints each combination that succeeds.
+# Tries to bind a port with all combinations of address and options, and prints those that succeed.
 TAKE = f"""
 import itertools, os, socket, sys
 os.setuid({NOBODY})
