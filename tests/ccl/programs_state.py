@@ -132,8 +132,8 @@ def completing_thread(future: Any) -> int:
 def completes_elsewhere(kind: str, state: str, backend: str, early: int) -> bool:
     """Whether this rank's operation completed on another thread; AssertionError if its result is wrong.
 
-    The rank `early` starts first and waits for the future.  Waiting for a future doesn't advance the operation,
-    so the background thread has to complete it.
+    The rank `early` starts first and waits for the future.  This wait doesn't advance the operation, so the
+    background thread has to complete it.
     """
     rank = dist.get_rank()
     group = getattr(Groups, backend)

@@ -1,4 +1,4 @@
-"""Test programs: the ranks' requests to the store, how they watch each other, and ranks late to a new group."""
+"""Test programs: ranks' requests to the store, how ranks watch each other, and ranks late to a new group."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ PAGE = (REPOSITORY / "docs" / "inference.md").read_text()
 COMMANDS = [
     command for command in re.findall(r"^cpulaunch (run .*)$", PAGE, re.M) if " examples/" not in command
 ]
-"""tests/examples/test_inference.py runs the page's commands of examples."""
+"""The commands on the page, except those of the examples, which tests/examples/test_inference.py runs."""
 
 BIG = ["--lscpu", REPOSITORY / "tests/plan/2x28.lscpu"]
 

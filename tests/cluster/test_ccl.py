@@ -174,7 +174,7 @@ LONG = 7.0
 def test_intel_mpi_of_the_wheel_carries_oneccl_between_hosts(
     cluster: Cluster, cpulaunch: Run, tmp_path: Path
 ) -> None:
-    """It needs libfabric's path and the same alltoallv algorithm on all ranks, which must leave it together."""
+    """It needs libfabric's path and the same alltoallv algorithm on all ranks, which must end together."""
     (script := tmp_path / "train.py").write_text(OVER_MPI)
     two = cluster.hostfile(tmp_path / "two-nodes", ["node0", "node1"])
     transport = ["--backend", "ccl", "--ccl-transport", "mpi"]

@@ -1,4 +1,4 @@
-"""Faults injected into jobs on four hosts, each with one launcher, or with all (``scripts/test.sh --all``)."""
+"""Faults injected into jobs on four hosts, each with one launcher, or all under ``scripts/test.sh --all``."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ dist.barrier()  # the store that others still read from ends with rank 0
 dist.destroy_process_group()
 """
 
-# Rank 0 broadcasts while rank 1 is busy, and prints the unsent bytes in its kernel, as SIOCOUTQNSD counts them.
+# Rank 0 broadcasts while rank 1 is busy, and prints the unsent bytes in its kernel, counted by SIOCOUTQNSD.
 WAIT = """\
 import fcntl, json, os, stat, struct, torch, torch.distributed as dist
 from support.wire import Meeting
