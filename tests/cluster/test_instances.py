@@ -27,7 +27,7 @@ print("CPULAUNCH_METRIC throughput=10 samples/s")
 
 
 @pytest.mark.parametrize("flavour", ["intel", repeat("mpich"), repeat("openmpi")])
-def test_instances_run_on_all_hosts_and_outlive_a_failed_one(
+def test_instances_run_on_all_hosts_and_outlive_a_failed_instance(
     flavour: str, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "infer.py").write_text(SHOW)

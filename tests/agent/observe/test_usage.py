@@ -101,7 +101,7 @@ def test_amx_is_counted_if_its_event_is_known(vendor: str, flags: str, asked: se
 
 
 def test_far_memory_is_the_share_on_the_given_nodes() -> None:
-    """The nodes with memory count as far in one check, and a node that doesn't exist in the other."""
+    """All memory counts as far if all nodes are given, and none if only a missing node is given."""
     memory = mmap.mmap(-1, 64 << 20)
     memory.write(b"x" * len(memory))
     nodes = frozenset(CoreSet.parse(Path(f"{NODES}has_memory").read_text().strip()))

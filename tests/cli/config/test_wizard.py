@@ -267,7 +267,7 @@ def test_leaving_at_the_end_writes_nothing(wizard: Start, tmp_path: Path) -> Non
     assert left_behind(tmp_path) == []
 
 
-def test_a_wrong_number_of_ranks_is_explained_and_asked_again(wizard: Start) -> None:
+def test_after_a_wrong_number_of_ranks_the_question_is_repeated(wizard: Start) -> None:
     terminal = wizard(*GLOO)
     terminal.answers(WHERE)
     terminal.answers(RANKS, "two")
