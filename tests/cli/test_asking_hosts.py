@@ -30,7 +30,7 @@ done
 
 @pytest.fixture
 def played_ssh(tmp_path: Path) -> dict[str, str]:
-    """A fake ssh.  It can't resolve hosts called lost…, and for hosts called slow… waits for a file ``go``."""
+    """A fake ssh.  It can't resolve hosts lost…, and waits for a file ``go`` for hosts called slow…."""
     (tmp_path / "bin").mkdir()
     (ssh := tmp_path / "bin/ssh").write_text(SSH)
     ssh.chmod(0o755)
