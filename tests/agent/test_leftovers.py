@@ -24,11 +24,11 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start p
 
 
 def without_cap_kill() -> None:
-    """Let the agent be root, but unable to signal other users' processes."""
+    """Take from the agent, which runs as root, the right to signal other users' processes."""
     assert _libc.prctl(_PR_CAPBSET_DROP, _CAP_KILL, 0, 0, 0) == 0
 
 
-# A child becomes another user, and writes to the rank's stdout without end; `pid` is written to a file.
+# A child switches to another user and keeps writing to the rank's stdout.  The file `pid` has its pid.
 ANOTHER_USERS_CHILD = f"""
 import os, pathlib, signal, sys, time
 read, write = os.pipe()
@@ -89,11 +89,11 @@ def test_a_program_that_may_not_be_signaled_is_named_and_left(tmp_path: Path, le
         launcher.say(messages.Release())
         assert launcher.end()[0] == 0
     assert f"process {leftover.read_text()} (" in note
-    os.kill(int(leftover.read_text()), 0)  # it is there
+    os.kill(int(leftover.read_text()), 0)  # it still runs
 
 
 def test_a_program_that_a_debugger_holds_is_named_and_left(tmp_path: Path) -> None:
-    """The parent of a traced process learns of its end only after the tracer."""
+    """The kernel reports the end of a traced process to its tracer first, and only then to its parent."""
     with PlayedLauncher(
         placement(tmp_path), "print('ready', flush=True)\nimport time\ntime.sleep(300)"
     ) as launcher:
@@ -111,7 +111,7 @@ def test_a_program_that_a_debugger_holds_is_named_and_left(tmp_path: Path) -> No
 
 
 def test_a_killed_programs_memory_of_libfabric_is_removed(tmp_path: Path) -> None:
-    """Memory of other processes remains."""
+    """Shared memory of other processes remains."""
     program = (
         "import os, signal\n"
         "for pid in (os.getpid(), os.getppid()):\n    open(f'/dev/shm/{pid}:0:0', 'x').close()\n"
@@ -129,7 +129,7 @@ def test_a_killed_programs_memory_of_libfabric_is_removed(tmp_path: Path) -> Non
             others.unlink(missing_ok=True)
 
 
-# A daemon, as it is made by the book; and a grandchild that ends by SIGKILL alone.
+# A daemon that detaches by a double fork, and a grandchild that only SIGKILL ends.
 DAEMON = """
 if os.fork() == 0:
     os.setsid()
@@ -152,7 +152,7 @@ if os.fork() == 0:
 @pytest.mark.parametrize(
     ("leave", "code"), [(DAEMON, 3), (DEAF_GRANDCHILD, 0)], ids=["a daemon", "a deaf grandchild"]
 )
-def test_processes_that_a_program_leaves_are_ended(tmp_path: Path, leave: str, code: int) -> None:
+def test_processes_that_a_program_leaves_behind_are_ended(tmp_path: Path, leave: str, code: int) -> None:
     program = (
         f"import os, pathlib, signal, sys, time\n{leave}\n"
         f"while not os.path.exists('pid') or not open('pid').read():\n    time.sleep(0.01)\nsys.exit({code})"
@@ -166,7 +166,7 @@ def test_processes_that_a_program_leaves_are_ended(tmp_path: Path, leave: str, c
 
 
 @pytest.mark.parametrize("child", ["raise ValueError('of the child')", "os.kill(os.getpid(), 9)"])
-def test_the_end_of_a_forked_child_is_not_the_end_of_its_rank(tmp_path: Path, child: str) -> None:
+def test_the_end_of_a_forked_child_is_not_reported_as_the_ranks_end(tmp_path: Path, child: str) -> None:
     program = (
         "import os, sys, time\nif os.fork() == 0:\n"
         f"    {child}\nos.wait()\nprint('waited', flush=True)\ntime.sleep(300)"
@@ -179,13 +179,13 @@ def test_the_end_of_a_forked_child_is_not_the_end_of_its_rank(tmp_path: Path, ch
             assert not isinstance(message, (messages.Failure, messages.Exit))
             if isinstance(message, messages.Output):
                 seen += wire.unpack(message.data)
-        # Had the child's end been reported as the rank's, this end would be the rank's own.
+        # If the child's end had been taken for the rank's, by_launcher would be False below.
         launcher.say(messages.End(signal.SIGTERM, 30.0))
         end = launcher.next(messages.Exit)
         assert (end.code, end.signal, end.by_launcher) == (None, signal.SIGTERM, True)
 
 
-def test_a_forked_child_does_not_report_for_its_rank(tmp_path: Path) -> None:
+def test_a_forked_childs_exit_code_is_not_reported_as_the_ranks(tmp_path: Path) -> None:
     program = (
         "import os, sys\nchild = os.fork() == 0\nif not child:\n    os.wait()\nsys.exit(7 if child else 4)"
     )

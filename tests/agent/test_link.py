@@ -49,7 +49,7 @@ def test_a_job_without_a_launcher_runs_and_lists_the_missing_features(cpulaunch:
     assert "can't reach the launcher at 127.0.0.1:1 (Connection refused): the job runs, but" in done.stderr
 
 
-def test_without_a_launcher_a_line_without_end_does_no_harm(cpulaunch: Run, tmp_path: Path) -> None:
+def test_without_a_launcher_an_endless_line_does_no_harm(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "bar.py").write_text("for i in range(60_000): print('\\r step %40d' % i, end='')")
     script = cpulaunch("run", "-n", "1", "--dry-run", "--format", "shell", "bar.py").stdout
     done = subprocess.run(
@@ -60,7 +60,7 @@ def test_without_a_launcher_a_line_without_end_does_no_harm(cpulaunch: Run, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, repeat(3_000_000)])
-def test_a_launcher_that_never_answers_costs_no_output(cpulaunch: Run, tmp_path: Path, size: int) -> None:
+def test_no_output_is_lost_if_the_launcher_never_answers(cpulaunch: Run, tmp_path: Path, size: int) -> None:
     (tmp_path / "much.py").write_text(f"for i in range({size} // 50 + 1): print('x' * 49)")
     options = ("-n", "1", "--heartbeat-timeout", "2", "--dry-run", "--format", "shell")
     script = cpulaunch("run", *options, "much.py").stdout
@@ -74,8 +74,8 @@ def test_a_launcher_that_never_answers_costs_no_output(cpulaunch: Run, tmp_path:
     assert b"no answer within 2 s" in done.stderr
 
 
-def test_a_launcher_that_hangs_up_before_it_has_answered_is_tried_again(tmp_path: Path) -> None:
-    """The launcher closes connections if it has too many strangers, or if an agent's hello comes too late."""
+def test_the_agent_connects_again_if_the_launcher_hangs_up_before_its_welcome(tmp_path: Path) -> None:
+    """The launcher hangs up if too many peers haven't authenticated, or if the agent's hello comes late."""
     with PlayedLauncher(placement(tmp_path), "print('hello')", hang_ups=3) as launcher:
         launcher.welcome()
         launcher.wait_for_output("hello")
@@ -84,14 +84,14 @@ def test_a_launcher_that_hangs_up_before_it_has_answered_is_tried_again(tmp_path
         assert launcher.end() == (0, "", "")
 
 
-def test_a_launcher_that_has_answered_once_is_there_though_it_is_slow(tmp_path: Path) -> None:
-    """The program continues, and its output is queued.  A closed connection would mean the agent's end."""
+def test_the_agent_waits_for_a_slow_launcher_that_has_sent_its_challenge(tmp_path: Path) -> None:
+    """The program continues, and its output is queued.  An agent that disconnects would count as ended."""
     placed = placement(tmp_path, heartbeat_timeout=1.5)
     program = "import pathlib, time\nprint('hello', flush=True)\ntime.sleep(3)\npathlib.Path('slept').touch()"
     with PlayedLauncher(placed, program) as launcher:
         launcher.say(Challenge("salt"))
         hello = launcher.next(Hello)
-        while not (tmp_path / "slept").exists():  # twice the agent's patience
+        while not (tmp_path / "slept").exists():  # twice the agent's timeout
             time.sleep(0.01)
         launcher.say(Welcome(proof(TOKEN, "launcher", hello.salt, hello.rank)))
         launcher.wait_for_output("hello")
@@ -122,7 +122,7 @@ os.rename("part", "pid")
         assert launcher.end() == (0, "", "")
 
 
-def test_a_connection_that_is_reset_is_made_again_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_nothing_is_lost_if_the_connection_is_reset_and_made_again(tmp_path: Path) -> None:
     program = "import sys\nprint('first', flush=True)\nsys.stdin.read()\nprint('second', flush=True)"
     placed = placement(tmp_path)
     with PlayedLauncher(placed, program, keeps_listening=True) as launcher:
@@ -133,7 +133,9 @@ def test_a_connection_that_is_reset_is_made_again_and_nothing_is_lost(tmp_path: 
         launcher.reset()
         launcher.accept()
         launcher.welcome()
-        launcher.say(LauncherReceipt(0))  # it has received nothing, so all is sent again
+        launcher.say(
+            LauncherReceipt(0)
+        )  # the launcher has received nothing, so the agent sends everything again
         assert launcher.next(Receipt).total == 1
         launcher.next(Started)
         launcher.wait_for_output("second")
@@ -146,7 +148,7 @@ def test_a_connection_that_is_reset_is_made_again_and_nothing_is_lost(tmp_path: 
 def test_an_old_connection_that_works_again_does_not_undo_a_hello_over_a_new_one(
     closes_the_old_first: bool,
 ) -> None:
-    """After this hello, the launcher uses the new connection, and treats its end as the agent's end."""
+    """After this hello, the launcher uses only the new connection, and takes its end for the agent's end."""
     with socket.create_server(("127.0.0.1", 0)) as server, selectors.DefaultSelector() as selector:
         server.settimeout(TIMEOUT)
         link = Link(f"127.0.0.1:{server.getsockname()[1]}", TOKEN, 0, selector, patience=0.5)
@@ -186,7 +188,7 @@ def test_an_old_connection_that_works_again_does_not_undo_a_hello_over_a_new_one
         wait_for(beat, old)
         server.settimeout(0)
         new = None
-        while new is None:  # the launcher's host is quiet, and so the agent connects again
+        while new is None:  # the launcher's host doesn't acknowledge, so the agent connects again
             turn()
             with contextlib.suppress(BlockingIOError):
                 new, _ = server.accept()
@@ -206,8 +208,8 @@ def test_an_old_connection_that_works_again_does_not_undo_a_hello_over_a_new_one
             each.close()
 
 
-def test_a_reset_that_a_write_has_found_is_still_known_when_reading() -> None:
-    """The kernel reports an error only once.  Without care, reading would then look like a closed connection."""
+def test_a_read_reports_the_reset_that_an_earlier_write_found() -> None:
+    """The kernel reports an error only once, so the read alone would find a normal end of the connection."""
     with socket.create_server(("127.0.0.1", 0)) as server, selectors.DefaultSelector() as selector:
         connection = Connection(socket.AF_INET, server.getsockname(), selector, None, 5.0)
         launchers, _ = server.accept()
@@ -220,7 +222,7 @@ def test_a_reset_that_a_write_has_found_is_still_known_when_reading() -> None:
         connection.close()
 
 
-def test_a_reset_connection_without_a_listener_means_that_the_launcher_ended(
+def test_after_a_reset_a_closed_port_means_that_the_launcher_has_ended(
     tmp_path: Path,
 ) -> None:
     with PlayedLauncher(placement(tmp_path), "import time; print('hello'); time.sleep(60)") as launcher:
@@ -231,8 +233,8 @@ def test_a_reset_connection_without_a_listener_means_that_the_launcher_ended(
     assert code == 128 + SIGTERM
 
 
-def test_another_program_on_the_launchers_port_does_not_hold_an_agent(tmp_path: Path) -> None:
-    """It can send a challenge like the launcher, and never answer the hello."""
+def test_another_program_on_the_launchers_port_does_not_block_an_agent(tmp_path: Path) -> None:
+    """Like the launcher, it sends a challenge, but it never answers the hello."""
     with PlayedLauncher(placement(tmp_path, heartbeat_timeout=0.1), "print('hello')") as impostor:
         impostor.say(Challenge("salt"))
         impostor.next(Hello)
@@ -241,8 +243,8 @@ def test_another_program_on_the_launchers_port_does_not_hold_an_agent(tmp_path: 
     assert "no answer within 1 s" in err
 
 
-def test_who_challenges_twice_is_no_launcher(tmp_path: Path) -> None:
-    """Otherwise, it could make the agent send answers without end."""
+def test_a_peer_that_sends_two_challenges_is_rejected(tmp_path: Path) -> None:
+    """It could otherwise make the agent send answers forever."""
     with PlayedLauncher(placement(tmp_path), "print('hello')") as impostor:
         impostor.say(Challenge("salt"))
         impostor.say(Challenge("another"))
@@ -251,7 +253,7 @@ def test_who_challenges_twice_is_no_launcher(tmp_path: Path) -> None:
     assert "it challenges twice" in err
 
 
-def test_a_salt_that_is_no_text_does_an_agent_no_harm(tmp_path: Path) -> None:
+def test_a_malformed_salt_does_an_agent_no_harm(tmp_path: Path) -> None:
     with PlayedLauncher(placement(tmp_path), "print('hello')") as impostor:
         impostor.say_line(b'{"type":"challenge","salt":"\\ud800"}\n')
         impostor.next(Hello)
@@ -261,7 +263,7 @@ def test_a_salt_that_is_no_text_does_an_agent_no_harm(tmp_path: Path) -> None:
     assert "it does not know the job's token" in err
 
 
-def test_a_launcher_that_does_not_know_the_token_is_not_obeyed(tmp_path: Path) -> None:
+def test_a_launcher_without_the_token_is_not_obeyed(tmp_path: Path) -> None:
     with PlayedLauncher(placement(tmp_path), "print('hello')") as impostor:
         hello = impostor.welcome("a guess")
         impostor.say(End(9, 0.0))

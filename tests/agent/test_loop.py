@@ -40,7 +40,7 @@ def test_an_agent_reports_its_identity_and_its_programs_end(tmp_path: Path) -> N
         end = launcher.next(messages.Exit)
         assert (end.code, end.signal, end.by_launcher, end.by_signal) == (5, None, False, 0)
         launcher.say(messages.Release())
-        assert launcher.end() == (0, "", "")  # the launcher knows, and mpiexec needn't
+        assert launcher.end() == (0, "", "")  # the launcher knows the exit code, so the agent exits with 0
 
 
 def test_a_program_that_raises_is_reported_before_it_ends(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_program_that_raises_is_reported_before_it_ends(tmp_path: Path) -> Non
         assert launcher.next(messages.Exit).code == 1
 
 
-def test_a_program_that_is_asked_to_end_ends_by_the_launcher(tmp_path: Path) -> None:
+def test_a_program_that_the_launcher_ends_is_reported_as_ended_by_it(tmp_path: Path) -> None:
     with played(tmp_path, SLEEP) as launcher:
         launcher.welcome()
         launcher.wait_for_output("ready")
@@ -61,7 +61,7 @@ def test_a_program_that_is_asked_to_end_ends_by_the_launcher(tmp_path: Path) -> 
         assert (end.code, end.signal, end.by_launcher) == (None, signal.SIGTERM, True)
 
 
-def test_a_program_that_is_stopped_is_continued_so_that_it_ends(tmp_path: Path) -> None:
+def test_a_stopped_program_is_continued_so_that_it_can_end(tmp_path: Path) -> None:
     with played(tmp_path, SLEEP) as launcher:
         launcher.welcome()
         pid = launcher.next(messages.Started).pid
@@ -73,7 +73,7 @@ def test_a_program_that_is_stopped_is_continued_so_that_it_ends(tmp_path: Path) 
         assert (end.code, end.signal, end.by_launcher) == (None, signal.SIGTERM, True)
 
 
-def test_a_program_that_does_not_listen_is_killed_after_its_grace(tmp_path: Path) -> None:
+def test_a_program_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path) -> None:
     with played(tmp_path, DEAF) as launcher:
         launcher.welcome()
         launcher.wait_for_output("ready")
@@ -90,7 +90,7 @@ signal.signal(signal.SIGTERM, lambda *_: print('saving', flush=True))
 """
 
 
-def test_a_program_that_would_save_is_killed_after_the_jobs_failure(tmp_path: Path) -> None:
+def test_a_program_that_saves_is_killed_if_the_job_has_failed(tmp_path: Path) -> None:
     with played(tmp_path, SAVING + SLEEP) as launcher:
         launcher.welcome()
         launcher.wait_for_output("ready")
@@ -101,21 +101,21 @@ def test_a_program_that_would_save_is_killed_after_the_jobs_failure(tmp_path: Pa
         assert (end.code, end.signal, end.by_launcher) == (None, signal.SIGKILL, True)
 
 
-def test_a_program_that_was_about_to_end_anyway_has_ended_by_itself(tmp_path: Path) -> None:
+def test_a_program_that_was_already_exiting_keeps_its_exit_code(tmp_path: Path) -> None:
     program = (
         "import atexit, time\ndef leave():\n    print('leaving', flush=True)\n    time.sleep(300)\n"
         "atexit.register(leave)\nraise SystemExit(3)"
     )
     with played(tmp_path, program) as launcher:
         launcher.welcome()
-        launcher.wait_for_output("leaving")  # it was reported before
+        launcher.wait_for_output("leaving")  # the agent has reported before that the program is leaving
         launcher.say(messages.End(signal.SIGTERM, 30.0))
         end = launcher.next(messages.Exit)
         assert (end.code, end.signal, end.by_launcher, end.finished) == (3, None, True, True)
 
 
-def test_a_program_killed_from_outside_was_not_ended_by_the_launcher(tmp_path: Path) -> None:
-    """A killed process closes its connections, and its peers fail, before its parent can notice its end."""
+def test_a_killed_program_does_not_count_as_ended_by_the_launcher(tmp_path: Path) -> None:
+    """Its peers, whose connections break, may fail before the agent notices the end of its program."""
     killed = "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), 9))\n"
     with played(tmp_path, killed + SLEEP) as launcher:
         launcher.welcome()
@@ -125,7 +125,7 @@ def test_a_program_killed_from_outside_was_not_ended_by_the_launcher(tmp_path: P
         assert (end.code, end.signal, end.by_launcher) == (None, signal.SIGKILL, False)
 
 
-def test_somebody_elses_signal_is_named(tmp_path: Path) -> None:
+def test_a_signal_to_the_agent_is_named_as_the_cause_of_the_end(tmp_path: Path) -> None:
     with played(tmp_path, SLEEP) as launcher:
         launcher.welcome()
         launcher.wait_for_output("ready")
@@ -143,7 +143,7 @@ def test_an_agent_sends_its_clocks_time_first(tmp_path: Path) -> None:
         assert hello.at < before <= launcher.next(messages.Time).at <= time.monotonic()
 
 
-def test_a_launcher_that_is_gone_takes_the_program_with_it(tmp_path: Path) -> None:
+def test_the_program_is_ended_if_the_launcher_is_gone(tmp_path: Path) -> None:
     with played(tmp_path, SLEEP) as launcher:
         launcher.welcome()
         launcher.wait_for_output("ready")
@@ -165,7 +165,7 @@ def test_a_message_of_an_unknown_kind_is_reported_once_and_ends_nothing(tmp_path
 
 REPORTS = """
 import os, sys
-for name in os.listdir("/proc/self/fd"):  # a child of the program inherits the descriptor, too
+for name in os.listdir("/proc/self/fd"):  # child processes inherit the descriptor, too
     try:
         if int(name) > 2 and os.readlink(f"/proc/self/fd/{name}").startswith("pipe:"):
             for line in LINES:

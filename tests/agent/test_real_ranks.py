@@ -1,4 +1,4 @@
-"""Real ranks have the libraries, threads, cores and memory of the plan, and differences are reported."""
+"""Real ranks have the planned libraries, threads, cores and memory policy; differences are reported."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ print(json.dumps({"env": {n: os.environ[n] for n in names if n in os.environ},
                   "policy": open("/proc/self/numa_maps").readline().split()[1]}))
 """
 
-# Until the agent has looked at the program.
+# Waits until the agent has inspected the program.
 IS_SEEN = """
 import glob, time
 while not any('"type":"found"' in open(file).read() for file in glob.glob("runs/*/events.jsonl")):
     time.sleep(0.05)
 """
 
-# Where the main thread, OpenMP's other one, a thread of Python's and a forked child may run.
+# Prints the cores of the main thread, OpenMP's second thread, a Python thread and a forked child.
 THREADS = """
 import json, os, threading
 import torch
@@ -89,7 +89,7 @@ class TestLibraries:
             ([], "tcmalloc", "libtcmalloc"),
         ],
     )
-    def test_are_in_the_program(
+    def test_planned_libraries_are_loaded_in_the_program(
         self, cpulaunch: Run, tmp_path: Path, options: list[str], library: str, mapped: str
     ) -> None:
         path = installed(library)
@@ -98,7 +98,7 @@ class TestLibraries:
         assert (seen["env"]["LD_PRELOAD"], seen["mapped"]) == (path, [mapped])
         assert events(tmp_path, "found")[0]["preloaded"] == [path]
 
-    def test_come_after_the_users_own(self, cpulaunch: Run, tmp_path: Path) -> None:
+    def test_planned_libraries_come_after_the_users_own(self, cpulaunch: Run, tmp_path: Path) -> None:
         tcmalloc, intel = installed("tcmalloc"), installed("intel")
         (tmp_path / "show.py").write_text(SHOW)
         env = {"LD_PRELOAD": tcmalloc, "KMP_BLOCKTIME": "33"}
@@ -110,8 +110,10 @@ class TestLibraries:
         assert f"LD_PRELOAD: your {tcmalloc} comes first" in done.stderr
 
     @pytest.mark.parametrize("name", ["my env", repeat("a:b")])
-    def test_whose_path_cannot_be_preloaded_are_left_out_with_a_line(self, tmp_path: Path, name: str) -> None:
-        """The environment that the job's own Python is in has such a name."""
+    def test_libraries_with_a_space_or_colon_in_their_path_are_left_out_with_a_message(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        """The job's Python is in an environment whose path has a space or a colon."""
         env_dir = tmp_path / name
         (env_dir / "bin").mkdir(parents=True)
         (env_dir / "lib").mkdir()
@@ -130,7 +132,7 @@ class TestLibraries:
         assert "libiomp5" not in output_of_one(done)["mapped"]
         assert "openmp: intel is left out, as LD_PRELOAD takes no space or colon: " in done.stderr
 
-    def test_the_agent_itself_does_without_them(self, cpulaunch: Run, tmp_path: Path) -> None:
+    def test_the_agent_itself_loads_no_allocator(self, cpulaunch: Run, tmp_path: Path) -> None:
         installed("tcmalloc")
         (tmp_path / "parent.py").write_text("import os; print(open(f'/proc/{os.getppid()}/maps').read())")
         done = cpulaunch("run", "-n", "1", "--allocator", "tcmalloc", "parent.py")
@@ -138,11 +140,11 @@ class TestLibraries:
         assert "tcmalloc" not in done.stdout
 
     @needs_glibc
-    def test_malloc_is_tuned_in_the_program_alone(self, cpulaunch: Run, tmp_path: Path) -> None:
+    def test_malloc_is_tuned_only_in_the_program(self, cpulaunch: Run, tmp_path: Path) -> None:
         (tmp_path / "show.py").write_text(
             "import os\n"
             "print(os.environ['GLIBC_TUNABLES'])\n"
-            # glibc puts a zero in the place of each colon that it has read.
+            # glibc overwrites each colon with a zero byte when it parses the variable.
             "given = open(f'/proc/{os.getppid()}/environ').read().split(chr(0))\n"
             "print([each for each in given if each.startswith(('GLIBC_TUNABLES', 'glibc.'))])\n"
         )
@@ -153,7 +155,7 @@ class TestLibraries:
         assert agent == "['GLIBC_TUNABLES=glibc.malloc.arena_max=2']"
         assert "GLIBC_TUNABLES: your glibc.malloc.arena_max=2 stays" in done.stderr
 
-    def test_a_missing_program_is_an_error_with_instructions(self, cpulaunch: Run, tmp_path: Path) -> None:
+    def test_a_missing_allocator_is_an_error_with_instructions(self, cpulaunch: Run, tmp_path: Path) -> None:
         topology = {"cpus": [[0, 0, 0, 0], [1, 1, 0, 0]]}
         facts = {"schema": 1, "hosts": {"node1": {"topology": topology, "libraries": {}}}}
         (tmp_path / "facts.json").write_text(json.dumps(facts))
@@ -163,8 +165,10 @@ class TestLibraries:
         assert "node1: allocator jemalloc: jemalloc was not found" in done.stderr
         assert "apt install libjemalloc2" in done.stderr
 
-    def test_a_program_that_sheds_them_fails_the_job(self, cpulaunch: Run, tmp_path: Path) -> None:
-        """A wrapper in the environment starts Python anew, without them."""
+    def test_the_job_fails_if_a_rank_drops_its_preloaded_libraries(
+        self, cpulaunch: Run, tmp_path: Path
+    ) -> None:
+        """A wrapper in the environment restarts Python without LD_PRELOAD."""
         path = installed("tcmalloc")
         shed = "import os, sys\nif os.environ.pop('LD_PRELOAD', ''): os.execv(sys.executable, sys.orig_argv)"
         done = interfered(cpulaunch, tmp_path, shed, "--allocator", "tcmalloc")
@@ -176,7 +180,7 @@ class TestLibraries:
 class TestThreads:
     @needs_two_cores
     @pytest.mark.parametrize("openmp", ["default", repeat("intel")])
-    def test_each_has_a_core_and_no_child_inherits_a_single_core(
+    def test_each_openmp_thread_has_a_core_and_children_may_use_all_cores(
         self, cpulaunch: Run, tmp_path: Path, openmp: str
     ) -> None:
         if openmp == "intel":
@@ -191,7 +195,7 @@ class TestThreads:
         assert [FIRST] not in seen["all"]
 
     @needs_two_cores
-    def test_of_ranks_that_are_not_pinned_may_run_on_all_cores(self, cpulaunch: Run, tmp_path: Path) -> None:
+    def test_ranks_that_are_not_pinned_may_run_on_all_cores(self, cpulaunch: Run, tmp_path: Path) -> None:
         (tmp_path / "seen.py").write_text("import os, pathlib\nmine = sorted(os.sched_getaffinity(0))\n"
                                           "pathlib.Path(os.environ['RANK']).write_text(str(mine))")  # fmt: skip
         cores = f"{FIRST},{LAST}"
@@ -199,14 +203,14 @@ class TestThreads:
         assert done.returncode == 0, done.stderr
         assert [(tmp_path / rank).read_text() for rank in "01"] == [str([FIRST, LAST])] * 2
 
-    def test_that_the_user_binds_are_his(self, cpulaunch: Run, tmp_path: Path) -> None:
+    def test_threads_bound_by_the_user_are_left_alone(self, cpulaunch: Run, tmp_path: Path) -> None:
         (tmp_path / "show.py").write_text(SHOW)
         done = cpulaunch("run", "-v", "-n", "1", "show.py", env={"OMP_PLACES": "sockets"})
         assert output_of_one(done)["env"]["OMP_PLACES"] == "sockets"
         assert "your OMP_PLACES binds OpenMP's threads; cpulaunch leaves them alone" in done.stderr
 
     @needs_two_cores
-    def test_torchs_number_of_them_is_checked(self, cpulaunch: Run, tmp_path: Path) -> None:
+    def test_torchs_number_of_threads_is_checked(self, cpulaunch: Run, tmp_path: Path) -> None:
         (tmp_path / "change.py").write_text(
             "import ctypes\n"
             f"ctypes.CDLL({HERE['torch']!r}).omp_set_num_threads(7)\n"
@@ -222,10 +226,12 @@ class TestThreads:
         [
             ("import os; os.environ['OMP_NUM_THREADS'] = '2'", 2),
             repeat("import os; os.environ['MKL_NUM_THREADS'] = '2'", 2),
-            repeat("import importlib.util; importlib.util.find_spec('torch')", 1),  # transformers looks first
+            repeat(
+                "import importlib.util; importlib.util.find_spec('torch')", 1
+            ),  # transformers calls this before it imports torch
         ],
     )
-    def test_a_program_that_asks_for_others_itself_may(
+    def test_a_program_may_change_its_number_of_threads(
         self, cpulaunch: Run, tmp_path: Path, prepare: str, said: int
     ) -> None:
         (tmp_path / "own.py").write_text(f"{prepare}\nimport torch\nprint(torch.get_num_threads())")
@@ -234,7 +240,7 @@ class TestThreads:
         assert events(tmp_path, "found")[-1]["torch_threads"] == said
 
 
-# A program that stays until its agent has looked at it.
+# Prints "trained", and waits until its agent has inspected it.
 TRAINED = """
 import glob, time
 print("trained")
@@ -243,7 +249,7 @@ while not any('"found"' in open(log).read() for log in glob.glob("runs/*/events.
 
 
 def interfered(cpulaunch: Run, directory: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """A job in whose environment something runs ``code`` when Python starts, before the program does."""
+    """Run a job in whose ranks ``code`` is executed when Python starts, before the program."""
     (directory / "site").mkdir()
     (directory / "site" / "sitecustomize.py").write_text(
         f"import os\nif 'CPULAUNCH_REPORT_FD' in os.environ:\n    exec({code!r})\n"
@@ -255,7 +261,9 @@ def interfered(cpulaunch: Run, directory: Path, code: str, *options: str) -> sub
 
 class TestMasks:
     @needs_two_cores
-    def test_one_that_something_narrows_fails_the_job(self, cpulaunch: Run, tmp_path: Path) -> None:
+    def test_the_job_fails_if_something_narrows_a_ranks_cpu_mask(
+        self, cpulaunch: Run, tmp_path: Path
+    ) -> None:
         code = f"import time, os; os.sched_setaffinity(0, [{FIRST}])"
         done = interfered(cpulaunch, tmp_path, code, "--cores", f"{FIRST},{LAST}")
         assert done.returncode == 3
@@ -263,14 +271,16 @@ class TestMasks:
         assert outcome(tmp_path)["kind"] == "start_failed"
 
     @needs_two_cores
-    def test_lenient_makes_it_a_warning(self, cpulaunch: Run, tmp_path: Path) -> None:
+    def test_with_lenient_a_narrowed_cpu_mask_is_a_warning(self, cpulaunch: Run, tmp_path: Path) -> None:
         code = f"import os; os.sched_setaffinity(0, [{FIRST}])"
         done = interfered(cpulaunch, tmp_path, code, "--cores", f"{FIRST},{LAST}", "--lenient")
         assert (done.returncode, done.stdout) == (0, "trained\n")
         assert f"rank 0 was put on CPUs {FIRST}-{LAST}, but is on {FIRST}" in done.stderr
 
     @needs_two_cores
-    def test_threads_outside_are_seen_once_torch_is_there(self, cpulaunch: Run, tmp_path: Path) -> None:
+    def test_threads_on_other_cores_are_noticed_after_torch_is_imported(
+        self, cpulaunch: Run, tmp_path: Path
+    ) -> None:
         (tmp_path / "stray.py").write_text(
             f"import os, time\nos.sched_setaffinity(0, [{LAST}])\nimport torch\ntime.sleep(300)"
         )
@@ -281,13 +291,13 @@ class TestMasks:
 
 @pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="a kernel without NUMA")
 class TestMemory:
-    """Machines with one NUMA node also have memory policies."""
+    """A machine with a single NUMA node suffices: it also has memory policies."""
 
     @pytest.mark.parametrize("policy", ["bind:0", "prefer:0"])
-    def test_a_policy_is_the_programs(self, tmp_path: Path, policy: str) -> None:
+    def test_the_program_has_the_planned_memory_policy(self, tmp_path: Path, policy: str) -> None:
         assert output_of_one(run_agent(placement(tmp_path, rank_plan(policy)), SHOW))["policy"] == policy
 
-    def test_no_policy_is_the_kernels(self, tmp_path: Path) -> None:
+    def test_without_a_planned_memory_policy_the_kernels_default_applies(self, tmp_path: Path) -> None:
         assert output_of_one(run_agent(placement(tmp_path, rank_plan()), SHOW))["policy"] == "default"
 
     def test_an_impossible_strict_memory_policy_is_an_error(self, tmp_path: Path) -> None:
@@ -297,14 +307,16 @@ class TestMemory:
         assert done.stdout == ""
 
     @pytest.mark.parametrize(("policy", "lenient"), [("prefer:1000", False), ("bind:1000", True)])
-    def test_others_that_cannot_be_are_done_without(self, tmp_path: Path, policy: str, lenient: bool) -> None:
-        """The kernel prefers near memory anyway, and containers often forbid the system call."""
+    def test_other_impossible_memory_policies_are_skipped(
+        self, tmp_path: Path, policy: str, lenient: bool
+    ) -> None:
+        """By default, the kernel already prefers near memory, and containers often forbid the system call."""
         assert (
             output_of_one(run_agent(placement(tmp_path, rank_plan(policy), lenient=lenient), SHOW))["policy"]
             == "default"
         )
 
-    def test_one_that_something_changes_fails_the_job(self, tmp_path: Path) -> None:
+    def test_the_job_fails_if_something_changes_the_memory_policy(self, tmp_path: Path) -> None:
         (tmp_path / "site").mkdir()
         (tmp_path / "site" / "sitecustomize.py").write_text(
             f"import sys; sys.path.insert(0, {str(AGENT.parent.parent.parent)!r})\n"
@@ -317,7 +329,7 @@ class TestMemory:
 
 
 class TestHostsThatNobodyLookedAt:
-    def test_their_agents_find_their_own_cores_and_libraries(self, tmp_path: Path) -> None:
+    def test_agents_on_unprobed_hosts_find_cores_and_libraries_themselves(self, tmp_path: Path) -> None:
         intel = installed("intel")
         placed = placement(
             tmp_path,
@@ -337,7 +349,7 @@ class TestHostsThatNobodyLookedAt:
 
     @needs_glibc
     @pytest.mark.parametrize(("allocator", "tuned"), [("glibc", True), ("default", False)])
-    def test_their_agents_decide_on_the_tunables_of_malloc(
+    def test_agents_on_unprobed_hosts_decide_on_the_tunables_of_malloc(
         self, tmp_path: Path, allocator: str, tuned: bool
     ) -> None:
         planned = {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=3"}
@@ -347,11 +359,11 @@ class TestHostsThatNobodyLookedAt:
         assert env.get("GLIBC_TUNABLES") == (tunables({}) if tuned else None)
 
     def test_a_library_left_out_because_of_its_path_is_named(self, tmp_path: Path) -> None:
-        """The agent runs under an interpreter that has no such library beside it, as a venv's base."""
+        """The agent runs under the venv's base interpreter, whose own directories have no such library."""
         library = tmp_path / "my libraries" / "libiomp5.so"
         library.parent.mkdir()
         python = os.path.realpath(sys.executable)
-        shutil.copy(python, library)  # an ELF file of our kind
+        shutil.copy(python, library)  # an ELF file for this machine
         placed = placement(tmp_path, assumed=True, request=HostRequest(allocator="default", openmp="intel"))
         env = {"LD_LIBRARY_PATH": str(library.parent)}
         with PlayedLauncher(placed, SHOW, env=env, python=python) as launcher:
@@ -364,7 +376,7 @@ class TestHostsThatNobodyLookedAt:
 
     def test_an_impossible_library_is_an_error(self, tmp_path: Path) -> None:
         request = HostRequest(allocator="jemalloc")
-        env = {"LD_PRELOAD": "/nowhere/libtcmalloc.so.4"}  # ld.so only warns that it can't be loaded
+        env = {"LD_PRELOAD": "/nowhere/libtcmalloc.so.4"}  # doesn't exist; ld.so only prints a warning
         done = run_agent(placement(tmp_path, assumed=True, request=request), SHOW, env)
         assert done.returncode == 3
         assert "allocator jemalloc is requested, but LD_PRELOAD has tcmalloc" in done.stderr

@@ -1,4 +1,4 @@
-"""The least time of a collective."""
+"""The least possible time of a collective."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_busiest_host_sends_the_data_that_the_others_need(
     assert least_wire(operation, hosts) == sent
 
 
-def test_the_slower_of_memory_and_link_is_the_limit() -> None:
+def test_the_slower_of_memory_and_network_is_the_limit() -> None:
     limits = Limits({1000: 10.0}, link=1e9, one_connection=1e9, latency_us=5.0)
     assert limit_us("all_reduce", 1000, ONE_HOST, limits) == 10.0
     assert limit_us("reduce_scatter", 1000, ONE_HOST, limits) == 7.5

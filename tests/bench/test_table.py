@@ -1,4 +1,4 @@
-"""The result of a bench: the table, the document, and what it says about the hosts."""
+"""The results of `cpulaunch bench`: the table, the JSON document, and the remarks about hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def place(host: int, local_rank: int, **changed: Any) -> dict[str, Any]:
 
 
 def result(ccl: float = 500.0, copy: float = 100.0, alone: float = 1.2e9, **changed: Any) -> Result:
-    """Two hosts with two ranks each, whose link has 10 Gbit/s."""
+    """The result for two hosts with two ranks each, connected by a link of 10 Gbit/s."""
     turns = {"ccl": [ccl, ccl, ccl], "gloo": [900.0, 1000.0, 1100.0]}
     return Result.of(
         {
@@ -82,5 +82,5 @@ def test_slow_collectives_are_listed_with_the_cause(changed: dict[str, Any], fin
 @pytest.mark.parametrize(
     ("size", "text"), [(4096, "4K"), (1 << 30, "1G"), (1000, "1000"), (3 << 19, "1536K")]
 )
-def test_sizes_are_short(size: int, text: str) -> None:
+def test_sizes_are_printed_with_units(size: int, text: str) -> None:
     assert short(size) == text

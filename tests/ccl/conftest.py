@@ -25,7 +25,7 @@ def two(built: Built) -> Iterator[Ranks]:
 
 @pytest.fixture(scope="session")
 def three(built: Built) -> Iterator[Ranks]:
-    """Three ranks, which on two cores are oversubscribed."""
+    """Three ranks, which oversubscribe a machine with two cores."""
     ranks = Ranks(3)
     yield ranks
     assert ranks.close() == [0, 0, 0]
@@ -48,9 +48,9 @@ def four(built: Built) -> Iterator[Ranks]:
     ids=lambda size: f"{size} ranks",
 )
 def ranks(request: pytest.FixtureRequest) -> Ranks:
-    """Each test that uses it runs with two ranks, and with three and four under ``scripts/test.sh --all``.
+    """Runs a test with two ranks, and under ``scripts/test.sh --all`` also with three and four.
 
-    Otherwise, tests/cluster/test_collectives.py has four ranks on three hosts, and tests/ccl/test_native.py
-    any number of ranks.
+    tests/cluster/test_collectives.py always tests four ranks on three hosts, and tests/ccl/test_native.py
+    tests many numbers of ranks.
     """
     return request.getfixturevalue({2: "two", 3: "three", 4: "four"}[request.param])

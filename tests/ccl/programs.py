@@ -1,4 +1,4 @@
-"""What the ranks of the tests do: each operation with ccl and with gloo, on the same input."""
+"""Functions that tests run in their ranks: each operation runs with ccl and with gloo on the same input."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def hello() -> str:
 
 
 def value(seed: int, rank: int, shape: list[int], dtype: str, layout: str = "plain") -> torch.Tensor:
-    """The input of `rank`; small whole numbers, so that no type overflows and sums are exact."""
+    """The input of `rank`.  It has small whole numbers, which make sums exact and fit into every type."""
     generator = torch.Generator().manual_seed(seed * 1009 + rank)
     kind = getattr(torch, dtype)
     size = [2 * n for n in shape] if layout == "strided" else shape
@@ -65,7 +65,7 @@ def same(name: str, ours: Any, reference: Any, exact: bool = True) -> None:
 
 
 def gloos(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` in a form that gloo reduces correctly: gloo lacks int16, and takes strided memory for
+    """`tensor` in a form that gloo reduces correctly: gloo lacks int16, and treats strided memory as
     contiguous."""
     return tensor.int() if tensor.dtype is torch.int16 else tensor.contiguous()
 
@@ -73,14 +73,14 @@ def gloos(tensor: torch.Tensor) -> torch.Tensor:
 def reduction(
     kind: str, op: str, dtype: str, shape: list[int], layout: str, root: int, seed: int, late: bool
 ) -> None:
-    """allreduce, coalesced or not, reduce, and the two reduce_scatters."""
+    """Compare all kinds of reductions with gloo's."""
     rank, size = dist.get_rank(), dist.get_world_size()
     root %= size
     reduce_op = getattr(dist.ReduceOp, op)
     results = []
     for group in (Groups.ccl, Groups.gloo):
         reference = group is Groups.gloo
-        # gloo has no AVG: a sum, divided.
+        # gloo lacks AVG, so divide its sum.
         divide = reference and op == "AVG"
         used = dist.ReduceOp.SUM if divide else reduce_op
         as_gloo = gloos if reference else (lambda t: t)
@@ -142,12 +142,12 @@ def reduction(
 
 
 def movement(kind: str, dtype: str, shape: list[int], layout: str, root: int, seed: int, late: bool) -> None:
-    """All operations that only move data.  Those that gloo lacks are compared with the expected values."""
+    """Check all operations that only move data, by gloo's results or, if gloo lacks them, expected values."""
     rank, size = dist.get_rank(), dist.get_world_size()
     root %= size
     group = Groups.ccl
     if kind.startswith("all_gather_in"):
-        layout = "plain" if layout == "transposed" else layout  # the output's rows are the input's
+        layout = "plain" if layout == "transposed" else layout  # the output has the rows of the input
     mine = value(seed, rank, shape, dtype, layout)
     every = [value(seed, r, shape, dtype, layout) for r in range(size)]
     blank = torch.zeros_like(mine)
@@ -346,7 +346,7 @@ def misuse() -> list[str]:
 
 
 def wait_while_a_thread_runs() -> str:
-    """Rank 0 waits for rank 1, which joins when another thread of rank 0 releases it."""
+    """Rank 0 waits for rank 1, which joins only after another thread of rank 0 has run."""
     store = dist.distributed_c10d._get_default_store()
     key = "a thread has run"
     if dist.get_rank() == 0:
@@ -359,7 +359,7 @@ def wait_while_a_thread_runs() -> str:
         thread = threading.Thread(target=tell)
         thread.start()
         work = dist.barrier(async_op=True)
-        waiting.set()  # although the thread runs only while the next line releases the GIL
+        waiting.set()  # the thread can go on only while the next line has released the GIL
         work.wait()
         thread.join(20)
         store.delete_key(key)
@@ -370,7 +370,7 @@ def wait_while_a_thread_runs() -> str:
 
 
 def repeat(allreduces: int, groups: int) -> dict[str, float]:
-    """Growth of allocated memory, in MB, after a warm-up of each operation.
+    """Return the growth of allocated memory, in MB, after a warm-up of each operation.
 
     The result is the smallest growth of three rounds of all_reduces. A leak would show in each round, while
     malloc's caches (up to 0.24 MB per thread) grow in only one of them.
@@ -413,7 +413,7 @@ def repeat(allreduces: int, groups: int) -> dict[str, float]:
 
 
 def large(elements: int) -> str:
-    """A tensor with more elements than an int can count."""
+    """Check collectives on a tensor with more elements than an int can count."""
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = torch.ones(elements, dtype=torch.uint8)
     tensor[-1] = rank

@@ -1,4 +1,4 @@
-"""Test programs for coalesced operations, and for what torch's profiler and hooks learn of operations."""
+"""Test programs for coalesced operations, and for the information that torch's profiler and hooks get."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ def _inputs(seed: int) -> list[torch.Tensor]:
 
 
 def coalesced_reductions() -> str:
-    """Coalesced collectives give what gloo's give, whether the program waits in the manager or later."""
+    """Coalesced collectives have gloo's results, whether the program waits inside or after the manager."""
     size, gathered_into = dist.get_world_size(), dist.all_gather_into_tensor
     for is_async in (False, True):
         for device in (None, CPU):
             found = []
             for group in (Groups.ccl, Groups.gloo):
-                its_device = device if group is Groups.ccl else None  # gloo has only the call for all tensors
+                its_device = (
+                    device if group is Groups.ccl else None
+                )  # gloo can only coalesce tensors by one call
                 summed, inputs = _inputs(1), _inputs(2)
                 gathered = [torch.empty(size * n) for n in LENGTHS]
                 parts = [torch.empty(n) for n in LENGTHS]
@@ -55,7 +57,7 @@ def _wait(waits: Any, is_async: bool) -> None:
 
 
 def coalesced_kinds() -> str:
-    """Collectives of several kinds, whose one work has all results; and the error of a second end."""
+    """Check that one work has the results of several kinds of collectives.  A second end is an error."""
     rank, size = dist.get_rank(), dist.get_world_size()
     backend = Groups.ccl._get_backend(CPU)
     assert backend.supports_coalescing
@@ -80,7 +82,7 @@ def coalesced_kinds() -> str:
 
 
 def messages_in_a_batch(length: int) -> list[int]:
-    """Each rank sends to all others and receives from them; the number of works of either backend."""
+    """Exchange messages between all ranks in a batch; return the numbers of works of ccl and gloo."""
     rank, size = dist.get_rank(), dist.get_world_size()
     others, counts = [peer for peer in range(size) if peer != rank], []
     for group in (Groups.ccl, Groups.gloo):
@@ -99,7 +101,7 @@ def messages_in_a_batch(length: int) -> list[int]:
 
 
 def a_call_that_fails_within_a_batch() -> tuple[str, int]:
-    """The error, and how many of the later operations' tensors still live; the group stays usable."""
+    """Return the error, and how many tensors of later operations are still alive; the group stays usable."""
     message = "no error"
     try:
         with _coalescing_manager(Groups.ccl, CPU, True):
@@ -121,7 +123,7 @@ def a_call_that_fails_within_a_batch() -> tuple[str, int]:
 
 
 def completion_hook() -> list[list[Any]]:
-    """What a hook learns of each operation, before its caller goes on."""
+    """Return what a completion hook is passed for each operation, before the caller goes on."""
     group = dist.new_group(backend="ccl")
     group._enable_collectives_timing()
     learnt: list[list[Any]] = []
@@ -148,7 +150,7 @@ def completion_hook() -> list[list[Any]]:
 
 
 def profiled(directory: str) -> list[dict[str, Any]]:
-    """What torch's profiler says of collectives: the arguments of each event `record_param_comms`."""
+    """The arguments of each event `record_param_comms` that torch's profiler records for collectives."""
     rank, size = dist.get_rank(), dist.get_world_size()
     gathered, numbers = torch.empty(size * 600), torch.ones(600, dtype=torch.float32)
     with torch.profiler.profile(record_shapes=True) as profiler:

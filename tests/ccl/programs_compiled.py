@@ -27,7 +27,7 @@ def _collectives(numbers: torch.Tensor, group: Any) -> list[torch.Tensor]:
 
 
 def functional_collectives(compiler: str | None) -> str:
-    """Compiled functional collectives give the same as gloo's that are not compiled."""
+    """Compiled functional collectives give the same results as gloo without compilation."""
     numbers = torch.arange(24.0).view(12, 2) + 100 * dist.get_rank()
     gloos = _collectives(numbers, Groups.gloo)
 
@@ -64,7 +64,7 @@ def _tensor_parallel(mesh: Any, compiler: str | None) -> list[torch.Tensor]:
 
 
 def _distributed(mesh: Any, compiler: str | None) -> list[torch.Tensor]:
-    """DTensors that are redistributed in many ways, and the gradient."""
+    """Redistribute DTensors in many ways; return the results and the gradient."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     torch.manual_seed(8)
@@ -83,7 +83,7 @@ def _distributed(mesh: Any, compiler: str | None) -> list[torch.Tensor]:
 
 
 def dtensors(compiler: str | None) -> str:
-    """DTensors and tensor parallelism, compiled on ccl, give the same as on gloo."""
+    """DTensors and tensor parallelism, compiled, give the same results on ccl as on gloo."""
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
     meshes = [init_device_mesh("cpu", (dist.get_world_size(),)), DeviceMesh.from_group(Groups.gloo, "cpu")]

@@ -1,4 +1,4 @@
-"""Averages that are sent between hosts as bfloat16."""
+"""Test programs for averages that are sent between hosts as bfloat16."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ LENGTHS = (1, 5_000, 65_539, 1_000_003)
 
 
 def compressed_averages() -> str:
-    """Averages of noise, several in flight, have the bits that torch gets by rounding each host's sum and the
-    total."""
+    """Averages of random numbers, several in flight, have the same bits as if torch rounds the sum of each
+    host and the total."""
     rank, size = dist.get_rank(), dist.get_world_size()
     hosts: list[str] = [""] * size
     dist.all_gather_object(hosts, Peer.this_process().host)
@@ -46,13 +46,12 @@ def expected_average(tensor: torch.Tensor, hosts: list[str]) -> torch.Tensor:
 
 
 def exact_averages() -> str:
-    """Averages that can't be compressed are exact: those of other types, and those that another transport
-    carries."""
+    """Averages aren't compressed, and thus exact, for types other than float32 and with other transports."""
     backend = Groups.ccl._get_backend(torch.device("cpu"))
     others = (torch.float64, torch.bfloat16, torch.float16, torch.int32)
     for kind in others if backend.compressing_hosts > 1 else (*others, torch.float32):
         torch.manual_seed(dist.get_rank())
-        most = 60 if kind is torch.bfloat16 else 500  # sums of four are exact, in whatever order oneCCL adds
+        most = 60 if kind is torch.bfloat16 else 500  # so that sums of four numbers are exact in any order
         tensor = torch.randint(-most, most + 1, (100_003,)).to(kind)
         wanted = tensor.clone()
         dist.all_reduce(wanted, dist.ReduceOp.AVG)

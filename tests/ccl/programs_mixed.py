@@ -1,4 +1,4 @@
-"""Many collectives: in sequence, concurrently, and in several groups, for ranks on any hosts."""
+"""Test programs for many collectives: in sequence, concurrently, and in several groups, on any hosts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SHAPES = ([1], [7], [2, 3, 5], [6, 7], [0], [0, 3], [129], [4097], [65_537], [3,
 LENGTHS = (0, 1, 100, 5_000, 70_000, 400_000)
 LAYOUTS = ("plain", "plain", "strided", "transposed")
 SETTLED = 10.0
-"""Seconds within which background threads release a group's resources."""
+"""Seconds within which background threads must release a group's resources."""
 
 
 def mix(seed: int, count: int) -> int:
-    """Random operations, the same in all ranks, compared with gloo's."""
+    """Run random operations, the same in all ranks, and compare their results with gloo's."""
     draw = random.Random(seed)
     for _ in range(count):
         function, arguments = drawn(draw)
@@ -44,7 +44,7 @@ def drawn(draw: random.Random) -> tuple[Callable[..., None], tuple[Any, ...]]:
 
 
 class Begun(NamedTuple):
-    """An operation, the tensors that it writes, and their expected values."""
+    """A started operation, the tensors that it writes, and their expected values."""
 
     name: str
     works: list[Any]
@@ -68,8 +68,8 @@ def begin(kind: str, group: Any, length: int, seed: int) -> Begun:
     every = [numbers(seed, r, length) for r in range(size)]
     mine, blank = every[rank].clone(), torch.zeros(length)
     blanks = [torch.zeros(length) for _ in range(size)]
-    parts = [numbers(seed + r, rank, length) for r in range(size)]  # of this rank, for each
-    theirs = [numbers(seed + rank, r, length) for r in range(size)]  # of each, for this rank
+    parts = [numbers(seed + r, rank, length) for r in range(size)]  # what this rank sends to each rank
+    theirs = [numbers(seed + rank, r, length) for r in range(size)]  # what each rank sends to this rank
     total = torch.stack(every).sum(0)
     both = {"group": group, "async_op": True}
     operations: dict[str, tuple[Callable[[], list[Any]], list[torch.Tensor], list[torch.Tensor]]] = {
@@ -144,7 +144,7 @@ def two_threads(seed: int, count: int) -> str:
 
 
 def digests() -> list[str]:
-    """Digests of sums of noise, whose rounding depends on the order of the addends."""
+    """Digests of sums of random numbers.  Their rounding depends on the order of summation."""
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         for length in (10, 1_000, 50_000, 2_000_003):
@@ -156,9 +156,9 @@ def digests() -> list[str]:
 
 
 def held() -> dict[str, Any]:
-    """The open descriptors and mappings of this process, and the ranks' keys in the store."""
+    """This process's resources, such as descriptors and mappings, and the ranks' keys in the store."""
     maps = Path("/proc/self/maps").read_text().splitlines()
-    # torch leaves keys of its own, such as those of its barriers.
+    # torch leaves keys in the store, too, for example keys of its barriers.
     keys = dist.distributed_c10d._get_default_store()._underlying_non_prefix_store.list_keys()
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
@@ -170,7 +170,7 @@ def held() -> dict[str, Any]:
 
 
 def use_groups(count: int) -> None:
-    """Make, use and destroy groups: of all ranks, and of the first and the last one."""
+    """Make, use and destroy groups, in turn with all ranks and with the first and the last rank."""
     for number in range(count):
         size = dist.get_world_size()
         group = dist.new_group([0, size - 1] if number % 2 else list(range(size)), timeout=LIMIT)
@@ -178,11 +178,11 @@ def use_groups(count: int) -> None:
             for kind in ("all_reduce", "messages"):
                 begin(kind, group, 20_000, number).check()
             dist.destroy_process_group(group)
-    dist.barrier()  # the next group's keys come later
+    dist.barrier()  # no rank writes keys of its next group before all are here
 
 
 def come_and_go(times: int) -> list[dict[str, Any]]:
-    """Resources before and after groups were made and destroyed."""
+    """Return the held resources before and after groups were made and destroyed."""
     use_groups(4)
     before = held()
     dist.barrier()

@@ -27,7 +27,7 @@ BITWISE = [
     (op, dtype) for op in ("BAND", "BOR", "BXOR") for dtype in ("uint8", "int8", "int16", "int32", "int64")
 ]
 MOVED = (*DTYPES, "uint16", "uint32", "uint64", "float8_e4m3fn")
-# Beside oneCCL, messages go through gloo, with gloo's types (and it fails to receive nothing from anybody).
+# With oneCCL, gloo carries messages, so these types are missing.  It can't receive 0 bytes from any source.
 NOT_FOR_GLOO = ("uint16", "uint32", "uint64", "float8_e4m3fn", "int16", "complex64", "complex128")
 
 # For `programs_state`: operations that complete in the background, and states of the caller at their start.
@@ -37,7 +37,7 @@ COMPLETIONS = (
     "all_gather_into_tensor_coalesced", "gather", "scatter", "reduce_scatter", "reduce_scatter, average",
     "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_all", "all_to_all_single", "barrier",
 )  # fmt: skip
-# Those that gloo has, with a future.
+# The operations for which gloo returns a future.
 COMPLETIONS_OF_GLOO = (
     "all_reduce", "all_reduce, maximum", "broadcast", "all_gather", "all_gather_coalesced",
     "all_gather_into_tensor", "gather", "scatter", "all_to_all_single", "barrier",

@@ -21,8 +21,7 @@ def share_memory(tensor: torch.Tensor) -> bool:
 
 
 def blocks() -> list[int]:
-    """The number of blocks of shared memory that this process has mapped, and the number of their files that
-    it has open."""
+    """The number of shared memory blocks that this process maps, and of their files that it has open."""
     gc.collect()
     dist.barrier()  # all ranks have freed their blocks
     dist.all_reduce(torch.ones(1))
@@ -36,12 +35,12 @@ def made_up(length: int, seed: int) -> torch.Tensor:
 
 
 def shared_sums() -> str:
-    """Sums and averages have the same bits, although the ranks' tensors are in different kinds of memory."""
+    """Results of all_reduce have the same bits if some ranks have shared and others ordinary tensors."""
     rank, size = dist.get_rank(), dist.get_world_size()
     for number, length in enumerate(LENGTHS):
         for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX):
             plain = made_up(length, rank)
-            both = torch.cat([plain, torch.zeros(1), plain])  # tensors on one storage
+            both = torch.cat([plain, torch.zeros(1), plain])  # holds two tensors that use the same storage
             first, second = both[:length], both[length + 1 :]
             if (rank + number) % 3:
                 assert share_memory(second)
@@ -59,19 +58,19 @@ def shared_sums() -> str:
 
 
 def shared_and_freed(times: int) -> list[list[int]]:
-    """The mappings and open files before and after using shared tensors."""
+    """Return the numbers of `blocks` before and after using shared tensors."""
     before = blocks()
     for time in range(times):
         tensor = made_up(LENGTHS[time % len(LENGTHS)], time)
         assert share_memory(tensor)
-        assert share_memory(tensor)  # it is already
+        assert share_memory(tensor)  # already shared
         dist.all_reduce(tensor)
     del tensor
     return [before, blocks()]
 
 
 def refusal_of_huge_pages(megabytes: int) -> str:
-    """What the kernel says now if a program asks it for huge pages as we do; or nothing."""
+    """The kernel's error if a process requests huge pages now, or an empty string."""
     with mmap.mmap(-1, megabytes << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.write(bytes(megabytes << 20))
         try:
@@ -82,7 +81,7 @@ def refusal_of_huge_pages(megabytes: int) -> str:
 
 
 def mapped_by_huge_pages(megabytes: int) -> tuple[int, int]:
-    """MB that this process maps of all ranks' shared tensors, and MB of these that are in huge pages."""
+    """MB of all ranks' shared tensors that this process maps, and how many of them are in huge pages."""
     tensor = torch.ones(megabytes << 18)
     share_memory(tensor)
     dist.all_reduce(tensor)
@@ -111,14 +110,14 @@ def shared_and_forked() -> str:
 
 
 def shares_memory() -> list[bool]:
-    """Whether a group of all ranks, and a group of this rank alone, reduces tensors in place."""
+    """Whether a group of all ranks, and a group of only this rank, reduce tensors in shared memory."""
     alone = [dist.new_group([rank], backend="ccl") for rank in range(dist.get_world_size())][dist.get_rank()]
     cpu = torch.device("cpu")
     return [group._get_backend(cpu).shares_memory for group in (Groups.ccl, alone)]
 
 
 def prepared_buckets() -> list[int]:
-    """The number of this rank's own blocks, before and after each step of a prepared model."""
+    """The number of blocks that this rank owns, before and after each step of a prepared model."""
     import cpulaunch
 
     before = blocks()[1]
@@ -173,17 +172,17 @@ def not_shared() -> list[str]:
 
 
 def allocated(kind: str, size: int) -> torch.Tensor:
-    """A tensor that the group has allocated."""
+    """A tensor in memory that the group allocates."""
     backend, cpu = Groups.ccl._get_backend(torch.device("cpu")), torch.device("cpu")
     assert backend.supports_tensor_alloc(cpu)
     return backend.allocate_tensor(size, dtype=getattr(torch, kind), device=cpu)
 
 
 def gathered_and_scattered_in_place() -> str:
-    """Collectives between allocated tensors give the same as gloo's, and the tensors may change at once."""
+    """Collectives of allocated tensors are right, although the tensors change right after the call."""
     rank, size = dist.get_rank(), dist.get_world_size()
     for number, length in enumerate((1, 16_384, 65_539, 300_001)):
-        mine = (rank + number) % 3 > 0  # ranks with ordinary memory take part, too
+        mine = (rank + number) % 3 > 0  # some ranks use ordinary memory
         whole = allocated("float32", size * length) if mine else torch.empty(size * length)
         own = whole[rank * length : (rank + 1) * length]
         for seed in range(3):
@@ -221,9 +220,9 @@ def scattered_with_the_same_bits() -> str:
 
 
 def allocated_and_freed(times: int) -> list[list[int]]:
-    """The mappings and open files before, while tensors are allocated again and again, and at the end.
+    """Return the numbers of `blocks` before repeated allocations of tensors, after them, and at the end.
 
-    A group that ends gives back what is kept.
+    The end of a group frees the blocks that were kept for reuse.
     """
     dist.destroy_process_group(dist.new_group(backend="ccl"))
     before, size, during = blocks(), dist.get_world_size(), set()

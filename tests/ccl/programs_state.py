@@ -38,7 +38,7 @@ STATES: dict[str, tuple[Callable[[], AbstractContextManager[Any]], Make]] = {
 
 
 def rows(rank: int, parts: int = 1) -> torch.Tensor:
-    """The input of `rank`: `parts` times SHAPE, small whole numbers."""
+    """The input of `rank`, with small whole numbers: `parts` blocks of the shape SHAPE."""
     count = parts * SHAPE[0] * SHAPE[1]
     return (torch.arange(count, dtype=torch.float32) % 7 + 10 * rank).reshape(-1, SHAPE[1])
 
@@ -48,7 +48,7 @@ def start(
 ) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
     """Start the operation; return its work, the tensors that it writes, and their expected values.
 
-    Its root makes the rank `early` wait for the others.
+    The root is chosen so that the rank `early` has to wait for other ranks.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     late = (early + 1) % size
@@ -56,7 +56,7 @@ def start(
     everyone = [rows(r) for r in range(size)]
     total = sum(everyone[1:], everyone[0])
     mine = make(rows(rank))
-    parts = [make(rows(rank + r)) for r in range(size)]  # for each rank one
+    parts = [make(rows(rank + r)) for r in range(size)]  # one part for each rank
     blank = make(torch.zeros(SHAPE))
     blanks = [make(torch.zeros(SHAPE)) for _ in range(size)]
     whole = make(torch.zeros(size * SHAPE[0], SHAPE[1]))
@@ -121,9 +121,9 @@ def start(
 
 
 def completing_thread(future: Any) -> int:
-    """A future's callback.
+    """A future's callback: return the thread that runs it.
 
-    It runs on the thread that completes the operation, or in then() if it has completed.
+    It runs on the thread that completes the operation, or in then() if the operation has already completed.
     """
     future.value()  # raises the operation's exception
     return threading.get_ident()
@@ -132,8 +132,8 @@ def completing_thread(future: Any) -> int:
 def completes_elsewhere(kind: str, state: str, backend: str, early: int) -> bool:
     """Whether this rank's operation completed on another thread; AssertionError if its result is wrong.
 
-    The rank `early` starts first and waits for the future.  That makes no progress, so the background thread
-    has to complete the operation.
+    The rank `early` starts first and waits for the future.  This wait doesn't advance the operation, so the
+    background thread has to complete it.
     """
     rank = dist.get_rank()
     group = getattr(Groups, backend)

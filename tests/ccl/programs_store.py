@@ -1,5 +1,4 @@
-"""The ranks' requests to the store, the descriptors by which they watch each other, and late ranks of a new
-group."""
+"""Test programs: ranks' requests to the store, how ranks watch each other, and ranks late to a new group."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ DATA_SEGMENTS_OUT = slice(156, 160)  # of struct tcp_info, <linux/tcp.h>
 
 
 def requests_of_a_wait(ranks: int, seconds: float) -> int:
-    """The number of messages that this rank sends over TCP while rank 0 is late, with the intervals of a
-    larger group."""
+    """The number of TCP segments that this rank sends while it waits for rank 0, at the intervals of a group
+    of ``ranks`` ranks."""
     interval = create.store_interval
     create.store_interval = lambda _: interval(ranks)
     try:
@@ -33,7 +32,7 @@ def requests_of_a_wait(ranks: int, seconds: float) -> int:
     dist.barrier(group)
     before = _sent()
     if dist.get_rank() == 0:
-        time.sleep(seconds)  # the number of requests in this time is the test
+        time.sleep(seconds)  # the test counts the requests in this time
     dist.all_reduce(torch.ones(1), group=group)
     return _sent() - before
 
@@ -56,7 +55,7 @@ def _connections() -> Iterator[socket.socket]:
 
 
 def watched_processes(groups: int) -> int:
-    """The number of this rank's descriptors of processes after making further groups."""
+    """The number of pidfds that this rank has open after making further groups."""
     made = [dist.new_group(backend="ccl") for _ in range(groups)]
     for group in made:
         dist.all_reduce(torch.ones(1), group=group)
@@ -70,7 +69,7 @@ def watched_processes(groups: int) -> int:
 def others_go_on(late_to: str, times: int) -> list[float]:
     """Ranks 0 and 1 reduce among themselves ``times`` times before rank 2 joins a new group of all three.
 
-    Rank 2 is late to the "call", or to "connect", after all have exchanged their addresses.
+    Rank 2 is late either to "call" new_group or to "connect", after all ranks have exchanged addresses.
     """
     rank, key = dist.get_rank(), f"late to {late_to}"
     store = dist.distributed_c10d._get_default_store().clone()

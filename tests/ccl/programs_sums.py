@@ -1,4 +1,4 @@
-"""Sums and averages of all relevant sizes, types and bit patterns."""
+"""Test programs for sums and averages of all relevant sizes, types and bit patterns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def scaled_sum() -> float:
 
 
 def unsigned_averages() -> list[list[int]]:
-    """Averages of 2, 4, …, in types for which torch has no division."""
+    """Averages of the numbers 2, 4, … of the ranks, in types that torch can't divide."""
     averages = []
     for kind in (torch.uint16, torch.uint32, torch.uint64):
         tensor = torch.full((3,), 2 + 2 * dist.get_rank()).to(kind)
@@ -30,7 +30,7 @@ def unsigned_averages() -> list[list[int]]:
 
 
 def shm_sums(dtype: str = "bfloat16") -> str:
-    """Sums of whole pieces, parts and remainders, of unaligned memory, several in flight; the sums' digest."""
+    """Check several sums in flight, of various lengths and unaligned; return the digest of another sum."""
     rank, size = dist.get_rank(), dist.get_world_size()
     kind = getattr(torch, dtype)
     lengths = (1, 5_000, 20_000, 65_536, 65_539, 200_001, 1_000_003)
@@ -47,7 +47,7 @@ def shm_sums(dtype: str = "bfloat16") -> str:
 
 
 def mixed_coalesced() -> str:
-    """One operation on tensors of several lengths and types."""
+    """Check a coalesced operation on tensors of several lengths and types."""
     rank, size = dist.get_rank(), dist.get_world_size()
     tensors = [torch.full((length,), rank + 1).to(kind) for length in (0, 10, 70_000)
                for kind in (torch.float32, torch.int64, torch.bfloat16)]  # fmt: skip
@@ -59,7 +59,7 @@ def mixed_coalesced() -> str:
 
 
 def race() -> str:
-    """Many sums of many pieces.  With a core for each rank, ranks get furthest ahead of each other."""
+    """Run many sums of many pieces.  Each rank has its core, so that ranks get far ahead of others."""
     rank, size = dist.get_rank(), dist.get_world_size()
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {sorted(before)[rank % len(before)]})
@@ -73,7 +73,7 @@ def race() -> str:
 
 
 def extremes_of_nan() -> str:
-    """One rank's NaN is in the result, whichever rank has it."""
+    """If any rank has NaN, the minimum and the maximum are NaN."""
     rank, size = dist.get_rank(), dist.get_world_size()
     for dtype in FLOATS:
         for count in (7, 100_000):
@@ -88,9 +88,8 @@ def extremes_of_nan() -> str:
 
 
 def every_number_of_16_bits(dtype: str) -> str:
-    """All numbers of the type, including subnormals, infinities and NaNs, are summed as torch does in
-    float32. The sum of two float16 numbers may be too large for the type although their average isn't.
-    """
+    """Reductions of all numbers of a 16-bit type, even subnormals, infinities and NaNs, have the result that
+    torch computes in float32.  The sum of two float16 numbers may overflow although their average doesn't."""
     rank, size = dist.get_rank(), dist.get_world_size()
     kind = getattr(torch, dtype)
     every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(kind)

@@ -24,7 +24,7 @@ LIMIT = timedelta(seconds=60)
 def start(
     kind: str, *, in_shared_memory: bool = False, asynchronous: bool = False
 ) -> tuple[Any, torch.Tensor]:
-    """A collective of BYTES from each rank: its work, and its result."""
+    """Start a collective of BYTES per rank; return its work and its result."""
     rank, size = dist.get_rank(), dist.get_world_size()
     mine = torch.full([BYTES // 4], float(rank + 1))
     if in_shared_memory:
@@ -43,7 +43,7 @@ def start(
 
 
 def moved(kind: str, *, in_shared_memory: bool = False, asynchronous: bool = False) -> list[int]:
-    """Bytes that this thread has copied and summed in a collective for which it waits, and the result's sum."""
+    """The bytes that this thread copies and sums in a collective for which it waits, and the result's sum."""
     core = load_group().core
     before = core.moved_by_this_thread()
     work, result = start(kind, in_shared_memory=in_shared_memory, asynchronous=asynchronous)
@@ -53,13 +53,13 @@ def moved(kind: str, *, in_shared_memory: bool = False, asynchronous: bool = Fal
     return [*[b - a for a, b in zip(before, after, strict=True)], int(result.double().sum())]
 
 
-_moved_before: dict[int, tuple[int, int]] = {}  # by a background thread, when it last completed something
+_moved_before: dict[int, tuple[int, int]] = {}  # totals of each background thread at its last completion
 
 
 def moved_in_background(kind: str, rank: int) -> tuple[list[int], list[int], int] | None:
-    """Bytes that this thread and the background thread of `rank` have copied and summed, and the result's sum.
+    """The bytes that this thread and the background thread of `rank` copy and sum, and the result's sum.
 
-    This thread only starts the collective.  The other ranks do so once it can't miss its end.
+    This thread only starts the collective.  The other ranks start it after this thread has set its callback.
     """
     store = dist.PrefixStore(f"{kind} {rank}", dist.distributed_c10d._get_default_store())
     if dist.get_rank() != rank:
@@ -71,7 +71,7 @@ def moved_in_background(kind: str, rank: int) -> tuple[list[int], list[int], int
     work, result = start(kind, asynchronous=True)
     after = core.moved_by_this_thread()
 
-    def completed(_: object) -> None:  # in the thread that has moved the data
+    def completed(_: object) -> None:  # runs in the background thread
         now, thread = core.moved_by_this_thread(), threading.get_native_id()
         then = _moved_before.get(thread, (0, 0))
         _moved_before[thread] = now
@@ -85,7 +85,7 @@ def moved_in_background(kind: str, rank: int) -> tuple[list[int], list[int], int
 
 
 def cores_of_threads() -> list[tuple[str, str]]:
-    """The names of the threads of communication, and the list of cores that each may use."""
+    """The names of the communication threads, and the cores that each may use."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
         name = (task / "comm").read_text().strip()
@@ -97,7 +97,7 @@ def cores_of_threads() -> list[tuple[str, str]]:
 
 def background_threads() -> int:
     """The number of threads in this process after collectives that nobody waits for."""
-    torch.ones(1 << 20).sum()  # this thread's team is there
+    torch.ones(1 << 20).sum()  # starts the OpenMP team of this thread
     for kind in ("all_reduce", "all_gather", "reduce_scatter"):
         work, _ = start(kind, asynchronous=True)
         done = threading.Event()
@@ -115,7 +115,7 @@ def _sleeps() -> int:
 
 
 def timer_slack() -> tuple[int, int]:
-    """This thread's timer slack before and after it has slept while waiting for the last rank."""
+    """The timer slack of this thread before and after it slept while it waited for the last rank."""
     store = dist.PrefixStore("timer_slack", dist.distributed_c10d._get_default_store())
     last, x = dist.get_world_size() - 1, torch.ones(10)
     slack = ctypes.CDLL(None).prctl

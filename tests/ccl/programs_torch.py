@@ -1,4 +1,4 @@
-"""Test programs for torch's features on top of a group: DDP, FSDP2, checkpoints, object collectives."""
+"""Test programs for torch's features that use a group: DDP, FSDP2, checkpoints, object collectives."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def train_ddp(hook: str | None = None, unused: bool = False) -> list[list[float]
             if "power" in hook:
                 state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2)
             function = getattr(powerSGD_hook if "power" in hook else default_hooks, hook)
-            # DDP refuses the bf16 hook by its name where there is no GPU.
+            # Without a GPU, DDP refuses the bf16 hook because of its name.
             renamed = lambda s, bucket, f=function: f(s, bucket)  # noqa: E731
             renamed.__annotations__ = function.__annotations__
             model.register_comm_hook(state, renamed)
@@ -75,7 +75,7 @@ def _network() -> torch.nn.Sequential:
 
 
 def train_fsdp2() -> list[list[float]]:
-    """The losses with the group's memory, with ordinary memory, with gloo, and of one process."""
+    """The losses with memory allocated by the group, with ordinary memory, with gloo, and in one process."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 

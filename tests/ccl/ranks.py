@@ -25,7 +25,7 @@ def free_port() -> int:
 
 
 def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
-    """The variables that torchrun gives a rank, with one thread per rank, and none of a surrounding job."""
+    """The environment that torchrun gives a rank with one thread, without variables of a surrounding job."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("CCL_", "FI_", "GLOO_", "PMI"))}
     path = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return clean | {
@@ -36,7 +36,7 @@ def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
 
 
 class Ranks:
-    """`size` processes in one ccl group, on this host; `call` runs a function in each of them."""
+    """`size` processes on this host, in a ccl group; `call` runs a function in each process."""
 
     def __init__(self, size: int, **variables: str) -> None:
         port = free_port()
@@ -48,7 +48,7 @@ class Ranks:
 
     @classmethod
     def of(cls, processes: list[subprocess.Popen[str]]) -> Ranks:
-        """Ranks that run WORKER on any host, and whose stdin can be written."""
+        """Ranks in the given ``processes``, which run WORKER on any host and have a pipe as stdin."""
         ranks = cls.__new__(cls)
         ranks._meet(processes)
         return ranks
@@ -64,7 +64,7 @@ class Ranks:
     def call(
         self, function: str, *args: Any, limit: float = 60.0, only: list[int] | None = None, **kwargs: Any
     ) -> list[Any]:
-        """`programs.function(*args, **kwargs)` in every rank (or `only` some); AssertionError where one raises."""
+        """Run `programs.function` in all ranks, or `only` in some.  AssertionError if a rank raises."""
         chosen = [self.processes[rank] for rank in only] if only is not None else self.processes
         request = json.dumps([function, args, kwargs]) + "\n"
         for process in chosen:
@@ -119,7 +119,7 @@ class Ranks:
 def run_script(
     size: int, source: str, *, limit: float = 90.0, python: str = sys.executable, **variables: str
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run `source` as `size` ranks to their ends; a rank that outlives `limit` is killed (its code: -9)."""
+    """Run `source` as `size` ranks until they end.  A rank that exceeds `limit` is killed (exit code -9)."""
     port = free_port()
     processes = [
         subprocess.Popen([python, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -1,4 +1,4 @@
-"""A mix of collectives in a group compiled with AddressSanitizer: no invalid access of ours.
+"""A mix of collectives in a group compiled with AddressSanitizer makes no invalid memory access.
 
 It takes three minutes, so it runs only with CPULAUNCH_TEST_ADDRESSES=1.
 """
@@ -25,7 +25,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Three ranks whose group is instrumented; the first invalid access ends a rank with 99."""
+    """Three ranks with an instrumented group.  An invalid access ends a rank with exit code 99."""
     directory = tmp_path_factory.mktemp("addresses")
     compiler = directory / "g++-with-asan"
     compiler.write_text('#!/bin/sh\nexec g++ -fsanitize=address -fno-omit-frame-pointer "$@"\n')

@@ -1,6 +1,6 @@
-"""Intel's oneccl_bind_pt, played by a package with its names that registers gloo as ``ccl``.
+"""Intel's oneccl_bind_pt.  A fake package with the same names, which registers gloo as ``ccl``, replaces it.
 
-The wheel itself is not on PyPI.  docs/ccl.md says what was tried with it.
+The real wheel is not on PyPI.  docs/ccl.md says what was tested with it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_requesting_incompatible_bindings_is_an_error(version: str | None, advic
     ],
     ids=["not asked for", "asked for", "of another torch", "broken", "not theirs"],
 )
-def test_which_implementation_makes_the_group(
+def test_the_chosen_implementation_makes_the_group(
     tmp_path: Path, built: Built, body: str, version: str, binding: str, status: int, message: str
 ) -> None:
     there = stand_in(tmp_path, body, built.torch if version == "same" else version)
@@ -89,7 +89,7 @@ def test_which_implementation_makes_the_group(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("binding", ["auto", repeat("oneccl_bind_pt")])
-def test_a_script_that_imports_them_keeps_the_group_of_the_job(
+def test_a_script_that_imports_the_bindings_still_gets_the_jobs_group(
     cpulaunch: Run, tmp_path: Path, built: Built, binding: str
 ) -> None:
     there = stand_in(tmp_path, STAND_IN, built.torch)
@@ -106,7 +106,7 @@ def test_a_script_that_imports_them_keeps_the_group_of_the_job(
 
 
 @pytest.mark.slow
-def test_an_exception_exits_with_1_although_their_library_would_abort(
+def test_an_exception_exits_with_1_even_if_the_bindings_would_abort(
     cpulaunch: Run, tmp_path: Path, built: Built
 ) -> None:
     aborts = "import ctypes; libc = ctypes.CDLL(None); libc.on_exit(libc.abort, None)"
@@ -139,8 +139,8 @@ def test_all_hosts_must_have_the_same_bindings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("comm_cores", "yields"), [(0, True), (1, False)])
-def test_their_workers_yield_a_shared_core_to_the_rank(comm_cores: int, yields: bool) -> None:
-    """Without workers, a pending asynchronous operation blocks a new group's first operation (2021.14)."""
+def test_the_bindings_workers_yield_a_shared_core_to_the_rank(comm_cores: int, yields: bool) -> None:
+    """Without workers, oneCCL 2021.14 blocks a new group while another group has a pending operation."""
     planned = communication_defaults(Situation("ccl", 1, 2, comm_cores=comm_cores, bindings=True))
     assert planned["CCL_WORKER_OFFLOAD"] == "1"
     assert (planned.get("CCL_YIELD") == "sched_yield") is yields

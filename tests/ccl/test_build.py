@@ -25,7 +25,7 @@ from cpulaunch.errors import HostError
 def test_nothing_is_built_into_another_users_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """A dry run says so, too: it calls ``check``."""
+    """A dry run has the same error, because it calls ``check``."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "cpulaunch/ccl").mkdir(parents=True)
     os.chown(theirs := tmp_path / where, 12345, -1)
@@ -34,7 +34,7 @@ def test_nothing_is_built_into_another_users_directory(
             act()
 
 
-def test_the_cache_is_made_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_its_user_can_write_to_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     before = os.umask(0)
     try:
@@ -109,8 +109,7 @@ def test_a_job_that_cannot_be_planned_fails_before_the_build(
     assert "compiling" not in done.stderr
 
 
-# A compiler that counts the files it compiles.  On request, it waits for a pipe before the core's larger
-# unit.
+# A compiler that records the files it compiles.  If there is a pipe, it waits for it at the layer.
 COUNTING = """#!/bin/sh
 case "$*" in *" -c "*)
   echo "$*" | grep -o "[a-z]*[.]cpp -o" >> {here}/compiled
@@ -128,7 +127,7 @@ print(build.build(lambda *t: print(*t, flush=True)).module)
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Few sources with their own cache and a counting compiler.  The real sources take up to a minute."""
+    """A few small sources, a separate cache and the recording compiler.  Real sources take up to a minute."""
     sources = tmp_path / "sources"
     for name in ("core/arithmetic.cpp", "core/boundary.cpp", "core/other.cpp", "layer/group.cpp"):
         (sources / name).parent.mkdir(parents=True, exist_ok=True)
@@ -162,7 +161,7 @@ def test_concurrent_first_builds_make_one_complete_build(tmp_path: Path, small: 
     # The second build waited for the first, and used its result.
     assert sorted("linking" in text for text in texts) == [False, True]
     assert any("waiting for another build" in text for text in texts)
-    # Only files in use are kept.
+    # Object files are deleted after the build.
     assert {path.name.partition("-")[0] for path in installed.cache_directory().iterdir()} == {
         "core",
         "lock",
@@ -171,7 +170,7 @@ def test_concurrent_first_builds_make_one_complete_build(tmp_path: Path, small: 
 
 
 @pytest.mark.slow
-def test_the_next_build_uses_the_objects_of_an_interrupted_one(tmp_path: Path, small: Path) -> None:
+def test_a_build_uses_the_objects_of_an_interrupted_build(tmp_path: Path, small: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with bounded(start_build(small), limit=120) as builder:
         assert builder.stdout is not None
@@ -240,7 +239,7 @@ def compiled(source: Path, oneccl: Path) -> Path:
 
 
 def shim(tmp_path: Path, oneccl: Path, without: str = "\0") -> Path:
-    """The compiled shim, lacking the lines with the given text."""
+    """Compile the shim without the lines that contain the given text."""
     lines = (installed.SOURCES / "oneccl/shim.cpp").read_text().splitlines()
     source = tmp_path / "shim.cpp"
     source.write_text("\n".join(line for line in lines if without not in line) + "\n")

@@ -1,4 +1,4 @@
-"""Coalesced operations give what gloo's give, and hooks and torch's profiler learn of operations."""
+"""Coalesced operations have gloo's results, and hooks and torch's profiler get information on operations."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import pytest
 from ranks import Ranks
 
 
-def test_coalesced_collectives_give_what_gloos_give(ranks: Ranks) -> None:
+def test_coalesced_collectives_have_gloos_results(ranks: Ranks) -> None:
     assert ranks.call("coalesced_reductions") == ["ok"] * ranks.size
 
 
-def test_operations_of_several_kinds_have_one_work(ranks: Ranks) -> None:
+def test_coalesced_operations_of_several_kinds_have_a_single_work(ranks: Ranks) -> None:
     for error in ranks.call("coalesced_kinds"):
         assert "coalesces nothing" in error
 
 
 @pytest.mark.parametrize("length", [10, 1_000_000])
-def test_a_batch_of_messages_has_one_work(ranks: Ranks, length: int) -> None:
+def test_a_batch_of_messages_has_a_single_work(ranks: Ranks, length: int) -> None:
     assert ranks.call("messages_in_a_batch", length) == [[1, 2 * (ranks.size - 1)]] * ranks.size
 
 
@@ -28,7 +28,7 @@ def test_a_group_can_be_used_after_a_wrong_call_in_a_batch(two: Ranks) -> None:
         assert kept == 0
 
 
-def test_a_hook_learns_of_each_operation(two: Ranks) -> None:
+def test_a_completion_hook_is_called_for_each_operation(two: Ranks) -> None:
     for second, *learnt in two.call("completion_hook"):
         assert second == ["a second hook"]
         assert learnt == [

@@ -1,4 +1,4 @@
-"""Every operation has gloo's result.  hypothesis draws operation, type, shape, layout and root."""
+"""Every operation has gloo's result.  hypothesis chooses operation, type, shape, layout and root."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.marks import repeat
 
 from cpulaunch.ccl.installed import Built
 
-# The ranks are shared by all examples; a failing case is printed by hypothesis, with its shrunk values.
+# All examples use the same ranks.
 examples = settings(
     max_examples=40,
     deadline=None,
@@ -47,12 +47,12 @@ def test_movements_deliver_the_senders_values(ranks: Ranks, kind: str, dtype: st
     ranks.call("movement", kind, dtype, shape, layout, root, seed, late)
 
 
-# --- through oneCCL, which is for those who ask for it
+# --- through oneCCL, which is used only on request
 
 
 @pytest.fixture(scope="module")
 def oneccl(built: Built) -> Iterator[Ranks]:
-    # Then gloo's groups don't wait for all ranks, so a rank may be late to the next operation.
+    # With lazy initialization, making a gloo group doesn't wait for all ranks, so a rank may be late.
     ranks = Ranks(3, CPULAUNCH_RANK_CCL_TRANSPORT="oneccl", TORCH_GLOO_LAZY_INIT="1")
     yield ranks
     assert ranks.close() == [0, 0, 0]

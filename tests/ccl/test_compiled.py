@@ -17,12 +17,10 @@ def ranks(request: pytest.FixtureRequest) -> Ranks:
 
 
 @pytest.mark.parametrize("compiler", [repeat(None), repeat("aot_eager"), "inductor"])
-def test_functional_collectives_give_what_gloos_give(ranks: Ranks, compiler: str | None) -> None:
+def test_functional_collectives_have_gloos_results(ranks: Ranks, compiler: str | None) -> None:
     assert ranks.call("functional_collectives", compiler, limit=LIMIT) == ["ok"] * ranks.size
 
 
 @pytest.mark.parametrize("compiler", [None, repeat("aot_eager"), repeat("inductor")])
-def test_dtensors_and_tensor_parallelism_give_what_they_give_on_gloo(
-    ranks: Ranks, compiler: str | None
-) -> None:
+def test_dtensors_and_tensor_parallelism_have_gloos_results(ranks: Ranks, compiler: str | None) -> None:
     assert ranks.call("dtensors", compiler, limit=LIMIT) == ["ok"] * ranks.size

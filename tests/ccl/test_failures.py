@@ -1,5 +1,4 @@
-"""Failures and the end of a group: late and dead peers, exceptions, exit without `destroy_process_group`,
-leftovers."""
+"""Failures and the end of a group: late and dead peers, exceptions, exit without `destroy_process_group`."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ except dist.DistBackendError as error:
 
 
 def cause_of(result: subprocess.CompletedProcess[str]) -> Any:
-    """The cause in a rank's error, as data."""
+    """Return the structured cause of a rank's error."""
     assert result.returncode == 7, result.stderr
     return json.loads(re.findall("^CAUSE (.*)$", result.stderr, re.MULTILINE)[0])
 
@@ -60,9 +59,9 @@ def leaves_no_shared_memory() -> object:
     yield
 
     def nothing_left() -> bool:
-        """Files of ended processes, found by libfabric's names for them.
+        """Whether no files of ended processes are left.  libfabric's names of files contain the pid.
 
-        Jobs of other tests may still be cleaning up.
+        Files of running processes may belong to jobs of other tests.
         """
         left = {name for name in set(os.listdir("/dev/shm")) - before if name.count(":") == 2}
         return all(Path("/proc", name.split(":")[0]).exists() for name in left)
@@ -90,11 +89,11 @@ def test_the_error_for_a_late_rank_names_the_awaited_operation(
     name = collective.partition("(")[0]
     late_rank = {"kind": "peer_late", "rank": 1, "operation": name, "sequence": 1, "timeout": 3.0}
     assert cause_of(first) == late_rank
-    assert second.returncode == 7  # its peer has ended, or has reported the failure
+    assert second.returncode == 7  # rank 0 has ended, or has reported the failure
 
 
 def test_a_group_reports_the_kind_of_its_failure() -> None:
-    """One rank times out, and another with a longer timeout is notified."""
+    """Rank 0 times out, and notifies rank 1, which has a longer timeout."""
     first, second, _ = run_script(3, script(
         "group = dist.distributed_c10d._get_default_group()._get_backend(torch.device('cpu'))",
         "options = dist.AllreduceOptions()",
@@ -106,10 +105,10 @@ def test_a_group_reports_the_kind_of_its_failure() -> None:
     assert (first.stdout, second.stdout) == ("TIMEOUT\n", "REMOTE_ERROR\n"), first.stderr + second.stderr
 
 
-def test_the_cause_of_an_exception_is_known_as_data() -> None:
-    """This includes the cause of an error that led to another.
+def test_an_exception_has_a_structured_cause() -> None:
+    """An exception that was raised from the error has the same cause.
 
-    Each rank names the rank that found the failure.
+    A rank that was notified of the failure also names the rank that detected it.
     """
     calls = (
         "from cpulaunch.agent.program import bootstrap",
@@ -148,7 +147,7 @@ def test_a_message_that_is_never_sent_or_received_is_named(call: str, missing: s
 
 
 OF_ONES = "of 36 bytes float32"
-# What rank 0 calls, what rank 1 calls, and how an error names the two.
+# The call of rank 0, the call of rank 1, and how an error names the two calls.
 DIFFERENT_CALLS = (
     ("dist.barrier(group)", "dist.all_reduce(ones, group=group)", "barrier", f"all_reduce (sum) {OF_ONES}"),
     ("dist.reduce(ones, 0, group=group)", "dist.all_reduce(ones, group=group)", f"reduce (sum) {OF_ONES} to rank 0", f"all_reduce (sum) {OF_ONES}"),
@@ -164,9 +163,9 @@ DIFFERENT_CALLS = (
 
 
 def in_groups_of_their_own(new_group: str, calls: Sequence[tuple[str, ...]]) -> list[str]:
-    """Lines of a script that runs each rank's part of each of ``calls`` in its own thread, and prints the
-    errors. The calls are concurrent, as ranks take seconds to explain an error.
-    """
+    """Lines of a script that makes each of the ``calls`` in its own thread and prints the errors.
+
+    The calls are concurrent because ranks take seconds to explain an error."""
     return [
         "import json",
         f"calls = {calls!r}",
@@ -211,7 +210,7 @@ CALLS_OF_A_PAIR = (
 
 
 def test_errors_of_a_smaller_group_use_the_jobs_rank_numbers() -> None:
-    """Here, a rank's number in the job is one more than its number in the group."""
+    """The group has ranks 1 and 2 of the job, so the rank numbers differ by one."""
     of_each = [("None", *pair[:2]) for pair in CALLS_OF_A_PAIR]
     calls = in_groups_of_their_own("dist.new_group([1, 2], timeout=timedelta(seconds=5))", of_each)
     _, first, _ = run_script(3, script(*calls))
@@ -261,7 +260,7 @@ def test_a_monitored_barriers_error_has_gloos_words_and_the_missing_ranks() -> N
 
 
 def test_an_error_of_oneccl_names_the_other_rank_and_its_call() -> None:
-    """oneCCL doesn't compare the ranks' calls: it only reports that too much data has arrived."""
+    """oneCCL doesn't compare the ranks' calls.  It only reports that too much data has arrived."""
     calls = (
         "if rank == 1: dist.barrier()",
         "else: dist.broadcast(torch.ones(9), 0); dist.all_reduce(torch.ones(9))",
@@ -286,7 +285,7 @@ def test_a_killed_peer_is_noticed_before_the_timeout(dead: int, variables: dict[
 
 
 def test_an_exception_ends_a_rank_despite_its_pending_collective() -> None:
-    """Rank 1 never calls it.  30 s are half of its timeout."""
+    """Rank 1 never calls the collective.  The limit of 30 s is half of the collective's timeout."""
     calls = (
         "if rank == 0: dist.all_reduce(x, async_op=True); raise ValueError('mine')",
         "os._exit(0 if ends(0, within=30) else 9)",
@@ -297,7 +296,7 @@ def test_an_exception_ends_a_rank_despite_its_pending_collective() -> None:
 
 
 def test_a_rank_stays_until_a_late_rank_joins_its_collective() -> None:
-    """Only one rank waits for the collective.  For messages, a process stays for 5 s."""
+    """Rank 0 doesn't wait for the collective, but stays.  For messages, it would stay for only 5 s."""
     calls = (
         "assert rank == 0 or not ends(0, within=7)",
         "work = dist.all_reduce(x, async_op=True)",
@@ -324,8 +323,8 @@ WAITS_IN_A_THREAD = (
 )
 
 
-def test_a_collective_of_a_daemon_thread_is_completed_for_the_others() -> None:
-    """The thread doesn't get the result, as Python has been finalized by then."""
+def test_a_daemon_threads_collective_is_completed_for_the_other_ranks() -> None:
+    """The thread itself doesn't get the result, because Python has been finalized by then."""
     calls = ("if rank == 1: store.wait(['main ends']); assert not ends(0, within=2); dist.all_reduce(x)",)
     for result in run_script(2, script(*WAITS_IN_A_THREAD, *calls)):
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
@@ -346,7 +345,7 @@ def test_callbacks_that_communicate_complete_before_the_process_ends() -> None:
 
 
 def test_a_calls_error_is_not_reported_for_a_later_call() -> None:
-    """The thread that waits for the later call has moved the data of both."""
+    """The thread that waits for the later call moves the data of both calls."""
     calls = (
         "out = torch.empty(2000)",
         "if rank == 0: dist.all_gather_into_tensor(out, x.ravel()[:1000], async_op=True); dist.all_gather(parts, x)",
@@ -376,7 +375,7 @@ def test_a_wait_with_its_own_timeout_names_the_missing_rank_and_keeps_the_group(
     assert "within the 1 s that wait() was given: this rank waited for rank 1" in first.stderr
 
 
-def test_a_rank_that_leaves_a_group_ends_the_others_waits() -> None:
+def test_if_a_rank_leaves_a_group_the_others_stop_waiting() -> None:
     calls = (
         "group = dist.new_group([0, 1])",
         "dist.all_reduce(x, group=group)",

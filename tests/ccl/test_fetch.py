@@ -1,5 +1,4 @@
-"""Fetching oneCCL's wheel: it fails quickly without a network, at most once an hour, and needs no pip in the
-environment."""
+"""Fetching oneCCL's wheel fails quickly without a network, is tried once an hour, and needs no pip."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ Index = Callable[[str], str]
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    """Make pip use only an index with this behaviour; return its address.  The cache is empty."""
+    """A function that makes pip use an index that behaves like ``kind``, and returns the index's address."""
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_")) or name.endswith("_proxy")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -42,7 +41,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
             server.bind(("127.0.0.1", 0))
             if kind != "closed port":
                 server.listen(0)
-            if kind == "dropped packets":  # because its queue is full
+            if kind == "dropped packets":  # the kernel drops further connections if the queue is full
                 for _ in range(2):
                     waiting = stack.enter_context(socket.socket())
                     waiting.setblocking(False)
@@ -55,7 +54,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
 
 
 def failure(tmp_path: Path, *, patient: bool = False) -> tuple[HostError, list[str]]:
-    """The error of fetching, and the lines printed meanwhile."""
+    """Return the error of fetching the wheel, and the lines that were printed."""
     printed: list[str] = []
     with pytest.raises(HostError) as caught:
         fetch.fetch_wheel(tmp_path, lambda step, detail: printed.append(step), patient=patient)
@@ -133,7 +132,7 @@ def test_on_a_terminal_the_error_is_on_its_own_line(tmp_path: Path, index: Index
 def test_a_run_that_needs_oneccl_does_not_try_again(
     built: Built, index: Index, cpulaunch: Run, show: Path
 ) -> None:
-    """Nothing else needs the network."""
+    """A run without oneCCL works without the network."""
     shutil.copytree(built.core.directory, installed.cache_directory() / built.core.directory.name)
     shutil.copytree(built.layer.directory, installed.cache_directory() / built.layer.directory.name)
     index("closed port")

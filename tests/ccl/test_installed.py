@@ -35,7 +35,7 @@ def python(source: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def make(tmp_path: Path, kind: str = "layer", **changes: str) -> Part:
-    """A part in the cache below ``tmp_path`` that can't be loaded."""
+    """Make a part in the cache below ``tmp_path``.  Its file is empty, so it can't be loaded."""
     fields = {
         "compiler": "g++-12",
         "glibc": installed.glibc_version(),
@@ -50,7 +50,7 @@ def make(tmp_path: Path, kind: str = "layer", **changes: str) -> Part:
     return part
 
 
-# --- what is there
+# --- finding builds
 
 
 def test_inspecting_builds_does_not_import_torch() -> None:
@@ -70,7 +70,7 @@ def test_inspecting_builds_does_not_import_torch() -> None:
      ("core", {"machine": "riscv64"}, False), ("core", {"compiler": "zig"}, True), ("oneccl", {"sources": "0"}, False)],
     ids=str,
 )  # fmt: skip
-def test_a_built_part_is_taken_only_if_it_fits(
+def test_a_built_part_is_used_only_if_it_is_compatible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, changes: dict[str, str], fits: bool
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -84,7 +84,7 @@ def test_a_built_part_is_taken_only_if_it_fits(
      ("2.14.0.dev20261101+cpu", "2.14.0.dev20261101+cpu"), ("2.14.0a0+git0123abc", "2.14.0a0+git0123abc"),
      ("2.14.0rc2", "2.14.0rc2")],
 )  # fmt: skip
-def test_a_layer_serves_all_builds_and_patch_releases_of_its_torch(version: str, key: str) -> None:
+def test_a_layer_works_with_all_builds_and_patch_releases_of_its_torch(version: str, key: str) -> None:
     assert installed.torch_key(version) == key
 
 
@@ -128,7 +128,7 @@ def test_a_dry_run_reports_why_an_existing_group_is_not_loaded(
 def test_a_part_that_needs_a_newer_c_library_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part that was built on another host, such as a login node."""
+    """Such a part was built on another host, for example a login node."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     part = make(tmp_path, "core", glibc="glibc 99.0")
     part.file.write_bytes(b"\0GLIBC_2.2.5\0GLIBC_99.0\0GLIBCXX_3.4.11\0")

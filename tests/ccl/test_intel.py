@@ -1,4 +1,4 @@
-"""The group beside Intel's extension, on the last torch that it supports.
+"""The group works with Intel's extension, on the last torch that the extension supports.
 
 One source serves both versions of torch.
 """
@@ -96,7 +96,7 @@ def intel() -> str:
     [repeat(COLLECTIVES, "collectives agree"), (TRAIN, "trained")],
     ids=["collectives", "DDP"],
 )
-def test_ccl_works_beside_intels_extension(intel: str, steps: str, printed: str) -> None:
+def test_ccl_works_with_intels_extension(intel: str, steps: str, printed: str) -> None:
     for result in run_script(2, STEPS + steps, python=intel, limit=180):
         assert result.returncode == 0, result.stderr
         assert printed in result.stdout

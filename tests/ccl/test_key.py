@@ -1,4 +1,4 @@
-"""The secret by which the ranks of a group on several hosts authenticate each other."""
+"""The secret key with which ranks on several hosts authenticate each other."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Watched:
 
 
 def keys_of(environments: list[dict[str, str]], store: Any) -> list[bytes]:
-    """The keys that ranks with these ``environments``, which are threads, agree on."""
+    """The keys that ranks with these ``environments`` agree on.  Each rank is a thread."""
     numbers = range(len(environments))
 
     def run(rank: int) -> bytes:
@@ -56,7 +56,7 @@ def test_ranks_agree_on_a_different_key_for_each_group(environment: dict[str, st
     assert groups[0][0] != groups[1][0]
 
 
-def test_the_key_of_a_job_never_travels() -> None:
+def test_the_secret_of_a_job_is_never_sent() -> None:
     store = Watched(HashStore())
     (key,) = set(keys_of([JOB] * 3, store))
     seen = "\n".join(store.seen)

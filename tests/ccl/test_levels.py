@@ -1,4 +1,4 @@
-"""Which ranks of a host form groups.  The machines are trees of files like those in sysfs."""
+"""How the ranks of a host are grouped.  The machines are made-up sysfs trees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cpulaunch.model.cores import CoreSet
 
 
 def machine(root: Path, sockets: int, nodes: int, caches: int, cores: int) -> None:
-    """Write the files.  ``nodes``: of a socket; ``caches``: of a node; ``cores``: of a cache."""
+    """Write a machine's files, with ``nodes`` per socket, ``caches`` per node, and ``cores`` per cache."""
     for number in range(sockets * nodes * caches):
         cpus = range(number * cores, (number + 1) * cores)
         for cpu in cpus:
@@ -26,7 +26,7 @@ def machine(root: Path, sockets: int, nodes: int, caches: int, cores: int) -> No
 
 
 def groups(root: Path, ranks: int, cpus: range) -> list[int]:
-    """The groups of ranks that share out these CPUs."""
+    """The groups of ``ranks`` ranks that divide these CPUs among themselves."""
     each = len(cpus) // ranks
     return groups_of([Parts.of(cpus[rank * each : (rank + 1) * each], root) for rank in range(ranks)])
 
@@ -36,31 +36,31 @@ def groups(root: Path, ranks: int, cpus: range) -> list[int]:
     [
         # two sockets of 56 cores, two nodes each (SNC2), whose cores share a cache
         ((2, 2, 1, 28), 2, range(112), [-1, -1]),
-        ((2, 2, 1, 28), 4, range(112), [-1] * 4),  # two ranks are no group
+        ((2, 2, 1, 28), 4, range(112), [-1] * 4),  # two ranks per socket don't make a group
         ((2, 2, 1, 28), 8, range(112), [0] * 4 + [1] * 4),
-        ((2, 2, 1, 28), 8, range(56), [0] * 4 + [1] * 4),  # one socket: its nodes
+        ((2, 2, 1, 28), 8, range(56), [0] * 4 + [1] * 4),  # on one socket, its nodes are the groups
         ((2, 2, 1, 28), 16, range(112), [0] * 8 + [1] * 8),
         # one socket of 64 cores in four nodes (NPS4), with two caches for 8 cores each
         ((1, 4, 2, 8), 4, range(64), [-1] * 4),
         ((1, 4, 2, 8), 16, range(64), [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4),
-        ((1, 4, 2, 8), 8, range(16), [0] * 4 + [8] * 4),  # one node: its caches
+        ((1, 4, 2, 8), 8, range(16), [0] * 4 + [8] * 4),  # on one node, its caches are the groups
         # one node with eight caches
         ((1, 1, 8, 8), 8, range(64), [-1] * 8),
         ((1, 1, 8, 8), 32, range(64), [8 * (rank // 4) for rank in range(32)]),
-        # ranks that span two parts, and an uneven number
+        # a rank that spans two sockets, and numbers of ranks that can't be divided evenly
         ((2, 1, 1, 28), 1, range(56), [-1]),
         ((2, 1, 1, 28), 7, range(56), [-1] * 7),
         ((2, 1, 1, 28), 9, range(54), [-1] * 9),
     ],
 )
-def test_groups_are_the_widest_parts_with_equally_many_ranks(
+def test_groups_are_the_largest_parts_with_equal_numbers_of_ranks(
     tmp_path: Path, layout: tuple[int, int, int, int], ranks: int, cpus: range, expected: list[int]
 ) -> None:
     machine(tmp_path, *layout)
     assert groups(tmp_path, ranks, cpus) == expected
 
 
-def test_the_parts_of_a_rank_are_those_of_all_its_cpus(tmp_path: Path) -> None:
+def test_a_part_of_a_rank_contains_all_its_cpus(tmp_path: Path) -> None:
     machine(tmp_path, 2, 2, 2, 4)
     assert Parts.of([8, 9], tmp_path) == Parts(0, 1, 8)
     assert Parts.of([8, 15], tmp_path) == Parts(0, 1, -1)
@@ -68,14 +68,14 @@ def test_the_parts_of_a_rank_are_those_of_all_its_cpus(tmp_path: Path) -> None:
     assert Parts.of([0, 31], tmp_path) == Parts(-1, -1, -1)
 
 
-def test_what_sysfs_does_not_show_is_unknown(tmp_path: Path) -> None:
+def test_without_files_in_sysfs_parts_are_unknown(tmp_path: Path) -> None:
     (tmp_path / "cpu0/topology").mkdir(parents=True)
     assert Parts.of([0], tmp_path) == Parts(-1, -1, -1)
     assert groups_of([Parts()] * 8) == [-1] * 8
 
 
-def test_a_rank_groups_those_of_its_own_host(tmp_path: Path) -> None:
-    """By what the ranks tell each other, in JSON."""
+def test_a_rank_groups_only_the_ranks_of_its_own_host(tmp_path: Path) -> None:
+    """It uses the data that ranks exchange as JSON."""
     machine(tmp_path, 1, 2, 1, 4)
     places = [Parts.of([cpu], tmp_path) for cpu in range(8)]
     peers = [Peer(host, 1, [cpu], place) for host in "ab" for cpu, place in enumerate(places)]

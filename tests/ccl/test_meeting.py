@@ -50,7 +50,7 @@ class CountingStore:
 
 
 def meet(stores: list[CountingStore]) -> None:
-    """A rank for each of ``stores``, each a thread, exchange two values."""
+    """Make the ranks exchange two values.  Each rank is a thread with one of the ``stores``."""
     size = len(stores)
     received: list[Any] = [None] * size
 
@@ -69,7 +69,7 @@ def meet(stores: list[CountingStore]) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 64, 1024])
-def test_requests_to_the_store_per_rank_do_not_grow_with_the_group(size: int) -> None:
+def test_the_number_of_requests_per_rank_does_not_grow_with_the_group(size: int) -> None:
     store = HashStore()  # not torch's TCPStore, which looks up a name for each connection
     stores = [CountingStore(store) for _ in range(size)]
     meet(stores)
@@ -79,7 +79,7 @@ def test_requests_to_the_store_per_rank_do_not_grow_with_the_group(size: int) ->
     assert sorted(sum(each.requests.values()) for each in stores) == [7] * (size - 1) + [11]
 
 
-def test_nothing_is_left_in_the_store() -> None:
+def test_no_keys_are_left_in_the_store() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, timeout=LIMIT)
     before = store.num_keys()
     meet([CountingStore(store.clone()) for _ in range(5)])
@@ -87,7 +87,7 @@ def test_nothing_is_left_in_the_store() -> None:
 
 
 def test_a_group_can_be_made_after_its_store_has_ended() -> None:
-    """If rank 0 isn't in the group, it may end as soon as the others have met."""
+    """If rank 0, which has the store, isn't in the group, it may end as soon as the others have met."""
     store = TCPStore("127.0.0.1", 0, is_master=True, timeout=LIMIT, wait_for_workers=False)
     mine = TCPStore("127.0.0.1", store.port, is_master=False, timeout=LIMIT)
     del store
@@ -126,7 +126,7 @@ def test_a_rank_beyond_the_size_of_its_group_is_an_error_that_names_both() -> No
         Meeting(HashStore(), 3, range(2), LIMIT)
 
 
-def test_the_address_is_the_named_interfaces_or_on_the_route_to_the_master() -> None:
+def test_a_ranks_address_is_on_the_named_interface_or_the_route_to_the_master() -> None:
     assert own_address({"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "192.0.2.1"}) == "127.0.0.1"
     assert own_address({"MASTER_ADDR": "127.0.0.1"}) == "127.0.0.1"
     others = [each.address for name, found in psutil.net_if_addrs().items() for each in found
@@ -137,7 +137,7 @@ def test_the_address_is_the_named_interfaces_or_on_the_route_to_the_master() -> 
         own_address({"FI_TCP_IFACE": "eth99"})
 
 
-def test_the_ranks_of_a_host_take_its_interfaces_in_turn() -> None:
+def test_ranks_of_a_host_use_the_named_interfaces_in_turn() -> None:
     several = {"GLOO_SOCKET_IFNAME": "lo,eth99"}
     assert own_address(several, 0) == own_address(several, 2) == "127.0.0.1"
     for local_rank in (1, 3):
@@ -157,7 +157,7 @@ def test_the_ranks_of_a_host_take_its_interfaces_in_turn() -> None:
     ids=["a bomb", "nested deeply", "no list", "too short", "not compressed"],
 )
 def test_malformed_values_in_the_store_are_refused(written: bytes) -> None:
-    """Anybody who reaches the store may have written it."""
+    """Anybody who can connect to the store can write to it."""
     store = HashStore()
     store.set("peer", written)
     tracemalloc.start()
@@ -173,7 +173,7 @@ def test_malformed_values_in_the_store_are_refused(written: bytes) -> None:
 
 
 def peers(*places: tuple[str, float, list[int]]) -> list[Peer]:
-    """A peer for each host, with its machine's boot time and its CPUs."""
+    """A peer for each triple of host, boot time of its machine, and CPUs."""
     return [Peer(host, 4711, cpus, Parts(), booted) for host, booted, cpus in places]
 
 
@@ -184,16 +184,16 @@ def peers(*places: tuple[str, float, list[int]]) -> list[Peer]:
         ([("a", 10.0, [0]), ("b", 10.3, [0])], False),  # switched on together
         ([("a", 10.0, [0]), ("a", 10.0, [1]), ("b", 20.0, [0]), ("b", 20.0, [1])], False),
         ([("a", 10.0, [0]), ("b", 10.0003, [0])], True),  # two containers on one core
-        ([("a", 10.0, [0]), ("b", 10.0, [1])], False),  # each has its own
+        ([("a", 10.0, [0]), ("b", 10.0, [1])], False),  # each has its own core
         ([("a", 10.0, [0, 1]), ("b", 10.0, [1, 2])], True),
-        ([("a", 10.0, [0]), ("a", 10.0, [0])], False),  # one host, which is oversubscribed
+        ([("a", 10.0, [0]), ("a", 10.0, [0])], False),  # a single oversubscribed host
     ],
 )
 def test_only_simulated_hosts_share_cores(places: list[tuple[str, float, list[int]]], shared: bool) -> None:
     assert shares_cores(0, peers(*places)) is shared
 
 
-def test_a_group_on_one_host_shares_no_cores_in_a_job_of_many() -> None:
+def test_a_group_on_a_single_host_does_not_count_as_sharing_cores() -> None:
     everybody = peers(("a", 10.0, [0]), ("a", 10.0, [1]), ("b", 10.0, [0]), ("b", 10.0, [1]))
     assert shares_cores(0, everybody)
     assert not shares_cores(0, everybody[:2])
@@ -204,11 +204,11 @@ def test_a_group_on_one_host_shares_no_cores_in_a_job_of_many() -> None:
     [
         ([[0], [1]], 1),
         ([[0], [0]], 0),
-        ([[0], [1], [1]], 1),  # the third rank shares nothing with the others
+        ([[0], [1], [1]], 1),  # the first rank has its own core
         ([[1], [0], [1]], 0),
         ([[0, 1], [0, 1]], 1),
         ([[0, 1], [0, 1], [0, 1]], 0),
-        ([[0], [0], [0, 1, 2, 3]], 0),  # the third can go elsewhere
+        ([[0], [0], [0, 1, 2, 3]], 0),  # the third rank can use other cores
         ([[0, 1, 2, 3], [0], [0]], 1),
         ([[0, 1, 2, 3], [4]], 4),
         ([[0, 1, 2, 3], [0, 1, 2, 3]], 2),
@@ -225,7 +225,7 @@ def test_ranks_share_their_cores_evenly(cpus: list[list[int]], cores: int) -> No
     ("ranks", "threads"),
     [
         ([("a", [0, 1, 2, 3], 4), ("a", [4, 5, 6, 7], 4)], 4),
-        ([("a", [0, 1, 2, 3], 4), ("a", [4, 5, 6, 7], 2)], 2),  # the fewest
+        ([("a", [0, 1, 2, 3], 4), ("a", [4, 5, 6, 7], 2)], 2),  # the minimum
         ([("a", [0, 1, 2, 3], 4), ("a", [0, 1, 2, 3], 4)], 2),  # both on the same CPUs
         ([("a", [0, 1, 2, 3], 4), ("b", [0, 1], 2), ("b", [0, 1], 2)], 1),
         ([("a", [0], 1), ("a", [0], 1), ("a", [0], 1)], 1),
@@ -242,7 +242,7 @@ def test_threads_with_their_own_cpu_are_counted(
     ("size", "shared", "cpus", "megabytes"),
     [
         ("107520K", "0-55,112-167", range(56), 52),  # a socket of 2 x 56: half of its hyperthreads
-        ("32768K", "0-7", range(8), 32),  # of an EPYC, one of its caches
+        ("32768K", "0-7", range(8), 32),  # one of several caches of an EPYC
         ("32768K", "0-7", [0], 4),
         ("491520K", "0-1", [0], 4),  # a virtual machine of 2 CPUs, which shows the cache of 120
         ("32768K", "", [0], 0),
@@ -260,7 +260,7 @@ def test_a_ranks_cache_is_its_cpus_share_of_the_last_level(
     assert cache_of([999], tmp_path) == 0
 
 
-def test_ranks_of_a_machine_agree_on_when_it_was_booted() -> None:
+def test_ranks_of_a_machine_agree_on_its_boot_time() -> None:
     program = "from cpulaunch.ccl.meeting import Peer; print(Peer.this_process().booted)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert abs(float(done.stdout) - Peer.this_process().booted) < 0.005
@@ -270,7 +270,7 @@ def test_ranks_of_a_machine_agree_on_when_it_was_booted() -> None:
 
 
 def test_a_group_of_many_hosts_may_open_enough_connections() -> None:
-    """The soft limit is a shell's.  63 other hosts of 8 ranks take six connections per rank."""
+    """The soft limit is a shell's.  A rank has six connections to each of 504 other ranks."""
     program = (
         "import os, resource\n"
         "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"

@@ -1,8 +1,8 @@
 """cpulaunch's own transport without torch.
 
-Its ranks are threads of one program, built also with sanitizers and for other processors.
+The ranks are threads of one program, which is also built with sanitizers and for another processor.
 
-The program, `native/ranks.cpp`, makes up collectives from a seed and checks every result.
+The program, `native/ranks.cpp`, generates random collectives from a seed and checks every result.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ pytestmark = pytest.mark.slow
 
 NATIVE = Path(__file__).parent / "native"
 CORE = SOURCES / "core"
-OWN_TEAM = SOURCES / "layer/own_team.cpp"  # the one file of the layer that the program has
+OWN_TEAM = SOURCES / "layer/own_team.cpp"  # the only file of the layer in the program
 FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{CORE}", f"-I{SOURCES / 'layer'}")
 SANITIZED = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all", "-D_GLIBCXX_ASSERTIONS")
 EMULATOR = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 JOBS = 2
 
 LAYOUTS = ("1", "2", "4", "1,1", "2,2", "1,3", "2,2,2,2", "3", "3,1", "2,1,2,1,3", "1,2,3")
-SEVENTEEN_HOSTS = ",".join("1" * 17)  # in one row
+SEVENTEEN_HOSTS = ",".join("1" * 17)  # arranged in one row
 SIXTY_FOUR_HOSTS = ",".join("1" * 64)
-TWENTY_HOSTS = ",".join("1" * 20)  # in a grid of 10 and 2
-# In grids of 12 and 3, with two guests, and of 9 and 2, with one, where some ranks have two lanes.
+TWENTY_HOSTS = ",".join("1" * 20)  # arranged in a grid of 10 by 2
+# Arranged in grids of 12 by 3 with two extra hosts, and of 9 by 2 with one, where some ranks have two lanes.
 LARGE_PRIME_FACTORS = (",".join("1" * 38), ",".join("12" * 9 + "1"))
 PROGRAMS = ("plain", "addresses", "threads", "aarch64")
 
 
 @dataclass(frozen=True)
 class Program:
-    """The compiled program."""
+    """A build of the program."""
 
     command: tuple[str, ...]
-    rounds: int  # of random collectives, in less than a second
+    rounds: int  # rounds of random collectives that take less than a second
 
     def run(self, layout: str, rounds: int, seed: int, what: str) -> subprocess.CompletedProcess[str]:
         reports = {"TSAN_OPTIONS": "halt_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
@@ -61,7 +61,7 @@ class Program:
         return done
 
     def check(self, layout: str, seed: int, what: str = "mix", rounds: int = 0) -> None:
-        """Run ``rounds`` rounds, or the usual number, without an error."""
+        """Run ``rounds`` rounds, or the program's usual number, and check that there is no error."""
         done = self.run(layout, rounds or self.rounds, seed, what)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.endswith("ok\n")
@@ -73,7 +73,7 @@ class Program:
 def compiled(directory: Path, compiler: str, *flags: str) -> str:
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
-    # Compile all files of a directory at once, as the standard library's headers take most of the time.
+    # Compile all files of a directory together, because most of the time goes to the standard headers.
     sources = [directory / f"{folder.name}.cpp" for folder in (NATIVE, CORE)]
     for source, folder in zip(sources, (NATIVE, CORE), strict=True):
         files = [*sorted(folder.glob("*.cpp")), *([OWN_TEAM] if folder == NATIVE else [])]
@@ -108,21 +108,21 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Program:
 
 @pytest.fixture(scope="session")
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """The program with a sanitizer that ends it at invalid accesses, leaks and undefined behaviour."""
+    """The program built with sanitizers for invalid accesses, leaks and undefined behaviour."""
     directory = tmp_path_factory.mktemp("addresses")
     return Program((sanitized(directory, "libasan.so", "-fsanitize=address,undefined"),), rounds=10)
 
 
 @pytest.fixture(scope="session")
 def threads(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """The program with a sanitizer that ends it at data races, also in memory that ranks share."""
+    """The program built with a sanitizer for data races, even in memory that ranks share."""
     directory = tmp_path_factory.mktemp("threads")
     return Program((sanitized(directory, "libtsan.so", "-fsanitize=thread"),), rounds=7)
 
 
 @pytest.fixture(scope="session")
 def aarch64(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """The program for another processor, whose instructions are emulated."""
+    """The program built for another processor, which is emulated."""
     if shutil.which(EMULATOR[0]) is None:
         pytest.skip(f"{EMULATOR[0]} is not installed")
     program = compiled(tmp_path_factory.mktemp("aarch64"), "aarch64-linux-gnu-g++", "-O2")
@@ -139,14 +139,14 @@ def counted(program: Program, layout: str, what: str) -> dict[str, dict[str, flo
     }
 
 
-# Emulated instructions take minutes, and nearly all that differs is how they are compiled.
+# Emulation takes minutes, and nearly the only difference is the compiled code.
 @pytest.fixture(params=[repeat(name) if name == "aarch64" else name for name in PROGRAMS])
 def program(request: pytest.FixtureRequest) -> Program:
     return request.getfixturevalue(request.param)
 
 
 def on_each_program(*layouts: str) -> pytest.MarkDecorator:
-    """The plain program runs every layout, those with sanitizers only the last one, and with --all all run all."""
+    """Run the plain program with all layouts, and sanitized programs with the last; --all combines all."""
     often = {("plain", layout) for layout in layouts} | {
         (name, layouts[-1]) for name in ("addresses", "threads")
     }
@@ -156,7 +156,7 @@ def on_each_program(*layouts: str) -> pytest.MarkDecorator:
     )
 
 
-# --- what works
+# --- without errors
 
 
 @on_each_program(*LAYOUTS)
@@ -174,15 +174,14 @@ def test_random_collectives_of_many_hosts(plain: Program, layout: str) -> None:
 
 
 def test_small_collectives_of_many_hosts_take_few_messages(plain: Program) -> None:
-    """Each host sends 6 messages in an all_gather and 18 otherwise, in rows of 16 and 4, although there are
-    63 others."""
+    """In a grid of 16 by 4 hosts, each sends only 18 messages, or 6 in an all_gather, to reach 63 others."""
     plain.check(SIXTY_FOUR_HOSTS, seed=22, what="few messages")
 
 
 @pytest.mark.parametrize(
     "layout", ["1,1", "2,2,2", "2,1,2,2,1,2,2,1,2,2", SEVENTEEN_HOSTS], ids=lambda layout: f"{layout:.5}"
 )
-def test_hosts_send_no_more_than_they_must(plain: Program, layout: str) -> None:
+def test_hosts_send_no_more_bytes_than_necessary(plain: Program, layout: str) -> None:
     done = plain.run(layout, 1, 25, "few bytes")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
@@ -200,9 +199,9 @@ def test_a_prime_number_of_hosts_takes_few_messages(
     assert large["bytes"] < 1.06 * 2 * (hosts - 1) / hosts * (25 << 20)
 
 
-@pytest.mark.repeats  # minutes, and on a busy machine the kernel has other moments to send
-def test_many_hosts_cost_no_allocations_and_few_calls(plain: Program) -> None:
-    """An operation takes a few allocations, whatever its size; its pieces and messages take none."""
+@pytest.mark.repeats  # takes minutes, and on a busy machine the kernel sends at other times
+def test_with_many_hosts_there_are_few_allocations_and_system_calls(plain: Program) -> None:
+    """An operation makes a few allocations, whatever its size.  Its pieces and messages need none."""
     steps, counts = (counted(plain, SIXTY_FOUR_HOSTS, what) for what in ("steps", "counts"))
     for name, its in counts.items():
         assert (its["allocations"] <= 20, its["large_allocations"]) == (True, 0), name
@@ -210,12 +209,12 @@ def test_many_hosts_cost_no_allocations_and_few_calls(plain: Program) -> None:
     messages = steps["all_reduce of 25 MB"]["messages"]
     assert large["sends"] < messages / 2
     assert large["receives"] < 1.5 * messages
-    # Two for each peer, the listener, and one to poll all.
+    # Two descriptors for each peer, a listener, and one to poll all of them.
     assert counts["all_to_all of 16 KB"]["descriptors"] <= 2 * 63 + 2
 
 
 @pytest.mark.repeats
-def test_the_page_of_arithmetic_is_what_the_core_counts(plain: Program) -> None:
+def test_the_page_on_arithmetic_has_the_numbers_that_the_core_counts(plain: Program) -> None:
     script = runpy.run_path(str(REPOSITORY / "scripts" / "ccl_arithmetic.py"))
     text = script["page"](plain.command[0])
     if os.environ.get("UPDATE_GOLDEN"):
@@ -234,7 +233,7 @@ def test_sockets_are_a_separate_level(program: Program, layout: str) -> None:
 
 @pytest.fixture(params=["tcp", "shm"])
 def provider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A provider of the libfabric that the package `impi-rt` has."""
+    """A provider of libfabric, from the package `impi-rt`."""
     library = installed_library("libfabric.so.1")
     if library is None:
         pytest.skip("there is no libfabric: pip install 'cpulaunch[mpi]'")
@@ -304,17 +303,17 @@ def test_each_of_several_connections_carries_an_equal_part(plain: Program, layou
 
 
 @on_each_program("2", "1,1,2")
-def test_results_that_are_larger_than_the_caches(program: Program, layout: str) -> None:
+def test_results_larger_than_the_caches_are_right(program: Program, layout: str) -> None:
     program.check(layout, seed=13, what="large", rounds=1)
 
 
 @on_each_program("3", "1,2")
-def test_two_groups_at_once(program: Program, layout: str) -> None:
+def test_two_groups_can_be_used_at_once(program: Program, layout: str) -> None:
     program.check(layout, seed=3, what="two groups")
 
 
 @on_each_program("3", "1,3")
-def test_nothing_is_left_of_groups(program: Program, layout: str) -> None:
+def test_groups_leave_no_resources(program: Program, layout: str) -> None:
     program.check(layout, seed=4, what="many groups", rounds=4 * program.rounds)
 
 
@@ -356,7 +355,11 @@ def test_every_collective_detects_a_wrong_number(plain: Program, layout: str) ->
     assert done.returncode == 1
     wrong = Counter(re.findall(r"(\w+)(?: \(\d+ from a rank\))? is wrong at 500", done.stderr))
     on_both = dict.fromkeys(("all_gather", "reduce_scatter", "broadcast", "all_to_all"), 2)
-    assert wrong == {"all_reduce": 1, "reduce": 1, **on_both}  # one rank checks the former for both
+    assert wrong == {
+        "all_reduce": 1,
+        "reduce": 1,
+        **on_both,
+    }  # only one rank reports wrong results of these two
 
 
 @pytest.mark.parametrize(
@@ -392,7 +395,7 @@ def test_every_collective_detects_a_wrong_number(plain: Program, layout: str) ->
         ("1,1", "ended root", "rank 0 calls broadcast of 4000 bytes from rank 0, this rank all_reduce (sum) of 4000 bytes int32\n"),
         ("2", "absent", "waits for rank 1"),
         ("1,1", "absent", "waits for rank 1"),
-        ("1,1", "few descriptors", "Too many open files"),  # to connect, or to accept a connection
+        ("1,1", "few descriptors", "Too many open files"),  # when it connects or accepts a connection
     ],
 )  # fmt: skip
 def test_a_rank_gets_the_cause_of_a_failure(plain: Program, layout: str, what: str, message: str) -> None:
@@ -423,7 +426,7 @@ def test_all_ranks_learn_that_one_has_left_amid_an_operation(
     assert "is not done" not in done.stderr
 
 
-def test_the_minimum_of_descriptors_suffices(plain: Program) -> None:
+def test_the_minimum_number_of_descriptors_suffices(plain: Program) -> None:
     plain.check("1,1", seed=9, what="enough descriptors")
 
 
@@ -444,8 +447,8 @@ def test_a_host_may_have_thousands_of_ranks(plain: Program) -> None:
 # --- the ledger
 
 
-def test_threads_write_one_ledger(tmp_path: Path) -> None:
-    """Under ThreadSanitizer."""
+def test_several_threads_can_write_the_same_ledger(tmp_path: Path) -> None:
+    """The test program is compiled with ThreadSanitizer."""
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed")
     sources = (Path(__file__).with_name("ledger_threads.cpp"), SOURCES / "layer/ledger.cpp")

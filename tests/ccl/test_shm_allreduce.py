@@ -13,7 +13,7 @@ def test_sums_are_right_and_the_same_in_every_rank(ranks: Ranks, dtype: str) -> 
     assert len(set(ranks.call("shm_sums", dtype))) == 1
 
 
-def test_ranks_that_get_ahead_use_no_data_twice(ranks: Ranks) -> None:
+def test_ranks_that_get_ahead_never_use_old_data(ranks: Ranks) -> None:
     assert ranks.call("race") == ["ok"] * ranks.size
 
 
@@ -30,7 +30,7 @@ def test_a_minimum_or_maximum_of_nan_is_nan(ranks: Ranks) -> None:
     assert ranks.call("extremes_of_nan") == ["ok"] * ranks.size
 
 
-def test_nothing_is_rounded_for_the_wire_within_a_host(ranks: Ranks) -> None:
+def test_averages_within_a_host_are_not_compressed(ranks: Ranks) -> None:
     assert ranks.call("compressed_averages") == ["ok"] * ranks.size
     assert ranks.call("exact_averages") == ["ok"] * ranks.size
 

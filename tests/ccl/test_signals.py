@@ -1,4 +1,4 @@
-"""Signals that come while a thread waits for a collective."""
+"""Signals that arrive while a thread waits for a collective."""
 
 from __future__ import annotations
 

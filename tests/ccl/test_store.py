@@ -1,4 +1,4 @@
-"""Requests of waiting ranks to the store, how ranks watch each other's processes, and forked processes."""
+"""Waiting ranks' requests to the store, how ranks watch each other's processes, and forked processes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from cpulaunch.ccl.create import store_interval
 pytestmark = pytest.mark.slow
 
 
-def test_requests_to_the_store_do_not_grow_with_waiting_ranks() -> None:
+def test_the_rate_of_requests_to_the_store_is_bounded() -> None:
     assert store_interval(2) == store_interval(16) == 0.2
     assert [ranks / store_interval(ranks) for ranks in (64, 1024, 8192)] == [100, 100, 100]
 
 
-def test_a_rank_that_waits_among_many_rarely_asks_the_store(two: Ranks) -> None:
-    """It asks once, but would ask 15 times in a small group."""
+def test_a_waiting_rank_of_a_large_group_rarely_asks_the_store(two: Ranks) -> None:
+    """It sends one request in a large group, and would send 15 in a small group."""
     _, requests = two.call("requests_of_a_wait", 1024, 4.0)
     assert requests <= 4
 
 
-def test_groups_share_their_descriptors_of_processes(two: Ranks) -> None:
+def test_groups_share_their_pidfds(two: Ranks) -> None:
     assert two.call("watched_processes", 5) == [1, 1]
 
 
-# As in containers of older Docker, pidfd_open (434) fails with EPERM, and all else is allowed (seccomp(2)).
+# Forbids only the system call pidfd_open (434), by seccomp(2), as containers of older Docker do.
 UNWATCHED = """
 import ctypes, os, struct
 code = [(0x20, 0, 0, 0), (0x15, 0, 1, 434), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
@@ -158,7 +158,7 @@ SUSPENSION = 9
 def test_a_rank_that_is_stopped_for_long_is_not_lost(
     stopped: int, apart: bool, transport: str, built: object
 ) -> None:
-    """Rank 0 has the store.  The other rank writes heartbeats there if it is the first of its host."""
+    """Rank 0 has the store.  The other rank writes heartbeats to the store if it is the first on its host."""
     pid = f"pids[{stopped}]"
     stop = f"os.kill({pid}, signal.SIGSTOP); later({SUSPENSION}, {pid}, signal.SIGCONT)"
     script = STOPPED.format(apart=apart, stopped=stopped, stop=stop)

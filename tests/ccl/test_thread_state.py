@@ -10,13 +10,15 @@ from ranks import Ranks, run_script
 @pytest.mark.parametrize("early", [0, 1])
 @pytest.mark.parametrize("state", names.STATES)
 @pytest.mark.parametrize("kind", names.COMPLETIONS)
-def test_an_operation_completes_in_the_callers_state(two: Ranks, kind: str, state: str, early: int) -> None:
+def test_an_operation_completes_in_the_callers_thread_state(
+    two: Ranks, kind: str, state: str, early: int
+) -> None:
     assert two.call("completes_elsewhere", kind, state, "ccl", early)[early]
 
 
 @pytest.mark.parametrize("state", names.STATES)
 @pytest.mark.parametrize("kind", names.COMPLETIONS_OF_GLOO)
-def test_gloo_does_the_same(two: Ranks, kind: str, state: str) -> None:
+def test_gloos_operations_also_complete_in_the_callers_state(two: Ranks, kind: str, state: str) -> None:
     assert two.call("completes_elsewhere", kind, state, "gloo", 0)[0]
 
 

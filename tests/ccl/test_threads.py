@@ -1,4 +1,4 @@
-"""Ranks of several threads: the waiting thread lets all of them copy and sum."""
+"""In ranks with several threads, all threads copy and sum while one waits for a collective."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all"
 
 @pytest.fixture(scope="module")
 def ranks_of_two(built: Built) -> Iterator[Ranks]:
-    """Two ranks of two threads, which have two cores each, as far as they know."""
+    """Two ranks with two threads each, which are made to believe that each has two cores."""
     ranks = Ranks(2, OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive", PRETENDED_CORES="2")
     yield ranks
     assert ranks.close() == [0, 0]
@@ -26,7 +26,7 @@ def ranks_of_two(built: Built) -> Iterator[Ranks]:
 
 @pytest.fixture(scope="module")
 def ranks_of_two_cores(built: Built) -> Iterator[Ranks]:
-    """Two ranks of one thread, with the same two cores for communication."""
+    """Two ranks with one thread each.  Both have the same two cores for communication."""
     if len(CORES) < 2:
         pytest.skip("needs two cores")
     ranks = Ranks(2, CCL_WORKER_COUNT="2", CCL_WORKER_AFFINITY=",".join(map(str, 2 * CORES)),
@@ -40,7 +40,7 @@ def ranks_of_two_cores(built: Built) -> Iterator[Ranks]:
 def test_two_threads_share_the_work_of_a_collective(
     two: Ranks, ranks_of_two: Ranks, kind: str, asynchronous: bool
 ) -> None:
-    """A background thread may have done a part of an asynchronous collective."""
+    """The shares of asynchronous collectives aren't checked, because a background thread may do a part."""
     alone = two.call("moved", kind)
     shared = ranks_of_two.call("moved", kind, asynchronous=asynchronous)
     for (copied, summed, result), (all_copied, all_summed, expected) in zip(shared, alone, strict=True):
@@ -51,10 +51,8 @@ def test_two_threads_share_the_work_of_a_collective(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_core_of_communication_does_an_equal_part(
-    two: Ranks, ranks_of_two_cores: Ranks, kind: str
-) -> None:
-    """Its thread does, if twice what the first one moves is the whole."""
+def test_communication_cores_share_the_work_equally(two: Ranks, ranks_of_two_cores: Ranks, kind: str) -> None:
+    """Both cores' threads do the same if the first thread moves half of the bytes."""
     for rank, (*wholes, expected) in enumerate(two.call("moved", kind)):
         by_caller, by_first, result = ranks_of_two_cores.call("moved_in_background", kind, rank)[rank]
         assert result == expected
@@ -116,8 +114,8 @@ def test_movements_of_ranks_with_threads_deliver_the_senders_values(ranks_of_two
     ranks_of_two.call("movement", kind, "float32", [1_000_003], "plain", 1, 5, False)
 
 
-def test_threads_that_have_no_cores_lie_idle(built: Built, two: Ranks) -> None:
-    """Ranks of more threads than cores do all in one."""
+def test_threads_without_their_own_core_stay_idle(built: Built, two: Ranks) -> None:
+    """If a rank has more threads than cores, a single thread does all the work."""
     ranks = Ranks(2, OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive", PRETENDED_CORES="1")
     try:
         assert ranks.call("moved", "all_reduce") == two.call("moved", "all_reduce")
@@ -125,14 +123,14 @@ def test_threads_that_have_no_cores_lie_idle(built: Built, two: Ranks) -> None:
         assert ranks.close() == [0, 0]
 
 
-def test_background_threads_have_no_teams(built: Built) -> None:
+def test_background_threads_start_no_openmp_threads(built: Built) -> None:
     ranks = Ranks(2, OMP_NUM_THREADS="4", OMP_WAIT_POLICY="passive")
     try:
-        assert max(ranks.call("background_threads")) <= 2  # one leads, and one completes
+        assert max(ranks.call("background_threads")) <= 2  # one moves data, and one completes operations
     finally:
         assert ranks.close() == [0, 0]
 
 
-def test_a_program_keeps_its_own_timers(two: Ranks) -> None:
+def test_waiting_restores_the_threads_timer_slack(two: Ranks) -> None:
     for before, after in two.call("timer_slack"):
         assert before == after

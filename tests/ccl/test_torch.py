@@ -1,5 +1,4 @@
-"""torch's features on top of a process group work with ccl: DDP, hooks, FSDP2, checkpoints, objects,
-subgroups."""
+"""torch's features that use a process group work with ccl: DDP, hooks, FSDP2, checkpoints, subgroups."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(params=[repeat("two"), "three", repeat("four")])
 def ranks(request: pytest.FixtureRequest) -> Ranks:
-    """These features hardly depend on the number of ranks."""
+    """Two ranks suffice, because these features hardly depend on the number of ranks."""
     return request.getfixturevalue(request.param)
 
 
 def test_ddp_trains_as_with_gloo(ranks: Ranks) -> None:
     for ours, gloos in ranks.call("train_ddp"):
-        # Two addends sum the same in any order; more may differ in the last bits.
+        # With two ranks, the order of summation doesn't matter; with more, the last bits may differ.
         assert ours == (gloos if ranks.size == 2 else pytest.approx(gloos, rel=1e-5))
 
 
@@ -38,7 +37,7 @@ def test_ddp_averages_buffers_and_finds_unused_parameters(ranks: Ranks) -> None:
         assert ours == pytest.approx(gloos, rel=1e-5)
 
 
-def test_fsdp2_trains_as_with_gloo_and_as_one_process_does(ranks: Ranks) -> None:
+def test_fsdp2_trains_as_with_gloo_and_as_in_a_single_process(ranks: Ranks) -> None:
     for shared, ours, gloos, alone in ranks.call("train_fsdp2"):
         assert shared == ours
         assert ours == pytest.approx(gloos, rel=1e-5)
@@ -65,7 +64,7 @@ def test_a_subgroup_may_be_made_by_its_members_only(three: Ranks) -> None:
 
 
 @pytest.mark.repeats
-def test_pairs_that_make_only_their_own_group_do_not_mix(four: Ranks) -> None:
+def test_groups_with_the_same_name_do_not_mix(four: Ranks) -> None:
     for _ in range(3):
         assert four.call("own_pair") == [3, 3, 7, 7]
 

@@ -1,4 +1,4 @@
-"""Wheels with the compiled group, and the C interface of the core.
+"""The wheels with the compiled group, and the core's C interface.
 
 zig takes half a gigabyte and minutes for its first compilation.  So the wheels of ``scripts/build_wheels.sh``
 are tested only if CPULAUNCH_TEST_WHEELS is 1, or a directory that has them.
@@ -105,7 +105,7 @@ def test_a_job_runs_from_wheels_without_a_compiler(wheels: Path, tmp_path: Path)
     check_without_compiler(tmp_path, HELLO, core, layer)
 
 
-def test_a_built_wheel_serves_a_node_without_compiler_and_network(tmp_path: Path, built: Built) -> None:
+def test_a_built_wheel_works_on_a_node_without_compiler_and_network(tmp_path: Path, built: Built) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "cpulaunch", "ccl", "build", "--wheel", str(tmp_path)],
         capture_output=True, text=True, timeout=400,
@@ -126,7 +126,7 @@ def test_the_wheel_option_requires_a_directory(tmp_path: Path, built: Built) -> 
 
 
 def check_without_compiler(directory: Path, source: str, *wheels: Path) -> None:
-    """Run two ranks in a fresh environment with ``wheels``, and the torch and cpulaunch of this one."""
+    """Run two ranks in a new environment with ``wheels`` and the current torch and cpulaunch."""
     place = directory / "venv"
     venv.create(place, with_pip=False)
     (site,) = place.glob("lib/python*/site-packages")

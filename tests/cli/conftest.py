@@ -17,7 +17,7 @@ OF_THE_TERMINAL = ("LC_", "LANG", "NO_COLOR", "COLUMNS", "LINES", "TERM")
 
 @pytest.fixture
 def wizard(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
-    """Start ``cpulaunch config ARGUMENTS`` in an empty directory."""
+    """A function that starts ``cpulaunch config ARGUMENTS`` in an empty directory."""
     started: list[Terminal] = []
 
     def start(*arguments: str, columns: int = 80, **env: str) -> Terminal:
@@ -33,7 +33,7 @@ def wizard(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
 
 @pytest.fixture
 def four_nodes(tmp_path: Path) -> Path:
-    """A hostfile of four hosts with a rank each, where the wizard looks for one."""
+    """A hostfile with four hosts, in the directory that the wizard searches."""
     path = tmp_path / "hostfiles" / "four-nodes"
     path.parent.mkdir()
     path.write_text("node1\nnode2\nnode3\nnode4\n")
@@ -42,14 +42,14 @@ def four_nodes(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def env(marked: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """With a list of jobs of its own."""
+    """An environment with a separate list of jobs."""
     (runtime := tmp_path / "runtime").mkdir(mode=0o700)
     return {**marked, "XDG_RUNTIME_DIR": str(runtime), "XDG_STATE_HOME": str(tmp_path / "state")}
 
 
 @pytest.fixture
 def ask(env: dict[str, str], tmp_path: Path) -> Ask:
-    """Run ``cpulaunch ARGS`` beside a job."""
+    """A function that runs ``cpulaunch ARGUMENTS`` while a job runs."""
 
     def run(*arguments: object, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -80,7 +80,7 @@ def popen(directory: Path, env: dict[str, str], *words: str, **streams: Any) -> 
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory to be in, with ``train.py``, ``inside/other.py`` and a hostfile of two, and no settings."""
+    """A working directory with ``train.py``, ``inside/other.py``, a hostfile with two hosts, no settings."""
     for name in [name for name in os.environ if name.startswith("CPULAUNCH_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""What the user sees while very many hosts are asked, and of those that can't be."""
+"""Progress and errors that the user sees while very many hosts are probed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ done
 
 @pytest.fixture
 def played_ssh(tmp_path: Path) -> dict[str, str]:
-    """An ssh that knows no host called lost…, and is held by those called slow… until there is a file ``go``."""
+    """A fake ssh.  It can't resolve hosts lost…, and waits for a file ``go`` for hosts called slow…."""
     (tmp_path / "bin").mkdir()
     (ssh := tmp_path / "bin/ssh").write_text(SSH)
     ssh.chmod(0o755)
@@ -45,14 +45,14 @@ def test_a_terminal_shows_how_many_have_answered(tmp_path: Path, played_ssh: dic
     terminal.expect("cpulaunch: asking hosts: 0 of 40 answered, 12 failed")
     (tmp_path / "go").touch()
     terminal.expect("host  ")
-    assert re.search(r"\r\x1b\[K *$", terminal.before)  # it has gone before the table comes
+    assert re.search(r"\r\x1b\[K *$", terminal.before)  # the progress is erased before the table
     terminal.expect(pexpect.EOF)
     terminal.close()
     assert "asking hosts" not in terminal.before
     assert terminal.exitstatus == 3
 
 
-def test_while_hosts_are_asked_something_else_is_done_once() -> None:
+def test_other_work_is_done_once_while_hosts_are_probed() -> None:
     done: SimpleQueue[bool] = SimpleQueue()
     progress = AskingProgress(lambda: done.put(True))
     assert done.empty()
@@ -63,7 +63,7 @@ def test_while_hosts_are_asked_something_else_is_done_once() -> None:
     assert done.empty()
 
 
-def test_without_a_terminal_a_status_line_is_printed_now_and_then(
+def test_without_a_terminal_a_status_line_is_printed_from_time_to_time(
     tmp_path: Path, played_ssh: dict[str, str]
 ) -> None:
     code = (
@@ -83,7 +83,7 @@ def test_without_a_terminal_a_status_line_is_printed_now_and_then(
     assert "\x1b" not in done.stderr
 
 
-def test_a_problem_of_many_hosts_is_reported_once(
+def test_a_problem_shared_by_many_hosts_is_reported_once(
     cpulaunch: Run, tmp_path: Path, played_ssh: dict[str, str]
 ) -> None:
     (tmp_path / "go").touch()
@@ -97,6 +97,8 @@ def test_a_problem_of_many_hosts_is_reported_once(
     ]
 
 
-def test_a_problem_of_two_hosts_is_reported_for_each(cpulaunch: Run, played_ssh: dict[str, str]) -> None:
+def test_a_problem_shared_by_two_hosts_is_reported_for_each(
+    cpulaunch: Run, played_ssh: dict[str, str]
+) -> None:
     done = cpulaunch("hosts", "check", "--hosts", "lost1,lost2", env=played_ssh)
     assert done.stderr.count("✗ lost1: ") == done.stderr.count("✗ lost2: ") == 1

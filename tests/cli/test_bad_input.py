@@ -1,4 +1,4 @@
-"""What can't be run is refused with a clear error, and what is odd is pointed out."""
+"""Invalid input is refused with a clear error, and odd input gives a warning."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from support.jobs import outputs
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )
-def test_is_refused_with_a_clear_error(cpulaunch: Run, show, arguments, code, said) -> None:
+def test_invalid_input_is_refused_with_a_clear_error(cpulaunch: Run, show, arguments, code, said) -> None:
     directory = show.parent
     (directory / "directory").mkdir()
     os.mkfifo(directory / "pipe")
@@ -69,7 +69,9 @@ def test_is_refused_with_a_clear_error(cpulaunch: Run, show, arguments, code, sa
     ("command", "missing"),
     [("hosts", "no command; its commands: check"), ("ccl", "no command; its commands: build, info")],
 )
-def test_a_command_without_a_subcommand_lists_them(cpulaunch: Run, command: str, missing: str) -> None:
+def test_a_command_without_its_subcommand_lists_the_subcommands(
+    cpulaunch: Run, command: str, missing: str
+) -> None:
     done = cpulaunch(command)
     assert (done.returncode, done.stdout) == (2, "")
     error, hint = done.stderr.splitlines()
@@ -79,7 +81,7 @@ def test_a_command_without_a_subcommand_lists_them(cpulaunch: Run, command: str,
     assert (shown.returncode, shown.stdout.startswith("usage: ")) == (0, True)
 
 
-def test_an_engine_that_is_not_here_is_pointed_out(cpulaunch: Run, show) -> None:
+def test_a_missing_engine_gives_a_warning(cpulaunch: Run, show) -> None:
     pytest.importorskip("torch")
     done = cpulaunch("run", "-n", "1", "--dry-run", "--engine", "ipex", "show.py")
     assert ("intel_extension_for_pytorch is not installed" in done.stderr) == (
@@ -95,7 +97,7 @@ def test_without_a_compiler_gloo_is_chosen_with_a_message(cpulaunch: Run, show) 
         assert "backend gloo, as ccl can't be used: no C++ compiler: there is no 'no-such-compiler'" in text
 
 
-def test_more_threads_than_cores_are_pointed_out(cpulaunch: Run, show) -> None:
+def test_more_threads_than_cores_give_a_warning(cpulaunch: Run, show) -> None:
     done = cpulaunch("run", "-n", "1", "--dry-run", "show.py", env={"OMP_NUM_THREADS": "1000"})
     assert "warning: cpu.threads ($OMP_NUM_THREADS): 1000 threads per rank of" in done.stderr
 
@@ -112,7 +114,7 @@ def test_an_unreadable_script_is_refused(tmp_path) -> None:
     script = tmp_path / "secret.py"
     script.write_text("")
     script.chmod(0)
-    # Root can read everything, so be somebody else.
+    # Root can read everything, so switch to another user.
     code = (
         "import os, pathlib, cpulaunch.cli.run.command as run; os.getuid() or os.setuid(65534);"
         "run._check_script(pathlib.Path(), 'secret.py')"
@@ -164,7 +166,7 @@ def busy_port() -> Iterator[int]:
 def test_ranks_can_meet_only_at_an_address_of_this_machine(
     cpulaunch: Run, tmp_path: Path, port: str, address: str, why: str, hint: str
 ) -> None:
-    """Else they would wait for each other until torch's own timeout, half an hour later."""
+    """At another address, they would wait for each other until torch's timeout of half an hour."""
     (tmp_path / "train.py").write_text("")
     done = cpulaunch("run", "-n", "2", "--master-addr", address, "--master-port", port, "train.py")
     assert (done.returncode, done.stdout) == (2, "")

@@ -1,4 +1,4 @@
-"""`cpulaunch env`: a report that says what is installed, what would be used, and why."""
+"""`cpulaunch env` reports what is installed, what would be used, and why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cpulaunch.ccl.installed import Built, state
 
 
 def report(done: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:
-    """Label → texts."""
+    """Return the texts in the report by their labels."""
     assert done.returncode == 0, done.stderr
     lines: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
@@ -36,7 +36,7 @@ def test_versions_machine_and_mpi_are_named(cpulaunch: Run) -> None:
     assert "setting" not in lines
 
 
-def test_variables_and_settings_are_named_and_secrets_are_not(cpulaunch: Run, tmp_path: Path) -> None:
+def test_variables_and_settings_are_shown_without_secrets(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "cpulaunch.yaml").write_text(
         "cpulaunch: 1\nccl: {worker_count: 2}\nenv: {PASSWORD: hunter2}\n"
     )
@@ -48,7 +48,7 @@ def test_variables_and_settings_are_named_and_secrets_are_not(cpulaunch: Run, tm
     assert "hunter" not in done.stdout
 
 
-def test_our_group_is_used_without_another_backend(cpulaunch: Run, built: Built) -> None:
+def test_cpulaunchs_own_process_group_is_the_default(cpulaunch: Run, built: Built) -> None:
     assert report(cpulaunch("env"))["used for ccl"] == [f"{built.module} ({built.layer.origin})"]
 
 
@@ -61,7 +61,7 @@ def test_our_group_is_used_without_another_backend(cpulaunch: Run, built: Built)
         repeat("2.1.0", "oneccl_bind_pt", "nothing: oneccl_bind_pt 2.1.0 is not for torch .*"),
     ],
 )
-def test_the_binding_used_is_named(
+def test_the_binding_in_use_is_named(
     cpulaunch: Run, tmp_path: Path, built: Built, version: str, binding: str, used: str
 ) -> None:
     there = stand_in(tmp_path, "", built.torch if version == "same" else version)
@@ -70,14 +70,14 @@ def test_the_binding_used_is_named(
 
 
 @pytest.mark.slow
-def test_hosts_are_asked_too(cpulaunch: Run) -> None:
+def test_env_can_check_hosts_too(cpulaunch: Run) -> None:
     done = cpulaunch("env", "--hosts", "localhost")
     assert done.returncode == 0, done.stderr
     assert "✓  localhost" in done.stdout
 
 
 @pytest.mark.parametrize("words", [["word"], ["-f", "no-such-file"]])
-def test_misuse(cpulaunch: Run, words: list[str]) -> None:
+def test_invalid_arguments_of_env_are_an_error(cpulaunch: Run, words: list[str]) -> None:
     done = cpulaunch("env", *words)
     assert done.returncode == 2
     assert "cpulaunch: error: " in done.stderr

@@ -1,4 +1,4 @@
-"""What is typed by habit: options of torchrun, accelerate and the MPIs work, are ignored or are refused."""
+"""Options of torchrun, accelerate and MPIs work, are ignored with a message, or are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(json.dumps([name for action in {function}()._actions for name in action.op
 
 
 def argparse_options(module: str, function: str) -> list[str]:
-    """All options of a command, asked in a process of its own, as torch is slow to import."""
+    """All options of a command, listed by another process, because importing torch is slow."""
     source = OPTIONS_OF.format(module=module, function=function)
     asked = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=TIMEOUT)
     options: list[str] = json.loads(asked.stdout.splitlines()[-1])
@@ -47,7 +47,7 @@ def mpichs_options() -> list[str]:
 
 
 def ipexruns_options() -> list[str]:
-    """As its source adds them: IPEX doesn't import beside this torch."""
+    """The options are found in the source, because IPEX can't be imported with this torch."""
     directory = os.environ.get("CPULAUNCH_TEST_INTEL")
     if not directory:
         pytest.skip("CPULAUNCH_TEST_INTEL is not set: scripts/test.sh sets it")
@@ -80,7 +80,7 @@ OF_OTHER_ENVIRONMENTS = ("MPICH", "ipexrun")
 @pytest.mark.parametrize(
     "program", [slow(name) if name in OF_OTHER_ENVIRONMENTS else name for name in PROGRAMS]
 )
-def test_the_table_has_only_options_of_the_program(program: str) -> None:
+def test_the_table_has_only_options_that_the_program_has(program: str) -> None:
     options = {option.lstrip("-").replace("_", "-") for option in PROGRAMS[program]()}
     assert len(options) >= 20
     named = [
@@ -92,22 +92,22 @@ def test_the_table_has_only_options_of_the_program(program: str) -> None:
     assert {name for name in named if name not in options} <= OLDER
 
 
-def test_the_table_of_refused_options_has_none_of_ours() -> None:
-    """It would never be refused, as the parser knows it."""
+def test_the_table_of_refused_options_has_no_option_of_cpulaunch() -> None:
+    """The parser would accept such an option before it could be refused."""
     known = run_parser()._option_string_actions
     refused = [name for row in habits.TABLE if type(row) is habits.Refused for name in row.names.split()]
     assert [name for name in refused if name in known] == []
     assert len(refused) == len(set(refused))
 
 
-def test_the_page_is_the_tables() -> None:
+def test_the_page_is_generated_from_the_tables() -> None:
     script = runpy.run_path(str(REPOSITORY / "scripts" / "coming_from_page.py"))
     page = (REPOSITORY / "docs" / "coming-from.md").read_text()
     assert script["page"]() == page, "run scripts/coming_from_page.py"
 
 
 def settings_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
-    """The settings of a dry run that the command line gives."""
+    """The settings in the plan of a dry run that come from the command line."""
     assert main(["run", *arguments, "--dry-run", "--format", "json", "train.py"]) == 0
     plan = json.loads(capsys.readouterr().out)
     return {row["key"]: row["value"] for row in plan["settings"] if row["origin"].startswith("-")}
@@ -151,7 +151,7 @@ def settings_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dic
         ("--ninstances 1 --skip_cross_node_cores", "cpu.bind_numa", True),
     ],
 )
-def test_an_option_means_a_setting(
+def test_an_option_of_another_launcher_sets_a_setting(
     script: None, capsys: pytest.CaptureFixture[str], arguments: str, key: str, value: object
 ) -> None:
     arguments = arguments.replace("FILE", str(REPOSITORY / "tests/plan/2x28.lscpu"))
@@ -164,7 +164,7 @@ def test_an_option_means_a_setting(
         assert given[key] == value
 
 
-def test_empty_values_of_run_cpu_and_ipexrun_count_as_not_given(
+def test_placeholder_values_of_run_cpu_and_ipexrun_count_as_not_given(
     script: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unset = "--ninstances -1 --ncores_per_instance=-1 --node_id -1 --ninstances 0 --ncores-per-instance 0"
@@ -182,14 +182,14 @@ def test_empty_values_of_run_cpu_and_ipexrun_count_as_not_given(
         "--enable_tcmalloc --allocator default",
     ],
 )
-def test_equal_or_later_options_contradict_nothing(
+def test_equal_or_repeated_options_do_not_contradict_each_other(
     script: None, capsys: pytest.CaptureFixture[str], arguments: str
 ) -> None:
     assert settings_of(arguments.split(), capsys)
 
 
 @pytest.mark.parametrize("option", ["-hostfile", "--mpirun_hostfile"])
-def test_a_hostfile_is_named_as_elsewhere(
+def test_hostfile_options_of_other_launchers_work(
     script: None, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:
     arguments = [
@@ -205,7 +205,7 @@ def test_a_hostfile_is_named_as_elsewhere(
 
 
 @pytest.mark.parametrize("options", ["-m --nproc_per_node 1", "--module -genv A 1 -n 1", "-n 1 -m"])
-def test_options_may_follow_m_as_they_may_for_torchrun(
+def test_options_may_follow_m_as_with_torchrun(
     script: None, capsys: pytest.CaptureFixture[str], options: str
 ) -> None:
     assert main(["run", "--dry-run", "--format", "json", *options.split(), "json.tool", "-n", "-m"]) == 0
@@ -214,7 +214,9 @@ def test_options_may_follow_m_as_they_may_for_torchrun(
     assert plan["world_size"] == 1
 
 
-def test_ranks_run_in_wdir_and_the_script_is_there(script: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_wdir_the_script_is_looked_up_in_that_directory(
+    script: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     for option in ("-wdir", "--wdir"):
         assert main(["run", option, "inside", "--dry-run", "--format", "json", "other.py"]) == 0
         assert json.loads(capsys.readouterr().out)["program"][1:] == ["other.py"]
@@ -237,7 +239,7 @@ def test_ranks_really_run_in_wdir(cpulaunch: Run, show: Path, tmp_path: Path) ->
     ["--use_cpu", "-l", "--role trainer", "-prepend-rank", "--log-file-prefix run --ninstances 1",
      "--multi_instance --ninstances 1"],
 )  # fmt: skip
-def test_an_option_without_meaning_is_ignored_in_one_line(
+def test_a_meaningless_option_is_ignored_with_a_message_of_one_line(
     script: None, capsys: pytest.CaptureFixture[str], arguments: str
 ) -> None:
     assert main(["run", *arguments.split(), "--dry-run", "--format", "shell", "train.py"]) == 0
@@ -264,14 +266,14 @@ def test_options_for_several_hosts_are_ignored_on_one_host(
     assert "--node-rank 0: one `cpulaunch run` starts all hosts" in capsys.readouterr().err
 
 
-def test_as_many_hosts_at_least_as_at_most_is_a_number(
+def test_a_range_of_hosts_with_equal_limits_is_a_number(
     script: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lscpu = ["--lscpu", str(REPOSITORY / "tests/plan/2x28.lscpu")]
     assert settings_of(["-f", "hosts", "--nnodes", "2:2", *lscpu], capsys)["hosts.nnodes"] == 2
 
 
-def test_torchruns_restarts_are_ours(script: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_torchruns_options_for_restarts_work(script: None, capsys: pytest.CaptureFixture[str]) -> None:
     lscpu = ["--lscpu", str(REPOSITORY / "tests/plan/2x28.lscpu")]
     elastic = ["-f", "hosts", "--nnodes", "1:2", "--max_restarts", "3"]
     found = settings_of([*elastic, *lscpu], capsys)
@@ -378,7 +380,9 @@ def test_only_a_close_option_is_suggested(
     assert capsys.readouterr().err.splitlines()[0] == f"cpulaunch: error: {expected}"
 
 
-def test_a_file_of_accelerate_is_known_as_one(script: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_file_of_accelerate_is_recognized(
+    script: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path("my a.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_CPU\n")
     assert main(["run", "--config_file", "my a.yaml", "train.py"]) == 2
     error, hint = capsys.readouterr().err.splitlines()
@@ -386,7 +390,7 @@ def test_a_file_of_accelerate_is_known_as_one(script: None, capsys: pytest.Captu
     assert hint == "cpulaunch: hint: `cpulaunch config import 'my a.yaml' -o cpulaunch.yaml` converts it"
 
 
-def test_a_host_that_is_listed_twice_is_found(script: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_that_is_listed_twice_is_an_error(script: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--hosts", "localhost,localhost", "train.py"]) == 2
     error, hint = capsys.readouterr().err.splitlines()
     assert error == "cpulaunch: error: --hosts: localhost is named twice, as hosts 1 and 2"

@@ -1,4 +1,4 @@
-"""Files, lists and numbers that stand for far more than they are: one line at once, in a small memory."""
+"""Small files, lists and numbers that would expand hugely are refused quickly, using little memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from support.command import TIMEOUT, clean_environment
 
 MEMORY = 400 << 20
-"""Bytes of address space that a refusal may take: Python with what it imports takes half of it."""
+"""The bytes of address space that a refusal may use.  Python with its imports uses half of them."""
 
 
 def nested_aliases(inner: str, outer: str) -> str:
-    """Forty levels, each of which names the one before it several times."""
+    """YAML with forty levels.  Each level refers to the previous level several times."""
     return inner + "".join(outer.format(level=level, before=level - 1) for level in range(1, 40))
 
 

@@ -1,4 +1,4 @@
-"""Every command of docs/inference.md works as it stands there."""
+"""Every command in docs/inference.md works as printed."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ PAGE = (REPOSITORY / "docs" / "inference.md").read_text()
 COMMANDS = [
     command for command in re.findall(r"^cpulaunch (run .*)$", PAGE, re.M) if " examples/" not in command
 ]
-"""Those of the examples are run by tests/examples/test_inference.py."""
+"""The commands on the page, except those of the examples, which tests/examples/test_inference.py runs."""
 
 BIG = ["--lscpu", REPOSITORY / "tests/plan/2x28.lscpu"]
 
 
 def is_like_another(command: str) -> bool:
-    """Whether the command starts what another one does; tests/cli/test_habits.py has its options."""
+    """Whether the command does the same as another; tests/cli/test_habits.py tests its options."""
     return any(
         words in command
         for words in ("--ninstances", "_mode", "--instances auto", "--cores-per-instance", "--fail-fast")
     )
 
 
-# What takes four cores, or four hosts, is planned for such.
+# Commands that need four cores or four hosts are only planned, for a larger machine.
 FOR_LARGER = ("--latency-mode", "-f hostfiles")
 
 
@@ -44,7 +44,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_page_has_commands_of_every_kind() -> None:
+def test_the_page_has_commands_with_all_options_for_instances() -> None:
     options = {"--instances", "--cores-per-instance", "--latency-mode", "--instance", "--each", "--fail-fast",
                "--throughput_mode", "-f", "{instance}"}  # fmt: skip
     assert {option for option in options if any(option in command for command in COMMANDS)} == options
@@ -53,7 +53,7 @@ def test_the_page_has_commands_of_every_kind() -> None:
 @pytest.mark.slow
 @needs_two_cores
 @pytest.mark.parametrize("command", [repeat(each) if is_like_another(each) else each for each in COMMANDS])
-def test_the_pages_commands_work(command: str, cpulaunch: Run, directory: Path) -> None:
+def test_the_commands_on_the_page_work(command: str, cpulaunch: Run, directory: Path) -> None:
     words = command.split()
     if any(part in command for part in FOR_LARGER):
         done = cpulaunch("run", *BIG, "--dry-run", *[word for word in words[1:] if word != "--dry-run"])

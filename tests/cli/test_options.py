@@ -1,4 +1,4 @@
-"""The command line's options are made from the table, so they can't differ from it; commands that are forgotten."""
+"""Options of the command line, which are generated from the table of settings, and forgotten commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cpulaunch.errors import UsageError
 
 
 def help_of(option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """What ``cpulaunch run OPTION`` prints on a terminal of 80 columns."""
+    """The output of ``cpulaunch run OPTION`` on a terminal with 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as ended:
         main(["run", option])
@@ -42,19 +42,19 @@ def test_help_all_shows_the_options_of_all_settings(capsys, monkeypatch) -> None
 
 
 @pytest.mark.parametrize("option", ["--nproc_per_node", "-ppn"])
-def test_dashes_and_underscores_are_the_same(
+def test_options_may_be_written_with_underscores(
     option: str, capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
     assert main(["run", option, "1", "--dry-run", "--format", "json", "t.py", "--an_argument"]) == 0
     text = capsys.readouterr().out
-    assert '"--an_argument"' in text  # the script's own arguments stay as they are
+    assert '"--an_argument"' in text  # the script's own arguments are unchanged
     assert '"key": "hosts.nproc_per_node",\n   "value": 1' in text
 
 
 @pytest.mark.parametrize("option", ["-n", "-np"])
-def test_the_number_of_ranks_may_be_given_as_for_mpirun(option: str, capsys, tmp_path, monkeypatch) -> None:
+def test_the_number_of_ranks_can_be_given_as_with_mpirun(option: str, capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
     assert main(["run", option, "1", "--dry-run", "--format", "json", "t.py"]) == 0
@@ -69,7 +69,7 @@ def test_the_number_of_ranks_may_be_given_as_for_mpirun(option: str, capsys, tmp
         (["rnu"], "commands: run, "),
     ],
 )
-def test_a_forgotten_command_is_named(arguments: list[str], hint: str, capsys) -> None:
+def test_a_forgotten_command_gives_a_hint(arguments: list[str], hint: str, capsys) -> None:
     assert main(arguments) == 2
     assert f"cpulaunch: hint: {hint}" in capsys.readouterr().err
 
@@ -83,7 +83,7 @@ TAKES_TEXT = sorted(
 
 @pytest.mark.parametrize("option", TAKES_TEXT)
 @pytest.mark.parametrize("word", ["--dry-run", "--", "-m", "--unheard-of"])
-def test_an_option_is_no_value_of_another_one(option: str, word: str) -> None:
+def test_an_option_is_not_taken_as_the_value_of_another_option(option: str, word: str) -> None:
     with pytest.raises(UsageError, match=re.escape(f"{option} needs a value")) as raised:
         run_parser().split([option, word, "train.py"])
     assert "None" not in str(raised.value)
@@ -109,14 +109,16 @@ def test_a_forgotten_value_starts_no_job(script: None, capsys: pytest.CaptureFix
         (["-n", "-1"], "hosts.nproc", "-1"),
     ],
 )
-def test_a_value_that_begins_with_a_dash_is_joined(words: list[str], key: str, text: str) -> None:
+def test_a_value_that_begins_with_a_dash_can_be_joined_by_an_equals_sign(
+    words: list[str], key: str, text: str
+) -> None:
     parser = run_parser()
     options, rest = parser.split([*words, "train.py"])
     assert rest == ["train.py"]
     assert [given[:2] for given in parser.parse_args(options).given] == [(key, text)]
 
 
-def test_a_value_of_two_words_is_joined_too() -> None:
+def test_the_hint_for_a_value_of_two_words_joins_them() -> None:
     with pytest.raises(UsageError, match="-genv needs a value: NAME VALUE, and -O2 looks like") as raised:
         run_parser().split(["-genv", "FLAGS", "-O2", "train.py"])
     assert raised.value.hint == "if -O2 is the value, join them by =: -genv=FLAGS=-O2"

@@ -1,4 +1,4 @@
-"""`cpulaunch topology`: a machine, drawn with the ranks on it."""
+"""`cpulaunch topology` draws a machine with the ranks on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_the_machine_that_lscpu_describes_is_drawn(cpulaunch: Run) -> None:
     assert done.stdout == (PLANS / "pictures" / "2x28-four-ranks.txt").read_text("utf-8")
 
 
-def test_else_it_is_this_machine(cpulaunch: Run) -> None:
+def test_without_lscpu_this_machine_is_drawn(cpulaunch: Run) -> None:
     done = cpulaunch("topology", "-ppn", "1", "--cores", "0")
     assert done.returncode == 0, done.stderr
     assert " 1 rank\n" in done.stdout
@@ -27,7 +27,7 @@ def test_ranks_that_do_not_fit_are_refused(cpulaunch: Run) -> None:
     assert "57 ranks" in done.stderr
 
 
-def test_instances_are_drawn_as_ranks_are(cpulaunch: Run) -> None:
+def test_instances_are_drawn_like_ranks(cpulaunch: Run) -> None:
     drawn = ("topology", "--latency-mode", "--lscpu", PLANS / "2x28.lscpu")
     done = cpulaunch(*drawn, env=WIDE)
     assert done.returncode == 0, done.stderr

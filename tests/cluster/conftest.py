@@ -1,4 +1,4 @@
-"""One cluster for all tests of this folder, and what they run on it."""
+"""The cluster for all tests in this folder, and commands that run on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 def need_cluster() -> None:
     if problem := why_not():
-        # Where a cluster is required, as in scripts/test.sh, tests must not be skipped.
+        # If a cluster is required, as in scripts/test.sh, tests must not be skipped.
         (pytest.fail if os.environ.get("CPULAUNCH_TEST_CLUSTER") else pytest.skip)(
             f"no test cluster: {problem}"
         )
@@ -39,9 +39,9 @@ def the_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(the_cluster: Cluster) -> Iterator[Cluster]:
-    """Four hosts and one called login, on which a test must leave no process."""
+    """Four hosts, and a host called login.  A test must leave no process on them."""
     yield the_cluster
-    # An sshd whose connection has just ended needs a moment to end itself.
+    # After a connection ends, its sshd takes a moment to exit.
     with contextlib.suppress(TimeoutError):
         until(lambda: not the_cluster.processes(), "all processes to end", limit=GONE_WITHIN)
     left = the_cluster.processes()
@@ -50,7 +50,7 @@ def cluster(the_cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cpulaunch(cluster: Cluster, tmp_path: Path) -> Run:
-    """Run ``cpulaunch ARGS`` on the host ``on``, in an empty directory, to its end."""
+    """A function that runs ``cpulaunch ARGUMENTS`` on the host ``on``, in an empty directory."""
 
     def run(
         *arguments: object, on: str = "node0", timeout: float = 60.0, cwd: Path = tmp_path, **env: str

@@ -24,5 +24,7 @@ def test_the_link_between_hosts_is_measured(cpulaunch: Run, ranks: str) -> None:
     assert document["link_bytes_per_second"] > 0
     assert document["one_connection_bytes_per_second"] > 0
     assert document["latency_us"] > 0
-    wire = 65536 / document["link_bytes_per_second"] * 1e6  # both operations send the tensor once
+    wire = (
+        65536 / document["link_bytes_per_second"] * 1e6
+    )  # both operations send the tensor once over the link
     assert all(row["limit_us"] >= wire for row in document["rows"])

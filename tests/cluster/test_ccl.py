@@ -1,4 +1,4 @@
-"""The ccl process group on several hosts with several ranks each, and how ranks notice that one has died."""
+"""The ccl process group on several hosts with several ranks each, and how ranks notice a dead rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(state().built is None, reason="not built: cpulaunch ccl build"),
 ]
 
-# The last rank has sent all parts.  All ranks but rank 0 complete long before rank 0 does.
+# The last rank scatters parts.  All ranks but rank 0 end long before rank 0.
 OVER_MPI = """
 import time, torch, torch.distributed as dist
 from cpulaunch.ccl import load
@@ -58,7 +58,7 @@ except dist.DistBackendError as error:
     os._exit(7)
 """
 
-# Rank 2 sends when the test lets it, long after rank 1 has ended.
+# Rank 2 sends when the test writes to its stdin, long after rank 1 has ended.
 LEAVE = """\
 import sys, torch, torch.distributed as dist
 from datetime import timedelta
@@ -73,7 +73,7 @@ if rank == 2:
 dist.send(x, 0)
 """
 
-# The rank that LATE names calls it when the test lets it.  Ranks that need no other rank end before that.
+# The rank LATE calls the operation when the test writes to its stdin.  Ranks that don't need it end earlier.
 DONE = """\
 import os, sys, torch, torch.distributed as dist
 os.environ["CPULAUNCH_HEARTBEAT_TIMEOUT"] = "5"
@@ -92,7 +92,7 @@ assert x.unique().tolist() == [5.0 if sys.argv[1] == "scatter" else 3.0 - late],
 if rank % 2:
     dist.destroy_process_group()
 """
-# Rank 0, which has the store, ends before it has sent anything in the group.
+# Rank 0, which has the store, ends before it has sent anything to a rank of the group.
 MUTE = """\
 import os, sys, torch, torch.distributed as dist
 from datetime import timedelta
@@ -130,8 +130,8 @@ else:
 dist.all_reduce(x)
 print("went on", flush=True)
 """
-# Rank 0 waits until the test lets rank 1 call.  Another of its threads reports when the waiting thread has
-# slept.
+# Rank 0 waits until the test makes rank 1 call the operation.  Another thread of rank 0 reports when the
+# waiting thread has slept.
 PATIENT = """\
 import ctypes, os, re, sys, threading, time, torch, torch.distributed as dist
 dist.init_process_group("ccl")
@@ -174,8 +174,7 @@ LONG = 7.0
 def test_intel_mpi_of_the_wheel_carries_oneccl_between_hosts(
     cluster: Cluster, cpulaunch: Run, tmp_path: Path
 ) -> None:
-    """It needs the path of libfabric and the same algorithm for alltoallv on all ranks, and ranks must leave
-    it together."""
+    """It needs libfabric's path and the same alltoallv algorithm on all ranks, which must end together."""
     (script := tmp_path / "train.py").write_text(OVER_MPI)
     two = cluster.hostfile(tmp_path / "two-nodes", ["node0", "node1"])
     transport = ["--backend", "ccl", "--ccl-transport", "mpi"]
@@ -187,8 +186,8 @@ def test_intel_mpi_of_the_wheel_carries_oneccl_between_hosts(
     assert (done.returncode, got) == (0, [f"10.0 {rank}.0" for rank in range(4)]), done.stderr
 
 
-def test_a_wait_for_another_host_soon_sleeps(cluster: Cluster, tmp_path: Path) -> None:
-    """Where simulated hosts share cores, threads that only yielded once starved others for half a minute."""
+def test_a_thread_that_waits_for_another_host_soon_sleeps(cluster: Cluster, tmp_path: Path) -> None:
+    """If simulated hosts share cores, threads that only yield can starve others for half a minute."""
     (source := tmp_path / "yields.cpp").write_text(COUNT_YIELDS)
     library = tmp_path / "yields.so"
     subprocess.run(["g++", "-shared", "-fPIC", source, "-o", library], check=True, timeout=60)
@@ -206,7 +205,8 @@ def test_a_wait_for_another_host_soon_sleeps(cluster: Cluster, tmp_path: Path) -
 def ranks(
     cluster: Cluster, hosts: list[str], idle: int, **variables: str
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """Ranks of WAIT, one for each of ``hosts``, without a launcher that would end them.  All have met."""
+    """Start a rank of WAIT on each of ``hosts``, without a launcher that would end them, and wait for the
+    first all_reduce."""
     argv = [sys.executable, "-c", WAIT]
     with started_ranks(cluster, hosts, argv, limit=150, IDLE=idle, **variables) as processes:
         for process in processes:
@@ -231,11 +231,10 @@ def test_a_rank_killed_on_another_host_is_an_error_in_all_others(
     with ranks(cluster, hosts, idle=dead) as processes:
         cluster.signal(processes[dead], 9)
         survivors = [process for rank, process in enumerate(processes) if rank != dead]
-        # Half of the group's timeout, so the timeout isn't what ends the ranks.
+        # This limit is half of the group's timeout, so the timeout can't be what ends the ranks.
         said = [process.communicate(timeout=60)[0] for process in survivors]
         assert [process.returncode for process in survivors] == [7] * len(survivors), said
-        # The last survivor notices.  The others are notified, or see the end of a rank that raised before
-        # them.
+        # The last survivor notices the lost rank.  The others are notified, or notice that a survivor ended.
         assert re.search(noticed, said[-1]), said
 
 
@@ -256,7 +255,7 @@ def test_a_rank_killed_on_another_host_is_an_error_over_libfabric_too(
         survivors = [process for rank, process in enumerate(processes) if rank != dead]
         said = [process.communicate(timeout=60)[0] for process in survivors]
         assert [process.returncode for process in survivors] == [7] * len(survivors), said
-        # One rank notices.  The others are notified, or see the end of a rank that raised before them.
+        # One rank notices the lost rank.  The others are notified, or notice that another survivor ended.
         assert any(re.search(noticed, text) for text in said), said
 
 
@@ -266,7 +265,7 @@ def test_a_rank_killed_on_another_host_is_an_error_over_libfabric_too(
 def test_the_end_of_a_rank_without_connections_is_an_error_in_all_waiting_ranks(
     hosts: str, call: str, cluster: Cluster
 ) -> None:
-    """It has no connection that could break, and no other rank can report its end."""
+    """The rank has no connection that could break, and no other rank can report its end."""
     with started_ranks(cluster, hosts_of(hosts), [sys.executable, "-c", MUTE, call], limit=90) as processes:
         said = [process.communicate(timeout=45)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] + [7] * (len(processes) - 1), said
@@ -282,13 +281,13 @@ APART, TOGETHER = ["node0", "node1", "node2"], ["node0"] * 3
     [(APART, "any"), repeat(TOGETHER, "named"), repeat(APART, "named"), repeat(TOGETHER, "any")],
     ids=["apart, any", "together, named", "apart, named", "together, any"],
 )
-def test_a_rank_that_has_sent_its_messages_may_end_before_others_have(
+def test_a_rank_may_end_after_its_messages_before_others_send_theirs(
     cluster: Cluster, hosts: list[str], source: str
 ) -> None:
     argv = [sys.executable, "-c", LEAVE, source]
     with started_ranks(cluster, hosts, argv, limit=90, stdin=subprocess.PIPE) as processes:
         said = [processes[1].communicate(timeout=60)]
-        time.sleep(4)  # a peer that has ended is an error for those that need it after two seconds
+        time.sleep(4)  # after 2 s, an ended peer would be an error for ranks that need it
         said += [process.communicate("now\n", timeout=60) for process in (processes[2], processes[0])]
     assert [process.returncode for process in processes] == [0] * 3, said
     assert said[-1][0] == "[1, 2]\n"
@@ -299,16 +298,16 @@ def test_a_rank_that_has_sent_its_messages_may_end_before_others_have(
     ("hosts", "operation", "late", "size", "done"),
     [
         ("2x2", "broadcast", 3, 40, [0, 1]),
-        repeat("2x2", "broadcast", 0, 300_000, [3]),  # the kernel still holds the rest
+        repeat("2x2", "broadcast", 0, 300_000, [3]),  # the kernel still has to send the rest
         repeat("2x2", "scatter", 0, 40, [2, 3]),
         repeat("2x2", "scatter", 3, 4_000_000, [1]),
         repeat("4x1", "broadcast", 2, 40, [0, 1]),
     ],
 )
-def test_ranks_may_end_while_others_wait_for_a_late_one(
+def test_ranks_may_end_while_others_wait_for_a_late_rank(
     hosts: str, operation: str, late: int, size: int, done: list[int], cluster: Cluster
 ) -> None:
-    """Rank 0 has the store, and rank 2 writes its host's heartbeat.  Both are silent from then on."""
+    """Rank 0 has the store, and rank 2 writes its host's heartbeat.  Both may be among the ranks that end."""
     argv = [sys.executable, "-c", DONE, operation]
     variables = {"LATE": late, "SIZE": size}
     with started_ranks(cluster, hosts_of(hosts), argv, 90, subprocess.PIPE, **variables) as processes:
@@ -316,21 +315,21 @@ def test_ranks_may_end_while_others_wait_for_a_late_one(
             assert process.stdout is not None
             assert process.stdout.readline() == "up\n"
         said = {rank: processes[rank].communicate(timeout=60) for rank in done}
-        time.sleep(LONG)  # ranks that need a silent or ended rank fail in this time
+        time.sleep(LONG)  # ranks that need a silent or ended rank would fail within this time
         others = [late, *(rank for rank in range(4) if rank not in (late, *done))]
         said |= {rank: processes[rank].communicate("now\n", timeout=60) for rank in others}
     assert [process.returncode for process in processes] == [0] * 4, said
 
 
-def test_a_host_that_falls_off_the_network_is_an_error_in_the_others(cluster: Cluster) -> None:
+def test_the_loss_of_a_hosts_network_is_an_error_on_the_other_hosts(cluster: Cluster) -> None:
     three = ranks(cluster, ["node0", "node1", "node2"], idle=2, **SOON_SILENT)
     with three as processes, cluster.cut("node2"):
         said = [process.communicate(timeout=60)[0] for process in processes[:2]]
         assert all("host node2 (rank 2) has given no sign of life" in text for text in said), said
 
 
-def test_a_job_survives_its_suspension(cluster: Cluster) -> None:
-    """As when a batch system suspends a job: the clock advances, and no rank can send a heartbeat."""
+def test_a_job_goes_on_after_it_was_suspended(cluster: Cluster) -> None:
+    """When a batch system suspends a job, time passes, but no rank can send a heartbeat."""
     argv = [sys.executable, "-c", SUSPENDED]
     hosts = ["node0", "node0", "node1"]
     with started_ranks(cluster, hosts, argv, limit=120, stdin=subprocess.PIPE) as processes:
@@ -342,7 +341,9 @@ def test_a_job_survives_its_suspension(cluster: Cluster) -> None:
         time.sleep(LONG)
         for process, host in zip(processes, hosts, strict=True):
             if host != hosts[0]:
-                time.sleep(3)  # the first host finds this one silent; a suspicion becomes an error after 2 s
+                time.sleep(
+                    3
+                )  # the first host suspects this host; after another 2 s, a suspicion would be an error
             cluster.signal(process, signal.SIGCONT)
         said = [process.communicate("go on\n", timeout=60) for process in reversed(processes)]
     assert [out for out, _ in said] == ["went on\n"] * len(hosts), said

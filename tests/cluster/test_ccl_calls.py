@@ -1,5 +1,4 @@
-"""Errors on several hosts name the ranks of a ccl group that call nothing, or another operation than the
-others."""
+"""Errors on several hosts name ranks of a ccl group that are late or call a different operation."""
 
 from __future__ import annotations
 
@@ -88,7 +87,7 @@ store.wait([f"sent/{each}" for each in range(size)])
 def differing(
     cluster: Cluster, layout: str, timeout: float, odd: int, its_call: str, call: str, **variables: str
 ) -> list[str]:
-    """The errors of ranks while rank ``odd`` calls another operation than the others."""
+    """The errors of all ranks if rank ``odd`` calls ``its_call`` and the others call ``call``."""
     argv = [sys.executable, "-c", DIFFER, str(timeout), str(odd), its_call, call]
     with started_ranks(cluster, hosts_of(layout), argv, limit=60, **variables) as processes:
         said = [process.communicate() for process in processes]
@@ -115,12 +114,12 @@ def differing(
         "libfabric, in pieces", "libfabric, alone on its host", "libfabric, broadcast", "libfabric alone",
     ],
 )  # fmt: skip
-def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
+def test_all_waiting_ranks_name_a_late_rank_on_another_host(
     cluster: Cluster, layout: str, late: int, call: str, variables: dict[str, str]
 ) -> None:
-    """Ranks that wait only indirectly, for a rank that waits for the late one, name the late rank, too.
+    """A rank also names the late rank if it waits only for another rank that waits for the late rank.
 
-    tests/ccl/test_failures.py has a late rank over oneCCL, too.
+    tests/ccl/test_failures.py tests a late rank over oneCCL.
     """
     until_all_have_raised = "wait('over', {*range(size)} - {rank})"
     said = differing(cluster, layout, 4, late, until_all_have_raised, call, **variables)
@@ -130,7 +129,7 @@ def test_a_late_rank_on_another_host_is_named_by_all_that_wait(
 
 
 def test_ranks_are_not_reported_as_late_if_data_is_lost(cluster: Cluster) -> None:
-    """Data is lost between two hosts that both reach the host with the store."""
+    """Data is lost between two hosts, but both can still reach the host with the store."""
     call = "print('up', flush=True); sys.stdin.readline(); dist.all_reduce(x)"
     argv = [sys.executable, "-c", DIFFER, "6", "-1", "", call]
     with started_ranks(cluster, hosts_of("3x1"), argv, limit=60, stdin=subprocess.PIPE) as processes:
@@ -161,7 +160,7 @@ def test_a_differing_rank_on_another_host_is_named_with_both_calls(
 ) -> None:
     odd = len(hosts_of(layout)) - 1
     said = [text for text in differing(cluster, layout, 30, odd, odd_call, call) if text != "no error\n"]
-    assert said  # a broadcast's root needs nothing from others
+    assert said  # the root of a broadcast may see no error, because it needs no data
     assert all(f"rank {odd}" in text and all(one in text for one in named) for text in said), said
 
 

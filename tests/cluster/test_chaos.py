@@ -1,5 +1,4 @@
-"""Faults injected into jobs on four hosts: each with one launcher in CI, and with all of them in
-``scripts/test.sh --all``."""
+"""Faults injected into jobs on four hosts, each with one launcher, or all under ``scripts/test.sh --all``."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from support.marks import repeat
 pytestmark = pytest.mark.slow
 
 
-# Each event with one launcher, except events that are much like another one, or that tests/hangs has.  Launchers
-# differ most in Ctrl-C.
+# The launchers to test with each event by default.  Events that resemble others, or that tests/hangs tests,
+# are missing.  Ctrl-C has two launchers because they differ most there.
 USUAL = {
     "raises while the others wait (gloo)": ("openmpi",),
     "exits with 5": ("mpich",),

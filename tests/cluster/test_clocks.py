@@ -1,4 +1,4 @@
-"""Failures on two hosts whose monotonic clocks differ, as on two machines, by a time namespace."""
+"""Failures on two hosts with different monotonic clocks, which a time namespace simulates."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from support.marks import repeat
 
 pytestmark = pytest.mark.slow
 
-# Rank 0, on the launcher's host, stops the launcher meanwhile, so that it receives both failures at the same
-# time.
+# Rank 0 stops the launcher, which is on the same host, until both ranks have failed, so that the launcher
+# receives both failures at once.
 PROGRAM = """
 import atexit, os, pathlib, signal, sys, time
 rank, first = int(os.environ["RANK"]), int(sys.argv[1])
@@ -31,7 +31,7 @@ if rank == 0:
     while b"-m\\0cpulaunch\\0run" not in pathlib.Path(f"/proc/{launcher}/cmdline").read_bytes():
         launcher = parent(launcher)
 
-def leave():  # after the exception was reported
+def leave():  # runs after the exception was reported
     pathlib.Path(f"failed-{rank}").touch()
     if rank == 0:
         wait_for("failed-1")
@@ -51,7 +51,7 @@ raise ValueError(f"rank {rank}")
 
 
 @pytest.mark.parametrize("first", [repeat(0), 1])
-def test_the_first_failure_is_named_though_the_hosts_clocks_differ(
+def test_the_first_failure_is_named_even_if_the_hosts_clocks_differ(
     first: int, cluster: Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)

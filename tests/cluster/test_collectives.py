@@ -1,4 +1,4 @@
-"""All collectives on several hosts, with one to three ranks each: their results, and their leftovers."""
+"""All collectives on several hosts with one to three ranks each have the right results, and leave nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAYOUTS = {
     "1+2+1, in turn": ["node0", "node1", "node2", "node1"],
 }
 LIFE = 1800.0  # seconds: ranks that share a fixture's last layout stay until the module's tests are over
-# Rank 1 may not look into a process that has more privileges than itself (ptrace(2), "access mode checking").
+# Rank 1 can't read the memory of a process with more privileges (ptrace(2), "access mode checking").
 UNPRIVILEGED = ["sh", "-c", '[ $RANK = 1 ] && exec setpriv --bounding-set=-all -- "$@"; exec "$@"', "sh"]
 
 
@@ -71,7 +71,7 @@ def test_a_random_mix_gives_gloos_results(ranks: Ranks) -> None:
 
 
 def test_each_operation_completes_in_the_background_for_an_early_rank(ranks: Ranks) -> None:
-    """This includes coalesced operations.  The early rank is alone on its host, or one of several."""
+    """This includes coalesced operations.  In some layouts, the early rank is alone on its host."""
     for kind in names.COMPLETIONS:
         for early in (0, ranks.size - 1):
             assert ranks.call("completes_elsewhere", kind, "no_grad, parameter", "ccl", early)[early]
@@ -81,29 +81,28 @@ def test_sums_have_the_same_bits_in_any_kind_of_memory(ranks: Ranks) -> None:
     assert ranks.call("shared_sums") == ["ok"] * ranks.size
 
 
-def test_objects(ranks: Ranks) -> None:
+def test_object_collectives(ranks: Ranks) -> None:
     for rank, (gathered, broadcast, scattered) in enumerate(ranks.call("objects")):
         assert gathered == [{"rank": r, "text": "x" * r * 100} for r in range(ranks.size)]
         assert (broadcast, scattered) == (["from 1", 1], [rank * 10])
 
 
-def test_operations_in_flight_are_waited_for_in_any_order(ranks: Ranks) -> None:
+def test_operations_in_flight_can_be_waited_for_in_any_order(ranks: Ranks) -> None:
     assert ranks.call("any_order", 5, 100) == ["ok"] * ranks.size
 
 
-def test_two_threads_use_groups_that_mix_hosts(ranks: Ranks) -> None:
+def test_two_threads_can_use_groups_across_hosts(ranks: Ranks) -> None:
     assert ranks.call("two_threads", 3, 100) == ["ok"] * ranks.size
 
 
 def test_destroyed_groups_leave_no_resources(ranks: Ranks) -> None:
     for before, after in ranks.call("come_and_go", 150, limit=120):
-        # All groups share the threads of the progress engine, which are as many as were ever in use at the
-        # same time.
+        # All groups share the progress engine's threads, as many as were ever needed at once.
         assert after.pop("threads") <= before.pop("threads") + 3
-        # A process has one key for the heartbeats of all its groups.
+        # A process uses a single key for the heartbeats of all its groups.
         assert before.pop("heartbeats") <= after.pop("heartbeats") <= ranks.size
         assert set(after.pop("keys")) <= set(before.pop("keys"))
-        # At first, the watchdog may still have held a destroyed group.
+        # The first count may include a destroyed group that the watchdog still held.
         assert all(count <= before[what] for what, count in after.items())
 
 
@@ -112,7 +111,7 @@ def test_sums_have_the_same_bits_in_all_ranks_and_every_time(ranks: Ranks) -> No
     assert all(other == first for other in others)
 
 
-def test_compressed_averages_are_rounded_on_the_wire_only(ranks: Ranks) -> None:
+def test_compressed_averages_are_rounded_only_for_sending(ranks: Ranks) -> None:
     assert ranks.call("compressed_averages") == ["ok"] * ranks.size
     assert ranks.call("exact_averages") == ["ok"] * ranks.size
 
@@ -120,7 +119,7 @@ def test_compressed_averages_are_rounded_on_the_wire_only(ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     ("layout", "transport"), [("1x2", "auto"), repeat("2x2", "auto"), repeat("2x2", "ofi")]
 )
-def test_a_rank_without_access_to_its_neighbours_memory_takes_part(
+def test_a_rank_without_access_to_its_neighbours_memory_can_take_part(
     the_cluster: Cluster, layout: str, transport: str
 ) -> None:
     variables = {"MASTER_PORT": PORT + 1, "CPULAUNCH_RANK_CCL_TRANSPORT": transport}
@@ -131,7 +130,7 @@ def test_a_rank_without_access_to_its_neighbours_memory_takes_part(
 
 @pytest.mark.repeats
 def test_oneccl_carries_all_traffic_if_its_algorithm_is_set(the_cluster: Cluster) -> None:
-    """Also for a rank alone on its host, which has to choose the same transports as the others."""
+    """A rank alone on its host has to choose the same transports as the others."""
     variables = {**OVER_LIBFABRIC, "CCL_ALLREDUCE": "ring"}
     for ranks in ranks_on(the_cluster, LAYOUTS["3+1"], MASTER_PORT=PORT + 1, **variables):
         assert len(set(ranks.call("shm_sums", "float32"))) == 1

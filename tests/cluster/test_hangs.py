@@ -1,4 +1,4 @@
-"""Reports on jobs on four hosts that hang, or that one host slows down."""
+"""Reports on jobs that hang, or that a slow host delays, on several hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STALLS = ("--stall-timeout", "4", "--stall-action", "abort", "--grace-period", "
 
 
 def hang(case: str, cpulaunch: Run, four: Path, tmp_path: Path, *options: str) -> tuple[str, list[str]]:
-    """Title and lines of the box of a job whose rank 2 hangs."""
+    """Run a job whose rank 2 hangs; return the title and lines of the box that reports it."""
     (tmp_path / "train.py").write_text(PROGRAM)
     return box(cpulaunch("run", "-f", four, "-ppn", "1", *STALLS, *options, "train.py", "ccl", case).stderr)
 
@@ -42,7 +42,7 @@ def stall(tmp_path: Path) -> dict:
     ("backend", "mpi"),
     [("ccl", "intel"), repeat("ccl", "mpich"), repeat("ccl", "openmpi"), repeat("gloo", "openmpi")],
 )
-def test_a_rank_that_is_late_is_named_with_its_host_and_line(
+def test_a_late_rank_is_named_with_its_host_and_line(
     backend: str, mpi: str, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
@@ -64,7 +64,7 @@ def test_a_rank_that_is_late_is_named_with_its_host_and_line(
 def test_ranks_that_ended_after_calling_the_operation_are_not_blamed(
     cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
-    """Rank 3 waits for data that rank 2 would forward.  Ranks 0 and 1 wait for no one, and have ended."""
+    """Rank 3 waits for data that rank 2 has to forward.  Ranks 0 and 1 need no data, and have ended."""
     title, lines = hang("done", cpulaunch, four, tmp_path)
     assert "rank 2 on node2 has not called broadcast #3" in title
     assert lines[0].startswith("rank 3 on node3 waits in broadcast #3 of group 0, 4 kB float32, at train.py:")
@@ -88,10 +88,10 @@ while True:
 
 
 @pytest.mark.parametrize("ranks_per_host", ["2", repeat("4")])
-def test_two_hosts_report_the_cut_network_between_them(
+def test_a_cut_network_between_two_hosts_is_reported_with_both_hosts(
     ranks_per_host: str, cluster: Cluster, four: Path, tmp_path: Path
 ) -> None:
-    """The other two hosts only wait for these."""
+    """The other two hosts aren't to blame: they only wait for these."""
     (tmp_path / "program.py").write_text(ALL_REDUCE)
     options = ["-f", str(four), "-ppn", ranks_per_host, "--oversubscribe", *STALLS, "program.py"]
     argv = [sys.executable, "-m", "cpulaunch", "run", "--tee", "all", *options]
@@ -139,7 +139,7 @@ dist.destroy_process_group()
 def test_a_host_that_is_slower_than_the_others_is_named_once(
     cluster: Cluster, cpu_group: Path, tmp_path: Path
 ) -> None:
-    """It computes for one more millisecond in each step, and its control group gives it a twentieth of a CPU."""
+    """Its rank computes an extra millisecond per step in a control group with a twentieth of a CPU."""
     (tmp_path / "steps.py").write_text(STEPS)
     options = (
         "--hosts",

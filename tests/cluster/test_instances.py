@@ -27,7 +27,7 @@ print("CPULAUNCH_METRIC throughput=10 samples/s")
 
 
 @pytest.mark.parametrize("flavour", ["intel", repeat("mpich"), repeat("openmpi")])
-def test_instances_run_on_all_hosts_and_outlive_a_failed_one(
+def test_instances_run_on_all_hosts_and_outlive_a_failed_instance(
     flavour: str, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "infer.py").write_text(SHOW)
@@ -40,7 +40,7 @@ def test_instances_run_on_all_hosts_and_outlive_a_failed_one(
     assert "cpulaunch: throughput  30 samples/s in all (3 instances, 10 to 10)" in done.stderr
 
 
-def test_only_one_of_them_runs_on_its_host(cpulaunch: Run, four: Path, tmp_path: Path) -> None:
+def test_a_single_chosen_instance_runs_on_its_host(cpulaunch: Run, four: Path, tmp_path: Path) -> None:
     (tmp_path / "infer.py").write_text(
         "import os, socket\nprint(os.environ['CPULAUNCH_INSTANCE'], socket.gethostname())"
     )

@@ -1,4 +1,4 @@
-"""Hosts with several network interfaces, of which each rank uses one."""
+"""Hosts with several network interfaces.  Each rank uses one of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ size, files = dist.get_world_size(), [f"/sys/class/net/{name}/statistics/tx_byte
 dist.barrier()
 before = [int(Path(file).read_text()) for file in files]
 dist.all_reduce(torch.ones(2_000_000))
-every = torch.zeros(size * 100_000)  # also between ranks of different interfaces
+every = torch.zeros(size * 100_000)  # also connects ranks that use different interfaces
 dist.all_to_all_single(every, torch.ones(size * 100_000))
 assert every.eq(1).all()
 dist.barrier()

@@ -1,4 +1,4 @@
-"""Hosts that reach each other only by IPv6, and by their names, with each launcher."""
+"""Hosts with names that can reach each other only over IPv6, with each launcher."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def run(hosts: Cluster, directory: Path, *options: str, **env: str) -> subproces
         repeat("openmpi", "ccl"),
     ],
 )
-def test_ranks_meet(launcher: str, backend: str, the_hosts: Cluster, tmp_path: Path) -> None:
+def test_ranks_can_meet_over_ipv6(launcher: str, backend: str, the_hosts: Cluster, tmp_path: Path) -> None:
     done = run(the_hosts, tmp_path, *launcher_options(launcher), "--backend", backend)
     master = the_hosts.addresses["node0"]
     assert outputs(done) == [["node0", master, 2.0], ["node1", master, 2.0]]
 
 
-def test_mpich_is_refused(the_hosts: Cluster, tmp_path: Path) -> None:
+def test_mpich_is_refused_for_ipv6_hosts(the_hosts: Cluster, tmp_path: Path) -> None:
     done = run(the_hosts, tmp_path, *launcher_options("mpich"))
     assert done.returncode == 2
     assert "mpiexec of mpich needs IPv4, but node1 is reached by IPv6" in done.stderr

@@ -1,4 +1,4 @@
-"""Real jobs on four hosts, started by the real mpiexec of three MPIs, and by ssh alone."""
+"""Real jobs on four hosts, started by the real mpiexec of three MPIs, and by ssh without an MPI."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ print(json.dumps(seen))
 
 @pytest.fixture(params=LAUNCHERS)
 def mpi(request: pytest.FixtureRequest) -> list[str]:
-    """The options for each MPI in turn, and for ssh."""
+    """The options that select a launcher: each MPI in turn, and ssh."""
     return launcher_options(request.param)
 
 
 def usually(*launchers: str) -> pytest.MarkDecorator:
-    """These launchers in CI, and all launchers in ``scripts/test.sh --all``."""
+    """Test with these launchers by default, and with all launchers under ``scripts/test.sh --all``."""
     every = [name if name in launchers else repeat(name) for name in LAUNCHERS]
     return pytest.mark.parametrize("mpi", every, indirect=True)
 
@@ -61,7 +61,7 @@ def show(tmp_path: Path) -> Path:
     ],
     indirect=["mpi"],
 )
-def test_ranks_are_where_the_plan_says(
+def test_ranks_run_where_the_plan_puts_them(
     on: str, mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
     options = ["-ppn", "2", "--env", "GIVEN=two words", "-x", "FORWARDED"]
@@ -82,13 +82,13 @@ def test_ranks_are_where_the_plan_says(
 
 
 @usually("intel")
-def test_uneven_slots_names_and_addresses(
+def test_a_hostfile_may_have_uneven_slots_names_and_addresses(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, show: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "uneven").write_text(
         f"# a hostfile for any MPI\nnode1 slots=2\n\nnode0:1\r\n{cluster.addresses['node2']} slots=2  # by address\nnode3\n"
     )
-    # The MPI operator of Kubernetes sets this, and Intel MPI would prefer it to the hostfile's counts.
+    # The MPI operator of Kubernetes sets I_MPI_PERHOST, which would override the counts of the hostfile.
     done = cpulaunch("run", *mpi, "-f", "uneven", show, I_MPI_PERHOST="1")
     ranks = outputs(done)
     assert [r["host"] for r in ranks] == ["node1", "node1", "node0", "node2", "node2", "node3"]
@@ -100,7 +100,7 @@ def test_uneven_slots_names_and_addresses(
 def test_a_plan_in_several_variables_reaches_all_hosts(
     mpi: list[str], cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
-    """Values of `env:` travel with the plan.  These make it longer than one variable can be."""
+    """Values of `env:` are a part of the plan.  Here, they make the plan too long for a single variable."""
     (script := tmp_path / "digest.py").write_text(
         "import hashlib, os\n"
         "noise = ''.join(os.environ[f'NOISE{number}'] for number in range(5))\n"
@@ -118,8 +118,8 @@ def test_a_plan_in_several_variables_reaches_all_hosts(
 def test_an_environment_whose_path_has_a_space_starts_ranks_on_other_hosts(
     flavour: str, cluster: Cluster, four: Path, tmp_path: Path
 ) -> None:
-    """As with conda in "/home/me/my env": the space is in the paths of mpiexec, its helpers, Python and
-    cpulaunch."""
+    """For example, conda may be in "/home/me/my env".  Then the paths of mpiexec, its helpers, Python and
+    cpulaunch have a space."""
     mpi = mpi_options(flavour)
     programs = Path(mpi[-1] if "--mpi-path" in mpi else sys.executable).parent
     if "--mpi-path" in mpi:
@@ -157,7 +157,7 @@ def test_an_environment_whose_path_has_a_space_starts_ranks_on_other_hosts(
 
 @needs_two_cores
 @usually("intel")
-def test_each_host_is_bound_by_its_own_cores(
+def test_the_ranks_of_each_host_are_bound_to_its_own_cores(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
     one = max(os.sched_getaffinity(0))
@@ -188,7 +188,7 @@ def test_variables_that_pin_ranks_or_select_a_launcher_do_not_reach_mpiexec(
 
 
 @usually("ssh")
-def test_directory_and_python_are_as_planned(
+def test_ranks_have_the_planned_directory_and_python_despite_startup_files(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
     bashrc = Path.home() / ".bashrc"
@@ -203,7 +203,7 @@ def test_directory_and_python_are_as_planned(
 
 
 @usually("mpich")
-def test_without_preflight_agents_report_problems(
+def test_without_preflight_agents_find_interfaces_and_libraries(
     mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
     done = cpulaunch("run", *mpi, "-f", four, "-ppn", "1", "--skip-preflight", show, on="login")
@@ -225,7 +225,7 @@ def test_without_preflight_agents_report_problems(
     ],
     indirect=["mpi"],
 )
-def test_without_preflight_mpiexec_fails_soon_and_ssh_gives_the_reason(
+def test_without_preflight_a_faulty_host_fails_the_job_soon_with_a_reason(
     fault: str, mpi: list[str], cluster: Cluster, cpulaunch: Run, four: Path, show: Path
 ) -> None:
     words = {
@@ -241,7 +241,7 @@ def test_without_preflight_mpiexec_fails_soon_and_ssh_gives_the_reason(
     assert words[fault] in done.stderr
 
 
-def test_a_stray_slurm_allocation_names_the_hosts(cluster: Cluster, cpulaunch: Run, show: Path) -> None:
+def test_the_hosts_of_a_stray_slurm_allocation_are_used(cluster: Cluster, cpulaunch: Run, show: Path) -> None:
     allocation = {
         "SLURM_JOB_ID": "4711",
         "SLURM_JOB_NODELIST": "node[0-2]",

@@ -1,4 +1,4 @@
-"""Jobs as `cpulaunch submit` writes them for Kubernetes, in pods that are hosts of the test cluster."""
+"""Kubernetes jobs written by `cpulaunch submit`.  Hosts of the test cluster take the place of pods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def manifest(*options: str, to: str = "kubernetes") -> list[dict[str, Any]]:
-    """The printed document of a job of two workers with a CPU each."""
+    """The printed document of a job with two workers that have one CPU each."""
     words = ["--image", "train:1", "--namespace", "ml", "--job-name", "job", "--nodes", "2"]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert main(["submit", "--to", to, "--dry-run", *words, *options]) == 0
@@ -69,8 +69,7 @@ def test_the_launchers_command_waits_for_its_workers_and_trains(
 def test_the_launchers_pod_can_be_a_worker_too(
     mpi: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``runLauncherAsWorker`` in a job written by hand: the launcher's pod is in the hostfile, but has no
-    sshd."""
+    """A job with ``runLauncherAsWorker`` has the launcher's pod in the hostfile, but no sshd in this pod."""
     need_cluster()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "show.py").write_text("import os, socket\nprint(os.environ['RANK'], socket.gethostname())\n")

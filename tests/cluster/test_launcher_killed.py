@@ -1,4 +1,4 @@
-"""A launcher that is killed before any of its agents, on other hosts, has connected."""
+"""A launcher that is killed before any of its agents, which are on other hosts, has connected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 def test_a_launcher_killed_before_agents_connect_leaves_no_process(
     mpi: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """It is stopped when it starts mpiexec, so the agents connect, but get no answer."""
+    """The launcher is stopped after it has started mpiexec, so the agents get no answer."""
     options = mpiexec_after(tmp_path, "kill -STOP $PPID; exec", mpi)
     (tmp_path / "sleep.py").write_text(
         "import os, time; open('started-' + os.environ['RANK'], 'w'); time.sleep(300)"
@@ -30,6 +30,6 @@ def test_a_launcher_killed_before_agents_connect_leaves_no_process(
         started = [tmp_path / "started-0", tmp_path / "started-1"]
         until(lambda: all(path.exists() for path in started), "both ranks to start", TIMEOUT)
         cluster.signal(launcher, signal.SIGKILL)
-        launcher.send_signal(signal.SIGCONT)  # nsenter has stopped with it
+        launcher.send_signal(signal.SIGCONT)  # nsenter was stopped, too
         launcher.wait(TIMEOUT)
         until(lambda: not cluster.processes(), "all processes to end", TIMEOUT)

@@ -1,4 +1,4 @@
-"""``scripts/play_cluster.sh``, which starts the test cluster for a user."""
+"""``scripts/play_cluster.sh``, with which users start the test cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cluster.conftest import need_cluster
 pytestmark = pytest.mark.slow
 
 
-def test_the_script_starts_a_cluster_to_try(tmp_path: Path) -> None:
+def test_the_script_starts_a_cluster(tmp_path: Path) -> None:
     need_cluster()
     script = REPOSITORY / "scripts" / "play_cluster.sh"
     shell = 'cluster node1 hostname; cluster ps; cat "$HOSTFILE"; cluster login ssh node0 pwd'
@@ -39,7 +39,7 @@ def test_ctrl_c_reaches_the_command_on_the_host(tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        start_new_session=True,  # as a terminal's foreground job, whose processes all get Ctrl-C
+        start_new_session=True,  # like a foreground job of a terminal: all its processes get Ctrl-C
     )
     with bounded(started) as process:
         assert process.stdout

@@ -1,4 +1,4 @@
-"""Outages of the network: a host is lost unless it is back within ``--heartbeat-timeout``."""
+"""Network outages: a host is lost if its outage is longer than ``--heartbeat-timeout``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.slow
 def test_a_shorter_outage_only_delays_a_job(
     launcher: str, backend: str, host: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """This includes an outage of the first rank's host, where the store is: no data is lost or repeated.
+    """This includes an outage of rank 0's host, which has the store.  No data is lost or repeated.
 
-    TCP sends again 6.2 s after the cut, and then, on kernels with default settings, at 12.6 s.
+    By default, kernels retransmit data 6.2 s and 12.6 s after the cut.
     """
     options = launcher_options(launcher)
     result = outages.run(cluster, tmp_path, backend, options, outage=6, timeout=9, host=host)

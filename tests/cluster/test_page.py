@@ -1,4 +1,4 @@
-"""The commands of docs/clusters.md, except those that install packages.  Other tests run its dry run."""
+"""The commands in docs/clusters.md, except installations of packages, and a dry run that other tests run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.faults import Cluster
 pytestmark = [pytest.mark.slow, needs_two_cores]
 
 SHORT = "--epochs 1"
-"""An option of the page's script."""
+"""An option that shortens the training by the page's script."""
 
 LONGEST = 180.0
 
@@ -24,14 +24,14 @@ LINES = [line for block in re.findall(r"```\n(.*?)```", PAGE, re.S) for line in 
 
 
 def commands(beginning: str) -> list[str]:
-    """The commands of the page with this beginning, without comments and prompts."""
+    """The commands on the page that start with ``beginning``, without comments and prompts."""
     found = [line.removeprefix("$ ").partition("  #")[0].strip() for line in LINES]
     return [line for line in found if line.startswith(beginning)]
 
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """A directory like a checkout, in which cpulaunch is a program."""
+    """A directory like a checkout, with cpulaunch as a program."""
     (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
     (tmp_path / "train.py").write_text("print('trained')\n")
     (tmp_path / "bin").mkdir()
@@ -47,8 +47,8 @@ def environment(here: Path) -> dict[str, str]:
     return clean | {"PATH": f"{here / 'bin'}:{clean['PATH']}"}
 
 
-def test_from_bare_nodes_to_a_job(cluster: Cluster, here: Path) -> None:
-    """From the directory of the installed cpulaunch."""
+def test_the_first_commands_on_the_page_run_a_job(cluster: Cluster, here: Path) -> None:
+    """This runs the page's first commands after the installation."""
     first, *_ = re.findall(r"```\n(.*?)```", PAGE, re.S)
     typed = [line.partition("  #")[0].strip() for line in first[first.index("printf ") :].splitlines()]
     assert len(typed) == 3
@@ -59,7 +59,7 @@ def test_from_bare_nodes_to_a_job(cluster: Cluster, here: Path) -> None:
     assert "test accuracy" in done.stdout
 
 
-def test_hosts_are_checked_and_recorded(cluster: Cluster, here: Path) -> None:
+def test_the_commands_that_check_and_record_hosts_work(cluster: Cluster, here: Path) -> None:
     cluster.hostfile(here / "four-nodes", ("node0", "node1", "node2", "node3"))
     (check,) = (each for each in commands("cpulaunch hosts check") if each.endswith("train.py"))
     done = cluster.run(
@@ -78,7 +78,7 @@ def test_hosts_are_checked_and_recorded(cluster: Cluster, here: Path) -> None:
 
 
 @pytest.mark.repeats
-def test_a_local_test_cluster(here: Path) -> None:
+def test_the_commands_for_a_local_test_cluster_work(here: Path) -> None:
     check, run, _ = commands("cluster ")
     argv = [str(REPOSITORY / "scripts" / "play_cluster.sh"), "sh", "-ec", f"{check}\n{run} {SHORT}"]
     env = {**environment(here), "PYTHON": sys.executable}

@@ -24,7 +24,7 @@ pytestmark = [
 FIRST, LAST = 20100, 20139
 RANGE = ("--port-range", f"{FIRST}-{LAST}")
 
-# Two groups, messages, a checkpoint, and an MPI's own communication.
+# Uses two groups, messages, a checkpoint, and communication through an MPI.
 LISTENS = """
 import ctypes, os, pathlib, sys, time
 import torch, torch.distributed as dist
@@ -64,7 +64,7 @@ if mpi:
 
 
 def listening(cluster: Cluster, host: str) -> set[int]:
-    """The TCP ports of a host on which others reach a program other than sshd."""
+    """The TCP ports on which a host listens for other hosts, except sshd's port."""
     tables = cluster.run(host, ["cat", "/proc/net/tcp", "/proc/net/tcp6"], timeout=TIMEOUT).stdout
     ports = set()
     for line in tables.splitlines():
@@ -81,7 +81,7 @@ def listening(cluster: Cluster, host: str) -> set[int]:
 def ports_of_a_job(
     cluster: Cluster, directory: Path, *options: object, library: Path | None = None
 ) -> dict[str, set[int]]:
-    """The ports, by host, on which a job of three ranks on two hosts listens, started from ``login``."""
+    """Start a job of three ranks on two hosts from ``login``; return the ports on which each host listens."""
     (directory / "train.py").write_text(LISTENS)
     argv = [sys.executable, "-m", "cpulaunch", "run", "--hosts", "node0:2,node1:1", "--tee", "all"]
     argv += [*map(str, options), "train.py", *([str(library)] if library else [])]
@@ -98,25 +98,25 @@ def ports_of_a_job(
 
 
 def within(found: dict[str, set[int]]) -> bool:
-    """Whether all hosts listen only on ports of RANGE."""
+    """Whether all hosts listen only on ports in RANGE."""
     return all(ports <= set(range(FIRST, LAST + 1)) for ports in found.values())
 
 
 def library_of(options: list[str]) -> Path | None:
-    """The library of the MPI that these options name, for the ranks to use; oneCCL uses Intel's itself."""
+    """The library of the MPI that the options select, or None for Intel MPI, which oneCCL loads itself."""
     if "--mpi-path" not in options:
         return None
-    (library,) = Path(options[-1]).parent.glob("lib/libmpi.so.??")  # in a wheel, libmpi.so is no link
+    (library,) = Path(options[-1]).parent.glob("lib/libmpi.so.??")  # wheels have no link libmpi.so
     return library
 
 
 @pytest.mark.parametrize("launcher", [repeat(name) if name == "mpich" else name for name in LAUNCHERS])
 def test_all_sockets_of_a_job_are_within_the_range(launcher: str, cluster: Cluster, tmp_path: Path) -> None:
     options = launcher_options(launcher)
-    # Otherwise, Open MPI's ranks use docker0's address.
+    # Without this variable, Open MPI's ranks would use the address of docker0.
     network = ("--env", f"OMPI_MCA_btl_tcp_if_include={NETWORK}") if launcher == "openmpi" else ()
     found = ports_of_a_job(cluster, tmp_path, *options, *network, *RANGE, library=library_of(options))
-    # The launcher listens where it was started, and the ranks, the store and the daemons on their hosts.
+    # The launcher listens on ``login``, and ranks, the store and daemons listen on the hosts of the ranks.
     assert [host for host, ports in found.items() if ports] == ["login", "node0", "node1"]
     assert within(found), found
 
@@ -130,7 +130,7 @@ def test_libfabrics_sockets_are_within_the_range(transport: str, cluster: Cluste
 
 
 def test_settings_that_would_listen_outside_the_range_are_an_error(cpulaunch: Run, tmp_path: Path) -> None:
-    """tests/plan/test_network.py has the others."""
+    """tests/plan/test_network.py tests other settings."""
     (tmp_path / "train.py").touch()
     done = cpulaunch("run", "--dry-run", "--port-range", "20139-20100", "train.py")
     assert done.returncode == 2

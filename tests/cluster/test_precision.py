@@ -1,4 +1,4 @@
-"""The precision of a job on several hosts: each model of CPU is measured on one of them."""
+"""The precision of a job on several hosts: each CPU model is measured on one host."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.repeats
-def test_one_host_of_each_kind_of_cpu_is_measured(cpulaunch: Run, tmp_path: Path) -> None:
+def test_one_host_of_each_cpu_model_is_measured(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import os; print(os.environ['CPULAUNCH_PRECISION'])\n")
-    # MKL ignores a value that it doesn't know, and nothing was measured with it before.
+    # MKL ignores unknown values.  A new value makes sure that there is no earlier measurement.
     limit = {"MKL_ENABLE_INSTRUCTIONS": uuid.uuid4().hex}
     try:
         done = cpulaunch("run", "--hosts", "node1,node2", "-ppn", 1, "script.py", **limit, timeout=180.0)

@@ -1,4 +1,4 @@
-"""`cpulaunch hosts check`, and the preflight of `run`: problems are reported with the host's name."""
+"""`cpulaunch hosts check` and the preflight of `run` report problems with the host's name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def torch_version_file() -> Path:
     pytest.skip("no torch in this Python")
 
 
-# A fault of node2 → the message, and the remedy.
+# Faults of node2, each with the expected message and remedy.
 FAULTS: dict[str, tuple[Fault, str, str]] = {
     "sshd is down": (lambda c, here: c.without_sshd("node2"), "Connection refused", "no sshd listens there"),
     "its key is unknown": (
@@ -94,7 +94,7 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
 }
 
 
-# One fault of ssh, of the files, of the versions and of the clock.
+# One fault each of ssh, files, versions and clocks.
 USUAL = ("its key is unknown", "no Python", "the same cpulaunch with other code", "its clock is ahead")
 
 
@@ -110,7 +110,9 @@ def test_a_fault_is_named_with_its_host_and_its_remedy(
     assert "✗ node2: " in done.stderr
     assert remedy in done.stderr
     further = [line for line in done.stderr.splitlines() if "✗" in line and what not in line]
-    assert all("✗ node2: cpulaunch " in line for line in further)  # replaces the code on this host only
+    assert all(
+        "✗ node2: cpulaunch " in line for line in further
+    )  # this fault replaces the code only on node2
     ticks = [line.split()[:2] for line in done.stdout.splitlines()[1:]]
     assert ticks == [["✗" if name == "node2" else "✓", name] for name in HOSTS]
 
@@ -140,7 +142,7 @@ def test_a_host_that_does_not_answer_is_named(
     assert "firewall" in done.stderr
 
 
-def test_the_first_host_may_be_dead(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
+def test_a_dead_first_host_is_reported(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
     with cluster.without_sshd("node0"):
         done = cpulaunch("hosts", "check", "-f", four, on="login")
     assert done.returncode == 3
@@ -149,12 +151,12 @@ def test_the_first_host_may_be_dead(cluster: Cluster, cpulaunch: Run, four: Path
 
 
 @pytest.mark.parametrize("hosts", [repeat("node0,nod1"), "nod1,node0"])
-def test_an_unknown_name(cluster: Cluster, cpulaunch: Run, hosts: str) -> None:
+def test_an_unknown_host_name_is_reported_once(cluster: Cluster, cpulaunch: Run, hosts: str) -> None:
     done = cpulaunch("hosts", "check", "--hosts", hosts)
     assert done.returncode == 3
     assert "✗ nod1: ssh: Could not resolve hostname nod1" in done.stderr
     assert "is the name right?" in done.stderr
-    assert done.stderr.count("✗") == 1  # not also that the host is unreachable
+    assert done.stderr.count("✗") == 1  # the host isn't also reported as unreachable
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ def test_two_names_of_this_host_are_an_error(cluster: Cluster, cpulaunch: Run, t
     assert f"node0 and {cluster.addresses['node0']} are both this machine" in done.stderr
 
 
-def test_a_port_that_is_taken_on_the_first_host(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
+def test_a_master_port_in_use_is_reported(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
     code = "import signal, socket; s = socket.create_server(('', 29511)); print('up', flush=True); signal.pause()"
     with bounded(cluster.start("node0", [sys.executable, "-c", code])) as taken:
         assert taken.stdout
@@ -197,8 +199,8 @@ def test_a_port_that_is_taken_on_the_first_host(cluster: Cluster, cpulaunch: Run
     assert "without --master-port and $MASTER_PORT, each takes a free one" in done.stderr
 
 
-def test_a_firewall_between_the_hosts(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
-    """ssh from here reaches node2, but node2 doesn't reach the master."""
+def test_a_firewall_between_hosts_is_reported(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
+    """This host can reach node2 by ssh, but node2 can't reach the master."""
     with cluster.unroutable("node2", "node0"):
         done = cpulaunch("hosts", "check", "-f", four, on="login")
     assert done.returncode == 3
@@ -206,7 +208,7 @@ def test_a_firewall_between_the_hosts(cluster: Cluster, cpulaunch: Run, four: Pa
 
 
 @pytest.mark.parametrize("port", ["auto", repeat("29512")])
-def test_a_master_address_that_is_not_the_first_hosts(
+def test_a_master_address_of_another_host_is_reported(
     port: str, cluster: Cluster, cpulaunch: Run, four: Path
 ) -> None:
     address = cluster.addresses["node1"]
@@ -215,17 +217,17 @@ def test_a_master_address_that_is_not_the_first_hosts(
     assert done.returncode == 3
     assert f"✗ node0: can't connect to {address}, where the ranks meet: Connection refused" in done.stderr
     assert "use --master-addr auto, which selects an address of node0" in done.stderr
-    assert done.stderr.count("✗") == 1  # not also for each host that it can't be reached
+    assert done.stderr.count("✗") == 1  # the address isn't also reported as unreachable from each host
 
 
-def test_an_interface_that_is_only_on_some_hosts(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
+def test_an_interface_that_a_host_lacks_is_reported(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
     done = cpulaunch("hosts", "check", "-f", four, "--interface", "eth0")
     assert done.returncode == 3
     assert "✗ node3: has no interface eth0 with an address; it has docker0, ens5, lo" in done.stderr
 
 
-def test_a_startup_file_may_print(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
-    """A non-interactive ssh also reads ~/.bashrc."""
+def test_output_of_a_startup_file_does_no_harm(cluster: Cluster, cpulaunch: Run, four: Path) -> None:
+    """Even a non-interactive ssh session reads ~/.bashrc."""
     home = Path.home() / ".bashrc"
     if not home.exists():
         pytest.skip("no ~/.bashrc to replace")
@@ -238,7 +240,7 @@ def test_a_startup_file_may_print(cluster: Cluster, cpulaunch: Run, four: Path) 
     assert done.returncode == 0, done.stderr
 
 
-def test_recorded_facts_plan_from_elsewhere(
+def test_a_job_can_be_planned_elsewhere_from_recorded_facts(
     cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
     facts = tmp_path / "facts.json"
@@ -257,7 +259,7 @@ def test_recorded_facts_plan_from_elsewhere(
         "--format",
         "json",
     ]
-    # On this machine, which can't reach the hosts.
+    # This runs on the test machine, which can't reach the hosts.
     done = subprocess.run(
         [*argv, "train.py"],
         cwd=tmp_path,
@@ -271,7 +273,7 @@ def test_recorded_facts_plan_from_elsewhere(
     assert [host["host"] for host in plan["hosts"]] == list(HOSTS)
     assert not any(host["assumed"] for host in plan["hosts"])
     assert [host["env"]["GLOO_SOCKET_IFNAME"] for host in plan["hosts"]] == ["eth0", "eth0", "eth0", "ens5"]
-    # All hosts share this machine's file system, and therefore its libraries.
+    # All hosts share the test machine's file system, and therefore have the same libraries.
     libraries = [host["libraries"] for host in json.loads(facts.read_text())["hosts"].values()]
     assert libraries == [find_libraries(library_directories(), import_directories())] * 4
     assert "torch" in libraries[0]

@@ -1,4 +1,4 @@
-"""Steps of a job on four hosts are traced."""
+"""Traces of a job on four hosts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ pytestmark = pytest.mark.slow
 
 
 AHEAD = ["unshare", "--time", "--monotonic", "5000", "sh", "-c", '"$@" & wait $!', "sh"]
-"""Runs a command with another clock, as on another machine."""
+"""Runs a command with a different clock, as if on another machine."""
 
 
-def test_a_trace_of_four_hosts(cluster: Cluster, built, four: Path, tmp_path: Path) -> None:
-    """There is a row for each rank with its host, and no collective ends before its last rank has begun it."""
+def test_a_trace_of_four_hosts_is_consistent(cluster: Cluster, built, four: Path, tmp_path: Path) -> None:
+    """The trace has a row for each rank, and no collective ends before the last rank has begun it."""
     (tmp_path / "train.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "cpulaunch", "run", "-f", str(four), "-ppn", "1", "--oversubscribe"]
     options = ["--backend", "ccl", "--profile", "4-5", "train.py", "ccl", "", "7"]

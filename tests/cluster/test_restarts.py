@@ -1,4 +1,4 @@
-"""Jobs that continue without a lost host, or with a spare in its place."""
+"""Jobs that continue without a lost host, or with a spare host instead."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ print(json.dumps({"met": int(ones), **{name: os.environ[name] for name in names}
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """Hosts for a single test, as a host that is switched off doesn't return.
+    """Hosts for a single test, because a host that was switched off stays off.
 
-    No process may be left on them.
+    The test must leave no process on them.
     """
     need_cluster()
     with Cluster(("login", *HOSTS)) as cluster:
@@ -53,7 +53,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 class Ended:
-    """A job whose host ``gone`` is switched off when all ranks are ready."""
+    """The result of a job whose host ``gone`` was switched off when all ranks were ready."""
 
     def __init__(self, cluster: Cluster, directory: Path, gone: str, *options: str) -> None:
         (directory / "train.py").write_text(PROGRAM)
@@ -83,7 +83,7 @@ class Ended:
     ("mpi", "gone"), [repeat("intel", "node1"), ("mpich", "node0"), repeat("openmpi", "node3")]
 )
 def test_a_job_continues_without_a_lost_host(mpi: str, gone: str, cluster: Cluster, tmp_path: Path) -> None:
-    """Also without the first host, where the ranks met."""
+    """This includes the loss of the first host, where the ranks meet."""
     ended = Ended(cluster, tmp_path, gone, "--nnodes", "3:4", *mpi_options(mpi))
     assert ended.code == 0, ended.stderr
     left = [host for host in HOSTS if host != gone]

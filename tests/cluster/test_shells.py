@@ -1,4 +1,4 @@
-"""Hosts with a login shell other than sh, and a launcher that can't start ssh."""
+"""Hosts with login shells that aren't POSIX shells, and a launcher that can't start ssh."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ print(asyncio.run(sweep_hosts({hosts}, "the-job", Ssh())))
 
 @pytest.fixture
 def other_shell(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[None]:
-    """All hosts have this login shell for the user; ``everywhere``: also the launching host."""
+    """Change the user's login shell on all hosts of the job, and on the launching host for ``everywhere``."""
     name, _, everywhere = request.param.partition(" ")
     path = shutil.which(name)
     if not path:
@@ -90,7 +90,7 @@ def test_hosts_with_another_login_shell_are_swept(other_shell: None, cluster: Cl
 
 
 def test_a_launcher_that_cannot_start_ssh_warns_and_still_reports(cluster: Cluster, tmp_path: Path) -> None:
-    """It has no descriptor left when a host is lost."""
+    """When a host is lost, the launcher has no descriptor left."""
     job = chaos.Job(cluster, tmp_path, mpi_options("intel"), "sleep", "", "none")
     job.start()
     job.ready()

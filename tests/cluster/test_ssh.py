@@ -1,4 +1,4 @@
-"""The launcher ssh: jobs on hosts that have only ssh."""
+"""The launcher ssh, for jobs on hosts without an MPI."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def where(tmp_path: Path) -> Path:
 
 
 def configured(cluster: Cluster, host: str, lines: str) -> str:
-    """The host's configuration of ssh, with further lines before those for all hosts."""
+    """Return the ssh configuration of the host, with ``lines`` before the options for all hosts."""
     return lines + cluster.run(host, ["cat", str(CONFIG)]).stdout
 
 
 @pytest.fixture
 def base_install(tmp_path: Path) -> Path:
-    """The Python of an environment with cpulaunch's dependencies, and no MPI."""
+    """The Python of an environment with cpulaunch's dependencies but no MPI."""
     (home := tmp_path / "venv").mkdir()
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=TIMEOUT)
     (packages,) = home.glob("lib/python3*/site-packages")
@@ -50,7 +50,7 @@ def base_install(tmp_path: Path) -> Path:
 def run_without_mpi(
     cluster: Cluster, python: Path, *words: object, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """``cpulaunch run`` on the login host, where no MPI is on PATH."""
+    """Run ``cpulaunch run`` on the login host without an MPI on the PATH."""
     environ = clean_environment(PATH="/usr/sbin:/usr/bin:/sbin:/bin", PYTHONPATH="", **env)
     argv = [str(python), "-m", "cpulaunch", "run", *map(str, words)]
     return cluster.run("login", argv, directory=python.parents[2], env=environ)
@@ -95,7 +95,7 @@ def test_a_job_survives_the_loss_of_an_ssh_connection(cluster: Cluster, tmp_path
     assert [attempt["waited"] for attempt in outcome(tmp_path)["attempts"]] == [[]]
 
 
-def test_argument_lists_show_no_variable(cluster: Cluster, tmp_path: Path) -> None:
+def test_command_lines_do_not_show_variables(cluster: Cluster, tmp_path: Path) -> None:
     job = chaos.Job(
         cluster, tmp_path, (*BY_SSH, "-x", "SECRET"), "sleep", "leave", "all", env={"SECRET": "hunter2"}
     )
@@ -108,10 +108,10 @@ def test_argument_lists_show_no_variable(cluster: Cluster, tmp_path: Path) -> No
     assert job.end().exit_code == 0
 
 
-def test_connections_may_share_a_master_connection(
+def test_ssh_connections_may_share_a_master_connection(
     cluster: Cluster, cpulaunch: Run, four: Path, where: Path, tmp_path: Path
 ) -> None:
-    """It stays for a while, and doesn't count as a process of the job."""
+    """The master stays for a while after the job, and doesn't count as a process of the job."""
     shared = f"ControlMaster auto\nControlPersist 2\nControlPath {tmp_path}/%h\n"
     with cluster.replaced("login", CONFIG, configured(cluster, "login", shared)):
         done = cpulaunch("run", *BY_SSH, "-f", four, "-ppn", "1", where, on="login")
@@ -120,7 +120,9 @@ def test_connections_may_share_a_master_connection(
     assert len(masters) == len(HOSTS)
 
 
-def test_hosts_behind_a_jump_host(cluster: Cluster, cpulaunch: Run, four: Path, where: Path) -> None:
+def test_ranks_can_run_on_hosts_behind_a_jump_host(
+    cluster: Cluster, cpulaunch: Run, four: Path, where: Path
+) -> None:
     jump = "Host node1 node2 node3\n  ProxyJump node0\n"
     with cluster.replaced("login", CONFIG, configured(cluster, "login", jump)):
         done = cpulaunch("run", *BY_SSH, "-f", four, "-ppn", "1", where, on="login")
@@ -134,7 +136,7 @@ def test_few_open_files_suffice(cluster: Cluster, four: Path, where: Path, tmp_p
 
 
 @pytest.mark.parametrize("reader", [repeat(0), 2])
-def test_one_rank_gets_stdin(reader: int, cluster: Cluster, four: Path, tmp_path: Path) -> None:
+def test_only_the_chosen_rank_gets_stdin(reader: int, cluster: Cluster, four: Path, tmp_path: Path) -> None:
     (tmp_path / "count.py").write_text("import sys; print(len(sys.stdin.read()))")
     (tmp_path / "text").write_text("0123456789" * 50_000)
     options = f"{' '.join(BY_SSH)} -f {four} -ppn 1 --stdin {reader}"
@@ -156,9 +158,7 @@ def test_a_spawner_that_is_killed_is_named_and_its_ranks_are_ended(cluster: Clus
     assert (result.exit_code, result.left) == (137, [])
 
 
-def test_a_launcher_and_a_spawner_that_are_killed_at_once_leave_nothing(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_launcher_and_a_spawner_killed_at_once_leave_no_processes(cluster: Cluster, tmp_path: Path) -> None:
     job = chaos.Job(cluster, tmp_path, BY_SSH, "sleep", "", "none")
     job.start()
     job.ready()
@@ -167,10 +167,10 @@ def test_a_launcher_and_a_spawner_that_are_killed_at_once_leave_nothing(
     assert job.end().left == []
 
 
-def test_a_launcher_killed_before_its_agents_report_leaves_nothing(
+def test_a_launcher_killed_before_its_agents_report_leaves_no_processes(
     cluster: Cluster, four: Path, tmp_path: Path
 ) -> None:
-    """It is stopped while the agents start, so they connect, but get no answer."""
+    """The launcher is stopped while the agents start, so they get no answer until it is killed."""
     (tmp_path / "sleep.py").write_text(
         "import os, time; open('started-' + os.environ['RANK'], 'w'); time.sleep(300)"
     )
@@ -193,12 +193,12 @@ def test_a_launcher_killed_before_its_agents_report_leaves_nothing(
         started = [tmp_path / f"started-{rank}" for rank in range(4)]
         until(lambda: all(path.exists() for path in started), "all ranks to start", TIMEOUT)
         cluster.signal(launcher, signal.SIGKILL)
-        launcher.send_signal(signal.SIGCONT)  # nsenter has stopped with it
+        launcher.send_signal(signal.SIGCONT)  # nsenter was stopped, too
         launcher.wait(TIMEOUT)
         until(lambda: not cluster.processes(), "all processes to end", TIMEOUT)
 
 
-# As systemd does with KillUserProcesses=yes: the end of a session ends all processes started in it.
+# Ends all processes of a session when the session ends, like systemd with KillUserProcesses=yes.
 SCOPE = """
 import contextlib, ctypes, os, signal, subprocess, time
 ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: whoever calls setsid stays a descendant
@@ -225,7 +225,7 @@ os._exit(child.returncode or 0)
 """
 
 
-def test_jobs_run_if_sessions_end_their_processes_and_a_lost_session_is_named(
+def test_jobs_run_if_sessions_kill_their_processes_and_lost_sessions_are_named(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     (scope := tmp_path / "scope.py").write_text(SCOPE)
@@ -233,7 +233,7 @@ def test_jobs_run_if_sessions_end_their_processes_and_a_lost_session_is_named(
     text = cluster.run("node1", ["cat", str(sshd)]).stdout + f"ForceCommand {sys.executable} -I {scope}\n"
     with cluster.replaced("node1", sshd, text):
         with cluster.without_sshd("node1"):
-            pass  # it starts anew, with the new configuration
+            pass  # restarts sshd with the new configuration
         (first := tmp_path / "ends").mkdir()
         job = chaos.Job(cluster, first, BY_SSH, "sleep", "leave", "all")
         job.start()

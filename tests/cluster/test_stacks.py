@@ -36,7 +36,7 @@ load_batch() if os.environ["RANK"] == "5" else until_told()
 def job(
     cluster: Cluster, four: Path, directory: Path
 ) -> Iterator[tuple[subprocess.Popen[str], dict[int, int]]]:
-    """A job of eight ranks with its launcher on the host login, and the ranks' pids."""
+    """A job of eight ranks whose launcher is on the host login, and the pids of the ranks."""
     (directory / "program.py").write_text(PROGRAM)
     argv = [sys.executable, "-m", "cpulaunch", "run", "-f", str(four), "-ppn", "2", "--oversubscribe"]
     env = clean_environment(XDG_STATE_HOME=str(directory / "state"), XDG_RUNTIME_DIR="")
@@ -52,14 +52,14 @@ def job(
             (directory / "go").touch()
 
 
-def test_stacks_of_four_hosts_are_for_those_with_the_jobs_token(
+def test_stacks_of_four_hosts_require_the_jobs_token(
     cluster: Cluster, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
     state = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_RUNTIME_DIR": ""}
     with job(cluster, four, tmp_path) as (_, pids):
         cluster.run("node1", ["kill", "-STOP", str(pids[2])])
         try:
-            # One host has the list of jobs started on it.  The others only see the directory.
+            # Only the launcher's host has the list of its jobs.  Other hosts only see the job's directory.
             away = {"XDG_STATE_HOME": str(tmp_path / "another")}
             for on, where, home in (("login", [], {}), ("node3", ["runs"], away), ("node3", [], away)):
                 done = cpulaunch("stacks", *where, on=on, **{**state, **home})

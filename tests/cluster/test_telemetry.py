@@ -1,4 +1,4 @@
-"""The launcher's telemetry of ranks on other hosts."""
+"""Telemetry that the launcher gets from ranks on other hosts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROGRAMS = Path(__file__).parent.parent / "runtime" / "observe" / "programs_tele
 def test_the_slow_rank_of_four_hosts_waits_least(
     backend: str, cpulaunch: Run, four: Path, tmp_path: Path
 ) -> None:
-    """Times are on one clock, so a step ends at about the same time on all ranks.
+    """All times refer to the same clock, so a step ends at about the same time on all ranks.
 
     The report names the slow rank first.
     """

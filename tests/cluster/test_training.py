@@ -1,4 +1,4 @@
-"""Training over several hosts, on gradients that are sent between them in bf16."""
+"""Training on several hosts with gradients that are sent between the hosts in bf16."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BF16_LOSS = 0.02
 
 @pytest.fixture
 def trained(cpulaunch: Run) -> Any:
-    """Train on two ranks of one host, and one of another; return the losses, and the digest of all weights."""
+    """Train on three ranks on two hosts; return the losses, and the digest of all weights."""
 
     def train(*options: str) -> tuple[list[float], str]:
         placed = ["--hosts", "node0:2,node1:1", "--threads", 1, "--oversubscribe", "--tee", "all"]
@@ -38,7 +38,7 @@ def trained(cpulaunch: Run) -> Any:
     return train
 
 
-def test_compressed_gradients_train_alike_and_all_ranks_have_the_same_weights(trained) -> None:
+def test_compressed_gradients_train_equally_well_with_equal_weights_on_all_ranks(trained) -> None:
     exact_losses, exact = trained("--backend", "ccl")
     losses, digest = trained("--backend", "ccl", "--compress-gradients", "bf16")
     assert losses == pytest.approx(exact_losses, abs=BF16_LOSS)

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.conftest import Run
 
-pytestmark = pytest.mark.repeats  # minutes
+pytestmark = pytest.mark.repeats  # takes minutes
 
 TRAINS = """
 import torch, torch.distributed as dist

@@ -1,6 +1,6 @@
-"""docs/tutorial.md: each command is run, in its order, and prints what the page shows.
+"""Run the commands in docs/tutorial.md in their order, and compare their output with the page.
 
-``UPDATE_GOLDEN=1`` writes what was printed into the page.  A line ``…`` stands for the rest of an output.
+``UPDATE_GOLDEN=1`` writes the output into the page.  A line ``…`` stands for the rest of an output.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MACHINES_OWN = re.compile(r"^  MFU .*|^what stands out$", re.M)
 
 
 def shape(output: str) -> list[str]:
-    """The lines of an output without varying text, each once, as ranks may repeat steps after a restart."""
+    """The distinct lines of an output without varying text.  After a restart, ranks may repeat steps."""
     text = MACHINES_OWN.split(output)[0]
     for pattern, substitute in VARYING:
         text = re.sub(pattern, substitute, text)
@@ -55,7 +55,7 @@ def shape(output: str) -> list[str]:
 
 
 def aligned(output: str) -> str:
-    """Shrink boxes to their lines, which replaced paths have made shorter."""
+    """Shrink boxes to fit their text, which gets shorter when paths are replaced."""
 
     def box(match: re.Match[str]) -> str:
         head, *body, _ = match[0].splitlines()
@@ -68,7 +68,7 @@ def aligned(output: str) -> str:
 
 
 def commands(block: str) -> list[tuple[str, str]]:
-    """The commands of a block, each with the output below it."""
+    """The commands in a block, each with the output shown below it."""
     parts = re.split(r"^\$ ", block, flags=re.M)[1:]
     return [(command, output) for command, _, output in (part.partition("\n") for part in parts)]
 

@@ -1,4 +1,4 @@
-"""The bytes that the ccl process group sends between hosts, as counted by the hosts' interfaces."""
+"""The bytes that the ccl process group sends between hosts, counted by the hosts' network interfaces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES = (256 << 10, 1 << 20, 16 << 20)
 HEADERS = 1.05
 """Factor by which a host may send more than its data, for headers, acknowledgements and heartbeats."""
 
-# Each size is sent at least three times and until 8 MB are reached, so that other traffic hardly counts.
+# Each size is sent at least three times, and 8 MB in total, so that other traffic hardly matters.
 MOVE = """\
 import json, sys, torch, torch.distributed as dist
 from support.wire import Meeting
@@ -33,7 +33,7 @@ rank, size = dist.get_rank(), dist.get_world_size()
 meeting = Meeting()
 
 def call(operation, x, whole):
-    # What the operation delivers, and what it should; `x` has the numbers of a rank, as many as `whole`.
+    # Returns the result and the expected result; `x(r)` is the input of rank r, with `whole` numbers.
     mine, everything = x(rank), torch.stack([x(r) for r in range(size)])
     parts, blank = everything.view(size, size, -1), torch.empty(whole // size)
     if operation == "all_reduce":
@@ -77,7 +77,7 @@ dist.barrier()  # the store that others still read from ends with rank 0
 dist.destroy_process_group()
 """
 
-# Rank 0 broadcasts while rank 1 is busy; the unsent bytes in rank 0's kernel, as counted by SIOCOUTQNSD.
+# Rank 0 broadcasts while rank 1 is busy, and prints the unsent bytes in its kernel, counted by SIOCOUTQNSD.
 WAIT = """\
 import fcntl, json, os, stat, struct, torch, torch.distributed as dist
 from support.wire import Meeting
@@ -93,7 +93,7 @@ def unsent(fd):
 def most():
     return max(unsent(int(fd)) for fd in os.listdir("/proc/self/fd"))
 
-for _ in range(3):  # the kernel's buffers grow meanwhile
+for _ in range(3):  # makes the kernel's buffers grow
     dist.broadcast(data, 0)
 waiting = []
 if dist.get_rank() == 0:
@@ -118,13 +118,13 @@ def check(
     sizes: Sequence[int] = SIZES,
     **variables: str,
 ) -> None:
-    """Except for headers, the busiest host sends the given minimum in each operation."""
+    """Check that the busiest host sends the given minimum in each operation, apart from headers."""
     argv = [sys.executable, "-c", MOVE, ",".join(operations), *map(str, sizes)]
     with started_ranks(cluster, hosts_of(layout), argv, limit=150, **variables) as processes:
         said = answers(processes)
     found = {name: max(of_rank[name] for of_rank in said) for name in said[0]}
     least = {f"{operation} of {size}": operations[operation] for operation in operations for size in sizes}
-    # A count below the minimum is wrong.
+    # A ratio below 1 is an error, too.
     wrong = [f"{name}: {found[name]}" for name in found if not 1 <= found[name] / least[name] <= HEADERS]
     assert not wrong, least
 
@@ -141,15 +141,15 @@ def test_a_sum_over_libfabric_crosses_the_network_once_per_host(cluster: Cluster
 @pytest.mark.parametrize("over", ["sockets", repeat("libfabric")])
 @pytest.mark.parametrize("layout", ["2x2", repeat("4x2")])
 def test_collectives_cross_the_network_once_per_host(cluster: Cluster, layout: str, over: str) -> None:
-    """Of a compressed sum, half the bytes do."""
+    """Compressed averages send half of the bytes."""
     operations = least(layout, "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
     if over == "sockets":
         operations["compressed"] = operations["all_reduce"] / 2
-    # A smaller broadcast uses a tree of hosts, whose root sends it more than once.
+    # The broadcast of a smaller size uses a tree of hosts, and its root sends the data more than once.
     check(cluster, layout, operations, SIZES[2:], **(OVER_LIBFABRIC if over == "libfabric" else {}))
 
 
-def test_the_senders_kernel_holds_few_bytes(cluster: Cluster) -> None:
+def test_the_senders_kernel_holds_few_unsent_bytes(cluster: Cluster) -> None:
     with started_ranks(cluster, hosts_of("2x1"), [sys.executable, "-c", WAIT], limit=60) as processes:
         [[waiting], _] = answers(processes)
     assert 0 < waiting <= 512 << 10

@@ -1,4 +1,4 @@
-"""Files of accelerate, old and new, in our terms."""
+"""Importing configuration files of all versions of accelerate."""
 
 from __future__ import annotations
 
@@ -103,11 +103,11 @@ def reasons(imported: Imported) -> dict[str, str]:
           Table.ccl.worker_count: 2, Table.training.precision: "fp32"}),
     ],
 )  # fmt: skip
-def test_every_version_of_accelerate(text: str, settings: dict[str, Any]) -> None:
+def test_files_of_every_version_of_accelerate_are_imported(text: str, settings: dict[str, Any]) -> None:
     assert from_accelerate(text, "a.yaml").settings == settings
 
 
-def test_nothing_is_dropped_silently() -> None:
+def test_every_key_is_imported_or_reported() -> None:
     for text in (NEW_MULTI_CPU, IPEX_AND_MPIRUN, VERY_OLD, ONE_PROCESS):
         imported = from_accelerate(text, "a.yaml")
         keys = {line.partition(":")[0] for line in text.splitlines() if not line.startswith((" ", "{"))}
@@ -161,7 +161,7 @@ def test_an_unsupported_key_is_reported_with_its_line_and_the_reason(
         (BASE + "mpirun_config: 3", "a.yaml:4: mpirun_config: 3 is not a mapping"),
     ],
 )
-def test_other_hardware_and_other_files_are_refused_with_a_sentence(text: str, sentence: str) -> None:
+def test_files_for_other_hardware_and_other_files_are_refused_with_a_reason(text: str, sentence: str) -> None:
     with pytest.raises(ConfigError) as error:
         from_accelerate(text, "a.yaml")
     assert str(error.value).startswith(sentence)

@@ -1,4 +1,4 @@
-"""Kinds of value that need more than a row in a table: names of plug-ins."""
+"""Settings whose values may be names of plug-ins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("plugin")
 @pytest.mark.parametrize("setting", [Table.launcher, Table.training.engine])
-def test_the_name_of_a_plug_in_is_a_value(setting: Setting[str]) -> None:
+def test_the_name_of_a_plug_in_is_a_valid_value(setting: Setting[str]) -> None:
     assert load([(setting.key, "theirs", "--set")], environ={}).value(setting) == "theirs"
 
 

@@ -1,4 +1,4 @@
-"""Settings: what is valid, who wins, where each value is from, and what errors say."""
+"""Loading settings: valid values, precedence, the source of each value, and error messages."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ class TestPrecedence:
         assert (config.ccl.worker_count, str(config.origin(Config.ccl.worker_count))) == (value, origin)
 
     @pytest.mark.parametrize("name", ["-c.yaml", "default"])
-    def test_sources_are_recognized_under_any_name(self, name) -> None:
+    def test_the_source_of_a_value_is_known_whatever_the_files_name(self, name) -> None:
         config = load(file=write(self.YAML, name), environ={"OMP_NUM_THREADS": "5"})
         assert config.origin(Config.ccl.worker_count) == Origin(Source.FILE, f"{name}:2")
         assert config.origin(Config.cpu.threads).source is Source.ENVIRONMENT
         assert config.origin(Config.hosts.nproc) == DEFAULT
 
-    def test_a_merged_value_has_the_strongest_source_and_all_variables(self) -> None:
+    def test_a_merged_value_names_its_strongest_source_and_all_variables(self) -> None:
         write("env: {A: 1}\n")
         config = load([("env", "C=3", "--env")], environ={"CPULAUNCH_ENV": "B=2"})
         origin = config.origin(Config.env)
@@ -88,7 +88,7 @@ class TestPrecedence:
         )
         assert origin.variables == ("CPULAUNCH_ENV",)
 
-    def test_env_is_merged_by_name_and_lists_are_replaced(self) -> None:
+    def test_env_is_merged_by_name_but_lists_are_replaced(self) -> None:
         write("env: {A: 1, B: 2}\nmpi: {args: [-x]}\n")
         config = load(
             [("env", "B=3", "--env"), ("env", "C=4", "--env"), ("mpi.args", "-y z", "--mpi-args")], environ={}
@@ -118,7 +118,7 @@ class TestPrecedence:
             ({"CPULAUNCH_CONFIG": "named.yaml", "XDG_CONFIG_HOME": "xdg"}, None, 2),
         ],
     )
-    def test_the_file_is_looked_for_in_order(self, environ, file, worker_count) -> None:
+    def test_the_places_of_the_file_are_searched_in_order(self, environ, file, worker_count) -> None:
         for directory in ("xdg/cpulaunch", "home/.config/cpulaunch"):
             Path(directory).mkdir(parents=True)
         names = (
@@ -131,7 +131,7 @@ class TestPrecedence:
             write(f"ccl: {{worker_count: {number}}}", name)
         assert load(file=Path(file) if file else None, environ=environ).ccl.worker_count == worker_count
 
-    def test_the_file_of_this_directory_beats_the_users(self) -> None:
+    def test_the_file_in_this_directory_overrides_the_users_file(self) -> None:
         Path("xdg/cpulaunch").mkdir(parents=True)
         write("ccl: {worker_count: 3}", "xdg/cpulaunch/config.yaml")
         write("ccl: {worker_count: 8}")
@@ -139,7 +139,7 @@ class TestPrecedence:
 
 
 BAD_FILES = [
-    # text, place and words of the message, words of the hint
+    # the file's text; the position and words in the error message; words in the hint
     (
         "ccl:\n  worker_cout: 1\n",
         "cpulaunch.yaml:2: unknown key 'worker_cout' in 'ccl'; did you mean 'worker_count'?",
@@ -260,7 +260,7 @@ def test_a_good_file_is_read(text, key, value) -> None:
     assert load(environ={}).value(SETTINGS[key]) == value
 
 
-def test_a_missing_file_is_an_error_only_when_it_was_named() -> None:
+def test_a_missing_file_is_an_error_only_if_the_user_named_it() -> None:
     load(environ={})
     with pytest.raises(ConfigError, match="nowhere.yaml: cannot be read: No such file"):
         load(file=Path("nowhere.yaml"), environ={})
@@ -279,13 +279,13 @@ def test_a_missing_file_is_an_error_only_when_it_was_named() -> None:
         (("launcher", "slurn", "--launcher"), "--launcher: 'slurn' is not valid for launcher"),
     ],
 )
-def test_a_bad_value_on_the_command_line_is_refused_with_its_flag(given, message) -> None:
+def test_the_error_for_a_bad_value_names_the_command_line_option(given, message) -> None:
     with pytest.raises(ConfigError) as e:
         load([given], environ={})
     assert str(e.value).startswith(message)
 
 
-def test_an_unknown_variable_of_ours_is_warned_of() -> None:
+def test_an_unknown_variable_with_our_prefix_gives_a_warning() -> None:
     config = load(environ={"CPULAUNCH_CCL_WORKERCOUNT": "1"})
     assert config.warnings == (
         "$CPULAUNCH_CCL_WORKERCOUNT is not a setting of cpulaunch, and is ignored; did you mean 'CPULAUNCH_CCL_WORKER_COUNT'?",
@@ -300,7 +300,7 @@ def test_an_unknown_variable_of_ours_is_warned_of() -> None:
         ("RANK_CCL_TRANSPORT", "CCL_TRANSPORT"),
     ],
 )
-def test_variables_for_ranks_are_no_settings_outside_a_job(told: str, setting: str) -> None:
+def test_variables_for_ranks_are_not_settings_outside_a_job(told: str, setting: str) -> None:
     config = load(environ={f"CPULAUNCH_{told}": "gloo"})
     assert config.warnings == (
         f"$CPULAUNCH_{told} is ignored: cpulaunch sets it for the ranks; the setting is $CPULAUNCH_{setting}",
@@ -312,14 +312,14 @@ def test_variables_of_a_job_are_not_settings() -> None:
     assert load(environ={"CPULAUNCH_RANK": "0"}).warnings == ()
 
 
-def test_flags_and_variables_are_not_shared() -> None:
+def test_no_two_settings_share_a_flag_or_a_variable() -> None:
     flags = [flag for setting in SETTINGS.values() for flag in setting.flags]
     variables = [setting.variable for setting in SETTINGS.values() if setting.variable]
     assert len(flags) == len(set(flags))
     assert len(variables) == len(set(variables))
 
 
-def test_values_of_env_are_taken_as_they_are_written() -> None:
+def test_values_of_env_are_kept_as_written() -> None:
     write("env: {A: 010, B: off, C: 1.10, D: 12:30, E: '', F: 0x10}\n")
     assert load(environ={}).env == {
         "A": "010",
@@ -332,14 +332,14 @@ def test_values_of_env_are_taken_as_they_are_written() -> None:
 
 
 @pytest.mark.parametrize("text", ["output: {log_dir: 2024-02-30}\n", "launcher: !!timestamp x\n"])
-def test_a_value_that_yaml_itself_chokes_on_has_its_line(text: str) -> None:
+def test_the_error_for_a_value_that_yaml_rejects_has_its_line(text: str) -> None:
     write(text)
     with pytest.raises(ConfigError, match=r"^cpulaunch.yaml:1: "):
         load(environ={})
 
 
 class TestSite:
-    """The file of the machine's administrators."""
+    """The configuration file of the machine's administrators."""
 
     @pytest.fixture
     def site(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -348,7 +348,7 @@ class TestSite:
         monkeypatch.setattr("cpulaunch.config.load.SITE", path)
         return path
 
-    def test_it_is_weaker_than_the_users_file(self, site: Path) -> None:
+    def test_the_users_file_overrides_the_sites_file(self, site: Path) -> None:
         site.write_text("ccl:\n  worker_count: 4\n  provider: psm3\n")
         write("ccl:\n  worker_count: 2\n")
         config = load(environ={})
@@ -399,7 +399,7 @@ class TestSite:
             load(environ={})
         assert str(caught.value).startswith(f"etc/config.yaml:1: {message}")
 
-    def test_only_the_sites_file_locks(self) -> None:
+    def test_only_the_sites_file_can_lock_settings(self) -> None:
         write("locked: [training.precision]\n")
         with pytest.raises(ConfigError, match="unknown key 'locked'"):
             load(environ={})

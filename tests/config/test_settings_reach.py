@@ -1,6 +1,6 @@
-"""Every setting, from the table to where it takes effect: a plan's environment and ranks, or another named place.
+"""Every setting takes effect, in a plan's environment or ranks, or in another place that the tables name.
 
-A setting that is missing from these tables fails a test, as does one that changes nothing.
+A test fails if a setting is missing from these tables or changes nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ENVIRON = {"HOME": "/nowhere", "SECRET": "s"}
 
 
 def planned(config: Config, machine_name: str = "xeon-2x28") -> Plan:
-    """The plan for the hosts that ``config`` names, or for this machine alone; all are like that machine."""
+    """The plan for the hosts that ``config`` names, or for this machine; all are like the named machine."""
     facts = Facts(
         like=HostFacts(machine(machine_name), libraries=LIBRARIES),
         listed=listed_hosts(config, print),
@@ -67,7 +67,7 @@ def first_rank(name: str, machine_name: str = "xeon-2x28") -> Callable[[Config],
 
 
 def placement(name: str) -> Callable[[Config], Any]:
-    """What the agents are told."""
+    """Return a function that reads the attribute ``name`` of the plan that the agents get."""
 
     def seen(config: Config) -> Any:
         plan = planned(config)
@@ -89,7 +89,7 @@ def arguments(config: Config) -> tuple[str, ...]:
 
 
 def goes_on(config: Config) -> bool:
-    """Whether an instance goes on where another one fails."""
+    """Whether the other instances go on if one fails."""
     plan = planned(config)
     attempt = Attempt(plan, (), "", "", 0)
     return settings_of(attempt, launchers.load(plan.launcher)).go_on
@@ -101,9 +101,9 @@ def collected(config: Config) -> Facts:
 
 @dataclass(frozen=True)
 class Effect:
-    """``seen`` gives ``expected`` where the setting has the value that ``text`` stands for, and else not.
+    """``seen`` returns ``expected`` if the setting has the value ``text``, and something else by default.
 
-    ``given`` are other settings, without which this one changes nothing.
+    ``given`` has other settings, without which this setting has no effect.
     """
 
     text: str
@@ -183,15 +183,15 @@ TOLD = {
     "watch.heartbeat_timeout": 7,
     "watch.telemetry": "none",
 }
-"""Settings that the ranks are told, at other values than their defaults."""
+"""Settings that are passed to the ranks, with values that differ from the defaults."""
 
 OF_A_RUN = {"hosts.master_port", "output.log_dir", "output.tee", "output.verbose"}
-"""What only a running job shows: the test of a real one, below."""
+"""Settings whose effect only a running job shows: see the test with a real rank below."""
 
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A hostfile and an mpiexec lie here."""
+    """The working directory, with a hostfile and an mpiexec."""
     monkeypatch.chdir(tmp_path)
     Path("nodes").write_text("x\ny\n")
     Path("their-mpi").mkdir()
@@ -201,14 +201,14 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def both_ways(key: str, value: str, given: Mapping[str, str] | None = None) -> tuple[Config, Config]:
-    """The settings with ``key`` set on the command line, and in a file."""
+    """Two configurations: one has ``key`` set on the command line, and one has it set in a file."""
     others = [(name, text, "--set") for name, text in (given or {}).items()]
     by_option = load([*others, (key, value, "--set")], environ=ENVIRON)
     text = yaml_text({SETTINGS[key]: by_option.value(SETTINGS[key])})
     return by_option, load(others, file=Path("written.yaml"), text=text, environ=ENVIRON)
 
 
-def test_every_setting_is_here() -> None:
+def test_the_tables_have_every_setting() -> None:
     assert {key for key, setting in SETTINGS.items() if setting.rank_variable} == set(TOLD)
     assert {*EFFECTS, *TOLD, *OF_A_RUN} == set(SETTINGS)
 
@@ -217,7 +217,7 @@ def seen(effect: Effect, config: Config) -> Any:
     try:
         return effect.seen(config)
     except CpulaunchError as error:
-        return error  # without the setting there may be no plan at all
+        return error  # without the setting, planning may fail
 
 
 @pytest.mark.parametrize("key", EFFECTS)
@@ -257,7 +257,7 @@ print(json.dumps({**asdict(training_settings()), **told}))
 
 
 def test_a_real_rank_gets_all_variables(cpulaunch: Run, directory: Path) -> None:
-    """``output.tee`` is none, so the output is only in the log, in the directory ``output.log_dir``."""
+    """``output.tee`` is none, so only the log in ``output.log_dir`` has the output."""
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]
     (directory / "tell.py").write_text(SCRIPT)

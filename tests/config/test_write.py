@@ -1,4 +1,4 @@
-"""The YAML that is written says what it was given, whatever that is."""
+"""Any settings that are written as YAML have the same values when they are read."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_every_default_is_shown_as_a_comment_that_is_valid_when_uncommented(tmp_
     assert max(map(len, lines)) <= 80
     heading = lines.index("cpulaunch: 1")
     uncommented = [line.replace("# ", "", 1) if ": " in line else line for line in lines[heading + 1 :]]
-    # Three ways to name hosts stand there to choose from.
+    # The file shows three ways to name the hosts, which exclude each other.
     uncommented = [line for line in uncommented if not line.startswith("  list:")]
     config = load(file=Path("cpulaunch.yaml"), text="\n".join(["cpulaunch: 1", *uncommented]), environ={})
     unchanged = {key for key, setting in SETTINGS.items() if config.value(setting) == setting.default}
@@ -103,7 +103,7 @@ def test_every_default_is_shown_as_a_comment_that_is_valid_when_uncommented(tmp_
     assert (config.hosts.hostfile, config.hosts.exclude) == ("(none)", "(none)")
 
 
-def test_the_wizards_questions_are_in_the_table() -> None:
+def test_the_wizards_questions_have_distinct_places_and_short_reasons() -> None:
     asked = [setting for setting in SETTINGS.values() if setting.ask]
     places = [setting.ask.place for setting in asked if setting.ask]
     assert len(set(places)) == len(places)

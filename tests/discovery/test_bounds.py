@@ -1,4 +1,4 @@
-"""Asking and sweeping very many hosts: so many connections at once and no more, and what happens without one."""
+"""Probing and sweeping very many hosts: the limits on simultaneous connections and open files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOSTS = [f"node{number:04d}" for number in range(200)]
 
 
 class Counting:
-    """Reaches every host by a command that says in a file when it starts and ends."""
+    """Reaches every host by a command that logs its start and its end in a file."""
 
     program = "ssh"
 
@@ -37,14 +37,14 @@ class Counting:
         return ("sh", "-c", self.script)
 
     def counts(self) -> tuple[int, int]:
-        """How many have been reached, and how many at the same time."""
+        """The number of hosts that were reached, and the most at the same time."""
         steps = list(map(int, self.log.read_text().split()))
         return steps.count(1), max(accumulate(steps))
 
 
 @contextmanager
 def without_files() -> Iterator[None]:
-    """This process can open no file."""
+    """Prevent this process from opening any file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     os.close(lowest := os.open(os.devnull, os.O_RDONLY))
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
@@ -54,7 +54,7 @@ def without_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_hosts_are_swept_so_many_at_once(tmp_path: Path) -> None:
+def test_the_number_of_hosts_swept_at_once_is_limited(tmp_path: Path) -> None:
     reach = Counting(tmp_path, "sleep 0.05")
     assert asyncio.run(sweep.sweep_hosts(HOSTS, "job", reach)) == []
     total, most = reach.counts()
@@ -62,8 +62,10 @@ def test_hosts_are_swept_so_many_at_once(tmp_path: Path) -> None:
     assert most <= sweep.AT_ONCE
 
 
-def test_hosts_are_asked_so_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiting ssh processes count too, as they use memory and descriptors."""
+def test_the_number_of_hosts_probed_at_once_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ssh processes that wait count, too, as they use memory and descriptors."""
     monkeypatch.setattr(probe, "MAX_BUSY", 4)
     (tmp_path / "answer").write_bytes(MARK.encode() + encode(answer(1), KINDS))
     reach = Counting(tmp_path, f"read request; cat {tmp_path}/answer; cat >/dev/null")
@@ -76,7 +78,7 @@ def test_hosts_are_asked_so_many_at_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 class Holding:
-    """Reaches hosts of which the first four hold out until the last one has been asked."""
+    """Reaches hosts 1 to 4 only after the last host has been reached."""
 
     def __init__(self, directory: Path) -> None:
         self.last = directory / "last"
@@ -87,16 +89,20 @@ class Holding:
         return ("sh", "-c", f"touch {self.last}; exit 255" if host == HOSTS[39] else "exit 255")
 
 
-def test_hosts_that_take_long_keep_no_others_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts that are down take long.  If they counted, a thousand of them would take minutes."""
+def test_slow_hosts_do_not_delay_other_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts that are down answer late.  If they counted as busy, a thousand of them would take minutes."""
     monkeypatch.setattr(probe, "MAX_BUSY", 4)
     monkeypatch.setattr(probe, "SLOW_AFTER", 0.1)
     request = ProbeRequest("python", "/", [], [], [], [], [], HOSTS[0], 0, None, {})
     responses = probe.probe_hosts(HOSTS[:40], frozenset(), request, Holding(tmp_path), print)
-    assert {response.exit_code for response in responses.values()} == {255}  # None: it took too long
+    assert {response.exit_code for response in responses.values()} == {
+        255
+    }  # the exit code would be None after a timeout
 
 
-def test_the_number_of_lookups_at_once_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_connections_to_slow_hosts_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in (("MAX_BUSY", 2), ("MAX_CONNECTIONS", 6), ("SLOW_AFTER", 0.0)):
         monkeypatch.setattr(probe, name, value)
     reach = Counting(tmp_path, "sleep 0.05")
@@ -107,8 +113,8 @@ def test_the_number_of_lookups_at_once_is_bounded(tmp_path: Path, monkeypatch: p
     assert 2 < most <= 6
 
 
-def test_asking_hosts_restores_the_limit_of_open_files(tmp_path: Path) -> None:
-    """The limit is raised meanwhile, but the job's programs inherit the original one."""
+def test_probing_hosts_restores_the_limit_of_open_files(tmp_path: Path) -> None:
+    """The limit is raised while hosts are probed, but the job's programs must inherit the original limit."""
     request = ProbeRequest("python", "/", [], [], [], [], [], HOSTS[0], 0, None, {})
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
@@ -121,7 +127,7 @@ def test_asking_hosts_restores_the_limit_of_open_files(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_sweep_that_cannot_be_started_is_a_line(tmp_path: Path) -> None:
+def test_a_sweep_that_cannot_start_is_reported_in_one_line(tmp_path: Path) -> None:
     async def sweep_without_files() -> str:
         with without_files():
             sweep.sweep("job")
@@ -132,7 +138,7 @@ def test_a_sweep_that_cannot_be_started_is_a_line(tmp_path: Path) -> None:
     assert line == f"processes may be left on {names}, because ssh can't be started here: Too many open files"
 
 
-def test_a_host_that_cannot_be_asked_for_want_of_descriptors_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_a_host_that_cannot_be_probed_without_a_free_descriptor_is_reported(tmp_path: Path) -> None:
     limit = (24, 24)
     (tmp_path / "bin").mkdir()
     (ssh := tmp_path / "bin/ssh").write_text("#!/bin/sh\nread request\nexit 255\n")

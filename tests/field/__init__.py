@@ -1,1 +1,1 @@
-"""Tests of what users ran into: one module per kind."""
+"""Tests for problems that users ran into, with a module for each kind of problem."""

@@ -1,4 +1,4 @@
-"""A real Slurm, as in `tests/slurm`."""
+"""Fixtures for a real Slurm, as in `tests/slurm`."""
 
 from slurm.conftest import queue, salloc, the_queue
 

@@ -1,4 +1,4 @@
-"""Hosts are given addresses by which they reach each other, whatever /etc/hosts and the user's variables say."""
+"""Hosts get addresses at which they reach each other, whatever /etc/hosts and the user's variables say."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ On = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def on_node0(cluster: Cluster, tmp_path: Path) -> On:
-    """Run ``cpulaunch run`` with options and FAILS on the host node0."""
+    """A function that runs ``cpulaunch run`` on node0 with the given options and the script FAILS."""
     (tmp_path / "fails.py").write_text(FAILS)
 
     def run(*options: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -45,7 +45,7 @@ def on_node0(cluster: Cluster, tmp_path: Path) -> On:
 
 
 def own_name_first(cluster: Cluster, name: str) -> str:
-    """/etc/hosts as Debian's installer leaves it: the host's own name is on loopback."""
+    """Return /etc/hosts as Debian's installer writes it, with the host's own name as a loopback address."""
     others = "".join(f"{address} {other}\n" for other, address in cluster.addresses.items() if other != name)
     return f"127.0.0.1 localhost\n127.0.1.1 {name}\n{others}"
 
@@ -62,7 +62,7 @@ def check_rank_1_failed(done: subprocess.CompletedProcess[str], directory: Path)
 @pytest.mark.parametrize(
     ("host", "backend"), [("node0", "gloo"), repeat("node0", "ccl"), repeat("node1", "gloo")]
 )
-def test_a_host_that_has_its_own_name_on_loopback_is_reached(
+def test_a_host_whose_own_name_resolves_to_loopback_is_reached(
     host: str, backend: str, cluster: Cluster, on_node0: On, built, tmp_path: Path
 ) -> None:
     with cluster.replaced(host, "/etc/hosts", own_name_first(cluster, host)):
@@ -72,7 +72,7 @@ def test_a_host_that_has_its_own_name_on_loopback_is_reached(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [("--skip-preflight",), repeat(())], ids=["unasked", "asked"])
-def test_a_hostfile_may_call_this_host_localhost(
+def test_the_list_of_hosts_may_call_this_host_localhost(
     options: tuple[str, ...], on_node0: On, tmp_path: Path
 ) -> None:
     done = on_node0("--hosts", "localhost,node1", "--backend", "gloo", *options)
@@ -98,7 +98,7 @@ def test_an_address_of_another_host_is_refused_before_anything_is_started(
         ("127.0.1.1", "($MASTER_ADDR): 127.0.1.1 is a loopback address"),
     ],
 )
-def test_a_dry_run_refuses_an_address_by_its_name(
+def test_a_dry_run_refuses_an_address_of_another_host_or_loopback(
     address: str, words: str, cpulaunch: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text("")
@@ -115,7 +115,7 @@ def test_a_dry_run_refuses_an_address_by_its_name(
         (("--hosts", "a,b", "--master-addr", "10.0.0.7"), "the ranks meet at 10.0.0.7"),
     ],
 )
-def test_a_dry_run_shows_the_address_or_that_it_is_not_known_yet(
+def test_a_dry_run_shows_the_address_even_if_it_is_not_final(
     options: tuple[str, ...], line: str, cpulaunch: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text("")
@@ -123,7 +123,9 @@ def test_a_dry_run_shows_the_address_or_that_it_is_not_known_yet(
     assert line in done.stdout.splitlines(), done.stdout + done.stderr
 
 
-def test_a_first_host_that_only_ssh_may_know_is_warned_of(cpulaunch: Run, tmp_path: Path) -> None:
+def test_a_first_host_that_this_machine_cannot_resolve_gives_a_warning(
+    cpulaunch: Run, tmp_path: Path
+) -> None:
     (tmp_path / "a.py").touch()
     options = (
         "--launcher",

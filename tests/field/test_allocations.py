@@ -1,4 +1,4 @@
-"""The CPUs that Slurm gave are those that are used; a job that has ended is no allocation."""
+"""Jobs use the CPUs that Slurm allocated, and ignore a Slurm job that has ended."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ SHOW = "import json, os; print(json.dumps(sorted(os.sched_getaffinity(0))))"
 @pytest.mark.slow
 @needs_two_cores
 @pytest.mark.parametrize("launcher", ["local", repeat("mpirun")])
-def test_two_allocations_on_a_node_have_cpus_of_their_own(
-    launcher: str, queue: Queue, tmp_path: Path
-) -> None:
+def test_two_allocations_on_a_node_use_different_cpus(launcher: str, queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "show.py").write_text(SHOW)
     one = ("--partition=spare", "--nodelist=node0", "--nodes=1", "--ntasks=1", f"--cpus-per-task={CPUS // 2}")
     argv = [sys.executable, "-m", "cpulaunch", "run", "-n", "1", "--launcher", launcher, "show.py"]
@@ -37,7 +35,7 @@ def test_two_allocations_on_a_node_have_cpus_of_their_own(
 
 
 @pytest.mark.slow
-def test_a_job_that_has_ended_is_no_allocation(queue: Queue, tmp_path: Path) -> None:
+def test_a_slurm_job_that_has_ended_is_ignored(queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "show.py").write_text(SHOW)
     with queue.allocation("--nodes=2", "--ntasks=2") as job:
         pass
@@ -50,8 +48,8 @@ def test_a_job_that_has_ended_is_no_allocation(queue: Queue, tmp_path: Path) -> 
         assert "gives 2 hosts" not in done.stderr
 
 
-def test_slurms_numbers_are_in_the_order_of_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that gives neighbouring numbers to cores of different sockets."""
+def test_slurm_numbers_cpus_socket_by_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this machine, CPUs with consecutive numbers are on different sockets."""
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     machine = Topology(tuple(Cpu(cpu, cpu % 4, socket=cpu % 2) for cpu in range(8)))
     job = SlurmJob("7", "RUNNING", {"node0": CoreSet([0, 1]), "node1": CoreSet([9])})

@@ -1,4 +1,4 @@
-"""Every form in which torch takes a backend's name, and groups that torch wraps, behave as the plain name."""
+"""Every form of a backend's name that torch accepts selects the planned backend, also in wrapped groups."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def results(stdout: str) -> list[object]:
         ("gloo", "ccl", "cpu:ccl,xpu:ccl", "ccl"),
     ],
 )
-def test_each_form_of_a_name_is_the_planned_backend(
+def test_each_form_of_a_name_selects_the_planned_backend(
     planned: str, name: str, of_group: str, answered: str, cpulaunch: Run, built, tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -1,4 +1,4 @@
-"""Any two extras can be installed together: pip finds a set of versions that fits, and that works."""
+"""Any two extras can be installed together: pip finds compatible versions, and they work."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from support.marks import repeat
 pytestmark = pytest.mark.slow
 
 EXTRAS = ("hf", "intel", "mpi", "report", "tensorboard")
-LIMIT = 300.0  # seconds, as pip reads an index
+LIMIT = 300.0  # seconds, because pip reads an index over the network
 
 
 def versions(extras: str, tmp_path: Path) -> dict[str, str]:
-    """What pip would install."""
+    """The versions that pip would install."""
     report = tmp_path / "report.json"
     argv = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet",
             "--no-build-isolation", "--report", str(report), f"{REPOSITORY}[{extras}]"]  # fmt: skip
@@ -32,7 +32,7 @@ def versions(extras: str, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("pair", [repeat(",".join(pair)) for pair in combinations(EXTRAS, 2)])
-def test_two_extras_fit_together(pair: str, tmp_path: Path) -> None:
+def test_two_extras_can_be_installed_together(pair: str, tmp_path: Path) -> None:
     found = versions(pair, tmp_path)
     assert "torch" in found
     if "mpi" in pair:
@@ -47,12 +47,12 @@ IMPORTED = {
     "tensorboard": "import tensorboardX; tensorboardX.SummaryWriter",
 }
 ALREADY_THERE = re.compile(r"torch|triton|nvidia.*|cuda.*|cpulaunch")
-"""Packages of gigabytes, which the tests' own environment has, and cpulaunch itself."""
+"""Large packages that the tests' environment already has, and cpulaunch itself."""
 
 
 @pytest.mark.parametrize("extra", [repeat("hf"), "tensorboard"])
-def test_what_an_extra_brings_can_be_imported(extra: str, tmp_path: Path) -> None:
-    """The versions that pip chooses today, beside the torch that is here."""
+def test_the_packages_of_an_extra_can_be_imported(extra: str, tmp_path: Path) -> None:
+    """This tests the versions that pip chooses today with the installed torch."""
     wanted = [f"{n}=={v}" for n, v in versions(extra, tmp_path).items() if not ALREADY_THERE.fullmatch(n)]
     place = tmp_path / "packages"
     argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(place), *wanted]

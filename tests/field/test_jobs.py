@@ -1,4 +1,4 @@
-"""Commands about jobs: none acts on a job that nobody has named, and what can't be reached isn't called dead."""
+"""Commands don't act on a job that nobody chose, and don't report a job that can't be reached as dead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.running_jobs import SLEEPS, Ask, directory_of
 __all__ = ["ask", "env"]
 
 
-def test_a_profile_is_of_the_only_job_of_this_directory(
+def test_without_a_name_profile_requires_a_single_job_in_this_directory(
     env: dict[str, str], ask: Ask, tmp_path: Path
 ) -> None:
     (project := tmp_path / "project").mkdir()
@@ -34,7 +34,7 @@ def test_a_profile_is_of_the_only_job_of_this_directory(
                 several = ask("profile", cwd=project)
                 assert several.returncode == 2
                 assert "several jobs of yours are running here" in several.stderr
-                assert ask("stacks", cwd=project).returncode == 0  # which changes nothing
+                assert ask("stacks", cwd=project).returncode == 0  # allowed, because it doesn't change a job
                 (project / "go").touch()
                 assert second.wait(TIMEOUT) == launcher.wait(TIMEOUT) == 0
         (other / "go").touch()
@@ -52,7 +52,7 @@ time.sleep(60)
 """
 
 
-def test_ranks_that_took_longer_than_the_grace_period_are_said_to_be_killed(
+def test_ranks_that_exceed_the_grace_period_are_reported_as_killed(
     env: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--grace-period", "0.5", "--backend", "gloo", "--precision", "fp32"]
@@ -65,7 +65,7 @@ def test_ranks_that_took_longer_than_the_grace_period_are_said_to_be_killed(
 
 
 @pytest.mark.parametrize(("launcher", "worlds"), [("local", 2), ("mpirun", 1)])
-def test_ranks_that_are_mpi_worlds_of_their_own_are_noticed(
+def test_ranks_that_each_form_their_own_mpi_world_are_reported(
     launcher: str, worlds: int, env: dict[str, str], ask: Ask, tmp_path: Path
 ) -> None:
     pytest.importorskip("mpi4py")
@@ -88,7 +88,7 @@ def test_ranks_that_are_mpi_worlds_of_their_own_are_noticed(
 
 
 @pytest.mark.parametrize("command", ["jobs", "stacks", "profile"])
-def test_a_job_of_another_network_namespace_is_not_called_dead(
+def test_a_job_in_another_network_namespace_is_not_reported_as_dead(
     command: str, env: dict[str, str], tmp_path: Path
 ) -> None:
     inside = ["unshare", "--net", sys.executable, "-m", "cpulaunch", command]

@@ -1,4 +1,4 @@
-"""Where ranks meet: a default group is made again, ranks get their numbers wrong, an interface is misspelt."""
+"""The rendezvous of ranks: the default group made again, wrong rank numbers, and invalid interface names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.marks import repeat
 
 OPTIONS = ("run", "-n", "2", "--oversubscribe", "--precision", "fp32")
 
-# Rank 0 destroys each group when rank 1 has begun to make the next one.
+# Rank 0 destroys each group after rank 1 has begun to make the next group.
 AGAIN = """
 import os, sys, time
 import torch, torch.distributed as dist
@@ -41,7 +41,7 @@ def test_the_default_group_can_be_destroyed_and_made_again(
     done = cpulaunch(*OPTIONS, "--backend", backend, "again.py", *filter(None, [name]))
     assert done.returncode == 0, done.stderr
     assert [done.stdout.count(f"group {number} of 2") for number in range(3)] == [2, 2, 2]
-    assert "recvBytes" not in done.stderr  # torch's words where a store has ended
+    assert "recvBytes" not in done.stderr  # torch prints this if the store has ended
 
 
 ALL_RANK_0 = """
@@ -52,7 +52,9 @@ dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=2)
 
 
 @pytest.mark.parametrize("method", ["env://", "tcp://127.0.0.1:29631"])
-def test_a_rank_that_the_script_makes_rank_0_is_named(method: str, cpulaunch: Run, tmp_path: Path) -> None:
+def test_a_rank_to_which_the_script_gives_the_number_0_is_named(
+    method: str, cpulaunch: Run, tmp_path: Path
+) -> None:
     (tmp_path / "zero.py").write_text(ALL_RANK_0)
     done = cpulaunch(*OPTIONS, "--stall-timeout", "5", "--stall-action", "abort", "zero.py", method)
     assert done.returncode

@@ -1,4 +1,4 @@
-"""What is typed by habit, or refused by the machine, is answered by what is wrong and what to do."""
+"""For common mistakes and refusals by the machine, messages say what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def test_a_script_on_stdin_is_refused(cpulaunch: Run) -> None:
 
 
 @pytest.mark.parametrize("hosts", ["a,,b", "a,b,"])
-def test_a_comma_too_many_is_named(hosts: str, cpulaunch: Run, tmp_path: Path) -> None:
+def test_a_superfluous_comma_is_reported(hosts: str, cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("")
     done = cpulaunch("run", "--hosts", hosts, "--dry-run", "a.py")
     assert done.returncode == 2
     assert f"--hosts: '{hosts}' has a superfluous comma" in done.stderr
 
 
-def test_the_hint_for_an_ipv6_host_can_be_typed(cpulaunch: Run, tmp_path: Path) -> None:
+def test_the_hint_for_an_ipv6_host_is_a_valid_option(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("")
     assert "takes: [::1]:2\n" in cpulaunch("run", "--hosts", "::1,::1", "--dry-run", "a.py").stderr
     assert cpulaunch("run", "--hosts", "[::1]:2", *GLOO, "--dry-run", "a.py").returncode == 0
 
 
 @pytest.mark.parametrize("name", ["RANK", "LOCAL_WORLD_SIZE"])
-def test_a_variable_that_each_rank_has_its_own_of_is_refused(
+def test_a_variable_that_differs_between_ranks_cannot_be_set(
     name: str, cpulaunch: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "a.py").write_text("")
@@ -61,21 +61,23 @@ def test_a_variable_that_each_rank_has_its_own_of_is_refused(
     assert f"(--env): {name} can't be set" in done.stderr
 
 
-def test_arguments_for_an_mpiexec_that_is_not_used_are_noted(cpulaunch: Run, tmp_path: Path) -> None:
+def test_arguments_for_an_unused_mpiexec_give_a_message(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("")
     done = cpulaunch("run", "-n", "1", "--mpi-args=-foo", *GLOO, "a.py")
     assert done.returncode == 0
     assert "(--mpi-args): has no effect, because no mpiexec starts the ranks" in done.stderr
 
 
-def test_a_switch_with_a_value_is_named(cpulaunch: Run) -> None:
+def test_an_option_that_takes_no_value_is_refused_with_a_value(cpulaunch: Run) -> None:
     done = cpulaunch("run", "--verbose=3", "a.py")
     assert done.returncode == 2
     assert "--verbose takes no value, got '3'" in done.stderr
 
 
 @pytest.mark.parametrize("last", [9999, 1000000])
-def test_missing_cores_are_an_error_with_the_existing_ones(last: int, cpulaunch: Run, tmp_path: Path) -> None:
+def test_the_error_for_missing_cores_names_the_existing_cores(
+    last: int, cpulaunch: Run, tmp_path: Path
+) -> None:
     (tmp_path / "a.py").write_text("")
     done = cpulaunch("run", "--cores", f"0-{last}", *GLOO, "--dry-run", "a.py")
     assert done.returncode == 2
@@ -100,7 +102,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="numbers of system calls")
 @pytest.mark.parametrize("lenient", [False, True])
-def test_a_refused_affinity_is_named_and_lenient_runs_without(lenient: bool, tmp_path: Path) -> None:
+def test_a_refused_cpu_affinity_is_an_error_unless_lenient(lenient: bool, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print('ran')")
     words = ["run", "-n", "1", *GLOO, *(["--lenient"] if lenient else []), "a.py"]
     done = subprocess.run(
@@ -113,16 +115,14 @@ def test_a_refused_affinity_is_named_and_lenient_runs_without(lenient: bool, tmp
     assert "--lenient" in done.stderr or lenient
 
 
-def test_no_backend_and_no_precision_is_planned_for_a_program_that_is_not_python(
-    cpulaunch: Run, tmp_path: Path
-) -> None:
+def test_the_plan_of_a_non_python_program_has_no_backend_or_precision(cpulaunch: Run, tmp_path: Path) -> None:
     done = cpulaunch("run", "-n", "1", "--no-python", "true")
     assert done.returncode == 0
     assert "1 rank on this machine" in done.stderr
     assert not any(word in done.stderr for word in ("planned", "bf16", "ccl"))
 
 
-def test_equal_lines_of_two_ranks_are_one_on_a_terminal(tmp_path: Path) -> None:
+def test_a_terminal_shows_equal_lines_of_two_ranks_once(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print('the same line', flush=True)")
     job = [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "--oversubscribe", *GLOO, "a.py"]
     shown = Terminal(tmp_path, clean_environment(TERM="dumb"), job)
@@ -130,7 +130,7 @@ def test_equal_lines_of_two_ranks_are_one_on_a_terminal(tmp_path: Path) -> None:
         assert shown.ends() == 0
     finally:
         shown.close()
-    assert shown.text.count("the same line") in (1, 2)  # two where one rank came much later
+    assert shown.text.count("the same line") in (1, 2)  # 2 if a rank printed much later
     if shown.text.count("the same line") == 1:
         assert "[0-1] the same line" in shown.text
 
@@ -143,7 +143,7 @@ dist.init_process_group("gloo")
 """
 
 
-def test_a_port_that_the_script_has_chosen_is_named_if_it_is_in_use(cpulaunch: Run, tmp_path: Path) -> None:
+def test_the_error_for_a_port_in_use_says_that_the_script_chose_it(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(FIXED_PORT)
     with socket.create_server(("", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -153,7 +153,7 @@ def test_a_port_that_the_script_has_chosen_is_named_if_it_is_in_use(cpulaunch: R
     assert cpulaunch("run", "-n", "1", *GLOO, "a.py", port).returncode == 0
 
 
-def test_a_module_that_is_missing_is_named_by_the_error_that_says_so(cpulaunch: Run, tmp_path: Path) -> None:
+def test_a_missing_module_is_reported_with_its_import(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg/__init__.py").write_text("import nosuch")
     (tmp_path / "pkg/train.py").touch()
@@ -174,7 +174,7 @@ def test_a_module_that_is_missing_is_named_by_the_error_that_says_so(cpulaunch: 
         ("-n", "import click; print('ran')", False),
     ],
 )
-def test_an_option_after_a_script_that_reads_none_is_pointed_out(
+def test_an_option_after_a_script_without_arguments_gives_a_message(
     option: str, script: str, said: bool, cpulaunch: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "a.py").write_text(script)
@@ -185,7 +185,7 @@ def test_an_option_after_a_script_that_reads_none_is_pointed_out(
 
 
 @pytest.mark.parametrize(("option", "said"), [("-demux", True), ("--nod", False), ("--frobnicate", False)])
-def test_only_an_option_like_mpiexecs_leads_to_mpi_args(option: str, said: bool, cpulaunch: Run) -> None:
+def test_mpi_args_is_suggested_only_for_options_of_mpiexec(option: str, said: bool, cpulaunch: Run) -> None:
     done = cpulaunch("run", option, "a.py")
     assert done.returncode == 2
     assert ("--mpi-args=WORD" in done.stderr) is said, done.stderr

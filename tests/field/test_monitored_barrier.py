@@ -1,4 +1,4 @@
-"""A rank that doesn't come to a monitored barrier is named, not one of those that waited for it."""
+"""If a rank doesn't call a monitored barrier, the report names this rank, not the waiting ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ dist.monitored_barrier(timeout=datetime.timedelta(seconds=2), wait_all_ranks=sys
 
 
 @pytest.mark.parametrize("wait_for", ["all", repeat("first")])
-def test_the_rank_that_stays_away_is_named(wait_for: str, cpulaunch: Run, tmp_path: Path) -> None:
+def test_the_missing_rank_is_named(wait_for: str, cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     options = ("--oversubscribe", "--backend", "gloo", "--precision", "fp32")
     done = cpulaunch("run", "-n", "3", *options, "train.py", wait_for)

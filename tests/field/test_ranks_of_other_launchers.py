@@ -1,4 +1,4 @@
-"""Scripts that call cpulaunch, in processes that another launcher started: one training, or an error."""
+"""Scripts that call cpulaunch in processes of another launcher train one model, or get an error."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def results(stdout: str) -> list[Any]:
-    """What the processes have printed, in the order of ranks, whatever a launcher put before it."""
+    """The results that the processes printed, in the order of ranks, without the launcher's line prefixes."""
     lines = [line.partition("RESULT ")[2] for line in stdout.splitlines() if "RESULT " in line]
     return sorted(map(json.loads, lines))
 
@@ -77,7 +77,7 @@ def test_ranks_of_an_mpiexec_train_one_model(flavour: str, call: str, script: Pa
 
 @pytest.mark.repeats
 @pytest.mark.slow
-def test_ranks_behind_a_shell_of_their_own_train_one_model(script: Path, tmp_path: Path) -> None:
+def test_ranks_started_by_a_shell_train_one_model(script: Path, tmp_path: Path) -> None:
     line = f"{sys.executable} {script} init; exit $?"
     done = start([*mpiexec("intel"), "-n", "2", "sh", "-c", line], tmp_path)
     assert results(done.stdout) == ONE_TRAINING, done.stderr
@@ -102,7 +102,7 @@ def test_tasks_of_a_step_train_one_model(
 
 @pytest.mark.repeats
 @pytest.mark.slow
-def test_a_step_of_one_task_and_the_shell_of_an_allocation_are_one_process(
+def test_a_program_in_an_allocation_or_a_step_of_one_task_is_one_process(
     salloc: Callable[..., Any], script: Path
 ) -> None:
     for step in ([], ["srun", "-n1"]):
@@ -110,7 +110,7 @@ def test_a_step_of_one_task_and_the_shell_of_an_allocation_are_one_process(
         assert results(done.stdout) == TWO_TRAININGS[:1], done.stderr
 
 
-def test_without_an_address_it_is_an_error(script: Path, tmp_path: Path) -> None:
+def test_ranks_on_several_hosts_without_rank_0s_address_are_an_error(script: Path, tmp_path: Path) -> None:
     on_two_hosts = {"PMI_RANK": "0", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
     done = start([sys.executable, script, "init"], tmp_path, **on_two_hosts)
     assert done.returncode == 1
@@ -127,7 +127,7 @@ STEP = {
 }  # fmt: skip
 
 
-def test_a_steps_first_node_is_where_ranks_meet() -> None:
+def test_ranks_of_a_step_meet_on_its_first_node() -> None:
     started = started_as(STEP)
     assert started is not None
     joining = environment_to_join(started, STEP)
@@ -141,11 +141,11 @@ def test_a_steps_first_node_is_where_ranks_meet() -> None:
 @pytest.mark.parametrize(
     ("given", "rank"),
     [
-        # A batch shell, an interactive one, and a step of one task.
+        # A batch script, a step with one task, and an mpiexec with one process.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7", "SLURM_LOCALID": "0"}, None),
         (STEP | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
         ({"PMI_RANK": "0", "PMI_SIZE": "1"}, None),
-        # mpiexec that reaches its hosts by srun, one task per host.
+        # An mpiexec that starts one process per host by srun.
         (STEP | {"PMI_RANK": "5", "PMI_SIZE": "8"}, (5, 8)),
         # Slurm's own PMI.
         (STEP | {"PMI_RANK": "1", "PMI_SIZE": "4"}, (1, 4)),
@@ -153,12 +153,12 @@ def test_a_steps_first_node_is_where_ranks_meet() -> None:
         ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2"}, (1, 2)),
         ({"FLUX_TASK_RANK": "1", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_ID": "f2Xz", "FLUX_JOB_SIZE": "2"}, (1, 2)),
         ({"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2"}, (1, 2)),
-        (STEP | {"WORLD_SIZE": "4"}, None),  # torchrun's
+        (STEP | {"WORLD_SIZE": "4"}, None),  # started by torchrun
         (STEP | {"CPULAUNCH_JOB_ID": "j"}, None),  # an instance
         (STEP | {"CPULAUNCH_SEPARATE": "1"}, None),
     ],
 )  # fmt: skip
-def test_variables_of_a_step_make_a_rank_and_those_of_an_allocation_do_not(
+def test_variables_of_a_step_but_not_of_an_allocation_make_a_rank(
     given: Mapping[str, str], rank: tuple[int, int] | None
 ) -> None:
     started = other_launchers_rank(given)
@@ -173,12 +173,12 @@ def test_variables_of_a_step_make_a_rank_and_those_of_an_allocation_do_not(
         ({"CPULAUNCH_SEPARATE": "maybe"}, "valid: 0, 1"),
     ],
 )
-def test_half_a_rank_is_an_error(given: Mapping[str, str], words: str) -> None:
+def test_incomplete_or_contradictory_variables_are_an_error(given: Mapping[str, str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         other_launchers_rank(given)
 
 
-def test_an_address_of_the_users_is_taken() -> None:
+def test_an_address_set_by_the_user_is_used() -> None:
     given = {"PMI_RANK": "0", "PMI_SIZE": "4", "MASTER_ADDR": "node7"}
     started = started_as(given)
     assert started is not None
@@ -196,10 +196,10 @@ print("stepped")
 
 
 @pytest.mark.parametrize("options", [(), repeat(("--as-written",))], ids=["changed", "as written"])
-def test_ranks_without_a_group_are_an_error_where_that_is_asked_for(
+def test_ranks_without_a_process_group_are_an_error_with_strict(
     options: Sequence[str], cpulaunch: Run, tmp_path: Path
 ) -> None:
-    """Where it is not, they are warned of: see tests/scripts/test_torch.py."""
+    """Without ``--strict``, there is a warning: see tests/scripts/test_torch.py."""
     (tmp_path / "alone.py").write_text(ALONE)
     job = ("run", "-n", "2", "--oversubscribe", "--backend", "gloo", "--precision", "fp32", *options)
     done = cpulaunch(*job, "--strict", "--log-dir", "strict", "alone.py")

@@ -1,4 +1,4 @@
-"""What a report says: about a job that sleeps, and about figures that are next to nothing."""
+"""Reports on jobs that sleep, and on tiny figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ for step in range(30):
 
 
 @pytest.mark.slow
-def test_a_job_that_sleeps_is_not_said_to_compute(cpulaunch: Run, tmp_path: Path) -> None:
+def test_a_job_that_sleeps_is_reported_as_off_the_cpu(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "sleep.py").write_text(SLEEPS)
     options = ("-n", "1", "--backend", "gloo", "--precision", "fp32", "--heartbeat-timeout", "3")
     done = subprocess.run(
@@ -45,8 +45,8 @@ def test_a_job_that_sleeps_is_not_said_to_compute(cpulaunch: Run, tmp_path: Path
     assert any("off the CPU: the program sleeps" in each.text for each in findings(numbers))
 
 
-def test_waits_explain_time_off_the_cpu(tmp_path: Path) -> None:
-    """A rank that sleeps in a collective waits for it, and one whose CPU time isn't known isn't judged."""
+def test_waiting_is_not_reported_as_time_off_the_cpu(tmp_path: Path) -> None:
+    """Sleeping in a collective counts as waiting.  If the CPU time is unknown, none counts as off the CPU."""
     for waiting, used, off in ((0.05, 0.5, 0.0), (0.0, 0.5, 0.5), (0.0, None, 0.0), (0.0, 4.0, 0.0)):
         place = write_job(tmp_path, job=f"{waiting}-{used}", steps=0)
         lines = [
@@ -61,7 +61,7 @@ def test_waits_explain_time_off_the_cpu(tmp_path: Path) -> None:
         assert abs(float(shares.get("off the CPU", [0.0])[0]) - off) < 0.01, (waiting, used)
 
 
-def test_no_ratio_is_shown_of_shares_that_are_next_to_nothing(tmp_path: Path) -> None:
+def test_no_ratio_of_tiny_shares_is_shown(tmp_path: Path) -> None:
     jobs = []
     for name, waiting in (("a", 0.0001), ("b", 0.0002), ("c", 0.02)):
         place = write_job(tmp_path, job=name, steps=0)

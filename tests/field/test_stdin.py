@@ -1,4 +1,4 @@
-"""The terminal belongs to one rank: debuggers and prompts work there, and Ctrl-C ends the job."""
+"""One rank has the terminal: debuggers and prompts work in this rank, and Ctrl-C ends the job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Start = Callable[..., Terminal]
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Start]:
-    """A job on a terminal of its own: the text of its script, and its options."""
+    """A function that starts a job with the given script and options on a new terminal."""
     started = []
 
     def start(script: str, *options: str) -> Terminal:
@@ -68,7 +68,7 @@ def test_a_debugger_has_the_terminal(launcher: str, ranks: int, rank: int, termi
     assert shown.ends() == 0
 
 
-def test_a_question_is_shown_before_it_is_answered(terminal: Start) -> None:
+def test_a_prompt_is_shown_before_the_answer_is_typed(terminal: Start) -> None:
     shown = terminal(ASKS, "-n", "2")
     shown.answers("[0] your name? ", "Ada")
     shown.sees("hello Ada")
@@ -83,7 +83,7 @@ def test_ctrl_c_ends_a_job_whose_rank_reads_the_terminal(terminal: Start) -> Non
 
 
 def test_a_job_in_the_background_leaves_the_terminal_alone(tmp_path: Path) -> None:
-    """The shell reads it."""
+    """Only the shell can read from the terminal."""
     (tmp_path / "script.py").write_text(ASKS)
     job = f"{sys.executable} -m cpulaunch run -n 1 --backend gloo --precision fp32 script.py"
     line = f"set -m; {job} 2>errors & wait $!; echo code $?; read line; echo shell $line"
@@ -102,7 +102,7 @@ def test_a_job_in_the_background_leaves_the_terminal_alone(tmp_path: Path) -> No
     "launcher",
     ["local", repeat("intel"), pytest.param("openmpi", marks=pytest.mark.slow)],
 )
-def test_what_is_piped_in_goes_to_the_rank_that_is_named(launcher: str, tmp_path: Path) -> None:
+def test_piped_input_goes_to_the_named_rank(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "read.py").write_text("import sys; print(repr(sys.stdin.readline()))")
     options = ["--launcher", "local"] if launcher == "local" else mpi_options(launcher)
     done = subprocess.run(
@@ -113,7 +113,7 @@ def test_what_is_piped_in_goes_to_the_rank_that_is_named(launcher: str, tmp_path
     assert sorted(done.stdout.splitlines()) == ["[0] ''", "[1] 'hello\\n'"], done.stderr
 
 
-def test_an_mpi_that_can_not_choose_the_rank_is_an_error_before_the_start(
+def test_an_mpi_that_cannot_pass_stdin_to_the_rank_is_an_error_at_once(
     cpulaunch: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "read.py").write_text("")
@@ -122,7 +122,7 @@ def test_an_mpi_that_can_not_choose_the_rank_is_an_error_before_the_start(
     assert "--stdin 1: mpiexec of mpich can pass stdin only to rank 0" in done.stderr
 
 
-def test_a_rank_that_is_not_there_can_not_read(cpulaunch: Run, tmp_path: Path) -> None:
+def test_a_rank_that_does_not_exist_cannot_get_stdin(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "read.py").write_text("")
     done = cpulaunch("run", "-n", "2", "--stdin", "2", "--dry-run", "read.py")
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""Two threads of a rank wait in collectives of different groups: each call is shown with its thread's line."""
+"""If two threads of a rank wait in collectives of different groups, each call is shown with its own line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
-def test_a_call_is_shown_with_the_line_of_its_own_thread(backend: str, hang: Hang, tmp_path: Path) -> None:
+def test_each_call_is_shown_with_the_line_of_its_thread(backend: str, hang: Hang, tmp_path: Path) -> None:
     title, lines, found = stall(tmp_path, hang("in_two_threads", backend=backend))
     text = " ".join(lines)
     if found["operation"] == "broadcast":

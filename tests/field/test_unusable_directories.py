@@ -1,4 +1,4 @@
-"""Directories that can't be used: no command ends in a traceback, and a job that can run without them runs."""
+"""With unusable directories, no command ends in a traceback, and a job that doesn't need them runs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ STATES = {
     "read-only": 'mount -t tmpfs -o ro none "$DIRECTORY"; enter; exec "$@"',
     "full": 'mount -t tmpfs -o size=4k none "$DIRECTORY"; head -c 4096 /dev/zero >"$DIRECTORY/filler"; enter; exec "$@"',
     "missing": 'enter; rmdir "$DIRECTORY"; exec "$@"',
-    # Root may do what it likes, unless it has no capabilities.
+    # Root ignores the directory's mode unless it drops its capabilities.
     "closed": 'enter; chmod 0 "$DIRECTORY"; exec setpriv --bounding-set=-all --inh-caps=-all "$@"',
 }
-"""How a directory gets into a state, in a mount namespace of its own, before a command is run."""
+"""Shell commands that put a directory into each state, in their own mount namespace, and run a command."""
 
 PLACES = {
     "home": 'export HOME="$DIRECTORY"; unset XDG_RUNTIME_DIR XDG_CACHE_HOME XDG_CONFIG_HOME XDG_STATE_HOME; enter() { :; }',
@@ -61,7 +61,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the commands' words stand for: a script, files of settings, a job that has ended."""
+    """The files that the commands use: a script, configuration files, and the directory of an ended job."""
     root = tmp_path_factory.mktemp("files")
     (root / "script.py").write_text("print('ran')\n")
     (root / "settings.yaml").write_text("cpulaunch: 1\n")
@@ -79,7 +79,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def run_with(place: str, state: str, directory: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
     directory.mkdir()
-    (temporary := directory.parent / "temporary").mkdir(exist_ok=True)  # for logs without another place
+    (temporary := directory.parent / "temporary").mkdir(
+        exist_ok=True
+    )  # for logs that can't be written elsewhere
     line = f"set -e; {PLACES[place]}; {STATES[state]}"
     argv = ["unshare", "--mount", "sh", "-c", line, "sh", sys.executable, "-m", "cpulaunch", *words]
     try:
@@ -89,7 +91,7 @@ def run_with(place: str, state: str, directory: Path, words: list[str]) -> subpr
             capture_output=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         for logs in re.findall(r"logs are in (/\S*/cpulaunch-[^/\s]+)", done.stderr):
-            shutil.rmtree(logs, ignore_errors=True)  # where TMPDIR can't be used
+            shutil.rmtree(logs, ignore_errors=True)  # if TMPDIR can't be used, they are elsewhere
         return done
     finally:
         if directory.exists():
@@ -105,7 +107,7 @@ def mounts() -> None:
 
 
 def can_run(place: str, state: str) -> bool:
-    """Whether a job can: not in a directory that is gone, and it needs one for its files."""
+    """Whether a job can run.  It can't in a missing directory, or without any directory for its files."""
     return place != "all of them" and (place != "log directory" or state in ("read-only", "full"))
 
 
@@ -114,7 +116,7 @@ CASES = [
     (place, state) if (place, state) in ONCE else repeat(place, state)
     for place in PLACES
     for state in STATES
-    if state != "missing" or place not in ("shared memory", "all of them")  # these are mounted
+    if state != "missing" or place not in ("shared memory", "all of them")  # a mount point can't be removed
 ]
 
 
@@ -139,7 +141,7 @@ def test_no_command_ends_in_a_traceback(
         ('exec "$@" >/dev/full', "No space left on device"),
     ],
 )
-def test_what_a_command_can_not_do_without_is_named(script: str, words: str, tmp_path: Path) -> None:
+def test_the_error_names_what_a_command_cannot_do_without(script: str, words: str, tmp_path: Path) -> None:
     (directory := tmp_path / "directory").mkdir()
     argv = ["sh", "-c", script, "sh", sys.executable, "-m", "cpulaunch", "topology"]
     done = subprocess.run(
@@ -150,15 +152,15 @@ def test_what_a_command_can_not_do_without_is_named(script: str, words: str, tmp
     assert words in done.stderr
 
 
-def test_a_user_without_a_home_has_a_cache_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container whose user is no entry of /etc/passwd."""
+def test_without_a_home_the_cache_is_in_the_root_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This happens in a container whose user isn't in /etc/passwd."""
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.path.expanduser", lambda path: path)
     assert cache_home() == Path("/.cache")
 
 
-def test_a_run_without_a_cache_says_why_it_takes_gloo(tmp_path: Path) -> None:
+def test_a_run_without_a_cache_explains_why_it_uses_gloo(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("print('ran')\n")
     words = ["run", "-n", "1", "--precision", "fp32", "script.py"]
     done = subprocess.run(

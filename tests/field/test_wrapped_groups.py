@@ -1,4 +1,4 @@
-"""With TORCH_DISTRIBUTED_DEBUG=DETAIL torch wraps each group: a job that hangs is explained as without it."""
+"""With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch wraps each group, but hangs are explained as usual."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DETAIL = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 
 
 @pytest.mark.parametrize("backend", ["ccl", repeat("gloo")])
-def test_a_rank_that_is_late_is_named_with_its_line(backend: str, hang: Hang, tmp_path: Path) -> None:
+def test_the_late_rank_is_named_with_its_line(backend: str, hang: Hang, tmp_path: Path) -> None:
     title, lines, found = stall(tmp_path, hang("late", backend=backend, **DETAIL))
     assert "rank 1 on localhost has not called all_reduce #6" in title
     assert lines[0].startswith(

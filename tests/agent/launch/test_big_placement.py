@@ -1,4 +1,4 @@
-"""A plan that is too long for one environment variable reaches the agents all the same."""
+"""A plan that is too long for one environment variable still reaches the agents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cpulaunch.model.facts import HostFacts
 from cpulaunch.plan.placement import Placement
 
 
-def test_the_agent_of_the_last_of_a_thousand_different_hosts_starts_its_program(tmp_path: Path) -> None:
+def test_the_agent_on_the_last_of_a_thousand_different_hosts_starts_its_program(tmp_path: Path) -> None:
     """execve would fail if one of the variables were too long."""
     here = HostFacts(topology_from_lscpu(f"# CPU,Core,Socket,Node\n{FIRST_CPU},0,0,0\n"), cpu_flags=())
     plan = thousand_different_hosts(here)

@@ -1,4 +1,4 @@
-"""Which rank an agent is, what the plan has for it, and what its program finds in the environment."""
+"""An agent's rank, its part of the plan, and the environment of its program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_an_identity_is_read_from_the_launchers_own_variables() -> None:
     assert identify("x", NAMES, environ) == Identity(5, 8, 1, 4)
 
 
-def test_a_launcher_may_not_tell_the_number_of_local_ranks() -> None:
+def test_the_number_of_local_ranks_may_be_unknown() -> None:
     names = NAMES._replace(local_size="")
     assert identify("x", names, {"R": "5", "S": "8", "LR": "1"}) == Identity(5, 8, 1, None)
 
@@ -117,7 +117,7 @@ def test_a_rank_has_its_part_of_the_plan(identity: Identity, host: tuple[int, st
         ),
     ],
 )
-def test_ranks_that_were_started_otherwise_than_planned_are_an_error(identity: Identity, why: str) -> None:
+def test_ranks_that_were_not_started_as_planned_are_an_error(identity: Identity, why: str) -> None:
     with pytest.raises(HostError) as raised:
         assignment(three_hosts(), identity)
     assert str(raised.value) == why
@@ -151,7 +151,9 @@ def test_a_programs_environment() -> None:
         ("", "/a.so", []),
     ],
 )
-def test_the_users_own_preloads_are_not_the_plans(planned: str, ours: str, added: list[str]) -> None:
+def test_libraries_that_the_user_preloads_do_not_count_as_the_plans_libraries(
+    planned: str, ours: str, added: list[str]
+) -> None:
     host = a_host("node0", "a", LD_PRELOAD=planned)
     assert planned_preloads(placement(Path("/")), host, {"LD_PRELOAD": ours}) == added
     assert planned_preloads(placement(Path("/"), env={"LD_PRELOAD": ours}), host, {}) == added

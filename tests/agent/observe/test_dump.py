@@ -62,7 +62,7 @@ hang()
 def launcher(
     directory: Path, program: str, *, is_python: bool = True, **options: Any
 ) -> Iterator[PlayedLauncher]:
-    """Plays the launcher of a program that has said "ready"."""
+    """A launcher, played by the test, whose program has printed "ready"."""
     with PlayedLauncher(placement(directory, python=is_python), program, **options) as played:
         played.welcome()
         played.pid = played.next(Started).pid
@@ -88,7 +88,7 @@ def functions(process: dict[str, Any], thread: str = "MainThread") -> list[str]:
 
 
 def with_bin(directory: Path, py_spy: str | None = None) -> dict[str, Any]:
-    """Options for an agent that finds no py-spy, on the PATH or beside its Python, but this shell script."""
+    """Options for an agent that finds no real py-spy, only the shell script ``py_spy`` if one is given."""
     place = directory / "bin"
     place.mkdir()
     (place / "python").symlink_to(os.path.realpath(sys.executable))
@@ -111,7 +111,7 @@ def test_threads_and_their_frames(tmp_path: Path) -> None:
 
 
 @needs_py_spy
-def test_a_lock_in_c_that_holds_the_gil(tmp_path: Path) -> None:
+def test_a_c_function_that_waits_with_the_gil_is_shown(tmp_path: Path) -> None:
     with launcher(tmp_path, LOCKED) as played:
         (program,) = dump(played, native=True)
     (main,) = program["threads"]
@@ -122,7 +122,7 @@ def test_a_lock_in_c_that_holds_the_gil(tmp_path: Path) -> None:
 
 def test_without_py_spy_the_program_writes_its_stacks_itself(tmp_path: Path) -> None:
     with launcher(tmp_path, WAIT, **with_bin(tmp_path)) as played:
-        for _ in range(2):  # the second is not behind the first
+        for _ in range(2):  # the second dump doesn't have to wait for the first
             (program,) = dump(played)
             assert (program["stacks"], program["lacking"]) == ("faulthandler", "py-spy was not found")
             assert len(program["threads"]) == 2
@@ -130,7 +130,7 @@ def test_without_py_spy_the_program_writes_its_stacks_itself(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("tool", [pytest.param("py-spy", marks=needs_py_spy), "faulthandler"])
-def test_a_child_that_hangs(tmp_path: Path, tool: str) -> None:
+def test_a_child_process_that_hangs_is_shown(tmp_path: Path, tool: str) -> None:
     with launcher(tmp_path, WORKER, **(with_bin(tmp_path) if tool == "faulthandler" else {})) as played:
         program, child = dump(played)
     assert child["parent"] == program["pid"] == played.pid
@@ -140,7 +140,7 @@ def test_a_child_that_hangs(tmp_path: Path, tool: str) -> None:
 
 
 @needs_py_spy
-def test_a_stopped_program_is_seen_and_stays_stopped(tmp_path: Path) -> None:
+def test_a_stopped_program_is_reported_and_stays_stopped(tmp_path: Path) -> None:
     with launcher(tmp_path, WAIT) as played:
         os.kill(played.pid, signal.SIGSTOP)
         (program,) = dump(played, native=True)
@@ -151,7 +151,7 @@ def test_a_stopped_program_is_seen_and_stays_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-def test_a_program_that_a_debugger_holds(tmp_path: Path) -> None:
+def test_a_debugger_that_traces_the_program_is_named(tmp_path: Path) -> None:
     with launcher(tmp_path, WAIT) as played:
         argv = ["strace", "-e", "trace=none", "-p", str(played.pid)]
         with bounded(subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)) as tracer:
@@ -162,7 +162,7 @@ def test_a_program_that_a_debugger_holds(tmp_path: Path) -> None:
 
 
 def test_the_agent_works_while_py_spy_hangs_and_resumes_the_program(tmp_path: Path) -> None:
-    """py-spy stops the program, and never ends.  Later requests are also answered in time."""
+    """py-spy stops the program and never ends.  Later requests are still answered in time."""
     hangs = f'echo >>{tmp_path}/spies; while [ "$1" != --pid ]; do shift; done; kill -STOP $2; exec /bin/sleep 1000'
     with launcher(tmp_path, WAIT, **with_bin(tmp_path, hangs)) as played:
         played.say(AskDump(1, False))
@@ -179,7 +179,7 @@ def test_the_agent_works_while_py_spy_hangs_and_resumes_the_program(tmp_path: Pa
         until(lambda: [each.pid for each in agent.children()] == [played.pid], "py-spy to be reaped")
 
 
-def test_processes_that_are_too_much_to_send_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_do_not_fit_into_the_answer_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cpulaunch.agent.observe.dump.MAX_DUMP", 3000)
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     monkeypatch.setenv("PATH", "/nowhere")
@@ -200,7 +200,7 @@ def test_processes_that_are_too_much_to_send_are_counted(monkeypatch: pytest.Mon
 
 
 def test_the_sweep_counts_py_spy_as_part_of_the_job(tmp_path: Path) -> None:
-    """If the agent is killed, a hanging py-spy remains."""
+    """If the agent is killed, a py-spy that hangs is left behind."""
     hangs = "exec /bin/sleep 1000"
     options = with_bin(tmp_path, hangs)
     options["env"][variables.JOB_ID] = job_id = f"test-{os.getpid()}"
@@ -213,7 +213,7 @@ def test_the_sweep_counts_py_spy_as_part_of_the_job(tmp_path: Path) -> None:
 
 
 @needs_py_spy
-def test_a_py_spy_that_has_yet_to_exit_is_not_one_of_the_programs_processes() -> None:
+def test_a_py_spy_that_still_runs_is_not_listed_as_a_process_of_the_program() -> None:
     py_spy = find_tool("py-spy", os.environ)
     assert py_spy
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
@@ -254,7 +254,7 @@ def test_a_program_writes_its_stacks_itself_if_ptrace_is_forbidden(tmp_path: Pat
     assert functions(program, "MainThread")[-1] == "<module>"
 
 
-def test_a_program_that_ends_meanwhile(tmp_path: Path) -> None:
+def test_a_program_may_end_during_the_dump(tmp_path: Path) -> None:
     with launcher(tmp_path, WAIT) as played:
         os.kill(played.pid, signal.SIGKILL)
         played.next(Exit)
@@ -265,7 +265,7 @@ def test_a_program_that_ends_meanwhile(tmp_path: Path) -> None:
 
 
 def test_dumps_do_not_change_the_program(tmp_path: Path) -> None:
-    """Its output and its exit code stay the same."""
+    """Its output and exit code stay the same."""
     program = "import sys\nprint('ready', flush=True)\nfor _ in range(3): print(sys.stdin)\nsys.exit(7)\n"
     program = program.replace("print(sys.stdin)", "import time; time.sleep(0.3)")
     with launcher(tmp_path, program) as played:
@@ -299,7 +299,7 @@ def test_a_disk_that_hangs_is_named_with_the_file(tmp_path: Path) -> None:
             (thread,) = seen["blocked"]
             assert (thread["call"], thread["file"]) == ("read", str(file))
             assert special_states(seen) == [f"waits for a disk: read of {file}"]
-            # Reading its command line might block.
+            # The report has the short name, because reading the command line might block.
             assert seen["command"] == Path(f"/proc/{played.pid}/comm").read_text().strip()
             (waiting,) = [each for each in seen["threads"] if each["id"] == thread["thread"]]
             assert waiting["frames"][0][0] == "read"
@@ -319,7 +319,7 @@ while True: pass
 
 
 @needs_py_spy
-def test_a_quota_that_holds_the_program_up_is_named(tmp_path: Path, cpu_group: Path) -> None:
+def test_a_quota_that_delays_the_program_is_named(tmp_path: Path, cpu_group: Path) -> None:
     with launcher(tmp_path, BUSY) as played:
         (cpu_group / "cgroup.procs").write_text(str(played.pid))
         periods = cpu_group / "cpu.stat"
@@ -334,7 +334,7 @@ def test_a_quota_that_holds_the_program_up_is_named(tmp_path: Path, cpu_group: P
 
 
 def test_a_program_without_python(tmp_path: Path) -> None:
-    """A shell, and what it has started."""
+    """The program is a shell with a child process."""
     arguments = ["/bin/sh", "-c", "echo ready; sleep 1000; exit"]
     with launcher(tmp_path, "", is_python=False, arguments=arguments) as played:
         until(lambda: psutil.Process(played.agent.pid).children()[0].children(), "the shell to start it")
@@ -391,7 +391,7 @@ for batch in DataLoader(Slow(), num_workers=1): pass
 
 @needs_py_spy
 @pytest.mark.slow
-def test_a_worker_of_a_data_loader_that_hangs(tmp_path: Path) -> None:
+def test_a_data_loader_worker_that_hangs_is_shown(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with launcher(tmp_path, LOADER) as played:
         program, *children = dump(played)

@@ -1,4 +1,4 @@
-"""The cause of a SIGKILL: the kernel is out of memory, or another process has sent it."""
+"""Whether a program was killed because memory ran out, or by another process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.jobs import box
 
 @pytest.mark.slow
 def test_an_out_of_memory_kill_differs_from_another_kill(cpulaunch: Run, tmp_path: Path) -> None:
-    """This needs a memory cgroup of version 1 or 2."""
+    """The test needs a memory cgroup, version 1 or 2."""
     with memory_cgroup(64 << 20) as procs:
         greedy = "x = [bytearray(1 << 20) for _ in range(1000)]"
         command = f"echo $$ > {procs} && exec {sys.executable} -c '{greedy}'"
@@ -38,7 +38,7 @@ def test_a_kill_from_outside_is_not_reported_as_out_of_memory(cpulaunch: Run, tm
 
 @contextlib.contextmanager
 def memory_cgroup(limit: int) -> Iterator[Path]:
-    """The cgroup.procs of a new group of ``limit`` bytes."""
+    """The file cgroup.procs of a new control group that is limited to ``limit`` bytes of memory."""
     one, two = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
     parent, name = (one, "memory.limit_in_bytes") if one.is_dir() else (two, "memory.max")
     group = parent / f"cpulaunch-test-{os.getpid()}"

@@ -53,7 +53,7 @@ def test_the_end_of_a_program_is_reported_while_its_exit_handlers_run(tmp_path: 
         assert beat.progressed_at is not None
 
 
-def test_a_program_that_has_done_nothing_has_made_no_progress(tmp_path: Path) -> None:
+def test_a_program_that_only_sleeps_makes_no_progress(tmp_path: Path) -> None:
     with PlayedLauncher(placement(tmp_path), "import time\ntime.sleep(300)") as launcher:
         launcher.welcome()
         launcher.next(messages.Found)
@@ -68,8 +68,8 @@ def test_progress_comes_with_the_heartbeats(tmp_path: Path) -> None:
         assert launcher.next(messages.Beat).steps == 7
 
 
-def test_a_ledger_outlives_the_kill_of_its_program(tmp_path: Path) -> None:
-    """The agent is asked after the program's end, while it waits for the release."""
+def test_the_ledger_can_be_read_after_its_program_was_killed(tmp_path: Path) -> None:
+    """The launcher asks the agent for progress after the program has ended."""
     program = WRITES + (
         "import os, signal, subprocess\n"
         "write(7, 140, 10**15, 0, 0)\n"
@@ -90,7 +90,7 @@ def test_a_ledger_outlives_the_kill_of_its_program(tmp_path: Path) -> None:
         "os.fork() or exec(PROGRAM)",
     ],
 )
-def test_processes_of_the_program_have_no_ledger(tmp_path: Path, child: str) -> None:
+def test_child_processes_have_no_ledger(tmp_path: Path, child: str) -> None:
     looks = (
         "import os\nfrom cpulaunch import ledger\n"
         "files = [f'/proc/self/fd/{fd}' for fd in os.listdir('/proc/self/fd')]\n"
@@ -112,7 +112,7 @@ def test_processes_of_the_program_have_no_ledger(tmp_path: Path, child: str) -> 
 
 
 def test_a_program_that_closed_its_inherited_files_has_no_ledger(tmp_path: Path) -> None:
-    """The file that the program has opened at the ledger's descriptor stays open."""
+    """The program reuses the ledger's descriptor for another file, which must stay open."""
     program = (
         "import os\n"
         "os.closerange(3, 100)\n"

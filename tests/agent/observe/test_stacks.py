@@ -22,11 +22,11 @@ from cpulaunch.agent.observe.stacks import MAX_FILE, fit, from_faulthandler, fro
         ("0x7f07be8a71f5", "?"),
     ],
 )
-def test_names_of_cpp_are_short(long: str, short: str) -> None:
+def test_names_of_cpp_functions_are_shortened(long: str, short: str) -> None:
     assert short_name(long) == short
 
 
-def test_a_stack_of_py_spy() -> None:
+def test_stacks_of_py_spy_are_parsed() -> None:
     frame = {"module": None, "is_entry": False}
     said = [
         {
@@ -57,7 +57,7 @@ def test_malformed_output_of_py_spy_is_an_error(text: bytes) -> None:
             from_py_spy(text, 1)
 
 
-def test_a_stack_of_faulthandler() -> None:
+def test_stacks_of_faulthandler_are_parsed() -> None:
     text = (
         "Thread 0x00007f01 [loader] (most recent call first):\n"
         '  File "/a b/t.py", line 3 in inner\n'
@@ -70,8 +70,8 @@ def test_a_stack_of_faulthandler() -> None:
     assert (main["name"], main["frames"]) == ("MainThread", [("<module>", "<string>", 0)])
 
 
-def test_threads_of_ours_are_left_out() -> None:
-    """They are recognized by name or, without names, by their functions.  Users' threads may call cpulaunch."""
+def test_threads_of_cpulaunch_are_left_out() -> None:
+    """They are recognized by name or, without names, by function.  A user's thread may call cpulaunch."""
     threading = '  File "/usr/lib/python3.12/threading.py", line 1002 in _bootstrap\n'
     mirror = '  File "/venv/cpulaunch/runtime/observe/mirror.py", line 122 in run\n'
     head = "Thread 0x01 (most recent call first):\n"
@@ -87,15 +87,15 @@ def test_threads_of_ours_are_left_out() -> None:
     assert [each["name"] for each in found] == ["MainThread", "loader"]
 
 
-def test_faulthandlers_last_thread_is_the_main_one_with_any_name() -> None:
-    """From Python 3.14 on, its name is the process's.  faulthandler shows only the first 100 threads."""
+def test_faulthandlers_last_thread_is_the_main_thread_whatever_its_name() -> None:
+    """From Python 3.14 on, its name is the process's.  A dump of more than 100 threads lacks it."""
     text = 'Thread 0x01 [{}] (most recent call first):\n  File "t.py", line 3 in f\n'
     both = text.format("loader") + "\n" + text.format("python")
     assert [each["name"] for each in from_faulthandler(both)] == ["loader", "MainThread"]
     assert [each["name"] for each in from_faulthandler(both + "...\n")] == ["loader", "python"]
 
 
-def test_stacks_fit_into_a_message() -> None:
+def test_long_stacks_are_shortened_to_fit_into_a_message() -> None:
     def thread(name: str, idle: bool) -> dict[str, object]:
         return {
             "id": 1,

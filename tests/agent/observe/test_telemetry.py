@@ -23,7 +23,7 @@ MS = 10**6
 
 
 class Written:
-    """A ledger, written as ``runtime.observe.telemetry`` does: steps of 10 ms with 2 samples."""
+    """A ledger as ``runtime.observe.telemetry`` writes it, with steps of 10 ms and 2 samples."""
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, ledger.SIZE)
@@ -82,7 +82,7 @@ def test_steps_with_round_numbers_are_sent_and_all_steps_count() -> None:
     assert [(row.number, row.steps) for row in written.told(reader)] == [(97, 1), (98, 1), (99, 1), (100, 1)]
 
 
-def test_steps_that_the_ledger_has_no_more_count_in_the_next_row() -> None:
+def test_steps_already_overwritten_in_the_ledger_count_in_the_next_row() -> None:
     written = Written()
     reader = telemetry(written)
     written.steps(5)
@@ -105,19 +105,19 @@ def test_a_step_waits_a_moment_for_its_loss_but_not_at_the_end() -> None:
     assert reader.last() is None
 
 
-def test_steps_that_the_ledger_will_soon_lose_do_not_wait() -> None:
+def test_steps_that_will_soon_be_overwritten_do_not_wait_for_their_loss() -> None:
     """Otherwise, a program with thousands of steps per second would have no rows."""
     written = Written()
     reader = telemetry(written)
     written.steps(100 * ledger.STEPS + 1)
-    said = reader.look(SETTLED)  # all steps that the ledger still has have ended after that
+    said = reader.look(SETTLED)  # all steps in the ledger have ended since then
     assert said is not None
     numbers = [StepRow(*row).number for row in said.rows]
     assert numbers
     assert max(numbers) <= written.last - ledger.STEPS // 2
 
 
-def test_the_last_loss_of_several_steps_is_theirs() -> None:
+def test_a_row_of_several_steps_has_their_last_loss() -> None:
     written = Written()
     reader = telemetry(written)
     written.steps(63, loss=3.0)
@@ -136,7 +136,7 @@ def test_the_peak_is_sent_once() -> None:
     assert reader.look(2) is None
 
 
-def test_a_big_job_speaks_less_often() -> None:
+def test_ranks_of_a_big_job_send_telemetry_less_often() -> None:
     periods = []
     for size in (1, 400, 100_000):
         before = time.monotonic()
@@ -156,7 +156,7 @@ ledger.RECORDED.pack_into(memory, ledger.RECORDED_AT, 1, 0.0, b"")
 """
 
 
-def test_the_last_steps_come_before_the_programs_end(tmp_path: Path) -> None:
+def test_the_last_steps_are_reported_before_the_programs_end(tmp_path: Path) -> None:
     with PlayedLauncher(placement(tmp_path), PROGRAM) as launcher:
         launcher.welcome()
         said = launcher.next(messages.Steps)

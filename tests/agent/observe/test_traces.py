@@ -1,4 +1,4 @@
-"""The agent's part in a trace: the request in the ledger, the file, the pieces."""
+"""How an agent gets a trace from its program, through the ledger and a file, and sends it in pieces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Agent:
         self.traces = RankTraces(SimpleNamespace(ledger=memory), self.said.append)  # type: ignore[arg-type]
 
     def asked(self) -> Path:
-        """The directory in which the program is to write."""
+        """Ask for a trace; return the directory in which the program has to write it."""
         self.traces.ask(TRACE)
         request = ledger.trace_request(self.memory)
         assert request[:3] == TRACE
@@ -70,7 +70,7 @@ def test_a_trace_is_sent_in_pieces_that_fit(agent: Agent) -> None:
     assert gzip.decompress(b"".join(base64.b64decode(piece.data) for piece in pieces)) == data
 
 
-def test_a_program_that_ends_meanwhile_leaves_nothing(agent: Agent) -> None:
+def test_a_program_that_ends_during_a_trace_leaves_no_files(agent: Agent) -> None:
     (agent.asked() / ledger.TRACE_FILE).write_text("half a tr")
     agent.traces.program_ended()
     assert agent.said == [Traced(7, 0, 0, 0, "its program exited without a step of an optimizer")]
@@ -84,11 +84,11 @@ def test_a_program_may_end_once_its_trace_is_written(agent: Agent) -> None:
     assert not agent.traces.sending
 
 
-def test_a_trace_that_is_not_wanted_any_more(agent: Agent) -> None:
+def test_a_trace_can_be_cancelled(agent: Agent) -> None:
     agent.asked()
     agent.traces.ask(Trace(7, 0, 0))
     assert ledger.trace_request(agent.memory).first == 0
-    agent.traces.reported(HasTraced(7, 12, 14, ""))  # the program has not seen it yet
+    agent.traces.reported(HasTraced(7, 12, 14, ""))  # the program has not seen this request yet
     agent.traces.send(SendTrace(7))
     assert agent.said == []
 
@@ -104,7 +104,7 @@ def test_an_unreadable_trace_is_reported(agent: Agent) -> None:
     ]
 
 
-def test_a_program_without_a_ledger() -> None:
+def test_a_program_without_a_ledger_cannot_be_traced() -> None:
     said: list[object] = []
     RankTraces(None, said.append).ask(TRACE)
     assert said == [Traced(7, 0, 0, 0, traces.NO_LEDGER)]

@@ -65,7 +65,7 @@ def program() -> Iterator[subprocess.Popen[str]]:
         yield made
 
 
-def test_threads_of_the_program_are_counted_and_its_children_are_not(program: subprocess.Popen[str]) -> None:
+def test_the_counters_include_threads_but_not_child_processes(program: subprocess.Popen[str]) -> None:
     assert program.stdin
     assert program.stdout
     assert program.stdout.readline() == "ready\n"
@@ -100,8 +100,8 @@ def test_amx_is_counted_if_its_event_is_known(vendor: str, flags: str, asked: se
     assert events_of_cpu(cpuinfo).keys() == asked
 
 
-def test_far_memory_is_that_on_other_nodes() -> None:
-    """On a machine with one node, all memory is on this node."""
+def test_far_memory_is_the_share_on_the_given_nodes() -> None:
+    """All memory counts as far if all nodes are given, and none if only a missing node is given."""
     memory = mmap.mmap(-1, 64 << 20)
     memory.write(b"x" * len(memory))
     nodes = frozenset(CoreSet.parse(Path(f"{NODES}has_memory").read_text().strip()))
@@ -116,21 +116,21 @@ TWO_SOCKETS = {f"{NODES}has_memory": "0-2\n", f"{NODES}node0/cpulist": "0-3\n", 
                f"{NODES}node2/cpulist": "\n"}  # fmt: skip
 
 
-def test_far_nodes_are_those_without_a_core_of_the_rank() -> None:
+def test_far_nodes_are_the_nodes_without_a_core_of_the_rank() -> None:
     assert far_nodes(CoreSet.parse("0-1"), TWO_SOCKETS.get) == {1, 2}
     assert far_nodes(CoreSet.parse("3-4"), TWO_SOCKETS.get) == {2}
     assert far_nodes(CoreSet.parse("0-1"), {f"{NODES}has_memory": "0\n"}.get) == frozenset()
     assert far_nodes(CoreSet.parse("0-1"), {}.get) == frozenset()
 
 
-def test_a_process_row_has_the_figures_of_the_kernel() -> None:
+def test_a_process_row_has_the_kernels_figures() -> None:
     row = process_row(os.getpid())
     assert 1 << 20 < row["rss"] < 1 << 34
     assert 0 < row["cpu_seconds"] <= time.process_time() + 0.1
     assert process_row(2**22 + 1) == {}
 
 
-def test_switches_of_threads_that_have_ended_still_count() -> None:
+def test_context_switches_of_ended_threads_still_count() -> None:
     usage = Usage(os.getpid(), CoreSet(os.sched_getaffinity(0)), time.monotonic())
 
     def wait_often() -> None:
@@ -159,8 +159,8 @@ def _held_back(pid: int) -> float:
     return found.seconds if found else 0.0
 
 
-def test_a_throttled_program_has_lost_a_share_of_its_time(cpu_group: Path) -> None:
-    """The quota is a twentieth of a CPU, and the program needs a whole one."""
+def test_the_time_that_a_throttled_program_lost_is_reported(cpu_group: Path) -> None:
+    """The quota is a twentieth of a CPU, and the program could use a whole CPU."""
     command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     with bounded(subprocess.Popen(command, stdout=subprocess.PIPE)) as program:
         assert program.stdout
@@ -182,7 +182,7 @@ while time.monotonic() < end: pass
 
 @pytest.mark.slow
 def test_rows_have_the_counters_of_this_machine(tmp_path: Path) -> None:
-    """The machine may have none."""
+    """A machine may have no hardware counters."""
     with PlayedLauncher(placement(tmp_path), COMPUTES) as launcher:
         launcher.welcome()
         row = launcher.next(messages.Steps).process

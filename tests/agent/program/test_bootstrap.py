@@ -16,7 +16,7 @@ from cpulaunch.wire import encode
 
 
 @pytest.mark.parametrize("report", [Ready([]), Ready([0, 2, 17]), Leaving(0), Leaving(255)])
-def test_reports_that_are_written_by_hand_are_as_they_would_be_encoded(report: Report) -> None:
+def test_reports_written_by_hand_equal_encoded_reports(report: Report) -> None:
     by_hand = ready_report(report.cpus) if isinstance(report, Ready) else leaving_report(report.code)  # type: ignore[union-attr]
     assert list(Reports().feed(by_hand)) == [report]
     assert [type(found) for found in Reports().feed(by_hand)] == [type(report)]
@@ -42,7 +42,7 @@ def test_malformed_reports_are_ignored(pieces: list[bytes], reports: list[Report
 
 
 def stands_in(fault: str) -> Callable[..., Any]:
-    """A replacement of a library's function, which runs ``fault`` first."""
+    """Return a wrapper for a library's function that runs the code ``fault`` before each call."""
     code = f"def watch(original):\n def call(*args):\n  {fault}\n  return original(*args)\n return call\n"
     exec(compile(code, bootstrap._PACKAGE + "runtime/observe/communication.py", "exec"), names := {})
     return names["watch"]
@@ -57,7 +57,7 @@ def stands_in(fault: str) -> Callable[..., Any]:
     ],
     ids=["of C", "of Python", "at fault"],
 )
-def test_our_frames_are_not_in_tracebacks_unless_they_are_at_fault(
+def test_tracebacks_show_cpulaunchs_frames_only_if_the_error_is_there(
     fault: str, original: Callable[..., Any], shown: list[str]
 ) -> None:
     call = stands_in(fault)(original)

@@ -1,4 +1,4 @@
-"""gloo in a program: at its end, in forked children, and its connections."""
+"""Programs that use gloo: their end, forked children, and connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.command import Run
 
 pytestmark = pytest.mark.slow
 
-# Its gloo threads run when nobody else wants the core: without us nearly every run aborts.
+# The gloo threads run only when no other thread wants the core.  Without cpulaunch, nearly every run aborts.
 LATE = """
 import contextlib, os
 from pathlib import Path
@@ -25,7 +25,7 @@ dist.all_reduce(torch.ones(8))
 """
 
 
-def test_threads_that_come_late_do_not_abort_it(cpulaunch: Run, tmp_path: Path) -> None:
+def test_late_gloo_threads_do_not_abort_the_program(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(LATE)
     for _ in range(2):
         done = cpulaunch("run", "-n", "2", "--backend", "gloo", "--tee", "all", "late.py")
@@ -44,9 +44,8 @@ dist.all_reduce(torch.ones(8))
 """
 
 
-def test_a_forked_child_ends_too(cpulaunch: Run, tmp_path: Path) -> None:
-    """Without cpulaunch, gloo's destructor hangs in the child, as it waits for threads that exist only in the
-    parent."""
+def test_a_forked_child_of_a_program_with_gloo_ends(cpulaunch: Run, tmp_path: Path) -> None:
+    """Without cpulaunch, gloo's destructor would wait in the child for threads that only the parent has."""
     (tmp_path / "forked.py").write_text(FORKED)
     done = cpulaunch("run", "-n", "2", "--backend", "gloo", "--tee", "all", "forked.py")
     assert done.returncode == 0, done.stderr
@@ -63,8 +62,8 @@ dist.barrier()
 """
 
 
-def test_it_connects_ranks_when_they_first_need_it(cpulaunch: Run, tmp_path: Path) -> None:
-    """This is for large jobs, where each rank would otherwise have a connection to each other rank."""
+def test_lazily_initialized_gloo_connects_only_ranks_that_communicate(cpulaunch: Run, tmp_path: Path) -> None:
+    """In large jobs, connecting every rank to every other rank would need too many connections."""
     (tmp_path / "connections.py").write_text(CONNECTIONS)
     lazily = ("--env", "TORCH_GLOO_LAZY_INIT=1")
     done = cpulaunch(

@@ -1,4 +1,4 @@
-"""The division of hosts among spawners, and the messages of spawners."""
+"""How spawners divide the hosts among themselves, and their messages."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def hosts(count: int) -> list[Host]:
 
 
 def depth(group: list[Host]) -> int:
-    """The number of consecutive connections to the farthest host of a group."""
+    """The number of connections, one after the other, on the way to the farthest host of a group."""
     return 1 + max(map(depth, split_hosts(group[1:])), default=0)
 
 
 @pytest.mark.parametrize(
     ("count", "deepest"), [(0, 0), (1, 1), (FAN_OUT, 1), (FAN_OUT + 1, 2), (1024, 2), (1057, 3)]
 )
-def test_hosts_beyond_the_fan_out_are_reached_by_way_of_others(count: int, deepest: int) -> None:
+def test_more_hosts_than_the_fan_out_are_reached_through_other_hosts(count: int, deepest: int) -> None:
     groups = split_hosts(hosts(count))
     assert len(groups) <= FAN_OUT
     assert [host for group in groups for host in group] == hosts(count)
     assert max(map(depth, groups), default=0) == deepest
 
 
-def test_any_environment_travels_unchanged() -> None:
+def test_any_environment_arrives_unchanged() -> None:
     env = {"LONG": "x" * 3_000_000, "BYTES": "\udcff", "LINES": "a\nb"}
     start = Start([list(host) for host in hosts(1)], 2, 0, ["agent"], ["ssh"], "exec agent", env)
     line = encode(start)
@@ -46,12 +46,12 @@ def test_any_environment_travels_unchanged() -> None:
 
 
 @pytest.mark.parametrize("line", [b"hello", b'{"type": "ended", "host": 1, "code": 0}', b'{"type": "later"}'])
-def test_other_lines_are_no_messages(line: bytes) -> None:
+def test_other_lines_are_not_messages(line: bytes) -> None:
     with pytest.raises(MessageError):
         decode(line, TO_PARENT)
 
 
-def test_messages_to_a_child_do_not_reach_the_parent() -> None:
+def test_a_message_to_the_parent_is_an_error_for_a_child() -> None:
     assert decode(encode(Ended("a", 3)), TO_PARENT) == Ended("a", 3)
     with pytest.raises(MessageError):
         decode(encode(Ended("a", 3)), TO_CHILD)

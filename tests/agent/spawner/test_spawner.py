@@ -1,4 +1,4 @@
-"""Spawners that are real processes, with a script in the place of ssh that stays on this machine."""
+"""Spawners as real processes; a script replaces ssh and runs everything on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.namespaces import until
 from cpulaunch.agent.spawner.loop import FAILED
 from cpulaunch.discovery.host.installation import installation_here
 
-# $3 is the host, $4 the line for its shell.
+# $3 is the host, and $4 is the command for its shell.
 SSH = """\
 #!/bin/sh
 case $3 in
@@ -41,7 +41,7 @@ sys.stdout.write(json.dumps([os.environ.get("HOST", "here"), *identity, os.envir
 
 
 class Spawned:
-    """How a spawner is started, and a mark that all its processes have."""
+    """Starts spawners; ``mark`` is a variable in the environment of all their processes."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.mark = directory, f"SPAWNED_IN={directory}"
@@ -118,7 +118,7 @@ def shown(done: subprocess.CompletedProcess[str]) -> list[list]:
     return sorted(map(json.loads, done.stdout.splitlines()), key=lambda row: row[1])
 
 
-def test_each_agent_is_told_its_rank_and_gets_the_environment(spawned: Spawned) -> None:
+def test_each_agent_gets_its_rank_and_the_environment(spawned: Spawned) -> None:
     assert shown(spawned.run("node0 2 here\nnode1 1\n", SHOW)) == [
         ["here", 0, 3, 0, 2, "for peace"],
         ["here", 1, 3, 1, 2, "for peace"],
@@ -135,7 +135,7 @@ def test_many_hosts_start_in_a_tree_or_flat_if_they_can_not_reach_each_other(
     assert [row[:2] for row in found] == [[f"node{number}", number] for number in range(70)]
 
 
-def test_variables_of_the_launching_host_stay_there_unless_they_are_named(spawned: Spawned) -> None:
+def test_the_launching_hosts_own_variables_are_passed_on_only_if_named(spawned: Spawned) -> None:
     show = "import os; print(os.environ.get('SLURM_PROCID'), os.environ.get('XDG_DATA_HOME'))"
     env = {"SLURM_PROCID": "3", "XDG_DATA_HOME": "/d"}
     done = spawned.run("node0 1\n", show, "-x", "SLURM_PROCID", **env)
@@ -143,7 +143,7 @@ def test_variables_of_the_launching_host_stay_there_unless_they_are_named(spawne
 
 
 def not_started(line: str) -> dict[str, str]:
-    """The host where nothing could be started, and the reason."""
+    """The host on which no agent could be started, and the reason."""
     found: dict[str, str] = json.loads(line.removeprefix(FAILED))
     return found
 
@@ -165,7 +165,7 @@ def test_a_host_that_cannot_be_reached_is_named_with_the_cause_and_ends_the_othe
 
 @pytest.mark.repeats
 @pytest.mark.slow
-def test_a_host_that_only_others_tried_to_reach_is_tried_from_here(spawned: Spawned) -> None:
+def test_a_host_that_other_hosts_could_not_reach_is_also_tried_from_here(spawned: Spawned) -> None:
     done = spawned.run(lines(40).replace("node39", "dead39"), "import time; time.sleep(300)")
     assert done.returncode == 3
     why = "connect to host dead39 port 22: No route to host"
@@ -173,7 +173,7 @@ def test_a_host_that_only_others_tried_to_reach_is_tried_from_here(spawned: Spaw
 
 
 @pytest.mark.parametrize("hosts", ["node0 2\nnode1 1\n", "node0 2 here\nnode1 1\n"])
-def test_a_failed_agent_ends_the_others_if_no_launcher_watches(spawned: Spawned, hosts: str) -> None:
+def test_a_failed_agent_ends_the_others_if_there_is_no_launcher(spawned: Spawned, hosts: str) -> None:
     fail = (
         "import os, sys, time; from cpulaunch import variables\n"
         "sys.exit(5) if os.environ[variables.LOCAL_IDENTITY[0]] == '1' else time.sleep(300)"
@@ -190,7 +190,7 @@ def test_the_first_rank_alone_gets_stdin(spawned: Spawned, hosts: str) -> None:
 
 
 @pytest.mark.parametrize("reader", [2, repeat(34)])
-def test_another_rank_may_get_stdin_also_behind_another_host(spawned: Spawned, reader: int) -> None:
+def test_any_rank_can_get_stdin_even_through_another_spawner(spawned: Spawned, reader: int) -> None:
     show = (
         "import os, sys; from cpulaunch import variables\n"
         "sys.stdout.write(f'{os.environ[variables.LOCAL_IDENTITY[0]]} {len(sys.stdin.read())}\\n')"
@@ -199,12 +199,12 @@ def test_another_rank_may_get_stdin_also_behind_another_host(spawned: Spawned, r
     assert dict(map(str.split, done.stdout.splitlines()))[str(reader)] == "200000"
 
 
-def test_a_first_rank_that_does_not_read_does_not_keep_the_job(spawned: Spawned) -> None:
+def test_a_first_rank_that_ignores_stdin_does_not_delay_the_end(spawned: Spawned) -> None:
     done = spawned.run("node0 1\nnode1 1\n", "print('done')", stdin="x" * 1_000_000)
     assert (done.returncode, done.stdout) == (0, "done\ndone\n")
 
 
-def test_no_output_is_lost_of_programs_that_print_at_once(spawned: Spawned) -> None:
+def test_no_output_is_lost_if_programs_print_at_once_and_end(spawned: Spawned) -> None:
     command = spawned.command("node0 2\nnode1 2\n", "")
     command[command.index("--") + 1 :] = ["/bin/echo", "at once"]
     done = subprocess.run(
@@ -251,7 +251,7 @@ def test_a_second_signal_kills(spawned: Spawned) -> None:
         wait_until_ready(process, 2)
         process.terminate()
         process.terminate()
-        # Two signals that arrive together are one to the kernel.
+        # The kernel merges two signals that arrive together, so repeat the signal.
         until(lambda: process.poll() is not None or process.terminate(), "the spawner to end", TIMEOUT)
         assert not processes_with(spawned.mark)
 

@@ -1,4 +1,4 @@
-"""``cpulaunch config --defaults``, ``show``, ``validate`` and ``import``, on the real command line."""
+"""``cpulaunch config --defaults``, ``show``, ``validate`` and ``import``, run as real commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from support.command import REPOSITORY, Run
 # ---- --defaults
 
 
-def test_defaults_asks_nothing_and_writes_the_values_of_set(cpulaunch: Run, tmp_path: Path) -> None:
+def test_defaults_asks_no_questions_and_writes_the_values_given_by_set(
+    cpulaunch: Run, tmp_path: Path
+) -> None:
     done = cpulaunch(
         "config", "--defaults", "--set", "training.precision=fp32", "--set", "env=A=1", "--set", "env=B=2"
     )
@@ -24,7 +26,9 @@ def test_defaults_asks_nothing_and_writes_the_values_of_set(cpulaunch: Run, tmp_
     assert written["hosts"] is None
 
 
-def test_an_existing_file_needs_force_and_is_kept(cpulaunch: Run, tmp_path: Path) -> None:
+def test_an_existing_file_is_replaced_only_with_force_and_kept_as_backup(
+    cpulaunch: Run, tmp_path: Path
+) -> None:
     path = tmp_path / "cpulaunch.yaml"
     path.write_text("launcher: local\n")
     done = cpulaunch("config", "--defaults")
@@ -38,7 +42,7 @@ def test_an_existing_file_needs_force_and_is_kept(cpulaunch: Run, tmp_path: Path
     assert (again.returncode, "Unchanged" in again.stderr) == (0, True)
 
 
-def test_kept_files_are_not_overwritten(cpulaunch: Run, tmp_path: Path) -> None:
+def test_backups_are_not_overwritten(cpulaunch: Run, tmp_path: Path) -> None:
     path = tmp_path / "cpulaunch.yaml"
     for content, backup in (
         ("1", "cpulaunch.yaml.bak"),
@@ -52,9 +56,7 @@ def test_kept_files_are_not_overwritten(cpulaunch: Run, tmp_path: Path) -> None:
     assert "nproc: 1" in (tmp_path / "cpulaunch.yaml.bak").read_text()
 
 
-def test_another_file_is_written_through_a_link_and_named_in_the_next_command(
-    cpulaunch: Run, tmp_path: Path
-) -> None:
+def test_a_linked_file_is_written_and_named_in_the_suggested_command(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "link.yaml").symlink_to("deep/er/real.yaml")
     done = cpulaunch("config", "--defaults", "--config-file", "link.yaml")
     assert "cpulaunch run --config-file link.yaml train.py" in done.stderr
@@ -90,7 +92,7 @@ def test_impossible_requests_are_errors(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_defaults_warns_of_settings_that_cannot_run_here(cpulaunch: Run, tmp_path: Path) -> None:
+def test_defaults_warns_about_settings_that_cannot_run_here(cpulaunch: Run, tmp_path: Path) -> None:
     ranks = len(os.sched_getaffinity(0)) + 1000
     done = cpulaunch("config", "--defaults", "--set", f"hosts.nproc={ranks}")
     assert done.returncode == 0
@@ -102,7 +104,7 @@ def test_defaults_warns_of_settings_that_cannot_run_here(cpulaunch: Run, tmp_pat
 # ---- show
 
 
-def test_show_is_yaml_that_means_the_same(cpulaunch: Run, tmp_path: Path) -> None:
+def test_show_prints_yaml_with_the_same_settings(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "cpulaunch.yaml").write_text("env: {A: 'no'}\n")
     first = cpulaunch("config", "show", "--set", "output.log_dir=no", "--origin")
     (tmp_path / "again.yaml").write_text(first.stdout)
@@ -125,7 +127,7 @@ def test_show_prints_the_source_of_each_value(cpulaunch: Run, tmp_path: Path) ->
     assert origins["strategy: scatter"] == "default"
 
 
-def test_show_prints_the_number_of_instances_from_other_settings(cpulaunch: Run) -> None:
+def test_show_prints_the_number_of_instances_that_other_settings_imply(cpulaunch: Run) -> None:
     cores = ("config", "show", "--origin", "--cores-per-instance", "1")
     assert "  count: auto                             # --cores-per-instance\n" in cpulaunch(*cores).stdout
     ranks = cpulaunch("config", "show", "-n", "2", env={"CPULAUNCH_INSTANCES_COUNT": "3"})
@@ -157,7 +159,7 @@ def validated(cpulaunch: Run, directory: Path, text: str) -> tuple[int, str]:
         ("env: {KMP_AFFINITY: compact}", "KMP_AFFINITY also pins"),
     ],
 )
-def test_validate_warns_of_valid_values_that_are_unwise_here(
+def test_validate_warns_about_valid_but_unwise_values(
     cpulaunch: Run, tmp_path: Path, text: str, warning: str
 ) -> None:
     code, message = validated(cpulaunch, tmp_path, text + "\n")
@@ -166,7 +168,7 @@ def test_validate_warns_of_valid_values_that_are_unwise_here(
     assert warning in message
 
 
-def test_validate_shows_all_that_does_not_fit_in_a_file(cpulaunch: Run, tmp_path: Path) -> None:
+def test_validate_shows_all_errors_in_a_file(cpulaunch: Run, tmp_path: Path) -> None:
     code, message = validated(
         cpulaunch,
         tmp_path,
@@ -205,7 +207,7 @@ MANY = len(os.sched_getaffinity(0)) + 1000
     ],
     ids=["each its own", "hosts that are not known", "one makes room for another"],
 )  # fmt: skip
-def test_validate_shows_all_that_would_not_run_here(
+def test_validate_shows_everything_that_would_not_run_here(
     cpulaunch: Run, tmp_path: Path, text: str, warnings: list[str]
 ) -> None:
     (tmp_path / "a").write_text("localhost\n")
@@ -217,7 +219,7 @@ def test_validate_shows_all_that_would_not_run_here(
     assert len(lines) == len(warnings), message
 
 
-def test_validate_takes_the_file_that_a_run_would_read(cpulaunch: Run, tmp_path: Path) -> None:
+def test_validate_reads_the_same_file_as_a_run(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "cpulaunch.yaml").write_text("launcher: local\noutput: {tee: 0-}\n")
     done = cpulaunch("config", "validate")
     assert done.returncode == 2
@@ -251,13 +253,13 @@ def test_import_writes_a_valid_file_and_lists_skipped_keys(cpulaunch: Run, tmp_p
     assert cpulaunch("config", "import", "old.yaml", "-o", "new.yaml", "--force").returncode == 0
 
 
-def test_decisions_of_the_script_are_not_shown_as_planned(cpulaunch: Run, tmp_path: Path) -> None:
+def test_choices_left_to_the_script_are_not_shown_as_planned(cpulaunch: Run, tmp_path: Path) -> None:
     done = cpulaunch("config", "--defaults", "--set", "training.as_written=true")
     assert " · as written · " in done.stdout + done.stderr
     assert "precision bf16" not in done.stdout + done.stderr
 
 
-def test_the_last_line_explains_submit_where_it_works(cpulaunch: Run, tmp_path: Path) -> None:
+def test_the_last_line_mentions_submit_if_it_can_be_used(cpulaunch: Run, tmp_path: Path) -> None:
     (sbatch := tmp_path / "sbatch").write_text("#!/bin/sh\n")
     sbatch.chmod(0o755)
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}

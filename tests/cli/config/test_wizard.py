@@ -1,4 +1,4 @@
-"""The wizard, driven through a pseudo-terminal as a user would."""
+"""The wizard, operated through a pseudo-terminal as by a user."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ PRECISION, ENGINE, LOGS = map(question_of, ("training.precision", "training.engi
 NOW = "What next?"
 ONE_MACHINE = [WHERE, INSTANCES, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
 FOUR_NODES = [WHERE, MPI, INTERFACE, INSTANCES, RANKS, BACKEND, PRECISION, ENGINE, LOGS, NOW]
-"""What is asked, in order, while ccl can't be used.  With ccl it is the number of workers, too."""
+"""The questions, in order, if ccl can't be used.  With ccl, there is also the number of workers."""
 
-# Where ccl can be used there is one more question; gloo makes the tests the same everywhere.
+# With ccl, there would be another question.  With gloo, the questions are the same on all machines.
 GLOO = ("--set", "training.backend=gloo")
 CPUS = len(os.sched_getaffinity(0))
 SCRIPT = "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)\n"
@@ -40,18 +40,18 @@ pytestmark = pytest.mark.slow
 
 
 def asked(questions: list[str]) -> list[str]:
-    """Return the questions that remain if the backend is given: not the backend, and not ranks or instances."""
+    """Return the questions without those that the wizard skips if the backend is already given."""
     return [question for question in questions if question not in (BACKEND, INSTANCES)]
 
 
 def said(directory: Path) -> dict[str, object]:
-    """What the written file says."""
+    """Return the settings in the written file."""
     config = load(file=directory / "cpulaunch.yaml", environ={})
     return {setting.key: given.value for setting, given in config.given.items()}
 
 
 def accept(terminal: Terminal, questions: list[str]) -> None:
-    """Take the default of each question."""
+    """Accept the default answer to each question."""
     for question in questions:
         terminal.answers(question)
 
@@ -60,12 +60,10 @@ def left_behind(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
 
 
-# ---- what it writes
+# ---- the written file
 
 
-def test_one_machine_with_two_ranks_is_asked_written_and_run(
-    wizard: Start, cpulaunch: Run, tmp_path: Path
-) -> None:
+def test_settings_for_one_machine_are_written_and_run(wizard: Start, cpulaunch: Run, tmp_path: Path) -> None:
     terminal = wizard(*GLOO)
     terminal.answers(WHERE)
     ranks = min(2, CPUS)
@@ -85,7 +83,7 @@ def test_one_machine_with_two_ranks_is_asked_written_and_run(
     assert f"rank {ranks - 1} of {ranks}\n" in done.stdout
 
 
-def test_four_nodes_of_a_hostfile_that_lies_here(
+def test_a_hostfile_in_the_directory_is_offered(
     wizard: Start, cpulaunch: Run, tmp_path: Path, four_nodes: Path
 ) -> None:
     terminal = wizard(*GLOO)
@@ -107,12 +105,12 @@ def test_four_nodes_of_a_hostfile_that_lies_here(
     )
 
 
-def test_hosts_that_are_typed_in_are_checked_and_written_to_a_hostfile(wizard: Start, tmp_path: Path) -> None:
+def test_typed_hosts_are_checked_and_written_to_a_hostfile(wizard: Start, tmp_path: Path) -> None:
     terminal = wizard(*GLOO)
-    terminal.answers(WHERE, UP)  # the last of the answers
+    terminal.answers(WHERE, UP)  # moves up from the first option to the last
     terminal.sees("Which hosts?")
     terminal.types("10.0.0.1:x")
-    terminal.sees("'x' is not a number of slots")  # while typing
+    terminal.sees("'x' is not a number of slots")  # shown while the answer is typed
     terminal.types(CTRL_U, "10.0.0.[1-4]:2", ENTER)
     terminal.answers("Which hostfile should they be written to?")
     accept(terminal, asked(FOUR_NODES[1:]))
@@ -135,7 +133,7 @@ def test_in_an_allocation_its_hosts_are_offered_but_not_written(wizard: Start, t
 
 
 @pytest.mark.repeats
-def test_an_allocation_of_this_machine_only_means_local(wizard: Start, tmp_path: Path) -> None:
+def test_an_allocation_with_only_this_machine_gives_a_local_job(wizard: Start, tmp_path: Path) -> None:
     terminal = wizard(*GLOO, SLURM_JOB_NODELIST="node[1-2]", SLURM_JOB_ID="12")
     terminal.answers(WHERE, UP)
     accept(terminal, asked(ONE_MACHINE[1:]))
@@ -143,7 +141,7 @@ def test_an_allocation_of_this_machine_only_means_local(wizard: Start, tmp_path:
     assert said(tmp_path)["launcher"] == "local"
 
 
-def test_nodes_of_slurm_are_offered_if_jobs_can_be_submitted(wizard: Start, tmp_path: Path) -> None:
+def test_slurms_nodes_are_offered_if_jobs_can_be_submitted(wizard: Start, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (sbatch := tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\n")
     sbatch.chmod(0o755)
@@ -202,7 +200,7 @@ def test_escape_goes_back_and_keeps_the_answers(wizard: Start, tmp_path: Path) -
     terminal = wizard(*GLOO)
     terminal.answers(WHERE)
     terminal.answers(RANKS, "1")
-    terminal.answers(PRECISION, DOWN)  # fp32, so the engine is not asked for
+    terminal.answers(PRECISION, DOWN)  # fp32, so there is no question about the engine
     terminal.sees(LOGS)
     terminal.types(ESCAPE)
     terminal.sees("(back)")
@@ -222,7 +220,7 @@ def test_escape_goes_back_and_keeps_the_answers(wizard: Start, tmp_path: Path) -
 
 
 @pytest.mark.repeats
-def test_escape_at_the_hosts_leads_back_to_where(wizard: Start, tmp_path: Path) -> None:
+def test_escape_at_the_hosts_returns_to_the_first_question(wizard: Start, tmp_path: Path) -> None:
     terminal = wizard(*GLOO)
     terminal.answers(WHERE, UP)
     terminal.sees("Which hosts?")
@@ -241,7 +239,7 @@ def test_escape_at_the_hosts_leads_back_to_where(wizard: Start, tmp_path: Path) 
 @pytest.mark.parametrize(
     "number", [repeat(each) if 0 < each < len(FOUR_NODES) - 2 else each for each in range(len(FOUR_NODES))]
 )
-def test_control_c_at_each_question_leaves_nothing_behind(
+def test_control_c_at_any_question_leaves_no_files(
     wizard: Start, tmp_path: Path, four_nodes: Path, number: int
 ) -> None:
     key = CTRL_D if FOUR_NODES[number] == LOGS else CTRL_C
@@ -269,7 +267,7 @@ def test_leaving_at_the_end_writes_nothing(wizard: Start, tmp_path: Path) -> Non
     assert left_behind(tmp_path) == []
 
 
-def test_a_wrong_number_of_ranks_is_explained_and_asked_again(wizard: Start) -> None:
+def test_after_a_wrong_number_of_ranks_the_question_is_repeated(wizard: Start) -> None:
     terminal = wizard(*GLOO)
     terminal.answers(WHERE)
     terminal.answers(RANKS, "two")
@@ -280,7 +278,7 @@ def test_a_wrong_number_of_ranks_is_explained_and_asked_again(wizard: Start) -> 
     terminal.sees(PRECISION)
 
 
-# ---- files that are there already
+# ---- existing files
 
 
 def test_an_existing_file_gives_the_defaults_and_is_kept(wizard: Start, tmp_path: Path) -> None:
@@ -304,7 +302,7 @@ def test_an_existing_file_gives_the_defaults_and_is_kept(wizard: Start, tmp_path
     assert left_behind(tmp_path) == ["cpulaunch.yaml", "cpulaunch.yaml.bak"]
 
 
-def test_a_value_of_the_file_that_is_refused_is_no_default(wizard: Start, tmp_path: Path) -> None:
+def test_an_invalid_value_in_the_file_is_not_the_default_answer(wizard: Start, tmp_path: Path) -> None:
     (tmp_path / "cpulaunch.yaml").write_text(f"hosts: {{nproc_per_node: {CPUS + 1000}}}\n")
     terminal = wizard(*GLOO)
     terminal.answers(WHERE)
@@ -316,7 +314,7 @@ def test_a_value_of_the_file_that_is_refused_is_no_default(wizard: Start, tmp_pa
     assert said(tmp_path)["hosts.nproc_per_node"] == "auto"
 
 
-def test_variables_that_win_over_the_file_are_pointed_out(wizard: Start) -> None:
+def test_variables_that_override_the_file_are_pointed_out(wizard: Start) -> None:
     terminal = wizard(*GLOO, CPULAUNCH_TRAINING_PRECISION="fp32")
     accept(terminal, asked(ONE_MACHINE[:-1]))
     terminal.sees("note: $CPULAUNCH_TRAINING_PRECISION overrides this file")
@@ -325,7 +323,7 @@ def test_variables_that_win_over_the_file_are_pointed_out(wizard: Start) -> None
 
 
 @pytest.mark.repeats
-def test_a_file_that_does_not_fit_is_no_obstacle(wizard: Start, tmp_path: Path) -> None:
+def test_the_wizard_goes_on_if_the_existing_file_is_invalid(wizard: Start, tmp_path: Path) -> None:
     (tmp_path / "cpulaunch.yaml").write_text("lancher: local\n")
     terminal = wizard(*GLOO)
     terminal.sees("cpulaunch.yaml:1: unknown key")
@@ -337,7 +335,7 @@ def test_a_file_that_does_not_fit_is_no_obstacle(wizard: Start, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("columns", [repeat(80), 50])
-def test_plain_narrow_terminals_are_readable(wizard: Start, four_nodes: Path, columns: int) -> None:
+def test_output_fits_narrow_terminals_without_colours(wizard: Start, four_nodes: Path, columns: int) -> None:
     terminal = wizard(*GLOO, columns=columns, LANG="C", NO_COLOR="1")
     terminal.answers(WHERE, DOWN)
     accept(terminal, asked(FOUR_NODES[1:]))
@@ -345,7 +343,7 @@ def test_plain_narrow_terminals_are_readable(wizard: Start, four_nodes: Path, co
     assert terminal.text.isascii()
     styles = {number for code in re.findall(r"\x1b\[([0-9;]*)m", terminal.raw) for number in code.split(";")}
     assert not styles & {str(colour) for colour in (*range(30, 49), *range(90, 108))}
-    # Lines with a question mark hold what vanished when the question was answered.
+    # Lines with a question mark contain text that was erased when the question was answered.
     prose = [line for line in terminal.text.replace("\r", "\n").splitlines() if "?" not in line]
     assert [line for line in prose if len(line) > columns] == []
 

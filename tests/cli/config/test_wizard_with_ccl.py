@@ -1,4 +1,4 @@
-"""The wizard where ccl can be used, which is not so on every machine that tests run on: answers from a list."""
+"""The wizard's questions if ccl can be used, which the tests simulate.  The answers come from a list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANKS, WORKERS, BACKEND = map(question_of, ("hosts.nproc_per_node", "ccl.worker_
 
 
 class Listed:
-    """Answers by the question; the default where the list has none.  A wrong answer fails."""
+    """Gives the listed answer to a question, or the default answer.  An invalid answer fails the test."""
 
     def __init__(self, answers: Mapping[str, str]) -> None:
         self.answers, self.asked = answers, list[Question]()
@@ -40,7 +40,7 @@ class Listed:
 
 @pytest.fixture
 def finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Listed, Draft, str]]:
-    """Run the wizard with these answers to its end, with the ccl backend as given."""
+    """A function that runs the wizard to its end.  ``missing`` says why ccl can't be used, if it can't."""
 
     def run(
         missing: str | None,
@@ -59,10 +59,10 @@ def finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
 
 
 @needs_two_cores
-def test_workers_are_asked_for_and_shown_on_their_cores(finished: Callable[..., Any]) -> None:
+def test_the_number_of_workers_is_a_question_and_their_cores_are_shown(finished: Callable[..., Any]) -> None:
     asker, draft, said = finished(None, {RANKS: "1", WORKERS: "1"})
     assert draft.values[Table.ccl.worker_count] == 1
-    # That there are none may be said by a stronger source alone.
+    # The wizard doesn't write a number of instances if the user chose none.
     assert Table.instances.count not in draft.values
     assert "planned: ccl, " in said
     assert said.count("each number is a core's rank") == 2, "drawn again, as workers changed the binding"
@@ -73,7 +73,7 @@ def test_workers_are_asked_for_and_shown_on_their_cores(finished: Callable[..., 
 
 
 @needs_two_cores
-def test_an_old_answer_to_a_later_question_is_no_obstacle(finished: Callable[..., Any]) -> None:
+def test_an_old_answer_that_no_longer_fits_is_replaced_by_the_default(finished: Callable[..., Any]) -> None:
     all_cores = str(len(os.sched_getaffinity(0)))
     old = {Table.ccl.worker_count: 1}
     asker, draft, _ = finished(None, {RANKS: all_cores, WORKERS: "auto"}, old)
@@ -83,7 +83,7 @@ def test_an_old_answer_to_a_later_question_is_no_obstacle(finished: Callable[...
     assert "1 can't be used: " in asked.why
 
 
-def test_workers_are_not_asked_for_without_ccl(finished: Callable[..., Any]) -> None:
+def test_without_ccl_there_is_no_question_about_workers(finished: Callable[..., Any]) -> None:
     asker, draft, said = finished("there is no compiler", {})
     assert Table.ccl.worker_count not in draft.values
     assert "ccl can't be used: there is no compiler" in said

@@ -1,4 +1,4 @@
-"""``cpulaunch logs``: what real jobs print, merged, while they run and afterwards."""
+"""``cpulaunch logs`` merges the output of real jobs, while they run and afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ for percent in range(0, 101, 50):
 print("\\nhalf a line", end="", flush=True)
 """
 
-# The first attempt fails once both have said something, the second waits for a file.
+# Both attempts wait for a file after the first line of output.  Then the first attempt fails.
 FAILS_ONCE = """\
 import os, pathlib, time
 attempt = os.environ["CPULAUNCH_RESTART_COUNT"]
@@ -36,7 +36,7 @@ print("done", flush=True)
 """
 
 
-def test_all_ranks_lines_are_in_the_order_of_the_terminal(cpulaunch: Run, tmp_path: Path) -> None:
+def test_lines_of_all_ranks_are_in_the_same_order_as_on_the_terminal(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "prints.py").write_text(PRINTS)
     ran = subprocess.run(
         [sys.executable, "-m", "cpulaunch", "run", "-n", "2", "prints.py"],
@@ -56,11 +56,11 @@ def test_all_ranks_lines_are_in_the_order_of_the_terminal(cpulaunch: Run, tmp_pa
     assert one == (directory / "rank-1.log").read_bytes()
     both = cpulaunch("logs", directory.name[:20], "--rank", "0-1").stdout
     assert both.splitlines() == shown
-    (directory / "output.order").unlink()  # as on a full disk
+    (directory / "output.order").unlink()  # missing, as if the disk had been full
     assert {line for line in shown if "step" in line} <= set(cpulaunch("logs", "runs").stdout.splitlines())
 
 
-def test_logs_are_followed_until_the_job_ends_through_a_restart(
+def test_logs_are_followed_through_a_restart_until_the_job_ends(
     marked: dict[str, str], tmp_path: Path
 ) -> None:
     with (
@@ -83,7 +83,7 @@ def test_logs_are_followed_until_the_job_ends_through_a_restart(
         assert following.wait(TIMEOUT) == 0
 
 
-def test_equal_lines_of_many_ranks_are_one() -> None:
+def test_equal_lines_of_many_ranks_are_merged() -> None:
     renderer = Renderer()
     pieces = [Piece(1.0 + rank / 100, rank, 1, b"same\nrank %d\n" % rank) for rank in range(4)]
     later = Piece(2.0, 3, 1, b"same\n")
@@ -92,7 +92,7 @@ def test_equal_lines_of_many_ranks_are_one() -> None:
     assert b"".join(data for _, data in renderer.finish()) == b"[3] same\n"
 
 
-def test_an_order_that_promises_more_than_the_logs_have_loses_nothing(tmp_path: Path) -> None:
+def test_no_output_is_lost_if_the_order_file_does_not_match_the_logs(tmp_path: Path) -> None:
     (tmp_path / "rank-0.log").write_bytes(b"one\ntwo\n")
     (tmp_path / "rank-1.log").write_bytes(b"three\n")
     (tmp_path / "output.order").write_bytes(b"0.1 0 1 4\nnonsense\n0.2 7 1 5\n0.3 1 1 6\n")
@@ -101,14 +101,14 @@ def test_an_order_that_promises_more_than_the_logs_have_loses_nothing(tmp_path: 
         assert [piece.data for piece in logs.rest()] == [b"two\n", b"three\n"]
 
 
-def test_a_job_that_has_printed_nothing_says_so(cpulaunch: Run, tmp_path: Path) -> None:
+def test_for_a_job_without_output_there_is_a_message(cpulaunch: Run, tmp_path: Path) -> None:
     assert cpulaunch("run", "-n", "2", "--oversubscribe", "--no-python", "true").returncode == 0
     shown = cpulaunch("logs")
     assert (shown.returncode, shown.stdout) == (0, "")
     assert shown.stderr.endswith("cpulaunch: the ranks have printed nothing\n")
 
 
-def test_ranks_that_the_job_does_not_have_are_an_error(cpulaunch: Run, tmp_path: Path) -> None:
+def test_requesting_a_rank_that_the_job_lacks_is_an_error(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "rank-0.log").write_bytes(b"one\n")
     (tmp_path / "plan.json").write_text('{"world_size": 2}')
     done = cpulaunch("logs", "--rank", "1,7", ".")
@@ -127,7 +127,9 @@ def test_ranks_that_the_job_does_not_have_are_an_error(cpulaunch: Run, tmp_path:
         (["--rank", "x"], "--rank x: expected ranks, such as"),
     ],
 )
-def test_a_job_that_is_not_there(cpulaunch: Run, tmp_path: Path, arguments: list[str], error: str) -> None:
+def test_a_job_that_does_not_exist_is_an_error(
+    cpulaunch: Run, tmp_path: Path, arguments: list[str], error: str
+) -> None:
     env = {"XDG_RUNTIME_DIR": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
     done = cpulaunch("logs", *arguments, env=env)
     assert done.returncode == 2

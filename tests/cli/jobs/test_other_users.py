@@ -36,7 +36,7 @@ def test_only_the_owner_can_read_a_jobs_files(env: dict[str, str], tmp_path: Pat
 
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
-    """A directory that everybody can read, with all above it."""
+    """A directory that all users can read, in a path that all users can enter."""
     with tempfile.TemporaryDirectory() as made:
         os.chmod(made, 0o755)
         yield Path(made)
@@ -46,7 +46,7 @@ def open_directory() -> Iterator[Path]:
 def test_another_user_learns_nothing_of_a_job(
     env: dict[str, str], ask: Ask, open_directory: Path, tmp_path: Path
 ) -> None:
-    """Neither by the command, nor with the token, at the job's own socket."""
+    """The user can neither read the file with the job's address nor connect to the job's socket."""
     with job(open_directory, env, [], SLEEPS) as launcher:
         directory = directory_of(open_directory)
         contact = json.loads((directory / "control.json").read_text())
@@ -73,7 +73,7 @@ def test_another_user_learns_nothing_of_a_job(
 
 @needs_root
 def test_a_control_file_of_another_user_is_not_read(ask: Ask, tmp_path: Path) -> None:
-    """They would have us connect wherever they like, and show what they say."""
+    """Otherwise, the other user could make cpulaunch connect to any address and show any text."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         (tmp_path / "theirs").mkdir()
@@ -97,12 +97,10 @@ def test_a_control_file_of_another_user_is_not_read(ask: Ask, tmp_path: Path) ->
 
 
 @needs_root
-def test_nothing_is_made_in_a_directory_of_another_user(
-    env: dict[str, str], ask: Ask, tmp_path: Path
-) -> None:
-    """``su`` doesn't reset the variable.
+def test_no_file_is_made_in_another_users_directory(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
+    """``su`` doesn't reset $XDG_RUNTIME_DIR, so the directory may be root's.
 
-    The user must not lose the list of jobs because the directory is root's.
+    The list of jobs is then kept elsewhere.
     """
     theirs = Path(env["XDG_RUNTIME_DIR"])
     os.chown(theirs, 65534, 65534)
@@ -114,8 +112,8 @@ def test_nothing_is_made_in_a_directory_of_another_user(
 
 
 @needs_root
-def test_without_a_name_it_is_no_job_of_another_user(ask: Ask, tmp_path: Path) -> None:
-    """Who shares the directory, and has run a newer one."""
+def test_without_a_name_logs_skips_jobs_of_other_users(ask: Ask, tmp_path: Path) -> None:
+    """The other user shares the directory and has run a newer job."""
     for second in (10, 11):
         (place := tmp_path / "runs" / f"20261122-2144{second}-0f3c9a7e5b1d2c48").mkdir(parents=True)
         (place / "plan.json").write_text('{"world_size": 1}')

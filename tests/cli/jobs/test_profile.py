@@ -1,4 +1,4 @@
-"""``cpulaunch profile`` and ``run --profile`` as one should not call them."""
+"""Invalid calls of ``cpulaunch profile`` and ``run --profile``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``cpulaunch jobs``: real jobs, asked while they run, and what is left of them."""
+"""``cpulaunch jobs`` lists real jobs while they run and after they have ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cpulaunch.supervise.output.record import ended
 NOTHING = "no running job of yours here, and no job in runs/\n"
 
 
-def test_jobs_that_run_are_listed(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
+def test_running_jobs_are_listed(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
     assert ask("jobs").stdout == NOTHING
     with job(tmp_path, env, [], SLEEPS) as launcher:
         directory = directory_of(tmp_path)
@@ -42,19 +42,21 @@ def test_jobs_that_run_are_listed(env: dict[str, str], ask: Ask, tmp_path: Path)
         assert ask("jobs", cwd=tmp_path / "elsewhere").stdout == NOTHING
         assert ask("jobs", "runs").stdout.splitlines()[1:] == [f"    {Path('runs', directory.name)}", what]
         env["XDG_RUNTIME_DIR"] = str(tmp_path / "runtime")
-        # As it would be if it had been launched on another host, where the same home is.
+        # As if the job had been launched on another host with the same home directory.
         control = directory / "control.json"
         for file in (control, *Path(env["XDG_RUNTIME_DIR"]).rglob("*.json")):
             file.write_text(json.dumps({**json.loads(file.read_text()), "host": "another", "machine": "x"}))
         said = json.loads(control.read_text())
-        assert ask("stacks").stdout.startswith(f"job {directory.name} in ")  # it can be reached
+        assert ask("stacks").stdout.startswith(f"job {directory.name} in ")  # the job can be reached
         control.write_text(json.dumps({**said, "address": "@there"}))
         (other := tmp_path / "elsewhere" / "runs" / "other").mkdir(parents=True)
         (other / "control.json").write_text(json.dumps({**said, "job": "newer", "started": time.time()}))
         listed = {"schema": 1, "job": "newer", "directory": str(other), "host": "another", "machine": "x"}
         (Path(env["XDG_RUNTIME_DIR"]) / "cpulaunch/jobs/newer.json").write_text(json.dumps(listed))
         hint = f"`cpulaunch stacks {directory.name}` asks the job on another"
-        assert hint in ask("stacks").stderr  # not a job of another directory
+        assert (
+            hint in ask("stacks").stderr
+        )  # the hint doesn't name the newer job, which is in another directory
         control.write_text(json.dumps(said))
         shutil.rmtree(other)
         assert ask("jobs").stdout.splitlines()[0].endswith(" · launched on another")
@@ -76,7 +78,7 @@ def test_a_restart_does_not_make_a_job_newer(
     assert contact.started < time.time() - 1800
 
 
-def test_a_job_that_is_not_there(ask: Ask, tmp_path: Path) -> None:
+def test_naming_a_job_that_does_not_exist_is_an_error(ask: Ask, tmp_path: Path) -> None:
     done = ask("stacks")
     assert (done.returncode, done.stdout) == (2, "")
     assert "no job of yours is running on this host" in done.stderr
@@ -90,16 +92,16 @@ def test_a_job_that_is_not_there(ask: Ask, tmp_path: Path) -> None:
         assert "runtime: no job is running there" in ask("stacks", "runtime").stderr
 
 
-def test_entries_of_dead_launchers_go(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
+def test_entries_of_dead_launchers_are_removed(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
     with job(tmp_path, env, [], SLEEPS) as launcher:
         (entry,) = Path(env["XDG_RUNTIME_DIR"]).rglob("*.json")
         said = json.loads(entry.read_text())
-        # The number of a process that is there, but was started at another time.
+        # An entry with the pid of a running process that was started at another time.
         reused = entry.with_name("reused.json")
         reused.write_text(json.dumps({**said, "start": "1"}))
         elsewhere = entry.with_name("elsewhere.json")
         elsewhere.write_text(json.dumps({**said, "host": "another", "machine": "x", "directory": "/nowhere"}))
-        # One that runs in a container of this host, and can't be seen from here.
+        # An entry of a launcher in a container on this host, which can't be inspected from outside.
         boot = said["machine"].split()[0]
         container = entry.with_name("container.json")
         container.write_text(json.dumps({**said, "machine": f"{boot} pid:[1]", "start": "1"}))
@@ -121,7 +123,7 @@ def test_entries_of_dead_launchers_go(env: dict[str, str], ask: Ask, tmp_path: P
         assert killed in ask("stacks", where).stderr
 
 
-def test_a_job_that_has_stalled_names_the_rank_once(ask: Ask, tmp_path: Path) -> None:
+def test_the_line_of_a_stalled_job_names_the_rank_once(ask: Ask, tmp_path: Path) -> None:
     text = "no progress for 3 s: rank 1 on localhost has not called all_reduce #5"
     failure = {"rank": 1, "host": "localhost", "error": text}
     job = tmp_path / "runs" / "x"
@@ -130,7 +132,7 @@ def test_a_job_that_has_stalled_names_the_rank_once(ask: Ask, tmp_path: Path) ->
     assert f"runs/x  stalled: {text} · " in ask("jobs").stdout
 
 
-def test_a_job_that_hangs_now_is_shown_as_hanging(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
+def test_a_running_job_that_hangs_is_shown_as_stalled(env: dict[str, str], ask: Ask, tmp_path: Path) -> None:
     program = SLEEPS.replace('print("done"', 'import sys; sys.exit(0)\nprint("done"')
     with job(tmp_path, env, ["--no-python", "--stall-timeout", "1"], program, sys.executable) as launcher:
         until(lambda: list(tmp_path.glob("runs/*/stacks-1.txt")), "the stall to be reported")
@@ -142,7 +144,7 @@ def test_a_job_that_hangs_now_is_shown_as_hanging(env: dict[str, str], ask: Ask,
         launcher.wait(TIMEOUT)
 
 
-def test_jobs_that_have_ended_are_listed_the_newest_first(
+def test_ended_jobs_are_listed_with_the_newest_first(
     env: dict[str, str], ask: Ask, cpulaunch: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "works.py").write_text("print('ready')")
@@ -174,10 +176,10 @@ def test_jobs_that_have_ended_are_listed_the_newest_first(
     assert ask("jobs", others[0]).stdout == lines[0].replace("runs/", f"{tmp_path}/runs/") + "\n"
 
 
-def test_jobs_are_found_in_the_directory_of_the_settings(
+def test_jobs_are_found_in_the_configured_log_directory(
     env: dict[str, str], ask: Ask, cpulaunch: Run, tmp_path: Path
 ) -> None:
-    """By the YAML file or the environment, as `cpulaunch run` finds the directory itself."""
+    """`cpulaunch run` and other commands read the directory from the same YAML file and variables."""
     (tmp_path / "works.py").write_text("print('it works')")
     (tmp_path / "cpulaunch.yaml").write_text("output:\n  log_dir: elsewhere/yaml\n")
     cpulaunch("run", "-n", "1", "works.py", env=env)
@@ -200,7 +202,7 @@ def test_jobs_are_found_in_the_directory_of_the_settings(
     assert ask("logs", second).stdout == "[0] it works\n"
 
 
-def test_steps_of_all_attempts_make_the_rate() -> None:
+def test_the_rate_is_computed_from_the_steps_of_all_attempts() -> None:
     attempts = [{"steps": 30, "seconds": 20.0}, {"steps": 10, "seconds": 5.0, "resumed_from": 25}]
     end = ended({"kind": "ok", "attempts": attempts, "ranks": [{"host": "a"}, {"host": "b"}], "restarts": 1})
     assert (end.steps, end.rate, end.hosts, end.ranks, end.restarts) == (35, 1.6, 2, 2, 1)
@@ -210,7 +212,7 @@ def test_steps_of_all_attempts_make_the_rate() -> None:
 def test_a_killed_launcher_on_another_host_is_reported_as_gone(
     env: dict[str, str], ask: Ask, tmp_path: Path
 ) -> None:
-    """Its host can't be looked at, and its files are in a directory of both."""
+    """Only the shared directory with its files is accessible, not the other host."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     contact = Contact("theirs", 7, "node7", "x", "1", 9e9, f"127.0.0.1:{port}", "", ["train.py"])
@@ -236,7 +238,7 @@ def test_a_killed_launcher_on_another_host_is_reported_as_gone(
     assert "can't be reached from here" in done.stderr
     assert "run this command there (ssh node7)" in done.stderr
     with job(tmp_path, env, [], SLEEPS) as launcher:
-        assert "load_batch" in ask("stacks").stdout  # though the other one is said to be newer
+        assert "load_batch" in ask("stacks").stdout  # of this job, although the other job claims to be newer
         (tmp_path / "go").touch()
         launcher.wait(TIMEOUT)
 
@@ -260,7 +262,7 @@ def test_a_stopped_launcher_is_shown_as_stopped(env: dict[str, str], ask: Ask, t
 def test_the_job_runs_even_if_the_list_cannot_be_written(
     env: dict[str, str], ask: Ask, tmp_path: Path
 ) -> None:
-    """And is found by its directory, or in it."""
+    """Commands find the job if they run in its directory or name it."""
     shutil.rmtree(env["XDG_RUNTIME_DIR"])
     Path(env["XDG_STATE_HOME"]).write_text("no directory")
     with job(tmp_path, env, [], SLEEPS) as launcher:

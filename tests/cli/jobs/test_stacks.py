@@ -1,4 +1,4 @@
-"""``cpulaunch stacks``, ``profile`` and ``logs``: real jobs, asked while they run."""
+"""``cpulaunch stacks``, ``profile`` and ``logs`` for real jobs while they run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ needs_py_spy = pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy
 
 @needs_py_spy
 @usually_under("local", "openmpi")
-def test_stacks_of_all_ranks_change_nothing(
+def test_stacks_of_all_ranks_are_shown_without_disturbing_the_job(
     launcher_options: list[str], env: dict[str, str], ask: Ask, tmp_path: Path
 ) -> None:
     with job(tmp_path, env, launcher_options, SLEEPS) as launcher:
@@ -45,7 +45,7 @@ def test_stacks_of_all_ranks_change_nothing(
     assert list(Path(env["XDG_RUNTIME_DIR"]).rglob("*.json")) == []
 
 
-def test_the_only_one_of_many_instances_goes_by_its_number(
+def test_a_single_started_instance_is_shown_with_its_number(
     env: dict[str, str], ask: Ask, tmp_path: Path
 ) -> None:
     program = SLEEPS.replace('"RANK"', '"CPULAUNCH_INSTANCE"').replace(
@@ -66,7 +66,7 @@ def test_the_only_one_of_many_instances_goes_by_its_number(
 
 
 @needs_py_spy
-def test_two_who_ask_at_once_are_both_answered(env: dict[str, str], tmp_path: Path) -> None:
+def test_two_simultaneous_requests_are_both_answered(env: dict[str, str], tmp_path: Path) -> None:
     with job(tmp_path, env, [], SLEEPS) as launcher:
         asking = [popen(tmp_path, env, "stacks", *native) for native in ([], ["--native"], ["--native"])]
         for each in asking:
@@ -76,10 +76,10 @@ def test_two_who_ask_at_once_are_both_answered(env: dict[str, str], tmp_path: Pa
 
 
 @needs_py_spy
-def test_without_a_name_it_is_the_newest_job_here_and_not_of_another_directory(
+def test_without_a_name_commands_choose_the_newest_job_in_this_directory(
     env: dict[str, str], ask: Ask, tmp_path: Path
 ) -> None:
-    """For all commands that are about one job, though another one is newer, and runs."""
+    """This holds for all commands about a single job, even if a newer job runs in another directory."""
     (project := tmp_path / "project").mkdir()
     (other := tmp_path / "other").mkdir()
     with job(project, env, [], SLEEPS) as launcher, job(other, env, [], SLEEPS) as newer:
@@ -98,9 +98,9 @@ def test_without_a_name_it_is_the_newest_job_here_and_not_of_another_directory(
                 "[1] done",
                 "[1] ready",
             ]
-        for logs in (["logs"], ["logs", "-f"]):  # of a job that has ended
+        for logs in (["logs"], ["logs", "-f"]):  # the job has ended
             assert ask(*logs, cwd=project).stderr == f"cpulaunch: logs of runs/{here.name}\n"
-        # Where none runs here, or none was run here, it is the one that runs elsewhere, and is named.
+        # If no job runs or has run in this directory, the job running elsewhere is chosen, and named.
         (nowhere := tmp_path / "nowhere").mkdir()
         there = directory_of(other)
         assert ask("stacks", cwd=project).stdout.startswith(f"job {there.name} in {there}\n")

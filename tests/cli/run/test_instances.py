@@ -1,4 +1,4 @@
-"""`cpulaunch run --instances`: real programs, by ourselves and by the real mpiexec of three MPIs."""
+"""`cpulaunch run --instances` with real programs, started directly and by the mpiexec of three MPIs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ print(json.dumps({"argv": sys.argv[1:], "cpus": sorted(os.sched_getaffinity(0)),
                   "env": {n: os.environ.get(n) for n in names}, "of_ranks": sorted(ours & os.environ.keys())}))
 """
 
-# Instance 0 fails; instance 1 goes on until that was told, which it sees in the events.
+# Instance 0 fails.  Instance 1 goes on until the log of events shows that failure.
 FAIL = """
 import os, pathlib, sys, time
 if os.environ["CPULAUNCH_INSTANCE"] == "0":
@@ -62,10 +62,10 @@ def infer(tmp_path: Path) -> Path:
 @needs_two_cores
 class TestEveryLauncher:
     @usually_under("local", "openmpi")
-    def test_instances_know_their_number_and_nothing_of_ranks(
+    def test_instances_get_their_number_but_no_variables_of_ranks(
         self, cpulaunch: Run, launcher_options, infer: Path
     ) -> None:
-        # What is lying about in the user's own environment makes no ranks of them, either.
+        # Stray variables in the user's environment must not make ranks of them.
         strays = {"RANK": "7", "WORLD_SIZE": "9", "MASTER_PORT": "29500"}
         said = ("--out=n{instance}", '{"part": {"number": {instance}}, "{instance}": "{}"}')
         done = cpulaunch(
@@ -85,14 +85,14 @@ class TestEveryLauncher:
         assert "no process group" in done.stderr
 
     @usually_under("local", "mpich")
-    def test_one_failure_does_not_end_the_other(
+    def test_the_failure_of_an_instance_does_not_end_the_others(
         self, cpulaunch: Run, launcher_options, marked, tmp_path: Path
     ) -> None:
         (tmp_path / "fail.py").write_text(FAIL)
         done = cpulaunch("run", "--instances", "2", *launcher_options, "fail.py", env=marked)
         assert done.returncode == 1
         assert done.stdout == "[1] went on\n"
-        assert "others go on" not in done.stderr  # there is one other
+        assert "others go on" not in done.stderr  # there is only one other instance
         title, lines = box(done.stderr)
         assert (title, lines[0]) == ("instance 0 on localhost failed first", "ValueError: no such luck")
         assert "cpulaunch: 1 other instance (1): exit 0" in done.stderr
@@ -102,7 +102,7 @@ class TestEveryLauncher:
 
 @needs_two_cores
 class TestOptions:
-    def test_figures_add_up(self, cpulaunch: Run, tmp_path: Path) -> None:
+    def test_metrics_of_all_instances_are_combined(self, cpulaunch: Run, tmp_path: Path) -> None:
         (tmp_path / "figures.py").write_text(FIGURES)
         done = cpulaunch("run", "--instances", "2", "figures.py")
         assert done.returncode == 0, done.stderr
@@ -126,7 +126,9 @@ class TestOptions:
         assert " on localhost failed: " not in done.stderr
         assert "cpulaunch: 1 other instance (1): ended by launcher" in done.stderr
 
-    def test_instance_runs_one_instance_in_its_place(self, cpulaunch: Run, infer: Path) -> None:
+    def test_the_option_instance_runs_a_single_instance_on_its_cores(
+        self, cpulaunch: Run, infer: Path
+    ) -> None:
         both = outputs(cpulaunch("run", "--instances", "2", infer))
         done = cpulaunch("run", "--instances", "2", "--instance", "1", infer, "--part={instance}")
         alone = json.loads(done.stdout)
@@ -136,7 +138,9 @@ class TestOptions:
         logs = {path.name for path in infer.parent.glob("runs/*/*-?.log")}
         assert logs == {"instance-0.log", "instance-1.log"}
 
-    def test_each_gets_a_line_of_arguments(self, cpulaunch: Run, infer: Path, tmp_path: Path) -> None:
+    def test_with_each_every_instance_gets_a_line_of_arguments(
+        self, cpulaunch: Run, infer: Path, tmp_path: Path
+    ) -> None:
         (tmp_path / "args.txt").write_text("# two parts\n--part 'a b' {instance}\n\n--part $x\n")
         both = outputs(cpulaunch("run", "--each", "args.txt", infer, "all-{instance}"))
         assert [r["argv"] for r in both] == [["all-0", "--part", "a b", "0"], ["all-1", "--part", "$x"]]
@@ -149,7 +153,9 @@ class TestOptions:
         assert "2 instances on 2 hosts (node[1-2]), 56 threads each · no process group, " in done.stderr
         assert f"run {how.replace(' ', '=')} {infer}" in done.stdout
 
-    def test_later_messages_call_them_instances(self, cpulaunch: Run, tmp_path: Path) -> None:
+    def test_messages_after_the_start_say_instance_instead_of_rank(
+        self, cpulaunch: Run, tmp_path: Path
+    ) -> None:
         (tmp_path / "fail.py").write_text("import os; print('CPULAUNCH_METRIC x'); os._exit(3)")
         done = cpulaunch("run", "--instances", "2", "--fail-fast", "--instance", "1", "fail.py")
         assert "localhost: instance 1 printed a metric that can't be read: expected " in done.stderr
@@ -161,7 +167,7 @@ class TestOptions:
         assert (wrong.returncode, "has no instance 0" in wrong.stderr) == (2, True)
         assert "it has instance 1" in wrong.stderr
 
-    def test_ranks_arguments_stay_as_they_are(self, cpulaunch: Run, infer: Path) -> None:
+    def test_arguments_of_ranks_are_not_changed(self, cpulaunch: Run, infer: Path) -> None:
         rank = json.loads(cpulaunch("run", "-n", "1", infer, "{instance}").stdout)
         assert rank["argv"] == ["{instance}"]
 
@@ -171,13 +177,15 @@ class TestOptions:
         done = cpulaunch("run", "--throughput_mode", "--node_id", "0", infer)
         assert json.loads(done.stdout)["env"]["CPULAUNCH_INSTANCES"] == "1"
 
-    def test_a_program_that_is_not_python_runs_as_well(self, cpulaunch: Run) -> None:
+    def test_programs_that_are_not_python_run_as_instances(self, cpulaunch: Run) -> None:
         done = cpulaunch(
             "run", "--instances", "2", "--no-python", "sh", "-c", "echo $CPULAUNCH_INSTANCE $0", "n{instance}"
         )
         assert sorted(done.stdout.splitlines()) == ["[0] 0 n0", "[1] 1 n1"]
 
-    def test_pasted_lines_start_the_same_instances(self, cpulaunch: Run, infer: Path, tmp_path: Path) -> None:
+    def test_the_pasted_shell_form_starts_the_same_instances(
+        self, cpulaunch: Run, infer: Path, tmp_path: Path
+    ) -> None:
         lines = cpulaunch("run", "--instances", "2", "--dry-run", "--format", "shell", infer, "{instance}")
         done = subprocess.run(
             ["bash", "-c", lines.stdout], capture_output=True, text=True, cwd=tmp_path, timeout=60
@@ -186,7 +194,9 @@ class TestOptions:
         seen = sorted(line.partition("] ")[2] for line in done.stdout.splitlines())
         assert sorted(json.loads(line)["argv"][0] for line in seen) == ["0", "1"]
 
-    def test_a_file_of_settings_may_say_all(self, cpulaunch: Run, infer: Path, tmp_path: Path) -> None:
+    def test_instances_can_be_set_in_the_configuration_file(
+        self, cpulaunch: Run, infer: Path, tmp_path: Path
+    ) -> None:
         (tmp_path / "cpulaunch.yaml").write_text(
             "cpulaunch: 1\nhosts: {nproc_per_node: 1}\ninstances: {count: 2, cores_per_instance: 1}\n"
         )
@@ -201,14 +211,16 @@ class TestOptions:
 @pytest.mark.slow
 class TestAScriptThatMakesAGroup:
     @pytest.mark.parametrize("how", [repeat(""), repeat("'gloo'"), "backend='nccl', init_method='env://'"])
-    def test_is_alone_in_its_group_with_a_message(self, cpulaunch: Run, tmp_path: Path, how: str) -> None:
+    def test_a_process_group_of_an_instance_has_no_other_member(
+        self, cpulaunch: Run, tmp_path: Path, how: str
+    ) -> None:
         (tmp_path / "group.py").write_text(GROUP.format(how=how))
         done = cpulaunch("run", "--instances", "2", "group.py")
         assert sorted(done.stdout.splitlines()) == ["[0] 0 1 1.0", "[1] 0 1 1.0"], done.stderr
         (line,) = [line for line in done.stderr.splitlines() if "independent programs" in line]
         assert "the process group of each has no other member" in line
 
-    def test_can_make_a_group_of_several_instances(self, cpulaunch: Run, tmp_path: Path) -> None:
+    def test_a_script_can_make_a_group_of_several_instances(self, cpulaunch: Run, tmp_path: Path) -> None:
         how = "'gloo', init_method=f'file://{__file__}.store', rank=int(__import__('os').environ['CPULAUNCH_INSTANCE']), world_size=2"
         (tmp_path / "group.py").write_text(GROUP.replace("{how}", how))
         done = cpulaunch("run", "--instances", "2", "group.py")
@@ -272,7 +284,7 @@ def test_a_file_of_arguments_may_begin_with_a_byte_order_mark(
     assert "  instance 0: --a 1 '#' 2" in lines
 
 
-def test_topology_takes_a_file_of_arguments(cpulaunch: Run, tmp_path: Path) -> None:
+def test_topology_accepts_the_option_each(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "each").write_text("a\nb\nc\n")
     drawn = ("topology", "--lscpu", REPOSITORY / "tests/plan/2x28.lscpu")
     assert cpulaunch(*drawn, "--each", "each").stdout == cpulaunch(*drawn, "--instances", "3").stdout
@@ -281,7 +293,7 @@ def test_topology_takes_a_file_of_arguments(cpulaunch: Run, tmp_path: Path) -> N
 
 
 @needs_two_cores
-def test_one_that_hangs_is_shown_and_ended_while_the_other_works(cpulaunch: Run, tmp_path: Path) -> None:
+def test_an_instance_that_hangs_is_reported_and_ended(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "hang.py").write_text(
         "import os, pathlib, time, cpulaunch\n"
         "print('ready', flush=True)\n"

@@ -1,4 +1,4 @@
-"""Options of `cpulaunch run` that came after the script."""
+"""Options of `cpulaunch run` that were typed after the script."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_complaints_about_unknown_options_are_recognized(text: str) -> None:
         "",
     ],
 )
-def test_other_errors_are_no_complaints_about_options(text: str) -> None:
+def test_other_errors_do_not_count_as_complaints_about_options(text: str) -> None:
     assert rejected_options(text.encode(), ["--precision"]) == []
 
 
-def test_an_option_that_the_script_has_is_not_misplaced(cpulaunch: Run, tmp_path: Path) -> None:
+def test_an_option_that_the_script_knows_is_not_misplaced(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import argparse\nparser = argparse.ArgumentParser()\n"
         "parser.add_argument('--precision', choices=['fp32', 'bf16'])\nparser.parse_args()\n"

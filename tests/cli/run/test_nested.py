@@ -1,4 +1,4 @@
-"""`cpulaunch run` where another launcher runs already is refused: each of its processes would start a job."""
+"""`cpulaunch run` under another launcher is refused, because each of its processes would start a job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_within_a_rank(cpulaunch: Run, train: Path) -> None:
+def test_a_run_within_a_rank_is_refused(cpulaunch: Run, train: Path) -> None:
     (train / "nested.py").write_text(NESTED)
     done = cpulaunch("run", "-n", "2", "nested.py", "-n", "1")
     error, hint = (line.removeprefix("[0] ") for line in done.stdout.splitlines()[:2])
@@ -38,7 +38,7 @@ def test_within_a_rank(cpulaunch: Run, train: Path) -> None:
     assert "trained" not in done.stdout
 
 
-def test_a_rank_may_ask_for_a_plan(cpulaunch: Run, train: Path) -> None:
+def test_a_dry_run_within_a_rank_is_allowed(cpulaunch: Run, train: Path) -> None:
     (train / "nested.py").write_text(NESTED)
     done = cpulaunch("run", "-n", "1", "nested.py", "-n", "1", "--dry-run")
     assert done.stdout.startswith("0 1 rank on "), done.stdout
@@ -49,7 +49,7 @@ def test_a_rank_may_ask_for_a_plan(cpulaunch: Run, train: Path) -> None:
     [("intel", "PMI_SIZE"), repeat("mpich", "PMI_SIZE"), ("openmpi", "OMPI_COMM_WORLD_SIZE")],
 )
 @pytest.mark.slow
-def test_under_an_mpiexec(train: Path, mpi: str, size: str) -> None:
+def test_a_run_under_mpiexec_is_refused(train: Path, mpi: str, size: str) -> None:
     options = mpi_options(mpi)
     directory = Path(options[-1]) if "--mpi-path" in options else Path(sys.executable).parent
     as_root = ["--allow-run-as-root", "--oversubscribe"] if mpi == "openmpi" else []
@@ -86,7 +86,7 @@ STEP = {
 }
 
 
-def test_in_a_step_of_slurm() -> None:
+def test_a_run_in_a_slurm_step_of_several_tasks_is_refused() -> None:
     with pytest.raises(UsageError, match=r"process 3 of 4 of srun \(\$SLURM_STEP_NUM_TASKS\)") as e:
         refuse_within_a_launcher(STEP)
     assert e.value.hint == "leave out srun: cpulaunch itself starts the ranks on all hosts (here -n 4)"
@@ -101,5 +101,5 @@ def test_in_a_step_of_slurm() -> None:
     ],
     ids=["srun --pty", "a step of one process", "sbatch"],
 )
-def test_where_slurm_started_one_process(environ: dict[str, str]) -> None:
+def test_a_run_is_allowed_if_slurm_started_a_single_process(environ: dict[str, str]) -> None:
     refuse_within_a_launcher(environ)

@@ -1,4 +1,4 @@
-"""What stands in the script's place and is none: other launchers' commands, and scripts of a shell."""
+"""Errors for other launchers' commands and shell scripts in the place of the script."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cpulaunch.cli.main import main
         ("-m intel_extension_for_pytorch.cpu.launch --node_id 0 train.py", "--node_id 0 train.py"),
     ],
 )
-def test_a_launcher_in_place_of_the_script_is_removed(
+def test_the_hint_omits_a_launcher_in_the_place_of_the_script(
     script: None, capsys: pytest.CaptureFixture[str], command: str, instead: str
 ) -> None:
     assert main(["run", *command.split()]) == 2
@@ -44,19 +44,19 @@ def test_a_launcher_in_place_of_the_script_is_removed(
     assert hint == f"cpulaunch: hint: type: cpulaunch run {instead}"
 
 
-def test_a_script_may_be_called_cpu(script: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_can_be_called_cpu(script: None, capsys: pytest.CaptureFixture[str]) -> None:
     Path("cpu").write_text("print()\n")
     assert main(["run", "-n", "1", "--dry-run", "cpu", "train.py"]) == 0
 
 
-def test_the_command_that_is_suggested_may_be_typed(script: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_suggested_command_works(script: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "mpirun", "-n", "1", "-genv", "A", "-1", "python", "train.py"]) == 2
     typed = capsys.readouterr().err.splitlines()[-1].partition("cpulaunch run ")[2].split()
     assert main(["run", "--dry-run", "--format", "json", *typed]) == 0
     assert json.loads(capsys.readouterr().out)["env"]["A"] == "-1"
 
 
-def test_a_launchers_option_that_is_refused_is_named_at_once(
+def test_the_error_for_another_launcher_also_names_its_unsupported_option(
     script: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "torchrun", "--redirects", "3", "train.py"]) == 2
@@ -71,14 +71,17 @@ def test_a_launchers_option_that_is_refused_is_named_at_once(
     [
         ("#!/bin/bash\n#SBATCH -N 4\nsrun python train.py\n", "bash"),
         ("#! /usr/bin/env zsh\nexit\n", "zsh"),
-        ("#!/bin/sh\n'''exec' /venv/bin/python \"$0\" \"$@\"\n' '''\nprint()\n", ""),  # as pip writes them
+        (
+            "#!/bin/sh\n'''exec' /venv/bin/python \"$0\" \"$@\"\n' '''\nprint()\n",
+            "",
+        ),  # the start of a script that pip installs
         ("#!/usr/bin/env python3\nprint()\n", ""),
         ("#!/venv/bash-completion/bin/python\nprint()\n", ""),
         ("print()  # !/bin/sh\n", ""),
         ("", ""),
     ],
 )
-def test_a_script_of_a_shell_is_no_script_for_ranks(
+def test_a_shell_script_is_refused(
     script: None, capsys: pytest.CaptureFixture[str], text: str, shell: str
 ) -> None:
     Path("job").write_text(text)

@@ -1,4 +1,4 @@
-"""`cpulaunch run` with real ranks: by ourselves, and by the real mpiexec of three MPIs."""
+"""`cpulaunch run` with real ranks, started directly and by the mpiexec of three MPIs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 class TestEveryLauncher:
-    def test_ranks_know_who_they_are_and_have_the_planned_cores(
+    def test_ranks_get_their_numbers_and_the_planned_cores(
         self, cpulaunch: Run, launcher_options, show
     ) -> None:
         ranks = outputs(cpulaunch("run", "-n", "2", *launcher_options, "show.py", "--lr", "0.1"))
@@ -120,7 +120,7 @@ class TestEveryLauncher:
         ),
         indirect=["launcher_options"],
     )
-    def test_a_failing_rank_is_named_and_its_code_is_ours(
+    def test_a_failed_rank_is_named_and_the_job_has_its_exit_code(
         self, cpulaunch: Run, launcher_options, fail, marked, how, code, kind, said
     ) -> None:
         done = cpulaunch("run", "-n", "2", *launcher_options, "fail.py", how, env=marked)
@@ -152,7 +152,7 @@ class TestEveryLauncher:
         by_launcher(itertools.product(LAUNCHERS, SIGNALS), usual=[*zip(MPIS, SIGNALS, strict=True)]),
         indirect=["launcher_options"],
     )
-    def test_a_signal_ends_everything_though_the_program_ignores_it(
+    def test_a_signal_ends_all_processes_even_if_the_program_ignores_it(
         self, launcher_options, marked, tmp_path, number
     ) -> None:
         with job(tmp_path, marked, launcher_options, programs.FAMILY, "--grace-period", "0.5") as launcher:
@@ -162,7 +162,7 @@ class TestEveryLauncher:
         assert outcome(tmp_path)["kind"] == "interrupted"
 
     @usually_under("local", "openmpi")
-    def test_a_killed_launcher_leaves_nothing_behind(self, launcher_options, marked, tmp_path) -> None:
+    def test_a_killed_launcher_leaves_no_processes(self, launcher_options, marked, tmp_path) -> None:
         with job(tmp_path, marked, launcher_options, programs.FAMILY, "--grace-period", "0.5") as launcher:
             launcher.kill()
             launcher.wait(TIMEOUT)
@@ -181,7 +181,7 @@ class TestEveryLauncher:
         assert {tuple(r["argv"]) for r in outputs(done)} == {("show.py", *NASTY)}
 
     @usually_under("local")
-    def test_the_pasted_shell_form_fails_as_the_rank_does(
+    def test_the_pasted_shell_form_fails_if_a_rank_fails(
         self, cpulaunch: Run, launcher_options, tmp_path
     ) -> None:
         (tmp_path / "five.py").write_text("import sys; sys.exit(5)")
@@ -192,7 +192,7 @@ class TestEveryLauncher:
 
 
 def shell(script: str, directory: Path, sh: str = "sh", **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of a shell."""
+    """Run a shell script."""
     return subprocess.run(
         [sh, "-c", script], cwd=directory, env=clean_environment(**env), capture_output=True, text=True,
         timeout=TIMEOUT, stdin=subprocess.DEVNULL,
@@ -211,7 +211,7 @@ while there(): time.sleep(0.05)
 
 
 def wait_until_gone(mark: dict[str, str]) -> None:
-    """Wait for the end of all processes whose environment has the ``mark``."""
+    """Wait until all processes with ``mark`` in their environment have ended."""
     ((name, value),) = mark.items()
     command = [sys.executable, "-c", WAIT_UNTIL_GONE, f"{name}={value}"]
     subprocess.run(command, env=clean_environment(), timeout=TIMEOUT, check=True)
@@ -240,7 +240,7 @@ class TestLauncherInOddPlaces:
         )
         launcher.expect(r"\[[01]\] ready")
         launcher.expect(r"\[[01]\] ready")
-        launcher.close(force=False)  # hangs up, and waits a moment
+        launcher.close(force=False)  # sends SIGHUP, and waits briefly
         wait_until_gone(marked)
 
     @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
@@ -252,11 +252,13 @@ class TestLauncherInOddPlaces:
         assert all(log.stat().st_size for log in show.parent.glob("runs/*/rank-?.log"))
 
     @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>/dev/full"])
-    def test_the_ranks_exit_code_remains_if_the_report_cannot_be_shown(self, tmp_path, closed: str) -> None:
+    def test_the_exit_code_is_the_ranks_even_if_the_report_cannot_be_printed(
+        self, tmp_path, closed: str
+    ) -> None:
         command = f"exec {sys.executable} -m cpulaunch run -n 2 --no-python sh -c 'exit 4' {closed}"
         assert shell(command, tmp_path).returncode == 4
 
-    def test_a_reader_that_leaves_early_does_not_end_the_job(self, marked, show) -> None:
+    def test_a_closed_output_pipe_does_not_end_the_job(self, marked, show) -> None:
         command = f"{sys.executable} -m cpulaunch run -n 2 show.py 2>&1 | true"
         shell(command, show.parent, **marked)
         wait_until_gone(marked)
@@ -270,7 +272,7 @@ class TestLauncherInOddPlaces:
         )
         assert done.stdout == b"b'\\xff'\n", done.stderr
 
-    def test_an_mpiexec_that_starts_nothing_is_a_failure(self, cpulaunch: Run, show) -> None:
+    def test_an_mpiexec_that_starts_no_ranks_is_a_failure(self, cpulaunch: Run, show) -> None:
         done = cpulaunch("run", "-n", "2", "--mpi", "intel", "--mpi-args=--version", "show.py")
         assert done.returncode == 3
         assert outcome(show.parent)["kind"] == "start_failed"
@@ -278,7 +280,9 @@ class TestLauncherInOddPlaces:
 
 class TestSlurmShell:
     @usually_under("local", "openmpi")
-    def test_a_run_is_not_confused_by_slurm(self, cpulaunch: Run, launcher_options, show) -> None:
+    def test_variables_of_slurm_and_other_launchers_do_not_confuse_a_run(
+        self, cpulaunch: Run, launcher_options, show
+    ) -> None:
         env = {
             "SLURM_PROCID": "5",
             "SLURM_NTASKS": "8",
@@ -297,7 +301,7 @@ class TestSlurmShell:
             assert seen["OMPI_COMM_WORLD_RANK"] in (None, str(rank))
 
 
-def test_hydras_message_on_an_unneeded_topology_stays_in_its_log(cpulaunch: Run, show) -> None:
+def test_hydras_needless_topology_warning_appears_only_in_its_log(cpulaunch: Run, show) -> None:
     said = "IPL WARN> no such node\nall else\nIPL WARN> again"
     options = mpiexec_after(show.parent, f"echo '{said}' >&2; exec")
     done = cpulaunch("run", "-n", "2", *options, "show.py")
@@ -308,7 +312,7 @@ def test_hydras_message_on_an_unneeded_topology_stays_in_its_log(cpulaunch: Run,
 
 
 def test_files_that_may_hold_secrets_are_private(cpulaunch: Run, show) -> None:
-    """What mpiexec prints when it is asked for details has the environment in it."""
+    """mpiexec's log is such a file: its debug output includes the environment."""
     options = mpiexec_after(show.parent, "echo SECRET=1; exec")
     assert cpulaunch("run", "-n", "2", *options, "show.py").returncode == 0
     (directory,) = show.parent.glob("runs/*")
@@ -320,7 +324,7 @@ def test_files_that_may_hold_secrets_are_private(cpulaunch: Run, show) -> None:
     }
 
 
-def test_the_headline_names_decisions_of_the_script(cpulaunch: Run, show: Path) -> None:
+def test_with_as_written_the_headline_shows_no_planned_precision(cpulaunch: Run, show: Path) -> None:
     done = cpulaunch("run", "-n", "1", "--as-written", "show.py")
     assert re.search(r"1 rank on this machine, \d+ threads? · as written · started directly", done.stderr)
     assert "bf16" not in done.stderr
@@ -328,7 +332,7 @@ def test_the_headline_names_decisions_of_the_script(cpulaunch: Run, show: Path) 
 
 class TestPlacement:
     def test_a_rank_that_may_not_use_its_cores_fails_the_job(self, cpulaunch: Run, show) -> None:
-        """The plan is made with all CPUs, but the ranks are started with fewer."""
+        """The plan uses all CPUs, but mpiexec starts the ranks with fewer."""
         options = mpiexec_after(show.parent, "exec taskset -c 0")
         done = cpulaunch("run", "-n", "2", *options, "show.py")
         assert done.returncode == 3

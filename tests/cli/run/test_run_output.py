@@ -1,4 +1,4 @@
-"""`cpulaunch run`: what is shown of the ranks' output, and what is kept."""
+"""How `cpulaunch run` shows and logs the output of the ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cli.conftest import popen
 
 
 class TestOutput:
-    def test_lines_never_mix_and_nothing_is_lost(self, cpulaunch: Run, tmp_path) -> None:
+    def test_lines_of_ranks_never_mix_and_none_is_lost(self, cpulaunch: Run, tmp_path) -> None:
         (tmp_path / "talk.py").write_text(
             "import os, sys\nr = os.environ['RANK']\n"
             "for i in range(20000): print(r * 50, i)\n"
@@ -27,13 +27,13 @@ class TestOutput:
             (log,) = tmp_path.glob(f"runs/*/rank-{rank}.log")
             assert log.read_text() == "".join(f"{rank * 50} {i}\n" for i in range(20000)) + f"end {rank}"
 
-    def test_tee_of_one_rank_has_no_prefix_and_binary_passes(self, cpulaunch: Run, tmp_path) -> None:
+    def test_output_of_a_single_rank_has_no_prefix_and_may_be_binary(self, cpulaunch: Run, tmp_path) -> None:
         (tmp_path / "binary.py").write_text("import sys; sys.stdout.buffer.write(bytes(range(256)) * 1000)")
         done = cpulaunch("run", "-n", "2", "--tee", "1", "binary.py", text=False)
         assert done.stdout == bytes(range(256)) * 1000
         assert next(tmp_path.glob("runs/*/rank-0.log")).read_bytes() == bytes(range(256)) * 1000
 
-    def test_a_huge_line_and_a_line_without_end_do_no_harm(self, cpulaunch: Run, tmp_path) -> None:
+    def test_huge_and_unterminated_lines_do_no_harm(self, cpulaunch: Run, tmp_path) -> None:
         (tmp_path / "long.py").write_text("print('x' * 10_000_000); print('end', end='')")
         done = cpulaunch("run", "-n", "2", "--tee", "all", "long.py")
         assert done.returncode == 0
@@ -41,7 +41,7 @@ class TestOutput:
         assert all(line[:4] in ("[0] ", "[1] ") for line in done.stdout.splitlines())
         assert done.stdout.count("end") == 2
 
-    def test_a_job_continues_when_its_output_is_no_longer_read(self, marked, tmp_path) -> None:
+    def test_a_job_continues_if_nobody_reads_its_output_any_more(self, marked, tmp_path) -> None:
         (tmp_path / "count.py").write_text("for number in range(100_000): print(number)")
         with bounded(popen(tmp_path, marked, "run", "-n", "1", "count.py")) as launcher:
             assert launcher.stdout
@@ -51,7 +51,7 @@ class TestOutput:
         (log,) = tmp_path.glob("runs/*/rank-0.log")
         assert log.read_text().splitlines() == [str(number) for number in range(100_000)]
 
-    def test_unwritable_log_directory_is_a_warning(self, cpulaunch: Run, show, tmp_path) -> None:
+    def test_an_unwritable_log_directory_gives_a_warning(self, cpulaunch: Run, show, tmp_path) -> None:
         (tmp_path / "file").write_text("")
         done = cpulaunch("run", "-n", "2", "--log-dir", "file", "show.py", env={"TMPDIR": str(tmp_path)})
         assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""`cpulaunch run`: the program sees what `python train.py` would show it."""
+"""Programs run by `cpulaunch run` behave as if run by `python train.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from support.command import TIMEOUT, Run, clean_environment
 from support.jobs import outcome
 
-# Rank 1 ends once the process of rank 0 is gone.
+# Rank 1 ends after the process of rank 0.
 ONE_AFTER_THE_OTHER = """
 import os, pathlib, time
 first = pathlib.Path("first")
@@ -22,7 +22,7 @@ else:
 
 
 class TestPlainPython:
-    """The program sees what `python train.py` would show it."""
+    """Programs behave as if run by `python train.py`."""
 
     def test_spawned_children_find_the_main_module(self, cpulaunch: Run, tmp_path) -> None:
         (tmp_path / "spawn.py").write_text(
@@ -32,21 +32,19 @@ class TestPlainPython:
         done = cpulaunch("run", "-n", "1", "spawn.py")
         assert done.stdout == "[9]\n", done.stderr
 
-    def test_an_early_exit_with_0_is_no_failure(self, cpulaunch: Run, tmp_path) -> None:
+    def test_a_rank_may_exit_with_0_before_the_others(self, cpulaunch: Run, tmp_path) -> None:
         (tmp_path / "early.py").write_text(ONE_AFTER_THE_OTHER)
         assert cpulaunch("run", "-n", "2", "early.py").returncode == 0
         assert [r["status"] for r in outcome(tmp_path)["ranks"]] == ["exit 0", "exit 0"]
 
-    def test_syntax_and_import_errors_have_their_place(self, cpulaunch: Run, tmp_path) -> None:
+    def test_syntax_errors_are_reported_with_file_and_line(self, cpulaunch: Run, tmp_path) -> None:
         (tmp_path / "bad.py").write_text("x = 1\ny = = 2\n")
         assert cpulaunch("run", "-n", "2", "bad.py").returncode == 1
         first = outcome(tmp_path)["first_failure"]
         assert (first["file"], first["line"]) == ("bad.py", 2)
         assert first["error"].startswith("SyntaxError: ")
 
-    def test_processes_that_a_finished_program_leaves_are_ended(
-        self, cpulaunch: Run, tmp_path, marked
-    ) -> None:
+    def test_processes_that_a_finished_program_left_are_ended(self, cpulaunch: Run, tmp_path, marked) -> None:
         (tmp_path / "leave.py").write_text(
             "import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)"
         )
@@ -70,7 +68,9 @@ class TestPlainPython:
         )
         assert sorted(done.stdout.splitlines()) == ["[0] ran", "[1] ran"], done.stderr
 
-    def test_file_is_absolute_and_main_outlives_the_last_line(self, cpulaunch: Run, tmp_path) -> None:
+    def test_dunder_file_is_absolute_and_threads_can_still_use_the_main_module(
+        self, cpulaunch: Run, tmp_path
+    ) -> None:
         (tmp_path / "late.py").write_text(
             "import pickle, threading\nclass C: pass\n"
             "def late():\n    threading.main_thread().join()\n    print(len(pickle.dumps(C())) > 0, __file__)\n"
@@ -79,7 +79,7 @@ class TestPlainPython:
         done = cpulaunch("run", "-n", "1", "late.py")
         assert done.stdout == f"True {tmp_path}/late.py\n", done.stderr
 
-    def test_directories_and_zip_files_run(self, cpulaunch: Run, tmp_path) -> None:
+    def test_directories_and_zip_files_can_be_run(self, cpulaunch: Run, tmp_path) -> None:
         (tmp_path / "app").mkdir()
         (tmp_path / "app" / "__main__.py").write_text("import helper; print(helper.WORD)")
         (tmp_path / "app" / "helper.py").write_text("WORD = 'helped'")
@@ -90,6 +90,6 @@ class TestPlainPython:
             done = cpulaunch("run", "-n", "1", program)
             assert done.stdout == "helped\n", done.stderr
 
-    def test_a_signal_that_ends_python_is_the_exit_code(self, cpulaunch: Run, tmp_path) -> None:
+    def test_a_fatal_signal_determines_the_exit_code(self, cpulaunch: Run, tmp_path) -> None:
         (tmp_path / "int.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
         assert cpulaunch("run", "-n", "1", "int.py").returncode == 130

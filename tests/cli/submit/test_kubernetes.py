@@ -1,4 +1,4 @@
-"""``cpulaunch submit --to kubernetes``: what becomes of its options, and what kubectl is told."""
+"""``cpulaunch submit --to kubernetes``: the job that its options produce, and its calls of kubectl."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ BASE = ["submit", "--to", "kubernetes", "--image", "train:1"]
 TRAINJOB = ["submit", "--to", "trainjob", "--image", "train:1"]
 
 KUBECTL = """#!/bin/sh
-# Notes what it is called with, and what it is to create; FAILS names a kind that it refuses.
-# What it says of pods are the lines of the file PODS, one after the other.
+# Records its arguments and input in the file NOTES, and refuses to create objects of the kind FAILS.
+# Each call of `get pods` prints the next line of the file PODS; the last line is repeated.
 case "$1 $2" in
   "config current-context") echo "the-cluster"; exit;;
   "get pods") head -n 1 "$PODS"; sed -i '1{$!d}' "$PODS"; exit;;
@@ -46,7 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def kubectl(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A kubectl without a cluster: the file that it notes its calls in."""
+    """Install a fake kubectl; return the file in which it records its calls."""
     (here / "bin").mkdir()
     (program := here / "bin" / "kubectl").write_text(KUBECTL)
     program.chmod(0o755)
@@ -56,7 +56,7 @@ def kubectl(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The MPIJob's spec, and the files that go with it."""
+    """The MPIJob that a dry run prints, and the files that it mounts."""
     assert main([*BASE, "--dry-run", *words]) == 0
     job, *maps = yaml.safe_load_all(capsys.readouterr().out)
     return job, maps[0]["data"] if maps else {}
@@ -97,7 +97,7 @@ def test_the_launcher_runs_the_given_command(
         ("--nnodes 2:4 --max-restarts 1 --mpi intel", 4, None, "Intel"),
     ],
 )
-def test_workers_slots_and_mpi(
+def test_options_set_workers_slots_and_mpi(
     typed: str,
     workers: int,
     slots: int | None,
@@ -111,7 +111,7 @@ def test_workers_slots_and_mpi(
     assert (spec.get("slotsPerWorker"), spec["mpiImplementation"]) == (slots, implementation)
 
 
-def test_settings_of_yaml_and_environment_go_with_the_job(
+def test_settings_from_yaml_and_environment_are_passed_to_the_job(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "cpulaunch.yaml").write_text("training:\n  precision: fp32\n")
@@ -136,7 +136,7 @@ def test_settings_of_yaml_and_environment_go_with_the_job(
     assert "hunter2" not in str(job)
 
 
-def test_a_job_is_called_like_its_script(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_is_named_after_its_script(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "Train_my-BERT.v2.py").touch()
     names = [printed(capsys, "Train_my-BERT.v2.py")[0]["metadata"]["name"] for _ in range(2)]
     assert all(re.fullmatch("train-my-bert-v2-[0-9a-f]{6}", name) for name in names)
@@ -178,7 +178,7 @@ def test_a_job_is_called_like_its_script(here: Path, capsys: pytest.CaptureFixtu
         ("sub", "sub: is a directory"),
         ("latin.py", "latin.py: not UTF-8 text"),
         ("big.py", "big.py: 1,048,577 bytes are too many for a ConfigMap; at most 1,048,576 fit"),
-        ("whole.py", "whole.py: 1,048,584 bytes are too many for a ConfigMap"),  # with its name
+        ("whole.py", "whole.py: 1,048,584 bytes are too many for a ConfigMap"),  # the size includes its name
         ("4.py", "'4-"),
         ("", "no script to run"),
         ("submit --image train:1 train.py", "--image is for --to kubernetes, and this job is for slurm"),
@@ -235,11 +235,11 @@ def test_a_trainjobs_runtime_is_created_before_it(kubectl: Path, capsys: pytest.
         ("ConfigMap", "exceeded quota", "", "delete --ignore-not-found trainjob/train trainingruntime/train"),
     ],
 )
-def test_a_refusal_of_kubectl_leaves_no_part_of_a_trainjob(
+def test_if_kubectl_refuses_a_trainjob_nothing_is_left_in_the_cluster(
     kind: str, says: str, hint: str, last: str, kubectl: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    # Not the reference to the runtime in the TrainJob.
+    # The second line makes sure that the reference to the runtime in the TrainJob doesn't match.
     monkeypatch.setenv("FAILS", f"{kind}\nmetadata")
     monkeypatch.setenv("SAYS", says)
     assert main([*TRAINJOB, "-J", "train", "train.py"]) == 3
@@ -272,7 +272,7 @@ def test_a_patch_names_the_document_that_it_changes(here: Path, capsys: pytest.C
         ("ConfigMap", "exceeded quota", "", "delete --ignore-not-found mpijob/train"),
     ],
 )
-def test_a_refusal_of_kubectl_leaves_no_part_of_a_job(
+def test_if_kubectl_refuses_a_job_nothing_is_left_in_the_cluster(
     kind: str, says: str, hint: str, last: str, kubectl: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -287,7 +287,7 @@ def test_a_refusal_of_kubectl_leaves_no_part_of_a_job(
 
 
 def pod(phase: str, **more: Any) -> str:
-    """The launcher's pod as kubectl prints it, in a line."""
+    """The launcher's pod as kubectl prints it, in a single line."""
     ended = {"state": {"terminated": {"exitCode": more.pop("code")}}} if "code" in more else {"state": {}}
     status = {"phase": phase, "containerStatuses": [{"name": "launcher", **ended}], **more}
     return json.dumps({"items": [{"metadata": {"name": "train-launcher-x"}, "status": status}]})
@@ -328,7 +328,7 @@ def test_a_trainjob_is_followed_to_its_end(
     assert "TrainJob train has ended with exit code 5\n" in capfd.readouterr().err
 
 
-def test_a_job_that_is_deleted_while_it_waits_is_followed_no_more(
+def test_following_stops_if_a_waiting_job_is_deleted(
     kubectl: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (answers := kubectl.parent / "pods").write_text('{"items": []}\n')
@@ -338,7 +338,9 @@ def test_a_job_that_is_deleted_while_it_waits_is_followed_no_more(
     assert 'kubectl: Error: mpijobs "train" not found' in capsys.readouterr().err
 
 
-def test_a_patch_sets_fields_without_an_option(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_patch_sets_fields_for_which_there_is_no_option(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     patch = re.search(r"```yaml\n(.*?)```", (REPOSITORY / "docs" / "kubernetes.md").read_text(), re.S)
     assert patch
     (here / "site.yaml").write_text(patch[1])
@@ -358,7 +360,7 @@ def test_a_patch_sets_fields_without_an_option(here: Path, capsys: pytest.Captur
     assert list(files) == ["train.py"]
 
 
-def test_without_kubectl(
+def test_without_kubectl_the_error_suggests_writing_the_job_to_a_file(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -368,7 +370,7 @@ def test_without_kubectl(
     assert "use --output F to write the job to a file" in error
 
 
-def test_the_pages_commands_are_understood(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_on_the_page_are_valid(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "examples").mkdir()
     (here / "examples" / "digits.py").write_text((REPOSITORY / "examples" / "digits.py").read_text())
     page = (REPOSITORY / "docs" / "kubernetes.md").read_text()
@@ -381,7 +383,7 @@ def test_the_pages_commands_are_understood(here: Path, capsys: pytest.CaptureFix
         assert yaml.safe_load(capsys.readouterr().out.partition("\n---")[0])["kind"] == kind
 
 
-def test_the_pages_messages_are_current(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_messages_on_the_page_are_current(kubectl: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (REPOSITORY / "docs" / "kubernetes.md").read_text()
     shown = re.findall(r"^cpulaunch: .*\n", page, re.M)
     Path("digits.py").touch()

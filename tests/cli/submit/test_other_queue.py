@@ -1,4 +1,4 @@
-"""A queue of an installed package: the example for PBS."""
+"""A queue that an installed package provides.  The package is the example for PBS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cpulaunch.plugins import QUEUES
 
 PBS = (REPOSITORY / "examples/queues/cpulaunch_queue_pbs.py").read_text()
 
-# Runs the job at once, as a queue without other jobs would.
+# Runs the job at once, like an empty queue.
 QSUB = """\
 #!/bin/sh
 cat >"$SPOOL/job.sh"
@@ -33,7 +33,7 @@ echo "    Exit_status = $(cat "$SPOOL/code")"
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """With the package and PBS's programs installed; scripts are in ``tmp_path``, jobs in ``spool``."""
+    """An environment with the package and fake programs of PBS.  The directory ``spool`` has the jobs."""
     (site := tmp_path / "site").mkdir()
     found = install(site, "theirs", PBS, {QUEUES: "pbs = theirs:QUEUE"})
     (programs := tmp_path / "bin").mkdir()
@@ -86,7 +86,7 @@ def test_errors_are_reported(
     assert says in done.stderr
 
 
-def test_an_object_that_is_no_queue(environment: dict[str, str], tmp_path: Path) -> None:
+def test_an_entry_point_that_is_not_a_queue_is_an_error(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "site" / "theirs.py").write_text("QUEUE = 3\n")
     done = submit(environment, tmp_path, "--to", "pbs", "train.py")
     assert done.returncode == 2
@@ -94,7 +94,7 @@ def test_an_object_that_is_no_queue(environment: dict[str, str], tmp_path: Path)
     assert submit(environment, tmp_path, "--dry-run", "train.py").returncode == 0
 
 
-def test_help_shows_its_options(environment: dict[str, str], tmp_path: Path) -> None:
+def test_help_shows_the_options_of_the_queue(environment: dict[str, str], tmp_path: Path) -> None:
     done = submit(environment, tmp_path, "--to", "pbs", "--help")
     group = done.stdout.partition("PBS (--to pbs):")[2].partition("\n\n")[0]
     assert "-q QUEUE" in group

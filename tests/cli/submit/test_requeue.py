@@ -1,4 +1,4 @@
-"""The batch script of docs/restarts.md: when it puts a job into the queue once more."""
+"""Which jobs the batch script in docs/restarts.md requeues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.namespaces import until
 
 from cpulaunch.cli.run.command import MAX_REQUEUES
 
-# It saves as a Checkpoint does, but without PyTorch, and ends by itself once there is a file "go".
+# The script saves like Checkpoint, but without PyTorch.  It ends by itself when the file "go" exists.
 SAVES = """
 import os, pathlib, signal, sys, time
 from cpulaunch.runtime.reports import saved
@@ -29,7 +29,7 @@ while not pathlib.Path("go").exists():
 sys.exit(3)
 """
 
-# It is still far from a first step, and from anything that could save.
+# The script has made no step and has nothing to save.
 BEGINS = """
 import pathlib, time
 pathlib.Path("ready").touch()
@@ -48,10 +48,10 @@ while not pathlib.Path("go").exists():
         (BEGINS, True, MAX_REQUEUES, 128 + signal.SIGUSR1),
     ],
 )
-def test_a_batch_script_requeues_a_job_that_has_saved_or_not_begun(
+def test_a_job_is_requeued_if_it_has_saved_or_made_no_step(
     tmp_path: Path, script: str, signaled: bool, before: int, code: int
 ) -> None:
-    """``before``: how often it was requeued already."""
+    """``before`` is the number of earlier requeues."""
     text = (REPOSITORY / "docs" / "restarts.md").read_text()
     (batch,) = re.findall(r"```bash\n(.*?)```", text, re.S)
     (tmp_path / "train.py").write_text(script)

@@ -1,4 +1,4 @@
-"""``cpulaunch submit``: whose options are whose, and the script that comes of it."""
+"""``cpulaunch submit``: options of sbatch and of the job, and the resulting batch script."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def slurm(script: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Put a program of Slurm's in front of all others, which does as the shell is told."""
+    """A function that puts a fake program of Slurm on the PATH; the program runs the given shell commands."""
     monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin")
 
     def put(program: str, commands: str) -> None:
@@ -82,14 +82,14 @@ def slurm(script: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str],
         ("-N 2 -c 8 --requeue -m train", REQUEUED),
     ],
 )
-def test_options_of_sbatch_become_its_lines_and_the_others_stay_the_jobs(
+def test_options_of_sbatch_become_directives_and_others_go_to_run(
     typed: str, text: str, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["submit", "--dry-run", *shlex.split(typed)]) == 0
     assert capsys.readouterr().out == text
 
 
-def test_sbatchs_letters_and_its_log(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_options_of_sbatch_are_known(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (script.parent / "logs").mkdir()
     typed = "-N4 -pbatch -t 30 -ppn 2 -o logs/%j.out -e err --no-kill -n 8 train.py"
     assert main(["submit", "--dry-run", *typed.split()]) == 0
@@ -134,7 +134,7 @@ def test_paths_are_relative_to_the_jobs_directory(script: Path, capsys: pytest.C
         ("--rdzv-backend static", f"exec {RUN} --rdzv-backend=static train.py"),
     ],
 )
-def test_usable_options_of_sbatch_are_accepted(
+def test_supported_options_of_sbatch_are_accepted(
     typed: str, line: str, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (script.parent / getuser()).mkdir()
@@ -155,7 +155,7 @@ def test_usable_options_of_sbatch_are_accepted(
         ("--signal=B:HUP@60", "B:HUP@60", None),
     ],
 )
-def test_ranks_have_the_time_to_save_between_the_signal_and_the_limit(
+def test_the_grace_period_is_the_time_between_signal_and_time_limit(
     typed: str, signal: str, grace: str | None, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["submit", "--dry-run", *typed.split(), "train.py"]) == 0
@@ -166,7 +166,7 @@ def test_ranks_have_the_time_to_save_between_the_signal_and_the_limit(
 
 
 @pytest.mark.parametrize("time", ["2", "3", "2:30"])
-def test_the_remedies_for_a_time_limit_that_is_too_short_are_some(
+def test_the_suggested_remedies_for_a_short_time_limit_work(
     time: str, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed = ["submit", "--dry-run", "--requeue"]
@@ -277,7 +277,7 @@ def test_the_page_shows_the_plan_from_slurms_description(
     assert shown.startswith(capsys.readouterr().err)
 
 
-def test_named_hosts_are_planned(
+def test_the_plan_uses_the_named_hosts(
     script: Path, slurm: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     slurm("sinfo", "echo 'batch*|1|8|1|4000|96|(null)'")
@@ -298,7 +298,7 @@ def test_named_hosts_are_planned(
         (["--ntasks", "8", "--nodes", "1"], ""),
     ],
 )
-def test_a_small_share_of_a_node_without_a_request_is_a_warning(
+def test_an_unrequested_small_share_of_a_node_gives_a_warning(
     options: list[str], warning: str, slurm: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     slurm("sinfo", "echo 'batch*|1|8|1|256000|96|(null)'")
@@ -315,7 +315,7 @@ def test_a_small_share_of_a_node_without_a_request_is_a_warning(
         (["--mem", "0"], False),
     ],
 )
-def test_one_cpu_of_a_node_is_warned_of_where_nobody_describes_the_nodes(
+def test_a_job_with_one_cpu_gives_a_warning_even_without_facts_of_the_nodes(
     options: list[str],
     warned: bool,
     script: Path,
@@ -335,7 +335,7 @@ def test_one_cpu_of_a_node_is_warned_of_where_nobody_describes_the_nodes(
         (["--mem", "64G", "--exclusive"], "cores 0-7, NUMA 0, 8 threads", False),
     ],
 )
-def test_a_plan_from_a_description_is_of_the_part_that_the_job_gets(
+def test_the_plan_uses_only_the_part_of_a_node_that_the_job_gets(
     options: list[str], cores: str, warned: bool, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed = [*options, "--backend", "gloo", "--lscpu", "lscpu", "train.py"]
@@ -374,11 +374,11 @@ def test_with_wait_the_exit_code_is_the_jobs(
     ("time", "seconds"),
     [("90", 5400), ("90:30", 5430), ("2:00:00", 7200), ("1-12", 129600), ("1-2:30", 95400), ("x", None)],
 )
-def test_a_time_limit(time: str, seconds: int | None) -> None:
+def test_time_limits_of_slurm_are_parsed(time: str, seconds: int | None) -> None:
     assert limit({"--time": time}) == seconds
 
 
-def test_a_line_reports_missing_facts_of_the_nodes(
+def test_a_message_says_that_facts_of_the_nodes_are_missing(
     script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -406,7 +406,7 @@ def test_the_resources_that_a_job_requests(
     assert share(options, 16) == (tasks, cpus)
 
 
-def test_without_sbatch(
+def test_without_sbatch_the_error_suggests_a_dry_run(
     script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -414,7 +414,7 @@ def test_without_sbatch(
     assert "use --dry-run to print the script" in capsys.readouterr().err
 
 
-def test_the_users_open_mode_of_the_log_is_kept() -> None:
+def test_the_users_open_mode_for_the_log_is_kept() -> None:
     text = batch_script([("--requeue", ""), ("--open-mode", "truncate")], ["cpulaunch", "run", "train.py"])
     assert re.findall("^#SBATCH .*mode=.*", text, re.M) == ["#SBATCH --open-mode=truncate"]
 
@@ -427,17 +427,17 @@ def test_the_users_open_mode_of_the_log_is_kept() -> None:
         ({"--output": "my %x%%.%j", "--job-name": "bert", "--chdir": "/scratch"}, "'/scratch/my 'bert%.*"),
     ],
 )
-def test_the_logs_of_an_array_are_a_pattern_for_the_shell(options: dict[str, str], pattern: str) -> None:
+def test_the_logs_of_a_job_array_are_named_by_a_shell_pattern(options: dict[str, str], pattern: str) -> None:
     assert log_of_array("4711", options) == pattern
 
 
-def test_help_shows_no_option_that_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_submit_omits_options_that_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["submit", "--help"])
     assert "--format" not in capsys.readouterr().out
 
 
-def test_the_pages_commands_are_understood(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_on_the_page_are_valid(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (REPOSITORY / "docs" / "slurm.md").read_text()
     commands = re.findall(r"^\$ cpulaunch (submit .*)$", page, re.M)
     assert len(commands) > 2
@@ -448,7 +448,7 @@ def test_the_pages_commands_are_understood(script: Path, capsys: pytest.CaptureF
         )
 
 
-def test_the_pages_output_is_current(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_on_the_page_is_current(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (REPOSITORY / "docs" / "slurm.md").read_text()
     command, _, shown = page.partition("$ cpulaunch submit --nodes 4 --time 12:00:00 --requeue ")[
         2
@@ -458,7 +458,7 @@ def test_the_pages_output_is_current(script: Path, capsys: pytest.CaptureFixture
     assert shown.startswith(printed + "```")
 
 
-def test_a_requeued_job_waits_as_the_page_on_restarts_has_it() -> None:
+def test_the_batch_script_waits_like_the_one_in_the_page_on_restarts() -> None:
     page = (REPOSITORY / "docs" / "restarts.md").read_text()
     ours = batch_script([("--requeue", "")], ["cpulaunch", "run", "train.py"])
     _, waits, after = ours.partition("while wait")

@@ -1,4 +1,4 @@
-"""The hosts that batch systems give."""
+"""The hosts that batch systems allocate to a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SLURM = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-3]"}
     ("environ", "hosts"),
     [
         ({"SLURM_JOB_NODELIST": "n1,gpu[02-03]"}, "n1 gpu02 gpu03"),
-        # `salloc -N 3`: one task per node is Slurm's default, and nobody's wish.
+        # `salloc -N 3`: one task per node is only Slurm's default; the user didn't ask for it.
         ({**SLURM, "SLURM_TASKS_PER_NODE": "1(x3)"}, "n1 n2 n3"),
         ({**SLURM, "SLURM_TASKS_PER_NODE": "4(x2),2", "SLURM_NTASKS": "10"}, "n1*4 n2*4 n3*2"),
         ({**SLURM, "SLURM_TASKS_PER_NODE": "2(x3)", "SLURM_NTASKS_PER_NODE": "2"}, "n1*2 n2*2 n3*2"),
@@ -29,7 +29,7 @@ SLURM = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "n[1-3]"}
         ({"LSB_DJOB_HOSTFILE": "a\na\nb\nb\n"}, "a*2 b*2"),
     ],
 )
-def test_allocations(environ: dict[str, str], hosts: str) -> None:
+def test_the_hosts_and_slots_of_an_allocation_are_read(environ: dict[str, str], hosts: str) -> None:
     found = allocation(environ, lambda path: path)
     assert found is not None
     assert shown(found.hosts) == hosts
@@ -46,27 +46,31 @@ POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
             "j-worker-0.j.ns.svc:2\nj-worker-1.j.ns.svc:2\n",
             "j-worker-0.j.ns.svc*2 j-worker-1.j.ns.svc*2",
         ),
-        ("HYDRA_HOST_FILE", "a:1\nb:1\n", "a b"),  # the operator's default, and nobody's wish
+        (
+            "HYDRA_HOST_FILE",
+            "a:1\nb:1\n",
+            "a b",
+        ),  # one slot is the operator's default; the user didn't ask for it
         ("OMPI_MCA_orte_default_hostfile", "a slots=4\nb slots=4\n", "a*4 b*4"),
         ("PRTE_MCA_prte_default_hostfile", "a slots=1\n", "a"),
     ],
 )
-def test_the_mpi_operators_hostfile_is_read_in_its_pods_alone(variable: str, text: str, hosts: str) -> None:
+def test_the_mpi_operators_hostfile_is_read_only_in_pods(variable: str, text: str, hosts: str) -> None:
     found = allocation({**POD, variable: "/etc/mpi/hostfile"}, {"/etc/mpi/hostfile": text}.get)
     assert found is not None
     assert (found.name, shown(found.hosts)) == ("/etc/mpi/hostfile", hosts)
     assert allocation({variable: "/etc/mpi/hostfile"}, {"/etc/mpi/hostfile": text}.get) is None
 
 
-def test_the_tasks_of_a_step_that_we_are_in_say_nothing_of_the_job() -> None:
-    """In ``srun --nodes=1 --ntasks=1 cpulaunch run``, the variables describe the step, except for the nodes."""
+def test_the_number_of_tasks_of_the_current_step_is_not_the_jobs() -> None:
+    """In ``srun --nodes=1 --ntasks=1 cpulaunch run``, only the list of nodes is the job's, not the step's."""
     step = {"SLURM_STEP_ID": "0", "SLURM_TASKS_PER_NODE": "1", "SLURM_NTASKS": "1"}
     found = allocation({**SLURM, **step}, lambda path: None)
     assert found is not None
     assert shown(found.hosts) == "n1 n2 n3"
 
 
-def test_a_launchers_pod_that_is_also_a_worker_keeps_its_name() -> None:
+def test_the_launchers_pod_can_be_a_worker_and_has_its_short_name() -> None:
     hostfile = "j-launcher.j.ns.svc:2\nj-worker-0.j.ns.svc:2\n"
     files = {"/etc/mpi/hostfile": hostfile, "/etc/hostname": "j-launcher\n"}
     found = allocation({**POD, "HYDRA_HOST_FILE": "/etc/mpi/hostfile"}, files.get)
@@ -74,12 +78,12 @@ def test_a_launchers_pod_that_is_also_a_worker_keeps_its_name() -> None:
     assert shown(found.hosts) == "j-launcher*2 j-worker-0.j.ns.svc*2"
 
 
-def test_the_cpus_of_each_node() -> None:
+def test_the_number_of_cpus_of_each_node_is_read() -> None:
     assert cpus_of_nodes({**SLURM, "SLURM_JOB_CPUS_PER_NODE": "72(x2),36"}) == {"n1": 72, "n2": 72, "n3": 36}
     assert cpus_of_nodes(SLURM) == {}
 
 
-def test_an_allocation_has_a_name() -> None:
+def test_the_name_of_an_allocation_has_its_batch_system_and_job() -> None:
     assert allocation(POD, lambda path: path) is None
     slurm = allocation(SLURM, lambda path: path)
     pbs = allocation({"PBS_JOBID": "4.head", "PBS_NODEFILE": "a"}, lambda path: path)
@@ -107,6 +111,6 @@ def test_a_broken_allocation_is_an_error(environ: dict[str, str], says: str) -> 
         allocation(environ, lambda path: path)
 
 
-def test_a_nodefile_that_cannot_be_read() -> None:
+def test_an_unreadable_nodefile_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"\$PBS_NODEFILE: /gone cannot be read"):
         allocation({"PBS_NODEFILE": "/gone"}, lambda path: None)

@@ -1,4 +1,4 @@
-"""Hosts outside of the Slurm job that we are in; `tests/slurm` has real ones."""
+"""Hosts that aren't in the current Slurm job, and requeues.  `tests/slurm` has tests with a real Slurm."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOGIN = {"localhost", "login"}
         ("node3", {}, "auto", LOGIN, None),
     ],
 )
-def test_a_host_that_the_job_does_not_have_is_refused(
+def test_a_host_outside_the_job_is_refused(
     named: str, environ: dict[str, str], launcher: str, here: set[str], outside: str | None
 ) -> None:
     given = [("hosts.list", named, "--hosts"), ("launcher", launcher, "--launcher")]

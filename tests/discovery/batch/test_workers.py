@@ -1,4 +1,4 @@
-"""Waiting for workers.  A socket that greets like sshd plays a worker."""
+"""Waiting for workers.  A listening socket that greets like sshd takes the place of a worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ("127.0.0.1", "127.0.0.2")
 
 @contextlib.contextmanager
 def greeting(address: str, port: int, text: bytes = b"SSH-2.0-test\r\n") -> Iterator[int]:
-    """Greet all connections.  Yields the port."""
+    """Send ``text`` on each connection; yield the port."""
     with socket.create_server((address, port)) as listener:
 
         def serve() -> None:
@@ -42,13 +42,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "PAUSE", 0.01)
 
 
-def test_nothing_is_printed_if_all_workers_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_printed_if_all_workers_answer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with greeting(NAMES[0], 0) as port, greeting(NAMES[1], port):
         monkeypatch.setattr(workers, "_port", lambda name: port)
         wait_for_workers(NAMES, pytest.fail)
 
 
-def test_it_ends_when_the_last_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_ends_when_the_last_worker_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     with contextlib.ExitStack() as late, greeting(NAMES[0], 0) as port:
         monkeypatch.setattr(workers, "_port", lambda name: port)
@@ -85,5 +85,5 @@ def test_the_error_after_the_timeout_names_missing_workers_and_causes(
     assert "kubectl get pods" in caught.value.hint
 
 
-def test_the_port_is_that_of_sshs_configuration() -> None:
+def test_the_port_is_read_from_sshs_configuration() -> None:
     assert workers._port("localhost") == 22

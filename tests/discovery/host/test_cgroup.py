@@ -1,4 +1,4 @@
-"""What control groups allow, as proc(5) and cgroup files describe them."""
+"""The limits that control groups set, read from files of /proc and cgroupfs."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def reader(groups: str, mounts: str, **files: str) -> Callable[[str], str | None
         pytest.param("0::/docker/4f2", "", {}, None, None, id="nothing mounted"),
     ],
 )  # fmt: skip
-def test_cpusets_and_quotas_of_control_groups(
+def test_cpusets_and_quotas_are_read(
     groups: str, mounts: str, files: dict[str, str], cpuset: str | None, quota: float | None
 ) -> None:
     found, time = cgroup_limits(reader(groups, mounts, **files))
     assert (None if found is None else str(found), time) == (cpuset, quota)
 
 
-def test_no_proc_no_limits() -> None:
+def test_without_proc_there_are_no_limits() -> None:
     assert cgroup_limits(lambda path: None) == (None, None)
     assert memory_limit(lambda path: None) is None
 
@@ -99,7 +99,7 @@ V1_MEMORY = "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
         ("4:memory:/job", V1_MEMORY, {"memory/job/memory.limit_in_bytes": "9223372036854771712"}, None),
     ],
 )
-def test_limits_of_memory(groups: str, mounts: str, files: dict[str, str], limit: int | None) -> None:
+def test_memory_limits_are_read(groups: str, mounts: str, files: dict[str, str], limit: int | None) -> None:
     assert memory_limit(reader(groups, mounts, **files)) == limit
 
 

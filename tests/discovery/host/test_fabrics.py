@@ -1,4 +1,4 @@
-"""Fast network cards in recorded trees of sysfs, checked with the real libfabric."""
+"""Fast network cards in made-up sysfs trees, checked with the real libfabric."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NOTHING = "libfabric: No data available"
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine, Python may take longer to start."""
+    """A longer timeout, because Python may start slowly on a busy machine."""
     monkeypatch.setattr(fabrics, "TIMEOUT", 60.0)
 
 
 @pytest.fixture
 def card(tmp_path: Path) -> Callable[..., str]:
-    """Adds a card to a tree; returns the tree's path."""
+    """A function that adds a card to the sysfs tree and returns the tree's path."""
 
     def add(name: str, driver: str, state: str = "4: ACTIVE", interface: str = "") -> str:
         device = tmp_path / "cards" / name
@@ -50,23 +50,23 @@ def card(tmp_path: Path) -> Callable[..., str]:
     ],
 )
 def test_a_card_has_the_provider_of_its_driver(card, driver: str, interface: str, provider: str) -> None:
-    """libfabric finds no such hardware here, but psm3 accepts any active Ethernet interface."""
+    """libfabric doesn't find the made-up hardware, but psm3 accepts any active Ethernet interface."""
     (found,) = find_fabrics(LIBRARIES, card("card0", driver, interface=interface))
     assert found[:3] == ("card0", provider, interface)
     assert found.unusable == NOTHING or (provider == "psm3" and found.unusable == "")
 
 
-def test_a_card_without_a_link_and_a_host_without_cards(card) -> None:
+def test_a_card_without_a_link_is_left_out(card) -> None:
     assert find_fabrics(LIBRARIES, card("mlx5_0", "mlx5_core", state="1: DOWN")) == ()
     assert find_fabrics(LIBRARIES, "/nowhere") == ()
 
 
-def test_libfabric_lists_the_providers_that_work() -> None:
+def test_libfabric_says_why_a_provider_is_unusable() -> None:
     assert why_unusable("tcp", LIBRARIES) == ""
     assert why_unusable("verbs", LIBRARIES, "ib0") == NOTHING
     assert why_unusable("tcp", ["/nowhere"]) == "there is no libfabric"
 
 
-def test_a_library_that_is_not_libfabric(tmp_path: Path) -> None:
+def test_a_file_that_is_not_libfabric_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "libfabric.so.1").write_text("no library")
     assert "libfabric.so.1" in why_unusable("tcp", [str(tmp_path)])

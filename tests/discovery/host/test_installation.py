@@ -17,7 +17,7 @@ OPENMPI = "mpiexec (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/
 
 
 def install(path: Path, says: str) -> Path:
-    """Install a program that prints a text."""
+    """Install a program that prints ``text``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\nprintf '%s\\n' {shlex.quote(says)}\n")
     path.chmod(0o755)
@@ -26,7 +26,7 @@ def install(path: Path, says: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Hide the machine's own MPIs."""
+    """Hide the MPIs that are installed on the machine."""
     monkeypatch.setattr("sys.prefix", str(tmp_path / "venv"))
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.delenv("I_MPI_ROOT", raising=False)
@@ -41,7 +41,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("mpirun (Open MPI) of today", "openmpi", "unknown"),
     ],
 )
-def test_an_mpi_is_recognized_by_its_version_text(
+def test_an_mpi_is_recognized_by_the_version_that_it_prints(
     tmp_path: Path, says: str, flavour: str, version: str
 ) -> None:
     path = install(tmp_path / "mpiexec", says)
@@ -49,12 +49,12 @@ def test_an_mpi_is_recognized_by_its_version_text(
 
 
 @pytest.mark.parametrize("where", ["", "bin"])
-def test_a_directory_may_be_the_mpis_or_its_bin(tmp_path: Path, where: str) -> None:
+def test_the_directory_may_be_the_mpis_root_or_its_bin(tmp_path: Path, where: str) -> None:
     path = install(tmp_path / "mpi" / "bin" / "mpiexec", MPICH)
     assert find_mpis("auto", str(tmp_path / "mpi" / where)) == (Mpi("mpich", str(path), "5.0.2"),)
 
 
-def test_the_venv_is_looked_at_first_then_intels_root_then_path(
+def test_the_venv_is_searched_first_then_intels_root_then_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("I_MPI_ROOT", str(tmp_path / "root"))
@@ -64,7 +64,7 @@ def test_the_venv_is_looked_at_first_then_intels_root_then_path(
         assert find_mpis("auto", "auto") == (Mpi("mpich", str(path), "5.0.2"),)
 
 
-def test_the_flavour_that_is_asked_for_is_found_behind_others(tmp_path: Path) -> None:
+def test_a_requested_mpi_is_found_behind_others(tmp_path: Path) -> None:
     mpich = install(tmp_path / "venv/bin/mpiexec", MPICH)
     openmpi = install(tmp_path / "path/mpiexec", OPENMPI)
     found = (Mpi("mpich", str(mpich), "5.0.2"), Mpi("openmpi", str(openmpi), "5.0.11"))
@@ -72,20 +72,20 @@ def test_the_flavour_that_is_asked_for_is_found_behind_others(tmp_path: Path) ->
     assert find_mpis("intel", "auto") == found  # so that the error can name them
 
 
-def test_intels_program_is_used_and_not_its_script(tmp_path: Path) -> None:
+def test_intels_mpiexec_hydra_is_used_instead_of_the_script_mpirun(tmp_path: Path) -> None:
     script = install(tmp_path / "mpirun", INTEL)
     hydra = install(tmp_path / "mpiexec.hydra", INTEL)
     assert find_mpis("auto", str(script)) == (Mpi("intel", str(hydra), "2021.18.1"),)
 
 
-def test_an_mpiexec_from_pip_is_not_even_run(tmp_path: Path) -> None:
+def test_the_version_of_an_mpiexec_from_pip_is_known_without_running_it(tmp_path: Path) -> None:
     python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     (tmp_path / "venv/lib" / python / "site-packages/impi_rt-2021.18.dist-info").mkdir(parents=True)
     path = install(tmp_path / "venv/bin/mpiexec.hydra", "nothing of use")
     assert find_mpis("auto", "auto") == (Mpi("intel", str(path), "2021.18"),)
 
 
-def test_other_programs_are_not_taken_for_an_mpi(tmp_path: Path) -> None:
+def test_other_programs_called_mpiexec_are_not_mistaken_for_an_mpi(tmp_path: Path) -> None:
     install(tmp_path / "path/mpiexec", "mpiexec of something else")
     install(tmp_path / "path/mpirun", MPICH).chmod(0o644)
     assert find_mpis("auto", "auto") == ()

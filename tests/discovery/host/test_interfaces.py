@@ -14,7 +14,7 @@ def chosen(*answers: ProbeAnswer, said: str | None = None) -> list[str | None]:
     return [i.name if i else None for i in select_interfaces({a.name: a for a in answers}, said).values()]
 
 
-def test_each_host_has_its_own_interface() -> None:
+def test_hosts_may_use_interfaces_with_different_names() -> None:
     assert chosen(answer(0), answer(1, interface="ens5"), answer(2)) == ["eth0", "ens5", "eth0"]
 
 
@@ -23,26 +23,26 @@ def test_each_host_has_its_own_interface() -> None:
     [
         ["127.0.1.1"],  # Debian's line in /etc/hosts for a host's own name
         ["127.0.0.1"],
-        [],  # its own name means nothing to it
+        [],  # it can't resolve its own name
     ],
 )
-def test_the_master_need_not_know_its_own_address(resolved: list[str]) -> None:
+def test_the_master_may_be_unable_to_resolve_its_own_address(resolved: list[str]) -> None:
     master = answer(0, here=True, master=resolved, source=resolved[0] if resolved else None)
     assert chosen(master, answer(1)) == ["eth0", "eth0"]
 
 
-def test_a_hostfile_that_begins_with_localhost() -> None:
-    """On each host, this name means the host itself, so the addresses of the ssh connections are used."""
+def test_a_hostfile_may_begin_with_localhost() -> None:
+    """Each host resolves this name to itself, so the addresses of the ssh connections are used instead."""
     hosts = [answer(n, here=n == 0, master=["127.0.0.1"], source="127.0.0.1") for n in range(3)]
     assert chosen(*hosts) == ["eth0"] * 3
 
 
-def test_a_master_name_that_leads_into_dockers_network() -> None:
+def test_an_address_in_dockers_network_is_ignored() -> None:
     misled = answer(1, master=["172.17.0.1"], source="172.17.0.1")
     assert chosen(answer(0), misled) == ["eth0", "eth0"]
 
 
-def test_the_network_to_the_master_is_chosen() -> None:
+def test_the_interface_towards_the_master_is_chosen() -> None:
     interfaces = [LO, ["eno1", "10.0.0.2", 24], ["ib0", "192.168.7.2", 24]]
     fast = answer(1, source="192.168.7.2", interfaces=interfaces)
     assert chosen(answer(0), fast) == ["eth0", "ib0"]
@@ -53,5 +53,5 @@ def test_the_users_choice_wins() -> None:
     assert chosen(answer(0), said="docker0") == ["docker0"]
 
 
-def test_this_host_has_loopback() -> None:
+def test_the_interfaces_of_this_host_include_loopback() -> None:
     assert Interface("lo", "127.0.0.1", 8) in interfaces_here()

@@ -12,14 +12,14 @@ from cpulaunch.discovery.host.libraries import find_libraries, library_directori
 
 
 def library(path: Path, head: bytes = b"") -> str:
-    """A file that begins as a library for this machine does, or with ``head``."""
+    """Write a file that starts with ``head``, or like a library for this machine; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(head or Path(sys.executable).read_bytes()[:64])
     return str(path)
 
 
 class TestFinding:
-    def test_the_first_directory_that_has_one_counts(self, tmp_path: Path) -> None:
+    def test_the_first_directory_with_a_library_wins(self, tmp_path: Path) -> None:
         venv = library(tmp_path / "venv/lib/libiomp5.so")
         library(tmp_path / "module/lib/libiomp5.so")
         other = library(tmp_path / "module/lib/libjemalloc.so.2")
@@ -37,7 +37,7 @@ class TestFinding:
         good = library(tmp_path / "e/libiomp5.so")
         assert find_libraries([str(tmp_path / name) for name in "abcde"], [])["intel"] == good
 
-    def test_libraries_that_can_be_preloaded_are_preferred(self, tmp_path: Path) -> None:
+    def test_libraries_with_a_path_that_can_be_preloaded_are_preferred(self, tmp_path: Path) -> None:
         odd = [library(tmp_path / name / "libiomp5.so") for name in ("my env", "a:b")]
         plain = library(tmp_path / "plain/libiomp5.so")
         directories = [str(Path(path).parent) for path in (*odd, plain)]
@@ -50,19 +50,19 @@ class TestFinding:
         assert find_libraries([str(tmp_path)], [])["tcmalloc"] == minimal
 
     @pytest.mark.parametrize("name", ["libgomp.so.1", "libgomp-a34b3233.so.1", "libiomp5.so", "libomp.so"])
-    def test_torchs_openmp_is_the_one_in_its_wheel(self, tmp_path: Path, name: str) -> None:
+    def test_torchs_openmp_runtime_is_found_in_its_wheel(self, tmp_path: Path, name: str) -> None:
         carried = library(tmp_path / "torch/lib" / name)
         library(tmp_path / "torch/lib/libtorch.so")
         assert find_libraries([], ["/nowhere", str(tmp_path)])["torch"] == carried
 
-    def test_condas_torch_takes_the_replacement_of_libgomp(self, tmp_path: Path) -> None:
+    def test_condas_torch_uses_the_library_that_replaces_libgomp(self, tmp_path: Path) -> None:
         (tmp_path / "site-packages/torch/lib").mkdir(parents=True)
         llvm = library(tmp_path / "lib/libomp.so")
         (tmp_path / "lib/libgomp.so.1").symlink_to("libomp.so")
         found = find_libraries([str(tmp_path / "lib")], [str(tmp_path / "site-packages")])
         assert found["torch"] == llvm
 
-    def test_the_environments_own_directories(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_directories_of_environments_are_searched(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "executable", "/home/me/venv/bin/python")
         monkeypatch.setenv("CONDA_PREFIX", "/home/me/conda")
         monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/gperftools/lib::relative:/home/me/venv/lib")
@@ -72,7 +72,7 @@ class TestFinding:
     @pytest.mark.parametrize(
         ("package", "name"), [("libtcmalloc-minimal4", "tcmalloc"), ("libjemalloc2", "jemalloc")]
     )
-    def test_the_distributions_packages_are_found(self, package: str, name: str) -> None:
+    def test_libraries_from_the_distributions_packages_are_found(self, package: str, name: str) -> None:
         dpkg = shutil.which("dpkg")
         if not dpkg or not list(Path("/var/lib/dpkg/info").glob(f"{package}*.list")):
             pytest.skip(f"Debian's {package} is not installed here")

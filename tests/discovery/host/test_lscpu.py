@@ -1,4 +1,4 @@
-"""The output of lscpu, in all its forms, as a topology."""
+"""Making a topology from all forms of the output of lscpu."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_maximum_frequency_is_read(text: str, performance: float | None) -> 
         ("CPU CORE MAXMHZ\n0 0 fast\n", "line 2 of the lscpu text has 'fast' where MAXMHZ belongs"),
     ],
 )
-def test_text_that_lscpu_would_not_print_is_an_error(text: str, message: str) -> None:
+def test_malformed_output_of_lscpu_is_an_error(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         topology_from_lscpu(text)
     assert message in str(caught.value)

@@ -17,7 +17,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be anot
 
 NOBODY = 65534
 
-# Tries to get a port on all addresses, on one, with all options; prints what it got.
+# Tries to bind a port with all combinations of address and options, and prints those that succeed.
 TAKE = f"""
 import itertools, os, socket, sys
 os.setuid({NOBODY})
@@ -53,7 +53,7 @@ def port_of(bound: socket.socket) -> int:
 
 
 @needs_root
-def test_another_user_gets_the_port_only_once_it_is_let_go(kept: socket.socket) -> None:
+def test_another_user_gets_the_port_only_after_its_release(kept: socket.socket) -> None:
     port = port_of(kept)
     assert taken_by_another_user(port) == ""
     with master_port.keep(port, str(port)):
@@ -65,14 +65,14 @@ def test_another_user_gets_the_port_only_once_it_is_let_go(kept: socket.socket) 
     assert taken_by_another_user(port) != ""
 
 
-def test_a_port_that_another_job_keeps_is_in_use(kept: socket.socket) -> None:
+def test_a_port_reserved_by_another_job_is_in_use(kept: socket.socket) -> None:
     for ours in (None, "", "1"):
         with pytest.raises(OSError, match="in use"):
             master_port.keep(port_of(kept), ours)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_a_port_taken_on_one_address_is_in_use(address: str) -> None:
+def test_a_port_taken_on_a_single_address_is_in_use(address: str) -> None:
     with socket.create_server(
         (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
     ) as s:
@@ -82,7 +82,7 @@ def test_a_port_taken_on_one_address_is_in_use(address: str) -> None:
             master_port.keep(port_of(s), str(port_of(s)))
 
 
-def test_a_port_is_offered_until_somebody_listens(kept: socket.socket) -> None:
+def test_a_reserved_port_can_be_passed_on_until_a_process_listens(kept: socket.socket) -> None:
     port = port_of(kept)
     with master_port.offered(port) as refused:
         pass
@@ -99,14 +99,14 @@ def test_a_port_is_offered_until_somebody_listens(kept: socket.socket) -> None:
         pass
 
 
-def test_connections_that_have_just_ended_dont_keep_the_next_job_out(kept: socket.socket) -> None:
+def test_connections_that_have_just_ended_dont_block_the_port_for_the_next_job(kept: socket.socket) -> None:
     port = port_of(kept)
     with master_port.offered(port) as fd:
         listening = socket.socket(fileno=fd)
         listening.listen()
     with listening, socket.create_connection(("127.0.0.1", port), TIMEOUT) as client:
         accepted, _ = listening.accept()
-        accepted.close()  # the side that closes first keeps the port in TIME_WAIT
+        accepted.close()  # the side that closes first leaves the port in TIME_WAIT
         assert client.recv(1) == b""
     kept.close()
     with master_port.keep(port, None), master_port.offered(port):

@@ -1,4 +1,4 @@
-"""A process in a real control group sees its cpuset and its quota; skipped where none can be made."""
+"""A process in a real control group sees its cpuset and quota.  Skipped if no control group can be made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNIFIED = (ROOT / "cgroup.controllers").exists()
 
 
 def report(groups: list[str]) -> None:
-    """In the child: enter the groups, and print the available CPUs and the quota."""
+    """Enter the groups, and print the available CPUs and the quota.  This runs in a child process."""
     for group in groups:
         Path(group, "cgroup.procs").write_text(str(os.getpid()))
     cpuset, quota = cgroup_limits(read_file)
@@ -33,7 +33,7 @@ def report(groups: list[str]) -> None:
 
 @pytest.fixture
 def groups() -> Iterator[Any]:
-    """Creates a group in a hierarchy, and writes its files.  All groups are removed after the test."""
+    """A function that makes a control group and writes its files.  All are removed after the test."""
     with ExitStack() as made:
 
         def make(controller: str, files: Mapping[str, str]) -> str:
@@ -76,7 +76,9 @@ def test_a_process_with_a_quota_sees_its_cpu_time(groups: Any) -> None:
     assert seen["topology"]["quota"] == 1.5
 
 
-def test_a_plan_there_has_as_many_threads_as_the_quota(groups: Any, tmp_path: Path) -> None:
+def test_a_plan_in_a_group_with_a_quota_has_no_more_threads_than_the_quota(
+    groups: Any, tmp_path: Path
+) -> None:
     """The machine must have more CPUs than the quota."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("this machine has only one core")

@@ -1,4 +1,4 @@
-"""Trees of sysfs as topologies."""
+"""Making a topology from sysfs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cpulaunch.discovery.host.sysfs import topology_from_sysfs
 from cpulaunch.errors import HostError
 
 
-def test_without_sysfs_the_host_is_not_ready() -> None:
+def test_without_sysfs_there_is_an_error() -> None:
     with pytest.raises(HostError, match="/sys/devices/system/cpu/online can't be read"):
         topology_from_sysfs(lambda path: None)
 
@@ -25,8 +25,8 @@ def test_offline_siblings_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("name", "most"), [("xeon-2x28", 70), ("xeon-max-hbm", 140), ("altra-1x80", 170), ("i9-8p-8e", 30)]
 )
-def test_reading_sysfs_takes_few_reads(name: str, most: int) -> None:
-    """The agent of each rank reads it."""
+def test_sysfs_is_read_with_few_reads(name: str, most: int) -> None:
+    """The agents of all ranks read sysfs, possibly at the same time."""
     files: dict[str, str] = json.loads((HERE / "machine_files" / f"{name}.json").read_text())["files"]
     reads: list[str] = []
 

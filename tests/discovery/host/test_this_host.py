@@ -40,7 +40,7 @@ SEEN = {
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_the_facts_of_each_recorded_machine_are_right(name: str) -> None:
+def test_the_topology_of_each_recorded_machine_is_right(name: str) -> None:
     topology = machine(name)
     per_node = [sum(core.node == node for core in topology.cores) for node in topology.nodes]
     efficient = CoreSet(cpu for core in topology.cores if core.efficient for cpu in core.cpus)
@@ -54,7 +54,7 @@ def test_the_facts_of_each_recorded_machine_are_right(name: str) -> None:
     )
 
 
-def test_this_process_has_the_cpus_of_its_mask() -> None:
+def test_the_allowed_cpus_are_those_in_the_process_mask() -> None:
     affinity = CoreSet(os.sched_getaffinity(0))
     assert topology_of_process(read_file, affinity).allowed == affinity
 
@@ -73,12 +73,12 @@ def test_sysfs_and_lscpu_of_this_machine_agree() -> None:
     assert by_lscpu == by_sysfs
 
 
-def test_a_mask_within_a_cpuset_counts() -> None:
+def test_the_allowed_cpus_are_in_both_the_mask_and_the_cpuset() -> None:
     files = json.loads((HERE / "machine_files" / "container-cpuset.json").read_text())["files"]
     assert str(topology_of_process(files.get, CoreSet.parse("5-6,40")).allowed) == "5-6"
 
 
-def test_the_facts_have_the_quota_and_the_forbidden_cpus() -> None:
+def test_the_topology_shows_the_quota_and_notes_forbidden_cpus() -> None:
     assert machine("container-quota").quota == 6.0
     assert machine("container-cpuset").quota is None
     assert machine("container-cpuset").notes == ("15 of 112 CPUs are available (CPU mask or cpuset)",)

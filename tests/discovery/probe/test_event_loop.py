@@ -1,4 +1,4 @@
-"""An event loop that signals end: real ones, with handlers as the launcher has them."""
+"""The event loop ends properly when a real signal arrives; handlers are as in the launcher."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def handler() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_started_processes_end_before_the_handler_raises() -> None:
+def test_tasks_are_cancelled_before_the_signal_handler_raises() -> None:
     ended = []
 
     async def waits(number: int) -> None:
@@ -47,7 +47,7 @@ def test_started_processes_end_before_the_handler_raises() -> None:
     assert sorted(ended) == [0, 1, 2, 3, 4]
 
 
-def test_a_signal_that_comes_with_the_result_is_not_lost() -> None:
+def test_a_signal_that_arrives_with_the_result_is_not_lost() -> None:
     async def main() -> int:
         os.kill(os.getpid(), signal.SIGTERM)
         return 5
@@ -56,7 +56,7 @@ def test_a_signal_that_comes_with_the_result_is_not_lost() -> None:
         event_loop.run(main())
 
 
-def test_results_and_exceptions_come_through() -> None:
+def test_results_and_exceptions_are_passed_on() -> None:
     async def main() -> int:
         return 5
 

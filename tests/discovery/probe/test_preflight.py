@@ -1,4 +1,4 @@
-"""Reports on hosts, from their answers."""
+"""Problems and warnings that the preflight reports, given the hosts' answers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def complaints(
     ]
 
 
-def test_the_egress_interface_is_where_the_others_saw_us() -> None:
+def test_the_egress_interface_has_the_address_that_other_hosts_saw() -> None:
     ours = [
         Interface("lo", "127.0.0.1", 8),
         Interface("eth0", "10.0.0.1", 24),
@@ -55,7 +55,7 @@ def test_the_egress_interface_is_where_the_others_saw_us() -> None:
     assert egress_interface(responses(answer(0, here=True)), ours) is None
 
 
-def test_the_other_hosts_are_not_blamed_if_the_first_cannot_find_itself() -> None:
+def test_only_the_first_host_is_blamed_if_it_cannot_reach_itself() -> None:
     hosts = responses(answer(0), answer(1))
     hosts = {name: each._replace(connect_error="Connection refused") for name, each in hosts.items()}
     assert complaints(hosts, REQUEST._replace(master="10.9.9.9")) == [
@@ -63,14 +63,14 @@ def test_the_other_hosts_are_not_blamed_if_the_first_cannot_find_itself() -> Non
     ]
 
 
-def test_one_host_alone_needs_no_interface() -> None:
+def test_a_single_host_needs_no_interface() -> None:
     assert (
         complaints(responses(answer(0, here=True, interfaces=[LO], master=["127.0.0.1"], source="127.0.0.1")))
         == []
     )
 
 
-def test_sound_hosts_have_no_problems() -> None:
+def test_healthy_hosts_have_no_problems() -> None:
     reports = report_on_hosts(responses(answer(0, here=True), answer(1), answer(2)), REQUEST, SSH)
     assert not [r for r in reports if r.problems or r.warnings]
     assert [(r.facts.interface, r.facts.address) for r in reports if r.facts] == [
@@ -90,12 +90,12 @@ def test_sound_hosts_have_no_problems() -> None:
         ({"digests": {"/c.so": "b"}}, "/c.so is another file than on node0"),
     ],
 )
-def test_one_host_is_wrong(changes: dict[str, Any], what: str) -> None:
+def test_a_host_that_differs_from_the_others_is_a_problem(changes: dict[str, Any], what: str) -> None:
     others = [answer(n, digests={"/c.so": "a"} if "digests" in changes else {}) for n in (0, 2)]
     assert complaints(responses(others[0], answer(1, **changes), others[1])) == [f"node1: {what}"]
 
 
-def test_the_majority_has_the_right_version() -> None:
+def test_the_version_of_most_hosts_counts_as_right() -> None:
     other = {**answer(0).versions, "torch": "2.8.0"}
     assert complaints(responses(answer(0, versions=other), answer(1), answer(2))) == [
         "node0: torch 2.8.0, but 2.13.0 on node1"
@@ -129,7 +129,9 @@ def test_the_majority_has_the_right_version() -> None:
         ),
     ],
 )
-def test_a_host_that_gives_no_answer(response: ProbeResponse, what: str) -> None:
+def test_a_host_without_a_valid_answer_is_reported_with_the_reason(
+    response: ProbeResponse, what: str
+) -> None:
     assert complaints({**responses(answer(0)), "node1": response}) == [f"node1: {what}"]
 
 
@@ -141,7 +143,7 @@ def test_a_host_that_gives_no_answer(response: ProbeResponse, what: str) -> None
             "srun: error: Unable to create step for job 13: Requested node configuration is not available",
             "srun: Unable to create step for job 13: Requested node configuration is not available",
         ),
-        # The last line is about the end of the step's task, which is no error of srun.
+        # The last line only reports that the task has ended, so it isn't the cause.
         (
             NO_PYTHON,
             "srun: cluster configuration lacks support for cpu binding\nsrun: error: node1: task 0: Exited with exit code 97",
@@ -154,18 +156,20 @@ def test_a_host_that_gives_no_answer(response: ProbeResponse, what: str) -> None
         ),
     ],
 )
-def test_a_host_that_gives_no_answer_to_srun(exit_code: int, error: str, what: str) -> None:
+def test_a_host_without_a_valid_answer_over_srun_is_reported_with_the_reason(
+    exit_code: int, error: str, what: str
+) -> None:
     response = ProbeResponse(None, exit_code, error)
     assert complaints({**responses(answer(0)), "node1": response}, reach=SrunReach()) == [f"node1: {what}"]
 
 
-def test_a_host_that_does_not_reach_the_master() -> None:
+def test_a_host_that_cannot_reach_the_master_is_reported() -> None:
     hosts = responses(answer(0), answer(1))
     hosts["node1"] = hosts["node1"]._replace(connect_error="Connection refused")
     assert complaints(hosts) == ["node1: can't connect to node0, where the ranks meet: Connection refused"]
 
 
-def test_a_port_that_is_taken() -> None:
+def test_a_port_in_use_is_reported_with_its_remedy() -> None:
     hosts = responses(answer(0, listen_error="Address already in use"), answer(1))
     request = REQUEST._replace(ports=[29500])
     assert complaints(hosts, request) == ["node0: port 29500: Address already in use"]
@@ -178,13 +182,13 @@ def test_a_port_that_is_taken() -> None:
     assert error.value.hint is None  # the job would fail without a preflight, too
 
 
-def test_two_names_of_one_host() -> None:
+def test_two_names_of_the_same_host_are_reported() -> None:
     assert complaints(responses(answer(0), answer(1), answer(1, name="alias"))) == [
         "alias: is the same host as node1"
     ]
 
 
-def test_a_host_that_would_slow_the_others_is_a_warning() -> None:
+def test_a_host_that_would_slow_down_the_others_gives_a_warning() -> None:
     facts = {"topology": {"cpus": [[0, 0, 0, 0]]}, "cpu_flags": [], "memory": 1 << 30}
     slow = answer(1, shm=64 << 20, facts=facts)
     report = report_on_hosts(responses(answer(0), slow, answer(2)), REQUEST, SSH)[1]

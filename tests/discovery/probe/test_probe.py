@@ -1,4 +1,4 @@
-"""The program that tells of a host, asked on this one."""
+"""The program that reports facts about its host, run on this host."""
 
 from __future__ import annotations
 
