@@ -165,9 +165,10 @@ def _expand(name: str, origin: str) -> Iterator[str]:
         if not closed:
             raise ConfigError(f"{origin}: {name!r}: '[' without ']'", part=name)
         texts.append(text)
-        pieces.append([_range(part, name, origin) for part in inside.split(",")])
-        count *= sum(len(numbers) for numbers, _ in pieces[-1])
-        if count > MAX_HOSTS or len(texts) == MAX_NAME:
+        if len(texts) <= MAX_NAME and inside.count(",") < MAX_HOSTS:
+            pieces.append([_range(part, name, origin) for part in inside.split(",")])
+            count *= sum(len(numbers) for numbers, _ in pieces[-1])
+        if count > MAX_HOSTS or len(pieces) < len(texts):
             raise ConfigError(f"{origin}: {name!r} expands to more than {MAX_HOSTS} hosts", part=name)
         rest = tail
     numbers = [[f"{n:0{width}d}" for numbers, width in ranges for n in numbers] for ranges in pieces]
