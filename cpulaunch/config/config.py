@@ -58,7 +58,7 @@ class Settings(Table):
         return replace(self, given=kept)
 
     def rows(self, found: Mapping[Setting[Any], Any]) -> Iterator[SettingRow]:
-        """Yield a row for each setting.  ``found`` holds detected and decided values, in types of JSON."""
+        """Yield a row for each setting.  ``found`` holds detected and decided values, as JSON types."""
         for setting in SETTINGS.values():
             origin = self.origin(setting)
             # The planner of instances changes values that no source sets.

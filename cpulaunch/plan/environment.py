@@ -65,7 +65,7 @@ class Libraries(NamedTuple):
     """The allocator and the OpenMP runtime of a host's ranks.
 
     Their names are values of the settings; ``default`` is libc's allocator, or torch's OpenMP.  A library in
-    the user's LD_PRELOAD has its name in _FILE_PREFIXES.
+    the user's LD_PRELOAD goes by the name that _FILE_PREFIXES gives it.
     """
 
     allocator: str

@@ -47,7 +47,7 @@ class BindingRequest:
 
 @dataclass(frozen=True)
 class HostRequest:
-    """Request for a host's plan, the same for all hosts.
+    """A request to plan one host.  Every host gets the same request.
 
     ``allocator`` and ``openmp`` are values of the settings ``cpu.allocator`` and ``cpu.openmp``.
     """

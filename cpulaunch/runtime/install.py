@@ -1,10 +1,10 @@
-"""Installs a rank's observers, and the changes of torch and of the libraries that a script imports.
+"""Installs a rank's observers, and the changes to torch and to the libraries that a script imports.
 
-They give a script that doesn't import cpulaunch the planned backend, precision and fused optimizers.  With
-``training.as_written``, the only change is a hook that counts optimizer steps.
+With these changes, a script gets the planned backend, precision and fused optimizers without importing
+cpulaunch.  With ``training.as_written``, the only change is a hook that counts optimizer steps.
 
-To change another library, add a module to `change` with a table of changes and ``TRIED``, the versions of the
-library with which it was tested; then add a line to MODULES.  The version itself is never checked: a change
+To change another library, add a module to `change` with a table of changes and ``TRIED``, the library
+versions that it was tested with; then add a line to MODULES.  The version itself is never checked: a change
 is made if the library has the names that it needs.
 """
 

@@ -1,4 +1,4 @@
-"""The ways in which one model can compute: its precision, and what runs it.
+"""The ways to run one model: its precision, and the engine that runs it.
 
 ======  =======================  ==========================  ===================================
         fp32                     bf16                        int8

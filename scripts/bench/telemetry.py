@@ -124,7 +124,7 @@ def job(options: argparse.Namespace, telemetry: str) -> dict[str, Any] | None:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the interval of the median, with 95 % confidence, by the ranks of the values."""
+    """Return the 95 % confidence interval of the median, computed from order statistics."""
     ordered, count = sorted(values), len(values)
     at, left = 0, 0.0
     while (left := left + math.comb(count, at) / 2**count) <= 0.025:

@@ -92,7 +92,7 @@ def test_a_program_that_may_not_be_signaled_is_named_and_left(tmp_path: Path, le
     os.kill(int(leftover.read_text()), 0)  # it still runs
 
 
-def test_a_program_that_a_debugger_holds_is_named_and_left(tmp_path: Path) -> None:
+def test_a_program_stopped_by_a_debugger_is_named_and_left_alone(tmp_path: Path) -> None:
     """The kernel reports the end of a traced process to its tracer first, and only then to its parent."""
     with PlayedLauncher(
         placement(tmp_path), "print('ready', flush=True)\nimport time\ntime.sleep(300)"

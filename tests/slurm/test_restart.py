@@ -22,7 +22,7 @@ if attempt == "0":
 OPTIONS = ("--launcher", "slurm", "--tee", "all", "-ppn", "1", "--grace-period", "1")
 
 
-def test_a_job_continues_without_a_node_that_was_set_down(queue: Queue, tmp_path: Path) -> None:
+def test_a_job_continues_without_a_node_that_was_marked_down(queue: Queue, tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text(WAITS)
     restarts = ("--nnodes", "3:4", "--max-restarts", "1", "--set", "watch.restart_always=true")
     argv = [*CPULAUNCH, "run", *OPTIONS, *restarts, "waits.py"]

@@ -57,7 +57,7 @@ def job_number(submitted: subprocess.Popen[str]) -> str:
     raise AssertionError("no job was submitted")
 
 
-def test_the_plan_is_first_and_a_follower_ends_like_the_job(submit: Submit, tmp_path: Path) -> None:
+def test_the_plan_comes_first_and_follow_exits_with_the_jobs_code(submit: Submit, tmp_path: Path) -> None:
     program = "import os, sys\nprint('rank', os.environ['RANK'], 'is here')\nsys.exit(3)\n"
     (tmp_path / "fails.py").write_text(program)
     options = ("--nodes", 2, "-ppn", 1, "--launcher", "slurm", "--skip-preflight", "--follow")

@@ -45,7 +45,7 @@ def test_values_that_change_nothing_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("settings", "environ"), [(["hosts.nproc=4"], {}), ([], {"CPULAUNCH_HOSTS_NPROC_PER_NODE": "4"})]
 )
-def test_settings_of_the_user_are_not_varied(settings: list[str], environ: dict[str, str]) -> None:
+def test_settings_that_the_user_chose_are_not_varied(settings: list[str], environ: dict[str, str]) -> None:
     keys = {key for values in tried(space(*settings, "training.precision=fp32", **environ)) for key in values}
     assert {"cpu.logical_cores", "cpu.allocator"} <= keys
     assert not {"hosts.nproc", "hosts.nproc_per_node", "training.precision"} & keys

@@ -75,7 +75,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _round_trips(out: socket.socket, incoming: socket.socket) -> float:
-    """Return half of the median round trip in seconds, while this rank also answers the previous host."""
+    """Measure round trips to the next host while answering the previous one; return half the median in seconds."""
 
     def answer() -> None:
         for _ in range(ROUND_TRIPS):

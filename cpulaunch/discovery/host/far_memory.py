@@ -70,7 +70,7 @@ def _regions(maps: str) -> list[tuple[int, int]]:
 
 
 def _sample(regions: list[tuple[int, int]]) -> list[int]:
-    """Addresses of pages at equal distances, as if the regions were contiguous."""
+    """Return the addresses of evenly spaced pages, as if the regions were contiguous."""
     ends = list(accumulate((end - begin) // _PAGE for begin, end in regions))
     stride = max(1.0, ends[-1] / SAMPLES)
     at, region, pages = time.monotonic_ns() % 1000 / 1000 * stride, 0, []  # a different offset each time

@@ -32,7 +32,7 @@ void replace_autocast(torch::Library& autocast);
 bool is_dense(const at::Tensor& tensor);
 
 // Whether this is a dense tensor of fp32 or bf16 that is not empty.  False while torch traces or transforms functions,
-// because torch can only take its own operations apart.
+// because torch can decompose only its own operations.
 bool is_plain(const at::Tensor& tensor);
 
 // Returns the loops for this CPU, or for the lesser CPU that ATEN_CPU_CAPABILITY names.

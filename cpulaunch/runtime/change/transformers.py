@@ -122,7 +122,7 @@ CHANGES = (
         ("TrainingArguments.__post_init__",),
         ("TrainingArguments.use_cpu",),
         "trains on the CPU (`use_cpu`); otherwise bf16 is refused",
-        "scripts have to choose the CPU themselves, for example by TrainingArguments(use_cpu=True)",
+        "scripts must select the CPU themselves, for example with TrainingArguments(use_cpu=True)",
         _use_cpu,
     ),
 )

@@ -32,7 +32,7 @@ class Communication:
 
     ``busy``: time with at least one operation under way.  ``waiting``: time in ``Work.wait``, or in DDP after
     the last gradient.  ``pending``: the number of operations that were called and not yet waited for.
-    ``since``: the start of the time that isn't in ``busy`` yet, 0 if nothing is pending.
+    ``since``: when the time that is not yet added to ``busy`` began; 0 if nothing is pending.
     """
 
     def __init__(self, torch: Any) -> None:

@@ -1,4 +1,4 @@
-"""Scripts that start processes themselves get one line about the consequences in a job of several ranks."""
+"""In a job with several ranks, a script that starts its own processes gets one line about the consequences."""
 
 from __future__ import annotations
 

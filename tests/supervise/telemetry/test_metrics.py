@@ -1,4 +1,4 @@
-"""Metrics that programs state on stdout, combined over all programs."""
+"""Metrics that programs print to stdout, combined across all programs."""
 
 from __future__ import annotations
 

@@ -107,8 +107,8 @@ struct Layout {
     return std::accumulate(sizes.begin(), sizes.end(), 1, std::multiplies<int>());
   }
 
-  // A host exchanges messages with all others of its row, so rows are short.  If the number of hosts has a large prime
-  // factor, a few hosts stay outside of the grid.
+  // A host exchanges messages with all others in its row, so rows are short.  If the number of hosts has a large prime
+  // factor, a few hosts are left out of the grid.
   static std::vector<int> grid_of(int hosts) {
     constexpr int kLongestRow = 16;
     if (hosts == kLongestRow + 1) return {hosts};  // a grid of 16 hosts and a guest would save no message
