@@ -75,7 +75,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _round_trips(out: socket.socket, incoming: socket.socket) -> float:
-    """Measure round trips to the next host while answering the previous one; return half the median in seconds."""
+    """Measure round trips to the next host while answering the previous one; return half the median (s)."""
 
     def answer() -> None:
         for _ in range(ROUND_TRIPS):
