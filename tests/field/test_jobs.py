@@ -129,4 +129,4 @@ def test_a_job_without_its_log_directory_is_listed_with_the_others(
         assert Path(listed[0]).parent.parent == temporary
         shown = ask("logs", Path(listed[0]).name if not named else listed[0], cwd=project)
         assert (shown.returncode, "ran" in shown.stdout) == (0, True), shown.stderr
-    assert "no job of yours" in ask("jobs", cwd=tmp_path).stdout
+    assert "no running job of yours" in ask("jobs", cwd=tmp_path).stdout

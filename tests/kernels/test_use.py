@@ -87,7 +87,7 @@ def test_without_a_compiler_torch_trains_alone_and_a_line_reports_it(
     assert done.returncode == 0, done.stderr
     assert "trained" in done.stdout
     (line,) = [line for line in done.stderr.splitlines() if "kernels" in line]
-    assert "training steps are torch's alone, without cpulaunch's kernels: no C++ compiler" in line
+    assert "training steps use torch alone, without cpulaunch's kernels: no C++ compiler" in line
 
 
 def test_the_next_run_does_not_retry_a_failed_compiler(cpulaunch: Run, script: Path, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def enable() -> None:
     try:
         operations = load.load()
     except HostError as error:
-        log_once(f"training steps are torch's alone, without cpulaunch's kernels: {error}")
+        log_once(f"training steps use torch alone, without cpulaunch's kernels: {error}")
         return
     global are_enabled
     are_enabled = True

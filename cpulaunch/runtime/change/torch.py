@@ -286,7 +286,7 @@ CHANGES = (
             "optim.optimizer.register_optimizer_step_pre_hook",
         ),
         "computes dropout, and attention with dropout, by compiled kernels (`--engine native`)",
-        "training steps are torch's alone, without cpulaunch's kernels",
+        "training steps use torch alone, without cpulaunch's kernels",
         use_kernels,
     ),
     Change(
