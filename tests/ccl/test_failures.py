@@ -205,7 +205,7 @@ CALLS_OF_A_PAIR = (
         "dist.send(ones, 1, group, 5)",
         "rank 2 has not sent a message with tag 3; one with tag 5 from rank 2 waits to be received$",
     ),
-    ("dist.all_reduce(ones, group=group)", "None", "rank 2 did not call it"),
+    ("dist.all_reduce(ones, group=group)", "None", "rank 2 did not call the operation"),
 )  # fmt: skip
 
 

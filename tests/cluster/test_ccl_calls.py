@@ -124,7 +124,7 @@ def test_all_waiting_ranks_name_a_late_rank_on_another_host(
     until_all_have_raised = "wait('over', {*range(size)} - {rank})"
     said = differing(cluster, layout, 4, late, until_all_have_raised, call, **variables)
     del said[late]
-    named = f"timeout of 4 s: rank {late} on {hosts_of(layout)[late]} did not call it"
+    named = f"timeout of 4 s: rank {late} on {hosts_of(layout)[late]} did not call the operation"
     assert all(named in text for text in said), said
 
 
@@ -140,8 +140,8 @@ def test_ranks_are_not_reported_as_late_if_data_is_lost(cluster: Cluster) -> Non
                 process.stdin.write("\n")
                 process.stdin.flush()
             said = [process.communicate()[0] for process in processes]
-    assert any("have called it, too, but not all data came in time" in text for text in said), said
-    assert not any("did not call it" in text for text in said), said
+    assert any("have called the operation, but not all data arrived in time" in text for text in said), said
+    assert not any("did not call the operation" in text for text in said), said
 
 
 @pytest.mark.parametrize(

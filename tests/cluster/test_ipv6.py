@@ -65,4 +65,4 @@ def test_mpich_is_refused_for_ipv6_hosts(the_hosts: Cluster, tmp_path: Path) -> 
     done = run(the_hosts, tmp_path, *launcher_options("mpich"))
     assert done.returncode == 2
     assert "mpiexec of mpich needs IPv4, but node1 is reached by IPv6" in done.stderr
-    assert "hint: --launcher ssh" in done.stderr
+    assert "hint: use --launcher ssh" in done.stderr

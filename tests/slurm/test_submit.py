@@ -157,7 +157,7 @@ def test_ctrl_c_leaves_the_job_running_and_scancel_ends_it_for_good(
         queue.signal(job, signal.SIGINT)
         error = job.stderr.read() if job.stderr else ""
         assert job.wait() == 130
-    found = re.search(r"Slurm job (\d+) goes on: `tail -F slurm-\1.out`.* `scancel \1` ends it", error)
+    found = re.search(r"Slurm job (\d+) continues: `tail -F slurm-\1.out`.* `scancel \1` ends it", error)
     assert found, error
     assert f"{found[1]} R" in queue.jobs()
     queue.slurm("scancel", found[1])
