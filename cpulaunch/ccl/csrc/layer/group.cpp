@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <future>
-#include <set>
+#include <vector>
 
 #include <torch/version.h>
 
@@ -25,7 +25,7 @@ constexpr auto kCloseInterval = std::chrono::milliseconds(1);
 
 struct OpenGroups {
   std::mutex mutex;
-  std::set<ProcessGroupCCL*> all;
+  std::vector<ProcessGroupCCL*> all;  // in the order in which they were made
 };
 
 // Wraps a store for the core.  The caller must keep the store alive while the ranks connect.
@@ -72,7 +72,7 @@ ProcessGroupCCL::ProcessGroupCCL(c10::intrusive_ptr<c10d::Store> store, int rank
     throw;
   }
   std::lock_guard<std::mutex> lock(open_groups().mutex);
-  open_groups().all.insert(this);
+  open_groups().all.push_back(this);
 }
 
 ProcessGroupCCL::~ProcessGroupCCL() {
@@ -133,6 +133,8 @@ void ProcessGroupCCL::check_all_calls() {
   for (auto* group : open_groups().all) group->check_calls();
 }
 
+// Ranks make the groups that they share in the same order, and leave them in this order: a rank that leaves waits for
+// the other ranks of the group, so ranks that leave two groups in different orders would wait for each other forever.
 void ProcessGroupCCL::leave_all() {
   if (is_forked()) return;
   std::lock_guard<std::mutex> lock(open_groups().mutex);
@@ -177,7 +179,8 @@ void ProcessGroupCCL::close() {
   }
   {
     std::lock_guard<std::mutex> lock(open_groups().mutex);
-    open_groups().all.erase(this);
+    auto& all = open_groups().all;
+    all.erase(std::remove(all.begin(), all.end(), this), all.end());
   }
   finish();
   transport_->close(state_->in_flight > 0 || state_->failed() || ProgressEngine::instance().stopped());
