@@ -44,7 +44,9 @@ class TestPlainPython:
         assert (first["file"], first["line"]) == ("bad.py", 2)
         assert first["error"].startswith("SyntaxError: ")
 
-    def test_processes_left_behind_by_a_finished_program_are_ended(self, cpulaunch: Run, tmp_path, marked) -> None:
+    def test_processes_left_behind_by_a_finished_program_are_ended(
+        self, cpulaunch: Run, tmp_path, marked
+    ) -> None:
         (tmp_path / "leave.py").write_text(
             "import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)"
         )

@@ -132,8 +132,8 @@ class CclWork final : public c10d::Work {
   // this process lives long enough to report the failure to the other ranks.
   void fail(const std::string& what, Cause cause, bool tell = true,
             c10d::ErrorType kind = c10d::ErrorType::COMM_ERROR);
-  // Polls until the operation is complete, or until `until`; returns false in the second case.  Whenever a poll advances
-  // the transfer, `until` moves to at least `more` after that poll, because the peers are making progress, too.
+  // Polls until the operation is complete, or until `until`; returns false in the second case.  Whenever a poll
+  // advances the transfer, `until` moves to at least `more` after that poll, because the peers make progress, too.
   bool drive(Clock::time_point until, Clock::duration more = Clock::duration::zero());
   // Fails the operation if its timeout is over or its group has failed.  Alerts the watchdog if it has waited for long.
   void check(Clock::time_point now);
