@@ -1,6 +1,6 @@
 """The messages between ranks, agents and the launcher.
 
-A message is a line with a JSON object, whose key ``type`` is the message's kind:
+A message is a line with a JSON object, whose key ``type`` is the message's kind.  Kinds by sender:
 
 ====================  ============================================================  ===============
 from → to             carried by                                                    kinds

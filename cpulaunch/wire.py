@@ -145,7 +145,7 @@ class Outbox:
         return line
 
     def acknowledged(self, count: int) -> None:
-        """Drop the first ``count`` of all added messages.  Raises MessageError if fewer have been added."""
+        """Drop the first ``count`` of all added messages.  Raises MessageError if ``count`` is impossible."""
         new = count - self._acknowledged
         if not 0 <= new <= len(self._lines):
             raise MessageError(f"{count} messages acknowledged, of {self._acknowledged + len(self._lines)}")

@@ -214,7 +214,7 @@ class Destinations(Kind["Sinks | Literal['none']"]):
 
 
 MAX_DIGITS = 20
-"""Maximum digits of a number.  Python refuses to print much longer numbers."""
+"""Maximum characters of a number's text.  Python refuses to print much longer numbers."""
 
 
 class Number(Kind[T]):

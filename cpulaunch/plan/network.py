@@ -97,7 +97,7 @@ class Communication(NamedTuple):
 
 
 def choose_provider(config: Config, backend: str, facts: Facts, hosts: Sequence[Host]) -> Provider:
-    """Return the user's provider, else the provider of a card that all hosts have."""
+    """Return the user's provider, else the provider of a card that works on all hosts."""
     if backend == NO_BACKEND:
         return Provider(None)
     chosen = config.ccl.provider

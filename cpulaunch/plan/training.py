@@ -15,7 +15,8 @@ WORTH_IT = 1.2
 """Minimum speed of bf16, as a multiple of fp32's, for ``auto`` to choose it."""
 
 NO_FASTER = 0.95
-"""If bf16 has less than this fraction of fp32's speed, messages call it slower."""
+"""If bf16 has less than this fraction of fp32's speed, messages call it slower, and up to the inverse, no
+faster."""
 
 
 class BackendDecision(NamedTuple):

@@ -41,9 +41,7 @@ class Job:
     """A job to submit."""
 
     config: Config
-    options: tuple[
-        tuple[str, str], ...
-    ]  # the queue's options in the order typed; a switch has an empty value
+    options: tuple[tuple[str, str], ...]  # the queue's, in the order typed; a switch has an empty value
     run: tuple[str, ...]  # options of `cpulaunch run`
     words: tuple[str, ...]  # the program and its arguments as typed
     no_python: bool = False

@@ -38,7 +38,7 @@ MAX_HOSTS = 64
 """Maximum number of listed hosts."""
 
 WIDEST_TABLE = 140
-"""Minimum characters of a line that is wrapped; lines of tables are shorter."""
+"""Maximum characters of a line that is not wrapped; lines of tables have no more."""
 
 MAX_METRICS = 100
 """Maximum number of listed metrics of programs."""
@@ -246,7 +246,7 @@ def _metrics(page: Page, job: Job) -> None:
     columns = ("figure", "what counts", "median", "99th percentile", "mean", "least", "most", "values")
     head = f"<tr>{''.join(f'<th>{column}' for column in (*columns, f'{noun}s'))}</tr>"
     more = f"<p>and {len(metrics) - MAX_METRICS} more: outcome.json</p>" if len(metrics) > MAX_METRICS else ""
-    table = f'<div class="wide"><table class="stated">{head}{_rows(rows)}</table></div>{more}'
+    table = f'<div class="wide"><table>{head}{_rows(rows)}</table></div>{more}'
     page.section(f"Metrics that the {noun}s printed", table)
 
 

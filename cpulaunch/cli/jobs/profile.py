@@ -32,6 +32,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="also copy the trace to this file")
     options = parser.parse_args(arguments)
     steps, ranks = _steps(options.steps), list(parse_ranks("--ranks", options.ranks) or ())
+    output: Path | None = options.output
+    if output and (output.is_dir() or not output.parent.is_dir()):  # tracing takes a while
+        raise UsageError(f"-o {output}: is a directory, or in none that exists", hint="name another file")
     directory, contact = only_job() if options.job is None else find_job(options.job)
     if options.job is None:
         _tell(f"profile of {directory}")
@@ -44,13 +47,13 @@ def main(arguments: list[str]) -> int:
     if done.error:
         raise HostError(f"no trace was written: {printable(done.error)}")
     trace = directory / os.path.basename(done.file)
-    if options.output:
+    if output:
         try:
-            shutil.copyfile(trace, options.output)
+            shutil.copyfile(trace, output)
         except OSError as e:
             why = f"{e.filename} can't be {'read' if e.filename == str(trace) else 'written'}: {e.strerror}"
             raise HostError(why, hint=f"the trace is in {trace}, on the host of the job's launcher") from None
-        trace = options.output
+        trace = output
     print(printable(f"job {contact.job}, {done.text}\n{trace}  (open it at https://ui.perfetto.dev)"))
     return 0
 

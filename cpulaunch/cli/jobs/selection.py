@@ -193,9 +193,8 @@ def _not_running(named: str, directory: Path) -> UsageError:
 
 
 def _several(named: str, jobs: Sequence[str]) -> UsageError:
-    shown = ", ".join(jobs[:MAX_NAMED]) + (", …" if len(jobs) > MAX_NAMED else "")
     return UsageError(
-        f"{named}: several jobs match: {shown}", hint="type more of the id, or name the directory"
+        f"{named}: several jobs match: {_id_list(jobs)}", hint="type more of the id, or name the directory"
     )
 
 

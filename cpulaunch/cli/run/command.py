@@ -250,11 +250,19 @@ def run_parser() -> Parser:
     return parser
 
 
+def working_directory() -> Path:
+    """Return the working directory.  Raises UsageError if it has been deleted."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the working directory has been deleted", hint="cd to one that exists") from None
+
+
 def program_of(rest: list[str], no_python: bool, wdir: Path) -> Program:
     """Return the ranks' program from the words after the options.  Raises UsageError."""
     if not rest or (rest[0] in MODULE and len(rest) < 2):
         raise UsageError("no script to run", hint="cpulaunch run [OPTIONS] train.py [ARGS…]")
-    directory = Path.cwd() / wdir
+    directory = working_directory() / wdir
     if not directory.is_dir():
         raise UsageError(f"--wdir {wdir}: no such directory", hint="it must exist on every host")
     python = sys.executable

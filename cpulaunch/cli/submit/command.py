@@ -14,7 +14,7 @@ from cpulaunch import queues
 from cpulaunch.cli.files import write_and_report
 from cpulaunch.cli.main import say
 from cpulaunch.cli.options import Parser, load_config
-from cpulaunch.cli.run.command import MODULE, is_program, program_of, run_parser
+from cpulaunch.cli.run.command import MODULE, is_program, program_of, run_parser, working_directory
 from cpulaunch.cli.run.each import read_each
 from cpulaunch.cli.run.misuse import refuse_launcher
 from cpulaunch.cli.submit.job_plan import check_job, plan_lines
@@ -33,7 +33,7 @@ exit code: 0, or the job's own with --follow; 2 wrong usage or settings; 3 the q
 
 
 def main(arguments: list[str]) -> int:
-    start = Path.cwd()
+    start = working_directory()
     try:
         return _submit(arguments, start)
     finally:
