@@ -97,9 +97,8 @@ def measure(
     for _ in range(TURNS):
         for name, contender in contenders.items():
             meeting.exchange()
-            _first, *times = contender.seconds(
-                call, 1 + repetitions[name]
-            )  # in the first one, ranks wait for each other
+            # In the first repetition, ranks wait for each other.
+            _first, *times = contender.seconds(call, 1 + repetitions[name])
             turns[name].append(ms * statistics.median(times))
     return {
         name: {"ms": turns[name], "wire": wire[name], "repetitions": repetitions[name]} for name in contenders

@@ -4,9 +4,9 @@
 
 Each launcher runs two scripts.  In the first, every rank reports the CPUs that it may use, its numbers of
 threads, and the backend that ``init_process_group()`` without arguments takes.  In the second, rank 1 prints
-an error and exits with 5 while rank 0 computes for 20 s.  For the
-second script, the bench prints the launcher's exit code, the seconds until it ended, the processes that were
-left behind, and whether its output has the error and names the rank; ``--output`` prints the output itself.
+an error and exits with 5 while rank 0 computes for 20 s.  For the second script, the bench prints the
+launcher's exit code, the seconds until it ended, the number of processes that were left behind, and whether
+its output has the error and names the rank; ``--output`` prints the output itself.
 
 Run it with the Python of an environment that has cpulaunch, impi-rt, torch, accelerate and, for Ray Train,
 ``ray[train]``.  ``scripts/bench/startup.py`` measures the start-up.

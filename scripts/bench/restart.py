@@ -4,9 +4,9 @@
 
 ``local`` has two ranks on this machine.  ``hosts`` has one rank on each of four hosts, started by Intel
 MPI; the hosts are network namespaces with a real sshd each, which need root.  In each round, rank 1 of a
-job kills itself after its third step, and the next attempt ends after its first step.  Prints seconds (min
-/ median / max), and the ratio to the script's own start-up time, from its first line to its first step,
-within a round.
+job kills itself after its third step, and the next attempt ends after its first step.  Prints seconds (min,
+median, max), and within a round the ratio to the time from the command to the first step.  The script's own
+part is the time from its first line to its first step.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from ranks import environment, free_port, run_script
+from support.marks import repeat
 
 from cpulaunch.ccl import installed
 from cpulaunch.ccl.installed import Built, Part
@@ -214,14 +215,20 @@ def test_a_rank_alone_on_its_host_uses_the_same_settings_as_the_others(most: int
 
 
 @pytest.mark.slow
-def test_warnings_of_oneccl_are_not_shown(
-    cpulaunch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, built: Built
-) -> None:
+@pytest.mark.parametrize(
+    ("options", "environ", "warned"),
+    [(["-v"], {}, False), repeat([], {"CCL_LOG_LEVEL": "warn"}, True)],
+    ids=["-v", "the variable is set"],
+)
+def test_warnings_of_oneccl_are_shown_only_on_request(
+    cpulaunch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, built: Built,
+    options: list[str], environ: dict[str, str], warned: bool,
+) -> None:  # fmt: skip
     (tmp_path / "hello.py").write_text(HELLO)
     oneccl = ["--backend", "ccl", "--ccl-transport", "oneccl"]
-    done = cpulaunch("run", "-n", "2", "-v", *oneccl, "hello.py", timeout=120)
+    done = cpulaunch("run", "-n", "2", *options, *oneccl, "hello.py", env=environ, timeout=120)
     assert done.stdout.count("sum 2.0 ccl") == 2, done.stderr
-    assert "CCL_WARN" not in done.stdout + done.stderr
+    assert ("CCL_WARN" in done.stdout + done.stderr) is warned
 
 
 @pytest.mark.slow

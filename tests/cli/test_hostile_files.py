@@ -67,6 +67,7 @@ FILES = {
         ("run --config-file /dev/zero", "/dev/zero: cannot be read: it has more than 1 MiB"),
         ("run --dry-run --facts deep.json", "deep.json: nested too deeply"),
         ("run --dry-run --facts digits.json", "digits.json: not a facts file"),
+        ("run --dry-run --facts /dev/zero", "/dev/zero: cannot be read: it has more than 256 MiB"),
         ("run -f squares", "squares:2: 'node[1-99999][1-99999]' expands to more than 100000 hosts"),
         (
             "run --hosts node[1-99999][1-99999]",

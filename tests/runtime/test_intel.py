@@ -12,7 +12,7 @@ from runtime.test_training import BF16_LOSS
 
 pytestmark = pytest.mark.slow
 
-IPEX = ("--engine", "ipex")
+IPEX, NATIVE = ("--engine", "ipex"), ("--engine", "native")
 
 
 @needs_bf16
@@ -36,11 +36,16 @@ def test_ipex_is_near_fp32_and_ranks_get_the_same_weights(intel_job: Start) -> N
 
 @needs_bf16
 @pytest.mark.repeats  # examples/ipex_bert.py loads its checkpoint, too
-def test_checkpoints_of_ipex_have_full_precision_and_load_with_native(intel_job: Start, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("first", "second"), [(IPEX, NATIVE), (NATIVE, IPEX)], ids=["ipex to native", "native to ipex"]
+)
+def test_checkpoints_have_full_precision_and_load_with_either_engine(
+    intel_job: Start, tmp_path, first: tuple[str, str], second: tuple[str, str]
+) -> None:
     path = str(tmp_path / "checkpoint.pt")
-    (saved,) = intel_job(1, "checkpoint", "save", path, options=IPEX).results
+    (saved,) = intel_job(1, "checkpoint", "save", path, options=first).results
     assert saved["kinds"] == ["torch.float32"]
-    (loaded,) = intel_job(1, "checkpoint", "load", path, options=("--engine", "native")).results
+    (loaded,) = intel_job(1, "checkpoint", "load", path, options=second).results
     assert loaded["losses"] == pytest.approx(saved["losses"], abs=0.05)
 
 

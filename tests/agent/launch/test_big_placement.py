@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import random
 from pathlib import Path
 
 from support.agents import FIRST_CPU, run_agent
+from support.command import Run
+from support.marks import usually_under
 from support.plans import thousand_different_hosts
 
 from cpulaunch.discovery.host.lscpu import topology_from_lscpu
@@ -26,3 +31,21 @@ def test_the_agent_on_the_last_of_a_thousand_different_hosts_starts_its_program(
     program = "import os; print(os.environ['RANK'], os.environ['GROUP_RANK'], os.sched_getaffinity(0))"
     done = run_agent(placement, program, {**identity, "MASTER_ADDR": "127.0.0.1"})
     assert done.stdout.split()[1:] == [str(last), "1023", f"{{{FIRST_CPU}}}"], done.stderr
+
+
+@usually_under("local")
+def test_a_plan_in_several_variables_passes_each_launcher(
+    cpulaunch: Run, launcher_options: list[str], tmp_path: Path
+) -> None:
+    """The variables of the plan don't reach the program."""
+    noise = {f"NOISE{number}": random.Random(number).randbytes(40_000).hex() for number in range(5)}
+    (tmp_path / "digest.py").write_text(
+        "import hashlib, json, os\n"
+        "left = [name for name in os.environ if name.startswith('CPULAUNCH_PLACEMENT')]\n"
+        "noise = ''.join(os.environ[f'NOISE{number}'] for number in range(5))\n"
+        "print(json.dumps([left, hashlib.sha256(noise.encode()).hexdigest()]))\n"
+    )
+    options = [f"--env={name}={value}" for name, value in noise.items()]
+    done = cpulaunch("run", "-n", "2", "--tee", "0", *launcher_options, *options, "digest.py")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[], hashlib.sha256("".join(noise.values()).encode()).hexdigest()]

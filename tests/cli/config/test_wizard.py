@@ -267,6 +267,19 @@ def test_leaving_at_the_end_writes_nothing(wizard: Start, tmp_path: Path) -> Non
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.repeats
+def test_more_instances_than_cores_are_refused_at_once(wizard: Start) -> None:
+    terminal = wizard()
+    terminal.answers(WHERE)
+    terminal.answers(INSTANCES, "4096")
+    terminal.sees("4096 instances do not fit on")
+    terminal.types(CTRL_U)
+    terminal.answers(INSTANCES, "none")
+    terminal.sees(RANKS)
+    terminal.types(CTRL_C)
+    assert terminal.ends() == 130
+
+
 def test_after_a_wrong_number_of_ranks_the_question_is_repeated(wizard: Start) -> None:
     terminal = wizard(*GLOO)
     terminal.answers(WHERE)

@@ -33,6 +33,12 @@ class TestOutput:
         assert done.stdout == bytes(range(256)) * 1000
         assert next(tmp_path.glob("runs/*/rank-0.log")).read_bytes() == bytes(range(256)) * 1000
 
+    def test_tee_none_shows_nothing_but_keeps_logs(self, cpulaunch: Run, show) -> None:
+        done = cpulaunch("run", "-n", "2", "--tee", "none", "show.py")
+        assert (done.returncode, done.stdout) == (0, "")
+        logs = list(show.parent.glob("runs/*/rank-?.log"))
+        assert [log.stat().st_size > 0 for log in logs] == [True, True]
+
     def test_huge_and_unterminated_lines_do_no_harm(self, cpulaunch: Run, tmp_path) -> None:
         (tmp_path / "long.py").write_text("print('x' * 10_000_000); print('end', end='')")
         done = cpulaunch("run", "-n", "2", "--tee", "all", "long.py")

@@ -12,8 +12,9 @@ from support.machines import HERE, MACHINES, machine
 from cpulaunch.discovery.host.files import read_file
 from cpulaunch.discovery.host.lscpu import topology_from_lscpu
 from cpulaunch.discovery.host.sysfs import topology_from_sysfs
-from cpulaunch.discovery.host.this_host import topology_of_process
+from cpulaunch.discovery.host.this_host import _within_limit, topology_of_process
 from cpulaunch.model.cores import CoreSet
+from cpulaunch.model.facts import BF16_FLAGS
 
 SEEN = {
     # machine: CPUs, cores of each node, sockets, first core's siblings, E-cores, memory-only nodes
@@ -82,3 +83,17 @@ def test_the_topology_shows_the_quota_and_notes_forbidden_cpus() -> None:
     assert machine("container-quota").quota == 6.0
     assert machine("container-cpuset").quota is None
     assert machine("container-cpuset").notes == ("15 of 112 CPUs are available (CPU mask or cpuset)",)
+
+
+@pytest.mark.parametrize(
+    ("limit", "flags"),
+    [
+        ("", ("amx_bf16", "avx512_bf16")),
+        ("ALL", ("amx_bf16", "avx512_bf16")),
+        ("avx512_core_amx", ("amx_bf16", "avx512_bf16")),
+        ("AVX512_CORE_BF16", ("avx512_bf16",)),
+        ("AVX2", ()),
+    ],
+)
+def test_flags_beyond_the_users_instruction_limit_do_not_count(limit: str, flags: tuple[str, ...]) -> None:
+    assert _within_limit(BF16_FLAGS, {"ONEDNN_MAX_CPU_ISA": limit}) == flags

@@ -228,6 +228,54 @@ def test_steps_of_a_running_job(env: dict[str, str], tmp_path: Path) -> None:
     assert left_in(tmp_path / "tmp") == []
 
 
+DIES_ONCE = """
+import os, pathlib, time, torch, torch.distributed as dist
+from cpulaunch.runtime.reports import resumed_from
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+if again:
+    resumed_from(1_000_000)
+print("ready", flush=True)
+while not pathlib.Path("go").exists():
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    time.sleep(0.01)
+    if not again and dist.get_rank() == 1 and pathlib.Path("die").exists():
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.repeats
+def test_a_job_restarted_during_a_trace_can_be_traced_again(
+    cpulaunch: Run, env: dict[str, str], tmp_path: Path
+) -> None:
+    """The waiting command reports the end of the program.
+
+    The next attempt's steps continue from the saved state.
+    """
+    with job(tmp_path, env, ["--backend", "gloo", "--max-restarts", "1"], DIES_ONCE) as launcher:
+        assert launcher.stdout
+        with bounded(asking(env, tmp_path, "--steps", "1000")) as first:
+            reads(first, "tracing steps ")
+            (tmp_path / "die").touch()
+            assert "its program exited before the last traced step" in first.communicate(timeout=TIMEOUT)[1]
+        assert {launcher.stdout.readline() for _ in "01"} == {"[0] ready\n", "[1] ready\n"}
+        with bounded(asking(env, tmp_path, "--steps", "2")) as second:
+            said, why = second.communicate(timeout=TIMEOUT)
+        assert second.returncode == 0, why
+        first_step, next_step = check(events_of(*tmp_path.glob("runs/*/trace.json.gz")), 2, backend="gloo")
+        number = int(first_step.removeprefix("step "))
+        assert number > 1_000_000
+        assert next_step == f"step {number + 1}"
+        assert f"steps {number} to {number + 1} of 2 ranks" in said
+        assert re.search(r" 1 restart · 1,?000,?\d+ steps", cpulaunch("jobs", env=env).stdout)
+        (tmp_path / "go").touch()
+        assert launcher.wait(TIMEOUT) == 0
+    assert left_in(tmp_path / "tmp") == []
+
+
 def test_programs_without_steps_can_not_be_traced(env: dict[str, str], tmp_path: Path) -> None:
     """Neither a program without torch nor a program without an optimizer has steps."""
     program = """

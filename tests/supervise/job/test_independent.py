@@ -61,6 +61,15 @@ def test_if_all_instances_fail_alike_none_continues() -> None:
     assert job.told == []  # the box reports it
 
 
+def test_a_failure_of_the_last_instance_says_nothing_about_others() -> None:
+    job = instances()
+    job.exits(0)
+    job.exits(1)
+    job.exits(2, 1)
+    assert job.told == []
+    assert job.outcome().exit_code == 1
+
+
 def test_equal_failures_at_about_the_same_time_are_one_line() -> None:
     job = instances()
     for rank in (0, 2):
