@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, TextIO
 
 from cpulaunch.trace.match import match
@@ -183,11 +184,13 @@ def _row(rank: int, number: int, name: str, index: int, write: Write) -> int:
 
 def _draw_steps(rank: RankTrace, write: Write) -> None:
     row = _row(rank.rank, 1, "steps", -2, write)
-    for (_, begin), (number, end) in zip(rank.steps, rank.steps[1:], strict=False):
+    # Whole nanoseconds, so that a step doesn't end after the next one has begun.
+    steps = [(number, round(at, 3)) for number, at in rank.steps]
+    for (_, begin), (number, end) in pairwise(steps):
         write(
             {
                 "ph": "X", "cat": "step", "name": f"step {number}", "pid": rank.rank + 1, "tid": row,
-                "ts": round(begin, 3), "dur": round(end - begin, 3),
+                "ts": begin, "dur": round(end - begin, 3),
             }
         )  # fmt: skip
 

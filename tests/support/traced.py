@@ -60,26 +60,26 @@ def check_format(events: list[dict[str, Any]]) -> None:
     an arrow is within one of them.  Perfetto counts in nanoseconds.  Sources: Trace Event Format (Google),
     "Duration Events" and "Flow Events"; https://perfetto.dev/docs/faq; google/perfetto#928 and #4280.
     """
-    threads: dict[Any, list[tuple[int, int]]] = defaultdict(list)
+    threads: dict[Any, list[tuple[int, int, str]]] = defaultdict(list)
     for event in events:
         assert event["ph"] in "XMstf"
         assert isinstance(event["pid"], int)
         if event["ph"] == "X":
             begin, duration = round(event["ts"] * 1000), round(event["dur"] * 1000)
             assert duration >= 0
-            threads[event["pid"], event["tid"]].append((begin, begin + duration))
+            threads[event["pid"], event["tid"]].append((begin, begin + duration, event["name"]))
     for spans in threads.values():
-        around: list[int] = []  # the ends of unfinished events
-        for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
-            while around and around[-1] <= begin:
+        around: list[tuple[int, int, str]] = []  # unfinished events
+        for span in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while around and around[-1][1] <= span[0]:
                 around.pop()
-            assert not around or end <= around[-1]
-            around.append(end)
+            assert not around or span[1] <= around[-1][1], (around[-1], span)
+            around.append(span)
     flows: dict[tuple[str, int], list[str]] = defaultdict(list)
     for event in events:
         if event["ph"] in "stf":
             at = round(event["ts"] * 1000)
-            assert any(begin <= at <= end for begin, end in threads[event["pid"], event["tid"]])
+            assert any(begin <= at <= end for begin, end, _ in threads[event["pid"], event["tid"]])
             flows[event["cat"], event["id"]].append(event["ph"])
     assert all(phases.count("s") == 1 == phases.count("f") for phases in flows.values())
 

@@ -10,6 +10,7 @@ from trace.recorded import Recorded, merged
 from typing import Any
 
 import pytest
+from support.traced import check_format
 
 from cpulaunch.trace import read as reading
 from cpulaunch.trace.files import merge_files
@@ -38,6 +39,12 @@ def test_times_are_converted_to_the_launchers_clock() -> None:
     events, ranks = merged(one, other)
     assert [event["ts"] for event in named(events, "aten::mm")] == [100.0, 130.0]
     assert [rank.begin for rank in ranks] == [0.0, 0.0]
+
+
+def test_a_step_ends_before_the_next_begins() -> None:
+    """Differences of clocks are the means of two times, so half of them end in half a nanosecond."""
+    late = [Recorded(rank, length=91.003 * rank, ahead=-(rank + 0.5) / 1e9) for rank in range(1, 99)]
+    check_format(merged(Recorded(0), *late)[0])
 
 
 def test_threads_with_the_same_number_on_two_hosts_are_distinct() -> None:
