@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from cpulaunch.wire import Lines
 
 RETRANSMISSIONS = 3
-"""The network counts as cut once the kernel has sent the same data this often without an answer (1.4 s)."""
+"""The network counts as cut once the kernel has repeated data this often without an answer (1.4 s)."""
 
 
 class Silence(NamedTuple):
     """How long the other host has been silent, from the kernel's ``tcp_info`` (tcp(7)).
 
-    ``seconds`` is the time since its last acknowledgement.  ``unacknowledged`` says that data sent
-    ``RETRANSMISSIONS`` times is still not acknowledged.
+    ``seconds`` is the time since its last acknowledgement.  ``unacknowledged`` says that data
+    repeated ``RETRANSMISSIONS`` times is still not acknowledged.
     """
 
     seconds: float
@@ -42,8 +42,8 @@ class Connection:
     ) -> None:
         """Begin to connect.  When the socket is ready, call ``owner.ready(connection, events)``.
 
-        The kernel sends keepalives often enough to notice a dead host within ``patience`` seconds.
-        Raises OSError.
+        While nothing else is sent, the kernel sends a few keepalives within ``patience`` seconds.  Raises
+        OSError.
         """
         self.salt = os.urandom(16).hex()
         self.greeted = self.welcome = self.connected = False

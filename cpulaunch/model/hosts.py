@@ -164,8 +164,10 @@ def _expand(name: str, origin: str) -> Iterator[str]:
             break
         if not closed:
             raise ConfigError(f"{origin}: {name!r}: '[' without ']'", part=name)
+        if len(texts) == MAX_NAME:  # each bracket becomes at least one character
+            raise ConfigError(f"{origin}: {name!r} is not a host's name or address", part=name)
         texts.append(text)
-        if len(texts) <= MAX_NAME and inside.count(",") < MAX_HOSTS:
+        if inside.count(",") < MAX_HOSTS:
             pieces.append([_range(part, name, origin) for part in inside.split(",")])
             count *= sum(len(numbers) for numbers, _ in pieces[-1])
         if count > MAX_HOSTS or len(pieces) < len(texts):

@@ -16,7 +16,7 @@ BUCKETS = 320
 """Number of buckets.  Their width is doubled when a row is later than the last bucket."""
 
 MAX_RANK = 1 << 16
-"""Rows with larger rank numbers are skipped: the file is malformed."""
+"""Rows of ranks from this number on are skipped: the file is malformed."""
 
 ADDED = ("steps", *SUMS, "loss", "losses")
 """Fields that are summed over the steps that ended in a bucket.  ``losses`` counts steps with a loss."""

@@ -55,7 +55,7 @@ def in_words(numbers: Numbers) -> str:
 
 
 def _outside(numbers: Numbers) -> Iterator[Finding]:
-    """Yield a finding for each external cause, with the slowest rank and the number of other such ranks."""
+    """Yield a finding for each external cause: the rank with the largest share, and the number of others."""
     other = f"other {numbers.job.names.noun}"
     for name, limit, of, what in OUTSIDE:
         found = numbers.job.buckets.processes.mean(name)

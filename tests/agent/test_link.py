@@ -133,9 +133,7 @@ def test_nothing_is_lost_if_the_connection_is_reset_and_made_again(tmp_path: Pat
         launcher.reset()
         launcher.accept()
         launcher.welcome()
-        launcher.say(
-            LauncherReceipt(0)
-        )  # the launcher has received nothing, so the agent sends everything again
+        launcher.say(LauncherReceipt(0))  # it has received nothing, so the agent sends everything again
         assert launcher.next(Receipt).total == 1
         launcher.next(Started)
         launcher.wait_for_output("second")

@@ -226,9 +226,8 @@ class TestThreads:
         [
             ("import os; os.environ['OMP_NUM_THREADS'] = '2'", 2),
             repeat("import os; os.environ['MKL_NUM_THREADS'] = '2'", 2),
-            repeat(
-                "import importlib.util; importlib.util.find_spec('torch')", 1
-            ),  # transformers calls this before it imports torch
+            # transformers calls this before it imports torch.
+            repeat("import importlib.util; importlib.util.find_spec('torch')", 1),
         ],
     )
     def test_a_program_may_change_its_number_of_threads(

@@ -171,7 +171,6 @@ def test_a_trainer_trains_evaluates_and_predicts(job: Start, options: str) -> No
 def test_a_trainer_with_fsdp_shards_its_parameters(job: Start) -> None:
     for result in job(2, "trainer", '{"fsdp": "full_shard"}', "llama").results:
         assert result["backend"] == "ccl"
-        assert (
-            result["sharded"] >= 18
-        )  # the layers' parameters; after a forward pass, the last ones are not sharded
+        # These are the layers' parameters.  After a forward pass, the last ones are not sharded.
+        assert result["sharded"] >= 18
         assert result["predictions"] == [32, 12, 50]

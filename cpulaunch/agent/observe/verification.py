@@ -94,5 +94,5 @@ def _physical_cores() -> int:
 
 def _thread_cpus(pid: int) -> Iterator[CoreSet]:
     for thread in processes.threads(pid):
-        with contextlib.suppress(ProcessLookupError):  # the thread has ended
+        with contextlib.suppress(OSError):  # the thread has ended, or a filter forbids the call
             yield CoreSet(os.sched_getaffinity(thread))

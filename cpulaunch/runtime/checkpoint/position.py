@@ -78,7 +78,7 @@ def batches_from(loader: Any, position: Position) -> Iterator[Any]:
 
 
 def _skip(loader: Any, batches: Iterator[Any], count: int) -> None:
-    """Skip ``count`` batches.  If the loader has no workers, the batches' data are not read."""
+    """Skip ``count`` batches.  Their data are read only by workers, or from an IterableDataset."""
     if type(batches) is _SingleProcessDataLoaderIter and not isinstance(loader.dataset, IterableDataset):
         skip: Any = batches._next_index
     else:

@@ -67,9 +67,9 @@ def is_mirrored(backend: str) -> bool:
 
 
 def free_slot(memory: Any, *, spare: int = 0) -> int:
-    """Return the last slot without an open group, and clear it; -1 if there is none.  ccl uses the first.
+    """Clear and return the last free slot, or else the last one of a closed group; -1 if there is neither.
 
-    ``spare``: the number of other slots that must stay free.
+    ccl uses the first slots.  ``spare``: the number of other slots that must stay free.
     """
     starts = [ledger.FIRST_GROUP + slot * ledger.GROUP_BYTES for slot in range(ledger.GROUPS)]
     states = [ledger.GROUP.unpack_from(memory, at)[0] for at in starts]

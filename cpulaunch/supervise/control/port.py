@@ -370,7 +370,9 @@ class _Strangers:
 
 
 class _Connection:
-    """A connection of an agent or of a stranger.  A stranger may send one line of ``MAX_HELLO`` bytes.
+    """A connection of an agent or of a stranger.
+
+    A stranger may send one line, of at most ``MAX_HELLO`` bytes.
 
     ``origin`` is the peer's network, ``address`` its address as text, and ``here`` whether it is this host.
     ``local``: the connection is a Unix socket, which no network can break.
