@@ -79,7 +79,7 @@ def run_tool(argv: list[str], tools: Tools | None = None) -> str:
     if process.returncode != 0:
         lines = [line for line in error.splitlines() if "error" in line or "undefined" in line]
         shown = "\n  ".join((lines or error.splitlines())[:5])
-        known = "g++ 11 and newer can compile it for torch 2.8 to 2.13"
+        known = "g++ 11 and newer can compile it for torch 2.8 and 2.13"
         was_killed = process.returncode < 0 or _KILLED in error
         raise (HostError if was_killed else CompilerError)(
             f"the compiler failed:\n  {shown}", hint=f"{known}; the command was: {' '.join(argv)}"

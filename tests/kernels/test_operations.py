@@ -229,6 +229,17 @@ def test_vector_units_agree_and_nothing_warns(ops: Any) -> None:
         assert pair == pytest.approx(seen["portable"], rel=1e-2)
 
 
+def test_torchs_operations_are_back_when_the_kernels_are_off(ops: Any) -> None:
+    x = torch.linspace(-5, 5, 1000)
+    ours = functional.gelu(x, approximate="tanh")
+    ops.use(False)
+    torchs = functional.gelu(x, approximate="tanh")
+    ops.use(True)
+    assert torch.equal(functional.gelu(x, approximate="tanh"), ours)
+    assert not torch.equal(ours, torchs)  # they differ in the last bits
+    torch.testing.assert_close(ours, torchs)
+
+
 @pytest.mark.slow
 def test_a_compiled_model_trains_like_an_eager_model(ops: Any) -> None:
     torch._dynamo.reset()

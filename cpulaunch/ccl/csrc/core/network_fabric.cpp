@@ -18,7 +18,7 @@ constexpr size_t kMostUnderWay = 64;        // messages to a rank
 constexpr size_t kMostCompletions = 16;     // at a time
 constexpr int kMostGreeted = 64;            // hosts
 constexpr std::chrono::milliseconds kLookInterval{100};  // for ranks that have gone
-// Who meets others, or leaves, yields this often and then rests in between.
+// A rank that meets others, or leaves, first yields this often between its polls, and then also sleeps for kPause.
 constexpr int kYields = 1000;
 constexpr std::chrono::microseconds kPause{100};
 

@@ -133,12 +133,17 @@ void ProcessGroupCCL::check_all_calls() {
   for (auto* group : open_groups().all) group->check_calls();
 }
 
-// Ranks make the groups that they share in the same order, and leave them in this order: a rank that leaves waits for
-// the other ranks of the group, so ranks that leave two groups in different orders would wait for each other forever.
+// A rank that leaves a group waits for the others, so ranks that leave two groups in different orders would wait for
+// each other forever.  A group has the same name on all its ranks.  torch's destroy_process_group() closes groups by
+// descending names, too, so a rank may call that while another one ends without it.
 void ProcessGroupCCL::leave_all() {
   if (is_forked()) return;
   std::lock_guard<std::mutex> lock(open_groups().mutex);
-  for (auto* group : open_groups().all) {
+  auto groups = open_groups().all;
+  std::stable_sort(groups.begin(), groups.end(), [](const ProcessGroupCCL* one, const ProcessGroupCCL* other) {
+    return one->state_->name > other->state_->name;
+  });
+  for (auto* group : groups) {
     if (group->transport_ && group->state_->in_flight == 0 && !group->state_->failed()) group->transport_->leave();
   }
 }
