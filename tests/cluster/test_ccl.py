@@ -41,6 +41,19 @@ if rank == 0:
 print("got", x[0].item(), part.mean().item(), flush=True)
 """
 
+# Rank 0 leaves its groups in another order than the others, which only end.
+IN_ANY_ORDER = """
+import torch, torch.distributed as dist
+dist.init_process_group()
+groups = [dist.new_group() for _ in range(3)]
+for number in range(3):
+    dist.all_reduce(torch.ones(3), group=groups[number])
+if dist.get_rank() == 0:
+    for number in (1, 0, 0):
+        dist.destroy_process_group(groups[number])
+        del groups[number]
+"""
+
 WAIT = """\
 import os, sys, time, torch, torch.distributed as dist
 from datetime import timedelta
@@ -184,6 +197,17 @@ def test_intel_mpi_of_the_wheel_carries_oneccl_between_hosts(
     )
     got = sorted(line.partition("got ")[2] for line in done.stdout.splitlines() if "got " in line)
     assert (done.returncode, got) == (0, [f"10.0 {rank}.0" for rank in range(4)]), done.stderr
+
+
+def test_ranks_may_leave_groups_over_libfabric_in_any_order(
+    cluster: Cluster, cpulaunch: Run, tmp_path: Path
+) -> None:
+    """A rank that leaves a group waits until the others have received what it sent."""
+    (script := tmp_path / "train.py").write_text(IN_ANY_ORDER)
+    two = cluster.hostfile(tmp_path / "two-nodes", ["node0", "node1"])
+    options = ["--ccl-transport", "ofi", "--oversubscribe", "-ppn", "2"]
+    done = cpulaunch("run", *mpi_options("intel"), "-f", two, *options, script, timeout=110, on="login")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_thread_that_waits_for_another_host_soon_sleeps(cluster: Cluster, tmp_path: Path) -> None:

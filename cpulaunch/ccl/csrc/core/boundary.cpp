@@ -113,7 +113,7 @@ constexpr cl_transport_functions kTransportFunctions = {
       });
     },
     [](cl_transport* self, cl_error* error) { guarded(error, [&] { transport_of(self).check_calls(); }); },
-    [](cl_transport* self) { transport_of(self).leave(); },
+    [](cl_transport* self) { return static_cast<int>(transport_of(self).leave()); },
     [](cl_transport* self, int in_flight) { transport_of(self).close(in_flight != 0); },
     [](cl_transport* self) { delete &ExportedTransport::of(self); },
 };
@@ -144,7 +144,7 @@ class ImportedTransport final : public Transport {
     c_->functions->check_calls(c_, &error);
     throw_error(error);
   }
-  void leave() override { c_->functions->leave(c_); }
+  bool leave() override { return c_->functions->leave(c_) != 0; }
   void close(bool in_flight) override { c_->functions->close(c_, in_flight); }
 
  private:

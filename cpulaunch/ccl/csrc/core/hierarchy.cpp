@@ -10,6 +10,7 @@ namespace cpulaunch {
 namespace {
 
 constexpr std::chrono::milliseconds kCheckInterval{1};
+constexpr std::chrono::microseconds kLeaveInterval{100};
 
 }  // namespace
 
@@ -76,12 +77,12 @@ void Hierarchy::meet() {
 void Hierarchy::leave() {
   // Release: a rank that sees that this rank has left also sees all that this rank has taken.
   if (slots_) slots_->counters(layout.local).has_left.store(true, std::memory_order_release);
-  leave_network();
+  while (!leave_network()) std::this_thread::sleep_for(kLeaveInterval);
 }
 
-void Hierarchy::leave_network() {
+bool Hierarchy::leave_network() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (network_ && !aborted_) network_->leave();
+  return !network_ || aborted_ || network_->leave();
 }
 
 // Doesn't wait for the lock: if it is held, the group is at work.

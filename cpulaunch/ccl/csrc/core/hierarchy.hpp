@@ -136,10 +136,10 @@ class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private 
   void check_unasked();
   // Returns when the ranks are connected, as far as collectives need that.
   void meet();
-  // Returns when the ranks of other hosts have received what this one has sent.
-  void leave_network();
-  // Announces that this rank has left, and calls leave_network().  From now on, other local ranks wait in vain in
-  // operations that this rank hasn't completed.
+  // Returns whether the ranks of other hosts have received what this one has sent; call it until they have.
+  bool leave_network();
+  // Announces that this rank has left, and returns when it has left the network, too.  From now on, other local ranks
+  // wait in vain in operations that this rank hasn't completed.
   void leave();
   // Gives back the memory of the slots, and of staged pieces.
   size_t give_back(IdleMemory::Time now) override;

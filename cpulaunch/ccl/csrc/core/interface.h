@@ -90,7 +90,7 @@ typedef struct cl_transport cl_transport;
 typedef struct cl_transport_functions {
   cl_transfer* (*start)(cl_transport*, const cl_collective*, cl_error*); /* null with an error */
   void (*check_calls)(cl_transport*, cl_error*);
-  void (*leave)(cl_transport*);
+  int (*leave)(cl_transport*);
   void (*close)(cl_transport*, int in_flight);
   void (*destroy)(cl_transport*);
 } cl_transport_functions;

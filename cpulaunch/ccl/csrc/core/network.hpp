@@ -4,7 +4,7 @@
 // up: a message that the receiver has not asked for yet may delay those behind it.  So a sender must make sure that the
 // receiver asks for each message without needing a later one of the same sender.  hierarchy.hpp shows that this holds.
 //
-// Only meet() and leave() block.  Nothing is thread-safe: the caller holds a lock, and calls progress() until it has
+// Only meet() blocks.  Nothing is thread-safe: the caller holds a lock, and calls progress() until it has
 // what it waits for.
 
 #pragma once
@@ -68,8 +68,9 @@ class Network {
   // Returns when small messages can reach all ranks to which a collective may send, even busy ranks.  Throws
   // std::runtime_error if one of them has left.
   virtual void meet() {}
-  // Returns when the others have received what was sent to them.  This rank must expect nothing, and send nothing more.
-  virtual void leave() {}
+  // Returns whether the others have received what was sent to them; call it until they have.  This rank must expect
+  // nothing, and send nothing more.
+  virtual bool leave() { return true; }
   // Stops all messages.  The peers notice that.
   virtual void close() = 0;
 };

@@ -18,7 +18,7 @@ constexpr size_t kMostUnderWay = 64;        // messages to a rank
 constexpr size_t kMostCompletions = 16;     // at a time
 constexpr int kMostGreeted = 64;            // hosts
 constexpr std::chrono::milliseconds kLookInterval{100};  // for ranks that have gone
-// A rank that meets others, or leaves, first yields this often between its polls, and then also sleeps for kPause.
+// A rank that meets others first yields this often between its polls, and then also sleeps for kPause.
 constexpr int kYields = 1000;
 constexpr std::chrono::microseconds kPause{100};
 
@@ -65,21 +65,33 @@ void FabricNetwork::meet() {
     listen(peer);
     if (peer > rank_) tell(peer, kHello);
   }
-  auto looked = Clock::now();
-  until([&] {
-    const bool looks = Clock::now() - looked > kLookInterval;
-    if (looks) looked = Clock::now();
-    bool all = true;
-    for (const int peer : to_greet_) {
-      auto& its = peers_[peer];
-      if (its.greeted && its.headers_sent == 0) tell(peer, kHello);
-      all = all && its.greeted && its.headers_sent > 0;
-      if (!its.broken.empty()) lose(peer, its.broken);
-      if (looks && !its.greeted && has_left(peer)) lose(peer, "it was closed there");
-    }
-    if (!lost_.empty()) throw std::runtime_error(lost_.text());
-    return all && greetings_ == 0;
-  });
+  for (int idle = 0;;) {
+    idle = complete() + post_all() ? 0 : idle + 1;
+    if (all_have_met()) return;
+    if (idle > kYields) std::this_thread::sleep_for(kPause);
+    if (idle > 0) sched_yield();
+  }
+}
+
+bool FabricNetwork::all_have_met() {
+  const bool looks_now = looks();
+  bool all = true;
+  for (const int peer : to_greet_) {
+    auto& its = peers_[peer];
+    if (its.greeted && its.headers_sent == 0) tell(peer, kHello);
+    all = all && its.greeted && its.headers_sent > 0;
+    if (!its.broken.empty()) lose(peer, its.broken);
+    if (looks_now && !its.greeted && has_left(peer)) lose(peer, "it was closed there");
+  }
+  if (!lost_.empty()) throw std::runtime_error(lost_.text());
+  return all && greetings_ == 0;
+}
+
+bool FabricNetwork::looks() {
+  const auto now = Clock::now();
+  if (now - looked_ <= kLookInterval) return false;
+  looked_ = now;
+  return true;
 }
 
 // If a rank has gone in the middle of a message that nobody expected, closing the endpoint of libfabric 2.4's provider
@@ -95,37 +107,27 @@ void FabricNetwork::close_endpoint() {
 }
 
 // A provider may drop what has not been read when its sender closes the connection.
-void FabricNetwork::leave() {
-  if (!endpoint_ || !lost_.empty()) return;
-  for (size_t peer = 0; peer < peers_.size(); ++peer) {
-    if (look(static_cast<int>(peer)) && is_connected(peers_[peer])) tell(static_cast<int>(peer), kBye);
-  }
-  auto looked = Clock::now();
-  has_parted_ = true;
-  until([&] {
-    const bool looks = Clock::now() - looked > kLookInterval;
-    if (looks) looked = Clock::now();
-    bool all = true;
+bool FabricNetwork::leave() {
+  if (!endpoint_ || !lost_.empty()) return true;
+  if (!leaves_) {
+    leaves_ = has_parted_ = true;
     for (size_t peer = 0; peer < peers_.size(); ++peer) {
-      auto& its = peers_[peer];
-      while (take_header(static_cast<int>(peer))) has_parted_ = false;  // nobody will ask for this message
-      if (!is_connected(its) || its.left) continue;
-      if (looks && its.broken.empty() && has_left(static_cast<int>(peer))) its.broken = "it was closed there";
-      if (its.broken.empty()) all = false;
-      else has_parted_ = false;
+      if (look(static_cast<int>(peer)) && is_connected(peers_[peer])) tell(static_cast<int>(peer), kBye);
     }
-    return all && greetings_ == 0;
-  });
-}
-
-template <class Done>
-void FabricNetwork::until(const Done& done) {
-  for (int idle = 0;;) {
-    idle = complete() + post_all() ? 0 : idle + 1;
-    if (done()) return;
-    if (idle > kYields) std::this_thread::sleep_for(kPause);
-    if (idle > 0) sched_yield();
   }
+  complete();
+  post_all();
+  const bool looks_now = looks();
+  bool all = true;
+  for (size_t peer = 0; peer < peers_.size(); ++peer) {
+    auto& its = peers_[peer];
+    while (take_header(static_cast<int>(peer))) has_parted_ = false;  // nobody will ask for this message
+    if (!is_connected(its) || its.left) continue;
+    if (looks_now && its.broken.empty() && has_left(static_cast<int>(peer))) its.broken = "it was closed there";
+    if (its.broken.empty()) all = false;
+    else has_parted_ = false;
+  }
+  return all && greetings_ == 0;
 }
 
 size_t FabricNetwork::progress() {
@@ -146,8 +148,7 @@ size_t FabricNetwork::progress() {
 const Cause& FabricNetwork::lost() {
   if (MessageNetwork::lost().empty() && endpoint_) {
     for (size_t peer = 0; peer < peers_.size() && lost_.empty(); ++peer) {
-      const bool sends = peers_[peer].listed || peers_[peer].under_way > 0;
-      if (sends && has_left(static_cast<int>(peer))) lose(static_cast<int>(peer), "it was closed there");
+      if (peers_[peer].sends() && has_left(static_cast<int>(peer))) lose(static_cast<int>(peer), "it was closed there");
     }
   }
   return lost_;
@@ -245,6 +246,14 @@ void FabricNetwork::fail(Work* work, const std::string& what) {
 }
 
 // --- sending
+
+std::vector<int> FabricNetwork::sending() const {
+  std::vector<int> ranks;
+  for (size_t peer = 0; peer < peers_.size(); ++peer) {
+    if (peers_[peer].sends()) ranks.push_back(static_cast<int>(peer));
+  }
+  return ranks;
+}
 
 void FabricNetwork::send(int to, const Tag& tag, const Signature& signature, const char* data, size_t bytes,
                          int& pending, bool more_follow) {

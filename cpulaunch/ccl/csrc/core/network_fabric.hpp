@@ -37,7 +37,7 @@ class FabricNetwork final : public MessageNetwork {
   size_t progress() override;
   const Cause& lost() override;
   void meet() override;
-  void leave() override;
+  bool leave() override;
   void close() override;
 
  private:
@@ -66,6 +66,7 @@ class FabricNetwork final : public MessageNetwork {
     Fifo<Work*> queue;                     // to send
     size_t under_way = 0;                  // that libfabric sends
     bool listed = false;                   // in sending_
+    bool sends() const { return listed || under_way > 0; }
     uint64_t headers_sent = 0, parts_sent = 0, headers_taken = 0, parts_expected = 0;
     std::array<Work*, kSlots> slots{};     // null: nothing is received from it yet
     size_t arriving = 0;                   // parts
@@ -83,7 +84,7 @@ class FabricNetwork final : public MessageNetwork {
   bool look(int from) override;
   std::string why_lost(int from) override;
   void send_question(int to, const Sent& question) override;
-  std::vector<int> sending() const override { return sending_; }
+  std::vector<int> sending() const override;
 
   Work* new_work(Work::Kind kind, int peer, bool with_memory = false);
   void free(Work* work);
@@ -103,13 +104,16 @@ class FabricNetwork final : public MessageNetwork {
   bool has_left(int peer);
   void close_endpoint();
   bool is_connected(const Peer& peer) const { return peer.greeted || peer.headers_sent > 0; }
-  template <class Done>
-  void until(const Done& done);
+  bool all_have_met();
+  // Whether to look again for ranks that have gone.
+  bool looks();
 
   const int rank_;
   std::vector<int> to_greet_;
   std::unique_ptr<FabricEndpoint> endpoint_;  // null: closed
+  bool leaves_ = false;
   bool has_parted_ = false;                   // from all ranks, each of which has said bye
+  Clock::time_point looked_{};
   std::vector<Peer> peers_;                   // of each rank
   std::vector<int> sending_;                  // ranks with messages to send
   Fifo<Work*> unposted_;                      // that receive

@@ -28,8 +28,9 @@ class Transport {
   virtual std::unique_ptr<Transfer> start(const Collective& collective) = 0;
   // Throws Mismatch if ranks are known to have called different collectives, although none of this rank's has failed.
   virtual void check_calls() {}
-  // Returns when the other ranks have received what this rank has sent.  Nothing may be in flight, or start later.
-  virtual void leave() {}
+  // Returns whether the other ranks have received what this rank has sent; call it until they have.  Nothing may be in
+  // flight, or start later.
+  virtual bool leave() { return true; }
   // If operations are still `in_flight`, the memory that they may use must stay.
   virtual void close(bool in_flight) = 0;
 

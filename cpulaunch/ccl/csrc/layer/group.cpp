@@ -22,6 +22,7 @@ constexpr auto kConnectInterval = std::chrono::milliseconds(100);
 constexpr auto kConnectAlertAfter = std::chrono::seconds(1);
 // How often finish() checks whether the operations in flight are complete.
 constexpr auto kCloseInterval = std::chrono::milliseconds(1);
+constexpr auto kLeaveInterval = std::chrono::microseconds(100);
 
 struct OpenGroups {
   std::mutex mutex;
@@ -133,18 +134,20 @@ void ProcessGroupCCL::check_all_calls() {
   for (auto* group : open_groups().all) group->check_calls();
 }
 
-// A rank that leaves a group waits for the others, so ranks that leave two groups in different orders would wait for
-// each other forever.  A group has the same name on all its ranks.  torch's destroy_process_group() closes groups by
-// descending names, too, so a rank may call that while another one ends without it.
+// Leaves all groups at once: a rank may have left some of them, or leave them in a different order.
 void ProcessGroupCCL::leave_all() {
   if (is_forked()) return;
   std::lock_guard<std::mutex> lock(open_groups().mutex);
-  auto groups = open_groups().all;
-  std::stable_sort(groups.begin(), groups.end(), [](const ProcessGroupCCL* one, const ProcessGroupCCL* other) {
-    return one->state_->name > other->state_->name;
-  });
-  for (auto* group : groups) {
-    if (group->transport_ && group->state_->in_flight == 0 && !group->state_->failed()) group->transport_->leave();
+  std::vector<Transport*> stay;
+  for (auto* group : open_groups().all) {
+    if (group->transport_ && group->state_->in_flight == 0 && !group->state_->failed()) {
+      stay.push_back(group->transport_.get());
+    }
+  }
+  for (;;) {
+    stay.erase(std::remove_if(stay.begin(), stay.end(), [](Transport* each) { return each->leave(); }), stay.end());
+    if (stay.empty()) return;
+    std::this_thread::sleep_for(kLeaveInterval);
   }
 }
 
