@@ -11,7 +11,10 @@ EXPOSED, HIDDEN = "exposed communication", "hidden communication"
 SLOWER_RANKS = "waiting for slower ranks"
 """The parts of a step's time, as reports and profiles call them."""
 
-PORT_IS_TAKEN = "another job may have it: without --master-port and $MASTER_PORT, each takes a free one"
+PORT_IS_TAKEN = (
+    "another job may have it, or --port-range has too few ports; "
+    "without --master-port and $MASTER_PORT, each job takes a free one"
+)
 """Hint for a MASTER_PORT that is in use."""
 
 

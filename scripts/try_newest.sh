@@ -28,7 +28,7 @@ export PATH=$venv/bin:$PATH
 versions=$(pip list --format=freeze | grep -E '^(torch|accelerate|transformers|lightning)==' | tr '\n' ' ')
 echo "$("$venv/bin/python" -V), $versions"
 
-if ! cpulaunch ccl build >"$said/build" 2>&1; then
+if ! cpulaunch ccl build --oneccl >"$said/build" 2>&1; then
   tail -30 "$said/build"
   echo "BREAKS: the process group ccl can't be built, with $versions"
   exit 1

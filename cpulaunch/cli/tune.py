@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
 
 from cpulaunch.cli.files import write_and_report
@@ -55,6 +56,9 @@ SLOWER = 3.0
 RESERVED = 2.4 * CONFIRMATIONS
 """Time reserved for the confirmations, as a multiple of the first trial's: 1.2 times what they need."""
 
+ENOUGH = 20
+"""A budget for about a dozen trials and the confirmations, as a multiple of the first trial's duration."""
+
 
 def main(arguments: list[str]) -> int:
     parser = _parser()
@@ -68,8 +72,9 @@ def main(arguments: list[str]) -> int:
     if are_wanted(config):
         raise UsageError("tune needs ranks: instances can't be tuned", hint="leave out --instances")
     program = program_of(rest, False, options.wdir)
-    say("warning: the script runs many times, and may overwrite its checkpoints and logs: "
-        "--wdir names another directory to run in")  # fmt: skip
+    if options.wdir == Path():
+        say("warning: the script runs many times, and may overwrite its checkpoints and logs: "
+            "--wdir names another directory to run in")  # fmt: skip
     tuning = Tuning(_space(config, program), _runner(words, rest, options.wdir), options.budget)
     return _report(tuning, options, config)
 
@@ -105,7 +110,11 @@ def _report(tuning: Tuning, options: argparse.Namespace, config: Config) -> int:
 
 def _why_nothing(found: Found, tuning: Tuning) -> str:
     if len(tuning.trials) == 1:
-        return "no time was left for other trials; increase --budget"
+        seconds = tuning.trials[0].seconds
+        return (
+            f"no time was left for other trials, because one takes {seconds:.0f} s; "
+            f"try --budget {ceil(ENOUGH * seconds / 60)}m"
+        )
     if found.winner.values and len(found.ratios) < CONFIRMATIONS:
         return (
             f"{table.title(found.winner.values)} may be faster, but no time was left to confirm it; "
@@ -168,7 +177,7 @@ def _parser() -> Parser:
     parser = Parser("cpulaunch tune", "Find the fastest settings for a script, by short runs.", EPILOG, USAGE)
     own = parser.add_argument_group("Tuning")
     own.add_argument("--budget", metavar="TIME", type=_seconds, default="10m",
-                     help="time limit, such as 90s, 10m or 2h; default: 10m")  # fmt: skip
+                     help="time limit, such as 10m or 2h; default: 10m")  # fmt: skip
     own.add_argument("-o", "--output", metavar="F", type=Path, default=Path("cpulaunch.yaml"),
                      help="YAML file to write; default: cpulaunch.yaml")  # fmt: skip
     own.add_argument("--force", action="store_true", help="replace the file if it exists")

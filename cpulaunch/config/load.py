@@ -34,6 +34,12 @@ SITE = Path("/etc/cpulaunch/config.yaml")
 LOCKED = "locked"
 """Key in the site's file: a list of settings that users may not change."""
 
+_ALTERNATIVES: tuple[tuple[Setting[Any], Setting[Any]], ...] = (
+    (Config.hosts.hostfile, Config.hosts.list),
+    (Config.hosts.nproc, Config.hosts.nproc_per_node),
+)
+"""Settings of which only the one from the stronger source applies."""
+
 _ACCELERATE_KEYS = ("compute_environment", "distributed_type")
 """Keys that identify a configuration file of accelerate."""
 
@@ -90,6 +96,13 @@ def load(
             if isinstance(setting.kind, Variables) and before:
                 found = Given({**before.value, **found.value}, before.origin.and_then(found.origin))
             merged[setting] = found
+    for pair in _ALTERNATIVES:
+        if all(setting in merged for setting in pair):
+            weaker, stronger = sorted(pair, key=lambda setting: merged[setting].origin.source)
+            if merged[weaker].origin.source < merged[stronger].origin.source:
+                if weaker in from_site.locked:
+                    raise _locked_error(weaker, merged[stronger], from_site)
+                del merged[weaker]
     return Config(merged, environ, path, tuple(_ignored_variables(environ)))
 
 

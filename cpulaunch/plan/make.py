@@ -78,7 +78,7 @@ def make_plan(
     warning = "" if config.training.as_written else precision.warning
     master = chosen_master_addr(config, facts, launcher, listed)
     left_out = _user_variables(config, launcher.left_out)
-    own = master.note, backend.note, check_ports(config, backend.backend), _unused_arguments(config, launcher)
+    own = master.note, backend.note, _unused_arguments(config, launcher)
     notes = *own, warning, *job.notes, _hidden_note(config, hidden), _left_out_note(chosen, left_out)
     decided = _decisions(job, precision) | ({} if instances else _rank_decisions(master, backend.backend))
     env = _environment(config, job, decided)
@@ -86,7 +86,7 @@ def make_plan(
         launcher_setting=chosen.setting,
         launcher=chosen.name,
         launcher_why=chosen.why,
-        world_size=checked_world_size(config, sum(len(host.ranks) for host in job.hosts)),
+        world_size=checked_world_size(config, sum(job.ranks)),
         master_addr=master.address,
         transport=job.transport.name,
         allocator="; ".join(dict.fromkeys(f"{h.allocator} ({h.why_allocator})" for h in job.hosts)),
@@ -146,6 +146,11 @@ class _PlannedHosts(NamedTuple):
     env: dict[str, str]
     notes: tuple[str, ...]
 
+    @property
+    def ranks(self) -> list[int]:
+        """The number of ranks on each host."""
+        return [len(host.ranks) for host in self.hosts]
+
 
 def _plan_all(
     config: Config, facts: Facts, listed: Sequence[Host], launcher: Launcher, backend: str
@@ -166,6 +171,7 @@ def _plan_all(
         *_binding_notes(bound),
         *provider.notes,
         network.transport.note,
+        check_ports(config, backend, [len(host.ranks) for host in hosts]),
         *(note for host in hosts for note in host.notes),
         f"your {', '.join(binders)} binds OpenMP's threads; cpulaunch leaves them alone" if binders else "",
     )
@@ -336,14 +342,13 @@ def _detected(config: Config, chosen: LauncherDecision, job: _PlannedHosts) -> d
 
 def _detected_for_ranks(config: Config, job: _PlannedHosts) -> dict[Setting[Any], Any]:
     """Return setting → detected value, for settings that apply to ranks only."""
-    ranks = [len(host.ranks) for host in job.hosts]
     transport: str = config.ccl.transport
     if transport == "auto" or job.transport.note:
         transport = job.transport.name or transport
     workers = max(each.binding.worker_count if each.binding.worker_affinity else 0 for each in job.bound)
     return {
-        Config.hosts.nproc: sum(ranks),
-        Config.hosts.nproc_per_node: _one_or_list(ranks),
+        Config.hosts.nproc: sum(job.ranks),
+        Config.hosts.nproc_per_node: _one_or_list(job.ranks),
         Config.ccl.provider: job.provider or config.ccl.provider,
         Config.ccl.transport: transport,
         Config.ccl.worker_count: workers if config.ccl.worker_count == "auto" else config.ccl.worker_count,

@@ -23,6 +23,7 @@ from cpulaunch.plan.environment import AFFINITY, common
 from cpulaunch.plan.host import HostInput
 from cpulaunch.plan.hosts import user_environment
 from cpulaunch.plan.instances import NO_BACKEND
+from cpulaunch.wording import counted
 
 
 class Provider(NamedTuple):
@@ -32,10 +33,11 @@ class Provider(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def check_ports(config: Config, backend: str) -> str:
-    """Return a note about ``--port-range``; empty if none is needed.
+def check_ports(config: Config, backend: str, ranks: Sequence[int]) -> str:
+    """Return a note about ``--port-range``; empty if none is needed.  ``ranks``: their number on each host.
 
-    Raises ConfigError or PlanError if the job would listen on a port outside the range.
+    Raises ConfigError or PlanError if the job would listen on a port outside the range, or the range has too
+    few ports.
     """
     ports, where = config.hosts.ports, config.where(Config.hosts.port_range)
     if ports is None:
@@ -55,6 +57,12 @@ def check_ports(config: Config, backend: str) -> str:
         raise PlanError(
             f"{where}: oneccl_bind_pt can't keep its ports within a range",
             hint="use --ccl-binding cpulaunch",
+        )
+    needed = max(ranks[0] + 1, *ranks)  # MASTER_PORT is on the first host
+    if len(ranks) > 1 and len(ports) < needed:
+        raise PlanError(
+            f"{where}: {counted(len(ports), 'port')}, but a host needs at least {needed}",
+            hint="docs/clusters.md (Firewalls) lists what listens on each host",
         )
     if config.training.as_written:
         return f"{where}: a gloo group that the script makes listens on any port"

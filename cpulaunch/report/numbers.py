@@ -194,6 +194,8 @@ class Numbers:
         """Yield name, text, and a number for comparisons of jobs, or None."""
         job, end = self.job, self.job.end
         yield "result", result(job), None
+        if end and end.why:
+            yield "reason", end.why.partition("\n")[0], None
         seconds = end.seconds if end else self.longest
         yield "time", duration(seconds), seconds
         steps = job.buckets.last_step or (end.steps if end else None)

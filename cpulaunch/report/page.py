@@ -31,7 +31,7 @@ SHARES = (EXPOSED, HIDDEN, INPUT, OFF_CPU, SLOWER_RANKS)
 COMPARED = 0.05
 """Minimum share whose ratio to another job's is shown; ratios of smaller shares are noise."""
 
-NO_CARDS = ("result", HIDDEN)
+NO_CARDS = ("result", "reason", HIDDEN)
 """Key figures without a card: the result is in the header, and hidden communication costs nothing."""
 
 MAX_HOSTS = 64

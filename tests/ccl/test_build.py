@@ -99,13 +99,25 @@ def test_a_run_that_builds_prints_two_lines(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("-n", "1000"), 2, "1000 ranks"),
+        (("--launcher", "ssh", "--hosts", "localhost,no-such-host.invalid"), 3, "no-such-host.invalid: ssh"),
+    ],
+)
 def test_a_job_that_cannot_be_planned_fails_before_the_build(
-    cpulaunch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+    cpulaunch: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+    options: tuple[str, ...],
+    code: int,
+    message: str,
 ) -> None:
     (tmp_path / "hello.py").write_text("")
     env = {"XDG_CACHE_HOME": str(tmp_path), "CXX": "/bin/false"}
-    done = cpulaunch("run", "-n", "1000", "--backend", "ccl", "hello.py", env=env)
-    assert done.returncode == 2
+    done = cpulaunch("run", *options, "--backend", "ccl", "hello.py", env=env)
+    assert done.returncode == code
+    assert message in done.stderr
     assert "compiling" not in done.stderr
 
 

@@ -71,6 +71,12 @@ class TestPrecedence:
         config = load(given, environ=environ)
         assert (config.ccl.worker_count, str(config.origin(Config.ccl.worker_count))) == (value, origin)
 
+    def test_an_alternative_from_a_weaker_source_does_not_apply(self) -> None:
+        write("hosts: {hostfile: four-nodes, nproc_per_node: 2}\n")
+        config = load([("hosts.nproc", "6", "-n")], environ={"CPULAUNCH_HOSTS_LIST": "node0,node1"})
+        assert (config.hosts.nproc, config.hosts.nproc_per_node) == (6, "auto")
+        assert (config.hosts.list, config.hosts.hostfile) == ("node0,node1", "")
+
     @pytest.mark.parametrize("name", ["-c.yaml", "default"])
     def test_the_source_of_a_value_is_known_whatever_the_files_name(self, name) -> None:
         config = load(file=write(self.YAML, name), environ={"OMP_NUM_THREADS": "5"})
@@ -377,6 +383,12 @@ class TestSite:
             load(given, environ=environ)
         assert str(caught.value) == f"{who}: training.precision is locked by etc/config.yaml:3"
         assert caught.value.hint == "leave it out; the site sets it to fp32"
+
+    def test_an_alternative_to_a_locked_setting_is_refused(self, site: Path) -> None:
+        site.write_text("hosts: {hostfile: four-nodes}\nlocked: [hosts.hostfile]\n")
+        with pytest.raises(ConfigError) as caught:
+            load([("hosts.list", "node0", "--hosts")], environ={})
+        assert str(caught.value) == "--hosts: hosts.hostfile is locked by etc/config.yaml:2"
 
     def test_a_locked_setting_without_a_value_stays_at_its_default(self, site: Path) -> None:
         site.write_text("cpulaunch: 1\nlocked: [cpu.lenient]\n")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from support.plans import BROKEN, NO_DATA, SMALL, VERBS, make, setting
 
-from cpulaunch.errors import CpulaunchError
+from cpulaunch.errors import CpulaunchError, PlanError
 from cpulaunch.launchers import load
 from cpulaunch.launchers.command import Installation
 from cpulaunch.model.fabrics import Fabric
@@ -243,6 +243,13 @@ def test_nothing_listens_outside_of_the_ports_that_the_user_allows(
 ) -> None:
     with pytest.raises(CpulaunchError, match=says):
         looked_at(PORTS, *settings)
+
+
+def test_a_range_with_too_few_ports_for_a_host_is_an_error() -> None:
+    """The first host needs a port for each rank, and MASTER_PORT."""
+    looked_at("hosts.port_range=20000-20002", "hosts.nproc_per_node=2")
+    with pytest.raises(PlanError, match="2 ports, but a host needs at least 3"):
+        looked_at("hosts.port_range=20000-20001", "hosts.nproc_per_node=2")
 
 
 def test_each_library_gets_the_users_ports() -> None:

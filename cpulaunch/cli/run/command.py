@@ -151,6 +151,20 @@ def _may_requeue(exit_code: int) -> bool:
     return False
 
 
+def _check_before_build(config: Config, program: Program) -> None:
+    """Raise errors of the plan, and of hosts that aren't ready."""
+    from cpulaunch.cli.run.facts import gather
+    from cpulaunch.plan.make import make_plan
+
+    lines: list[str] = []
+    try:
+        make_plan(config, gather(config, program=program, build=False, tell=lines.append), program)
+    except HostError:
+        for line in lines:
+            say(line)
+        raise
+
+
 def _plan_and_run(
     options: argparse.Namespace, config: Config, program: Program, shared: Sequence[str]
 ) -> int:
@@ -162,8 +176,8 @@ def _plan_and_run(
     from cpulaunch.plan.make import make_plan
 
     ask = None if options.dry_run or options.facts or options.lscpu else program
-    if ask and needs_build(config):  # report errors of the plan before a build
-        make_plan(config, gather(config, tell=lambda line: None), program)
+    if ask and needs_build(config):
+        _check_before_build(config, program)
     facts = gather(config, facts_file=options.facts, lscpu_file=options.lscpu, program=ask)
     if facts.mpis is None and not options.dry_run:
         raise UsageError(

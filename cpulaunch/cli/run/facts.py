@@ -35,11 +35,13 @@ def gather(
     facts_file: Path | None = None,
     lscpu_file: Path | None = None,
     program: Program | None = None,
+    build: bool = True,
     tell: Callable[[str], None] = say,
 ) -> Facts:
     """Return the facts of this machine and the job's hosts, or those in ``facts_file`` or ``lscpu_file``.
 
-    With a ``program`` to run, contact the hosts over ssh.  Raises HostError if hosts aren't ready.
+    With a ``program`` to run, ``build`` ccl if it is missing, and contact the hosts over ssh.  Raises
+    HostError if hosts aren't ready.
     """
     config = as_instances(config)
     if facts_file and lscpu_file:
@@ -48,7 +50,8 @@ def gather(
         return facts_of_lscpu(config, lscpu_file)
     if facts_file:
         return recorded_facts(config, facts_file)
-    ccl = Ccl(partial(ensure_ccl, config, build=program is not None, tell=tell), partial(ccl_files, config))
+    builds = build and program is not None
+    ccl = Ccl(partial(ensure_ccl, config, build=builds, tell=tell), partial(ccl_files, config))
     try:
         return collect_facts(config, ccl, tell, AskingProgress(_import_supervision), program)
     except HostError as e:

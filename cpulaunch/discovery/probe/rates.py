@@ -87,7 +87,7 @@ def measure_rates(
         ]
         if uncached:
             where = "" if here else f" on {fold_hosts(uncached)}"
-            tell(f"the rates{where} are used for this job only, because {why}")
+            tell(f"the rates{where} are used for this job only, because {why}: the next job measures again")
 
     def with_rates(known: HostFacts) -> HostFacts:
         new = (rates for cpu, rates in found if cpu == known.cpu)

@@ -32,7 +32,7 @@ from cpulaunch.supervise.job.state import Watching
 from cpulaunch.supervise.output.lines import Console
 from cpulaunch.supervise.profiling.request import profiled_steps
 from cpulaunch.supervise.profiling.traces import Profile, Profiling
-from cpulaunch.supervise.stalls.progress import stall_settings
+from cpulaunch.supervise.stalls.progress import REPORT, stall_settings
 from cpulaunch.supervise.telemetry.rows import Row
 
 EXIT_LOST = 0.5
@@ -373,6 +373,8 @@ class AttemptLoop:
         file = self.console.directory.path / name
         brief = stall_box.stall_line(action, file) if action.brief else ""
         self.output.screen.say(brief or stall_box.stall_box(action, file, names))
+        if action.number == 1 and self.attempt.plan.settings.watch.stall_action == REPORT:
+            self.console.tell("the job goes on (--stall-action report); Ctrl-C ends it")
 
     def _log(self, entry: Mapping[str, Any]) -> None:
         self.output.logs.append("events.jsonl", json.dumps(entry, separators=(",", ":")).encode() + b"\n")

@@ -4,8 +4,8 @@
 // up: a message that the receiver has not asked for yet may delay those behind it.  So a sender must make sure that the
 // receiver asks for each message without needing a later one of the same sender.  hierarchy.hpp shows that this holds.
 //
-// Only meet() blocks.  Nothing is thread-safe: the caller holds a lock, and calls progress() until it has
-// what it waits for.
+// Only meet() blocks.  Nothing is thread-safe: the caller holds a lock, and calls progress() until it has what it waits
+// for.
 
 #pragma once
 

@@ -22,6 +22,7 @@ constexpr auto kConnectInterval = std::chrono::milliseconds(100);
 constexpr auto kConnectAlertAfter = std::chrono::seconds(1);
 // How often finish() checks whether the operations in flight are complete.
 constexpr auto kCloseInterval = std::chrono::milliseconds(1);
+// How often leave_all() checks whether this rank has left.
 constexpr auto kLeaveInterval = std::chrono::microseconds(100);
 
 struct OpenGroups {
