@@ -13,7 +13,7 @@ SLOWER_RANKS = "waiting for slower ranks"
 
 PORT_IS_TAKEN = (
     "another job may have it, or --port-range has too few ports; "
-    "without --master-port and $MASTER_PORT, each job takes a free one"
+    "without --master-port and $MASTER_PORT, each takes a free one"
 )
 """Hint for a MASTER_PORT that is in use."""
 
