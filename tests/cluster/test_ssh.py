@@ -112,10 +112,12 @@ def test_ssh_connections_may_share_a_master_connection(
     cluster: Cluster, cpulaunch: Run, four: Path, where: Path, tmp_path: Path
 ) -> None:
     """The master stays for a while after the job, and doesn't count as a process of the job."""
-    shared = f"ControlMaster auto\nControlPersist 2\nControlPath {tmp_path}/%h\n"
+    shared = f"ControlMaster auto\nControlPersist 60\nControlPath {tmp_path}/%h\n"
     with cluster.replaced("login", CONFIG, configured(cluster, "login", shared)):
         done = cpulaunch("run", *BY_SSH, "-f", four, "-ppn", "1", where, on="login")
         masters = [line for line in cluster.processes("login") if "[mux]" in line]
+        for host in HOSTS:
+            cluster.run("login", ["ssh", "-O", "exit", "-S", str(tmp_path / host), host], timeout=TIMEOUT)
     assert outputs(done) == list(HOSTS)
     assert len(masters) == len(HOSTS)
 
