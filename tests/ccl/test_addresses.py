@@ -30,19 +30,23 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     compiler = directory / "g++-with-asan"
     compiler.write_text('#!/bin/sh\nexec g++ -fsanitize=address -fno-omit-frame-pointer "$@"\n')
     compiler.chmod(0o755)
-    there = {"XDG_CACHE_HOME": str(directory), "CXX": str(compiler)}
-    subprocess.run([sys.executable, "-m", "cpulaunch", "ccl", "build"], env={**os.environ, **there},
-                   check=True, timeout=600, capture_output=True)  # fmt: skip
-    modules = [*directory.glob("cpulaunch/ccl/*/*.so")]
-    assert [b"__asan_report_load8" in module.read_bytes() for module in modules] == [True, True]
     # Without the C++ runtime, the sanitizer does not find the function that throws exceptions.
     preloaded = [
         subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, timeout=60).stdout
         for name in ("libasan.so", "libstdc++.so")
     ]
     log = directory / "log"
-    ranks = Ranks(3, **there, LD_PRELOAD=" ".join(preloaded).replace("\n", ""), PYTHONMALLOC="malloc",
-                  ASAN_OPTIONS=f"detect_leaks=0:exitcode=99:log_path={log}")  # fmt: skip
+    there = {
+        "XDG_CACHE_HOME": str(directory), "CXX": str(compiler), "PYTHONMALLOC": "malloc",
+        "LD_PRELOAD": " ".join(preloaded).replace("\n", ""),
+        "ASAN_OPTIONS": f"detect_leaks=0:exitcode=99:log_path={log}",
+    }  # fmt: skip
+    subprocess.run([sys.executable, "-m", "cpulaunch", "ccl", "build"], env={**os.environ, **there},
+                   check=True, timeout=600, capture_output=True)  # fmt: skip
+    modules = [*directory.glob("cpulaunch/ccl/*/*.so")]
+    assert modules
+    assert all(b"__asan_report_load8" in module.read_bytes() for module in modules)
+    ranks = Ranks(3, **there)
     yield ranks
     codes = ranks.close()
     reports = "\n".join(path.read_text() for path in directory.glob("log.*"))
