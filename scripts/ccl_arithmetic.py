@@ -31,7 +31,7 @@ HEAD = """\
 # Collectives on larger machines, by arithmetic
 
 The figures of this page are calculated, not measured, because we have no larger machines than those of
-[ccl.md](ccl.md#how-fast). `scripts/ccl_arithmetic.py` generates the page.
+[ccl.md](ccl-measured.md#how-fast). `scripts/ccl_arithmetic.py` generates the page.
 
 The core itself counts bytes, messages and rounds (the programs `counts` and `steps` in `tests/ccl/native`),
 with ranks that are threads of one process. The times assume that a core reads and writes 10 GB/s, the memory

@@ -86,7 +86,7 @@ def make_plan(
         launcher_setting=chosen.setting,
         launcher=chosen.name,
         launcher_why=chosen.why,
-        world_size=checked_world_size(config, sum(job.ranks)),
+        world_size=checked_world_size(config, sum(len(host.ranks) for host in job.hosts)),
         master_addr=master.address,
         transport=job.transport.name,
         allocator="; ".join(dict.fromkeys(f"{h.allocator} ({h.why_allocator})" for h in job.hosts)),
@@ -145,11 +145,6 @@ class _PlannedHosts(NamedTuple):
     transport: Transport
     env: dict[str, str]
     notes: tuple[str, ...]
-
-    @property
-    def ranks(self) -> list[int]:
-        """The number of ranks on each host."""
-        return [len(host.ranks) for host in self.hosts]
 
 
 def _plan_all(
@@ -342,13 +337,14 @@ def _detected(config: Config, chosen: LauncherDecision, job: _PlannedHosts) -> d
 
 def _detected_for_ranks(config: Config, job: _PlannedHosts) -> dict[Setting[Any], Any]:
     """Return setting → detected value, for settings that apply to ranks only."""
+    ranks = [len(host.ranks) for host in job.hosts]
     transport: str = config.ccl.transport
     if transport == "auto" or job.transport.note:
         transport = job.transport.name or transport
     workers = max(each.binding.worker_count if each.binding.worker_affinity else 0 for each in job.bound)
     return {
-        Config.hosts.nproc: sum(job.ranks),
-        Config.hosts.nproc_per_node: _one_or_list(job.ranks),
+        Config.hosts.nproc: sum(ranks),
+        Config.hosts.nproc_per_node: _one_or_list(ranks),
         Config.ccl.provider: job.provider or config.ccl.provider,
         Config.ccl.transport: transport,
         Config.ccl.worker_count: workers if config.ccl.worker_count == "auto" else config.ccl.worker_count,

@@ -195,7 +195,7 @@ class Numbers:
         job, end = self.job, self.job.end
         yield "result", result(job), None
         if end and end.why:
-            yield "reason", end.why.partition("\n")[0], None
+            yield "reason", end.brief, None
         seconds = end.seconds if end else self.longest
         yield "time", duration(seconds), seconds
         steps = job.buckets.last_step or (end.steps if end else None)

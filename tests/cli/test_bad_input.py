@@ -110,6 +110,14 @@ def test_the_first_line_suits_the_locale(cpulaunch: Run, show, locale: str, dot:
     assert line.isascii() == (locale == "C")
 
 
+@pytest.mark.parametrize("command", ["run", "submit"])
+def test_a_deleted_working_directory_is_refused(command: str, tmp_path) -> None:
+    code = f"mkdir gone; cd gone; rmdir ../gone; exec {sys.executable} -m cpulaunch {command} train.py"
+    done = subprocess.run(["sh", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 2
+    assert "the working directory has been deleted" in done.stderr
+
+
 def test_an_unreadable_script_is_refused(tmp_path) -> None:
     script = tmp_path / "secret.py"
     script.write_text("")

@@ -173,6 +173,7 @@ def test_a_report_does_not_wait_for_an_agent_and_progress_is_reported_later(
     title, *lines = boxes(done.stderr)[0]
     assert "rank 1 on localhost can't be seen; the others wait in all_reduce #3" in title
     assert lines[1] == "rank 1 on localhost can't be seen: its agent has not answered"
+    assert done.stderr.count("cpulaunch: the job goes on (--stall-action report); Ctrl-C ends it") == 1
     assert re.search(r"cpulaunch: the job continues, after \d+ s without progress\n", done.stderr)
     assert outcome(tmp_path)["stalls"][0]["seconds"] >= 3
 

@@ -244,6 +244,13 @@ def test_events_are_in_order(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_failed_job_has_the_reason(tmp_path: Path) -> None:
+    outcome = json.loads((path := write_job(tmp_path) / "outcome.json").read_text())
+    failure = {"rank": 1, "host": "node0", "signal": 9}
+    path.write_text(json.dumps({**outcome, "exit_code": 137, "kind": "signal", "first_failure": failure}))
+    assert re.search(r"^  reason +rank 1 on node0", in_words(Numbers(read_job(path.parent))), re.M)
+
+
 def test_a_job_with_few_files_has_a_report(tmp_path: Path) -> None:
     (place := tmp_path / "job").mkdir()
     assert "no end is known" in render([read_job(place)], "", "test")

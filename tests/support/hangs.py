@@ -328,6 +328,7 @@ def boxes(text: str) -> list[list[str]]:
 def _the_same(line: str) -> str:
     for varies, word in (
         (r"\b\d+ s\b", "N s"),
+        (", before the first step", ""),  # if the machine is slow
         (r"^ranks? [\d-]+ on (node\d) waits? for ranks? [\d-]+ on", r"ranks on \1 wait for those on"),
         (r"runs/[\w-]+/", "runs/JOB/"),
         (r"(process|pid) \d+", r"\1 N"),

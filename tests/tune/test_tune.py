@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,6 +103,16 @@ def test_a_checkpoint_writes_nothing(tmp_path: Path) -> None:
     assert code == 0, err
     assert "steps/s" in out or "samples/s" in out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+@pytest.mark.slow
+def test_a_budget_for_one_trial_gets_the_advice_to_choose_a_larger_one(tmp_path: Path) -> None:
+    code, _, err = tune(
+        tmp_path, SLEEPS, "--budget", "30s", "-n", "1", "--wdir", str(tmp_path), *ONLY_RANKS[:-1]
+    )
+    assert code == 0
+    assert re.search(r"no time was left for other trials, because one takes \d+ s; try --budget \d+m", err)
+    assert "warning: the script runs many times" not in err
 
 
 @pytest.mark.slow

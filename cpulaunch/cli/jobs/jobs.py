@@ -53,9 +53,6 @@ examples:
   cpulaunch jobs /shared/runs
 """
 
-MAX_WHY = 100
-"""Maximum characters of an error message."""
-
 _STATES = {OK: "ok", INTERRUPTED: "interrupted", STALLED: "stalled", START_FAILED: "not started"}
 
 
@@ -140,8 +137,8 @@ def _line(directory: Path) -> str:
         if outcome.get("exit_code") == SAVED_EXIT_CODE and end.kind == INTERRUPTED and end.steps:
             state += ", its state saved"
         if end.why:
-            state += f": {end.why[:MAX_WHY]}" + ("…" if len(end.why) > MAX_WHY else "")
-        parts = [state.replace("\n", " "), f"{counted(end.hosts, 'host')}, {counted(end.ranks, names.noun)}"]
+            state += f": {end.brief}"
+        parts = [state, f"{counted(end.hosts, 'host')}, {counted(end.ranks, names.noun)}"]
         parts.append(duration(end.seconds))
         if end.steps:
             parts.append(counted(end.steps, "step") + (f" ({end.rate:.3g}/s on average)" if end.rate else ""))

@@ -115,10 +115,14 @@ def age(directory: Path) -> tuple[str, float]:
     return ("", 0.0)
 
 
+MAX_WHY = 100
+"""Maximum characters of a failure in lists of jobs and reports."""
+
+
 class Ended(NamedTuple):
     """How a job has ended, read from its ``outcome.json``.
 
-    ``why`` is the first failure in one line.  ``seconds`` is the duration of the job.  ``steps`` is the
+    ``why`` is the first failure.  ``seconds`` is the duration of the job.  ``steps`` is the
     number of the last attempt's last step.  ``rate`` is the average number of steps per second over the
     duration of all attempts.  Both are None if no step was observed.
     """
@@ -132,6 +136,11 @@ class Ended(NamedTuple):
     steps: int | None
     rate: float | None
     metrics: tuple[Metric, ...] = ()
+
+    @property
+    def brief(self) -> str:
+        """``why`` in one line of at most ``MAX_WHY`` characters."""
+        return self.why[:MAX_WHY].replace("\n", " ") + ("…" if len(self.why) > MAX_WHY else "")
 
 
 def ended(outcome: Mapping[str, Any], names: Names = RANKS) -> Ended:

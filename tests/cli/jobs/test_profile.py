@@ -15,6 +15,8 @@ from support.command import Run
         (("profile", "--ranks", "3-1"), "--ranks 3-1: expected ranks, such as"),
         (("profile", "--ranks", ""), "--ranks : expected ranks"),
         (("profile", "nothing"), "nothing: no such running job"),
+        (("profile", "-o", "/"), "-o /: is a directory, or in none that exists"),
+        (("profile", "-o", "/missing/trace"), "-o /missing/trace: is a directory, or in none that exists"),
         (("run", "--profile", "1-5", "train.py"), "expected none, or steps such as 10-14: from 2 on"),
         (("run", "--profile", "9-5", "train.py"), "expected none, or steps such as 10-14"),
         (("run", "--profile", "2-5000", "train.py"), "1000 of them at most"),

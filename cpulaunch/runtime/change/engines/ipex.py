@@ -31,7 +31,9 @@ class IpexEngine(Engine):
     needs_optimizer = True
     broadcast_first = True
     # Measured by scripts/bench/training.py.
-    measured = (Measured("amx_bf16", "2.8", 0.93, "BERT of 4 layers on one core, docs/performance.md"),)
+    measured = (
+        Measured("amx_bf16", "2.8", 0.93, "BERT of 4 layers on one core, docs/performance-measured.md"),
+    )
 
     def __init__(self, version: str | None = None) -> None:
         self._version = version
