@@ -222,14 +222,28 @@ def test_a_program_without_a_ledger_is_reported_with_a_fixed_timeout(
 
 def test_finished_programs_are_ended_with_a_message(cpulaunch: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
-        "import threading, time, torch\n"
+        "import threading, time, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
         "model = torch.nn.Linear(2, 2)\n"
         "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
         "model(torch.ones(1, 2)).sum().backward()\n"
         "optimizer.step()\n"
+        "dist.barrier()\n"
+        "dist.destroy_process_group()\n"
         "threading.Thread(target=time.sleep, args=(600,)).start()\n"
     )
-    options = ("-n", "2", "--stall-timeout", "2", "--stall-action", "abort", "--grace-period", "1")
+    options = (
+        "-n",
+        "2",
+        "--backend",
+        "gloo",
+        "--stall-timeout",
+        "2",
+        "--stall-action",
+        "abort",
+        "--grace-period",
+        "1",
+    )
     done = cpulaunch("run", *options, "train.py")
     assert done.returncode == 0, done.stderr
     assert (

@@ -309,9 +309,10 @@ PAGES = "".join((REPOSITORY / "docs" / name).read_text() for name in ("hangs.md"
 
 
 def shown_in_docs(text: str) -> bool:
-    """Return whether the documentation shows the only box in ``text``."""
-    (found,) = boxes(text)
-    return found in boxes(PAGES)
+    """Return whether the documentation shows the only box in ``text``; on a slow machine, no step may be made."""
+    late = ", before the first step"
+    (found,) = boxes(text.replace(late, ""))
+    return found in boxes(PAGES.replace(late, ""))
 
 
 def boxes(text: str) -> list[list[str]]:
@@ -328,7 +329,6 @@ def boxes(text: str) -> list[list[str]]:
 def _the_same(line: str) -> str:
     for varies, word in (
         (r"\b\d+ s\b", "N s"),
-        (", before the first step", ""),  # if the machine is slow
         (r"^ranks? [\d-]+ on (node\d) waits? for ranks? [\d-]+ on", r"ranks on \1 wait for those on"),
         (r"runs/[\w-]+/", "runs/JOB/"),
         (r"(process|pid) \d+", r"\1 N"),
