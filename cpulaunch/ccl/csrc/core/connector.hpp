@@ -1,7 +1,10 @@
 // TCP connections between the ranks of a group.
 //
-// A rank that has something to send to another one opens a connection, which carries data in this direction only.  A
-// connection begins with a hello, in which the sender proves that it has the group's key.  The proof holds for one
+// A rank that has something to send to another one opens a connection, which carries data in this direction only.  If
+// it carried both, a process that ends before it has read everything would lose what it has sent, because the kernel
+// resets such a connection.
+//
+// A connection begins with a hello, in which the sender proves that it has the group's key.  The proof holds for one
 // connection: it covers the two ranks and the channel, and each group has a key of its own.  So a stranger who has seen
 // the proof can't use it again, and the sender needn't wait for an answer before it sends data.
 
