@@ -1,7 +1,8 @@
 """Hosts, and parsers of hostfiles and of the lists of hosts on the command line.
 
 A hostfile has one host per line: ``host``, ``host:N`` or ``host slots=N``, with ``#`` comments and blank
-lines.  Names may be ranges, ``node[01-04,07]``; IPv6 addresses need brackets if a count follows.
+lines.  Open MPI's ``max_slots=N`` or ``max-slots=N`` may replace ``slots=N`` or follow it.  Names may be
+ranges, ``node[01-04,07]``; IPv6 addresses need brackets if a count follows.
 """
 
 from __future__ import annotations
@@ -125,15 +126,7 @@ def _entry(content: str, origin: str) -> Iterator[tuple[Host, str]]:
     name, *words = content.split()
     slots = None
     if words:
-        key, _, count = words[0].partition("=")
-        if key != "slots" or len(words) > 1:
-            junk = words[1] if key == "slots" else words[0]
-            raise ConfigError(
-                f"{origin}: {junk!r} after the host {name!r}",
-                part=junk,
-                hint="one host per line: host, host:N or host slots=N",
-            )
-        slots = _count(count, origin, words[0])
+        slots = _slots(name, words, origin)
     elif not _is_ipv6(name):
         # The last colon separates the count, unless it is part of an IPv6 address in brackets.
         head, colon, count = name.rpartition(":")
@@ -141,6 +134,26 @@ def _entry(content: str, origin: str) -> Iterator[tuple[Host, str]]:
             slots, name = _count(count, origin, content), head
     for each in _expand(name, origin):
         yield Host(_check_name(each, origin), slots), origin
+
+
+def _slots(name: str, words: Sequence[str], origin: str) -> int:
+    """Return N of ``slots=N``; without it, the number in ``max_slots``, as Open MPI 5.0.11 does."""
+    counts: dict[str, int] = {}
+    for word in words:
+        key, _, count = word.partition("=")
+        key = key.replace("-", "_")
+        if key not in ("slots", "max_slots") or key in counts:
+            raise ConfigError(
+                f"{origin}: {word!r} after the host {name!r}",
+                part=word,
+                hint="one host per line: host, host:N or host slots=N",
+            )
+        counts[key] = _count(count, origin, word)
+    most = counts.get("max_slots", MAX_RANKS)
+    slots = counts.get("slots", most)
+    if slots > most:
+        raise ConfigError(f"{origin}: {slots} slots exceed max_slots, which is {most}", part=" ".join(words))
+    return slots
 
 
 def _count(text: str, origin: str, part: str) -> int:
