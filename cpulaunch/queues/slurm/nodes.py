@@ -16,9 +16,10 @@ from cpulaunch.wording import counted
 
 
 def ask_slurm(argv: Sequence[str]) -> str:
-    """Run a program of Slurm, and return its stdout.  Raises HostError if it fails."""
+    """Run a program of Slurm, and return its stdout.  Raises HostError with its last message if it fails."""
     done = call(argv)
     if done.returncode:
+        done.stderr = done.stderr.rstrip().rpartition("\n")[2]  # lines before it name Slurm's functions
         raise failure(argv[0], done)
     return done.stdout
 

@@ -386,6 +386,21 @@ def test_a_message_says_that_facts_of_the_nodes_are_missing(
     assert "no plan is shown, as Slurm doesn't describe the nodes (sinfo" in capsys.readouterr().err
 
 
+NO_CONTROLLER = """\
+sinfo: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+sinfo: error: fetch_config: DNS SRV lookup failed
+sinfo: fatal: Could not establish a configuration source
+"""
+
+
+def test_sinfos_failure_is_shown_in_brief(
+    slurm: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm("sinfo", f"cat >&2 <<'END'\n{NO_CONTROLLER}END\nexit 1")
+    assert main(["submit", "--dry-run", "--nodes", "2", "train.py"]) == 0
+    assert "(sinfo: Could not establish a configuration source)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "tasks", "cpus"),
     [
