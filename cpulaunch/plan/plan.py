@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.names import INSTANCE, RANKS, Names
 from cpulaunch.model.network import Interface
 from cpulaunch.plan.placement import HostPlan
@@ -83,6 +84,14 @@ class Plan:
     def noun(self) -> str:
         """``rank`` or ``instance``."""
         return self.names.noun
+
+    @property
+    def pinned_here(self) -> CoreSet:
+        """The CPUs that the ranks are pinned to; empty if some run on other hosts, or none is pinned."""
+        if not self.here_alone or self.settings.cpu.strategy == "none":
+            return CoreSet()
+        ranks = (rank for host in self.hosts for rank in host.ranks)
+        return CoreSet(cpu for rank in ranks for cpu in rank.cores | rank.comm_cores)
 
     def setting_rows(self) -> Iterator[SettingRow]:
         """Yield every setting with its detected value."""

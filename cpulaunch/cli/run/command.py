@@ -34,10 +34,12 @@ from cpulaunch.config.config import Config
 from cpulaunch.config.values import HostCount
 from cpulaunch.errors import SAVED_EXIT_CODE, HostError, UsageError
 from cpulaunch.launchers.command import PORT_UNWATCHED, Command, shell
+from cpulaunch.model.cores import CoreSet
 from cpulaunch.model.facts import Facts
 from cpulaunch.plan.instances import are_wanted
 from cpulaunch.plan.plan import Plan, Program
 from cpulaunch.plugins import ENGINE_PACKAGES
+from cpulaunch.wording import shortened
 
 if TYPE_CHECKING:
     from cpulaunch.supervise.output.directory import JobDirectory
@@ -373,7 +375,7 @@ def _run(
     def meanwhile() -> None:
         from cpulaunch.cli.run.plan_text import headline, plan_as_json
 
-        for line in headline(plan, directory.path, verbose):
+        for line in (*headline(plan, directory.path, verbose), *_shared_cores(plan)):
             tell(line)
         # Both contain the values of `env:`, which may be secret.
         output.logs.append("plan.json", plan_as_json(plan, commands).encode(), private=True)
@@ -412,6 +414,16 @@ def _run(
         screen.say(metrics_table(outcome.metrics, plan.noun))
     screen.close(FLUSH_TIMEOUT if outcome.kind == INTERRUPTED else None)
     return outcome.exit_code
+
+
+def _shared_cores(plan: Plan) -> Iterator[str]:
+    """Yield a warning if other jobs of the user are pinned to the same cores."""
+    from cpulaunch.supervise.control.registry import jobs_on
+
+    if jobs := jobs_on(plan.pinned_here, os.environ):
+        shared = CoreSet(core for cores in jobs.values() for core in cores)
+        who = f"{'job' if len(jobs) == 1 else 'jobs'} {shortened([*jobs])}"
+        yield f"warning: cores {shared} are already in use by {who}; --cores chooses others"
 
 
 def _adapt_to_terminals(output: Output, reader: int) -> None:

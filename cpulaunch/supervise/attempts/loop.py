@@ -119,7 +119,7 @@ class AttemptLoop:
         self.control.listen(self._listener)
         announcement = Announcement(
             self.console.directory, self.attempt.job_id, self._address, self.attempt.token,
-            self.attempt.plan.program.argv, self._began,
+            self.attempt.plan, self._began,
         )  # fmt: skip
         relays = [
             asyncio.create_task(self._relay(pipe, stream))

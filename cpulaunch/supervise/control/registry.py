@@ -1,7 +1,8 @@
 """Registry of a user's running jobs: a file in each job's directory, and a list of the user's jobs.
 
 The file ``control.json`` says how to reach the launcher; only its owner can read it.  The list is a
-directory with a file for each job that the user has started on this host.
+directory with a file for each job that the user has started on this host.  It has the cores that the job is
+pinned to if all its ranks run here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
+from cpulaunch.errors import ConfigError
+from cpulaunch.model.cores import CoreSet
+from cpulaunch.plan.plan import Plan
 from cpulaunch.supervise.output.directory import JobDirectory
 from cpulaunch.wire import observers_token
 
@@ -62,15 +66,15 @@ class Announcement:
         job: str,
         address: str,
         token: str,
-        command: Sequence[str],
+        plan: Plan,
         began: float,
     ) -> None:
         """``token`` is the job's token; ``began`` the start of its first attempt, on the monotonic clock."""
         token = observers_token(token)
         started = time.time() - (time.monotonic() - began)
-        control = Contact(
-            job, started=started, address=address, token=token, command=command, **_identity(os.getpid())
-        )
+        identity, command = _identity(os.getpid()), plan.program.argv
+        control = Contact(job, started=started, address=address, token=token, command=command, **identity)
+        self._cores = str(plan.pinned_here)
         self._directory, self._control = directory, control
         self._entry: Path | None = None
         self._over = threading.Event()
@@ -102,6 +106,7 @@ class Announcement:
                     "schema": SCHEMA,
                     "job": self._control.job,
                     "directory": str(self._directory.path),
+                    "cores": self._cores,
                     **_identity(self._control.pid),
                 }
                 new = entry.with_suffix(".new")
@@ -154,11 +159,23 @@ def is_stopped(contact: Contact) -> bool:
 
 
 def listed_jobs(environ: Mapping[str, str]) -> list[Path]:
-    """Return the directories of the user's running jobs that were started on this host.
+    """Return the directories of the user's running jobs that were started on this host."""
+    return [Path(entry["directory"]) for entry in _entries(environ)]
 
-    Entries of launchers that have ended are removed from the list.
-    """
-    found = []
+
+def jobs_on(cores: CoreSet, environ: Mapping[str, str]) -> dict[str, CoreSet]:
+    """Return the user's running jobs that are pinned to some of this host's ``cores``, with these cores."""
+    found = {}
+    for entry in _entries(environ) if cores else ():
+        with contextlib.suppress(ConfigError):
+            shared = CoreSet.parse(str(entry.get("cores", ""))) & cores
+            if shared and entry.get("machine") == _identity(0)["machine"]:
+                found[str(entry.get("job"))] = shared
+    return found
+
+
+def _entries(environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the list's entries, and remove those of launchers that have ended."""
     for place in _lists(environ):
         for entry in place.glob("*.json"):
             document = _read_json(entry)
@@ -169,8 +186,7 @@ def listed_jobs(environ: Mapping[str, str]) -> list[Path]:
                 with contextlib.suppress(OSError):
                     entry.unlink()
             else:
-                found.append(directory)
-    return found
+                yield document
 
 
 def _is_gone(document: Mapping[str, Any], directory: Path) -> bool:

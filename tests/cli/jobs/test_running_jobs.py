@@ -15,6 +15,7 @@ import pytest
 from support.command import TIMEOUT, Run
 from support.jobs import job
 from support.namespaces import until
+from support.plans import make
 from support.running_jobs import SLEEPS, Ask, directory_of
 
 from cpulaunch.supervise.control.registry import (
@@ -70,12 +71,28 @@ def test_a_restart_does_not_make_a_job_newer(
     monkeypatch.setenv("XDG_RUNTIME_DIR", env["XDG_RUNTIME_DIR"])
     directory = JobDirectory.make(tmp_path / "runs" / "x")
     began = time.monotonic() - 3600
-    announcement = Announcement(directory, "x", "@", "", ["train.py"], began)
+    announcement = Announcement(directory, "x", "@", "", make(), began)
     until(lambda: bool(listed_jobs(env)), "the job to be listed")
     contact = read_contact(directory.path)
     announcement.withdraw()
     assert contact
     assert contact.started < time.time() - 1800
+
+
+def test_a_job_on_the_cores_of_another_one_gets_a_warning(
+    env: dict[str, str], ask: Ask, tmp_path: Path
+) -> None:
+    with job(tmp_path, env, [], SLEEPS) as launcher:
+        name = directory_of(tmp_path).name
+        done = ask("run", "-n", "1", "--no-python", "--log-dir", "others", "true")
+        assert re.search(
+            rf"warning: cores \S+ are already in use by job {name}; --cores chooses others\n", done.stderr
+        )
+        unpinned = ask("run", "-n", "1", "--strategy", "none", "--no-python", "--log-dir", "others", "true")
+        assert "already in use" not in unpinned.stderr
+        (tmp_path / "go").touch()
+        launcher.wait(TIMEOUT)
+    assert "already in use" not in ask("run", "-n", "1", "--no-python", "true").stderr
 
 
 def test_naming_a_job_that_does_not_exist_is_an_error(ask: Ask, tmp_path: Path) -> None:
