@@ -171,6 +171,7 @@ TABLE = (
     Variable("TORCH_FR_BUFFER_SIZE", "<user> runtime", "<torch>", "integer", "collectives that the flight recorder keeps"),
     Variable("RDMAV_FORK_SAFE", "plan", "<libibverbs>", "1", "whether a process over verbs may fork"),
     Variable("I_MPI_OFI_LIBRARY", "ccl", "<Intel MPI>", "path", "libfabric, if Intel MPI carries oneCCL's data"),
+    Variable("I_MPI_THREAD_SPLIT", "plan", "<Intel MPI>", "0 or 1", "whether threads call Intel MPI at the same time"),
     Variable("I_MPI_THREAD_YIELD", "plan", "<Intel MPI>", "0 to 3", "how a waiting thread gives up its core"),
     # ---- threads, memory, libraries
     Variable("OMP_NUM_THREADS", "<user> plan", "config agent <OpenMP>", "integer", "threads of a rank"),

@@ -164,6 +164,10 @@ def _oneccl(situation: Situation) -> dict[str, str]:
         # By default, each rank chooses an algorithm by the size of its own data.  If ranks choose different
         # algorithms, they wait forever, as in a scatter of 8 MB (oneCCL 2022.2.0).
         variables["CCL_ALLTOALLV"] = "scatter"
+        if situation.worker_count == 1:
+            # oneCCL would set 1 in ranks with several OpenMP threads.  If only some have several, MPI_Init
+            # fails: "Missing hostname ... in business card" (Intel MPI 2021.18.1).
+            variables["I_MPI_THREAD_SPLIT"] = "0"
     if situation.oversubscribed or (situation.bindings and situation.comm_cores == 0):
         # By default, a worker that shares a core polls for its whole time slice (oneCCL 2021.14.1).
         variables["CCL_YIELD"] = "sched_yield"

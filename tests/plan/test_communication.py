@@ -33,6 +33,8 @@ CCL = Situation(backend="ccl", hosts=1, local_ranks=2)
         ({"hosts": 65, "local_ranks": 1, "backend": "gloo"}, {"TORCH_GLOO_LAZY_INIT": "1"}),
         ({"oversubscribed": True}, {"CCL_YIELD": "sched_yield", "I_MPI_THREAD_YIELD": None}),
         ({"transport": "mpi", "intel_mpi": True}, {"CCL_PROCESS_LAUNCHER": "hydra", "FI_PROVIDER": None}),
+        ({"transport": "mpi", "intel_mpi": True}, {"I_MPI_THREAD_SPLIT": "0"}),
+        ({"transport": "mpi", "intel_mpi": True, "worker_count": 2}, {"I_MPI_THREAD_SPLIT": None}),
         ({"transport": "mpi", "intel_mpi": True, "oversubscribed": True}, {"I_MPI_THREAD_YIELD": "3"}),
         ({"backend": "gloo"}, {"GLOO_SOCKET_IFNAME": "lo", "CCL_WORKER_COUNT": None, "FI_PROVIDER": None}),
     ],
