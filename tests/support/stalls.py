@@ -16,7 +16,7 @@ from cpulaunch.supervise.stalls.progress import StallSettings
 A = TypeVar("A", bound=Action)
 AUTO = StallSettings()
 BEAT = 10.0
-"""Seconds between beats."""
+"""Seconds from an agent's last message to its next beat."""
 
 
 class Job:
@@ -41,7 +41,7 @@ class Job:
         self.throttled = 0.0  # the share of time for which a quota stops each process
         self.done: list[tuple[float, Action]] = []
         self._on_the_way: list[tuple[float, Rank, LauncherMessage]] = []
-        self._beat_at = BEAT
+        self._beat_at = [BEAT, BEAT]
         if steps:
             self.steps(steps)
 
@@ -65,10 +65,9 @@ class Job:
             self._on_the_way = [each for each in self._on_the_way if each not in come]
             for _, rank, message in come:
                 self._answer(rank, message)
-            if self.now >= self._beat_at:
-                self._beat_at += BEAT
-                for rank in self.ranks:
-                    self._act(self.stalls.beat(rank, self.beats[rank.rank], self.now))
+            for rank in self.ranks:
+                if self.now >= self._beat_at[rank.rank]:
+                    self._beat(rank)
             self._act(self.stalls.look(self.now))
 
     def prints(self) -> None:
@@ -89,9 +88,13 @@ class Job:
             elif isinstance(action, Send):
                 self._answer(self.ranks[action.rank], action.message)
 
+    def _beat(self, rank: Rank) -> None:
+        self._beat_at[rank.rank] = self.now + BEAT
+        self._act(self.stalls.beat(rank, self.beats[rank.rank], self.now))
+
     def _answer(self, rank: Rank, message: LauncherMessage) -> None:
         if isinstance(message, AskProgress) and rank.rank in self.answering:
-            self._act(self.stalls.beat(rank, self.beats[rank.rank], self.now))
+            self._beat(rank)
         elif isinstance(message, AskDump) and rank.rank in self.dumping:
             since = self.beats[rank.rank].waits_since
             operation = {
@@ -122,6 +125,7 @@ class Job:
                 "threads": [main],
             }
             dump = Dump(message.request, self.now, groups, [program], "")
+            self._beat_at[rank.rank] = self.now + BEAT
             self.inquiry.store_answer(rank.rank, dump, self.now)
             self._act(self.stalls.handle_answer(rank, self.now))
 

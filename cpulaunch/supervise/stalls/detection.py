@@ -334,7 +334,8 @@ class Stalls:
             return []
         self._until = now + DUE
         second.question, sends = self._inquiry.ask(self._running(), self._until)
-        return [*sends]
+        # Answers delay an agent's next beat, so ask for progress, too.
+        return [*(Send(send.rank, AskProgress()) for send in sends), *sends]
 
     def _ask_for_progress(self, now: float) -> list[Action]:
         """Ask some ranks for progress.  Ranks wait for each other, so progress of one rank is enough."""

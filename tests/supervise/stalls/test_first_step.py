@@ -82,6 +82,21 @@ def test_a_rank_that_continues_before_the_second_inspection_is_not_ended() -> No
     assert job.told == ["the job continues, after 30 s without progress"]
 
 
+def test_steps_after_a_late_start_are_seen_although_inspections_delay_the_beats() -> None:
+    job = Job(StallSettings(3, ABORT))
+    job.waits(1)
+    job.works_until = inf
+    job.until(10)
+    assert [report.begun for report in job.of(ReportStall)] == [False]
+    job.beats[1] = job.beats[1]._replace(waits_since=None)
+    job.steps(5)
+    job.called = {0: [], 1: ["all_reduce"]}
+    job.until(25)
+    assert job.told[-1].startswith("the job continues, after ")
+    assert [report.begun for report in job.of(ReportStall)] == [False, True]
+    assert len(job.of(ActOnStall)) == 1
+
+
 def test_before_the_first_step_the_rank_that_is_waited_for_last_is_blamed() -> None:
     """Rank 0 was late, and was reported.  Then it calls a barrier that rank 1 never joins."""
     job = Job(StallSettings(20, ABORT))
