@@ -330,7 +330,7 @@ def _the_same(line: str) -> str:
     for varies, word in (
         (r"\b\d+ s\b", "N s"),
         (r"^ranks? [\d-]+ on (node\d) waits? for ranks? [\d-]+ on", r"ranks on \1 wait for those on"),
-        (r"runs/[\w-]+/", "runs/JOB/"),
+        (r"runs/[\w-]+/stacks-\d", "runs/JOB/stacks-N"),
         (r"(process|pid) \d+", r"\1 N"),
         (r"\bpython[\d.]+", "python"),
     ):
