@@ -217,7 +217,7 @@ def _run_file(path: str) -> None:
     module.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = module
     with open(path, "rb") as f:
-        code = compile(f.read(), path, "exec")
+        code = compile(f.read(), path, "exec", dont_inherit=True)  # not this module's annotations
     exec(code, module.__dict__)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,3 +84,12 @@ def test_very_deep_tracebacks_are_shown() -> None:
     with pytest.raises(RecursionError) as caught:
         deep()
     assert len(traceback.extract_tb(bootstrap._remove_own_frames(caught.value).__traceback__)) > 100
+
+
+def test_a_script_keeps_its_own_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ``from __future__ import annotations``, they are objects."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    script = tmp_path / "train.py"
+    script.write_text("def step(count: int) -> None: ...\n")
+    bootstrap._run_file(str(script))
+    assert sys.modules["__main__"].step.__annotations__ == {"count": int, "return": None}
