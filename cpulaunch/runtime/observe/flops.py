@@ -39,6 +39,7 @@ class Flops:
         self.peak: float | None = None
         self._torch = torch
         self._counting: Any = None  # the dispatch mode
+        self._compile: Any = None  # torch.compile, while a step is counted
         self._gave_up = False
         self._due = False
         self.traced: Callable[[], bool] = lambda: False
@@ -64,8 +65,8 @@ class Flops:
         """Stop counting for good."""
         self._gave_up = True
 
-    def stop_in_child(self) -> None:
-        """Stop counting in a forked process, also in the middle of a counted step."""
+    def stop(self) -> None:
+        """Stop counting for good, also in the middle of a counted step.  A forked process must call this."""
         self.give_up()
         if self._counting:
             self._end()
@@ -86,9 +87,19 @@ class Flops:
             self._fail(e)
         else:
             self._counting = counting
+            self._compile = self._torch.compile
+            self._torch.compile = self._stop_and_compile
+
+    def _stop_and_compile(self, *args: Any, **kwargs: Any) -> Any:
+        """Stand in for ``torch.compile`` in a counted step: torch compiles nothing in a dispatch mode."""
+        compiling = self._compile
+        self.stop()
+        return compiling(*args, **kwargs)
 
     def _end(self) -> int | None:
         counting, self._counting = self._counting, None
+        if self._torch.compile == self._stop_and_compile:  # nobody else has replaced it since
+            self._torch.compile = self._compile
         if self._torch.utils._python_dispatch._get_current_dispatch_mode() is not counting:
             self.give_up()  # the script's own mode ended this one, or is still active
             return None
@@ -115,7 +126,7 @@ def _compiles() -> bool:
 
 def _counting_mode(torch: Any) -> Any:
     formulas = _formulas(torch)
-    plain = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
+    plain = torch.Tensor.__torch_dispatch__  # of tensors, and of subclasses without their own
 
     class Counting(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
         """Sums up FLOPs by precision; ``error`` is the exception of a formula that failed."""
@@ -128,7 +139,7 @@ def _counting_mode(torch: Any) -> Any:
             self.error: Exception | None = None
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if not plain.issuperset(types):
+            if any(each.__torch_dispatch__ is not plain for each in types):
                 fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
                 if any(issubclass(each, fake) for each in types):
                     return func(*args, **(kwargs or {}))  # shape inference, which computes nothing

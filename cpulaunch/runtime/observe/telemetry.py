@@ -218,4 +218,4 @@ class Recorder:
         self._memory = unused = bytearray(ledger.SIZE)
         self._last = self._waiting = memoryview(unused)[:8].cast("Q")
         if self.flops:
-            self.flops.stop_in_child()
+            self.flops.stop()

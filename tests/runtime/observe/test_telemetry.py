@@ -291,6 +291,28 @@ def test_a_program_that_has_called_torch_compile_is_not_counted() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_torch_compile_in_a_counted_step_compiles_and_ends_counting() -> None:
+    code = (
+        "import torch\nfrom cpulaunch.runtime.observe.flops import EVERY, FIRST, Flops\n"
+        "compiles, flops = torch.compile, Flops(torch)\nflops.end_step(FIRST - 1)\n"
+        "assert torch.utils._python_dispatch._get_current_dispatch_mode() is not None\n"
+        "double = torch.compile(lambda x: 2 * x, backend='eager', fullgraph=True)\n"
+        "assert double(torch.ones(1)) == 2\n"
+        "assert (flops.end_step(FIRST), flops.end_step(EVERY - 1)) == (None, None)\n"
+        "assert torch.utils._python_dispatch._get_current_dispatch_mode() is None\n"
+        "assert torch.compile is compiles\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_lazy_module_may_get_its_parameters_in_a_counted_step() -> None:
+    compiles = torch.compile
+    layer = torch.nn.LazyLinear(3, bias=False)
+    assert counted(lambda: layer(torch.ones(2, 4))) == 2 * 2 * 4 * 3
+    assert torch.compile is compiles
+
+
 def test_a_traced_step_is_not_counted_but_the_next_untraced_step_is() -> None:
     """A counted step takes longer, which the trace would show."""
     flops = Flops(torch)
