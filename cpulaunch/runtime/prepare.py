@@ -146,7 +146,7 @@ def _apply_engine(models: list[nn.Module], optimizers: list[Optimizer]) -> dict[
         if optimizer is not None:
             left.remove(optimizer)
     for optimizer in left:
-        native.optimize_optimizer(optimizer)
+        native.fuse(optimizer)
     return ready
 
 

@@ -62,6 +62,15 @@ def loss_of(name: str, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor
     return model(input_ids=x, labels=y).loss if name == "bert" else functional.cross_entropy(model(x), y)
 
 
+def fused_in_step(optimizer: Any) -> bool:
+    """Return whether a step, without gradients, uses the fused implementation."""
+    optimizer.zero_grad()
+    choices: list[Any] = []
+    optimizer.register_step_pre_hook(lambda each, *_: choices.append(each.param_groups[0].get("fused")))
+    optimizer.step()
+    return bool(choices[0])
+
+
 def digest(model: nn.Module) -> str:
     weights = cpulaunch.unwrap(model).state_dict()
     return hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in weights.values())).hexdigest()
@@ -120,7 +129,7 @@ def prepared() -> dict:
         "originals": cpulaunch.prepare(model) is results[0],
         "keys": list(cpulaunch.unwrap(results[0]).state_dict()) == list(convolutional().state_dict()),
         "channels_last": model[0].weight.is_contiguous(memory_format=torch.channels_last),
-        "fused": optimizer.param_groups[0]["fused"],
+        "fused": fused_in_step(optimizer),
         "epochs": everything,
         "main": cpulaunch.is_main(),
         "size": size,
@@ -283,7 +292,7 @@ def trainer(options: str, model: str = "bert") -> dict:
         "loss": evaluated["eval_loss"],
         "predictions": list(predicted.predictions.shape),
         "sharded": sum(isinstance(p, DTensor) for p in it.model.parameters()),
-        "fused": bool(optimizer.param_groups[0].get("fused")),
+        "fused": fused_in_step(optimizer),
         "kinds": sorted({type(m).__name__ for m in net.modules()} & {"_IPEXLinear"}),
         "weights": sorted({str(t.dtype) for t in net.state_dict().values()}),
     }

@@ -114,7 +114,6 @@ def _watch_steps(torch: Any, settings: TrainingSettings) -> None:
             return
         known.add(optimizer)
         if native.fuse(optimizer):
-            native.keep_layouts(optimizer)
             announce_with_step(f"{type(optimizer).__name__} uses its fused implementation")
         announce(*with_step)
         if current_precision(settings) == "bf16" and not _has_precision(optimizer):

@@ -15,7 +15,6 @@ from torch import nn
 from cpulaunch import plugins
 from cpulaunch.errors import UsageError
 from cpulaunch.runtime.change import engines
-from cpulaunch.runtime.change.engines import native
 from cpulaunch.runtime.change.engines.ipex import IpexEngine
 from cpulaunch.runtime.prepare import own_optimizer
 from runtime.conftest import Start
@@ -160,18 +159,3 @@ def test_the_optimizer_of_a_model() -> None:
         None,
         "its optimizer was not passed to the same call of prepare",
     )
-
-
-@pytest.mark.parametrize(
-    ("chosen", "then"), [({}, True), ({"fused": False}, False), ({"foreach": True}, None)]
-)
-def test_a_checkpoint_of_a_fused_optimizer_leaves_the_choice_to_the_script(
-    chosen: dict[str, bool], then: bool | None
-) -> None:
-    parameter = nn.Parameter(torch.ones(3))
-    saved = torch.optim.AdamW([parameter], fused=True).state_dict()
-    saved["param_groups"][0]["foreach"] = chosen.get("foreach")
-    optimizer = torch.optim.AdamW([parameter], **chosen)
-    native.optimize_optimizer(optimizer)
-    optimizer.load_state_dict(saved)
-    assert optimizer.param_groups[0]["fused"] is then

@@ -6,7 +6,6 @@ The engine native also uses cpulaunch's kernels.
 from __future__ import annotations
 
 import weakref
-from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ class TorchEngine(Engine):
         if any(isinstance(module, _CONVOLUTIONS) for module in model.modules()):
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if optimizer is not None:
-            optimize_optimizer(optimizer)
+            fuse(optimizer)
         return model
 
 
@@ -51,85 +50,92 @@ TORCH = TorchEngine()
 OF_TORCH = (ENGINE.name, TORCH.name)
 """The engines that keep fp32 weights."""
 
-_fused_here: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _watched: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-
-
-def optimize_optimizer(optimizer: Optimizer) -> None:
-    """Enable the fused implementation if possible, and give states the layout of their parameters."""
-    fuse(optimizer)
-    keep_layouts(optimizer)
+_in_step: weakref.WeakKeyDictionary[Optimizer, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
+"""Optimizer → its groups that `_before_step` has changed to the fused implementation."""
 
 
 def fuse(optimizer: Optimizer) -> bool:
-    """Enable the fused implementation; return False if there is none, or if the script has chosen another.
+    """Let the optimizer use torch's fused implementation in each step that it computes rightly.
 
-    It is disabled again before a step with sparse gradients, which it doesn't support.
+    Return False if it does not suit any group now, or if the script has chosen an implementation.  Groups are
+    changed only during a step, so checkpoints have the script's own choice.
     """
-    if type(optimizer) not in FUSED or _has_sparse_gradients(optimizer):
+    if type(optimizer) not in FUSED:
         return False
-    if not all(_can_fuse(group) for group in optimizer.param_groups):
-        return False
-    _switch(optimizer, True)
-    _fused_here.add(optimizer)
     if optimizer not in _watched:
         _watched.add(optimizer)
-        optimizer.register_step_pre_hook(_disable_if_sparse)
-    return True
+        optimizer.register_step_pre_hook(_before_step)
+        optimizer.register_step_post_hook(_after_step)
+    return any(_suits(optimizer, group) for group in optimizer.param_groups)
 
 
-def _disable_if_sparse(optimizer: Optimizer, *_: Any) -> None:
-    if optimizer in _fused_here and _has_sparse_gradients(optimizer):
-        _fused_here.discard(optimizer)
-        _switch(optimizer, None)
+def _before_step(optimizer: Optimizer, *_: Any) -> None:
+    _after_step(optimizer)  # if an error has ended the last step
+    _in_step[optimizer] = [group for group in optimizer.param_groups if _suits(optimizer, group)]
+    for group in _in_step[optimizer]:
+        group["fused"] = True
+    if any(group["fused"] for group in optimizer.param_groups):
+        _match_layouts(optimizer)
 
 
-def _switch(optimizer: Optimizer, fused: bool | None) -> None:
-    for group in optimizer.param_groups:
-        group["fused"] = fused
+def _after_step(optimizer: Optimizer, *_: Any) -> None:
+    for group in _in_step.pop(optimizer, ()):
+        group["fused"] = None
 
 
-def _has_sparse_gradients(optimizer: Optimizer) -> bool:
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return any(p.grad is not None and p.grad.is_sparse for p in parameters)
+def _suits(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    """Return whether the fused implementation computes the same as the others in the next step.
 
-
-def _can_fuse(group: dict[str, Any]) -> bool:
-    chosen = group.get("foreach") is not None or group.get("fused") is not None
-    conflicts = group.get("differentiable") or group.get("capturable")
-    return not (chosen or conflicts) and all(_is_dense(parameter) for parameter in group["params"])
-
-
-def _is_dense(parameter: torch.Tensor) -> bool:
-    dense = parameter.device.type == "cpu" and parameter.is_floating_point() and not parameter.is_sparse
-    return dense and type(parameter.data) is torch.Tensor  # not a DTensor of FSDP2
-
-
-def keep_layouts(optimizer: Optimizer) -> None:
-    """Convert states to the layout of their parameters, now and after each ``load_state_dict``.
-
-    The fused implementations of torch 2.8 to 2.13 compute wrong numbers if the layouts differ.
+    That of torch 2.8 to 2.13 ignores strides and computes wrong momentum in bf16.  SGD's needs the momentum
+    of all parameters that have a gradient, or of none.
     """
-    _match_layouts(optimizer)
-    chosen = None if optimizer in _fused_here else optimizer.param_groups[0].get("fused")
-    optimizer.register_load_state_dict_post_hook(partial(_after_loading, chosen))
+    is_chosen = group["foreach"] is not None or group["fused"] is not None
+    if is_chosen or group.get("differentiable") or group.get("capturable"):
+        return False
+    if not all(map(_is_plain, group["params"])):
+        return False
+    trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+    if not all(each.grad.layout is torch.strided and _have_same_layout(each.grad, each) for each in trained):
+        return False
+    if not group.get("momentum"):
+        return True
+    buffers = [optimizer.state.get(each, {}).get("momentum_buffer") for each in trained]
+    return len({buffer is None for buffer in buffers}) <= 1
+
+
+def _is_plain(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter is a tensor of fp32 or fp64 without gaps.  A DTensor of FSDP2 isn't."""
+    return (
+        type(parameter) in (nn.Parameter, torch.Tensor)
+        and parameter.is_cpu
+        and parameter.dtype in (torch.float32, torch.float64)
+        and parameter.layout is torch.strided
+        and (
+            parameter.is_contiguous()
+            or (parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last))
+        )
+    )
+
+
+def _have_same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors of the same shape have their elements in the same order in memory."""
+    if one.stride() == other.stride():
+        return True
+    return all(
+        a == b or size == 1 for size, a, b in zip(one.shape, one.stride(), other.stride(), strict=True)
+    )
 
 
 def _match_layouts(optimizer: Optimizer) -> None:
+    """Convert states to the layout of their parameters, which the fused implementation needs."""
     for parameter, state in optimizer.state.items():
+        strides = parameter.stride()
         for name, value in state.items():
             if (
                 isinstance(value, torch.Tensor)
+                and value.stride() != strides
                 and value.shape == parameter.shape
-                and value.stride() != parameter.stride()
+                and not _have_same_layout(value, parameter)
             ):
                 state[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
-
-
-def _after_loading(chosen: bool | None, optimizer: Optimizer) -> None:
-    # Loading has replaced the script's choice by the choice in the checkpoint.
-    for group in optimizer.param_groups:
-        if "fused" in group:
-            group["fused"] = chosen
-    fuse(optimizer)
-    _match_layouts(optimizer)
