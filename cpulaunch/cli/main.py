@@ -47,7 +47,7 @@ _FILE_ERRORS = (
     errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENOTDIR,
     errno.ESTALE, errno.EIO,
 )  # fmt: skip
-"""Errors of file systems, which are reported without a traceback."""
+"""Errors of file systems, which are reported without a traceback even if Python doesn't name the file."""
 
 MAX_ERROR = 4000
 """Maximum characters of an error message; a message may quote a whole file."""
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
     except OSError as e:
-        if e.errno not in _FILE_ERRORS:
+        if e.filename is None and e.errno not in _FILE_ERRORS:
             raise
         error = _file_error(e)
         say_error(error)
@@ -137,11 +137,13 @@ def say_error(error: CpulaunchError) -> None:
         say(f"hint: {error.hint}")
 
 
-def _file_error(error: OSError) -> HostError:
+def _file_error(error: OSError) -> CpulaunchError:
     """Return the error to print for an OSError about a file."""
     if error.filename is None and isinstance(error, FileNotFoundError):  # from getcwd(2)
         return HostError("the working directory has been deleted", hint="cd to one that exists")
     what = f"{error.filename}: " if error.filename is not None else ""
+    if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR):  # another name is needed
+        return UsageError(f"{what}{error.strerror}")
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return HostError(
         f"{what}{error.strerror}",

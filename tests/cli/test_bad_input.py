@@ -65,6 +65,28 @@ def test_invalid_input_is_refused_with_a_clear_error(cpulaunch: Run, show, argum
     assert done.stdout == ""
 
 
+LONG = "a" * 300
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"run {LONG}.py",
+        f"run --wdir {LONG} show.py",
+        f"run --dry-run --mpi-path {LONG} show.py",
+        f"tune -o {LONG} show.py",
+        f"config --defaults --config-file {LONG}",
+    ],
+    ids=lambda command: command.replace(LONG, "L"),
+)
+def test_a_name_that_is_too_long_is_refused_in_one_line(cpulaunch: Run, show, command: str) -> None:
+    done = cpulaunch(*command.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    (error,) = done.stderr.splitlines()
+    assert error.startswith(f"cpulaunch: error: {LONG}")
+    assert error.endswith(": File name too long")
+
+
 @pytest.mark.parametrize(
     ("command", "missing"),
     [("hosts", "no command; its commands: check"), ("ccl", "no command; its commands: build, info")],
