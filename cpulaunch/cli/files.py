@@ -16,7 +16,7 @@ from cpulaunch.errors import ConfigError
 
 def write_file(path: Path, text: str) -> Path | None:
     """Write ``text`` to ``path`` atomically; return the path of the backup if the file existed."""
-    target = path.resolve()  # os.replace would replace a symbolic link
+    target = Path(os.path.realpath(path))  # os.replace would replace a symbolic link
     temporary = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def backup_of(path: Path) -> Path:
 
 
 def _back_up(target: Path) -> Path | None:
-    if not target.exists():
+    if not os.path.lexists(target):  # a link that leads to itself exists, and can't be copied
         return None
     backup = backup_of(target)
     shutil.copy2(target, backup)

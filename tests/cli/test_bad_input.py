@@ -88,6 +88,26 @@ def test_a_name_that_is_too_long_is_refused_in_one_line(cpulaunch: Run, show, co
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "submit --to slurm --nodes 1 --output loop --dry-run show.py",
+        "config --defaults --config-file loop",
+        "config import -o loop default.yaml",
+        "hosts check --facts-out loop",
+    ],
+)
+def test_an_output_file_that_is_a_link_to_itself_is_refused(cpulaunch: Run, show, command: str) -> None:
+    (link := show.parent / "loop").symlink_to("loop")
+    (show.parent / "default.yaml").write_text("distributed_type: MULTI_CPU\n")
+    done = cpulaunch(*command.split())
+    error = done.stderr.splitlines()[-2 if "hint" in done.stderr else -1]
+    assert done.returncode == 2
+    assert error.startswith("cpulaunch: error: loop: cannot be ")
+    assert error.endswith(": Too many levels of symbolic links")
+    assert (link.is_symlink(), sorted(show.parent.glob(".loop*"))) == (True, [])
+
+
+@pytest.mark.parametrize(
     ("command", "missing"),
     [("hosts", "no command; its commands: check"), ("ccl", "no command; its commands: build, info")],
 )

@@ -95,7 +95,7 @@ def _read(arguments: list[str]) -> tuple[Queue, argparse.Namespace, Job]:
         _enter(directory, options, queue)
     if not options.no_python and is_program(options.wdir / rest[0]):
         refuse_launcher(words, rest, partial(parser.split, ends=MODULE), "submit")
-    if options.output and (options.wdir / rest[0]).resolve() == options.output.resolve():
+    if options.output and os.path.realpath(options.wdir / rest[0]) == os.path.realpath(options.output):
         raise UsageError(f"--output {options.output} would overwrite the job's script")
     config = load_config(options)
     if options.format:
