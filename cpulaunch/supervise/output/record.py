@@ -170,20 +170,14 @@ def ended(outcome: Mapping[str, Any], names: Names = RANKS) -> Ended:
 
 def _metrics(value: object) -> Iterator[Metric]:
     for each in documents(value):
-        ranks, values, *figures = (_figure(each.get(name)) for name in _FIGURES)
+        ranks, values, *figures = (_number(each.get(name)) for name in _FIGURES)
         known = [figure for figure in figures if figure is not None]
         if ranks and values and len(known) == len(figures):
-            name, unit, total = str(each.get("name")), str(each.get("unit") or ""), _figure(each.get("total"))
+            name, unit, total = str(each.get("name")), str(each.get("unit") or ""), _number(each.get("total"))
             mean, median, p99, least, most = known
-            part = _figure(each.get("sample"))
+            part = _number(each.get("sample"))
             sample = None if part is None else int(part)
             yield Metric(name, unit, int(ranks), int(values), total, mean, median, p99, least, most, sample)
-
-
-def _figure(value: object) -> float | None:
-    """Return a number that can be a metric's value, else None."""
-    number = _number(value)
-    return number if number is not None and abs(number) <= LARGEST else None  # NaN fails this, too
 
 
 def why_failed(outcome: Mapping[str, Any], names: Names = RANKS) -> str:
@@ -200,4 +194,7 @@ def documents(value: object) -> list[dict[str, Any]]:
 
 
 def _number(value: object) -> float | None:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    """Return ``value`` if it is a number of a possible size, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if abs(value) <= LARGEST else None  # NaN fails this, too

@@ -226,6 +226,20 @@ def test_the_rate_is_computed_from_the_steps_of_all_attempts() -> None:
     assert ended({"attempts": [{}, 7], "ranks": 3, "first_failure": 4}).steps is None
 
 
+@pytest.mark.parametrize(
+    "number",
+    ["Infinity", "NaN", "1e400", pytest.param("1" + "0" * 400, id="whole number"), '"many"'],
+)
+def test_impossible_numbers_in_an_outcome_count_as_missing(ask: Ask, tmp_path: Path, number: str) -> None:
+    (job := tmp_path / "runs" / "x").mkdir(parents=True)
+    attempt = f'{{"seconds": {number}, "steps": {number}, "resumed_from": {number}}}'
+    (job / "outcome.json").write_text(
+        f'{{"kind": "ok", "seconds": {number}, "restarts": {number}, "attempts": [{attempt}], "ranks": [{{}}]}}'
+    )
+    (job / "plan.json").write_text(f'{{"world_size": {number}}}')
+    assert ask("jobs").stdout == "runs/x  ok · 1 host, 1 rank · 0 s\n"
+
+
 def test_a_killed_launcher_on_another_host_is_reported_as_gone(
     env: dict[str, str], ask: Ask, tmp_path: Path
 ) -> None:
