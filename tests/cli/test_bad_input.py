@@ -19,6 +19,8 @@ from support.jobs import outputs
     ("arguments", "code", "said"),
     [
         (["nowhere.py"], 2, "nowhere.py: no such script"),
+        (["-n", "2", "sh", "-c", "true"], 2, "hint: did you mean --no-python sh?"),
+        (["package.train"], 2, "hint: did you mean -m package.train?"),
         (["directory"], 2, "directory is a directory, not a script"),
         (["pipe"], 2, "pipe is a pipe, which only one of the ranks could read"),
         ([], 2, "no script to run"),

@@ -323,10 +323,18 @@ def _check_script(directory: Path, shown: str) -> None:
         if shown == "-":
             what = "the script can't be read from stdin, which only one of the ranks could read"
             raise UsageError(what, hint="write the script to a file first") from None
-        hint = f"did you mean -m {shown}?" if path.suffix != ".py" and "/" not in shown else None
-        raise UsageError(f"{shown}: no such script in {directory}", hint=hint) from None
+        raise UsageError(f"{shown}: no such script in {directory}", hint=_instead_of(shown)) from None
     except OSError as e:
         raise UsageError(f"{shown}: cannot be read: {e.strerror}", hint="check its permissions") from None
+
+
+def _instead_of(script: str) -> str | None:
+    """Return a hint if ``script``, which does not exist, may be a program or a module."""
+    from shutil import which
+
+    if script.endswith(".py") or "/" in script:
+        return None
+    return f"did you mean {'--no-python' if which(script) else '-m'} {script}?"
 
 
 def _run(
