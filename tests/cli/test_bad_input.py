@@ -47,6 +47,7 @@ from support.jobs import outputs
         (["--mpi", "openmpi", "--mpi-path", ".", "show.py"], 2, "no mpiexec of openmpi"),
         (["--mpi-path", "nowhere", "show.py"], 2, "no MPI was found in nowhere"),
         (["--tee", "5", "-n", "2", "show.py"], 2, "--tee 5: the ranks are 0 to 1"),
+        (["--dry-run", "--tee", "5", "-n", "2", "show.py"], 2, "--tee 5: the ranks are 0 to 1"),
         (["--set", "launcher", "show.py"], 2, "expected KEY=VALUE"),
         (["-x", "NOT_SET_ANYWHERE", "show.py"], 2, "NOT_SET_ANYWHERE is not set"),
         (["--facts", "show.py", "--dry-run", "show.py"], 2, "show.py:2: not JSON"),

@@ -215,19 +215,27 @@ def _plan_and_run(
         say(f"warning: {where}: {package} is not installed here, so ranks use the engine native")
     commands = launchers.load(plan.launcher).commands(plan, installation_here())
     if options.dry_run:
-        from cpulaunch.cli.run.plan_text import plan_as_json, plan_as_text
-
-        if options.format == "json":
-            print(plan_as_json(plan, commands))
-        elif options.format == "shell":
-            port, ports = config.hosts.master_port, config.hosts.ports or [PORT_UNWATCHED]
-            print(shell(commands, ports[-1] if port == "auto" else port), end="")
-        else:
-            text = plan_as_text(plan, commands, _picture(plan, facts), like=facts.like_what,
-                                verbose=config.output.verbose)  # fmt: skip
-            print(text, end="")
+        _print_plan(options, config, plan, facts, commands)
         return 0
     return _run(plan, commands, config, facts, program, shared)
+
+
+def _print_plan(
+    options: argparse.Namespace, config: Config, plan: Plan, facts: Facts, commands: Sequence[Command]
+) -> None:
+    from cpulaunch.cli.run.plan_text import plan_as_json, plan_as_text
+    from cpulaunch.supervise.output.lines import shown_ranks
+
+    shown_ranks(config.output.tee, plan.world_size, names=plan.names)  # raises the error of the run
+    if options.format == "json":
+        print(plan_as_json(plan, commands))
+    elif options.format == "shell":
+        port, ports = config.hosts.master_port, config.hosts.ports or [PORT_UNWATCHED]
+        print(shell(commands, ports[-1] if port == "auto" else port), end="")
+    else:
+        text = plan_as_text(plan, commands, _picture(plan, facts), like=facts.like_what,
+                            verbose=config.output.verbose)  # fmt: skip
+        print(text, end="")
 
 
 def _picture(plan: Plan, facts: Facts) -> str:
