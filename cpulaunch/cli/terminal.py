@@ -14,9 +14,12 @@ WIDEST = 80
 """Maximum width of text, in columns."""
 
 
-def is_interactive(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether stdin and stderr are a terminal on which questions can be asked."""
-    return sys.stdin.isatty() and sys.stderr.isatty() and environ.get("TERM", "dumb") != "dumb"
+def why_not_interactive(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return why questions can't be asked on stdin and stderr; None if they can."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return "stdin or stderr is no terminal"
+    term = environ.get("TERM")
+    return f"$TERM is {term or 'not set'}" if term in (None, "", "dumb") else None
 
 
 def drop_keys() -> None:

@@ -90,10 +90,10 @@ def _write_defaults(path: Path, fixed: Mapping[Setting[Any], Any], force: bool) 
 
 
 def _ask(path: Path, fixed: Mapping[Setting[Any], Any]) -> int:
-    from cpulaunch.cli.terminal import drop_keys, fold, is_interactive
+    from cpulaunch.cli.terminal import drop_keys, fold, why_not_interactive
 
-    if not is_interactive():
-        raise UsageError("config asks questions, but stdin or stderr is no terminal",
+    if why := why_not_interactive():
+        raise UsageError(f"config asks questions, but {why}",
                          hint="--defaults asks no questions; --set KEY=VALUE sets a value")  # fmt: skip
     from cpulaunch.cli.config.machine import inspect
     from cpulaunch.cli.config.questions import Terminal

@@ -371,6 +371,7 @@ def test_without_a_terminal_the_error_suggests_defaults(cpulaunch: Run, tmp_path
 
 def test_a_terminal_that_cannot_move_its_cursor_is_refused(wizard: Start) -> None:
     terminal = wizard(TERM="dumb")
+    terminal.sees("config asks questions, but $TERM is dumb")
     terminal.sees("--defaults")
     assert terminal.ends() == 2
 
