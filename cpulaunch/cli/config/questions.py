@@ -65,7 +65,8 @@ class Terminal:
         _show(question.why)
         while True:
             with create_app_session(output=create_output(stdout=sys.stderr)):
-                answer = self._run(self._choice(question) if question.options else self._text(question))
+                prompt = self._choice(question) if question.options else self._text(question)
+                answer = self._run(prompt, is_menu=bool(question.options))
             if question.options or not (wrong := question.check(answer.strip() or question.default)):
                 break
             _show(f"{answer.strip()}: {wrong}")
@@ -99,7 +100,7 @@ class Terminal:
         checking: dict[str, Any] = {"validate": valid, "validate_while_typing": True} if question.live else {}
         return questionary.text(question.text, instruction=default, **checking)
 
-    def _run(self, prompt: Any) -> Any:
+    def _run(self, prompt: Any, *, is_menu: bool) -> Any:
         """Show a prompt of questionary until it is answered, then erase it."""
         from prompt_toolkit.key_binding import KeyBindings, merge_key_bindings
 
@@ -108,6 +109,12 @@ class Terminal:
         @keys.add("escape", eager=True)
         def back(event: Any) -> None:
             event.app.exit(exception=BackError())
+
+        if is_menu:  # a line of text does this by itself if it is empty
+
+            @keys.add("c-d", eager=True)
+            def leave(event: Any) -> None:
+                event.app.exit(exception=EOFError())
 
         app = prompt.application
         app.key_bindings = merge_key_bindings([app.key_bindings, keys])

@@ -267,6 +267,17 @@ def test_leaving_at_the_end_writes_nothing(wizard: Start, tmp_path: Path) -> Non
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.parametrize("questions", [[WHERE], [WHERE, INSTANCES]], ids=["menu", "text"])
+def test_control_d_leaves_no_files(wizard: Start, tmp_path: Path, questions: list[str]) -> None:
+    terminal = wizard()
+    accept(terminal, questions[:-1])
+    terminal.sees(questions[-1])
+    terminal.types(CTRL_D)
+    terminal.sees("Nothing was written.")
+    assert terminal.ends() == 130
+    assert left_behind(tmp_path) == []
+
+
 @pytest.mark.repeats
 def test_more_instances_than_cores_are_refused_at_once(wizard: Start) -> None:
     terminal = wizard()
