@@ -251,7 +251,11 @@ class _YamlReader:
 
     def _put(self, layer: _Layer, setting: Setting[Any], node: Any, origin: Origin) -> None:
         if node.id == "mapping":
-            value: Any = {name: self._text(entry) for name, entry, _ in self._entries(node, setting.key)}
+            value: Any = {}
+            for name, entry, where in self._entries(node, setting.key):
+                value[name] = self._text(entry)
+                if isinstance(setting.kind, Variables):
+                    self._check_variable(setting, name, value[name], where)
         else:
             value = self._plain(node)
             if type(value) is int and ":" in node.value:
@@ -262,9 +266,22 @@ class _YamlReader:
             # Quote numbers and booleans as the user wrote them: `yes`, not True.
             written = node.id == "scalar" and not isinstance(value, str)
             shown = "an empty value" if value is None else node.value if written else repr(value)
+            if isinstance(setting.kind, Variables):
+                shown = "a value that is not a mapping"  # it may be secret
             raise ConfigError(
                 f"{origin}: {shown} is not valid for {setting.key}: expected {setting.kind.expected()}",
                 part=str(value),
+            ) from None
+
+    def _check_variable(self, setting: Setting[Any], name: str, value: Any, origin: Origin) -> None:
+        """Raise ConfigError for an invalid variable.  Values may be secret, so they are not shown."""
+        try:
+            setting.kind.from_yaml({name: value})
+        except ValueError:
+            raise ConfigError(
+                f"{origin}: {name!r} in {setting.key!r}: expected a name without =, and text as its value",
+                part=name,
+                hint=f'{name}: "" sets an empty value' if value is None else None,
             ) from None
 
     def _check_schema(self, node: Any, origin: Origin) -> None:

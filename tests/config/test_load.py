@@ -208,8 +208,10 @@ BAD_FILES = [
     ),
     ("cpulaunch: one\n", "cpulaunch.yaml:1: 'one' is not a schema", ""),
     ("1: 2\n", "cpulaunch.yaml:1: a key must be text, not 1", ""),
-    ("env: {A=B: 1}\n", "cpulaunch.yaml:1: {'A=B': '1'} is not valid for env", ""),
-    ("env: [A]\n", "cpulaunch.yaml:1: ['A'] is not valid for env", ""),
+    ("env: {A=B: 1}\n", "cpulaunch.yaml:1: 'A=B' in 'env': expected a name without =", ""),
+    ("env:\n  A: 1\n  B:\n", "cpulaunch.yaml:3: 'B' in 'env': expected a name", 'B: "" sets an empty value'),
+    ("env: [A=1]\n", "cpulaunch.yaml:1: a value that is not a mapping is not valid for env", ""),
+    ("env: A=1\n", "cpulaunch.yaml:1: a value that is not a mapping is not valid for env", ""),
     (
         "hosts: {master_port: 65536}\n",
         "cpulaunch.yaml:1: 65536 is not valid for hosts.master_port: expected a whole number from 1 to 65535, or auto",
@@ -230,6 +232,16 @@ def test_the_error_of_a_bad_file_gives_the_line_and_valid_values(text, message, 
     assert str(e.value).startswith(message)
     assert hint in (e.value.hint or "")
     assert e.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "env", ["{A: hunter2, B: null}", "{A: hunter2, B=C: x}", "{A: [hunter2]}", "[A=hunter2]"]
+)
+def test_errors_of_variables_do_not_show_values_which_may_be_secret(env) -> None:
+    write(f"env: {env}\n")
+    with pytest.raises(ConfigError, match="'?env'?: expected") as e:
+        load(environ={})
+    assert "hunter2" not in str(e.value) + str(e.value.hint)
 
 
 @pytest.mark.parametrize(
