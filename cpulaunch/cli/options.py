@@ -99,7 +99,7 @@ class Parser(argparse.ArgumentParser):
         """Split the command line into options, normalized to hyphens, and the remaining words.
 
         The options end at the first word that is neither an option nor a value, at one of ``ends``, or at
-        ``--``.  Raises UsageError for an unknown option, and for an option without its value.
+        ``--``.  Raises UsageError for an unknown option, an option without its value, and an empty path.
         """
         known = self._option_string_actions
         options: list[str] = []
@@ -125,7 +125,8 @@ class Parser(argparse.ArgumentParser):
                     f"{needs}, and {stray} looks like an option",
                     hint=f"if {stray} is the value, join them by =: {name}={'='.join(words)}",
                 )
-            if len(words) < wanted:
+            empty = (equals or words) and not any((value, *words))
+            if len(words) < wanted or (empty and known[name].type is Path):
                 raise UsageError(needs)
             if words and not name.startswith("--"):
                 options += [name, "=".join(words)]

@@ -284,7 +284,7 @@ def working_directory() -> Path:
 
 def program_of(rest: list[str], no_python: bool, wdir: Path) -> Program:
     """Return the ranks' program from the words after the options.  Raises UsageError."""
-    if not rest or (rest[0] in MODULE and len(rest) < 2):
+    if not rest or not rest[0] or (rest[0] in MODULE and len(rest) < 2):
         raise UsageError("no script to run", hint="cpulaunch run [OPTIONS] train.py [ARGS…]")
     directory = working_directory() / wdir
     if not directory.is_dir():

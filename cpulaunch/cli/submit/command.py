@@ -82,7 +82,7 @@ def _read(arguments: list[str]) -> tuple[Queue, argparse.Namespace, Job]:
     words, rest = parser.split(arguments, ends=MODULE)
     of_queue, run, own = _split_options(words, queue, parser, others)
     options = parser.parse_args([*own, *run])
-    if not rest or (rest[0] in MODULE and len(rest) < 2):
+    if not rest or not rest[0] or (rest[0] in MODULE and len(rest) < 2):
         raise UsageError("no script to run", hint="cpulaunch submit [OPTIONS] train.py [ARGS…]")
     for name in () if queue.follows else ("follow",):
         _refuse(name, options, queue)
