@@ -128,9 +128,9 @@ def _entry(content: str, origin: str) -> Iterator[tuple[Host, str]]:
     if words:
         slots = _slots(name, words, origin)
     elif not _is_ipv6(name):
-        # The last colon separates the count, unless it is part of an IPv6 address in brackets.
+        # The last colon separates the count, unless it is within brackets, as in an IPv6 address.
         head, colon, count = name.rpartition(":")
-        if colon and "]" not in count:
+        if colon and head.count("[") == head.count("]"):
             slots, name = _count(count, origin, content), head
     for each in _expand(name, origin):
         yield Host(_check_name(each, origin), slots), origin
@@ -173,7 +173,7 @@ def _expand(name: str, origin: str) -> Iterator[str]:
     while True:
         text, bracket, after = rest.partition("[")
         inside, closed, tail = after.partition("]")
-        if not bracket or _is_ipv6(inside):
+        if not bracket or (closed and _is_ipv6(inside)):
             break
         if not closed:
             raise ConfigError(f"{origin}: {name!r}: '[' without ']'", part=name)

@@ -57,6 +57,8 @@ def test_hostfiles(text: str, hosts: str, tmp_path: Path) -> None:
         ("user@a", "is not a host's name or address", "user@a"),
         ("-oProxyCommand=x", "is not a host's name or address", "-oProxyCommand=x"),
         ("node[1-", "'[' without ']'", "node[1-"),
+        ("[fd00::7", "'[fd00::7': '[' without ']'", "[fd00::7"),
+        ("[fd00::7:2", "'[fd00::7:2': '[' without ']'", "[fd00::7:2"),
         ("node[4-1]", "is empty", "4-1"),
         ("a:65537", "hosts:1: 65537 slots exceed 65536, the maximum ranks of a job", "a:65537"),
         ("n[1-9999999]", "'1-9999999' in 'n[1-9999999]' has a number of more than 6 digits", "1-9999999"),
