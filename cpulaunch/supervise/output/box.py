@@ -16,6 +16,7 @@ def box(title: str, lines: Iterable[str], color: str = "red") -> str:
 
     If the title is too long for the box, the part after its first colon becomes the first line of the text.
     """
+    from rich.box import ASCII, ROUNDED
     from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text
@@ -27,11 +28,20 @@ def box(title: str, lines: Iterable[str], color: str = "red") -> str:
         lines = [rest, "", *lines]
     text = Text("\n".join(part for line in lines for part in _folded(_printable(line), width - 4)))
     panel = Panel.fit(
-        text, title=Text(_printable(title), f"bold {color}"), title_align="left", border_style=color
+        text,
+        ROUNDED if _has_utf8() else ASCII,
+        title=Text(_printable(title), f"bold {color}"),
+        title_align="left",
+        border_style=color,
     )
     console = Console(file=(box := io.StringIO()), force_terminal=terminal, width=width, highlight=False)
     console.print(panel)
     return box.getvalue()
+
+
+def _has_utf8() -> bool:
+    """Return whether stderr's encoding is UTF-8, or stderr is closed."""
+    return sys.stderr is None or sys.stderr.encoding.lower().replace("-", "") == "utf8"
 
 
 def _folded(line: str, width: int) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -110,3 +112,13 @@ def test_a_long_line_is_folded_between_words_and_a_long_path_anywhere() -> None:
     assert all(word == "word" for line in lines[:2] for word in line.split())
     assert "".join(lines[2:]) == "/path" * 50
     assert {len(line) for line in said} == {120}
+
+
+@pytest.mark.parametrize(("encoding", "corner"), [("utf-8", "╭"), ("ascii", "+"), ("latin-1", "+")])
+def test_the_box_is_drawn_in_the_encoding_of_stderr(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, corner: str
+) -> None:
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO(), encoding))
+    first, *rows, last = boxes.box("rank 1 failed", ["exit code 5"]).splitlines()
+    assert (first[0], len(rows), len({len(first), len(last)})) == (corner, 1, 1)
+    assert "".join((first, *rows, last)).isascii() == (corner == "+")
