@@ -204,7 +204,7 @@ class WatchSection(Section):
     heartbeat_timeout: Setting[float] = Setting(
         Seconds(1),
         30,
-        "seconds that a host may be silent; after a third more, it counts as lost",
+        "seconds that another host may be silent; after a third more, it counts as lost",
         ("--heartbeat-timeout",),
         rank_variable=variables.HEARTBEAT_TIMEOUT,
     )
