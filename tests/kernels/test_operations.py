@@ -88,6 +88,15 @@ def test_cross_entropy_and_its_gradient_match_fp64(ops: Any, reduction: str) -> 
     assert (logits.grad.double() - wide.grad).norm() < 1e-5 * wide.grad.norm()
 
 
+@pytest.mark.parametrize("shift", [0, 1e3, 1e5, 1e7, -1e9])
+def test_large_logits_keep_the_gradients_of_cross_entropy_exact(ops: Any, shift: float) -> None:
+    logits, target = (classes()[0].detach() + shift).requires_grad_(), classes()[1]
+    wide = logits.detach().double().requires_grad_()
+    (gradient,) = torch.autograd.grad(functional.cross_entropy(logits, target), logits)
+    (right,) = torch.autograd.grad(functional.cross_entropy(wide, target), wide)
+    assert (gradient.double() - right).norm() < 1e-6 * right.norm()
+
+
 def test_cross_entropy_without_counted_rows_is_left_to_torch(ops: Any) -> None:
     logits, target = classes()
     assert functional.cross_entropy(logits, torch.full_like(target, -100)).isnan()

@@ -272,7 +272,7 @@ void gelu_backward(const T* gradient, const T* from, T* to, int64_t count) {
 }
 
 template <typename T>
-void log_sum(const T* from, int64_t count, float* largest, float* log_of_sum) {
+Softmax softmax_of(const T* from, int64_t count) {
   constexpr int together = 4 * accumulators;
   float most[together], sum[together] = {}, whole = as_float(from[0]), total = 0;
   for (int i = 0; i < together; ++i) most[i] = whole;
@@ -285,8 +285,7 @@ void log_sum(const T* from, int64_t count, float* largest, float* log_of_sum) {
     for (int i = 0; i < together; ++i) sum[i] += exponential(as_float(from[at + i]) - whole);
   for (; at < count; ++at) total += exponential(as_float(from[at]) - whole);
   for (int i = 0; i < together; ++i) total += sum[i];
-  *largest = whole;
-  *log_of_sum = __builtin_logf(total);
+  return {whole, total};
 }
 
 // Writes a line of 64 bytes, bypassing the caches if the vector unit can do that.
@@ -334,14 +333,15 @@ void widen(const uint16_t* from, float* to, int64_t count) {
 }
 
 template <typename T>
-void exponentials(const T* from, float shift, float factor, int64_t chosen, T* to, int64_t count) {
+void probabilities(const T* from, Softmax softmax, float factor, int64_t chosen, T* to, int64_t count) {
   constexpr int64_t length = 64 / sizeof(T);
-  const float value = exponential(as_float(from[chosen]) - shift) * factor - factor;
+  const float largest = softmax.largest, scale = factor / softmax.sum;
+  const float value = exponential(as_float(from[chosen]) - largest) * scale - factor;
   stream_all(to, count, [=](int64_t at, int64_t first, int64_t end, T* line) {
     if (end - first == length)
-      for (int i = 0; i < length; ++i) store(exponential(as_float(from[at + i]) - shift) * factor, line + i);
+      for (int i = 0; i < length; ++i) store(exponential(as_float(from[at + i]) - largest) * scale, line + i);
     else
-      for (int64_t i = first; i < end; ++i) store(exponential(as_float(from[at + i]) - shift) * factor, line + i);
+      for (int64_t i = first; i < end; ++i) store(exponential(as_float(from[at + i]) - largest) * scale, line + i);
   });
   store(value, to + chosen);
 }
@@ -365,10 +365,10 @@ const Vector CPULAUNCH_VECTOR = {TEXT(CPULAUNCH_VECTOR),
                                  gelu<uint16_t>,
                                  gelu_backward<float>,
                                  gelu_backward<uint16_t>,
-                                 log_sum<float>,
-                                 log_sum<uint16_t>,
-                                 exponentials<float>,
-                                 exponentials<uint16_t>,
+                                 softmax_of<float>,
+                                 softmax_of<uint16_t>,
+                                 probabilities<float>,
+                                 probabilities<uint16_t>,
                                  widen};
 
 }  // namespace cpulaunch::kernels
