@@ -249,21 +249,21 @@ void panels(const T* from, int64_t rows, int64_t stride, int64_t width, int64_t 
     }
 }
 
-// gelu with tanh at some x: the factor by which it multiplies x, and gelu's derivative.
+// gelu with tanh, and its derivative.
 struct Gelu {
-  float factor, slope;
+  float value, slope;
 };
 
-inline Gelu gelu_of(float x) {
+inline Gelu gelu_of(float number) {
   constexpr float twice = 1.59576912f, cubic = 0.044715f;  // 2 · sqrt(2 / pi)
-  const float square = x * x, exponent = -twice * x * (1 + cubic * square);
-  const float factor = 1 / (1 + exponential(exponent > 88 ? 88 : exponent));
-  return {factor, factor + x * factor * (1 - factor) * twice * (1 + 3 * cubic * square)};
+  const float x = number < -10 ? -10 : number;  // gelu(-10) is -1e-37; further down, the exponential overflows
+  const float square = x * x, factor = 1 / (1 + exponential(-twice * x * (1 + cubic * square)));
+  return {x * factor, factor + x * factor * (1 - factor) * twice * (1 + 3 * cubic * square)};
 }
 
 template <typename T>
 void gelu(const T* from, T* to, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) store(as_float(from[i]) * gelu_of(as_float(from[i])).factor, to + i);
+  for (int64_t i = 0; i < count; ++i) store(gelu_of(as_float(from[i])).value, to + i);
 }
 
 template <typename T>
