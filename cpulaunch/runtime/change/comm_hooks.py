@@ -56,6 +56,8 @@ def _delegate(state: list[Any], bucket: GradBucket) -> Averaged:
 
 def average_in_place(state: object, bucket: GradBucket) -> Averaged:
     """Average gradients in place, in memory that the ranks of a host share.  A DDP communication hook."""
+    if bucket.buffer().is_sparse:
+        return _average(bucket, bucket.buffer().dtype)
     work = dist.all_reduce(_in_shared_memory(bucket), dist.ReduceOp.AVG, async_op=True)
     assert work is not None
     averaged: Averaged = work.get_future().then(_only_tensor)
@@ -65,8 +67,10 @@ def average_in_place(state: object, bucket: GradBucket) -> Averaged:
 def average_compressed(state: object, bucket: GradBucket) -> Averaged:
     """Average like `average_in_place`, but send fp32 gradients in bf16 between hosts.  A DDP hook.
 
-    The group's ``compressing_hosts`` must not be 0.
+    The group's ``compressing_hosts`` must not be 0.  Sparse gradients are not compressed.
     """
+    if bucket.buffer().is_sparse:
+        return _average(bucket, bucket.buffer().dtype)
     gradients = _in_shared_memory(bucket)
     averaged: Averaged = _backend().average_compressed(gradients).get_future().then(_only_tensor)
     return averaged
