@@ -103,6 +103,10 @@ class DataParallel(DistributedDataParallel):
                 raise
             raise UsageError(self._unused_message(str(error))) from error
 
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        if not comm_hooks.replace(self, state, hook):
+            super().register_comm_hook(state, hook)
+
     def _unused_message(self, message: str) -> str:
         names = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
         found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", message)

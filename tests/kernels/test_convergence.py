@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).parents[2] / "scripts" / "bench" / "convergence.py"
 @pytest.mark.slow
 def test_a_gpt2_reaches_the_loss_that_torch_reaches() -> None:
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), "--models", "gpt2", "--steps", "40", "--seeds", "1"],
+        [sys.executable, str(PROGRAM), "--models", "gpt2", "--steps", "40", "--seeds", "2"],
         capture_output=True,
         text=True,
         timeout=300,

@@ -35,12 +35,17 @@ def test_gelu_and_its_gradient_match_fp64(ops: Any, kind: torch.dtype, way: str)
     assert "gelu with tanh" in ops.replaced() or way == "none"
 
 
-def test_gelu_of_non_finite_values(ops: Any) -> None:
-    x = torch.tensor([float("inf"), float("nan"), 0.0, -100.0, 100.0] * 7)
-    y = functional.gelu(x, approximate="tanh")
+@pytest.mark.parametrize("kind", KINDS, ids=["fp32", "bf16"])
+def test_gelu_of_extreme_values(ops: Any, kind: torch.dtype) -> None:
+    x = torch.tensor([float("inf"), float("nan"), 0.0, 100.0, 1e30, -100.0, -1e38, -float("inf")] * 7).to(
+        kind
+    )
+    y = functional.gelu(x.requires_grad_(), approximate="tanh")
+    (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
     assert y[1].isnan()
-    assert torch.equal(y[[0, 2, 4]], x[[0, 2, 4]])
-    assert y[3].abs() < 1e-30
+    assert torch.equal(y[[0, 2, 3, 4]], x[[0, 2, 3, 4]])
+    assert (y[5:8].abs() < 1e-30).all()
+    assert (gradient[5:8].abs() < 1e-30).all()
 
 
 def test_second_derivatives_of_gelu(ops: Any) -> None:
@@ -86,6 +91,15 @@ def test_cross_entropy_and_its_gradient_match_fp64(ops: Any, reduction: str) -> 
     assert logits.grad is not None
     assert wide.grad is not None
     assert (logits.grad.double() - wide.grad).norm() < 1e-5 * wide.grad.norm()
+
+
+@pytest.mark.parametrize("shift", [0, 1e3, 1e5, 1e7, -1e9])
+def test_large_logits_keep_the_gradients_of_cross_entropy_exact(ops: Any, shift: float) -> None:
+    logits, target = (classes()[0].detach() + shift).requires_grad_(), classes()[1]
+    wide = logits.detach().double().requires_grad_()
+    (gradient,) = torch.autograd.grad(functional.cross_entropy(logits, target), logits)
+    (right,) = torch.autograd.grad(functional.cross_entropy(wide, target), wide)
+    assert (gradient.double() - right).norm() < 1e-6 * right.norm()
 
 
 def test_cross_entropy_without_counted_rows_is_left_to_torch(ops: Any) -> None:

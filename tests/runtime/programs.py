@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import cpulaunch
+from cpulaunch.runtime.change import comm_hooks
 
 REPOSITORY = Path(__file__).parent.parent.parent
 
@@ -135,6 +136,26 @@ def prepared() -> dict:
         "size": size,
         "wrapped": type(results[0]).__name__,
     }
+
+
+def sparse(*hooks: str) -> dict:
+    """The gradients of an embedding, whose two ranks use different rows, and of a dense layer, for each hook."""
+    cpulaunch.init()
+    result = {}
+    for hook in hooks:
+        net = nn.Sequential(nn.EmbeddingBag(5, 2, mode="sum", sparse=True), nn.Linear(2, 1))
+        for parameter in net.parameters():
+            nn.init.ones_(parameter)
+        model = nn.parallel.DistributedDataParallel(net)
+        comm_hooks.average_by(model, getattr(comm_hooks, hook))
+        model(torch.tensor([[1 + cpulaunch.rank(), 3]])).sum().backward()
+        bag, layer = net[0].weight.grad, net[1].weight.grad
+        result[hook] = {
+            "sparse": bag.is_sparse,
+            "bag": bag.to_dense()[:, 0].tolist(),
+            "layer": layer.tolist(),
+        }
+    return result
 
 
 def checkpoint(step: str, path: str) -> dict:

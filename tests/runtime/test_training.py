@@ -68,6 +68,14 @@ def test_gradients_are_compressed_by_settings_of_the_call_or_of_the_plan(job: St
     ] * 2
 
 
+def test_every_hook_averages_sparse_gradients(job: Start) -> None:
+    hooks = ("average_in_place", "average_compressed", "average_in_bf16", "average_in_fp32")
+    averaged = {"sparse": True, "bag": [0, 0.5, 0.5, 1, 0], "layer": [[2, 2]]}
+    for backend, kinds in (("ccl", hooks), ("gloo", hooks[2:])):
+        for result in job(2, "sparse", *kinds, options=(*FP32, "--backend", backend)).results:
+            assert result == dict.fromkeys(kinds, averaged)
+
+
 def test_compiled_models_train_like_eager_ones_and_keep_their_names(job: Start, alone: Alone) -> None:
     expected = alone("train", *MLP)["losses"][:10]
     first, second = job(2, "train", "mlp", "10", "24", options=(*FP32, "--compile")).results

@@ -1,6 +1,7 @@
 // Cross entropy with class indices, computed in fp32.  Backward computes the gradient from the logits in one pass.  So,
 // unlike in torch, no tensor holds the logarithms of all probabilities, nor a gradient with respect to them, which is
 // mostly zeros.  Under autocast, logits in bf16 are read as they are, whereas torch copies them to fp32 first.
+#include <cmath>
 #include <tuple>
 
 #include <ATen/ATen.h>
@@ -20,7 +21,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
-using Losses = std::tuple<Tensor, Tensor>;  // the loss and log(sum(exp(logits))) of each row
+using Losses = std::tuple<Tensor, Tensor>;  // the loss and the Softmax of each row
 
 constexpr int64_t least_classes = 256;  // with fewer, the calls take longer than the loops
 
@@ -32,25 +33,23 @@ void check(const Tensor& logits, const Tensor& target) {
               "cpulaunch::cross_entropy: the target must have an int64 for each row of logits");
 }
 
-void log_sum(const float* row, int64_t width, float* largest, float* log_of_sum) {
-  vector().log_sum_float(row, width, largest, log_of_sum);
+Softmax softmax_of(const float* row, int64_t width) { return vector().softmax_of_float(row, width); }
+
+Softmax softmax_of(const at::BFloat16* row, int64_t width) {
+  return vector().softmax_of_bfloat16(bits(row), width);
 }
 
-void log_sum(const at::BFloat16* row, int64_t width, float* largest, float* log_of_sum) {
-  vector().log_sum_bfloat16(bits(row), width, largest, log_of_sum);
+void probabilities(const float* row, Softmax softmax, float factor, int64_t chosen, float* to, int64_t width) {
+  vector().probabilities_float(row, softmax, factor, chosen, to, width);
 }
 
-void exponentials(const float* row, float shift, float factor, int64_t chosen, float* to, int64_t width) {
-  vector().exponentials_float(row, shift, factor, chosen, to, width);
-}
-
-void exponentials(const at::BFloat16* row, float shift, float factor, int64_t chosen, at::BFloat16* to,
-                  int64_t width) {
-  vector().exponentials_bfloat16(bits(row), shift, factor, chosen, bits(to), width);
+void probabilities(const at::BFloat16* row, Softmax softmax, float factor, int64_t chosen, at::BFloat16* to,
+                   int64_t width) {
+  vector().probabilities_bfloat16(bits(row), softmax, factor, chosen, bits(to), width);
 }
 
 template <typename T>
-void compute_losses(const Tensor& logits, const Tensor& classes, int64_t ignored, float* losses, float* logsums) {
+void compute_losses(const Tensor& logits, const Tensor& classes, int64_t ignored, float* losses, float* softmaxes) {
   const int64_t width = logits.size(1);
   at::parallel_for(0, logits.size(0), 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -58,10 +57,10 @@ void compute_losses(const Tensor& logits, const Tensor& classes, int64_t ignored
       const int64_t chosen = classes.const_data_ptr<int64_t>()[row];
       TORCH_CHECK_INDEX(chosen == ignored || (chosen >= 0 && chosen < width), "Target ", chosen,
                         " is out of bounds.");
-      float largest = 0, log_of_sum = 0;
-      if (chosen != ignored) log_sum(logit, width, &largest, &log_of_sum);
-      logsums[row] = largest + log_of_sum;
-      losses[row] = chosen == ignored ? 0 : log_of_sum - (float(logit[chosen]) - largest);
+      const Softmax softmax = chosen == ignored ? Softmax{0, 1} : softmax_of(logit, width);
+      softmaxes[2 * row] = softmax.largest;
+      softmaxes[2 * row + 1] = softmax.sum;
+      losses[row] = chosen == ignored ? 0 : std::log(softmax.sum) - (float(logit[chosen]) - softmax.largest);
     }
   });
 }
@@ -70,42 +69,43 @@ Losses cross_entropy(const Tensor& logits, const Tensor& target, int64_t ignored
   check(logits, target);
   const Tensor from = logits.contiguous(), classes = target.contiguous();
   const auto options = from.options().dtype(at::kFloat);
-  Tensor losses = at::empty({from.size(0)}, options), logsums = at::empty({from.size(0)}, options);
+  Tensor losses = at::empty({from.size(0)}, options), softmaxes = at::empty({from.size(0), 2}, options);
   const auto run = from.scalar_type() == at::kFloat ? compute_losses<float> : compute_losses<at::BFloat16>;
-  run(from, classes, ignored, losses.mutable_data_ptr<float>(), logsums.mutable_data_ptr<float>());
-  return {losses, logsums};
+  run(from, classes, ignored, losses.mutable_data_ptr<float>(), softmaxes.mutable_data_ptr<float>());
+  return {losses, softmaxes};
 }
 
 template <typename T>
-void compute_gradient(const float* factors, const Tensor& logits, const Tensor& classes, const float* logsums,
+void compute_gradient(const float* factors, const Tensor& logits, const Tensor& classes, const float* softmaxes,
                       int64_t ignored, const Tensor& result) {
   const int64_t width = logits.size(1);
   at::parallel_for(0, logits.size(0), 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       T* to = result.mutable_data_ptr<T>() + row * width;
       const int64_t chosen = classes.const_data_ptr<int64_t>()[row];
+      const Softmax softmax = {softmaxes[2 * row], softmaxes[2 * row + 1]};
       if (chosen == ignored)
         std::fill_n(to, width, T(0));
       else
-        exponentials(logits.const_data_ptr<T>() + row * width, logsums[row], factors[row], chosen, to, width);
+        probabilities(logits.const_data_ptr<T>() + row * width, softmax, factors[row], chosen, to, width);
     }
   });
 }
 
 Tensor cross_entropy_backward(const Tensor& gradient, const Tensor& logits, const Tensor& target,
-                              const Tensor& logsums, int64_t ignored) {
+                              const Tensor& softmaxes, int64_t ignored) {
   check(logits, target);
   const Tensor from = logits.contiguous(), classes = target.contiguous(), factors = gradient.contiguous();
   Tensor result = at::empty(from.sizes(), from.options());
   const auto run = from.scalar_type() == at::kFloat ? compute_gradient<float> : compute_gradient<at::BFloat16>;
-  run(factors.const_data_ptr<float>(), from, classes, logsums.const_data_ptr<float>(), ignored, result);
+  run(factors.const_data_ptr<float>(), from, classes, softmaxes.const_data_ptr<float>(), ignored, result);
   return result;
 }
 
 Losses cross_entropy_meta(const Tensor& logits, const Tensor& target, int64_t) {
   check(logits, target);
   const auto options = logits.options().dtype(at::kFloat);
-  return {at::empty_symint({logits.sym_size(0)}, options), at::empty_symint({logits.sym_size(0)}, options)};
+  return {at::empty_symint({logits.sym_size(0)}, options), at::empty_symint({logits.sym_size(0), 2}, options)};
 }
 
 Tensor cross_entropy_backward_meta(const Tensor&, const Tensor& logits, const Tensor&, const Tensor&, int64_t) {
@@ -119,31 +119,31 @@ Losses call_cross_entropy(const Tensor& logits, const Tensor& target, int64_t ig
   return operation.call(logits, target, ignored);
 }
 
-Tensor call_backward(const Tensor& gradient, const Tensor& logits, const Tensor& target, const Tensor& logsums,
+Tensor call_backward(const Tensor& gradient, const Tensor& logits, const Tensor& target, const Tensor& softmaxes,
                      int64_t ignored) {
   static const auto operation = c10::Dispatcher::singleton()
                                     .findSchemaOrThrow("cpulaunch::cross_entropy_backward", "")
                                     .typed<decltype(cross_entropy_backward)>();
-  return operation.call(gradient, logits, target, logsums, ignored);
+  return operation.call(gradient, logits, target, softmaxes, ignored);
 }
 
 struct CrossEntropy : Function<CrossEntropy> {
   static variable_list forward(AutogradContext* context, const Tensor& logits, const Tensor& target,
                                int64_t ignored) {
     at::AutoDispatchBelowADInplaceOrView below;
-    auto [losses, logsums] = call_cross_entropy(logits, target, ignored);
-    context->save_for_backward({logits, target, logsums});
+    auto [losses, softmaxes] = call_cross_entropy(logits, target, ignored);
+    context->save_for_backward({logits, target, softmaxes});
     context->saved_data["ignored"] = ignored;
-    context->mark_non_differentiable({logsums});
-    return {losses, logsums};
+    context->mark_non_differentiable({softmaxes});
+    return {losses, softmaxes};
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto saved = context->get_saved_variables();
-    const Tensor &logits = saved[0], &target = saved[1], &logsums = saved[2];
+    const Tensor &logits = saved[0], &target = saved[1], &softmaxes = saved[2];
     const int64_t ignored = context->saved_data["ignored"].toInt();
     if (!at::GradMode::is_enabled())
-      return {call_backward(gradients[0], logits, target, logsums, ignored), Tensor(), Tensor()};
+      return {call_backward(gradients[0], logits, target, softmaxes, ignored), Tensor(), Tensor()};
     const Tensor counts = target.ne(ignored);  // torch's operations: the program needs derivatives of this derivative
     const Tensor chosen = at::one_hot(at::where(counts, target, 0), logits.size(1));
     const Tensor slopes = at::softmax(logits, 1, at::kFloat) - chosen;
@@ -196,7 +196,7 @@ TORCH_LIBRARY_FRAGMENT(cpulaunch, library) {
   library.def("cross_entropy(Tensor logits, Tensor target, int ignored) -> (Tensor, Tensor)",
               {at::Tag::pt2_compliant_tag});
   library.def(
-      "cross_entropy_backward(Tensor gradient, Tensor logits, Tensor target, Tensor logsums, int ignored) -> Tensor",
+      "cross_entropy_backward(Tensor gradient, Tensor logits, Tensor target, Tensor softmaxes, int ignored) -> Tensor",
       {at::Tag::pt2_compliant_tag});
 }
 

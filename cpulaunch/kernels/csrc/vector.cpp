@@ -249,21 +249,21 @@ void panels(const T* from, int64_t rows, int64_t stride, int64_t width, int64_t 
     }
 }
 
-// gelu with tanh at some x: the factor by which it multiplies x, and gelu's derivative.
+// gelu with tanh, and its derivative.
 struct Gelu {
-  float factor, slope;
+  float value, slope;
 };
 
-inline Gelu gelu_of(float x) {
+inline Gelu gelu_of(float number) {
   constexpr float twice = 1.59576912f, cubic = 0.044715f;  // 2 · sqrt(2 / pi)
-  const float square = x * x, exponent = -twice * x * (1 + cubic * square);
-  const float factor = 1 / (1 + exponential(exponent > 88 ? 88 : exponent));
-  return {factor, factor + x * factor * (1 - factor) * twice * (1 + 3 * cubic * square)};
+  const float x = number < -10 ? -10 : number;  // gelu(-10) is -1e-37; further down, the exponential overflows
+  const float square = x * x, factor = 1 / (1 + exponential(-twice * x * (1 + cubic * square)));
+  return {x * factor, factor + x * factor * (1 - factor) * twice * (1 + 3 * cubic * square)};
 }
 
 template <typename T>
 void gelu(const T* from, T* to, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) store(as_float(from[i]) * gelu_of(as_float(from[i])).factor, to + i);
+  for (int64_t i = 0; i < count; ++i) store(gelu_of(as_float(from[i])).value, to + i);
 }
 
 template <typename T>
@@ -272,7 +272,7 @@ void gelu_backward(const T* gradient, const T* from, T* to, int64_t count) {
 }
 
 template <typename T>
-void log_sum(const T* from, int64_t count, float* largest, float* log_of_sum) {
+Softmax softmax_of(const T* from, int64_t count) {
   constexpr int together = 4 * accumulators;
   float most[together], sum[together] = {}, whole = as_float(from[0]), total = 0;
   for (int i = 0; i < together; ++i) most[i] = whole;
@@ -285,8 +285,7 @@ void log_sum(const T* from, int64_t count, float* largest, float* log_of_sum) {
     for (int i = 0; i < together; ++i) sum[i] += exponential(as_float(from[at + i]) - whole);
   for (; at < count; ++at) total += exponential(as_float(from[at]) - whole);
   for (int i = 0; i < together; ++i) total += sum[i];
-  *largest = whole;
-  *log_of_sum = __builtin_logf(total);
+  return {whole, total};
 }
 
 // Writes a line of 64 bytes, bypassing the caches if the vector unit can do that.
@@ -334,14 +333,15 @@ void widen(const uint16_t* from, float* to, int64_t count) {
 }
 
 template <typename T>
-void exponentials(const T* from, float shift, float factor, int64_t chosen, T* to, int64_t count) {
+void probabilities(const T* from, Softmax softmax, float factor, int64_t chosen, T* to, int64_t count) {
   constexpr int64_t length = 64 / sizeof(T);
-  const float value = exponential(as_float(from[chosen]) - shift) * factor - factor;
+  const float largest = softmax.largest, scale = factor / softmax.sum;
+  const float value = exponential(as_float(from[chosen]) - largest) * scale - factor;
   stream_all(to, count, [=](int64_t at, int64_t first, int64_t end, T* line) {
     if (end - first == length)
-      for (int i = 0; i < length; ++i) store(exponential(as_float(from[at + i]) - shift) * factor, line + i);
+      for (int i = 0; i < length; ++i) store(exponential(as_float(from[at + i]) - largest) * scale, line + i);
     else
-      for (int64_t i = first; i < end; ++i) store(exponential(as_float(from[at + i]) - shift) * factor, line + i);
+      for (int64_t i = first; i < end; ++i) store(exponential(as_float(from[at + i]) - largest) * scale, line + i);
   });
   store(value, to + chosen);
 }
@@ -365,10 +365,10 @@ const Vector CPULAUNCH_VECTOR = {TEXT(CPULAUNCH_VECTOR),
                                  gelu<uint16_t>,
                                  gelu_backward<float>,
                                  gelu_backward<uint16_t>,
-                                 log_sum<float>,
-                                 log_sum<uint16_t>,
-                                 exponentials<float>,
-                                 exponentials<uint16_t>,
+                                 softmax_of<float>,
+                                 softmax_of<uint16_t>,
+                                 probabilities<float>,
+                                 probabilities<uint16_t>,
                                  widen};
 
 }  // namespace cpulaunch::kernels

@@ -38,6 +38,12 @@ struct Rows {
   uint64_t first_block;  // the number of the mask's block at which the first row starts
 };
 
+// The softmax of numbers: exp(number - largest) / sum.  The two stay apart, because in fp32, largest + log(sum) rounds
+// the logarithm away if the largest number is large.
+struct Softmax {
+  float largest, sum;
+};
+
 struct Vector {
   const char* name;
 
@@ -84,14 +90,14 @@ struct Vector {
   void (*gelu_backward_float)(const float* gradient, const float* from, float* to, int64_t count);
   void (*gelu_backward_bfloat16)(const uint16_t* gradient, const uint16_t* from, uint16_t* to, int64_t count);
 
-  // Computes the largest number, and log(sum(exp(number - largest))).
-  void (*log_sum_float)(const float* from, int64_t count, float* largest, float* log_of_sum);
-  void (*log_sum_bfloat16)(const uint16_t* from, int64_t count, float* largest, float* log_of_sum);
+  // The largest number, and the sum of exp(number - largest).
+  Softmax (*softmax_of_float)(const float* from, int64_t count);
+  Softmax (*softmax_of_bfloat16)(const uint16_t* from, int64_t count);
 
-  // to[i] = exp(from[i] - shift) · factor, minus `factor` for the element `chosen`.  The stores bypass the caches.
-  void (*exponentials_float)(const float* from, float shift, float factor, int64_t chosen, float* to, int64_t count);
-  void (*exponentials_bfloat16)(const uint16_t* from, float shift, float factor, int64_t chosen, uint16_t* to,
-                                int64_t count);
+  // to[i] = softmax of from[i] · factor, minus `factor` for the element `chosen`.  The stores bypass the caches.
+  void (*probabilities_float)(const float* from, Softmax, float factor, int64_t chosen, float* to, int64_t count);
+  void (*probabilities_bfloat16)(const uint16_t* from, Softmax, float factor, int64_t chosen, uint16_t* to,
+                                 int64_t count);
 
   // to[i] = from[i].  The stores bypass the caches.
   void (*widen)(const uint16_t* from, float* to, int64_t count);

@@ -5,7 +5,6 @@ This module doesn't use ``from __future__ import annotations``, because DDP chec
 
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 Averaged = torch.futures.Future[torch.Tensor]
 Hook = Callable[[object, GradBucket], Averaged]
+
+# The states of hooks that the script may replace.  They are not attributes, as models are copied and pickled.
+_replaceable: weakref.WeakKeyDictionary[DistributedDataParallel, list[Any]] = weakref.WeakKeyDictionary()
 
 
 def hook_for(model: nn.Module, *, compress: bool) -> Hook | None:
@@ -33,18 +35,22 @@ def hook_for(model: nn.Module, *, compress: bool) -> Hook | None:
 
 
 def average_by(model: DistributedDataParallel, hook: Hook) -> None:
-    """Register a hook, which the script may replace with its own."""
+    """Register a hook, which `replace` may replace with the script's."""
     state = [None, hook]
     model.register_comm_hook(state, _delegate)
-    # A weak reference, because a cycle would delay freeing the model.
-    model.register_comm_hook = partial(_register, weakref.ref(model), state)  # type: ignore[method-assign]
+    _replaceable[model] = state
 
 
-def _register(reference: Callable[[], Any], ours: list[Any], state: object, hook: Any) -> None:
-    model = reference()
-    model._check_comm_hook(hook)
-    ours[:] = state, hook
-    del model.register_comm_hook  # torch's method raises an error at a second hook
+def replace(model: DistributedDataParallel, state: object, hook: Any) -> bool:
+    """Replace the hook that `average_by` registered, if any; return whether there was one.
+
+    torch's own method raises an error at a second hook.
+    """
+    if model not in _replaceable:
+        return False
+    model._check_comm_hook(hook)  # type: ignore[no-untyped-call]
+    _replaceable.pop(model)[:] = state, hook
+    return True
 
 
 def _delegate(state: list[Any], bucket: GradBucket) -> Averaged:
@@ -56,6 +62,8 @@ def _delegate(state: list[Any], bucket: GradBucket) -> Averaged:
 
 def average_in_place(state: object, bucket: GradBucket) -> Averaged:
     """Average gradients in place, in memory that the ranks of a host share.  A DDP communication hook."""
+    if bucket.buffer().is_sparse:
+        return _average(bucket, bucket.buffer().dtype)
     work = dist.all_reduce(_in_shared_memory(bucket), dist.ReduceOp.AVG, async_op=True)
     assert work is not None
     averaged: Averaged = work.get_future().then(_only_tensor)
@@ -65,8 +73,10 @@ def average_in_place(state: object, bucket: GradBucket) -> Averaged:
 def average_compressed(state: object, bucket: GradBucket) -> Averaged:
     """Average like `average_in_place`, but send fp32 gradients in bf16 between hosts.  A DDP hook.
 
-    The group's ``compressing_hosts`` must not be 0.
+    The group's ``compressing_hosts`` must not be 0.  Sparse gradients are not compressed.
     """
+    if bucket.buffer().is_sparse:
+        return _average(bucket, bucket.buffer().dtype)
     gradients = _in_shared_memory(bucket)
     averaged: Averaged = _backend().average_compressed(gradients).get_future().then(_only_tensor)
     return averaged

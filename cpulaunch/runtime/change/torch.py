@@ -70,7 +70,7 @@ def _compress_gradients(torch: Any, settings: TrainingSettings) -> None:
     if settings.compress_gradients != "bf16":
         return
     ddp = torch.nn.parallel.DistributedDataParallel
-    original = ddp.__init__
+    original, register = ddp.__init__, ddp.register_comm_hook
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -86,7 +86,14 @@ def _compress_gradients(torch: Any, settings: TrainingSettings) -> None:
             if hook in comm_hooks.COMPRESSING:
                 announce_with_step("gradients of DDP sent in bf16")
 
-    ddp.__init__ = __init__
+    @functools.wraps(register)
+    def register_comm_hook(self: Any, state: object, hook: Any) -> None:
+        from cpulaunch.runtime.change import comm_hooks
+
+        if not comm_hooks.replace(self, state, hook):
+            register(self, state, hook)
+
+    ddp.__init__, ddp.register_comm_hook = __init__, register_comm_hook
 
 
 def _in_autocast(torch: Any) -> bool:
@@ -266,12 +273,8 @@ CHANGES = (
         _autocast_ddp,
     ),
     Change(
-        ("nn.parallel.DistributedDataParallel.__init__",),
-        (
-            "distributed.group",
-            "nn.parallel.DistributedDataParallel._check_comm_hook",
-            "nn.parallel.DistributedDataParallel.register_comm_hook",
-        ),
+        tuple(f"nn.parallel.DistributedDataParallel.{name}" for name in ("__init__", "register_comm_hook")),
+        ("distributed.group", "nn.parallel.DistributedDataParallel._check_comm_hook"),
         "sends gradients in bf16, if `--compress-gradients` asks for it",
         "gradients of DDP models are sent as they are",
         _compress_gradients,

@@ -269,7 +269,10 @@ class Mirror(threading.Thread):
             if group is not None:
                 tensor = tensors[0] if tensors.__class__ is list else tensors
                 one = tensors is tensor or len(tensors) == 1
-                size = tensor.nbytes if one else sum(each.nbytes for each in tensors)
+                try:
+                    size = tensor.nbytes if one else sum(each.nbytes for each in tensors)
+                except RuntimeError:  # sparse tensors
+                    size = 0
                 if communication is not None:
                     communication.pending += 1
                     communication.bytes += size
