@@ -183,6 +183,12 @@ def test_loaded_states_get_the_layout_of_their_parameters() -> None:
     torch.testing.assert_close(found[0], found[1])
 
 
+def test_an_optimizer_is_changed_once() -> None:
+    """So a script that calls `prepare` is not told again at the first step."""
+    optimizer = AdamW([parameter(2, 2)])
+    assert (native.fuse(optimizer), native.fuse(optimizer)) == (True, False)
+
+
 def test_an_error_in_a_step_leaves_no_choice_behind() -> None:
     weight = parameter(3, 3)
     optimizer = AdamW([weight])

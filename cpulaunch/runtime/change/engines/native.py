@@ -58,15 +58,15 @@ _in_step: weakref.WeakKeyDictionary[Optimizer, list[dict[str, Any]]] = weakref.W
 def fuse(optimizer: Optimizer) -> bool:
     """Let the optimizer use torch's fused implementation in each step that it computes rightly.
 
-    Return False if it does not suit any group now, or if the script has chosen an implementation.  Groups are
-    changed only during a step, so checkpoints have the script's own choice.
+    Return False if it does not suit any group now, if the script has chosen an implementation, or if an
+    earlier call has done this.  Groups are changed only during a step, so checkpoints have the script's own
+    choice.
     """
-    if type(optimizer) not in FUSED:
+    if type(optimizer) not in FUSED or optimizer in _watched:
         return False
-    if optimizer not in _watched:
-        _watched.add(optimizer)
-        optimizer.register_step_pre_hook(_before_step)
-        optimizer.register_step_post_hook(_after_step)
+    _watched.add(optimizer)
+    optimizer.register_step_pre_hook(_before_step)
+    optimizer.register_step_post_hook(_after_step)
     return any(_suits(optimizer, group) for group in optimizer.param_groups)
 
 
