@@ -276,6 +276,12 @@ def test_a_scripts_own_dispatch_mode_is_left_alone() -> None:
     assert _get_current_dispatch_mode() is None
 
 
+def run_alone(code: str) -> None:
+    """Run code in a process of its own, because torch.compile leaves traces in the process."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_program_that_has_called_torch_compile_is_not_counted() -> None:
     """The compiled function may run for the first time in the counted step."""
     code = (
@@ -287,8 +293,7 @@ def test_a_program_that_has_called_torch_compile_is_not_counted() -> None:
         "    double(torch.ones(2, 3) @ torch.ones(3, 4))\n"
         "    assert flops.end_step(last) is None\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr
+    run_alone(code)
 
 
 def test_torch_compile_in_a_counted_step_compiles_and_ends_counting() -> None:
@@ -302,8 +307,7 @@ def test_torch_compile_in_a_counted_step_compiles_and_ends_counting() -> None:
         "assert torch.utils._python_dispatch._get_current_dispatch_mode() is None\n"
         "assert torch.compile is compiles\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr
+    run_alone(code)
 
 
 def test_a_lazy_module_may_get_its_parameters_in_a_counted_step() -> None:

@@ -56,7 +56,7 @@ _in_step: weakref.WeakKeyDictionary[Optimizer, list[dict[str, Any]]] = weakref.W
 
 
 def fuse(optimizer: Optimizer) -> bool:
-    """Let the optimizer use torch's fused implementation in each step that it computes rightly.
+    """Let the optimizer use torch's fused implementation in each step for which it is right.
 
     Return False if it does not suit any group now, if the script has chosen an implementation, or if an
     earlier call has done this.  Groups are changed only during a step, so checkpoints have the script's own
@@ -87,8 +87,8 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
 def _suits(optimizer: Optimizer, group: dict[str, Any]) -> bool:
     """Return whether the fused implementation computes the same as the others in the next step.
 
-    That of torch 2.8 to 2.13 ignores strides and computes wrong momentum in bf16.  SGD's needs the momentum
-    of all parameters that have a gradient, or of none.
+    In torch 2.8 to 2.13, it ignores strides, and its momentum is wrong in bf16.  SGD's needs the momentum of
+    all parameters that have a gradient, or of none.
     """
     is_chosen = group["foreach"] is not None or group["fused"] is not None
     if is_chosen or group.get("differentiable") or group.get("capturable"):
