@@ -71,8 +71,8 @@ MANY = f"""\
 ## {HOSTS} hosts
 
 These are the counts of a rank for one call, with one rank on each host. A round ends when ranks need data
-that others send in it. The descriptors are those of the group: a rank listens, and has two connections to
-each peer, one for each direction. The 25 MB are 25 pieces, which follow each other through four rounds.
+that others send in it. The descriptors are those of the group: a rank listens, has a connection to each
+peer, and polls many of them at once. The 25 MB are 25 pieces, which follow each other through four rounds.
 """
 
 

@@ -270,7 +270,7 @@ def test_ranks_of_a_machine_agree_on_its_boot_time() -> None:
 
 
 def test_a_group_of_many_hosts_may_open_enough_connections() -> None:
-    """The soft limit is a shell's.  A rank has six connections to each of 504 other ranks."""
+    """The soft limit is a shell's.  A rank may have six connections to each of 504 others."""
     program = (
         "import os, resource\n"
         "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"

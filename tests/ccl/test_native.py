@@ -209,8 +209,8 @@ def test_with_many_hosts_there_are_few_allocations_and_system_calls(plain: Progr
     messages = steps["all_reduce of 25 MB"]["messages"]
     assert large["sends"] < messages / 2
     assert large["receives"] < 1.5 * messages
-    # Two descriptors for each peer, a listener, and one to poll all of them.
-    assert counts["all_to_all of 16 KB"]["descriptors"] <= 2 * 63 + 2
+    # One descriptor for each peer, a listener, and one to poll all of them.  Few pairs open two connections at once.
+    assert counts["all_to_all of 16 KB"]["descriptors"] <= 63 + 2 + 3
 
 
 @pytest.mark.repeats
@@ -332,7 +332,8 @@ def test_16_bit_numbers_are_rounded_correctly(program: Program) -> None:
 
 DETAILS = ("a piece exchanged once", "other sizes", "freed blocks", "spare blocks", "subnormal sums",
            "an endless message", "seals", "a crowd", "a crowd beside a rank", "proofs", "idle memory",
-           "pace", "sources")  # fmt: skip
+           "pace", "sources", "one connection", "two connections", "a stranger at an address",
+           "the last data", "a question to a root")  # fmt: skip
 
 
 @pytest.mark.parametrize("what", DETAILS)

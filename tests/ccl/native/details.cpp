@@ -1,10 +1,7 @@
 #include "details.hpp"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,10 +25,6 @@ namespace cpulaunch {
 namespace {
 
 using namespace std::chrono_literals;
-
-void expect(bool condition, const char* what) {
-  if (!condition) throw std::runtime_error(what);
-}
 
 // An operation of two pieces, of which the first one waits longer.
 class Counting final : public Operation {
@@ -76,18 +69,6 @@ void wait_for(Transfer& transfer) {
     expect(std::chrono::steady_clock::now() < until, "it takes too long");
     std::this_thread::yield();
   }
-}
-
-int connect_from(const char* ip, int port) {
-  const int descriptor = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in own{}, to{};
-  own.sin_family = to.sin_family = AF_INET;
-  inet_pton(AF_INET, ip, &own.sin_addr);
-  inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
-  to.sin_port = htons(static_cast<uint16_t>(port));
-  expect(bind(descriptor, reinterpret_cast<sockaddr*>(&own), sizeof(own)) == 0, "no address");
-  expect(connect(descriptor, reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0, "no connection");
-  return descriptor;
 }
 
 }  // namespace
@@ -237,90 +218,6 @@ void check_seals() {
   close(file);
 }
 
-void say(int to, const Hello& hello) {
-  expect(send(to, &hello, sizeof(hello), MSG_NOSIGNAL) == sizeof(hello), "the connection is closed");
-}
-
-Receiver accept_from(Connector& connector, int rank, Channel channel) {
-  const auto until = std::chrono::steady_clock::now() + 10s;
-  for (;;) {
-    auto receiver = connector.accept(rank, channel);
-    if (receiver.is_open()) return receiver;
-    expect(std::chrono::steady_clock::now() < until, "the rank does not come through");
-  }
-}
-
-// A slow rank still gets its connection if others come from elsewhere, or any number at once from a rank's own host.
-void check_crowd(const char* from) {
-  const auto listener = Connector::listen("127.0.0.1");
-  const std::string key(kLeastKey, 'x');
-  Connector connector(0, listener, {{"127.0.0.1", listener.port}, {"127.0.0.1", 1}}, key);
-  const int rank = connect_from("127.0.0.1", listener.port);
-  expect(!connector.accept(1, Channel::collectives).is_open(), "nobody has said hello");
-  std::vector<int> strangers;
-  for (int i = 0; i < 100; ++i) {  // more than the rank listens to at once
-    strangers.push_back(connect_from(from, listener.port));
-    connector.accept(1, Channel::collectives);
-  }
-  say(rank, Hello::of(key, 1, 0, Channel::collectives));
-  accept_from(connector, 1, Channel::collectives);
-  for (const int each : strangers) close(each);
-  close(rank);
-}
-
-std::string hex(const Proof& proof) {
-  std::string text;
-  for (const unsigned char each : proof) {
-    for (const int digit : {each >> 4, each & 15}) text += "0123456789abcdef"[digit];
-  }
-  return text;
-}
-
-// A connection counts only once, and only if its proof was made for it.
-void check_proofs() {
-  // Cases 1, 2 and 6 of RFC 4231.  The empty text is from Wikipedia's article on HMAC.
-  expect(hex(prove(std::string(20, '\x0b'), "Hi There")) ==
-             "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7", "case 1");
-  expect(hex(prove("Jefe", "what do ya want for nothing?")) ==
-             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843", "case 2");
-  expect(hex(prove(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First")) ==
-             "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54", "case 6");
-  expect(hex(prove("", "")) == "b613679a0814d9ec772f95d778c35fc5ff1697c493715653c6c712144292c5ad", "nothing");
-
-  const auto listener = Connector::listen("127.0.0.1");
-  const std::string key(kLeastKey, 'x');
-  Connector connector(0, listener, {{"127.0.0.1", listener.port}, {"127.0.0.1", 1}, {"127.0.0.1", 1}}, key);
-  const auto right = Hello::of(key, 1, 0, Channel::collectives);
-  auto other_channel = right, other_rank = right, other_magic = right;
-  other_channel.channel = Channel::point_to_point;
-  other_rank.rank = 2;
-  other_magic.magic ^= 1;
-  std::vector<int> refused;
-  for (const auto& each : {Hello::of(std::string(kLeastKey, 'y'), 1, 0, Channel::collectives),
-                           Hello::of(key, 1, 2, Channel::collectives), other_channel, other_rank, other_magic,
-                           Hello::of(key, -1, 0, Channel::collectives), Hello::of(key, 3, 0, Channel::collectives)}) {
-    refused.push_back(connect_from("127.0.0.1", listener.port));
-    say(refused.back(), each);
-  }
-  const int rank = connect_from("127.0.0.1", listener.port);
-  say(rank, right);
-  const auto accepted = accept_from(connector, 1, Channel::collectives);
-  refused.push_back(connect_from("127.0.0.1", listener.port));
-  say(refused.back(), right);  // as an eavesdropper could
-  for (const int each : refused) {
-    const auto until = std::chrono::steady_clock::now() + 10s;
-    while (!is_hung_up(each)) {
-      expect(std::chrono::steady_clock::now() < until, "a stranger's connection stays open");
-      expect(!connector.accept(1, Channel::collectives).is_open(), "a stranger comes through");
-    }
-    close(each);
-  }
-  expect(!connector.accept(1, Channel::point_to_point).is_open(), "a proof counts for the other channel");
-  expect(!connector.accept(2, Channel::collectives).is_open(), "a proof counts for another rank");
-  expect(!is_hung_up(rank), "the rank's own connection is closed");
-  close(rank);
-}
-
 // How many pages of a rank's first slot are in memory.
 size_t resident_pages(const Hierarchy& hierarchy) {
   const size_t page = getpagesize(), bytes = hierarchy.shape.slot_size;
@@ -352,21 +249,6 @@ void check_idle_memory() {
       expect(own.give_back(IdleMemory::now() + 2 * IdleMemory::kAfter) == 0, "it is given back twice");
     }
   });
-}
-
-// Three ranks and one: the addresses from which a rank of the first host connects, and the last rank.
-void check_sources() {
-  const auto sources = [](int rank, const std::vector<std::string>& ips) {
-    std::vector<Connector::Address> addresses;
-    for (const auto& ip : ips) addresses.push_back({ip, 1});
-    Connector::choose_sources(addresses, {7, 7, 7, 3}, rank);
-    std::string all;
-    for (const auto& each : addresses) all += each.from + " ";
-    return all;
-  };
-  expect(sources(1, {"a", "a", "a", "b"}) == "a a a a ", "one interface is not used");
-  expect(sources(1, {"a", "A", "a", "b"}) == "a A a a ", "it crosses to the other network");
-  expect(sources(3, {"a", "A", "a", "b"}) == "b  b b ", "it leaves from an address that it doesn't know");
 }
 
 void check_pace() {

@@ -2,7 +2,13 @@
 
 #pragma once
 
+#include <stdexcept>
+
 namespace cpulaunch {
+
+inline void expect(bool condition, const char* what) {
+  if (!condition) throw std::runtime_error(what);
+}
 
 void check_exchanged_once();
 void check_other_sizes();
@@ -12,10 +18,17 @@ void check_forked_tensors();
 void check_subnormal_sums();
 void check_endless_message();
 void check_seals();
-void check_crowd(const char* from);
-void check_proofs();
 void check_idle_memory();
 void check_pace();
+
+// In connections.cpp.
+void check_crowd(const char* from);
+void check_proofs();
 void check_sources();
+void check_one_connection();
+void check_two_connections();
+void check_stranger_at_address();
+void check_last_data();
+void check_asked_root();
 
 }  // namespace cpulaunch

@@ -182,11 +182,12 @@ void run_with_descriptors(const Arguments& given, int left) {
   });
 }
 
-// Enough for both ends of two connections, and for one more: accept4() needs a free number even if no connection waits.
+// Enough for both ends of two connections, as both ranks may open one, and for one more: accept4() needs a free number
+// even if no connection waits.
 void run_enough_descriptors(const Arguments& given) { run_with_descriptors(given, 5); }
 
-// Enough for one end of each connection.
-void run_few_descriptors(const Arguments& given) { run_with_descriptors(given, 2); }
+// Enough for one end of a connection.
+void run_few_descriptors(const Arguments& given) { run_with_descriptors(given, 1); }
 
 // --- strangers
 

@@ -43,7 +43,7 @@ bool send_all(int to, const char* data, size_t bytes) {
   return true;
 }
 
-// Returns when either end closes its connection.
+// Returns when either end closes its connection.  If `change` is not 0, it changes one byte.
 void forward(int from, int to, size_t at, char change) {
   char buffer[4096];
   for (size_t begin = 0;;) {
@@ -53,8 +53,15 @@ void forward(int from, int to, size_t at, char change) {
     begin += static_cast<size_t>(got);
     if (!send_all(to, buffer, static_cast<size_t>(got))) break;
   }
-  close(from);
-  close(to);
+  for (const int each : {from, to}) shutdown(each, SHUT_RDWR);
+}
+
+// Changes one byte in one of the directions.
+void forward_both(int one, int other, size_t at, char change, bool is_there) {
+  std::thread back(forward, other, one, at, is_there ? 0 : change);
+  forward(one, other, at, is_there ? change : 0);
+  back.join();
+  for (const int each : {one, other}) close(each);
 }
 
 }  // namespace
@@ -99,9 +106,9 @@ void Garbler::accept_from(int listener, int port) {
     if (from < 0) continue;
     std::lock_guard<std::mutex> lock(mutex_);
     try {
-      const auto [at, change] = place();
+      const auto [at, change, is_there] = place();
       const int to = connect_to(port);
-      forwarding_.emplace_back(forward, from, to, at, change);
+      forwarding_.emplace_back(forward_both, from, to, at, change, is_there);
     } catch (const std::exception&) {  // the rank has ended
       close(from);
     }
@@ -109,7 +116,7 @@ void Garbler::accept_from(int listener, int port) {
 }
 
 Garbler::Place Garbler::place() {
-  return {random_() % kGarbled, static_cast<char>(1 + random_() % 255)};
+  return {random_() % kGarbled, static_cast<char>(1 + random_() % 255), random_() % 2 == 0};
 }
 
 }  // namespace cpulaunch

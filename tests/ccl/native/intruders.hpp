@@ -39,6 +39,7 @@ class Garbler {
   struct Place {
     size_t at;  // the offset of the byte
     char change;
+    bool is_there;  // from the opener of the connection to the other rank
   };
 
   void accept_from(int listener, int port);

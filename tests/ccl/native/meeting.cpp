@@ -134,7 +134,7 @@ std::shared_ptr<Hierarchy> Meeting::join(int rank) {
 }
 
 void Meeting::leave(Hierarchy& hierarchy) const {
-  if (over_libfabric && std::uncaught_exceptions() == 0) hierarchy.leave();
+  while (std::uncaught_exceptions() == 0 && !hierarchy.leave_network()) std::this_thread::yield();
 }
 
 std::shared_ptr<SharedSlots> Meeting::share(const Layout& layout) {

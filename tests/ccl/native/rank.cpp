@@ -54,11 +54,15 @@ void Running::wait(std::chrono::milliseconds limit) const {
   const auto until = std::chrono::steady_clock::now() + limit;
   while (!test()) {
     sched_yield();
-    auto& any = *transfers_.front();  // they belong to one group, so any of them answers for all
-    if (const auto lost = any.lost(); !lost.empty()) throw std::runtime_error(name_ + ": " + lost.text());
+    check_peers();
     if (std::chrono::steady_clock::now() < until) continue;
-    throw std::runtime_error(name_ + " is not done, waits for rank " + any.stragglers());
+    throw std::runtime_error(name_ + " is not done, waits for rank " + transfers_.front()->stragglers());
   }
+}
+
+// The transfers belong to one group, so any of them answers for all.
+void Running::check_peers() const {
+  if (const auto lost = transfers_.front()->lost(); !lost.empty()) throw std::runtime_error(name_ + ": " + lost.text());
 }
 
 void Running::abort() const {

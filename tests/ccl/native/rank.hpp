@@ -45,6 +45,8 @@ class Running {
   bool test() const;
   // Waits until the operation is done.  Throws std::runtime_error if a connection is lost, or after `limit`.
   void wait(std::chrono::milliseconds limit) const;
+  // Throws std::runtime_error if a connection is lost.  Asks the ranks it waits for whether they call the same.
+  void check_peers() const;
   void abort() const;
   // Throws std::runtime_error if the result is wrong.
   void check() const;

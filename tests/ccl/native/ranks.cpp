@@ -387,6 +387,11 @@ constexpr Program kPrograms[] = {
     {"idle memory", run_check<check_idle_memory>},
     {"pace", run_check<check_pace>},
     {"sources", run_check<check_sources>},
+    {"one connection", run_check<check_one_connection>},
+    {"two connections", run_check<check_two_connections>},
+    {"a stranger at an address", run_check<check_stranger_at_address>},
+    {"the last data", run_check<check_last_data>},
+    {"a question to a root", run_check<check_asked_root>},
 };
 
 constexpr char kOver[] = " over ", kLibfabric[] = "libfabric";

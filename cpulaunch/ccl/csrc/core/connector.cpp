@@ -20,18 +20,12 @@ namespace cpulaunch {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x32656863756e616c;  // and the version of what follows
 constexpr int kBacklog = 1024;                   // connections that have not been accepted
 // At most this many unsent bytes of a connection wait in the kernel: so few that they may still be in the processor's
 // cache when they are sent.  Data in transit doesn't count.
 constexpr int kMaxUnsent = 256 << 10;
-// A patient reader pauses for this time, in which a fast connection brings about kLeastToRest.
-constexpr std::chrono::microseconds kRest{20};
-constexpr size_t kLeastToRest = 128 << 10;       // if fewer bytes are missing, the reader doesn't pause
 constexpr size_t kMaxStrangers = 64;             // connections without a hello, beside those of all ranks
 constexpr std::chrono::seconds kHelloTime{3};    // for a connection from the address of a rank
-// Data that a rank has sent before it left arrives within this time, or never.
-constexpr std::chrono::seconds kLatest{2};
 
 // Where this process listens; 0: on any port.
 std::atomic<int> first_port{0};
@@ -60,11 +54,12 @@ int open_socket(const ResolvedAddress& address) {
   return descriptor;
 }
 
-bool would_block(int error) {
-  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR || error == EINPROGRESS;
+void prepare(int descriptor) {
+  const int on = 1;
+  setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  setsockopt(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMaxUnsent, sizeof(kMaxUnsent));
+  set_patience(descriptor);
 }
-
-constexpr int kSend = MSG_NOSIGNAL | MSG_DONTWAIT;
 
 // In errors.
 std::string name_of(const Connector::Address& address) {
@@ -72,70 +67,6 @@ std::string name_of(const Connector::Address& address) {
 }
 
 }  // namespace
-
-bool is_hung_up(int descriptor) {
-  pollfd entry{descriptor, POLLRDHUP, 0};
-  return poll(&entry, 1, 0) == 1;
-}
-
-void set_patience(int descriptor) {
-  constexpr int kRtoMaxMs = 44;  // TCP_RTO_MAX_MS, which headers of today rarely have
-  constexpr int kLongest = 1000, kNever = std::numeric_limits<int>::max();
-  if (setsockopt(descriptor, IPPROTO_TCP, kRtoMaxMs, &kLongest, sizeof(kLongest)) != 0) return;
-  setsockopt(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, &kNever, sizeof(kNever));
-}
-
-// --- the ends of a connection
-
-Receiver& Receiver::operator=(Receiver&& other) noexcept {
-  std::swap(descriptor_, other.descriptor_);
-  rests_until_ = other.rests_until_;
-  return *this;
-}
-
-Receiver::~Receiver() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
-
-size_t Receiver::read(char* data, size_t bytes, bool patient, iovec more) {
-  patient = patient && bytes >= kLeastToRest;
-  if (patient && std::chrono::steady_clock::now() < rests_until_) return 0;
-  iovec parts[] = {{data, bytes}, more};
-  msghdr call{};
-  call.msg_iov = parts;
-  call.msg_iovlen = more.iov_len ? 2 : 1;
-  const auto got = recvmsg(descriptor_, &call, MSG_DONTWAIT);
-  if (patient && got < static_cast<ssize_t>(bytes)) rests_until_ = std::chrono::steady_clock::now() + kRest;
-  if (got > 0) return got;
-  if (got == 0) throw ConnectionLost("it was closed there");
-  if (!would_block(errno)) throw ConnectionLost(std::strerror(errno));
-  return 0;
-}
-
-size_t Sender::write(const iovec* parts, size_t count) {
-  iovec all[kMaxParts];
-  size_t filled = 0;
-  const size_t hello_left = sizeof(hello_) - hello_done_;
-  if (hello_left) all[filled++] = {reinterpret_cast<char*>(&hello_) + hello_done_, hello_left};
-  for (size_t i = 0; i < count && filled < kMaxParts; ++i) all[filled++] = parts[i];
-  msghdr call{};
-  call.msg_iov = all;
-  call.msg_iovlen = filled;
-  const auto result = sendmsg(descriptor_, &call, kSend);
-  if (result < 0 && !would_block(errno)) {
-    throw ConnectionLost((hello_done_ ? "" : name_ + " can't be reached: ") + std::strerror(errno));
-  }
-  const size_t written = std::max<ssize_t>(result, 0);
-  const size_t of_hello = std::min(written, hello_left);
-  hello_done_ += of_hello;
-  return written - of_hello;
-}
-
-void Sender::greet() {
-  if (hello_done_ < sizeof(hello_)) write(nullptr, 0);
-}
-
-// --- how they are made
 
 Connector::Listener Connector::listen(const std::string& ip) {
   for (int port = first_port;; ++port) {
@@ -191,15 +122,10 @@ int Connector::reach(const Address& to) {
     ResolvedAddress from(to.from, 0);
     reached = bind(descriptor, from.get(), from.length) == 0;
   }
-  if (reached && (::connect(descriptor, address.get(), address.length) == 0 || would_block(errno))) return descriptor;
+  if (reached && (::connect(descriptor, address.get(), address.length) == 0 || errno == EINPROGRESS)) return descriptor;
   const int error = errno;
   ::close(descriptor);
   throw ConnectionLost(name_of(to) + " can't be reached: " + std::strerror(error), error);
-}
-
-Hello Hello::of(const std::string& key, int rank, int to, Channel channel) {
-  const auto text = std::to_string(rank) + " " + std::to_string(to) + " " + std::to_string(static_cast<int>(channel));
-  return {kMagic, rank, channel, prove(key, text)};
 }
 
 Connector::Connector(int rank, Listener listener, std::vector<Address> addresses, std::string key, size_t channels)
@@ -219,27 +145,25 @@ void Connector::close() {
   known_.clear();
 }
 
-Sender Connector::connect(int to, Channel channel) {
+Connection Connector::connect(int to, Channel channel) {
   const int descriptor = reach(addresses_[to]);
-  Sender sender(descriptor, Hello::of(key_, rank_, to, channel), name_of(addresses_[to]));
-  const int on = 1;
-  setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  setsockopt(descriptor, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kMaxUnsent, sizeof(kMaxUnsent));
-  set_patience(descriptor);
-  return sender;
+  Connection connection(descriptor, Hello::of(key_, rank_, to, channel, /*has_opened=*/true),
+                        Hello::of(key_, to, rank_, channel, /*has_opened=*/false), name_of(addresses_[to]));
+  prepare(descriptor);
+  return connection;
 }
 
-Receiver Connector::accept(int from, Channel channel, bool looks) {
+Connection Connector::take(int from, Channel channel) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (looks) accept_all();
   const auto found = known_.find({from, channel});
-  if (found == known_.end()) return Receiver();
-  Receiver receiver = std::move(found->second);
+  if (found == known_.end()) return {};
+  Connection connection(std::move(found->second), Hello::of(key_, rank_, from, channel, /*has_opened=*/false));
   known_.erase(found);
-  return receiver;
+  return connection;
 }
 
-void Connector::accept_all() {
+void Connector::look() {
+  std::lock_guard<std::mutex> lock(mutex_);
   for (size_t i = 0; i < unknown_.size();) {
     if (read_hello(unknown_[i])) {
       unknown_.erase(unknown_.begin() + i);
@@ -262,7 +186,8 @@ void Connector::accept_all() {
       }
       break;
     }
-    unknown_.push_back({Receiver(descriptor), is_of_group(from)});
+    prepare(descriptor);
+    unknown_.push_back({Socket(descriptor), is_of_group(from)});
     if (read_hello(unknown_.back())) unknown_.pop_back();
   }
 }
@@ -295,34 +220,16 @@ bool Connector::is_of_group(const sockaddr_storage& address) const {
 bool Connector::read_hello(Unknown& unknown) {
   auto& hello = unknown.hello;
   try {
-    unknown.done += unknown.receiver.read(reinterpret_cast<char*>(&hello) + unknown.done, sizeof(hello) - unknown.done);
+    unknown.done += unknown.socket.read(reinterpret_cast<char*>(&hello) + unknown.done, sizeof(hello) - unknown.done);
   } catch (const ConnectionLost&) {
     return true;
   }
   if (unknown.done < sizeof(hello)) return false;
-  const bool ours = hello.magic == kMagic && hello.rank >= 0 && hello.rank < static_cast<int>(addresses_.size()) &&
-                    are_same(hello.proof, Hello::of(key_, hello.rank, rank_, hello.channel).proof);
+  const bool ours = hello.rank >= 0 && hello.rank < static_cast<int>(addresses_.size()) &&
+                    hello == Hello::of(key_, hello.rank, rank_, hello.channel, /*has_opened=*/true);
   const std::pair which(hello.rank, hello.channel);
-  if (ours && greeted_.insert(which).second) known_.emplace(which, std::move(unknown.receiver));
+  if (ours && greeted_.insert(which).second) known_.emplace(which, std::move(unknown.socket));
   return true;
-}
-
-bool Silent::has_left(Connector& connector, int rank, Channel channel, Sender& sender) {
-  try {
-    if (!sender.is_open()) sender = connector.connect(rank, channel);
-    sender.greet();
-    if (!sender.is_hung_up()) {
-      left_.reset();
-      return false;
-    }
-  } catch (const ConnectionLost&) {
-    // It can't be reached.
-  } catch (const std::runtime_error&) {
-    return false;  // this rank has no descriptors left, and can't tell
-  }
-  const auto now = Clock::now();
-  if (!left_) left_ = now;
-  return now - *left_ > kLatest;
 }
 
 }  // namespace cpulaunch

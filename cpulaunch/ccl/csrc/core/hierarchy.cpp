@@ -10,7 +10,6 @@ namespace cpulaunch {
 namespace {
 
 constexpr std::chrono::milliseconds kCheckInterval{1};
-constexpr std::chrono::microseconds kLeaveInterval{100};
 
 }  // namespace
 
@@ -77,7 +76,6 @@ void Hierarchy::meet() {
 void Hierarchy::leave() {
   // Release: a rank that sees that this rank has left also sees all that this rank has taken.
   if (slots_) slots_->counters(layout.local).has_left.store(true, std::memory_order_release);
-  while (!leave_network()) std::this_thread::sleep_for(kLeaveInterval);
 }
 
 bool Hierarchy::leave_network() {

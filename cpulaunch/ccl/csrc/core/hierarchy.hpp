@@ -138,8 +138,8 @@ class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private 
   void meet();
   // Returns whether the ranks of other hosts have received what this one has sent; call it until they have.
   bool leave_network();
-  // Announces that this rank has left, and returns when it has left the network, too.  From now on, other local ranks
-  // wait in vain in operations that this rank hasn't completed.
+  // Announces to the other local ranks that this rank has left.  From now on, they wait in vain in operations that this
+  // rank hasn't completed.
   void leave();
   // Gives back the memory of the slots, and of staged pieces.
   size_t give_back(IdleMemory::Time now) override;

@@ -37,7 +37,10 @@ FabricNetwork::FabricNetwork(const Layout& layout, std::shared_ptr<Connector> co
       rank_(layout.rank),
       endpoint_(std::move(endpoint)),
       peers_(layout.size) {
-  for (int rank = 0; rank < layout.size; ++rank) peers_[rank].is_remote = layout.host_numbers[rank] != layout.host;
+  for (int rank = 0; rank < layout.size; ++rank) {
+    peers_[rank].is_remote = layout.host_numbers[rank] != layout.host;
+    links_.emplace_back(*connector_, rank, Channel::collectives);
+  }
   if (layout.hosts > kMostGreeted) return;
   layout.for_each_lane(layout.local, [&](int lane) {
     for (int host = 0; host < layout.hosts; ++host) {
@@ -54,6 +57,7 @@ FabricNetwork::~FabricNetwork() { close_endpoint(); }
 void FabricNetwork::close() {
   connector_->close();
   close_endpoint();
+  links_.clear();
   incoming_.clear();
   sending_.clear();
   receiving_.clear();
@@ -163,8 +167,7 @@ std::string FabricNetwork::why_lost(int from) {
 }
 
 bool FabricNetwork::has_left(int peer) {
-  auto& its = peers_[peer];
-  return its.silent.has_left(*connector_, peer, Channel::collectives, its.sender);
+  return links_[peer].has_left();
 }
 
 // --- what libfabric does

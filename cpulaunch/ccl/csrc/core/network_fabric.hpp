@@ -22,6 +22,7 @@
 
 #include "fabric_endpoint.hpp"
 #include "fifo.hpp"
+#include "link.hpp"
 #include "network_messages.hpp"
 
 namespace cpulaunch {
@@ -76,8 +77,6 @@ class FabricNetwork final : public MessageNetwork {
     bool said_bye = false;                 // this rank has
     bool holds_slot = false;               // the header that has been taken is in the next slot
     std::string broken;                    // what libfabric says has become of the connection
-    Sender sender;                         // by which is seen whether it is there
-    Silent silent;
   };
 
   bool take_header(int from) override;
@@ -115,6 +114,7 @@ class FabricNetwork final : public MessageNetwork {
   bool has_parted_ = false;                   // from all ranks, each of which has said bye
   Clock::time_point looked_{};
   std::vector<Peer> peers_;                   // of each rank
+  std::vector<Link> links_;                   // by which is seen whether each rank is there
   std::vector<int> sending_;                  // ranks with messages to send
   Fifo<Work*> unposted_;                      // that receive
   std::deque<Work> works_;

@@ -52,7 +52,6 @@ class MessageNetwork : public Network {
   };
   struct Incoming {
     std::optional<uint64_t> asked;   // the operation that this rank has asked about last
-    Silent silent;                   // used until the rank has opened its connection
     bool in_message = false;         // `header` is of the message that is being received
     bool in_header = false;          // `header` is of a message that no receive() has asked for yet
     Header header{};

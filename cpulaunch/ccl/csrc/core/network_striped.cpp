@@ -101,6 +101,12 @@ std::vector<int> StripedNetwork::awaited() const {
   return MessageNetwork::awaited_by(all);
 }
 
+bool StripedNetwork::leave() {
+  bool all = true;
+  for (auto& each : networks_) all = each->leave() && all;
+  return all;
+}
+
 void StripedNetwork::close() {
   for (auto& each : networks_) each->close();
 }

@@ -39,6 +39,7 @@ class StripedNetwork final : public Network {
   bool may_get_unasked() const override { return networks_[0]->may_get_unasked(); }
   const Cause& lost() override;
   std::vector<int> awaited() const override;
+  bool leave() override;
   void close() override;
 
  private:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 namespace cpulaunch {
 
@@ -17,11 +18,13 @@ TcpNetwork::TcpNetwork(const Layout& layout, std::shared_ptr<Connector> connecto
     : MessageNetwork(layout, std::move(connector)), outgoing_(layout.size), streams_(layout.size) {
   for (const size_t host : layout.host_numbers) {
     channels_.push_back(channel_of_stripe((number + networks - host % networks) % networks));
+    links_.emplace_back(*connector_, static_cast<int>(links_.size()), channels_.back());
   }
 }
 
 void TcpNetwork::close() {
   connector_->close();
+  links_.clear();
   outgoing_.clear();
   incoming_.clear();
   streams_.clear();
@@ -56,47 +59,57 @@ void TcpNetwork::enqueue(int to, const Sent& message, bool more_follow) {
   if (peer.queue.size() == 1 && !more_follow) write_to(to);
 }
 
-// If there are many connections, those with nothing to read take no system call.  Looking for new connections takes one
-// for all of them.
+// Looking for new connections takes one system call for all ranks.
+void TcpNetwork::look_once() {
+  if (std::exchange(looks_, false)) connector_->look();
+}
+
+// If there are many connections, those with nothing to read take no system call.
 size_t TcpNetwork::read_from_ready() {
   size_t moved = 0;
-  bool looks = true;
   const auto* ready = readiness_.is_asked() && !receiving_.empty() ? &readiness_.ask(incoming_.size()) : nullptr;
   // A peer from which nothing more is expected leaves the list.
   keep_if(receiving_, [&](int from) {
     const auto& peer = incoming_[from];
     const auto& stream = streams_[from];
-    const bool is_known = stream.receiver.is_open(), has_rest = peer.in_header || stream.begin < stream.end;
-    if (!ready || !is_known || has_rest || (*ready)[from]) moved += read_from(from, looks);
-    looks = looks && is_known;
+    const auto& link = links_[from];
+    const bool is_watched = link.is_settled() && stream.descriptor == link.descriptor();
+    const bool has_rest = peer.in_header || stream.begin < stream.end;
+    if (!ready || !is_watched || has_rest || (*ready)[from]) moved += read_from(from);
     return !peer.expected.empty();
   });
   return moved;
 }
 
+// Writes first: if this rank then finds that another one calls something else, that rank can find it, too.
 size_t TcpNetwork::progress() {
-  size_t moved = read_from_ready();
+  looks_ = true;
+  size_t moved = 0;
   keep_if(sending_, [&](int to) {
     moved += write_to(to);
     return outgoing_[to].listed = !outgoing_[to].queue.empty();
   });
+  moved += read_from_ready();
   check_when_idle(moved);
   return moved;
 }
 
 std::string TcpNetwork::why_lost(int from) {
-  auto& sender = outgoing_[from].sender;
-  if (open_receiver(from)) return "";  // reading from it reports whether it is lost
-  const bool left = incoming_[from].silent.has_left(*connector_, from, channels_[from], sender);
-  return left ? "it was closed there" : "";
+  const bool reports = links_[from].is_settled();  // read_from() does
+  return !reports && links_[from].has_left() ? "it was closed there" : "";
+}
+
+bool TcpNetwork::leave() {
+  size_t unacknowledged = 0;
+  for (const auto& each : links_) unacknowledged += each.unacknowledged();
+  return !lost_.empty() || delivery_.is_over(unacknowledged);
 }
 
 // Messages begin with the first channel, so questions are needed there only.
 void TcpNetwork::send_question(int to, const Sent& question) {
   if (channels_[to] != Channel::collectives) return;
-  auto& sender = outgoing_[to].sender;
   try {
-    if (!sender.is_open()) sender = connector_->connect(to, channels_[to]);
+    links_[to].open();
   } catch (const std::runtime_error&) {
     return;  // why_lost() finds out whether the rank has left
   }
@@ -112,8 +125,8 @@ size_t TcpNetwork::write_to(int to) {
   if (peer.queue.empty() || !lost_.empty()) return 0;
   size_t written = 0;
   try {
-    if (!peer.sender.is_open()) peer.sender = connector_->connect(to, channels_[to]);
-    written = write_some(peer);
+    if (!links_[to].is_open()) look_once();
+    written = write_some(to);
   } catch (const ConnectionLost& error) {
     // A rank that can't get a question any more may have sent everything before it left.
     const auto is_question = [](const Sent& message) { return message.header.tag.phase == kQuestion; };
@@ -139,7 +152,8 @@ size_t TcpNetwork::write_to(int to) {
 }
 
 // Writes what the first messages still need, as far as the kernel takes it.
-size_t TcpNetwork::write_some(Outgoing& peer) {
+size_t TcpNetwork::write_some(int to) {
+  auto& peer = outgoing_[to];
   iovec parts[kMaxParts];
   size_t count = 0;
   const auto add = [&](const void* data, size_t bytes) {
@@ -152,7 +166,7 @@ size_t TcpNetwork::write_some(Outgoing& peer) {
     add(message->data + of_data, message->bytes - of_data);
     skip = 0;
   }
-  return peer.sender.write(parts, count);
+  return links_[to].write(parts, count);
 }
 
 // --- receiving
@@ -160,23 +174,20 @@ size_t TcpNetwork::write_some(Outgoing& peer) {
 // Reads into the peer's buffer.
 size_t TcpNetwork::fill(int from) {
   auto& stream = streams_[from];
+  stream.buffer.resize(Stream::kRoom);
   std::memmove(stream.buffer.data(), stream.buffer.data() + stream.begin, stream.end - stream.begin);
   stream.end -= stream.begin;
   stream.begin = 0;
-  const size_t got = stream.receiver.read(stream.buffer.data() + stream.end, stream.buffer.size() - stream.end);
+  const size_t got = links_[from].read(stream.buffer.data() + stream.end, stream.buffer.size() - stream.end);
+  watch(from);
   stream.end += got;
   return got;
 }
 
-// Returns whether the rank has opened its connection.
-bool TcpNetwork::open_receiver(int from, bool looks) {
-  auto& stream = streams_[from];
-  if (stream.receiver.is_open()) return true;
-  stream.receiver = connector_->accept(from, channels_[from], looks);
-  if (!stream.receiver.is_open()) return false;
-  stream.buffer.resize(Stream::kRoom);
-  readiness_.add(stream.receiver.descriptor(), from);
-  return true;
+void TcpNetwork::watch(int from) {
+  const int descriptor = links_[from].descriptor();
+  if (descriptor >= 0 && descriptor != streams_[from].descriptor) readiness_.add(descriptor, from);
+  streams_[from].descriptor = descriptor;
 }
 
 bool TcpNetwork::take_header(int from) {
@@ -188,15 +199,18 @@ bool TcpNetwork::take_header(int from) {
 }
 
 bool TcpNetwork::look(int from) {
-  if (channels_[from] != Channel::collectives || !open_receiver(from)) return false;
+  if (channels_[from] != Channel::collectives) return false;
+  if (!links_[from].is_settled()) connector_->look();
+  if (!links_[from].find()) return false;
   if (!read_header(from)) fill(from);
   return true;
 }
 
-size_t TcpNetwork::read_from(int from, bool looks) {
+size_t TcpNetwork::read_from(int from) {
   if (!lost_.empty()) return 0;
   try {
-    return open_receiver(from, looks) ? read_expected(from) : 0;
+    if (!links_[from].is_settled()) look_once();
+    return read_expected(from);
   } catch (const ConnectionLost& error) {
     lose(from, error.what());
     return 0;
@@ -223,8 +237,8 @@ size_t TcpNetwork::read_expected(int from) {
     if (const size_t rest = message.bytes - stream.done) {  // the buffer is empty
       stream.begin = stream.end = 0;
       const bool patient = message.header.signature.bytes >= kLeastForPatience;
-      const size_t got = stream.receiver.read(message.data + stream.done, rest, patient,
-                                              {stream.buffer.data(), stream.buffer.size()});
+      const size_t got = links_[from].read(message.data + stream.done, rest, patient,
+                                           {stream.buffer.data(), stream.buffer.size()});
       if (got == 0) break;
       moved += got;
       stream.done += std::min(got, rest);

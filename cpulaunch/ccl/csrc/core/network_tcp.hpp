@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "cause.hpp"
-#include "connector.hpp"
 #include "fifo.hpp"
 #include "layout.hpp"
+#include "link.hpp"
 #include "network_messages.hpp"
 #include "readiness.hpp"
 
@@ -42,11 +42,11 @@ class TcpNetwork final : public MessageNetwork {
   // The bytes of the messages and stripes that are not complete.
   size_t under_way() const { return under_way_; }
   size_t progress() override;
+  bool leave() override;
   void close() override;
 
  private:
   struct Outgoing {
-    Sender sender;
     size_t done = 0;  // how much of the first message has been written, with its header
     Fifo<Sent> queue;
     bool listed = false;      // in sending_
@@ -54,7 +54,7 @@ class TcpNetwork final : public MessageNetwork {
   struct Stream {  // from a rank
     static constexpr size_t kRoom = 8192;  // a small message takes one system call
 
-    Receiver receiver;
+    int descriptor = -1;        // that is being watched for data
     std::vector<char> buffer;   // kRoom bytes; those from `begin` to `end` have been read, but not used yet
     size_t begin = 0, end = 0;
     size_t done = 0;            // how much of the current message has been received
@@ -68,20 +68,24 @@ class TcpNetwork final : public MessageNetwork {
 
   void enqueue(int to, const Sent& message, bool more_follow);
   size_t write_to(int to);
-  size_t write_some(Outgoing& peer);
-  size_t read_from(int from, bool looks);
+  size_t write_some(int to);
+  size_t read_from(int from);
   size_t read_expected(int from);
-  bool open_receiver(int from, bool looks = true);
+  void look_once();
+  void watch(int from);
   size_t read_from_ready();
   size_t fill(int from);
   void complete(size_t bytes, int* pending);
 
-  std::vector<Channel> channels_;   // of each rank's connections
+  std::vector<Channel> channels_;   // of each rank's link
+  std::vector<Link> links_;         // to each rank and back
   std::vector<Outgoing> outgoing_;  // to each rank
   std::vector<Stream> streams_;     // from each rank
   std::vector<int> sending_;        // ranks with messages to send
   size_t under_way_ = 0;
   Readiness readiness_;
+  bool looks_ = true;  // for new connections: once in each call of progress()
+  Delivery delivery_;
 };
 
 }  // namespace cpulaunch

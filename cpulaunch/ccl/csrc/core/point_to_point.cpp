@@ -34,6 +34,8 @@ class PointToPoint::Pipe {
   virtual size_t read(char* data, size_t bytes) = 0;
   // Whether the peer has left before it wrote anything.  Always false within a host, where the watchdog detects that.
   virtual bool has_left() { return false; }
+  // The bytes that the peer's host may not have received.
+  virtual size_t unacknowledged() const { return 0; }
 };
 
 class PointToPoint::RingPipe final : public Pipe {
@@ -87,32 +89,25 @@ class PointToPoint::RingPipe final : public Pipe {
 
 class PointToPoint::SocketPipe final : public Pipe {
  public:
-  SocketPipe(Connector& connector, int peer) : connector_(connector), peer_(peer) {}
+  SocketPipe(Connector& connector, int peer)
+      : connector_(connector), link_(connector, peer, Channel::point_to_point) {}
 
   size_t write(const iovec* parts, size_t count) override {
-    if (!sender_.is_open()) sender_ = connector_.connect(peer_, Channel::point_to_point);
-    return sender_.write(parts, count);
+    if (!link_.is_open()) connector_.look();
+    return link_.write(parts, count);
   }
 
   size_t read(char* data, size_t bytes) override {
-    return open_receiver() ? receiver_.read(data, bytes, bytes >= kLeastForPatience) : 0;
+    if (!link_.is_settled()) connector_.look();
+    return link_.read(data, bytes, bytes >= kLeastForPatience);
   }
 
-  bool has_left() override {
-    return !open_receiver() && silent_.has_left(connector_, peer_, Channel::point_to_point, sender_);
-  }
+  bool has_left() override { return !link_.is_settled() && link_.has_left(); }
+  size_t unacknowledged() const override { return link_.unacknowledged(); }
 
  private:
-  bool open_receiver() {
-    if (!receiver_.is_open()) receiver_ = connector_.accept(peer_, Channel::point_to_point);
-    return receiver_.is_open();
-  }
-
   Connector& connector_;
-  const int peer_;
-  Sender sender_;
-  Receiver receiver_;
-  Silent silent_;
+  Link link_;
 };
 
 // --- messages
@@ -229,6 +224,13 @@ Cause PointToPoint::lost(const Request& request) {
     last = peer.lost;
   }
   return last;
+}
+
+bool PointToPoint::leave() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  size_t unacknowledged = 0;
+  for (const auto& peer : peers_) unacknowledged += peer.pipe ? peer.pipe->unacknowledged() : 0;
+  return aborted_ || delivery_.is_over(unacknowledged);
 }
 
 // Lists messages that have arrived instead: "; one with tag 7 from rank 1 waits to be received".

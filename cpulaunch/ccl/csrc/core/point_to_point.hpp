@@ -24,8 +24,8 @@
 #include <string>
 #include <vector>
 
-#include "connector.hpp"
 #include "layout.hpp"
+#include "link.hpp"
 #include "shared_slots.hpp"
 #include "team.hpp"
 #include "transfer.hpp"
@@ -44,6 +44,8 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   std::unique_ptr<Transfer> send(int to, int tag, const char* data, size_t bytes);
   // The transfer is done when the message is in `data`.  Then `source`, if not null, is the rank that sent it.
   std::unique_ptr<Transfer> receive(int from, int tag, char* data, size_t bytes, int32_t* source = nullptr);
+  // Returns whether the others have received what was sent to them; call it until they have.
+  bool leave();
 
  private:
   class Pipe;
@@ -141,6 +143,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   std::vector<Peer> peers_;
   std::deque<RequestPtr> posted_;  // receives that no message has matched yet
   Batch batch_;
+  Delivery delivery_;
   bool aborted_ = false;
 };
 

@@ -1,8 +1,13 @@
 #include "transport_own.hpp"
 
+#include <chrono>
+#include <thread>
+
 namespace cpulaunch {
 
 namespace {
+
+constexpr std::chrono::microseconds kLeaveInterval{100};
 
 Abilities abilities_of(const Hierarchy& hierarchy) {
   Abilities can;
@@ -33,9 +38,17 @@ std::unique_ptr<Transfer> OwnTransport::start(const Collective& its) {
   return both;
 }
 
+bool OwnTransport::leave() {
+  const bool all = hierarchy_->leave_network();
+  return (!messages_ || messages_->leave()) && all;
+}
+
 // Operations in flight hold these two objects, which close their connections when they are destroyed.
 void OwnTransport::close(bool in_flight) {
-  if (!in_flight) hierarchy_->leave();
+  if (!in_flight) {
+    hierarchy_->leave();
+    while (!leave()) std::this_thread::sleep_for(kLeaveInterval);
+  }
   hierarchy_.reset();
   messages_.reset();
 }

@@ -14,7 +14,7 @@ class OwnTransport final : public Transport {
 
   std::unique_ptr<Transfer> start(const Collective& collective) override;
   void check_calls() override { hierarchy_->check_unasked(); }
-  bool leave() override { return hierarchy_->leave_network(); }
+  bool leave() override;
   void close(bool in_flight) override;
 
  private:

@@ -1,0 +1,98 @@
+#include "link.hpp"
+
+namespace cpulaunch {
+
+namespace {
+
+// The higher of two ranks waits for the lower one's connection for this time.
+constexpr std::chrono::milliseconds kHeadStart{10};
+// Data that a rank has sent before it left arrives within this time, or never.
+constexpr std::chrono::seconds kLatest{2};
+// A host that acknowledges nothing for this time is gone, or its rank doesn't read.
+constexpr std::chrono::seconds kLongestDelivery{10};
+
+}  // namespace
+
+// Once this rank has got data over its own connection, the other one opens none.
+bool Link::find() {
+  if (is_settled()) return true;
+  auto accepted = connector_->take(rank_, channel_);
+  if (accepted.is_open()) {
+    has_accepted_ = true;
+    if (is_open()) {
+      theirs_ = std::move(accepted);
+    } else {
+      own_ = std::move(accepted);
+      broken_.reset();
+    }
+  }
+  return is_open();
+}
+
+void Link::open() {
+  if (find()) return;
+  connector_->look();
+  if (!find()) own_ = connector_->connect(rank_, channel_);
+}
+
+size_t Link::write(const iovec* parts, size_t count) {
+  if (!is_open() && !find()) {
+    const auto now = Clock::now();
+    if (!since_) since_ = now;
+    if (!connector_->is_lower_than(rank_) && now - *since_ < kHeadStart) return 0;
+    open();
+  }
+  if (broken_) throw *broken_;
+  return own_.write(parts, count);
+}
+
+size_t Link::read(char* data, size_t bytes, bool patient, iovec more) {
+  if (is_settled()) return incoming().read(data, bytes, patient, more);
+  try {
+    if (!find()) {
+      if (broken_ || !connector_->is_lower_than(rank_)) return 0;
+      open();
+    }
+    own_.greet();
+    return incoming().read(data, bytes, patient, more);
+  } catch (const ConnectionLost& error) {
+    if (is_settled()) throw;
+    if (!broken_) broken_.emplace(error);
+    return 0;
+  }
+}
+
+bool Link::has_left() {
+  try {
+    if (!is_settled()) connector_->look();
+  } catch (const ConnectionLost&) {
+    return false;  // this rank has no descriptors left, and can't tell
+  }
+  try {
+    open();
+    own_.greet();
+    const bool is_usable = is_settled() || !broken_;
+    if (is_usable && !incoming().socket().has_ended()) {
+      left_.reset();
+      return false;
+    }
+  } catch (const ConnectionLost&) {
+    // It can't be reached.
+  } catch (const std::runtime_error&) {
+    return false;  // no descriptors either
+  }
+  const auto now = Clock::now();
+  if (!left_) left_ = now;
+  return now - *left_ > kLatest;
+}
+
+size_t Link::unacknowledged() const { return is_open() ? own_.socket().unacknowledged() : 0; }
+
+bool Delivery::is_over(size_t unacknowledged) {
+  const auto now = Clock::now();
+  if (unacknowledged != last_) changed_ = now;
+  last_ = unacknowledged;
+  return unacknowledged == 0 || now - changed_ > kLongestDelivery;
+}
+
+}  // namespace cpulaunch
