@@ -139,6 +139,11 @@ def counted(program: Program, layout: str, what: str) -> dict[str, dict[str, flo
     }
 
 
+def allocations(counts: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Return how often the busiest rank allocates memory in a call, unless it never does."""
+    return {name: its["allocations"] for name, its in counts.items() if its["allocations"]}
+
+
 # Emulation takes minutes, and nearly the only difference is the compiled code.
 @pytest.fixture(params=[repeat(name) if name == "aarch64" else name for name in PROGRAMS])
 def program(request: pytest.FixtureRequest) -> Program:
@@ -199,12 +204,15 @@ def test_a_prime_number_of_hosts_takes_few_messages(
     assert large["bytes"] < 1.06 * 2 * (hosts - 1) / hosts * (25 << 20)
 
 
+@pytest.mark.parametrize("layout", ["4", "1,1", "2,2", "3,1"])
+def test_a_call_allocates_nothing(plain: Program, layout: str) -> None:
+    assert allocations(counted(plain, layout, "counts")) == {}
+
+
 @pytest.mark.repeats  # takes minutes, and on a busy machine the kernel sends at other times
-def test_with_many_hosts_there_are_few_allocations_and_system_calls(plain: Program) -> None:
-    """An operation makes a few allocations, whatever its size.  Its pieces and messages need none."""
+def test_with_many_hosts_there_are_no_allocations_and_few_system_calls(plain: Program) -> None:
     steps, counts = (counted(plain, SIXTY_FOUR_HOSTS, what) for what in ("steps", "counts"))
-    for name, its in counts.items():
-        assert (its["allocations"] <= 20, its["large_allocations"]) == (True, 0), name
+    assert allocations(counts) == {}
     large = counts["all_reduce of 25 MB"]
     messages = steps["all_reduce of 25 MB"]["messages"]
     assert large["sends"] < messages / 2

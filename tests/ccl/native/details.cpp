@@ -77,7 +77,7 @@ void wait_for(Transfer& transfer) {
 void check_exchanged_once() {
   const auto own = std::make_shared<Hierarchy>(Layout({0}, 0), nullptr, nullptr);
   const auto operation = std::make_shared<Counting>();
-  const auto transfer = own->start(operation);
+  const auto transfer = own->start({operation});
   while (!transfer->test()) {
   }
   expect(operation->exchanged[0] == 10, "the first piece is not looked after");
@@ -87,8 +87,9 @@ void check_exchanged_once() {
 void check_other_sizes() {
   run_two([](int rank, Hierarchy& own) {
     std::vector<char> input(8), first(8), second(8);
-    const std::vector<size_t> sizes = rank == 0 ? std::vector<size_t>{4, 8} : std::vector<size_t>{8, 4};
-    const auto transfer = own.start(make_all_gather(own, input.data(), {first.data(), second.data()}, sizes));
+    const size_t mine = rank == 0 ? 4 : 8;
+    const Parts outputs{{first.data(), mine}, {second.data(), 12 - mine}};
+    const auto transfer = own.start({make_all_gather(own, input.data(), outputs)});
     try {
       wait_for(*transfer);
     } catch (const Mismatch& mismatch) {
@@ -180,7 +181,7 @@ void check_subnormal_sums() {
     set_float_mode(before | kFlushing);
     std::vector<float> numbers(1000, small);
     Signature signature{Kind::all_reduce, NumberType::float32, Reduction::sum, Wire::exact, -1, 4000};
-    const auto transfer = own.start(make_all_reduce(own, reinterpret_cast<char*>(numbers.data()), signature));
+    const auto transfer = own.start({make_all_reduce(own, reinterpret_cast<char*>(numbers.data()), signature)});
     wait_for(*transfer);
     const bool kept = float_mode() == (before | kFlushing);
     set_float_mode(before);
@@ -234,7 +235,7 @@ void check_idle_memory() {
       Signature signature{Kind::all_reduce};
       signature.type = NumberType::float32;
       signature.bytes = numbers.size() * sizeof(float);
-      wait_for(*own.start(make_all_reduce(own, reinterpret_cast<char*>(numbers.data()), signature)));
+      wait_for(*own.start({make_all_reduce(own, reinterpret_cast<char*>(numbers.data()), signature)}));
       for (const float each : numbers) expect(each == 3, "a wrong sum");
     };
     for (int round = 0; round < 2; ++round) {

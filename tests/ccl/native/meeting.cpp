@@ -100,7 +100,7 @@ Meeting::Meeting(std::vector<int> hosts, size_t results)
 
 Meeting::~Meeting() { pthread_barrier_destroy(&barrier_); }
 
-std::shared_ptr<Hierarchy> Meeting::join(int rank) {
+std::shared_ptr<Hierarchy> Meeting::join(int rank, std::shared_ptr<PointToPoint>* messages) {
   const Layout layout(host_of, rank, socket_of, {}, threads);
   const bool connects = layout.hosts > 1;
   if (connects) {
@@ -116,17 +116,19 @@ std::shared_ptr<Hierarchy> Meeting::join(int rank) {
   auto slots = share(layout);
   if (rank == 0) before_connecting(addresses_);
   wait_for_all();
+  std::shared_ptr<Connector> connector;
   std::unique_ptr<Network> network;
   if (connects) {
-    auto connector =
+    connector =
         std::make_shared<Connector>(rank, listeners_[rank], addresses_, std::string(kLeastKey, 'x'), connections + 1);
     if (endpoint) {
       endpoint->know(names_);
-      network = std::make_unique<FabricNetwork>(layout, std::move(connector), std::move(endpoint));
+      network = std::make_unique<FabricNetwork>(layout, connector, std::move(endpoint));
     } else {
       network = make_tcp_network(layout, connector, connections);
     }
   }
+  if (messages) *messages = std::make_shared<PointToPoint>(layout, slots, connector);
   auto hierarchy = std::make_shared<Hierarchy>(layout, std::move(slots), std::move(network));
   hierarchy->meet();
   wait_for_all();  // no rank calls an operation before all are connected

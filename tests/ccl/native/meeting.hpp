@@ -12,6 +12,7 @@
 
 #include "connector.hpp"
 #include "hierarchy.hpp"
+#include "point_to_point.hpp"
 
 namespace cpulaunch {
 
@@ -27,7 +28,8 @@ class Meeting {
 
   int size() const { return static_cast<int>(host_of.size()); }
   // Called by each rank in a thread of its own.  Returns when all ranks have called it.
-  std::shared_ptr<Hierarchy> join(int rank);
+  // Stores what carries the rank's messages in `messages`, if that is not null.
+  std::shared_ptr<Hierarchy> join(int rank, std::shared_ptr<PointToPoint>* messages = nullptr);
   // Called by each rank at its end, unless something has failed.
   void leave(Hierarchy& hierarchy) const;
   // Returns when all ranks have called it.

@@ -3,7 +3,6 @@
 #include <sched.h>
 
 #include <cstring>
-#include <numeric>
 #include <stdexcept>
 
 namespace cpulaunch {
@@ -44,29 +43,18 @@ Call Call::any(std::mt19937_64& random, int ranks) {
   return call;
 }
 
-bool Running::test() const {
-  bool all = true;
-  for (const auto& each : transfers_) all = each->test() && all;
-  return all;
-}
-
 void Running::wait(std::chrono::milliseconds limit) const {
   const auto until = std::chrono::steady_clock::now() + limit;
   while (!test()) {
     sched_yield();
     check_peers();
     if (std::chrono::steady_clock::now() < until) continue;
-    throw std::runtime_error(name_ + " is not done, waits for rank " + transfers_.front()->stragglers());
+    throw std::runtime_error(name_ + " is not done, waits for rank " + transfer_->stragglers());
   }
 }
 
-// The transfers belong to one group, so any of them answers for all.
 void Running::check_peers() const {
-  if (const auto lost = transfers_.front()->lost(); !lost.empty()) throw std::runtime_error(name_ + ": " + lost.text());
-}
-
-void Running::abort() const {
-  for (const auto& each : transfers_) each->abort();
+  if (const auto lost = transfer_->lost(); !lost.empty()) throw std::runtime_error(name_ + ": " + lost.text());
 }
 
 void Running::check() const {
@@ -95,12 +83,10 @@ Numbers Rank::numbers(const Source& source, size_t count) const {
   return numbers;
 }
 
-Running Rank::run(const Call& call, std::vector<OperationPtr> operations, std::function<void()> check) {
-  std::string name = operations[0]->signature.call(Members{}).kind;
+Running Rank::run(const Call& call, Operations operations, std::function<void()> check) {
+  std::string name = operations.first->signature.call(Members{}).kind;
   if (call.kind == Call::Kind::all_gather) name += " (" + std::to_string(call.count) + " from a rank)";
-  Running::Transfers transfers;
-  for (auto& each : operations) transfers.push_back(own_->start(std::move(each)));
-  return {std::move(name), std::move(transfers), std::move(check)};
+  return {std::move(name), own_->start(std::move(operations)), std::move(check)};
 }
 
 // On some ranks, copies the tensor to shared memory: to a new block, or to one that may have been used before.
@@ -154,9 +140,8 @@ Running Rank::reduce(const Call& call) {
 namespace {
 
 // Places the parts side by side.
-template <class Data>
-void place_in(char* row, const std::vector<size_t>& sizes, std::vector<Data>& parts) {
-  for (size_t i = 0; i < sizes.size(); row += sizes[i++]) parts[i] = row;
+void place_in(char* row, Parts& parts) {
+  for (auto& each : parts) each.data = row, row += each.bytes;
 }
 
 }  // namespace
@@ -164,20 +149,20 @@ void place_in(char* row, const std::vector<size_t>& sizes, std::vector<Data>& pa
 Running Rank::all_gather(const Call& call) {
   auto mine = std::make_shared<Numbers>(numbers(call.source, count_of(call, rank_)));
   Tensors all = std::make_shared<std::vector<Numbers>>();
-  std::vector<char*> outputs;
-  std::vector<size_t> sizes;
+  Parts outputs;
   for (int rank = 0; rank < size_; ++rank) all->emplace_back(call.source.type, count_of(call, rank));
   if (call.in_place) (*all)[rank_] = *mine;
-  for (auto& each : *all) outputs.push_back(each.data()), sizes.push_back(each.bytes());
+  for (auto& each : *all) outputs.push_back(part(each));
   const auto row = in_a_row(call, *all);
-  if (row) place_in(row.get(), sizes, outputs);
-  const bool is_part = call.in_place && sizes[rank_] > 0;  // an empty part begins at the same address as the next one
-  const char* input = is_part ? outputs[rank_] : mine->data();
-  return run(call, {make_all_gather(*own_, input, outputs, sizes)}, [=] {
+  if (row) place_in(row.get(), outputs);
+  const bool is_part = call.in_place && outputs[rank_].bytes > 0;  // else it may begin at the address of the next one
+  const char* input = is_part ? outputs[rank_].data : mine->data();
+  return run(call, {make_all_gather(*own_, input, outputs)}, [=] {
     for (int rank = 0; rank < size_; ++rank) {
-      if (row && sizes[rank]) std::memcpy((*all)[rank].data(), outputs[rank], sizes[rank]);
+      const auto [output, bytes] = outputs[rank];
+      if (row && bytes) std::memcpy((*all)[rank].data(), output, bytes);
       expect_numbers((*all)[rank], call.source, rank);
-      if (sizes[rank]) std::memset(outputs[rank], 0x55, sizes[rank]);  // this rank owns the memory again
+      if (bytes) std::memset(output, 0x55, bytes);  // this rank owns the memory again
     }
     static_cast<void>(mine);
   });
@@ -187,17 +172,15 @@ Running Rank::reduce_scatter(const Call& call) {
   Tensors inputs = std::make_shared<std::vector<Numbers>>();
   for (int to = 0; to < size_; ++to) inputs->push_back(numbers(of_tensor(call.source, to), count_of(call, to)));
   auto apart = std::make_shared<Numbers>(call.source.type, count_of(call, rank_));
-  std::vector<const char*> parts;
-  std::vector<size_t> sizes;
-  for (auto& each : *inputs) parts.push_back(each.data()), sizes.push_back(each.bytes());
+  Parts parts;
+  for (auto& each : *inputs) parts.push_back(part(each));
   const auto row = call.in_place ? nullptr : in_a_row(call, *inputs);
-  if (row) place_in(row.get(), sizes, parts);
+  if (row) place_in(row.get(), parts);
   Numbers& output = call.in_place ? (*inputs)[rank_] : *apart;
-  auto operation =
-      make_reduce_scatter(*own_, output.data(), parts, sizes, call.source.type, call.source.reduction);
+  auto operation = make_reduce_scatter(*own_, output.data(), parts, call.source.type, call.source.reduction);
   return run(call, {operation}, [=, &output] {
     expect_reduced(output, of_tensor(call.source, rank_), size_);
-    const auto all = std::accumulate(sizes.begin(), sizes.end(), size_t{0});
+    const auto all = size_of_all(parts);
     if (row && all) std::memset(row.get(), 0x55, all);  // this rank owns the memory again
     static_cast<void>(inputs), static_cast<void>(apart);
   });
@@ -225,7 +208,7 @@ Running Rank::broadcast(const Call& call) {
 Running Rank::all_to_all(const Call& call) {
   Tensors sent = std::make_shared<std::vector<Numbers>>(), received = std::make_shared<std::vector<Numbers>>();
   const auto count = [&](int from, int to) { return call.uneven ? (from + 2 * to) % 4 * call.count / 2 : call.count; };
-  std::vector<Part> to(size_), from(size_);
+  Parts to(size_), from(size_);
   for (int rank = 0; rank < size_; ++rank) {
     const bool sends = call.root < 0 || rank == call.root, receives = call.root < 0 || rank_ == call.root;
     sent->push_back(numbers(of_tensor(call.source, rank), sends ? count(rank_, rank) : 0));
@@ -233,8 +216,7 @@ Running Rank::all_to_all(const Call& call) {
     if (sends) to[rank] = part(sent->back());
     if (receives) from[rank] = part(received->back());
   }
-  auto [first, second] = make_all_to_all(*own_, to, from);
-  return run(call, {std::move(first), std::move(second)}, [=] {
+  return run(call, make_all_to_all(*own_, to, from), [=] {
     for (auto& each : *sent) std::fill(each.memory.begin(), each.memory.end(), 0x55);  // the caller owns it again
     for (int rank = 0; rank < size_; ++rank) expect_numbers((*received)[rank], of_tensor(call.source, rank_), rank);
   });

@@ -37,23 +37,21 @@ inline bool has_root(Call::Kind kind) { return kind == Call::Kind::broadcast || 
 // An operation under way.
 class Running {
  public:
-  using Transfers = std::vector<std::unique_ptr<Transfer>>;
+  Running(std::string name, std::unique_ptr<Transfer> transfer, std::function<void()> check)
+      : name_(std::move(name)), transfer_(std::move(transfer)), check_(std::move(check)) {}
 
-  Running(std::string name, Transfers transfers, std::function<void()> check)
-      : name_(std::move(name)), transfers_(std::move(transfers)), check_(std::move(check)) {}
-
-  bool test() const;
+  bool test() const { return transfer_->test(); }
   // Waits until the operation is done.  Throws std::runtime_error if a connection is lost, or after `limit`.
   void wait(std::chrono::milliseconds limit) const;
   // Throws std::runtime_error if a connection is lost.  Asks the ranks it waits for whether they call the same.
   void check_peers() const;
-  void abort() const;
+  void abort() const { transfer_->abort(); }
   // Throws std::runtime_error if the result is wrong.
   void check() const;
 
  private:
   std::string name_;
-  Transfers transfers_;
+  std::unique_ptr<Transfer> transfer_;
   std::function<void()> check_;  // holds the memory, too
 };
 
@@ -71,7 +69,7 @@ class Rank {
 
   Numbers numbers(const Source& source, size_t count) const;
   size_t count_of(const Call& call, int rank) const { return call.uneven ? call.count * (rank % 3) / 2 : call.count; }
-  Running run(const Call& call, std::vector<OperationPtr> operations, std::function<void()> check);
+  Running run(const Call& call, Operations operations, std::function<void()> check);
 
   std::shared_ptr<char> shared_copy(const Call& call, Numbers& data) const;
   std::shared_ptr<char> in_a_row(const Call& call, std::vector<Numbers>& tensors) const;

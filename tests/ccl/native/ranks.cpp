@@ -295,11 +295,9 @@ void run_pieces(const Arguments& given) {
   const Layout layout(given.host_of, 0);
   Hierarchy own(layout, nullptr, nullptr);
   Numbers numbers(NumberType::int32, 20);
-  const std::vector<size_t> sizes(layout.size, numbers.bytes());
-  const auto gather = make_all_gather(own, numbers.data(), std::vector<char*>(layout.size, numbers.data()), sizes);
-  const auto scatter =
-      make_reduce_scatter(own, numbers.data(), std::vector<const char*>(layout.size, numbers.data()), sizes,
-                          numbers.type, Reduction::sum);
+  const Parts parts(layout.size, {numbers.data(), numbers.bytes()});
+  const auto gather = make_all_gather(own, numbers.data(), parts);
+  const auto scatter = make_reduce_scatter(own, numbers.data(), parts, numbers.type, Reduction::sum);
   for (const auto& each : {gather, scatter}) {
     const auto hosts = static_cast<uint64_t>(layout.hosts);
     if (each->pieces() != hosts) throw std::runtime_error(std::to_string(each->pieces()) + " pieces");

@@ -4,9 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "arithmetic.hpp"
+#include "pool.hpp"
 
 namespace cpulaunch {
 
@@ -48,7 +48,7 @@ struct Part {
   char* data;
   size_t bytes;
 };
-using Parts = std::vector<Part>;
+using Parts = PooledVector<Part>;
 
 // The caller keeps the memory, and does not change it, until the transfer is done.
 //

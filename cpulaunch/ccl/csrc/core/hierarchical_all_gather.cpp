@@ -1,5 +1,3 @@
-#include <numeric>
-
 #include "operations.hpp"
 #include "spread_pieces.hpp"
 
@@ -22,15 +20,14 @@ constexpr size_t kLeastReadInPlace = 128 << 10;
 // A host appends what it receives to what it has, and sends all of that to another host without moving it.
 class SmallAllGather final : public Operation {
  public:
-  SmallAllGather(Hierarchy& hierarchy, const Signature& signature, const char* input, std::vector<char*> outputs,
-                 std::vector<size_t> sizes)
+  SmallAllGather(Hierarchy& hierarchy, const Signature& signature, const char* input, Parts outputs)
       : Operation(signature, signature.bytes),
         hierarchy_(hierarchy),
         layout_(hierarchy.layout),
         pieces_(hierarchy),
         input_(input),
-        outputs_(std::move(outputs)),
-        sizes_(std::move(sizes)) {
+        outputs_(std::move(outputs)) {
+    lanes_.reserve(layout_.most_lanes());
     layout_.for_each_lane(layout_.local, [&](int lane) { lanes_.push_back({lane}); });
   }
 
@@ -42,7 +39,7 @@ class SmallAllGather final : public Operation {
       lane.data = to;
       to += size_of(lane.number, layout_.host, layout_.hosts);
       if (layout_.owner_of(lane.number, layout_.host) == layout_.rank) {
-        hierarchy_.batch().copy(lane.data, input_, sizes_[layout_.rank]);
+        hierarchy_.batch().copy(lane.data, input_, outputs_[layout_.rank].bytes);
         hierarchy_.batch().run();
       }
       for (int round = 0; has_round(round); ++round) receive(lane, round);
@@ -78,7 +75,7 @@ class SmallAllGather final : public Operation {
     size_t size = 0;
     for (int i = 0; i < hosts; ++i) {
       const int rank = layout_.owner_of(lane, (first + i) % layout_.hosts);
-      if (rank >= 0) size += sizes_[rank];
+      if (rank >= 0) size += outputs_[rank].bytes;
     }
     return size;
   }
@@ -114,8 +111,9 @@ class SmallAllGather final : public Operation {
       for (int i = 0; i < layout_.hosts; ++i) {
         const int rank = layout_.owner_of(lane, host_at(i));
         if (rank < 0) continue;
-        if (outputs_[rank] != input_) hierarchy_.batch().copy(outputs_[rank], from, sizes_[rank]);
-        from += sizes_[rank];
+        const auto& output = outputs_[rank];
+        if (output.data != input_) hierarchy_.batch().copy(output.data, from, output.bytes);
+        from += output.bytes;
       }
     });
     hierarchy_.batch().run();
@@ -125,9 +123,8 @@ class SmallAllGather final : public Operation {
   const Layout& layout_;
   SpreadPieces pieces_;
   const char* const input_;
-  const std::vector<char*> outputs_;
-  const std::vector<size_t> sizes_;
-  std::vector<Lane> lanes_;
+  const Parts outputs_;
+  PooledVector<Lane> lanes_;
 };
 
 // A piece is a stretch of the inputs of one host's ranks.  Each rank puts its own input into its slot for the other
@@ -135,26 +132,21 @@ class SmallAllGather final : public Operation {
 // rank's outputs are adjacent in shared memory, the others read them there, and the rank puts nothing into its slot.
 class AllGather final : public Operation {
  public:
-  AllGather(Hierarchy& hierarchy, const Signature& signature, const char* input, std::vector<char*> outputs,
-            std::vector<size_t> sizes)
+  AllGather(Hierarchy& hierarchy, const Signature& signature, const char* input, Parts outputs)
       : Operation(signature, hierarchy.shape.slot_size),
         hierarchy_(hierarchy),
         layout_(hierarchy.layout),
         input_(input),
         outputs_(std::move(outputs)),
-        sizes_(std::move(sizes)),
         // A local rank may have to put as many inputs as it has lanes.
         bytes_of_rank_(piece_bytes / layout_.most_lanes() / kCopyGranule * kCopyGranule),
-        begins_(begins_of(sizes_)),
+        pieces_((size_of_longest(outputs_) + bytes_of_rank_ - 1) / bytes_of_rank_ * layout_.hosts),
         copy_(signature.bytes, layout_.large) {
     const bool is_read = layout_.locals > 1 && signature.bytes >= kLeastReadInPlace;
-    if (is_read && are_in_a_row(outputs_, begins_)) tensor = SharedBlocks::find(outputs_[0], signature.bytes);
+    if (is_read && are_in_a_row(outputs_)) tensor = SharedBlocks::find(outputs_[0].data, signature.bytes);
   }
 
-  uint64_t pieces() const override {
-    const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
-    return (longest + bytes_of_rank_ - 1) / bytes_of_rank_ * layout_.hosts;
-  }
+  uint64_t pieces() const override { return pieces_; }
 
   void enter(Piece piece) override {
     const int host = host_of(piece);
@@ -163,7 +155,7 @@ class AllGather final : public Operation {
       if (range.size() == 0) continue;
       const auto tag = hierarchy_.tag(*this, piece / layout_.hosts);
       if (host != layout_.host && is_mine(rank)) {
-        hierarchy_.network().receive(rank, tag, signature, outputs_[rank] + range.begin, range.size(),
+        hierarchy_.network().receive(rank, tag, signature, outputs_[rank].data + range.begin, range.size(),
                                      receiving_[hierarchy_.index(piece)]);
       }
       for (int step = 1; rank == layout_.rank && step < layout_.hosts; ++step) {
@@ -177,9 +169,11 @@ class AllGather final : public Operation {
 
   void put(Piece piece) override {
     const auto own = range_of(piece, layout_.rank);
-    const bool copied = host_of(piece) == layout_.host && outputs_[layout_.rank] != input_;
+    char* const to = outputs_[layout_.rank].data;
     if (layout_.locals > 1 && !tensor) put_all(piece);
-    if (copied) hierarchy_.batch().copy(outputs_[layout_.rank] + own.begin, input_ + own.begin, own.size(), copy_);
+    if (host_of(piece) == layout_.host && to != input_) {
+      hierarchy_.batch().copy(to + own.begin, input_ + own.begin, own.size(), copy_);
+    }
     hierarchy_.batch().run();
   }
 
@@ -200,7 +194,8 @@ class AllGather final : public Operation {
 
   Range range_of(Piece piece, int rank) const {
     const size_t begin = piece / layout_.hosts * bytes_of_rank_;
-    return {std::min(begin, sizes_[rank]), std::min(begin + bytes_of_rank_, sizes_[rank])};
+    const size_t end = outputs_[rank].bytes;
+    return {std::min(begin, end), std::min(begin + bytes_of_rank_, end)};
   }
 
   // Whether this rank provides the input of `rank` on this host: its own, or one that it receives from another host.
@@ -213,7 +208,7 @@ class AllGather final : public Operation {
     for (const int rank : layout_.ranks_of[host_of(piece)]) {
       if (!is_mine(rank)) continue;
       const auto range = range_of(piece, rank);
-      const char* from = rank == layout_.rank ? input_ : outputs_[rank];
+      const char* from = rank == layout_.rank ? input_ : outputs_[rank].data;
       hierarchy_.batch().copy(slot, from + range.begin, range.size());
       slot += bytes_of_rank_;
     }
@@ -225,8 +220,8 @@ class AllGather final : public Operation {
     for (const int rank : layout_.ranks_of[host_of(piece)]) {
       if (layout_.local_with(layout_.local_numbers[rank], layout_.host) != local) continue;
       const auto range = range_of(piece, rank);
-      const char* from = theirs ? theirs + begins_[rank] + range.begin : slot;
-      hierarchy_.batch().copy(outputs_[rank] + range.begin, from, range.size(), copy_);
+      const char* from = theirs ? theirs + size_before(outputs_, rank) + range.begin : slot;
+      hierarchy_.batch().copy(outputs_[rank].data + range.begin, from, range.size(), copy_);
       slot += bytes_of_rank_;
     }
   }
@@ -234,10 +229,9 @@ class AllGather final : public Operation {
   Hierarchy& hierarchy_;
   const Layout& layout_;
   const char* const input_;
-  const std::vector<char*> outputs_;
-  const std::vector<size_t> sizes_;
+  const Parts outputs_;
   const size_t bytes_of_rank_;
-  const std::vector<size_t> begins_;  // offset of each rank's output, if the outputs are adjacent
+  const uint64_t pieces_;
   const Copy copy_;
   std::array<int, SharedSlots::kMaxSlots> receiving_{};
   int sending_ = 0;
@@ -245,16 +239,15 @@ class AllGather final : public Operation {
 
 }  // namespace
 
-OperationPtr make_all_gather(Hierarchy& hierarchy, const char* input, std::vector<char*> outputs,
-                             std::vector<size_t> sizes) {
-  const auto all = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
+OperationPtr make_all_gather(Hierarchy& hierarchy, const char* input, Parts outputs) {
+  const uint64_t all = size_of_all(outputs);
   Signature signature{Kind::all_gather, NumberType::uint8, Reduction::sum, Wire::exact, -1, all};
-  signature.sizes = digest_of(sizes);
+  signature.sizes = digest_of(outputs);
   if (all == 0) return make_all_reduce(hierarchy, nullptr, signature);
   if (hierarchy.layout.hosts > 2 && all <= kMostSmallGather) {
-    return std::make_shared<SmallAllGather>(hierarchy, signature, input, std::move(outputs), std::move(sizes));
+    return make_pooled<SmallAllGather>(hierarchy, signature, input, std::move(outputs));
   }
-  return std::make_shared<AllGather>(hierarchy, signature, input, std::move(outputs), std::move(sizes));
+  return make_pooled<AllGather>(hierarchy, signature, input, std::move(outputs));
 }
 
 }  // namespace cpulaunch

@@ -100,7 +100,7 @@ class AllReduce final : public Operation {
   }
 
   struct State {
-    std::vector<HostExchange> exchanges;
+    PooledVector<HostExchange> exchanges;
     bool is_reduced = false;  // over all hosts
 
     void clear() {
@@ -259,12 +259,13 @@ class AllReduce final : public Operation {
   void start_exchanges(Piece piece, Range range) {
     size_t needed = 0;
     auto& exchanges = states_[hierarchy_.index(piece)].exchanges;
+    exchanges.reserve(layout_.most_lanes());
     for_each_lane(range, [&](int lane, Range part) {
       exchanges.emplace_back(hierarchy_, *this, piece, lane);
       needed += HostExchange::staging_size(layout_, part.size(), signature.wire);
     });
     char* staging = hierarchy_.staging(piece, needed);
-    auto exchange = exchanges.begin();  // `exchanges` no longer grows, so pointers into it stay valid
+    auto exchange = exchanges.begin();
     for_each_lane(range, [&](int, Range part) {
       (exchange++)->start(data_ + part.begin, part.size(), staging);
       staging += HostExchange::staging_size(layout_, part.size(), signature.wire);
@@ -287,7 +288,7 @@ class AllReduce final : public Operation {
 OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, Signature signature) {
   const bool adds = signature.reduction == Reduction::sum || signature.reduction == Reduction::average;
   if (signature.type != NumberType::float32 || !adds) signature.wire = Wire::exact;
-  return std::make_shared<AllReduce>(hierarchy, data, signature);
+  return make_pooled<AllReduce>(hierarchy, data, signature);
 }
 
 }  // namespace cpulaunch

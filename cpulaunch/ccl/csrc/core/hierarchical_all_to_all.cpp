@@ -15,61 +15,72 @@ constexpr size_t kLeastDirect = 64 << 10, kMostDirect = 4 << 20;
 // follows from that.
 class Counts final : public Operation {
  public:
-  struct Sent {
-    uint64_t bytes, address;
-  };
-
-  Counts(Hierarchy& hierarchy, const Signature& signature, std::vector<Sent> sent, std::vector<size_t> received)
-      : Operation(signature, sizeof(Sent) * sent.size()),
+  Counts(Hierarchy& hierarchy, const Signature& signature, Parts to, Parts from)
+      : Operation(signature, sizeof(Sent) * hierarchy.layout.locals),
+        sent(std::move(to)),
+        received(std::move(from)),
+        layout_(hierarchy.layout),
         hierarchy_(hierarchy),
-        sent_(std::move(sent)),
-        received_(std::move(received)) {}
+        addresses_(layout_.locals) {}
 
   uint64_t pieces() const override { return 1; }
 
   void put(Piece piece) override {
-    if (sent_.size() > 1) std::memcpy(hierarchy_.slot(hierarchy_.layout.local, piece), sent_.data(), piece_bytes);
+    for (int to = 0; to < layout_.locals && layout_.locals > 1; ++to) {
+      const auto its = sent_by(layout_.local, to, piece);
+      std::memcpy(hierarchy_.slot(layout_.local, piece) + to * sizeof(its), &its, sizeof(its));
+    }
   }
 
   void take(Piece piece) override {
-    const auto& layout = hierarchy_.layout;
-    const bool direct = layout.locals > 1 && hierarchy_.reads_directly();
-    std::vector<Sent> sent = sent_;
+    direct_ = layout_.locals > 1 && hierarchy_.reads_directly();
     uint64_t most = 0;
-    for (int local = 0; local < layout.locals; ++local) {
-      if (local != layout.local) std::memcpy(sent.data(), hierarchy_.slot(local, piece), piece_bytes);
-      if (local == layout.local) sent = sent_;
-      const auto comes = sent[layout.local].bytes;
-      if (comes != received_[local]) {
-        throw mismatch_of_sizes(layout.members, layout.ranks_of[layout.host][local], comes, received_[local]);
+    for (int from = 0; from < layout_.locals; ++from) {
+      const auto comes = sent_by(from, layout_.local, piece);
+      const int rank = rank_of(from);
+      if (comes.bytes != received[rank].bytes) {
+        throw mismatch_of_sizes(layout_.members, rank, comes.bytes, received[rank].bytes);
       }
-      addresses_.push_back(direct && is_read(comes) ? sent[layout.local].address : 0);
-      sent[local].bytes = 0;  // a rank's part for itself needs no slot
-      for (const auto& each : sent) {
-        most = std::max(most, each.bytes);
-        slots_ = slots_ || (each.bytes > 0 && !(direct && is_read(each.bytes)));
+      addresses_[from] = goes_directly(comes.bytes) ? comes.address : 0;
+      for (int to = 0; to < layout_.locals; ++to) {
+        const auto bytes = to == from ? 0 : sent_by(from, to, piece).bytes;  // its part for itself needs no slot
+        most = std::max(most, bytes);
+        slots_ = slots_ || (bytes > 0 && !goes_directly(bytes));
       }
     }
-    direct_ = direct;
     most_ = most;
   }
 
   // The size of the largest part from one local rank to another, once known.
   std::optional<uint64_t> most() const { return most_; }
   // Whether the receiver of a part of this size reads it from the sender's memory.
-  bool goes_directly(size_t bytes) const { return direct_ && is_read(bytes); }
+  bool goes_directly(size_t bytes) const { return direct_ && bytes >= kLeastDirect && bytes <= kMostDirect; }
   // Whether any part goes through slots; valid once most() is known.
   bool needs_slots() const { return slots_; }
   // The address of the part for this rank in a local rank's memory; 0 if the part comes through slots.
   uint64_t address(int local) const { return addresses_[local]; }
 
- private:
-  static bool is_read(size_t bytes) { return bytes >= kLeastDirect && bytes <= kMostDirect; }
+  const Parts sent, received;  // of all ranks
 
+ private:
+  struct Sent {
+    uint64_t bytes, address;
+  };
+
+  int rank_of(int local) const { return layout_.ranks_of[layout_.host][local]; }
+
+  // What a local rank sends to another one.  This rank's own slot is not read: if it is alone, it has none.
+  Sent sent_by(int from, int to, Piece piece) const {
+    const auto& own = sent[rank_of(to)];
+    if (from == layout_.local) return {own.bytes, reinterpret_cast<uint64_t>(own.data)};
+    Sent its;
+    std::memcpy(&its, hierarchy_.slot(from, piece) + to * sizeof(its), sizeof(its));
+    return its;
+  }
+
+  const Layout& layout_;
   Hierarchy& hierarchy_;
-  const std::vector<Sent> sent_;
-  const std::vector<size_t> received_;  // expected bytes from each local rank
-  std::vector<uint64_t> addresses_;
+  PooledVector<uint64_t> addresses_;
   bool direct_ = false, slots_ = false;
   std::optional<uint64_t> most_;
 };
@@ -78,15 +89,14 @@ class Counts final : public Operation {
 // memory to another's.  Between hosts, each pair of ranks exchanges messages.
 class AllToAll final : public Operation {
  public:
-  AllToAll(Hierarchy& hierarchy, const Signature& signature, std::vector<Part> sent, std::vector<Part> received,
-           std::shared_ptr<Counts> counts)
+  AllToAll(Hierarchy& hierarchy, const Signature& signature, std::shared_ptr<Counts> counts)
       : Operation(signature, hierarchy.shape.slot_size),
         hierarchy_(hierarchy),
         layout_(hierarchy.layout),
-        sent_(std::move(sent)),
-        received_(std::move(received)),
         counts_(std::move(counts)),
-        copy_(total(received_), layout_.large) {}
+        sent_(counts_->sent),
+        received_(counts_->received),
+        copy_(size_of_all(received_), layout_.large) {}
 
   bool is_ready() const override { return counts_->most().has_value(); }
   uint64_t pieces() const override { return (*counts_->most() + bytes_of_rank() - 1) / bytes_of_rank(); }
@@ -141,12 +151,6 @@ class AllToAll final : public Operation {
   bool is_drained() override { return pending_ == 0; }
 
  private:
-  static size_t total(const std::vector<Part>& parts) {
-    size_t sum = 0;
-    for (const auto& part : parts) sum += part.bytes;
-    return sum;
-  }
-
   void copy_own(size_t begin, size_t end) const {
     const auto &from = sent_[layout_.rank], &to = received_[layout_.rank];
     end = std::min(end, to.bytes);
@@ -169,24 +173,17 @@ class AllToAll final : public Operation {
 
   Hierarchy& hierarchy_;
   const Layout& layout_;
-  const std::vector<Part> sent_, received_;
-  const std::shared_ptr<Counts> counts_;
+  const std::shared_ptr<const Counts> counts_;
+  const Parts &sent_, &received_;
   const Copy copy_;
   int pending_ = 0;
 };
 
 }  // namespace
 
-Operations make_all_to_all(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received,
-                           Signature signature) {
-  std::vector<Counts::Sent> to_locals;
-  std::vector<size_t> from_locals;
-  for (const int rank : hierarchy.layout.ranks_of[hierarchy.layout.host]) {
-    to_locals.push_back({sent[rank].bytes, reinterpret_cast<uint64_t>(sent[rank].data)});
-    from_locals.push_back(received[rank].bytes);
-  }
-  auto counts = std::make_shared<Counts>(hierarchy, signature, std::move(to_locals), std::move(from_locals));
-  auto exchange = std::make_shared<AllToAll>(hierarchy, signature, std::move(sent), std::move(received), counts);
+Operations make_all_to_all(Hierarchy& hierarchy, Parts sent, Parts received, Signature signature) {
+  auto counts = make_pooled<Counts>(hierarchy, signature, std::move(sent), std::move(received));
+  auto exchange = make_pooled<AllToAll>(hierarchy, signature, counts);
   return {std::move(counts), std::move(exchange)};
 }
 

@@ -1,5 +1,3 @@
-#include <deque>
-
 #include "operations.hpp"
 
 namespace cpulaunch {
@@ -37,27 +35,21 @@ class Broadcast final : public Operation {
         at_root_(layout_.host_numbers[root_] == layout_.host),
         copy_(layout_.hosts == 1 ? bytes_ : 0, layout_.large) {  // with other hosts, data is sent on: keep it in caches
     own_ = (layout_.host - layout_.host_numbers[root_] + layout_.hosts) % layout_.hosts;
-    if (route_ == Route::chain) {
-      parent_ = own_ - 1;
-      if (own_ + 1 < layout_.hosts) children_.push_back(own_ + 1);
-    } else if (route_ == Route::tree) {  // the parent's number is this host's without the lowest set bit
-      int bit = 1;
-      for (; bit < layout_.hosts && (own_ & bit) == 0; bit *= 2) {
-        if (own_ + bit < layout_.hosts) children_.insert(children_.begin(), own_ + bit);
-      }
-      parent_ = own_ & ~bit;
+    if (route_ == Route::tree) {
+      while (reach_ < layout_.hosts && (own_ & reach_) == 0) reach_ *= 2;
     }
   }
 
   uint64_t pieces() const override { return (bytes_ + piece_bytes - 1) / piece_bytes; }
 
   void enter(Piece piece) override {
+    entered_ = piece;
     if (at_root_) return;
     const auto index = hierarchy_.index(piece);
-    if (route_ == Route::deal) to_pass_on_.push_back(piece);
+    if (route_ == Route::deal) ++to_pass_on_;
     for_each_lane(piece, layout_.local, [&](int lane, Range range) {
       if (route_ != Route::deal) {
-        receive(piece, lane, parent_, range, receiving_[index]);
+        receive(piece, lane, own_ - reach_, range, receiving_[index]);
         return;
       }
       receive(piece, lane, 0, part_of_host(range, own_), dealt_[index]);
@@ -69,7 +61,7 @@ class Broadcast final : public Operation {
 
   bool can_put(Piece piece) override {
     pass_parts_on();
-    const bool has_passed_on = to_pass_on_.empty() || to_pass_on_.front() > piece;
+    const bool has_passed_on = piece + to_pass_on_ <= entered_;
     return has_passed_on && receiving_[hierarchy_.index(piece)] == 0;
   }
 
@@ -165,9 +157,18 @@ class Broadcast final : public Operation {
                               data_ + range.begin, range.size(), sending_, piece + 1 < pieces());
   }
 
+  // Calls `act` with the hosts to which this one sends everything: the one with the most hosts behind it first.
+  template <class Act>
+  void for_each_child(const Act& act) const {
+    if (route_ == Route::chain && own_ + 1 < layout_.hosts) act(own_ + 1);
+    for (int step = reach_ / 2; step > 0; step /= 2) {
+      if (own_ + step < layout_.hosts) act(own_ + step);
+    }
+  }
+
   void send_on(Piece piece) {
     for_each_lane(piece, layout_.local, [&](int lane, Range range) {
-      for (const int child : children_) send(piece, lane, child, range);
+      for_each_child([&](int child) { send(piece, lane, child, range); });
       for (int host = 1; route_ == Route::deal && host < layout_.hosts; ++host) {
         send(piece, lane, host, part_of_host(range, host));
       }
@@ -176,8 +177,9 @@ class Broadcast final : public Operation {
 
   // Sends the other hosts the parts that this host has been dealt.
   void pass_parts_on() {
-    for (; !to_pass_on_.empty() && dealt_[hierarchy_.index(to_pass_on_.front())] == 0; to_pass_on_.pop_front()) {
-      const auto piece = to_pass_on_.front();
+    for (; to_pass_on_ > 0; --to_pass_on_) {
+      const auto piece = entered_.before(to_pass_on_ - 1);
+      if (dealt_[hierarchy_.index(piece)] > 0) return;
       for_each_lane(piece, layout_.local, [&](int lane, Range range) {
         for (int step = 1; step < layout_.hosts; ++step) {  // each host begins with a different one
           const int host = (own_ + step) % layout_.hosts;
@@ -196,10 +198,10 @@ class Broadcast final : public Operation {
   const bool at_root_;
   const Copy copy_;
   int own_ = 0;  // this host's number, counted from the root's
-  int parent_ = 0;
-  std::vector<int> children_;  // the child with the most hosts behind it first
+  int reach_ = 1;  // how far the parent is.  In a tree, this is the lowest bit that is set in this host's number
   std::array<int, SharedSlots::kMaxSlots> dealt_{}, receiving_{};  // number of messages still to come, for each piece
-  std::deque<Piece> to_pass_on_;  // pieces that have entered, but whose dealt part is not passed on yet
+  Piece entered_{};          // the last one
+  uint64_t to_pass_on_ = 0;  // how many of the pieces up to that one still have their dealt part to be passed on
   int sending_ = 0;
 };
 
@@ -208,7 +210,7 @@ class Broadcast final : public Operation {
 OperationPtr make_broadcast(Hierarchy& hierarchy, char* data, size_t bytes, int root) {
   const Signature signature{Signature::Kind::broadcast, NumberType::uint8, Reduction::sum, Wire::exact, root, bytes};
   if (bytes == 0) return make_all_reduce(hierarchy, nullptr, signature);
-  return std::make_shared<Broadcast>(hierarchy, signature, data);
+  return make_pooled<Broadcast>(hierarchy, signature, data);
 }
 
 }  // namespace cpulaunch

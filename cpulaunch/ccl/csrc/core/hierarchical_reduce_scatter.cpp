@@ -1,5 +1,4 @@
 #include <cstring>
-#include <numeric>
 
 #include "operations.hpp"
 
@@ -13,13 +12,12 @@ constexpr size_t kMostSmallScatter = 64 << 10;
 // Reduces all parts by one all_reduce on a copy, which takes far fewer messages than a reduction for each host.
 class SmallReduceScatter final : public Operation {
  public:
-  SmallReduceScatter(Hierarchy& hierarchy, const Signature& signature, char* output,
-                     const std::vector<const char*>& inputs, std::vector<size_t> sizes)
-      : Operation(signature, signature.bytes), output_(output), sizes_(std::move(sizes)), rank_(hierarchy.layout.rank) {
+  SmallReduceScatter(Hierarchy& hierarchy, const Signature& signature, char* output, const Parts& inputs)
+      : Operation(signature, signature.bytes),
+        output_{output, inputs[hierarchy.layout.rank].bytes},
+        before_(size_before(inputs, hierarchy.layout.rank)) {
     all_.reserve(signature.bytes);
-    for (size_t rank = 0; rank < sizes_.size(); ++rank) {
-      all_.insert(all_.end(), inputs[rank], inputs[rank] + sizes_[rank]);
-    }
+    for (const auto& input : inputs) all_.insert(all_.end(), input.data, input.data + input.bytes);
     sum_ = make_all_reduce(hierarchy, all_.data(), signature);
   }
 
@@ -37,17 +35,14 @@ class SmallReduceScatter final : public Operation {
   bool collects(Piece piece) const override { return sum_->collects(piece); }
   void collect(Piece piece) override {
     sum_->collect(piece);
-    if (piece + 1 < pieces() || sizes_[rank_] == 0) return;
-    const auto before = std::accumulate(sizes_.begin(), sizes_.begin() + rank_, size_t{0});
-    std::memcpy(output_, all_.data() + before, sizes_[rank_]);
+    if (piece + 1 == pieces() && output_.bytes) std::memcpy(output_.data, all_.data() + before_, output_.bytes);
   }
   bool is_drained() override { return sum_->is_drained(); }
 
  private:
-  char* const output_;
-  const std::vector<size_t> sizes_;
-  const int rank_;
-  std::vector<char> all_;
+  const Part output_;
+  const size_t before_;  // the size of the parts in front of this rank's
+  PooledVector<char> all_;
   OperationPtr sum_;
 };
 
@@ -60,26 +55,21 @@ constexpr size_t kMostComing = 16 << 20;
 // puts nothing into its slot.
 class ReduceScatter final : public Operation {
  public:
-  ReduceScatter(Hierarchy& hierarchy, const Signature& signature, char* output, std::vector<const char*> inputs,
-                std::vector<size_t> sizes)
+  ReduceScatter(Hierarchy& hierarchy, const Signature& signature, char* output, Parts inputs)
       : Operation(signature, hierarchy.shape.slot_size),
         hierarchy_(hierarchy),
         layout_(hierarchy.layout),
         output_(output),
         inputs_(std::move(inputs)),
-        sizes_(std::move(sizes)),
         reduce_(reduce_for(signature.type, signature.reduction)),
         divisor_(signature.divisor(layout_.size)),
-        begins_(begins_of(sizes_)),
         bytes_of_rank_(std::min(piece_bytes / std::max(layout_.lanes - 1, 1), kMostComing / layout_.hosts) /
-                       kSumGranule * kSumGranule) {
-    if (layout_.locals > 1 && are_in_a_row(inputs_, begins_)) tensor = SharedBlocks::find(inputs_[0], signature.bytes);
+                       kSumGranule * kSumGranule),
+        pieces_((size_of_longest(inputs_) + bytes_of_rank_ - 1) / bytes_of_rank_ * layout_.hosts) {
+    if (layout_.locals > 1 && are_in_a_row(inputs_)) tensor = SharedBlocks::find(inputs_[0].data, signature.bytes);
   }
 
-  uint64_t pieces() const override {
-    const size_t longest = *std::max_element(sizes_.begin(), sizes_.end());
-    return (longest + bytes_of_rank_ - 1) / bytes_of_rank_ * layout_.hosts;
-  }
+  uint64_t pieces() const override { return pieces_; }
 
   void enter(Piece piece) override {
     states_[hierarchy_.index(piece)] = {hierarchy_.staging(piece, layout_.most_lanes() * bytes_of_rank_), 0};
@@ -90,7 +80,7 @@ class ReduceScatter final : public Operation {
     for (int local = 0; local < layout_.locals; ++local) {
       if (local == layout_.local || tensor) continue;
       for_each(piece, local, [&](int rank, Range range) {
-        hierarchy_.batch().copy(in_slot(layout_.local, piece, rank), inputs_[rank] + range.begin, range.size());
+        hierarchy_.batch().copy(in_slot(layout_.local, piece, rank), inputs_[rank].data + range.begin, range.size());
       });
     }
     hierarchy_.batch().run();
@@ -104,14 +94,14 @@ class ReduceScatter final : public Operation {
     for_each(piece, layout_.local, [&](int rank, Range range) {
       char* to = ours ? output_ + range.begin : staging;
       if (!alone) reduce_locally(piece, to, rank, range);
-      if (alone && ours) batch.copy(to, inputs_[rank] + range.begin, range.size());
+      if (alone && ours) batch.copy(to, inputs_[rank].data + range.begin, range.size());
       staging += bytes_of_rank_;
     });
     batch.run();
     if (ours) return;
     staging = state.staging;
     for_each(piece, layout_.local, [&](int rank, Range range) {
-      const char* reduced = alone ? inputs_[rank] + range.begin : staging;
+      const char* reduced = alone ? inputs_[rank].data + range.begin : staging;
       hierarchy_.network().send(rank, tag(piece), signature, reduced, range.size(), state.sending);
       staging += bytes_of_rank_;
     });
@@ -151,7 +141,8 @@ class ReduceScatter final : public Operation {
 
   Range range_of(Piece piece, int rank) const {
     const size_t begin = piece / layout_.hosts * bytes_of_rank_;
-    return {std::min(begin, sizes_[rank]), std::min(begin + bytes_of_rank_, sizes_[rank])};
+    const size_t end = inputs_[rank].bytes;
+    return {std::min(begin, end), std::min(begin + bytes_of_rank_, end)};
   }
 
   Coming& coming_for(Piece piece) { return coming_[piece / layout_.hosts % kStretches]; }
@@ -198,9 +189,9 @@ class ReduceScatter final : public Operation {
 
   // Where a local rank's input for `rank` is.
   const char* memory_of(int local, Piece piece, int rank, Range range) const {
-    if (local == layout_.local) return inputs_[rank] + range.begin;
+    if (local == layout_.local) return inputs_[rank].data + range.begin;
     const char* tensor = hierarchy_.tensor(local, piece, signature.bytes);
-    return tensor ? tensor + begins_[rank] + range.begin : in_slot(local, piece, rank);
+    return tensor ? tensor + size_before(inputs_, rank) + range.begin : in_slot(local, piece, rank);
   }
 
   void reduce_locally(Piece piece, char* to, int rank, Range range) {
@@ -223,28 +214,27 @@ class ReduceScatter final : public Operation {
   Hierarchy& hierarchy_;
   const Layout& layout_;
   char* const output_;
-  const std::vector<const char*> inputs_;
-  const std::vector<size_t> sizes_;
+  const Parts inputs_;
   Reduce* const reduce_;
   const int divisor_;
-  const std::vector<size_t> begins_;  // offset of each rank's input, if the inputs are adjacent
   const size_t bytes_of_rank_;
+  const uint64_t pieces_;
   std::array<State, SharedSlots::kMaxSlots> states_;
   std::array<Coming, kStretches> coming_;
 };
 
 }  // namespace
 
-OperationPtr make_reduce_scatter(Hierarchy& hierarchy, char* output, std::vector<const char*> inputs,
-                                 std::vector<size_t> sizes, NumberType type, Reduction reduction) {
-  const auto all = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
+OperationPtr make_reduce_scatter(Hierarchy& hierarchy, char* output, Parts inputs, NumberType type,
+                                 Reduction reduction) {
+  const uint64_t all = size_of_all(inputs);
   Signature signature{Kind::reduce_scatter, type, reduction, Wire::exact, -1, all};
-  signature.sizes = digest_of(sizes);
+  signature.sizes = digest_of(inputs);
   if (all == 0) return make_all_reduce(hierarchy, nullptr, signature);
   if (hierarchy.layout.hosts > 2 && all <= kMostSmallScatter) {
-    return std::make_shared<SmallReduceScatter>(hierarchy, signature, output, inputs, std::move(sizes));
+    return make_pooled<SmallReduceScatter>(hierarchy, signature, output, inputs);
   }
-  return std::make_shared<ReduceScatter>(hierarchy, signature, output, std::move(inputs), std::move(sizes));
+  return make_pooled<ReduceScatter>(hierarchy, signature, output, std::move(inputs));
 }
 
 }  // namespace cpulaunch

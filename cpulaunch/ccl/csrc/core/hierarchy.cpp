@@ -15,10 +15,13 @@ constexpr std::chrono::milliseconds kCheckInterval{1};
 
 class Hierarchy::Progress final : public Transfer {
  public:
-  Progress(std::shared_ptr<Hierarchy> hierarchy, std::shared_ptr<Operation> operation)
-      : hierarchy_(std::move(hierarchy)), operation_(std::move(operation)) {}
+  Progress(std::shared_ptr<Hierarchy> hierarchy, Operations operations)
+      : hierarchy_(std::move(hierarchy)), operations_(std::move(operations)) {}
 
-  bool test() override { return hierarchy_->advance(*operation_); }
+  bool test() override {
+    const auto& [first, second] = operations_;
+    return hierarchy_->advance(*first) && (!second || hierarchy_->advance(*second));
+  }
   void abort() override { hierarchy_->abort(); }
   std::string stragglers() override { return hierarchy_->stragglers(); }
   std::optional<std::set<int>> needed() override { return hierarchy_->needed(); }
@@ -28,7 +31,7 @@ class Hierarchy::Progress final : public Transfer {
 
  private:
   const std::shared_ptr<Hierarchy> hierarchy_;
-  const std::shared_ptr<Operation> operation_;
+  const Operations operations_;
 };
 
 Hierarchy::Hierarchy(Layout layout, std::shared_ptr<SharedSlots> slots, std::unique_ptr<Network> network)
@@ -46,14 +49,17 @@ Hierarchy::~Hierarchy() {
   SharedBlocks::drop_spares();
 }
 
-std::unique_ptr<Transfer> Hierarchy::start(std::shared_ptr<Operation> operation) {
+std::unique_ptr<Transfer> Hierarchy::start(Operations operations) {
   IdleMemory::look_after_others();
   std::lock_guard<std::mutex> lock(mutex_);
   last_start_ = IdleMemory::now();
   holds_memory_ = true;
-  operation->signature.sequence = gone_ + operations_.size();
-  operations_.push_back(operation);
-  return std::make_unique<Progress>(shared_from_this(), std::move(operation));
+  for (const auto* each : {&operations.first, &operations.second}) {
+    if (!*each) continue;
+    (*each)->signature.sequence = gone_ + operations_.size();
+    operations_.push_back(*each);
+  }
+  return std::make_unique<Progress>(shared_from_this(), std::move(operations));
 }
 
 // Checks repeatedly: otherwise, two roots that call and leave at the same time would miss each other's messages.

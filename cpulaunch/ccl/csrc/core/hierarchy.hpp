@@ -122,6 +122,12 @@ class Operation {
   bool begun_ = false, collected_ = false;
 };
 
+// Operations to start one after the other; `second` may be null.
+using OperationPtr = std::shared_ptr<Operation>;
+struct Operations {
+  OperationPtr first, second = nullptr;
+};
+
 class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private IdleMemory {
  public:
   // `slots` may be null if this rank is alone on its host, and `network` if there is only one host.  All local ranks
@@ -131,7 +137,7 @@ class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private 
 
   // All ranks must start the same operations in the same order.  If they don't, the transfer's test() throws
   // std::runtime_error.
-  std::unique_ptr<Transfer> start(std::shared_ptr<Operation> operation);
+  std::unique_ptr<Transfer> start(Operations operations);
   // Throws Mismatch if a message of another rank shows that they didn't.
   void check_unasked();
   // Returns when the ranks are connected, as far as collectives need that.
@@ -173,7 +179,7 @@ class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private 
   Tag tag(const Operation& operation, uint64_t piece, size_t phase = 0, size_t lane = 0) const;
 
  private:
-  class Progress;  // the transfer of one operation
+  class Progress;  // the transfer of one or two operations
 
   // How far a stage has come.
   struct Cursor {
@@ -227,7 +233,7 @@ class Hierarchy final : public std::enable_shared_from_this<Hierarchy>, private 
   // Relaxed: it orders nothing, and a poller that reads an old value polls once more.
   std::atomic<uint64_t> steps_{0};
   std::mutex mutex_;
-  Fifo<std::shared_ptr<Operation>> operations_;        // operations that are not complete
+  Fifo<OperationPtr> operations_;                       // operations that are not complete
   uint64_t gone_ = 0;                                  // number of operations before these
   Cursor entered_, put_, taken_, started_, exchanged_, collected_;
   std::array<uint64_t, SharedSlots::kMaxSlots> done_{};  // for each slot, 1 + the number of its last exchanged piece

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "connector.hpp"
+#include "fifo.hpp"
 #include "layout.hpp"
 #include "network.hpp"
 
@@ -55,13 +56,15 @@ class MessageNetwork : public Network {
     bool in_message = false;         // `header` is of the message that is being received
     bool in_header = false;          // `header` is of a message that no receive() has asked for yet
     Header header{};
-    std::vector<Expected> expected;  // begins with the message that is being received
+    Fifo<Expected> expected;         // begins with the message that is being received
   };
   // The phase in the tag of a message that asks whether its receiver calls the same.
   static constexpr uint16_t kQuestion = 0xffff;
 
   MessageNetwork(const Layout& layout, std::shared_ptr<Connector> connector)
-      : members_(layout.members), connector_(std::move(connector)), incoming_(layout.size) {}
+      : members_(layout.members), connector_(std::move(connector)), incoming_(layout.size) {
+    receiving_.reserve(layout.size);
+  }
 
   void expect(int from, const Expected& message);
   // Puts the next header that has arrived from a rank in its `header`.  Returns false if none has arrived.

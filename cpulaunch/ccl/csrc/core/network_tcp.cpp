@@ -16,6 +16,7 @@ constexpr size_t kTurn = 1 << 20;  // after this many bytes from one peer, other
 
 TcpNetwork::TcpNetwork(const Layout& layout, std::shared_ptr<Connector> connector, size_t number, size_t networks)
     : MessageNetwork(layout, std::move(connector)), outgoing_(layout.size), streams_(layout.size) {
+  sending_.reserve(layout.size);
   for (const size_t host : layout.host_numbers) {
     channels_.push_back(channel_of_stripe((number + networks - host % networks) % networks));
     links_.emplace_back(*connector_, static_cast<int>(links_.size()), channels_.back());

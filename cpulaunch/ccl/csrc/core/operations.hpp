@@ -5,18 +5,16 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <memory>
+#include <numeric>
 #include <stdexcept>
-#include <vector>
 
 #include "collective.hpp"
 #include "hierarchy.hpp"
 
 namespace cpulaunch {
-
-using OperationPtr = std::shared_ptr<Operation>;
 
 // Parts of pieces are multiples of these sizes in bytes: the first for copies, the second for sums, whose loops handle
 // that much at once.
@@ -28,51 +26,39 @@ constexpr size_t kCopyGranule = 64, kSumGranule = 256;
 // also in the functions below: the ranks still meet, and notice if one of them has data.
 OperationPtr make_all_reduce(Hierarchy& hierarchy, char* data, Signature signature);
 
-// `outputs` and `sizes` have an item for each rank.  This rank's input has this rank's size, and may be its output.
-OperationPtr make_all_gather(Hierarchy& hierarchy, const char* input, std::vector<char*> outputs,
-                             std::vector<size_t> sizes);
+// `outputs` has an item for each rank.  This rank's input has the size of its output, and may be its output.
+OperationPtr make_all_gather(Hierarchy& hierarchy, const char* input, Parts outputs);
 
-// `output` becomes the reduction of all ranks' inputs for this rank.
-OperationPtr make_reduce_scatter(Hierarchy& hierarchy, char* output, std::vector<const char*> inputs,
-                                 std::vector<size_t> sizes, NumberType type, Reduction reduction);
+// `inputs` has an item for each rank.  `output` becomes the reduction of all ranks' inputs for this rank.
+OperationPtr make_reduce_scatter(Hierarchy& hierarchy, char* output, Parts inputs, NumberType type,
+                                 Reduction reduction);
 
 OperationPtr make_broadcast(Hierarchy& hierarchy, char* data, size_t bytes, int root);
 
-// Operations to start one after the other; `second` may be null.
-struct Operations {
-  OperationPtr first, second = nullptr;
-};
-
 // Each rank sends a part to each other rank.  Parts may be empty.
-Operations make_all_to_all(Hierarchy& hierarchy, std::vector<Part> sent, std::vector<Part> received,
+Operations make_all_to_all(Hierarchy& hierarchy, Parts sent, Parts received,
                            Signature signature = {Signature::Kind::all_to_all});
 
-inline std::vector<size_t> sizes_of(const Parts& parts) {
-  std::vector<size_t> sizes;
-  for (const auto& part : parts) sizes.push_back(part.bytes);
-  return sizes;
+// The size of the parts before `rank`, or of all parts.
+inline size_t size_before(const Parts& parts, size_t rank) {
+  const auto add = [](size_t sum, const Part& part) { return sum + part.bytes; };
+  return std::accumulate(parts.begin(), parts.begin() + rank, size_t{0}, add);
+}
+inline size_t size_of_all(const Parts& parts) { return size_before(parts, parts.size()); }
+
+inline size_t size_of_longest(const Parts& parts) {
+  size_t longest = 0;
+  for (const auto& part : parts) longest = std::max(longest, part.bytes);
+  return longest;
 }
 
-// Returns the offsets of adjacent parts of these sizes, from the beginning of the first part.
-inline std::vector<size_t> begins_of(const std::vector<size_t>& sizes) {
-  std::vector<size_t> begins(sizes.size());
-  for (size_t i = 1; i < sizes.size(); ++i) begins[i] = begins[i - 1] + sizes[i - 1];
-  return begins;
-}
-
-template <class Data>
-bool are_in_a_row(const std::vector<Data>& parts, const std::vector<size_t>& begins) {
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i] != parts[0] + begins[i]) return false;
+inline bool are_in_a_row(const Parts& parts) {
+  const char* next = parts[0].data;
+  for (const auto& part : parts) {
+    if (part.data != next) return false;
+    next += part.bytes;
   }
   return true;
-}
-
-template <class Data>
-std::vector<Data> data_of(const Parts& parts) {
-  std::vector<Data> data;
-  for (const auto& part : parts) data.push_back(part.data);
-  return data;
 }
 
 // Returns the operations that carry out a collective, which must not be a message.
@@ -99,10 +85,9 @@ inline Operations operations_of(Hierarchy& hierarchy, const Collective& its) {
     case Kind::broadcast:
       return {make_broadcast(hierarchy, its.received[0].data, its.received[0].bytes, its.root)};
     case Kind::all_gather:
-      return {make_all_gather(hierarchy, its.sent[0].data, data_of<char*>(its.received), sizes_of(its.received))};
+      return {make_all_gather(hierarchy, its.sent[0].data, its.received)};
     case Kind::reduce_scatter:
-      return {make_reduce_scatter(hierarchy, its.received[0].data, data_of<const char*>(its.sent), sizes_of(its.sent),
-                                  its.type, its.reduction)};
+      return {make_reduce_scatter(hierarchy, its.received[0].data, its.sent, its.type, its.reduction)};
     case Kind::all_to_all: return make_all_to_all(hierarchy, its.sent, its.received, signature);
     case Kind::gather: return make_all_to_all(hierarchy, only_root(its.sent), or_none(its.received), signature);
     case Kind::scatter: return make_all_to_all(hierarchy, or_none(its.sent), only_root(its.received), signature);

@@ -168,7 +168,7 @@ PointToPoint::~PointToPoint() = default;
 
 std::unique_ptr<Transfer> PointToPoint::send(int to, int tag, const char* data, size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
-  auto request = std::make_shared<Request>(Request{to, tag, const_cast<char*>(data), bytes, /*sends=*/true});
+  auto request = make_pooled<Request>(Request{to, tag, const_cast<char*>(data), bytes, /*sends=*/true});
   if (bytes <= kMaxEager) {
     enqueue(to, {Frame::Kind::eager, tag, bytes, 0}, request);
   } else {
@@ -185,7 +185,7 @@ std::unique_ptr<Transfer> PointToPoint::send(int to, int tag, const char* data, 
 std::unique_ptr<Transfer> PointToPoint::receive(int from, int tag, char* data, size_t bytes,
                                                 int32_t* source) {
   std::lock_guard<std::mutex> lock(mutex_);
-  auto request = std::make_shared<Request>(Request{from, tag, data, bytes, /*sends=*/false, source});
+  auto request = make_pooled<Request>(Request{from, tag, data, bytes, /*sends=*/false, source});
   bool matched = false;
   for (int rank = 0; rank < layout_.size && !matched; ++rank) {
     if (from == rank || from == kAnySource) matched = match_unexpected(rank, request);
@@ -261,7 +261,7 @@ bool PointToPoint::match_unexpected(int from, const RequestPtr& request) {
   return true;
 }
 
-void PointToPoint::deliver(int from, const RequestPtr& request, std::deque<Unexpected>::iterator message) {
+void PointToPoint::deliver(int from, const RequestPtr& request, Unexpected* message) {
   auto& peer = peers_[from];
   answer(from, request, message->frame);
   if (!request->mismatch && message->frame.kind == Frame::Kind::eager) {
@@ -449,7 +449,7 @@ void PointToPoint::begin_frame(int from) {
     }
   } else {
     const bool eager = frame.kind == Frame::Kind::eager;
-    peer.unexpected.push_back({frame, std::vector<char>(eager ? frame.bytes : 0), !eager});
+    peer.unexpected.push_back({frame, PooledVector<char>(eager ? frame.bytes : 0), !eager});
     peer.keeping = eager;
     peer.kept += eager ? frame.bytes : 0;
   }
@@ -465,7 +465,7 @@ void PointToPoint::end_frame(int from) {
   peer.keeping = false;
   peer.unexpected.back().complete = true;
   // The receive may have been posted while the message was arriving.
-  if (auto request = match_posted(from, peer.frame.tag)) deliver(from, request, std::prev(peer.unexpected.end()));
+  if (auto request = match_posted(from, peer.frame.tag)) deliver(from, request, &peer.unexpected.back());
 }
 
 }  // namespace cpulaunch

@@ -17,15 +17,17 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "fifo.hpp"
 #include "layout.hpp"
 #include "link.hpp"
+#include "pool.hpp"
 #include "shared_slots.hpp"
 #include "team.hpp"
 #include "transfer.hpp"
@@ -74,6 +76,8 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     std::unique_ptr<const Mismatch> mismatch{};
   };
   using RequestPtr = std::shared_ptr<Request>;
+  // Large messages by their ids.
+  using Requests = std::map<uint64_t, RequestPtr, std::less<>, Pooled<std::pair<const uint64_t, RequestPtr>>>;
   struct Queued {
     Frame frame;
     RequestPtr request;  // the request that is done once this is written, or null
@@ -88,7 +92,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   };
   struct Unexpected {  // a message that this rank has not asked for yet
     Frame frame;
-    std::vector<char> data;
+    PooledVector<char> data;
     bool complete;  // all data has been received
   };
   struct Peer {
@@ -99,9 +103,9 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     std::unique_ptr<Pipe> pipe;
     Cause lost;  // why the pipe is lost; empty while all is well
     // To the peer.
-    std::deque<Queued> queue;
+    Fifo<Queued> queue;
     size_t written = 0;  // bytes written of the first frame and its data
-    std::map<uint64_t, RequestPtr> announced;
+    Requests announced;
     uint64_t next_id = 0;
     // From the peer.
     Frame frame{};
@@ -109,10 +113,10 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
     RequestPtr receiving;         // the request that gets the frame's data
     bool keeping = false;         // the data goes to the last item of `unexpected`
     std::vector<char> discarded;  // where the data goes if it does not fit the request
-    std::deque<Unexpected> unexpected;
+    Fifo<Unexpected> unexpected;
     size_t kept = 0;              // bytes in `unexpected`
-    std::map<uint64_t, RequestPtr> cleared;
-    std::deque<Reading> reading;
+    Requests cleared;
+    Fifo<Reading> reading;
   };
 
   void lose(int rank, const ConnectionLost& error);
@@ -120,7 +124,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   std::string instead_of(const Request& request) const;
   void enqueue(int to, const Frame& frame, RequestPtr request);
   bool match_unexpected(int from, const RequestPtr& request);
-  void deliver(int from, const RequestPtr& request, std::deque<Unexpected>::iterator message);
+  void deliver(int from, const RequestPtr& request, Unexpected* message);
   void answer(int from, const RequestPtr& request, const Frame& frame);
   bool is_readable(int from) const;
   bool expects_from(int peer) const;
@@ -141,7 +145,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   std::atomic<uint64_t> steps_{0};  // relaxed: it orders nothing
   std::mutex mutex_;
   std::vector<Peer> peers_;
-  std::deque<RequestPtr> posted_;  // receives that no message has matched yet
+  Fifo<RequestPtr> posted_;  // receives that no message has matched yet
   Batch batch_;
   Delivery delivery_;
   bool aborted_ = false;

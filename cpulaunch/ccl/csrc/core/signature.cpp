@@ -1,7 +1,6 @@
 #include "signature.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <iterator>
 
 namespace cpulaunch {
@@ -35,11 +34,12 @@ Mismatch Signature::mismatch(const Members& members, int rank, const Signature& 
   return Mismatch(cause, own.sequence);
 }
 
-// FNV-1a over the numbers.
-uint64_t digest_of(const std::vector<size_t>& sizes) {
-  if (std::adjacent_find(sizes.begin(), sizes.end(), std::not_equal_to<>()) == sizes.end()) return 0;
+// FNV-1a over the sizes.
+uint64_t digest_of(const Parts& parts) {
+  const auto differ = [](const Part& one, const Part& next) { return one.bytes != next.bytes; };
+  if (std::adjacent_find(parts.begin(), parts.end(), differ) == parts.end()) return 0;
   uint64_t digest = 0xcbf29ce484222325;
-  for (const auto size : sizes) digest = (digest ^ size) * 0x100000001b3;
+  for (const auto& part : parts) digest = (digest ^ part.bytes) * 0x100000001b3;
   return digest;
 }
 

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "arithmetic.hpp"
 #include "collective.hpp"
@@ -38,7 +37,7 @@ struct Signature {
 };
 
 // 0 if all sizes are the same.
-uint64_t digest_of(const std::vector<size_t>& sizes);
+uint64_t digest_of(const Parts& parts);
 
 // The error if `rank` sends `sent` bytes to this rank, which expects `expected`.
 Mismatch mismatch_of_sizes(const Members& members, int rank, uint64_t sent, uint64_t expected);

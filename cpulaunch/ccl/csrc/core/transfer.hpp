@@ -12,10 +12,10 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "cause.hpp"
 #include "interface.h"
+#include "pool.hpp"
 
 namespace cpulaunch {
 
@@ -35,6 +35,8 @@ class Transfer : public cl_transfer {
   virtual ~Transfer() = default;
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
+  static void* operator new(size_t bytes) { return Pool::take(bytes); }
+  static void operator delete(void* memory, size_t bytes) { Pool::give(memory, bytes); }
 
   // Makes as much progress as is possible without waiting.  Returns true once the transfer is done.  Several threads
   // may call it at the same time.  Throws std::exception if the transfer cannot be completed.
@@ -132,7 +134,7 @@ class CombinedTransfer final : public Transfer {
   }
 
  private:
-  std::vector<std::unique_ptr<Transfer>> parts_;
+  PooledVector<std::unique_ptr<Transfer>> parts_;
 };
 
 }  // namespace cpulaunch

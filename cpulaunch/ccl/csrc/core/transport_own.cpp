@@ -29,13 +29,7 @@ std::unique_ptr<Transfer> OwnTransport::start(const Collective& its) {
   if (its.kind == Kind::receive) {
     return messages_->receive(its.root, its.tag, its.received[0].data, its.received[0].bytes, its.source);
   }
-  auto [first, second] = operations_of(*hierarchy_, its);
-  auto transfer = hierarchy_->start(std::move(first));
-  if (!second) return transfer;
-  auto both = std::make_unique<CombinedTransfer>();
-  both->add(std::move(transfer));
-  both->add(hierarchy_->start(std::move(second)));
-  return both;
+  return hierarchy_->start(operations_of(*hierarchy_, its));
 }
 
 bool OwnTransport::leave() {
