@@ -137,7 +137,8 @@ struct Counted {
 
 // Returns the highest counts of any rank.
 Counted count(const Workload& workload, const std::vector<int>& host_of) {
-  // These calls are under way together.  So each slot has its memory, and later calls need no more, however they overlap.
+  // These calls are under way together.  So each slot has its memory, and later calls need no more, even if they
+  // overlap.
   constexpr int kTimesBefore = SharedSlots::kMaxSlots;
   Meeting meeting(host_of);
   std::mutex mutex;

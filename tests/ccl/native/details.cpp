@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <limits>
+#include <random>
 #include <set>
 #include <stdexcept>
 #include <thread>
@@ -18,6 +20,7 @@
 #include "pace.hpp"
 #include "plain_numbers.hpp"
 #include "point_to_point.hpp"
+#include "pool.hpp"
 #include "shared_file.hpp"
 
 namespace cpulaunch {
@@ -250,6 +253,26 @@ void check_idle_memory() {
       expect(own.give_back(IdleMemory::now() + 2 * IdleMemory::kAfter) == 0, "it is given back twice");
     }
   });
+}
+
+// Threads take and give blocks at once.  None gets a block that another one has.
+void check_pool() {
+  std::atomic<bool> shared{false};
+  std::vector<std::thread> threads;
+  for (char number = 1; number <= 4; ++number) {
+    threads.emplace_back([&, number] {
+      std::mt19937_64 random(number);
+      for (int i = 0; i < 20'000; ++i) {
+        const PooledVector<char> small(1 + random() % 500, number), large(1 + random() % 100'000, number);
+        std::this_thread::yield();
+        for (const auto* each : {&small, &large}) {
+          if (each->front() != number || each->back() != number) shared = true;
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  expect(!shared, "two threads have the same block");
 }
 
 void check_pace() {

@@ -20,6 +20,7 @@ void check_endless_message();
 void check_seals();
 void check_idle_memory();
 void check_pace();
+void check_pool();
 
 // In connections.cpp.
 void check_crowd(const char* from);
