@@ -38,8 +38,8 @@ void Link::open() {
 size_t Link::write(const iovec* parts, size_t count) {
   if (!is_open() && !find()) {
     const auto now = Clock::now();
-    if (!since_) since_ = now;
-    if (!connector_->is_lower_than(rank_) && now - *since_ < kHeadStart) return 0;
+    if (!waits_since_) waits_since_ = now;
+    if (!connector_->is_lower_than(rank_) && now - *waits_since_ < kHeadStart) return 0;
     open();
   }
   if (broken_) throw *broken_;

@@ -53,10 +53,10 @@ class Link {
   Channel channel_;
   Connection own_;     // that this rank sends over
   Connection theirs_;  // that only the other rank sends over, if both have opened one
-  bool has_accepted_ = false;               // the other rank has opened one of the two
-  std::optional<ConnectionLost> broken_;    // why this rank's own connection can't be used
-  std::optional<Clock::time_point> since_;  // when this rank first had something to write, but no connection
-  std::optional<Clock::time_point> left_;   // when the other rank was first seen to be gone
+  bool has_accepted_ = false;                     // the other rank has opened one of the two
+  std::optional<ConnectionLost> broken_;          // why this rank's own connection can't be used
+  std::optional<Clock::time_point> waits_since_;  // when this rank first had something to write, but no connection
+  std::optional<Clock::time_point> left_;         // when the other rank was first seen to be gone
 };
 
 // Finds out whether the other hosts have received what a rank has sent.
