@@ -340,7 +340,7 @@ def test_16_bit_numbers_are_rounded_correctly(program: Program) -> None:
 
 DETAILS = ("a piece exchanged once", "other sizes", "freed blocks", "spare blocks", "subnormal sums",
            "an endless message", "seals", "a crowd", "a crowd beside a rank", "proofs", "idle memory",
-           "pace", "pool", "sources", "one connection", "two connections", "a stranger at an address",
+           "pace", "sources", "one connection", "two connections", "a stranger at an address",
            "the last data", "a question to a root")  # fmt: skip
 
 
@@ -349,6 +349,10 @@ def test_internal_details(program: Program, what: str) -> None:
     if what == "idle memory" and program.command[0] == EMULATOR[0]:
         pytest.skip("the emulator does not tell which pages are resident")
     program.check("1", seed=0, what=what, rounds=1)
+
+
+def test_no_two_threads_get_the_same_block(plain: Program) -> None:
+    plain.check("1", seed=0, what="pool", rounds=1)  # with a sanitizer, the pool keeps no blocks
 
 
 def test_a_forked_process_has_its_own_tensors(plain: Program) -> None:
