@@ -262,6 +262,11 @@ def named_hosts(config: Config, tell: Tell) -> tuple[Host, ...]:
         hosts = _excluded(config, given.hosts)
         several = " ..." if len(hosts) > 1 else ""
         tell(f"{given.name} gives {counted(len(hosts), 'host')}: {hosts[0].name}{several}")
+    if config.hosts.exclude and not hosts:
+        raise ConfigError(
+            f"{config.where(Config.hosts.exclude)}: the job runs only on this machine",
+            hint="name its hosts with --hosts or --hostfile, or leave it out",
+        )
     return hosts
 
 

@@ -46,6 +46,7 @@ from support.jobs import outputs
         (["-f", "malformed", "show.py"], 2, "malformed:2: 'junk' after the host 'b'"),
         (["-f", "two", "-n", "3", "show.py"], 2, "3 ranks can't be divided evenly over 2 hosts"),
         (["-f", "two", "--hosts", "a", "show.py"], 2, "both name hosts"),
+        (["--exclude", "a", "show.py"], 2, "hosts.exclude (--exclude): the job runs only on this machine"),
         (["-n", "4096", "show.py"], 2, "--oversubscribe"),
         (["--mpi", "openmpi", "--mpi-path", ".", "show.py"], 2, "no mpiexec of openmpi"),
         (["--mpi-path", "nowhere", "show.py"], 2, "no MPI was found in nowhere"),
