@@ -271,6 +271,24 @@ void check_last_data() {
   expect(done == sent, "some of the last data is lost");
 }
 
+// Both ranks have opened a connection.  When the second one leaves, it hasn't accepted the first one's.  The kernel
+// then resets it before the first rank has said hello.
+void check_data_before_hello() {
+  Pair pair;
+  for (const int rank : {1, 0}) pair.links[rank]->open();
+  std::string data = "the last data";
+  const iovec part{data.data(), data.size()};
+  until([&] { return pair.links[1]->write(&part, 1) == data.size(); }, "it can't be written");
+  until([&] { return pair.links[1]->unacknowledged() == 0; }, "what has come is on its way");
+  pair.links[1].reset();
+  pair.connectors[1].reset();
+  std::string come(data.size(), ' ');
+  size_t done = 0;
+  until([&] { return (done += pair.read(0, come.data() + done, come.size() - done)) == come.size(); },
+        "it does not come");
+  expect(come == data, "it comes garbled");
+}
+
 // The root of a broadcast is late, so it is asked whether it calls the same.  It leaves without having read that.
 void check_asked_root() {
   Meeting meeting({0, 1}, 1);

@@ -30,6 +30,7 @@ void check_one_connection();
 void check_two_connections();
 void check_stranger_at_address();
 void check_last_data();
+void check_data_before_hello();
 void check_asked_root();
 
 }  // namespace cpulaunch

@@ -35,6 +35,15 @@ void Link::open() {
   if (!find()) own_ = connector_->connect(rank_, channel_);
 }
 
+// If that fails, this rank can't send, but it can still read what the other one has sent before it left.
+void Link::greet() {
+  try {
+    own_.greet();
+  } catch (const ConnectionLost& error) {
+    if (!broken_) broken_.emplace(error);
+  }
+}
+
 size_t Link::write(const iovec* parts, size_t count) {
   if (!is_open() && !find()) {
     const auto now = Clock::now();
@@ -53,7 +62,7 @@ size_t Link::read(char* data, size_t bytes, bool patient, iovec more) {
       if (broken_ || !connector_->is_lower_than(rank_)) return 0;
       open();
     }
-    own_.greet();
+    greet();
     return incoming().read(data, bytes, patient, more);
   } catch (const ConnectionLost& error) {
     if (is_settled()) throw;
@@ -70,7 +79,7 @@ bool Link::has_left() {
   }
   try {
     open();
-    own_.greet();
+    greet();
     const bool is_usable = is_settled() || !broken_;
     if (is_usable && !incoming().socket().has_ended()) {
       left_.reset();

@@ -45,6 +45,7 @@ class Link {
   size_t unacknowledged() const;
 
  private:
+  void greet();
   const Connection& incoming() const { return theirs_.is_open() ? theirs_ : own_; }
   Connection& incoming() { return theirs_.is_open() ? theirs_ : own_; }
 
