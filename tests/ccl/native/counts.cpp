@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <deque>
-#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -19,11 +18,6 @@
 namespace cpulaunch {
 
 namespace {
-
-size_t open_descriptors() {
-  const std::filesystem::directory_iterator all("/proc/self/fd");
-  return static_cast<size_t>(std::distance(begin(all), end(all)));
-}
 
 bool moves(Kind kind) { return kind != Kind::all_reduce && kind != Kind::barrier; }
 

@@ -28,6 +28,7 @@ void check_proofs();
 void check_sources();
 void check_one_connection();
 void check_two_connections();
+void check_who_has_left();
 void check_stranger_at_address();
 void check_last_data();
 void check_data_before_hello();

@@ -7,6 +7,8 @@
 
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
+#include <iterator>
 #include <stdexcept>
 
 #include "network_fabric.hpp"
@@ -82,6 +84,10 @@ Counts Counts::operator-(const Counts& before) const {
 }
 
 Counts counts_of_this_thread() { return counts; }
+size_t open_descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
 void narrow_connections() { narrow = true; }
 void use_libfabric() { over_libfabric = true; }
 void use_connections(size_t count) { connections = count; }

@@ -68,9 +68,10 @@ struct Counts {
   Counts operator-(const Counts& before) const;
 };
 Counts counts_of_this_thread();
+size_t open_descriptors();  // of this process
 // From now on, libfabric connects hosts: the library LIBFABRIC with the provider FI_PROVIDER, from the environment.
 void use_libfabric();
-// From now on, two ranks of different hosts have this many connections for collectives in each direction.
+// From now on, two ranks of different hosts have this many connections for collectives.
 void use_connections(size_t count);
 size_t connections_between_ranks();
 

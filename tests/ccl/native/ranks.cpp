@@ -15,7 +15,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <filesystem>
 #include <fstream>
 #include <future>
 #include <numeric>
@@ -317,11 +316,6 @@ void run_pieces(const Arguments& given) {
 
 // --- groups that come and go
 
-size_t open_descriptors() {
-  const std::filesystem::directory_iterator all("/proc/self/fd");
-  return static_cast<size_t>(std::distance(begin(all), end(all)));
-}
-
 size_t shared_mappings() {
   std::ifstream maps("/proc/self/maps");
   size_t count = 0;
@@ -399,6 +393,7 @@ constexpr Program kPrograms[] = {
     {"sources", run_check<check_sources>},
     {"one connection", run_check<check_one_connection>},
     {"two connections", run_check<check_two_connections>},
+    {"who has left", run_check<check_who_has_left>},
     {"a stranger at an address", run_check<check_stranger_at_address>},
     {"the last data", run_check<check_last_data>},
     {"the last data before a hello", run_check<check_data_before_hello>},

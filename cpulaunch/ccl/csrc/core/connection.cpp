@@ -118,23 +118,22 @@ void Connection::fail(const ConnectionLost& error) const {
 }
 
 size_t Connection::read(char* data, size_t bytes, bool patient, iovec more) {
-  return has_heard() || hear() ? socket_.read(data, bytes, patient, more) : 0;
+  return has_heard() ? socket_.read(data, bytes, patient, more) : 0;
 }
 
-bool Connection::hear() {
+void Connection::hear() {
   auto& its = *hellos_;
   try {
     its.heard += socket_.read(reinterpret_cast<char*>(&its.come) + its.heard, sizeof(Hello) - its.heard);
   } catch (const ConnectionLost& error) {
     fail(error);
   }
-  if (!has_heard()) return false;
+  if (!has_heard()) return;
   if (!(its.come == its.others)) {
     its.heard = 0;
     throw ConnectionLost(its.name + " is not a rank of the group");
   }
   forget_hellos();
-  return true;
 }
 
 size_t Connection::write(const iovec* parts, size_t count) {

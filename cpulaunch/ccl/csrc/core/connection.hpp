@@ -99,7 +99,10 @@ class Connection {
   const Socket& socket() const { return socket_; }
   // Whether the other rank's hello has been read.
   bool has_heard() const { return is_open() && (!hellos_ || hellos_->heard == sizeof(Hello)); }
-  // The same as in Socket.  read() also throws ConnectionLost if a stranger has accepted the connection.
+  // Reads what has come of the other rank's hello.  Throws ConnectionLost also if a stranger has accepted the
+  // connection.
+  void hear();
+  // The same as in Socket.  Nothing is read before has_heard().
   size_t read(char* data, size_t bytes, bool patient = false, iovec more = {});
   size_t write(const iovec* parts, size_t count);
   // Says the hello, which otherwise goes with the first data.
@@ -114,7 +117,6 @@ class Connection {
     std::string name;
   };
 
-  bool hear();
   void forget_hellos();
   [[noreturn]] void fail(const ConnectionLost& error) const;
 

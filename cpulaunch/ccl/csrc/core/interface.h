@@ -159,7 +159,7 @@ CL_EXPORT void cl_endpoint_know(cl_endpoint*, const char* const* names, const si
 /* `slots` may be null if this rank is alone on its host; the caller keeps them.  `listener` is -1 if there is only one
  * host; else the carrier owns it.  `ips` and `ports` have an item for each rank, and `key` is the group's secret.  An
  * `endpoint` carries the collectives between hosts, and its content moves to the carrier; null: TCP carries them, over
- * this many `connections` from each rank to each rank of another host.  All ranks pass the same number. */
+ * this many `connections` between two ranks of different hosts.  All ranks pass the same number. */
 CL_EXPORT cl_carrier* cl_own_carrier(const cl_layout*, const cl_slots* slots, int listener, int32_t port,
                                      const char* const* ips, const int32_t* ports, const char* key,
                                      size_t key_size, cl_endpoint* endpoint, int32_t connections, cl_error*);

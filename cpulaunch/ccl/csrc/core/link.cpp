@@ -38,7 +38,9 @@ void Link::open() {
 // If that fails, this rank can't send, but it can still read what the other one has sent before it left.
 void Link::greet() {
   try {
+    open();
     own_.greet();
+    if (!is_settled()) own_.hear();
   } catch (const ConnectionLost& error) {
     if (!broken_) broken_.emplace(error);
   }
@@ -56,19 +58,12 @@ size_t Link::write(const iovec* parts, size_t count) {
 }
 
 size_t Link::read(char* data, size_t bytes, bool patient, iovec more) {
-  if (is_settled()) return incoming().read(data, bytes, patient, more);
-  try {
-    if (!find()) {
-      if (broken_ || !connector_->is_lower_than(rank_)) return 0;
-      open();
-    }
+  if (!is_settled()) {
+    if (!find() && (broken_ || !connector_->is_lower_than(rank_))) return 0;
     greet();
-    return incoming().read(data, bytes, patient, more);
-  } catch (const ConnectionLost& error) {
-    if (is_settled()) throw;
-    if (!broken_) broken_.emplace(error);
-    return 0;
+    if (!is_settled()) return 0;
   }
+  return incoming().read(data, bytes, patient, more);
 }
 
 bool Link::has_left() {
@@ -78,17 +73,13 @@ bool Link::has_left() {
     return false;  // this rank has no descriptors left, and can't tell
   }
   try {
-    open();
     greet();
-    const bool is_usable = is_settled() || !broken_;
-    if (is_usable && !incoming().socket().has_ended()) {
-      left_.reset();
-      return false;
-    }
-  } catch (const ConnectionLost&) {
-    // It can't be reached.
   } catch (const std::runtime_error&) {
     return false;  // no descriptors either
+  }
+  if ((is_settled() || !broken_) && !incoming().socket().has_ended()) {
+    left_.reset();
+    return false;
   }
   const auto now = Clock::now();
   if (!left_) left_ = now;

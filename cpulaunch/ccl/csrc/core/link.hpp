@@ -1,9 +1,10 @@
 // The way to another rank and back, on one channel.
 //
 // One connection serves both directions, and either rank may open it.  The lower rank opens it as soon as it needs the
-// other one.  The higher rank first waits a moment for that connection: if none comes, the lower rank is busy, and the
-// data had better wait in its host's kernel.  If both open one at the same moment, both stay, and each rank sends over
-// its own.  So all that a rank sends over a channel goes over one connection.
+// other one.  The higher rank first waits a moment for that connection.  If none comes, the lower rank is busy, and the
+// higher one opens a connection, so that its data can wait in the kernel of the lower rank's host.  If both open one at
+// the same moment, both stay, and each rank sends over its own.  So all that a rank sends over a channel goes over one
+// connection.
 //
 // If a process ends before it has read everything, the kernel resets the connection, and drops the data that is still
 // on its way to the other rank.  So a rank that leaves waits until the other hosts have received everything (Delivery).
@@ -30,8 +31,9 @@ class Link {
   bool is_settled() const { return has_accepted_ || own_.has_heard(); }
   // Of the connection that is read; -1 if there is none.
   int descriptor() const { return incoming().socket().descriptor(); }
-  // As in Connection.  Both return 0 while there is no connection.  While is_settled() is false, read() doesn't throw
-  // if the connection ends: has_left() tells whether the other rank has sent something over one of its own.
+  // As in Connection.  If there is no connection, either may open one, and then throws as open() does, or return 0.
+  // While is_settled() is false, read() doesn't throw ConnectionLost, because the other rank may have sent something
+  // over a connection of its own: has_left() finds that out, and write() throws the error.
   size_t read(char* data, size_t bytes, bool patient = false, iovec more = {});
   size_t write(const iovec* parts, size_t count);
   // Returns whether there is a connection, without opening one.
@@ -45,6 +47,7 @@ class Link {
   size_t unacknowledged() const;
 
  private:
+  // Opens a connection if there is none, and exchanges hellos.
   void greet();
   const Connection& incoming() const { return theirs_.is_open() ? theirs_ : own_; }
   Connection& incoming() { return theirs_.is_open() ? theirs_ : own_; }
